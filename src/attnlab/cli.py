@@ -1,0 +1,104 @@
+"""The command line: one function a verb. An error is one plain line on stderr and exit status 2."""
+
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from attnlab import __version__
+
+app = typer.Typer(
+    name="attnlab",
+    help="A laboratory for attention: swap it, train it, watch it being learnt, read what it attends to.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+Pairs = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="settings; an unknown one names the nearest")
+]
+
+
+def main() -> None:
+    """Run the command line; what a user got wrong is one line, unless ATTNLAB_TRACE is set."""
+    try:
+        app()
+    except (ValueError, OSError, ImportError) as error:
+        if os.environ.get("ATTNLAB_TRACE"):
+            raise
+        sys.stderr.write(f"attnlab: {' '.join(str(error).split())}\n")
+        sys.exit(2)
+
+
+@app.callback(invoke_without_command=True)
+def version(show: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+    if show:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.command("list")
+def list_everything() -> None:
+    """What exists: mechanisms with their options, and model presets."""
+    import inspect
+
+    from attnlab.mechanisms import MECHANISMS, option_types
+    from attnlab.models.presets import PRESETS
+
+    everyone = set(option_types("softmax"))
+    rows = []
+    for name, kind in MECHANISMS.items():
+        about = (inspect.getdoc(inspect.getmodule(kind)) or "").split("\n")[0]
+        rows.append(
+            [name, about.rstrip(".:"), " ".join(option for option in option_types(name) if option not in everyone)]
+        )
+    _print("mechanisms (every one also takes layer, scale, dropout)", ["attention=", "what it is", "options"], rows)
+    sizes = [[name, c.architecture, c.layers_spoken, c.width, c.heads] for name, c in PRESETS.items()]
+    _print("model presets", ["model", "architecture", "layers", "width", "heads"], sizes)
+
+
+@app.command()
+def check(
+    mechanism: Annotated[str, typer.Argument(help="a mechanism's name, or a file and a class: ./mine.py:Mine")],
+    settings: Pairs = None,
+) -> None:
+    """Run every law on a mechanism and print what holds, with the numbers. Exit status 1 if one fails."""
+    from attnlab.config import split_pairs
+    from attnlab.mechanisms import attention, find, parse_options
+    from attnlab.mechanisms.laws import LAWS, judge
+
+    find(mechanism)
+    values = split_pairs(settings or [])
+    heads, head_dim = int(values.pop("heads", "3")), int(values.pop("head_dim", "6"))
+    options = parse_options(mechanism, values)
+    attention(mechanism, heads=heads, head_dim=head_dim, **options)
+    findings = [
+        judge(law, lambda layer: attention(mechanism, heads=heads, head_dim=head_dim, **{"layer": layer} | options))
+        for law in LAWS
+    ]
+    said = {True: "[green]holds[/]", False: "[red]FAILS[/]", None: "–"}
+    rows = [
+        [f.law, said[f.holds], "" if f.holds is None else f"{f.worst:.1e}", f"{f.allowed:.0e}", f.compared]
+        for f in findings
+    ]
+    _print(f"laws on {mechanism}", ["law", "", "worst", "allowed", "what was compared"], rows)
+    failed = [f.law for f in findings if f.holds is False]
+    print(
+        f"{len(findings) - len(failed)} of {len(findings)} laws hold or do not apply"
+        + (f"; {len(failed)} fail" if failed else "")
+    )
+    raise typer.Exit(1 if failed else 0)
+
+
+def _print(title: str, columns: list[str], rows: list[list[Any]]) -> None:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=number == 0)
+    for row in rows:
+        table.add_row(*(str(cell) for cell in row))
+    Console().print(table)
+    print()

@@ -1,0 +1,103 @@
+"""Configurations are frozen dataclasses; each default is written once, and an unknown key names the nearest."""
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import types
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+C = TypeVar("C", bound="DataclassInstance")
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """' (did you mean …?)' where something known looks like the word, else nothing: to be put into a message."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def split_pairs(words: Iterable[str]) -> dict[str, str]:
+    """['a=1', 'b=x'] -> {'a': '1', 'b': 'x'}."""
+    pairs: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise ValueError(f"{word!r} is not of the form key=value")
+        if key in pairs:
+            raise ValueError(f"{key} is given twice: {pairs[key]!r} and {value!r}")
+        pairs[key] = value
+    return pairs
+
+
+def parse(text: str, hint: Any, key: str) -> Any:
+    """Read a value from the command line as the type a field or an option declares."""
+    if hint is Any:
+        return _guess(text)
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        if type(None) in arguments and text.lower() in ("none", ""):
+            return None
+        for argument in (a for a in arguments if a is not type(None)):
+            try:
+                return parse(text, argument, key)
+            except ValueError:
+                continue
+    elif origin is Literal:
+        if text in arguments:
+            return text
+    elif origin is tuple:
+        parts = [part.strip() for part in text.strip("()").split(",") if part.strip()]
+        kinds = [arguments[0]] * len(parts) if arguments[1:] == (...,) else list(arguments)
+        if len(parts) == len(kinds):
+            return tuple(parse(part, kind, key) for part, kind in zip(parts, kinds, strict=True))
+    elif hint is bool:
+        if text.lower() in ("true", "yes", "on", "1", "false", "no", "off", "0"):
+            return text.lower() in ("true", "yes", "on", "1")
+    elif hint in (int, float):
+        try:
+            return hint(text.replace("_", ""))
+        except ValueError:
+            pass
+    elif hint is str:
+        return text
+    raise ValueError(f"{key}={text}: expected {_spoken(hint)}")
+
+
+def changed(config: C, values: Mapping[str, str], **fixed: Any) -> C:
+    """The configuration with some values read from the command line; an unknown key names the nearest."""
+    hints = get_type_hints(type(config))
+    for key in values:
+        if key not in hints:
+            raise ValueError(f"unknown key {key!r}{nearest(key, hints)}; there are {', '.join(hints)}")
+    return dataclasses.replace(config, **{key: parse(text, hints[key], key) for key, text in values.items()}, **fixed)
+
+
+def digest(config: Any, *, without: Iterable[str] = ("out", "device", "logging")) -> str:
+    """Twelve hexadecimal digits that name a configuration; where it writes and runs makes no difference."""
+    values = {key: value for key, value in dataclasses.asdict(config).items() if key not in set(without)}
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def _guess(text: str) -> Any:
+    for hint in (int, float, bool):
+        try:
+            return parse(text, hint, "")
+        except ValueError:
+            continue
+    return text
+
+
+def _spoken(hint: Any) -> str:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, arguments))
+    if origin in (Union, types.UnionType):
+        return " or ".join(_spoken(argument) for argument in arguments)
+    if hint is type(None):
+        return "none"
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    return names.get(hint, "values separated by commas" if origin is tuple else str(hint))

@@ -1,0 +1,93 @@
+"""Attention mechanisms by name. To add one: a file beside these and a line below; the laws then cover it."""
+
+import inspect
+from typing import Any, get_type_hints
+
+from attnlab.config import nearest, parse
+from attnlab.mechanisms import own
+from attnlab.mechanisms.coda import Coda
+from attnlab.mechanisms.coda_cs import CodaCS
+from attnlab.mechanisms.cog import Cog
+from attnlab.mechanisms.dagpam import DaGPAM
+from attnlab.mechanisms.de_attention import DeAttention
+from attnlab.mechanisms.differential import Differential
+from attnlab.mechanisms.entmax15 import Entmax15
+from attnlab.mechanisms.mechanism import Mechanism
+from attnlab.mechanisms.nap import NAP
+from attnlab.mechanisms.non import NON
+from attnlab.mechanisms.realformer import RealFormer
+from attnlab.mechanisms.shaped import Shaped
+from attnlab.mechanisms.sigmoid import Sigmoid
+from attnlab.mechanisms.softmax import Softmax
+from attnlab.mechanisms.softmax1 import Softmax1
+from attnlab.mechanisms.sparsemax import Sparsemax
+from attnlab.mechanisms.talking_heads import TalkingHeads
+
+MECHANISMS: dict[str, type[Mechanism]] = {
+    "softmax": Softmax,
+    "realformer": RealFormer,
+    "coda": Coda,
+    "coda-cs": CodaCS,
+    "dagpam": DaGPAM,
+    "nap": NAP,
+    "non": NON,
+    "de-attention": DeAttention,
+    "differential": Differential,
+    "cog": Cog,
+    "shaped": Shaped,
+    "sigmoid": Sigmoid,
+    "softmax1": Softmax1,
+    "talking-heads": TalkingHeads,
+    "entmax15": Entmax15,
+    "sparsemax": Sparsemax,
+}
+
+
+def attention(name: str | type[Mechanism], *, heads: int, head_dim: int, **options: Any) -> Mechanism:
+    """Build a mechanism by its name, as a file and a class in it (`./mine.py:Mine`), or from its class."""
+    kind = find(name)
+    check_options(name, options)
+    return kind(heads, head_dim, **options)
+
+
+def find(name: str | type[Mechanism]) -> type[Mechanism]:
+    """The class behind a name."""
+    if isinstance(name, type):
+        return name
+    if own.is_own(name):
+        return own.load(name)
+    if name not in MECHANISMS:
+        known = ", ".join(MECHANISMS)
+        raise ValueError(
+            f"no attention is called {name!r}{nearest(name, MECHANISMS)}; there are {known}, or ./file.py:Class"
+        )
+    return MECHANISMS[name]
+
+
+def option_types(name: str | type[Mechanism]) -> dict[str, Any]:
+    """The options of a mechanism and their types: its own, and those that every mechanism has."""
+    types: dict[str, Any] = {}
+    for kind in find(name).__mro__:
+        if issubclass(kind, Mechanism) and "__init__" in vars(kind):
+            hints = get_type_hints(kind.__init__)
+            for parameter in inspect.signature(kind.__init__).parameters.values():
+                if parameter.kind is parameter.KEYWORD_ONLY:
+                    types.setdefault(parameter.name, hints.get(parameter.name, Any))
+            if not any(p.kind is p.VAR_KEYWORD for p in inspect.signature(kind.__init__).parameters.values()):
+                break
+    return types
+
+
+def check_options(name: str | type[Mechanism], options: Any) -> None:
+    """Refuse an option that the mechanism does not have, naming the nearest."""
+    known = option_types(name)
+    for option in options:
+        if option not in known:
+            raise ValueError(f"{name} has no option {option!r}{nearest(option, known)}; it has {', '.join(known)}")
+
+
+def parse_options(name: str | type[Mechanism], values: dict[str, str]) -> dict[str, Any]:
+    """Options written as text, read as the types that the mechanism declares."""
+    check_options(name, values)
+    known = option_types(name)
+    return {key: parse(text, known[key], key) for key, text in values.items()}

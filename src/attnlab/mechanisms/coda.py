@@ -1,0 +1,69 @@
+"""Cascaded head-colliding attention (Zheng et al. 2021, §3–4, eq. 4; App. A).
+
+    μ_l = S_l + Z_{l−1} + σ(S_l + Z_{l−1})        σ: heads → αh → αh → h, LeakyReLU(0.2), at each (query, key)
+    Z_l = μ_l + ε,  ε ~ N(0, I) in training       Z_l = μ_l at evaluation        P = softmax(Z_l)
+
+This is what the authors' code computes and what the published parameter totals fit. Eq. 4 as printed has two
+linears on Z_{l−1} alone: variant="paper", μ_l = S_l + σ(Z_{l−1}), with App. A's residual Z_{l−1} unless residual=False.
+The first layer has no Z_{l−1}, so its σ is there, and counted, but never used.
+"""
+
+from itertools import pairwise
+from typing import Literal
+
+from torch import nn
+
+from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax, visible
+from attnlab.mechanisms.noise import logit_noise, noise_rows
+
+
+class Coda(Mechanism):
+    carries = True
+    stochastic = True
+
+    def __init__(
+        self,
+        heads: int,
+        head_dim: int,
+        *,
+        alpha: int = 4,
+        variant: Literal["code", "paper"] = "code",
+        residual: bool = True,
+        **base,
+    ) -> None:
+        super().__init__(heads, head_dim, **base)
+        if alpha not in (2, 4, 8):
+            raise ValueError(f"alpha must be 2, 4 or 8, not {alpha}")
+        if variant not in ("code", "paper"):
+            raise ValueError(f"variant must be 'code' or 'paper', not {variant!r}")
+        if variant == "code" and not residual:
+            raise ValueError("residual=False belongs to variant='paper'; the authors' code always adds the residual")
+        self.variant, self.residual = variant, residual
+        self.sigma = head_net(heads, alpha * heads, hidden=2 if variant == "code" else 1)
+
+    @property
+    def row_sum(self) -> float:
+        return 1.0
+
+    def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None, noise=None):
+        """noise: a draw (b,h,i,j) or a seed; by default a fresh draw in training and none at evaluation."""
+        seen = visible(q, k, mask, causal=causal, at=at)
+        z = s = logits(q, k, self.scale, bias)
+        if carry is not None:
+            previous = carry.masked_fill(~seen, 0.0)
+            z = s + previous if self.residual else s
+            inner = z if self.variant == "code" else previous
+            z = z + self.sigma(inner.masked_fill(~seen, 0.0).movedim(1, -1)).movedim(-1, 1)
+        z = z + logit_noise(self, z, noise_rows(q, k, causal, at), noise)
+        return masked_softmax(z, seen), z
+
+
+def head_net(heads: int, width: int, hidden: int) -> nn.Sequential:
+    """An MLP over the head axis: linears without norm or dropout, Xavier with gain 1/√2, zero biases."""
+    sizes = [heads, *[width] * hidden, heads]
+    linears = [nn.Linear(m, n) for m, n in pairwise(sizes)]
+    for linear in linears:
+        nn.init.xavier_uniform_(linear.weight, gain=2**-0.5)
+        nn.init.zeros_(linear.bias)
+    first, *rest = linears
+    return nn.Sequential(first, *(part for linear in rest for part in (nn.LeakyReLU(0.2), linear)))

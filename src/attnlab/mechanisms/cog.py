@@ -1,0 +1,13 @@
+"""Cog attention (Lv et al. 2024): the sign of each logit is taken out of the softmax and put on its weight.
+
+weights = sign(S) ⊙ softmax(|S|)        Σ_j |weights| = 1
+"""
+
+from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax, visible
+
+
+class Cog(Mechanism):
+    def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
+        seen = visible(q, k, mask, causal=causal, at=at)
+        s = logits(q, k, self.scale, bias)
+        return s.sign() * masked_softmax(s.abs(), seen), None

@@ -1,0 +1,170 @@
+"""daGPAM around one fused softmax attention: both queries in one pass over q, both contexts combined in one pass.
+
+    stack     q, ReLU(q) W⁻                    dq = g⁺ + 1[q>0] (g⁻ W⁻ᵀ)      dW⁻ = Σ ReLU(q)ᵀ g⁻
+    combine   (1 + λ⁺) o⁺ − λ⁻ o⁻              do⁺ = (1 + λ⁺) g               do⁻ = −λ⁻ g
+                                               dλ⁺ = Σ g·o⁺                   dλ⁻ = −Σ g·o⁻
+
+Tensors may have any strides. Sums are made in float32 and in a fixed order, so results do not vary from run to run.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+ROWS = 64  # queries in a tile
+PROGRAMS = 512  # about four for each multiprocessor of a large GPU: the parts that dW⁻ is summed from
+
+
+@triton.jit
+def _stack_forward(
+    q, w, both, heads, length, q_b, q_h, q_i, q_d, w_h, D: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr
+):
+    """One tile of one head: read q once, write q and ReLU(q) W⁻."""
+    bh = tl.program_id(0).to(tl.int64)
+    b, h = bh // heads, bh % heads
+    i = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    d = tl.arange(0, WIDE)
+    inside = (i < length)[:, None] & (d < D)[None, :]
+    x = tl.load(q + b * q_b + h * q_h + i[:, None] * q_i + d[None, :] * q_d, mask=inside, other=0.0)
+    square = (d < D)[:, None] & (d < D)[None, :]
+    matrix = tl.load(w + h * w_h + d[:, None] * D + d[None, :], mask=square, other=0.0)
+    y = tl.dot(tl.maximum(x, 0.0).to(x.dtype), matrix.to(x.dtype), input_precision="ieee")
+    place = both + (bh * 2 * length + i[:, None]) * D + d[None, :]
+    tl.store(place, x, mask=inside)
+    tl.store(place + length * D, y.to(x.dtype), mask=inside)
+
+
+@triton.jit
+def _stack_backward(
+    q, w, g, dq, dw, batch, heads, length, q_b, q_h, q_i, q_d, g_b, g_h, g_s, g_i, g_d, w_h,
+    D: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """A share of the tiles of one head: dq of each, and the share's part of dW⁻."""
+    h, share, shares = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    d = tl.arange(0, WIDE)
+    square = (d < D)[:, None] & (d < D)[None, :]
+    matrix = tl.load(w + h * w_h + d[:, None] * D + d[None, :], mask=square, other=0.0)
+    part = tl.zeros((WIDE, WIDE), dtype=tl.float32)
+    tiles = tl.cdiv(length, ROWS)
+    for tile in range(share, batch * tiles, shares):
+        b = (tile // tiles).to(tl.int64)
+        i = (tile % tiles) * ROWS + tl.arange(0, ROWS)
+        inside = (i < length)[:, None] & (d < D)[None, :]
+        x = tl.load(q + b * q_b + h * q_h + i[:, None] * q_i + d[None, :] * q_d, mask=inside, other=0.0)
+        place = g + b * g_b + h * g_h + i[:, None] * g_i + d[None, :] * g_d
+        plus = tl.load(place, mask=inside, other=0.0)
+        minus = tl.load(place + g_s, mask=inside, other=0.0)
+        back = tl.dot(minus, tl.trans(matrix).to(minus.dtype), input_precision="ieee")
+        grad = plus + tl.where(x > 0.0, back, 0.0)
+        tl.store(dq + ((b * length + i[:, None]) * heads + h) * D + d[None, :], grad.to(x.dtype), mask=inside)
+        part += tl.dot(tl.trans(tl.maximum(x, 0.0).to(x.dtype)), minus.to(x.dtype), input_precision="ieee")
+    tl.store(dw + ((share * heads + h) * D + d[:, None]) * D + d[None, :], part, mask=square)
+
+
+@triton.jit
+def _combine_forward(
+    o, plus, minus, out, heads, length, o_b, o_h, o_i, o_d, lambda_h,
+    D: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    bh = tl.program_id(0).to(tl.int64)
+    b, h = bh // heads, bh % heads
+    i = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    d = tl.arange(0, WIDE)
+    inside = (i < length)[:, None] & (d < D)[None, :]
+    place = o + b * o_b + 2 * h * o_h + i[:, None] * o_i + d[None, :] * o_d
+    first = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(place + o_h, mask=inside, other=0.0).to(tl.float32)
+    mixed = (1.0 + tl.load(plus + h * lambda_h).to(tl.float32)) * first - tl.load(minus + h * lambda_h).to(
+        tl.float32
+    ) * second
+    tl.store(out + ((b * length + i[:, None]) * heads + h) * D + d[None, :], mixed, mask=inside)
+
+
+@triton.jit
+def _combine_backward(
+    o, g, plus, minus, do, dlambda, heads, length, o_b, o_h, o_i, o_d, g_b, g_h, g_i, g_d, lambda_h, dlambda_s,
+    D: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """do has the strides of o; dlambda (2, …) holds one part a tile."""
+    bh, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    b, h = bh // heads, bh % heads
+    i = tile * ROWS + tl.arange(0, ROWS)
+    d = tl.arange(0, WIDE)
+    inside = (i < length)[:, None] & (d < D)[None, :]
+    grad = tl.load(g + b * g_b + h * g_h + i[:, None] * g_i + d[None, :] * g_d, mask=inside, other=0.0).to(tl.float32)
+    offset = b * o_b + 2 * h * o_h + i[:, None] * o_i + d[None, :] * o_d
+    first = tl.load(o + offset, mask=inside, other=0.0).to(tl.float32)
+    second = tl.load(o + offset + o_h, mask=inside, other=0.0).to(tl.float32)
+    tl.store(do + offset, (1.0 + tl.load(plus + h * lambda_h).to(tl.float32)) * grad, mask=inside)
+    tl.store(do + offset + o_h, -tl.load(minus + h * lambda_h).to(tl.float32) * grad, mask=inside)
+    part = bh * tl.num_programs(1) + tile
+    tl.store(dlambda + part, tl.sum(grad * first))
+    tl.store(dlambda + dlambda_s + part, -tl.sum(grad * second))
+
+
+class _Stack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, negative):
+        b, h, i, d = q.shape
+        w = negative.contiguous()
+        both = q.new_empty(b, h, 2, i, d)
+        _stack_forward[(b * h, triton.cdiv(i, ROWS))](q, w, both, h, i, *q.stride(), _per_head(w), **_tile(d))
+        ctx.save_for_backward(q, w)
+        return both
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        q, w = ctx.saved_tensors
+        b, h, i, d = q.shape
+        dq = q.new_empty(b, i, h, d).transpose(1, 2)
+        shares = min(b * triton.cdiv(i, ROWS), max(1, PROGRAMS // h))
+        parts = q.new_empty(shares, h, d, d, dtype=torch.float32)
+        strides = (*q.stride(), *grad.stride(), _per_head(w))
+        _stack_backward[(h, shares)](q, w, grad, dq, parts, b, h, i, *strides, **_tile(d))
+        return dq, parts.sum((0, 1) if len(w) == 1 else 0).view_as(w).to(w.dtype)
+
+
+class _Combine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, context, plus, minus):
+        b, hh, i, d = context.shape
+        out = context.new_empty(b, i, hh // 2, d).transpose(1, 2)
+        grid = (b * hh // 2, triton.cdiv(i, ROWS))
+        _combine_forward[grid](context, plus, minus, out, hh // 2, i, *context.stride(), _per_head(plus), **_tile(d))
+        ctx.save_for_backward(context, plus, minus)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        context, plus, minus = ctx.saved_tensors
+        (b, hh, i, d), tiles = context.shape, triton.cdiv(context.shape[2], ROWS)
+        do = torch.empty_strided(context.shape, context.stride(), dtype=context.dtype, device=context.device)
+        parts = context.new_empty(2, b, hh // 2, tiles, dtype=torch.float32)
+        arguments = (context, grad, plus, minus, do, parts, hh // 2, i)
+        strides = (*context.stride(), *grad.stride(), _per_head(plus), parts.stride(0))
+        _combine_backward[(b * hh // 2, tiles)](*arguments, *strides, **_tile(d))
+        dplus, dminus = parts.sum((1, 2, 3) if len(plus) == 1 else (1, 3)).view(2, -1).to(plus.dtype)
+        return do, dplus, dminus
+
+
+def stack(q: Tensor, negative: Tensor) -> Tensor:
+    """q (b,h,i,d), W⁻ (h or 1,d,d) -> (b,h,2,i,d): q and ReLU(q) W⁻."""
+    return _Stack.apply(q, negative)
+
+
+def combine(context: Tensor, plus: Tensor, minus: Tensor) -> Tensor:
+    """context (b,2h,i,d), λ⁺ and λ⁻ (h,) or (1,) -> (1 + λ⁺) context⁺ − λ⁻ context⁻, (b,h,i,d)."""
+    return _Combine.apply(context, plus, minus)
+
+
+def _per_head(x: Tensor) -> int:
+    """The step from one head's entry to the next; 0 where all heads share one."""
+    return x.stride(0) if len(x) > 1 else 0
+
+
+def _tile(d: int) -> dict[str, int]:
+    return {"D": d, "WIDE": max(16, triton.next_power_of_2(d)), "ROWS": ROWS}

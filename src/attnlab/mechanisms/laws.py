@@ -1,0 +1,307 @@
+"""What every attention mechanism must obey, as numbers: each law measures its worst violation, in float64.
+
+The test suite runs them over the registry, `attnlab check` on a mechanism of the user's own. A law takes a function
+that builds the mechanism (layer → Mechanism) and returns its worst violation and what was compared, or None where it
+does not apply.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnlab.mechanisms.mechanism import Mechanism
+
+Build = Callable[[int], Mechanism]
+Measured = tuple[float, str] | None
+
+BATCH, LENGTH, FAR = 2, 7, 1e3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One law on one mechanism. holds is None where the law does not apply."""
+
+    law: str
+    holds: bool | None
+    worst: float
+    allowed: float
+    compared: str
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A mechanism with its parameters shaken away from their special starting values, and arguments for it."""
+
+    mechanism: Mechanism
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    carry: Tensor | None
+
+    def weights(self, mask: Tensor | None = None, **options: Any) -> Tensor:
+        return self.mechanism.weights(self.q, self.k, mask, self.carry, **options)[0]
+
+    def context(self, mask: Tensor | None = None, **options: Any) -> Tensor:
+        return self.mechanism.mix(self.q, self.k, self.v, mask, self.carry, **options)[0]
+
+
+def trial(build: Build, *, queries: int = LENGTH, keys: int = LENGTH, groups: int | None = None) -> Trial:
+    """Random arguments; a mechanism that carries is taken at layer 1, with the carry its layer 0 gave."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        first = _shaken(build(0))
+        heads, size = first.heads, first.head_dim
+        q0, q = torch.randn(2, BATCH, heads, queries, size, dtype=torch.float64)
+        k0, k, v = torch.randn(3, BATCH, groups or heads, keys, size, dtype=torch.float64)
+        if not first.carries:
+            return Trial(first, q, k, v, None)
+        return Trial(_shaken(build(1)), q, k, v, first.weights(q0, k0)[1])
+
+
+def padding(example: Trial) -> Tensor:
+    """A mask (b,1,1,j) that hides the last two keys of the second example."""
+    mask = torch.ones(BATCH, 1, 1, example.k.shape[2], dtype=torch.bool)
+    mask[1, ..., -2:] = False
+    return mask
+
+
+def rows_sum_as_declared(build: Build) -> Measured:
+    example = trial(build)
+    declared = example.mechanism.row_sum
+    if declared is None:
+        return None
+    expected = torch.as_tensor(declared, dtype=torch.float64).reshape(-1, 1)  # (h,1) or (1,1)
+    plain = _distance(example.weights().sum(-1), expected)
+    causal = _distance(example.weights(causal=True).sum(-1), expected)
+    padded = example.weights(mask := padding(example)).sum(-1)
+    if example.mechanism.self_only:  # a query that cannot see itself is itself padding
+        padded = torch.where(mask[:, :, 0], padded, expected)
+    return max(plain, causal, _distance(padded, expected)), "Σ_j weights against row_sum: plain, causal, padded"
+
+
+def mix_equals_weights_times_values(build: Build) -> Measured:
+    example = trial(build)
+    worst = 0.0
+    for mask in (None, padding(example)):
+        for causal in (False, True):
+            context = example.weights(mask, causal=causal) @ example.v
+            worst = max(worst, _distance(example.context(mask, causal=causal), context))
+    return worst, "mix against weights @ v: plain, causal, padded, both"
+
+
+def future_has_no_influence(build: Build) -> Measured:
+    example, now = trial(build), LENGTH // 2
+    later = replace(example, k=_far_after(example.k, now), v=_far_after(example.v, now))
+    moved = _distance(example.context(causal=True)[:, :, : now + 1], later.context(causal=True)[:, :, : now + 1])
+    gradients = _gradients(example, lambda e: e.context(causal=True)[:, :, : now + 1])
+    leaked = max(float(gradients[x][:, :, now + 1 :].abs().max()) for x in ("k", "v"))
+    return max(moved, leaked), "context and gradients of queries ≤ 3 when keys and values > 3 change; causal"
+
+
+def hidden_keys_have_no_influence(build: Build) -> Measured:
+    example = trial(build)
+    mask = padding(example)
+    hidden = ~mask[:, :, 0, :, None]
+    other = replace(example, k=example.k.masked_fill(hidden, FAR), v=example.v.masked_fill(hidden, FAR))
+    moved = _distance(example.context(mask), other.context(mask))
+    gradients = _gradients(example, lambda e: e.context(mask))
+    leaked = max(float(gradients[x].masked_select(hidden).abs().max()) for x in ("k", "v"))
+    return max(moved, leaked), "context and gradients when hidden keys and values change; padded"
+
+
+def hidden_carry_is_never_read(build: Build) -> Measured:
+    example = trial(build)
+    if example.carry is None:
+        return None
+    poisoned = replace(example, carry=example.carry.masked_fill(~padding(example), float("nan")))
+    mask = padding(example)
+    moved = _distance(example.context(mask), poisoned.context(mask))
+    gradients = _gradients(poisoned, lambda e: e.context(mask))
+    finite = all(g.isfinite().all() for g in gradients.values())
+    return (moved if finite else float("inf")), "context and gradients when hidden entries of the carry are NaN"
+
+
+def order_of_keys_is_irrelevant(build: Build) -> Measured:
+    example = trial(build)
+    order = torch.tensor([4, 0, 6, 2, 5, 1, 3])
+    at = torch.arange(LENGTH)
+    carry = None if example.carry is None else example.carry[..., order]
+    shuffled = replace(example, k=example.k[:, :, order], v=example.v[:, :, order], carry=carry)
+    mask = padding(example)
+    weights = shuffled.weights(mask[..., order], at=order.argsort()[at])
+    contexts = _distance(example.context(mask, at=at), shuffled.context(mask[..., order], at=order.argsort()[at]))
+    return max(contexts, _distance(example.weights(mask, at=at)[..., order], weights)), (
+        "weights and context when keys, values, mask, carry and at are permuted together"
+    )
+
+
+def blind_row_is_zero(build: Build) -> Measured:
+    example = trial(build)
+    mask = torch.ones(BATCH, 1, LENGTH, LENGTH, dtype=torch.bool)
+    mask[0, :, 3], mask[1] = False, False
+    blind = ~mask.any(-1, keepdim=True)
+    values = max(float((x * blind).detach().abs().max()) for x in (example.weights(mask), example.context(mask)))
+    gradients = _gradients(example, lambda e: e.context(mask)) | _gradients(example, lambda e: e.weights(mask))
+    finite = all(g.isfinite().all() for g in gradients.values())
+    return (values if finite else float("inf")), "rows that see no key: weights and context are 0, all gradients finite"
+
+
+def causal_equals_a_triangular_mask(build: Build) -> Measured:
+    example = trial(build)
+    triangle = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    return _distance(example.context(causal=True), example.context(triangle)), "causal=True against a triangular mask"
+
+
+def one_query_at_a_time(build: Build) -> Measured:
+    example = trial(build)
+    full, worst = example.context(causal=True), 0.0
+    for now in range(LENGTH):
+        carry = None if example.carry is None else example.carry[:, :, now : now + 1]
+        row = replace(example, q=example.q[:, :, now : now + 1], carry=carry)
+        static = row.context(causal=True, at=torch.tensor([now]))
+        past = None if carry is None else carry[..., : now + 1]
+        grown = replace(row, k=row.k[:, :, : now + 1], v=row.v[:, :, : now + 1], carry=past).context(causal=True)
+        worst = max(worst, _distance(full[:, :, now : now + 1], static), _distance(full[:, :, now : now + 1], grown))
+    return worst, "each row alone, over a growing and over a preallocated cache, against the full causal pass"
+
+
+def grouped_heads_equal_repeated_heads(build: Build) -> Measured:
+    grouped = trial(build, groups=1)
+    heads = grouped.mechanism.heads
+    repeated = replace(grouped, k=grouped.k.expand(-1, heads, -1, -1), v=grouped.v.expand(-1, heads, -1, -1))
+    worst = max(_distance(grouped.context(causal=c), repeated.context(causal=c)) for c in (False, True))
+    return worst, "one key head for all query heads against the same key head repeated"
+
+
+def cross_attention_works(build: Build) -> Measured:
+    if build(0).self_only:
+        return None
+    example = trial(build, queries=5, keys=LENGTH)
+    context = example.weights(padding(example)) @ example.v
+    return _distance(
+        example.context(padding(example)), context
+    ), "5 queries on 7 keys with padding, mix against weights @ v"
+
+
+def examples_do_not_mix(build: Build) -> Measured:
+    example = trial(build)
+    carry = None if example.carry is None else example.carry[:1]
+    alone = replace(example, q=example.q[:1], k=example.k[:1], v=example.v[:1], carry=carry)
+    return _distance(
+        example.context(causal=True)[:1], alone.context(causal=True)
+    ), "an example in a batch against itself alone"
+
+
+def zero_bias_changes_nothing(build: Build) -> Measured:
+    example = trial(build)
+    bias = torch.zeros(1, example.mechanism.heads, LENGTH, LENGTH, dtype=torch.float64)
+    moved = max(_distance(example.context(causal=c), example.context(causal=c, bias=bias)) for c in (False, True))
+    return moved, "bias=0 against no bias"
+
+
+def bias_reaches_mix_as_it_reaches_weights(build: Build) -> Measured:
+    example = trial(build)
+    heads = example.mechanism.heads
+    bias = torch.linspace(-1, 1, heads * LENGTH * LENGTH, dtype=torch.float64).view(1, heads, LENGTH, LENGTH)
+    mask = padding(example)
+    context = example.weights(mask, bias=bias, causal=True) @ example.v
+    return _distance(
+        example.context(mask, bias=bias, causal=True), context
+    ), "mix against weights @ v with a bias per head"
+
+
+def carry_is_what_is_declared(build: Build) -> Measured:
+    example = trial(build)
+    carry = example.mechanism.mix(example.q, example.k, example.v, None, example.carry)[1]
+    expected = (BATCH, example.mechanism.heads, LENGTH, LENGTH) if example.mechanism.carries else None
+    given = None if carry is None else tuple(carry.shape)
+    return (0.0 if given == expected else float("inf")), f"carry of shape {given}, declared {expected}"
+
+
+def evaluation_is_deterministic(build: Build) -> Measured:
+    example = trial(build)
+    return _distance(example.context(), example.context()), "two evaluations of the same arguments"
+
+
+def gradients_are_right(build: Build) -> Measured:
+    example = trial(build)
+    mask = padding(example)
+    names = ["q", "k", "v"] + ["carry"] * (example.carry is not None)
+
+    def outputs(*tensors: Tensor) -> tuple[Tensor, ...]:
+        changes: dict[str, Any] = dict(zip(names, tensors, strict=False))
+        moved = replace(example, **changes)
+        context, carry = moved.mechanism(moved.q, moved.k, moved.v, mask, moved.carry, causal=True)
+        seen = mask & torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+        return (context,) if carry is None else (context, carry.masked_fill(~seen, 0.0))
+
+    inputs = [getattr(example, name).clone().requires_grad_() for name in names]
+    parameters = [p for p in example.mechanism.parameters() if p.requires_grad]
+    try:
+        torch.autograd.gradcheck(outputs, (*inputs, *parameters), fast_mode=True)
+    except (RuntimeError, AssertionError) as error:
+        return float("inf"), f"gradcheck: {' '.join(str(error).split())[:200]}"
+    return 0.0, "gradcheck of context and carry by q, k, v, carry and every parameter; causal, padded"
+
+
+LAWS: dict[str, tuple[Callable[[Build], Measured], float]] = {
+    "rows sum as declared": (rows_sum_as_declared, 1e-12),
+    "mix equals weights times values": (mix_equals_weights_times_values, 1e-12),
+    "the future has no influence": (future_has_no_influence, 1e-12),
+    "hidden keys have no influence": (hidden_keys_have_no_influence, 1e-12),
+    "the hidden carry is never read": (hidden_carry_is_never_read, 1e-12),
+    "the order of keys is irrelevant": (order_of_keys_is_irrelevant, 1e-12),
+    "a blind row is zero": (blind_row_is_zero, 0.0),
+    "causal equals a triangular mask": (causal_equals_a_triangular_mask, 1e-12),
+    "one query at a time equals all": (one_query_at_a_time, 1e-12),
+    "grouped heads equal repeated heads": (grouped_heads_equal_repeated_heads, 1e-12),
+    "cross attention works": (cross_attention_works, 1e-12),
+    "examples do not mix": (examples_do_not_mix, 1e-12),
+    "a zero bias changes nothing": (zero_bias_changes_nothing, 1e-12),
+    "bias reaches mix": (bias_reaches_mix_as_it_reaches_weights, 1e-12),
+    "the carry is what is declared": (carry_is_what_is_declared, 0.0),
+    "evaluation is deterministic": (evaluation_is_deterministic, 0.0),
+    "gradients are right": (gradients_are_right, 0.0),
+}
+
+
+def judge(name: str, build: Build) -> Finding:
+    """One law on one mechanism; a law that raises does not hold, and says what was raised."""
+    law, allowed = LAWS[name]
+    try:
+        measured = law(build)
+    except Exception as error:
+        return Finding(name, False, float("inf"), allowed, f"raised {type(error).__name__}: {error}")
+    if measured is None:
+        return Finding(name, None, 0.0, allowed, "does not apply")
+    worst, compared = measured
+    return Finding(name, worst <= allowed, worst, allowed, compared)
+
+
+def _shaken(mechanism: Mechanism) -> Mechanism:
+    for parameter in mechanism.parameters():
+        if parameter.requires_grad:
+            parameter.data.add_(0.1 * torch.randn_like(parameter))
+    return mechanism.double().eval()
+
+
+def _far_after(x: Tensor, now: int) -> Tensor:
+    return torch.cat([x[:, :, : now + 1], torch.full_like(x[:, :, now + 1 :], FAR)], dim=2)
+
+
+def _gradients(example: Trial, output: Callable[[Trial], Tensor]) -> dict[str, Tensor]:
+    """The gradient of a random combination of the output by every argument it depends on."""
+    names = ["q", "k", "v"] + ["carry"] * (example.carry is not None)
+    inputs: dict[str, Any] = {name: getattr(example, name).clone().requires_grad_() for name in names}
+    y = output(replace(example, **inputs))
+    direction = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
+    found = torch.autograd.grad((y * direction).sum(), list(inputs.values()), allow_unused=True)
+    return {name: torch.zeros_like(inputs[name]) if g is None else g for name, g in zip(names, found, strict=True)}
+
+
+def _distance(x: Tensor, y: Tensor) -> float:
+    worst = (x - y).detach().abs().max()
+    return float("inf") if worst.isnan() else float(worst)

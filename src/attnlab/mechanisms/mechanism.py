@@ -1,0 +1,162 @@
+"""The first narrow waist: what an attention mechanism is, and the few tensor idioms that mechanisms share.
+
+Notation, everywhere in attnlab: b batch, h heads, i query, j key, d head size; mask True = may attend.
+
+    q (b,h,i,d)    k, v (b,g,j,d) with g dividing h (grouped heads)    weights (b,h,i,j)    context (b,h,i,d)
+"""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Mechanism(nn.Module, ABC):
+    """How queries and keys become weights. Models hold one and do not know which.
+
+        weights(q, k, …)  -> weights, carry      the definition, in plain PyTorch
+        mix(q, k, v, …)   -> context, carry      dropout(weights) @ v, or a fused equal of it
+        finish(context)   -> context             identity, unless the paper transforms the mixed context
+        forward           = finish(mix(…))       what models call
+
+    mask    bool, broadcastable to (b,1,i,j), True = may attend; never per head
+    causal  key j is visible to query i only if j <= at[i]; said, not inferred from a mask
+    at      (i,) the key index of each query; by default the last i keys, so causal is aligned bottom-right
+    bias    added to the logits, broadcastable to (b,h,i,j)
+    carry   what the previous layer of the same kind returned, or None; unspecified where hidden, and never read there
+
+    A row that sees no key has weights 0, context 0 and finite gradients.
+    """
+
+    carries: ClassVar[bool] = False  # hands a carry to the next layer
+    stochastic: ClassVar[bool] = False  # draws noise in training
+    self_only: ClassVar[bool] = False  # means nothing where queries and keys are different sequences
+
+    def __init__(
+        self, heads: int, head_dim: int, *, layer: int = 0, scale: float | None = None, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        if heads < 1 or head_dim < 1:
+            raise ValueError(f"heads and head_dim must be at least 1, not heads={heads}, head_dim={head_dim}")
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout must be in [0, 1), not {dropout}")
+        self.heads, self.head_dim, self.layer, self.dropout = heads, head_dim, layer, dropout
+        self.scale = head_dim**-0.5 if scale is None else scale
+        self.sample_seed: int | None = None  # set by noise.sampled; read by stochastic mechanisms
+
+    @property
+    def row_sum(self) -> float | Tensor | None:
+        """What every row of weights that sees a key sums to (a number, or one per head (h,)), or None if it varies."""
+        return None
+
+    @abstractmethod
+    def weights(
+        self,
+        q: Tensor,
+        k: Tensor,
+        mask: Tensor | None = None,
+        carry: Tensor | None = None,
+        *,
+        causal: bool = False,
+        at: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]: ...
+
+    def mix(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None = None,
+        carry: Tensor | None = None,
+        *,
+        causal: bool = False,
+        at: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        weights, carry = self.weights(q, k, mask, carry, causal=causal, at=at, bias=bias)
+        weights = F.dropout(weights, self.dropout, self.training)
+        return weights @ repeat_heads(v, self.heads), carry
+
+    def finish(self, context: Tensor) -> Tensor:
+        return context
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None = None,
+        carry: Tensor | None = None,
+        *,
+        causal: bool = False,
+        at: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        context, carry = self.mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
+        return self.finish(context), carry
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, head_dim={self.head_dim}, layer={self.layer}, scale={self.scale:.4g}"
+
+
+def repeat_heads(x: Tensor, heads: int) -> Tensor:
+    """Each of g key heads serves heads/g query heads in a row: (b,g,j,d) -> (b,heads,j,d)."""
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def logits(q: Tensor, k: Tensor, scale: float, bias: Tensor | None = None) -> Tensor:
+    """S = scale · q kᵀ + bias, (b,h,i,j)."""
+    s = (q * scale) @ repeat_heads(k, q.shape[1]).mT
+    return s if bias is None else s + bias
+
+
+def position(q: Tensor, k: Tensor, at: Tensor | None = None) -> Tensor:
+    """The key index of each query, (i,); by default the last i keys."""
+    i, j = q.shape[2], k.shape[2]
+    return torch.arange(j - i, j, device=q.device) if at is None else at
+
+
+def visible(
+    q: Tensor, k: Tensor, mask: Tensor | None = None, *, causal: bool = False, at: Tensor | None = None
+) -> Tensor:
+    """Where a query may look, as a 4-D bool tensor that broadcasts to (b,1,i,j); refuses arguments that do not fit."""
+    check(q, k, mask, at)
+    if mask is None:
+        seen = torch.ones(1, 1, 1, k.shape[2], dtype=torch.bool, device=q.device)
+    else:
+        seen = mask[(None,) * (4 - mask.dim())]
+    if causal:
+        seen = seen & (torch.arange(k.shape[2], device=q.device) <= position(q, k, at)[:, None])
+    return seen
+
+
+def masked_softmax(z: Tensor, seen: Tensor) -> Tensor:
+    """Softmax over the visible keys, at least in float32; a row that sees nothing is 0, and so is its gradient."""
+    wide = z if z.dtype == torch.float64 else z.float()
+    p = wide.masked_fill(~seen, torch.finfo(wide.dtype).min).softmax(-1)
+    return p.masked_fill(~seen, 0.0).to(z.dtype)
+
+
+def check(q: Tensor, k: Tensor, mask: Tensor | None = None, at: Tensor | None = None) -> None:
+    """Refuse arguments that do not fit together, saying which and how."""
+    for name, x in (("q", q), ("k", k)):
+        if x.dim() != 4:
+            raise ValueError(f"{name} must be (batch, heads, length, head_dim); its shape is {tuple(x.shape)}")
+    (b, h, i, d), (kb, g, j, kd) = q.shape, k.shape
+    if (b, d) != (kb, kd):
+        raise ValueError(f"q {tuple(q.shape)} and k {tuple(k.shape)} differ in batch or head_dim")
+    if h % g:
+        raise ValueError(f"{h} query heads cannot share {g} key heads: {g} does not divide {h}")
+    if mask is not None:
+        if mask.dtype != torch.bool:
+            raise TypeError(f"mask must be bool (True = may attend), not {mask.dtype}; for an additive mask use bias=")
+        if mask.dim() > 3 and mask.shape[-3] != 1:
+            raise ValueError(f"mask {tuple(mask.shape)} has a head axis: a mask is the same for all heads, (b,1,i,j)")
+        shape = (1,) * (4 - mask.dim()) + tuple(mask.shape)
+        if mask.dim() > 4 or any(m not in (1, n) for m, n in zip(shape, (b, 1, i, j), strict=True)):
+            raise ValueError(f"mask {tuple(mask.shape)} does not broadcast to (b,1,i,j) = {(b, 1, i, j)}")
+    if at is not None and (at.shape != (i,) or at.is_floating_point() or at.dtype == torch.bool):
+        raise ValueError(f"at must hold one key index for each of the {i} queries; got {at.dtype} {tuple(at.shape)}")

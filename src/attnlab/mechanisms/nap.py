@@ -1,0 +1,34 @@
+"""Normalized attention pooling (Richter & Wattenhofer 2020): logits normalised over the visible keys, no softmax.
+
+    z = (S − mean S) / (std S + 10⁻³),  S = q kᵀ without 1/√d        weights = g_h z + b_h
+    finish: GELU(LayerNorm(the concatenated heads))
+
+Rows sum to n·b_h over n visible keys. The standard deviation is floored at 10⁻⁶, so that equal logits give weights b_h
+and a gradient of 0, not of infinity. A row of one visible key has no deviation at all: its weight is b_h.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from attnlab.mechanisms.mechanism import Mechanism, logits, visible
+
+
+class NAP(Mechanism):
+    def __init__(self, heads: int, head_dim: int, *, scale: float | None = None, **base) -> None:
+        super().__init__(heads, head_dim, scale=1.0 if scale is None else scale, **base)
+        self.gain = nn.Parameter(torch.ones(heads, 1, 1))
+        self.shift = nn.Parameter(torch.zeros(heads, 1, 1))
+        self.norm = nn.LayerNorm(heads * head_dim)
+
+    def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
+        seen = visible(q, k, mask, causal=causal, at=at)
+        s = logits(q, k, self.scale, bias).masked_fill(~seen, 0.0)
+        n = seen.sum(-1, keepdim=True).clamp_min(1)
+        away = (s - s.sum(-1, keepdim=True) / n).masked_fill(~seen, 0.0)
+        deviation = (away.square().sum(-1, keepdim=True) / n).clamp_min(1e-12).sqrt()
+        return (self.gain * away / (deviation + 1e-3) + self.shift).masked_fill(~seen, 0.0), None
+
+    def finish(self, context):
+        heads = context.transpose(1, 2)  # (b,i,h,d)
+        return F.gelu(self.norm(heads.flatten(2))).view_as(heads).transpose(1, 2)

@@ -1,0 +1,95 @@
+"""Gaussian noise as a pure function of its place: ε(seed, layer, b, h, i, j).
+
+Philox4x32-10 (Salmon et al. 2011) with key = seed and counter = (j // 4, i, b, layer·2¹⁶ + h); its four words become
+four normals by Box–Muller, one for each j mod 4. Nothing is stored and nothing depends on how long a row is, so a
+kernel redraws the same noise in its backward pass, and one token at a time sees what the full pass saw.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from attnlab.mechanisms.mechanism import Mechanism, position
+
+_WORD = 0xFFFFFFFF
+
+
+def philox(seed: Tensor, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor) -> list[Tensor]:
+    """Four 32-bit words for each counter (c0, c1, c2, c3), as int64; the key is the low and high word of seed."""
+    k0, k1 = seed & _WORD, (seed >> 32) & _WORD
+    for _ in range(10):
+        (high0, low0), (high1, low1) = _multiply(0xD2511F53, c0), _multiply(0xCD9E8D57, c2)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + 0x9E3779B9) & _WORD, (k1 + 0xBB67AE85) & _WORD
+    return [c0, c1, c2, c3]
+
+
+def gaussian(seed: int | Tensor, layer: int, batch: int, heads: int, rows: Tensor, keys: int) -> Tensor:
+    """ε ~ N(0,1), (b,h,i,j) in float32; rows (i,) are the positions of the queries."""
+    device = rows.device
+    seed = torch.as_tensor(seed, dtype=torch.int64, device=device)
+    b = torch.arange(batch, device=device)[:, None, None, None]
+    h = torch.arange(heads, device=device)[:, None, None] + (layer << 16)
+    j = torch.arange(-(-keys // 4), device=device)
+    shape = (batch, heads, len(rows), len(j))
+    words = philox(seed, *(c.expand(shape) for c in (j, rows[:, None] & _WORD, b, h)))
+    pairs = (_normals(*words[:2]), _normals(*words[2:]))
+    return torch.stack([n for pair in pairs for n in pair], dim=-1).flatten(-2)[..., :keys]
+
+
+def logit_noise(mechanism: Mechanism, z: Tensor, rows: Tensor, given: int | Tensor | None = None) -> Tensor | float:
+    """The noise on logits z: a given draw (b,h,i,j) or seed; else, in training, that of a fresh seed; else none.
+
+    The fresh seed comes from torch's generator on the device, so reruns, checkpointing and CUDA graphs treat it as they
+    treat dropout. Inside `sampled` the seed is the one said there, in evaluation too.
+    """
+    if isinstance(given, Tensor) and given.dim() == 4:
+        return given
+    if given is None:
+        given = mechanism.sample_seed
+    if given is None and mechanism.training:
+        given = torch.randint(2**62, (), device=z.device)
+    if given is None:
+        return 0.0
+    b, h, _, j = z.shape
+    return gaussian(given, mechanism.layer, b, h, rows, j).to(z.dtype)
+
+
+def noise_rows(q: Tensor, k: Tensor, causal: bool, at: Tensor | None) -> Tensor:
+    """The position of each query, (i,): where it is said or causal, its key index; else simply 0, 1, …"""
+    return position(q, k, at) if causal or at is not None else torch.arange(q.shape[2], device=q.device)
+
+
+@contextmanager
+def sampled(model: nn.Module, seed: int) -> Iterator[None]:
+    """Within, every stochastic mechanism of the model draws its noise from this seed, each its own."""
+    if not 0 <= seed <= _WORD:
+        raise ValueError(f"a noise seed is a whole number from 0 to {_WORD}, not {seed}")
+    stochastic = [m for m in model.modules() if isinstance(m, Mechanism) and m.stochastic]
+    try:
+        for index, mechanism in enumerate(stochastic):
+            mechanism.sample_seed = seed | (index << 32)
+        yield
+    finally:
+        for mechanism in stochastic:
+            mechanism.sample_seed = None
+
+
+def _multiply(a: int, x: Tensor) -> tuple[Tensor, Tensor]:
+    """High and low word of the 64-bit product of two words, in signed 64-bit arithmetic that must not overflow."""
+    low, high = a * (x & 0xFFFF), a * (x >> 16)
+    return (high + (low >> 16)) >> 16, (low + ((high & 0xFFFF) << 16)) & _WORD
+
+
+def _normals(word0: Tensor, word1: Tensor) -> tuple[Tensor, Tensor]:
+    radius = (-2.0 * _uniform(word0).clamp_min(1e-7).log()).sqrt()
+    angle = 6.283185307179586 * _uniform(word1)
+    return radius * angle.cos(), radius * angle.sin()
+
+
+def _uniform(word: Tensor) -> Tensor:
+    """In [0,1): the word read as a signed number, folded, as Triton reads it."""
+    signed = torch.where(word > 0x7FFFFFFF, word - 0x100000000, word)
+    return torch.where(signed < 0, -signed - 1, signed).float() * 4.6566127342e-10

@@ -1,0 +1,16 @@
+"""Attention without normalisation (Richter & Wattenhofer 2020, "NON").
+
+    weights = S / √n        S = q kᵀ / √d, n visible keys
+
+The authors divide by the root of the sequence length; counting the visible keys is the same on a full row, and lets a
+causal row be computed before the rows after it exist.
+"""
+
+from attnlab.mechanisms.mechanism import Mechanism, logits, visible
+
+
+class NON(Mechanism):
+    def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
+        seen = visible(q, k, mask, causal=causal, at=at)
+        n = seen.sum(-1, keepdim=True).clamp_min(1).to(q.dtype)
+        return logits(q, k, self.scale, bias).masked_fill(~seen, 0.0) / n.sqrt(), None

@@ -1,0 +1,43 @@
+"""A mechanism of the user's own, named by its file and class: `./mine.py:Mine`."""
+
+import hashlib
+import importlib.util
+import sys
+from pathlib import Path
+
+from attnlab.config import nearest
+from attnlab.mechanisms.mechanism import Mechanism
+
+
+def is_own(name: str) -> bool:
+    return ".py:" in name or name.endswith(".py")
+
+
+def load(name: str) -> type[Mechanism]:
+    """The class in the file; a file is run once, however often its classes are asked for."""
+    file, _, wanted = name.rpartition(":")
+    path = Path(file).expanduser().resolve()
+    if not file or not wanted:
+        raise ValueError(f"{name}: say the class too, as in {name}:Mine")
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {file} (looked at {path})")
+    key = f"attnlab_own_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    if key not in sys.modules:
+        spec = importlib.util.spec_from_file_location(key, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = sys.modules[key] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            del sys.modules[key]
+            raise ValueError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+    classes = {n: c for n, c in vars(sys.modules[key]).items() if isinstance(c, type) and issubclass(c, Mechanism)}
+    if wanted not in vars(sys.modules[key]):
+        there = ", ".join(n for n in classes if n != "Mechanism") or "none"
+        raise ValueError(f"{path} has no {wanted!r}{nearest(wanted, classes)}; its mechanisms: {there}")
+    if wanted not in classes:
+        raise ValueError(f"{wanted} in {path} is not a subclass of attnlab.Mechanism")
+    if missing := classes[wanted].__abstractmethods__:
+        raise ValueError(f"{wanted} in {path} does not define {', '.join(sorted(missing))}")
+    return classes[wanted]

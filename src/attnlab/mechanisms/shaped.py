@@ -1,0 +1,35 @@
+"""Shaped attention (Noci et al. 2023; He & Hofmann 2024, eq. 4–5): near the identity, however deep.
+
+    weights = α I + β P − γ C        P = softmax(S)        C = P at zero logits: 1/n over the n visible keys
+
+One α, β, γ for each head, 1 at the start. Rows sum to α + β − γ. The papers also start W_Q at 0, which makes P = C and
+the weights α I; that belongs to the model, not to the mechanism. I needs to know which key is a query's own (`at`).
+"""
+
+import torch
+from torch import Tensor, nn
+
+from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax, position, visible
+
+
+class Shaped(Mechanism):
+    self_only = True
+
+    def __init__(self, heads: int, head_dim: int, **base) -> None:
+        super().__init__(heads, head_dim, **base)
+        self.alpha, self.beta, self.gamma = (nn.Parameter(torch.ones(heads, 1, 1)) for _ in range(3))
+
+    @property
+    def row_sum(self) -> Tensor:
+        return (self.alpha + self.beta - self.gamma).flatten()
+
+    def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
+        seen = visible(q, k, mask, causal=causal, at=at)
+        if at is None and q.shape[2] > k.shape[2]:
+            raise ValueError(
+                f"shaped attention is self-attention: {q.shape[2]} queries cannot be among {k.shape[2]} keys"
+            )
+        softmax = masked_softmax(logits(q, k, self.scale, bias), seen)
+        own = (position(q, k, at)[:, None] == torch.arange(k.shape[2], device=q.device)) & seen
+        centre = seen.to(q.dtype) / seen.sum(-1, keepdim=True).clamp_min(1)
+        return self.alpha * own + self.beta * softmax - self.gamma * centre, None

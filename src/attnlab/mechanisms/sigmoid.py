@@ -1,0 +1,19 @@
+"""Sigmoid attention (Ramapuram et al. 2024): each key is weighed by itself.
+
+    weights = σ(S + c)        c = −ln n over the n visible keys, so that a row starts near sum 1
+
+The authors set c to −ln of the training length; offset=NUMBER does that.
+"""
+
+from attnlab.mechanisms.mechanism import Mechanism, logits, visible
+
+
+class Sigmoid(Mechanism):
+    def __init__(self, heads: int, head_dim: int, *, offset: float | None = None, **base) -> None:
+        super().__init__(heads, head_dim, **base)
+        self.offset = offset
+
+    def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
+        seen = visible(q, k, mask, causal=causal, at=at)
+        c = -seen.sum(-1, keepdim=True).clamp_min(1).to(q.dtype).log() if self.offset is None else self.offset
+        return (logits(q, k, self.scale, bias) + c).sigmoid().masked_fill(~seen, 0.0), None

@@ -1,0 +1,56 @@
+"""Scaled dot-product attention (Vaswani et al. 2017, §3.2.1).
+
+S = q kᵀ / √d        P = softmax(S)
+"""
+
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from attnlab.mechanisms.mechanism import Mechanism, check, logits, masked_softmax, visible
+
+
+class Softmax(Mechanism):
+    @property
+    def row_sum(self) -> float:
+        return 1.0
+
+    def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
+        seen = visible(q, k, mask, causal=causal, at=at)
+        return masked_softmax(logits(q, k, self.scale, bias), seen), None
+
+    def mix(self, q, k, v, mask=None, carry=None, *, causal=False, at=None, bias=None):
+        dropout = self.dropout if self.training else 0.0
+        return fused(q, k, v, mask, causal=causal, at=at, bias=bias, scale=self.scale, dropout=dropout), None
+
+
+def fused(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    *,
+    causal: bool = False,
+    at: Tensor | None = None,
+    bias: Tensor | None = None,
+    scale: float,
+    dropout: float = 0.0,
+) -> Tensor:
+    """softmax(scale·qkᵀ + bias) v by torch's fused function; what a blind row gives does not depend on the backend.
+
+    No mask tensor is made where torch needs none: every key visible, or causal with as many queries as keys.
+    A blind row is shown every key and its context erased, so that no backend ever meets a row of −∞.
+    """
+    check(q, k, mask, at)
+    options: dict[str, Any] = {"scale": scale, "dropout_p": dropout, "enable_gqa": q.shape[1] != k.shape[1]}
+    causal = causal and not (q.shape[2] == 1 and at is None)  # the last query sees every key
+    square = causal and at is None and q.shape[2] == k.shape[2]
+    if mask is None and bias is None and (square or not causal):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=square, **options)
+    seen = visible(q, k, mask, causal=causal, at=at)
+    blind = ~seen.any(-1, keepdim=True)
+    allow = (seen | blind).expand(-1, -1, q.shape[2], -1)
+    if bias is not None:
+        allow = bias.to(q.dtype).masked_fill(~allow, float("-inf"))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=allow, **options).masked_fill(blind, 0.0)

@@ -1,0 +1,26 @@
+"""Softmax off by one (Miller 2023): a head may attend to nothing.
+
+    weights = exp(S) / (n + Σ_j exp(S_j))        n = 1
+
+Rows sum to less than 1. Shifted by max(0, max_j S_j), so that neither term overflows.
+"""
+
+import torch
+
+from attnlab.mechanisms.mechanism import Mechanism, logits, visible
+
+
+class Softmax1(Mechanism):
+    def __init__(self, heads: int, head_dim: int, *, n: float = 1.0, **base) -> None:
+        super().__init__(heads, head_dim, **base)
+        if n <= 0:
+            raise ValueError(f"n must be positive, not {n}; n=0 is softmax")
+        self.n = n
+
+    def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
+        seen = visible(q, k, mask, causal=causal, at=at)
+        s = logits(q, k, self.scale, bias)
+        wide = (s if s.dtype == torch.float64 else s.float()).masked_fill(~seen, float("-inf"))
+        shift = wide.detach().amax(-1, keepdim=True).clamp_min(0.0)
+        exponentials = (wide - shift).exp()
+        return (exponentials / (self.n * (-shift).exp() + exponentials.sum(-1, keepdim=True))).to(s.dtype), None

@@ -1,0 +1,34 @@
+"""Sparsemax (Martins & Astudillo 2016): the Euclidean projection of the logits onto the simplex, so most weights are 0.
+
+weights = argmin_{p ∈ Δ} ‖p − S‖²
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from attnlab.mechanisms.mechanism import Mechanism, logits, visible
+
+
+class Sparsemax(Mechanism):
+    @property
+    def row_sum(self) -> float:
+        return 1.0
+
+    def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
+        from entmax import sparsemax
+
+        seen = visible(q, k, mask, causal=causal, at=at)
+        return masked_projection(sparsemax, logits(q, k, self.scale, bias), seen), None
+
+
+def masked_projection(project: Callable[..., Tensor], s: Tensor, seen: Tensor) -> Tensor:
+    """A sparse projection over the visible keys, at least in float32; a row that sees nothing is 0.
+
+    A logit more than 2 below the largest has weight 0 in sparsemax and in 1.5-entmax: hidden keys are put there.
+    """
+    wide = s if s.dtype == torch.float64 else s.float()
+    top = wide.detach().masked_fill(~seen, float("-inf")).amax(-1, keepdim=True).nan_to_num(neginf=0.0)
+    p = project(torch.where(seen, wide, top - 100.0), dim=-1)
+    return p.masked_fill(~seen, 0.0).to(s.dtype)

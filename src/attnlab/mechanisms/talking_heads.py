@@ -1,0 +1,27 @@
+"""Talking-heads attention (Shazeer et al. 2020): heads are mixed before and after the softmax.
+
+    P = softmax(M_S S)        weights = M_P P        M_S, M_P: h × h over the head axis, the identity at the start
+
+Rows of head h sum to Σ_h' M_P[h, h'].
+"""
+
+import torch
+from torch import Tensor, nn
+
+from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax, visible
+
+
+class TalkingHeads(Mechanism):
+    def __init__(self, heads: int, head_dim: int, **base) -> None:
+        super().__init__(heads, head_dim, **base)
+        self.before = nn.Parameter(torch.eye(heads))  # M_S
+        self.after = nn.Parameter(torch.eye(heads))  # M_P
+
+    @property
+    def row_sum(self) -> Tensor:
+        return self.after.sum(-1)
+
+    def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
+        seen = visible(q, k, mask, causal=causal, at=at)
+        s = torch.einsum("gh,bhij->bgij", self.before, logits(q, k, self.scale, bias))
+        return torch.einsum("gh,bhij->bgij", self.after, masked_softmax(s, seen)), None

@@ -1,0 +1,242 @@
+"""The second narrow waist: the Record, plain tensors of one forward pass. No module inside.
+
+Our models and Hugging Face models produce it; every analysis and the viewer consume it. In one attention layer
+
+    context = Σ_j weights · values     mixed = finish(context)     outputs = Σ_h mixed_h · output_weight_h + output_bias
+
+A Record in memory holds its layers. One loaded from a file makes each layer when it is asked for and keeps none; one
+recorded lazily keeps queries and keys, and makes weights when they are asked for, all at once or a range of rows.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+FORMAT = "attnlab-record-1"
+KINDS = {"encoder-self": ("source", "source"), "decoder-self": ("target", "target"), "cross": ("target", "source")}
+
+Weigh = Callable[[int, int], Tensor]  # the weights of queries start … stop−1, (b,h,stop−start,j)
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One attention layer of one forward pass: b examples, h heads, i queries, j keys, head size d, model size e."""
+
+    kind: str  # a key of KINDS, which names its query and key sequences
+    index: int  # its place among the layers of its kind, from 0
+    name: str  # the module it came from
+    attended: Tensor | Weigh  # the weights (b,h,i,j), or what makes them
+    grouped_values: Tensor  # (b,g,j,d), each of the g serving h/g heads in a row
+    context: Tensor  # (b,h,i,d)
+    mixed: Tensor  # (b,h,i,d)
+    output_weight: Tensor  # (h,d,e)
+    output_bias: Tensor | None  # (e,)
+    inputs: Tensor  # (b,i,e)  what the attention module was given, on the query side
+    outputs: Tensor  # (b,i,e)  what its output projection returned
+    mask: Tensor  # bool, broadcastable to (b,1,i,j), True = visible
+    extras: Mapping[str, Tensor] = field(default_factory=dict)  # logits, probes, gradients where asked for; batch first
+
+    @property
+    def weights(self) -> Tensor:
+        return self.rows(0, self.context.shape[2])
+
+    @property
+    def values(self) -> Tensor:
+        return self.grouped_values.repeat_interleave(self.context.shape[1] // self.grouped_values.shape[1], dim=1)
+
+    @property
+    def lazy(self) -> bool:
+        return not isinstance(self.attended, Tensor)
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """The weights of queries start … stop−1 alone, (b,h,stop−start,j)."""
+        return self.attended[:, :, start:stop] if isinstance(self.attended, Tensor) else self.attended(start, stop)
+
+    def chunks(self, size: int = 256) -> Iterator[tuple[slice, Tensor]]:
+        """The weights in ranges of at most size queries: what a lazy layer is read by."""
+        queries = self.context.shape[2]
+        for start in range(0, queries, size):
+            stop = min(start + size, queries)
+            yield slice(start, stop), self.rows(start, stop)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every stored tensor by name; the weights only where they are held."""
+        named = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return named | {f"extras.{name}": value for name, value in self.extras.items()}
+
+    def map(self, change: Callable[[str, Tensor], Tensor]) -> "Layer":
+        """The same layer with every tensor changed; weights not yet made are changed when they are."""
+        changed: dict[str, Any] = {n: change(n, x) for n, x in vars(self).items() if isinstance(x, Tensor)}
+        if not isinstance(weigh := self.attended, Tensor):
+            changed["attended"] = lambda start, stop: change("attended", weigh(start, stop))
+        return replace(self, extras={name: change(name, value) for name, value in self.extras.items()}, **changed)
+
+
+class LazyLayers(Sequence[Layer]):
+    """Layers made one at a time, when asked for; only their kinds are known before."""
+
+    def __init__(self, kinds: Sequence[str], make: Callable[[int], Layer]) -> None:
+        self.kinds, self.make = kinds, make
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def __getitem__(self, k: Any) -> Any:
+        if isinstance(k, slice):
+            return self.only(range(len(self))[k])
+        if not -len(self) <= k < len(self):
+            raise IndexError(f"layer {k} of {len(self)}")
+        return self.make(k % len(self))
+
+    def only(self, places: Sequence[int]) -> "LazyLayers":
+        """Some of the layers, as lazy as all."""
+        return LazyLayers([self.kinds[place] for place in places], lambda k: self.make(places[k]))
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """What a model attended to on one batch.
+
+    tokens   ids (b,n) of each sequence, "source" and/or "target"     masks   (b,n) bool, True = a token, not padding
+    words    the same tokens as text, where a tokenizer was there     readout "hidden" (b,n,e), "weight" (vocabulary,e)
+    meta     what was recorded: model, mechanism, noise seed
+    """
+
+    layers: Sequence[Layer]
+    tokens: Mapping[str, Tensor] = field(default_factory=dict)
+    masks: Mapping[str, Tensor] = field(default_factory=dict)
+    words: Mapping[str, list[list[str]]] = field(default_factory=dict)
+    readout: Mapping[str, Tensor] = field(default_factory=dict)
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        """How many examples."""
+        return len(next(iter(self.tokens.values()))) if self.tokens else len(self.layers[0].context)
+
+    def __getitem__(self, examples: int | slice) -> "Record":
+        """The same record of some examples of the batch."""
+        if isinstance(examples, int):
+            if not -len(self) <= examples < len(self):
+                raise IndexError(f"example {examples} of a record of {len(self)}")
+            examples = slice(examples % len(self), examples % len(self) + 1)
+
+        def cut(name: str, x: Tensor) -> Tensor:
+            unbatched = name in ("output_weight", "output_bias", "weight", "bias")
+            return x if unbatched or (name == "mask" and (x.dim() < 4 or len(x) == 1)) else x[examples]
+
+        return replace(self._map(cut), words={name: lines[examples] for name, lines in self.words.items()})
+
+    def to(self, device: torch.device | str) -> "Record":
+        moved: dict[int, Tensor] = {}  # what layers share stays shared; lazy layers come and go, and so do their ids
+        shared = () if isinstance(self.layers, LazyLayers) else ("mask", "context", "mixed")
+
+        def move(name: str, x: Tensor) -> Tensor:
+            if name not in shared:
+                return x.to(device)
+            if id(x) not in moved:
+                moved[id(x)] = x.to(device)
+            return moved[id(x)]
+
+        return self._map(move)
+
+    @property
+    def kinds(self) -> list[str]:
+        """The kind of each layer, without making it."""
+        layers = self.layers
+        return list(layers.kinds) if isinstance(layers, LazyLayers) else [layer.kind for layer in layers]
+
+    def kind(self, kind: str) -> Sequence[Layer]:
+        """The layers of one kind, in order."""
+        if kind not in KINDS:
+            raise ValueError(f"no kind of layer is called {kind!r}; there are {', '.join(KINDS)}")
+        places = [place for place, found in enumerate(self.kinds) if found == kind]
+        layers = self.layers
+        return layers.only(places) if isinstance(layers, LazyLayers) else [layers[place] for place in places]
+
+    def save(self, path: str | Path) -> None:
+        """Write one safetensors file, whole or not at all; a tensor that several names share is stored once."""
+        path = Path(path)
+        stored: dict[str, Tensor] = {}
+        keys: dict[Any, tuple[str, Tensor]] = {}  # holds the tensor: meanwhile its memory stays its own
+
+        def store(name: str, x: Tensor) -> dict[str, Any]:
+            place = (x.device, x.data_ptr(), x.shape, x.stride(), x.dtype)
+            if place not in keys:
+                keys[place] = f"{len(stored):05d}.{name}", x
+                stored[keys[place][0]] = _unexpanded(x).detach().cpu().contiguous().clone()
+            return {"key": keys[place][0], "shape": list(x.shape)}
+
+        index = {
+            "layers": [
+                {"kind": layer.kind, "index": layer.index, "name": layer.name}
+                | {"tensors": {n: store(n, x) for n, x in ({"attended": layer.weights} | layer.tensors()).items()}}
+                for layer in self.layers
+            ],
+            "words": dict(self.words),
+            "meta": dict(self.meta),
+        }
+        for part in ("tokens", "masks", "readout"):
+            index[part] = {name: store(name, x) for name, x in getattr(self, part).items()}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            save_file(stored, scratch, metadata={FORMAT: json.dumps(index)})  # one entry: their order is not fixed
+            os.replace(scratch, path)
+        finally:
+            scratch.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | Path, device: torch.device | str = "cpu") -> "Record":
+        """Open a saved record; each layer is read when it is asked for."""
+        try:
+            with safe_open(path, "pt") as file:
+                about = file.metadata() or {}
+        except FileNotFoundError:
+            raise FileNotFoundError(f"no record at {path}") from None
+        except SafetensorError as error:
+            raise ValueError(f"{path} is not a safetensors file, or is damaged: {error}") from None
+        if FORMAT not in about:
+            raise ValueError(f"{path} is a safetensors file but not a Record ({FORMAT})")
+        index = json.loads(about[FORMAT])
+
+        def read(entries: Mapping[str, Any]) -> dict[str, Tensor]:
+            with safe_open(path, "pt", device=str(device)) as file:
+                stored = {key: file.get_tensor(key) for key in {e["key"] for e in entries.values()}}
+            return {name: stored[e["key"]].expand(e["shape"]) for name, e in entries.items()}
+
+        def layer(k: int) -> Layer:
+            about = index["layers"][k]
+            tensors: dict[str, Any] = {"output_bias": None} | read(about["tensors"])
+            extras = {n.removeprefix("extras."): tensors.pop(n) for n in list(tensors) if n.startswith("extras.")}
+            return Layer(about["kind"], about["index"], about["name"], **tensors, extras=extras)
+
+        parts = {part: read(index[part]) for part in ("tokens", "masks", "readout")}
+        layers = LazyLayers([about["kind"] for about in index["layers"]], layer)
+        return cls(layers, words=index["words"], meta=index["meta"], **parts)
+
+    def __repr__(self) -> str:
+        layers = ", ".join(f"{self.kinds.count(kind)} {kind}" for kind in KINDS if kind in self.kinds)
+        return f"Record({len(self)} examples; layers: {layers or 'none'}; {dict(self.meta)})"
+
+    def _map(self, change: Callable[[str, Tensor], Tensor]) -> "Record":
+        if isinstance(layers := self.layers, LazyLayers):
+            changed: Sequence[Layer] = LazyLayers(layers.kinds, lambda k: layers[k].map(change))
+        else:
+            changed = [layer.map(change) for layer in layers]
+        tokens, masks, readout = (
+            {name: change(name, x) for name, x in part.items()} for part in (self.tokens, self.masks, self.readout)
+        )
+        return replace(self, layers=changed, tokens=tokens, masks=masks, readout=readout)
+
+
+def _unexpanded(x: Tensor) -> Tensor:
+    """x with every axis that was only expanded cut back to size 1."""
+    return x[tuple(slice(0, 1) if step == 0 else slice(None) for step in x.stride())]

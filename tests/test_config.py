@@ -1,0 +1,68 @@
+"""Configurations: values read by the type of their field, unknown keys named with the nearest."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+from attnlab.config import changed, digest, parse, split_pairs
+
+
+@dataclass(frozen=True)
+class Example:
+    width: int = 8
+    rate: float = 0.1
+    norm: Literal["pre", "post"] = "pre"
+    tied: bool = False
+    cutoffs: tuple[int, ...] = ()
+    pair: tuple[float, float] | float = 1.0
+    limit: int | None = None
+    out: str = ""
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("width=1_000", {"width": 1000}),
+        ("rate=5e-4", {"rate": 5e-4}),
+        ("norm=post", {"norm": "post"}),
+        ("tied=yes", {"tied": True}),
+        ("cutoffs=2,3,5", {"cutoffs": (2, 3, 5)}),
+        ("cutoffs=", {"cutoffs": ()}),
+        ("pair=3,1", {"pair": (3.0, 1.0)}),
+        ("pair=2", {"pair": 2.0}),
+        ("limit=none", {"limit": None}),
+        ("limit=7", {"limit": 7}),
+    ],
+)
+def test_values_are_read_by_their_type(text, value):
+    assert changed(Example(), split_pairs([text])) == Example(**value)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["widht=3"], "unknown key 'widht' .did you mean 'width'"),
+        (["width=wide"], "width=wide: expected a whole number"),
+        (["width=1.5"], "expected a whole number"),
+        (["norm=both"], "norm=both: expected one of pre, post"),
+        (["tied=maybe"], "expected true or false"),
+        (["pair=1,2,3"], "expected values separated by commas or a number"),
+        (["width"], "'width' is not of the form key=value"),
+        (["width=1", "width=2"], "width is given twice: '1' and '2'"),
+    ],
+)
+def test_what_cannot_be_read_is_said(words, message):
+    with pytest.raises(ValueError, match=message):
+        changed(Example(), split_pairs(words))
+
+
+def test_any_value_is_guessed():
+    from typing import Any
+
+    assert [parse(text, Any, "x") for text in ("3", "0.5", "true", "word")] == [3, 0.5, True, "word"]
+
+
+def test_the_digest_names_the_values_and_not_where_they_go():
+    assert digest(Example()) == digest(Example(out="elsewhere"))
+    assert digest(Example()) != digest(Example(width=9))

@@ -1,0 +1,72 @@
+"""Imports go one way (DESIGN.md): cli → studies → {train, …} → {models, tasks} → mechanisms → kernels."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "attnlab"
+LEAVES = {"config", "recording"}
+RANKS = {
+    "cli": 7,
+    "studies": 6,
+    "train": 5, "population": 5, "decode": 5, "store": 5,
+    "models": 4, "tasks": 4,
+    "mechanisms": 3,
+    "analysis": 2, "report": 2,
+    "recording": 1,
+    "config": 0,
+}  # fmt: skip
+STRANGERS = {("tasks", "models"), ("models", "tasks"), ("mechanisms", "analysis"), ("mechanisms", "report")} | {
+    (low, high) for low in ("analysis", "report") for high in ("models", "tasks", "mechanisms")
+}
+
+
+def room(path):
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imported(path):
+    """Every module of attnlab that a file imports, at the top or inside a function."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+FILES = [path for path in sorted(SOURCE.rglob("*.py")) if path != SOURCE / "__init__.py"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_go_one_way(path):
+    here = room(path)
+    for module in imported(path):
+        if not module.startswith("attnlab."):
+            continue
+        there = module.split(".")[1]
+        if there in ("__version__", "MECHANISMS", "Mechanism", "Record") or there == here:
+            continue
+        assert RANKS[there] <= RANKS[here], f"{path.name} imports {module}"
+        assert (here, there) not in STRANGERS, f"{here} and {there} do not know each other: {module}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_only_one_file_imports_transformers(path):
+    if path != SOURCE / "models" / "pretrained.py":
+        assert not any(module.split(".")[0] == "transformers" for module in imported(path))
+
+
+def test_every_room_has_a_rank():
+    assert {room(path) for path in FILES} <= set(RANKS)
+
+
+def test_the_public_names_are_few_and_none_is_a_room():
+    import attnlab
+
+    assert len(attnlab.__all__) <= 15
+    assert not {name for name in attnlab.__all__ if name in RANKS}
+    for name in attnlab.__all__:
+        assert getattr(attnlab, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        attnlab.nothing  # noqa: B018

@@ -1,0 +1,136 @@
+"""daGPAM's Triton passes: equal to their definition, every gradient too; on the CPU through Triton's interpreter."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnlab.mechanisms import attention
+
+pytest.importorskip("triton")
+from attnlab.mechanisms.kernels.dagpam import combine, stack
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (
+    DEVICE == "cuda"
+)  # the interpreter's bf16 products are wrong
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+def stack_by_definition(q, w):
+    return torch.stack([q, q.relu() @ w], dim=2)
+
+
+def combine_by_definition(context, plus, minus):
+    positive, negative = context.unflatten(1, (-1, 2)).unbind(2)
+    return (1 + plus[:, None, None]) * positive - minus[:, None, None] * negative
+
+
+def assert_same(kernel, definition, *arguments):
+    """Output and every gradient against the definition in float64, relative to their size."""
+    inputs = [x.detach().requires_grad_() for x in arguments]
+    wide = [x.detach().double().requires_grad_() for x in arguments]
+    got, expected = kernel(*inputs), definition(*wide)
+    direction = torch.randn(expected.shape, dtype=torch.float64, device=expected.device)
+    pairs = zip(
+        [got, *torch.autograd.grad(got, inputs, direction.to(got.dtype))],
+        [expected, *torch.autograd.grad(expected, wide, direction)],
+        strict=True,
+    )
+    for name, (x, y) in zip(["output", "first", "second", "third"], pairs, strict=False):
+        error = (x.double() - y).norm() / y.norm().clamp_min(1e-6)
+        assert error < TOLERANCE[arguments[0].dtype], f"{name}: {error:.1e}"
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@settings(max_examples=12, deadline=None)
+@given(
+    b=st.integers(1, 3),
+    h=st.integers(1, 5),
+    i=st.integers(1, 131),
+    d=st.sampled_from([3, 16, 32, 64]),
+    one=st.booleans(),
+)
+def test_passes_equal_their_definitions(dtype, b, h, i, d, one):
+    q = torch.randn(b, i, h, d, dtype=dtype, device=DEVICE).transpose(1, 2)  # as a projection leaves it: not contiguous
+    w = torch.randn(1 if one else h, d, d, dtype=dtype, device=DEVICE) / d**0.5
+    assert_same(stack, stack_by_definition, q, w)
+    context = torch.randn(b, i, 2 * h, d, dtype=dtype, device=DEVICE).transpose(1, 2)
+    plus, minus = torch.randn(2, 1 if one else h, device=DEVICE, dtype=dtype)
+    assert_same(combine, combine_by_definition, context, plus, minus)
+
+
+def test_every_element_is_written(monkeypatch):
+    """Outputs start as NaN; none may be left."""
+    empty = torch.Tensor.new_empty
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **o: empty(*a, **o).fill_(float("nan")))
+    strided = torch.empty_strided
+    monkeypatch.setattr(torch, "empty_strided", lambda *a, **o: strided(*a, **o).fill_(float("nan")))
+    q = torch.randn(2, 3, 67, 5, device=DEVICE, requires_grad=True)
+    w = torch.randn(3, 5, 5, device=DEVICE, requires_grad=True)
+    lambdas = torch.randn(2, 3, device=DEVICE, requires_grad=True)
+    context = combine(stack(q, w).flatten(1, 2), lambdas[0], lambdas[1])
+    context.sum().backward()
+    for tensor in (context, q.grad, w.grad, lambdas.grad):
+        assert tensor.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"tied": False, "initial": (0.5, 2.0), "per_head": True}, {"shared": True}], ids=str
+)
+def test_fused_mechanism_equals_its_reference(options):
+    fused, reference = (
+        attention("dagpam", heads=4, head_dim=16, impl=impl, **options).to(DEVICE) for impl in ("fused", "reference")
+    )
+    reference.load_state_dict(fused.state_dict())
+    q, g = torch.randn(2, 2, 4, 37, 16, device=DEVICE)
+    k, v = torch.randn(2, 2, 2, 37, 16, device=DEVICE)
+    mask = torch.rand(2, 1, 37, 37, device=DEVICE) < 0.8
+    results = []
+    for mechanism in (fused, reference):
+        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+        context, _ = mechanism(*inputs, mask, causal=True)
+        results.append([context, *torch.autograd.grad(context, [*inputs, *mechanism.parameters()], g)])
+    for got, expected in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected, atol=2e-5, rtol=2e-4)
+
+
+COMPILE = """
+import sys, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from attnlab.mechanisms.kernels import dagpam
+pointers = {"q", "w", "both", "g", "dq", "o", "out", "do", "plus", "minus"}
+for name in ("_stack_forward", "_stack_backward", "_combine_forward", "_combine_backward"):
+    kernel = getattr(dagpam, name)
+    for kind, d in (("bf16", 64), ("fp16", 128), ("fp32", 3)):
+        types = dict.fromkeys(pointers, f"*{kind}") | {"dw": "*fp32", "dlambda": "*fp32"}
+        types |= dict.fromkeys(tile := dagpam._tile(d), "constexpr")
+        signature = {name: types.get(name, "i32") for name in kernel.arg_names}
+        triton.compile(ASTSource(kernel, signature, tile), target=GPUTarget("cuda", 90, 32))
+print("compiled")
+"""
+
+
+def test_kernels_compile_for_a_gpu_that_is_not_here():
+    """The interpreter accepts products that no compiler does, so every kernel is also compiled, for sm_90."""
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "compiled", done.stderr[-2000:]
+
+
+@pytest.mark.gpu
+def test_torch_compile_and_cuda_graphs_go_through():
+    mechanism = attention("dagpam", heads=4, head_dim=64).cuda()
+    q, k, v = torch.randn(3, 2, 4, 256, 64, device="cuda")
+    expected = mechanism(q, k, v, causal=True)[0]
+    torch.testing.assert_close(torch.compile(mechanism)(q, k, v, causal=True)[0], expected, atol=1e-3, rtol=1e-3)
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.graph(graph, stream=stream):
+        replayed = mechanism(q, k, v, causal=True)[0]
+    graph.replay()
+    torch.testing.assert_close(replayed, expected)

@@ -1,0 +1,195 @@
+"""The laws, over the whole registry and its options; and, for each law, a mechanism that breaks it and is caught."""
+
+import pytest
+import torch
+
+from attnlab.mechanisms import MECHANISMS, Mechanism, attention
+from attnlab.mechanisms.laws import LAWS, judge
+from attnlab.mechanisms.mechanism import logits, masked_softmax, visible
+
+OPTIONS = {
+    "realformer": [{"mean": True}],
+    "coda": [{"variant": "paper"}, {"variant": "paper", "residual": False}, {"alpha": 2}, {"alpha": 8}],
+    "dagpam": [
+        {"initial": (3.0, 1.0), "tied": False},
+        {"per_head": True},
+        {"shared": True},
+        {"fixed": True, "initial": 0.5},
+        {"negative_init": "minus-identity"},
+    ],
+    "sigmoid": [{"offset": -1.5}],
+    "softmax1": [{"n": 0.25}],
+}
+CASES = [(name, {}) for name in MECHANISMS] + [(name, options) for name, many in OPTIONS.items() for options in many]
+
+
+def case_id(case):
+    name, options = case
+    return name + "".join(f",{key}={value}" for key, value in options.items())
+
+
+@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_law(case, law):
+    name, options = case
+    finding = judge(law, lambda layer: attention(name, heads=3, head_dim=6, layer=layer, **options))
+    assert finding.holds is not False, finding
+
+
+def test_laws_that_do_not_apply_are_the_expected_ones():
+    silent = {
+        (name, law)
+        for name in MECHANISMS
+        for law in LAWS
+        if judge(law, lambda layer, name=name: attention(name, heads=3, head_dim=6, layer=layer)).holds is None
+    }
+    varying = {"nap", "non", "de-attention", "cog", "sigmoid", "softmax1"}
+    assert silent == {(name, "rows sum as declared") for name in varying} | {
+        (name, "the hidden carry is never read") for name in MECHANISMS if name not in ("realformer", "coda")
+    } | {("shaped", "cross attention works")}
+
+
+class Broken(Mechanism):
+    """Softmax attention with one thing wrong."""
+
+    row_sum = 1.0
+
+    def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
+        seen = visible(q, k, mask, causal=causal, at=at)
+        return self.wrong(logits(q, k, self.scale, bias), seen), None
+
+    def wrong(self, s, seen):
+        return masked_softmax(s, seen)
+
+
+class SumsToTwo(Broken):
+    def wrong(self, s, seen):
+        return 2 * masked_softmax(s, seen)
+
+
+class ForgetsTheMask(Broken):
+    def wrong(self, s, seen):
+        return s.softmax(-1)
+
+
+class NormalisesBeforeTheMask(Broken):
+    def wrong(self, s, seen):
+        return s.softmax(-1).masked_fill(~seen, 0.0)
+
+
+class BlindRowsAreNaN(Broken):
+    def wrong(self, s, seen):
+        return s.masked_fill(~seen, float("-inf")).softmax(-1)
+
+
+class FavoursTheFirstKey(Broken):
+    def wrong(self, s, seen):
+        return masked_softmax(s + torch.tensor([1.0] + [0.0] * (s.shape[-1] - 1)), seen)
+
+
+class CountsPadding(Broken):
+    row_sum = None
+
+    def wrong(self, s, seen):
+        return s.masked_fill(~seen, 0.0) / s.shape[-1]
+
+
+class MixesExamples(Broken):
+    def wrong(self, s, seen):
+        return masked_softmax(s + s.mean(0, keepdim=True), seen)
+
+
+class CutsTheGradient(Broken):
+    def wrong(self, s, seen):
+        return masked_softmax(s + s.detach(), seen)
+
+
+class Dice(Broken):
+    def wrong(self, s, seen):
+        return masked_softmax(s + torch.rand_like(s), seen)
+
+
+class MixesOtherwise(Broken):
+    def mix(self, q, k, v, mask=None, carry=None, **options):
+        context, carry = super().mix(q, k, v, mask, carry, **options)
+        return 1.001 * context, carry
+
+
+class DropsTheBias(Broken):
+    def mix(self, q, k, v, mask=None, carry=None, *, bias=None, **options):
+        return super().mix(q, k, v, mask, carry, **options)
+
+
+class AddsToTheBias(Broken):
+    def weights(self, q, k, mask=None, carry=None, *, bias=None, **options):
+        return super().weights(
+            q, k, mask, carry, bias=None if bias is None else bias + k.norm(dim=-1)[:, :, None], **options
+        )
+
+
+class HandsOnACarry(Broken):
+    def weights(self, *arguments, **options):
+        weights, _ = super().weights(*arguments, **options)
+        return weights, weights
+
+
+class ReadsTheHiddenCarry(Broken):
+    carries = True
+
+    def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
+        seen = visible(q, k, mask, causal=causal, at=at)
+        z = logits(q, k, self.scale, bias)
+        z = z if carry is None else z + carry.mean(-1, keepdim=True) * z
+        return masked_softmax(z, seen), z
+
+
+class LastGroupOnly(Broken):
+    def mix(self, q, k, v, mask=None, carry=None, **options):
+        return super().mix(q, k, v if v.shape[1] == q.shape[1] else v.roll(1, dims=2), mask, carry, **options)
+
+
+class SquareOnly(Broken):
+    def wrong(self, s, seen):
+        return masked_softmax(s + torch.eye(s.shape[-1]), seen)
+
+
+class IgnoresAt(Broken):
+    def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
+        return super().weights(q, k, mask, causal=causal, bias=bias)
+
+
+MUTANTS = {
+    "rows sum as declared": SumsToTwo,
+    "mix equals weights times values": MixesOtherwise,
+    "the future has no influence": NormalisesBeforeTheMask,
+    "hidden keys have no influence": ForgetsTheMask,
+    "the hidden carry is never read": ReadsTheHiddenCarry,
+    "the order of keys is irrelevant": FavoursTheFirstKey,
+    "a blind row is zero": BlindRowsAreNaN,
+    "causal equals a triangular mask": Dice,
+    "one query at a time equals all": IgnoresAt,
+    "grouped heads equal repeated heads": LastGroupOnly,
+    "cross attention works": SquareOnly,
+    "examples do not mix": MixesExamples,
+    "a zero bias changes nothing": AddsToTheBias,
+    "bias reaches mix": DropsTheBias,
+    "the carry is what is declared": HandsOnACarry,
+    "evaluation is deterministic": Dice,
+    "gradients are right": CutsTheGradient,
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_every_law_catches_a_mechanism_that_breaks_it(law):
+    finding = judge(law, lambda layer: MUTANTS[law](3, 6, layer=layer))
+    assert finding.holds is False, finding
+
+
+def test_a_row_length_that_counts_padding_is_caught():
+    assert judge("one query at a time equals all", lambda layer: CountsPadding(3, 6, layer=layer)).holds is False
+
+
+def test_the_mutants_are_otherwise_sound():
+    """The base of the mutants passes, so what catches a mutant is its one fault."""
+    for law in LAWS:
+        assert judge(law, lambda layer: Broken(3, 6, layer=layer)).holds is not False
