@@ -57,8 +57,46 @@ def list_everything() -> None:
             [name, about.rstrip(".:"), " ".join(option for option in option_types(name) if option not in everyone)]
         )
     _print("mechanisms (every one also takes layer, scale, dropout)", ["attention=", "what it is", "options"], rows)
-    sizes = [[name, c.architecture, c.layers_spoken, c.width, c.heads] for name, c in PRESETS.items()]
-    _print("model presets", ["model", "architecture", "layers", "width", "heads"], sizes)
+    sizes = [[name, c.model, c.layers, c.width, c.heads, c.vocabulary] for name, c in PRESETS.items()]
+    _print("model presets", ["model", "what it is", "layers", "width", "heads", "words"], sizes)
+
+
+@app.command()
+def demo(settings: Pairs = None) -> None:
+    """Train a small Transformer to copy under several attentions, and write a report of what it attends to.
+
+    Settings: attention=a,b,… steps=600 seed=0 batch=32 lr=3e-3 out=runs/demo
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from attnlab.config import split_pairs
+    from attnlab.studies import demo as study
+
+    config = study.configured(split_pairs(settings or []))
+    columns = [TextColumn("{task.description:>14}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
+    found = []
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bars = {name: progress.add_task(name, total=config.steps) for name in config.attention}
+        for outcome in study.outcomes(config, lambda name, step: progress.update(bars[name], completed=step)):
+            found.append(outcome)
+    table = study.table(found)
+    _print("copying ten tokens", list(table.columns), [list(row) for row in table.rows])
+    print(f"report: {study.write(config, found)}")
+
+
+@app.command()
+def describe(
+    model: Annotated[str, typer.Argument(help="a preset: iwslt14, wmt14, wikitext103, tiny")],
+    settings: Pairs = None,
+) -> None:
+    """Print a model's parameters by block. A key that the model does not have is an option of its attention."""
+    from attnlab.config import split_pairs
+    from attnlab.models.presets import configured, on_meta, parameter_table
+
+    config = configured(model, split_pairs(settings or []))
+    rows = [[block, f"{count:,}"] for block, count in parameter_table(on_meta(config))]
+    total = sum(int(count.replace(",", "")) for _, count in rows)
+    _print(f"{model}, attention={config.attention}", ["block", "parameters"], [*rows, ["total", f"{total:,}"]])
 
 
 @app.command()
@@ -100,5 +138,5 @@ def _print(title: str, columns: list[str], rows: list[list[Any]]) -> None:
         table.add_column(column, overflow="fold", no_wrap=number == 0)
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
     print()

@@ -5,7 +5,7 @@
 
 This is what the authors' code computes and what the published parameter totals fit. Eq. 4 as printed has two
 linears on Z_{l−1} alone: variant="paper", μ_l = S_l + σ(Z_{l−1}), with App. A's residual Z_{l−1} unless residual=False.
-The first layer has no Z_{l−1}, so its σ is there, and counted, but never used.
+The first layer has no Z_{l−1}: its σ is there, and counted in the published totals, but neither used nor trained.
 """
 
 from itertools import pairwise
@@ -40,6 +40,7 @@ class Coda(Mechanism):
             raise ValueError("residual=False belongs to variant='paper'; the authors' code always adds the residual")
         self.variant, self.residual = variant, residual
         self.sigma = head_net(heads, alpha * heads, hidden=2 if variant == "code" else 1)
+        self.sigma.requires_grad_(self.layer > 0)
 
     @property
     def row_sum(self) -> float:

@@ -1,0 +1,1 @@
+"""Models: what holds a mechanism, and what watches it."""

@@ -1,0 +1,101 @@
+"""Configurations by name, and the parameters of a model by block.
+
+The three of the papers reproduce the counts published by Zheng et al. 2021, with fairseq's dictionaries:
+
+    iwslt14      39,469,056    attention=coda  39,476,616        German–English
+    wmt14        60,915,712    attention=coda  60,944,656        English–German
+    wikitext103 246,933,504    attention=coda 246,959,232        language model of Baevski & Auli 2019
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+
+import torch
+from torch import nn
+
+from attnlab.config import changed, nearest
+from attnlab.mechanisms import option_types, parse_options
+from attnlab.models.transformer import Transformer, TransformerConfig, build
+
+PRESETS: dict[str, TransformerConfig] = {
+    "tiny": TransformerConfig(
+        model="language-model", vocabulary=256, layers=2, width=64, heads=4, feed_forward=256, dropout=0.0
+    ),
+    "iwslt14": TransformerConfig(
+        model="translator",
+        vocabulary=8848,
+        target_vocabulary=6632,
+        heads=4,
+        feed_forward=1024,
+        norm="post",
+        final_norm=False,
+        dropout=0.3,
+        activation_dropout=0.1,
+    ),
+    "wmt14": TransformerConfig(
+        model="translator", vocabulary=32768, norm="post", final_norm=False, tie="all", dropout=0.1
+    ),
+    "wikitext103": TransformerConfig(
+        model="language-model",
+        vocabulary=267744,
+        layers=16,
+        width=1024,
+        feed_forward=4096,
+        final_norm=False,
+        adaptive_cutoffs=(20000, 60000),
+        adaptive_dropout=0.2,
+        dropout=0.3,
+        attention_dropout=0.1,
+        activation_dropout=0.1,
+    ),
+}
+
+
+def configured(name: str, values: Mapping[str, str]) -> TransformerConfig:
+    """A preset with some values read from text; a key the configuration does not have is an option of its attention."""
+    if name not in PRESETS:
+        raise ValueError(f"no model is called {name!r}{nearest(name, PRESETS)}; there are {', '.join(PRESETS)}")
+    mine = [f.name for f in fields(TransformerConfig) if not f.name.endswith("options")]
+    config = changed(PRESETS[name], {key: text for key, text in values.items() if key in mine})
+    theirs = [option for option in option_types(config.attention) if option not in ("layer", "dropout")]
+    options = {key: text for key, text in values.items() if key not in mine}
+    for key in options:
+        if key not in theirs:
+            there = f"{config.model} has {', '.join(mine)}; attention={config.attention} has {', '.join(theirs)}"
+            raise ValueError(f"unknown key {key!r}{nearest(key, [*mine, *theirs])}; a {there}")
+    return replace(config, attention_options={**config.attention_options, **parse_options(config.attention, options)})
+
+
+def on_meta(config: TransformerConfig) -> Transformer:
+    """The model of a configuration without its memory: every shape, no number."""
+    with torch.device("meta"):
+        return build(config)
+
+
+def parameter_table(model: nn.Module) -> list[tuple[str, int]]:
+    """(block, parameters) in the order of the model; a parameter that blocks share is counted in the first of them."""
+    if not isinstance(model, Transformer):
+        raise TypeError(f"parameter_table takes a model made by attnlab's build, not a {type(model).__name__}")
+    table: dict[str, int] = {}
+    for name, parameter in model.named_parameters():
+        block = _block(name.split("."))
+        table[block] = table.get(block, 0) + parameter.numel()
+    return list(table.items())
+
+
+def _block(path: list[str]) -> str:
+    """['encoder', 'blocks', '3', 'cross', 'query', 'weight'] -> 'encoder layer 3: cross-attention'."""
+    match path:
+        case [stack, "blocks", layer, ("attention" | "cross") as part, "mechanism", *_]:
+            return f"{stack} layer {layer}: {'self' if part == 'attention' else part}-attention mechanism"
+        case [stack, "blocks", layer, ("attention" | "cross") as part, *_]:
+            return f"{stack} layer {layer}: {'self' if part == 'attention' else part}-attention"
+        case [stack, "blocks", layer, "feed_forward", *_]:
+            return f"{stack} layer {layer}: feed-forward"
+        case [stack, "blocks", layer, *_]:
+            return f"{stack} layer {layer}: norms"
+        case [stack, "embedding", ("words" | "positions") as part, *_]:
+            return f"{stack} embedding: {part}"
+        case [stack, "norm", *_]:
+            return f"{stack} final norm"
+    return path[0]

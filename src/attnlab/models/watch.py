@@ -1,0 +1,147 @@
+"""Recording from outside: hooks on every attention of a model see what passed, and make a Record of it.
+
+A hook on the mechanism sees q, k, v, mask and carry and calls `weights` on them again; one on the attention around it
+sees what went in and came out; one on the readout sees the hidden vectors. The model knows nothing of it and keeps no
+trace.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnlab.mechanisms import MECHANISMS
+from attnlab.mechanisms.mechanism import Mechanism, visible
+from attnlab.mechanisms.noise import sampled
+from attnlab.models.attention import MultiHead
+from attnlab.models.transformer import Transformer
+from attnlab.recording import Layer, Record
+
+
+def record(model: nn.Module | str | Path, batch: Any, *, noise: int | None = None, **options: Any) -> Record:
+    """What a model in evaluation mode attends to on one batch.
+
+    batch    what the model's forward takes: a tensor, a tuple of positional arguments or a mapping of named ones
+    noise    a seed: one sampled pass of a stochastic mechanism, instead of the mean
+    options  for a Hugging Face model (an object, an id or a path; the batch is text): see attnlab.models.pretrained
+    """
+    inner = model if isinstance(model, str | Path) else unwrapped(model)
+    if not isinstance(inner, Transformer):
+        from attnlab.models import pretrained
+
+        return pretrained.record(inner, batch, noise=noise, **options)
+    if options:
+        raise TypeError(f"{', '.join(options)}: only for Hugging Face models; {type(inner).__name__} is not one")
+    if any(module.training for module in inner.modules()):
+        raise ValueError(f"this {type(inner).__name__} is in training mode; call model.eval() before recording it")
+    positional, named = _arguments(batch)
+    eagerly = torch.compiler.set_stance("force_eager")  # hooks on compiled code never fire
+    with _watching(inner) as (layers, readout), _noise(inner, noise), torch.no_grad(), eagerly:
+        inner(*positional, **named)
+    sequences = inner.sequences(*positional, **named)
+    return Record(
+        layers,
+        tokens={name: tokens.clone() for name, (tokens, _) in sequences.items()},
+        masks={name: mask.clone() for name, (_, mask) in sequences.items()},
+        readout=readout,
+        meta={"model": type(inner).__name__, "mechanism": _mechanisms(inner), "noise": noise},
+    )
+
+
+def unwrapped(model: nn.Module) -> Any:
+    """Our or a Hugging Face model, out of torch.compile's, DistributedDataParallel's or DataParallel's wrapper."""
+    inner: Any = model
+    while not isinstance(inner, Transformer) and not _is_transformers(inner):
+        if not isinstance(inner, nn.Module):
+            raise TypeError(
+                f"cannot record a {type(model).__name__}: it is neither a model made by attnlab's build "
+                "(attnlab.models.transformer) nor a Hugging Face model, its id or its path"
+            )
+        inner = getattr(inner, "_orig_mod", getattr(inner, "module", None))
+    return inner
+
+
+@contextmanager
+def _watching(model: Transformer) -> Iterator[tuple[list[Layer], dict[str, Tensor]]]:
+    """Within, each attention that runs appends a Layer, and the readout leaves what it was given."""
+    layers: list[Layer] = []
+    readout: dict[str, Tensor] = {}
+    masks: dict[Any, tuple[Any, Tensor]] = {}
+
+    def read(module: nn.Module, args: tuple[Any, ...]) -> None:
+        named = {"weight": getattr(module, "weight", None), "bias": getattr(module, "bias", None)}
+        readout.update(hidden=args[0], **{name: x.clone() for name, x in named.items() if x is not None})
+
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if isinstance(module, MultiHead):
+                hear, make = _listener(name, layers, masks)
+                hooks.enter_context(module.mechanism.register_forward_hook(hear, with_kwargs=True))
+                hooks.enter_context(module.register_forward_hook(make))
+        hooks.enter_context(model.readout.register_forward_pre_hook(read))
+        yield layers, readout
+
+
+def _listener(name: str, layers: list[Layer], masks: dict) -> tuple[Callable, Callable]:
+    """Two hooks: what the mechanism is given and returns, and the layer made of it when the attention is done."""
+    heard: dict[str, Any] = {}
+
+    def hear(mechanism: Mechanism, args: tuple[Any, ...], named: dict[str, Any], output: tuple[Tensor, Any]) -> None:
+        q, k, v, mask, carry = args
+        mixed = output[0]
+        weights = mechanism.weights(q, k, mask, carry, **named)[0]
+        unfinished = type(mechanism).finish is not Mechanism.finish
+        context = mechanism.mix(*args, **named)[0] if unfinished else mixed
+        key = (id(mask), id(named["at"]), named["causal"], q.shape[2], k.shape[2])
+        _, seen = masks.setdefault(key, ((mask, named["at"]), visible(q, k, mask, **named)))  # held: ids stay theirs
+        heard.update(attended=weights, grouped_values=v, context=context, mixed=mixed, mask=seen)
+
+    def make(module: MultiHead, args: tuple[Any, ...], output: tuple[Tensor, Any]) -> None:
+        projection, heads = module.output, module.mechanism.heads
+        layers.append(
+            Layer(
+                kind=module.kind,
+                index=module.index,
+                name=name,
+                output_weight=projection.weight.T.unflatten(0, (heads, -1)).clone(),
+                output_bias=None if projection.bias is None else projection.bias.clone(),
+                inputs=args[0],
+                outputs=output[0],
+                **heard,
+            )
+        )
+        heard.clear()
+
+    return hear, make
+
+
+def _arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(batch, Tensor):
+        return (batch,), {}
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    if isinstance(batch, tuple | list):
+        return tuple(batch), {}
+    raise TypeError(f"a batch is a tensor, a tuple or a mapping of what the model takes, not a {type(batch).__name__}")
+
+
+def _noise(model: Transformer, seed: int | None) -> Any:
+    if seed is None:
+        return nullcontext()
+    if not any(isinstance(module, Mechanism) and module.stochastic for module in model.modules()):
+        raise ValueError(f"noise={seed} was asked for, but {_mechanisms(model)} draws none; leave noise out")
+    return sampled(model, seed)
+
+
+def _mechanisms(model: Transformer) -> str:
+    """The names of the model's mechanisms, as in the registry where they are there."""
+    names = {kind: name for name, kind in MECHANISMS.items()}
+    kinds = {type(module): None for module in model.modules() if isinstance(module, Mechanism)}
+    return ", ".join(names.get(kind, kind.__name__) for kind in kinds)
+
+
+def _is_transformers(model: object) -> bool:
+    return any(kind.__module__.split(".")[0] == "transformers" for kind in type(model).__mro__)

@@ -1,0 +1,1 @@
+"""Tables and Records become figures and one self-contained HTML page."""

@@ -1,0 +1,50 @@
+"""Figures with matplotlib: readable in print and by the colour-blind."""
+
+import io
+from collections.abc import Mapping, Sequence
+
+from matplotlib import colormaps
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from torch import Tensor
+
+
+def attention_maps(maps: Mapping[str, Tensor], rows: Sequence[str], columns: Sequence[str]) -> Figure:
+    """Weights (i,j) side by side on one colour scale; a diverging one where some are negative."""
+    signed = any(bool((weights < -1e-3).any()) for weights in maps.values())
+    most = max(float(weights.abs().max()) for weights in maps.values())
+    norm, colours = Normalize(-most if signed else 0.0, most), colormaps["RdBu_r" if signed else "Blues"]
+    figure = Figure(figsize=(3.1 * len(maps) + 0.6, 3.4), layout="constrained")
+    axes = figure.subplots(1, len(maps), squeeze=False)[0]
+    for axis, (title, weights) in zip(axes, maps.items(), strict=True):
+        image = axis.imshow(weights.numpy(), norm=norm, cmap=colours)
+        axis.set_title(title, fontsize=11)
+        axis.set_xticks(range(len(columns)), columns, fontsize=7)
+        axis.set_yticks(range(len(rows)), rows, fontsize=7)
+        axis.set_xlabel("attends to")
+    axes[0].set_ylabel("while writing")
+    figure.colorbar(image, ax=list(axes), shrink=0.8, label="weight")
+    return figure
+
+
+def curves(lines: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, x: str, y: str) -> Figure:
+    """One line for each name: (x values, y values); told apart by colour, dash and marker."""
+    figure = Figure(figsize=(6.2, 3.2), layout="constrained")
+    axis = figure.subplots()
+    for number, (name, (xs, ys)) in enumerate(lines.items()):
+        style = ["-", "--", "-.", ":"][number % 4]
+        axis.plot(xs, ys, style, marker="os^Dv"[number % 5], markersize=3, color=OKABE_ITO[number % 7], label=name)
+    axis.set_xlabel(x)
+    axis.set_ylabel(y)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+    return figure
+
+
+def as_png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=160, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+OKABE_ITO = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]

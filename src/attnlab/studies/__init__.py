@@ -1,0 +1,1 @@
+"""Runs, measures and claims: one file a paper, and the demo."""

@@ -1,0 +1,138 @@
+"""Step by step equals the full pass: every mechanism, both caches, padded sources, chunks of any size."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from attnlab.mechanisms import MECHANISMS
+from attnlab.mechanisms.noise import sampled
+from attnlab.models.cache import Static
+from attnlab.models.transformer import Transformer, TransformerConfig, build
+
+SMALL = {"vocabulary": 23, "layers": 2, "width": 12, "heads": 3, "feed_forward": 13}
+LM = TransformerConfig(model="language-model", **SMALL)
+TRANSLATOR = TransformerConfig(model="translator", target_vocabulary=19, **SMALL)
+every_mechanism = pytest.mark.parametrize("name", MECHANISMS)
+both_caches = pytest.mark.parametrize("static", [None, 11], ids=["growing", "static"])
+close = {"rtol": 0.0, "atol": 1e-11}
+
+
+def made(config: TransformerConfig, name: str = "softmax", **changes) -> Transformer:
+    if config.model == "translator" and MECHANISMS[name].self_only:
+        changes |= {"cross_attention": "softmax"}
+    model = build(replace(config, attention=name, **changes)).double().eval()
+    for parameter in model.parameters():
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def padded_source() -> torch.Tensor:
+    source = torch.randint(1, 23, (3, 7))
+    source[1, 4:], source[2, 6:] = 0, 0
+    return source
+
+
+@every_mechanism
+@both_caches
+@pytest.mark.parametrize("sizes", [[1] * 7, [3, 1, 2, 1]], ids=["one by one", "uneven chunks"])
+def test_language_model(name, static, sizes):
+    model, tokens = made(LM, name), torch.randint(1, 23, (2, 7))
+    state = model.start(static=static)
+    logits = [model.step(chunk, state) for chunk in tokens.split(sizes, dim=1)]
+    assert state.length == 7
+    torch.testing.assert_close(torch.cat(logits, dim=1), model(tokens), **close)
+
+
+@every_mechanism
+@both_caches
+def test_translator_with_padded_sources(name, static):
+    model, source, target = made(TRANSLATOR, name), padded_source(), torch.randint(1, 19, (3, 5))
+    state = model.start(source, static=static)
+    logits = [model.step(target[:, t : t + 1], state) for t in range(5)]
+    torch.testing.assert_close(torch.cat(logits, dim=1), model(source, target), **close)
+
+
+@both_caches
+@pytest.mark.parametrize("changes", [{"key_value_heads": 1}, {"positions": "learned"}, {"norm": "post"}])
+def test_other_forms_of_the_model(changes, static):
+    model, tokens = made(LM, "dagpam", **changes), torch.randint(1, 23, (2, 7))
+    state = model.start(static=static)
+    logits = [model.step(chunk, state) for chunk in tokens.split([2, 5], dim=1)]
+    torch.testing.assert_close(torch.cat(logits, dim=1), model(tokens), **close)
+
+
+@both_caches
+def test_adaptive_softmax(static):
+    model, tokens = made(LM, width=48, adaptive_cutoffs=(5, 11)), torch.randint(1, 23, (2, 7))
+    state = model.start(static=static)
+    logits = [model.step(tokens[:, t : t + 1], state) for t in range(7)]
+    torch.testing.assert_close(torch.cat(logits, dim=1), model(tokens), **close)
+
+
+@both_caches
+@pytest.mark.parametrize("name", [name for name, kind in MECHANISMS.items() if kind.stochastic])
+def test_noise_is_the_same_step_by_step(name, static):
+    model, tokens = made(LM, name), torch.randint(1, 23, (2, 7))
+    with sampled(model, 5):
+        full, state = model(tokens), model.start(static=static)
+        logits = torch.cat([model.step(chunk, state) for chunk in tokens.split([1, 4, 2], dim=1)], dim=1)
+    torch.testing.assert_close(logits, full, **close)
+    assert not torch.allclose(full, model(tokens))
+
+
+@both_caches
+@pytest.mark.parametrize("name", ["softmax", "coda"])
+def test_beams_are_reordered_repeated_and_dropped(name, static):
+    model, source, target = made(TRANSLATOR, name), padded_source(), torch.randint(1, 19, (3, 5))
+    state = model.start(source, static=static).select(torch.tensor([2, 1, 1, 0, 1]))  # before the first token
+    order = torch.tensor([2, 1, 1, 0, 1])
+    model.step(target[order, :2], state)
+    chosen = torch.tensor([3, 1])
+    before = state
+    state = state.select(chosen)
+    logits = model.step(target[order[chosen], 2:], state)
+    expected = model(source[order[chosen]], target[order[chosen]])[:, 2:]
+    torch.testing.assert_close(logits, expected, **close)
+    assert (before.length, state.length) == (2, 5)  # selecting leaves the old state as it was
+    torch.testing.assert_close(model.step(target[order, 2:], before)[chosen], expected, **close)
+
+
+def test_keys_and_values_of_the_source_are_computed_once():
+    model, calls = made(TRANSLATOR), []
+    for block in model.decoder.blocks:
+        block.cross.key.register_forward_hook(lambda *_: calls.append(1))
+    state = model.start(padded_source())
+    for _ in range(4):
+        model.step(torch.ones(3, 1, dtype=torch.long), state)
+    assert len(calls) == 2
+
+
+def test_no_gradient_is_kept():
+    model = made(TRANSLATOR)
+    state = model.start(padded_source(), static=3)
+    assert not model.step(torch.ones(3, 1, dtype=torch.long), state).requires_grad
+    assert not any(x.requires_grad for caches in state.caches for cache in caches for x in cache.kept)
+
+
+def test_a_static_cache_is_allocated_once():
+    model, state = made(LM), made(LM).start(static=11)
+    model.step(torch.ones(2, 3, dtype=torch.long), state)
+    places = [x.data_ptr() for cache, _ in state.caches for x in cache.kept]
+    assert all(x.shape == (2, 3, 11, 4) for cache, _ in state.caches for x in cache.kept)
+    model.step(torch.ones(2, 5, dtype=torch.long), state)
+    assert places == [x.data_ptr() for cache, _ in state.caches for x in cache.kept]
+
+
+def test_what_is_refused():
+    model = made(LM)
+    state = model.start(static=5)
+    model.step(torch.ones(2, 3, dtype=torch.long), state)
+    with pytest.raises(ValueError, match="the static cache holds 5 tokens; 3 more after 3 do not fit"):
+        model.step(torch.ones(2, 3, dtype=torch.long), state)
+    for state in (model.start(static=5), model.start()):
+        model.step(torch.ones(2, 1, dtype=torch.long), state)
+        with pytest.raises(ValueError, match=r"holds 2 examples but the step has 3; change the batch by state.select"):
+            model.step(torch.ones(3, 1, dtype=torch.long), state)
+    with pytest.raises(ValueError, match="a static cache needs at"):
+        Static(5).extend(lambda: (torch.ones(1, 1, 1, 1),) * 2, None)

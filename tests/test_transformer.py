@@ -1,0 +1,456 @@
+"""The Transformer: torch's own layers as oracle, and laws that hold whatever the attention."""
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from attnlab.mechanisms import MECHANISMS, Mechanism, attention
+from attnlab.models.attention import MultiHead
+from attnlab.models.embedding import AdaptiveEmbedding, AdaptiveReadout, LinearReadout, Sinusoidal
+from attnlab.models.transformer import Transformer, TransformerConfig, build
+
+SMALL = {"vocabulary": 23, "layers": 2, "width": 12, "heads": 3, "feed_forward": 13, "dropout": 0.0}
+LM = TransformerConfig(model="language-model", **SMALL)
+TRANSLATOR = TransformerConfig(model="translator", target_vocabulary=19, **SMALL)
+CLASSIFIER = TransformerConfig(model="classifier", classes=5, **SMALL)
+every_mechanism = pytest.mark.parametrize("name", MECHANISMS)
+close = {"rtol": 0.0, "atol": 1e-10}
+
+
+def made(config: TransformerConfig, name: str = "softmax", **changes) -> Transformer:
+    """A model in float64 and evaluation mode, every parameter shaken away from its special starting value."""
+    if config.model == "translator" and MECHANISMS[name].self_only:
+        changes |= {"cross_attention": "softmax"}
+    model = build(replace(config, attention=name, **changes)).double().eval()
+    for parameter in model.parameters():
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def tokens(batch: int, length: int, vocabulary: int = 19) -> torch.Tensor:
+    return torch.randint(1, vocabulary, (batch, length))
+
+
+def attentions(model: nn.Module) -> list[MultiHead]:
+    return [module for module in model.modules() if isinstance(module, MultiHead)]
+
+
+# torch's own layers as oracle
+
+
+def copy_attention(ours: MultiHead, theirs: nn.MultiheadAttention) -> None:
+    projections = (ours.query, ours.key, ours.value)
+    theirs.in_proj_weight.data = torch.cat([p.weight for p in projections]).detach()
+    theirs.in_proj_bias.data = torch.cat([p.bias for p in projections]).detach()
+    theirs.out_proj.load_state_dict(ours.output.state_dict())
+
+
+def torch_layer(block: nn.Module, config: TransformerConfig) -> nn.Module:
+    kind = nn.TransformerEncoderLayer if block.cross is None else nn.TransformerDecoderLayer
+    options = {"activation": config.activation, "norm_first": config.norm == "pre", "batch_first": True}
+    theirs = kind(config.width, config.heads, config.feed_forward, 0.0, **options).double()
+    copy_attention(block.attention, theirs.self_attn)
+    norms = [block.attention_residual.norm, block.feed_forward_residual.norm]
+    if block.cross is not None:
+        copy_attention(block.cross, theirs.multihead_attn)
+        norms.insert(1, block.cross_residual.norm)
+    for number, norm in enumerate(norms, start=1):
+        getattr(theirs, f"norm{number}").load_state_dict(norm.state_dict())
+    theirs.linear1.load_state_dict(block.feed_forward.inner.state_dict())
+    theirs.linear2.load_state_dict(block.feed_forward.output.state_dict())
+    return theirs  # in training mode with dropout 0: torch's fast path is another implementation
+
+
+def embedded(stack: nn.Module, words: torch.Tensor, config: TransformerConfig) -> torch.Tensor:
+    x = stack.embedding.words.weight[words] * math.sqrt(config.width)
+    for t in range(words.shape[1]):
+        for c in range(6):
+            x[:, t, c] += math.sin(t / 10000 ** (c / 5))
+            x[:, t, c + 6] += math.cos(t / 10000 ** (c / 5))
+    return x
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+@pytest.mark.parametrize("final_norm", [True, False])
+def test_translator_equals_torchs_layers(norm, activation, final_norm):
+    config = replace(TRANSLATOR, norm=norm, activation=activation, final_norm=final_norm)
+    model = made(config)
+    source, target = tokens(3, 7), tokens(3, 5)
+    source[1, 4:], source[2, 6:] = 0, 0
+    with torch.no_grad():
+        x = embedded(model.encoder, source, config)
+        for block in model.encoder.blocks:
+            x = torch_layer(block, config)(x, src_key_padding_mask=source == 0)
+        memory = model.encoder.norm(x) if final_norm else x
+        x = embedded(model.decoder, target, config)
+        future = torch.ones(5, 5, dtype=torch.bool).triu(1)
+        for block in model.decoder.blocks:
+            x = torch_layer(block, config)(x, memory, tgt_mask=future, memory_key_padding_mask=source == 0)
+        x = model.decoder.norm(x) if final_norm else x
+        torch.testing.assert_close(model(source, target), x @ model.decoder.embedding.words.weight.T, **close)
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_language_model_equals_torchs_layers(norm):
+    config = replace(LM, norm=norm, final_norm=False)
+    model, words = made(config), tokens(2, 7)
+    with torch.no_grad():
+        x = embedded(model.decoder, words, config)
+        for block in model.decoder.blocks:
+            x = torch_layer(block, config)(x, torch.ones(7, 7, dtype=torch.bool).triu(1))
+        torch.testing.assert_close(model(words), x @ model.readout.weight.T, **close)
+
+
+@pytest.mark.parametrize("pool", ["mean", "first"])
+def test_classifier_equals_torchs_layers(pool):
+    config = replace(CLASSIFIER, pool=pool)
+    model, words = made(config), tokens(3, 7)
+    words[1, 4:] = 0
+    with torch.no_grad():
+        x = embedded(model.encoder, words, config)
+        for block in model.encoder.blocks:
+            x = torch_layer(block, config)(x, src_key_padding_mask=words == 0)
+        x = model.encoder.norm(x)
+        lengths = (7, 4, 7)
+        pooled = (
+            x[:, 0] if pool == "first" else torch.stack([row[:n].mean(0) for row, n in zip(x, lengths, strict=True)])
+        )
+        torch.testing.assert_close(model(words), pooled @ model.readout.weight.T + model.readout.bias, **close)
+
+
+# laws over the registry
+
+
+@every_mechanism
+def test_the_future_has_no_influence(name):
+    model, words = made(LM, name), tokens(2, 7)
+    other = words.clone()
+    other[:, 4:] = tokens(2, 3)
+    torch.testing.assert_close(model(words)[:, :4], model(other)[:, :4], **close)
+    assert not torch.allclose(model(words)[:, 4:], model(other)[:, 4:])
+
+
+@every_mechanism
+def test_padding_has_no_influence(name):
+    translator, classifier, words, target = made(TRANSLATOR, name), made(CLASSIFIER, name), tokens(2, 5), tokens(2, 5)
+    padded = F.pad(words, (0, 3))
+    torch.testing.assert_close(translator(padded, target), translator(words, target), **close)
+    torch.testing.assert_close(classifier(padded), classifier(words), **close)
+
+
+@every_mechanism
+def test_examples_do_not_mix(name):
+    model, source, target = made(TRANSLATOR, name), tokens(3, 7), tokens(3, 5)
+    source[1, 4:] = 0
+    torch.testing.assert_close(model(source, target)[1:2], model(source[1:2, :4], target[1:2]), **close)
+
+
+@every_mechanism
+def test_every_parameter_is_trained(name):
+    model = made(TRANSLATOR, name).train()
+    model(tokens(2, 7), tokens(2, 5)).square().mean().backward()
+    dead = {parameter for parameter, p in model.named_parameters() if p.grad is None or not p.grad.any()}
+    unused = {p for p, _ in model.named_parameters() if name == "coda" and re.search(r"blocks\.0\..*sigma", p)}
+    # a shift of all logits of a row changes no softmax: for some mechanisms a key's bias has gradient 0, up to rounding
+    assert {p for p in dead if not p.endswith("key.bias")} == unused
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in MECHANISMS.items() if kind.carries])
+def test_carries_go_from_layer_to_layer_of_one_kind(name):
+    model = made(TRANSLATOR, name, layers=3)
+    given, returned = {}, {}
+    for part in attentions(model):
+
+        def note(mechanism, args, output, key=(part.kind, part.index)):
+            given[key], returned[key] = args[4], output[1]
+
+        part.mechanism.register_forward_hook(note)
+    model(tokens(2, 7), tokens(2, 5))
+    assert set(given) == {(kind, k) for kind in ("encoder-self", "decoder-self", "cross") for k in range(3)}
+    for (kind, index), carry in given.items():
+        assert carry is (None if index == 0 else returned[kind, index - 1])
+
+
+@every_mechanism
+def test_grouped_heads_equal_repeated_heads(name):
+    grouped = made(LM, name, key_value_heads=1)
+    full = build(replace(LM, attention=name)).double().eval()
+    state = grouped.state_dict()
+    for key, value in state.items():
+        if re.search(r"attention\.(key|value)\.", key):
+            state[key] = value.repeat(3, *[1] * (value.dim() - 1))
+    full.load_state_dict(state)
+    words = tokens(2, 7)
+    torch.testing.assert_close(grouped(words), full(words), **close)
+
+
+@every_mechanism
+def test_no_value_is_read_back_from_the_device(name):
+    """On the meta device there are no values: reading one, as a wait for a GPU would, is an error."""
+    cross = {"cross_attention": "softmax"} if MECHANISMS[name].self_only else {}
+    words = tokens(2, 7).to("meta")
+    with torch.device("meta"):
+        language, classifier = build(replace(LM, attention=name)), build(replace(CLASSIFIER, attention=name))
+        translator = build(replace(TRANSLATOR, attention=name, **cross))
+        adaptive = build(replace(LM, attention=name, width=48, adaptive_cutoffs=(5, 11)))
+    for output in (language(words), classifier(words), translator(words, words), adaptive(words)):
+        output.sum().backward()
+    for state in (translator.start(words), translator.start(words, static=7)):
+        translator.step(words, state)
+
+
+# what the models are made of
+
+
+def test_no_mask_tensor_is_made_for_a_causal_model(monkeypatch):
+    calls = []
+    fused = F.scaled_dot_product_attention
+
+    def spy(*args, **options):
+        calls.append((options.get("attn_mask"), options.get("is_causal")))
+        return fused(*args, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    made(LM)(tokens(2, 7))
+    assert calls == [(None, True)] * 2
+
+
+def test_a_mask_hides_tokens_of_a_language_model():
+    model, words = made(LM), tokens(1, 7)
+    mask = torch.ones(1, 7, dtype=torch.bool)
+    mask[0, 2] = False
+    other = words.clone()
+    other[0, 2] = words[0, 2] % 18 + 1
+    later = slice(3, None)
+    torch.testing.assert_close(model(words, mask)[:, later], model(other, mask)[:, later], **close)
+    assert not torch.allclose(model(words)[:, later], model(other)[:, later])
+
+
+def test_tied_embeddings_are_one_parameter():
+    assert (output := made(LM)).readout.weight is output.decoder.embedding.words.weight
+    separate = made(TRANSLATOR)
+    assert separate.readout.weight is separate.decoder.embedding.words.weight
+    assert separate.encoder.embedding.words is not separate.decoder.embedding.words
+    shared = made(TRANSLATOR, tie="all", target_vocabulary=None)
+    assert shared.readout.weight is shared.decoder.embedding.words.weight is shared.encoder.embedding.words.weight
+    untied = made(LM, tie="none")
+    assert untied.readout.weight is not untied.decoder.embedding.words.weight
+
+
+@pytest.mark.parametrize("kind", ["dropout", "attention_dropout", "activation_dropout"])
+def test_each_dropout_acts_in_training_only(kind):
+    words = tokens(2, 7)
+    model = made(LM, **{kind: 0.5})
+    assert torch.equal(model(words), model(words))
+    model.train()
+    assert not torch.allclose(model(words), model(words))
+    assert torch.equal((without := made(LM).train())(words), without(words))
+
+
+def test_positions_can_be_learned_or_absent():
+    words = tokens(1, 7).expand(2, 7).clone()
+    words[1] = words[0].flip(0)
+    classifier = made(CLASSIFIER, positions="none")
+    torch.testing.assert_close(classifier(words)[0], classifier(words)[1], **close)
+    learned = made(LM, positions="learned", max_length=7, embedding_scale=False).decoder.embedding
+    assert torch.equal(learned(words), learned.words.weight[words] + learned.positions.table.weight)
+    with pytest.raises(ValueError, match="8 tokens, but learned positions end at max_length=7"):
+        learned(tokens(1, 8))
+
+
+@pytest.mark.parametrize("width", [7, 2])
+def test_sinusoids_by_hand(width):
+    half = width // 2
+    expected = torch.zeros(5, width, dtype=torch.float64)
+    for t in range(5):
+        for c in range(half):
+            angle = (t + 3) / 10000 ** (c / max(half - 1, 1))
+            expected[t, c], expected[t, c + half] = math.sin(angle), math.cos(angle)
+    torch.testing.assert_close(Sinusoidal()(torch.zeros(1, 5, width, dtype=torch.float64), 3), expected, **close)
+
+
+def test_initialisation_of_fairseq():
+    config = replace(TRANSLATOR, vocabulary=997, width=96, feed_forward=211, tie="none", attention="dagpam")
+    model = build(replace(config, attention_options={"negative_init": "minus-identity"}))
+    words = model.encoder.embedding.words.weight
+    assert not words[0].any()
+    for weight in (words[1:], model.readout.weight):
+        assert abs(weight.std() * 96**0.5 - 1) < 0.02
+    for part in attentions(model):
+        for linear, gain in ((part.query, 0.5**0.5), (part.key, 0.5**0.5), (part.value, 0.5**0.5), (part.output, 1.0)):
+            bound = gain * math.sqrt(6 / (96 + 96))
+            assert 0.99 * bound < linear.weight.abs().max() <= bound
+        assert not part.output.bias.any()
+        assert torch.equal(part.mechanism.negative[0], -torch.eye(32))  # a mechanism's own start is left alone
+
+
+def test_initialisation_with_normals():
+    config = replace(TRANSLATOR, vocabulary=997, width=96, feed_forward=211, init="normal", attention="coda")
+    model = build(replace(config, layers=3, decoder_layers=5))
+    assert not model.encoder.embedding.words.weight[0].any()
+    for stack, layers in ((model.encoder, 3), (model.decoder, 5)):
+        assert abs(stack.embedding.words.weight[1:].std() / 0.02 - 1) < 0.05
+        for block in stack.blocks:
+            assert abs(block.attention.query.weight.std() / 0.02 - 1) < 0.05
+            assert abs(block.feed_forward.inner.weight.std() / 0.02 - 1) < 0.05
+            for linear in (block.attention.output, block.feed_forward.output):
+                assert abs(linear.weight.std() / (0.02 / math.sqrt(2 * layers)) - 1) < 0.05
+                assert not linear.bias.any()
+            bound = 0.5**0.5 * math.sqrt(6 / (3 + 12))
+            assert 0.5 * bound < block.attention.mechanism.sigma[0].weight.abs().max() <= bound
+
+
+# adaptive input and softmax
+
+
+def adaptive(cutoffs=(5, 11), vocabulary=29, width=32) -> tuple[AdaptiveEmbedding, AdaptiveReadout]:
+    embedding = AdaptiveEmbedding(vocabulary, width, cutoffs)
+    readout = AdaptiveReadout(embedding)
+    for parameter in readout.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return embedding.double(), readout.double()
+
+
+def test_adaptive_readout_equals_torchs():
+    _, ours = adaptive()
+    theirs = nn.AdaptiveLogSoftmaxWithLoss(32, 29, [5, 11], div_value=4.0).double()
+    theirs.head.weight.data = torch.cat([ours.words[0], ours.classes.weight]).detach()
+    for band, (inner, words) in enumerate(theirs.tail, start=1):
+        inner.weight.data, words.weight.data = ours.projections[band].T.detach(), ours.words[band].detach()
+    hidden, targets = torch.randn(3, 7, 32, dtype=torch.float64), torch.arange(21).view(3, 7) + 6
+    flat = hidden.flatten(0, 1)
+    torch.testing.assert_close(ours.log_prob(hidden).flatten(0, 1), theirs.log_prob(flat), **close)
+    torch.testing.assert_close(ours.nll(hidden, targets).flatten(), -theirs(flat, targets.flatten()).output, **close)
+
+
+@pytest.mark.parametrize("cutoffs", [(5,), (5, 11)])
+def test_adaptive_probabilities(cutoffs):
+    _, readout = adaptive(cutoffs)
+    hidden, targets = torch.randn(2, 7, 32, dtype=torch.float64), torch.randint(29, (2, 7))
+    log_prob = readout.log_prob(hidden)
+    torch.testing.assert_close(log_prob.exp().sum(-1), torch.ones(2, 7, dtype=torch.float64), **close)
+    torch.testing.assert_close(readout(hidden).log_softmax(-1), log_prob, **close)
+    torch.testing.assert_close(readout.nll(hidden, targets), -log_prob.gather(-1, targets[..., None])[..., 0], **close)
+    torch.testing.assert_close(readout.nll(hidden, targets % 5), -log_prob.gather(-1, targets[..., None] % 5)[..., 0])
+
+
+def test_adaptive_embedding_by_hand():
+    embedding, _ = adaptive()
+    expected = [
+        embedding.projections[band] @ embedding.words[band][place]
+        for band, place in ((0, 4), (1, 0), (1, 5), (2, 0), (2, 17))
+    ]
+    torch.testing.assert_close(embedding(torch.tensor([[4, 5, 10, 11, 28]]))[0], torch.stack(expected), **close)
+    for outside in (-1, 29):
+        with pytest.raises(IndexError):
+            embedding(torch.tensor([[outside]]))
+
+
+def test_adaptive_language_model_shares_everything_but_the_classes():
+    config = replace(LM, vocabulary=29, width=48, adaptive_cutoffs=(5, 11), adaptive_dropout=0.0)
+    model = build(config).double()
+    alone = {name for name, _ in model.readout.named_parameters()} - {"classes.weight"}
+    shared = {id(p) for p in model.decoder.embedding.words.parameters()}
+    assert alone
+    assert {id(p) for name, p in model.readout.named_parameters() if name in alone} == shared
+    words = model.decoder.embedding.words
+    assert not words(torch.tensor([[0]])).any()
+    targets = torch.arange(1, 29).view(2, 14)
+    model.readout.nll(model.hidden(targets.flip(1)), targets).sum().backward()
+    assert all(p.grad.any(-1).all() for p in (*words.words[1:], *words.projections))
+    torch.testing.assert_close(model(targets).exp().sum(-1), torch.ones(2, 14, dtype=torch.float64))
+
+
+def test_linear_readout_has_the_same_interface():
+    readout = LinearReadout(nn.Parameter(torch.randn(23, 12)), nn.Parameter(torch.randn(23)))
+    hidden, targets = torch.randn(2, 7, 12), torch.randint(23, (2, 7))
+    log_prob = readout(hidden).log_softmax(-1)
+    torch.testing.assert_close(readout.log_prob(hidden), log_prob)
+    torch.testing.assert_close(readout.nll(hidden, targets), -log_prob.gather(-1, targets[..., None])[..., 0])
+    half = LinearReadout(readout.weight.data.bfloat16())
+    assert half.log_prob(hidden.bfloat16()).dtype == half.nll(hidden.bfloat16(), targets).dtype == torch.float32
+
+
+# what is refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"heads": 5}, "width=12 is not divisible by heads=5"),
+        ({"key_value_heads": 2}, "heads=3 is not divisible by key_value_heads=2"),
+        ({"model": "tagger"}, "model must be one of language-model, translator, classifier, not 'tagger'"),
+        ({"norm": "middle"}, "norm must be one of pre, post, not 'middle'"),
+        ({"layers": 0}, "layers must be at least 1, not 0"),
+        ({"dropout": 1.0}, r"dropout must be in \[0, 1\), not 1.0"),
+        ({"padding": 23}, "padding=23 is not a token of the vocabulary"),
+        ({"target_vocabulary": 19}, "target_vocabulary=19 belongs to a translator; this is a language-model"),
+        ({"cross_attention": "softmax"}, "cross_attention='softmax' belongs to a translator"),
+        ({"tie": "all"}, "tie='all' shares encoder and decoder embeddings; a language-model has but one"),
+        ({"model": "translator", "tie": "all", "target_vocabulary": 19}, "two, of 23 and 19 words"),
+        ({"model": "translator", "cross_attention_options": {"mean": True}}, "but not cross_attention"),
+        ({"adaptive_cutoffs": (11, 5)}, "must rise between 0 and 23"),
+        ({"adaptive_cutoffs": (5, 23)}, "must rise between 0 and 23"),
+        ({"adaptive_cutoffs": (5, 11)}, r"width=12 is not divisible by adaptive_factor\^cutoffs = 4\^2 = 16"),
+        ({"adaptive_cutoffs": (5,), "tie": "none"}, "adaptive_cutoffs are for a language-model with tie='output'"),
+        ({"adaptive_dropout": 0.2}, "adaptive_dropout=0.2 belongs to a model with adaptive_cutoffs"),
+    ],
+)
+def test_a_configuration_refuses(changes, message):
+    with pytest.raises(ValueError, match=message):
+        replace(LM, **changes)
+
+
+def test_a_configuration_is_a_value():
+    assert replace(TRANSLATOR, model="language-model", target_vocabulary=None) == LM
+    assert len({LM, replace(LM), replace(LM, heads=4)}) == 2
+
+
+def test_building_refuses_what_the_mechanism_refuses():
+    with pytest.raises(ValueError, match=r"no attention is called 'sofmax'.*did you mean 'softmax'"):
+        build(replace(LM, attention="sofmax"))
+    with pytest.raises(ValueError, match=r"realformer has no option 'meen'.*did you mean 'mean'"):
+        build(replace(LM, attention="realformer", attention_options={"meen": True}))
+    with pytest.raises(ValueError, match="padding=7 must be in the first band, below 5"):
+        build(replace(LM, width=12, adaptive_cutoffs=(5,), padding=7))
+
+
+def test_a_self_attention_cannot_be_a_cross_attention():
+    with pytest.raises(ValueError, match=r"Shaped means nothing where.*cross_attention="):
+        build(replace(TRANSLATOR, attention="shaped"))
+
+
+def test_multi_head_refuses():
+    mechanism: Mechanism = attention("softmax", heads=3, head_dim=4)
+    with pytest.raises(ValueError, match="kind must be one of encoder-self, decoder-self, cross, not 'self'"):
+        MultiHead(mechanism, 12, kind="self")
+    with pytest.raises(ValueError, match="3 query heads cannot share 2 key heads"):
+        MultiHead(mechanism, 12, kind="cross", key_value_heads=2)
+    x = torch.randn(2, 7, 12)
+    with pytest.raises(ValueError, match="a cross attention needs a memory"):
+        MultiHead(mechanism, 12, kind="cross")(x)
+    with pytest.raises(ValueError, match="a decoder-self attention attends to its own input and takes no memory"):
+        MultiHead(mechanism, 12, kind="decoder-self")(x, x)
+
+
+@pytest.mark.parametrize("wrong", [torch.zeros(7, dtype=torch.long), torch.zeros(2, 7)])
+def test_tokens_of_a_wrong_shape_or_type(wrong):
+    with pytest.raises(ValueError, match=r"tokens must be whole numbers \(batch, length\), not torch"):
+        made(LM)(wrong)
+
+
+@pytest.mark.parametrize("page", ["transformer.md", "record.md"])
+def test_the_examples_in_the_docs_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (Path(__file__).parents[1] / "docs" / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    assert blocks
+    exec("\n".join(blocks), {})
