@@ -14,6 +14,8 @@ class DeAttention(Mechanism):
     def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
         seen = visible(q, k, mask, causal=causal, at=at)
         wide = q.dtype if q.dtype == torch.float64 else torch.float32  # cdist knows no narrower type
-        distance = torch.cdist(q.to(wide), repeat_heads(k, self.heads).to(wide), p=1.0) * self.scale
-        gate = 2 * torch.sigmoid(-distance).to(q.dtype)
+        keys = repeat_heads(k, self.heads).to(wide)
+        rows = max(1, 2**28 // max(keys.numel(), 1))  # cdist's gradient holds rows · keys.numel() numbers at once
+        parts = [torch.cdist(part, keys, p=1.0) for part in q.to(wide).split(rows, dim=2)]
+        gate = 2 * torch.sigmoid(-torch.cat(parts, dim=2) * self.scale).to(q.dtype)
         return (logits(q, k, self.scale, bias).tanh() * gate).masked_fill(~seen, 0.0), None

@@ -47,14 +47,13 @@ def logit_noise(mechanism: Mechanism, z: Tensor, rows: Tensor, given: int | Tens
     """
     if isinstance(given, Tensor) and given.dim() == 4:
         return given
-    if given is None:
-        given = mechanism.sample_seed
-    if given is None and mechanism.training:
-        given = torch.randint(2**62, (), device=z.device)
-    if given is None:
-        return 0.0
+    given = mechanism.sample_seed if given is None else given
     b, h, _, j = z.shape
-    return gaussian(given, mechanism.layer, b, h, rows, j).to(z.dtype)
+    if given is not None:
+        return gaussian(given, mechanism.layer, b, h, rows, j).to(z.dtype)
+    if mechanism.training:  # a fresh seed is this call's alone: no need to tell layers apart, nor to compile one by one
+        return gaussian(torch.randint(2**62, (), device=z.device), 0, b, h, rows, j).to(z.dtype)
+    return 0.0
 
 
 def noise_rows(q: Tensor, k: Tensor, causal: bool, at: Tensor | None) -> Tensor:

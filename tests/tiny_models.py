@@ -1,0 +1,163 @@
+"""Tiny random Hugging Face models with attention far from uniform, and batches for them: nothing is downloaded."""
+
+from typing import Any
+
+import torch
+import transformers as hf
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+WORDS = ["<pad>", "<eos>", "<unk>", "the", "cat", "sat", "on", "mat", "nobody", "saw", "it", "."]
+VOCABULARY = 97
+
+
+def bert(**options: Any) -> hf.PreTrainedModel:
+    return _model(hf.BertModel, hf.BertConfig(**_ENCODER, **options))
+
+
+def roberta() -> hf.PreTrainedModel:
+    return _model(hf.RobertaModel, hf.RobertaConfig(**_ENCODER, pad_token_id=0))
+
+
+def albert() -> hf.PreTrainedModel:
+    return _model(hf.AlbertModel, hf.AlbertConfig(**_ENCODER, embedding_size=7))
+
+
+def modernbert() -> hf.PreTrainedModel:
+    """Every other layer sees three tokens to each side."""
+    special = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0)
+    sizes = _ENCODER | {"hidden_size": 18, "initializer_cutoff_factor": 2.0}
+    config = hf.ModernBertConfig(**sizes, **special, local_attention=6, global_attn_every_n_layers=2)
+    return _model(hf.ModernBertModel, config)
+
+
+def gpt2(**options: Any) -> hf.PreTrainedModel:
+    sizes = {"n_embd": 15, "n_head": 3, "n_layer": 3, "n_positions": 53, "vocab_size": VOCABULARY}
+    config = hf.GPT2Config(**sizes, initializer_range=0.3, bos_token_id=1, eos_token_id=1, **options)
+    return _model(hf.GPT2LMHeadModel, config)
+
+
+def llama() -> hf.PreTrainedModel:
+    return _model(hf.LlamaForCausalLM, hf.LlamaConfig(**_DECODER))
+
+
+def gemma() -> hf.PreTrainedModel:
+    return _model(hf.GemmaForCausalLM, hf.GemmaConfig(**_DECODER))
+
+
+def gemma2() -> hf.PreTrainedModel:
+    """Logits are capped, and every other layer sees the last five tokens."""
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    config = hf.Gemma2Config(**_DECODER, sliding_window=5, attn_logit_softcapping=3.0, layer_types=kinds)
+    return _model(hf.Gemma2ForCausalLM, config)
+
+
+def gemma3() -> hf.PreTrainedModel:
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    config = hf.Gemma3TextConfig(**_DECODER, sliding_window=5, layer_types=kinds)
+    return _model(hf.Gemma3ForCausalLM, config)
+
+
+def gpt_oss() -> hf.PreTrainedModel:
+    """With attention sinks."""
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "experts_implementation": "eager"}
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    config = hf.GptOssConfig(**_DECODER, **experts, rope_parameters=rope, sliding_window=5, layer_types=kinds)
+    return _model(hf.GptOssForCausalLM, config)
+
+
+def marian() -> hf.PreTrainedModel:
+    sizes = {"d_model": 14, "encoder_layers": 2, "decoder_layers": 3, "encoder_attention_heads": 7}
+    sizes |= {"decoder_attention_heads": 2, "encoder_ffn_dim": 17, "decoder_ffn_dim": 19, "vocab_size": VOCABULARY}
+    special = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0, "forced_eos_token_id": None}
+    config = hf.MarianConfig(**sizes, **special, max_position_embeddings=53, init_std=0.3, scale_embedding=False)
+    return _model(hf.MarianMTModel, config)
+
+
+def t5() -> hf.PreTrainedModel:
+    """Its heads together (3 × 5) are wider than its states (13)."""
+    sizes = {"d_model": 13, "d_kv": 5, "num_heads": 3, "d_ff": 17, "num_layers": 3}
+    special = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+    config = hf.T5Config(
+        **sizes, **special, vocab_size=VOCABULARY, initializer_factor=1.0, relative_attention_num_buckets=8
+    )
+    return _model(hf.T5ForConditionalGeneration, config)
+
+
+def deberta() -> hf.PreTrainedModel:
+    return _model(hf.DebertaV2Model, hf.DebertaV2Config(**_ENCODER))
+
+
+def bloom() -> hf.PreTrainedModel:
+    return _model(hf.BloomForCausalLM, hf.BloomConfig(hidden_size=15, n_head=3, n_layer=2, vocab_size=VOCABULARY))
+
+
+def mpnet() -> hf.PreTrainedModel:
+    return _model(hf.MPNetModel, hf.MPNetConfig(**_ENCODER))
+
+
+def padded_batch(model: hf.PreTrainedModel, side: str = "right", device: str = "cpu") -> dict[str, torch.Tensor]:
+    """Three examples of 11, 7 and 2 tokens; where there is a decoder it reads 5, 3 and 4."""
+    batch = _ids(torch.tensor([11, 7, 2]), side)
+    if model.config.is_encoder_decoder:
+        target = _ids(torch.tensor([5, 3, 4]), side)
+        batch |= {f"decoder_{name}": value for name, value in target.items()}
+    return {name: value.to(device) for name, value in batch.items()}
+
+
+def set_implementation(model: hf.PreTrainedModel, implementation: str) -> None:
+    """Of the stacks of a T5 too, which older transformers pass over."""
+    for part in model.modules():
+        if isinstance(part, hf.PreTrainedModel):
+            part.set_attn_implementation(implementation)
+
+
+def tokenizer() -> hf.PreTrainedTokenizerFast:
+    """One token a word; with neither a padding token of its own nor special tokens added."""
+    vocabulary = {word: number for number, word in enumerate(WORDS)}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return hf.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="<eos>")
+
+
+_ENCODER = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 15,
+    "num_attention_heads": 3,
+    "num_hidden_layers": 3,
+    "intermediate_size": 17,
+    "max_position_embeddings": 53,
+    "initializer_range": 0.3,
+}
+_DECODER = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 18,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "head_dim": 10,
+    "num_hidden_layers": 3,
+    "intermediate_size": 17,
+    "max_position_embeddings": 53,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 1,
+}
+
+
+def _model(kind: type[hf.PreTrainedModel], config: Any) -> hf.PreTrainedModel:
+    torch.manual_seed(7)
+    model = kind(config).eval()
+    for parameter in model.parameters():  # biases and gains begin at 0 and 1, where mistakes with them would not show
+        if parameter.dim() == 1:
+            torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.3)
+    return model
+
+
+def _ids(lengths: torch.Tensor, side: str) -> dict[str, torch.Tensor]:
+    length = int(lengths.max())
+    generator = torch.Generator().manual_seed(5)
+    ids = torch.randint(3, VOCABULARY, (len(lengths), length), generator=generator)
+    mask = torch.arange(length) < lengths[:, None]
+    mask = mask.flip(1) if side == "left" else mask
+    return {"input_ids": ids.where(mask, 0), "attention_mask": mask.long()}
