@@ -3,8 +3,8 @@
     python benchmarks/mechanisms.py [--out results/mechanisms] [--only dagpam,coda]
 
 On a GPU: bf16, causal, queries laid out as a projection leaves them; time on the device (CUDA graph) and as eager
-Python runs it. On a CPU: float32, one thread, each mechanism in a process of its own. A mechanism that carries is timed as
-a layer that has a carry. No time is printed for one that does not first equal its definition.
+Python runs it. On a CPU: float32, one thread, each mechanism in a process of its own. A mechanism that carries is
+timed as a layer that has a carry. No time is printed for one that does not first equal its definition.
 """
 
 import argparse

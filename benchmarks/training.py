@@ -2,9 +2,9 @@
 
     python benchmarks/training.py [--out results/training] [--tokens 4096,16384] [--attention softmax,coda,dagpam]
 
-A step is forward, backward and the update (fused Adam), at a given number of target tokens, length 32 on both sides. On a
-GPU both run in bf16; ours as `attnlab train` runs it there (compiled blocks, CUDA graphs), Marian as transformers is used:
-eager, sdpa. On a CPU: float32, one thread, a smaller number of tokens. Dropout is on in both.
+A step is forward, backward and the update (fused Adam), at a given number of target tokens, length 32 on both sides.
+On a GPU both run in bf16; ours as `attnlab train` runs it there (compiled blocks, CUDA graphs), Marian as transformers
+is used: eager, sdpa. On a CPU: float32, one thread, a smaller number of tokens. Dropout is on in both.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import torch
 from attnlab import optimise
 from attnlab.models.presets import PRESETS
 from attnlab.models.transformer import build
-from attnlab.stepping import Captured, Eager, Objective
+from attnlab.stepping import Captured, Eager, Flat, Objective
 
 LENGTH, SEED = 32, 0
 
@@ -43,27 +43,31 @@ def seconds_of(step, device, repeats):
     return sorted(times)[len(times) // 2]
 
 
-def ours(attention, tokens, device, steps):
+def ours(attention, device):
+    """A function of a number of tokens that makes the step; one model, compiled once, serves all numbers."""
     torch.manual_seed(SEED)
     model = build(replace(PRESETS["iwslt14"], attention=attention)).to(device).train()
-    source, target, goal = batch(tokens, device)
-    optimizer = optimise.optimiser(
-        model, "adam", betas=(0.9, 0.98), eps=1e-8, momentum=0.0, weight_decay=0.0, device=device
-    )
     captured = device.type == "cuda"
+    objective = Objective(model, smoothing=0.1)
+    flat = Flat(model, torch.bfloat16 if captured else torch.float32)
+    optimizer = optimise.optimiser(flat.master, "adam", betas=(0.9, 0.98), eps=1e-8, momentum=0.0, weight_decay=0.0)
     if captured:
-        for block in model.all_blocks():
-            block.compile(dynamic=True)
-    kind = Captured if captured else Eager
-    stepper = kind(Objective(model, smoothing=0.1), optimizer, clip=0.0, half=captured, device=device)
+        torch._dynamo.reset()
+        objective.compile_parts()
+    stepper = (Captured if captured else Eager)(objective, flat, optimizer, clip=0.0)
 
-    def step():
-        for _ in range(steps):
-            stepper.accumulate([source, target], goal, 1.0 / tokens)
-            optimise.set_rate(optimizer, 1e-4)
-            stepper.apply()
+    def of(tokens, steps):
+        source, target, goal = batch(tokens, device)
 
-    return step, stepper
+        def step():
+            for _ in range(steps):
+                stepper.accumulate([source, target], goal, 1.0 / tokens)
+                optimise.set_rate(optimizer, 1e-4)
+                stepper.apply()
+
+        return step
+
+    return of, stepper
 
 
 def marian(tokens, device, steps):
@@ -104,25 +108,26 @@ def main():
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(1)
     steps, repeats = (10, 5) if device.type == "cuda" else (1, 5)
+    sizes = [int(n) for n in (given.tokens or ("4096,16384" if device.type == "cuda" else "512")).split(",")]
     rows = []
-    for tokens in map(int, (given.tokens or ("4096,16384" if device.type == "cuda" else "512")).split(",")):
-        peer = tokens * steps / seconds_of(marian(tokens, device, steps), device, repeats)
-        rows.append(
-            {"tokens": tokens, "model": "Marian (transformers)", "tokens_per_second": peer, "times_marian": 1.0}
-        )
-        for attention in given.attention.split(","):
+    for tokens in sizes:
+        speed = tokens * steps / seconds_of(marian(tokens, device, steps), device, repeats)
+        rows.append({"tokens": tokens, "model": "Marian (transformers)", "tokens_per_second": speed})
+    for attention in given.attention.split(","):
+        of, stepper = ours(attention, device)
+        for tokens in sizes:
             start = time.perf_counter()
-            step, stepper = ours(attention, tokens, device, steps)
+            step = of(tokens, steps)
             step()
             ready = time.perf_counter() - start
             speed = tokens * steps / seconds_of(step, device, repeats)
-            softmax = next((r for r in rows if r["tokens"] == tokens and r["model"] == "softmax"), None)
-            row = {"tokens": tokens, "model": attention, "tokens_per_second": speed, "times_marian": speed / peer}
-            row |= {
-                "step_times_softmax": softmax["tokens_per_second"] / speed if softmax else 1.0,
-                "ready_seconds": ready,
-            }
-            rows.append(row | {"stepper": type(stepper).__name__, "bad": float(stepper.bad)})
+            row = {"tokens": tokens, "model": attention, "tokens_per_second": speed, "ready_seconds": ready}
+            rows.append(row | {"stepper": type(stepper).__name__, "not_finite": float(stepper.bad)})
+            print(f"{attention} {tokens}: {speed:,.0f} tokens/s", flush=True)
+    for row in rows:
+        same = {r["model"]: r["tokens_per_second"] for r in rows if r["tokens"] == row["tokens"]}
+        row["times_marian"] = row["tokens_per_second"] / same["Marian (transformers)"]
+        row["step_times_softmax"] = same["softmax"] / row["tokens_per_second"] if "softmax" in same else None
     about = measuring.surroundings(SEED)
     columns = ["model", "tokens a step", "tokens/s", "× Marian", "step ÷ softmax step", "first step after s"]
     keys = ["model", "tokens", "tokens_per_second", "times_marian", "step_times_softmax", "ready_seconds"]

@@ -100,18 +100,58 @@ def describe(
 
 
 @app.command()
+def train(
+    task: Annotated[str, typer.Argument(help="translation, language, classification or synthetic")],
+    settings: Pairs = None,
+) -> None:
+    """Train a model; the same command goes on with a run that was interrupted.
+
+    Settings of the run itself: out=FOLDER device=auto|cpu|cuda. All others belong to the task (data=…), the model
+    (model=iwslt14, attention=…, width=…), the training (steps=…, lr=…) or the attention (alpha=…).
+    """
+    from attnlab import runs
+    from attnlab.config import split_pairs
+    from attnlab.recipe import resolved
+
+    values = split_pairs(settings or [])
+    out, device = values.pop("out", None), values.pop("device", "auto")
+    recipe = resolved(task, values)
+    with _Progress(recipe.training.steps) as progress:
+        folder, outcome = runs.start(recipe, out=out, device=device, report=progress.show, note=progress.note)
+    command = " ".join(["attnlab train", task, *(settings or [])])
+    if outcome.finished:
+        best = f"best validation loss {outcome.best:.4f} at step {outcome.best_step}"
+        print(f"{folder.path}: finished at step {outcome.step}; {best}")
+    else:
+        print(f"{folder.path}: stopped at step {outcome.step}, nothing is lost; to go on: {command}")
+
+
+@app.command("runs")
+def list_runs(root: Annotated[str, typer.Argument(help="the folder of runs")] = "runs") -> None:
+    """Runs, their state and best metric."""
+    from pathlib import Path
+
+    from attnlab.runs import listed
+
+    rows = listed(Path(root))
+    if not rows:
+        raise ValueError(f"no runs in {root}/; attnlab train … makes one")
+    _print(f"runs in {root}/", list(rows[0]), [list(row.values()) for row in rows])
+
+
+@app.command()
 def check(
     mechanism: Annotated[str, typer.Argument(help="a mechanism's name, or a file and a class: ./mine.py:Mine")],
     settings: Pairs = None,
 ) -> None:
     """Run every law on a mechanism and print what holds, with the numbers. Exit status 1 if one fails."""
-    from attnlab.config import split_pairs
+    from attnlab.config import parse, split_pairs
     from attnlab.mechanisms import attention, find, parse_options
     from attnlab.mechanisms.laws import LAWS, judge
 
     find(mechanism)
     values = split_pairs(settings or [])
-    heads, head_dim = int(values.pop("heads", "3")), int(values.pop("head_dim", "6"))
+    heads, head_dim = (parse(values.pop(key, text), int, key) for key, text in (("heads", "3"), ("head_dim", "6")))
     options = parse_options(mechanism, values)
     attention(mechanism, heads=heads, head_dim=head_dim, **options)
     findings = [
@@ -130,6 +170,37 @@ def check(
         + (f"; {len(failed)} fail" if failed else "")
     )
     raise typer.Exit(1 if failed else 0)
+
+
+class _Progress:
+    """A bar on a terminal, plain lines elsewhere."""
+
+    def __init__(self, steps: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.console = Console(stderr=True)
+        columns = [BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}")]
+        self.bar = Progress(*columns, console=self.console, disable=not self.console.is_terminal)
+        self.task = self.bar.add_task("", total=steps)
+
+    def __enter__(self) -> "_Progress":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.bar.stop()
+
+    def note(self, line: str) -> None:
+        self.console.print(line, markup=False, highlight=False)
+
+    def show(self, values: dict[str, Any]) -> None:
+        told = {
+            key: f"{x:,.0f}" if key == "tokens_per_second" else f"{x:.4g}" for key, x in values.items() if key != "step"
+        }
+        line = "  ".join(f"{key} {text}" for key, text in told.items())
+        if self.bar.disable or "valid_loss" in values:
+            self.note(f"step {values['step']}  {line}")
+        self.bar.update(self.task, completed=values["step"], description="" if "valid_loss" in values else line)
 
 
 def _print(title: str, columns: list[str], rows: list[list[Any]]) -> None:

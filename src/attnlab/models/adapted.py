@@ -86,8 +86,8 @@ def arguments(
     """mask, carry, causal and bias for the mechanism, from what the attention module was going to call."""
     place: Place = module.attnlab_place  # type: ignore[assignment]
     given = understood(place.name, attention_mask, options) | {"causal": native.causal(module, attention_mask, options)}
-    decoding = attention_mask is not None and query.shape[2] < key.shape[2]
-    if mechanism.self_only and decoding and not attention_mask[..., -1, -1].any():
+    decoding = query.shape[2] < key.shape[2]
+    if mechanism.self_only and decoding and attention_mask is not None and not attention_mask[..., -1, -1].any():
         kind = type(mechanism).__name__
         raise ValueError(f"{place.name}: with a static cache, {kind} cannot know which key is a query's own")
     if mechanism.training:
@@ -154,7 +154,7 @@ def guard(model: nn.Module, _inputs: tuple, named: dict[str, Any]) -> None:
     """Before an adapted model is called: refuse if it would not use its mechanisms, or could not do what is asked."""
     if named.get("output_attentions"):
         raise ValueError("an adapted model returns no attentions under output_attentions: attnlab.record shows them")
-    chosen = model.config._attn_implementation  # type: ignore[union-attr]
+    chosen = str(model.config._attn_implementation)  # type: ignore[union-attr]
     if not chosen.startswith(IMPLEMENTATION):
         raise RuntimeError(
             f"this model was adapted, but its attention implementation is now {chosen!r}, which knows nothing of that; "

@@ -178,8 +178,8 @@ def restore(model: nn.Module, folder: Path) -> None:
 def _written(name: str | type[Mechanism]) -> str:
     """A name that finds the mechanism again: its key, or the file it is in and its class."""
     if isinstance(name, str):
-        file, colon, kind = name.rpartition(":")
-        return f"{Path(file).expanduser().resolve()}:{kind}" if own.is_own(name) and colon else name
+        file, colon, wanted = name.rpartition(":")
+        return f"{Path(file).expanduser().resolve()}:{wanted}" if own.is_own(name) and colon else name
     for key, kind in MECHANISMS.items():
         if kind is name:
             return key

@@ -120,12 +120,17 @@ class Stack(nn.Module):
         for block, kept in zip(self.blocks, caches, strict=True):
             x, carries = block(x, memory, mask, memory_mask, carries, causal=self.causal, at=at, caches=kept)
         if state is not None:
-            state.length += tokens.shape[1]
+            state.advance(tokens.shape[1])
         return x if self.norm is None else self.norm(x)
 
     def start(
         self, memory: Tensor | None = None, memory_mask: Tensor | None = None, *, static: int | None = None
     ) -> Decoding:
-        """The state before the first token; static: caches are allocated for so many tokens, else they grow."""
+        """The state before the first token; static: caches are allocated for so many tokens, else they grow.
+
+        state.limit says for how many: there are never more than learned positions.
+        """
+        if static is not None and self.embedding.limit is not None:
+            static = min(static, self.embedding.limit)
         caches = [cast(Block, block).caches(memory, static) for block in self.blocks]
         return Decoding(caches, memory_mask, limit=static)

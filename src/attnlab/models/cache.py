@@ -3,6 +3,9 @@
 A `Growing` cache concatenates: queries are the last keys, as in the full pass. A `Static` one is allocated once and
 written in place at the positions `at`; what is not yet written lies in the future, so causal attention hides it. `Kept`
 holds what a cross attention computed once. Only keys and values are kept: a carry belongs to one step.
+
+A pinned state has its position on the device and changes only in place, so one step captured as a CUDA graph serves
+every position (`decode.py`).
 """
 
 from abc import ABC, abstractmethod
@@ -27,6 +30,10 @@ class Cache(ABC):
     def select(self, examples: Tensor) -> "Cache":
         """A new cache of these examples of the batch, in this order, some perhaps several times."""
 
+    @abstractmethod
+    def reorder_(self, examples: Tensor) -> None:
+        """The same in place, as many examples as before, each from one with the same source."""
+
 
 class Growing(Cache):
     def __init__(self, kept: KeysValues | None = None) -> None:
@@ -42,6 +49,9 @@ class Growing(Cache):
 
     def select(self, examples: Tensor) -> "Growing":
         return Growing(_selected(self.kept, examples))
+
+    def reorder_(self, examples: Tensor) -> None:
+        self.kept = _selected(self.kept, examples)
 
 
 class Static(Cache):
@@ -63,6 +73,20 @@ class Static(Cache):
     def select(self, examples: Tensor) -> "Static":
         return Static(self.limit, _selected(self.kept, examples))
 
+    def reorder_(self, examples: Tensor) -> None:
+        for kept in self.kept or ():
+            kept.copy_(kept.index_select(0, examples))
+
+    def within(self, limit: int) -> "Static":
+        """The first places of this cache, in the same memory."""
+        if self.kept is None or limit > self.limit:
+            raise ValueError(f"no {limit} places to share: the cache has {self.limit}, allocated by the first step")
+        return Static(limit, (self.kept[0][:, :, :limit], self.kept[1][:, :, :limit]))
+
+    def clear_(self) -> None:
+        for kept in self.kept or ():
+            kept.zero_()
+
 
 class Kept(Cache):
     def __init__(self, kept: KeysValues) -> None:
@@ -74,6 +98,13 @@ class Kept(Cache):
     def select(self, examples: Tensor) -> "Kept":
         return Kept((self.kept[0].index_select(0, examples), self.kept[1].index_select(0, examples)))
 
+    def reorder_(self, examples: Tensor) -> None:
+        pass  # what comes from the source is the same
+
+    def copy_(self, other: "Kept") -> None:
+        for kept, new in zip(self.kept, other.kept, strict=True):
+            kept.copy_(new)
+
 
 @dataclass
 class Decoding:
@@ -82,15 +113,23 @@ class Decoding:
     caches: list[tuple[Cache, Cache | None]]  # of each block: self and cross attention
     memory_mask: Tensor | None = None  # (b,1,1,j) which tokens of the source are real
     limit: int | None = None  # how many tokens static caches hold; None: they grow
-    length: int = 0  # tokens seen
+    length: int | Tensor = 0  # tokens seen; a number on the device once pinned
 
     def place(self, new: int, device: torch.device) -> Tensor | None:
         """The key index of each new token, (n,); None where caches grow and the new tokens are the last keys."""
         if self.limit is None:
             return None
+        if isinstance(self.length, Tensor):
+            return self.length + torch.arange(new, device=device)
         if self.length + new > self.limit:
             raise ValueError(f"the static cache holds {self.limit} tokens; {new} more after {self.length} do not fit")
         return torch.arange(self.length, self.length + new, device=device)
+
+    def advance(self, new: int) -> None:
+        if isinstance(self.length, Tensor):
+            self.length.add_(new)
+        else:
+            self.length += new
 
     def select(self, examples: Tensor) -> "Decoding":
         """The state of these examples, (m,) indices into the batch: what beam search reorders, repeats and drops by."""
@@ -98,7 +137,42 @@ class Decoding:
             (own.select(examples), None if cross is None else cross.select(examples)) for own, cross in self.caches
         ]
         mask = None if self.memory_mask is None else self.memory_mask.index_select(0, examples)
-        return Decoding(caches, mask, self.limit, self.length)
+        length = self.length.clone() if isinstance(self.length, Tensor) else self.length
+        return Decoding(caches, mask, self.limit, length)
+
+    def reorder_(self, examples: Tensor) -> None:
+        """As select, in place, where each example continues one with the same source: beams of one sentence."""
+        for own, _ in self.caches:
+            own.reorder_(examples)
+
+    def pin(self, device: torch.device) -> None:
+        """Count on the device from here on; nobody then checks that the static caches are not yet full."""
+        if self.limit is None:
+            raise ValueError("only static caches can be pinned; start(static=LENGTH) makes them")
+        self.length = torch.as_tensor(self.length, device=device)
+
+    def within(self, limit: int) -> "Decoding":
+        """This pinned state with no more than so many places in its static caches, in the same memory."""
+        caches: list[tuple[Cache, Cache | None]] = [(_static(own).within(limit), cross) for own, cross in self.caches]
+        return Decoding(caches, self.memory_mask, limit, self.length)
+
+    def restart_(self, fresh: "Decoding") -> None:
+        """Become, in the same memory, a state of the same shape that has seen no token."""
+        if not isinstance(self.length, Tensor) or fresh.length != 0:
+            raise ValueError("restart_ takes a state that has seen no token into a pinned one")
+        for (own, cross), (_, other) in zip(self.caches, fresh.caches, strict=True):
+            _static(own).clear_()
+            if isinstance(cross, Kept) and isinstance(other, Kept):
+                cross.copy_(other)
+        if self.memory_mask is not None and fresh.memory_mask is not None:
+            self.memory_mask.copy_(fresh.memory_mask)
+        self.length.zero_()
+
+
+def _static(cache: Cache) -> Static:
+    if not isinstance(cache, Static):
+        raise ValueError("only static caches stay in their place; start(static=LENGTH) makes them")
+    return cache
 
 
 def _selected(kept: KeysValues | None, examples: Tensor) -> KeysValues | None:

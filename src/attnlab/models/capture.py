@@ -202,7 +202,7 @@ class Capture:
     def _output_weight(self, projection: nn.Module, mixed: Tensor) -> tuple[Tensor, Tensor | None]:
         """(h,d,e) and (e,), copied once: training on must not change a record."""
         if projection not in self._weights:
-            weight, bias = projection.weight.detach(), projection.bias  # type: ignore[operator, union-attr]
+            weight, bias = projection.weight.detach(), projection.bias  # type: ignore[operator]
             matrix = weight.T if isinstance(projection, nn.Linear) else weight  # a Conv1D keeps it transposed
             split = matrix.unflatten(0, (mixed.shape[1], mixed.shape[3])).clone()
             self._weights[projection] = split, None if bias is None else bias.detach().clone()  # type: ignore[operator]

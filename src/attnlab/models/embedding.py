@@ -24,13 +24,13 @@ from torch.nn import functional as F
 class Sinusoidal(nn.Module):
     """sin(t·ω_c) in the first half of the channels c, cos(t·ω_c) in the second; ω from 1 to 10⁻⁴ (fairseq's layout)."""
 
-    def forward(self, x: Tensor, start: int) -> Tensor:
-        """The positions start, start+1, … to add to x (b,n,e): (n,e)."""
+    def forward(self, x: Tensor, start: int | Tensor) -> Tensor:
+        """The positions start, start+1, … to add to x (b,n,e): (n,e); start may be a number on the device."""
         length, width = x.shape[1:]
         half, dtype = width // 2, torch.promote_types(x.dtype, torch.float32)
         channel = torch.arange(half, device=x.device, dtype=dtype)
         rate = torch.exp(channel * (-math.log(10000.0) / max(half - 1, 1)))
-        angle = torch.arange(start, start + length, device=x.device, dtype=dtype)[:, None] * rate
+        angle = (start + torch.arange(length, device=x.device, dtype=dtype))[:, None] * rate
         return F.pad(torch.cat([angle.sin(), angle.cos()], dim=1), (0, width % 2)).to(x.dtype)
 
 
@@ -41,7 +41,9 @@ class Learned(nn.Module):
         super().__init__()
         self.table = nn.Embedding(max_length, width)
 
-    def forward(self, x: Tensor, start: int) -> Tensor:
+    def forward(self, x: Tensor, start: int | Tensor) -> Tensor:
+        if isinstance(start, Tensor):
+            return self.table(start + torch.arange(x.shape[1], device=x.device))
         stop = start + x.shape[1]
         if stop > self.table.num_embeddings:
             raise ValueError(f"{stop} tokens, but learned positions end at max_length={self.table.num_embeddings}")
@@ -86,7 +88,12 @@ class InputEmbedding(nn.Module):
         self.words, self.positions, self.scale = words, positions, scale
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, tokens: Tensor, start: int = 0) -> Tensor:
+    @property
+    def limit(self) -> int | None:
+        """How many tokens there are positions for; None: any number."""
+        return self.positions.table.num_embeddings if isinstance(self.positions, Learned) else None
+
+    def forward(self, tokens: Tensor, start: int | Tensor = 0) -> Tensor:
         """Tokens (b,n) at positions start, start+1, … -> (b,n,e)."""
         if tokens.dim() != 2 or tokens.is_floating_point():
             raise ValueError(f"tokens must be whole numbers (batch, length), not {tokens.dtype} {tuple(tokens.shape)}")

@@ -123,6 +123,10 @@ class Transformer(nn.Module, ABC):
     def hidden(self, *batch: Any, **named: Any) -> Tensor:
         """What the readout reads; takes what forward takes."""
 
+    def all_blocks(self) -> list[Block]:
+        """The layers of every stack: what is worth compiling, as each is the same code many times."""
+        return [module for module in self.modules() if isinstance(module, Block)]
+
     @abstractmethod
     def sequences(self, *batch: Any, **named: Any) -> dict[str, tuple[Tensor, Tensor]]:
         """Tokens and mask, (b,n) each, of the "source" and the "target" in what forward takes."""

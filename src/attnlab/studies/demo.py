@@ -81,7 +81,7 @@ def write(config: DemoConfig, found: list[Outcome]) -> Path:
     diagonal = ", ".join(f"{o.attention} {o.diagonal:.2f}" for o in found)
     names = ",".join(config.attention)
     command = f"attnlab demo attention={names} steps={config.steps} seed={config.seed}"
-    sections = [
+    sections: list[tuple[str, list[Table | Picture | Text | Command]]] = [
         ("What was learnt", [Text(" ".join((__doc__ or "").split("\n\n", 1)[1].split())), table(found)]),
         (
             "What it attends to",

@@ -1,0 +1,135 @@
+"""A recipe is everything a run is made of: task, model, training, decoding. Each key finds its place in it.
+
+    attnlab train translation data=multi30k attention=coda heads=8 lr=1e-3 alpha=8
+
+`data` is the task's, `heads` the model's, `lr` the training's, `alpha` an option of the attention. A named recipe
+(model=iwslt14) carries all of its published values; whatever is said beside it changes that value alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
+
+from attnlab.config import changed, digest, nearest
+from attnlab.mechanisms import option_types, parse_options
+from attnlab.models.presets import PRESETS
+from attnlab.models.transformer import TransformerConfig
+from attnlab.tasks import TASKS
+from attnlab.tasks.task import Task, TaskConfig
+from attnlab.train import TrainConfig
+
+MODELS: dict[str, Any] = {"translation": "translator", "language": "language-model", "classification": "classifier"}
+FROM_TASK = ("model", "vocabulary", "target_vocabulary", "classes", "padding", "max_length")  # not the user's to say
+SMALL: dict[str, Any] = {"layers": 3, "width": 256, "heads": 4, "feed_forward": 1024}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeConfig:
+    """How a trained translator is decoded."""
+
+    beam: int = 5
+    length_penalty: float = 1.0
+    average: int = 0  # decode with the mean of the last so many kept checkpoints; 0: with the best
+
+
+@dataclass(frozen=True)
+class Recipe:
+    task: str
+    data: TaskConfig
+    model: TransformerConfig  # but for what the task says of it
+    training: TrainConfig = field(default_factory=TrainConfig)
+    decoding: DecodeConfig = field(default_factory=DecodeConfig)
+
+    def values(self) -> dict[str, Any]:
+        """Every value, as it is stored with the run."""
+        parts = {part: asdict(getattr(self, part)) for part in ("data", "model", "training", "decoding")}
+        return {"task": self.task, **parts}
+
+    def name(self) -> str:
+        return f"{self.task}-{self.model.attention.rpartition(':')[2]}-{digest(self)}"
+
+    def fitted(self, task: Task) -> TransformerConfig:
+        """The model's configuration with what the task says of it."""
+        sizes: dict[str, Any] = dict(task.sizes())
+        if task.architecture == "translation":
+            sizes = {"vocabulary": sizes["source_vocabulary"], "target_vocabulary": sizes["vocabulary"]}
+            if self.model.tie == "all":
+                del sizes["target_vocabulary"]
+        longest = max((int(n.max()) for part in task.parts for n in task.lengths(part)), default=1)
+        return replace(self.model, model=MODELS[task.architecture], max_length=max(longest, 1024), **sizes)
+
+
+TRAINING: dict[str, tuple[TrainConfig, DecodeConfig]] = {
+    "iwslt14": (
+        TrainConfig(
+            steps=25_000, batch_tokens=4096, accumulate=4, optimiser="adamw", weight_decay=1e-4, lr=5e-4, warmup=4000,
+            label_smoothing=0.1, evaluate_every=250, checkpoint_every=250,
+        ),
+        DecodeConfig(beam=5),
+    ),
+    "wmt14": (
+        TrainConfig(
+            steps=275_000, batch_tokens=4096, accumulate=8, optimiser="adam", lr=7e-4, warmup=4000, label_smoothing=0.1,
+            evaluate_every=1000, checkpoint_every=1000, keep_last=10,
+        ),
+        DecodeConfig(beam=4, length_penalty=0.6, average=10),
+    ),
+    "wikitext103": (
+        TrainConfig(
+            steps=286_000, batch_tokens=4096, accumulate=16, optimiser="nag", lr=1.0, schedule="cosine", warmup=16_000,
+            period=270_000, period_multiply=2.0, period_shrink=0.75, min_lr=1e-4, clip=0.1, evaluate_every=5000,
+            checkpoint_every=1000,
+        ),
+        DecodeConfig(),
+    ),
+}  # fmt: skip
+
+
+def resolved(task: str, values: Mapping[str, str]) -> Recipe:
+    """The recipe that the keys of a command line describe; an unknown one names the nearest of all there are."""
+    if task not in TASKS:
+        raise ValueError(f"no task is called {task!r}{nearest(task, TASKS)}; there are {', '.join(TASKS)}")
+    given = dict(values)
+    preset = given.pop("model", None)
+    if preset is not None and preset not in PRESETS:
+        raise ValueError(f"no model is called {preset!r}{nearest(preset, PRESETS)}; there are {', '.join(PRESETS)}")
+    data: Any = TASKS[task].config_type()
+    model = PRESETS[preset] if preset else TransformerConfig(model="classifier", vocabulary=4, **SMALL)
+    training, decoding = TRAINING.get(preset or "", (TrainConfig(), DecodeConfig()))
+    parts = {"data": data, "model": model, "training": training, "decoding": decoding}
+    owner = {f.name: part for part in reversed(parts) for f in fields(parts[part]) if _is_said(part, f.name)}
+    attention = given.get("attention", model.attention)
+    options = {key: text for key, text in given.items() if key not in owner}
+    known = [option for option in option_types(attention) if option not in ("layer", "dropout")]
+    for key in options:
+        if key not in known:
+            raise ValueError(
+                f"unknown key {key!r}{nearest(key, [*owner, *known])}; attnlab train {task} --help lists them"
+            )
+    made = {
+        part: changed(config, {key: text for key, text in given.items() if owner.get(key) == part})
+        for part, config in parts.items()
+    }
+    made["model"] = replace(made["model"], attention_options=parse_options(attention, options))
+    return Recipe(task, **made)
+
+
+def stored(values: Mapping[str, Any]) -> Recipe:
+    """The recipe of a run, from what its folder holds."""
+    task = values["task"]
+    data = TASKS[task].config_type(**_tuples(values["data"]))
+    model = TransformerConfig(**_tuples(values["model"]))
+    return Recipe(task, data, model, TrainConfig(**_tuples(values["training"])), DecodeConfig(**values["decoding"]))
+
+
+def _is_said(part: str, name: str) -> bool:
+    return part != "model" or (name not in FROM_TASK and not name.endswith("_options"))
+
+
+def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON knows only lists."""
+
+    def made(value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else _tuples(value) if isinstance(value, dict) else value
+
+    return {key: made(value) for key, value in values.items()}

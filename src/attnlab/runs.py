@@ -1,0 +1,111 @@
+"""Runs: started from a recipe, opened again from their folder."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from attnlab.models.transformer import build
+from attnlab.recipe import Recipe, stored
+from attnlab.store import RunFolder, all_runs, read_checkpoint
+from attnlab.tasks import TASKS
+from attnlab.tasks.task import Task
+from attnlab.train import Outcome, averaged, load_weights, train
+
+ROOT = Path("runs")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained model with the task it was trained on."""
+
+    folder: RunFolder
+    recipe: Recipe
+    task: Task
+    model: nn.Module
+    weights: str  # where they are from: best, last or averaged
+
+
+def start(
+    recipe: Recipe,
+    *,
+    out: str | None = None,
+    device: str = "auto",
+    report: Callable[[dict[str, Any]], None],
+    note: Callable[[str], None],
+) -> tuple[RunFolder, Outcome]:
+    """Train a recipe, or go on with it where its folder stands."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=_on_cpu(device))
+    folder = RunFolder(Path(out) if out else ROOT / recipe.name())
+    with folder.locked() if accelerator.is_main_process else nullcontext():
+        if accelerator.is_main_process:
+            folder.claim(recipe.values())
+        with accelerator.main_process_first():
+            task = TASKS[recipe.task].prepare(recipe.data, folder.path)
+        for line in task.notes if accelerator.is_main_process else []:
+            note(line)
+        torch.manual_seed(recipe.training.seed)
+        model = build(recipe.fitted(task))
+        return folder, train(task, model, recipe.training, folder, accelerator, report)
+
+
+def open_run(path: str | Path, *, device: str = "auto", weights: str = "best") -> Run:
+    """The model of a run in evaluation mode, with its best weights, or last, or the mean of so many ("5")."""
+    folder = RunFolder(Path(path) if Path(path).exists() else ROOT / path)
+    recipe = stored(folder.config())
+    task = TASKS[recipe.task].prepare(recipe.data, folder.path)
+    model = build(recipe.fitted(task))
+    if weights.isdigit():
+        load_weights(model, averaged(folder, int(weights)))
+    elif weights in ("best", "last"):
+        load_weights(model, read_checkpoint(getattr(folder, weights)).part("model/"))
+    else:
+        raise ValueError(f"weights={weights}: expected best, last, or how many kept checkpoints to average")
+    return Run(folder, recipe, task, model.eval().to(chosen_device(device)), weights)
+
+
+def listed(root: Path = ROOT) -> list[dict[str, Any]]:
+    """What stands in each run folder: state, step, best metric."""
+    rows = []
+    for folder in all_runs(root):
+        history = folder.metrics()
+        config = folder.config()
+        step = max((row["step"] for row in history), default=0)
+        losses = [row["valid_loss"] for row in history if "valid_loss" in row]
+        finished = step >= config["training"]["steps"]
+        state = (
+            "running" if folder.is_locked() else "finished" if finished else "interrupted" if step else "not started"
+        )
+        rows.append(
+            {
+                "run": folder.path.name,
+                "task": f"{config['task']} {config['data'].get('data', '')}",
+                "attention": config["model"]["attention"],
+                "state": state,
+                "step": f"{step}/{config['training']['steps']}",
+                "best valid loss": f"{min(losses):.4f}" if losses else "–",
+            }
+        )
+    return rows
+
+
+def chosen_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"device={name}: expected auto, cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device=cuda, but this torch finds no CUDA device; say device=cpu")
+    return device
+
+
+def _on_cpu(name: str) -> bool:
+    return chosen_device(name).type == "cpu"

@@ -1,0 +1,188 @@
+"""Beam search as tensors on one device: what is searched for, what is found so far, and the step from length to length.
+
+    score(y) = Σ_t log p(y_t | source, y_<t) / |y|^length_penalty            |y| counts eos, as in fairseq
+
+Each sentence is searched on its own, as fairseq does. At each length the continuations of the K running hypotheses are
+ranked by Σ log p. Those that end and are among the first K are finished; the K best that do not end run on. A sentence
+is done when K hypotheses have finished, or when no running one can still beat the n_best-th finished one,
+
+    max over the lengths ahead of  Σ log p so far / length^length_penalty  ≤  that one's score,
+
+which never changes a result, since log p ≤ 0. At its longest length only eos may follow, so every hypothesis ends.
+Padding and bos are never emitted; probabilities are the model's own, not renormalised.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    tokens: tuple[int, ...]  # the last one is eos
+    log_probs: tuple[float, ...]  # of each token
+    score: float
+    cut: bool  # as long as allowed: nothing but eos could follow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What is searched for. Lengths count eos."""
+
+    beam: int = 5
+    n_best: int = 1
+    length_penalty: float = 1.0
+    max_length: int | tuple[float, float] = (2.0, 20.0)  # a number, or (a, b): a · tokens of the source + b
+    min_length: int = 1
+    bos: int = 1
+    eos: int = 2
+    padding: int = 0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n_best <= self.beam:
+            raise ValueError(f"n_best={self.n_best} must be from 1 to beam={self.beam}")
+        if len({self.bos, self.eos, self.padding}) < 3 or min(self.bos, self.eos, self.padding) < 0:
+            raise ValueError(f"bos={self.bos}, eos={self.eos} and padding={self.padding} must be three tokens")
+        if self.min_length < 1:
+            raise ValueError(f"min_length={self.min_length} must be at least 1: eos is counted")
+
+    def limits(self, source: Tensor) -> Tensor:
+        """The longest length of each sentence, (b,)."""
+        rate, more = (0.0, self.max_length) if isinstance(self.max_length, int) else self.max_length
+        limits = [int(rate * n + more) for n in (source != self.padding).sum(1).tolist()]
+        if (shortest := min(limits)) < self.min_length:
+            least = f"min_length={self.min_length}"
+            raise ValueError(f"max_length={self.max_length} leaves a sentence {shortest} tokens, less than {least}")
+        return torch.tensor(limits, device=source.device)
+
+    def check_vocabulary(self, size: int) -> None:
+        if size <= max(self.bos, self.eos, self.padding):
+            tokens = f"bos={self.bos}, eos={self.eos} and padding={self.padding}"
+            raise ValueError(f"{tokens} are not all in the model's vocabulary of {size}")
+
+
+class Search:
+    """The tensors of a search over b sentences with k beams, and the step that advances them all, in place.
+
+    Nothing in `restart_` and `advance` waits for the device, so a CUDA graph can hold them. A sentence with limit 0 is
+    done from the start.
+    """
+
+    def __init__(self, rules: Rules, limit: Tensor, longest: int, dtype: torch.dtype) -> None:
+        b, k = len(limit), rules.beam
+        self.rules, self.limit = rules, limit  # (b,)
+        self.sentences = torch.arange(b, device=limit.device)  # their numbers
+        self.barred = limit.new_tensor([rules.padding, rules.bos, rules.eos])  # no hypothesis runs on with these
+        self.time = limit.new_zeros(1)  # tokens chosen
+        self.last = limit.new_zeros(b, k)  # the newest token of each running hypothesis
+        self.rows = limit.new_zeros(b, k)  # which of the b·k rows before it continues
+        self.total = limit.new_zeros(b, k, dtype=dtype)  # Σ log p of the running; −∞: none
+        self.best = torch.zeros_like(self.total)  # scores of the finished, the best first; −∞: none
+        self.ending = limit.new_zeros(b, k)  # where they end: length · k + slot
+        self.count = limit.new_zeros(b)  # how many have finished
+        self.done, self.broken = (limit.new_zeros(b, dtype=torch.bool) for _ in range(2))
+        self.words, self.parents = (limit.new_zeros(longest, b, k) for _ in range(2))  # of the running, at each length
+        self.log_probs, self.ends = (limit.new_zeros(longest, b, k, dtype=dtype) for _ in range(2))  # of word, of eos
+        self.restart_()
+
+    def restart_(self) -> None:
+        for x in (self.time, self.count, self.broken):
+            x.zero_()
+        self.last.fill_(self.rules.bos)
+        self.total.fill_(-torch.inf)[:, 0].zero_()
+        self.best.fill_(-torch.inf)
+        self.done.copy_(self.limit == 0)
+
+    @property
+    def tokens(self) -> Tensor:
+        """What the model is to see next, (b·k,1)."""
+        return self.last.view(-1, 1)
+
+    def advance(self, logits: Tensor) -> None:
+        """Choose by the logits (b·k,1,vocabulary) after `tokens`; the model's state is then to be reordered by rows."""
+        (b, k), length = self.total.shape, self.time + 1
+        log_prob = logits[:, -1].log_softmax(-1, dtype=self.total.dtype).unflatten(0, (b, k))
+        self.rules.check_vocabulary(log_prob.shape[2])
+        end = log_prob[:, :, self.rules.eos].clone()  # (b,k)
+        self.broken |= end.isnan().any(1) & ~self.done
+        end.masked_fill_(length < self.rules.min_length, -torch.inf)
+        final = (length == self.limit).unsqueeze(1)
+        value, word = log_prob.index_fill_(2, self.barred, -torch.inf).topk(min(k, log_prob.shape[2]))  # (b,k,≤k)
+        total, place = (self.total.unsqueeze(2) + value).flatten(1).masked_fill(final, -torch.inf).topk(k)  # (b,k)
+        self._finish(self.total + end, total, length)
+        slot, word, value = place // value.shape[2], word.flatten(1).gather(1, place), value.flatten(1).gather(1, place)
+        pasts = (self.words, self.parents, self.log_probs, self.ends)
+        for past, new in zip(pasts, (word, slot, value, end), strict=True):
+            past.index_copy_(0, self.time, new.unsqueeze(0))
+        self.last.copy_(word)
+        self.rows.copy_(slot + torch.arange(0, b * k, k, device=slot.device).unsqueeze(1))
+        self.total.copy_(total)
+        self.time += 1
+
+    def _finish(self, stopped: Tensor, total: Tensor, length: Tensor) -> None:
+        """Keep the best k of the finished and of those that end now with Σ log p stopped (b,k); total (b,k) runs on.
+
+        At the longest length nothing runs on, total is −∞ and so is what can be reached: the sentence is done.
+        """
+        k, penalty, dtype = self.rules.beam, self.rules.length_penalty, total.dtype
+        bar = torch.cat([total, stopped], 1).topk(k).values[:, -1:]
+        ended = (stopped >= bar) & (stopped > -torch.inf) & ~self.done.unsqueeze(1)
+        score = (stopped / length.to(dtype) ** penalty).masked_fill(~ended, -torch.inf)
+        best, kept = torch.cat([self.best, score], 1).topk(k)
+        ending = (length * k + torch.arange(k, device=length.device)).expand_as(self.ending)
+        self.ending.copy_(torch.cat([self.ending, ending], 1).gather(1, kept))
+        self.best.copy_(best)
+        self.count += ended.sum(1)
+        soonest, latest = (n.to(dtype) ** penalty for n in (length + 1, self.limit))
+        reachable = torch.maximum(total[:, 0] / soonest, total[:, 0] / latest)
+        self.done |= (self.count >= k) | (best[:, self.rules.n_best - 1] >= reachable)
+
+    def keep(self, sentences: Tensor) -> "Search":
+        """The search of these sentences alone, (m,) indices or (b,) bool."""
+        other = object.__new__(Search)
+        other.rules, other.barred, other.time = self.rules, self.barred, self.time
+        for name in ("limit", "sentences", "last", "rows", "total", "best", "ending", "count", "done", "broken"):
+            setattr(other, name, getattr(self, name)[sentences])
+        for name in ("words", "parents", "log_probs", "ends"):
+            setattr(other, name, getattr(self, name)[:, sentences])
+        return other
+
+    def over(self) -> bool:
+        """Whether every sentence is done; refuses NaN. The host waits here for the device."""
+        over, broken = torch.stack([self.done.all(), self.broken.any()]).tolist()
+        if broken:
+            refuse_nan(self.sentences[self.broken], int(self.time))
+        return over
+
+    def hypotheses(self) -> list[list[Hypothesis]]:
+        """The n_best finished hypotheses of each sentence, the best first."""
+        pasts = [past[: int(self.time)].tolist() for past in (self.words, self.parents, self.log_probs, self.ends)]
+        found = []
+        for n, (scores, endings, limit) in enumerate(
+            zip(self.best.tolist(), self.ending.tolist(), self.limit.tolist(), strict=True)
+        ):
+            ends = [(x, *divmod(ending, self.rules.beam)) for x, ending in zip(scores, endings, strict=True)]
+            ends = [end for end in ends[: self.rules.n_best] if end[0] > -torch.inf]
+            if not ends:
+                sentence = int(self.sentences[n])
+                raise ValueError(f"sentence {sentence}: no hypothesis can end, the model gives eos probability 0")
+            found.append([self._traced(pasts, n, slot, length, score, limit) for score, length, slot in ends])
+        return found
+
+    def _traced(self, pasts: list, n: int, slot: int, length: int, score: float, limit: int) -> Hypothesis:
+        """From the end of a hypothesis back to its beginning."""
+        words, parents, log_probs, ends = pasts
+        tokens, chances = [self.rules.eos], [ends[length - 1][n][slot]]
+        for t in reversed(range(length - 1)):
+            tokens.append(words[t][n][slot])
+            chances.append(log_probs[t][n][slot])
+            slot = parents[t][n][slot]
+        return Hypothesis(tuple(reversed(tokens)), tuple(reversed(chances)), score, cut=length == limit)
+
+
+def refuse_nan(sentences: Tensor, length: int) -> None:
+    """Raise if there are sentences whose log-probabilities were NaN."""
+    if len(sentences):
+        sentence = int(sentences[0])
+        raise ValueError(f"sentence {sentence}: the model's logits are NaN or infinite at or before token {length}")

@@ -1,0 +1,236 @@
+"""One update of the parameters: gradients of some batches, clipped, and applied unless something is not finite.
+
+    g = Σ_batches ∇ (scale · Σ_targets loss)        scale = processes / targets of the whole update
+
+All trained parameters lie in one flat float32 vector, the master, which the optimiser updates; a model in bf16
+computes with a copy of it. A flag on the device says that a loss or a gradient was not finite. It stays up, and while
+it is up the fused optimiser changes nothing, so the weights remain those of the last good update; the host looks at it
+now and then.
+
+`Captured` records the passes of each batch shape, and the update, as CUDA graphs: a step then costs what the device
+computes, not what Python launches. Batches are padded to one of a few shapes; dropout and noise are new at each replay.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+ALIGNED = 64  # numbers: where a parameter may start in the flat vector, so that matrix products stay fast
+
+
+class Objective(nn.Module):
+    """Σ over scored targets of −log p(target), label-smoothed: (1 − s)·(−log p) + s·(mean of −log p over the words)."""
+
+    def __init__(self, model: nn.Module, *, smoothing: float = 0.0, padding: int = 0) -> None:
+        super().__init__()
+        self.model, self.smoothing, self.padding = model, smoothing, padding
+        self.adaptive = not hasattr(model.readout, "weight")
+        if self.adaptive and smoothing:
+            raise ValueError("label_smoothing needs every word's probability, which an adaptive softmax does not make")
+        self.tail: Callable[..., Tensor] = self._tail
+
+    def forward(self, inputs: Sequence[Tensor], targets: Tensor) -> Tensor:
+        return self.tail(self.model.hidden(*inputs), targets)  # type: ignore[operator]
+
+    def compile_parts(self) -> None:
+        """Compile what repeats, and the loss; not the whole, which would take minutes."""
+        for block in self.model.all_blocks():  # type: ignore[operator]
+            block.compile(dynamic=True)
+        if not self.adaptive:
+            self.tail = torch.compile(self._tail, dynamic=True)
+
+    def _tail(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        if self.adaptive:
+            nll = self.model.readout.nll(hidden, targets)  # type: ignore[operator,union-attr]
+            return nll.masked_fill(targets == self.padding, 0.0).sum()
+        logits = self.model.readout(hidden).flatten(0, -2).float()  # type: ignore[operator]
+        ignored = self.padding if targets.dim() > 1 else -100
+        return F.cross_entropy(
+            logits, targets.flatten(), ignore_index=ignored, reduction="sum", label_smoothing=self.smoothing
+        )
+
+
+class Flat:
+    """The trained parameters of a model as one vector: `master` in float32, `work` the copy the model computes with.
+
+    After this the model's parameters are views of the working copy. Where that is float32 too, the two are one.
+    """
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        sizes = [-(-p.numel() // ALIGNED) * ALIGNED for p in self.named.values()]
+        starts = [0, *accumulate(sizes)]
+        self.places = {name: (start, p.shape) for start, (name, p) in zip(starts, self.named.items(), strict=False)}
+        device = next(model.parameters()).device
+        self.master = nn.Parameter(torch.zeros(starts[-1], device=device))
+        for name, view in self.views(self.master.data).items():
+            view.copy_(self.named[name].data)
+        self.work = self.master.data if dtype == torch.float32 else self.master.data.to(dtype)
+        for name, view in self.views(self.work).items():
+            self.named[name].data = view
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(dtype)
+        self.grad = self.master.grad = torch.zeros_like(self.master)
+        self._gathered = torch.zeros_like(self.work)
+        self._gathered_views = list(self.views(self._gathered).values())
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """Each parameter's part of a flat vector, by name."""
+        return {name: flat[start : start + shape.numel()].view(shape) for name, (start, shape) in self.places.items()}
+
+    def gather(self) -> None:
+        """Add the model's gradients to the master's, and forget them; one that no batch reached is 0."""
+        pairs = [
+            (v, p.grad) for v, p in zip(self._gathered_views, self.named.values(), strict=True) if p.grad is not None
+        ]
+        torch._foreach_copy_([view for view, _ in pairs], [grad for _, grad in pairs])
+        self.grad += self._gathered
+        for parameter in self.named.values():
+            parameter.grad = None
+
+    def publish(self) -> None:
+        """Let the model compute with what the master has become."""
+        if self.work.data_ptr() != self.master.data_ptr():
+            self.work.copy_(self.master.data)
+
+
+class Stepper(ABC):
+    """Accumulates gradients and applies them. What it measures stays on the device until it is asked for."""
+
+    def __init__(self, objective: nn.Module, flat: Flat, optimizer: torch.optim.Optimizer, *, clip: float) -> None:
+        self.objective, self.flat, self.optimizer, self.clip = objective, flat, optimizer, clip
+        self.device = flat.master.device
+        self.loss = torch.zeros((), device=self.device)  # summed since it was last read
+        self.norm = torch.zeros((), device=self.device)  # of the gradient of the last update
+        self.bad = torch.zeros((), device=self.device)  # 1 once something was not finite
+        self.updates = torch.zeros((), dtype=torch.int64, device=self.device)  # good ones
+        optimizer.found_inf, optimizer.grad_scale = self.bad, None  # type: ignore[attr-defined]
+
+    @abstractmethod
+    def accumulate(self, inputs: Sequence[Tensor], targets: Tensor, scale: float) -> None:
+        """Add the gradient of one batch, given on the CPU or the device."""
+
+    @abstractmethod
+    def apply(self) -> None:
+        """Update the parameters and forget the gradient."""
+
+    def read_loss(self) -> float:
+        """The summed loss since this was last asked; waits for the device."""
+        value = float(self.loss)
+        self.loss.zero_()
+        return value
+
+    def _accumulate(self, inputs: Sequence[Tensor], targets: Tensor, scale: float | Tensor) -> None:
+        loss = self.objective(inputs, targets)
+        (loss * scale).backward()
+        self.loss += loss.detach()
+        self.flat.gather()
+
+    def _apply(self) -> None:
+        gradient = self.flat.grad
+        self.norm.copy_(gradient.norm())
+        self.bad.copy_(torch.maximum(self.bad, (~(self.norm + self.loss).isfinite()).to(self.bad.dtype)))
+        self.updates += self.bad == 0
+        if self.clip > 0:
+            gradient *= (self.clip / (self.norm + 1e-6)).clamp(max=1.0)
+        self.optimizer.step()
+        gradient.zero_()
+        self.flat.publish()
+
+
+class Eager(Stepper):
+    """As Python runs it: on a CPU, on several processes, and wherever shapes vary freely."""
+
+    def accumulate(self, inputs: Sequence[Tensor], targets: Tensor, scale: float) -> None:
+        self._accumulate([x.to(self.device) for x in inputs], targets.to(self.device), scale)
+
+    def apply(self) -> None:
+        self._apply()
+
+
+class Captured(Stepper):
+    """One CUDA graph for each shape of batch, one for the update; made when first needed."""
+
+    def __init__(self, objective: nn.Module, flat: Flat, optimizer: torch.optim.Optimizer, *, clip: float) -> None:
+        super().__init__(objective, flat, optimizer, clip=clip)
+        self.stream = torch.cuda.Stream(self.device)
+        self.pool = torch.cuda.graph_pool_handle()
+        self.graphs: dict[tuple, tuple[torch.cuda.CUDAGraph, list[Tensor]]] = {}
+        self.scale = torch.ones((), device=self.device)
+        self.update: torch.cuda.CUDAGraph | None = None
+
+    def accumulate(self, inputs: Sequence[Tensor], targets: Tensor, scale: float) -> None:
+        tensors = [*inputs, targets]
+        key = tuple(tuple(x.shape) for x in tensors)
+        if key not in self.graphs:
+            buffers = [x.to(self.device) for x in tensors]
+            passes = self._captured(lambda: self._accumulate(buffers[:-1], buffers[-1], self.scale), rehearsals=2)
+            self.graphs[key] = passes, buffers
+        graph, buffers = self.graphs[key]
+        self.scale.fill_(scale)
+        for buffer, x in zip(buffers, tensors, strict=True):
+            buffer.copy_(x, non_blocking=True)
+        graph.replay()
+
+    def apply(self) -> None:
+        if self.update is None:
+            self.update = self._captured(self._apply, rehearsals=1)
+        self.update.replay()
+
+    def _captured(self, work: Callable[[], None], rehearsals: int) -> torch.cuda.CUDAGraph:
+        """A graph of the work; rehearsed with the flag up, so that nothing is learnt, and all else put back."""
+        state = torch.cuda.get_rng_state(self.device)
+        changed = [self.loss, self.norm, self.bad, self.updates, self.flat.grad]
+        before = [x.clone() for x in changed]
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            self.bad.fill_(1.0)
+            for _ in range(rehearsals):
+                work()
+        torch.cuda.current_stream().wait_stream(self.stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
+            work()
+        for x, kept in zip(changed, before, strict=True):
+            x.copy_(kept)
+        torch.cuda.set_rng_state(state, self.device)
+        return graph
+
+
+def ladder(lengths: np.ndarray, rungs: int = 8, multiple: int = 8) -> np.ndarray:
+    """At most so many widths that every length fits under, chosen to pad least: (rungs,), rising, each a multiple.
+
+    The exact optimum over the lengths that occur: cost(a, b) = width(b) · (examples with a < length ≤ b).
+    """
+    rounded = -(-np.maximum(lengths, 1) // multiple) * multiple
+    widths, counts = np.unique(rounded, return_counts=True)
+    upto = np.concatenate([[0], np.cumsum(counts)])
+    best = np.full((rungs + 1, len(widths) + 1), np.inf)
+    came = np.zeros_like(best, dtype=int)
+    best[:, 0] = 0.0
+    for rung in range(1, rungs + 1):
+        for end in range(1, len(widths) + 1):
+            costs = best[rung - 1, :end] + widths[end - 1] * (upto[end] - upto[:end])
+            came[rung, end] = int(costs.argmin())
+            best[rung, end] = costs[came[rung, end]]
+    chosen, end = [], len(widths)
+    for rung in range(rungs, 0, -1):
+        if end == 0:
+            break
+        chosen.append(widths[end - 1])
+        end = came[rung, end]
+    return np.array(chosen[::-1])
+
+
+def fit(tensors: Iterable[Tensor], rows: int, width: int, padding: int = 0) -> list[Tensor]:
+    """Tensors (b,n) or (b,) padded to rows and, where they have a second axis, to a width."""
+    return [
+        F.pad(x, (0, width - x.shape[1], 0, rows - len(x)), value=padding) if x.dim() == 2
+        else F.pad(x, (0, rows - len(x)), value=-100)
+        for x in tensors
+    ]  # fmt: skip

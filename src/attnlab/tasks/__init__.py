@@ -1,0 +1,14 @@
+"""Tasks by name: what a model is trained on. To add one: a file beside these and a line below."""
+
+from attnlab.tasks.classification import Classification
+from attnlab.tasks.language import Language
+from attnlab.tasks.synthetic import Synthetic
+from attnlab.tasks.task import Task
+from attnlab.tasks.translation import Translation
+
+TASKS: dict[str, type[Task]] = {
+    "translation": Translation,
+    "language": Language,
+    "classification": Classification,
+    "synthetic": Synthetic,
+}

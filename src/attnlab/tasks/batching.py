@@ -1,0 +1,114 @@
+"""Sequences as one flat array with offsets, and the plan that cuts them into batches by a token budget."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences:
+    """n sequences of token ids; sequence k is ids[offsets[k]:offsets[k+1]]."""
+
+    ids: np.ndarray  # int32, (total,)
+    offsets: np.ndarray  # int64, (n+1,)
+
+    @classmethod
+    def of(cls, sequences: Iterable[Sequence[int]], *, begin: int | None = None, end: int | None = None) -> "Sequences":
+        """Gather sequences, each with a token put before it and after it where they are given."""
+        pieces, counts = [], []
+        for some in _chunks(sequences):
+            counts.append(np.fromiter(map(len, some), dtype=np.int64, count=len(some)))
+            pieces.append(np.fromiter(chain.from_iterable(some), dtype=np.int32, count=int(counts[-1].sum())))
+        plain = np.concatenate([np.zeros(0, dtype=np.int32), *pieces])
+        lengths = np.concatenate([np.zeros(0, dtype=np.int64), *counts]) + (begin is not None) + (end is not None)
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        ids, added = np.empty(offsets[-1], dtype=np.int32), np.zeros(offsets[-1], dtype=bool)
+        for token, places in ((begin, offsets[:-1]), (end, offsets[1:] - 1)):
+            if token is not None:
+                ids[places], added[places] = token, True
+        ids[~added] = plain
+        return cls(ids, offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, k: int) -> np.ndarray:
+        return self.ids[self.offsets[k] : self.offsets[k + 1]]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.offsets)
+
+    def lengths_of(self, indices: Sequence[int]) -> np.ndarray:
+        rows = np.asarray(indices, dtype=np.int64)
+        return self.offsets[rows + 1] - self.offsets[rows]
+
+    def only(self, kept: np.ndarray) -> "Sequences":
+        """The sequences a boolean array keeps, in order."""
+        lengths = self.lengths
+        return Sequences(self.ids[np.repeat(kept, lengths)], np.concatenate([[0], np.cumsum(lengths[kept])]))
+
+    def cut(self, longest: int) -> "Sequences":
+        """The same sequences without what lies beyond `longest` tokens, but each with its own last token at its end."""
+        lengths = self.lengths
+        place = np.arange(len(self.ids)) - np.repeat(self.offsets[:-1], lengths)
+        last = place == np.repeat(lengths, lengths) - 1
+        kept = (place < longest - 1) | last
+        return Sequences(self.ids[kept], np.concatenate([[0], np.cumsum(np.minimum(lengths, longest))]))
+
+    def padded(self, indices: Sequence[int], *, skip: int = 0, drop: int = 0) -> Tensor:
+        """Some sequences as one tensor (b,n), 0 on the right; without their first `skip` and last `drop` tokens."""
+        rows = np.asarray(indices, dtype=np.int64)
+        start = self.offsets[rows] + skip
+        return padded(self.ids, start, self.offsets[rows + 1] - drop - start)
+
+
+def _chunks(sequences: Iterable[Sequence[int]], size: int = 65536) -> Iterator[list[Sequence[int]]]:
+    remaining = iter(sequences)
+    while some := list(islice(remaining, size)):
+        yield some
+
+
+def padded(ids: np.ndarray, start: np.ndarray, lengths: np.ndarray) -> Tensor:
+    """Rows ids[start_k : start_k + lengths_k] as one tensor (b,n), 0 on the right."""
+    columns = np.arange(lengths.max(initial=0))
+    inside = columns < lengths[:, None]
+    rows = np.zeros(inside.shape, dtype=np.int64)
+    rows[inside] = ids[(start[:, None] + columns)[inside]]
+    return torch.from_numpy(rows)
+
+
+def plan_batches(
+    lengths: tuple[np.ndarray, ...], *, tokens: int | None, examples: int | None, seed: int, epoch: int, shuffle: bool
+) -> list[list[int]]:
+    """Indices in batches: by a budget of padded tokens with similar lengths together, or by a number of examples."""
+    if (tokens is None) == (examples is None):
+        raise ValueError("give either tokens= (a budget of padded tokens) or examples= (a number) for each batch")
+    draw = np.random.default_rng((seed, epoch))
+    order = draw.permutation(len(lengths[0])) if shuffle else np.arange(len(lengths[0]))
+    if examples is not None:
+        return [order[start : start + examples].tolist() for start in range(0, len(order), examples)]
+    assert tokens is not None
+    order = order[np.lexsort([length[order] for length in reversed(lengths)])]
+    batches = _cut(order, np.maximum.reduce(lengths)[order], tokens)
+    return [batches[k] for k in draw.permutation(len(batches))] if shuffle else batches[::-1]
+
+
+def _cut(order: np.ndarray, widths: np.ndarray, tokens: int) -> list[list[int]]:
+    """Greedily: each batch takes what follows while (its longest) · (its number) stays within the budget."""
+    if len(widths) and (longest := widths.max()) > tokens:
+        raise ValueError(
+            f"example {order[widths.argmax()]} has {longest} tokens, more than a batch may hold (tokens={tokens}): "
+            "raise the budget, or shorten the examples (max_length=, block=)"
+        )
+    batches, start = [], 0
+    while start < len(order):
+        window = np.maximum.accumulate(widths[start : start + tokens // max(widths[start], 1)])
+        taken = int((window * np.arange(1, len(window) + 1) <= tokens).sum())
+        batches.append(order[start : start + taken].tolist())
+        start += taken
+    return batches

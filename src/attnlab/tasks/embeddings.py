@@ -1,0 +1,43 @@
+"""Word vectors in GloVe's text format: a line is a word and its numbers, separated by single spaces."""
+
+from collections.abc import Container, Iterator
+from pathlib import Path
+
+import numpy as np
+
+
+def vector_words(path: Path) -> frozenset[str]:
+    """The words a file has vectors of."""
+    return frozenset(word for _, word, _ in _lines(path))
+
+
+def read_vectors(path: Path, wanted: Container[str]) -> dict[str, np.ndarray]:
+    """The vectors of the wanted words, float32, all of one size."""
+    found: dict[str, np.ndarray] = {}
+    size = 0
+    for number, word, rest in _lines(path):
+        if word not in wanted:
+            continue
+        try:
+            vector = np.array(rest.split(), dtype=np.float32)
+        except ValueError:
+            raise ValueError(f"{path}:{number}: {rest[:40]!r} are not numbers") from None
+        size = size or len(vector)
+        if len(vector) != size or not size:
+            raise ValueError(f"{path}:{number}: {len(vector)} numbers after {word!r}, but {size} before")
+        found[word] = vector
+    if not found:
+        raise ValueError(f"{path}: has no vector of any word of the vocabulary")
+    return found
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str, str]]:
+    if not path.exists():
+        raise FileNotFoundError(f"embeddings={path}: there is no such file")
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                word, _, rest = line.decode("utf-8").rstrip("\n").partition(" ")
+            except UnicodeDecodeError:
+                raise ValueError(f"{path}:{number}: not UTF-8") from None
+            yield number, word, rest

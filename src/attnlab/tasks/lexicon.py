@@ -1,0 +1,91 @@
+"""An artificial language pair with reordering, fertility and gold word alignments, drawn from a seed.
+
+    source   [adverb] NP verb NP        NP = [determiner] adjective* noun     subject, verb, object; adjectives before
+    target   [adverb] NP NP marker verb NP = noun adjective*                  verb last; adjectives after
+
+A word of the source has a fertility: most have one translation of one word; every fourth noun has one of two words;
+determiners have none and are left unaligned, as is the marker that the target puts after every object. Words are drawn
+with Zipf's frequencies, p ∝ 1/rank.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+Links = frozenset[tuple[int, int]]  # (source word, target word), from 0
+
+NOUNS, ADJECTIVES, VERBS, ADVERBS, DETERMINERS = 24, 8, 12, 6, 2
+SOUNDS = (("bdgklmnrst", "aeiou"), ("fhjpvwz", "aeiouy"))  # of either language: consonants, vowels
+
+
+@dataclass(frozen=True)
+class Sentence:
+    source: list[str]
+    target: list[str]
+    links: Links
+
+
+class Lexicon:
+    """The words of both languages and the grammar above."""
+
+    def __init__(self, seed: int) -> None:
+        draw = np.random.default_rng((seed, 0))
+        classes = {"noun": NOUNS, "adjective": ADJECTIVES, "verb": VERBS, "adverb": ADVERBS, "determiner": DETERMINERS}
+        doubled = len(range(3, NOUNS, 4))  # every fourth noun
+        source = _words(draw, sum(classes.values()), 0)
+        target = _words(draw, sum(classes.values()) - DETERMINERS + doubled + 1, 1)
+        self.seed, self.source_words, self.target_words, self.marker = seed, source, target, target[-1]
+        left, right = iter(source), iter(target)
+        self.classes: dict[str, list[str]] = {name: [next(left) for _ in range(n)] for name, n in classes.items()}
+        self.translations: dict[str, list[str]] = {word: [] for word in self.classes["determiner"]}
+        for name in ("noun", "adjective", "verb", "adverb"):
+            for k, word in enumerate(self.classes[name]):
+                two = name == "noun" and k % 4 == 3
+                self.translations[word] = [next(right) for _ in range(2 if two else 1)]
+
+    def sentences(self, part: int, number: int) -> list[Sentence]:
+        """So many sentence pairs, the same ones whenever asked for; parts differ."""
+        draw = np.random.default_rng((self.seed, 1, part))
+        return [self._sentence(draw) for _ in range(number)]
+
+    def _sentence(self, draw: np.random.Generator) -> Sentence:
+        adverb = [self._word(draw, "adverb")] if draw.random() < 0.4 else []
+        subject, verb, thing = self._phrase(draw), [self._word(draw, "verb")], self._phrase(draw)
+        source = [*adverb, *subject, *verb, *thing]
+        first = len(adverb)
+        at_verb = first + len(subject)
+        order = [*range(first), *_noun_first(first, subject), *_noun_first(at_verb + 1, thing), None, at_verb]
+        target: list[str] = []
+        links = set()
+        for place in order:
+            for word in [self.marker] if place is None else self.translations[source[place]]:
+                if place is not None:
+                    links.add((place, len(target)))
+                target.append(word)
+        return Sentence(source, target, frozenset(links))
+
+    def _phrase(self, draw: np.random.Generator) -> list[str]:
+        determiner = [self._word(draw, "determiner")] if draw.random() < 0.6 else []
+        number = int(np.searchsorted([0.5, 0.85], draw.random()))  # none, one or two with p = 0.5, 0.35, 0.15
+        adjectives = [self._word(draw, "adjective") for _ in range(number)]
+        return [*determiner, *adjectives, self._word(draw, "noun")]
+
+    def _word(self, draw: np.random.Generator, name: str) -> str:
+        words = self.classes[name]
+        mass = np.cumsum(1.0 / np.arange(1, len(words) + 1))
+        return words[int(np.searchsorted(mass, draw.random() * mass[-1]))]
+
+
+def _noun_first(start: int, phrase: list[str]) -> list[int]:
+    places = list(range(start, start + len(phrase)))
+    return [places[-1], *places[:-1]]
+
+
+def _words(draw: np.random.Generator, number: int, language: int) -> list[str]:
+    """Different pronounceable words of two or three syllables."""
+    consonants, vowels = SOUNDS[language]
+    words: dict[str, None] = {}
+    while len(words) < number:
+        syllables = range(draw.integers(2, 4))
+        words["".join(draw.choice(list(consonants)) + draw.choice(list(vowels)) for _ in syllables)] = None
+    return list(words)

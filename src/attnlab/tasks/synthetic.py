@@ -1,0 +1,246 @@
+"""Synthetic tasks, drawn from a seed, with no download.
+
+    lexicon               an artificial language pair with gold word alignments (lexicon.py)
+    permutation           copy x, a permutation of the same 40 types             Snell et al. 2021, §3.3
+    subset                copy x, 40 of 60 types in random order                 its control
+    mixture               copy x, a permutation of one of two sets of 40 types   App. A.3
+    permutation-function  y_t = x_π(t) for one fixed π, x 40 of 60 types         §6.2, eq. 26
+    keyword               is type 1, there once or never, among 40 draws of 40?  §6.1
+
+All but the lexicon never repeat an example: those of epoch e are drawn for it. Types are the words "1", "2", …, ids 4,
+5, …. As in the authors' code a sequence to copy ends with </s>, which is predicted too; the keyword task has none.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar, Literal, Protocol
+
+import numpy as np
+import torch
+
+from attnlab.tasks.batching import Sequences
+from attnlab.tasks.lexicon import Lexicon, Links
+from attnlab.tasks.pairs import SentencePairs, source_batch
+from attnlab.tasks.task import BOS, EOS, SPECIALS, Architecture, Batch, Task, TaskConfig
+from attnlab.tasks.vocabulary import Vocabulary, Words
+
+PARTS = ("train", "valid", "test")
+PAGE = 1024  # examples drawn at once
+FIRST = len(SPECIALS)  # the id of the first type
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyntheticConfig(TaskConfig):
+    data: Literal["lexicon", "permutation", "subset", "mixture", "permutation-function", "keyword"] = "lexicon"
+    length: int = 40  # of every sequence; not the lexicon's
+    types: int = 60  # to choose from, in subset and permutation-function; elsewhere the task says how many
+    examples: int = 10_000  # of an epoch
+    held_out: int = 500  # of the validation part, and of the test part
+    data_seed: int = 0
+
+    def check(self) -> None:
+        if self.data in ("subset", "permutation-function") and self.types < self.length:
+            raise ValueError(f"types={self.types} must be at least length={self.length}: no type occurs twice")
+        if self.data == "keyword" and self.length < 2:
+            raise ValueError("length must be at least 2")
+
+
+class Problem(Protocol):
+    """One of the tasks above."""
+
+    architecture: Architecture
+    fresh: bool  # each epoch has examples of its own
+    source: Vocabulary
+    target: Vocabulary
+
+    def lengths(self, part: str) -> tuple[np.ndarray, ...]: ...
+    def batch(self, part: str, indices: list[int]) -> Batch: ...
+    def links(self, part: str, index: int) -> Links: ...
+
+
+class Synthetic(Task):
+    config_type: ClassVar[type] = SyntheticConfig
+
+    def __init__(self, config: SyntheticConfig) -> None:
+        self.config, self.notes = config, []
+        self.problem: Problem = PROBLEMS[config.data](config)
+        self.architecture = self.problem.architecture
+
+    @classmethod
+    def prepare(cls, config: SyntheticConfig, folder: Path) -> "Synthetic":
+        return cls(config)
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return PARTS
+
+    def sizes(self) -> dict[str, int]:
+        if self.architecture == "classification":
+            return {"vocabulary": len(self.problem.source), "classes": 2}
+        return {"source_vocabulary": len(self.problem.source), "vocabulary": len(self.problem.target)}
+
+    def lengths(self, part: str) -> tuple[np.ndarray, ...]:
+        self.check_part(part)
+        return self.problem.lengths(part)
+
+    def plan(self, part: str, *, seed: int = 0, epoch: int = 0, shuffle: bool = True, **budget) -> list[list[int]]:
+        """As any task's; but in training, what never repeats is not shuffled: each (seed, epoch) has its own."""
+        if not (self.problem.fresh and part == "train"):
+            return super().plan(part, seed=seed, epoch=epoch, shuffle=shuffle, **budget)
+        first = (seed << 32) + epoch * self.size(part)
+        return [[first + index for index in batch] for batch in super().plan(part, shuffle=False, **budget)]
+
+    def batch(self, part: str, indices: list[int]) -> Batch:
+        self.check_part(part)
+        return self.problem.batch(part, indices)
+
+    def encode(self, lines: Sequence[str]) -> Sequences:
+        """Lines of words as the model reads them."""
+        return source_batch(self.problem.source, lines, begin=False)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.problem.target.decode(ids)
+
+    def sources(self, part: str) -> list[str]:
+        """The input of every example, as text."""
+        return [self.problem.source.decode(row) for row in self._all(part).inputs[0].tolist()]
+
+    def references(self, part: str) -> list[str]:
+        """The output that every example asks for, as text."""
+        return [self.problem.target.decode(row) for row in self._all(part).targets.tolist()]
+
+    def alignments(self, part: str) -> list[Links]:
+        """For every example, the pairs (source word, target word), from 0, of which the one produces the other."""
+        self.check_part(part)
+        if self.architecture != "translation":
+            raise ValueError(f"{self.config.data} is a {self.architecture} task: nothing in it is aligned")
+        return [self.problem.links(part, index) for index in range(self.size(part))]
+
+    def _all(self, part: str) -> Batch:
+        return self.batch(part, list(range(self.size(part))))
+
+
+class LanguagePair:
+    """The lexicon: a fixed set of sentence pairs in each part."""
+
+    architecture: Architecture = "translation"
+    fresh = False
+
+    def __init__(self, config: SyntheticConfig) -> None:
+        self.config, self.lexicon = config, Lexicon(config.data_seed)
+        self.source: Vocabulary = Words(self.lexicon.source_words)
+        self.target: Vocabulary = Words(self.lexicon.target_words)
+        self._part = lru_cache(maxsize=None)(self._drawn)
+
+    def _drawn(self, part: str) -> tuple[SentencePairs, list[Links]]:
+        number = self.config.examples if part == "train" else self.config.held_out
+        sentences = self.lexicon.sentences(PARTS.index(part), number)
+        source = self.source.encode([" ".join(sentence.source) for sentence in sentences])
+        target = self.target.encode([" ".join(sentence.target) for sentence in sentences])
+        return SentencePairs.of(source, target, begin=False), [sentence.links for sentence in sentences]
+
+    def lengths(self, part: str) -> tuple[np.ndarray, ...]:
+        return self._part(part)[0].lengths
+
+    def batch(self, part: str, indices: list[int]) -> Batch:
+        return self._part(part)[0].batch(indices)
+
+    def links(self, part: str, index: int) -> Links:
+        return self._part(part)[1][index]
+
+
+class Drawn(ABC):
+    """Sequences of one length, drawn a page at a time from (seed, part, page): example k is always the same."""
+
+    fresh = True
+
+    def __init__(self, config: SyntheticConfig, types: int) -> None:
+        self.config, self.types = config, types
+        self.source: Vocabulary = Words([str(k + 1) for k in range(types)])
+        self.target: Vocabulary = self.source
+        self._page = lru_cache(maxsize=16)(self._drawn)
+
+    @abstractmethod
+    def page(self, draw: np.random.Generator) -> np.ndarray:
+        """PAGE sequences of types from 0, (PAGE, length), with whatever else an example has in further columns."""
+
+    def rows(self, part: str, indices: list[int]) -> np.ndarray:
+        return np.stack([self._page(part, index // PAGE)[index % PAGE] for index in indices])
+
+    def _drawn(self, part: str, page: int) -> np.ndarray:
+        return self.page(np.random.default_rng((self.config.data_seed, 2, PARTS.index(part), page)))
+
+    def number(self, part: str) -> int:
+        return self.config.examples if part == "train" else self.config.held_out
+
+
+class Copying(Drawn):
+    """Copy a sequence in which no type occurs twice, in its order or in that of a fixed permutation π."""
+
+    architecture: Architecture = "translation"
+
+    def __init__(self, config: SyntheticConfig) -> None:
+        length = config.length
+        self.sets = 2 if config.data == "mixture" else 1
+        chosen_from = {"permutation": length, "mixture": 2 * length}.get(config.data, config.types)
+        super().__init__(config, chosen_from)
+        identity = np.arange(length)
+        draw = np.random.default_rng((config.data_seed, 1))
+        self.order = draw.permutation(length) if config.data == "permutation-function" else identity  # π
+
+    def page(self, draw: np.random.Generator) -> np.ndarray:
+        each = self.types // self.sets
+        shuffled = np.argsort(draw.random((PAGE, each)), axis=1)[:, : self.config.length]
+        return shuffled + each * draw.integers(self.sets, size=(PAGE, 1))
+
+    def lengths(self, part: str) -> tuple[np.ndarray, ...]:
+        width = np.full(self.number(part), self.config.length + 1)
+        return width, width
+
+    def batch(self, part: str, indices: list[int]) -> Batch:
+        x = torch.from_numpy(self.rows(part, indices) + FIRST)  # (b,length)
+        y = x[:, torch.from_numpy(self.order)]
+        begin, end = torch.full((len(x), 1), BOS), torch.full((len(x), 1), EOS)
+        targets = torch.cat([y, end], dim=1)
+        return Batch((torch.cat([x, end], 1), torch.cat([begin, y], 1)), targets, targets.numel(), list(indices))
+
+    def links(self, part: str, index: int) -> Links:
+        return frozenset((int(source), target) for target, source in enumerate(self.order))
+
+
+class Keyword(Drawn):
+    """Is type 1 in the sequence? It is there once in every other example, and never in the rest."""
+
+    architecture: Architecture = "classification"
+
+    def __init__(self, config: SyntheticConfig) -> None:
+        super().__init__(config, config.length)
+
+    def page(self, draw: np.random.Generator) -> np.ndarray:
+        x = draw.integers(1, self.types, size=(PAGE, self.config.length))
+        positive = draw.permutation(PAGE) % 2
+        x[positive == 1, draw.integers(self.config.length, size=PAGE)[positive == 1]] = 0
+        return np.concatenate([x, positive[:, None]], axis=1)
+
+    def lengths(self, part: str) -> tuple[np.ndarray, ...]:
+        return (np.full(self.number(part), self.config.length),)
+
+    def batch(self, part: str, indices: list[int]) -> Batch:
+        rows = torch.from_numpy(self.rows(part, indices))
+        return Batch((rows[:, :-1] + FIRST,), rows[:, -1], len(rows), list(indices))
+
+    def links(self, part: str, index: int) -> Links:
+        return frozenset()
+
+
+PROBLEMS: dict[str, Callable[[SyntheticConfig], Problem]] = {
+    "lexicon": LanguagePair,
+    "permutation": Copying,
+    "subset": Copying,
+    "mixture": Copying,
+    "permutation-function": Copying,
+    "keyword": Keyword,
+}

@@ -1,0 +1,199 @@
+"""Vocabularies: text to ids and back. Ids 0 … 3 are <pad>, <s>, </s>, <unk> in all of them.
+
+A vocabulary is made from the training part, stored as one file beside a run, and read back from it.
+"""
+
+import sys
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from io import BytesIO
+from itertools import islice
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from attnlab.tasks.task import BOS, EOS, PAD, SPECIALS, UNK
+from attnlab.tasks.text import read_lines, write_atomically
+
+MOST_LINES = 4_000_000  # that subwords are learnt from
+SENTENCEPIECE_THREADS = 4  # a constant: the sums of its training, and so its pieces, depend on it
+
+
+class Vocabulary(ABC):
+    """Ids of text. `encode` adds no special token; `decode` leaves <pad>, <s> and </s> out."""
+
+    suffix: str
+
+    @classmethod
+    @abstractmethod
+    def read(cls, path: Path) -> "Vocabulary":
+        """What `write` wrote."""
+
+    @abstractmethod
+    def write(self, path: Path) -> None:
+        """To a file, atomically."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def encode(self, lines: Iterable[str]) -> Iterator[Sequence[int]]:
+        """The ids of each line, in turn."""
+
+    @abstractmethod
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        """Each id as text, specials too."""
+
+    @abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """The line of some ids, read up to the first </s>."""
+
+
+class Subwords(Vocabulary):
+    """SentencePiece, unigram or BPE."""
+
+    suffix = ".model"
+
+    def __init__(self, model: bytes) -> None:
+        self.model = model
+        self.processor = _sentencepiece().SentencePieceProcessor(model_proto=model)
+
+    @classmethod
+    def train(cls, lines: Sequence[str], size: int, *, kind: str = "unigram", coverage: float = 0.9995) -> "Subwords":
+        """Learn `size` pieces (specials included) from lines; of more than MOST_LINES, from every n-th."""
+        written = BytesIO()
+        sentences = (line for line in lines[:: 1 + len(lines) // MOST_LINES] if line.strip())
+        try:
+            _sentencepiece().SentencePieceTrainer.train(
+                sentence_iterator=sentences, model_writer=written, model_type=kind, vocab_size=size,
+                character_coverage=coverage, pad_id=PAD, bos_id=BOS, eos_id=EOS, unk_id=UNK, pad_piece=SPECIALS[PAD],
+                num_threads=SENTENCEPIECE_THREADS, minloglevel=2,
+            )  # fmt: skip
+        except RuntimeError as error:
+            reason = str(error).rpartition("] ")[2] or str(error)
+            raise ValueError(f"vocabulary={size} does not fit this training text: {reason}") from None
+        return cls(written.getvalue())
+
+    @classmethod
+    def read(cls, path: Path) -> "Subwords":
+        try:
+            return cls(path.read_bytes())
+        except RuntimeError:
+            raise ValueError(f"{path}: not a SentencePiece model; delete it and it is made again") from None
+
+    def write(self, path: Path) -> None:
+        write_atomically(path, self.model)
+
+    def __len__(self) -> int:
+        return self.processor.get_piece_size()
+
+    def encode(self, lines: Iterable[str]) -> Iterator[Sequence[int]]:
+        remaining = iter(lines)
+        while some := list(islice(remaining, 65536)):
+            yield from self.processor.encode(some, num_threads=1)
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        return [self.processor.id_to_piece(int(token)) for token in ids]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.processor.decode(text_ids(ids))
+
+
+class Words(Vocabulary):
+    """A list of words, by falling frequency; a line is split at white space.
+
+    The words of the text that look like a special token are that token: <unk> in the official language modelling sets.
+    """
+
+    suffix = ".txt"
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words = [*SPECIALS, *words]
+        self.ids = {word: k for k, word in enumerate(self.words)}
+        if len(self.ids) != len(self.words):
+            raise ValueError("the words of a vocabulary must differ, and none may be a special token")
+
+    @classmethod
+    def count(cls, lines: Iterable[str], *, at_least: int = 1, keep: frozenset[str] = frozenset()) -> "Words":
+        """The words that occur so often, or are to be kept; more frequent ones first, equally frequent ones by name."""
+        counts = Counter(word for line in lines for word in line.split())
+        kept = [word for word, n in counts.items() if (n >= at_least or word in keep) and word not in SPECIALS]
+        return cls(sorted(kept, key=lambda word: (-counts[word], word)))
+
+    @classmethod
+    def read(cls, path: Path) -> "Words":
+        words = [_unescaped(line) for line in read_lines(path)]
+        if tuple(words[: len(SPECIALS)]) != SPECIALS:
+            raise ValueError(f"{path}: not a vocabulary of attnlab; delete it and it is made again")
+        return cls(words[len(SPECIALS) :])
+
+    def write(self, path: Path) -> None:
+        write_atomically(path, "".join(f"{_escaped(word)}\n" for word in self.words).encode())
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def encode(self, lines: Iterable[str]) -> Iterator[Sequence[int]]:
+        known = self.ids
+        for line in lines:
+            yield [known.get(word, UNK) for word in line.split()]
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        return [self.words[token] for token in ids]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(self.words[token] for token in text_ids(ids))
+
+
+class Characters(Words):
+    """The characters of a text; a line break is one of them."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        super().__init__(words)
+        self.table = np.full(sys.maxunicode + 1, UNK, dtype=np.int32)  # id of each code point
+        for character, k in self.ids.items():
+            if len(character) == 1:
+                self.table[ord(character)] = k
+
+    @classmethod
+    def count(cls, lines: Iterable[str], *, at_least: int = 1, keep: frozenset[str] = frozenset()) -> "Characters":
+        points, counts = np.unique(np.concatenate([_points(line) for line in lines]), return_counts=True)
+        order = np.lexsort([points, -counts])
+        kept = [chr(points[k]) for k in order if counts[k] >= at_least or chr(points[k]) in keep]
+        return cls(kept)
+
+    def encode(self, lines: Iterable[str]) -> Iterator[Sequence[int]]:
+        return (cast(Sequence[int], self.table[_points(line)]) for line in lines)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(self.words[token] for token in text_ids(ids))
+
+
+def _points(text: str) -> np.ndarray:
+    return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32)
+
+
+def text_ids(ids: Sequence[int]) -> list[int]:
+    """The ids up to the first </s>, without <pad> and <s>."""
+    line = [int(token) for token in ids]
+    if EOS in line:
+        line = line[: line.index(EOS)]
+    return [token for token in line if token not in (PAD, BOS)]
+
+
+def _escaped(word: str) -> str:
+    return word.encode("unicode_escape").decode() if not word.isprintable() or "\\" in word else word
+
+
+def _unescaped(word: str) -> str:
+    return word.encode("ascii").decode("unicode_escape") if "\\" in word else word
+
+
+def _sentencepiece():
+    try:
+        import sentencepiece
+    except ImportError:
+        raise ImportError("units=subword needs sentencepiece: pip install sentencepiece") from None
+    return sentencepiece
