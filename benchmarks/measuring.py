@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-REPEATS = 7
+REPEATS = 5
 
 
 def surroundings(seed: int) -> dict[str, Any]:
@@ -36,14 +36,12 @@ def surroundings(seed: int) -> dict[str, Any]:
     }
 
 
-def device_milliseconds(step: Callable[[], Any], calls: int = 10) -> float:
-    """The time of one step on the GPU alone: many steps in one CUDA graph, the median of its replays.
+def device_milliseconds(step: Callable[[], Any]) -> float:
+    """The time of one step on the GPU alone: several steps in one CUDA graph, the median of its replays.
 
     Everything the step touches must have been made on the current stream, and that must not be the default one.
     """
-    for _ in range(3):
-        step()
-    torch.cuda.synchronize()
+    calls = _calls(step)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
         for _ in range(calls):
@@ -51,12 +49,12 @@ def device_milliseconds(step: Callable[[], Any], calls: int = 10) -> float:
     return _median_of_events(graph.replay) / calls
 
 
-def eager_milliseconds(step: Callable[[], Any], calls: int = 10) -> float:
+def eager_milliseconds(step: Callable[[], Any]) -> float:
     """The time of one step as a Python program runs it, launches included."""
-    for _ in range(3):
-        step()
     if torch.cuda.is_available():
+        calls = _calls(step)
         return _median_of_events(lambda: [step() for _ in range(calls)]) / calls
+    step()
     times = []
     for _ in range(REPEATS):
         start = time.process_time()
@@ -97,6 +95,17 @@ def write(out: str | None, name: str, about: dict[str, Any], rows: list[dict[str
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"about": about, "rows": rows}, indent=1, ensure_ascii=False) + "\n")
         print(f"written: {path}")
+
+
+def _calls(step: Callable[[], Any]) -> int:
+    """How many steps take about 20 ms, after two to warm up; at most 20."""
+    for _ in range(2):
+        step()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    step()
+    torch.cuda.synchronize()
+    return max(1, min(20, int(0.02 / (time.perf_counter() - start))))
 
 
 def _median_of_events(run: Callable[[], Any]) -> float:

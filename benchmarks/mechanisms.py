@@ -82,6 +82,7 @@ def on_gpu(names):
             except (ImportError, RuntimeError, ValueError) as reason:
                 row["not_run"] = f"{type(reason).__name__}: {str(reason).splitlines()[0]}"
             rows.append(row)
+            print(row, file=sys.stderr, flush=True)
     return rows
 
 

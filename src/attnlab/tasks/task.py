@@ -17,7 +17,6 @@ from attnlab.tasks.batching import plan_batches
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")  # by id, in every vocabulary
-UNSCORED = PAD  # a target that is not scored
 
 Architecture = Literal["translation", "language", "classification"]
 
