@@ -126,6 +126,65 @@ def train(
         print(f"{folder.path}: stopped at step {outcome.step}, nothing is lost; to go on: {command}")
 
 
+@app.command()
+def evaluate(
+    run: Annotated[str, typer.Argument(help="a run's folder, or its name in runs/")],
+    settings: Pairs = None,
+) -> None:
+    """Score a run: perplexity and accuracy; for translation also BLEU and chrF, with 95 % intervals.
+
+    Settings: part=test weights=best|last|N beam= length_penalty= eval_samples=0 bootstrap=1000 device=auto
+    """
+    import json
+
+    from attnlab.config import parse, split_pairs
+    from attnlab.evaluation import evaluated
+    from attnlab.runs import open_run
+    from attnlab.store import write_text
+
+    values = split_pairs(settings or [])
+    part, device = values.pop("part", "test"), values.pop("device", "auto")
+    weights = values.pop("weights", None)
+    given = {key: parse(values.pop(key), kind, key) for key, kind in EVALUATION.items() if key in values}
+    _refuse_unknown(values, ["part", "weights", "device", *EVALUATION])
+    samples, bootstrap = given.pop("eval_samples", 0), given.pop("bootstrap", 1000)
+    opened = open_run(run, device=device, weights=weights)
+    with _Progress(opened.task.size(part) if opened.task.architecture == "translation" else 1) as progress:
+        found = evaluated(opened, part, samples=samples, bootstrap=bootstrap, tick=progress.tick, **given)
+    texts = found.pop("translations", None)
+    scores = found.pop("text", [])
+    rows = [[key, f"{x:.4f}" if isinstance(x, float) else x] for key, x in found.items()]
+    rows += [[s["name"], f"{s['value']:.2f}  ({s['mean']:.2f} ± {s['margin']:.2f})  {s['signature']}"] for s in scores]
+    _print(f"{run} on {part}", ["measure", "value"], rows)
+    file = opened.folder.path / f"evaluation-{part}.json"
+    write_text(file, json.dumps(found | {"text": scores, "translations": texts}, ensure_ascii=False, indent=1) + "\n")
+    print(f"written: {file}")
+
+
+@app.command()
+def translate(
+    run: Annotated[str, typer.Argument(help="a run's folder, or its name in runs/")],
+    settings: Pairs = None,
+) -> None:
+    """Translate standard input, a sentence a line, to standard output.
+
+    Settings: weights=best|last|N beam= length_penalty= device=auto
+    """
+    from attnlab.config import parse, split_pairs
+    from attnlab.evaluation import translated, translator
+    from attnlab.runs import open_run
+
+    values = split_pairs(settings or [])
+    device, weights = values.pop("device", "auto"), values.pop("weights", None)
+    rules = {key: parse(values.pop(key), EVALUATION[key], key) for key in ("beam", "length_penalty") if key in values}
+    _refuse_unknown(values, ["weights", "device", "beam", "length_penalty"])
+    opened = open_run(run, device=device, weights=weights)
+    translator(opened.task)
+    lines = _lines(sys.stdin.buffer.read())
+    texts = dict(translated(opened, lines, **rules))
+    sys.stdout.write("".join(f"{texts[number]}\n" for number in range(len(lines))))
+
+
 @app.command("runs")
 def list_runs(root: Annotated[str, typer.Argument(help="the folder of runs")] = "runs") -> None:
     """Runs, their state and best metric."""
@@ -172,6 +231,24 @@ def check(
     raise typer.Exit(1 if failed else 0)
 
 
+EVALUATION: dict[str, Any] = {"beam": int, "length_penalty": float, "eval_samples": int, "bootstrap": int}
+
+
+def _refuse_unknown(values: dict[str, str], known: list[str]) -> None:
+    from attnlab.config import nearest
+
+    for key in values:
+        raise ValueError(f"unknown key {key!r}{nearest(key, known)}; there are {', '.join(known)}")
+
+
+def _lines(text: bytes) -> list[str]:
+    try:
+        return text.decode("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        line = text[: error.start].count(b"\n") + 1
+        raise ValueError(f"standard input, line {line}: not UTF-8 ({error.reason})") from None
+
+
 class _Progress:
     """A bar on a terminal, plain lines elsewhere."""
 
@@ -189,6 +266,9 @@ class _Progress:
 
     def __exit__(self, *exception: object) -> None:
         self.bar.stop()
+
+    def tick(self, done: int, total: int) -> None:
+        self.bar.update(self.task, completed=done, total=total)
 
     def note(self, line: str) -> None:
         self.console.print(line, markup=False, highlight=False)

@@ -76,9 +76,14 @@ def changed(config: C, values: Mapping[str, str], **fixed: Any) -> C:
     return dataclasses.replace(config, **{key: parse(text, hints[key], key) for key, text in values.items()}, **fixed)
 
 
-def digest(config: Any, *, without: Iterable[str] = ("out", "device", "logging")) -> str:
+def digest(config: Any, *, without: Iterable[str] = ("out", "device", "logging", "data_dir")) -> str:
     """Twelve hexadecimal digits that name a configuration; where it writes and runs makes no difference."""
-    values = {key: value for key, value in dataclasses.asdict(config).items() if key not in set(without)}
+    left = set(without)
+
+    def named(value: Any) -> Any:
+        return {k: named(v) for k, v in value.items() if k not in left} if isinstance(value, dict) else value
+
+    values = named(dataclasses.asdict(config))
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 

@@ -55,8 +55,9 @@ class Recipe:
             sizes = {"vocabulary": sizes["source_vocabulary"], "target_vocabulary": sizes["vocabulary"]}
             if self.model.tie == "all":
                 del sizes["target_vocabulary"]
-        longest = max((int(n.max()) for part in task.parts for n in task.lengths(part)), default=1)
-        return replace(self.model, model=MODELS[task.architecture], max_length=max(longest, 1024), **sizes)
+        if self.model.positions == "learned":
+            sizes["max_length"] = max(int(n.max()) for part in ("train", "valid") for n in task.lengths(part))
+        return replace(self.model, model=MODELS[task.architecture], **sizes)
 
 
 TRAINING: dict[str, tuple[TrainConfig, DecodeConfig]] = {
@@ -116,10 +117,9 @@ def resolved(task: str, values: Mapping[str, str]) -> Recipe:
 
 def stored(values: Mapping[str, Any]) -> Recipe:
     """The recipe of a run, from what its folder holds."""
-    task = values["task"]
-    data = TASKS[task].config_type(**_tuples(values["data"]))
-    model = TransformerConfig(**_tuples(values["model"]))
-    return Recipe(task, data, model, TrainConfig(**_tuples(values["training"])), DecodeConfig(**values["decoding"]))
+    task, values = values["task"], {part: _tuples(v) for part, v in values.items() if part != "task"}
+    data, model = TASKS[task].config_type(**values["data"]), TransformerConfig(**values["model"])
+    return Recipe(task, data, model, TrainConfig(**values["training"]), DecodeConfig(**values["decoding"]))
 
 
 def _is_said(part: str, name: str) -> bool:

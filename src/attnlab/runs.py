@@ -1,8 +1,9 @@
 """Runs: started from a recipe, opened again from their folder."""
 
+import json
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import nn
 
 from attnlab.models.transformer import build
 from attnlab.recipe import Recipe, stored
-from attnlab.store import RunFolder, all_runs, read_checkpoint
+from attnlab.store import RunFolder, all_runs, read_checkpoint, write_text
 from attnlab.tasks import TASKS
 from attnlab.tasks.task import Task
 from attnlab.train import Outcome, averaged, load_weights, train
@@ -48,19 +49,23 @@ def start(
             folder.claim(recipe.values())
         with accelerator.main_process_first():
             task = TASKS[recipe.task].prepare(recipe.data, folder.path)
+        torch.manual_seed(recipe.training.seed)
+        fitted = recipe.fitted(task)
+        task.lengths("train"), task.lengths("valid")  # read now, so that what was done to the data is told
         for line in task.notes if accelerator.is_main_process else []:
             note(line)
-        torch.manual_seed(recipe.training.seed)
-        model = build(recipe.fitted(task))
-        return folder, train(task, model, recipe.training, folder, accelerator, report)
+        if accelerator.is_main_process:
+            write_text(folder.path / "model.json", json.dumps(asdict(fitted), indent=1) + "\n")
+        return folder, train(task, build(fitted), recipe.training, folder, accelerator, report)
 
 
-def open_run(path: str | Path, *, device: str = "auto", weights: str = "best") -> Run:
+def open_run(path: str | Path, *, device: str = "auto", weights: str | None = None) -> Run:
     """The model of a run in evaluation mode, with its best weights, or last, or the mean of so many ("5")."""
     folder = RunFolder(Path(path) if Path(path).exists() else ROOT / path)
-    recipe = stored(folder.config())
+    recipe = stored(folder.config() | {"model": json.loads((folder.path / "model.json").read_text(encoding="utf-8"))})
     task = TASKS[recipe.task].prepare(recipe.data, folder.path)
-    model = build(recipe.fitted(task))
+    model = build(recipe.model)
+    weights = weights or str(recipe.decoding.average or "best")
     if weights.isdigit():
         load_weights(model, averaged(folder, int(weights)))
     elif weights in ("best", "last"):
@@ -74,8 +79,9 @@ def listed(root: Path = ROOT) -> list[dict[str, Any]]:
     """What stands in each run folder: state, step, best metric."""
     rows = []
     for folder in all_runs(root):
-        history = folder.metrics()
-        config = folder.config()
+        history, config = folder.metrics(), folder.config()
+        if "training" not in config:  # somebody else's config.json
+            continue
         step = max((row["step"] for row in history), default=0)
         losses = [row["valid_loss"] for row in history if "valid_loss" in row]
         finished = step >= config["training"]["steps"]

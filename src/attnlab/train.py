@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab import optimise
+from attnlab.score import perplexity, score_batches
 from attnlab.stepping import Captured, Eager, Flat, Objective, Stepper, fit, ladder
 from attnlab.store import Checkpoint, Metrics, RunFolder, read_checkpoint, write_checkpoint
 from attnlab.tasks.task import PAD, Batch, Task
@@ -193,24 +194,19 @@ def train(
     )
 
 
-@torch.no_grad()
-def evaluate(model: Any, task: Task, config: TrainConfig, accelerator: Any, part: str = "valid") -> dict[str, float]:
+def evaluate(
+    model: nn.Module, task: Task, config: TrainConfig, accelerator: Any, part: str = "valid"
+) -> dict[str, float]:
     """Loss in nats a target, perplexity and accuracy on a part, without label smoothing, noise or dropout."""
     model.eval()
-    sums = torch.zeros(3, dtype=torch.float64, device=accelerator.device)  # nll, right, targets
     plan = task.plan(part, tokens=config.batch_tokens, shuffle=False)
-    for indices in plan[accelerator.process_index :: accelerator.num_processes]:
-        batch = task.batch(part, indices)
-        goal = batch.targets.to(accelerator.device)
-        log_prob = model.readout.log_prob(model.hidden(*(x.to(accelerator.device) for x in batch.inputs)))
-        scored = goal != PAD if goal.dim() > 1 else torch.ones_like(goal, dtype=torch.bool)
-        nll = -log_prob.gather(-1, goal.unsqueeze(-1)).squeeze(-1).double()
-        right = log_prob.argmax(-1) == goal
-        sums += torch.stack([(nll * scored).sum(), (right & scored).sum(), scored.sum()])
+    mine = (task.batch(part, indices) for indices in plan[accelerator.process_index :: accelerator.num_processes])
+    batches = (([x.to(accelerator.device) for x in b.inputs], b.targets.to(accelerator.device)) for b in mine)
+    scored = score_batches(model, batches, padding=None if task.architecture == "classification" else PAD)
     model.train()
-    nll_sum, right_sum, count = accelerator.reduce(sums).tolist()
-    loss = nll_sum / count
-    return {"valid_loss": loss, "valid_perplexity": math.exp(min(loss, 700.0)), "valid_accuracy": right_sum / count}
+    sums = torch.tensor([scored.nll_sum, scored.correct, scored.count], dtype=torch.float64, device=accelerator.device)
+    nll, correct, count = accelerator.reduce(sums).tolist()
+    return {"valid_loss": nll / count, "valid_perplexity": perplexity(nll, count), "valid_accuracy": correct / count}
 
 
 class _Batches:

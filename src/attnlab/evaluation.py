@@ -1,0 +1,74 @@
+"""What a trained run is worth, and what it translates: scores on a part of its data or on text of one's own."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from attnlab.decode import BeamSearch
+from attnlab.runs import Run
+from attnlab.score import Scored, TextScore, bits_per_character, bleu, chrf, compound_split_bleu, score_batches
+from attnlab.tasks.task import Task
+
+
+def targets_scored(run: Run, part: str, *, samples: int = 0, seed: int = 0, tokens: int = 4096) -> Scored:
+    """Perplexity and accuracy on a part; samples: by that many noisy passes instead of the mean logits."""
+    device = next(run.model.parameters()).device
+    plan = run.task.plan(part, tokens=tokens, shuffle=False)
+    made = (run.task.batch(part, indices) for indices in plan)
+    batches = (([x.to(device) for x in batch.inputs], batch.targets.to(device)) for batch in made)
+    padding = None if run.task.architecture == "classification" else 0
+    return score_batches(run.model, batches, padding=padding, samples=samples, seed=seed)
+
+
+def translated(run: Run, lines: Sequence[str], *, tokens: int = 8192, **rules: Any) -> Iterator[tuple[int, str]]:
+    """(line number, translation) of every line, in the order they are done: similar lengths together."""
+    task: Any = translator(run.task)
+    settings = {"beam": run.recipe.decoding.beam, "length_penalty": run.recipe.decoding.length_penalty} | rules
+    search = BeamSearch(run.model, **settings)  # type: ignore[arg-type]
+    encoded, device = task.encode(lines), next(run.model.parameters()).device
+    blank = [number for number, line in enumerate(lines) if not line.strip()]
+    yield from ((number, "") for number in blank)
+    order = np.argsort([-n for n in encoded.lengths], kind="stable")
+    todo = [int(number) for number in order if lines[number].strip()]
+    while todo:
+        count = max(1, tokens // (int(encoded.lengths[todo[0]]) * settings["beam"]))
+        now, todo = todo[:count], todo[count:]
+        found = search(encoded.padded(now).to(device)).best
+        yield from ((number, task.decode(best.tokens)) for number, best in zip(now, found, strict=True))
+
+
+def text_scores(hypotheses: Sequence[str], references: Sequence[str], *, bootstrap: int = 1000) -> list[TextScore]:
+    return [score(hypotheses, references, bootstrap=bootstrap) for score in (bleu, chrf, compound_split_bleu)]
+
+
+def evaluated(
+    run: Run, part: str, *, samples: int = 0, bootstrap: int = 1000, tick=lambda done, of: None, **rules: Any
+) -> dict[str, Any]:
+    """Everything that is measured on a part: targets, and for a translator its text."""
+    scored = targets_scored(run, part, samples=samples)
+    values: dict[str, Any] = {
+        "run": str(run.folder.path), "weights": run.weights, "part": part, "targets": scored.count,
+        "loss": scored.nll_sum / scored.count, "perplexity": scored.perplexity, "accuracy": scored.accuracy,
+    }  # fmt: skip
+    if samples:
+        values |= {"samples": samples, "bound_perplexity": scored.bound_perplexity}
+    if run.task.architecture == "language" and getattr(run.task, "unit", None) == "character":
+        values["bits_per_character"] = bits_per_character(scored.nll_sum, scored.count)
+    if run.task.architecture == "translation":
+        task: Any = run.task
+        sources = task.sources(part)
+        texts = [""] * len(sources)
+        for done, (number, text) in enumerate(translated(run, sources, **rules), start=1):
+            texts[number] = text
+            tick(done, len(sources))
+        values["text"] = [asdict(score) for score in text_scores(texts, task.references(part), bootstrap=bootstrap)]
+        values["translations"] = texts
+    return values
+
+
+def translator(task: Task) -> Task:
+    if task.architecture != "translation":
+        raise ValueError(f"this run is a {task.architecture} model: only a translation run translates")
+    return task

@@ -1,0 +1,398 @@
+"""Training: an update is what torch's own optimiser does, nothing is lost when a run dies, and what goes wrong is said."""
+
+import itertools
+import json
+import math
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from transformers import get_cosine_schedule_with_warmup, get_inverse_sqrt_schedule
+
+from attnlab import optimise
+from attnlab.models.transformer import TransformerConfig, build
+from attnlab.recipe import resolved
+from attnlab.runs import listed, open_run
+from attnlab.stepping import Eager, Flat, Objective, fit, ladder
+from attnlab.store import DamagedError, RunFolder, read_checkpoint
+from attnlab.train import TrainConfig
+
+LEXICON = (
+    "data=lexicon examples=600 held_out=50 width=16 layers=1 heads=2 feed_forward=32 batch_tokens=400 warmup=5".split()
+)
+
+
+def command(*words):
+    return [sys.executable, "-c", "from attnlab.cli import main; main()", *words]
+
+
+def run(*words, **options):
+    return subprocess.run(command(*words), capture_output=True, text=True, check=False, **options)
+
+
+def trained(out, *words, **options):
+    done = run("train", "synthetic", *LEXICON, *words, "device=cpu", f"out={out}", **options)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def tiny(**changes):
+    values = {"model": "translator", "vocabulary": 11, "target_vocabulary": 13, "layers": 1, "width": 8, "heads": 2}
+    return build(TransformerConfig(**values | {"feed_forward": 16, "dropout": 0.0} | changes))
+
+
+# --- an update ---
+
+
+@pytest.mark.parametrize("kind", ["adam", "adamw", "nag"])
+@pytest.mark.parametrize("clip", [0.0, 0.05])
+def test_an_update_is_what_torch_does_parameter_by_parameter(kind, clip):
+    """Against torch's plain, unfused optimisers on the mean loss; two batches accumulated, three updates."""
+    model = tiny().double()
+    twin = tiny().double()
+    twin.load_state_dict(model.state_dict())
+    model.float(), twin.float()
+    plain = {
+        "adam": lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.1, foreach=False),
+        "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.1, foreach=False),
+        "nag": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, nesterov=True, weight_decay=0.1, foreach=False),
+    }[kind](twin.parameters())
+    flat = Flat(model, torch.float32)
+    optimizer = optimise.optimiser(flat.master, kind, betas=(0.9, 0.98), eps=1e-8, momentum=0.9, weight_decay=0.1)
+    stepper = Eager(Objective(model, smoothing=0.1), flat, optimizer, clip=clip)
+    for _ in range(3):
+        batches = [
+            (torch.randint(1, 11, (3, 5)), torch.randint(1, 13, (3, n)), torch.randint(0, 13, (3, n))) for n in (4, 7)
+        ]
+        total = sum(int((goal != 0).sum()) for *_, goal in batches)
+        for source, target, goal in batches:
+            stepper.accumulate([source, target], goal, 1 / total)
+        optimise.set_rate(optimizer, 0.01)
+        stepper.apply()
+        logits = torch.cat([twin(source, target).flatten(0, 1) for source, target, _ in batches])
+        goals = torch.cat([goal.flatten() for *_, goal in batches])
+        loss = nn.functional.cross_entropy(logits, goals, ignore_index=0, label_smoothing=0.1)
+        plain.zero_grad()
+        loss.backward()
+        if clip:
+            nn.utils.clip_grad_norm_(twin.parameters(), clip)
+        plain.step()
+        assert stepper.read_loss() / total == pytest.approx(loss.item(), rel=1e-5)
+    for (name, mine), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=1e-4, msg=name)
+
+
+def test_what_is_not_finite_is_never_applied_and_stays_noticed():
+    model = tiny()
+    flat = Flat(model, torch.float32)
+    optimizer = optimise.optimiser(flat.master, "adam", betas=(0.9, 0.98), eps=1e-8, momentum=0.9, weight_decay=0.0)
+    stepper = Eager(Objective(model), flat, optimizer, clip=0.0)
+    batch = [torch.randint(1, 11, (3, 5)), torch.randint(1, 13, (3, 4))], torch.randint(1, 13, (3, 4))
+    optimise.set_rate(optimizer, 0.01)
+    scales = [0.1, 0.1, math.nan, 0.1]
+    masters = []
+    for scale in scales:
+        stepper.accumulate(*batch, scale)
+        stepper.apply()
+        masters.append(flat.master.detach().clone())
+    assert not torch.equal(masters[0], masters[1])
+    assert torch.equal(masters[1], masters[2])
+    assert torch.equal(masters[1], masters[3])
+    assert (float(stepper.bad), int(stepper.updates)) == (1.0, 2)
+
+
+def test_a_model_in_bf16_is_a_copy_of_a_float32_master():
+    model = tiny()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    flat = Flat(model, torch.bfloat16)
+    for name, view in flat.views(flat.master.data).items():
+        assert torch.equal(view, before[name])
+        assert torch.equal(dict(model.named_parameters())[name], before[name].bfloat16())
+    assert all(p.dtype == torch.bfloat16 for p in model.parameters())
+
+
+@pytest.mark.parametrize("rungs", [1, 2, 3])
+def test_the_ladder_pads_least(rungs):
+    """Against every choice of widths."""
+    lengths = np.random.default_rng(0).integers(1, 30, 200)
+    chosen = ladder(lengths, rungs, multiple=1)
+    cost = chosen[np.searchsorted(chosen, lengths)].sum()
+    choices = itertools.combinations(range(1, lengths.max()), rungs - 1)
+    best = min(np.array([*c, lengths.max()])[np.searchsorted([*c, lengths.max()], lengths)].sum() for c in choices)
+    assert cost == best
+
+
+def test_padding_to_a_shape_changes_no_loss():
+    objective = Objective(tiny(attention="coda").eval().double())
+    inputs, goal = [torch.randint(1, 11, (3, 5)), torch.randint(1, 13, (3, 4))], torch.randint(0, 13, (3, 4))
+    *wider, target = fit([*inputs, goal], rows=5, width=8)
+    assert [tuple(x.shape) for x in (*wider, target)] == [(5, 8)] * 3
+    torch.testing.assert_close(objective(wider, target), objective(inputs, goal))
+
+
+def test_schedules_are_those_of_transformers():
+    steps, warmup = 50, 7
+    ours = optimise.Schedule("inverse-sqrt", 0.5, warmup, 0.0, 1, 1.0, 1.0, 0.0)
+    cosine = optimise.Schedule("cosine", 0.5, warmup, 0.0, steps - warmup, 1.0, 1.0, 0.0)
+    for schedule, make in (
+        (ours, lambda o: get_inverse_sqrt_schedule(o, warmup)),
+        (cosine, lambda o: get_cosine_schedule_with_warmup(o, warmup, steps)),
+    ):
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
+        theirs = make(optimizer)
+        for step in range(1, steps):
+            optimizer.step()
+            theirs.step()
+            assert schedule(step) == pytest.approx(theirs.get_last_lr()[0], rel=1e-6), step
+
+
+def test_cosine_restarts_grow_and_shrink():
+    """First period 10, then 20, at three quarters of the rate; by hand at the ends and in the middle."""
+    schedule = optimise.Schedule("cosine", 1.0, 0, 0.0, 10, 2.0, 0.75, 0.1)
+    assert schedule(5) == pytest.approx(0.55)
+    assert schedule(10) == pytest.approx(0.75)
+    assert schedule(20) == pytest.approx((0.75 + 0.075) / 2)
+
+
+# --- nothing lost ---
+
+
+def same_checkpoint(one, other):
+    a, b = (load_file(Path(folder) / "last.safetensors") for folder in (one, other))
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+    states = [read_checkpoint(Path(folder) / "last.safetensors").state for folder in (one, other)]
+    assert states[0] == states[1] | {"metrics_length": states[0]["metrics_length"]}
+
+
+def test_a_killed_run_ends_as_one_that_was_not(tmp_path):
+    """Killed at random moments, each after a checkpoint and before the last step; bit-identical in the end."""
+    words = ["steps=150", "checkpoint_every=5", "evaluate_every=40", "log_every=10", "attention=coda", "dropout=0.2"]
+    trained(tmp_path / "whole", *words)
+    draw, kills = random.Random(0), 0
+    out, environment = tmp_path / "killed", os.environ | {"PYTHONUNBUFFERED": "1"}
+    while kills < 3:
+        process = subprocess.Popen(
+            command("train", "synthetic", *LEXICON, *words, "device=cpu", f"out={out}"),
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment,
+        )  # fmt: skip
+        before = step_of(out)
+        while step_of(out) <= before and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(draw.random() * 0.25)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        stood = step_of(out)
+        assert before < stood < 150, "the kill must fall after a checkpoint and before the last step"
+        kills += 1
+    trained(out, *words)
+    same_checkpoint(tmp_path / "whole", out)
+    curves = [
+        [row.get("valid_loss") or row["loss"] for row in RunFolder(tmp_path / n).metrics()] for n in ("whole", "killed")
+    ]
+    assert curves[0] == curves[1]
+    assert (tmp_path / "whole/best.safetensors").read_bytes() == (out / "best.safetensors").read_bytes()
+
+
+def step_of(folder):
+    for name in ("last", "previous"):
+        try:
+            return read_checkpoint(folder / f"{name}.safetensors").state["step"]
+        except (FileNotFoundError, DamagedError):
+            continue
+    return 0
+
+
+def test_a_checkpoint_half_written_leaves_the_one_before(tmp_path, monkeypatch):
+    """Killed during the write: what is there is the previous checkpoint, whole."""
+    code = """
+import os, sys, attnlab.store as store
+written = store.save_file
+def dies(tensors, path, metadata):
+    written(tensors, path, metadata)
+    if '"step": 20' in metadata["state"] and "last" in str(path):
+        os.truncate(path, 1000)
+        os.kill(os.getpid(), 9)
+store.save_file = dies
+from attnlab.cli import main
+main()
+"""
+    words = ["train", "synthetic", *LEXICON, "steps=30", "checkpoint_every=10", "device=cpu", f"out={tmp_path / 'r'}"]
+    died = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, check=False)
+    assert died.returncode == -signal.SIGKILL
+    assert step_of(tmp_path / "r") == 10
+    trained(tmp_path / "r", "steps=30", "checkpoint_every=10")
+    trained(tmp_path / "whole", "steps=30", "checkpoint_every=10")
+    same_checkpoint(tmp_path / "r", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped"])
+def test_a_damaged_checkpoint_is_named_and_the_previous_used(tmp_path, damage):
+    words = ["steps=30", "checkpoint_every=10"]
+    trained(tmp_path / "whole", *words)
+    trained(tmp_path / "r", *words)
+    last = tmp_path / "r" / "last.safetensors"
+    content = bytearray(last.read_bytes())
+    content[-100] ^= 1
+    last.write_bytes(content[: len(content) // 2] if damage == "truncated" else content)
+    done = trained(tmp_path / "r", *words)
+    assert re.search(r"last\.safetensors is damaged.*trying the checkpoint before it", done.stderr)
+    same_checkpoint(tmp_path / "r", tmp_path / "whole")
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
+    words = ["train", "synthetic", *LEXICON, "steps=4000", "checkpoint_every=5", "device=cpu", f"out={tmp_path}"]
+    process = subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    while step_of(tmp_path) < 5:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    (stopped,) = re.findall(
+        r"stopped at step (\d+), nothing is lost; to go on: attnlab train synthetic data=lexicon", output
+    )
+    assert step_of(tmp_path) == int(stopped) < 4000
+    (row,) = listed(tmp_path.parent)
+    assert (row["state"], row["step"]) == ("interrupted", f"{row['step'].split('/')[0]}/4000")
+
+
+def test_another_configuration_does_not_overwrite_a_run(tmp_path):
+    trained(tmp_path / "r", "steps=5")
+    done = run("train", "synthetic", *LEXICON, "steps=5", "lr=0.1", "device=cpu", f"out={tmp_path / 'r'}")
+    assert done.returncode == 2
+    assert "holds another run (training.lr: 0.0005 there, 0.1 now)" in done.stderr
+
+
+def test_a_second_process_in_the_same_folder_is_refused(tmp_path):
+    folder = RunFolder(tmp_path)
+    with folder.locked():
+        done = run("train", "synthetic", *LEXICON, "steps=5", "device=cpu", f"out={tmp_path}")
+    assert done.returncode == 2
+    assert "is being trained by another process" in done.stderr
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path):
+    trained(tmp_path, "steps=10", "checkpoint_every=5")
+    before = (tmp_path / "last.safetensors").read_bytes()
+    assert "finished at step 10" in trained(tmp_path, "steps=10", "checkpoint_every=5").stdout
+    assert (tmp_path / "last.safetensors").read_bytes() == before
+
+
+# --- what it says, keeps and learns ---
+
+
+def test_not_finite_stops_with_step_and_examples_and_keeps_the_good_checkpoint(tmp_path):
+    words = ["train", "synthetic", *LEXICON, "steps=60", "checkpoint_every=10", "lr=1e20", "warmup=30", "device=cpu"]
+    done = run(*words, f"out={tmp_path}")
+    assert done.returncode == 2
+    assert re.search(
+        r"not finite at step \d+ \(epoch \d+, training examples \d+, .*the last good checkpoint is", done.stderr
+    )
+    for tensor in load_file(tmp_path / "last.safetensors").values():
+        assert not tensor.is_floating_point() or tensor.isfinite().all()
+
+
+def test_every_resolved_value_is_stored_and_the_run_opens_again(tmp_path):
+    trained(tmp_path, "steps=5", "attention=dagpam", "initial=0.5")
+    values = json.loads((tmp_path / "config.json").read_text())
+    assert values["training"]["betas"] == [0.9, 0.98]
+    assert values["model"]["attention_options"] == {"initial": 0.5}
+    opened = open_run(tmp_path, device="cpu")
+    assert opened.recipe.training == TrainConfig(steps=5, batch_tokens=400, warmup=5)
+    assert not opened.model.training
+
+
+def test_weights_are_kept_at_chosen_steps_and_averaged(tmp_path):
+    trained(tmp_path, "steps=20", "checkpoint_every=5", "keep_last=2", "evaluate_at=3,7")
+    kept = sorted(int(path.stem) for path in (tmp_path / "steps").glob("*.safetensors"))
+    assert kept == [3, 7, 15, 20]
+    mean = dict(open_run(tmp_path, device="cpu", weights="2").model.named_parameters())
+    parts = [read_checkpoint(RunFolder(tmp_path).kept(step)).part("model/") for step in (15, 20)]
+    for name, parameter in mean.items():
+        torch.testing.assert_close(parameter.detach(), (parts[0][name] + parts[1][name]) / 2)
+
+
+def test_patience_stops_early(tmp_path):
+    done = trained(
+        tmp_path, "steps=500", "evaluate_every=2", "patience=3", "lr=1e-12", "warmup=0", "checkpoint_every=50"
+    )
+    step = int(re.search(r"finished at step (\d+)", done.stdout)[1])
+    assert step < 100
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["synthetic", "stpes=5"], "unknown key 'stpes' .did you mean 'steps'"),
+        (["synthetic", "attention=coda", "alhpa=2"], "unknown key 'alhpa' .did you mean 'alpha'"),
+        (["sinthetic"], "no task is called 'sinthetic' .did you mean 'synthetic'"),
+        (["synthetic", "model=iwslt15"], "no model is called 'iwslt15' .did you mean 'iwslt14'"),
+        (["synthetic", "steps=0"], "steps must be at least 1"),
+        (["synthetic", "lr=-1"], "lr must be above 0"),
+        (["synthetic", "data=lexicn"], "data=lexicn: expected one of lexicon"),
+        (["synthetic", "attention=shaped", "steps=1"], "cannot be a cross attention"),
+        (["synthetic", "batch_tokens=4", "steps=1"], "more than a batch may hold"),
+    ],
+)
+def test_what_is_wrong_is_one_line(words, message, tmp_path):
+    done = run("train", *words, "device=cpu", f"out={tmp_path / 'r'}")
+    assert done.returncode == 2
+    assert re.search(message, done.stderr)
+    assert done.stderr.count("\n") == 1
+
+
+def test_recipes_carry_the_published_values():
+    recipe = resolved("translation", {"model": "iwslt14", "lr": "1e-3"})
+    assert (recipe.training.lr, recipe.training.warmup, recipe.training.label_smoothing) == (1e-3, 4000, 0.1)
+    assert (recipe.model.dropout, recipe.model.feed_forward, recipe.decoding.beam) == (0.3, 1024, 5)
+    wmt = resolved("translation", {"model": "wmt14"})
+    assert (wmt.training.lr, wmt.decoding.average, wmt.decoding.length_penalty) == (7e-4, 10, 0.6)
+
+
+TWO = """
+import os, sys, torch
+from attnlab.cli import main
+main()
+assert int(os.environ.get("WORLD_SIZE", "1")) == int(sys.argv[-1].partition("=")[2] or 0) or True
+"""
+
+
+def test_two_processes_do_what_one_does_with_twice_the_accumulation(tmp_path):
+    """torchrun with gloo; dropout and noise off; the same losses to 1e-5."""
+    words = ["train", "synthetic", *LEXICON, "steps=20", "log_every=1", "dropout=0", "attention=coda", "device=cpu"]
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch.distributed as d\nfrom attnlab import train\nold = train.evaluate\n"
+        "def checked(*a, **k):\n    assert d.get_world_size() == 2\n    return old(*a, **k)\n"
+        "train.evaluate = checked\nfrom attnlab.mechanisms import noise\nnoise.torch.randint = lambda *a, **k: None\n"
+        "from attnlab.mechanisms import coda\ncoda.logit_noise = lambda *a: 0.0\nfrom attnlab.cli import main\nmain()\n"
+    )
+    single = tmp_path / "single.py"
+    single.write_text(
+        "from attnlab.mechanisms import coda\ncoda.logit_noise = lambda *a: 0.0\nfrom attnlab.cli import main\nmain()\n"
+    )
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29613"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    for launcher, file, extra, out in (
+        (torchrun, script, "accumulate=1", "two"),
+        ([sys.executable], single, "accumulate=2", "one"),
+    ):
+        done = subprocess.run(
+            [*launcher, str(file), *words, extra, f"out={tmp_path / out}"],
+            capture_output=True, text=True, check=False, env=environment,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+    losses = [[row["loss"] for row in RunFolder(tmp_path / out).metrics() if "loss" in row] for out in ("two", "one")]
+    assert len(losses[0]) == 20
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
