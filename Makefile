@@ -4,7 +4,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test test-slow test-gpu lint docs-images clean
+.PHONY: demo test test-slow test-gpu lint clean
 demo: .venv/ready
 	$(BIN)/attnlab demo
 
@@ -15,7 +15,7 @@ test-slow: .venv/ready
 	$(BIN)/pytest -q -m slow
 
 test-gpu: .venv/ready
-	$(BIN)/pytest -q -m gpu
+	$(BIN)/pytest -q -m 'gpu or kernel'
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -1,88 +1,130 @@
 """Each mechanism, forward and backward, against torch's fused softmax attention in the same run: time and peak memory.
 
-    python benchmarks/mechanisms.py [--out results/mechanisms] [--only dagpam,coda]
+    python benchmarks/mechanisms.py [--out results/mechanisms] [--only dagpam,coda] [--device cpu|gpu]
 
-On a GPU: bf16, causal, queries laid out as a projection leaves them; time on the device (CUDA graph) and as eager
-Python runs it. On a CPU: float32, one thread, each mechanism in a process of its own. A mechanism that carries is
-timed as a layer that has a carry. No time is printed for one that does not first equal its definition.
+The peer is `scaled_dot_product_attention` with the fastest of its backends. On a GPU: causal, queries laid out as a
+projection leaves them, bf16 and, for daGPAM, also padded and float32; time on the device (CUDA graph) and as eager
+Python runs it. On a CPU: float32, one thread, each mechanism in a process of its own. A mechanism that carries is timed
+as a layer that has a carry. No time is printed for one whose output or gradients do not first equal its definition's.
 """
 
 import argparse
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import measuring
 import torch
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnlab.mechanisms import MECHANISMS, attention
+from attnlab.mechanisms.mechanism import Mechanism
 
 GPU_SHAPES = [(64, 8, 128, 64), (16, 8, 512, 64), (8, 16, 1024, 64), (4, 16, 2048, 64)]
 CPU_SHAPES = [(2, 8, 128, 64), (1, 8, 512, 64)]
+BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 PEER = "torch SDPA"
 SEED = 0
 
 
-def step_of(name, shape, device, dtype):
-    """A function that runs forward and backward once, and the tensors it is checked by."""
-    b, h, n, d = shape
-    torch.manual_seed(SEED)
-    q, k, v = (torch.randn(b, n, h, d, device=device, dtype=dtype).requires_grad_() for _ in range(3))
-    grad = torch.randn(b, n, h, d, device=device, dtype=dtype).transpose(1, 2)
-    arguments = [x.transpose(1, 2) for x in (q, k, v)]
-    if name == PEER:
-        return lambda: torch.autograd.grad(
-            F.scaled_dot_product_attention(*arguments, is_causal=True), (q, k, v), grad
-        ), None
-    mechanism = attention(name, heads=h, head_dim=d, layer=1).to(device=device, dtype=dtype)
-    carry = torch.randn(b, h, n, n, device=device, dtype=dtype).requires_grad_() if mechanism.carries else None
-    wanted = [q, k, v, *(p for p in mechanism.parameters() if p.requires_grad), *([carry] if mechanism.carries else [])]
+class Case:
+    """Tensors of one shape, and functions that run forward and backward once."""
 
-    def step():
-        context, _ = mechanism(*arguments, None, carry, causal=True)
-        return torch.autograd.grad(context, wanted, grad, allow_unused=True)
+    def __init__(self, shape, device, dtype, padded=False):
+        b, h, n, d = shape
+        torch.manual_seed(SEED)
+        self.shape, self.device, self.dtype = shape, device, dtype
+        self.leaves = [torch.randn(b, n, h, d, device=device, dtype=dtype).requires_grad_() for _ in range(3)]
+        self.qkv = [x.transpose(1, 2) for x in self.leaves]
+        self.grad = torch.randn(b, n, h, d, device=device, dtype=dtype).transpose(1, 2)
+        lengths = torch.randint(n // 2, n + 1, (b, 1, 1, 1), device=device)
+        self.mask = torch.arange(n, device=device) < lengths if padded else None
 
-    return step, (mechanism, arguments, carry)
+    def peer(self, backend=None):
+        mask = self.mask if self.mask is None else self.mask & torch.ones(
+            self.shape[2], self.shape[2], dtype=torch.bool, device=self.device
+        ).tril()  # fmt: skip
+
+        def step():
+            with nullcontext() if backend is None else sdpa_kernel(backend):
+                y = F.scaled_dot_product_attention(*self.qkv, attn_mask=mask, is_causal=mask is None)
+            return torch.autograd.grad(y, self.leaves, self.grad)
+
+        return step
+
+    def of(self, name):
+        b, h, n, d = self.shape
+        torch.manual_seed(SEED)
+        mechanism = attention(name, heads=h, head_dim=d, layer=1).to(device=self.device, dtype=self.dtype)
+        carry = None
+        if mechanism.carries:
+            carry = torch.randn(b, h, n, n, device=self.device, dtype=self.dtype).requires_grad_()
+        wanted = [*self.leaves, *(p for p in mechanism.parameters() if p.requires_grad), *([carry] * mechanism.carries)]
+
+        def step():
+            context, _ = mechanism(*self.qkv, self.mask, carry, causal=True)
+            return torch.autograd.grad(context, wanted, self.grad, allow_unused=True)
+
+        return step, mechanism, carry
 
 
-def equals_its_definition(mechanism, arguments, carry):
-    """The relative distance of mix from weights·v, both at evaluation, the latter in float32."""
+def distance_from_definition(case, mechanism, carry):
+    """The largest relative distance of mix, and of its gradients by q, k, v, from weights·v in float32; one example."""
     mechanism.eval()
-    q, k, v = (x.detach()[:1] for x in arguments)
-    with torch.no_grad():
-        part = None if carry is None else carry.detach()[:1]
-        got = mechanism.mix(q, k, v, None, part, causal=True)[0].float()
-        dtype = next(mechanism.parameters(), q).dtype
-        wide = mechanism.float().weights(
-            q.float(), k.float(), None, None if part is None else part.float(), causal=True
-        )[0]
-        expected = wide @ v.float()
-    mechanism.to(dtype).train()
-    return float((got - expected).norm() / expected.norm())
+    results = []
+    for wide in (False, True):
+        inputs = [(x.detach()[:1].float() if wide else x.detach()[:1]).requires_grad_() for x in case.qkv]
+        given = carry if carry is None else (carry.detach()[:1].float() if wide else carry.detach()[:1])
+        mask = case.mask if case.mask is None else case.mask[:1]
+        run = Mechanism.mix if wide else type(mechanism).mix
+        context, _ = run(mechanism.float() if wide else mechanism, *inputs, mask, given, causal=True)
+        results.append([context, *torch.autograd.grad(context, inputs, case.grad[:1].to(context.dtype))])
+    mechanism.to(case.dtype).train()
+    return max(float((x.float() - y).norm() / y.norm()) for x, y in zip(*results, strict=True))
+
+
+def measured(row, step, *checked):
+    try:
+        row["error"] = distance_from_definition(*checked) if checked else 0.0
+        if row["error"] > 3e-2:
+            raise ValueError(f"mix or its gradients differ from the definition by {row['error']:.1e}")
+        row |= {"device_ms": measuring.device_milliseconds(step), "eager_ms": measuring.eager_milliseconds(step)}
+        row["peak_mib"] = measuring.device_peak_mebibytes(step)
+    except (ImportError, RuntimeError, ValueError) as reason:
+        row["not_run"] = f"{type(reason).__name__}: {str(reason).splitlines()[0]}"
+    print(row, file=sys.stderr, flush=True)
+    return row
+
+
+def fastest_peer(case, about):
+    """The row of the backend of torch's attention that takes the least time."""
+    rows = [measured(about | {"mechanism": PEER, "backend": b.name.lower()}, case.peer(b)) for b in BACKENDS[:3]]
+    able = [row for row in rows if "device_ms" in row]
+    return min(able, key=lambda row: row["device_ms"]) if able else measured(about | {"mechanism": PEER}, case.peer())
 
 
 def on_gpu(names):
     torch.cuda.set_stream(torch.cuda.Stream())
     rows = []
-    for shape in GPU_SHAPES:
-        for name in [PEER, *names]:
-            torch.cuda.empty_cache()
-            row = {"shape": list(shape), "mechanism": name}
+    cases = [(shape, "bf16", torch.bfloat16, False, names) for shape in GPU_SHAPES]
+    some = [name for name in names if name == "dagpam"]
+    cases += [((8, 16, 1024, 64), "bf16 padded", torch.bfloat16, True, some)] * bool(some)
+    cases += [((8, 16, 1024, 64), "fp32", torch.float32, False, some)] * bool(some)
+    for shape, label, dtype, padded, chosen in cases:
+        torch.cuda.empty_cache()
+        case, about = Case(shape, "cuda", dtype, padded), {"device": "gpu", "shape": list(shape), "case": label}
+        rows.append(fastest_peer(case, about))
+        for name in chosen:
             try:
-                step, made = step_of(name, shape, "cuda", torch.bfloat16)
-                error = equals_its_definition(*made) if made else 0.0
-                if error > 2e-2:
-                    raise ValueError(f"mix differs from its definition by {error:.1e}")
-                row |= {
-                    "device_ms": measuring.device_milliseconds(step),
-                    "eager_ms": measuring.eager_milliseconds(step),
-                }
-                row |= {"peak_mib": measuring.device_peak_mebibytes(step), "error": error}
-            except (ImportError, RuntimeError, ValueError) as reason:
-                row["not_run"] = f"{type(reason).__name__}: {str(reason).splitlines()[0]}"
-            rows.append(row)
-            print(row, file=sys.stderr, flush=True)
+                step, *made = case.of(name)
+            except ImportError as reason:
+                rows.append(about | {"mechanism": name, "not_run": str(reason)})
+                continue
+            rows.append(measured(about | {"mechanism": name}, step, case, *made))
+            del step, made
+            torch.cuda.empty_cache()
     return rows
 
 
@@ -95,19 +137,20 @@ def on_cpu(names):
             made = (
                 json.loads(done.stdout) if done.returncode == 0 else {"not_run": done.stderr.strip().splitlines()[-1]}
             )
-            rows.append({"shape": list(shape), "mechanism": name} | made)
+            rows.append({"device": "cpu", "shape": list(shape), "case": "fp32", "mechanism": name} | made)
     return rows
 
 
 def one_on_cpu(name, shape):
     torch.set_num_threads(1)
-    step, made = step_of(name, shape, "cpu", torch.float32)
+    case = Case(shape, "cpu", torch.float32)
+    step, *made = (case.peer(),) if name == PEER else case.of(name)
     before = measuring.process_peak_mebibytes()
     step()
     peak = measuring.process_peak_mebibytes() - before  # before the check, which makes weights
-    error = equals_its_definition(*made) if made else 0.0
+    error = distance_from_definition(case, *made) if made else 0.0
     if error > 1e-4:
-        raise ValueError(f"mix differs from its definition by {error:.1e}")
+        raise ValueError(f"mix or its gradients differ from the definition by {error:.1e}")
     print(json.dumps({"eager_ms": measuring.eager_milliseconds(step), "peak_mib": peak, "error": error}))
 
 
@@ -115,31 +158,40 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="mechanisms, separated by commas")
     parser.add_argument("--out", help="folder for the numbers as JSON")
+    parser.add_argument(
+        "--device", choices=["cpu", "gpu"], help="one of them alone; by default both, where there is a GPU"
+    )
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--shape", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
         return one_on_cpu(given.one, tuple(map(int, given.shape.split(","))))
     names = given.only.split(",") if given.only else list(MECHANISMS)
-    rows = on_gpu(names) if torch.cuda.is_available() else on_cpu(names)
-    clock = "device_ms" if torch.cuda.is_available() else "eager_ms"
+    devices = [given.device] if given.device else ["cpu", *(["gpu"] if torch.cuda.is_available() else [])]
+    rows = [row for device in devices for row in (on_gpu if device == "gpu" else on_cpu)(names)]
     for row in rows:
-        peer = next(r for r in rows if r["shape"] == row["shape"] and r["mechanism"] == PEER)
-        if clock in row:
+        clock = "device_ms" if row["device"] == "gpu" else "eager_ms"
+        same = [r for r in rows if all(r[key] == row[key] for key in ("device", "shape", "case"))]
+        peer = next(r for r in same if r["mechanism"] == PEER)
+        if clock in row and clock in peer:
             row["times_sdpa"] = row[clock] / peer[clock]
-    columns = ["mechanism", "b,h,n,d", "device ms", "eager ms", "× SDPA", "peak MiB"]
+    columns = ["mechanism", "device", "b,h,n,d", "case", "device ms", "eager ms", "× SDPA", "peak MiB"]
+    keys = ("device_ms", "eager_ms", "times_sdpa", "peak_mib")
     shown = [
-        [r["mechanism"], ",".join(map(str, r["shape"]))]
-        + [r.get(key, "–") for key in ("device_ms", "eager_ms", "times_sdpa", "peak_mib")]
+        [r["mechanism"], r["device"], ",".join(map(str, r["shape"])), r["case"], *(r.get(key, "–") for key in keys)]
         for r in rows
     ]
     about = measuring.surroundings(SEED)
-    print(f"forward + backward on {about['hardware']}, torch {about['torch']}; × SDPA by {clock.replace('_', ' ')}")
+    print(
+        f"forward + backward on {about['hardware']}, torch {about['torch']}; × SDPA by device time, on a CPU by its own"
+    )
     print(measuring.table(columns, shown))
     for row in rows:
         if "not_run" in row:
-            print(f"not run: {row['mechanism']} at {row['shape']}: {row['not_run']}")
-    measuring.write(given.out, "gpu" if torch.cuda.is_available() else "cpu", about, rows)
+            print(f"not run: {row['mechanism']} at {row['shape']} {row['case']}: {row['not_run']}")
+    for device in devices:
+        measuring.write(given.out, device, about, [row for row in rows if row["device"] == device])
+    return None
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def seconds_of(step, device, repeats):
     return sorted(times)[len(times) // 2]
 
 
-def ours(attention, device):
+def ours(attention, device, dynamic):
     """A function of a number of tokens that makes the step; one model, compiled once, serves all numbers."""
     torch.manual_seed(SEED)
     model = build(replace(PRESETS["iwslt14"], attention=attention)).to(device).train()
@@ -53,7 +53,7 @@ def ours(attention, device):
     optimizer = optimise.optimiser(flat.master, "adam", betas=(0.9, 0.98), eps=1e-8, momentum=0.0, weight_decay=0.0)
     if captured:
         torch._dynamo.reset()
-        objective.compile_parts()
+        objective.compile_parts(dynamic=dynamic)
     stepper = (Captured if captured else Eager)(objective, flat, optimizer, clip=0.0)
 
     def of(tokens, steps):
@@ -104,6 +104,7 @@ def main():
     parser.add_argument("--out", help="folder for the numbers as JSON")
     parser.add_argument("--tokens", help="target tokens a step, separated by commas")
     parser.add_argument("--attention", default="softmax,realformer,coda,dagpam")
+    parser.add_argument("--compile", default="static", choices=["static", "dynamic"], help="as attnlab train compile=")
     given = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.set_num_threads(1)
@@ -114,7 +115,7 @@ def main():
         speed = tokens * steps / seconds_of(marian(tokens, device, steps), device, repeats)
         rows.append({"tokens": tokens, "model": "Marian (transformers)", "tokens_per_second": speed})
     for attention in given.attention.split(","):
-        of, stepper = ours(attention, device)
+        of, stepper = ours(attention, device, given.compile == "dynamic")
         for tokens in sizes:
             start = time.perf_counter()
             step = of(tokens, steps)

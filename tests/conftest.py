@@ -11,6 +11,14 @@ import pytest
 torch.set_num_threads(1)
 
 
+def pytest_collection_modifyitems(items):
+    """A test that needs a GPU is skipped, with its reason, where there is none."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)

@@ -12,11 +12,24 @@ Q, K = torch.zeros(2, 4, 3, 6), torch.zeros(2, 2, 5, 6)
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "message"),
     [
-        ((Q[0], K), {}, ValueError, r"q must be \(batch, heads, length, head_dim\); its shape is \(4, 3, 6\)"),
+        ((Q[0], K), {}, ValueError, r"q is \(4, 3, 6\), expected \(batch, 4, length, 6\)"),
         ((Q, K[0]), {}, ValueError, r"k must be \(batch, heads, length, head_dim\)"),
         ((Q[:1], K), {}, ValueError, "differ in batch or head_dim"),
-        ((Q[..., :4], K), {}, ValueError, "differ in batch or head_dim"),
-        ((Q[:, :3], K), {}, ValueError, "3 query heads cannot share 2 key heads: 2 does not divide 3"),
+        ((Q, K[..., :4]), {}, ValueError, "differ in batch or head_dim"),
+        (
+            (Q[..., :4], K),
+            {},
+            ValueError,
+            r"has 4 heads of size 6; q is \(2, 4, 3, 4\), expected \(batch, 4, length, 6\)",
+        ),
+        ((Q[:, :3], K), {}, ValueError, r"has 4 heads of size 6; q is \(2, 3, 3, 6\)"),
+        ((Q, torch.zeros(2, 3, 5, 6)), {}, ValueError, "4 query heads cannot share 3 key heads: 3 does not divide 4"),
+        (
+            (Q, K),
+            {"bias": torch.zeros(3, 5) > 0},
+            TypeError,
+            "bias .*must be floating-point, not torch.bool; for a mask use",
+        ),
         (
             (Q, K, torch.zeros(3, 5)),
             {},
@@ -42,7 +55,11 @@ def test_bad_arguments(method, arguments, options, error, message):
     ("name", "options", "message"),
     [
         ("sofmax", {}, "no attention is called 'sofmax' .did you mean 'softmax'.*there are softmax, realformer"),
-        ("softmax", {"heads": 0}, "heads and head_dim must be at least 1"),
+        ("softmax", {"heads": 0}, "heads must be a whole number, at least 1, not 0"),
+        ("softmax", {"head_dim": 2.0}, "head_dim must be a whole number, at least 1, not 2.0"),
+        ("softmax", {"layer": -1}, "layer must be a whole number, at least 0, not -1"),
+        ("softmax", {"scale": float("nan")}, "scale must be a positive number, not nan"),
+        ("dagpam", {"initial": (1.0, 2.0, 3.0)}, "initial must be a number λ or a pair"),
         ("softmax", {"dropout": 1.0}, r"dropout must be in \[0, 1\)"),
         ("dagpam", {"inital": 1.0}, "dagpam has no option 'inital' .did you mean 'initial'"),
         ("dagpam", {"impl": "fast"}, "impl must be 'auto', 'reference' or 'fused'"),
@@ -61,3 +78,29 @@ def test_bad_options(name, options, message):
 def test_shaped_refuses_more_queries_than_keys():
     with pytest.raises(ValueError, match="5 queries cannot be among 3 keys"):
         attention("shaped", heads=1, head_dim=2).weights(torch.zeros(1, 1, 5, 2), torch.zeros(1, 1, 3, 2))
+
+
+def test_values_must_fit_the_keys():
+    for name in ("softmax", "dagpam", "cog"):
+        mechanism = attention(name, heads=4, head_dim=6)
+        with pytest.raises(ValueError, match=r"k \(2, 2, 5, 6\) and v \(2, 2, 3, 6\) differ in batch, heads or length"):
+            mechanism(Q, K, K[:, :, :3])
+
+
+@pytest.mark.parametrize("name", ["realformer", "coda"])
+def test_a_carry_must_fit_and_not_come_to_layer_0(name):
+    with pytest.raises(ValueError, match=r"a carry came to layer 0; build .* with layer= its place in the stack"):
+        attention(name, heads=4, head_dim=6).weights(Q, K, None, torch.zeros(2, 4, 3, 5))
+    with pytest.raises(ValueError, match=r"the carry is \(2, 4, 3, 4\) but this layer's logits are \(2, 4, 3, 5\)"):
+        attention(name, heads=4, head_dim=6, layer=1).weights(Q, K, None, torch.zeros(2, 4, 3, 4))
+
+
+def test_fused_dagpam_says_what_it_does_not_cover(monkeypatch):
+    pytest.importorskip("triton")
+    mechanism = attention("dagpam", heads=4, head_dim=6, impl="fused")
+    with pytest.raises(ValueError, match=r"impl='fused' does not cover torch\.float64"):
+        mechanism(Q.double(), K.double(), K.double())
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="impl='fused' does not cover tensors on cpu"):
+            mechanism(Q, K, K)

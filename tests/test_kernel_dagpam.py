@@ -14,6 +14,7 @@ from attnlab.mechanisms import attention
 pytest.importorskip("triton")
 from attnlab.mechanisms.kernels.dagpam import combine, stack
 
+pytestmark = pytest.mark.kernel
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (
     DEVICE == "cuda"
@@ -35,7 +36,7 @@ def assert_same(kernel, definition, *arguments):
     inputs = [x.detach().requires_grad_() for x in arguments]
     wide = [x.detach().double().requires_grad_() for x in arguments]
     got, expected = kernel(*inputs), definition(*wide)
-    direction = torch.randn(expected.shape, dtype=torch.float64, device=expected.device)
+    direction = torch.randn(expected.shape, device=expected.device).to(got.dtype).double()
     pairs = zip(
         [got, *torch.autograd.grad(got, inputs, direction.to(got.dtype))],
         [expected, *torch.autograd.grad(expected, wide, direction)],
@@ -49,13 +50,15 @@ def assert_same(kernel, definition, *arguments):
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @settings(max_examples=12, deadline=None)
 @given(
+    seed=st.integers(0, 2**31),
     b=st.integers(1, 3),
     h=st.integers(1, 5),
     i=st.integers(1, 131),
     d=st.sampled_from([3, 16, 32, 64]),
     one=st.booleans(),
 )
-def test_passes_equal_their_definitions(dtype, b, h, i, d, one):
+def test_passes_equal_their_definitions(dtype, seed, b, h, i, d, one):
+    torch.manual_seed(seed)
     q = torch.randn(b, i, h, d, dtype=dtype, device=DEVICE).transpose(1, 2)  # as a projection leaves it: not contiguous
     w = torch.randn(1 if one else h, d, d, dtype=dtype, device=DEVICE) / d**0.5
     assert_same(stack, stack_by_definition, q, w)
@@ -107,7 +110,7 @@ from attnlab.mechanisms.kernels import dagpam
 pointers = {"q", "w", "both", "g", "dq", "o", "out", "do", "plus", "minus"}
 for name in ("_stack_forward", "_stack_backward", "_combine_forward", "_combine_backward"):
     kernel = getattr(dagpam, name)
-    for kind, d in (("bf16", 64), ("fp16", 128), ("fp32", 3)):
+    for kind, d in (("bf16", 64), ("fp16", 128), ("fp32", 64)):
         types = dict.fromkeys(pointers, f"*{kind}") | {"dw": "*fp32", "dlambda": "*fp32"}
         types |= dict.fromkeys(tile := dagpam._tile(d), "constexpr")
         signature = {name: types.get(name, "i32") for name in kernel.arg_names}

@@ -5,7 +5,7 @@ import torch
 
 from attnlab.mechanisms import MECHANISMS, Mechanism, attention
 from attnlab.mechanisms.laws import LAWS, judge
-from attnlab.mechanisms.mechanism import logits, masked_softmax, visible
+from attnlab.mechanisms.mechanism import logits, masked_softmax, repeat_heads
 
 OPTIONS = {
     "realformer": [{"mean": True}],
@@ -55,7 +55,7 @@ class Broken(Mechanism):
     row_sum = 1.0
 
     def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
-        seen = visible(q, k, mask, causal=causal, at=at)
+        seen = self.visible(q, k, mask, causal=causal, at=at)
         return self.wrong(logits(q, k, self.scale, bias), seen), None
 
     def wrong(self, s, seen):
@@ -127,6 +127,40 @@ class AddsToTheBias(Broken):
         )
 
 
+class IgnoresTheBias(Broken):
+    def weights(self, q, k, mask=None, carry=None, *, bias=None, **options):
+        return super().weights(q, k, mask, carry, **options)
+
+
+class ForgetsDropout(Broken):
+    def mix(self, q, k, v, mask=None, carry=None, **options):
+        return self.weights(q, k, mask, carry, **options)[0] @ repeat_heads(v, self.heads), None
+
+
+class LeaksWhenFinishing(Broken):
+    def finish(self, context):
+        return context - context.mean(2, keepdim=True)
+
+
+class BlindContextIsNaN(Broken):
+    def mix(self, q, k, v, mask=None, carry=None, **options):
+        context, carry = super().mix(q, k, v, mask, carry, **options)
+        blind = ~self.visible(q, k, mask).any(-1, keepdim=True)
+        return context.masked_fill(blind, float("nan")), carry
+
+
+class BlindGradientIsNaN(Broken):
+    def mix(self, q, k, v, mask=None, carry=None, **options):
+        seen = self.visible(q, k, mask)
+        z = logits(q, k, self.scale).masked_fill(~seen, float("-inf")).softmax(-1)
+        return (z @ repeat_heads(v, self.heads)).masked_fill(~seen.any(-1, keepdim=True), 0.0), None
+
+
+class ReturnsOneValue(Broken):
+    def weights(self, *arguments, **options):
+        return super().weights(*arguments, **options)[0]
+
+
 class HandsOnACarry(Broken):
     def weights(self, *arguments, **options):
         weights, _ = super().weights(*arguments, **options)
@@ -137,7 +171,7 @@ class ReadsTheHiddenCarry(Broken):
     carries = True
 
     def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
-        seen = visible(q, k, mask, causal=causal, at=at)
+        seen = self.visible(q, k, mask, causal=causal, at=at)
         z = logits(q, k, self.scale, bias)
         z = z if carry is None else z + carry.mean(-1, keepdim=True) * z
         return masked_softmax(z, seen), z
@@ -172,7 +206,8 @@ MUTANTS = {
     "cross attention works": SquareOnly,
     "examples do not mix": MixesExamples,
     "a zero bias changes nothing": AddsToTheBias,
-    "bias reaches mix": DropsTheBias,
+    "a bias reaches the logits": IgnoresTheBias,
+    "dropout falls in training alone": ForgetsDropout,
     "the carry is what is declared": HandsOnACarry,
     "evaluation is deterministic": Dice,
     "gradients are right": CutsTheGradient,
@@ -185,8 +220,19 @@ def test_every_law_catches_a_mechanism_that_breaks_it(law):
     assert finding.holds is False, finding
 
 
-def test_a_row_length_that_counts_padding_is_caught():
-    assert judge("one query at a time equals all", lambda layer: CountsPadding(3, 6, layer=layer)).holds is False
+@pytest.mark.parametrize(
+    ("law", "mutant"),
+    [
+        ("one query at a time equals all", CountsPadding),
+        ("a bias reaches the logits", DropsTheBias),
+        ("the future has no influence", LeaksWhenFinishing),
+        ("a blind row is zero", BlindContextIsNaN),
+        ("a blind row is zero", BlindGradientIsNaN),
+        ("mix equals weights times values", ReturnsOneValue),
+    ],
+)
+def test_further_faults_are_caught(law, mutant):
+    assert judge(law, lambda layer: mutant(3, 6, layer=layer)).holds is False
 
 
 def test_the_mutants_are_otherwise_sound():

@@ -2,7 +2,9 @@
 
 import copy
 import json
+import math
 import re
+from contextvars import ContextVar
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from transformers.masking_utils import eager_mask
 
 import attnlab
 from attnlab.mechanisms import MECHANISMS, Mechanism, Softmax
-from attnlab.models import adapted, pretrained
+from attnlab.models import cascade, dispatch, pretrained
 
 MODELS = ("bert", "gpt2", "llama", "marian", "t5")
 GENERATING = ("gpt2", "llama", "marian", "t5")
@@ -36,7 +38,7 @@ def attention_modules(model) -> list:
     return [module for module in model.modules() if hasattr(module, "attnlab_place")]
 
 
-def place(module) -> adapted.Place:
+def place(module) -> cascade.Place:
     return module.attnlab_place
 
 
@@ -102,6 +104,34 @@ def test_dagpam_is_two_softmaxes_of_the_models_own_queries_and_keys(name, side):
     torch.testing.assert_close(output(model, batch), oracle(plain, batch, attend), **EXACT)
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_differential_scales_its_halves_as_the_model_scales_its_heads(name):
+    """By 1/√(d/2) where the model has 1/√d; Gemma 3 has 1/16, with heads of 10."""
+    plain = tiny(name)
+    batch = tiny_models.padded_batch(plain)
+    model = pretrained.adapt(copy.deepcopy(plain), "differential")
+    shake(model)
+    mechanisms = {place(m).name: m.attnlab for m in attention_modules(model)}
+
+    def attend(name, query, key, value, scaling, bias, hidden):
+        own, scale = mechanisms[name], scaling * 2**0.5
+        halves = [(query[..., half] * scale) @ key[..., half].mT for half in (slice(0, 5), slice(5, 10))]
+        first, second = ((half + hidden).softmax(-1) @ value for half in halves)
+        products = [torch.dot(own.lambda_q[n], own.lambda_k[n]).exp() for n in range(2)]
+        initial = 0.8 - 0.6 * math.exp(-0.3 * own.layer)
+        context = first - (products[0] - products[1] + initial) * second
+        return (1 - initial) * own.norm.weight * context / (context.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+
+    torch.testing.assert_close(output(model, batch), oracle(plain, batch, attend), **EXACT)
+
+
+@pytest.mark.parametrize(("name", "scale"), [("llama", 1.0), ("t5", 5**0.5)])
+def test_nap_is_scaled_only_where_the_model_scales_otherwise(name, scale):
+    """It is defined without 1/√d; a T5 has no 1/√d either, so its logits are √d times larger than others'."""
+    model = pretrained.adapt(tiny(name), "nap")
+    assert [m.attnlab.scale for m in attention_modules(model)] == pytest.approx([scale] * len(attention_modules(model)))
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_realformer_sums_the_logits_of_each_cascade(name):
     plain = tiny(name)
@@ -127,7 +157,7 @@ def test_mechanisms_stand_where_the_model_says(name):
     cross = [m for m in attention_modules(model) if place(m).kind == "cross"]
     assert len(cross) == (3 if model.config.is_encoder_decoder else 0)
     first = attention_modules(model)[0]
-    assert first.attnlab.scale == pytest.approx(1.0 if name == "t5" else first.attnlab.head_dim**-0.5)
+    assert first.attnlab.scale == pytest.approx(1.0 if name == "t5" else first.attnlab.head_dim**-0.5, rel=1e-12)
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -170,7 +200,7 @@ def test_a_kind_left_alone_keeps_its_own_attention(monkeypatch):
     batch = tiny_models.padded_batch(plain)
     model = pretrained.adapt(copy.deepcopy(plain), "softmax", kinds=["cross"])
     torch.testing.assert_close(output(model, batch), output(plain, batch), **EXACT)
-    monkeypatch.setattr(adapted.native, "fused_refuses", lambda options: True)
+    monkeypatch.setattr(dispatch.native, "fused_refuses", lambda options: True)
     torch.testing.assert_close(output(model, batch), output(plain, batch), **EXACT)
 
 
@@ -262,8 +292,60 @@ def test_nothing_is_carried_from_one_pass_to_the_next(mechanism):
     with pytest.raises(StopError):
         model(**batch)
     handle.remove()
-    assert adapted._FLOW.get() is None
+    assert cascade._FLOW.get() is None
     torch.testing.assert_close(output(model, batch), before, rtol=0, atol=0)
+
+
+class Twice(transformers.GPT2LMHeadModel):
+    """Goes through its layers twice in one pass, and returns what came of each."""
+
+    def forward(self, input_ids, attention_mask=None, **named):
+        states = [self.transformer(input_ids, attention_mask=attention_mask)[0] for _ in range(2)]
+        return torch.stack(states)
+
+
+@pytest.mark.parametrize("mechanism", CARRYING)
+def test_nothing_is_carried_from_the_last_layer_to_the_first(mechanism):
+    plain = tiny("gpt2")
+    model = Twice(plain.config).double().eval()
+    model.load_state_dict(plain.state_dict())
+    first, second = pretrained.adapt(model, mechanism)(**tiny_models.padded_batch(model))
+    torch.testing.assert_close(second, first, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("mechanism", CARRYING)
+def test_nothing_is_carried_out_of_an_interrupted_pass(mechanism, monkeypatch):
+    """torch runs no hooks after a pass that the keyboard interrupts."""
+    monkeypatch.setattr(cascade, "_FLOW", ContextVar("of this test", default=None))
+    interrupted, other = (pretrained.adapt(tiny("gpt2"), mechanism) for _ in range(2))
+    shake(other)
+    batch = tiny_models.padded_batch(other)
+    expected = {model: output(model, batch) for model in (interrupted, other)}
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    for model in (interrupted, other) * 2:
+        handle = model.transformer.h[1].mlp.register_forward_pre_hook(stop)
+        with pytest.raises(KeyboardInterrupt):
+            output(model, batch)
+        handle.remove()
+    for model in (other, other, interrupted, other):
+        torch.testing.assert_close(output(model, batch), expected[model], rtol=0, atol=0)
+    flow, left = cascade._FLOW.get(), 0
+    while flow is not None:
+        flow, left = flow.outer, left + 1
+    assert left <= 2, "what interrupted passes leave behind must not pile up"
+
+
+@pytest.mark.parametrize("mechanism", CARRYING)
+def test_a_pass_within_a_pass_leaves_its_carries_alone(mechanism):
+    model, other = (pretrained.adapt(tiny(name), mechanism) for name in ("gpt2", "llama"))
+    batch = tiny_models.padded_batch(model)
+    before, seen = output(model, batch), []
+    model.transformer.h[1].mlp.register_forward_pre_hook(lambda *_: seen.append(output(other, batch)))
+    torch.testing.assert_close(output(model, batch), before, rtol=0, atol=0)
+    torch.testing.assert_close(seen[0], output(other, batch), rtol=0, atol=0)
 
 
 def test_a_layer_called_by_itself_has_no_carry():
@@ -439,6 +521,36 @@ def test_weights_that_lack_the_mechanisms_are_refused(tmp_path):
         attnlab.load(tmp_path)
 
 
+def test_parameters_of_another_shape_are_refused(tmp_path):
+    """Copied, one λ would silently become one for each head."""
+    pretrained.adapt(tiny_models.bert(), "dagpam").save_pretrained(tmp_path)
+    about = json.loads((tmp_path / "attnlab.json").read_text())
+    (tmp_path / "attnlab.json").write_text(json.dumps(about | {"options": {"per_head": True}}))
+    with pytest.raises(ValueError, match=r"attnlab\.lambdas of shape \(1, 1\), and the options .* make it \(1, 3\)"):
+        attnlab.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "marian"])
+def test_a_part_is_not_saved_without_the_whole(name, tmp_path):
+    model = pretrained.adapt(getattr(tiny_models, name)(), "dagpam")
+    for one in (model, copy.deepcopy(model)):
+        with pytest.raises(ValueError, match=r"a part of an adapted model.*save_pretrained of the whole model"):
+            one.base_model.save_pretrained(tmp_path / "part")
+    assert not (tmp_path / "part").exists()
+
+
+def test_a_saved_model_is_not_proved_again(tmp_path):
+    """Whatever training made of its weights; here float16 cannot hold what they give."""
+    model = pretrained.adapt(tiny_models.gpt2().half(), "dagpam")
+    with torch.no_grad():
+        for parameter in model.transformer.h.parameters():
+            parameter.mul_(1000.0)
+    model.save_pretrained(tmp_path)
+    again, batch = attnlab.load(tmp_path), tiny_models.padded_batch(model)
+    assert output(model, batch).isnan().any()
+    torch.testing.assert_close(output(again, batch), output(model, batch), rtol=0, atol=0, equal_nan=True)
+
+
 def test_adapted_weights_are_not_mistaken_for_the_original(tmp_path):
     model = pretrained.adapt(tiny_models.bert(), "dagpam")
     model.save_pretrained(tmp_path)
@@ -529,8 +641,35 @@ def test_what_a_model_does_beside_softmax_is_found_by_the_dry_run(monkeypatch):
         return own(module, query * 1.5, *rest, **named)
 
     monkeypatch.setattr(file, "eager_attention_forward", sharpened)
-    with pytest.raises(ValueError, match="BertModel cannot be adapted faithfully: with plain softmax its output"):
+    with pytest.raises(
+        ValueError,
+        match=r"BertModel cannot be adapted faithfully: in encoder\.layer\.0\.attention\.self, plain softmax",
+    ):
         pretrained.adapt(tiny("bert"), "dagpam")
+
+
+def test_a_model_that_is_another_through_the_door_is_found_by_the_dry_run():
+    model = tiny("bert")
+
+    def otherwise(module, args):
+        return args if model.config._attn_implementation == "eager" else (args[0] * 1.5, *args[1:])
+
+    model.encoder.layer[1].register_forward_pre_hook(otherwise)
+    with pytest.raises(ValueError, match="BertModel cannot be adapted faithfully: through this door, its output"):
+        pretrained.adapt(model, "dagpam")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_deep_model_is_not_refused_for_its_rounding(dtype):
+    """In so many layers and large weights a last bit becomes the whole difference."""
+    model = tiny_models.llama(num_hidden_layers=24, initializer_range=1.0).to(dtype)
+    model = pretrained.adapt(model, "realformer")
+    assert output(model, tiny_models.padded_batch(model)).isfinite().all()
+
+
+def test_models_that_read_no_tokens_are_refused():
+    with pytest.raises(ValueError, match="ViTModel reads pixel_values, and only models that read tokens can be"):
+        pretrained.adapt(tiny_models.vit(), "softmax")
 
 
 def test_lazy_records_are_of_a_models_own_attention():

@@ -241,6 +241,26 @@ def test_targets_are_read_shifted_by_one(name):
     assert record.kind("cross")[0].weights.shape[2:] == (3, 7)
 
 
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_mask_of_the_users_own_may_be_additive(lazy):
+    model = tiny("gpt2")
+    ids, seen = torch.arange(3, 8)[None], torch.ones(5, 5).tril().triu(-2).bool()  # the last three tokens
+    given = torch.zeros(5, 5).masked_fill(~seen, torch.finfo(torch.float32).min)[None, None]
+    batch = {"input_ids": ids, "attention_mask": given}
+    record, expected = pretrained.record(model, batch, lazy=lazy), eager_attentions(model, batch)["decoder-self"]
+    for layer, own in zip(record.layers, expected, strict=True):
+        torch.testing.assert_close(layer.weights, own, rtol=0, atol=1e-6)
+        assert torch.equal(layer.mask[0, 0], seen)
+
+
+def test_pictures_are_recorded_too():
+    model = tiny("vit")
+    batch = {"pixel_values": torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(1))}
+    record, expected = pretrained.record(model, batch), eager_attentions(model, batch)["encoder-self"]
+    for layer, own in zip(record.layers, expected, strict=True):
+        torch.testing.assert_close(layer.weights, own, rtol=0, atol=1e-6)
+
+
 def test_save_and_load(tmp_path):
     model = tiny("llama")
     record = pretrained.record(model, tiny_models.padded_batch(model), lazy=True)
@@ -444,5 +464,5 @@ def test_a_folder_without_a_tokenizer(tmp_path):
 
 
 def test_not_a_hugging_face_model():
-    with pytest.raises(TypeError, match="not a Hugging Face model but a"):
+    with pytest.raises(TypeError, match="cannot record a Linear: it is neither"):
         pretrained.record(nn.Linear(2, 3), {"input_ids": torch.ones(1, 3).long()})

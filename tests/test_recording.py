@@ -256,3 +256,19 @@ def test_grouped_values_are_repeated_in_a_row():
     assert part.grouped_values.shape == (B, 2, J, D)
     assert torch.equal(part.values, part.grouped_values[:, [0, 0, 1, 1]])
     torch.testing.assert_close(part.weights @ part.values, part.context)
+
+
+def test_a_loaded_record_keeps_its_numbers_when_its_file_is_replaced(tmp_path):
+    one, other = example(), example()
+    path = tmp_path / "r.safetensors"
+    one.save(path)
+    loaded = Record.load(path)
+    other.save(path)
+    assert_same(loaded, one)
+    loaded[:1].save(path)
+    assert_same(loaded, one)
+
+
+def test_chunks_must_hold_something():
+    with pytest.raises(ValueError, match="at least 1 query, not 0"):
+        list(layer().chunks(0))

@@ -36,8 +36,8 @@ def gpt2(**options: Any) -> hf.PreTrainedModel:
     return _model(hf.GPT2LMHeadModel, config)
 
 
-def llama() -> hf.PreTrainedModel:
-    return _model(hf.LlamaForCausalLM, hf.LlamaConfig(**_DECODER))
+def llama(**options: Any) -> hf.PreTrainedModel:
+    return _model(hf.LlamaForCausalLM, hf.LlamaConfig(**(_DECODER | options)))
 
 
 def gemma() -> hf.PreTrainedModel:
@@ -94,6 +94,12 @@ def bloom() -> hf.PreTrainedModel:
 
 def mpnet() -> hf.PreTrainedModel:
     return _model(hf.MPNetModel, hf.MPNetConfig(**_ENCODER))
+
+
+def vit() -> hf.PreTrainedModel:
+    """It reads pictures: four patches of 4 × 4."""
+    sizes = {"hidden_size": 15, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 17}
+    return _model(hf.ViTModel, hf.ViTConfig(**sizes, image_size=8, patch_size=4, initializer_range=0.3))
 
 
 def padded_batch(model: hf.PreTrainedModel, side: str = "right", device: str = "cpu") -> dict[str, torch.Tensor]:

@@ -27,6 +27,9 @@ def main() -> None:
     """Run the command line; what a user got wrong is one line, unless ATTNLAB_TRACE is set."""
     try:
         app()
+    except KeyboardInterrupt:
+        sys.stderr.write("attnlab: interrupted\n")
+        sys.exit(130)
     except (ValueError, OSError, ImportError) as error:
         if os.environ.get("ATTNLAB_TRACE"):
             raise
@@ -73,6 +76,7 @@ def demo(settings: Pairs = None) -> None:
     from attnlab.studies import demo as study
 
     config = study.configured(split_pairs(settings or []))
+    study.folder_of(config)
     columns = [TextColumn("{task.description:>14}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
     found = []
     with Progress(*columns, console=Console(stderr=True)) as progress:
@@ -94,9 +98,9 @@ def describe(
     from attnlab.models.presets import configured, on_meta, parameter_table
 
     config = configured(model, split_pairs(settings or []))
-    rows = [[block, f"{count:,}"] for block, count in parameter_table(on_meta(config))]
-    total = sum(int(count.replace(",", "")) for _, count in rows)
-    _print(f"{model}, attention={config.attention}", ["block", "parameters"], [*rows, ["total", f"{total:,}"]])
+    counts = parameter_table(on_meta(config))
+    rows = [[block, f"{count:,}"] for block, count in [*counts, ("total", sum(count for _, count in counts))]]
+    _print(f"{model}, attention={config.attention}", ["block", "parameters"], rows)
 
 
 @app.command()
@@ -212,7 +216,7 @@ def check(
     values = split_pairs(settings or [])
     heads, head_dim = (parse(values.pop(key, text), int, key) for key, text in (("heads", "3"), ("head_dim", "6")))
     options = parse_options(mechanism, values)
-    attention(mechanism, heads=heads, head_dim=head_dim, **options)
+    attention(mechanism, heads=heads, head_dim=head_dim, **{"layer": 1} | options)
     findings = [
         judge(law, lambda layer: attention(mechanism, heads=heads, head_dim=head_dim, **{"layer": layer} | options))
         for law in LAWS
@@ -289,5 +293,5 @@ def _print(title: str, columns: list[str], rows: list[list[Any]]) -> None:
         table.add_column(column, overflow="fold", no_wrap=number == 0)
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    Console(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else 140).print(table)
     print()

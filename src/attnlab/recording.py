@@ -62,6 +62,8 @@ class Layer:
 
     def chunks(self, size: int = 256) -> Iterator[tuple[slice, Tensor]]:
         """The weights in ranges of at most size queries: what a lazy layer is read by."""
+        if size < 1:
+            raise ValueError(f"a chunk must hold at least 1 query, not {size}")
         queries = self.context.shape[2]
         for start in range(0, queries, size):
             stop = min(start + size, queries)
@@ -196,20 +198,21 @@ class Record:
     @classmethod
     def load(cls, path: str | Path, device: torch.device | str = "cpu") -> "Record":
         """Open a saved record; each layer is read when it is asked for."""
+        if Path(path).is_dir():
+            raise ValueError(f"{path} is a folder; a record is one .safetensors file")
         try:
-            with safe_open(path, "pt") as file:
-                about = file.metadata() or {}
+            file = safe_open(path, "pt", device=str(device))  # kept open: what is at the path may be replaced meanwhile
         except FileNotFoundError:
             raise FileNotFoundError(f"no record at {path}") from None
         except SafetensorError as error:
             raise ValueError(f"{path} is not a safetensors file, or is damaged: {error}") from None
+        about = file.metadata() or {}
         if FORMAT not in about:
             raise ValueError(f"{path} is a safetensors file but not a Record ({FORMAT})")
         index = json.loads(about[FORMAT])
 
         def read(entries: Mapping[str, Any]) -> dict[str, Tensor]:
-            with safe_open(path, "pt", device=str(device)) as file:
-                stored = {key: file.get_tensor(key) for key in {e["key"] for e in entries.values()}}
+            stored = {key: file.get_tensor(key) for key in {e["key"] for e in entries.values()}}
             return {name: stored[e["key"]].expand(e["shape"]) for name, e in entries.items()}
 
         def layer(k: int) -> Layer:

@@ -1,6 +1,7 @@
 """Runs: started from a recipe, opened again from their folder."""
 
 import json
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -79,15 +80,12 @@ def listed(root: Path = ROOT) -> list[dict[str, Any]]:
     """What stands in each run folder: state, step, best metric."""
     rows = []
     for folder in all_runs(root):
-        history, config = folder.metrics(), folder.config()
+        config, stands = folder.config(), folder.position()
         if "training" not in config:  # somebody else's config.json
             continue
-        step = max((row["step"] for row in history), default=0)
-        losses = [row["valid_loss"] for row in history if "valid_loss" in row]
-        finished = step >= config["training"]["steps"]
-        state = (
-            "running" if folder.is_locked() else "finished" if finished else "interrupted" if step else "not started"
-        )
+        step, best = stands.get("step", 0), stands.get("best", math.inf)
+        ended = "finished" if stands.get("finished") else "interrupted" if stands else "not started"
+        state = "running" if folder.is_locked() else ended
         rows.append(
             {
                 "run": folder.path.name,
@@ -95,7 +93,7 @@ def listed(root: Path = ROOT) -> list[dict[str, Any]]:
                 "attention": config["model"]["attention"],
                 "state": state,
                 "step": f"{step}/{config['training']['steps']}",
-                "best valid loss": f"{min(losses):.4f}" if losses else "–",
+                "best valid loss": f"{best:.4f}" if math.isfinite(best) else "–",
             }
         )
     return rows

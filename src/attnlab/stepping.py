@@ -37,12 +37,12 @@ class Objective(nn.Module):
     def forward(self, inputs: Sequence[Tensor], targets: Tensor) -> Tensor:
         return self.tail(self.model.hidden(*inputs), targets)  # type: ignore[operator]
 
-    def compile_parts(self) -> None:
-        """Compile what repeats, and the loss; not the whole, which would take minutes."""
+    def compile_parts(self, *, dynamic: bool) -> None:
+        """Compile what repeats, and the loss; not the whole, which would take minutes. dynamic: once for all shapes."""
         for block in self.model.all_blocks():  # type: ignore[operator]
-            block.compile(dynamic=True)
+            block.compile(dynamic=dynamic)
         if not self.adaptive:
-            self.tail = torch.compile(self._tail, dynamic=True)
+            self.tail = torch.compile(self._tail, dynamic=dynamic)
 
     def _tail(self, hidden: Tensor, targets: Tensor) -> Tensor:
         if self.adaptive:

@@ -129,6 +129,16 @@ class RunFolder:
             raise DamagedError("no checkpoint is whole: " + "; ".join(damaged))
         return None
 
+    def position(self) -> dict[str, Any]:
+        """Where the run stands, as its newest checkpoint says; empty where there is none. Tensors are not read."""
+        for path in (self.last, self.previous):
+            try:
+                with safe_open(path, "pt") as file:
+                    return json.loads((file.metadata() or {})["state"])
+            except (FileNotFoundError, SafetensorError, KeyError):
+                continue
+        return {}
+
     def metrics(self) -> list[dict[str, Any]]:
         if not self.metrics_file.exists():
             return []

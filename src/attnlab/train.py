@@ -62,7 +62,7 @@ class TrainConfig:
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on a GPU
     capture: Literal["auto", "yes", "no"] = "auto"  # CUDA graphs; auto: on one GPU
     rungs: int = 8  # widths that batches are padded to where they are captured
-    compile: bool = True  # the blocks, where they are captured
+    compile: Literal["no", "dynamic", "static"] = "dynamic"  # the blocks where captured; static: each width by itself
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_tokens", "accumulate", "evaluate_every", "checkpoint_every", "log_every", "rungs"):
@@ -267,13 +267,15 @@ def _stepper(model: nn.Module, config: TrainConfig, accelerator: Any) -> Stepper
         raise ValueError("capture=yes needs one process on a CUDA device; say capture=auto or capture=no")
     captured = able and config.capture != "no"
     objective = Objective(model.train(), smoothing=config.label_smoothing)
+    if captured and config.compile != "no":
+        objective.compile_parts(dynamic=config.compile == "dynamic")
+    wrapped = (
+        accelerator.prepare_model(objective) if accelerator.num_processes > 1 else objective
+    )  # it moves parameters
     half = config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
     flat = Flat(model, torch.bfloat16 if half else torch.float32)
-    if captured and config.compile:
-        objective.compile_parts()
     how = {"betas": config.betas, "eps": config.eps, "momentum": config.momentum, "weight_decay": config.weight_decay}
     optimizer = optimise.optimiser(flat.master, config.optimiser, **how)  # type: ignore[arg-type]
-    wrapped = accelerator.prepare_model(objective) if accelerator.num_processes > 1 else objective
     return (Captured if captured else Eager)(wrapped, flat, optimizer, clip=config.clip)
 
 

@@ -47,7 +47,14 @@ def attention(name: str | type[Mechanism], *, heads: int, head_dim: int, **optio
     """Build a mechanism by its name, as a file and a class in it (`./mine.py:Mine`), or from its class."""
     kind = find(name)
     check_options(name, options)
-    return kind(heads, head_dim, **options)
+    try:
+        return kind(heads, head_dim, **options)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"attention {name if isinstance(name, str) else kind.__name__}: {error}") from error
+    except Exception as error:
+        if kind in MECHANISMS.values():
+            raise
+        raise ValueError(f"{name} cannot be built: {type(error).__name__}: {error}") from error
 
 
 def find(name: str | type[Mechanism]) -> type[Mechanism]:
@@ -83,6 +90,8 @@ def check_options(name: str | type[Mechanism], options: Any) -> None:
     known = option_types(name)
     for option in options:
         if option not in known:
+            if not known:
+                raise ValueError(f"the constructor of {name} must take **base and hand it to super().__init__")
             raise ValueError(f"{name} has no option {option!r}{nearest(option, known)}; it has {', '.join(known)}")
 
 

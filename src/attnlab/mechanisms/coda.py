@@ -13,7 +13,7 @@ from typing import Literal
 
 from torch import nn
 
-from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax, visible
+from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax
 from attnlab.mechanisms.noise import logit_noise, noise_rows
 
 
@@ -42,16 +42,14 @@ class Coda(Mechanism):
         self.sigma = head_net(heads, alpha * heads, hidden=2 if variant == "code" else 1)
         self.sigma.requires_grad_(self.layer > 0)
 
-    @property
-    def row_sum(self) -> float:
-        return 1.0
+    row_sum = 1.0
 
     def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None, noise=None):
         """noise: a draw (b,h,i,j) or a seed; by default a fresh draw in training and none at evaluation."""
-        seen = visible(q, k, mask, causal=causal, at=at)
+        seen = self.visible(q, k, mask, causal=causal, at=at)
         z = s = logits(q, k, self.scale, bias)
         if carry is not None:
-            previous = carry.masked_fill(~seen, 0.0)
+            previous = self.previous(carry, s, seen)
             z = s + previous if self.residual else s
             inner = z if self.variant == "code" else previous
             z = z + self.sigma(inner.masked_fill(~seen, 0.0).movedim(1, -1)).movedim(-1, 1)

@@ -3,11 +3,11 @@
 weights = sign(S) ⊙ softmax(|S|)        Σ_j |weights| = 1
 """
 
-from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax, visible
+from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax
 
 
 class Cog(Mechanism):
     def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
-        seen = visible(q, k, mask, causal=causal, at=at)
+        seen = self.visible(q, k, mask, causal=causal, at=at)
         s = logits(q, k, self.scale, bias)
         return s.sign() * masked_softmax(s.abs(), seen), None

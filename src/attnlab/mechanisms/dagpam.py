@@ -7,12 +7,13 @@ one a head, whether W⁻ is shared by the heads, or where dropout falls: these a
 The printed equation could not be had either; with λ⁺ free, the other reading λ⁺'P⁺ − λ⁻P⁻ is λ⁺' = 1 + λ⁺.
 """
 
+import math
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax, visible
+from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax
 from attnlab.mechanisms.softmax import fused
 
 
@@ -36,7 +37,9 @@ class DaGPAM(Mechanism):
         if impl not in ("auto", "reference", "fused"):
             raise ValueError(f"impl must be 'auto', 'reference' or 'fused', not {impl!r}")
         self.impl = impl
-        plus, minus = initial if isinstance(initial, tuple) else (initial, initial)
+        plus, minus = initial if isinstance(initial, tuple) and len(initial) == 2 else (initial, initial)
+        if not all(isinstance(x, int | float) and math.isfinite(x) for x in (plus, minus)):
+            raise ValueError(f"initial must be a number λ or a pair (λ⁺, λ⁻), not {initial!r}")
         if tied and plus != minus:
             raise ValueError(f"initial={initial} gives λ⁺ and λ⁻ different values; say tied=False")
         start = torch.tensor([plus] if tied else [plus, minus])[:, None].repeat(1, heads if per_head else 1)
@@ -65,17 +68,18 @@ class DaGPAM(Mechanism):
         return (1 + self.plus - self.minus).flatten()
 
     def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
-        seen = visible(q, k, mask, causal=causal, at=at)
+        seen = self.visible(q, k, mask, causal=causal, at=at)
         positive = masked_softmax(logits(q, k, self.scale, bias), seen)
         negative = masked_softmax(logits(q.relu() @ self.negative, k, self.scale, bias), seen)
         return (1 + self.plus) * positive - self.minus * negative, None
 
     def mix(self, q, k, v, mask=None, carry=None, *, causal=False, at=None, bias=None):
         """One fused softmax attention with two query heads, Q⁺ and Q⁻, where there was one."""
+        self.visible(q, k, mask, at=at)
         kernel = self._kernel(q)
         both = kernel.stack(q, self.negative) if kernel else torch.stack([q, q.relu() @ self.negative], dim=2)
-        if bias is not None and bias.dim() == 4 and bias.shape[1] > 1:
-            bias = bias.repeat_interleave(2, dim=1)
+        if bias is not None and bias.dim() > 2 and bias.shape[-3] > 1:
+            bias = bias.repeat_interleave(2, dim=-3)
         dropout = self.dropout if self.training else 0.0
         context = fused(
             both.flatten(1, 2), k, v, mask, causal=causal, at=at, bias=bias, scale=self.scale, dropout=dropout
@@ -91,4 +95,8 @@ class DaGPAM(Mechanism):
             return None
         from attnlab.mechanisms.kernels import dagpam
 
+        if reason := dagpam.unsupported(q, self.head_dim):
+            if self.impl == "fused":
+                raise ValueError(f"impl='fused' does not cover {reason}; say impl='auto' or 'reference'")
+            return None
         return dagpam

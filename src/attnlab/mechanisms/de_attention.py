@@ -7,15 +7,14 @@ The factor 2 lets the gate reach 1 where q = k. The authors' code was not to be 
 
 import torch
 
-from attnlab.mechanisms.mechanism import Mechanism, logits, repeat_heads, visible
+from attnlab.mechanisms.mechanism import Mechanism, logits, repeat_heads, wide
 
 
 class DeAttention(Mechanism):
     def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
-        seen = visible(q, k, mask, causal=causal, at=at)
-        wide = q.dtype if q.dtype == torch.float64 else torch.float32  # cdist knows no narrower type
-        keys = repeat_heads(k, self.heads).to(wide)
+        seen = self.visible(q, k, mask, causal=causal, at=at)
+        keys = wide(repeat_heads(k, self.heads))  # cdist knows no type narrower than float32
         rows = max(1, 2**28 // max(keys.numel(), 1))  # cdist's gradient holds rows · keys.numel() numbers at once
-        parts = [torch.cdist(part, keys, p=1.0) for part in q.to(wide).split(rows, dim=2)]
+        parts = [torch.cdist(part, keys, p=1.0) for part in wide(q).split(rows, dim=2)]
         gate = 2 * torch.sigmoid(-torch.cat(parts, dim=2) * self.scale).to(q.dtype)
         return (logits(q, k, self.scale, bias).tanh() * gate).masked_fill(~seen, 0.0), None

@@ -9,7 +9,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax, visible
+from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax
 
 
 class Differential(Mechanism):
@@ -33,7 +33,7 @@ class Differential(Mechanism):
         return 1 - self.subtracted
 
     def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
-        seen = visible(q, k, mask, causal=causal, at=at)
+        seen = self.visible(q, k, mask, causal=causal, at=at)
         halves = zip(q.chunk(2, dim=-1), k.chunk(2, dim=-1), strict=True)
         kept, removed = (masked_softmax(logits(half_q, half_k, self.scale, bias), seen) for half_q, half_k in halves)
         return kept - self.subtracted * removed, None

@@ -3,17 +3,15 @@
 weights = argmax_{p ∈ Δ} pᵀS + H_{1.5}(p) = [S/2 − τ]²₊,  τ such that they sum to 1
 """
 
-from attnlab.mechanisms.mechanism import Mechanism, logits, visible
+from attnlab.mechanisms.mechanism import Mechanism, logits
 from attnlab.mechanisms.sparsemax import masked_projection
 
 
 class Entmax15(Mechanism):
-    @property
-    def row_sum(self) -> float:
-        return 1.0
+    row_sum = 1.0
 
     def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
         from entmax import entmax15
 
-        seen = visible(q, k, mask, causal=causal, at=at)
+        seen = self.visible(q, k, mask, causal=causal, at=at)
         return masked_projection(entmax15, logits(q, k, self.scale, bias), seen), None

@@ -5,8 +5,10 @@ that builds the mechanism (layer → Mechanism) and returns its worst violation 
 does not apply.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,6 +49,9 @@ class Trial:
     def context(self, mask: Tensor | None = None, **options: Any) -> Tensor:
         return self.mechanism.mix(self.q, self.k, self.v, mask, self.carry, **options)[0]
 
+    def output(self, mask: Tensor | None = None, **options: Any) -> Tensor:
+        return self.mechanism(self.q, self.k, self.v, mask, self.carry, **options)[0]
+
 
 def trial(build: Build, *, queries: int = LENGTH, keys: int = LENGTH, groups: int | None = None) -> Trial:
     """Random arguments; a mechanism that carries is taken at layer 1, with the carry its layer 0 gave."""
@@ -79,7 +84,7 @@ def rows_sum_as_declared(build: Build) -> Measured:
     padded = example.weights(mask := padding(example)).sum(-1)
     if example.mechanism.self_only:  # a query that cannot see itself is itself padding
         padded = torch.where(mask[:, :, 0], padded, expected)
-    return max(plain, causal, _distance(padded, expected)), "Σ_j weights against row_sum: plain, causal, padded"
+    return _worst(plain, causal, _distance(padded, expected)), "Σ_j weights against row_sum: plain, causal, padded"
 
 
 def mix_equals_weights_times_values(build: Build) -> Measured:
@@ -88,17 +93,17 @@ def mix_equals_weights_times_values(build: Build) -> Measured:
     for mask in (None, padding(example)):
         for causal in (False, True):
             context = example.weights(mask, causal=causal) @ example.v
-            worst = max(worst, _distance(example.context(mask, causal=causal), context))
+            worst = _worst(worst, _distance(example.context(mask, causal=causal), context))
     return worst, "mix against weights @ v: plain, causal, padded, both"
 
 
 def future_has_no_influence(build: Build) -> Measured:
     example, now = trial(build), LENGTH // 2
     later = replace(example, k=_far_after(example.k, now), v=_far_after(example.v, now))
-    moved = _distance(example.context(causal=True)[:, :, : now + 1], later.context(causal=True)[:, :, : now + 1])
-    gradients = _gradients(example, lambda e: e.context(causal=True)[:, :, : now + 1])
-    leaked = max(float(gradients[x][:, :, now + 1 :].abs().max()) for x in ("k", "v"))
-    return max(moved, leaked), "context and gradients of queries ≤ 3 when keys and values > 3 change; causal"
+    moved = _distance(example.output(causal=True)[:, :, : now + 1], later.output(causal=True)[:, :, : now + 1])
+    gradients = _gradients(example, lambda e: e.output(causal=True)[:, :, : now + 1])
+    leaked = _worst(*(float(gradients[x][:, :, now + 1 :].abs().max()) for x in ("k", "v")))
+    return _worst(moved, leaked), "context and gradients of queries ≤ 3 when keys and values > 3 change; causal"
 
 
 def hidden_keys_have_no_influence(build: Build) -> Measured:
@@ -106,22 +111,25 @@ def hidden_keys_have_no_influence(build: Build) -> Measured:
     mask = padding(example)
     hidden = ~mask[:, :, 0, :, None]
     other = replace(example, k=example.k.masked_fill(hidden, FAR), v=example.v.masked_fill(hidden, FAR))
-    moved = _distance(example.context(mask), other.context(mask))
-    gradients = _gradients(example, lambda e: e.context(mask))
-    leaked = max(float(gradients[x].masked_select(hidden).abs().max()) for x in ("k", "v"))
-    return max(moved, leaked), "context and gradients when hidden keys and values change; padded"
+    moved = _distance(example.output(mask), other.output(mask))
+    gradients = _gradients(example, lambda e: e.output(mask))
+    leaked = _worst(*(float(gradients[x].masked_select(hidden).abs().max()) for x in ("k", "v")))
+    return _worst(moved, leaked), "context and gradients when hidden keys and values change; padded"
 
 
 def hidden_carry_is_never_read(build: Build) -> Measured:
     example = trial(build)
     if example.carry is None:
         return None
-    poisoned = replace(example, carry=example.carry.masked_fill(~padding(example), float("nan")))
-    mask = padding(example)
-    moved = _distance(example.context(mask), poisoned.context(mask))
-    gradients = _gradients(poisoned, lambda e: e.context(mask))
-    finite = all(g.isfinite().all() for g in gradients.values())
-    return (moved if finite else float("inf")), "context and gradients when hidden entries of the carry are NaN"
+    triangle = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    worst = 0.0
+    for mask in (padding(example), triangle):
+        poisoned = replace(example, carry=example.carry.masked_fill(~mask, float("nan")))
+        gradients = _gradients(poisoned, partial(Trial.output, mask=mask))
+        finite = all(gradient.isfinite().all() for gradient in gradients.values())
+        moved = _distance(example.output(mask), poisoned.output(mask))
+        worst = _worst(worst, moved, 0.0 if finite else float("inf"))
+    return worst, "output and gradients when hidden entries of the carry are NaN: padded, causal"
 
 
 def order_of_keys_is_irrelevant(build: Build) -> Measured:
@@ -133,7 +141,7 @@ def order_of_keys_is_irrelevant(build: Build) -> Measured:
     mask = padding(example)
     weights = shuffled.weights(mask[..., order], at=order.argsort()[at])
     contexts = _distance(example.context(mask, at=at), shuffled.context(mask[..., order], at=order.argsort()[at]))
-    return max(contexts, _distance(example.weights(mask, at=at)[..., order], weights)), (
+    return _worst(contexts, _distance(example.weights(mask, at=at)[..., order], weights)), (
         "weights and context when keys, values, mask, carry and at are permuted together"
     )
 
@@ -142,11 +150,13 @@ def blind_row_is_zero(build: Build) -> Measured:
     example = trial(build)
     mask = torch.ones(BATCH, 1, LENGTH, LENGTH, dtype=torch.bool)
     mask[0, :, 3], mask[1] = False, False
-    blind = ~mask.any(-1, keepdim=True)
-    values = max(float((x * blind).detach().abs().max()) for x in (example.weights(mask), example.context(mask)))
-    gradients = _gradients(example, lambda e: e.context(mask)) | _gradients(example, lambda e: e.weights(mask))
-    finite = all(g.isfinite().all() for g in gradients.values())
-    return (values if finite else float("inf")), "rows that see no key: weights and context are 0, all gradients finite"
+    blind = ~mask.any(-1).expand(-1, example.mechanism.heads, -1)
+    values = [float(x[blind].detach().abs().max()) for x in (example.weights(mask), example.context(mask))]
+    both = [_gradients(example, lambda e: e.context(mask)), _gradients(example, lambda e: e.weights(mask))]
+    finite = all(g.isfinite().all() for gradients in both for g in gradients.values())
+    return _worst(*values, 0.0 if finite else float("inf")), (
+        "rows that see no key: weights and context are 0, and all gradients finite"
+    )
 
 
 def causal_equals_a_triangular_mask(build: Build) -> Measured:
@@ -157,14 +167,14 @@ def causal_equals_a_triangular_mask(build: Build) -> Measured:
 
 def one_query_at_a_time(build: Build) -> Measured:
     example = trial(build)
-    full, worst = example.context(causal=True), 0.0
+    full, worst = example.output(causal=True), 0.0
     for now in range(LENGTH):
         carry = None if example.carry is None else example.carry[:, :, now : now + 1]
         row = replace(example, q=example.q[:, :, now : now + 1], carry=carry)
-        static = row.context(causal=True, at=torch.tensor([now]))
+        static = row.output(causal=True, at=torch.tensor([now]))
         past = None if carry is None else carry[..., : now + 1]
-        grown = replace(row, k=row.k[:, :, : now + 1], v=row.v[:, :, : now + 1], carry=past).context(causal=True)
-        worst = max(worst, _distance(full[:, :, now : now + 1], static), _distance(full[:, :, now : now + 1], grown))
+        grown = replace(row, k=row.k[:, :, : now + 1], v=row.v[:, :, : now + 1], carry=past).output(causal=True)
+        worst = _worst(worst, _distance(full[:, :, now : now + 1], static), _distance(full[:, :, now : now + 1], grown))
     return worst, "each row alone, over a growing and over a preallocated cache, against the full causal pass"
 
 
@@ -172,7 +182,7 @@ def grouped_heads_equal_repeated_heads(build: Build) -> Measured:
     grouped = trial(build, groups=1)
     heads = grouped.mechanism.heads
     repeated = replace(grouped, k=grouped.k.expand(-1, heads, -1, -1), v=grouped.v.expand(-1, heads, -1, -1))
-    worst = max(_distance(grouped.context(causal=c), repeated.context(causal=c)) for c in (False, True))
+    worst = _worst(*(_distance(grouped.context(causal=c), repeated.context(causal=c)) for c in (False, True)))
     return worst, "one key head for all query heads against the same key head repeated"
 
 
@@ -181,9 +191,11 @@ def cross_attention_works(build: Build) -> Measured:
         return None
     example = trial(build, queries=5, keys=LENGTH)
     context = example.weights(padding(example)) @ example.v
-    return _distance(
-        example.context(padding(example)), context
-    ), "5 queries on 7 keys with padding, mix against weights @ v"
+    alone = replace(example, q=example.q[:, :, 2:3], carry=None if example.carry is None else example.carry[:, :, 2:3])
+    apart = _distance(example.output(padding(example))[:, :, 2:3], alone.output(padding(example)))
+    return _worst(apart, _distance(example.context(padding(example)), context)), (
+        "5 queries on 7 keys with padding: mix against weights @ v, and one query alone against itself among others"
+    )
 
 
 def examples_do_not_mix(build: Build) -> Measured:
@@ -191,26 +203,27 @@ def examples_do_not_mix(build: Build) -> Measured:
     carry = None if example.carry is None else example.carry[:1]
     alone = replace(example, q=example.q[:1], k=example.k[:1], v=example.v[:1], carry=carry)
     return _distance(
-        example.context(causal=True)[:1], alone.context(causal=True)
+        example.output(causal=True)[:1], alone.output(causal=True)
     ), "an example in a batch against itself alone"
 
 
 def zero_bias_changes_nothing(build: Build) -> Measured:
     example = trial(build)
     bias = torch.zeros(1, example.mechanism.heads, LENGTH, LENGTH, dtype=torch.float64)
-    moved = max(_distance(example.context(causal=c), example.context(causal=c, bias=bias)) for c in (False, True))
+    moved = _worst(*(_distance(example.context(causal=c), example.context(causal=c, bias=bias)) for c in (False, True)))
     return moved, "bias=0 against no bias"
 
 
-def bias_reaches_mix_as_it_reaches_weights(build: Build) -> Measured:
+def bias_reaches_the_logits(build: Build) -> Measured:
     example = trial(build)
     heads = example.mechanism.heads
-    bias = torch.linspace(-1, 1, heads * LENGTH * LENGTH, dtype=torch.float64).view(1, heads, LENGTH, LENGTH)
+    bias = torch.linspace(-1, 1, heads * LENGTH * LENGTH, dtype=torch.float64).view(1, heads, LENGTH, LENGTH).sin()
     mask = padding(example)
-    context = example.weights(mask, bias=bias, causal=True) @ example.v
-    return _distance(
-        example.context(mask, bias=bias, causal=True), context
-    ), "mix against weights @ v with a bias per head"
+    weights = example.weights(mask, bias=bias, causal=True)
+    unmoved = 0.0 if _distance(weights, example.weights(mask, causal=True)) > 1e-6 else float("inf")
+    fewer = _distance(weights, example.weights(mask, bias=bias[0], causal=True))
+    context = _distance(example.context(mask, bias=bias, causal=True), weights @ example.v)
+    return _worst(unmoved, fewer, context), "a bias per head changes weights; 3-D as 4-D; mix against weights @ v"
 
 
 def carry_is_what_is_declared(build: Build) -> Measured:
@@ -224,6 +237,19 @@ def carry_is_what_is_declared(build: Build) -> Measured:
 def evaluation_is_deterministic(build: Build) -> Measured:
     example = trial(build)
     return _distance(example.context(), example.context()), "two evaluations of the same arguments"
+
+
+def dropout_falls_in_training(build: Build) -> Measured:
+    example = trial(build)
+    example.mechanism.dropout = 0.5
+    still = _distance(example.context(), replace(example).context())
+    example.mechanism.train()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(2)
+        example.mechanism.sample_seed = 3  # the same noise in both, so that only dropout differs
+        first, second = example.context(), example.context()
+    differs = _distance(first, second) > 1e-6
+    return _worst(still, 0.0 if differs else float("inf")), "dropout=0.5: two training passes differ, two others do not"
 
 
 def gradients_are_right(build: Build) -> Measured:
@@ -261,9 +287,10 @@ LAWS: dict[str, tuple[Callable[[Build], Measured], float]] = {
     "cross attention works": (cross_attention_works, 1e-12),
     "examples do not mix": (examples_do_not_mix, 1e-12),
     "a zero bias changes nothing": (zero_bias_changes_nothing, 1e-12),
-    "bias reaches mix": (bias_reaches_mix_as_it_reaches_weights, 1e-12),
+    "a bias reaches the logits": (bias_reaches_the_logits, 1e-12),
     "the carry is what is declared": (carry_is_what_is_declared, 0.0),
     "evaluation is deterministic": (evaluation_is_deterministic, 0.0),
+    "dropout falls in training alone": (dropout_falls_in_training, 0.0),
     "gradients are right": (gradients_are_right, 0.0),
 }
 
@@ -303,5 +330,9 @@ def _gradients(example: Trial, output: Callable[[Trial], Tensor]) -> dict[str, T
 
 
 def _distance(x: Tensor, y: Tensor) -> float:
-    worst = (x - y).detach().abs().max()
-    return float("inf") if worst.isnan() else float(worst)
+    return _worst(float((x - y).detach().abs().max()))
+
+
+def _worst(*numbers: float) -> float:
+    """The largest; what is no number is as bad as can be."""
+    return max(float("inf") if math.isnan(number) else number for number in numbers)

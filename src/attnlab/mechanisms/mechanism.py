@@ -5,8 +5,9 @@ Notation, everywhere in attnlab: b batch, h heads, i query, j key, d head size; 
     q (b,h,i,d)    k, v (b,g,j,d) with g dividing h (grouped heads)    weights (b,h,i,j)    context (b,h,i,d)
 """
 
+import math
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -27,29 +28,29 @@ class Mechanism(nn.Module, ABC):
     bias    added to the logits, broadcastable to (b,h,i,j)
     carry   what the previous layer of the same kind returned, or None; unspecified where hidden, and never read there
 
+    at is also where a query stands in its own sequence, so a cross attention that draws noise may be told it.
     A row that sees no key has weights 0, context 0 and finite gradients.
     """
 
     carries: ClassVar[bool] = False  # hands a carry to the next layer
     stochastic: ClassVar[bool] = False  # draws noise in training
     self_only: ClassVar[bool] = False  # means nothing where queries and keys are different sequences
+    row_sum: Any = None  # what every row that sees a key sums to: a number, one a head (h,), or None where it varies
 
     def __init__(
         self, heads: int, head_dim: int, *, layer: int = 0, scale: float | None = None, dropout: float = 0.0
     ) -> None:
         super().__init__()
-        if heads < 1 or head_dim < 1:
-            raise ValueError(f"heads and head_dim must be at least 1, not heads={heads}, head_dim={head_dim}")
+        for name, size, least in (("heads", heads, 1), ("head_dim", head_dim, 1), ("layer", layer, 0)):
+            if not isinstance(size, int) or isinstance(size, bool) or size < least:
+                raise ValueError(f"{name} must be a whole number, at least {least}, not {size!r}")
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout must be in [0, 1), not {dropout}")
+        if scale is not None and not (math.isfinite(scale) and scale > 0):
+            raise ValueError(f"scale must be a positive number, not {scale}")
         self.heads, self.head_dim, self.layer, self.dropout = heads, head_dim, layer, dropout
         self.scale = head_dim**-0.5 if scale is None else scale
         self.sample_seed: int | None = None  # set by noise.sampled; read by stochastic mechanisms
-
-    @property
-    def row_sum(self) -> float | Tensor | None:
-        """What every row of weights that sees a key sums to (a number, or one per head (h,)), or None if it varies."""
-        return None
 
     @abstractmethod
     def weights(
@@ -76,9 +77,14 @@ class Mechanism(nn.Module, ABC):
         at: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        weights, carry = self.weights(q, k, mask, carry, causal=causal, at=at, bias=bias)
-        weights = F.dropout(weights, self.dropout, self.training)
-        return weights @ repeat_heads(v, self.heads), carry
+        made = self.weights(q, k, mask, carry, causal=causal, at=at, bias=bias)
+        if not isinstance(made, tuple) or len(made) != 2:
+            raise TypeError(
+                f"{type(self).__name__}.weights must return (weights, carry), the carry None where there is none"
+            )
+        check(q, k, mask, at, v)
+        weights = F.dropout(made[0], self.dropout, self.training)
+        return weights @ repeat_heads(v, self.heads), made[1]
 
     def finish(self, context: Tensor) -> Tensor:
         return context
@@ -98,6 +104,23 @@ class Mechanism(nn.Module, ABC):
         context, carry = self.mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
         return self.finish(context), carry
 
+    def visible(
+        self, q: Tensor, k: Tensor, mask: Tensor | None = None, *, causal: bool = False, at: Tensor | None = None
+    ) -> Tensor:
+        """Where a query may look: 4-D, bool, broadcastable to (b,1,i,j). Refuses arguments that do not fit."""
+        if (q.shape[1:2], q.shape[-1:]) != ((self.heads,), (self.head_dim,)):
+            made = f"{type(self).__name__} has {self.heads} heads of size {self.head_dim}"
+            raise ValueError(f"{made}; q is {tuple(q.shape)}, expected (batch, {self.heads}, length, {self.head_dim})")
+        return visible(q, k, mask, causal=causal, at=at)
+
+    def previous(self, carry: Tensor, z: Tensor, seen: Tensor) -> Tensor:
+        """A carry as it may be read: 0 where hidden. Refuses one that does not fit, or that comes to layer 0."""
+        if self.layer == 0:
+            raise ValueError(f"a carry came to layer 0; build {type(self).__name__} with layer= its place in the stack")
+        if carry.shape != z.shape:
+            raise ValueError(f"the carry is {tuple(carry.shape)} but this layer's logits are {tuple(z.shape)}")
+        return carry.masked_fill(~seen, 0.0)
+
     def extra_repr(self) -> str:
         return f"heads={self.heads}, head_dim={self.head_dim}, layer={self.layer}, scale={self.scale:.4g}"
 
@@ -109,6 +132,10 @@ def repeat_heads(x: Tensor, heads: int) -> Tensor:
 
 def logits(q: Tensor, k: Tensor, scale: float, bias: Tensor | None = None) -> Tensor:
     """S = scale · q kᵀ + bias, (b,h,i,j)."""
+    if bias is not None and not bias.is_floating_point():
+        raise TypeError(
+            f"bias is added to the logits and must be floating-point, not {bias.dtype}; for a mask use mask="
+        )
     s = (q * scale) @ repeat_heads(k, q.shape[1]).mT
     return s if bias is None else s + bias
 
@@ -122,7 +149,7 @@ def position(q: Tensor, k: Tensor, at: Tensor | None = None) -> Tensor:
 def visible(
     q: Tensor, k: Tensor, mask: Tensor | None = None, *, causal: bool = False, at: Tensor | None = None
 ) -> Tensor:
-    """Where a query may look, as a 4-D bool tensor that broadcasts to (b,1,i,j); refuses arguments that do not fit."""
+    """Where any query with any key may look, (b|1,1,i|1,j) bool."""
     check(q, k, mask, at)
     if mask is None:
         seen = torch.ones(1, 1, 1, k.shape[2], dtype=torch.bool, device=q.device)
@@ -134,15 +161,23 @@ def visible(
 
 
 def masked_softmax(z: Tensor, seen: Tensor) -> Tensor:
-    """Softmax over the visible keys, at least in float32; a row that sees nothing is 0, and so is its gradient."""
-    wide = z if z.dtype == torch.float64 else z.float()
-    p = wide.masked_fill(~seen, torch.finfo(wide.dtype).min).softmax(-1)
-    return p.masked_fill(~seen, 0.0).to(z.dtype)
+    """Softmax over the visible keys, at least in float32; a row that sees nothing is 0, and so is its gradient.
+
+    A logit of −∞, which a bias can make, hides its key too.
+    """
+    hidden = ~seen | (z == -torch.inf)
+    p = wide(z).masked_fill(hidden, torch.finfo(wide(z).dtype).min).softmax(-1)
+    return p.masked_fill(hidden, 0.0).to(z.dtype)
 
 
-def check(q: Tensor, k: Tensor, mask: Tensor | None = None, at: Tensor | None = None) -> None:
+def wide(x: Tensor) -> Tensor:
+    """x in at least float32: what a sum over keys is made in."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def check(q: Tensor, k: Tensor, mask: Tensor | None = None, at: Tensor | None = None, v: Tensor | None = None) -> None:
     """Refuse arguments that do not fit together, saying which and how."""
-    for name, x in (("q", q), ("k", k)):
+    for name, x in (("q", q), ("k", k), ("v", k if v is None else v)):
         if x.dim() != 4:
             raise ValueError(f"{name} must be (batch, heads, length, head_dim); its shape is {tuple(x.shape)}")
     (b, h, i, d), (kb, g, j, kd) = q.shape, k.shape
@@ -150,6 +185,8 @@ def check(q: Tensor, k: Tensor, mask: Tensor | None = None, at: Tensor | None = 
         raise ValueError(f"q {tuple(q.shape)} and k {tuple(k.shape)} differ in batch or head_dim")
     if h % g:
         raise ValueError(f"{h} query heads cannot share {g} key heads: {g} does not divide {h}")
+    if v is not None and v.shape[:3] != k.shape[:3]:
+        raise ValueError(f"k {tuple(k.shape)} and v {tuple(v.shape)} differ in batch, heads or length")
     if mask is not None:
         if mask.dtype != torch.bool:
             raise TypeError(f"mask must be bool (True = may attend), not {mask.dtype}; for an additive mask use bias=")

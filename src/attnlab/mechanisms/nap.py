@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from attnlab.mechanisms.mechanism import Mechanism, logits, visible
+from attnlab.mechanisms.mechanism import Mechanism, logits, wide
 
 
 class NAP(Mechanism):
@@ -22,12 +22,12 @@ class NAP(Mechanism):
         self.norm = nn.LayerNorm(heads * head_dim)
 
     def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
-        seen = visible(q, k, mask, causal=causal, at=at)
-        s = logits(q, k, self.scale, bias).masked_fill(~seen, 0.0)
+        seen = self.visible(q, k, mask, causal=causal, at=at)
+        s = wide(logits(q, k, self.scale, bias)).masked_fill(~seen, 0.0)
         n = seen.sum(-1, keepdim=True).clamp_min(1)
         away = (s - s.sum(-1, keepdim=True) / n).masked_fill(~seen, 0.0)
         deviation = (away.square().sum(-1, keepdim=True) / n).clamp_min(1e-12).sqrt()
-        return (self.gain * away / (deviation + 1e-3) + self.shift).masked_fill(~seen, 0.0), None
+        return (self.gain * away / (deviation + 1e-3) + self.shift).masked_fill(~seen, 0.0).to(q.dtype), None
 
     def finish(self, context):
         heads = context.transpose(1, 2)  # (b,i,h,d)

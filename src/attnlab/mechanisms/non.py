@@ -6,11 +6,12 @@ The authors divide by the root of the sequence length; counting the visible keys
 causal row be computed before the rows after it exist.
 """
 
-from attnlab.mechanisms.mechanism import Mechanism, logits, visible
+from attnlab.mechanisms.mechanism import Mechanism, logits, wide
 
 
 class NON(Mechanism):
     def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
-        seen = visible(q, k, mask, causal=causal, at=at)
-        n = seen.sum(-1, keepdim=True).clamp_min(1).to(q.dtype)
-        return logits(q, k, self.scale, bias).masked_fill(~seen, 0.0) / n.sqrt(), None
+        seen = self.visible(q, k, mask, causal=causal, at=at)
+        s = wide(logits(q, k, self.scale, bias))
+        n = seen.sum(-1, keepdim=True).clamp_min(1).to(s.dtype)
+        return (s.masked_fill(~seen, 0.0) / n.sqrt()).to(q.dtype), None

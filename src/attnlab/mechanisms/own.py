@@ -18,7 +18,7 @@ def load(name: str) -> type[Mechanism]:
     file, _, wanted = name.rpartition(":")
     path = Path(file).expanduser().resolve()
     if not file or not wanted:
-        raise ValueError(f"{name}: say the class too, as in {name}:Mine")
+        raise ValueError(f"{name}: say the class too, as in {name.rstrip(':')}:Mine")
     if not path.is_file():
         raise FileNotFoundError(f"no file {file} (looked at {path})")
     key = f"attnlab_own_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"

@@ -5,7 +5,7 @@
 The sum itself is what is handed on, in both forms (as in the authors' code).
 """
 
-from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax, visible
+from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax
 
 
 class RealFormer(Mechanism):
@@ -15,13 +15,11 @@ class RealFormer(Mechanism):
         super().__init__(heads, head_dim, **base)
         self.mean = mean
 
-    @property
-    def row_sum(self) -> float:
-        return 1.0
+    row_sum = 1.0
 
     def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
-        seen = visible(q, k, mask, causal=causal, at=at)
+        seen = self.visible(q, k, mask, causal=causal, at=at)
         z = logits(q, k, self.scale, bias)
         if carry is not None:
-            z = z + carry.masked_fill(~seen, 0.0)
+            z = z + self.previous(carry, z, seen)
         return masked_softmax(z / (self.layer + 1) if self.mean else z, seen), z

@@ -9,7 +9,7 @@ the weights α I; that belongs to the model, not to the mechanism. I needs to kn
 import torch
 from torch import Tensor, nn
 
-from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax, position, visible
+from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax, position
 
 
 class Shaped(Mechanism):
@@ -24,7 +24,7 @@ class Shaped(Mechanism):
         return (self.alpha + self.beta - self.gamma).flatten()
 
     def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
-        seen = visible(q, k, mask, causal=causal, at=at)
+        seen = self.visible(q, k, mask, causal=causal, at=at)
         if at is None and q.shape[2] > k.shape[2]:
             raise ValueError(
                 f"shaped attention is self-attention: {q.shape[2]} queries cannot be among {k.shape[2]} keys"

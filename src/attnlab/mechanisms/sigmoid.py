@@ -5,7 +5,7 @@
 The authors set c to −ln of the training length; offset=NUMBER does that.
 """
 
-from attnlab.mechanisms.mechanism import Mechanism, logits, visible
+from attnlab.mechanisms.mechanism import Mechanism, logits, wide
 
 
 class Sigmoid(Mechanism):
@@ -14,6 +14,7 @@ class Sigmoid(Mechanism):
         self.offset = offset
 
     def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
-        seen = visible(q, k, mask, causal=causal, at=at)
-        c = -seen.sum(-1, keepdim=True).clamp_min(1).to(q.dtype).log() if self.offset is None else self.offset
-        return (logits(q, k, self.scale, bias) + c).sigmoid().masked_fill(~seen, 0.0), None
+        seen = self.visible(q, k, mask, causal=causal, at=at)
+        s = wide(logits(q, k, self.scale, bias))
+        c = -seen.sum(-1, keepdim=True).clamp_min(1).to(s.dtype).log() if self.offset is None else self.offset
+        return (s + c).sigmoid().masked_fill(~seen, 0.0).to(q.dtype), None

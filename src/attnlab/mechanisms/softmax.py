@@ -5,22 +5,22 @@ S = q kᵀ / √d        P = softmax(S)
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnlab.mechanisms.mechanism import Mechanism, check, logits, masked_softmax, visible
+from attnlab.mechanisms.mechanism import Mechanism, check, logits, masked_softmax, repeat_heads, visible
 
 
 class Softmax(Mechanism):
-    @property
-    def row_sum(self) -> float:
-        return 1.0
+    row_sum = 1.0
 
     def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
-        seen = visible(q, k, mask, causal=causal, at=at)
+        seen = self.visible(q, k, mask, causal=causal, at=at)
         return masked_softmax(logits(q, k, self.scale, bias), seen), None
 
     def mix(self, q, k, v, mask=None, carry=None, *, causal=False, at=None, bias=None):
+        self.visible(q, k, mask, at=at)
         dropout = self.dropout if self.training else 0.0
         return fused(q, k, v, mask, causal=causal, at=at, bias=bias, scale=self.scale, dropout=dropout), None
 
@@ -42,15 +42,23 @@ def fused(
     No mask tensor is made where torch needs none: every key visible, or causal with as many queries as keys.
     A blind row is shown every key and its context erased, so that no backend ever meets a row of −∞.
     """
-    check(q, k, mask, at)
+    check(q, k, mask, at, v)
+    if bias is not None and not bias.is_floating_point():
+        raise TypeError(f"bias must be floating-point, not {bias.dtype}; for a mask use mask=")
+    bias = None if bias is None else bias[(None,) * (4 - bias.dim())]
+    bare = mask is None and bias is None
+    if q.is_cuda and q.shape[1] != k.shape[1] and not (bare and q.dtype in (torch.bfloat16, torch.float16)):
+        k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])  # no fused backend has groups then
     options: dict[str, Any] = {"scale": scale, "dropout_p": dropout, "enable_gqa": q.shape[1] != k.shape[1]}
     causal = causal and not (q.shape[2] == 1 and at is None)  # the last query sees every key
     square = causal and at is None and q.shape[2] == k.shape[2]
-    if mask is None and bias is None and (square or not causal):
+    if bare and (square or not causal):
         return F.scaled_dot_product_attention(q, k, v, is_causal=square, **options)
     seen = visible(q, k, mask, causal=causal, at=at)
+    if bias is not None:
+        seen = seen & (bias > -torch.inf)
     blind = ~seen.any(-1, keepdim=True)
     allow = (seen | blind).expand(-1, -1, q.shape[2], -1)
     if bias is not None:
-        allow = bias.to(q.dtype).masked_fill(~allow, float("-inf"))
+        allow = bias.to(q.dtype).masked_fill(~seen, -torch.inf).masked_fill(blind, 0.0)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=allow, **options).masked_fill(blind, 0.0)

@@ -7,7 +7,7 @@ Rows sum to less than 1. Shifted by max(0, max_j S_j), so that neither term over
 
 import torch
 
-from attnlab.mechanisms.mechanism import Mechanism, logits, visible
+from attnlab.mechanisms.mechanism import Mechanism, logits, wide
 
 
 class Softmax1(Mechanism):
@@ -18,9 +18,8 @@ class Softmax1(Mechanism):
         self.n = n
 
     def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
-        seen = visible(q, k, mask, causal=causal, at=at)
-        s = logits(q, k, self.scale, bias)
-        wide = (s if s.dtype == torch.float64 else s.float()).masked_fill(~seen, float("-inf"))
-        shift = wide.detach().amax(-1, keepdim=True).clamp_min(0.0)
-        exponentials = (wide - shift).exp()
-        return (exponentials / (self.n * (-shift).exp() + exponentials.sum(-1, keepdim=True))).to(s.dtype), None
+        seen = self.visible(q, k, mask, causal=causal, at=at)
+        s = wide(logits(q, k, self.scale, bias)).masked_fill(~seen, -torch.inf)
+        shift = s.detach().amax(-1, keepdim=True).clamp_min(0.0)
+        exponentials = (s - shift).exp()
+        return (exponentials / (self.n * (-shift).exp() + exponentials.sum(-1, keepdim=True))).to(q.dtype), None

@@ -8,18 +8,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from attnlab.mechanisms.mechanism import Mechanism, logits, visible
+from attnlab.mechanisms.mechanism import Mechanism, logits, wide
 
 
 class Sparsemax(Mechanism):
-    @property
-    def row_sum(self) -> float:
-        return 1.0
+    row_sum = 1.0
 
     def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
         from entmax import sparsemax
 
-        seen = visible(q, k, mask, causal=causal, at=at)
+        seen = self.visible(q, k, mask, causal=causal, at=at)
         return masked_projection(sparsemax, logits(q, k, self.scale, bias), seen), None
 
 
@@ -28,7 +26,7 @@ def masked_projection(project: Callable[..., Tensor], s: Tensor, seen: Tensor) -
 
     A logit more than 2 below the largest has weight 0 in sparsemax and in 1.5-entmax: hidden keys are put there.
     """
-    wide = s if s.dtype == torch.float64 else s.float()
-    top = wide.detach().masked_fill(~seen, float("-inf")).amax(-1, keepdim=True).nan_to_num(neginf=0.0)
-    p = project(torch.where(seen, wide, top - 100.0), dim=-1)
+    seen = seen & (s > -torch.inf)
+    top = wide(s).detach().masked_fill(~seen, -torch.inf).amax(-1, keepdim=True).nan_to_num(neginf=0.0)
+    p = project(torch.where(seen, wide(s), top - 100.0), dim=-1)
     return p.masked_fill(~seen, 0.0).to(s.dtype)

@@ -8,7 +8,7 @@ Rows of head h sum to Σ_h' M_P[h, h'].
 import torch
 from torch import Tensor, nn
 
-from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax, visible
+from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax
 
 
 class TalkingHeads(Mechanism):
@@ -22,6 +22,6 @@ class TalkingHeads(Mechanism):
         return self.after.sum(-1)
 
     def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
-        seen = visible(q, k, mask, causal=causal, at=at)
+        seen = self.visible(q, k, mask, causal=causal, at=at)
         s = torch.einsum("gh,bhij->bgij", self.before, logits(q, k, self.scale, bias))
         return torch.einsum("gh,bhij->bgij", self.after, masked_softmax(s, seen)), None

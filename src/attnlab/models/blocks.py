@@ -72,15 +72,17 @@ class Block(nn.Module):
         *,
         causal: bool,
         at: Tensor | None,
+        places: Tensor | None,
         caches: tuple[Cache | None, Cache | None],
     ) -> tuple[Tensor, Carries]:
+        """at and places: where the queries stand among the keys, and in their own sequence."""
         own, crossed = carries
         residual = self.attention_residual
         y, own = self.attention(residual.before(x), None, mask, own, causal=causal, at=at, cache=caches[0])
         x = residual.after(x, y)
         if self.cross is not None and self.cross_residual is not None:
             residual = self.cross_residual
-            y, crossed = self.cross(residual.before(x), memory, memory_mask, crossed, cache=caches[1])
+            y, crossed = self.cross(residual.before(x), memory, memory_mask, crossed, at=places, cache=caches[1])
             x = residual.after(x, y)
         residual = self.feed_forward_residual
         return residual.after(x, self.feed_forward(residual.before(x))), (own, crossed)
@@ -114,11 +116,14 @@ class Stack(nn.Module):
     ) -> Tensor:
         """Masks are (b,1,1,j). With a state, tokens are those after the ones it has seen, and it moves on."""
         x = self.embedding(tokens, 0 if state is None else state.length)
-        at = None if state is None else state.place(tokens.shape[1], tokens.device)
+        places = None if state is None else state.places(tokens.shape[1], tokens.device)
+        at = None if state is None or state.limit is None else places  # keys that grow end with the queries
         caches = repeat((None, None), len(self.blocks)) if state is None else state.caches
         carries: Carries = (None, None)
         for block, kept in zip(self.blocks, caches, strict=True):
-            x, carries = block(x, memory, mask, memory_mask, carries, causal=self.causal, at=at, caches=kept)
+            x, carries = block(
+                x, memory, mask, memory_mask, carries, causal=self.causal, at=at, places=places, caches=kept
+            )
         if state is not None:
             state.advance(tokens.shape[1])
         return x if self.norm is None else self.norm(x)

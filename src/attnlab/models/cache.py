@@ -115,13 +115,11 @@ class Decoding:
     limit: int | None = None  # how many tokens static caches hold; None: they grow
     length: int | Tensor = 0  # tokens seen; a number on the device once pinned
 
-    def place(self, new: int, device: torch.device) -> Tensor | None:
-        """The key index of each new token, (n,); None where caches grow and the new tokens are the last keys."""
-        if self.limit is None:
-            return None
+    def places(self, new: int, device: torch.device) -> Tensor:
+        """Where each new token stands in its sequence, (n,): in a static cache, the index of its key."""
         if isinstance(self.length, Tensor):
             return self.length + torch.arange(new, device=device)
-        if self.length + new > self.limit:
+        if self.limit is not None and self.length + new > self.limit:
             raise ValueError(f"the static cache holds {self.limit} tokens; {new} more after {self.length} do not fit")
         return torch.arange(self.length, self.length + new, device=device)
 

@@ -19,19 +19,42 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.mechanisms import Mechanism
-from attnlab.models import adapted, native
-from attnlab.recording import Layer, Weigh
+from attnlab.models import cascade, dispatch, inputs, native
+from attnlab.recording import Layer, Record, Weigh
 
 # relative to 1 + the largest; many models take their softmax in float32, whatever their own type
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 OTHER_SEQUENCE = ("key_value_states", "encoder_hidden_states")  # arguments of an attention module that make it cross
 
 
+def watch(
+    model: Any, batch: Mapping[str, Tensor], *, tokenizer: Any = None, lazy: bool = False
+) -> tuple[Record, Tensor]:
+    """The record of one forward pass of a Hugging Face model, and its first output."""
+    adaptation = dispatch.adaptation_of(model)
+    capture = Capture(model, lazy=lazy)
+    masks_as = dispatch.WATCHED if adaptation is None and not lazy else dispatch.WATCHED_BOOL
+    with dispatch.switched(model, masks_as, capture.attend), capture.watched(), _readout(model) as read:
+        output = dispatch.call(model, batch)[0]
+    if not capture.layers:
+        raise ValueError(dispatch.by_itself(model))
+    tokens, masks = inputs.sequences(model, batch, {layer.kind for layer in capture.layers})
+    words = {} if tokenizer is None else {side: inputs.words(tokenizer, ids) for side, ids in tokens.items()}
+    meta = {
+        "model": model.name_or_path or type(model).__name__,
+        "model_type": model.config.model_type,
+        "mechanism": "softmax" if adaptation is None else adaptation.label,
+        "implementation": ", ".join(sorted(capture.ran)) or dispatch.ADAPTED,
+        "dtype": str(model.dtype).removeprefix("torch."),
+    }
+    return Record(capture.layers, tokens, masks, words, read, meta), output
+
+
 class Surroundings:
     """What each module was called with, while it runs; and from that, the kind of an attention call."""
 
-    def __init__(self, model: nn.Module, encoder: nn.Module | None) -> None:
-        """encoder: that of an encoder-decoder model, else None."""
+    def __init__(self, model: nn.Module) -> None:
+        encoder = dispatch.encoder(model)
         self.names = {module: name for name, module in model.named_modules()}
         self.encoder = set() if encoder is None else set(encoder.modules())
         self.called: dict[nn.Module, inspect.BoundArguments] = {}
@@ -81,18 +104,9 @@ class Call:
 class Capture:
     """The attention function of a recording, and the layers it has seen."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        encoder: nn.Module | None,
-        projections: tuple[type[nn.Module], ...],
-        *,
-        lazy: bool,
-        fused: bool,
-    ) -> None:
-        """projections: the classes of linear maps; fused: whether torch's fused attention may run, where lazy."""
-        self.model, self.projections, self.lazy, self.fused = model, projections, lazy, fused
-        self.surroundings = Surroundings(model, encoder)
+    def __init__(self, model: nn.Module, *, lazy: bool) -> None:
+        self.model, self.lazy = model, lazy
+        self.surroundings = Surroundings(model)
         self.layers: list[Layer] = []
         self.ran: set[str] = set()  # which attention implementations
         self._counts: Counter[str] = Counter()
@@ -106,7 +120,7 @@ class Capture:
         with ExitStack() as stack:
             stack.enter_context(self.surroundings.watched())
             for module in self.model.modules():
-                if isinstance(module, self.projections):
+                if _is_linear(module):
                     stack.callback(module.register_forward_hook(self._project).remove)
             yield
             self._check_projected()
@@ -126,11 +140,11 @@ class Capture:
         seen = self._visible(module, query, key, attention_mask, options)
         attended: Tensor | Weigh
         if isinstance(mechanism := getattr(module, "attnlab", None), Mechanism):
-            given = adapted.arguments(module, mechanism, query, key, attention_mask, options)
+            given = dispatch.arguments(module, mechanism, query, key, attention_mask, options)
             attended, _ = mechanism.weights(query, key, **given)
             context, carry = mechanism.mix(query, key, value, **given)
             mixed = mechanism.finish(context)
-            adapted.hand_on(module, carry, attention_mask)
+            cascade.hand_on(dispatch.place_of(module), carry, attention_mask)
         elif self.lazy:
             mixed, attended = self._lazily(module, query, key, value, attention_mask, seen, options)
             context = mixed
@@ -139,12 +153,12 @@ class Capture:
             output, attended = native.eager(module)(module, query, key, value, given_mask, **options)
             context = mixed = output.transpose(1, 2)
             self.ran.add("eager")
-        inputs = self.surroundings.inputs(module)
-        self._pending = Call(kind, name, attended, value, context, mixed, seen, inputs)
+        given_states = self.surroundings.inputs(module)
+        self._pending = Call(kind, name, attended, value, context, mixed, seen, given_states)
         return mixed.transpose(1, 2), attended if isinstance(attended, Tensor) else None
 
     def _lazily(self, module, query, key, value, attention_mask, seen, options) -> tuple[Tensor, Weigh]:
-        use_fused = self.fused and not native.fused_refuses(options)
+        use_fused = self.model._supports_sdpa and not native.fused_refuses(options)
         if use_fused:
             context = native.fused(module, query, key, value, attention_mask, options)
         else:
@@ -216,10 +230,41 @@ class Capture:
             )
 
 
-def difference(made: Tensor, expected: Tensor) -> tuple[float, float]:
-    """The largest difference of two tensors, and the largest that rounding excuses."""
-    allowed = TOLERANCE[expected.dtype] * (1 + expected.abs().max().item())
+@contextmanager
+def _readout(model: Any) -> Iterator[dict[str, Tensor]]:
+    """Within, the last hidden states are noted: what the output embedding reads, where there is one."""
+    read: dict[str, Tensor] = {}
+    embedding = model.get_output_embeddings()
+
+    def before(module: nn.Module, args: tuple) -> None:
+        read["hidden"] = args[0]
+
+    def after(module: nn.Module, args: tuple, output: Any) -> None:
+        if (hidden := getattr(output, "last_hidden_state", None)) is not None:
+            read.setdefault("hidden", hidden)
+
+    if embedding is None:
+        handle = model.base_model.register_forward_hook(after)
+    else:
+        handle = embedding.register_forward_pre_hook(before)
+        for name in ("weight", "bias"):
+            if isinstance(x := getattr(embedding, name, None), Tensor):
+                read[name] = x.detach().clone()
+    try:
+        yield read
+    finally:
+        handle.remove()
+
+
+def difference(made: Tensor, expected: Tensor, rounding: float = 0.0) -> tuple[float, float]:
+    """The largest difference of two tensors, and the largest that rounding excuses: as their type rounds, and more."""
+    allowed = (TOLERANCE[expected.dtype] + rounding) * (1 + expected.abs().max().item())
     return (made - expected).abs().max().item(), allowed
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """A Linear, or transformers' Conv1D: a linear map that keeps its weight transposed."""
+    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
 def _is_bool(mask: Tensor | None) -> bool:

@@ -7,14 +7,28 @@ mask, and the recomputed weights with the context that the layer really had.
 Queries that are padding are left out: what becomes of a query that sees nothing is up to the implementation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attnlab.models.capture import difference
+from attnlab.models import dispatch
+from attnlab.models.capture import difference, watch
 from attnlab.recording import KINDS, Layer, Record
+
+
+def prove(model: Any, batch: Mapping[str, Tensor], lazy: bool) -> None:
+    """Refuse a model whose watched pass on this batch is not its own."""
+    made, output = watch(model, batch)
+    if dispatch.adaptation_of(model) is not None:
+        check(made, output, dispatch.call(model, batch)[0])
+        return
+    with dispatch.switched(model, "eager"):
+        own = dispatch.call(model, batch, output_attentions=True)
+    check(made, output, own[0], attentions(own, made))
+    if lazy:
+        check_lazy(watch(model, batch, lazy=True)[0], made)
 
 
 def attentions(output: Any, record: Record) -> list[Tensor]:
@@ -60,10 +74,11 @@ def check_lazy(lazy: Record, eager: Record) -> None:
         _check_context(lazy, ours, refusal)
 
 
-def compare(what: str, ours: Tensor, theirs: Tensor) -> None:
+def compare(what: str, ours: Tensor, theirs: Tensor, rounding: float = 0.0) -> None:
+    """Refuse tensors that differ by more than the number type excuses; rounding: how much more, relative to 1 + max."""
     if ours.shape != theirs.shape:
         raise ValueError(f"{what} would be of shape {tuple(ours.shape)} instead of {tuple(theirs.shape)}")
-    error, allowed = difference(ours, theirs)
+    error, allowed = difference(ours, theirs, rounding)
     if not error <= allowed:
         raise ValueError(f"{what} would differ from the model's own by {error:.2g}, and {allowed:.2g} is allowed")
 

@@ -6,7 +6,7 @@ trace.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ def record(model: nn.Module | str | Path, batch: Any, *, noise: int | None = Non
         raise ValueError(f"this {type(inner).__name__} is in training mode; call model.eval() before recording it")
     positional, named = _arguments(batch)
     eagerly = torch.compiler.set_stance("force_eager")  # hooks on compiled code never fire
-    with _watching(inner) as (layers, readout), _noise(inner, noise), torch.no_grad(), eagerly:
+    with _watching(inner) as (layers, readout), sampling(inner, noise), torch.no_grad(), eagerly:
         inner(*positional, **named)
     sequences = inner.sequences(*positional, **named)
     return Record(
@@ -62,6 +62,16 @@ def unwrapped(model: nn.Module) -> Any:
             )
         inner = getattr(inner, "_orig_mod", getattr(inner, "module", None))
     return inner
+
+
+def sampling(model: nn.Module, seed: int | None) -> AbstractContextManager[None]:
+    """Within, a model with a stochastic mechanism draws its noise from this seed; None leaves it as it is."""
+    if seed is None:
+        return nullcontext()
+    if not any(isinstance(module, Mechanism) and module.stochastic for module in model.modules()):
+        kinds = _mechanisms(model) or type(model).__name__
+        raise ValueError(f"noise={seed} was asked for, but {kinds} draws none; leave noise out")
+    return sampled(model, seed)
 
 
 @contextmanager
@@ -128,15 +138,7 @@ def _arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     raise TypeError(f"a batch is a tensor, a tuple or a mapping of what the model takes, not a {type(batch).__name__}")
 
 
-def _noise(model: Transformer, seed: int | None) -> Any:
-    if seed is None:
-        return nullcontext()
-    if not any(isinstance(module, Mechanism) and module.stochastic for module in model.modules()):
-        raise ValueError(f"noise={seed} was asked for, but {_mechanisms(model)} draws none; leave noise out")
-    return sampled(model, seed)
-
-
-def _mechanisms(model: Transformer) -> str:
+def _mechanisms(model: nn.Module) -> str:
     """The names of the model's mechanisms, as in the registry where they are there."""
     names = {kind: name for name, kind in MECHANISMS.items()}
     kinds = {type(module): None for module in model.modules() if isinstance(module, Mechanism)}

@@ -4,7 +4,9 @@ A sequence is ten random tokens, a separator, and the ten tokens again. To write
 look at the t-th token, so a head that has learnt it has its weight on the diagonal.
 """
 
+import os
 import platform
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attnlab.config import changed
-from attnlab.mechanisms import find
+from attnlab.models.presets import on_meta
 from attnlab.models.transformer import TransformerConfig, build
 from attnlab.models.watch import record
 from attnlab.recording import Record
@@ -41,8 +43,12 @@ class DemoConfig:
         for name in ("steps", "batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.lr <= 0:
+            raise ValueError(f"lr must be above 0, not {self.lr}")
+        if not self.attention or len(set(self.attention)) < len(self.attention):
+            raise ValueError("attention= takes one or more names, separated by commas, each once")
         for name in self.attention:
-            find(name)
+            on_meta(replace(MODEL, attention=name))  # what is wrong with one is said before the first is trained
 
 
 @dataclass(frozen=True)
@@ -65,10 +71,18 @@ def outcomes(config: DemoConfig, tick: Callable[[str, int], None] = lambda name,
         yield _learn(name, config, tick)
 
 
-def write(config: DemoConfig, found: list[Outcome]) -> Path:
-    """report.html, attention.png and one Record for each attention, into config.out."""
+def folder_of(config: DemoConfig) -> Path:
+    """Where it will be written; made, and found to be writable, before anything is trained."""
     folder = Path(config.out)
     folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(f"out={config.out} cannot be written to")
+    return folder
+
+
+def write(config: DemoConfig, found: list[Outcome]) -> Path:
+    """report.html, attention.png and one Record for each attention, into config.out."""
+    folder = folder_of(config)
     tokens = [chr(ord("a") + int(token) - 2) for token in found[0].record.tokens["target"][0, :LENGTH]]
     maps = figures.as_png(
         figures.attention_maps({f"{o.attention}  {o.head}": o.weights for o in found}, tokens, tokens)
@@ -77,7 +91,7 @@ def write(config: DemoConfig, found: list[Outcome]) -> Path:
     learning = figures.as_png(figures.curves(lines, x="training steps", y="accuracy on new sequences"))
     (folder / "attention.png").write_bytes(maps)
     for outcome in found:
-        outcome.record.save(folder / f"{outcome.attention.replace('/', '_')}.safetensors")
+        outcome.record.save(folder / f"{re.sub(r'[^A-Za-z0-9-]+', '_', outcome.attention).strip('_')}.safetensors")
     diagonal = ", ".join(f"{o.attention} {o.diagonal:.2f}" for o in found)
     names = ",".join(config.attention)
     command = f"attnlab demo attention={names} steps={config.steps} seed={config.seed}"

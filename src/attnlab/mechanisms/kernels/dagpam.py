@@ -7,6 +7,8 @@
 Tensors may have any strides. Sums are made in float32 and in a fixed order, so results do not vary from run to run.
 """
 
+import os
+
 import torch
 import triton
 import triton.language as tl
@@ -110,7 +112,8 @@ class _Stack(torch.autograd.Function):
         b, h, i, d = q.shape
         w = negative.contiguous()
         both = q.new_empty(b, h, 2, i, d)
-        _stack_forward[(b * h, triton.cdiv(i, ROWS))](q, w, both, h, i, *q.stride(), _per_head(w), **_tile(d))
+        with torch.cuda.device_of(q):
+            _stack_forward[(b * h, triton.cdiv(i, ROWS))](q, w, both, h, i, *q.stride(), _per_head(w), **_tile(d))
         ctx.save_for_backward(q, w)
         return both
 
@@ -123,7 +126,8 @@ class _Stack(torch.autograd.Function):
         shares = min(b * triton.cdiv(i, ROWS), max(1, PROGRAMS // h))
         parts = q.new_empty(shares, h, d, d, dtype=torch.float32)
         strides = (*q.stride(), *grad.stride(), _per_head(w))
-        _stack_backward[(h, shares)](q, w, grad, dq, parts, b, h, i, *strides, **_tile(d))
+        with torch.cuda.device_of(q):
+            _stack_backward[(h, shares)](q, w, grad, dq, parts, b, h, i, *strides, **_tile(d))
         return dq, parts.sum((0, 1) if len(w) == 1 else 0).view_as(w).to(w.dtype)
 
 
@@ -133,7 +137,10 @@ class _Combine(torch.autograd.Function):
         b, hh, i, d = context.shape
         out = context.new_empty(b, i, hh // 2, d).transpose(1, 2)
         grid = (b * hh // 2, triton.cdiv(i, ROWS))
-        _combine_forward[grid](context, plus, minus, out, hh // 2, i, *context.stride(), _per_head(plus), **_tile(d))
+        with torch.cuda.device_of(context):
+            _combine_forward[grid](
+                context, plus, minus, out, hh // 2, i, *context.stride(), _per_head(plus), **_tile(d)
+            )
         ctx.save_for_backward(context, plus, minus)
         return out
 
@@ -146,7 +153,8 @@ class _Combine(torch.autograd.Function):
         parts = context.new_empty(2, b, hh // 2, tiles, dtype=torch.float32)
         arguments = (context, grad, plus, minus, do, parts, hh // 2, i)
         strides = (*context.stride(), *grad.stride(), _per_head(plus), parts.stride(0))
-        _combine_backward[(b * hh // 2, tiles)](*arguments, *strides, **_tile(d))
+        with torch.cuda.device_of(context):
+            _combine_backward[(b * hh // 2, tiles)](*arguments, *strides, **_tile(d))
         dplus, dminus = parts.sum((1, 2, 3) if len(plus) == 1 else (1, 3)).view(2, -1).to(plus.dtype)
         return do, dplus, dminus
 
@@ -159,6 +167,18 @@ def stack(q: Tensor, negative: Tensor) -> Tensor:
 def combine(context: Tensor, plus: Tensor, minus: Tensor) -> Tensor:
     """context (b,2h,i,d), λ⁺ and λ⁻ (h,) or (1,) -> (1 + λ⁺) context⁺ − λ⁻ context⁻, (b,h,i,d)."""
     return _Combine.apply(context, plus, minus)
+
+
+def unsupported(q: Tensor, head_dim: int) -> str | None:
+    """What keeps these kernels from a case, or None: the tiles of a head must fit into a multiprocessor's memory."""
+    largest = {torch.float32: 64, torch.float16: 128, torch.bfloat16: 128}
+    if not q.is_cuda and not os.environ.get("TRITON_INTERPRET"):
+        return f"tensors on {q.device}"
+    if q.dtype not in largest:
+        return str(q.dtype)
+    if head_dim > largest[q.dtype]:
+        return f"head_dim={head_dim} in {q.dtype} (at most {largest[q.dtype]})"
+    return None
 
 
 def _per_head(x: Tensor) -> int:

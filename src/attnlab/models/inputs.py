@@ -97,7 +97,12 @@ def sample(model: Any, inputs: Mapping[str, Tensor], tokenizer: Any) -> dict[str
 
 def dummy(model: Any) -> dict[str, Tensor]:
     """A few tokens, some of them hidden: enough for every attention module to run once."""
-    ids = torch.arange(2, 12, device=model.device).reshape(2, 5) % model.config.get_text_config().vocab_size
+    vocabulary = getattr(model.config.get_text_config(), "vocab_size", None)
+    if model.main_input_name != "input_ids" or vocabulary is None:
+        raise ValueError(
+            f"{type(model).__name__} reads {model.main_input_name}, and only models that read tokens can be adapted"
+        )
+    ids = torch.arange(2, 12, device=model.device).reshape(2, 5) % vocabulary
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], device=model.device)
     inputs = {"input_ids": ids, "attention_mask": mask}
     return inputs | {"decoder_input_ids": ids[:, 1:4]} if model.config.is_encoder_decoder else inputs

@@ -1,15 +1,15 @@
 """Putting a mechanism into every attention module of a Hugging Face model, and keeping it with the model.
 
-The attention modules are found by a dry run on a few tokens, in which each of them attends by plain softmax through
-the door its mechanism will use. The model must then return what it returned before, or it is refused: whatever it does
-to its logits, masks or scale that this door would lose is found there. Nothing here imports transformers.
+The attention modules are found by a dry run on a few tokens, through the door that their mechanisms will use. There the
+eager attention of each must be plain softmax of the same q, k, v, and the model must return what it returns by itself:
+whatever it does to its logits, masks or scale that this door would lose is found so. Nothing here imports transformers.
 """
 
 import inspect
 import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from attnlab.mechanisms import MECHANISMS, Mechanism, attention, check_options, find, own
 from attnlab.mechanisms.softmax import Softmax
-from attnlab.models import adapted, native
-from attnlab.models.adapted import Cascade, Place
+from attnlab.models import dispatch, inputs, native, proof
 from attnlab.models.capture import Surroundings
+from attnlab.models.cascade import Cascade, Place
 from attnlab.recording import KINDS
 
 FILE, FORMAT = "attnlab.json", "attnlab-adapted-1"
@@ -96,12 +96,40 @@ class Found:
     times: int = 1
 
 
-@dataclass
-class Probe:
-    """The attention function of a dry run: notes each attention module and attends by softmax."""
+def dry_run(model: Any, *, prove: bool = True) -> list[Found]:
+    """The attention modules of a model, in the order they run; refuses a model that plain softmax would change.
 
-    surroundings: Surroundings
-    found: dict[nn.Module, Found] = field(default_factory=dict)
+    prove=False only finds them, in a model that was proved before.
+    """
+    base, batch, probe = model.base_model, inputs.dummy(model), Probe(model, prove)
+    training = [module for module in base.modules() if module.training]
+    try:
+        base.eval()
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+            with dispatch.switched(model, dispatch.WATCHED_BOOL, probe.attend), probe.surroundings.watched():
+                output = dispatch.call(base, batch)[0]
+            if not probe.found:
+                raise ValueError(dispatch.by_itself(model))
+            if prove:
+                with dispatch.switched(model, "eager"):
+                    own = dispatch.call(base, batch)[0]
+                proof.compare(f"{probe.refusal}: through this door, its output", output, own)
+    finally:
+        for module in training:
+            module.training = True
+    return list(probe.found.values())
+
+
+class Probe:
+    """The attention function of a dry run: the module's own eager one, noted and, if asked, proved to be softmax.
+
+    It repeats the eager pass operation for operation, so that even a deep model in half precision does not drift.
+    """
+
+    def __init__(self, model: nn.Module, prove: bool) -> None:
+        self.surroundings, self.prove = Surroundings(model), prove
+        self.refusal = f"{type(model).__name__} cannot be adapted faithfully"
+        self.found: dict[nn.Module, Found] = {}
 
     def attend(
         self,
@@ -113,17 +141,41 @@ class Probe:
         **options: Any,
     ) -> tuple[Tensor, None]:
         name, kind = self.surroundings.names[module], self.surroundings.kind(module, options)
-        given = adapted.understood(name, attention_mask, options)
+        given = dispatch.understood(name, attention_mask, options)
         _, heads, _, head_dim = query.shape
         scale = head_dim**-0.5 if options.get("scaling") is None else float(options["scaling"])
         if module in self.found:
             self.found[module].times += 1
         else:
             self.found[module] = Found(module, name, kind, heads, head_dim, scale, query.dtype, query.device)
-        softmax = Softmax(heads, head_dim, scale=scale)
-        causal = native.causal(module, attention_mask, options)
-        context, _ = softmax(query, key, value, causal=causal, **given)
-        return context.transpose(1, 2).contiguous(), None
+        seen = native.visible(module, query, key, attention_mask, options)
+        if self.prove:
+            given["causal"] = native.causal(module, attention_mask, options)
+            self._check_softmax(self.found[module], (query, key, value), seen, given, options)
+        hidden = native.additive(seen, query.dtype)
+        return native.eager(module)(module, query, key, value, hidden, **options)[0], None
+
+    def _check_softmax(
+        self, found: Found, qkv: tuple[Tensor, ...], seen: Tensor, given: dict[str, Any], options: dict[str, Any]
+    ) -> None:
+        """softmax(scale·qkᵀ + bias) v is what the module's eager function makes of the same q, k, v, where it sees any.
+
+        In wide numbers, so that only the functions can differ. Many models take their softmax in float32 all the same,
+        where logits of size s are rounded by s·ε.
+        """
+        wide = torch.float32 if found.device.type == "mps" else torch.float64
+        q, k, v = (x.to(wide) for x in qkv)
+        largest = found.scale * q.norm(dim=-1).max() * k.norm(dim=-1).max()
+        if given["bias"] is not None:
+            options = options | {"position_bias": given["bias"].to(wide)}
+            given = given | {"bias": given["bias"].to(wide)}
+            largest = largest + given["bias"].abs().max()
+        own = native.eager(found.module)(found.module, q, k, v, native.additive(seen, wide), **options)[0]  # (b,i,h,d)
+        context = Softmax(found.heads, found.head_dim, scale=found.scale)(q, k, v, **given)[0].transpose(1, 2)
+        sighted = seen.any(-1)[:, 0].expand(own.shape[:2])
+        rounding = 4 * torch.finfo(torch.float32).eps * largest.item()
+        what = f"{self.refusal}: in {found.name}, plain softmax"
+        proof.compare(what, context[sighted], own[sighted], rounding)
 
 
 def choose(adaptation: Adaptation, found: Collection[Found]) -> Adaptation:
@@ -156,8 +208,9 @@ def install(adaptation: Adaptation, found: Collection[Found]) -> None:
     for name, members in cascades.items():
         cascade = Cascade(name)
         for layer, one in enumerate(members):
-            own_options = {"layer": layer, "scale": one.scale, **adaptation.options}
-            mechanism = attention(adaptation.attention, heads=one.heads, head_dim=one.head_dim, **own_options)
+            sizes = {"heads": one.heads, "head_dim": one.head_dim}
+            mechanism = attention(adaptation.attention, **sizes, layer=layer, **adaptation.options)
+            mechanism.scale *= one.scale / one.head_dim**-0.5  # as the model scales otherwise than 1/√d, if it does
             made.append((one, mechanism, Place(one.name, one.kind, cascade, layer)))
     for one, mechanism, place in made:  # only when all could be made
         one.module.attnlab = mechanism.to(one.device, one.dtype).train(one.module.training)
@@ -170,7 +223,13 @@ def restore(model: nn.Module, folder: Path) -> None:
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
             for name in missing.keys() & set(file.keys()):
-                missing.pop(name).copy_(file.get_tensor(name))
+                ours, saved = missing.pop(name), file.get_tensor(name)
+                if ours.shape != saved.shape:
+                    raise ValueError(
+                        f"{path} has {name} of shape {tuple(saved.shape)}, and the options in {FILE} "
+                        f"make it {tuple(ours.shape)}: they do not belong together"
+                    )
+                ours.copy_(saved)
     if missing:
         raise ValueError(f"{folder} has an {FILE}, but its weights lack {', '.join(sorted(missing))}")
 

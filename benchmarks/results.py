@@ -1,0 +1,87 @@
+"""docs/results.md from results/*.json: no number in it is typed by hand.
+
+python benchmarks/results.py
+"""
+
+import json
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def page() -> str:
+    parts = [
+        "# Results",
+        "Made by `python benchmarks/results.py` from `results/`; each table says what measures it again.",
+    ]
+    parts += [mechanisms(path) for path in sorted((ROOT / "results" / "mechanisms").glob("*.json"))]
+    training = ROOT / "results" / "training" / "gpu.json"
+    parts += [training_steps(training)] if training.exists() else []
+    return "\n\n".join(parts) + "\n"
+
+
+def mechanisms(path: Path) -> str:
+    """Forward and backward against torch's attention; on a GPU the time on the device, else the eager one."""
+    about, rows = read(path)
+    clock = "device_ms" if path.stem == "gpu" else "eager_ms"
+    command = f"`python benchmarks/mechanisms.py --device {path.stem}`"
+    title = f"## Mechanisms on {about['hardware']}\n\n{command}. {where(about)}"
+    note = (
+        "Forward and backward, causal. × is against torch's fused attention with its fastest backend, in the same run. "
+        "Mechanisms without a fused form are timed by their definition."
+    )
+    cases = list(dict.fromkeys((tuple(r["shape"]), r.get("case", "")) for r in rows))
+    head = ["mechanism", *(f"b,h,n,d = {','.join(map(str, shape))} {case}" for shape, case in cases)]
+    table = [head, ["---"] + ["---:"] * len(cases)]
+    for name in dict.fromkeys(r["mechanism"] for r in rows):
+        cells = []
+        for shape, case in cases:
+            row = next(
+                (r for r in rows if r["mechanism"] == name and (tuple(r["shape"]), r.get("case", "")) == (shape, case)),
+                {},
+            )
+            shown = (
+                f"{row[clock]:.3g} ms, {row['times_sdpa']:.3g}×, {row['peak_mib']:.0f} MiB" if clock in row else None
+            )
+            cells.append(shown or ("not run" if "not_run" in row else "–"))
+        if any(cell != "–" for cell in cells):
+            table.append([name, *cells])
+    missing = sorted({f"{r['mechanism']}: {r['not_run']}" for r in rows if "not_run" in r})
+    return "\n\n".join([title, note, markdown(table), *(["Not run: " + "; ".join(missing) + "."] if missing else [])])
+
+
+def training_steps(path: Path) -> str:
+    about, rows = read(path)
+    title = f"## Training step on {about['hardware']}\n\n`python benchmarks/training.py`. {where(about)}"
+    note = (
+        "The iwslt14 model, forward, backward and update, against Hugging Face's Marian of that size in the same run."
+    )
+    table = [["model", "target tokens a step", "tokens/s", "× Marian", "step ÷ softmax step"], ["---"] + ["---:"] * 4]
+    for r in rows:
+        ratio = r.get("step_times_softmax")
+        cells = [
+            f"{r['tokens']:,}",
+            f"{r['tokens_per_second']:,.0f}",
+            f"{r['times_marian']:.2f}",
+            f"{ratio:.2f}" if ratio else "–",
+        ]
+        table.append([r["model"], *cells])
+    return "\n\n".join([title, note, markdown(table)])
+
+
+def read(path: Path) -> tuple[dict, list[dict]]:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return content["about"], content["rows"]
+
+
+def where(about: dict) -> str:
+    versions = f"torch {about['torch']}, Python {about['python']}"
+    return f"{versions}, commit {about['commit']}, seed {about['seed']}."
+
+
+def markdown(table: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(row) + " |" for row in table)
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "results.md").write_text(page(), encoding="utf-8")

