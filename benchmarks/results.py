@@ -4,6 +4,7 @@ python benchmarks/results.py
 """
 
 import json
+import statistics
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -15,8 +16,9 @@ def page() -> str:
         "Made by `python benchmarks/results.py` from `results/`; each table says what measures it again.",
     ]
     parts += [mechanisms(path) for path in sorted((ROOT / "results" / "mechanisms").glob("*.json"))]
-    training = ROOT / "results" / "training" / "gpu.json"
+    training, multi30k = (ROOT / "results" / name / "gpu.json" for name in ("training", "multi30k"))
     parts += [training_steps(training)] if training.exists() else []
+    parts += [translation(multi30k)] if multi30k.exists() else []
     return "\n\n".join(parts) + "\n"
 
 
@@ -67,6 +69,33 @@ def training_steps(path: Path) -> str:
         ]
         table.append([r["model"], *cells])
     return "\n\n".join([title, note, markdown(table)])
+
+
+def translation(path: Path) -> str:
+    about, rows = read(path)
+    title = f"## multi30k, German to English, on {about['hardware']}\n\n`python benchmarks/multi30k.py`. {where(about)}"
+    recipe = ", ".join(f"{key}={value}" for key, value in about["recipe"].items())
+    note = (
+        "Test part of 2016, raw cased text, beam 5, best validation loss. ± is a 95 % t-interval over the seeds; with "
+        f"fewer than three, the points alone. {rows[0]['signature']}. Recipe: {recipe}."
+    )
+    table = [["attention", "parameters", "BLEU", "test perplexity", "tokens/s in training"], ["---"] + ["---:"] * 4]
+    for name in dict.fromkeys(r["attention"] for r in rows):
+        own = [r for r in rows if r["attention"] == name]
+        bleu, perplexity = (
+            spread([r[key] for r in own], digits) for key, digits in (("bleu", 1), ("test_perplexity", 2))
+        )
+        table.append([name, f"{own[0]['parameters']:,}", bleu, perplexity, f"{own[0]['tokens_per_second']:,.0f}"])
+    return "\n\n".join([title, note, markdown(table), *([about["note"].capitalize() + "."] if "note" in about else [])])
+
+
+def spread(values: list[float], digits: int) -> str:
+    """The mean with its 95 % t-interval from three values on; else the values."""
+    if len(values) < 3:
+        return ", ".join(f"{x:.{digits}f}" for x in values)
+    t = {3: 4.303, 4: 3.182, 5: 2.776}[len(values)]
+    margin = t * statistics.stdev(values) / len(values) ** 0.5
+    return f"{statistics.mean(values):.{digits}f} ± {margin:.{digits}f}"
 
 
 def read(path: Path) -> tuple[dict, list[dict]]:

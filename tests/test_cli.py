@@ -88,3 +88,12 @@ def test_check_tells_by_its_status():
 
 def test_version():
     assert re.fullmatch(r"\d+\.\d+\.\d+\n", run("--version").output)
+
+
+@pytest.mark.slow
+def test_the_demo_as_make_runs_it(tmp_path):
+    """The README's number: all four copy new tokens with an accuracy of at least 0.99."""
+    result = run("demo", f"out={tmp_path}")
+    rows = [line.split() for line in result.output.splitlines() if line.split()[:1] and line.split()[0] in MECHANISMS]
+    assert len(rows) == 4
+    assert all(float(row[2]) >= 0.99 for row in rows), rows

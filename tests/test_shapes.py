@@ -1,4 +1,4 @@
-"""Any shape: grouped heads, fewer queries than keys, one of anything; mix equals weights times values, rows stand alone."""
+"""Any shape, grouped heads, fewer queries than keys: mix equals weights times values, and rows stand alone."""
 
 import pytest
 import torch
