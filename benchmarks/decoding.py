@@ -25,9 +25,9 @@ from attnlab.search import Rules
 SEED = 0
 BEAM = 5
 SIZES = {
-    "iwslt14": PRESETS["iwslt14"],
+    "iwslt14": replace(PRESETS["iwslt14"], target_vocabulary=None),  # one size of vocabulary, as Marian's search needs
     "tiny": replace(
-        PRESETS["iwslt14"], vocabulary=211, target_vocabulary=199, layers=2, width=32, heads=2, feed_forward=64
+        PRESETS["iwslt14"], vocabulary=211, target_vocabulary=None, layers=2, width=32, heads=2, feed_forward=64
     ),
 }
 PAD, BOS, EOS = 0, 1, 2
@@ -48,8 +48,6 @@ def marian(config, device, dtype):
     layers, heads, inner = config.layers, config.heads, config.feed_forward
     made = MarianConfig(
         vocab_size=config.vocabulary,
-        decoder_vocab_size=config.target_vocabulary,
-        share_encoder_decoder_embeddings=False,
         d_model=config.width,
         encoder_layers=layers,
         decoder_layers=layers,

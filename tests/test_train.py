@@ -387,3 +387,64 @@ def test_two_processes_do_what_one_does_with_twice_the_accumulation(tmp_path):
     losses = [[row["loss"] for row in RunFolder(tmp_path / out).metrics() if "loss" in row] for out in ("two", "one")]
     assert len(losses[0]) == 20
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_a_tracker_that_is_not_installed_is_said(tmp_path):
+    done = run("train", "synthetic", *LEXICON, "steps=2", "logging=wandb", "device=cpu", f"out={tmp_path}")
+    assert done.returncode == 2
+    assert "logging=wandb, but it is not installed: pip install wandb" in done.stderr
+
+
+def test_a_tracker_is_given_every_measurement(tmp_path, monkeypatch):
+    from accelerate import Accelerator
+
+    from attnlab import runs
+
+    told = []
+    monkeypatch.setattr(runs, "find_spec", lambda name: object())
+    monkeypatch.setattr(Accelerator, "__init__", tracked(Accelerator.__init__))
+    monkeypatch.setattr(Accelerator, "init_trackers", lambda self, name, config: told.append(config))
+    monkeypatch.setattr(Accelerator, "log", lambda self, values, step: told.append((step, values["loss"])))
+    recipe = resolved("synthetic", dict(word.split("=") for word in LEXICON) | {"steps": "4", "logging": "tensorboard"})
+    monkeypatch.setattr("attnlab.train.evaluate", lambda *a: {"valid_loss": 1.0, "loss": 1.0})
+    runs.start(recipe, out=str(tmp_path), device="cpu", report=lambda values: None, note=print)
+    assert told[0]["training.steps"] == 4
+    assert [step for step, _ in told[1:]] == [4, 4]
+
+
+def tracked(init):
+    return lambda self, **options: init(self, **options | {"log_with": None})
+
+
+def test_evaluate_and_translate(tmp_path):
+    trained(tmp_path / "r", "steps=5", "attention=coda")
+    done = run("evaluate", str(tmp_path / "r"), "bootstrap=20", "beam=2", "eval_samples=2", "device=cpu")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "r/evaluation-test.json").read_text())
+    assert {score["name"] for score in found["text"]} == {"BLEU", "chrF2", "compound-split BLEU"}
+    assert found["bound_perplexity"] >= found["perplexity"]
+    assert len(found["translations"]) == 50
+    lines = "biki nigeba\n\nnurabu\n"
+    done = run("translate", str(tmp_path / "r"), "beam=2", "device=cpu", input=lines)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.split("\n")) == 4
+    assert done.stdout.split("\n")[1] == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["evaluate", "nowhere"], "is not a run: it has no config.json"),
+        (["translate", "RUN", "baem=3"], "unknown key 'baem' .did you mean 'beam'"),
+        (["evaluate", "RUN", "part=tset"], "no part 'tset' .did you mean 'test'"),
+        (["evaluate", "RUN", "weights=often"], "weights=often: expected best, last"),
+        (["evaluate", "RUN", "weights=9"], "keeps 0 checkpoints, fewer than the 9 to average"),
+        (["evaluate", "RUN", "eval_samples=2"], "no attention of this model has noise"),
+    ],
+)
+def test_what_is_wrong_with_an_evaluation_is_one_line(words, message, tmp_path):
+    trained(tmp_path, "steps=2")
+    done = run(*(str(tmp_path) if word == "RUN" else word for word in words), "device=cpu", input="")
+    assert done.returncode == 2, done.stdout
+    assert re.search(message, done.stderr)
+    assert done.stderr.count("\n") == 1

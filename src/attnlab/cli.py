@@ -46,11 +46,13 @@ def version(show: Annotated[bool, typer.Option("--version", help="Print the vers
 
 @app.command("list")
 def list_everything() -> None:
-    """What exists: mechanisms with their options, and model presets."""
+    """What exists: mechanisms with their options, model presets, tasks and data sets."""
     import inspect
 
     from attnlab.mechanisms import MECHANISMS, option_types
     from attnlab.models.presets import PRESETS
+    from attnlab.tasks import TASKS
+    from attnlab.tasks.sources import SETS
 
     everyone = set(option_types("softmax"))
     rows = []
@@ -62,6 +64,8 @@ def list_everything() -> None:
     _print("mechanisms (every one also takes layer, scale, dropout)", ["attention=", "what it is", "options"], rows)
     sizes = [[name, c.model, c.layers, c.width, c.heads, c.vocabulary] for name, c in PRESETS.items()]
     _print("model presets", ["model", "what it is", "layers", "width", "heads", "words"], sizes)
+    sets = [[s.name, s.task, s.licence] for s in SETS.values()]
+    _print(f"tasks: {', '.join(TASKS)}; data sets", ["data=", "task", "licence"], sets)
 
 
 @app.command()
@@ -295,3 +299,7 @@ def _print(title: str, columns: list[str], rows: list[list[Any]]) -> None:
         table.add_row(*(str(cell) for cell in row))
     Console(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else 140).print(table)
     print()
+
+
+if __name__ == "__main__":
+    main()

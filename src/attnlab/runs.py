@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,19 @@ def start(
     """Train a recipe, or go on with it where its folder stands."""
     from accelerate import Accelerator
 
-    accelerator = Accelerator(cpu=_on_cpu(device))
     folder = RunFolder(Path(out) if out else ROOT / recipe.name())
+    tracker = None if recipe.training.logging == "none" else recipe.training.logging
+    if tracker and find_spec(tracker) is None:
+        raise ValueError(f"logging={tracker}, but it is not installed: pip install {tracker}, or say logging=none")
+    accelerator = Accelerator(cpu=_on_cpu(device), log_with=tracker, project_dir=str(folder.path))
+    if tracker:
+        accelerator.init_trackers("attnlab", config=_flat(recipe.values()))
+
+    def told(values: dict[str, Any]) -> None:
+        report(values)
+        if tracker:
+            accelerator.log(values, step=values["step"])
+
     with folder.locked() if accelerator.is_main_process else nullcontext():
         if accelerator.is_main_process:
             folder.claim(recipe.values())
@@ -57,7 +69,7 @@ def start(
             note(line)
         if accelerator.is_main_process:
             write_text(folder.path / "model.json", json.dumps(asdict(fitted), indent=1) + "\n")
-        return folder, train(task, build(fitted), recipe.training, folder, accelerator, report)
+        return folder, train(task, build(fitted), recipe.training, folder, accelerator, told)
 
 
 def open_run(path: str | Path, *, device: str = "auto", weights: str | None = None) -> Run:
@@ -97,6 +109,15 @@ def listed(root: Path = ROOT) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested values under names with dots, as text where a tracker takes no other."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        inner = _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        flat |= {name: x if isinstance(x, int | float | str | bool) else str(x) for name, x in inner.items()}
+    return flat
 
 
 def chosen_device(name: str) -> torch.device:

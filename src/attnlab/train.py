@@ -59,6 +59,7 @@ class TrainConfig:
     keep_last: int = 0  # weights kept at the last so many checkpoints, for averaging
     patience: int | None = None  # stop after so many evaluations without a better one
     log_every: int = 50
+    logging: Literal["none", "tensorboard", "wandb"] = "none"  # a tracker beside metrics.jsonl, if it is installed
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on a GPU
     capture: Literal["auto", "yes", "no"] = "auto"  # CUDA graphs; auto: on one GPU
     rungs: int = 8  # widths that batches are padded to where they are captured
