@@ -468,6 +468,20 @@ def test_a_copy_is_a_model_of_its_own():
     assert torch.equal(output(model, batch), before)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "marian"])
+def test_a_pickled_model_is_the_same(name, tmp_path):
+    model = pretrained.adapt(getattr(tiny_models, name)(), "coda")
+    shake(model)
+    torch.save(model, tmp_path / "model.pt")
+    again, batch = torch.load(tmp_path / "model.pt", weights_only=False), tiny_models.padded_batch(model)
+    assert torch.equal(output(again, batch), output(model, batch))
+    shake(again)  # it saves itself, not the model it came from
+    again.save_pretrained(tmp_path / "saved")
+    assert torch.equal(output(attnlab.load(tmp_path / "saved"), batch), output(again, batch))
+    with pytest.raises(ValueError, match="a part of an adapted model"):
+        again.base_model.save_pretrained(tmp_path / "part")
+
+
 MINE = """
 import attnlab
 from attnlab.mechanisms import Softmax
@@ -492,6 +506,9 @@ def test_a_mechanism_of_ones_own(tmp_path):
     batch = tiny_models.padded_batch(model)
     assert torch.equal(output(again, batch), output(model, batch))
     assert attnlab.record(model, batch).meta["mechanism"] == name
+    with pytest.raises(ValueError, match="allow_code=True allows it"):
+        attnlab.record(tmp_path / "saved", batch)
+    assert attnlab.record(tmp_path / "saved", batch, allow_code=True).meta["mechanism"] == name
 
 
 def test_a_class_is_saved_by_its_name_or_its_file(tmp_path):
@@ -519,6 +536,15 @@ def test_weights_that_lack_the_mechanisms_are_refused(tmp_path):
     (tmp_path / "attnlab.json").write_text(json.dumps(about | {"format": "attnlab-adapted-9"}))
     with pytest.raises(ValueError, match="is of format 'attnlab-adapted-9'"):
         attnlab.load(tmp_path)
+
+
+@pytest.mark.parametrize("broken", ["", "{", "[]", "{}", '{"format": "attnlab-adapted-1", "options": {}}'])
+def test_a_broken_description_is_named(broken, tmp_path):
+    tiny_models.bert().save_pretrained(tmp_path)
+    (tmp_path / "attnlab.json").write_text(broken)
+    for attempt in (attnlab.load, lambda folder: attnlab.record(folder, "the cat")):
+        with pytest.raises(ValueError, match=r"attnlab\.json is not as save_pretrained wrote it \(.*save the adapted"):
+            attempt(tmp_path)
 
 
 def test_parameters_of_another_shape_are_refused(tmp_path):
@@ -577,6 +603,8 @@ def test_the_examples_in_the_docs_run(tmp_path, monkeypatch):
         ("bert", "dagpam", {"inital": 0.0}, "did you mean 'initial'"),
         ("bert", "softmax", {"scale": 1.0}, "scale: in an adapted model these come from the model"),
         ("bert", "softmax", {"kinds": ["self"]}, "no kind of attention is called 'self'"),
+        ("bert", "softmax", {"kinds": ["encoder"]}, r"called 'encoder' \(did you mean 'encoder-self'\?\)"),
+        ("bert", "softmax", {"kinds": ()}, "kinds is empty: name some of encoder-self, decoder-self, cross"),
         ("bert", "softmax", {"kinds": ["cross"]}, "no cross attention; it has encoder-self"),
         ("bert", "dagpam", {"initial": torch.ones(2)}, "could not be saved"),
         ("t5", "shaped", {}, r"say kinds=\('encoder-self', 'decoder-self'\)"),

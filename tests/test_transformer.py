@@ -447,6 +447,45 @@ def test_tokens_of_a_wrong_shape_or_type(wrong):
         made(LM)(wrong)
 
 
+@pytest.mark.parametrize("wrong", [-1, 23])
+def test_tokens_outside_the_vocabulary(wrong):
+    words = torch.tensor([[3, 5, wrong]])
+    adaptive, translator = made(LM, width=48, adaptive_cutoffs=(5, 11)), made(TRANSLATOR, target_vocabulary=23)
+    lm = made(LM)
+    for attempt in (
+        lambda: lm(words),
+        lambda: lm.step(words, lm.start()),
+        lambda: adaptive(words),
+        lambda: made(CLASSIFIER)(words),
+        lambda: translator(words, words[:, :2]),
+        lambda: translator(words[:, :2], words),
+        lambda: translator.start(words),
+        lambda: translator.step(words, translator.start(words[:, :2])),
+    ):
+        with pytest.raises(ValueError, match=f"^{wrong} is no token of a vocabulary of 23: 0 to 22 are"):
+            attempt()
+
+
+@pytest.mark.parametrize("config", [LM, CLASSIFIER])
+@pytest.mark.parametrize("wrong", [torch.ones(2, 5).bool(), torch.ones(1, 7).bool(), torch.ones(2, 7)])
+def test_a_mask_of_a_wrong_shape_or_type_is_reported_as_given(config, wrong):
+    given = rf"the tokens, \(2, 7\), not {wrong.dtype} \({len(wrong)}, {wrong.shape[1]}\)"
+    with pytest.raises(ValueError, match=given):
+        made(config)(tokens(2, 7), wrong)
+
+
+@pytest.mark.parametrize("static", [0, -3])
+def test_a_static_cache_holds_something(static):
+    for attempt in (lambda: made(LM).start(static=static), lambda: made(TRANSLATOR).start(tokens(2, 7), static=static)):
+        with pytest.raises(ValueError, match=f"at least 1 token, not {static}"):
+            attempt()
+
+
+def test_a_preset_is_built_from_its_configuration():
+    with pytest.raises(TypeError, match=r"takes a TransformerConfig, not 'tiny': PRESETS in attnlab\.models\.presets"):
+        build("tiny")
+
+
 @pytest.mark.parametrize("page", ["transformer.md", "record.md"])
 def test_the_examples_in_the_docs_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -235,7 +235,7 @@ def test_training_mode_is_refused():
 
 def test_an_error_leaves_no_hook():
     model = made(LM, "coda")
-    with pytest.raises(IndexError):
+    with pytest.raises(ValueError, match="23 is no token"):
         record(model, torch.full((2, 3), 23), noise=5)
     assert hooks(model) == 0
     assert all(m.sample_seed is None for m in model.modules() if isinstance(m, Mechanism))
@@ -249,6 +249,39 @@ def test_foreign_models_batches_and_options_are_refused():
         record(made(LM), "some text")
     with pytest.raises(TypeError, match="lazy: only for Hugging Face models; LanguageModel is not one"):
         record(made(LM), padded(), lazy=True)
+
+
+@pytest.mark.parametrize(
+    ("config", "batch", "message"),
+    [
+        (LM, [], r"of a LanguageModel is tokens, mask: missing a required argument: 'tokens'"),
+        (LM, [padded()] * 3, r"of a LanguageModel is tokens, mask: too many positional arguments"),
+        (LM, {"input_ids": padded()}, r"is tokens, mask: .*'"),
+        (TRANSLATOR, padded(), r"of a Translator is source, target: missing a required argument: 'target'"),
+        (LM, [[3, 5, 7]], "tokens must be a tensor, not a list"),
+    ],
+)
+def test_batches_that_the_model_does_not_take(config, batch, message):
+    model = made(config)
+    with pytest.raises(TypeError, match=message):
+        record(model, batch)
+    assert hooks(model) == 0
+
+
+@pytest.mark.parametrize("noise", ["5", 5.0])
+def test_a_noise_seed_is_a_whole_number(noise):
+    with pytest.raises(TypeError, match=f"noise= is a seed, a whole number, not {noise!r}"):
+        record(made(LM, "coda"), padded(), noise=noise)
+
+
+def test_a_wrapper_of_ones_own_is_told_which_model_to_give():
+    class Wrapper(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale, self.inner = nn.Linear(2, 3), made(LM)
+
+    with pytest.raises(TypeError, match=r"cannot record a Wrapper: .*; give the model inside it, its 'inner'"):
+        record(Wrapper(), padded())
 
 
 def test_hugging_face_models_are_passed_on(monkeypatch):

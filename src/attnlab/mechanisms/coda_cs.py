@@ -1,6 +1,8 @@
 """CODA without the cascade (Zheng et al. 2021, §5.4, model ii): each head's logits are a latent variable, layers apart.
 
 Z = S + ε,  ε ~ N(0, I) in training       Z = S at evaluation       P = softmax(Z)
+
+What the noise does by itself; nothing is handed on.
 """
 
 from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax

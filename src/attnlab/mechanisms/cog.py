@@ -1,6 +1,8 @@
 """Cog attention (Lv et al. 2024): the sign of each logit is taken out of the softmax and put on its weight.
 
-weights = sign(S) ⊙ softmax(|S|)        Σ_j |weights| = 1
+    weights = sign(S) ⊙ softmax(|S|)        Σ_j |weights| = 1
+
+The row sum varies; a row of equal signs is softmax, or minus it.
 """
 
 from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax

@@ -75,7 +75,7 @@ class DaGPAM(Mechanism):
 
     def mix(self, q, k, v, mask=None, carry=None, *, causal=False, at=None, bias=None):
         """One fused softmax attention with two query heads, Q⁺ and Q⁻, where there was one."""
-        self.visible(q, k, mask, at=at)
+        self.check(q, k, mask, at, v)
         kernel = self._kernel(q)
         both = kernel.stack(q, self.negative) if kernel else torch.stack([q, q.relu() @ self.negative], dim=2)
         if bias is not None and bias.dim() > 2 and bias.shape[-3] > 1:

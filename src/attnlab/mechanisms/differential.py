@@ -1,7 +1,9 @@
 """Differential attention (Ye et al. 2024): the difference of two softmax maps, each on half of the head.
 
-P = softmax(q₁k₁ᵀ/√(d/2)) − λ softmax(q₂k₂ᵀ/√(d/2))        λ = exp(λ_q1·λ_k1) − exp(λ_q2·λ_k2) + λ_init
-finish: (1 − λ_init) RMSNorm(each head)                      λ_init = 0.8 − 0.6 exp(−0.3 layer)
+    P = softmax(q₁k₁ᵀ/√(d/2)) − λ softmax(q₂k₂ᵀ/√(d/2))        λ = exp(λ_q1·λ_k1) − exp(λ_q2·λ_k2) + λ_init
+    finish: (1 − λ_init) RMSNorm(each head)                      λ_init = 0.8 − 0.6 exp(−0.3 layer)
+
+Rows sum to 1 − λ; the four λ vectors are shared by the heads of a layer.
 """
 
 import math

@@ -1,6 +1,8 @@
 """1.5-entmax (Peters, Niculae & Martins 2019): between softmax and sparsemax.
 
-weights = argmax_{p ∈ Δ} pᵀS + H_{1.5}(p) = [S/2 − τ]²₊,  τ such that they sum to 1
+    weights = argmax_{p ∈ Δ} pᵀS + H_{1.5}(p) = [S/2 − τ]²₊,  τ such that they sum to 1
+
+The projection itself is the package `entmax`'s.
 """
 
 from attnlab.mechanisms.mechanism import Mechanism, logits

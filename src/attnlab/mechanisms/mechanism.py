@@ -82,7 +82,7 @@ class Mechanism(nn.Module, ABC):
             raise TypeError(
                 f"{type(self).__name__}.weights must return (weights, carry), the carry None where there is none"
             )
-        check(q, k, mask, at, v)
+        self.check(q, k, mask, at, v)
         weights = F.dropout(made[0], self.dropout, self.training)
         return weights @ repeat_heads(v, self.heads), made[1]
 
@@ -108,10 +108,17 @@ class Mechanism(nn.Module, ABC):
         self, q: Tensor, k: Tensor, mask: Tensor | None = None, *, causal: bool = False, at: Tensor | None = None
     ) -> Tensor:
         """Where a query may look: 4-D, bool, broadcastable to (b,1,i,j). Refuses arguments that do not fit."""
+        self.check(q, k, mask, at)
+        return visible(q, k, mask, causal=causal, at=at)
+
+    def check(
+        self, q: Tensor, k: Tensor, mask: Tensor | None = None, at: Tensor | None = None, v: Tensor | None = None
+    ) -> None:
+        """Refuse arguments that do not fit this mechanism or one another, saying which and how."""
         if (q.shape[1:2], q.shape[-1:]) != ((self.heads,), (self.head_dim,)):
             made = f"{type(self).__name__} has {self.heads} heads of size {self.head_dim}"
             raise ValueError(f"{made}; q is {tuple(q.shape)}, expected (batch, {self.heads}, length, {self.head_dim})")
-        return visible(q, k, mask, causal=causal, at=at)
+        check(q, k, mask, at, v)
 
     def previous(self, carry: Tensor, z: Tensor, seen: Tensor) -> Tensor:
         """A carry as it may be read: 0 where hidden. Refuses one that does not fit, or that comes to layer 0."""
@@ -150,7 +157,6 @@ def visible(
     q: Tensor, k: Tensor, mask: Tensor | None = None, *, causal: bool = False, at: Tensor | None = None
 ) -> Tensor:
     """Where any query with any key may look, (b|1,1,i|1,j) bool."""
-    check(q, k, mask, at)
     if mask is None:
         seen = torch.ones(1, 1, 1, k.shape[2], dtype=torch.bool, device=q.device)
     else:

@@ -1,6 +1,8 @@
 """Scaled dot-product attention (Vaswani et al. 2017, §3.2.1).
 
-S = q kᵀ / √d        P = softmax(S)
+    S = q kᵀ / √d        P = softmax(S)
+
+`mix` is torch's `scaled_dot_product_attention`.
 """
 
 from typing import Any
@@ -9,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnlab.mechanisms.mechanism import Mechanism, check, logits, masked_softmax, repeat_heads, visible
+from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax, repeat_heads, visible
 
 
 class Softmax(Mechanism):
@@ -20,7 +22,7 @@ class Softmax(Mechanism):
         return masked_softmax(logits(q, k, self.scale, bias), seen), None
 
     def mix(self, q, k, v, mask=None, carry=None, *, causal=False, at=None, bias=None):
-        self.visible(q, k, mask, at=at)
+        self.check(q, k, mask, at, v)
         dropout = self.dropout if self.training else 0.0
         return fused(q, k, v, mask, causal=causal, at=at, bias=bias, scale=self.scale, dropout=dropout), None
 
@@ -42,7 +44,6 @@ def fused(
     No mask tensor is made where torch needs none: every key visible, or causal with as many queries as keys.
     A blind row is shown every key and its context erased, so that no backend ever meets a row of −∞.
     """
-    check(q, k, mask, at, v)
     if bias is not None and not bias.is_floating_point():
         raise TypeError(f"bias must be floating-point, not {bias.dtype}; for a mask use mask=")
     bias = None if bias is None else bias[(None,) * (4 - bias.dim())]

@@ -1,6 +1,8 @@
 """Sparsemax (Martins & Astudillo 2016): the Euclidean projection of the logits onto the simplex, so most weights are 0.
 
-weights = argmin_{p ∈ Δ} ‖p − S‖²
+    weights = argmin_{p ∈ Δ} ‖p − S‖²
+
+The projection itself is the package `entmax`'s.
 """
 
 from collections.abc import Callable

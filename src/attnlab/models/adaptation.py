@@ -17,6 +17,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from attnlab.config import nearest
 from attnlab.mechanisms import MECHANISMS, Mechanism, attention, check_options, find, own
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.models import dispatch, inputs, native, proof
@@ -52,11 +53,15 @@ class Adaptation:
             raise FileNotFoundError(
                 f"{folder} has no {FILE}: no adapted model was saved there (a plain one loads with from_pretrained)"
             )
-        about = json.loads((folder / FILE).read_text())
-        if about.get("format") != FORMAT:
-            raise ValueError(f"{folder / FILE} is of format {about.get('format')!r}; this version reads {FORMAT}")
-        options = {name: tuple(value) if isinstance(value, list) else value for name, value in about["options"].items()}
-        return cls(about["attention"], options, tuple(about["kinds"]))
+        try:
+            about = json.loads((folder / FILE).read_text())
+            if (form := about["format"]) == FORMAT:
+                options = {name: tuple(x) if isinstance(x, list) else x for name, x in about["options"].items()}
+                return cls(about["attention"], options, tuple(about["kinds"]))
+        except (ValueError, LookupError, AttributeError, TypeError) as error:
+            what = f"{folder / FILE} is not as save_pretrained wrote it ({type(error).__name__}: {error})"
+            raise ValueError(f"{what}; save the adapted model again") from None
+        raise ValueError(f"{folder / FILE} is of format {form!r}; this version reads {FORMAT}")
 
     @property
     def runs_code(self) -> bool:
@@ -75,9 +80,12 @@ def plan(name: str | type[Mechanism], options: Mapping[str, Any], kinds: Collect
         raise TypeError(f"an option of {name} could not be saved with the model: {error}") from None
     if isinstance(kinds, str):
         kinds = (kinds,)
+    if kinds is not None and not kinds:
+        raise ValueError(f"kinds is empty: name some of {', '.join(KINDS)}, or leave it out to adapt all")
     for asked in kinds or ():
         if asked not in KINDS:
-            raise ValueError(f"no kind of attention is called {asked!r}; there are {', '.join(KINDS)}")
+            close = nearest(str(asked), KINDS)
+            raise ValueError(f"no kind of attention is called {asked!r}{close}; there are {', '.join(KINDS)}")
     return Adaptation(_written(name) if isinstance(name, str) else kind, dict(options), tuple(kinds or ()))
 
 

@@ -1,6 +1,8 @@
 """Multi-head attention around one mechanism (Vaswani et al. 2017, §3.2.2).
 
-q = x W_q        k, v = y W_k, y W_v,  y = memory or x itself        output = concat_h mechanism(q, k, v) W_o + b_o
+    q = x W_q      k, v = y W_k, y W_v,  y = memory or x itself      output = concat_h mechanism(q, k, v) W_o + b_o
+
+The module does not know which mechanism it holds.
 """
 
 from torch import Tensor, nn

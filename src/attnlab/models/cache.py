@@ -56,6 +56,8 @@ class Growing(Cache):
 
 class Static(Cache):
     def __init__(self, limit: int, kept: KeysValues | None = None) -> None:
+        if limit < 1:
+            raise ValueError(f"a static cache holds at least 1 token, not {limit}; start(static=LENGTH) says how many")
         self.limit, self.kept = limit, kept
 
     def extend(self, project: Project, at: Tensor | None) -> KeysValues:

@@ -15,6 +15,7 @@ Embeddings and projections of input and output are the same. Band 0 is projected
 import math
 from abc import ABC, abstractmethod
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -97,7 +98,16 @@ class InputEmbedding(nn.Module):
         """Tokens (b,n) at positions start, start+1, … -> (b,n,e)."""
         if tokens.dim() != 2 or tokens.is_floating_point():
             raise ValueError(f"tokens must be whole numbers (batch, length), not {tokens.dtype} {tuple(tokens.shape)}")
-        x = self.scale * self.words(tokens)
+        try:
+            x = self.scale * self.words(tokens)
+        except IndexError:  # torch's word for it, on a CPU; nothing is read back where all goes well
+            words: Any = self.words
+            vocabulary = words.edges[-1] if isinstance(words, AdaptiveEmbedding) else len(words.weight)
+            wrong = tokens[(tokens < 0) | (tokens >= vocabulary)].tolist()
+            if not wrong:
+                raise
+            known = f"0 to {vocabulary - 1} are"
+            raise ValueError(f"{wrong[0]} is no token of a vocabulary of {vocabulary}: {known}") from None
         return self.dropout(x if self.positions is None else x + self.positions(x, start))
 
 

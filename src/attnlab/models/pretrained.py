@@ -12,13 +12,14 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from types import MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
@@ -50,6 +51,7 @@ def record(
     noise: int | None = None,
     max_length: int | None = None,
     allow_pickle: bool = False,
+    allow_code: bool = False,
     trust_remote_code: bool = False,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
@@ -65,10 +67,11 @@ def record(
     max_length  cut texts off after so many tokens
     """
     if isinstance(model, str | Path):
-        name, trust = os.path.expanduser(model), trust_remote_code
-        model = _load_model(name, allow_pickle=allow_pickle, trust_remote_code=trust, device=device, dtype=dtype)
+        name = os.path.expanduser(model)
+        how: dict[str, Any] = {"trust_remote_code": trust_remote_code, "device": device, "dtype": dtype}
+        model = open_model(name, allow_pickle=allow_pickle, allow_code=allow_code, **how)
         if tokenizer is None and not isinstance(text, Mapping):
-            tokenizer = _load_tokenizer(name, trust)
+            tokenizer = open_tokenizer(name, trust_remote_code)
     elif device is not None or dtype is not None:
         raise ValueError("device= and dtype= say how to load a model; this one is loaded: move it with model.to(…)")
     inside: PreTrainedModel = unwrapped(model)
@@ -76,13 +79,7 @@ def record(
     _check_recordable(inside)
     if lazy and dispatch.adaptation_of(inside) is not None:
         raise ValueError("lazy=True recomputes a model's own attention; this model was adapted: record it without lazy")
-    if isinstance(text, Mapping):
-        batch = inputs.check_tensors(inside, text)
-    elif tokenizer is None:
-        raise ValueError("text needs a tokenizer=, or give the model's inputs as a mapping of tensors")
-    else:
-        batch = inputs.encode(inside, tokenizer, text, target, max_length)
-    inputs.check_positions(inside, batch)
+    batch = inputs.read(inside, tokenizer, text, target, max_length)
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):  # hooks never fire in compiled code
         if lazy not in _proved.setdefault(inside, set()):
             proof.prove(inside, inputs.sample(inside, batch, None if isinstance(text, Mapping) else tokenizer), lazy)
@@ -124,7 +121,7 @@ def load(
     folder = Path(folder).expanduser()
     saved = Adaptation.read(folder)
     if saved.runs_code and not allow_code:
-        raise ValueError(f"loading {folder} would run {saved.label}: attnlab.load(folder, allow_code=True) allows it")
+        raise ValueError(f"loading {folder} would run {saved.label}: allow_code=True allows it")
     how: dict[str, Any] = {"trust_remote_code": trust_remote_code, "device": device, "dtype": dtype}
     model, _ = _load_plain(str(folder), allow_pickle=False, **how)
     _check_model(model)
@@ -141,7 +138,7 @@ def _replace_attention(model: PreTrainedModel, wanted: Adaptation, *, prove: boo
     carries = any(isinstance(module, Mechanism) and module.carries for module in model.modules())
     for part in dispatch.parts(model):
         part.register_forward_pre_hook(dispatch.guard, with_kwargs=True)
-        part.save_pretrained = MethodType(_save if part is model else _save_part, part)
+        part.save_pretrained = partial(_save if part is model else _save_part, part)  # can be pickled
         if carries:
             part.register_forward_pre_hook(cascade.begin)
             part.register_forward_hook(cascade.end, always_call=True)
@@ -169,10 +166,10 @@ def _save_part(part: PreTrainedModel, *_arguments: Any, **_options: Any) -> None
     )
 
 
-def _load_model(name: str, *, allow_pickle: bool, **how: Any) -> PreTrainedModel:
+def open_model(name: str, *, allow_pickle: bool, allow_code: bool, **how: Any) -> PreTrainedModel:
     """A model by id or folder, adapted if it was saved so."""
     if (Path(name) / adaptation.FILE).is_file():
-        return load(name, **how)
+        return load(name, allow_code=allow_code, **how)
     model, unexpected = _load_plain(name, allow_pickle=allow_pickle, **how)
     if any(".attnlab." in key for key in unexpected):
         raise ValueError(f"{name} was adapted, but its {adaptation.FILE} is missing: attnlab.load a folder that has it")
@@ -194,8 +191,12 @@ def _load_plain(
     try:
         with _quietly():
             model, about = kind.from_pretrained(name, config=config, output_loading_info=True, **how)
-    except OSError as error:
-        if allow_pickle or "connect" in str(error):
+    except (OSError, SafetensorError) as error:
+        folder = Path(name)
+        pickled, safe = (any(folder.glob(files)) for files in ("pytorch_model*.bin", "*.safetensors"))
+        if folder.is_dir() and not pickled and not safe:
+            raise ValueError(f"{name} has a config.json but no weights: no .safetensors file is there") from None
+        if allow_pickle or safe or "connect" in str(error):
             raise OSError(f"the weights of {name} cannot be loaded: {_first_line(error)}") from None
         raise ValueError(
             f"{name} has no safetensors weights, and pickled ones can run code when they are read: "
@@ -218,12 +219,14 @@ def _load_config(name: str, trust_remote_code: bool) -> Any:
         raise FileNotFoundError(f"there is no model at {name}")
     try:
         return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         if "trust_remote_code" in str(error):
             flag = "--trust-remote-code (trust_remote_code=True)"
             raise ValueError(f"{name} brings its own code, which is not run by default: {flag} runs it") from None
         raise ValueError(f"transformers {transformers.__version__} cannot read {name}: {_first_line(error)}") from None
     except OSError as error:
+        if path.is_dir():
+            raise ValueError(f"the config.json of {name} cannot be read: {_first_line(error)}") from None
         if "connect" in str(error) or "offline" in str(error):
             raise FileNotFoundError(
                 f"{name} is no folder here and not in the local cache, and the Hugging Face hub cannot be reached: "
@@ -232,7 +235,8 @@ def _load_config(name: str, trust_remote_code: bool) -> Any:
         raise FileNotFoundError(f"there is no model {name}, neither here nor on the Hugging Face hub") from None
 
 
-def _load_tokenizer(name: str, trust_remote_code: bool) -> Any:
+def open_tokenizer(name: str, trust_remote_code: bool) -> Any:
+    """The tokenizer that comes with a model."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, TypeError, KeyError, ImportError) as error:

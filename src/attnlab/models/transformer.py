@@ -147,7 +147,7 @@ class LanguageModel(Transformer):
         return self.readout(self.hidden(tokens, mask))
 
     def hidden(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        return self.decoder(tokens, mask=_key_mask(mask))
+        return self.decoder(tokens, mask=_key_mask(mask, tokens))
 
     def sequences(self, tokens: Tensor, mask: Tensor | None = None) -> dict[str, tuple[Tensor, Tensor]]:
         return {"target": (tokens, tokens != self.padding if mask is None else mask)}
@@ -158,7 +158,10 @@ class LanguageModel(Transformer):
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: Decoding) -> Tensor:
-        """Logits (b,n,vocabulary) of the next n tokens (b,n), as the full pass would give them; moves the state on."""
+        """Logits (b,n,vocabulary) of the next n tokens (b,n), as the full pass would give them; moves the state on.
+
+        Call model.eval() before: in training mode dropout and noise fall on each step, as they do on the full pass.
+        """
         return self.readout(self.decoder(tokens, state=state))
 
 
@@ -174,8 +177,8 @@ class Translator(Transformer):
         return self.readout(self.hidden(source, target))
 
     def hidden(self, source: Tensor, target: Tensor) -> Tensor:
-        mask = _key_mask(source != self.padding)
-        return self.decoder(target, self.encoder(source, mask=mask), memory_mask=mask)
+        memory, mask = self._encoded(source)
+        return self.decoder(target, memory, memory_mask=mask)
 
     def sequences(self, source: Tensor, target: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         return {"source": (source, source != self.padding), "target": (target, target != self.padding)}
@@ -183,13 +186,20 @@ class Translator(Transformer):
     @torch.no_grad()
     def start(self, source: Tensor, *, static: int | None = None) -> Decoding:
         """Encode the source and begin decoding; static: allocate caches for so many target tokens at once."""
-        mask = _key_mask(source != self.padding)
-        return self.decoder.start(self.encoder(source, mask=mask), mask, static=static)
+        return self.decoder.start(*self._encoded(source), static=static)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: Decoding) -> Tensor:
-        """Logits (b,n,vocabulary) after the next n target tokens (b,n); moves the state on."""
+        """Logits (b,n,vocabulary) after the next n target tokens (b,n); moves the state on.
+
+        Call model.eval() before, as for a language model.
+        """
         return self.readout(self.decoder(tokens, memory_mask=state.memory_mask, state=state))
+
+    def _encoded(self, source: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The memory (b,j,e) and its mask (b,1,1,j)."""
+        mask = _key_mask(source != self.padding, source)
+        return self.encoder(source, mask=mask), mask
 
 
 class Classifier(Transformer):
@@ -205,7 +215,7 @@ class Classifier(Transformer):
 
     def hidden(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         real = tokens != self.padding if mask is None else mask
-        x = self.encoder(tokens, mask=_key_mask(real))
+        x = self.encoder(tokens, mask=_key_mask(real, tokens))
         if self.pool == "first":
             return x[:, 0]
         kept = real.unsqueeze(-1)  # (b,n,1)
@@ -217,6 +227,8 @@ class Classifier(Transformer):
 
 def build(config: TransformerConfig) -> Transformer:
     """The model of a configuration, initialised."""
+    if not isinstance(config, TransformerConfig):
+        raise TypeError(f"build takes a TransformerConfig, not {config!r}: PRESETS in attnlab.models.presets has some")
     words = _words(config, config.vocabulary)
     if config.model == "classifier":
         linear = nn.Linear(config.width, config.classes)
@@ -289,5 +301,11 @@ def _final_norm(config: TransformerConfig) -> nn.Module | None:
     return nn.LayerNorm(config.width) if config.final_norm else None
 
 
-def _key_mask(real: Tensor | None) -> Tensor | None:
-    return None if real is None else real[:, None, None, :]  # (b,j) -> (b,1,1,j)
+def _key_mask(real: Tensor | None, tokens: Tensor) -> Tensor | None:
+    """(b,j) -> (b,1,1,j)."""
+    if real is None:
+        return None
+    if real.shape != tokens.shape or real.dtype != torch.bool:
+        given = f"{real.dtype} {tuple(real.shape)}"
+        raise ValueError(f"mask must be bool and of the shape of the tokens, {tuple(tokens.shape)}, not {given}")
+    return real[:, None, None, :]

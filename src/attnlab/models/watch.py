@@ -5,6 +5,7 @@ sees what went in and came out; one on the readout sees the hidden vectors. The 
 trace.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -37,7 +38,7 @@ def record(model: nn.Module | str | Path, batch: Any, *, noise: int | None = Non
         raise TypeError(f"{', '.join(options)}: only for Hugging Face models; {type(inner).__name__} is not one")
     if any(module.training for module in inner.modules()):
         raise ValueError(f"this {type(inner).__name__} is in training mode; call model.eval() before recording it")
-    positional, named = _arguments(batch)
+    positional, named = _arguments(inner, batch)
     eagerly = torch.compiler.set_stance("force_eager")  # hooks on compiled code never fire
     with _watching(inner) as (layers, readout), sampling(inner, noise), torch.no_grad(), eagerly:
         inner(*positional, **named)
@@ -58,7 +59,7 @@ def unwrapped(model: nn.Module) -> Any:
         if not isinstance(inner, nn.Module):
             raise TypeError(
                 f"cannot record a {type(model).__name__}: it is neither a model made by attnlab's build "
-                "(attnlab.models.transformer) nor a Hugging Face model, its id or its path"
+                f"(attnlab.models.transformer) nor a Hugging Face model, its id or its path{_hint(model)}"
             )
         inner = getattr(inner, "_orig_mod", getattr(inner, "module", None))
     return inner
@@ -68,6 +69,8 @@ def sampling(model: nn.Module, seed: int | None) -> AbstractContextManager[None]
     """Within, a model with a stochastic mechanism draws its noise from this seed; None leaves it as it is."""
     if seed is None:
         return nullcontext()
+    if not isinstance(seed, int):
+        raise TypeError(f"noise= is a seed, a whole number, not {seed!r}")
     if not any(isinstance(module, Mechanism) and module.stochastic for module in model.modules()):
         kinds = _mechanisms(model) or type(model).__name__
         raise ValueError(f"noise={seed} was asked for, but {kinds} draws none; leave noise out")
@@ -128,14 +131,31 @@ def _listener(name: str, layers: list[Layer], masks: dict) -> tuple[Callable, Ca
     return hear, make
 
 
-def _arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(model: Transformer, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What forward is called with; refuses what it does not take."""
     if isinstance(batch, Tensor):
-        return (batch,), {}
-    if isinstance(batch, Mapping):
-        return (), dict(batch)
-    if isinstance(batch, tuple | list):
-        return tuple(batch), {}
-    raise TypeError(f"a batch is a tensor, a tuple or a mapping of what the model takes, not a {type(batch).__name__}")
+        batch = (batch,)
+    if not isinstance(batch, Mapping | tuple | list):
+        kind = type(batch).__name__
+        raise TypeError(f"a batch is a tensor, a tuple or a mapping of what the model takes, not a {kind}")
+    positional, named = ((), dict(batch)) if isinstance(batch, Mapping) else (tuple(batch), {})
+    signature = inspect.signature(model.forward)
+    try:
+        given = signature.bind(*positional, **named).arguments
+    except TypeError as error:
+        takes = ", ".join(signature.parameters)
+        raise TypeError(f"the batch of a {type(model).__name__} is {takes}: {error}") from None
+    for name, value in given.items():
+        if not isinstance(value, Tensor | None):
+            raise TypeError(f"{name} must be a tensor, not a {type(value).__name__}")
+    return positional, named
+
+
+def _hint(model: Any) -> str:
+    """Which part of a foreign module could be recorded, if there is one."""
+    parts = model.named_modules() if isinstance(model, nn.Module) else ()
+    found = next((name for name, part in parts if isinstance(part, Transformer) or _is_transformers(part)), None)
+    return "" if found is None else f"; give the model inside it, its {found!r}"
 
 
 def _mechanisms(model: nn.Module) -> str:
