@@ -1,30 +1,15 @@
 """Step by step equals the full pass: every mechanism, both caches, padded sources, chunks of any size."""
 
-from dataclasses import replace
-
 import pytest
 import torch
+from small_models import LM, TRANSLATOR, every_mechanism, made
 
 from attnlab.mechanisms import MECHANISMS
 from attnlab.mechanisms.noise import sampled
 from attnlab.models.cache import Static
-from attnlab.models.transformer import Transformer, TransformerConfig, build
 
-SMALL = {"vocabulary": 23, "layers": 2, "width": 12, "heads": 3, "feed_forward": 13}
-LM = TransformerConfig(model="language-model", **SMALL)
-TRANSLATOR = TransformerConfig(model="translator", target_vocabulary=19, **SMALL)
-every_mechanism = pytest.mark.parametrize("name", MECHANISMS)
 both_caches = pytest.mark.parametrize("static", [None, 11], ids=["growing", "static"])
 close = {"rtol": 0.0, "atol": 1e-11}
-
-
-def made(config: TransformerConfig, name: str = "softmax", **changes) -> Transformer:
-    if config.model == "translator" and MECHANISMS[name].self_only:
-        changes |= {"cross_attention": "softmax"}
-    model = build(replace(config, attention=name, **changes)).double().eval()
-    for parameter in model.parameters():
-        parameter.data.add_(0.1 * torch.randn_like(parameter))
-    return model
 
 
 def padded_source() -> torch.Tensor:

@@ -266,8 +266,11 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
         r"stopped at step (\d+), nothing is lost; to go on: attnlab train synthetic data=lexicon", output
     )
     assert step_of(tmp_path) == int(stopped) < 4000
-    row = next(row for row in listed(tmp_path.parent) if row["run"] == tmp_path.name)
-    assert row["state"] == "interrupted"
+    for name, content in (("other", "{}"), ("broken", "{")):  # somebody else's folders are passed over
+        (tmp_path.parent / f"{tmp_path.name}-{name}").mkdir()
+        (tmp_path.parent / f"{tmp_path.name}-{name}" / "config.json").write_text(content)
+    (row,) = [row for row in listed(tmp_path.parent) if row["run"].startswith(tmp_path.name)]
+    assert (row["run"], row["state"]) == (tmp_path.name, "interrupted")
 
 
 def test_another_configuration_does_not_overwrite_a_run(tmp_path):
@@ -448,3 +451,42 @@ def test_what_is_wrong_with_an_evaluation_is_one_line(words, message, tmp_path):
     assert done.returncode == 2, done.stdout
     assert re.search(message, done.stderr)
     assert done.stderr.count("\n") == 1
+
+
+def test_text_of_ones_own_is_translated_and_scored(tmp_path):
+    trained(tmp_path / "r", "steps=2")
+    (tmp_path / "a.txt").write_text("biki nigeba\nnurabu\n")
+    (tmp_path / "b.txt").write_text("jipy\nvyje\n")
+    done = run("evaluate", str(tmp_path / "r"), f"src={tmp_path / 'a.txt'}", f"tgt={tmp_path / 'b.txt'}", "bootstrap=5")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^sentences\s+2", done.stdout, re.MULTILINE)
+    done = run("evaluate", str(tmp_path / "r"), f"src={tmp_path / 'a.txt'}")
+    assert "src= and tgt= go together" in done.stderr
+
+
+def test_classification_starts_from_the_given_vectors(tmp_path):
+    (tmp_path / "a.csv").write_text("text,label\n" + "".join(f"good film {k},1\nbad film {k},0\n" for k in range(40)))
+    (tmp_path / "vectors.txt").write_text("good 1 2 3 4\nbad 4 3 2 1\n")
+    words = [
+        "train",
+        "classification",
+        f"data={tmp_path / 'a.csv'}",
+        f"embeddings={tmp_path / 'vectors.txt'}",
+        "heads=2",
+    ]
+    words += [
+        "layers=1",
+        "feed_forward=8",
+        "steps=1",
+        "lr=1e-12",
+        "batch_examples=16",
+        "device=cpu",
+        f"out={tmp_path / 'r'}",
+    ]
+    done = run(*words, "width=4")
+    assert done.returncode == 0, done.stderr
+    opened = open_run(tmp_path / "r", device="cpu")
+    row = opened.model.encoder.embedding.words.weight[opened.task.vocabulary.ids["good"]]
+    assert row.tolist() == pytest.approx([1, 2, 3, 4], abs=1e-4)
+    done = run(*[word for word in words if not word.startswith("out=")], "width=8", f"out={tmp_path / 'q'}")
+    assert "vectors of size 4, the model words of 8: say width=" in done.stderr

@@ -7,30 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_models import CLASSIFIER, LM, TRANSLATOR, every_mechanism, made
 from torch import nn
 from torch.nn import functional as F
 
 from attnlab.mechanisms import MECHANISMS, Mechanism, attention
 from attnlab.models.attention import MultiHead
 from attnlab.models.embedding import AdaptiveEmbedding, AdaptiveReadout, LinearReadout, Sinusoidal
-from attnlab.models.transformer import Transformer, TransformerConfig, build
+from attnlab.models.transformer import TransformerConfig, build
 
-SMALL = {"vocabulary": 23, "layers": 2, "width": 12, "heads": 3, "feed_forward": 13, "dropout": 0.0}
-LM = TransformerConfig(model="language-model", **SMALL)
-TRANSLATOR = TransformerConfig(model="translator", target_vocabulary=19, **SMALL)
-CLASSIFIER = TransformerConfig(model="classifier", classes=5, **SMALL)
-every_mechanism = pytest.mark.parametrize("name", MECHANISMS)
 close = {"rtol": 0.0, "atol": 1e-10}
-
-
-def made(config: TransformerConfig, name: str = "softmax", **changes) -> Transformer:
-    """A model in float64 and evaluation mode, every parameter shaken away from its special starting value."""
-    if config.model == "translator" and MECHANISMS[name].self_only:
-        changes |= {"cross_attention": "softmax"}
-    model = build(replace(config, attention=name, **changes)).double().eval()
-    for parameter in model.parameters():
-        parameter.data.add_(0.1 * torch.randn_like(parameter))
-    return model
 
 
 def tokens(batch: int, length: int, vocabulary: int = 19) -> torch.Tensor:

@@ -3,35 +3,21 @@
 import copy
 import sys
 import types
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from small_models import CLASSIFIER, LM, TRANSLATOR, every_mechanism, made
 from torch import nn
 
 import attnlab.models
 from attnlab.mechanisms import MECHANISMS, Mechanism
 from attnlab.mechanisms.mechanism import logits
 from attnlab.models.attention import MultiHead
-from attnlab.models.transformer import Transformer, TransformerConfig, build
+from attnlab.models.transformer import Transformer, TransformerConfig
 from attnlab.models.watch import record
 
-SMALL = {"vocabulary": 23, "layers": 2, "width": 12, "heads": 3, "feed_forward": 13, "dropout": 0.3}
-LM = TransformerConfig(model="language-model", **SMALL)
-TRANSLATOR = TransformerConfig(model="translator", target_vocabulary=19, **SMALL)
-CLASSIFIER = TransformerConfig(model="classifier", classes=5, **SMALL)
-every_mechanism = pytest.mark.parametrize("name", MECHANISMS)
 close = {"rtol": 0.0, "atol": 1e-11}
-
-
-def made(config: TransformerConfig, name: str = "softmax", **changes) -> Transformer:
-    if config.model == "translator" and MECHANISMS[name].self_only:
-        changes |= {"cross_attention": "softmax"}
-    model = build(replace(config, attention=name, **changes)).double().eval()
-    for parameter in model.parameters():
-        parameter.data.add_(0.1 * torch.randn_like(parameter))
-    return model
 
 
 def padded(batch: int = 3, length: int = 7) -> torch.Tensor:

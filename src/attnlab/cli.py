@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -116,6 +117,7 @@ def train(
 
     Settings of the run itself: out=FOLDER device=auto|cpu|cuda. All others belong to the task (data=…), the model
     (model=iwslt14, attention=…, width=…), the training (steps=…, lr=…) or the attention (alpha=…).
+    model=FOLDER fine-tunes a Hugging Face language model.
     """
     from attnlab import runs
     from attnlab.config import split_pairs
@@ -130,6 +132,8 @@ def train(
     if outcome.finished:
         best = f"best validation loss {outcome.best:.4f} at step {outcome.best_step}"
         print(f"{folder.path}: finished at step {outcome.step}; {best}")
+        if folder.hugging_face.exists():
+            print(f"for Hugging Face, attnlab.load and attnlab.record: {folder.hugging_face}")
     else:
         print(f"{folder.path}: stopped at step {outcome.step}, nothing is lost; to go on: {command}")
 
@@ -142,27 +146,35 @@ def evaluate(
     """Score a run: perplexity and accuracy; for translation also BLEU and chrF, with 95 % intervals.
 
     Settings: part=test weights=best|last|N beam= length_penalty= eval_samples=0 bootstrap=1000 device=auto
+    Or src=FILE tgt=FILE: how text of one's own is translated.
     """
     import json
 
     from attnlab.config import parse, split_pairs
-    from attnlab.evaluation import evaluated
+    from attnlab.evaluation import evaluated, text_evaluated
     from attnlab.runs import open_run
+    from attnlab.score import TextScore
     from attnlab.store import write_text
 
     values = split_pairs(settings or [])
     part, device = values.pop("part", "test"), values.pop("device", "auto")
-    weights = values.pop("weights", None)
+    weights, source, target = (values.pop(key, None) for key in ("weights", "src", "tgt"))
+    if (source is None) != (target is None):
+        raise ValueError("src= and tgt= go together; only one is given")
     given = {key: parse(values.pop(key), kind, key) for key, kind in EVALUATION.items() if key in values}
-    _refuse_unknown(values, ["part", "weights", "device", *EVALUATION])
+    _refuse_unknown(values, ["part", "weights", "device", "src", "tgt", *EVALUATION])
     samples, bootstrap = given.pop("eval_samples", 0), given.pop("bootstrap", 1000)
     opened = open_run(run, device=device, weights=weights)
-    with _Progress(opened.task.size(part) if opened.task.architecture == "translation" else 1) as progress:
-        found = evaluated(opened, part, samples=samples, bootstrap=bootstrap, tick=progress.tick, **given)
+    with _Progress(1) as progress:
+        if source and target:
+            part, how = Path(source).name, {"bootstrap": bootstrap, "tick": progress.tick, **given}
+            found = text_evaluated(opened, Path(source), Path(target), **how)
+        else:
+            found = evaluated(opened, part, samples=samples, bootstrap=bootstrap, tick=progress.tick, **given)
     texts = found.pop("translations", None)
     scores = found.pop("text", [])
     rows = [[key, f"{x:.4f}" if isinstance(x, float) else x] for key, x in found.items()]
-    rows += [[s["name"], f"{s['value']:.2f}  ({s['mean']:.2f} ± {s['margin']:.2f})  {s['signature']}"] for s in scores]
+    rows += [[score["name"], str(TextScore(**score)).removeprefix(f"{score['name']} ")] for score in scores]
     _print(f"{run} on {part}", ["measure", "value"], rows)
     file = opened.folder.path / f"evaluation-{part}.json"
     write_text(file, json.dumps(found | {"text": scores, "translations": texts}, ensure_ascii=False, indent=1) + "\n")
@@ -196,8 +208,6 @@ def translate(
 @app.command("runs")
 def list_runs(root: Annotated[str, typer.Argument(help="the folder of runs")] = "runs") -> None:
     """Runs, their state and best metric."""
-    from pathlib import Path
-
     from attnlab.runs import listed
 
     rows = listed(Path(root))

@@ -1,7 +1,8 @@
 """What a trained run is worth, and what it translates: scores on a part of its data or on text of one's own."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,9 @@ from attnlab.decode import BeamSearch
 from attnlab.runs import Run
 from attnlab.score import Scored, TextScore, bits_per_character, bleu, chrf, compound_split_bleu, score_batches
 from attnlab.tasks.task import Task
+from attnlab.tasks.text import read_parallel
+
+Tick = Callable[[int, int], None]  # is told how many sentences are done, of how many
 
 
 def targets_scored(run: Run, part: str, *, samples: int = 0, seed: int = 0, tokens: int = 4096) -> Scored:
@@ -44,7 +48,13 @@ def text_scores(hypotheses: Sequence[str], references: Sequence[str], *, bootstr
 
 
 def evaluated(
-    run: Run, part: str, *, samples: int = 0, bootstrap: int = 1000, tick=lambda done, of: None, **rules: Any
+    run: Run,
+    part: str,
+    *,
+    samples: int = 0,
+    bootstrap: int = 1000,
+    tick: Tick = lambda done, of: None,
+    **rules: Any,
 ) -> dict[str, Any]:
     """Everything that is measured on a part: targets, and for a translator its text."""
     scored = targets_scored(run, part, samples=samples)
@@ -66,6 +76,20 @@ def evaluated(
         values["text"] = [asdict(score) for score in text_scores(texts, task.references(part), bootstrap=bootstrap)]
         values["translations"] = texts
     return values
+
+
+def text_evaluated(
+    run: Run, source: Path, target: Path, *, bootstrap: int = 1000, tick: Tick = lambda done, of: None, **rules: Any
+) -> dict[str, Any]:
+    """The translation of a file scored against another, line by line."""
+    lines, references = read_parallel(source, target)
+    texts = [""] * len(lines)
+    for done, (number, text) in enumerate(translated(run, lines, **rules), start=1):
+        texts[number] = text
+        tick(done, len(lines))
+    scores = [asdict(score) for score in text_scores(texts, references, bootstrap=bootstrap)]
+    about = {"run": str(run.folder.path), "weights": run.weights, "source": str(source), "sentences": len(lines)}
+    return about | {"text": scores, "translations": texts}
 
 
 def translator(task: Task) -> Task:

@@ -8,18 +8,22 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 from attnlab.config import changed, digest, nearest
 from attnlab.mechanisms import option_types, parse_options
+from attnlab.models.adaptation import FROM_MODEL
 from attnlab.models.presets import PRESETS
 from attnlab.models.transformer import TransformerConfig
+from attnlab.models.tuned import TunedConfig
 from attnlab.tasks import TASKS
 from attnlab.tasks.task import Task, TaskConfig
 from attnlab.train import TrainConfig
 
 MODELS: dict[str, Any] = {"translation": "translator", "language": "language-model", "classification": "classifier"}
-FROM_TASK = ("model", "vocabulary", "target_vocabulary", "classes", "padding", "max_length")  # not the user's to say
+# of a model, but not the user's to say: from the task, or by model=
+FROM_TASK = ("model", "path", "vocabulary", "target_vocabulary", "classes", "padding", "max_length")
 SMALL: dict[str, Any] = {"layers": 3, "width": 256, "heads": 4, "feed_forward": 1024}
 
 
@@ -36,7 +40,7 @@ class DecodeConfig:
 class Recipe:
     task: str
     data: TaskConfig
-    model: TransformerConfig  # but for what the task says of it
+    model: TransformerConfig | TunedConfig  # but for what the task says of it
     training: TrainConfig = field(default_factory=TrainConfig)
     decoding: DecodeConfig = field(default_factory=DecodeConfig)
 
@@ -48,15 +52,17 @@ class Recipe:
     def name(self) -> str:
         return f"{self.task}-{self.model.attention.rpartition(':')[2]}-{digest(self)}"
 
-    def fitted(self, task: Task) -> TransformerConfig:
+    def fitted(self, task: Task) -> TransformerConfig | TunedConfig:
         """The model's configuration with what the task says of it."""
         sizes: dict[str, Any] = dict(task.sizes())
+        if isinstance(self.model, TunedConfig):
+            return replace(self.model, max_length=_longest(task), **sizes)
         if task.architecture == "translation":
             sizes = {"vocabulary": sizes["source_vocabulary"], "target_vocabulary": sizes["vocabulary"]}
             if self.model.tie == "all":
                 del sizes["target_vocabulary"]
         if self.model.positions == "learned":
-            sizes["max_length"] = max(int(n.max()) for part in ("train", "valid") for n in task.lengths(part))
+            sizes["max_length"] = _longest(task)
         return replace(self.model, model=MODELS[task.architecture], **sizes)
 
 
@@ -84,6 +90,7 @@ TRAINING: dict[str, tuple[TrainConfig, DecodeConfig]] = {
         DecodeConfig(),
     ),
 }  # fmt: skip
+TUNING = TrainConfig(lr=5e-5, clip=1.0, capture="no")  # of a model that is trained already
 
 
 def resolved(task: str, values: Mapping[str, str]) -> Recipe:
@@ -92,16 +99,12 @@ def resolved(task: str, values: Mapping[str, str]) -> Recipe:
         raise ValueError(f"no task is called {task!r}{nearest(task, TASKS)}; there are {', '.join(TASKS)}")
     given = dict(values)
     preset = given.pop("model", None)
-    if preset is not None and preset not in PRESETS:
-        raise ValueError(f"no model is called {preset!r}{nearest(preset, PRESETS)}; there are {', '.join(PRESETS)}")
-    data: Any = TASKS[task].config_type()
-    model = PRESETS[preset] if preset else TransformerConfig(model="classifier", vocabulary=4, **SMALL)
-    training, decoding = TRAINING.get(preset or "", (TrainConfig(), DecodeConfig()))
-    parts = {"data": data, "model": model, "training": training, "decoding": decoding}
+    parts = _new(task, preset) if preset is None or preset in PRESETS else _tuned(task, preset, given)
     owner = {f.name: part for part in reversed(parts) for f in fields(parts[part]) if _is_said(part, f.name)}
-    attention = given.get("attention", model.attention)
+    attention = given.get("attention", parts["model"].attention)
     options = {key: text for key, text in given.items() if key not in owner}
-    known = [option for option in option_types(attention) if option not in ("layer", "dropout")]
+    decided = FROM_MODEL if isinstance(parts["model"], TunedConfig) else ("layer", "dropout")
+    known = [option for option in option_types(attention) if option not in decided]
     for key in options:
         if key not in known:
             raise ValueError(
@@ -118,8 +121,40 @@ def resolved(task: str, values: Mapping[str, str]) -> Recipe:
 def stored(values: Mapping[str, Any]) -> Recipe:
     """The recipe of a run, from what its folder holds."""
     task, values = values["task"], {part: _tuples(v) for part, v in values.items() if part != "task"}
-    data, model = TASKS[task].config_type(**values["data"]), TransformerConfig(**values["model"])
+    kind: Any = TunedConfig if "path" in values["model"] else TransformerConfig
+    data, model = TASKS[task].config_type(**values["data"]), kind(**values["model"])
     return Recipe(task, data, model, TrainConfig(**values["training"]), DecodeConfig(**values["decoding"]))
+
+
+def _new(task: str, preset: str | None) -> dict[str, Any]:
+    """The parts of a recipe for a model of our own, before anything is said of them."""
+    model = PRESETS[preset] if preset else TransformerConfig(model="classifier", vocabulary=4, **SMALL)
+    training, decoding = TRAINING.get(preset or "", (TrainConfig(), DecodeConfig()))
+    return {"data": TASKS[task].config_type(), "model": model, "training": training, "decoding": decoding}
+
+
+def _tuned(task: str, path: str, given: Mapping[str, str]) -> dict[str, Any]:
+    """The parts of a recipe that fine-tunes a Hugging Face model."""
+    if "/" not in path and not Path(path).is_dir():
+        there = f"there are {', '.join(PRESETS)}, or the folder of a Hugging Face model"
+        raise ValueError(f"no model is called {path!r}{nearest(path, PRESETS)}; {there}")
+    if task != "language":
+        raise ValueError(f"model={path} is fine-tuned as a language model (attnlab train language), not for {task}")
+    data = TASKS[task].config_type(tokenizer=path)
+    parts = {"data": data, "model": TunedConfig(path=path), "training": TUNING, "decoding": DecodeConfig()}
+    ours = {f.name for f in fields(TransformerConfig)} - {f.name for part in parts.values() for f in fields(part)}
+    for key in given:
+        if key in ours:
+            raise ValueError(f"{key}= says how a new model is made; model={path} is made already: leave it out")
+    if given.get("capture", "no") != "no":
+        raise ValueError("capture= is for models made here: CUDA graphs of a Hugging Face model are not recorded")
+    if given.get("tokenizer", path).lower() in ("none", ""):
+        raise ValueError(f"model={path} reads what its tokenizer makes of a text: leave tokenizer= out")
+    return parts
+
+
+def _longest(task: Task) -> int:
+    return max(int(n.max()) for part in ("train", "valid") for n in task.lengths(part))
 
 
 def _is_said(part: str, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -12,7 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from attnlab.models.transformer import build
+from attnlab.models.transformer import Transformer, TransformerConfig, build
+from attnlab.models.tuned import TunedConfig, TunedLanguageModel, tuned
 from attnlab.recipe import Recipe, stored
 from attnlab.store import RunFolder, all_runs, read_checkpoint, write_text
 from attnlab.tasks import TASKS
@@ -69,7 +71,12 @@ def start(
             note(line)
         if accelerator.is_main_process:
             write_text(folder.path / "model.json", json.dumps(asdict(fitted), indent=1) + "\n")
-        return folder, train(task, build(fitted), recipe.training, folder, accelerator, told)
+        model = _built(fitted)
+        _take_vectors(model, task)
+        outcome = train(task, model, recipe.training, folder, accelerator, told)
+        if accelerator.is_main_process and outcome.finished and isinstance(model, TunedLanguageModel):
+            _save_for_others(folder)
+        return folder, outcome
 
 
 def open_run(path: str | Path, *, device: str = "auto", weights: str | None = None) -> Run:
@@ -77,7 +84,7 @@ def open_run(path: str | Path, *, device: str = "auto", weights: str | None = No
     folder = RunFolder(Path(path) if Path(path).exists() else ROOT / path)
     recipe = stored(folder.config() | {"model": json.loads((folder.path / "model.json").read_text(encoding="utf-8"))})
     task = TASKS[recipe.task].prepare(recipe.data, folder.path)
-    model = build(recipe.model)
+    model = _built(recipe.model)
     weights = weights or str(recipe.decoding.average or "best")
     if weights.isdigit():
         load_weights(model, averaged(folder, int(weights)))
@@ -92,9 +99,13 @@ def listed(root: Path = ROOT) -> list[dict[str, Any]]:
     """What stands in each run folder: state, step, best metric."""
     rows = []
     for folder in all_runs(root):
-        config, stands = folder.config(), folder.position()
+        try:
+            config = folder.config()
+        except ValueError:
+            config = {}
         if "training" not in config:  # somebody else's config.json
             continue
+        stands = folder.position()
         step, best = stands.get("step", 0), stands.get("best", math.inf)
         ended = "finished" if stands.get("finished") else "interrupted" if stands else "not started"
         state = "running" if folder.is_locked() else ended
@@ -109,6 +120,35 @@ def listed(root: Path = ROOT) -> list[dict[str, Any]]:
             }
         )
     return rows
+
+
+def _built(config: TransformerConfig | TunedConfig) -> Transformer:
+    return tuned(config) if isinstance(config, TunedConfig) else build(config)
+
+
+def _save_for_others(folder: RunFolder) -> None:
+    """A fine-tuned model with its best weights, as Hugging Face models are saved; all of it or nothing."""
+    if folder.hugging_face.exists():
+        return
+    run: Any = open_run(folder.path, device="cpu", weights="best")
+    part = folder.path / ".hugging_face.part"
+    shutil.rmtree(part, ignore_errors=True)
+    run.model.save(part, run.recipe.data.tokenizer)
+    part.rename(folder.hugging_face)
+
+
+def _take_vectors(model: Any, task: Any) -> None:
+    """Start the word embedding from the vectors that a task brings, where it brings some."""
+    vectors = task.embeddings() if hasattr(task, "embeddings") else None
+    if vectors is None:
+        return
+    words = model.encoder.embedding.words.weight
+    if words.shape != vectors.shape:
+        raise ValueError(
+            f"embeddings= has vectors of size {vectors.shape[1]}, the model words of {words.shape[1]}: say width="
+        )
+    with torch.no_grad():
+        words.copy_(vectors)
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

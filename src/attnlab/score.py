@@ -209,7 +209,13 @@ def _by_sacrebleu(
     if bootstrap < 0 or bootstrap == 1:
         raise ValueError(f"bootstrap={bootstrap} must be 0, for no interval, or a number of resamplings such as 1000")
     metric = getattr(metrics, kind)(**options)
-    made = metric.corpus_score(list(hypotheses), [list(lines) for lines in sets], n_bootstrap=max(bootstrap, 1))
+    texts = list(hypotheses), [list(lines) for lines in sets]
+    try:
+        made = metric.corpus_score(*texts, n_bootstrap=max(bootstrap, 1))
+    except (
+        TypeError
+    ):  # sacrebleu cannot average resamplings of which some are exactly 0: too little text for an interval
+        made, bootstrap = metric.corpus_score(*texts, n_bootstrap=1), 0
     mean, margin = (float(made._mean), float(made._ci)) if bootstrap else (None, None)
     return TextScore(made.name, made.score, str(metric.get_signature()), mean, margin)
 

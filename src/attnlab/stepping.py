@@ -31,7 +31,7 @@ class Objective(nn.Module):
         self.model, self.smoothing, self.padding = model, smoothing, padding
         self.adaptive = not hasattr(model.readout, "weight")
         if self.adaptive and smoothing:
-            raise ValueError("label_smoothing needs every word's probability, which an adaptive softmax does not make")
+            raise ValueError("label_smoothing needs a softmax over all words of the task, which this model has not")
         self.tail: Callable[..., Tensor] = self._tail
 
     def forward(self, inputs: Sequence[Tensor], targets: Tensor) -> Tensor:

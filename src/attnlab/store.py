@@ -61,6 +61,10 @@ class RunFolder:
         return self.path / "best.safetensors"
 
     @property
+    def hugging_face(self) -> Path:
+        return self.path / "hugging_face"
+
+    @property
     def metrics_file(self) -> Path:
         return self.path / "metrics.jsonl"
 

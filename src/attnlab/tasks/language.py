@@ -1,9 +1,10 @@
 """Language modelling: one stream of tokens a part, cut into blocks, or into windows that score after a context.
 
-The stream s_1 … s_N has </s> after every line (not in characters or bytes, where a line break is a token itself). A
-block of B tokens is scored on s_{kB+1} … s_{kB+B}, each given those before it in the block; the first token of all is
-given </s>. A window with a context of C scores B−C tokens, each given at least C before it, where there are so many:
-parts "valid-context" and "test-context" (CODA: blocks of 512, 480 of context, 32 scored).
+The stream s_1 … s_N has </s> after every line, but not in characters or bytes, where a line break is a token itself,
+nor with the tokenizer of a pretrained model, which reads line breaks as it always did. A block of B tokens is scored on
+s_{kB+1} … s_{kB+B}, each given those before it in the block; the first token of all is given </s>. A window with a
+context of C scores B−C tokens, each given at least C before it, where there are so many: parts "valid-context" and
+"test-context" (CODA: blocks of 512, 480 of context, 32 scored).
 """
 
 from collections.abc import Sequence
@@ -20,11 +21,13 @@ from attnlab.tasks.fetch import named, obtain
 from attnlab.tasks.sources import SETS
 from attnlab.tasks.task import EOS, PAD, Batch, Task, TaskConfig
 from attnlab.tasks.text import read_bytes, read_text
-from attnlab.tasks.vocabulary import Characters, Subwords, Vocabulary, Words
+from attnlab.tasks.vocabulary import Characters, Pretrained, Subwords, Vocabulary, Words
 
 Units = Literal["word", "subword", "character", "byte"]
 
-KINDS: dict[str, type[Vocabulary]] = {"word": Words, "subword": Subwords, "character": Characters, "byte": Characters}
+KINDS: dict[str, type[Vocabulary]] = {
+    "word": Words, "subword": Subwords, "character": Characters, "byte": Characters, "pretrained": Pretrained,
+}  # fmt: skip
 FILES = {
     "wikitext-2": ("train.txt", "valid.txt", "test.txt"),
     "wikitext-103": ("train.txt", "valid.txt", "test.txt"),
@@ -44,6 +47,7 @@ class LanguageConfig(TaskConfig):
     test: str | None = None
     held_out: float = 0.05  # the share at the end of one's own text that validates where no other text does
     units: Units | None = None  # None: the named set's own; subword for one's own text
+    tokenizer: str | None = None  # instead: of a pretrained model, by its folder or its id on the Hugging Face hub
     subwords: Literal["unigram", "bpe"] = "unigram"
     vocabulary: int = 8000  # subwords, specials included
     at_least: int = 1  # how often a word or character must occur in training to be in the vocabulary
@@ -55,6 +59,8 @@ class LanguageConfig(TaskConfig):
     def check(self) -> None:
         if self.context >= self.block:
             raise ValueError(f"context={self.context} must be less than block={self.block}: the rest is scored")
+        if self.units is not None and self.tokenizer is not None:
+            raise ValueError(f"units={self.units}, but tokenizer= has units of its own: say only one of the two")
         if self.units == "byte" and self.lower:
             raise ValueError("lower=true is for words, subwords and characters, not for bytes")
         if not 0.0 < self.held_out < 1.0:
@@ -69,7 +75,8 @@ class Language(Task):
 
     def __init__(self, config: LanguageConfig, folder: Path) -> None:
         self.config, self.notes = config, []
-        self.unit: Units = config.units or UNITS.get(config.data, "word" if config.data in SETS else "subword")
+        own: Units = UNITS.get(config.data, "word" if config.data in SETS else "subword")
+        self.unit: Units | Literal["pretrained"] = "pretrained" if config.tokenizer else config.units or own
         self._text = lru_cache(maxsize=None)(self._read)
         self._stream = lru_cache(maxsize=None)(self._encode)
         self.vocabulary = self._vocabulary(folder)
@@ -132,6 +139,8 @@ class Language(Task):
     def _units(self, lines: Sequence[str]) -> list[str]:
         if self.config.lower:
             lines = [line.lower() for line in lines]
+        if self.unit == "pretrained":
+            return [_utf8(line).decode("utf-8", errors="replace") for line in lines]
         return [_utf8(line).decode("latin-1") for line in lines] if self.unit == "byte" else list(lines)
 
     def _lines(self, part: str) -> list[str]:
@@ -139,6 +148,8 @@ class Language(Task):
         text = self._text(part)
         if self.unit in ("character", "byte"):
             return self._units([text])
+        if self.unit == "pretrained":
+            return self._units(text.splitlines(keepends=True))
         return self._units(text.removesuffix("\n").split("\n"))
 
     def _encode(self, part: str) -> np.ndarray:
@@ -192,8 +203,11 @@ class Language(Task):
         if not path.exists():
             self._text("valid")  # what is wrong with it is said now, not after an epoch
             lines = self._lines("train")
-            if self.unit == "subword":
-                made: Vocabulary = Subwords.train(lines, self.config.vocabulary, kind=self.config.subwords)
+            made: Vocabulary
+            if self.config.tokenizer is not None:
+                made = Pretrained.of(self.config.tokenizer)
+            elif self.unit == "subword":
+                made = Subwords.train(lines, self.config.vocabulary, kind=self.config.subwords)
             else:
                 counting = Words if self.unit == "word" else Characters
                 made = counting.count(lines, at_least=self.config.at_least)

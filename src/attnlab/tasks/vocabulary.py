@@ -171,6 +171,61 @@ class Characters(Words):
         return "".join(self.words[token] for token in text_ids(ids))
 
 
+class Pretrained(Vocabulary):
+    """The tokenizer of a Hugging Face model: its token t is id 4 + t. Text that looks like a special token is text."""
+
+    suffix = ".json"
+
+    def __init__(self, tokenizer: str) -> None:
+        self.tokenizer = _tokenizers().Tokenizer.from_str(tokenizer)
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
+        self.tokenizer.encode_special_tokens = True
+
+    @classmethod
+    def of(cls, name: str) -> "Pretrained":
+        """The tokenizer in a model's folder, or of an id on the Hugging Face hub."""
+        folder = Path(name).expanduser()
+        if folder.is_dir():
+            if not (folder / "tokenizer.json").is_file():
+                raise ValueError(f"{name} has no tokenizer.json: say a folder that has one with tokenizer=")
+            return cls.read(folder / "tokenizer.json")
+        try:
+            return cls(_tokenizers().Tokenizer.from_pretrained(name).to_str())
+        except Exception as error:  # what is raised where there is none is not one class
+            reason = str(error).strip().split("\n")[0]
+            raise ValueError(f"no tokenizer {name}, neither a folder here nor on the hub ({reason})") from None
+
+    @classmethod
+    def read(cls, path: Path) -> "Pretrained":
+        try:
+            return cls(path.read_text(encoding="utf-8"))
+        except Exception as error:  # tokenizers raises no class of its own
+            raise ValueError(f"{path}: not a tokenizer ({error})") from None
+
+    def write(self, path: Path) -> None:
+        write_atomically(path, self.tokenizer.to_str().encode())
+
+    def __len__(self) -> int:
+        return len(SPECIALS) + max(self.tokenizer.get_vocab().values()) + 1
+
+    def encode(self, lines: Iterable[str]) -> Iterator[Sequence[int]]:
+        remaining = iter(lines)
+        while some := list(islice(remaining, 65536)):
+            for encoding in self.tokenizer.encode_batch_fast(some, add_special_tokens=False):
+                yield [token + len(SPECIALS) for token in encoding.ids]
+
+    def tokens(self, ids: Sequence[int]) -> list[str]:
+        return [
+            SPECIALS[token] if token < len(SPECIALS) else self.tokenizer.id_to_token(token - len(SPECIALS))
+            for token in map(int, ids)
+        ]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        own = [token - len(SPECIALS) for token in text_ids(ids) if token != UNK]
+        return self.tokenizer.decode(own, skip_special_tokens=False)
+
+
 def _points(text: str) -> np.ndarray:
     return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32)
 
@@ -197,3 +252,11 @@ def _sentencepiece():
     except ImportError:
         raise ImportError("units=subword needs sentencepiece: pip install sentencepiece") from None
     return sentencepiece
+
+
+def _tokenizers():
+    try:
+        import tokenizers
+    except ImportError:
+        raise ImportError("tokenizer= needs tokenizers: pip install tokenizers") from None
+    return tokenizers

@@ -1,0 +1,264 @@
+"""Fine-tuning a Hugging Face model: the same loss as its own, through the command line, and back to Hugging Face."""
+
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tiny_models
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+import attnlab
+from attnlab.models.tuned import TunedConfig, tuned
+from attnlab.recipe import resolved
+from attnlab.runs import open_run
+from attnlab.stepping import Objective
+from attnlab.store import DamagedError, RunFolder, read_checkpoint
+from attnlab.tasks.language import Language, LanguageConfig
+
+SMALL = ["block=13", "context=5", "batch_tokens=130", "lr=5e-3", "warmup=5", "log_every=10", "device=cpu"]
+LINES = ["the cat sat on the mat .", "nobody saw it .", "the mat sat on it .", "nobody saw the cat ."]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return saved(tiny_models.gpt2(), tmp_path / "gpt2")
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    draw = random.Random(0)
+    path.write_text("".join(f"{draw.choice(LINES)}\n" for _ in range(160)))
+    return path
+
+
+def saved(model, folder):
+    model.save_pretrained(folder)
+    tiny_models.tokenizer().save_pretrained(folder)
+    return folder
+
+
+def command(*words):
+    return [sys.executable, "-c", "from attnlab.cli import main; main()", "train", *map(str, words)]
+
+
+def train(*words):
+    return subprocess.run(command(*words), capture_output=True, text=True, check=False)
+
+
+def trained(out, folder, text, *words):
+    done = train("language", f"model={folder}", f"data={text}", *SMALL, f"out={out}", *words)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def language(text, folder, **changes):
+    values = {"data": str(text), "tokenizer": str(folder), "block": 13, "context": 5} | changes
+    return Language.prepare(LanguageConfig(**values), folder.parent / "vocabulary")
+
+
+# --- the model ---
+
+
+def test_tokens_are_those_of_the_tokenizer_and_text_comes_back(text, folder):
+    task, theirs = language(text, folder), tiny_models.tokenizer()
+    ids = next(iter(task.vocabulary.encode(["the cat saw a mat ."])))
+    assert [k - 4 for k in ids] == theirs("the cat saw a mat .")["input_ids"]
+    assert task.vocabulary.tokens([2, *ids]) == ["</s>", "the", "cat", "saw", "<unk>", "mat", "."]
+    assert task.decode([0, *ids, 2, 5]) == theirs.decode(theirs("the cat saw a mat .")["input_ids"])
+    assert len(task.vocabulary) == 4 + len(tiny_models.WORDS)
+    stream = np.concatenate([task.batch("valid", [k]).inputs[0][0] for k in range(task.size("valid"))])
+    whole = theirs(task._text("valid"))["input_ids"]
+    assert stream.tolist() == [2, *(k + 4 for k in whole)][:-1]
+
+
+def test_line_breaks_are_tokens_where_the_tokenizer_has_them(text, folder):
+    alphabet = {letter: k for k, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    letters = Tokenizer(models.BPE(alphabet, merges=[]))
+    letters.pre_tokenizer, letters.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    letters.enable_truncation(7)
+    letters.save(str(folder / "tokenizer.json"))
+    task = language(text, folder, valid=str(text))
+    tokens = np.concatenate([task.batch("valid", [k]).targets[0] for k in range(task.size("valid"))])
+    assert task.decode(tokens) == text.read_text()
+
+
+def test_text_that_looks_like_the_end_is_text(text, folder):
+    ids = next(iter(language(text, folder).vocabulary.encode(["cat <eos> cat"])))
+    assert tiny_models.WORDS.index("<eos>") + 4 not in ids
+
+
+def test_the_loss_is_that_of_the_model_itself(text, folder):
+    """Of whole blocks, and of padded ones by what is not padding; before a first token stands the end."""
+    task, theirs = language(text, folder), tiny_models.gpt2()
+    model = tuned(TunedConfig(path=str(folder))).eval()
+    for indices in ([0, 1, 2], [0, task.size("train") - 1]):
+        batch = task.batch("train", indices)
+        mask = batch.targets != 0
+        ids = torch.where(batch.inputs[0] == 2, 1, (batch.inputs[0] - 4).clamp_min(0))
+        labels = torch.where(mask, batch.targets - 4, -100)
+        whole = torch.cat([ids, labels[:, -1:].clamp_min(0)], dim=1)  # it shifts the labels itself
+        shifted = torch.cat([torch.full_like(labels[:, :1], -100), labels], dim=1)
+        own = theirs(input_ids=whole, labels=shifted).loss
+        loss = Objective(model)(batch.inputs, batch.targets) / batch.count
+        torch.testing.assert_close(loss, own)
+        scored = -model.readout.log_prob(model.hidden(*batch.inputs))[mask].gather(1, batch.targets[mask][:, None])
+        torch.testing.assert_close(scored.mean(), own)
+
+
+def test_what_is_predicted_is_a_distribution_over_the_ids_of_the_task(folder):
+    model = tuned(TunedConfig(path=str(folder))).eval()
+    tokens = torch.tensor([[2, 7, 9, 8, 15]])
+    logits, own = model(tokens), tiny_models.gpt2()(input_ids=torch.tensor([[1, 3, 5, 4, 11]])).logits
+    assert logits.shape == (1, 5, tiny_models.VOCABULARY + 4)
+    torch.testing.assert_close(logits.softmax(-1).sum(-1), torch.ones(1, 5))
+    torch.testing.assert_close(logits[..., 2], own[..., 1])
+    torch.testing.assert_close(logits[..., 6:], own[..., 2:])
+    assert torch.isneginf(logits[..., [0, 1, 3, 5]]).all()
+    targets = torch.tensor([[7, 9, 8, 15, 2]])
+    nll = -model.readout.log_prob(own).gather(-1, targets[..., None])[..., 0]
+    torch.testing.assert_close(model.readout.nll(own, targets), nll)
+
+
+def test_softmax_leaves_the_model_as_it_is_and_others_replace_its_attention(folder):
+    plain, changed = (tuned(TunedConfig(path=str(folder), attention=name)).eval() for name in ("softmax", "dagpam"))
+    assert not any(isinstance(module, attnlab.Mechanism) for module in plain.modules())
+    assert sum(isinstance(module, attnlab.Mechanism) for module in changed.modules()) == 3
+
+
+# --- a run ---
+
+
+def test_fine_tuning_learns_and_hugging_face_gets_the_best_weights(tmp_path, folder, text):
+    out = tmp_path / "run"
+    done = trained(out, folder, text, "attention=dagpam", "steps=120", "evaluate_every=40")
+    losses = [row["valid_loss"] for row in RunFolder(out).metrics() if "valid_loss" in row]
+    opened = open_run(out, device="cpu")
+    batch = opened.task.batch("valid", [0, 1])
+    before = tuned(TunedConfig(path=str(folder), attention="dagpam")).eval()
+    untrained = (Objective(before)(batch.inputs, batch.targets) / batch.count).item()
+    assert min(losses) < 1.3 < 2.5 < untrained  # log 12 would be a guess among all words
+    assert f"attnlab.record: {out / 'hugging_face'}" in done.stdout
+    model = attnlab.load(out / "hugging_face")
+    tokens = batch.inputs[0]
+    own = model(input_ids=torch.where(tokens < 4, 1, tokens - 4)).logits
+    torch.testing.assert_close(opened.model.hidden(tokens), own)
+    record = attnlab.record(out / "hugging_face", "nobody saw the cat .")
+    assert len(record.kind("decoder-self")) == 3
+    evaluated = subprocess.run(
+        [*command()[:-1], "evaluate", str(out), "part=valid", "device=cpu"], capture_output=True, text=True, check=False
+    )
+    (loss,) = re.findall(r"loss +([\d.]+)", evaluated.stdout)
+    assert float(loss) == pytest.approx(min(losses), abs=1e-4)
+
+
+def test_without_another_attention_it_is_plain_fine_tuning(tmp_path, folder, text):
+    trained(tmp_path / "run", folder, text, "steps=3")
+    assert not (tmp_path / "run" / "hugging_face" / "attnlab.json").exists()
+    assert (tmp_path / "run" / "hugging_face" / "tokenizer.json").exists()
+    before = load_file(tmp_path / "run" / "hugging_face" / "model.safetensors")
+    shutil.rmtree(tmp_path / "run" / "hugging_face")  # as if it had been killed before this was written
+    trained(tmp_path / "run", folder, text, "steps=3")
+    after = load_file(tmp_path / "run" / "hugging_face" / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(x, after[name]) for name, x in before.items())
+
+
+def step_of(folder):
+    for name in ("last", "previous"):
+        try:
+            return read_checkpoint(folder / f"{name}.safetensors").state["step"]
+        except (FileNotFoundError, DamagedError):
+            continue
+    return 0
+
+
+def test_a_killed_run_ends_as_one_that_was_not(tmp_path, folder, text):
+    words = ["attention=coda", "steps=90", "checkpoint_every=5", "evaluate_every=40"]
+    trained(tmp_path / "whole", folder, text, *words)
+    out = tmp_path / "killed"
+    process = subprocess.Popen(
+        command("language", f"model={folder}", f"data={text}", *SMALL, f"out={out}", *words),
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    while step_of(out) < 5 and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert 0 < step_of(out) < 90, "the kill must fall after a checkpoint and before the last step"
+    trained(out, folder, text, *words)
+    for file in ("last.safetensors", "best.safetensors", "hugging_face/model.safetensors"):
+        whole, killed = (load_file(tmp_path / name / file) for name in ("whole", "killed"))
+        assert whole.keys() == killed.keys()
+        assert all(torch.equal(x, killed[name]) for name, x in whole.items()), file
+
+
+# --- what is refused ---
+
+
+@pytest.mark.parametrize(
+    ("task", "given", "said"),
+    [
+        ("translation", {}, "is fine-tuned as a language model .attnlab train language., not for translation"),
+        ("language", {"width": "32"}, "width= says how a new model is made; model=.* is made already"),
+        ("language", {"scale": "2"}, "unknown key 'scale'"),
+        ("language", {"capture": "auto"}, "capture= is for models made here"),
+        ("language", {"tokenizer": "none"}, "reads what its tokenizer makes of a text"),
+        ("language", {"units": "word"}, "units=word, but tokenizer= has units of its own"),
+        ("language", {"model": "gpt3"}, "no model is called 'gpt3'.*or the folder of a Hugging Face model"),
+    ],
+)
+def test_what_does_not_go_together_is_said(folder, task, given, said):
+    with pytest.raises(ValueError, match=said):
+        resolved(task, {"model": str(folder), "attention": "dagpam"} | given)
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path, text):
+    tiny_models.gpt2().save_pretrained(tmp_path / "bare")
+    done = train("language", f"model={tmp_path / 'bare'}", f"data={text}", *SMALL, f"out={tmp_path / 'run'}")
+    assert done.returncode == 2
+    assert "bare has no tokenizer.json: say a folder that has one with tokenizer=" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (tiny_models.bert, "is a BertModel, not a causal language model: it predicts no words"),
+        (
+            lambda: tiny_models._model(tiny_models.hf.BertForMaskedLM, tiny_models.bert().config),
+            "is a BertForMaskedLM, not a causal language model: it sees the words that it is to predict",
+        ),
+        (tiny_models.marian, "is a MarianMTModel, not a causal language model"),
+        (lambda: tiny_models.llama(eos_token_id=None), "names no token that ends a text .eos_token_id=None."),
+    ],
+)
+def test_models_that_are_not_causal_or_have_no_end_are_refused(tmp_path, make, said):
+    make().save_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match=said):
+        tuned(TunedConfig(path=str(tmp_path / "model")))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"vocabulary": 102}, "the tokenizer has 98 tokens, more than the 97 of"),
+        ({"max_length": 54}, "reads 53 tokens and the task's examples have 54: say block=53 or less"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused(folder, sizes, said):
+    tuned(TunedConfig(path=str(folder), vocabulary=101, max_length=53))
+    with pytest.raises(ValueError, match=said):
+        tuned(TunedConfig(path=str(folder), **sizes))
+
+
+def test_label_smoothing_is_refused(folder):
+    with pytest.raises(ValueError, match="label_smoothing needs a softmax over all words of the task"):
+        Objective(tuned(TunedConfig(path=str(folder))), smoothing=0.1)
