@@ -139,7 +139,7 @@ class RunFolder:
             try:
                 with safe_open(path, "pt") as file:
                     return json.loads((file.metadata() or {})["state"])
-            except (FileNotFoundError, SafetensorError, KeyError):
+            except (OSError, RuntimeError, SafetensorError, KeyError):  # not there, damaged, or just being replaced
                 continue
         return {}
 
@@ -195,7 +195,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except FileNotFoundError:
         raise FileNotFoundError(f"no checkpoint at {path}") from None
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, RuntimeError) as error:  # RuntimeError: torch cannot map what is cut short
         raise DamagedError(f"{path} is damaged ({error})") from None
     if about.get("sha256") != _digest(tensors, about.get("state", "")):
         raise DamagedError(f"{path} is damaged (its checksum does not agree)")
