@@ -67,6 +67,16 @@ def test_noise_is_the_same_step_by_step(name, static):
 
 
 @both_caches
+@pytest.mark.parametrize("name", [name for name, kind in MECHANISMS.items() if kind.stochastic])
+def test_noise_is_the_same_step_by_step_in_cross_attention_too(name, static):
+    model, source, target = made(TRANSLATOR, name), padded_source(), torch.randint(1, 19, (3, 5))
+    with sampled(model, 5):
+        full, state = model(source, target), model.start(source, static=static)
+        logits = torch.cat([model.step(target[:, t : t + 1], state) for t in range(5)], dim=1)
+    torch.testing.assert_close(logits, full, **close)
+
+
+@both_caches
 @pytest.mark.parametrize("name", ["softmax", "coda"])
 def test_beams_are_reordered_repeated_and_dropped(name, static):
     model, source, target = made(TRANSLATOR, name), padded_source(), torch.randint(1, 19, (3, 5))
