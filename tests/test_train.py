@@ -251,9 +251,10 @@ def test_a_damaged_checkpoint_is_named_and_the_previous_used(tmp_path, damage):
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
-    words = ["train", "synthetic", *LEXICON, "steps=4000", "checkpoint_every=5", "device=cpu", f"out={tmp_path}"]
+    out = tmp_path / "mine"
+    words = ["train", "synthetic", *LEXICON, "steps=4000", "checkpoint_every=5", "device=cpu", f"out={out}"]
     process = subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while step_of(tmp_path) < 5:
+    while step_of(out) < 5:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=60)
@@ -261,12 +262,12 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     (stopped,) = re.findall(
         r"stopped at step (\d+), nothing is lost; to go on: attnlab train synthetic data=lexicon", output
     )
-    assert step_of(tmp_path) == int(stopped) < 4000
-    for name, content in (("other", "{}"), ("broken", "{")):  # somebody else's folders are passed over
-        (tmp_path.parent / f"{tmp_path.name}-{name}").mkdir()
-        (tmp_path.parent / f"{tmp_path.name}-{name}" / "config.json").write_text(content)
-    (row,) = [row for row in listed(tmp_path.parent) if row["run"].startswith(tmp_path.name)]
-    assert (row["run"], row["state"]) == (tmp_path.name, "interrupted")
+    assert step_of(out) == int(stopped) < 4000
+    for name, content in (("other", "{}"), ("number", "3"), ("broken", "{")):  # somebody else's folders are passed over
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(content)
+    (row,) = listed(tmp_path)
+    assert (row["run"], row["state"]) == ("mine", "interrupted")
 
 
 def test_another_configuration_does_not_overwrite_a_run(tmp_path):

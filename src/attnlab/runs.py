@@ -103,7 +103,7 @@ def listed(root: Path = ROOT) -> list[dict[str, Any]]:
             config = folder.config()
         except ValueError:
             config = {}
-        if "training" not in config:  # somebody else's config.json
+        if not isinstance(config, dict) or "training" not in config:  # somebody else's config.json
             continue
         stands = folder.position()
         step, best = stands.get("step", 0), stands.get("best", math.inf)
