@@ -32,7 +32,7 @@ def combine_by_definition(context, plus, minus):
 
 
 def assert_same(kernel, definition, *arguments):
-    """Output and every gradient against the definition in float64, relative to their size, or to what they are made of."""
+    """Output and every gradient against the definition in float64, relative to what they are made of."""
     inputs = [x.detach().requires_grad_() for x in arguments]
     wide = [x.detach().double().requires_grad_() for x in arguments]
     got, expected = kernel(*inputs), definition(*wide)
