@@ -16,9 +16,10 @@ def page() -> str:
         "Made by `python benchmarks/results.py` from `results/`; each table says what measures it again.",
     ]
     parts += [mechanisms(path) for path in sorted((ROOT / "results" / "mechanisms").glob("*.json"))]
-    training, multi30k = (ROOT / "results" / name / "gpu.json" for name in ("training", "multi30k"))
-    parts += [training_steps(training)] if training.exists() else []
-    parts += [translation(multi30k)] if multi30k.exists() else []
+    for name, section in {"training": training_steps, "decoding": decoding}.items():
+        parts += [section(path) for path in sorted((ROOT / "results" / name).glob("*.json"))]
+    for name in LEARNT:
+        parts += [learnt(name, path) for path in sorted((ROOT / "results" / name).glob("*.json"))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -71,22 +72,46 @@ def training_steps(path: Path) -> str:
     return "\n\n".join([title, note, markdown(table)])
 
 
-def translation(path: Path) -> str:
+LEARNT = {
+    "multi30k": (
+        "multi30k, German to English",
+        "Test part of 2016, raw cased text, beam 5, best validation loss.",
+    ),
+    "ptb": (
+        "Penn Treebank, language model",
+        "Test part, words, windows of `block` tokens of which `context` are only read, best validation loss.",
+    ),
+}
+
+
+def learnt(name: str, path: Path) -> str:
     about, rows = read(path)
-    title = f"## multi30k, German to English, on {about['hardware']}\n\n`python benchmarks/multi30k.py`. {where(about)}"
+    heading, scored = LEARNT[name]
+    title = f"## {heading}, on {about['hardware']}\n\n`python benchmarks/learning.py {name}`. {where(about)}"
     recipe = ", ".join(f"{key}={value}" for key, value in about["recipe"].items())
-    note = (
-        "Test part of 2016, raw cased text, beam 5, best validation loss. ± is a 95 % t-interval over the seeds; with "
-        f"fewer than three, the points alone. {rows[0]['signature']}. Recipe: {recipe}."
-    )
-    table = [["attention", "parameters", "BLEU", "test perplexity", "tokens/s in training"], ["---"] + ["---:"] * 4]
+    fewer = "± is a 95 % t-interval over the seeds; with fewer than three, the points alone."
+    signature = f" {rows[0]['signature']}." if "signature" in rows[0] else ""
+    measures = {"bleu": ("BLEU", 1), "test_perplexity": ("test perplexity", 2)}
+    measures = {key: value for key, value in measures.items() if key in rows[0]}
+    head = ["attention", "parameters", *(title for title, _ in measures.values()), "tokens/s in training"]
+    table = [head, ["---"] + ["---:"] * (len(head) - 1)]
     for name in dict.fromkeys(r["attention"] for r in rows):
         own = [r for r in rows if r["attention"] == name]
-        bleu, perplexity = (
-            spread([r[key] for r in own], digits) for key, digits in (("bleu", 1), ("test_perplexity", 2))
-        )
-        table.append([name, f"{own[0]['parameters']:,}", bleu, perplexity, f"{own[0]['tokens_per_second']:,.0f}"])
-    return "\n\n".join([title, note, markdown(table), *([about["note"].capitalize() + "."] if "note" in about else [])])
+        values = [spread([r[key] for r in own], digits) for key, (_, digits) in measures.items()]
+        table.append([name, f"{own[0]['parameters']:,}", *values, f"{own[0]['tokens_per_second']:,.0f}"])
+    return "\n\n".join([title, f"{scored} {fewer}{signature} Recipe: {recipe}.", markdown(table)])
+
+
+def decoding(path: Path) -> str:
+    about, rows = read(path)
+    title = f"## Beam search on {about['hardware']}\n\n`python benchmarks/decoding.py`. {where(about)}"
+    made = f"beam {rows[0]['beam']}, {rows[0]['tokens']} tokens a sentence"
+    note = f"The {rows[0]['size']} model, {made}, against `generate` of Hugging Face's Marian of that size, same run."
+    table = [["attention", "batch", "sentences/s", "Marian's", "× Marian"], ["---"] + ["---:"] * 4]
+    for r in rows:
+        speeds = [f"{r['sentences_per_s']:,.0f}", f"{r['marian_sentences_per_s']:,.0f}"]
+        table.append([r["attention"], str(r["batch"]), *speeds, f"{r['times_marian']:.1f}"])
+    return "\n\n".join([title, note, markdown(table)])
 
 
 def spread(values: list[float], digits: int) -> str:

@@ -50,10 +50,22 @@ def logit_noise(mechanism: Mechanism, z: Tensor, rows: Tensor, given: int | Tens
     given = mechanism.sample_seed if given is None else given
     b, h, _, j = z.shape
     if given is not None:
-        return gaussian(given, mechanism.layer, b, h, rows, j).to(z.dtype)
+        return _drawn(given, mechanism.layer, b, h, rows, j, z.dtype)
     if mechanism.training:  # a fresh seed is this call's alone: no need to tell layers apart, nor to compile one by one
-        return gaussian(torch.randint(2**62, (), device=z.device), 0, b, h, rows, j).to(z.dtype)
+        return _drawn(torch.randint(2**62, (), device=z.device), 0, b, h, rows, j, z.dtype)
     return 0.0
+
+
+def _drawn(
+    seed: int | Tensor, layer: int, batch: int, heads: int, rows: Tensor, keys: int, dtype: torch.dtype
+) -> Tensor:
+    """`gaussian` by its definition, or on a GPU by the kernel that equals it."""
+    if not rows.is_cuda:
+        return gaussian(seed, layer, batch, heads, rows, keys).to(dtype)
+    from attnlab.mechanisms.kernels.noise import gaussian as fused
+
+    seed = torch.as_tensor(seed, dtype=torch.int64, device=rows.device)
+    return fused(seed, layer, batch, heads, rows, keys, dtype)
 
 
 def noise_rows(q: Tensor, k: Tensor, causal: bool, at: Tensor | None) -> Tensor:

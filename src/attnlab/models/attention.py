@@ -5,7 +5,9 @@
 The module does not know which mechanism it holds.
 """
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from attnlab.mechanisms.mechanism import Mechanism
 from attnlab.models.cache import Cache
@@ -60,8 +62,13 @@ class MultiHead(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """x (b,i,e), memory (b,j,e) -> output (b,i,e) and the mechanism's carry."""
         source = self._source(x, memory, cache)
-        k, v = self.keys_values(source) if cache is None else cache.extend(lambda: self.keys_values(source), at)
-        context, carry = self.mechanism(self._split(self.query(x)), k, v, mask, carry, causal=causal, at=at)
+        if cache is not None:
+            q, (k, v) = self._split(self.query(x)), cache.extend(lambda: self.keys_values(source), at)
+        elif source is x:
+            q, k, v = self._jointly(x, self.query, self.key, self.value)
+        else:
+            q, (k, v) = self._split(self.query(x)), self._jointly(source, self.key, self.value)
+        context, carry = self.mechanism(q, k, v, mask, carry, causal=causal, at=at)
         return self.output(context.transpose(1, 2).flatten(2)), carry
 
     def keys_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,6 +85,13 @@ class MultiHead(nn.Module):
         if self.kind == "cross" and memory is None and cache is None:
             raise ValueError("a cross attention needs a memory to attend to, or the cache that was made from it")
         return x if memory is None else memory
+
+    def _jointly(self, x: Tensor, *linears: nn.Linear) -> tuple[Tensor, ...]:
+        """x through several linears by one matrix product: over many tokens, joining the weights costs next to none."""
+        weight = torch.cat([linear.weight for linear in linears])
+        bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
+        parts = F.linear(x, weight, bias).split([linear.out_features for linear in linears], dim=-1)
+        return tuple(self._split(part) for part in parts)
 
     def _split(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.mechanism.head_dim)).transpose(1, 2)  # (b,n,g·d) -> (b,g,n,d)

@@ -8,13 +8,14 @@ Tensors may have any strides. Sums are made in float32 and in a fixed order, so 
 """
 
 import os
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from attnlab.mechanisms.kernels.launch import launching_on
 
 ROWS = 64  # queries in a tile
 PROGRAMS = 512  # about four for each multiprocessor of a large GPU: the parts that dW⁻ is summed from
@@ -113,7 +114,7 @@ class _Stack(torch.autograd.Function):
         b, h, i, d = q.shape
         w = negative.contiguous()
         both = q.new_empty(b, h, 2, i, d)
-        with _device(q):
+        with launching_on(q):
             _stack_forward[(b * h, triton.cdiv(i, ROWS))](q, w, both, h, i, *q.stride(), _per_head(w), **_tile(d))
         ctx.save_for_backward(q, w)
         return both
@@ -127,7 +128,7 @@ class _Stack(torch.autograd.Function):
         shares = min(b * triton.cdiv(i, ROWS), max(1, PROGRAMS // h))
         parts = q.new_empty(shares, h, d, d, dtype=torch.float32)
         strides = (*q.stride(), *grad.stride(), _per_head(w))
-        with _device(q):
+        with launching_on(q):
             _stack_backward[(h, shares)](q, w, grad, dq, parts, b, h, i, *strides, **_tile(d))
         return dq, parts.sum((0, 1) if len(w) == 1 else 0).view_as(w).to(w.dtype)
 
@@ -138,7 +139,7 @@ class _Combine(torch.autograd.Function):
         b, hh, i, d = context.shape
         out = context.new_empty(b, i, hh // 2, d).transpose(1, 2)
         grid = (b * hh // 2, triton.cdiv(i, ROWS))
-        with _device(context):
+        with launching_on(context):
             _combine_forward[grid](
                 context, plus, minus, out, hh // 2, i, *context.stride(), _per_head(plus), **_tile(d)
             )
@@ -154,7 +155,7 @@ class _Combine(torch.autograd.Function):
         parts = context.new_empty(2, b, hh // 2, tiles, dtype=torch.float32)
         arguments = (context, grad, plus, minus, do, parts, hh // 2, i)
         strides = (*context.stride(), *grad.stride(), _per_head(plus), parts.stride(0))
-        with _device(context):
+        with launching_on(context):
             _combine_backward[(b * hh // 2, tiles)](*arguments, *strides, **_tile(d))
         dplus, dminus = parts.sum((1, 2, 3) if len(plus) == 1 else (1, 3)).view(2, -1).to(plus.dtype)
         return do, dplus, dminus
@@ -180,11 +181,6 @@ def unsupported(q: Tensor, head_dim: int) -> str | None:
     if head_dim > largest[q.dtype]:
         return f"head_dim={head_dim} in {q.dtype} (at most {largest[q.dtype]})"
     return None
-
-
-def _device(x: Tensor) -> AbstractContextManager:
-    """Triton launches on the current device: make it the tensor's."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
 
 def _per_head(x: Tensor) -> int:

@@ -1,0 +1,51 @@
+"""The noise of `mechanisms/noise.py`, drawn by one pass that only writes: four normals for each Philox counter.
+
+In plain PyTorch the ten rounds are some hundred passes over 64-bit words; here they stay in registers. The words are
+the same to the bit, the normals to the rounding of the device's logarithm and sine.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attnlab.mechanisms.kernels.launch import launching_on
+
+COUNTERS = 256  # in a program
+
+
+@triton.jit
+def _gaussian(seed, rows, out, layer, total, heads, length, keys, COUNTERS: tl.constexpr):
+    counter = tl.program_id(0).to(tl.int64) * COUNTERS + tl.arange(0, COUNTERS)
+    quads = tl.cdiv(keys, 4)
+    row, j = counter // quads, counter % quads
+    bh, i = row // length, row % length
+    place = tl.load(rows + i, mask=counter < total, other=0)
+    c0, c1 = j.to(tl.uint32), place.to(tl.uint32)
+    c2, c3 = (bh // heads).to(tl.uint32), (bh % heads + (layer << 16)).to(tl.uint32)
+    w0, w1, w2, w3 = tl.philox(tl.load(seed), c0, c1, c2, c3)
+    n0, n1 = tl.pair_uniform_to_normal(tl.uint_to_uniform_float(w0), tl.uint_to_uniform_float(w1))
+    n2, n3 = tl.pair_uniform_to_normal(tl.uint_to_uniform_float(w2), tl.uint_to_uniform_float(w3))
+    first = out + row * keys + 4 * j
+    left = tl.where(counter < total, keys - 4 * j, 0)
+    tl.store(first, n0, mask=left > 0)
+    tl.store(first + 1, n1, mask=left > 1)
+    tl.store(first + 2, n2, mask=left > 2)
+    tl.store(first + 3, n3, mask=left > 3)
+
+
+@torch.library.custom_op("attnlab::gaussian", mutates_args=())
+def gaussian(seed: Tensor, layer: int, batch: int, heads: int, rows: Tensor, keys: int, dtype: torch.dtype) -> Tensor:
+    """As the definition, with the seed on the device: (b,h,i,j)."""
+    out = rows.new_empty(batch, heads, len(rows), keys, dtype=dtype)
+    total = batch * heads * len(rows) * triton.cdiv(keys, 4)
+    with launching_on(rows):
+        _gaussian[(triton.cdiv(total, COUNTERS),)](
+            seed, rows, out, layer, total, heads, len(rows), keys, COUNTERS=COUNTERS
+        )
+    return out
+
+
+@gaussian.register_fake
+def _(seed, layer, batch, heads, rows, keys, dtype):
+    return rows.new_empty(batch, heads, rows.shape[0], keys, dtype=dtype)
