@@ -20,8 +20,8 @@ CASES += [pytest.param("cuda", b, id=f"cuda-{b.name.lower()}", marks=pytest.mark
 def test_blind_rows(name, device, backend, causal):
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     mechanism = attention(name, heads=4, head_dim=16).to(device=device, dtype=dtype)
-    q, k, v = (torch.randn(2, 4, 24, 16, device=device, dtype=dtype).requires_grad_() for _ in range(3))
-    mask = torch.ones(2, 1, 24, 24, dtype=torch.bool, device=device)
+    q, k, v = (torch.randn(2, 4, 72, 16, device=device, dtype=dtype).requires_grad_() for _ in range(3))
+    mask = torch.ones(2, 1, 72, 72, dtype=torch.bool, device=device)
     mask[0, :, 5], mask[1, :, :7] = False, False
     try:
         with sdpa_kernel(backend):

@@ -76,20 +76,22 @@ class Flat:
         for parameter in model.parameters():
             parameter.data = parameter.data.to(dtype)
         self.grad = self.master.grad = torch.zeros_like(self.master)
-        self._gathered = torch.zeros_like(self.work)
-        self._gathered_views = list(self.views(self._gathered).values())
+        self._added = torch.zeros_like(self.master)
+        self._parts, self._added_parts = (list(self.views(flat).values()) for flat in (self.grad, self._added))
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Each parameter's part of a flat vector, by name."""
         return {name: flat[start : start + shape.numel()].view(shape) for name, (start, shape) in self.places.items()}
 
-    def gather(self) -> None:
-        """Add the model's gradients to the master's, and forget them; one that no batch reached is 0."""
-        pairs = [
-            (v, p.grad) for v, p in zip(self._gathered_views, self.named.values(), strict=True) if p.grad is not None
-        ]
-        torch._foreach_copy_([view for view, _ in pairs], [grad for _, grad in pairs])
-        self.grad += self._gathered
+    def gather(self, *, first: bool) -> None:
+        """Put the model's gradients into the master's, or add them to it, and forget them; one not reached is 0."""
+        into, parts = (self.grad, self._parts) if first else (self._added, self._added_parts)
+        pairs = [(part, p.grad) for part, p in zip(parts, self.named.values(), strict=True) if p.grad is not None]
+        if len(pairs) < len(parts):
+            into.zero_()
+        torch._foreach_copy_([part for part, _ in pairs], [grad for _, grad in pairs])
+        if not first:
+            self.grad += self._added
         for parameter in self.named.values():
             parameter.grad = None
 
@@ -109,6 +111,7 @@ class Stepper(ABC):
         self.norm = torch.zeros((), device=self.device)  # of the gradient of the last update
         self.bad = torch.zeros((), device=self.device)  # 1 once something was not finite
         self.updates = torch.zeros((), dtype=torch.int64, device=self.device)  # good ones
+        self.first = True  # whether the next batch is the first of its update
         optimizer.found_inf, optimizer.grad_scale = self.bad, None  # type: ignore[attr-defined]
 
     @abstractmethod
@@ -129,7 +132,7 @@ class Stepper(ABC):
         loss = self.objective(inputs, targets)
         (loss * scale).backward()
         self.loss += loss.detach()
-        self.flat.gather()
+        self.flat.gather(first=self.first)
 
     def _apply(self) -> None:
         gradient = self.flat.grad
@@ -139,7 +142,6 @@ class Stepper(ABC):
         if self.clip > 0:
             gradient *= (self.clip / (self.norm + 1e-6)).clamp(max=1.0)
         self.optimizer.step()
-        gradient.zero_()
         self.flat.publish()
 
 
@@ -148,9 +150,11 @@ class Eager(Stepper):
 
     def accumulate(self, inputs: Sequence[Tensor], targets: Tensor, scale: float) -> None:
         self._accumulate([x.to(self.device) for x in inputs], targets.to(self.device), scale)
+        self.first = False
 
     def apply(self) -> None:
         self._apply()
+        self.first = True
 
 
 class Captured(Stepper):
@@ -166,7 +170,7 @@ class Captured(Stepper):
 
     def accumulate(self, inputs: Sequence[Tensor], targets: Tensor, scale: float) -> None:
         tensors = [*inputs, targets]
-        key = tuple(tuple(x.shape) for x in tensors)
+        key = (self.first, *(tuple(x.shape) for x in tensors))
         if key not in self.graphs:
             buffers = [x.to(self.device) for x in tensors]
             passes = self._captured(lambda: self._accumulate(buffers[:-1], buffers[-1], self.scale), rehearsals=2)
@@ -176,11 +180,13 @@ class Captured(Stepper):
         for buffer, x in zip(buffers, tensors, strict=True):
             buffer.copy_(x, non_blocking=True)
         graph.replay()
+        self.first = False
 
     def apply(self) -> None:
         if self.update is None:
             self.update = self._captured(self._apply, rehearsals=1)
         self.update.replay()
+        self.first = True
 
     def _captured(self, work: Callable[[], None], rehearsals: int) -> torch.cuda.CUDAGraph:
         """A graph of the work; rehearsed with the flag up, so that nothing is learnt, and all else put back."""

@@ -81,9 +81,8 @@ class DaGPAM(Mechanism):
         if bias is not None and bias.dim() > 2 and bias.shape[-3] > 1:
             bias = bias.repeat_interleave(2, dim=-3)
         dropout = self.dropout if self.training else 0.0
-        context = fused(
-            both.flatten(1, 2), k, v, mask, causal=causal, at=at, bias=bias, scale=self.scale, dropout=dropout
-        )
+        options = {"causal": causal, "at": at, "bias": bias, "scale": self.scale, "dropout": dropout}
+        context = fused(both.flatten(1, 2), k, v, mask, impl="sdpa" if self.impl == "reference" else "auto", **options)
         if kernel:
             return kernel.combine(context, self.lambdas[0], self.lambdas[-1]), None
         positive, negative = context.unflatten(1, (-1, 2)).unbind(2)

@@ -2,10 +2,12 @@
 
     S = q kᵀ / √d        P = softmax(S)
 
-`mix` is torch's `scaled_dot_product_attention`.
+`mix` is torch's `scaled_dot_product_attention`, or on a GPU a kernel for short rows. impl says which:
+
+    auto    the kernel where it covers the case        sdpa    torch's        fused   the kernel, or an error
 """
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -14,8 +16,17 @@ from torch.nn import functional as F
 from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax, repeat_heads, visible
 
 
+Impl = Literal["auto", "sdpa", "fused"]
+
+
 class Softmax(Mechanism):
     row_sum = 1.0
+
+    def __init__(self, heads: int, head_dim: int, *, impl: Impl = "auto", **base) -> None:
+        super().__init__(heads, head_dim, **base)
+        if impl not in get_args(Impl):
+            raise ValueError(f"impl must be one of {', '.join(get_args(Impl))}, not {impl!r}")
+        self.impl: Impl = impl
 
     def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
         seen = self.visible(q, k, mask, causal=causal, at=at)
@@ -24,7 +35,8 @@ class Softmax(Mechanism):
     def mix(self, q, k, v, mask=None, carry=None, *, causal=False, at=None, bias=None):
         self.check(q, k, mask, at, v)
         dropout = self.dropout if self.training else 0.0
-        return fused(q, k, v, mask, causal=causal, at=at, bias=bias, scale=self.scale, dropout=dropout), None
+        options = {"causal": causal, "at": at, "bias": bias, "scale": self.scale, "dropout": dropout}
+        return fused(q, k, v, mask, impl=self.impl, **options), None
 
 
 def fused(
@@ -38,14 +50,24 @@ def fused(
     bias: Tensor | None = None,
     scale: float,
     dropout: float = 0.0,
+    impl: Impl = "auto",
 ) -> Tensor:
-    """softmax(scale·qkᵀ + bias) v by torch's fused function; what a blind row gives does not depend on the backend.
+    """softmax(scale·qkᵀ + bias) v, fused; what a blind row gives does not depend on the backend.
 
     No mask tensor is made where torch needs none: every key visible, or causal with as many queries as keys.
     A blind row is shown every key and its context erased, so that no backend ever meets a row of −∞.
     """
     if bias is not None and not bias.is_floating_point():
         raise TypeError(f"bias must be floating-point, not {bias.dtype}; for a mask use mask=")
+    if impl == "fused" or (impl == "auto" and q.is_cuda):
+        from attnlab.mechanisms.kernels import softmax as kernel
+
+        reason = "a bias, or queries placed by at=" if at is not None or bias is not None else None
+        if (reason := reason or kernel.unsupported(q, k, v)) is None:
+            seed = torch.randint(2**62, (), device=q.device) if dropout else None
+            return kernel.short_softmax(q, k, v, mask, seed, causal, scale, dropout)
+        if impl == "fused":
+            raise ValueError(f"impl='fused' does not cover {reason}; say impl='auto' or 'sdpa'")
     bias = None if bias is None else bias[(None,) * (4 - bias.dim())]
     bare = mask is None and bias is None
     if q.is_cuda and q.shape[1] != k.shape[1] and not (bare and q.dtype in (torch.bfloat16, torch.float16)):

@@ -1,0 +1,166 @@
+"""Softmax attention over short rows: equal to its definition, every gradient too, and with dropout."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnlab.mechanisms import attention
+
+pytest.importorskip("triton")
+from attnlab.mechanisms.kernels.softmax import short_softmax
+
+pytestmark = pytest.mark.kernel
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (DEVICE == "cuda")  # the interpreter's bf16 is wrong
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+def by_definition(q, k, v, mask, causal, kept=1.0):
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    i, j = q.shape[2], k.shape[2]
+    seen = torch.ones(i, j, dtype=torch.bool, device=q.device).tril(j - i) if causal else None
+    seen = mask if seen is None else seen if mask is None else seen & mask
+    s = 0.37 * q @ k.transpose(2, 3)
+    if seen is not None:
+        s = s.masked_fill(~seen, -torch.inf)
+    return (torch.softmax(s, -1).nan_to_num(0.0) * kept) @ v
+
+
+def projected(b, n, h, d, dtype):
+    """As a joint projection leaves it: not contiguous, and a slice of something wider."""
+    return torch.randn(b, n, h * d + 7, dtype=dtype, device=DEVICE)[..., 7:].unflatten(-1, (h, d)).transpose(1, 2)
+
+
+def assert_same(inputs, mask, causal, seed=None, rate=0.0, kept=1.0):
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    got = short_softmax(*inputs, mask, seed, causal, 0.37, rate)
+    expected = by_definition(*wide, mask, causal, kept)
+    direction = torch.randn_like(expected).to(got.dtype)
+    found = [got, *torch.autograd.grad(got, inputs, direction)]
+    for name, x, y in zip(
+        ("context", "dq", "dk", "dv"), found, [expected, *torch.autograd.grad(expected, wide, direction.double())],
+        strict=True,
+    ):  # fmt: skip
+        error = (x.double() - y).norm() / y.norm().clamp_min(1e-2)
+        assert error < TOLERANCE[inputs[0].dtype], f"{name}: {error:.1e}"
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@settings(max_examples=12, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    b=st.integers(1, 3),
+    groups=st.integers(1, 3),
+    shared=st.integers(1, 3),
+    i=st.integers(1, 64),
+    j=st.integers(1, 64),
+    d=st.sampled_from([3, 16, 32, 64]),
+    causal=st.booleans(),
+    mask=st.sampled_from(["none", "keys", "full", "one"]),
+)
+def test_it_equals_the_definition(dtype, seed, b, groups, shared, i, j, d, causal, mask):
+    torch.manual_seed(seed)
+    inputs = [projected(b, n, h, d, dtype) for n, h in ((i, groups * shared), (j, groups), (j, groups))]
+    shape = {"none": None, "keys": (b, 1, 1, j), "full": (b, 1, i, j), "one": (i, j)}[mask]
+    seen = None if shape is None else torch.rand(shape, device=DEVICE) < 0.6  # some rows see nothing
+    assert_same(inputs, seen, causal)
+
+
+def test_dropout_is_the_same_in_both_passes_and_has_its_rate():
+    """With V = 1 the context shows the dropped weights; its gradients are those of exactly these."""
+    torch.manual_seed(0)
+    n = d = 32
+    q, k = (projected(3, n, 4, d, torch.float32) for _ in range(2))
+    eye = torch.eye(n, device=DEVICE).expand(3, 4, n, d)
+    seed = torch.tensor(1234567890123, device=DEVICE)
+    weights = by_definition(q, k, eye, None, True)
+    dropped = short_softmax(q, k, eye, None, seed, True, 0.37, 0.25)
+    kept = torch.where(weights > 0, dropped / weights, 0.0)
+    torch.testing.assert_close(kept[kept > 0], torch.full_like(kept[kept > 0], 4 / 3))
+    share = (kept > 0).sum() / (weights > 0).sum()
+    assert abs(share - 0.75) < 4 * (0.75 * 0.25 / (weights > 0).sum()) ** 0.5
+    assert not torch.equal(dropped, short_softmax(q, k, eye, None, seed + 1, True, 0.37, 0.25))
+    v = projected(3, n, 4, d, torch.float32)
+    assert_same([q, k, v], None, True, seed, 0.25, kept.double())
+
+
+def test_every_element_is_written(monkeypatch):
+    """Outputs start as NaN; none may be left."""
+    empty = torch.Tensor.new_empty
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **o: empty(*a, **o).fill_(float("nan")))
+    q, k, v = (torch.randn(2, h, n, 5, device=DEVICE, requires_grad=True) for h, n in ((6, 13), (3, 17), (3, 17)))
+    context = short_softmax(q, k, v, None, None, True, 0.4, 0.0)
+    context.sum().backward()
+    assert all(x.isfinite().all() for x in (context, q.grad, k.grad, v.grad))
+
+
+@pytest.mark.parametrize("mask", [None, (2, 1, 1, 7)])
+def test_it_is_a_proper_operator(mask):
+    inputs = [torch.randn(2, 2, n, 16, device=DEVICE, requires_grad=True) for n in (5, 7, 7)]
+    seen = None if mask is None else torch.rand(mask, device=DEVICE) < 0.8
+    torch.library.opcheck(short_softmax, (*inputs, seen, torch.tensor(3, device=DEVICE), False, 0.4, 0.1))
+
+
+@pytest.mark.parametrize("name", ["softmax", "dagpam"])
+def test_the_mechanism_is_the_same_by_either_way(name, monkeypatch):
+    """dagpam stacks two queries for one key head, so it goes through the kernel's groups."""
+    options = {"impl": "fused"} if name == "softmax" else {}
+    other = {"impl": "sdpa"} if name == "softmax" else {"impl": "reference"}
+    mine, peer = (attention(name, heads=4, head_dim=16, **o).to(DEVICE) for o in (options, other))
+    peer.load_state_dict(mine.state_dict())
+    q, k, v = (torch.randn(2, 4, n, 16, device=DEVICE) for n in (11, 13, 13))
+    mask = torch.rand(2, 1, 1, 13, device=DEVICE) < 0.7
+    torch.testing.assert_close(mine(q, k, v, mask)[0], peer(q, k, v, mask)[0], atol=1e-5, rtol=1e-4)
+
+
+def test_what_is_not_covered_is_said():
+    mechanism = attention("softmax", heads=2, head_dim=16, impl="fused").to(DEVICE)
+    q = torch.randn(1, 2, 65, 16, device=DEVICE)
+    with pytest.raises(ValueError, match="rows longer than 64; say impl='auto' or 'sdpa'"):
+        mechanism(q, q, q)
+    with pytest.raises(ValueError, match="impl must be one of"):
+        attention("softmax", heads=2, head_dim=16, impl="flash")
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from attnlab.mechanisms.kernels import softmax
+pointers = ("q", "k", "v", "out", "grad", "dq", "dk", "dv")
+for kernel in (softmax._forward, softmax._backward):
+    for kind, d, n in (("bf16", 128, 64), ("fp16", 64, 32), ("fp32", 64, 64)):
+        fixed = {"MASKED": True, "CAUSAL": n == 32, "SHARED": 2, "I": n, "J": n, "D": d, "WIDE": d}
+        types = dict.fromkeys(pointers, f"*{kind}") | {"mask": "*u8", "seed": "*i64", "scale": "fp32", "rate": "fp32"}
+        types |= dict.fromkeys(fixed, "constexpr")
+        signature = {name: types.get(name, "i32") for name in kernel.arg_names}
+        triton.compile(ASTSource(kernel, signature, fixed), target=GPUTarget("cuda", 90, 32))
+print("compiled")
+"""
+
+
+def test_kernels_compile_for_a_gpu_that_is_not_here():
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "compiled", done.stderr[-2000:]
+
+
+@pytest.mark.gpu
+def test_torch_compile_and_cuda_graphs_go_through():
+    mechanism = attention("softmax", heads=4, head_dim=64, dropout=0.5).cuda().train()
+    q, k, v = torch.randn(3, 2, 4, 40, 64, device="cuda")
+    for call in (mechanism, torch.compile(mechanism)):
+        call(q, k, v)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            context = call(q, k, v)[0]
+        graph.replay()
+        first = context.clone()
+        graph.replay()
+        assert not torch.equal(first, context)
