@@ -136,7 +136,7 @@ from attnlab.mechanisms.kernels import softmax
 pointers = ("q", "k", "v", "out", "grad", "dq", "dk", "dv")
 for kernel in (softmax._forward, softmax._backward):
     for kind, d, n in (("bf16", 128, 64), ("fp16", 64, 32), ("fp32", 64, 64)):
-        fixed = {"MASKED": True, "CAUSAL": n == 32, "SHARED": 2, "I": n, "J": n, "D": d, "WIDE": d}
+        fixed = {"MASKED": True, "CAUSAL": n == 32, "SHARED": 2, "ROWS": n, "KEYS": n, "D": d, "WIDE": d}
         types = dict.fromkeys(pointers, f"*{kind}") | {"mask": "*u8", "seed": "*i64", "scale": "fp32", "rate": "fp32"}
         types |= dict.fromkeys(fixed, "constexpr")
         signature = {name: types.get(name, "i32") for name in kernel.arg_names}

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax, repeat_heads, visible
 
-
 Impl = Literal["auto", "sdpa", "fused"]
 
 

@@ -24,10 +24,10 @@ WIDEST = {torch.float32: 64, torch.float16: 128, torch.bfloat16: 128}  # head si
 @triton.jit
 def _weights(
     x, y, mask, seed, b, head, rows, keys, m_b, m_i, m_j, scale, rate,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr, I: tl.constexpr, J: tl.constexpr,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """P and D of one head, (I,J) each; a row that sees nothing is 0."""
-    i, j = tl.arange(0, I), tl.arange(0, J)
+    """P and D of one head, (ROWS,KEYS) each; a row that sees nothing is 0."""
+    i, j = tl.arange(0, ROWS), tl.arange(0, KEYS)
     seen = (i < rows)[:, None] & (j < keys)[None, :]
     if MASKED:
         place = mask + b * m_b + i[:, None] * m_i + j[None, :] * m_j
@@ -39,7 +39,7 @@ def _weights(
     p = tl.exp(s - tl.where(top == float("-inf"), 0.0, top)[:, None])
     total = tl.sum(p, 1)
     p = p / tl.where(total == 0.0, 1.0, total)[:, None]
-    kept = tl.full((I, J), 1.0, tl.float32)
+    kept = tl.full((ROWS, KEYS), 1.0, tl.float32)
     if rate > 0.0:
         draw = tl.rand(tl.load(seed), ((head * rows + i[:, None]) * keys + j[None, :]).to(tl.uint32))
         kept = tl.where(draw >= rate, 1.0 / (1.0 - rate), 0.0)
@@ -50,17 +50,17 @@ def _weights(
 def _forward(
     q, k, v, mask, seed, out, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d, v_b, v_h, v_j, v_d,
     m_b, m_i, m_j, scale, rate, MASKED: tl.constexpr, CAUSAL: tl.constexpr, SHARED: tl.constexpr,
-    I: tl.constexpr, J: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     b, h = program // heads, program % heads  # h: of the query
     g = h // SHARED
-    i, j, d = tl.arange(0, I), tl.arange(0, J), tl.arange(0, WIDE)
+    i, j, d = tl.arange(0, ROWS), tl.arange(0, KEYS), tl.arange(0, WIDE)
     inside, behind = (i < rows)[:, None] & (d < D)[None, :], (j < keys)[:, None] & (d < D)[None, :]
     x = tl.load(q + b * q_b + h * q_h + i[:, None] * q_i + d[None, :] * q_d, mask=inside, other=0.0)
     y = tl.load(k + b * k_b + g * k_h + j[:, None] * k_j + d[None, :] * k_d, mask=behind, other=0.0)
     z = tl.load(v + b * v_b + g * v_h + j[:, None] * v_j + d[None, :] * v_d, mask=behind, other=0.0)
-    p, kept = _weights(x, y, mask, seed, b, program, rows, keys, m_b, m_i, m_j, scale, rate, MASKED, CAUSAL, I, J)
+    p, kept = _weights(x, y, mask, seed, b, program, rows, keys, m_b, m_i, m_j, scale, rate, MASKED, CAUSAL, ROWS, KEYS)
     context = tl.dot((p * kept).to(z.dtype), z, input_precision="ieee")
     tl.store(out + ((b * rows + i[:, None]) * heads + h) * D + d[None, :], context.to(x.dtype), mask=inside)
 
@@ -70,24 +70,26 @@ def _backward(
     q, k, v, mask, seed, grad, dq, dk, dv, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d,
     v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, scale, rate,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, SHARED: tl.constexpr,
-    I: tl.constexpr, J: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """One key head, and the query heads that share it."""
     program = tl.program_id(0).to(tl.int64)
     groups = heads // SHARED
     b, g = program // groups, program % groups
-    i, j, d = tl.arange(0, I), tl.arange(0, J), tl.arange(0, WIDE)
+    i, j, d = tl.arange(0, ROWS), tl.arange(0, KEYS), tl.arange(0, WIDE)
     inside, behind = (i < rows)[:, None] & (d < D)[None, :], (j < keys)[:, None] & (d < D)[None, :]
     y = tl.load(k + b * k_b + g * k_h + j[:, None] * k_j + d[None, :] * k_d, mask=behind, other=0.0)
     z = tl.load(v + b * v_b + g * v_h + j[:, None] * v_j + d[None, :] * v_d, mask=behind, other=0.0)
-    sum_k = tl.zeros((J, WIDE), dtype=tl.float32)
-    sum_v = tl.zeros((J, WIDE), dtype=tl.float32)
+    sum_k = tl.zeros((KEYS, WIDE), dtype=tl.float32)
+    sum_v = tl.zeros((KEYS, WIDE), dtype=tl.float32)
     for n in range(SHARED):
         h = g * SHARED + n
         x = tl.load(q + b * q_b + h * q_h + i[:, None] * q_i + d[None, :] * q_d, mask=inside, other=0.0)
         c = tl.load(grad + b * g_b + h * g_h + i[:, None] * g_i + d[None, :] * g_d, mask=inside, other=0.0)
         head = b * heads + h
-        p, kept = _weights(x, y, mask, seed, b, head, rows, keys, m_b, m_i, m_j, scale, rate, MASKED, CAUSAL, I, J)
+        p, kept = _weights(
+            x, y, mask, seed, b, head, rows, keys, m_b, m_i, m_j, scale, rate, MASKED, CAUSAL, ROWS, KEYS
+        )
         sum_v += tl.dot(tl.trans((p * kept).to(c.dtype)), c, input_precision="ieee")
         dp = tl.dot(c, tl.trans(z), input_precision="ieee") * kept
         ds = (p * (dp - tl.sum(p * dp, 1)[:, None]) * scale).to(x.dtype)
@@ -187,5 +189,5 @@ def _tile(q: Tensor, k: Tensor) -> dict[str, int]:
     def wide(n: int) -> int:
         return max(16, triton.next_power_of_2(n))
 
-    sizes = {"I": wide(q.shape[2]), "J": wide(k.shape[2]), "D": q.shape[3], "WIDE": wide(q.shape[3])}
+    sizes = {"ROWS": wide(q.shape[2]), "KEYS": wide(k.shape[2]), "D": q.shape[3], "WIDE": wide(q.shape[3])}
     return sizes | {"SHARED": q.shape[1] // k.shape[1]}
