@@ -135,9 +135,11 @@ from triton.compiler import ASTSource
 from attnlab.mechanisms.kernels import softmax
 pointers = ("q", "k", "v", "out", "grad", "dq", "dk", "dv")
 for kernel in (softmax._forward, softmax._backward):
-    for kind, d, n in (("bf16", 128, 64), ("fp16", 64, 32), ("fp32", 64, 64)):
-        fixed = {"MASKED": True, "CAUSAL": n == 32, "SHARED": 2, "ROWS": n, "KEYS": n, "D": d, "WIDE": d}
-        types = dict.fromkeys(pointers, f"*{kind}") | {"mask": "*u8", "seed": "*i64", "scale": "fp32", "rate": "fp32"}
+    for kind, d, n in (("bf16", 128, 64), ("fp16", 64, 32), ("fp32", 32, 16)):
+        here = n == 32  # where there is no mask or no dropout, q stands in for the pointer
+        fixed = {"MASKED": here, "CAUSAL": here, "DROPPED": here, "SHARED": 2, "ROWS": n, "KEYS": n, "D": d, "WIDE": d}
+        types = dict.fromkeys(pointers, f"*{kind}") | {"scale": "fp32", "rate": "fp32"}
+        types |= {"mask": "*u8" if here else f"*{kind}", "seed": "*i64" if here else f"*{kind}"}
         types |= dict.fromkeys(fixed, "constexpr")
         signature = {name: types.get(name, "i32") for name in kernel.arg_names}
         triton.compile(ASTSource(kernel, signature, fixed), target=GPUTarget("cuda", 90, 32))

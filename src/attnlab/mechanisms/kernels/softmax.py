@@ -24,7 +24,7 @@ WIDEST = {torch.float32: 64, torch.float16: 128, torch.bfloat16: 128}  # head si
 @triton.jit
 def _weights(
     x, y, mask, seed, b, head, rows, keys, m_b, m_i, m_j, scale, rate,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """P and D of one head, (ROWS,KEYS) each; a row that sees nothing is 0."""
     i, j = tl.arange(0, ROWS), tl.arange(0, KEYS)
@@ -40,7 +40,7 @@ def _weights(
     total = tl.sum(p, 1)
     p = p / tl.where(total == 0.0, 1.0, total)[:, None]
     kept = tl.full((ROWS, KEYS), 1.0, tl.float32)
-    if rate > 0.0:
+    if DROPPED:
         draw = tl.rand(tl.load(seed), ((head * rows + i[:, None]) * keys + j[None, :]).to(tl.uint32))
         kept = tl.where(draw >= rate, 1.0 / (1.0 - rate), 0.0)
     return p, kept
@@ -49,7 +49,7 @@ def _weights(
 @triton.jit
 def _forward(
     q, k, v, mask, seed, out, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d, v_b, v_h, v_j, v_d,
-    m_b, m_i, m_j, scale, rate, MASKED: tl.constexpr, CAUSAL: tl.constexpr, SHARED: tl.constexpr,
+    m_b, m_i, m_j, scale, rate, MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr, SHARED: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
@@ -60,7 +60,9 @@ def _forward(
     x = tl.load(q + b * q_b + h * q_h + i[:, None] * q_i + d[None, :] * q_d, mask=inside, other=0.0)
     y = tl.load(k + b * k_b + g * k_h + j[:, None] * k_j + d[None, :] * k_d, mask=behind, other=0.0)
     z = tl.load(v + b * v_b + g * v_h + j[:, None] * v_j + d[None, :] * v_d, mask=behind, other=0.0)
-    p, kept = _weights(x, y, mask, seed, b, program, rows, keys, m_b, m_i, m_j, scale, rate, MASKED, CAUSAL, ROWS, KEYS)
+    p, kept = _weights(
+        x, y, mask, seed, b, program, rows, keys, m_b, m_i, m_j, scale, rate, MASKED, CAUSAL, DROPPED, ROWS, KEYS
+    )
     context = tl.dot((p * kept).to(z.dtype), z, input_precision="ieee")
     tl.store(out + ((b * rows + i[:, None]) * heads + h) * D + d[None, :], context.to(x.dtype), mask=inside)
 
@@ -69,7 +71,7 @@ def _forward(
 def _backward(
     q, k, v, mask, seed, grad, dq, dk, dv, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d,
     v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, scale, rate,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr, SHARED: tl.constexpr,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr, SHARED: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """One key head, and the query heads that share it."""
@@ -111,7 +113,7 @@ def short_softmax(
     with launching_on(q):
         _forward[(q.shape[0] * q.shape[1],)](
             q, k, v, *_given(q, mask, seed), out, q.shape[1], q.shape[2], k.shape[2], *strides, scale, rate,
-            MASKED=mask is not None, CAUSAL=causal, **_tile(q, k),
+            MASKED=mask is not None, CAUSAL=causal, DROPPED=seed is not None, **_tile(q, k),
         )  # fmt: skip
     return out
 
@@ -127,7 +129,7 @@ def short_softmax_backward(
     with launching_on(q):
         _backward[(k.shape[0] * k.shape[1],)](
             q, k, v, *_given(q, mask, seed), grad, dq, dk, dv, q.shape[1], q.shape[2], k.shape[2], *strides, scale,
-            rate, MASKED=mask is not None, CAUSAL=causal, **_tile(q, k),
+            rate, MASKED=mask is not None, CAUSAL=causal, DROPPED=seed is not None, **_tile(q, k),
         )  # fmt: skip
     return dq, dk, dv
 
