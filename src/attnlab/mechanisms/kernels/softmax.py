@@ -90,7 +90,7 @@ def _backward(
         c = tl.load(grad + b * g_b + h * g_h + i[:, None] * g_i + d[None, :] * g_d, mask=inside, other=0.0)
         head = b * heads + h
         p, kept = _weights(
-            x, y, mask, seed, b, head, rows, keys, m_b, m_i, m_j, scale, rate, MASKED, CAUSAL, ROWS, KEYS
+            x, y, mask, seed, b, head, rows, keys, m_b, m_i, m_j, scale, rate, MASKED, CAUSAL, DROPPED, ROWS, KEYS
         )
         sum_v += tl.dot(tl.trans((p * kept).to(c.dtype)), c, input_precision="ieee")
         dp = tl.dot(c, tl.trans(z), input_precision="ieee") * kept
