@@ -33,7 +33,7 @@ SETS = {
     }),
     "ptb": ("language", "test-context", {
         "data": "ptb", "block": "128", "context": "96", "layers": "4", "width": "256", "heads": "4",
-        "feed_forward": "1024", "dropout": "0.4", "attention_dropout": "0.1", "lr": "1e-3", "warmup": "400",
+        "feed_forward": "1024", "dropout": "0.3", "attention_dropout": "0.1", "lr": "2e-3", "warmup": "400",
         "steps": "4000", "schedule": "cosine", "clip": "1.0", "weight_decay": "0.01", "optimiser": "adamw",
         "batch_tokens": "4096", "evaluate_every": "200", "checkpoint_every": "4000", "compile": "no",
     }),
@@ -78,6 +78,7 @@ def main():
     parser.add_argument("--runs", help="folder for the runs; by default OUT/SET/runs")
     parser.add_argument("--attention", default="softmax,realformer,coda,dagpam")
     parser.add_argument("--seeds", default="1,2,3")
+    parser.add_argument("--untimed", action="store_true", help="other work shares the device: keep no speeds")
     parser.add_argument("settings", nargs="*", metavar="key=value", help="changes to the recipe, for every attention")
     given = parser.parse_intermixed_args()
     task, part, recipe = SETS[given.set]
@@ -92,8 +93,10 @@ def main():
                 continue
             values = {key: str(value) for key, value in (recipe | named).items()}
             about = measuring.surroundings(seed)
-            row = named | one(task, part, values, runs / f"{attention}-{seed}") | {"commit": about["commit"]}
-            rows.append(row)
+            made = one(task, part, values, runs / f"{attention}-{seed}")
+            if given.untimed:
+                made |= {"seconds": None, "tokens_per_second": None}
+            rows.append(row := named | made | {"commit": about["commit"]})
             print({key: value for key, value in row.items() if key != "example"}, flush=True)
             seeds = ", ".join(map(str, sorted({row["seed"] for row in rows})))
             measuring.write(str(folder), path.stem, about | {"seed": seeds, "recipe": recipe}, rows)
@@ -102,7 +105,8 @@ def main():
     for attention in dict.fromkeys(row["attention"] for row in rows):
         own = [row for row in rows if row["attention"] == attention]
         values = [spread([row[key] for row in own], 2) for key in measures]
-        shown.append([attention, len(own), *values, f"{own[0]['tokens_per_second']:,.0f}"])
+        speeds = [row["tokens_per_second"] for row in own if row["tokens_per_second"]]
+        shown.append([attention, len(own), *values, f"{speeds[0]:,.0f}" if speeds else "–"])
     print(measuring.table(["attention", "seeds", *measures, "tokens/s"], shown))
 
 

@@ -98,7 +98,8 @@ def learnt(name: str, path: Path) -> str:
     for name in dict.fromkeys(r["attention"] for r in rows):
         own = [r for r in rows if r["attention"] == name]
         values = [spread([r[key] for r in own], digits) for key, (_, digits) in measures.items()]
-        table.append([name, f"{own[0]['parameters']:,}", *values, f"{own[0]['tokens_per_second']:,.0f}"])
+        speeds = [f"{r['tokens_per_second']:,.0f}" for r in own if r["tokens_per_second"]]
+        table.append([name, f"{own[0]['parameters']:,}", *values, speeds[0] if speeds else "not timed"])
     return "\n\n".join([title, f"{scored} {fewer}{signature} Recipe: {recipe}.", markdown(table)])
 
 
