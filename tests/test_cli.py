@@ -43,7 +43,7 @@ def test_describe_prints_the_published_totals(words, total):
     assert re.search(rf"^total\s+{total}", run("describe", *words).output, re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
+@pytest.mark.parametrize("name", [name for name in MECHANISMS if name != "uniform"])  # which looks nowhere
 def test_every_mechanism_learns_to_copy(name, tmp_path):
     """Chance is 1/16; the report, the figure and the record are written."""
     result = run("demo", f"attention={name}", "steps=400", f"out={tmp_path}")

@@ -39,6 +39,8 @@ def row_by_row(mechanism, q, k, mask, row):
 
 ROWS = {
     "softmax": lambda m: lambda h, q, k: softmax(k @ q / math.sqrt(SIZE)),
+    "dot": lambda m: lambda h, q, k: softmax(k @ q),
+    "uniform": lambda m: lambda h, q, k: np.full(len(k), 1 / len(k)),
     "coda-cs": lambda m: lambda h, q, k: softmax(k @ q / math.sqrt(SIZE)),
     "realformer": lambda m: lambda h, q, k: softmax(k @ q / math.sqrt(SIZE)),
     "coda": lambda m: lambda h, q, k: softmax(k @ q / math.sqrt(SIZE)),

@@ -79,7 +79,7 @@ def test_settings_are_read_as_text():
             r"unknown key 'head' \(did you mean 'heads'\?\); a language-model has model",
         ),
         ("tiny", {"attention": "coda", "alfa": "2"}, r"unknown key 'alfa' \(did you mean 'alpha'\?\)"),
-        ("tiny", {"alpha": "2"}, "unknown key 'alpha'.*attention=softmax has scale"),
+        ("tiny", {"alpha": "2"}, "unknown key 'alpha'.*attention=softmax has impl, scale"),
         ("tiny", {"layer": "2"}, r"unknown key 'layer' \(did you mean 'layers'\?\)"),
         ("tiny", {"heads": "two"}, "heads=two: expected a whole number"),
         ("tiny", {"heads": "5"}, "width=64 is not divisible by heads=5"),

@@ -282,7 +282,7 @@ def test_hugging_face_models_are_passed_on(monkeypatch):
     for path in ("some/path", Path("some/path")):
         record(path, ["some text"], noise=5)
     assert calls == [
-        ((model, "some text"), {"lazy": True, "noise": None}),
-        (("some/path", ["some text"]), {"noise": 5}),
-        ((Path("some/path"), ["some text"]), {"noise": 5}),
+        ((model, "some text"), {"lazy": True, "noise": None, "feed_forward": False}),
+        (("some/path", ["some text"]), {"noise": 5, "feed_forward": False}),
+        ((Path("some/path"), ["some text"]), {"noise": 5, "feed_forward": False}),
     ]

@@ -14,11 +14,13 @@ from typing import Any
 from attnlab.config import changed, digest, nearest
 from attnlab.mechanisms import option_types, parse_options
 from attnlab.models.adaptation import FROM_MODEL
-from attnlab.models.presets import PRESETS
+from attnlab.models.lstm_config import LSTMConfig
+from attnlab.models.presets import PRESETS, Config
 from attnlab.models.transformer import TransformerConfig
 from attnlab.models.tuned import TunedConfig
 from attnlab.tasks import TASKS
 from attnlab.tasks.task import Task, TaskConfig
+from attnlab.tasks.translation import TranslationConfig
 from attnlab.train import TrainConfig
 
 MODELS: dict[str, Any] = {"translation": "translator", "language": "language-model", "classification": "classifier"}
@@ -40,7 +42,7 @@ class DecodeConfig:
 class Recipe:
     task: str
     data: TaskConfig
-    model: TransformerConfig | TunedConfig  # but for what the task says of it
+    model: Config | TunedConfig  # but for what the task says of it
     training: TrainConfig = field(default_factory=TrainConfig)
     decoding: DecodeConfig = field(default_factory=DecodeConfig)
 
@@ -52,20 +54,25 @@ class Recipe:
     def name(self) -> str:
         return f"{self.task}-{self.model.attention.rpartition(':')[2]}-{digest(self)}"
 
-    def fitted(self, task: Task) -> TransformerConfig | TunedConfig:
+    def fitted(self, task: Task) -> Config | TunedConfig:
         """The model's configuration with what the task says of it."""
         sizes: dict[str, Any] = dict(task.sizes())
         if isinstance(self.model, TunedConfig):
             return replace(self.model, max_length=_longest(task), **sizes)
         if task.architecture == "translation":
             sizes = {"vocabulary": sizes["source_vocabulary"], "target_vocabulary": sizes["vocabulary"]}
-            if self.model.tie == "all":
+            if isinstance(self.model, LSTMConfig):
+                if self.model.share_embeddings and not getattr(self.data, "joint", True):
+                    raise ValueError("share_embeddings needs one vocabulary: say share_embeddings=false, or joint=true")
+            elif self.model.tie == "all":
                 del sizes["target_vocabulary"]
-        if self.model.positions == "learned":
+        if isinstance(self.model, TransformerConfig) and self.model.positions == "learned":
             sizes["max_length"] = _longest(task)
         return replace(self.model, model=MODELS[task.architecture], **sizes)
 
 
+SNELL = TrainConfig(lr=1e-3, betas=(0.9, 0.999), schedule="constant", warmup=0, precision="fp32")
+COPYING = replace(SNELL, steps=200, batch_examples=128, evaluate_every=10, checkpoint_every=50, log_every=10)
 TRAINING: dict[str, tuple[TrainConfig, DecodeConfig]] = {
     "iwslt14": (
         TrainConfig(
@@ -89,6 +96,15 @@ TRAINING: dict[str, tuple[TrainConfig, DecodeConfig]] = {
         ),
         DecodeConfig(),
     ),
+    "lstm": (
+        replace(SNELL, steps=36_260, batch_examples=16, evaluate_every=2000, checkpoint_every=2000),
+        DecodeConfig(beam=5, length_penalty=0.0),
+    ),
+    "lstm-copy": (COPYING, DecodeConfig(beam=5, length_penalty=0.0)),
+    "lstm-multi-head": (COPYING, DecodeConfig(beam=5, length_penalty=0.0)),
+    "lstm-classifier": (
+        replace(SNELL, steps=4000, batch_examples=32, evaluate_every=250, checkpoint_every=250), DecodeConfig()
+    ),
 }  # fmt: skip
 TUNING = TrainConfig(lr=5e-5, clip=1.0, capture="no")  # of a model that is trained already
 
@@ -99,6 +115,8 @@ def resolved(task: str, values: Mapping[str, str]) -> Recipe:
         raise ValueError(f"no task is called {task!r}{nearest(task, TASKS)}; there are {', '.join(TASKS)}")
     given = dict(values)
     preset = given.pop("model", None)
+    if preset in PRESETS and isinstance(PRESETS[preset], LSTMConfig):
+        preset = _lstm(task, preset, given)
     parts = _new(task, preset) if preset is None or preset in PRESETS else _tuned(task, preset, given)
     owner = {f.name: part for part in reversed(parts) for f in fields(parts[part]) if _is_said(part, f.name)}
     attention = given.get("attention", parts["model"].attention)
@@ -121,7 +139,8 @@ def resolved(task: str, values: Mapping[str, str]) -> Recipe:
 def stored(values: Mapping[str, Any]) -> Recipe:
     """The recipe of a run, from what its folder holds."""
     task, values = values["task"], {part: _tuples(v) for part, v in values.items() if part != "task"}
-    kind: Any = TunedConfig if "path" in values["model"] else TransformerConfig
+    kinds: dict[str, Any] = {"path": TunedConfig, "embedding_width": LSTMConfig}
+    kind = next((kinds[key] for key in kinds if key in values["model"]), TransformerConfig)
     data, model = TASKS[task].config_type(**values["data"]), kind(**values["model"])
     return Recipe(task, data, model, TrainConfig(**values["training"]), DecodeConfig(**values["decoding"]))
 
@@ -130,7 +149,20 @@ def _new(task: str, preset: str | None) -> dict[str, Any]:
     """The parts of a recipe for a model of our own, before anything is said of them."""
     model = PRESETS[preset] if preset else TransformerConfig(model="classifier", vocabulary=4, **SMALL)
     training, decoding = TRAINING.get(preset or "", (TrainConfig(), DecodeConfig()))
-    return {"data": TASKS[task].config_type(), "model": model, "training": training, "decoding": decoding}
+    data = TASKS[task].config_type()
+    if isinstance(model, LSTMConfig) and isinstance(data, TranslationConfig):
+        data = replace(data, source_begin=True)
+    return {"data": data, "model": model, "training": training, "decoding": decoding}
+
+
+def _lstm(task: str, preset: str, given: Mapping[str, str]) -> str:
+    """The preset itself; model=lstm is the one for the task."""
+    if task == "language":
+        raise ValueError(f"model={preset} translates or classifies; it is no language model")
+    if preset != "lstm" or task == "translation":
+        return preset
+    classifies = task == "classification" or given.get("data") == "keyword"
+    return "lstm-classifier" if classifies else "lstm-copy"
 
 
 def _tuned(task: str, path: str, given: Mapping[str, str]) -> dict[str, Any]:

@@ -23,6 +23,26 @@ from torch import Tensor
 FORMAT = "attnlab-record-1"
 KINDS = {"encoder-self": ("source", "source"), "decoder-self": ("target", "target"), "cross": ("target", "source")}
 
+# what Layer.around may hold of the block around an attention: e model size, f feed-forward size
+AROUND = {
+    "residual": "(b,i,e)  what the outputs are added to",
+    "norm.gain": "(e,)  of the norm that reads that sum u: gain·scale·(u − mean u if centred else u) + its bias",
+    "norm.centred": "()  bool, True in a LayerNorm, False in an RMSNorm",
+    "norm.scale": "(b,i,1)  1 / the deviation, or 1 / the root mean square",
+    "feed_forward.inner": "(e,f)  W₁ of the feed-forward, Σ_k (x·inner_k)·slope_k·output_k + what biases made",
+    "feed_forward.slope": "(b,i,f)",
+    "feed_forward.factor": "(e,f)  of a gated one, whose sum has the terms (x·factor_k)·factor_slope_k·output_k too",
+    "feed_forward.factor_slope": "(b,i,f)",
+    "feed_forward.output": "(f,e)  W₂",
+    "feed_forward.pre": "()  bool: it is added to the sum u if True, else to the normed u and normed by closing",
+    "closing.gain": "(e,)",
+    "closing.centred": "()",
+    "closing.scale": "(b,i,1)",
+}
+UNBATCHED = {"output_weight", "output_bias", "weight", "bias"} | {
+    f"around.{name}" for name, shape in AROUND.items() if not shape.startswith("(b,")
+}
+
 Weigh = Callable[[int, int], Tensor]  # the weights of queries start … stop−1, (b,h,stop−start,j)
 
 
@@ -43,6 +63,8 @@ class Layer:
     outputs: Tensor  # (b,i,e)  what its output projection returned
     mask: Tensor  # bool, broadcastable to (b,1,i,j), True = visible
     extras: Mapping[str, Tensor] = field(default_factory=dict)  # logits, probes, gradients where asked for; batch first
+    around: Mapping[str, Tensor] = field(default_factory=dict)  # the block it stands in, as AROUND names its parts
+    strange: str = ""  # what of that block was not understood, in words
 
     @property
     def weights(self) -> Tensor:
@@ -72,14 +94,17 @@ class Layer:
     def tensors(self) -> dict[str, Tensor]:
         """Every stored tensor by name; the weights only where they are held."""
         named = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return named | {f"extras.{name}": value for name, value in self.extras.items()}
+        parts = {"extras": self.extras, "around": self.around}
+        return named | {f"{part}.{name}": value for part, held in parts.items() for name, value in held.items()}
 
     def map(self, change: Callable[[str, Tensor], Tensor]) -> "Layer":
         """The same layer with every tensor changed; weights not yet made are changed when they are."""
         changed: dict[str, Any] = {n: change(n, x) for n, x in vars(self).items() if isinstance(x, Tensor)}
         if not isinstance(weigh := self.attended, Tensor):
             changed["attended"] = lambda start, stop: change("attended", weigh(start, stop))
-        return replace(self, extras={name: change(name, value) for name, value in self.extras.items()}, **changed)
+        extras = {name: change(name, value) for name, value in self.extras.items()}
+        around = {name: change(f"around.{name}", value) for name, value in self.around.items()}
+        return replace(self, extras=extras, around=around, **changed)
 
 
 class LazyLayers(Sequence[Layer]):
@@ -131,14 +156,15 @@ class Record:
             examples = slice(examples % len(self), examples % len(self) + 1)
 
         def cut(name: str, x: Tensor) -> Tensor:
-            unbatched = name in ("output_weight", "output_bias", "weight", "bias")
-            return x if unbatched or (name == "mask" and (x.dim() < 4 or len(x) == 1)) else x[examples]
+            return x if name in UNBATCHED or (name == "mask" and (x.dim() < 4 or len(x) == 1)) else x[examples]
 
         return replace(self._map(cut), words={name: lines[examples] for name, lines in self.words.items()})
 
     def to(self, device: torch.device | str) -> "Record":
         moved: dict[int, Tensor] = {}  # what layers share stays shared; lazy layers come and go, and so do their ids
-        shared = () if isinstance(self.layers, LazyLayers) else ("mask", "context", "mixed")
+        shared = (
+            () if isinstance(self.layers, LazyLayers) else ("mask", "context", "mixed", "inputs", "around.residual")
+        )
 
         def move(name: str, x: Tensor) -> Tensor:
             if name not in shared:
@@ -178,7 +204,7 @@ class Record:
 
         index = {
             "layers": [
-                {"kind": layer.kind, "index": layer.index, "name": layer.name}
+                {"kind": layer.kind, "index": layer.index, "name": layer.name, "strange": layer.strange}
                 | {"tensors": {n: store(n, x) for n, x in ({"attended": layer.weights} | layer.tensors()).items()}}
                 for layer in self.layers
             ],
@@ -218,8 +244,10 @@ class Record:
         def layer(k: int) -> Layer:
             about = index["layers"][k]
             tensors: dict[str, Any] = {"output_bias": None} | read(about["tensors"])
-            extras = {n.removeprefix("extras."): tensors.pop(n) for n in list(tensors) if n.startswith("extras.")}
-            return Layer(about["kind"], about["index"], about["name"], **tensors, extras=extras)
+            for part in ("extras", "around"):
+                names = [name for name in tensors if name.startswith(f"{part}.")]
+                tensors[part] = {name.removeprefix(f"{part}."): tensors.pop(name) for name in names}
+            return Layer(about["kind"], about["index"], about["name"], **tensors, strange=about.get("strange", ""))
 
         parts = {part: read(index[part]) for part in ("tokens", "masks", "readout")}
         layers = LazyLayers([about["kind"] for about in index["layers"]], layer)

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from attnlab.models.transformer import Transformer, TransformerConfig, build
+from attnlab.models.model import Model
+from attnlab.models.presets import Config, build
 from attnlab.models.tuned import TunedConfig, TunedLanguageModel, tuned
 from attnlab.recipe import Recipe, stored
 from attnlab.store import RunFolder, all_runs, read_checkpoint, write_text
@@ -122,7 +123,7 @@ def listed(root: Path = ROOT) -> list[dict[str, Any]]:
     return rows
 
 
-def _built(config: TransformerConfig | TunedConfig) -> Transformer:
+def _built(config: Config | TunedConfig) -> Model:
     return tuned(config) if isinstance(config, TunedConfig) else build(config)
 
 
@@ -145,7 +146,8 @@ def _take_vectors(model: Any, task: Any) -> None:
     words = model.encoder.embedding.words.weight
     if words.shape != vectors.shape:
         raise ValueError(
-            f"embeddings= has vectors of size {vectors.shape[1]}, the model words of {words.shape[1]}: say width="
+            f"embeddings= has vectors of size {vectors.shape[1]}, the model words of {words.shape[1]}: say width=, "
+            "or embedding_width= of an LSTM"
         )
     with torch.no_grad():
         words.copy_(vectors)

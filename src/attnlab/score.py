@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from attnlab.mechanisms.mechanism import Mechanism
 from attnlab.mechanisms.noise import sampled
-from attnlab.models.transformer import Transformer
+from attnlab.models.model import Model
 
 ROWS = 256  # targets whose whole distributions are held at once
 
@@ -152,9 +152,9 @@ def score_batches(
 
 
 def _pass(model: nn.Module, inputs: tuple[Tensor, ...], scored: Tensor, seed: int | None) -> Tensor:
-    """At the scored places, what the readout of a Transformer reads (m,e), or any other model's logits (m,v)."""
+    """At the scored places, what the readout of a model of ours reads (m,e), or any other model's logits (m,v)."""
     with nullcontext() if seed is None else sampled(model, seed):
-        made = model.hidden(*inputs) if isinstance(model, Transformer) else model(*inputs)
+        made = model.hidden(*inputs) if isinstance(model, Model) else model(*inputs)
     if not isinstance(made, Tensor):
         raise TypeError(f"{type(model).__name__} returned a {type(made).__name__}, not logits")
     if made.shape[:-1] != scored.shape:
@@ -179,7 +179,7 @@ def _sums(model: nn.Module, passes: list[Tensor], targets: Tensor) -> Tensor:
 
 
 def _log_prob(model: nn.Module, made: Tensor) -> Tensor:
-    if isinstance(model, Transformer):
+    if isinstance(model, Model):
         return model.readout.log_prob(made)
     return made.log_softmax(-1, dtype=torch.promote_types(made.dtype, torch.float32))
 

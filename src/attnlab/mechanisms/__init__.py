@@ -11,6 +11,7 @@ from attnlab.mechanisms.cog import Cog
 from attnlab.mechanisms.dagpam import DaGPAM
 from attnlab.mechanisms.de_attention import DeAttention
 from attnlab.mechanisms.differential import Differential
+from attnlab.mechanisms.dot import Dot
 from attnlab.mechanisms.entmax15 import Entmax15
 from attnlab.mechanisms.mechanism import Mechanism
 from attnlab.mechanisms.nap import NAP
@@ -22,6 +23,7 @@ from attnlab.mechanisms.softmax import Softmax
 from attnlab.mechanisms.softmax1 import Softmax1
 from attnlab.mechanisms.sparsemax import Sparsemax
 from attnlab.mechanisms.talking_heads import TalkingHeads
+from attnlab.mechanisms.uniform import Uniform
 
 MECHANISMS: dict[str, type[Mechanism]] = {
     "softmax": Softmax,
@@ -40,6 +42,8 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     "talking-heads": TalkingHeads,
     "entmax15": Entmax15,
     "sparsemax": Sparsemax,
+    "dot": Dot,
+    "uniform": Uniform,
 }
 
 

@@ -5,6 +5,8 @@
 The module does not know which mechanism it holds.
 """
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -14,7 +16,19 @@ from attnlab.models.cache import Cache
 from attnlab.recording import KINDS
 
 
-class MultiHead(nn.Module):
+class Attention(nn.Module, ABC):
+    """What recording sees: a mechanism, and the projection of what it returns. forward gives (output, carry)."""
+
+    mechanism: Mechanism
+    kind: str  # "encoder-self", "decoder-self" or "cross"
+    index: int  # its place among the attentions of its kind
+
+    @abstractmethod
+    def output_projection(self) -> tuple[Tensor, Tensor | None]:
+        """Weight (h,d,e) and bias (e,) in output = Σ_h context_h · weight_h + bias."""
+
+
+class MultiHead(Attention):
     """Projections of queries, keys, values and output; the mechanism is given already built.
 
     kind   "encoder-self", "decoder-self" or "cross"            index   its place among the attentions of its kind
@@ -74,6 +88,9 @@ class MultiHead(nn.Module):
     def keys_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
         """(b,j,e) -> k, v (b,g,j,d)."""
         return self._split(self.key(source)), self._split(self.value(source))
+
+    def output_projection(self) -> tuple[Tensor, Tensor | None]:
+        return self.output.weight.T.unflatten(0, (self.mechanism.heads, -1)), self.output.bias
 
     def extra_repr(self) -> str:
         return f"kind={self.kind!r}, index={self.index}"

@@ -20,19 +20,25 @@ from torch import Tensor, nn
 
 from attnlab.mechanisms import Mechanism
 from attnlab.models import cascade, dispatch, inputs, native
+from attnlab.models.around import Around, is_linear, matrix
+from attnlab.models.closeness import difference
 from attnlab.recording import Layer, Record, Weigh
 
-# relative to 1 + the largest; many models take their softmax in float32, whatever their own type
-TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+CHECKED = 16  # queries on which the output projection is made again: it is the same map for all
 OTHER_SEQUENCE = ("key_value_states", "encoder_hidden_states")  # arguments of an attention module that make it cross
 
 
 def watch(
-    model: Any, batch: Mapping[str, Tensor], *, tokenizer: Any = None, lazy: bool = False
+    model: Any,
+    batch: Mapping[str, Tensor],
+    *,
+    tokenizer: Any = None,
+    lazy: bool = False,
+    feed_forward: bool = False,
 ) -> tuple[Record, Tensor]:
     """The record of one forward pass of a Hugging Face model, and its first output."""
     adaptation = dispatch.adaptation_of(model)
-    capture = Capture(model, lazy=lazy)
+    capture = Capture(model, lazy=lazy, feed_forward=feed_forward)
     masks_as = dispatch.WATCHED if adaptation is None and not lazy else dispatch.WATCHED_BOOL
     with dispatch.switched(model, masks_as, capture.attend), capture.watched(), _readout(model) as read:
         output = dispatch.call(model, batch)[0]
@@ -47,7 +53,7 @@ def watch(
         "implementation": ", ".join(sorted(capture.ran)) or dispatch.ADAPTED,
         "dtype": str(model.dtype).removeprefix("torch."),
     }
-    return Record(capture.layers, tokens, masks, words, read, meta), output
+    return Record(capture.around.added(capture.layers), tokens, masks, words, read, meta), output
 
 
 class Surroundings:
@@ -104,8 +110,9 @@ class Call:
 class Capture:
     """The attention function of a recording, and the layers it has seen."""
 
-    def __init__(self, model: nn.Module, *, lazy: bool) -> None:
+    def __init__(self, model: nn.Module, *, lazy: bool, feed_forward: bool = False) -> None:
         self.model, self.lazy = model, lazy
+        self.around = Around(model, feed_forward=feed_forward)
         self.surroundings = Surroundings(model)
         self.layers: list[Layer] = []
         self.ran: set[str] = set()  # which attention implementations
@@ -120,8 +127,9 @@ class Capture:
         with ExitStack() as stack:
             stack.enter_context(self.surroundings.watched())
             for module in self.model.modules():
-                if _is_linear(module):
+                if is_linear(module):
                     stack.callback(module.register_forward_hook(self._project).remove)
+            stack.enter_context(self.around.watched())
             yield
             self._check_projected()
 
@@ -200,8 +208,8 @@ class Capture:
         weight, bias = self._output_weight(projection, call.mixed)
         outputs = output.reshape(*context.shape[:2], -1)
         wide = torch.float64 if outputs.dtype == torch.float64 else torch.float32
-        made = torch.einsum("bhid,hde->bie", call.mixed.to(wide), weight.to(wide))
-        error, allowed = difference(made if bias is None else made + bias.to(wide), outputs)
+        made = torch.einsum("bhid,hde->bie", call.mixed[:, :, :CHECKED].to(wide), weight.to(wide))
+        error, allowed = difference(made if bias is None else made + bias.to(wide), outputs[:, :CHECKED])
         if not error <= allowed:
             where = f"{self.surroundings.names[projection]} ({type(projection).__name__})"
             raise ValueError(
@@ -211,14 +219,13 @@ class Capture:
         index = self._counts[call.kind]
         self._counts[call.kind] += 1
         self.layers.append(Layer(index=index, output_weight=weight, output_bias=bias, outputs=outputs, **vars(call)))
+        self.around.attended(self.layers[-1])
         self._pending = None
 
     def _output_weight(self, projection: nn.Module, mixed: Tensor) -> tuple[Tensor, Tensor | None]:
         """(h,d,e) and (e,), copied once: training on must not change a record."""
         if projection not in self._weights:
-            weight, bias = projection.weight.detach(), projection.bias  # type: ignore[operator]
-            matrix = weight.T if isinstance(projection, nn.Linear) else weight  # a Conv1D keeps it transposed
-            split = matrix.unflatten(0, (mixed.shape[1], mixed.shape[3])).clone()
+            split, bias = matrix(projection).unflatten(0, (mixed.shape[1], mixed.shape[3])).clone(), projection.bias
             self._weights[projection] = split, None if bias is None else bias.detach().clone()  # type: ignore[operator]
         return self._weights[projection]
 
@@ -254,17 +261,6 @@ def _readout(model: Any) -> Iterator[dict[str, Tensor]]:
         yield read
     finally:
         handle.remove()
-
-
-def difference(made: Tensor, expected: Tensor, rounding: float = 0.0) -> tuple[float, float]:
-    """The largest difference of two tensors, and the largest that rounding excuses: as their type rounds, and more."""
-    allowed = (TOLERANCE[expected.dtype] + rounding) * (1 + expected.abs().max().item())
-    return (made - expected).abs().max().item(), allowed
-
-
-def _is_linear(module: nn.Module) -> bool:
-    """A Linear, or transformers' Conv1D: a linear map that keeps its weight transposed."""
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
 def _is_bool(mask: Tensor | None) -> bool:

@@ -5,6 +5,12 @@ The three of the papers reproduce the counts published by Zheng et al. 2021, wit
     iwslt14      39,469,056    attention=coda  39,476,616        German–English
     wmt14        60,915,712    attention=coda  60,944,656        English–German
     wikitext103 246,933,504    attention=coda 246,959,232        language model of Baevski & Auli 2019
+
+and the LSTM models those of Snell et al. 2021, without its embeddings and with them:
+
+    lstm              6,132,544    8,180,544        translation, 8,000 subwords
+    lstm-copy         1,326,378    1,337,130        copying of 40 types
+    lstm-classifier   1,274,882    4,581,482        classification, with SST's words
 """
 
 from collections.abc import Mapping
@@ -15,9 +21,14 @@ from torch import nn
 
 from attnlab.config import changed, nearest
 from attnlab.mechanisms import option_types, parse_options
-from attnlab.models.transformer import Transformer, TransformerConfig, build
+from attnlab.models import lstm, transformer
+from attnlab.models.lstm_config import SETTINGS, LSTMConfig
+from attnlab.models.model import Model
+from attnlab.models.transformer import TransformerConfig
 
-PRESETS: dict[str, TransformerConfig] = {
+Config = TransformerConfig | LSTMConfig
+
+PRESETS: dict[str, Config] = {
     "tiny": TransformerConfig(
         model="language-model", vocabulary=256, layers=2, width=64, heads=4, feed_forward=256, dropout=0.0
     ),
@@ -48,14 +59,23 @@ PRESETS: dict[str, TransformerConfig] = {
         attention_dropout=0.1,
         activation_dropout=0.1,
     ),
+    "lstm": SETTINGS["translation"],
+    "lstm-copy": SETTINGS["copy"],
+    "lstm-multi-head": SETTINGS["multi-head"],
+    "lstm-classifier": SETTINGS["classification"],
 }
 
 
-def configured(name: str, values: Mapping[str, str]) -> TransformerConfig:
+def build(config: Config) -> Model:
+    """The model of a configuration, initialised."""
+    return lstm.build(config) if isinstance(config, LSTMConfig) else transformer.build(config)
+
+
+def configured(name: str, values: Mapping[str, str]) -> Config:
     """A preset with some values read from text; a key the configuration does not have is an option of its attention."""
     if name not in PRESETS:
         raise ValueError(f"no model is called {name!r}{nearest(name, PRESETS)}; there are {', '.join(PRESETS)}")
-    mine = [f.name for f in fields(TransformerConfig) if not f.name.endswith("options")]
+    mine = [f.name for f in fields(PRESETS[name]) if not f.name.endswith("options")]
     config = changed(PRESETS[name], {key: text for key, text in values.items() if key in mine})
     theirs = [option for option in option_types(config.attention) if option not in ("layer", "dropout")]
     options = {key: text for key, text in values.items() if key not in mine}
@@ -66,7 +86,7 @@ def configured(name: str, values: Mapping[str, str]) -> TransformerConfig:
     return replace(config, attention_options={**config.attention_options, **parse_options(config.attention, options)})
 
 
-def on_meta(config: TransformerConfig) -> Transformer:
+def on_meta(config: Config) -> Model:
     """The model of a configuration without its memory: every shape, no number."""
     with torch.device("meta"):
         return build(config)
@@ -74,7 +94,7 @@ def on_meta(config: TransformerConfig) -> Transformer:
 
 def parameter_table(model: nn.Module) -> list[tuple[str, int]]:
     """(block, parameters) in the order of the model; a parameter that blocks share is counted in the first of them."""
-    if not isinstance(model, Transformer):
+    if not isinstance(model, Model):
         raise TypeError(f"parameter_table takes a model made by attnlab's build, not a {type(model).__name__}")
     table: dict[str, int] = {}
     for name, parameter in model.named_parameters():
@@ -94,6 +114,8 @@ def _block(path: list[str]) -> str:
             return f"{stack} layer {layer}: feed-forward"
         case [stack, "blocks", layer, *_]:
             return f"{stack} layer {layer}: norms"
+        case [stack, "layers", layer, *_]:
+            return f"{stack} layer {layer}: LSTM"
         case [stack, "embedding", ("words" | "positions") as part, *_]:
             return f"{stack} embedding: {part}"
         case [stack, "norm", *_]:

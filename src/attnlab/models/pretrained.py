@@ -48,6 +48,7 @@ def record(
     tokenizer: Any = None,
     target: str | Sequence[str] | None = None,
     lazy: bool = False,
+    feed_forward: bool = False,
     noise: int | None = None,
     max_length: int | None = None,
     allow_pickle: bool = False,
@@ -58,13 +59,14 @@ def record(
 ) -> Record:
     """What a Hugging Face model in evaluation mode attends to.
 
-    model       a loaded one, or an id or a folder to load it from (allow_pickle … dtype say how)
-    text        one text, several, or the model's own inputs as a mapping of tensors
-    tokenizer   for texts, where the model is already loaded
-    target      for encoder-decoder models, what the decoder reads (teacher forcing)
-    lazy        run on torch's fused attention, and make weights only when they are asked for
-    noise       a seed: one sampled pass of a stochastic mechanism, in an adapted model
-    max_length  cut texts off after so many tokens
+    model         a loaded one, or an id or a folder to load it from (allow_pickle … dtype say how)
+    text          one text, several, or the model's own inputs as a mapping of tensors
+    tokenizer     for texts, where the model is already loaded
+    target        for encoder-decoder models, what the decoder reads (teacher forcing)
+    lazy          run on torch's fused attention, and make weights only when they are asked for
+    feed_forward  also what the feed-forward after each attention does with it; its weights take room
+    noise         a seed: one sampled pass of a stochastic mechanism, in an adapted model
+    max_length    cut texts off after so many tokens
     """
     if isinstance(model, str | Path):
         name = os.path.expanduser(model)
@@ -85,7 +87,7 @@ def record(
             proof.prove(inside, inputs.sample(inside, batch, None if isinstance(text, Mapping) else tokenizer), lazy)
             _proved[inside].add(lazy)
         with sampling(inside, noise):
-            made, _ = watch(inside, batch, tokenizer=tokenizer, lazy=lazy)
+            made, _ = watch(inside, batch, tokenizer=tokenizer, lazy=lazy, feed_forward=feed_forward)
     return replace(made, meta={**made.meta, "noise": noise, **_versions()})
 
 

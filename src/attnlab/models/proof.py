@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from attnlab.models import dispatch
-from attnlab.models.capture import difference, watch
+from attnlab.models.capture import watch
+from attnlab.models.closeness import difference
 from attnlab.recording import KINDS, Layer, Record
 
 

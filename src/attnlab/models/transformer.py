@@ -4,7 +4,6 @@ A configuration is a frozen value, `build` makes the model from it. Any attentio
 three. Padding is on the right; a position is a column of the batch.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -26,6 +25,7 @@ from attnlab.models.embedding import (
     Sinusoidal,
 )
 from attnlab.models.initialise import initialise
+from attnlab.models.model import Model
 
 Words = nn.Embedding | AdaptiveEmbedding
 
@@ -114,22 +114,11 @@ class TransformerConfig:
                 raise ValueError(f"{name}={getattr(self, name)!r} belongs to a {of}; this is a {self.model}")
 
 
-class Transformer(nn.Module, ABC):
-    """What the three models have in common: softmax(readout(hidden(…))) is what they predict."""
+class Transformer(Model):
+    """What the three models have in common."""
 
-    readout: Readout
-
-    @abstractmethod
-    def hidden(self, *batch: Any, **named: Any) -> Tensor:
-        """What the readout reads; takes what forward takes."""
-
-    def all_blocks(self) -> list[Block]:
-        """The layers of every stack: what is worth compiling, as each is the same code many times."""
+    def all_blocks(self) -> list[nn.Module]:
         return [module for module in self.modules() if isinstance(module, Block)]
-
-    @abstractmethod
-    def sequences(self, *batch: Any, **named: Any) -> dict[str, tuple[Tensor, Tensor]]:
-        """Tokens and mask, (b,n) each, of the "source" and the "target" in what forward takes."""
 
 
 class LanguageModel(Transformer):

@@ -17,34 +17,39 @@ from torch import Tensor, nn
 from attnlab.mechanisms import MECHANISMS
 from attnlab.mechanisms.mechanism import Mechanism, visible
 from attnlab.mechanisms.noise import sampled
-from attnlab.models.attention import MultiHead
-from attnlab.models.transformer import Transformer
+from attnlab.models.around import Around
+from attnlab.models.attention import Attention
+from attnlab.models.model import Model
 from attnlab.recording import Layer, Record
 
 
-def record(model: nn.Module | str | Path, batch: Any, *, noise: int | None = None, **options: Any) -> Record:
+def record(
+    model: nn.Module | str | Path, batch: Any, *, noise: int | None = None, feed_forward: bool = False, **options: Any
+) -> Record:
     """What a model in evaluation mode attends to on one batch.
 
-    batch    what the model's forward takes: a tensor, a tuple of positional arguments or a mapping of named ones
-    noise    a seed: one sampled pass of a stochastic mechanism, instead of the mean
-    options  for a Hugging Face model (an object, an id or a path; the batch is text): see attnlab.models.pretrained
+    batch         what the model's forward takes: a tensor, a tuple of positional arguments or a mapping of named ones
+    noise         a seed: one sampled pass of a stochastic mechanism, instead of the mean
+    feed_forward  also what the feed-forward after each attention does with it; its weights take room
+    options       for a Hugging Face model (an object, an id or a path; the batch is text): attnlab.models.pretrained
     """
     inner = model if isinstance(model, str | Path) else unwrapped(model)
-    if not isinstance(inner, Transformer):
+    if not isinstance(inner, Model):
         from attnlab.models import pretrained
 
-        return pretrained.record(inner, batch, noise=noise, **options)
+        return pretrained.record(inner, batch, noise=noise, feed_forward=feed_forward, **options)
     if options:
         raise TypeError(f"{', '.join(options)}: only for Hugging Face models; {type(inner).__name__} is not one")
     if any(module.training for module in inner.modules()):
         raise ValueError(f"this {type(inner).__name__} is in training mode; call model.eval() before recording it")
     positional, named = _arguments(inner, batch)
     eagerly = torch.compiler.set_stance("force_eager")  # hooks on compiled code never fire
-    with _watching(inner) as (layers, readout), sampling(inner, noise), torch.no_grad(), eagerly:
+    around = Around(inner, feed_forward=feed_forward)
+    with _watching(inner, around) as (layers, readout), sampling(inner, noise), torch.no_grad(), eagerly:
         inner(*positional, **named)
     sequences = inner.sequences(*positional, **named)
     return Record(
-        layers,
+        around.added(layers),
         tokens={name: tokens.clone() for name, (tokens, _) in sequences.items()},
         masks={name: mask.clone() for name, (_, mask) in sequences.items()},
         readout=readout,
@@ -55,7 +60,7 @@ def record(model: nn.Module | str | Path, batch: Any, *, noise: int | None = Non
 def unwrapped(model: nn.Module) -> Any:
     """Our or a Hugging Face model, out of torch.compile's, DistributedDataParallel's or DataParallel's wrapper."""
     inner: Any = model
-    while not isinstance(inner, Transformer) and not _is_transformers(inner):
+    while not isinstance(inner, Model) and not _is_transformers(inner):
         if not isinstance(inner, nn.Module):
             raise TypeError(
                 f"cannot record a {type(model).__name__}: it is neither a model made by attnlab's build "
@@ -78,7 +83,7 @@ def sampling(model: nn.Module, seed: int | None) -> AbstractContextManager[None]
 
 
 @contextmanager
-def _watching(model: Transformer) -> Iterator[tuple[list[Layer], dict[str, Tensor]]]:
+def _watching(model: Model, around: Around) -> Iterator[tuple[list[Layer], dict[str, Tensor]]]:
     """Within, each attention that runs appends a Layer, and the readout leaves what it was given."""
     layers: list[Layer] = []
     readout: dict[str, Tensor] = {}
@@ -90,15 +95,16 @@ def _watching(model: Transformer) -> Iterator[tuple[list[Layer], dict[str, Tenso
 
     with ExitStack() as hooks:
         for name, module in model.named_modules():
-            if isinstance(module, MultiHead):
-                hear, make = _listener(name, layers, masks)
+            if isinstance(module, Attention):
+                hear, make = _listener(name, layers, masks, around)
                 hooks.enter_context(module.mechanism.register_forward_hook(hear, with_kwargs=True))
                 hooks.enter_context(module.register_forward_hook(make))
         hooks.enter_context(model.readout.register_forward_pre_hook(read))
+        hooks.enter_context(around.watched())
         yield layers, readout
 
 
-def _listener(name: str, layers: list[Layer], masks: dict) -> tuple[Callable, Callable]:
+def _listener(name: str, layers: list[Layer], masks: dict, around: Around) -> tuple[Callable, Callable]:
     """Two hooks: what the mechanism is given and returns, and the layer made of it when the attention is done."""
     heard: dict[str, Any] = {}
 
@@ -109,29 +115,31 @@ def _listener(name: str, layers: list[Layer], masks: dict) -> tuple[Callable, Ca
         unfinished = type(mechanism).finish is not Mechanism.finish
         context = mechanism.mix(*args, **named)[0] if unfinished else mixed
         key = (id(mask), id(named["at"]), named["causal"], q.shape[2], k.shape[2])
-        _, seen = masks.setdefault(key, ((mask, named["at"]), visible(q, k, mask, **named)))  # held: ids stay theirs
+        seen = visible(q, k, mask, causal=named["causal"], at=named["at"])
+        _, seen = masks.setdefault(key, ((mask, named["at"]), seen))  # held: ids stay theirs
         heard.update(attended=weights, grouped_values=v, context=context, mixed=mixed, mask=seen)
 
-    def make(module: MultiHead, args: tuple[Any, ...], output: tuple[Tensor, Any]) -> None:
-        projection, heads = module.output, module.mechanism.heads
+    def make(module: Attention, args: tuple[Any, ...], output: tuple[Tensor, Any]) -> None:
+        weight, bias = module.output_projection()
         layers.append(
             Layer(
                 kind=module.kind,
                 index=module.index,
                 name=name,
-                output_weight=projection.weight.T.unflatten(0, (heads, -1)).clone(),
-                output_bias=None if projection.bias is None else projection.bias.clone(),
+                output_weight=weight.clone(),
+                output_bias=None if bias is None else bias.clone(),
                 inputs=args[0],
                 outputs=output[0],
                 **heard,
             )
         )
+        around.attended(layers[-1])
         heard.clear()
 
     return hear, make
 
 
-def _arguments(model: Transformer, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _arguments(model: Model, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What forward is called with; refuses what it does not take."""
     if isinstance(batch, Tensor):
         batch = (batch,)
@@ -154,7 +162,7 @@ def _arguments(model: Transformer, batch: Any) -> tuple[tuple[Any, ...], dict[st
 def _hint(model: Any) -> str:
     """Which part of a foreign module could be recorded, if there is one."""
     parts = model.named_modules() if isinstance(model, nn.Module) else ()
-    found = next((name for name, part in parts if isinstance(part, Transformer) or _is_transformers(part)), None)
+    found = next((name for name, part in parts if isinstance(part, Model) or _is_transformers(part)), None)
     return "" if found is None else f"; give the model inside it, its {found!r}"
 
 

@@ -1,0 +1,18 @@
+"""Dot-product attention without a scale (Luong et al. 2015, §3.1): softmax attention with scale 1.
+
+S = q kᵀ        P = softmax(S)
+
+`mix` is the definition, P v: torch's fused function has no batching rule for torch.func.vmap, nor kernels for heads as
+large as a state of an LSTM.
+"""
+
+from attnlab.mechanisms.mechanism import Mechanism
+from attnlab.mechanisms.softmax import Softmax
+
+
+class Dot(Mechanism):
+    row_sum = 1.0
+    weights = Softmax.weights
+
+    def __init__(self, heads: int, head_dim: int, *, scale: float | None = 1.0, **base) -> None:
+        super().__init__(heads, head_dim, scale=scale, **base)

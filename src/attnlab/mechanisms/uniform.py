@@ -1,0 +1,17 @@
+"""Uniform attention (Snell et al. 2021, §3.2): every visible key weighs the same, whatever q and k are.
+
+P = softmax(0 + bias)        1/n over the n visible keys where there is no bias
+
+Nothing in it is learnt: the gradient of q and k is 0.
+"""
+
+from attnlab.mechanisms.mechanism import Mechanism, masked_softmax, repeat_heads
+
+
+class Uniform(Mechanism):
+    row_sum = 1.0
+
+    def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
+        seen = self.visible(q, k, mask, causal=causal, at=at)
+        z = 0.0 * (q.sum(-1, keepdim=True) + repeat_heads(k, self.heads).sum(-1).unsqueeze(2))  # (b,h,i,j)
+        return masked_softmax(z if bias is None else z + bias, seen), None

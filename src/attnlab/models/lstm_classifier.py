@@ -1,0 +1,116 @@
+"""LSTM classifier with attention over its words (Snell et al. 2021, §2.4, after Wiegreffe & Pinter 2019).
+
+    a_l = v·ReLU(Q h_l + b) + b_v        α = mechanism(a)        context = Σ_l α_l h_l                  eq. 7
+    p(positive) = σ(w·context + b_w)                                                                    eq. 8
+
+The paper prints no bias; its code and its parameter count have them, of which b_v changes nothing under softmax. All is
+linear in the context, so with β_l = σ((2y − 1)(w·h_l + b_w)) of eq. 9, p(correct) = σ(Σ_l α_l σ⁻¹(β_l)), eq. 12.
+
+As a mechanism sees it, the query is v, the keys are ReLU(Q h_l + b), the values h_l, and b_v is the bias of the logits.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attnlab.mechanisms.mechanism import Mechanism, wide
+from attnlab.models.attention import Attention
+from attnlab.models.embedding import LinearReadout, Readout
+from attnlab.models.lstm_config import LSTMConfig
+from attnlab.models.lstm_layers import LSTMStack
+from attnlab.models.model import Model
+
+
+class WordAttention(Attention):
+    """One learnt question v, put to the words of a text.
+
+    In a Record: kind "cross" with one query, one head; inputs v; values h_l; context and outputs Σ_l α_l h_l, so that
+    the output weight is the identity.
+    """
+
+    kind, index = "cross", 0
+
+    def __init__(self, mechanism: Mechanism, memory: int) -> None:
+        super().__init__()
+        if type(mechanism).finish is not Mechanism.finish and memory != mechanism.head_dim:
+            raise ValueError(
+                f"{type(mechanism).__name__} transforms contexts of the size of its keys, {mechanism.head_dim}, but "
+                f"here they are encoder states of size {memory}: say bidirectional=false, or choose another attention"
+            )
+        self.mechanism, self.memory = mechanism, memory
+        self.key = nn.Linear(memory, mechanism.head_dim)  # Q, b
+        self.score = nn.Linear(mechanism.head_dim, 1)  # v, b_v
+
+    def question(self, examples: int) -> Tensor:
+        """v for each example, (b,1,e)."""
+        return self.score.weight.expand(examples, 1, -1)
+
+    def forward(self, question: Tensor, memory: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """question (b,1,e), memory (b,j,m), mask to (b,1,1,j) -> context (b,1,m) and the mechanism's carry."""
+        k, v = self.key(memory).relu().unsqueeze(1), memory.unsqueeze(1)  # (b,1,j,e), (b,1,j,m)
+        offset = self.score.bias.view(1, 1, 1, 1)
+        context, carry = self.mechanism(question.unsqueeze(1), k, v, mask, None, causal=False, at=None, bias=offset)
+        return context.squeeze(1), carry
+
+    def output_projection(self) -> tuple[Tensor, None]:
+        return torch.eye(self.memory, dtype=self.key.weight.dtype, device=self.key.weight.device).unsqueeze(0), None
+
+
+class BinaryReadout(Readout):
+    """Two classes from one logit z = w·hidden + b: softmax of (0, z) is (1 − σ(z), σ(z))."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.positive = nn.Linear(width, 1)
+
+    @property
+    def weight(self) -> Tensor:
+        """(2,e), of which the first row is 0."""
+        return F.pad(self.positive.weight, (0, 0, 1, 0))
+
+    @property
+    def bias(self) -> Tensor:
+        return F.pad(self.positive.bias, (1, 0))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return F.pad(self.positive(hidden), (1, 0))
+
+    def log_prob(self, hidden: Tensor) -> Tensor:
+        """log σ(−z), log σ(z): their order survives where the probabilities round to 1."""
+        z = wide(self.positive(hidden))
+        return F.logsigmoid(torch.cat([-z, z], dim=-1))
+
+    def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        return -self.log_prob(hidden).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+
+
+class LSTMClassifier(Model):
+    """p(class | tokens)."""
+
+    def __init__(self, encoder: LSTMStack, attention: WordAttention, readout: Readout, *, padding: int = 0) -> None:
+        super().__init__()
+        self.encoder, self.attention, self.readout, self.padding = encoder, attention, readout, padding
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens (b,n) -> logits (b,classes)."""
+        return self.readout(self.hidden(tokens))
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        live = tokens != self.padding
+        memory, _ = self.encoder(tokens, live)
+        context, _ = self.attention(self.attention.question(len(tokens)), memory, live[:, None, None, :])
+        return context.squeeze(1)
+
+    def sequences(self, tokens: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+        return {"source": (tokens, tokens != self.padding)}
+
+
+def classifier(config: LSTMConfig, encoder: LSTMStack) -> LSTMClassifier:
+    """The classifier of a configuration; two classes are read from one logit, more from one each."""
+    memory = config.memory_width
+    around = WordAttention(config.mechanism(config.width), memory)
+    readout: Readout = BinaryReadout(memory)
+    if config.classes > 2:
+        linear = nn.Linear(memory, config.classes)
+        readout = LinearReadout(linear.weight, linear.bias)
+    return LSTMClassifier(encoder, around, readout, padding=config.padding)

@@ -1,0 +1,251 @@
+"""The LSTM recurrence as one operator, forward and backward written out (Hochreiter & Schmidhuber 1997; torch's form).
+
+    i, f, g, o = σ, σ, tanh, σ of (gates_t + W h_{t−1})        c_t = f c_{t−1} + i g        h_t = o tanh(c_t)
+
+gates_t = W_ih x_t + b_ih + b_hh of all positions are made before, by one matrix product. Where a position is not live
+(padding) the state stays as it is, so the last state is that of the last token, and a sequence turned round, its
+padding in front, needs no packing.
+
+    backward   δ_t = ∂L/∂(gates_t + W h_{t−1})     ∂L/∂h_{t−1} += δ_t W     ∂L/∂W = Σ_t δ_tᵀ h_{t−1}, one product
+
+Everything has a leading axis s of independent recurrences: the two directions of a layer, and under torch.func.vmap the
+models of a population, which `nn.LSTM` has no batching rule for. A time step is one matrix product and one elementwise
+pass, which is a Triton kernel on a GPU. Nothing waits for the device, so a CUDA graph can hold it. c is kept in float32
+where the rest is in half precision.
+"""
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnlab.mechanisms.mechanism import wide
+
+
+def recurrence(gates: Tensor, weight: Tensor, h: Tensor, c: Tensor, live: Tensor | None = None) -> tuple[Tensor, ...]:
+    """Outputs h_1 … h_n (b,n,d) and the last h and c (b,d).
+
+    gates (b,n,4d), weight W_hh (4d,d), h and c before the first position (b,d), live (b,n) bool, None: every position.
+    Each with one leading axis more, of the same size s: s recurrences side by side, and results (s,…).
+    """
+    _check(gates, weight, h, c, live)
+    if gates.dim() == 3:
+        one = [None if x is None else x.unsqueeze(0) for x in (gates, weight, h, c, live)]
+        return tuple(x.squeeze(0) for x in recurrence(*one))  # type: ignore[arg-type]
+    outputs, last, _, _ = _Differentiable.apply(gates, weight, h, c, live)
+    return outputs.transpose(1, 2), outputs[:, -1] if gates.shape[2] else h, last
+
+
+@torch.library.custom_op("attnlab::lstm_recurrence", mutates_args=())
+def _recurrence(
+    gates: Tensor, weight: Tensor, h: Tensor, c: Tensor, live: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """h_t (s,n,b,d) of all t and the last c (s,b,d); for the backward, c_t (s,n,b,d) and i, f, g, o (s,n,b,4d)."""
+    outputs, last, cells, active = _empty(gates, h)
+    gates, before, cell = _rows(gates), h.contiguous(), wide(c).contiguous()
+    step = _passes(gates).forward_step
+    for t in range(gates.shape[2]):
+        recurrent = torch.bmm(before, weight.mT)  # (s,b,4d)
+        now = None if live is None else live[:, :, t]
+        step(gates[:, :, t], recurrent, before, cell, now, outputs[:, t], cells[:, t], active[:, t])
+        before, cell = outputs[:, t], cells[:, t]
+    return outputs, last.copy_(cell), cells, active
+
+
+@torch.library.custom_op("attnlab::lstm_recurrence_backward", mutates_args=())
+def _backward(
+    grad: Tensor,
+    grad_last: Tensor,
+    weight: Tensor,
+    h: Tensor,
+    c: Tensor,
+    live: Tensor | None,
+    outputs: Tensor,
+    cells: Tensor,
+    active: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """∂L by gates (s,n,b,4d), weight, h and c, from ∂L by h_t (s,n,b,d) and by the last c (s,b,d)."""
+    grad, first, delta = _rows(grad), wide(c).contiguous(), torch.empty_like(active)
+    dh, dc = h.new_zeros(h.shape), wide(grad_last).clone(memory_format=torch.contiguous_format)  # by what comes later
+    step = _passes(grad).backward_step
+    for t in reversed(range(outputs.shape[1])):
+        now = None if live is None else live[:, :, t]
+        step(grad[:, t], active[:, t], cells[:, t], cells[:, t - 1] if t else first, now, dh, dc, delta[:, t])
+        dh.baddbmm_(delta[:, t], weight)
+    earlier, later = outputs[:, :-1].flatten(1, 2), delta[:, 1:].flatten(1, 2)  # h_{t−1} and δ_t of t > 1
+    dweight = torch.bmm(later.mT, earlier)
+    if outputs.shape[1]:
+        dweight.baddbmm_(delta[:, 0].mT, h)
+    return delta, dweight, dh, dc.to(c.dtype)
+
+
+def forward_step(
+    gates: Tensor,
+    recurrent: Tensor,
+    h: Tensor,
+    c: Tensor,
+    live: Tensor | None,
+    next_h: Tensor,
+    next_c: Tensor,
+    active: Tensor,
+) -> None:
+    """One step of (s,b,…), from the state (h, c) into (next_h, next_c) and active, the i, f, g, o. The definition."""
+    x = wide(gates) + recurrent
+    i, f, g, o = x.chunk(4, dim=-1)
+    for gate, squash in ((i, torch.sigmoid_), (f, torch.sigmoid_), (g, torch.tanh_), (o, torch.sigmoid_)):
+        squash(gate)
+    cell = f * c + i * g
+    hidden = o * cell.tanh()
+    if live is not None:
+        kept = ~live.unsqueeze(-1)
+        cell, hidden = torch.where(kept, c, cell), torch.where(kept, wide(h), hidden)
+    active.copy_(x)
+    next_c.copy_(cell)
+    next_h.copy_(hidden)
+
+
+def backward_step(
+    grad: Tensor, active: Tensor, cell: Tensor, c: Tensor, live: Tensor | None, dh: Tensor, dc: Tensor, delta: Tensor
+) -> None:
+    """One step back: writes delta; dh and dc become what passes by the gates, dc all of it, dh where not live."""
+    i, f, g, o = wide(active).chunk(4, dim=-1)
+    squashed, hidden = cell.tanh(), wide(grad) + dh
+    inner = dc + hidden * o * (1 - squashed**2)
+    di, df, dg, do = delta.chunk(4, dim=-1)
+    di.copy_(inner * g * i * (1 - i))
+    df.copy_(inner * c * f * (1 - f))
+    dg.copy_(inner * i * (1 - g**2))
+    do.copy_(hidden * squashed * o * (1 - o))
+    if live is None:
+        dc.copy_(inner * f)
+        dh.zero_()
+    else:
+        kept = ~live.unsqueeze(-1)
+        delta.masked_fill_(kept, 0.0)
+        dc.copy_(torch.where(kept, dc, inner * f))
+        dh.copy_(hidden.masked_fill(~kept, 0.0))
+
+
+def _passes(x: Tensor) -> Any:
+    """Where the elementwise passes are: the Triton kernels on a GPU, in the types they are for, else the definition."""
+    if x.is_cuda and x.dtype != torch.float64 and (kernel := _kernel()) is not None:
+        return kernel
+    return _Definition
+
+
+class _Definition:
+    forward_step = staticmethod(forward_step)
+    backward_step = staticmethod(backward_step)
+
+
+def _kernel() -> ModuleType | None:
+    try:
+        from attnlab.models import recurrence_kernel
+    except ImportError:  # no Triton on this system
+        return None
+    return recurrence_kernel
+
+
+def _rows(x: Tensor) -> Tensor:
+    """x, each row of it in one piece of memory."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _empty(gates: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    (s, b, n, _), size = gates.shape, h.shape[-1]
+    cells = torch.promote_types(gates.dtype, torch.float32)
+    return (
+        gates.new_empty(s, n, b, size),
+        h.new_empty(h.shape),
+        gates.new_empty(s, n, b, size, dtype=cells),
+        gates.new_empty(s, n, b, 4 * size),
+    )
+
+
+@_recurrence.register_fake
+def _(gates, weight, h, c, live):
+    return _empty(gates, h)
+
+
+@_backward.register_fake
+def _(grad, grad_last, weight, h, c, live, outputs, cells, active):
+    return torch.empty_like(active), weight.new_empty(weight.shape), h.new_empty(h.shape), c.new_empty(c.shape)
+
+
+class _Differentiable(torch.autograd.Function):
+    """The operator with its derivative. Functions, since an operator's own registration stops torch.func.grad."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(gates, weight, h, c, live):
+        return _recurrence(gates, weight, h, c, live)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        _, weight, h, c, live = inputs
+        outputs, _, cells, active = output
+        ctx.mark_non_differentiable(cells, active)
+        ctx.save_for_backward(weight, h, c, live, outputs, cells, active)
+
+    @staticmethod
+    def backward(ctx, grad, grad_last, _cells, _active):
+        delta, dweight, dh, dc = _Derivative.apply(grad, grad_last, *ctx.saved_tensors)
+        return delta.transpose(1, 2), dweight, dh, dc, None
+
+
+class _Derivative(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*arguments):
+        return _backward(*arguments)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise NotImplementedError("the second derivative of the LSTM recurrence is not there; take the first alone")
+
+
+def _stacked(operator):
+    """The batching rule: the axis of vmap joins s in front, and leaves it again."""
+
+    def rule(info, in_dims, *arguments):
+        def joined(x, dim):
+            if x is None:
+                return None
+            moved = x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
+            return moved.flatten(0, 1)
+
+        made = operator(*(joined(x, dim) for x, dim in zip(arguments, in_dims, strict=True)))
+        return tuple(x.unflatten(0, (info.batch_size, -1)) for x in made), (0,) * len(made)
+
+    return rule
+
+
+_recurrence.register_vmap(_stacked(_recurrence))
+_backward.register_vmap(_stacked(_backward))
+
+
+def _check(gates: Tensor, weight: Tensor, h: Tensor, c: Tensor, live: Tensor | None) -> None:
+    """Refuse arguments that do not fit together, saying which and how."""
+    if gates.dim() not in (3, 4):
+        raise ValueError(f"gates must be (batch, length, 4·size), or one axis more, not {tuple(gates.shape)}")
+    *stack, b, n, four = gates.shape
+    size, odd = divmod(four, 4)
+    if odd:
+        raise ValueError(f"the last axis of gates holds i, f, g, o: a multiple of 4, not {four}")
+    expected: dict[str, tuple[Tensor | None, list[int]]] = {
+        "weight": (weight, [four, size]), "h": (h, [b, size]), "c": (c, [b, size]), "live": (live, [b, n])
+    }  # fmt: skip
+    for name, (x, shape) in expected.items():
+        if x is not None and list(x.shape) != [*stack, *shape]:
+            fits = f"with gates {tuple(gates.shape)} it must be {(*stack, *shape)}"
+            raise ValueError(f"{name} is {tuple(x.shape)}; {fits}")
+        if x is not None and x.dtype != (torch.bool if name == "live" else gates.dtype):
+            kind = "bool, True = a token" if name == "live" else f"{gates.dtype}, as gates are"
+            raise TypeError(f"{name} must be {kind}, not {x.dtype}")

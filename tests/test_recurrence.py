@@ -1,0 +1,256 @@
+"""The LSTM recurrence: torch's own, its gradients, many at once, and its kernels against their definition."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.func import grad, vmap
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from attnlab.models import recurrence as module
+from attnlab.models.recurrence import backward_step, forward_step, recurrence
+
+BATCH, LENGTH, SIZE, INPUT = 5, 7, 3, 11
+LIVE = torch.arange(LENGTH) < torch.tensor([7, 3, 1, 5, 6])[:, None]
+close = {"rtol": 0.0, "atol": 1e-10}
+
+
+def arguments(*stack, dtype=torch.float64):
+    shapes = [(BATCH, LENGTH, 4 * SIZE), (4 * SIZE, SIZE), (BATCH, SIZE), (BATCH, SIZE)]
+    return [torch.randn(*stack, *shape, dtype=dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("backwards", [False, True], ids=["onwards", "backwards"])
+def test_equals_torch(packed, backwards):
+    """With every gradient; the sequence turned round is nn.LSTM's reverse direction, padding and all."""
+    torchs = nn.LSTM(INPUT, SIZE, batch_first=True, bidirectional=True).double()
+    x = torch.randn(BATCH, LENGTH, INPUT, dtype=torch.float64)
+    lengths = LIVE.sum(1) if packed else torch.full((BATCH,), LENGTH)
+    live = torch.arange(LENGTH) < lengths[:, None]
+    expected, (last_h, last_c) = torchs(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False))
+    expected, _ = pad_packed_sequence(expected, batch_first=True)
+    name, side = ("_reverse", slice(SIZE, None)) if backwards else ("", slice(SIZE))
+    w_ih, w_hh, b_ih, b_hh = parameters = [
+        getattr(torchs, f"{kind}_l0{name}") for kind in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    ]
+    turned, turned_live = (x.flip(1), live.flip(1)) if backwards else (x, live)
+    start = torch.zeros(BATCH, SIZE, dtype=torch.float64)
+    outputs, h, c = recurrence(turned @ w_ih.T + b_ih + b_hh, w_hh, start, start, turned_live if packed else None)
+    outputs = outputs.flip(1) if backwards else outputs
+    ours, theirs = (
+        (outputs * live[..., None], h, c),
+        (expected[..., side], last_h[int(backwards)], last_c[int(backwards)]),
+    )
+    for got, wanted in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(got, wanted, **close)
+    directions = [torch.randn_like(y) for y in ours]
+    pairs = zip(
+        *(torch.autograd.grad(made, parameters, directions, retain_graph=True) for made in (ours, theirs)), strict=True
+    )
+    for got, wanted in pairs:
+        torch.testing.assert_close(got, wanted, **close)
+
+
+@pytest.mark.parametrize("live", [None, LIVE], ids=["whole", "padded"])
+def test_gradients_by_finite_differences(live):
+    inputs = [x.requires_grad_() for x in arguments()]
+    assert torch.autograd.gradcheck(lambda *given: recurrence(*given, live), inputs)
+
+
+def test_side_by_side_equals_one_by_one():
+    gates, weight, h, c = arguments(4)
+    live = torch.stack([LIVE, ~LIVE, LIVE.flip(1), torch.ones_like(LIVE)])
+    for k in range(4):
+        alone = recurrence(gates[k], weight[k], h[k], c[k], live[k])
+        for together, one in zip(recurrence(gates, weight, h, c, live), alone, strict=True):
+            torch.testing.assert_close(together[k], one, rtol=0.0, atol=1e-14)
+
+
+def test_padding_keeps_the_state_and_gets_no_gradient():
+    gates, weight, h, c = arguments()
+    gates.requires_grad_()
+    outputs, last_h, last_c = recurrence(gates, weight, h, c, LIVE)
+    assert torch.equal(outputs[1, 3:], outputs[1, 2].expand(4, -1))
+    assert torch.equal(last_h, outputs[:, -1])
+    (found,) = torch.autograd.grad((last_h.sin() + last_c.cos()).sum(), gates)
+    assert not found[~LIVE].any()
+    assert found[LIVE].any(-1).all()
+    untouched = recurrence(gates, weight, h, c, torch.zeros_like(LIVE))
+    assert torch.equal(untouched[1], h)
+    assert torch.equal(untouched[2], c)
+
+
+def test_no_position_at_all():
+    gates, weight, h, c = (x.requires_grad_() for x in arguments())
+    outputs, last_h, last_c = recurrence(gates[:, :0], weight, h, c)
+    assert outputs.shape == (BATCH, 0, SIZE)
+    found = torch.autograd.grad((2 * last_h + 3 * last_c).sum(), [weight, h, c])
+    assert [float(x.unique()) for x in found] == [0.0, 2.0, 3.0]
+
+
+def loss(gates, weight, h, c, live):
+    outputs, last_h, last_c = recurrence(gates, weight, h, c, live)
+    return (outputs.sin().sum() + last_h.square().sum() - last_c.sum()) / 7
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["one mask", "a mask each"])
+def test_vmap_equals_a_loop(shared):
+    """vmap(grad), and vmap with an ordinary backward, which is how a population trains."""
+    gates, weight, h, c = arguments(4)
+    masks = LIVE.expand(4, -1, -1) if shared else torch.rand(4, BATCH, LENGTH) < 0.7
+    dims = (1, 0, None, 0, None if shared else 0)
+    given = (gates.movedim(0, 1), weight, h[0], c, LIVE if shared else masks)
+    one = [grad(loss, argnums=(0, 1))(gates[k], weight[k], h[0], c[k], masks[k]) for k in range(4)]
+    for k, found in enumerate(vmap(grad(loss, argnums=(0, 1)), dims)(*given)):
+        torch.testing.assert_close(found, torch.stack([each[k] for each in one]), **close)
+    weight.requires_grad_()
+    vmap(loss, dims)(*given).sum().backward()
+    torch.testing.assert_close(weight.grad, torch.stack([each[1] for each in one]), **close)
+
+
+def test_vmap_over_stacks_equals_a_loop():
+    given = arguments(4, 2)
+    for together, k in zip(vmap(recurrence)(*given)[0], range(4), strict=True):
+        torch.testing.assert_close(together, recurrence(*(x[k] for x in given))[0], **close)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch.compile itself does it
+def test_torch_compile_takes_it_whole():
+    given = [*arguments(dtype=torch.float32), LIVE]
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*given), loss(*given))
+
+
+def test_the_second_derivative_is_refused():
+    given = [x.requires_grad_() for x in arguments()]
+    (first,) = torch.autograd.grad(loss(*given, None), given[1], create_graph=True)
+    with pytest.raises(NotImplementedError, match="second derivative"):
+        torch.autograd.grad(first.sum(), given[1])
+
+
+def test_half_precision_keeps_the_cell_in_float32():
+    """A forget gate near 1 over many steps: in bfloat16 alone c would stop growing at 1."""
+    steps = 300
+    gates = torch.tensor([1.0, 10.0, 1.0, 1.0]).repeat_interleave(SIZE).expand(2, steps, -1) / 1.0
+    gates = gates - torch.tensor([6.0, 0.0, 0.0, 0.0]).repeat_interleave(SIZE)
+    weight, start = torch.zeros(4 * SIZE, SIZE), torch.zeros(2, SIZE)
+    exact = recurrence(gates, weight, start, start)[2]
+    half = recurrence(*(x.bfloat16() for x in (gates, weight, start, start)))[2]
+    assert exact.min() > 1.4
+    torch.testing.assert_close(half.float(), exact, rtol=1e-2, atol=0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"gates": torch.zeros(5, 12)}, ValueError, r"gates must be \(batch, length, 4·size\)"),
+        ({"gates": torch.zeros(5, 7, 13)}, ValueError, "a multiple of 4, not 13"),
+        ({"weight": torch.zeros(12, 4)}, ValueError, r"weight is \(12, 4\); with gates .* must be \(12, 3\)"),
+        ({"h": torch.zeros(1, 3)}, ValueError, r"h is \(1, 3\)"),
+        ({"live": torch.ones(7, 5, dtype=torch.bool)}, ValueError, r"live is \(7, 5\)"),
+        ({"live": torch.ones(5, 7)}, TypeError, "live must be bool, True = a token, not torch.float32"),
+        ({"c": torch.zeros(5, 3, dtype=torch.float64)}, TypeError, "c must be torch.float32, as gates are"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change, error, message):
+    given = dict(zip(("gates", "weight", "h", "c"), arguments(dtype=torch.float32), strict=True)) | {"live": None}
+    with pytest.raises(error, match=message):
+        recurrence(**given | change)
+
+
+kernel = pytest.mark.kernel
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@kernel
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(("s", "b", "d"), [(1, 1, 1), (2, 5, 13), (3, 7, 37)])
+def test_the_kernels_equal_their_definition(s, b, d, masked):
+    """Into buffers of NaN, of which none may be left; gates and gradients as strided as a layer leaves them."""
+    kernels = pytest.importorskip("attnlab.models.recurrence_kernel")
+    gates, gradient = (
+        torch.randn(b, 11, s, 4 * d, device=DEVICE).permute(2, 0, 1, 3),
+        torch.randn(s, b, 11, d, device=DEVICE),
+    )
+    recurrent, h, c, dh, dc = (torch.randn(s, b, k * d, device=DEVICE) for k in (4, 1, 1, 1, 1))
+    live = (torch.rand(s, b, 11, device=DEVICE) < 0.5)[:, :, 3] if masked else None
+    made = []
+    for forward, backward in ((forward_step, backward_step), (kernels.forward_step, kernels.backward_step)):
+        next_h, next_c = torch.full((2, s, 2, b, d), torch.nan, device=DEVICE)[:, :, 1]
+        active, delta = torch.full((2, s, 2, b, 4 * d), torch.nan, device=DEVICE)[:, :, 1]
+        forward(gates[:, :, 3], recurrent, h, c, live, next_h, next_c, active)
+        on_h, on_c = dh.clone(), dc.clone()
+        backward(gradient[:, :, 5], active, next_c, c, live, on_h, on_c, delta)
+        made.append([next_h, next_c, active, on_h, on_c, delta])
+    for wanted, got in zip(*made, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+@kernel
+def test_the_recurrence_with_kernels_equals_the_one_without(monkeypatch):
+    kernels = pytest.importorskip("attnlab.models.recurrence_kernel")
+    given = [x.to(DEVICE).requires_grad_() for x in arguments(2, dtype=torch.float32)]
+    live = torch.stack([LIVE, LIVE.flip(1)]).to(DEVICE)
+    results = []
+    for passes in (kernels, module._Definition):
+        monkeypatch.setattr(module, "_passes", lambda x, passes=passes: passes)
+        made = recurrence(*given, live)
+        results.append([*made, *torch.autograd.grad(sum(y.sin().sum() for y in made), given)])
+    for got, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+COMPILE = """
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from attnlab.models import recurrence_kernel as kernels
+wide = {"c", "next_c", "cell", "dc"}
+for kernel, last in ((kernels._forward, "active"), (kernels._backward, "delta")):
+    pointers = kernel.arg_names[: kernel.arg_names.index("total")]
+    for kind in ("fp32", "bf16", "fp16"):
+        for masked in (False, True):
+            types = {name: "*fp32" if name in wide else f"*{kind}" for name in pointers} | {"live": "*i1"}
+            constants = {"masked": masked, "cells": kernels.CELLS}
+            types |= dict.fromkeys(constants, "constexpr")
+            signature = {name: types.get(name, "i32") for name in kernel.arg_names}
+            triton_target = GPUTarget("cuda", 90, 32)
+            kernels.triton.compile(ASTSource(kernel, signature, constants), target=triton_target)
+print("compiled")
+"""
+
+
+@kernel
+def test_the_kernels_compile_for_a_gpu_that_is_not_here():
+    pytest.importorskip("triton")
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "compiled", done.stderr[-2000:]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_cuda_graph_holds_it(dtype):
+    given = [x.to("cuda", dtype).requires_grad_() for x in arguments(2, dtype=torch.float32)]
+    live = torch.stack([LIVE, LIVE.flip(1)]).cuda()
+
+    def work():
+        made = recurrence(*given, live)
+        return [*made, *torch.autograd.grad(sum(y.float().sin().sum() for y in made), given)]
+
+    expected = work()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        work()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        replayed = work()
+    graph.replay()
+    for got, wanted in zip(replayed, expected, strict=True):
+        torch.testing.assert_close(got, wanted)
+    exact = recurrence(*(x.detach().double() for x in given), live)
+    for got, wanted in zip(expected, exact, strict=False):
+        torch.testing.assert_close(got.double(), wanted, rtol=0.0, atol=1e-5 if dtype == torch.float32 else 3e-2)
