@@ -6,15 +6,20 @@ from attnlab.mechanisms import MECHANISMS, Mechanism, attention
 from attnlab.recording import Record
 
 if TYPE_CHECKING:
+    from attnlab.analysis.pairs import contribution
     from attnlab.models.pretrained import adapt, load
     from attnlab.models.watch import record
 
 __version__ = "0.1.0"
-__all__ = ["MECHANISMS", "Mechanism", "Record", "adapt", "attention", "load", "record"]
+__all__ = ["MECHANISMS", "Mechanism", "Record", "adapt", "attention", "contribution", "load", "record"]
 
 
 def __getattr__(name: str) -> Any:
     """What needs models, and what needs transformers, is imported when it is first used."""
+    if name == "contribution":
+        from attnlab.analysis.pairs import contribution
+
+        return contribution
     if name == "record":
         from attnlab.models.watch import record
 

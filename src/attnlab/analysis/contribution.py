@@ -1,0 +1,154 @@
+"""How much each token adds to an attention's output: norms of vectors, not weights alone (Kobayashi et al. 2020).
+
+An attention returns a sum of vectors, one for each head h and key j (eqs. 3 and 4); its output bias is nobody's:
+
+    y_i = Σ_h Σ_j α_hij f_h(x_j) + b        f_h(x_j) = v_hj W_h
+
+so what key j gave query i has a size, ‖α_hij f_h(x_j)‖ in one head and ‖Σ_h α_hij f_h(x_j)‖ in the layer. The vectors
+themselves would fill (h,i,j,e); they are never made, because
+
+    ‖f_h(x_j)‖²          = v_hj (W_h W_hᵀ) v_hjᵀ        one d×d matrix a head
+    ‖α f‖                = |α| ‖f‖
+    ‖Σ_h α_hij f_h(x_j)‖² = α_ijᵀ G_j α_ij               G_j = (f_h(x_j)·f_g(x_j))_hg, one h×h matrix a key
+
+Weights may be negative (daGPAM), and heads may share values. Numbers are made in float64 if the record is, else in
+float32. A square is right to the rounding of its largest terms, so a norm that remains where large vectors cancel is
+right to the root of that rounding.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from attnlab.recording import Layer
+
+ROWS = 256  # queries whose weights are made at a time
+IN_CACHE = 2**18  # numbers that a processor keeps near while it goes over them several times
+KEYS = 128  # keys whose vectors f are held at a time
+
+Read = Callable[[], Iterator[tuple[slice, Tensor]]]  # ranges of queries and their weights (b,h,·,j)
+
+
+def norms(layer: Layer) -> "Norms":
+    """The norms of one attention layer; each map is made when it is first asked for, and kept."""
+    check(layer)
+    return Norms(Keys(layer), lambda: layer.chunks(ROWS), layer.context.shape[2])
+
+
+class Keys:
+    """What depends on the keys of a layer alone."""
+
+    def __init__(self, layer: Layer) -> None:
+        self.values, self.projection = wide(layer.values), wide(layer.output_weight)  # (b,h,j,d), (h,d,e)
+
+    @cached_property
+    def value(self) -> Tensor:
+        """‖v_h(x_j)‖, (b,h,j)."""
+        return self.values.norm(dim=-1)
+
+    @cached_property
+    def vector(self) -> Tensor:
+        """‖f_h(x_j)‖, (b,h,j)."""
+        square = ((self.values @ (self.projection @ self.projection.mT)) * self.values).sum(-1)
+        return square.clamp_min(0.0).sqrt()
+
+    @cached_property
+    def gram(self) -> Tensor:
+        """G_j, (b,j,h,h)."""
+        b, h, j, _ = self.values.shape
+        gram = self.values.new_empty(b, j, h, h)
+        for start in range(0, j, KEYS):
+            f = (self.values[:, :, start : start + KEYS] @ self.projection).transpose(1, 2)  # (b,·,h,e)
+            gram[:, start : start + KEYS] = f @ f.mT
+        return gram
+
+
+class Norms:
+    """The maps of a layer, or of a range of its queries.
+
+    vector  ‖f_h(x_j)‖ (b,h,j)              weight  the mean of α over heads (b,i,j)
+    head    ‖α_hij f_h(x_j)‖ (b,h,i,j)      value   |α|·‖v_h(x_j)‖ (b,h,i,j), without the output projection
+    layer   ‖Σ_h α_hij f_h(x_j)‖ (b,i,j)
+    """
+
+    def __init__(self, keys: Keys, read: Read, queries: int) -> None:
+        self.keys, self._read, self._queries = keys, read, queries
+
+    def chunks(self, size: int = ROWS) -> Iterator[tuple[slice, "Norms"]]:
+        """The same of ranges of at most size queries, one after the other: how a long text fits into memory."""
+        if size < 1:
+            raise ValueError(f"a chunk must hold at least 1 query, not {size}")
+        for rows, weights in self._read():
+            for start in range(0, weights.shape[2], size):
+                part = weights[:, :, start : start + size]
+                first, queries = rows.start + start, part.shape[2]
+                yield slice(first, first + queries), Norms(self.keys, _once(part), queries)
+
+    @property
+    def weights(self) -> Tensor:
+        """α itself, (b,h,i,j)."""
+        parts = [weights for _, weights in self._read()]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+    @property
+    def vector(self) -> Tensor:
+        return self.keys.vector
+
+    @cached_property
+    def head(self) -> Tensor:
+        return self._per_head(self.keys.vector)
+
+    @cached_property
+    def value(self) -> Tensor:
+        return self._per_head(self.keys.value)
+
+    @cached_property
+    def weight(self) -> Tensor:
+        made = self._empty()
+        for rows, weights in self._read():
+            made[:, rows] = weights.mean(1, dtype=made.dtype)
+        return made
+
+    @cached_property
+    def layer(self) -> Tensor:
+        made, gram = self._empty(), self.keys.gram
+        b, j, h, _ = gram.shape
+        size = max(32, IN_CACHE // (b * h * j)) if gram.device.type == "cpu" else ROWS
+        for rows, weights in self._read():
+            for start in range(0, weights.shape[2], size):
+                part = weights[:, :, start : start + size].permute(0, 3, 1, 2).to(gram.dtype).contiguous()  # (b,j,h,·)
+                square = ((gram @ part) * part).sum(2).mT  # (b,·,j)
+                made[:, rows.start + start : rows.start + start + square.shape[1]] = square.clamp_min_(0.0).sqrt_()
+        return made
+
+    def _per_head(self, size: Tensor) -> Tensor:
+        """|α_hij|·size_hj, (b,h,i,j)."""
+        b, h, j = size.shape
+        made = size.new_empty(b, h, self._queries, j)
+        for rows, weights in self._read():
+            torch.mul(weights, size[:, :, None], out=made[:, :, rows])
+        return made.abs_()
+
+    def _empty(self) -> Tensor:
+        b, _, j, _ = self.keys.values.shape
+        return self.keys.values.new_empty(b, self._queries, j)
+
+
+def check(layer: Layer) -> None:
+    """Refuse a layer whose output is no sum over its keys."""
+    if layer.mixed is not layer.context and not torch.equal(layer.mixed, layer.context):
+        raise ValueError(
+            f"{layer.name}: its mechanism changes the mixed context (finish), so its output is no sum of α·f(x) over "
+            "keys and has no contributions; compare weights, or take a mechanism without it"
+        )
+
+
+def wide(x: Tensor) -> Tensor:
+    """x in at least float32: what norms are made in."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _once(weights: Tensor) -> Read:
+    return lambda: iter([(slice(0, weights.shape[2]), weights)])

