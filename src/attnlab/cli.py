@@ -1,6 +1,7 @@
 """The command line: one function a verb. An error is one plain line on stderr and exit status 2."""
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,11 +48,13 @@ def version(show: Annotated[bool, typer.Option("--version", help="Print the vers
 
 @app.command("list")
 def list_everything() -> None:
-    """What exists: mechanisms with their options, model presets, tasks and data sets."""
+    """What exists: mechanisms with their options, model presets, tasks, data sets and studies."""
     import inspect
 
     from attnlab.mechanisms import MECHANISMS, option_types
     from attnlab.models.presets import PRESETS
+    from attnlab.studies import STUDIES
+    from attnlab.studies.study import open_study
     from attnlab.tasks import TASKS
     from attnlab.tasks.sources import SETS
 
@@ -67,6 +70,8 @@ def list_everything() -> None:
     _print("model presets", ["model", "what it is", "layers", "width", "heads", "words"], sizes)
     sets = [[s.name, s.task, s.licence] for s in SETS.values()]
     _print(f"tasks: {', '.join(TASKS)}; data sets", ["data=", "task", "licence"], sets)
+    studies = [[study.name, study.title, " ".join(study.items)] for study in map(open_study, STUDIES)]
+    _print("studies", ["reproduce", "what it is", "items"], studies)
 
 
 @app.command()
@@ -95,7 +100,7 @@ def demo(settings: Pairs = None) -> None:
 
 @app.command()
 def describe(
-    model: Annotated[str, typer.Argument(help="a preset: iwslt14, wmt14, wikitext103, tiny")],
+    model: Annotated[str, typer.Argument(help="a preset: iwslt14, wmt14, wikitext103, tiny, lstm, lstm-copy, …")],
     settings: Pairs = None,
 ) -> None:
     """Print a model's parameters by block. A key that the model does not have is an option of its attention."""
@@ -205,6 +210,37 @@ def translate(
     sys.stdout.write("".join(f"{texts[number]}\n" for number in range(len(lines))))
 
 
+@app.command()
+def diagnose(
+    source: Annotated[str, typer.Argument(metavar="SRC", help="text, a sentence a line; or a .csv, .tsv, .jsonl file")],
+    target: Annotated[str | None, typer.Argument(metavar="TGT", help="its translation, line by line")] = None,
+    limit: Annotated[int | None, typer.Option(help="Read only so many pairs.")] = None,
+    vocabulary: Annotated[int, typer.Option(help="The most frequent types of a side; others are <unk>.")] = 8000,
+    units: Annotated[str, typer.Option(help="word or subword (SentencePiece, learnt from the text)")] = "word",
+    text: Annotated[str, typer.Option(help="The field of the text, in a labelled file.")] = "text",
+    label: Annotated[str, typer.Option(help="The field of the label.")] = "label",
+    sentence: Annotated[int | None, typer.Option(help="Draw the counts of this pair, from 1.")] = None,
+    out: Annotated[str | None, typer.Option(help="A folder for the tables (CSV, JSON) and figures (PNG).")] = None,
+) -> None:
+    """Can attention be learnt from this corpus? From co-occurrence alone, without training."""
+    from attnlab.diagnosis import diagnose as judge
+    from attnlab.studies import diagnose as study
+
+    if sentence is not None and out is None:
+        raise ValueError("--sentence draws a figure: say with --out where it is to be written")
+    files = Path(source), Path(target) if target is not None else None
+    read = study.read(*files, limit=limit, vocabulary=vocabulary, units=units, text=text, label=label)
+    found = judge(read.pairs, sizes=(len(read.source), len(read.target)))
+    table = study.named(found, read)
+    _print(read.name, ["measure", "value"], [[key, told] for key, told in study.summary(found).items()])
+    if rows := study.hardest(table, 12):
+        _print("frequent words that the counts cannot teach", ["word", "count", "gain", "common", "agreement"], rows)
+    for line in read.notes:
+        print(line)
+    if out is not None:
+        print("written:", *study.write(found, read, table, Path(out), sentence))
+
+
 @app.command("runs")
 def list_runs(root: Annotated[str, typer.Argument(help="the folder of runs")] = "runs") -> None:
     """Runs, their state and best metric."""
@@ -249,6 +285,43 @@ def check(
     raise typer.Exit(1 if failed else 0)
 
 
+@app.command()
+def reproduce(
+    study: Annotated[str, typer.Argument(help="a paper; attnlab list names them and their items")],
+    only: Annotated[list[str] | None, typer.Option(metavar="ITEM", help="this item; may be repeated")] = None,
+    scale: Annotated[str, typer.Option(help="smoke, small or full")] = "smoke",
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    seeds: Annotated[int | None, typer.Option(help="how many; else as many as each item says")] = None,
+    out: Annotated[Path | None, typer.Option(help="where to write; else results/STUDY/SCALE")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="a folder of data sets, in the layout of ATTNLAB_DATA")] = None,
+    again: Annotated[bool, typer.Option("--again", help="run items anew that are already there")] = False,
+) -> None:
+    """Run a paper's tables and figures: its numbers beside ours, with intervals and verdicts.
+
+    The same command goes on after an interruption: an item that is finished is not run again.
+    """
+    from attnlab.runs import chosen_device
+    from attnlab.studies import reproduce as running
+    from attnlab.studies.study import known_scale, open_study
+    from attnlab.studies.written import cell_table, tally_table, write
+
+    chosen = open_study(study)
+    options = {"seeds": seeds, "out": out, "data-dir": data_dir}
+    words = ["attnlab", "reproduce", study, *(f"--only={name}" for name in only or []), f"--scale={scale}"]
+    words += [f"--{name}={value}" for name, value in options.items() if value is not None]
+    terms = running.Terms(known_scale(scale), chosen_device(device), seeds, data_dir, shlex.join(words))
+    folder = out or Path("results") / study / scale
+    with _Progress(1) as progress:
+        outcomes = running.reproduce(
+            chosen, terms, folder, only=only or (), again=again, note=progress.note, progress=progress.tick
+        )
+    tables = {outcome.title: cell_table(outcome.cells) for outcome in outcomes}
+    tables[f"{study} at scale {scale}"] = tally_table([cell for outcome in outcomes for cell in outcome.cells])
+    for title, table in tables.items():
+        _print(title, list(table.columns), [list(row) for row in table.rows])
+    print(f"report: {write(chosen, outcomes, folder)}")
+
+
 EVALUATION: dict[str, Any] = {"beam": int, "length_penalty": float, "eval_samples": int, "bootstrap": int}
 
 
@@ -285,8 +358,8 @@ class _Progress:
     def __exit__(self, *exception: object) -> None:
         self.bar.stop()
 
-    def tick(self, done: int, total: int) -> None:
-        self.bar.update(self.task, completed=done, total=total)
+    def tick(self, done: int, total: int, what: str = "") -> None:
+        self.bar.update(self.task, completed=done, total=total, description=what)
 
     def note(self, line: str) -> None:
         self.console.print(line, markup=False, highlight=False)

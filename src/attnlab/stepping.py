@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 ALIGNED = 64  # numbers: where a parameter may start in the flat vector, so that matrix products stay fast
+# a step of 16,384 tokens took 15.7 ms with inductor's joint pass over rows and columns, and takes 13.6 without
+COMPILING: dict[str, str | int | bool | Callable] = {"triton.mix_order_reduction": False}
 
 
 class Objective(nn.Module):
@@ -40,9 +42,9 @@ class Objective(nn.Module):
     def compile_parts(self, *, dynamic: bool) -> None:
         """Compile what repeats, and the loss; not the whole, which would take minutes. dynamic: once for all shapes."""
         for block in self.model.all_blocks():  # type: ignore[operator]
-            block.compile(dynamic=dynamic)
+            block.compile(dynamic=dynamic, options=COMPILING)
         if not self.adaptive:
-            self.tail = torch.compile(self._tail, dynamic=dynamic)
+            self.tail = torch.compile(self._tail, dynamic=dynamic, options=COMPILING)
 
     def _tail(self, hidden: Tensor, targets: Tensor) -> Tensor:
         if self.adaptive:

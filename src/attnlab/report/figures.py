@@ -41,6 +41,22 @@ def curves(lines: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, x: s
     return figure
 
 
+def seed_curves(cases: Mapping[str, tuple[Sequence[float], Tensor]], *, x: str, y: str) -> Figure:
+    """Side by side, for each case a thin line a seed and a thick one for their mean: (x values, y values (s,n))."""
+    figure = Figure(figsize=(2.9 * len(cases) + 0.4, 2.8), layout="constrained")
+    axes = figure.subplots(1, len(cases), squeeze=False, sharey=True)[0]
+    for number, (axis, (name, (xs, ys))) in enumerate(zip(axes, cases.items(), strict=True)):
+        colour = OKABE_ITO[number % 7]
+        axis.plot(xs, ys.T.numpy(), color=colour, alpha=0.45, linewidth=0.9)
+        axis.plot(xs, ys.mean(0).numpy(), color="black", linewidth=1.6, linestyle="--", label="mean")
+        axis.set_title(name, fontsize=10)
+        axis.set_xlabel(x)
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel(y)
+    axes[0].legend(fontsize=8)
+    return figure
+
+
 def as_png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=160, metadata={"Software": None})

@@ -1,1 +1,5 @@
-"""Runs, measures and claims: one file a paper, and the demo."""
+"""Studies: one room per paper, and the demo. To add one: a module with a STUDY beside these, and a line below."""
+
+STUDIES: dict[str, str] = {  # the module of each, imported when it is asked for
+    "snell2021": "attnlab.studies.snell2021",
+}

@@ -1,0 +1,318 @@
+"""Many seeds of one model, trained as one: weights (s,…) of s models, one pass for all, each as if it were alone.
+
+    θ_k ← Adam(θ_k, ∇ mean_targets −log p(target; θ_k, batch_k))        k = 1 … s, side by side
+
+An Experiment says what a seed is: its model, its batches, what is measured and when. The model is the ordinary one,
+mapped over the leading axis by torch.func, so attention must be a mechanism that torch.func can map (`dot`, `uniform`,
+and others by their definition). On a GPU a whole step, update included, is one CUDA graph. On a CPU stacking gains
+nothing, so seeds are shared out to processes of one thread each, which train them one after the other. A seed whose
+loss or gradient is not finite keeps its last good weights, is marked, and the others go on. With a folder, a run that
+was killed goes on from its last checkpoint.
+"""
+
+import copy
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+from torch.nn import functional as F
+
+from attnlab.store import Checkpoint, DamagedError, read_checkpoint, write_checkpoint
+
+Feed = Callable[[int], tuple[Tensor, ...]]  # step -> inputs and targets, each (s,b,…), of the batches after it
+Progress = Callable[[int, int], None]  # steps done, of how many, all seeds together
+IGNORED = -100  # a target that is not scored
+
+
+class Experiment(ABC):
+    """What every seed does. A plain value: processes get a copy of it."""
+
+    steps: int
+    lr: float = 1e-3
+    clip: float = 0.0  # the largest norm of a seed's gradient; 0: no limit
+    measured_at: tuple[int, ...] = ()  # after so many updates
+    checkpoint_every: int = 1000
+
+    @abstractmethod
+    def model(self, seed: int) -> nn.Module:
+        """The model of a seed, initialised: forward(*inputs) gives logits (b,…,words)."""
+
+    @abstractmethod
+    def feed(self, seeds: Sequence[int], device: torch.device) -> Feed:
+        """The batches of these seeds: a pure function of (seed, step), whatever other seeds are there."""
+
+    @abstractmethod
+    def measure(self, population: "Population", seeds: Sequence[int], step: int) -> dict[str, Tensor]:
+        """Numbers by name, (s,) or (s,…) each."""
+
+
+@dataclass(frozen=True)
+class Grown:
+    """What came of the seeds: measures (s, times, …) at `steps`, weights (s,…), and which seeds stayed finite."""
+
+    seeds: tuple[int, ...]
+    steps: tuple[int, ...]
+    measures: Mapping[str, Tensor]
+    weights: Mapping[str, Tensor]
+    finite: Tensor  # (s,) bool
+
+
+class Population:
+    """s models as one: `map` runs a function of a model and its inputs for all of them at once."""
+
+    def __init__(self, models: Sequence[nn.Module], device: torch.device) -> None:
+        if not models:
+            raise ValueError("a population needs at least one model")
+        for name, module in models[0].named_modules():
+            if isinstance(module, nn.Dropout) and module.p > 0:
+                raise ValueError(f"{name} drops out with p={module.p}: a population trains without dropout")
+        self.device = device
+        self.template = copy.deepcopy(models[0]).to(device)
+        weights, self.buffers = stack_module_state([model.to(device) for model in models])
+        self.weights = {name: x.detach().requires_grad_(x.requires_grad) for name, x in weights.items()}
+
+    def __len__(self) -> int:
+        return len(next(iter(self.weights.values())))
+
+    def map(self, function: Callable[..., Any], *inputs: Tensor) -> Any:
+        """function(model, *inputs of one seed) for every seed; inputs and what it returns are (s,…)."""
+        call = _Call(self.template, function)
+        held = {f"model.{name}": x for name, x in (self.weights | self.buffers).items()}
+        return vmap(lambda state, *args: functional_call(call, state, args))(held, *inputs)
+
+    def losses(self, inputs: Sequence[Tensor], targets: Tensor) -> Tensor:
+        """(s,) the mean over scored targets of −log p(target), in nats."""
+
+        def loss(model: nn.Module, *args: Tensor) -> Tensor:
+            *given, goal = args
+            logits = model(*given).flatten(0, -2).float()
+            scored = goal.flatten() != IGNORED
+            nll = F.cross_entropy(logits, goal.flatten().masked_fill(~scored, 0), reduction="none")
+            return (nll * scored).sum() / scored.sum()
+
+        return self.map(loss, *inputs, targets)
+
+    def member(self, index: int) -> nn.Module:
+        """One of the models, by itself."""
+        model = copy.deepcopy(self.template)
+        model.load_state_dict({name: x[index].detach() for name, x in (self.weights | self.buffers).items()})
+        return model
+
+
+class _Call(nn.Module):
+    """A function of a model, as a module that functional_call can give other weights."""
+
+    def __init__(self, model: nn.Module, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.model, self.function = model, function
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.function(self.model, *inputs)
+
+
+class Updates:
+    """Steps of Adam on a population; on a GPU recorded as one CUDA graph for each shape of batch."""
+
+    def __init__(self, population: Population, *, lr: float, clip: float) -> None:
+        self.population, self.clip = population, clip
+        self.trained = [x for x in population.weights.values() if x.requires_grad]
+        self.device = self.trained[0].device
+        self.finite = torch.ones(len(population), dtype=torch.bool, device=self.device)
+        self.captured = self.device.type == "cuda"
+        self.adam = torch.optim.Adam(self.trained, lr=lr, fused=self.captured, capturable=self.captured)
+        for x in self.trained:  # made now, so that a checkpoint can fill it and a graph can hold it
+            step = torch.zeros((), device=self.device if self.captured else "cpu")
+            self.adam.state[x] = {"step": step, "exp_avg": torch.zeros_like(x), "exp_avg_sq": torch.zeros_like(x)}
+        self.graphs: dict[tuple, tuple[torch.cuda.CUDAGraph, list[Tensor]]] = {}
+
+    def __call__(self, *batch: Tensor) -> None:
+        """One update, from inputs and targets (s,b,…)."""
+        if not self.captured:
+            return self._update(*batch)
+        key = tuple((x.shape, x.dtype) for x in batch)
+        if key not in self.graphs:
+            buffers = [x.to(self.device, copy=True) for x in batch]
+            self.graphs[key] = self._capture(buffers), buffers
+        graph, buffers = self.graphs[key]
+        for buffer, x in zip(buffers, batch, strict=True):
+            buffer.copy_(x, non_blocking=True)
+        graph.replay()
+        return None
+
+    def state(self) -> dict[str, Tensor]:
+        """What is needed to go on, by name; the tensors themselves."""
+        kept = {f"weights.{name}": x.detach() for name, x in self.population.weights.items()}
+        for number, x in enumerate(self.trained):
+            kept |= {f"adam.{number}.{name}": value for name, value in self.adam.state[x].items()}
+        return kept | {"finite": self.finite}
+
+    def _update(self, *batch: Tensor) -> None:
+        losses = self.population.losses(batch[:-1], batch[-1])
+        gradients = torch.autograd.grad(losses.sum(), self.trained)
+        norms = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt()  # (s,)
+        self.finite &= (norms + losses.detach()).isfinite()
+        factor = (self.clip / (norms + 1e-6)).clamp(max=1.0) if self.clip > 0 else None
+        for x, g in zip(self.trained, gradients, strict=True):
+            one_each = (-1, *[1] * (x.dim() - 1))
+            kept = self.finite.view(one_each)
+            x.grad = torch.where(kept, g if factor is None else g * factor.view(one_each), 0.0)
+            self.adam.state[x]["exp_avg"].mul_(kept)  # a seed that failed stays where it is
+        self.adam.step()
+
+    def _capture(self, buffers: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
+        before = {name: x.clone() for name, x in self.state().items()}
+        stream = torch.cuda.Stream(self.device)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                self._update(*buffers)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            self._update(*buffers)
+        with torch.no_grad():
+            for name, x in self.state().items():
+                x.copy_(before[name])
+        return graph
+
+
+def grow(
+    experiment: Experiment,
+    seeds: Sequence[int],
+    *,
+    device: torch.device,
+    folder: Path | None = None,
+    processes: int | None = None,
+    progress: Progress = lambda done, total: None,
+) -> Grown:
+    """Train all seeds. processes: on a CPU, how many seeds train at a time; None: one for each core."""
+    if not seeds or len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds must be different, and at least one, not {list(seeds)}")
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    if device.type != "cpu":
+        return _together(experiment, seeds, device, folder and folder / "population.safetensors", progress)
+    files = [folder and folder / f"seed-{seed}.safetensors" for seed in seeds]
+    workers = min(processes or len(os.sched_getaffinity(0)), len(seeds))
+    if workers == 1:
+        total = experiment.steps * len(seeds)
+        parts = []
+        for number, (seed, file) in enumerate(zip(seeds, files, strict=True)):
+            base = number * experiment.steps
+            parts.append(_together(experiment, [seed], device, file, lambda done, _, b=base: progress(b + done, total)))
+        return _joined(parts)
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
+        jobs = {
+            pool.submit(_together, experiment, [seed], device, file, _silent): seed
+            for seed, file in zip(seeds, files, strict=True)
+        }
+        for number, _ in enumerate(as_completed(jobs), start=1):
+            progress(number * experiment.steps, len(seeds) * experiment.steps)
+        done = {seed: job.result() for job, seed in jobs.items()}
+    return _joined([done[seed] for seed in seeds])
+
+
+def _together(
+    experiment: Experiment, seeds: Sequence[int], device: torch.device, file: Path | None, progress: Progress
+) -> Grown:
+    """Train these seeds as one batched model."""
+    population = Population([experiment.model(seed).train() for seed in seeds], device)
+    updates, feed = Updates(population, lr=experiment.lr, clip=experiment.clip), experiment.feed(seeds, device)
+    measures: dict[str, list[Tensor]] = {}
+    step, taken = _resumed(file, seeds, updates, measures)
+    times = sorted(set(experiment.measured_at) | {experiment.steps})
+    with _fast_products(device):
+        while True:
+            if step in times[taken:]:
+                _measure(experiment, population, seeds, step, measures)
+                taken += 1
+            done = step == experiment.steps
+            if file is not None and (done or (step and step % experiment.checkpoint_every == 0)):
+                _save(file, seeds, step, taken, updates, measures)
+            progress(step, experiment.steps)
+            if done:
+                break
+            updates(*feed(step))
+            step += 1
+    weights = {name: x.detach().cpu() for name, x in population.weights.items()}
+    stacked = {name: torch.stack(values, dim=1) for name, values in measures.items()}
+    return Grown(tuple(seeds), tuple(times), stacked, weights, updates.finite.cpu())
+
+
+def _measure(
+    experiment: Experiment, population: Population, seeds: Sequence[int], step: int, measures: dict[str, list[Tensor]]
+) -> None:
+    population.template.eval()
+    with torch.no_grad():
+        for name, values in experiment.measure(population, seeds, step).items():
+            measures.setdefault(name, []).append(values.detach().cpu())
+    population.template.train()
+
+
+def _resumed(
+    file: Path | None, seeds: Sequence[int], updates: Updates, measures: dict[str, list[Tensor]]
+) -> tuple[int, int]:
+    """Put back what the file holds, if it is there and whole; the step it was written at, and measures taken."""
+    if file is None or not file.exists():
+        return 0, 0
+    try:
+        kept = read_checkpoint(file)
+    except DamagedError:
+        return 0, 0
+    if kept.state["seeds"] != list(seeds):
+        raise ValueError(f"{file} holds seeds {kept.state['seeds']}, not {list(seeds)}: give another folder")
+    with torch.no_grad():
+        for name, x in updates.state().items():
+            x.copy_(kept.tensors[f"state.{name}"])
+    for name, values in kept.part("measures.").items():
+        measures[name] = list(values.unbind(1))
+    return int(kept.state["step"]), int(kept.state["taken"])
+
+
+def _save(
+    file: Path, seeds: Sequence[int], step: int, taken: int, updates: Updates, measures: Mapping[str, list[Tensor]]
+) -> None:
+    tensors = {f"state.{name}": x.cpu().contiguous() for name, x in updates.state().items()}
+    tensors |= {f"measures.{name}": torch.stack(values, dim=1) for name, values in measures.items()}
+    write_checkpoint(Checkpoint(tensors, {"seeds": list(seeds), "step": step, "taken": taken}), file)
+
+
+def _joined(parts: Sequence[Grown]) -> Grown:
+    def cat(of: Callable[[Grown], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        return {name: torch.cat([of(part)[name] for part in parts]) for name in of(parts[0])}
+
+    seeds = tuple(seed for part in parts for seed in part.seeds)
+    finite = torch.cat([part.finite for part in parts])
+    return Grown(seeds, parts[0].steps, cat(lambda g: g.measures), cat(lambda g: g.weights), finite)
+
+
+@contextmanager
+def _fast_products(device: torch.device) -> Iterator[None]:
+    """On a GPU matrix products of float32 in tf32, which the spread over seeds hides; sums stay in float32."""
+    if device.type != "cuda":
+        with nullcontext():
+            yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def _silent(done: int, total: int) -> None:
+    """Progress of a process by itself is not told."""

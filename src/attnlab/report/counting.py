@@ -1,0 +1,46 @@
+"""Figures of the count table: C for the words of a sentence, and what it tells of every output word."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from attnlab.report.figures import OKABE_ITO
+
+MOST = 40  # words drawn on a side
+
+
+def count_tables(tables: Mapping[str, np.ndarray], rows: Sequence[str], columns: Sequence[str]) -> Figure:
+    """Tables (source words, target words) side by side, each on a scale of its own from 0 (Snell et al. Fig. 1, 4)."""
+    rows, columns = rows[:MOST], columns[:MOST]
+    width, height = 1.6 + 0.28 * len(columns), 1.4 + 0.2 * len(rows)
+    figure = Figure(figsize=(max(3.2, width) * len(tables), max(2.4, height)), layout="constrained")
+    axes = figure.subplots(1, len(tables), squeeze=False)[0]
+    for axis, (title, table) in zip(axes, tables.items(), strict=True):
+        cells = table[: len(rows), : len(columns)]
+        image = axis.imshow(cells, cmap="Blues", vmin=0.0, vmax=max(float(cells.max()), 1e-12), aspect="auto")
+        axis.set_title(title, fontsize=10)
+        axis.set_xticks(range(len(columns)), [_plain(word) for word in columns], fontsize=7, rotation=90)
+        axis.set_yticks(range(len(rows)), [_plain(word) for word in rows], fontsize=7)
+        figure.colorbar(image, ax=axis, shrink=0.8)
+    return figure
+
+
+def word_scores(count: np.ndarray, gain: np.ndarray, common: np.ndarray) -> Figure:
+    """Gain and common of every output word (nats) against how often it occurs."""
+    figure = Figure(figsize=(6.2, 3.4), layout="constrained")
+    axis = figure.subplots()
+    for name, values, marker, colour in (("gain", gain, "o", OKABE_ITO[0]), ("common", common, "^", OKABE_ITO[1])):
+        axis.scatter(count, values, s=7, alpha=0.5, marker=marker, color=colour, linewidths=0, label=name)
+    axis.axhline(0.0, color="black", linewidth=0.8)
+    axis.set_xscale("log")
+    axis.set_xlabel("how often the output word occurs")
+    axis.set_ylabel("nats")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8, loc="upper right")
+    return figure
+
+
+def _plain(word: str) -> str:
+    """A word as it stands: matplotlib would read dollars as mathematics."""
+    return word.replace("$", r"\$")

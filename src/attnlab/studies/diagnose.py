@@ -1,0 +1,175 @@
+"""attnlab diagnose: read a parallel corpus or a classification file, judge it by its counts, and show the judgement."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from attnlab.diagnosis import VERDICTS, Diagnosis
+from attnlab.models.cooccurrence import alpha, beta, trans
+from attnlab.report.counting import MOST, count_tables, word_scores
+from attnlab.report.figures import as_png
+from attnlab.store import write_text
+from attnlab.tasks.labelled import split_words
+from attnlab.tasks.task import SPECIALS
+from attnlab.tasks.text import LABELLED_FILES, read_labelled, read_parallel, stem_suffix, write_atomically
+from attnlab.tasks.vocabulary import Subwords, Vocabulary, Words
+
+IdPairs = list[tuple[Sequence[int], Sequence[int]]]
+COLUMNS = ["word", "count", "gain", "common", "score", "agreement", "chance", "from", "share", "learnable"]
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """Pairs of ids with the words they stand for, and what was done to make them."""
+
+    name: str
+    pairs: IdPairs
+    source: list[str]  # by id
+    target: list[str]
+    labelled: bool
+    notes: list[str] = field(default_factory=list)
+
+
+def read(
+    source: Path,
+    target: Path | None = None,
+    *,
+    limit: int | None = None,
+    vocabulary: int = 8000,
+    units: str = "word",
+    text: str = "text",
+    label: str = "label",
+) -> Text:
+    """Two files of which line k of one translates line k of the other; or one .csv, .tsv or .jsonl file with labels."""
+    if limit is not None and limit < 2:
+        raise ValueError(f"limit must be at least 2, not {limit}: the corpus is judged by halves")
+    if vocabulary <= len(SPECIALS):
+        raise ValueError(f"vocabulary must be more than the {len(SPECIALS)} special tokens, not {vocabulary}")
+    if units not in ("word", "subword"):
+        raise ValueError(f"units must be word or subword, not {units!r}")
+    if target is not None:
+        return _parallel(source, target, limit, vocabulary, units)
+    if stem_suffix(source) not in LABELLED_FILES:
+        kinds = ", ".join(LABELLED_FILES)
+        raise ValueError(f"{source}: a single file must be labelled text ({kinds}); else give two files, SRC and TGT")
+    return _labelled(source, limit, vocabulary, units, text, label)
+
+
+def named(found: Diagnosis, text: Text) -> pd.DataFrame:
+    """The table of output words, as text."""
+    words = found.words
+    told = {"word": [text.target[o] for o in words["id"]], "from": [text.source[i] for i in words["from_id"]]}
+    return words.assign(**told)[COLUMNS]
+
+
+def summary(found: Diagnosis) -> dict[str, str]:
+    """What is printed, in order."""
+    return {
+        "pairs": f"{found.pairs:,}",
+        "output words judged": f"{found.judged:,}",
+        "gain (nats)": _rounded(found.gain),
+        "common (nats)": _rounded(found.common),
+        "score = gain − common": _rounded(found.score),
+        "expected agreement": f"{found.agreement:.1%} (chance {found.chance:.1%})",
+        "learnable": f"{found.learnable:.1%} of output words",
+        "verdict": VERDICTS[found.verdict],
+    }
+
+
+def hardest(table: pd.DataFrame, number: int) -> list[list[str]]:
+    """The most frequent words that the counts cannot teach."""
+    rows = table[~table["learnable"]].head(number)
+    return [
+        [row["word"], f"{row['count']:,}", _rounded(row["gain"]), _rounded(row["common"]), f"{row['agreement']:.0%}"]
+        for _, row in rows.iterrows()
+    ]
+
+
+def write(found: Diagnosis, text: Text, table: pd.DataFrame, folder: Path, sentence: int | None) -> list[Path]:
+    """words.csv, summary.json, words.png, and count tables of a sentence, by default of each of the first three."""
+    numbers = [sentence] if sentence is not None else list(range(1, min(3, len(text.pairs)) + 1))
+    if not 1 <= numbers[0] <= len(text.pairs):
+        raise ValueError(f"sentence {numbers[0]}: there are {len(text.pairs):,}, counted from 1")
+    columns = (table[name].to_numpy() for name in ("count", "gain", "common"))
+    pictures = {"words.png": word_scores(*columns)}
+    pictures |= {f"counts-{number}.png": _counts(found, text, number) for number in numbers}
+    about = {"text": text.name, "notes": text.notes, "verdict": found.verdict, "pairs": found.pairs}
+    about |= {name: getattr(found, name) for name in ("judged", "score", "gain", "common", "agreement", "chance")}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "words.csv", table.to_csv(index=False))
+    write_text(folder / "summary.json", json.dumps(about, ensure_ascii=False, indent=1) + "\n")
+    for name, figure in pictures.items():
+        write_atomically(folder / name, as_png(figure))
+    return [folder / name for name in ("words.csv", "summary.json", *pictures)]
+
+
+def _counts(found: Diagnosis, text: Text, number: int) -> Figure:
+    """C and what it makes of one sentence: α where it is translated, Trans where it is labelled."""
+    source, target = (list(dict.fromkeys(ids)) for ids in text.pairs[number - 1])
+    if text.labelled:
+        target = list(range(len(text.target)))
+    if not (source and target):
+        raise ValueError(f"sentence {number} has an empty side: there is nothing to draw")
+    source, target = source[:MOST], target[:MOST]
+    table = found.table
+    read = beta(trans(table), source, target)
+    drawn = {"C: how often together, each pair 1/L": table[source].toarray()[:, target]}
+    drawn |= {"Trans(label | word)": read.T} if text.labelled else {"α: which word is responsible": alpha(read).T}
+    return count_tables(drawn, [text.source[i] for i in source], [text.target[o] for o in target])
+
+
+def _parallel(source: Path, target: Path, limit: int | None, size: int, units: str) -> Text:
+    lines = [side[:limit] for side in read_parallel(source, target)]
+    if units == "subword":
+        joint = Subwords.train(lines[0] + lines[1], size)
+        vocabularies: list[Vocabulary] = [joint, joint]
+    else:
+        lines = [[" ".join(split_text(line)) for line in side] for side in lines]
+        vocabularies = [_most_frequent(side, size) for side in lines]
+    sides = [list(vocabulary.encode(side)) for vocabulary, side in zip(vocabularies, lines, strict=True)]
+    pairs = list(zip(*sides, strict=True))
+    types = [vocabulary.tokens(range(len(vocabulary))) for vocabulary in vocabularies]
+    return Text(f"{source} and {target}", pairs, types[0], types[1], False, _notes(pairs))
+
+
+def _labelled(path: Path, limit: int | None, size: int, units: str, text: str, label: str) -> Text:
+    texts, labels = (side[:limit] for side in read_labelled(path, text, label))
+    names = sorted(set(labels))
+    if len(names) < 2:
+        raise ValueError(f"{path}: every example has the label {names[0]!r}: there is nothing to tell apart")
+    lines = texts if units == "subword" else [" ".join(split_words(line)) for line in texts]
+    vocabulary: Vocabulary = Subwords.train(lines, size) if units == "subword" else _most_frequent(lines, size)
+    number = {name: k for k, name in enumerate(names)}
+    pairs: IdPairs = list(zip(vocabulary.encode(lines), ([number[name]] for name in labels), strict=True))
+    return Text(str(path), pairs, vocabulary.tokens(range(len(vocabulary))), names, True, _notes(pairs))
+
+
+def split_text(line: str) -> list[str]:
+    """Words in lower case, and every other mark by itself."""
+    return re.findall(r"\w+|[^\w\s]", line.lower())
+
+
+def _most_frequent(lines: list[str], size: int) -> Words:
+    """So many words, special tokens included; the others are <unk>."""
+    return Words(Words.count(lines).words[len(SPECIALS) : size])
+
+
+def _notes(pairs: IdPairs) -> list[str]:
+    tests: dict[str, Callable[[Sequence[int], Sequence[int]], bool]] = {
+        "have an empty side: left out": lambda x, y: not (len(x) and len(y)),
+        "have a source of one word, or of one word repeated: nothing to choose, not judged": lambda x, y: (
+            len(x) > 0 and len(y) > 0 and len(set(x)) == 1
+        ),
+    }
+    found = {what: int(np.sum([test(x, y) for x, y in pairs])) for what, test in tests.items()}
+    return [f"{number:,} of {len(pairs):,} pairs {what}" for what, number in found.items() if number]
+
+
+def _rounded(value: float) -> str:
+    return f"{round(value, 3) + 0.0:.3f}"  # + 0.0: no −0.000

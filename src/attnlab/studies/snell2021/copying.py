@@ -1,0 +1,203 @@
+"""Copying (Snell et al. 2021, §3.3, §6.2, A.3): which distributions of sequences let attention be learnt.
+
+    permutations    x a permutation of the same types             y = x
+    subset          x so many of more types, in random order      y = x
+    mixture         x a permutation of one of two sets of types   y = x
+    function        x as in subset                                y_t = x_π(t) for one fixed π
+
+Two curves for each seed: accuracy, and the share of targets whose largest attention weight is on the position that is
+to be copied. Accuracy alone hides a second, slow route: it may rise without any attention on the right position.
+As in the authors' code each sequence ends with </s>, which is predicted too; every step has new examples.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from attnlab.models.lstm import LSTMTranslator, build
+from attnlab.models.lstm_config import SETTINGS
+from attnlab.population import Experiment, Feed, Grown, Population, grow
+from attnlab.report.figures import seed_curves
+from attnlab.studies.claims import Cell
+from attnlab.studies.study import Findings, Setting
+
+BEGIN, END, FIRST = 0, 1, 2  # <s>, which is also the padding that never occurs; </s>; the first type
+LEARNT = 0.99  # accuracy
+CHUNK = 50  # steps whose batches are drawn at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copying(Experiment):
+    """One distribution; seeds differ in weights and data."""
+
+    data: Literal["permutations", "subset", "mixture", "function"] = "permutations"
+    length: int = 40
+    types: int = 40  # of one set
+    mix: float = 0.5  # of a mixture: how often the first set
+    width: int = 256
+    heads: int = 1
+    examples: int = 128  # in a batch
+    held_out: int = 50  # examples that a measure is taken on, new ones each time
+    steps: int = 200
+    every: int = 10  # updates between two measures
+
+    @property
+    def measured_at(self) -> tuple[int, ...]:  # type: ignore[override]
+        return tuple(range(0, self.steps + 1, self.every))
+
+    @property
+    def words(self) -> int:
+        return self.types * (2 if self.data == "mixture" else 1) + FIRST
+
+    def model(self, seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        width = {"width": self.width, "embedding_width": self.width}
+        return build(replace(SETTINGS["copy"], vocabulary=self.words, heads=self.heads, **width))  # type: ignore[arg-type]
+
+    def feed(self, seeds: Sequence[int], device: torch.device) -> Feed:
+        drawn: dict[int, tuple[Tensor, ...]] = {}
+
+        def batches(step: int) -> tuple[Tensor, ...]:
+            chunk, place = divmod(step, CHUNK)
+            if chunk not in drawn:
+                drawn.clear()
+                drawn[chunk] = self.draw(seeds, 1 + chunk, CHUNK * self.examples, device)
+            first = place * self.examples
+            return tuple(x[:, first : first + self.examples] for x in drawn[chunk])
+
+        return batches
+
+    def draw(self, seeds: Sequence[int], part: int, number: int, device: torch.device) -> tuple[Tensor, ...]:
+        """Source, decoder input and targets, (s,number,length+1) each; part says which draw of the seed it is."""
+        sequences = torch.stack([self._sequences(seed, part, number, device) for seed in seeds]) + FIRST
+        copied = sequences[..., self.order().to(device)]
+        begin, end = (sequences.new_full((*sequences.shape[:2], 1), word) for word in (BEGIN, END))
+        source, targets = torch.cat([sequences, end], -1), torch.cat([copied, end], -1)
+        return source, torch.cat([begin, copied], -1), targets
+
+    def order(self) -> Tensor:
+        """π, the source position of each target: (length,)."""
+        if self.data != "function":
+            return torch.arange(self.length)
+        return torch.randperm(self.length, generator=torch.Generator().manual_seed(0))
+
+    def measure(self, population: Population, seeds: Sequence[int], step: int) -> dict[str, Tensor]:
+        source, given, targets = self.draw(seeds, -1 - step, self.held_out, population.device)
+        logits, weights = population.map(attended, source, given)  # (s,b,n,words), (s,b,h,n,n)
+        right = self.order().to(targets.device)
+        on = weights[..., : self.length, :].argmax(-1) == right  # (s,b,h,length)
+        return {
+            "accuracy": (logits.argmax(-1) == targets).float().mean((1, 2)),
+            "attention": on.float().mean((1, 3)).amax(1),  # of the head that is there most
+        }
+
+    def _sequences(self, seed: int, part: int, number: int, device: torch.device) -> Tensor:
+        """Types from 0, (number,length), the same whatever other seeds are drawn beside."""
+        draw = torch.Generator(device).manual_seed((seed << 20) + part % (1 << 20))
+        order = torch.rand(number, self.types, generator=draw, device=device).argsort(-1)[:, : self.length]
+        if self.data != "mixture":
+            return order
+        second = torch.rand(number, 1, generator=draw, device=device) >= self.mix
+        return order + self.types * second
+
+
+def attended(model: LSTMTranslator, source: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits (b,n,words) and attention weights (b,h,n,n)."""
+    memory, mask, start = model.encoded(source)
+    states, _ = model.decoder(given, None, start)
+    weights, _ = model.attention.mechanism.weights(model.attention.queries(states), memory.unsqueeze(1), mask)
+    context, _ = model.attention(states, memory, mask)
+    return model.readout(model.combine(states, context)), weights
+
+
+def fig3(setting: Setting) -> Findings:
+    """Permutations of 40, 40 of 60, and a mixture of permutations."""
+    length = setting.at(smoke=8, small=16, full=40)
+    base = Copying(
+        length=length,
+        types=length,
+        width=setting.at(smoke=48, small=64, full=256),
+        steps=setting.at(smoke=160, small=500, full=200),
+        examples=setting.at(smoke=64, small=128, full=128),
+    )
+    cases = {
+        f"permutations of {length}": base,
+        f"{length} of {length * 3 // 2}": replace(base, data="subset", types=length * 3 // 2),
+        f"mixture of two sets of {length}": replace(base, data="mixture"),
+    }
+    grown = {name: _grown(setting, name, case, len(cases), n) for n, (name, case) in enumerate(cases.items())}
+    hard, easy, mixed = cases
+    tags = () if setting.scale == "full" else ("smaller scale",)
+    cells = [_share_cell("fig3", name, result, 1.0 if name == easy else None, tags) for name, result in grown.items()]
+    for name in (hard, mixed):
+        gain = grown[easy].measures["accuracy"][:, -1] - grown[name].measures["accuracy"][:, -1]
+        says = f"final accuracy: {easy} − this"
+        note = "the paper's curves: the control always learns, this one sometimes fails"
+        cells.append(
+            Cell(item="fig3", row=name, column=says, values=tuple(gain.tolist()), sign=1, tags=tags, note=note)
+        )
+    return Findings(cells, _figures(grown), (_horizon(base),))
+
+
+def section62(setting: Setting) -> Findings:
+    """Copying is learnt within 300 updates; the permutation function is not, however long."""
+    length = setting.at(smoke=8, small=16, full=40)
+    base = Copying(
+        data="subset",
+        length=length,
+        types=length * 3 // 2,
+        width=setting.at(smoke=48, small=64, full=256),
+        steps=setting.at(smoke=160, small=300, full=300),
+        examples=setting.at(smoke=64, small=128, full=128),
+    )
+    horizon = setting.at(smoke=160, small=600, full=2000)
+    cases = {"copy": base, "permutation function": replace(base, data="function", steps=horizon, every=horizon // 20)}
+    grown = {name: _grown(setting, name, case, len(cases), n) for n, (name, case) in enumerate(cases.items())}
+    tags = () if setting.scale == "full" else ("smaller scale",)
+    cells = [
+        _share_cell("section62", "copy", grown["copy"], 1.0, tags),
+        _share_cell("section62", "permutation function", grown["permutation function"], 0.0, tags),
+    ]
+    return Findings(cells, _figures(grown), (_horizon(cases["permutation function"]),))
+
+
+def learnt(grown: Grown) -> Tensor:
+    """Which seeds reached the accuracy at any measure, (s,) of 0 and 1."""
+    return (grown.measures["accuracy"] >= LEARNT).any(1).float()
+
+
+def _grown(setting: Setting, name: str, case: Experiment, cases: int, number: int) -> Grown:
+    def told(done: int, total: int) -> None:
+        setting.progress(number * total + done, cases * total, name)
+
+    return grow(case, setting.seeds, device=setting.device, folder=setting.folder / name, progress=told)
+
+
+def _share_cell(item: str, row: str, grown: Grown, published: float | None, tags: tuple[str, ...]) -> Cell:
+    values = learnt(grown)[grown.finite].tolist()
+    ends = grown.measures["attention"][:, -1]
+    note = f"attention on the right position at the end: {float(ends.mean()):.2f} on average over the seeds"
+    column = f"share of seeds that reach accuracy {LEARNT}"
+    return Cell(item=item, row=row, column=column, published=published, values=tuple(values), tags=tags, note=note)
+
+
+def _figures(grown: dict[str, Grown]) -> dict:
+    said = {
+        "accuracy": "Accuracy on new sequences, one line a seed.",
+        "attention": "Share of targets whose largest weight is on the position to copy, one line a seed.",
+    }
+    return {
+        name: (seed_curves({case: (g.steps, g.measures[name]) for case, g in grown.items()}, x="updates", y=name), says)
+        for name, says in said.items()
+    }
+
+
+def _horizon(case: Copying) -> str:
+    return (
+        f"{case.steps} updates of {case.examples} new sequences of {case.length} + </s>, width {case.width}, Adam "
+        f"{case.lr}; measured on {case.held_out} new sequences every {case.every} updates. What has not been learnt by "
+        "then may be learnt later."
+    )

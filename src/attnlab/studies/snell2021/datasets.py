@@ -1,0 +1,162 @@
+"""Table 9: how many examples each data set has, how long they are, and how many words, from the loaders.
+
+Lengths are medians of tokens without <s> and </s>. The vocabulary printed for 20 Newsgroups is that of AG News; the
+parameter counts of A.8 give (5,021,282 − 1,274,882) / 300 = 12,488.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attnlab.studies.claims import Cell
+from attnlab.studies.study import SCALES, Findings, Scale, Setting
+from attnlab.tasks.classification import Classification, ClassificationConfig
+from attnlab.tasks.task import Task
+from attnlab.tasks.translation import Translation, TranslationConfig
+
+ITEM = "table9"
+GLOVE = "the authors also keep rare words that have a GloVe vector; the loader does with embeddings=FILE"
+PIECES = "the authors' SentencePiece model is not the one that the official files give, so pieces differ"
+SLIP = "the printed number is that of AG News"
+
+
+@dataclass(frozen=True)
+class Published:
+    """A row of Table 9; two medians where there are two sides, source and target."""
+
+    train: int
+    valid: int
+    train_medians: tuple[int, ...]
+    valid_medians: tuple[int, ...]
+    vocabulary: int
+
+    def cells(self) -> dict[str, int]:
+        sides = [""] if len(self.train_medians) == 1 else [", source", ", target"]
+        return (
+            {"training examples": self.train, "validation examples": self.valid}
+            | {f"median training length{side}": m for side, m in zip(sides, self.train_medians, strict=True)}
+            | {f"median validation length{side}": m for side, m in zip(sides, self.valid_medians, strict=True)}
+            | {"vocabulary": self.vocabulary}
+        )
+
+
+IMDB = Published(25_000, 4_000, (181,), (178,), 60_338)
+AG_NEWS = Published(60_000, 3_800, (40,), (40,), 31_065)
+NEWSGROUPS = Published(1_197, 796, (183,), (207,), 31_065)
+SST = Published(5_130, 1_421, (16,), (17,), 11_022)
+AMAZON = Published(32_514, 4_000, (71,), (72,), 37_110)
+YELP = Published(88_821, 4_000, (74,), (74,), 41_368)
+IWSLT14 = Published(160_240, 7_284, (23, 24), (22, 23), 8_000)
+MULTI30K = Published(29_000, 1_014, (14, 14), (15, 14), 8_000)
+EN_NL = Published(52_070, 5_786, (30, 34), (30, 34), 8_000)
+EN_PT = Published(48_538, 5_394, (31, 35), (31, 35), 8_000)
+IT_PT = Published(21_572, 2_397, (36, 35), (36, 36), 8_000)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of ours: which published one it stands beside, and how it is loaded."""
+
+    name: str
+    published: Published
+    config: ClassificationConfig | TranslationConfig
+    tags: tuple[str, ...] = ()
+    from_scale: Scale = "full"  # the smallest at which it is run
+    drawn: bool = False  # a part of it is drawn at random, by data_seed
+    note: str = ""  # on its lengths
+
+
+def _words(data: str) -> ClassificationConfig:
+    return ClassificationConfig(data=data)
+
+
+def _subwords(data: str, pair: str) -> TranslationConfig:
+    return TranslationConfig(data=data, pair=pair, source_begin=True)
+
+
+OTHER = ("other data",)
+ROWS = (
+    Row("IMDB", IMDB, _words("imdb"), from_scale="small", drawn=True),
+    Row("AG News", AG_NEWS, _words("ag-news")),
+    Row("AG News, a sample", AG_NEWS, _words("ag-news-sample"), OTHER, "small"),
+    Row("20 Newsgroups", NEWSGROUPS, _words("20newsgroups"), from_scale="smoke"),
+    Row("SST, official parts", SST, _words("sst"), OTHER, "smoke"),
+    Row("Amazon, labelled part", AMAZON, _words("amazon"), OTHER, "small", drawn=True),
+    Row("Yelp, a sample", YELP, _words("yelp"), OTHER, "small", drawn=True),
+    Row("IWSLT14", IWSLT14, _subwords("iwslt14", "de-en")),
+    Row("IWSLT14, Europarl de-en", IWSLT14, _subwords("europarl", "de-en"), OTHER),
+    Row("Multi30k", MULTI30K, _subwords("multi30k", "de-en"), from_scale="small", note=PIECES),
+    Row("News en-nl", EN_NL, _subwords("news-commentary-v14", "en-nl"), drawn=True),
+    Row("News en-nl, Europarl", EN_NL, _subwords("europarl", "en-nl"), OTHER),
+    Row("News en-pt", EN_PT, _subwords("news-commentary-v14", "en-pt"), drawn=True),
+    Row("News en-pt, Europarl", EN_PT, _subwords("europarl", "en-pt"), OTHER),
+    Row("News it-pt", IT_PT, _subwords("news-commentary-v14", "it-pt"), drawn=True),
+    Row("News it-pt, Europarl", IT_PT, _subwords("europarl", "it-pt"), OTHER),
+)
+
+
+def table9(setting: Setting) -> Findings:
+    """The item: every row that this scale has, beside what the paper prints."""
+    cells: list[Cell] = []
+    for number, row in enumerate(ROWS):
+        setting.progress(number, len(ROWS), row.name)
+        cells += _cells(row, *_measured(row, setting))
+    setting.progress(len(ROWS), len(ROWS), "")
+    return Findings(cells, remarks=(" ".join((__doc__ or "").split("\n\n")[1].split()),))
+
+
+def _measured(row: Row, setting: Setting) -> tuple[list[dict[str, float]], str]:
+    """What the loader gives, once, or for each seed where a part is drawn; or why it gives nothing."""
+    if SCALES.index(setting.scale) < SCALES.index(row.from_scale):
+        return [], f"this row is run from scale {row.from_scale} on"
+    found = []
+    for seed in setting.seeds if row.drawn else (0,):
+        config = replace(row.config, data_dir=setting.data_dir, data_seed=seed)
+        folder = setting.folder / f"{config.data}-{getattr(config, 'pair', '')}-{seed}"
+        try:
+            found.append(statistics(_prepared(config, folder)))
+        except OSError as error:  # it is not at hand, and cannot be fetched
+            return [], " ".join(str(error).split())
+    return found, ""
+
+
+def _prepared(config: ClassificationConfig | TranslationConfig, folder: Path) -> Task:
+    if isinstance(config, ClassificationConfig):
+        return Classification.prepare(config, folder)
+    return Translation.prepare(config, folder)
+
+
+def statistics(task: Task) -> dict[str, float]:
+    """The columns of Table 9 for a loaded set."""
+    found: dict[str, float] = {}
+    for part, name in (("train", "training"), ("valid", "validation")):
+        found[f"{name} examples"] = task.size(part)
+        lengths = task.lengths(part)
+        if len(lengths) == 1:
+            found[f"median {name} length"] = float(np.median(lengths[0])) - 2  # <s>, </s>
+        else:
+            target, source = lengths
+            found[f"median {name} length, source"] = float(np.median(source)) - 2
+            found[f"median {name} length, target"] = float(np.median(target)) - 1  # </s>
+    return found | {"vocabulary": task.sizes()["vocabulary"]}
+
+
+def _cells(row: Row, found: list[dict[str, float]], reason: str) -> Iterator[Cell]:
+    for column, published in row.published.cells().items():
+        values = tuple(float(values[column]) for values in found)
+        common: dict[str, Any] = {"item": ITEM, "row": row.name, "values": values, "not_run": reason}
+        common |= {"exact": not row.drawn and bool(values)}
+        if column != "vocabulary" or isinstance(row.config, TranslationConfig):
+            note = row.note if "length" in column and not reason else ""
+            yield Cell(column=column, published=published, tags=row.tags, note=note, **common)
+            continue
+        tags = tuple(dict.fromkeys((*row.tags, *OTHER)))
+        if row.published is NEWSGROUPS:
+            yield Cell(
+                column=f"{column}, as printed", published=published, tags=(*tags, "erratum"), note=SLIP, **common
+            )
+            column, published, tags = f"{column}, from A.8", 12_488, (*tags, "erratum")
+        yield Cell(column=column, published=published, tags=tags, note=GLOVE, **common)

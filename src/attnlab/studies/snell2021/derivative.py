@@ -1,0 +1,154 @@
+"""How the proxy model begins to learn: its derivative at initialisation, as d grows (Snell et al. 2021, §4.1, A.2).
+
+The proxy (eq. 5) gives the target words of a pair the probabilities p = σ((1/L) Σ_l W e_{x_l}); W (|O|,d) and e (|I|,d)
+are drawn from N(0, I/d) and follow the gradient flow of its loss (eq. 14). As d → ∞, with C the count table (eq. 16)
+and C̄_i the mean of its row i, the paper says of the logits θ̂ = W e and of θ = σ(θ̂) (eq. 13)
+
+    ∂θ̂_{i,o}/∂τ → 2 (C_{i,o} − C̄_i)          eq. 54
+    ∂θ_{i,o}/∂τ → 2 (C_{i,o} − C̄_i)          eq. 15, as printed
+
+Erratum: at τ = 0 θ tends to 1/|O| throughout, and the chain rule through the softmax, ∂θ_o = θ_o (∂θ̂_o − Σ θ_o' ∂θ̂_o'),
+puts a factor 1/|O| before the right side of eq. 15. The item measures both derivatives, exact up to rounding, for
+growing d: the relative error falls as 1/√d (eq. 48–50), and ∂θ/∂τ is 1/|O| of what is printed.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.functional import jvp
+
+from attnlab.models.cooccurrence import counts
+from attnlab.report.figures import curves
+from attnlab.studies.claims import Cell
+from attnlab.studies.study import Findings, Setting
+
+INPUTS, OUTPUTS, PAIRS, LONGEST = 31, 23, 53, 11
+
+Pair = tuple[list[int], list[int]]
+
+
+@dataclass(frozen=True)
+class Flow:
+    """∂/∂τ at τ = 0, (|I|,|O|) each."""
+
+    logits: Tensor  # of θ̂
+    probabilities: Tensor  # of θ
+
+
+def corpus(seed: int = 0) -> list[Pair]:
+    """Pairs of random sentences, every input word in one of them: the theory asks nothing of them."""
+    draw = np.random.default_rng(seed)
+
+    def sentence(words: int) -> list[int]:
+        return draw.integers(words, size=draw.integers(1, LONGEST + 1)).tolist()
+
+    pairs = [(sentence(INPUTS), sentence(OUTPUTS)) for _ in range(PAIRS)]
+    return [*pairs, (list(range(INPUTS)), list(range(OUTPUTS)))]
+
+
+def flow(pairs: Sequence[Pair], e: Tensor, w: Tensor) -> Flow:
+    """How θ̂ and θ change under −∂L/∂e and −∂L/∂W, by automatic differentiation of eq. 14 and of eq. 13."""
+    shares, wanted = _bags(pairs, len(e), len(w))
+
+    def loss(e: Tensor, w: Tensor) -> Tensor:
+        return -(wanted.to(e) * (shares.to(e) @ e @ w.T).log_softmax(-1)).sum()
+
+    at = e.clone().requires_grad_(), w.clone().requires_grad_()
+    down = tuple(-x for x in torch.autograd.grad(loss(*at), at))
+    return Flow(*jvp(lambda e, w: (e @ w.T, (e @ w.T).softmax(-1)), (e, w), down)[1])
+
+
+def limit(pairs: Sequence[Pair], inputs: int, outputs: int) -> Tensor:
+    """2 (C − C̄), (|I|,|O|)."""
+    table = torch.from_numpy(counts(pairs, sizes=(inputs, outputs)).toarray())
+    return 2.0 * (table - table.mean(-1, keepdim=True))
+
+
+def error(found: Tensor, formula: Tensor) -> float:
+    return float((found - formula).norm() / formula.norm())
+
+
+def scale(found: Tensor, formula: Tensor) -> float:
+    """The number c for which c · formula is nearest to what was found: 1 where the formula holds."""
+    return float((found * formula).sum() / formula.square().sum())
+
+
+def slope(widths: Sequence[int], errors: Sequence[float]) -> float:
+    """Of log error against log d, by least squares."""
+    return float(np.polyfit(np.log(widths), np.log(errors), 1)[0])
+
+
+def drawn(width: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """e (|I|,d) and W (|O|,d) from N(0, I/d), float64."""
+    draw = torch.Generator().manual_seed(seed * 1_000_003 + width)
+    e, w = (torch.randn(n, width, generator=draw, dtype=torch.float64) for n in (INPUTS, OUTPUTS))
+    return (e / math.sqrt(width)).to(device), (w / math.sqrt(width)).to(device)
+
+
+def derivative(setting: Setting) -> Findings:
+    """The item: how fast the error falls, and how large the derivative is beside its formula at the largest d."""
+    widths = [2**k for k in setting.at(smoke=range(7, 12), small=range(7, 14), full=range(8, 17))]
+    pairs = corpus()
+    formula = limit(pairs, INPUTS, OUTPUTS).to(setting.device)
+    found: list[list[Flow]] = []
+    for k, seed in enumerate(setting.seeds):
+        found.append([])
+        for width in widths:
+            found[-1].append(flow(pairs, *drawn(width, seed, setting.device)))
+            setting.progress(k * len(widths) + len(found[-1]), len(setting.seeds) * len(widths), f"d = {width}")
+    of_logits = [[error(f.logits, formula) for f in flows] for flows in found]
+    of_probabilities = [[error(f.probabilities, formula / OUTPUTS) for f in flows] for flows in found]
+    cells = _cells(widths, of_logits, of_probabilities, [flows[-1] for flows in found], formula)
+    lines = {
+        "eq. 54, logits": (widths, np.mean(of_logits, axis=0).tolist()),
+        "eq. 15 with 1/|O|": (widths, np.mean(of_probabilities, axis=0).tolist()),
+        "∝ 1/√d": (widths, [np.mean(of_logits, axis=0)[0] * math.sqrt(widths[0] / d) for d in widths]),
+    }
+    figure = curves(lines, x="d", y="relative error, mean over seeds")
+    figure.axes[0].set_xscale("log", base=2)
+    figure.axes[0].set_yscale("log")
+    says = "The relative error of both limits falls along a line of slope −1/2 in a double logarithmic plot."
+    return Findings(cells, {"error": (figure, says)}, (_remark(widths[-1]),))
+
+
+def _cells(
+    widths: list[int],
+    of_logits: list[list[float]],
+    of_probabilities: list[list[float]],
+    widest: list[Flow],
+    formula: Tensor,
+) -> list[Cell]:
+    logits, printed, right = "∂θ̂/∂τ, eq. 54", "∂θ/∂τ, eq. 15 as printed", "∂θ/∂τ, eq. 15 with 1/|O|"
+    power, size = "error ∝ d to the power of", "measured ÷ formula"
+    slip = f"the printed form lacks the factor 1/|O| of the chain rule; here 1/|O| = 1/{OUTPUTS} = {1 / OUTPUTS:.4f}"
+    given: list[tuple[str, str, float, list[float], tuple[str, ...], str]] = [
+        (logits, power, -0.5, [slope(widths, errors) for errors in of_logits], (), "the rate of eq. 48–50"),
+        (logits, size, 1.0, [scale(f.logits, formula) for f in widest], (), ""),
+        (printed, size, 1.0, [scale(f.probabilities, formula) for f in widest], ("erratum",), slip),
+        (right, size, 1.0, [scale(f.probabilities, formula / OUTPUTS) for f in widest], ("erratum",), "as corrected"),
+        (right, power, -0.5, [slope(widths, errors) for errors in of_probabilities], ("erratum",), "as corrected"),
+    ]
+    return [
+        Cell(item="derivative", row=row, column=column, published=published, values=tuple(values), tags=tags, note=note)
+        for row, column, published, values, tags, note in given
+    ]
+
+
+def _remark(widest: int) -> str:
+    return (
+        f"{PAIRS + 1} random sentence pairs, {INPUTS} input and {OUTPUTS} output words; derivatives by automatic "
+        f"differentiation in float64; sizes at d = {widest:,}."
+    )
+
+
+def _bags(pairs: Sequence[Pair], inputs: int, outputs: int) -> tuple[Tensor, Tensor]:
+    """Σ_l 1[x_l = i]/L (m,|I|) and Σ_t 1[y_t = o] (m,|O|) of each pair: all that the proxy sees of it."""
+    source, target = (torch.zeros(len(pairs), n, dtype=torch.float64) for n in (inputs, outputs))
+    for m, (x, y) in enumerate(pairs):
+        source[m] = torch.bincount(torch.tensor(x), minlength=inputs).double() / len(x)
+        target[m] = torch.bincount(torch.tensor(y), minlength=outputs)
+    return source, target

@@ -1,0 +1,93 @@
+"""A study: one paper's tables and figures as items, each one function from a Setting to Findings.
+
+To add an item: a function, and a line in its study. To add a study: a module with a STUDY, and a line in STUDIES.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Literal, TypeVar, get_args
+
+import torch
+from matplotlib.figure import Figure
+
+from attnlab.config import nearest
+from attnlab.studies import STUDIES
+from attnlab.studies.claims import Cell
+
+Scale = Literal["smoke", "small", "full"]
+SCALES: tuple[Scale, ...] = get_args(Scale)
+T = TypeVar("T")
+
+
+def known_scale(name: str) -> Scale:
+    for scale in SCALES:
+        if scale == name:
+            return scale
+    raise ValueError(f"scale must be one of {', '.join(SCALES)}, not {name!r}")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How an item is to be run.
+
+    smoke   a minute for the whole study: it runs, and shows its effect        small   on a CPU, in minutes an item
+    full    what the paper ran
+    """
+
+    scale: Scale
+    seeds: tuple[int, ...]
+    device: torch.device
+    folder: Path  # the item's own: runs and vocabularies, for it to go on with after an interruption
+    data_dir: str | None = None
+    progress: Callable[[int, int, str], None] = lambda done, total, what: None
+
+    def at(self, *, smoke: T, small: T, full: T) -> T:
+        """What goes with this scale."""
+        return {"smoke": smoke, "small": small, "full": full}[self.scale]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What came out of an item: cells, figures by name, each with what one sees in it, and remarks."""
+
+    cells: Iterable[Cell]
+    figures: Mapping[str, tuple[Figure, str]] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+
+
+def _seeds() -> dict[Scale, int]:
+    return {"smoke": 3, "small": 3, "full": 5}
+
+
+@dataclass(frozen=True)
+class Item:
+    """A table or figure. What it measures is fixed by scale, seeds and edition: with the same, its result is reused."""
+
+    title: str
+    run: Callable[[Setting], Findings]
+    seeds: Mapping[Scale, int] = field(default_factory=_seeds)
+    edition: int = 1  # raised when it measures something else than before
+
+
+@dataclass(frozen=True)
+class Study:
+    name: str
+    title: str
+    items: Mapping[str, Item]
+
+    def chosen(self, only: Iterable[str]) -> dict[str, Item]:
+        """The items named, all where none is, in the study's order; an unknown name names the nearest."""
+        names = list(only)
+        for name in names:
+            if name not in self.items:
+                known = ", ".join(self.items)
+                raise ValueError(f"{self.name} has no item {name!r}{nearest(name, self.items)}; there are {known}")
+        return {name: item for name, item in self.items.items() if not names or name in names}
+
+
+def open_study(name: str) -> Study:
+    if name not in STUDIES:
+        raise ValueError(f"no study is called {name!r}{nearest(name, STUDIES)}; there are {', '.join(STUDIES)}")
+    return import_module(STUDIES[name]).STUDY

@@ -1,0 +1,120 @@
+"""What a study found, as it is read: results.json, cells.csv and one page."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from attnlab.report.page import Command, Picture, Table, Text, page
+from attnlab.studies.claims import VERDICTS, Cell, tally
+from attnlab.studies.reproduce import FORMAT, Outcome
+from attnlab.studies.study import Study
+from attnlab.tasks.text import write_atomically
+
+CSV_COLUMNS = (
+    "item", "row", "column", "published", "published_low", "published_high", "mean", "low", "high", "seeds", "values",
+    "verdict", "group", "tags", "note", "not_run",
+)  # fmt: skip
+
+
+def write(study: Study, outcomes: Sequence[Outcome], out: Path) -> Path:
+    """The three files of these outcomes; returns where the page is."""
+    cells = [cell for outcome in outcomes for cell in outcome.cells]
+    missing = [name for name in study.items if name not in {outcome.config.item for outcome in outcomes}]
+    whole = {
+        "format": FORMAT,
+        "study": study.name,
+        "title": study.title,
+        "tally": tally(cells),
+        "items_without_result": missing,
+        "items": [outcome.as_json() for outcome in outcomes],
+    }
+    write_atomically(out / "results.json", (json.dumps(whole, indent=1, ensure_ascii=False) + "\n").encode())
+    write_atomically(out / "cells.csv", _csv(cells).encode())
+    report = out / "report.html"
+    write_atomically(report, _page(study, outcomes, missing, out).encode())
+    return report
+
+
+def tally_table(cells: Sequence[Cell]) -> Table:
+    rows = [[group, *counts.values(), sum(counts.values())] for group, counts in tally(cells).items()]
+    return Table(["cells", *VERDICTS, "in all"], rows)
+
+
+def cell_table(cells: Sequence[Cell]) -> Table:
+    """The cells that were run."""
+    columns = ["row", "column", "published", "ours", "95 % interval", "seeds", "verdict", "what differs"]
+    rows = [
+        [c.row, c.column, _published(c), _ours(c), _range(c.interval) if not c.exact else "exact", len(c.values) or "–",
+         c.verdict, ", ".join(c.tags)]
+        for c in cells
+        if not c.not_run
+    ]  # fmt: skip
+    return Table(columns, rows)
+
+
+def remarks_table(cells: Sequence[Cell]) -> Table | None:
+    """Each note and each reason why something was not run, once, with the rows it is about."""
+    about: dict[str, list[Cell]] = {}
+    for cell in cells:
+        if text := f"not run: {cell.not_run}" if cell.not_run else cell.note:
+            about.setdefault(text, []).append(cell)
+    rows = [["; ".join(dict.fromkeys(c.row for c in some)), len(some), text] for text, some in about.items()]
+    return Table(["row", "cells", "what is to be said"], rows) if rows else None
+
+
+def _page(study: Study, outcomes: Sequence[Outcome], missing: Sequence[str], out: Path) -> str:
+    cells = [cell for outcome in outcomes for cell in outcome.cells]
+    summary: list[Table | Picture | Text | Command] = [Text(study.title), tally_table(cells)]
+    if missing:
+        summary.append(Text(f"Items that have no result in this folder: {', '.join(missing)}."))
+    sections = [("In short", summary)]
+    for outcome in outcomes:
+        body: list[Table | Picture | Text | Command] = [Text(remark) for remark in outcome.remarks]
+        body.append(cell_table(outcome.cells))
+        body += [Picture((out / file).read_bytes(), says) for file, says in outcome.figures]
+        if said := remarks_table(outcome.cells):
+            body.append(said)
+        seeds = f"seeds {', '.join(map(str, outcome.config.seeds))}"
+        where = ", ".join(f"{key} {value}" for key, value in outcome.about.items() if key != "command")
+        body += [Command(outcome.about["command"]), Text(f"scale {outcome.config.scale}, {seeds}, {where}")]
+        sections.append((outcome.title, body))
+    return page(f"attnlab: {study.name} reproduced", sections)
+
+
+def _csv(cells: Sequence[Cell]) -> str:
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for c in cells:
+        low, high = c.interval or ("", "")
+        published_low, published_high = c.published_interval or ("", "")
+        writer.writerow(
+            [c.item, c.row, c.column, "" if c.published is None else c.published, published_low, published_high,
+             "" if c.mean is None else c.mean, low, high, len(c.values), " ".join(map(repr, c.values)), c.verdict,
+             c.group, "; ".join(c.tags), c.note, c.not_run]
+        )  # fmt: skip
+    return text.getvalue()
+
+
+def _published(cell: Cell) -> str:
+    if cell.published is None and cell.published_interval is None:
+        return {1: "above 0", -1: "below 0", 0: "–"}[cell.sign]
+    value = "" if cell.published is None else number(cell.published)
+    return f"{value} {_range(cell.published_interval)}".strip() if cell.published_interval else value
+
+
+def _ours(cell: Cell) -> str:
+    if cell.interval is None:
+        return ", ".join(map(number, cell.values)) or "–"
+    return number(cell.mean or 0.0)
+
+
+def _range(interval: tuple[float, float] | None) -> str:
+    return "–" if interval is None else f"[{number(interval[0])}, {number(interval[1])}]"
+
+
+def number(x: float) -> str:
+    """Four figures; whole numbers as they are."""
+    return f"{x:,.0f}" if x == round(x) and abs(x) < 1e12 else f"{x:.4g}" if abs(x) < 1e4 else f"{x:,.0f}"
