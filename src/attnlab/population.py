@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,10 @@ class Population:
     def member(self, index: int) -> nn.Module:
         """One of the models, by itself."""
         model = copy.deepcopy(self.template)
-        model.load_state_dict({name: x[index].detach() for name, x in (self.weights | self.buffers).items()})
+        own = dict(model.named_parameters()) | dict(model.named_buffers())
+        with torch.no_grad():
+            for name, x in (self.weights | self.buffers).items():
+                own[name].copy_(x[index])
         return model
 
 
@@ -203,12 +207,12 @@ def grow(
         return _together(experiment, seeds, device, folder and folder / "population.safetensors", progress)
     files = [folder and folder / f"seed-{seed}.safetensors" for seed in seeds]
     workers = min(processes or len(os.sched_getaffinity(0)), len(seeds))
+    total = experiment.steps * len(seeds)
     if workers == 1:
-        total = experiment.steps * len(seeds)
         parts = []
         for number, (seed, file) in enumerate(zip(seeds, files, strict=True)):
-            base = number * experiment.steps
-            parts.append(_together(experiment, [seed], device, file, lambda done, _, b=base: progress(b + done, total)))
+            told = partial(_shifted, progress, number * experiment.steps, total)
+            parts.append(_together(experiment, [seed], device, file, told))
         return _joined(parts)
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
         jobs = {
@@ -216,7 +220,7 @@ def grow(
             for seed, file in zip(seeds, files, strict=True)
         }
         for number, _ in enumerate(as_completed(jobs), start=1):
-            progress(number * experiment.steps, len(seeds) * experiment.steps)
+            progress(number * experiment.steps, total)
         done = {seed: job.result() for job, seed in jobs.items()}
     return _joined([done[seed] for seed in seeds])
 
@@ -312,6 +316,11 @@ def _fast_products(device: torch.device) -> Iterator[None]:
 
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+def _shifted(progress: Progress, before: int, total: int, done: int, _: int) -> None:
+    """Progress of one seed as progress of all."""
+    progress(before + done, total)
 
 
 def _silent(done: int, total: int) -> None:

@@ -57,6 +57,19 @@ def seed_curves(cases: Mapping[str, tuple[Sequence[float], Tensor]], *, x: str, 
     return figure
 
 
+def scatter(points: Mapping[str, tuple[float, float]], *, x: str, y: str) -> Figure:
+    """One named point each."""
+    figure = Figure(figsize=(6.2, 3.8), layout="constrained")
+    axis = figure.subplots()
+    for number, (name, (across, up)) in enumerate(points.items()):
+        axis.plot(across, up, "os^Dv"[number % 5], color=OKABE_ITO[number % 7], markersize=5)
+        axis.annotate(name, (across, up), fontsize=5.5, xytext=(3, 3), textcoords="offset points")
+    axis.set_xlabel(x)
+    axis.set_ylabel(y)
+    axis.grid(alpha=0.3)
+    return figure
+
+
 def as_png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=160, metadata={"Software": None})

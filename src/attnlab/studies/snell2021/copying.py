@@ -10,7 +10,7 @@ to be copied. Accuracy alone hides a second, slow route: it may rise without any
 As in the authors' code each sequence ends with </s>, which is predicted too; every step has new examples.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -58,17 +58,7 @@ class Copying(Experiment):
         return build(replace(SETTINGS["copy"], vocabulary=self.words, heads=self.heads, **width))  # type: ignore[arg-type]
 
     def feed(self, seeds: Sequence[int], device: torch.device) -> Feed:
-        drawn: dict[int, tuple[Tensor, ...]] = {}
-
-        def batches(step: int) -> tuple[Tensor, ...]:
-            chunk, place = divmod(step, CHUNK)
-            if chunk not in drawn:
-                drawn.clear()
-                drawn[chunk] = self.draw(seeds, 1 + chunk, CHUNK * self.examples, device)
-            first = place * self.examples
-            return tuple(x[:, first : first + self.examples] for x in drawn[chunk])
-
-        return batches
+        return in_chunks(lambda part, number: self.draw(seeds, part, number, device), self.examples)
 
     def draw(self, seeds: Sequence[int], part: int, number: int, device: torch.device) -> tuple[Tensor, ...]:
         """Source, decoder input and targets, (s,number,length+1) each; part says which draw of the seed it is."""
@@ -104,6 +94,20 @@ class Copying(Experiment):
         return order + self.types * second
 
 
+def in_chunks(draw: Callable[[int, int], tuple[Tensor, ...]], examples: int) -> Feed:
+    """Batches of so many examples, drawn for CHUNK steps at once: draw(part, number) gives (s,number,…) each."""
+    drawn: dict[int, tuple[Tensor, ...]] = {}
+
+    def batches(step: int) -> tuple[Tensor, ...]:
+        chunk, place = divmod(step, CHUNK)
+        if chunk not in drawn:
+            drawn.clear()
+            drawn[chunk] = draw(1 + chunk, CHUNK * examples)
+        return tuple(x[:, place * examples : (place + 1) * examples] for x in drawn[chunk])
+
+    return batches
+
+
 def attended(model: LSTMTranslator, source: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
     """Logits (b,n,words) and attention weights (b,h,n,n)."""
     memory, mask, start = model.encoded(source)
@@ -128,7 +132,7 @@ def fig3(setting: Setting) -> Findings:
         f"{length} of {length * 3 // 2}": replace(base, data="subset", types=length * 3 // 2),
         f"mixture of two sets of {length}": replace(base, data="mixture"),
     }
-    grown = {name: _grown(setting, name, case, len(cases), n) for n, (name, case) in enumerate(cases.items())}
+    grown = {name: grown_in(setting, name, case, setting.seeds) for name, case in cases.items()}
     hard, easy, mixed = cases
     tags = () if setting.scale == "full" else ("smaller scale",)
     cells = [_share_cell("fig3", name, result, 1.0 if name == easy else None, tags) for name, result in grown.items()]
@@ -155,7 +159,7 @@ def section62(setting: Setting) -> Findings:
     )
     horizon = setting.at(smoke=160, small=600, full=2000)
     cases = {"copy": base, "permutation function": replace(base, data="function", steps=horizon, every=horizon // 20)}
-    grown = {name: _grown(setting, name, case, len(cases), n) for n, (name, case) in enumerate(cases.items())}
+    grown = {name: grown_in(setting, name, case, setting.seeds) for name, case in cases.items()}
     tags = () if setting.scale == "full" else ("smaller scale",)
     cells = [
         _share_cell("section62", "copy", grown["copy"], 1.0, tags),
@@ -169,11 +173,14 @@ def learnt(grown: Grown) -> Tensor:
     return (grown.measures["accuracy"] >= LEARNT).any(1).float()
 
 
-def _grown(setting: Setting, name: str, case: Experiment, cases: int, number: int) -> Grown:
-    def told(done: int, total: int) -> None:
-        setting.progress(number * total + done, cases * total, name)
+def grown_in(setting: Setting, name: str, case: Experiment, seeds: Sequence[int]) -> Grown:
+    """The seeds of one case of an item, kept in its folder; at smoke scale to start processes would take longest."""
 
-    return grow(case, setting.seeds, device=setting.device, folder=setting.folder / name, progress=told)
+    def told(done: int, total: int) -> None:
+        setting.progress(done, total, name)
+
+    folder, processes = setting.folder / name, setting.at(smoke=1, small=None, full=None)
+    return grow(case, seeds, device=setting.device, folder=folder, processes=processes, progress=told)
 
 
 def _share_cell(item: str, row: str, grown: Grown, published: float | None, tags: tuple[str, ...]) -> Cell:

@@ -1,0 +1,137 @@
+"""Many seeds at once against one after the other: the copy study of Snell et al. 2021, seed-steps a second.
+
+    python benchmarks/population.py [--out results/population] [--seeds 20] [--steps 50]
+
+The peer is the plain way: the same model with `nn.LSTM` (cuDNN on a GPU) and Adam, eager, one seed after the other. No
+time is printed unless a small population has first ended as its seeds do alone. On a GPU ours is one CUDA graph with
+tf32 products; the peer has tf32 too. On a CPU ours is one process a core, and the peer one process.
+"""
+
+import argparse
+import time
+from dataclasses import replace
+
+import measuring
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from attnlab.population import Population, Updates, grow
+from attnlab.studies.snell2021.copying import Copying
+
+
+class Plain(nn.Module):
+    """The copy model as anybody would write it."""
+
+    def __init__(self, words, width):
+        super().__init__()
+        self.words = nn.Embedding(words, width)
+        self.encoder, self.decoder = (nn.LSTM(width, width, batch_first=True) for _ in range(2))
+        self.query, self.project, self.readout = (
+            nn.Linear(width, width),
+            nn.Linear(width, width),
+            nn.Linear(width, words),
+        )
+        self.hidden = nn.Linear(2 * width, width)
+
+    def forward(self, source, given):
+        memory, state = self.encoder(self.words(source))
+        states, _ = self.decoder(self.words(given), state)
+        weights = (self.query(states) @ memory.mT).softmax(-1)
+        both = torch.cat([states, self.project(weights @ memory)], -1)
+        return self.readout(self.hidden(both).tanh())
+
+
+def check_equal(device):
+    """A small population ends as each of its seeds alone, in float32 without tf32."""
+    case = Copying(data="subset", length=5, types=7, width=16, steps=5, examples=8)
+    batches = case.feed([0, 1], device)
+    runs = []
+    for seeds in ([0, 1], [0], [1]):
+        population = Population([case.model(seed) for seed in seeds], device)
+        updates = Updates(population, lr=case.lr, clip=0.0)
+        for step in range(case.steps):
+            updates(*(x[seeds[0] : seeds[0] + len(seeds)] for x in batches(step)))
+        runs.append(population.weights)
+    for name, both in runs[0].items():
+        for k in (0, 1):
+            torch.testing.assert_close(both[k], runs[1 + k][name][0], atol=1e-5, rtol=1e-4)
+
+
+def one_by_one(case, device, steps):
+    """Seconds of a step of one seed."""
+    torch.manual_seed(0)
+    model = Plain(case.words, case.width).to(device)
+    adam, feed = torch.optim.Adam(model.parameters(), lr=case.lr, fused=device.type == "cuda"), case.feed([0], device)
+
+    def step(n):
+        source, given, targets = (x[0] for x in feed(n))
+        loss = F.cross_entropy(model(source, given).flatten(0, 1), targets.flatten())
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+
+    return timed(step, device, steps)
+
+
+def stacked(case, seeds, device, steps):
+    population = Population([case.model(seed).train() for seed in range(seeds)], device)
+    updates, feed = Updates(population, lr=case.lr, clip=0.0), case.feed(range(seeds), device)
+    return timed(lambda n: updates(*feed(n)), device, steps)
+
+
+def timed(step, device, steps):
+    for n in range(3):
+        step(n)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    for n in range(steps):
+        step(n)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) / steps
+
+
+def in_processes(case, seeds, steps):
+    """Seconds of all seeds, from start to end, measures left out."""
+    start = time.perf_counter()
+    grow(replace(case, steps=steps, every=steps, held_out=2), range(seeds), device=torch.device("cpu"))
+    return (time.perf_counter() - start) / steps
+
+
+def main():
+    on_gpu = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=20 if on_gpu else 4)
+    parser.add_argument("--steps", type=int, default=100 if on_gpu else 4)
+    parser.add_argument("--out", help="folder for the numbers as JSON")
+    given = parser.parse_args()
+    device = torch.device("cuda" if on_gpu else "cpu")
+    if not on_gpu:
+        torch.set_num_threads(1)
+    check_equal(device)
+    torch.set_float32_matmul_precision("high")
+    rows = []
+    for name, types in (("permutations of 40", 40), ("40 of 60", 60)):
+        case = Copying(data="subset", types=types)
+        alone = one_by_one(case, device, given.steps)
+        ours = (
+            stacked(case, given.seeds, device, given.steps) if on_gpu else in_processes(case, given.seeds, given.steps)
+        )
+        row = {
+            "case": name,
+            "seeds": given.seeds,
+            "one_by_one_per_s": 1 / alone,
+            "population_per_s": given.seeds / ours,
+        }
+        rows.append(row | {"times": given.seeds * alone / ours})
+    about = measuring.surroundings(0)
+    print(f"seed-steps a second on {about['hardware']}, torch {about['torch']}, batches of 128 × 41, width 256")
+    keys = ["case", "seeds", "one_by_one_per_s", "population_per_s", "times"]
+    print(measuring.table(["case", "seeds", "one by one", "population", "×"], [[r[k] for k in keys] for r in rows]))
+    measuring.write(given.out, "gpu" if on_gpu else "cpu", about, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""Does β stay local? The keyword task under frozen uniform attention (Snell et al. 2021, §6.1, Figure 7).
+
+    γ_l = w·h_l + b        the log-odds if the classifier attended to position l alone (eq. 22)
+
+of positive sequences, at the keyword l*, one after it, averaged over all positions, and at the last position L; over
+training. Sequences whose keyword is among the last two positions are left out, so that the four differ.
+
+    Hypothesis 1   γ_l* ≫ γ̄ ≫ γ_L ≈ γ_l*+1        only the word itself                            eq. 23
+    Hypothesis 2   γ_l* ≫ γ_l*+1 ≫ γ̄ ≈ γ_L        the word and its neighbours                     eq. 24
+    Observation 3  γ_L ≫ γ_l*+1 ≫ γ̄ ≈ γ_l*        what the paper finds after long training        eq. 25
+
+The paper does not say whether this encoder reads in one direction or in both, so both are run.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from attnlab.models.lstm import build
+from attnlab.models.lstm_classifier import BinaryReadout, LSTMClassifier
+from attnlab.models.lstm_config import SETTINGS
+from attnlab.population import Experiment, Feed, Grown, Population
+from attnlab.report.figures import curves
+from attnlab.studies.claims import Cell
+from attnlab.studies.snell2021.copying import grown_in, in_chunks
+from attnlab.studies.study import Findings, Setting
+
+KEYWORD, FIRST = 1, 1  # ids; 0 is the padding that never occurs
+PLACES = ("γ_l*", "γ_l*+1", "γ̄", "γ_L")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keyword(Experiment):
+    length: int = 40
+    types: int = 40
+    width: int = 256
+    bidirectional: bool = True
+    examples: int = 32
+    held_out: int = 400
+    steps: int = 4000
+    every: int = 100
+
+    @property
+    def measured_at(self) -> tuple[int, ...]:  # type: ignore[override]
+        return tuple(range(0, self.steps + 1, self.every))
+
+    def model(self, seed: int) -> nn.Module:
+        torch.manual_seed(seed)
+        sizes = {"vocabulary": self.types + FIRST, "width": self.width, "embedding_width": self.width}
+        shape = {"bidirectional": self.bidirectional, "attention": "uniform"}
+        return build(replace(SETTINGS["classification"], **sizes, **shape))  # type: ignore[arg-type]
+
+    def feed(self, seeds: Sequence[int], device: torch.device) -> Feed:
+        return in_chunks(lambda part, number: self.draw(seeds, part, number, device)[:2], self.examples)
+
+    def draw(self, seeds: Sequence[int], part: int, number: int, device: torch.device) -> tuple[Tensor, ...]:
+        """Tokens (s,number,length), labels (s,number), and where the keyword is or would be (s,number)."""
+        drawn = []
+        for seed in seeds:
+            draw = torch.Generator(device).manual_seed((seed << 24) + part % (1 << 24))
+            options: dict[str, Any] = {"generator": draw, "device": device}
+            tokens = torch.randint(KEYWORD + 1, self.types + FIRST, (number, self.length), **options)
+            place = torch.randint(self.length, (number,), **options)
+            positive = torch.randperm(number, **options) % 2
+            marked = torch.nn.functional.one_hot(place, self.length).bool() & (positive == 1)[:, None]
+            drawn.append((tokens.masked_fill(marked, KEYWORD), positive, place))
+        tokens, labels, places = (torch.stack(each) for each in zip(*drawn, strict=True))
+        return tokens, labels, places
+
+    def measure(self, population: Population, seeds: Sequence[int], step: int) -> dict[str, Tensor]:
+        tokens, labels, places = self.draw(seeds, -1 - step, self.held_out, population.device)
+        gamma, logits = population.map(log_odds, tokens)  # (s,b,length), (s,b,2)
+        used = (labels == 1) & (places < self.length - 2)
+        at, after = (gamma.gather(2, (places + k).clamp(max=self.length - 1)[..., None])[..., 0] for k in (0, 1))
+        found = dict(zip(PLACES, (at, after, gamma.mean(2), gamma[..., -1]), strict=True))
+        means = {name: (x * used).sum(1) / used.sum(1) for name, x in found.items()}
+        return means | {"accuracy": (logits.argmax(-1) == labels).float().mean(1)}
+
+
+def log_odds(model: LSTMClassifier, tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """γ of every position (b,n), and the logits of the classifier (b,2)."""
+    memory, _ = model.encoder(tokens, tokens != model.padding)
+    return cast(BinaryReadout, model.readout).positive(memory).squeeze(-1), model(tokens)
+
+
+def fig7(setting: Setting) -> Findings:
+    """γ at the four places, early and late in training."""
+    length = setting.at(smoke=8, small=20, full=40)
+    base = Keyword(
+        length=length,
+        types=length,
+        width=setting.at(smoke=24, small=64, full=256),
+        steps=setting.at(smoke=200, small=2000, full=6000),
+        every=setting.at(smoke=20, small=100, full=100),
+    )
+    cells, figures = [], {}
+    for name, both in (("both directions", True), ("one direction", False)):
+        grown = grown_in(setting, name, replace(base, bidirectional=both), setting.seeds)
+        cells += _cells(grown, name, () if setting.scale == "full" else ("smaller scale",))
+        lines = {place: (grown.steps, grown.measures[place].mean(0).tolist()) for place in PLACES}
+        said = f"The log-odds at four places over training, {name}, mean over the seeds."
+        figures[name.replace(" ", "-")] = (curves(lines, x="updates", y="γ"), said)
+    remark = (
+        f"Sequences of {length} of {length} types; uniform attention, never trained; {base.steps} updates of "
+        f"{base.examples}. Early is the measure where γ_l* first exceeds γ̄ by 1, late is the last."
+    )
+    return Findings(cells, figures, (remark,))
+
+
+def early(grown: Grown) -> Tensor:
+    """For each seed the first measure at which γ_l* exceeds γ̄ by 1 nat; the last where none does: (s,)."""
+    apart = grown.measures["γ_l*"] - grown.measures["γ̄"] > 1.0  # (s,times)
+    last = torch.full((len(apart),), apart.shape[1] - 1)
+    return torch.where(apart.any(1), apart.float().argmax(1), last)
+
+
+def _cells(grown: Grown, row: str, tags: tuple[str, ...]) -> list[Cell]:
+    first, claims = early(grown), []
+    for when, greater, smaller, law in (
+        ("early", "γ_l*", "γ_l*+1", "Hypotheses 1 and 2"),
+        ("early", "γ_l*+1", "γ̄", "Hypothesis 2"),
+        ("early", "γ̄", "γ_l*+1", "Hypothesis 1"),
+        ("late", "γ_L", "γ_l*+1", "Observation 3"),
+        ("late", "γ_l*+1", "γ̄", "Observation 3"),
+        ("late", "γ_L", "γ_l*", "Observation 3"),
+    ):
+        apart = grown.measures[greater] - grown.measures[smaller]
+        values = apart.gather(1, first[:, None])[:, 0] if when == "early" else apart[:, -1]
+        kept = tuple(values[grown.finite].tolist())
+        column = f"{when}: {greater} − {smaller}"
+        claims.append(Cell(item="fig7", row=row, column=column, values=kept, sign=1, tags=tags, note=law))
+    return claims

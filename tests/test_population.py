@@ -1,0 +1,190 @@
+"""A population is its members: each seed ends as it would alone, whatever happens to the others."""
+
+import copy
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from attnlab.population import Experiment, Population, Updates, grow
+from attnlab.studies.snell2021.copying import Copying, attended
+from attnlab.studies.snell2021.keyword import Keyword
+
+CPU = torch.device("cpu")
+SMALL = Copying(data="subset", length=5, types=7, width=13, steps=6, examples=11, held_out=17, every=3)
+
+
+def alone(experiment, seed):
+    """Plain PyTorch: the ordinary model, Adam, one seed."""
+    model, feed = experiment.model(seed).train(), experiment.feed([seed], CPU)
+    adam = torch.optim.Adam(model.parameters(), lr=experiment.lr)
+    for step in range(experiment.steps):
+        *inputs, targets = (x[0] for x in feed(step))
+        loss = F.cross_entropy(model(*inputs).flatten(0, -2), targets.flatten())
+        adam.zero_grad()
+        loss.backward()
+        if experiment.clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), experiment.clip)
+        adam.step()
+    return dict(model.named_parameters())
+
+
+def together(experiment, seeds):
+    """All seeds in one stack, as on a GPU."""
+    population = Population([experiment.model(seed) for seed in seeds], CPU)
+    updates, feed = Updates(population, lr=experiment.lr, clip=experiment.clip), experiment.feed(seeds, CPU)
+    for step in range(experiment.steps):
+        updates(*feed(step))
+    return population, updates
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clipped(Copying):
+    clip: float = 0.05
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        SMALL,
+        replace(SMALL, data="mixture", types=5),
+        replace(SMALL, heads=3),
+        Clipped(data="permutations", length=5, types=5, width=13, steps=6, examples=11),
+        Keyword(length=7, types=5, width=11, steps=5, examples=13),
+        Keyword(length=7, types=5, width=11, steps=5, examples=13, bidirectional=False),
+    ],
+    ids=["copy", "mixture", "heads", "clipped", "keyword", "keyword-one-way"],
+)
+def test_each_seed_ends_as_it_would_alone(experiment):
+    seeds = [3, 0, 8]
+    population, _ = together(experiment, seeds)
+    for index, seed in enumerate(seeds):
+        for name, expected in alone(experiment, seed).items():
+            if (
+                name != "attention.score.bias"
+            ):  # it shifts all logits alike: its gradient is rounding, which Adam blows up
+                torch.testing.assert_close(population.weights[name][index], expected, atol=2e-6, rtol=2e-5, msg=name)
+
+
+def test_a_seed_that_fails_is_marked_keeps_its_weights_and_the_others_go_on():
+    seeds, experiment = [1, 2], SMALL
+    models = [experiment.model(seed) for seed in seeds]
+    with torch.no_grad():
+        models[0].readout.bias[3] = torch.nan
+    before = copy.deepcopy(models[0].state_dict())
+    population = Population(models, CPU)
+    updates, feed = Updates(population, lr=experiment.lr, clip=0.0), experiment.feed(seeds, CPU)
+    for step in range(experiment.steps):
+        updates(*feed(step))
+    assert updates.finite.tolist() == [False, True]
+    for name, expected in alone(experiment, 2).items():
+        torch.testing.assert_close(population.weights[name][0], before[name], atol=0, rtol=0, equal_nan=True)
+        torch.testing.assert_close(population.weights[name][1], expected, atol=2e-6, rtol=2e-5)
+
+
+def test_a_member_is_an_ordinary_model_with_its_weights():
+    population, _ = together(SMALL, [4, 5])
+    source, given, _ = SMALL.draw([4, 5], 77, 3, CPU)
+    logits, weights = population.map(attended, source, given)
+    member = population.member(1)
+    torch.testing.assert_close(member(source[1], given[1]), logits[1], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+
+
+def test_a_killed_run_goes_on_where_it_stood(tmp_path):
+    @dataclass(frozen=True, kw_only=True)
+    class Stopping(Copying):
+        checkpoint_every: int = 2
+
+    values = {"data": "subset", "length": 5, "types": 7, "width": 13, "steps": 6, "examples": 11, "every": 3}
+    whole = grow(Stopping(**values), [0, 1], device=CPU, processes=1)
+
+    def stop(done, total):
+        if done == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        grow(Stopping(**values), [0, 1], device=CPU, processes=1, folder=tmp_path, progress=stop)
+    assert (tmp_path / "seed-0.safetensors").exists()
+    steps = []
+    again = grow(
+        Stopping(**values), [0, 1], device=CPU, processes=1, folder=tmp_path, progress=lambda d, _: steps.append(d)
+    )
+    assert steps[0] == 4  # the last checkpoint, not the start
+    assert again.steps == whole.steps == (0, 3, 6)
+    for name in whole.weights:
+        assert torch.equal(again.weights[name], whole.weights[name])
+    for name in whole.measures:
+        assert torch.equal(again.measures[name], whole.measures[name])
+
+
+def test_processes_change_nothing():
+    one, two = (grow(SMALL, [0, 1, 2], device=CPU, processes=n) for n in (1, 2))
+    assert one.seeds == two.seeds
+    for name in one.weights:
+        torch.testing.assert_close(one.weights[name], two.weights[name])
+    assert one.measures["accuracy"].shape == (3, 3)
+
+
+def test_what_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="seeds must be different"):
+        grow(SMALL, [1, 1], device=CPU)
+    with pytest.raises(ValueError, match=r"drops out with p=0\.5"):
+        Population([torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5))], CPU)
+    with pytest.raises(ValueError, match="at least one model"):
+        Population([], CPU)
+    grow(SMALL, [0], device=CPU, folder=tmp_path, processes=1)
+    (tmp_path / "seed-0.safetensors").rename(tmp_path / "seed-1.safetensors")
+    with pytest.raises(ValueError, match="holds seeds"):
+        grow(SMALL, [1], device=CPU, folder=tmp_path, processes=1)
+
+
+def test_data_of_a_seed_do_not_depend_on_its_company():
+    for case in (SMALL, Keyword(length=7, types=5)):
+        both, one = case.draw([5, 9], 3, 19, CPU), case.draw([9], 3, 19, CPU)
+        for x, y in zip(both, one, strict=True):
+            assert torch.equal(x[1:], y)
+
+
+def test_the_distributions_are_what_they_say():
+    source, given, targets = SMALL.draw([0], 1, 101, CPU)
+    assert (source[..., -1] == 1).all()
+    assert (given[..., 0] == 0).all()
+    assert torch.equal(source, targets)
+    assert all(len(set(row[:-1])) == 5 for row in source[0].tolist())
+    function = replace(SMALL, data="function")
+    source, _, targets = function.draw([0], 1, 101, CPU)
+    assert torch.equal(targets[..., :-1], source[..., function.order()])
+    assert sorted(function.order().tolist()) == list(range(5))
+    mixed = replace(SMALL, data="mixture", types=5, mix=0.2)
+    sets = (mixed.draw([0], 1, 5000, CPU)[0][0, :, :-1] - 2) // 5
+    assert (sets == sets[:, :1]).all()
+    assert abs(float((sets[:, 0] == 0).float().mean()) - 0.2) < 0.03
+    tokens, labels, places = Keyword(length=7, types=5).draw([0], 1, 500, CPU)
+    assert torch.equal((tokens == 1).sum(-1), labels)
+    at = tokens.gather(2, places[..., None])[..., 0]
+    assert (at[labels == 1] == 1).all()
+    assert labels.float().mean() == 0.5
+
+
+@pytest.mark.gpu
+def test_a_captured_population_learns_as_one_on_the_cpu():
+    experiment, seeds, device = replace(SMALL, steps=20), [3, 0, 8], torch.device("cuda")
+
+    class Same(Experiment):
+        steps, lr, measured_at = 20, experiment.lr, ()
+        model = staticmethod(experiment.model)
+
+        def feed(self, seeds, device):
+            batches = experiment.feed(seeds, CPU)
+            return lambda step: tuple(x.to(device) for x in batches(step))
+
+        def measure(self, population, seeds, step):
+            return {}
+
+    grown = grow(Same(), seeds, device=device)
+    assert grown.finite.all()
+    for index, seed in enumerate(seeds):
+        for name, expected in alone(experiment, seed).items():
+            torch.testing.assert_close(grown.weights[name][index], expected, atol=2e-3, rtol=2e-2, msg=name)
