@@ -168,7 +168,7 @@ class Updates:
         for x, g in zip(self.trained, gradients, strict=True):
             one_each = (-1, *[1] * (x.dim() - 1))
             kept = self.finite.view(one_each)
-            x.grad = torch.where(kept, g if factor is None else g * factor.view(one_each), 0.0)
+            x.grad = torch.where(kept, g if factor is None else g * factor.view(one_each), 0.0).contiguous()
             self.adam.state[x]["exp_avg"].mul_(kept)  # a seed that failed stays where it is
         self.adam.step()
 
