@@ -58,12 +58,13 @@ def seed_curves(cases: Mapping[str, tuple[Sequence[float], Tensor]], *, x: str, 
 
 
 def scatter(points: Mapping[str, tuple[float, float]], *, x: str, y: str) -> Figure:
-    """One named point each."""
+    """One point each, named unless it lies at the top or the bottom, where many may."""
     figure = Figure(figsize=(6.2, 3.8), layout="constrained")
-    axis = figure.subplots()
+    axis, heights = figure.subplots(), [up for _, up in points.values()]
     for number, (name, (across, up)) in enumerate(points.items()):
         axis.plot(across, up, "os^Dv"[number % 5], color=OKABE_ITO[number % 7], markersize=5)
-        axis.annotate(name, (across, up), fontsize=5.5, xytext=(3, 3), textcoords="offset points")
+        if min(heights) < up < max(heights):
+            axis.annotate(name, (across, up), fontsize=7, xytext=(4, 4), textcoords="offset points")
     axis.set_xlabel(x)
     axis.set_ylabel(y)
     axis.grid(alpha=0.3)
