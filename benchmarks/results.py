@@ -18,8 +18,10 @@ def page() -> str:
     parts += [mechanisms(path) for path in sorted((ROOT / "results" / "mechanisms").glob("*.json"))]
     for name, section in {"training": training_steps, "decoding": decoding}.items():
         parts += [section(path) for path in sorted((ROOT / "results" / name).glob("*.json"))]
+    parts += [population(path) for path in sorted((ROOT / "results" / "population").glob("*.json"))]
     for name in LEARNT:
         parts += [learnt(name, path) for path in sorted((ROOT / "results" / name).glob("*.json"))]
+    parts += [study(path) for path in sorted((ROOT / "results").glob("*/full/results.json"))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -113,6 +115,42 @@ def decoding(path: Path) -> str:
         speeds = [f"{r['sentences_per_s']:,.0f}", f"{r['marian_sentences_per_s']:,.0f}"]
         table.append([r["attention"], str(r["batch"]), *speeds, f"{r['times_marian']:.1f}"])
     return "\n\n".join([title, note, markdown(table)])
+
+
+def population(path: Path) -> str:
+    about, rows = read(path)
+    title = f"## Many seeds at once on {about['hardware']}\n\n`python benchmarks/population.py`. {where(about)}"
+    note = "Steps of one seed a second, copying: a population against one seed after the other (`nn.LSTM`), same run."
+    table = [["case", "seeds", "one by one", "population", "×"], ["---"] + ["---:"] * 4]
+    for r in rows:
+        speeds = [f"{r['one_by_one_per_s']:,.0f}", f"{r['population_per_s']:,.0f}"]
+        table.append([r["case"], str(r["seeds"]), *speeds, f"{r['times']:.1f}"])
+    return "\n\n".join([title, note, markdown(table)])
+
+
+def study(path: Path) -> str:
+    """The cells of a study that have a verdict, and the remarks of every item."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    parts = [f"## {content['title']}"]
+    missing = ", ".join(content["items_without_result"])
+    parts += [f"Not run at full scale yet: {missing}."] if missing else []
+    for item in content["items"]:
+        about = item["about"]
+        done = f"`attnlab reproduce {content['study']} --only {item['config']['item']} --scale full`"
+        on = f"{about['hardware']}, torch {about['torch']}, commit {about['commit']}, {about['wall_s']:.0f} s"
+        rows = [
+            ["", "", "published", "ours", "95 % interval", "verdict"],
+            ["---", "---", "---:", "---:", "---:", "---"],
+        ]
+        for cell in item["cells"]:
+            published = cell["published"]
+            said = "above 0" if cell["sign"] > 0 else "below 0" if cell["sign"] < 0 else "–"
+            interval = " … ".join(f"{x:.3g}" for x in cell["interval"]) if cell["interval"] else "–"
+            ours = "–" if cell["mean"] is None else f"{cell['mean']:.3g}"
+            shown = said if published is None else f"{published:.3g}"
+            rows.append([cell["row"], cell["column"], shown, ours, interval, cell["verdict"]])
+        parts += [f"### {item['title']}", f"{done}. {on}. " + " ".join(item["remarks"]), markdown(rows)]
+    return "\n\n".join(parts)
 
 
 def spread(values: list[float], digits: int) -> str:
