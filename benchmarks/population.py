@@ -49,7 +49,7 @@ def check_equal(device):
     runs = []
     for seeds in ([0, 1], [0], [1]):
         population = Population([case.model(seed) for seed in seeds], device)
-        updates = Updates(population, lr=case.lr, clip=0.0)
+        updates = Updates(population, seeds=seeds, lr=case.lr, clip=0.0)
         for step in range(case.steps):
             updates(*(x[seeds[0] : seeds[0] + len(seeds)] for x in batches(step)))
         runs.append(population.weights)
@@ -76,7 +76,8 @@ def one_by_one(case, device, steps):
 
 def stacked(case, seeds, device, steps):
     population = Population([case.model(seed).train() for seed in range(seeds)], device)
-    updates, feed = Updates(population, lr=case.lr, clip=0.0), case.feed(range(seeds), device)
+    updates = Updates(population, seeds=range(seeds), lr=case.lr, clip=0.0)
+    feed = case.feed(range(seeds), device)
     return timed(lambda n: updates(*feed(n)), device, steps)
 
 

@@ -7,6 +7,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from attnlab.models.lstm import build
+from attnlab.models.lstm_config import SETTINGS
 from attnlab.population import Experiment, Population, Updates, grow
 from attnlab.studies.snell2021.copying import Copying, attended
 from attnlab.studies.snell2021.keyword import Keyword
@@ -33,7 +35,8 @@ def alone(experiment, seed):
 def together(experiment, seeds):
     """All seeds in one stack, as on a GPU."""
     population = Population([experiment.model(seed) for seed in seeds], CPU)
-    updates, feed = Updates(population, lr=experiment.lr, clip=experiment.clip), experiment.feed(seeds, CPU)
+    updates = Updates(population, seeds=seeds, lr=experiment.lr, clip=experiment.clip)
+    feed = experiment.feed(seeds, CPU)
     for step in range(experiment.steps):
         updates(*feed(step))
     return population, updates
@@ -74,7 +77,7 @@ def test_a_seed_that_fails_is_marked_keeps_its_weights_and_the_others_go_on():
         models[0].readout.bias[3] = torch.nan
     before = copy.deepcopy(models[0].state_dict())
     population = Population(models, CPU)
-    updates, feed = Updates(population, lr=experiment.lr, clip=0.0), experiment.feed(seeds, CPU)
+    updates, feed = Updates(population, seeds=seeds, lr=experiment.lr, clip=0.0), experiment.feed(seeds, CPU)
     for step in range(experiment.steps):
         updates(*feed(step))
     assert updates.finite.tolist() == [False, True]
@@ -119,6 +122,50 @@ def test_a_killed_run_goes_on_where_it_stood(tmp_path):
         assert torch.equal(again.measures[name], whole.measures[name])
 
 
+@dataclass(frozen=True, kw_only=True)
+class Dropping(Copying):
+    """Two layers with dropout between them."""
+
+    checkpoint_every: int = 2
+
+    def model(self, seed):
+        torch.manual_seed(seed)
+        sizes = {"vocabulary": self.words, "width": self.width, "embedding_width": self.width, "layers": 2}
+        return build(replace(SETTINGS["translation"], dropout=0.4, **sizes))
+
+
+def test_dropout_is_each_seed_s_own_whatever_its_company(tmp_path):
+    values = {"data": "subset", "length": 5, "types": 7, "width": 13, "steps": 6, "examples": 11, "every": 3}
+    both, _ = together(Dropping(**values), [3, 8])
+    for index, seed in enumerate((3, 8)):
+        one, updates = together(Dropping(**values), [seed])
+        for name, x in one.weights.items():
+            torch.testing.assert_close(both.weights[name][index], x[0], atol=2e-6, rtol=2e-5, msg=name)
+    masks = updates.masks.draw(Dropping(**values).feed([8], CPU)(0))
+    assert set(masks) == {"encoder.dropout.mask", "decoder.dropout.mask"}
+    assert masks["encoder.dropout.mask"].shape == (1, 11, 6, 26)
+    for mask in masks.values():
+        assert set(mask.unique().tolist()) == {0.0, float(torch.tensor(1.0) / (1 - 0.4))}
+        assert abs(float((mask > 0).float().mean()) - 0.6) < 0.06
+    *inputs, targets = Dropping(**values).feed([8], CPU)(0)
+    assert not torch.equal(one.losses(inputs, targets, masks), one.losses(inputs, targets))
+
+
+def test_dropout_goes_on_where_it_stood(tmp_path):
+    values = {"data": "subset", "length": 5, "types": 7, "width": 13, "steps": 6, "examples": 11, "every": 3}
+    whole = grow(Dropping(**values), [0], device=CPU, processes=1)
+
+    def stop(done, total):
+        if done == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        grow(Dropping(**values), [0], device=CPU, processes=1, folder=tmp_path, progress=stop)
+    again = grow(Dropping(**values), [0], device=CPU, processes=1, folder=tmp_path)
+    for name in whole.weights:
+        assert torch.equal(again.weights[name], whole.weights[name])
+
+
 def test_processes_change_nothing():
     one, two = (grow(SMALL, [0, 1, 2], device=CPU, processes=n) for n in (1, 2))
     assert one.seeds == two.seeds
@@ -130,8 +177,6 @@ def test_processes_change_nothing():
 def test_what_is_refused(tmp_path):
     with pytest.raises(ValueError, match="seeds must be different"):
         grow(SMALL, [1, 1], device=CPU)
-    with pytest.raises(ValueError, match=r"drops out with p=0\.5"):
-        Population([torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5))], CPU)
     with pytest.raises(ValueError, match="at least one model"):
         Population([], CPU)
     grow(SMALL, [0], device=CPU, folder=tmp_path, processes=1)

@@ -73,25 +73,23 @@ class Population:
     def __init__(self, models: Sequence[nn.Module], device: torch.device) -> None:
         if not models:
             raise ValueError("a population needs at least one model")
-        for name, module in models[0].named_modules():
-            if isinstance(module, nn.Dropout) and module.p > 0:
-                raise ValueError(f"{name} drops out with p={module.p}: a population trains without dropout")
         self.device = device
         self.template = copy.deepcopy(models[0]).to(device)
         weights, self.buffers = stack_module_state([model.to(device) for model in models])
         self.weights = {name: x.detach().requires_grad_(x.requires_grad) for name, x in weights.items()}
+        self.dropouts = _with_masks(self.template)
 
     def __len__(self) -> int:
         return len(next(iter(self.weights.values())))
 
-    def map(self, function: Callable[..., Any], *inputs: Tensor) -> Any:
-        """function(model, *inputs of one seed) for every seed; inputs and what it returns are (s,…)."""
+    def map(self, function: Callable[..., Any], *inputs: Tensor, masks: Mapping[str, Tensor] | None = None) -> Any:
+        """function(model, *inputs of one seed) for every seed; inputs, masks and what it returns are (s,…)."""
         call = _Call(self.template, function)
-        held = {f"model.{name}": x for name, x in (self.weights | self.buffers).items()}
+        held = {f"model.{name}": x for name, x in (self.weights | self.buffers | dict(masks or {})).items()}
         return vmap(lambda state, *args: functional_call(call, state, args))(held, *inputs)
 
-    def losses(self, inputs: Sequence[Tensor], targets: Tensor) -> Tensor:
-        """(s,) the mean over scored targets of −log p(target), in nats."""
+    def losses(self, inputs: Sequence[Tensor], targets: Tensor, masks: Mapping[str, Tensor] | None = None) -> Tensor:
+        """(s,) the mean over scored targets of −log p(target), in nats; masks of dropout by name, None: none drops."""
 
         def loss(model: nn.Module, *args: Tensor) -> Tensor:
             *given, goal = args
@@ -100,7 +98,7 @@ class Population:
             nll = F.cross_entropy(logits, goal.flatten().masked_fill(~scored, 0), reduction="none")
             return (nll * scored).sum() / scored.sum()
 
-        return self.map(loss, *inputs, targets)
+        return self.map(loss, *inputs, targets, masks=masks)
 
     def member(self, index: int) -> nn.Module:
         """One of the models, by itself."""
@@ -110,6 +108,61 @@ class Population:
             for name, x in (self.weights | self.buffers).items():
                 own[name].copy_(x[index])
         return model
+
+
+class _Masked(nn.Module):
+    """Dropout whose mask is given: x ∘ mask, the mask 0 or 1/(1 − p), drawn for each seed from its own generator."""
+
+    mask: Tensor
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p, self.shape = p, torch.Size()
+        self.register_buffer("mask", torch.ones(()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.shape = x.shape
+        return x * self.mask if self.training else x
+
+
+def _with_masks(model: nn.Module) -> dict[str, _Masked]:
+    """Put a _Masked where the model drops out; they by the names of their masks."""
+    found = {}
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.Dropout) and module.p > 0:
+            model.set_submodule(name, made := _Masked(module.p))
+            found[f"{name}.mask"] = made
+    return found
+
+
+class Masks:
+    """The dropout of a population: one generator a seed, so that a seed's masks do not depend on its company."""
+
+    def __init__(self, population: Population, seeds: Sequence[int]) -> None:
+        self.population, self.device = population, population.device
+        self.generators = [torch.Generator(self.device).manual_seed(seed) for seed in seeds]
+        self._shapes: dict[tuple, dict[str, torch.Size]] = {}
+
+    def draw(self, batch: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Fresh masks for a batch, by name."""
+        if not self.population.dropouts:
+            return {}
+        drawn = {}
+        for name, shape in self.shapes(batch).items():
+            kept, p = torch.empty(len(self.generators), *shape, device=self.device), self.population.dropouts[name].p
+            for part, generator in zip(kept, self.generators, strict=True):
+                part.bernoulli_(1 - p, generator=generator)
+            drawn[name] = kept / (1 - p)
+        return drawn
+
+    def shapes(self, batch: Sequence[Tensor]) -> dict[str, torch.Size]:
+        """What each dropout is given for such a batch, seen once by a pass in which nothing is dropped."""
+        key = tuple(x.shape for x in batch)
+        if key not in self._shapes:
+            with torch.no_grad():
+                self.population.losses(batch[:-1], batch[-1])
+            self._shapes[key] = {name: module.shape for name, module in self.population.dropouts.items()}
+        return self._shapes[key]
 
 
 class _Call(nn.Module):
@@ -126,8 +179,9 @@ class _Call(nn.Module):
 class Updates:
     """Steps of Adam on a population; on a GPU recorded as one CUDA graph for each shape of batch."""
 
-    def __init__(self, population: Population, *, lr: float, clip: float) -> None:
+    def __init__(self, population: Population, *, seeds: Sequence[int], lr: float, clip: float) -> None:
         self.population, self.clip = population, clip
+        self.masks = Masks(population, seeds)
         self.trained = [x for x in population.weights.values() if x.requires_grad]
         self.device = self.trained[0].device
         self.finite = torch.ones(len(population), dtype=torch.bool, device=self.device)
@@ -160,7 +214,7 @@ class Updates:
         return kept | {"finite": self.finite}
 
     def _update(self, *batch: Tensor) -> None:
-        losses = self.population.losses(batch[:-1], batch[-1])
+        losses = self.population.losses(batch[:-1], batch[-1], self.masks.draw(batch))
         gradients = torch.autograd.grad(losses.sum(), self.trained)
         norms = torch.stack([g.flatten(1).square().sum(1) for g in gradients]).sum(0).sqrt()  # (s,)
         self.finite &= (norms + losses.detach()).isfinite()
@@ -173,7 +227,9 @@ class Updates:
         self.adam.step()
 
     def _capture(self, buffers: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
+        self.masks.shapes(buffers)  # a pass of its own, not to be recorded
         before = {name: x.clone() for name, x in self.state().items()}
+        drawn = [generator.get_state() for generator in self.masks.generators]
         stream = torch.cuda.Stream(self.device)
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -181,11 +237,15 @@ class Updates:
                 self._update(*buffers)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
+        for generator in self.masks.generators:
+            graph.register_generator_state(generator)
         with torch.cuda.graph(graph, stream=stream):
             self._update(*buffers)
         with torch.no_grad():
             for name, x in self.state().items():
                 x.copy_(before[name])
+        for generator, state in zip(self.masks.generators, drawn, strict=True):
+            generator.set_state(state)
         return graph
 
 
@@ -230,7 +290,8 @@ def _together(
 ) -> Grown:
     """Train these seeds as one batched model."""
     population = Population([experiment.model(seed).train() for seed in seeds], device)
-    updates, feed = Updates(population, lr=experiment.lr, clip=experiment.clip), experiment.feed(seeds, device)
+    updates = Updates(population, seeds=seeds, lr=experiment.lr, clip=experiment.clip)
+    feed = experiment.feed(seeds, device)
     measures: dict[str, list[Tensor]] = {}
     step, taken = _resumed(file, seeds, updates, measures)
     times = sorted(set(experiment.measured_at) | {experiment.steps})
@@ -279,6 +340,8 @@ def _resumed(
             x.copy_(kept.tensors[f"state.{name}"])
     for name, values in kept.part("measures.").items():
         measures[name] = list(values.unbind(1))
+    for generator, state in zip(updates.masks.generators, kept.tensors["generators"], strict=True):
+        generator.set_state(state)
     return int(kept.state["step"]), int(kept.state["taken"])
 
 
@@ -287,6 +350,7 @@ def _save(
 ) -> None:
     tensors = {f"state.{name}": x.cpu().contiguous() for name, x in updates.state().items()}
     tensors |= {f"measures.{name}": torch.stack(values, dim=1) for name, values in measures.items()}
+    tensors["generators"] = torch.stack([generator.get_state() for generator in updates.masks.generators])
     write_checkpoint(Checkpoint(tensors, {"seeds": list(seeds), "step": step, "taken": taken}), file)
 
 
