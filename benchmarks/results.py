@@ -7,6 +7,8 @@ import json
 import statistics
 from pathlib import Path
 
+from scipy.special import stdtrit
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -57,20 +59,28 @@ def mechanisms(path: Path) -> str:
 
 def training_steps(path: Path) -> str:
     about, rows = read(path)
-    title = f"## Training step on {about['hardware']}\n\n`python benchmarks/training.py`. {where(about)}"
-    note = (
-        "The iwslt14 model, forward, backward and update, against Hugging Face's Marian of that size in the same run."
-    )
-    table = [["model", "target tokens a step", "tokens/s", "× Marian", "step ÷ softmax step"], ["---"] + ["---:"] * 4]
+    taking_turns = "rounds" in rows[0]
+    command = "`python benchmarks/training.py" + (" --joey PYTHON`" if taking_turns else "`")
+    title = f"## Training step on {about['hardware']}\n\n{command}. {where(about)}"
+    note = "The iwslt14 model, forward, backward and update, against Hugging Face's Marian of that size"
+    if taking_turns:
+        versions = "; ".join(dict.fromkeys(f"{r['model']}: {r['version']}" for r in rows))
+        note += (
+            f" and Joey NMT: {rows[0]['parameters']:,} parameters each, float32, one thread, processes taking turns on "
+            f"a shared machine. The median of {rows[0]['rounds']} rounds by processor time; in brackets the slowest "
+            f"and the fastest. {versions}."
+        )
+    else:
+        note += " in the same run."
+    last = {"times_joey": "× Joey NMT"} if taking_turns else {"step_times_softmax": "step ÷ softmax step"}
+    ratios = {"times_marian": "× Marian"} | last
+    table = [["model", "target tokens a step", "tokens/s", *ratios.values()], ["---"] + ["---:"] * 4]
     for r in rows:
-        ratio = r.get("step_times_softmax")
-        cells = [
-            f"{r['tokens']:,}",
-            f"{r['tokens_per_second']:,.0f}",
-            f"{r['times_marian']:.2f}",
-            f"{ratio:.2f}" if ratio else "–",
-        ]
-        table.append([r["model"], *cells])
+        speed = f"{r['tokens_per_second']:,.0f}"
+        if taking_turns:
+            speed += f" ({r['lowest']:,.0f}–{r['highest']:,.0f})"
+        shown = [f"{r[key]:.2f}" if r.get(key) else "–" for key in ratios]
+        table.append([r["model"], f"{r['tokens']:,}", speed, *shown])
     return "\n\n".join([title, note, markdown(table)])
 
 
@@ -157,7 +167,7 @@ def spread(values: list[float], digits: int) -> str:
     """The mean with its 95 % t-interval from three values on; else the values."""
     if len(values) < 3:
         return ", ".join(f"{x:.{digits}f}" for x in values)
-    t = {3: 4.303, 4: 3.182, 5: 2.776}[len(values)]
+    t = float(stdtrit(len(values) - 1, 0.975))
     margin = t * statistics.stdev(values) / len(values) ** 0.5
     return f"{statistics.mean(values):.{digits}f} ± {margin:.{digits}f}"
 

@@ -1,8 +1,6 @@
 """Training: an update is what torch's optimiser does, nothing is lost when a run dies, what goes wrong is said."""
 
-import itertools
 import json
-import math
 import os
 import random
 import re
@@ -12,18 +10,12 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import nn
-from transformers import get_cosine_schedule_with_warmup, get_inverse_sqrt_schedule
 
-from attnlab import optimise
-from attnlab.models.transformer import TransformerConfig, build
 from attnlab.recipe import resolved
 from attnlab.runs import listed, open_run
-from attnlab.stepping import Eager, Flat, Objective, fit, ladder
 from attnlab.store import RunFolder, read_checkpoint
 from attnlab.train import TrainConfig
 
@@ -43,127 +35,6 @@ def trained(out, *words, **options):
     done = run("train", "synthetic", *LEXICON, *words, "device=cpu", f"out={out}", **options)
     assert done.returncode == 0, done.stderr
     return done
-
-
-def tiny(**changes):
-    values = {"model": "translator", "vocabulary": 11, "target_vocabulary": 13, "layers": 1, "width": 8, "heads": 2}
-    return build(TransformerConfig(**values | {"feed_forward": 16, "dropout": 0.0} | changes))
-
-
-# --- an update ---
-
-
-@pytest.mark.parametrize("kind", ["adam", "adamw", "nag"])
-@pytest.mark.parametrize("clip", [0.0, 0.05])
-def test_an_update_is_what_torch_does_parameter_by_parameter(kind, clip):
-    """Against torch's plain, unfused optimisers on the mean loss; two batches accumulated, three updates."""
-    model = tiny().double()
-    twin = tiny().double()
-    twin.load_state_dict(model.state_dict())
-    model.float(), twin.float()
-    plain = {
-        "adam": lambda p: torch.optim.Adam(p, lr=0.01, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.1, foreach=False),
-        "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.1, foreach=False),
-        "nag": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, nesterov=True, weight_decay=0.1, foreach=False),
-    }[kind](twin.parameters())
-    flat = Flat(model, torch.float32)
-    optimizer = optimise.optimiser(flat.master, kind, betas=(0.9, 0.98), eps=1e-8, momentum=0.9, weight_decay=0.1)
-    stepper = Eager(Objective(model, smoothing=0.1), flat, optimizer, clip=clip)
-    for _ in range(3):
-        batches = [
-            (torch.randint(1, 11, (3, 5)), torch.randint(1, 13, (3, n)), torch.randint(0, 13, (3, n))) for n in (4, 7)
-        ]
-        total = sum(int((goal != 0).sum()) for *_, goal in batches)
-        for source, target, goal in batches:
-            stepper.accumulate([source, target], goal, 1 / total)
-        optimise.set_rate(optimizer, 0.01)
-        stepper.apply()
-        logits = torch.cat([twin(source, target).flatten(0, 1) for source, target, _ in batches])
-        goals = torch.cat([goal.flatten() for *_, goal in batches])
-        loss = nn.functional.cross_entropy(logits, goals, ignore_index=0, label_smoothing=0.1)
-        plain.zero_grad()
-        loss.backward()
-        if clip:
-            nn.utils.clip_grad_norm_(twin.parameters(), clip)
-        plain.step()
-        assert stepper.read_loss() / total == pytest.approx(loss.item(), rel=1e-5)
-    source, target, _ = batches[0]
-    torch.testing.assert_close(model(source, target), twin(source, target), atol=2e-5, rtol=1e-4)
-    for (name, mine), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
-        if not name.endswith("key.bias"):  # its gradient is 0 but for rounding, which Adam blows up
-            torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=1e-4, msg=name)
-
-
-def test_what_is_not_finite_is_never_applied_and_stays_noticed():
-    model = tiny()
-    flat = Flat(model, torch.float32)
-    optimizer = optimise.optimiser(flat.master, "adam", betas=(0.9, 0.98), eps=1e-8, momentum=0.9, weight_decay=0.0)
-    stepper = Eager(Objective(model), flat, optimizer, clip=0.0)
-    batch = [torch.randint(1, 11, (3, 5)), torch.randint(1, 13, (3, 4))], torch.randint(1, 13, (3, 4))
-    optimise.set_rate(optimizer, 0.01)
-    scales = [0.1, 0.1, math.nan, 0.1]
-    masters = []
-    for scale in scales:
-        stepper.accumulate(*batch, scale)
-        stepper.apply()
-        masters.append(flat.master.detach().clone())
-    assert not torch.equal(masters[0], masters[1])
-    assert torch.equal(masters[1], masters[2])
-    assert torch.equal(masters[1], masters[3])
-    assert (float(stepper.bad), int(stepper.updates)) == (1.0, 2)
-
-
-def test_a_model_in_bf16_is_a_copy_of_a_float32_master():
-    model = tiny()
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    flat = Flat(model, torch.bfloat16)
-    for name, view in flat.views(flat.master.data).items():
-        assert torch.equal(view, before[name])
-        assert torch.equal(dict(model.named_parameters())[name], before[name].bfloat16())
-    assert all(p.dtype == torch.bfloat16 for p in model.parameters())
-
-
-@pytest.mark.parametrize("rungs", [1, 2, 3])
-def test_the_ladder_pads_least(rungs):
-    """Against every choice of widths."""
-    lengths = np.random.default_rng(0).integers(1, 30, 200)
-    chosen = ladder(lengths, rungs, multiple=1)
-    cost = chosen[np.searchsorted(chosen, lengths)].sum()
-    choices = itertools.combinations(range(1, lengths.max()), rungs - 1)
-    best = min(np.array([*c, lengths.max()])[np.searchsorted([*c, lengths.max()], lengths)].sum() for c in choices)
-    assert cost == best
-
-
-def test_padding_to_a_shape_changes_no_loss():
-    objective = Objective(tiny(attention="coda").eval().double())
-    inputs, goal = [torch.randint(1, 11, (3, 5)), torch.randint(1, 13, (3, 4))], torch.randint(0, 13, (3, 4))
-    *wider, target = fit([*inputs, goal], rows=5, width=8)
-    assert [tuple(x.shape) for x in (*wider, target)] == [(5, 8)] * 3
-    torch.testing.assert_close(objective(wider, target), objective(inputs, goal))
-
-
-def test_schedules_are_those_of_transformers():
-    steps, warmup = 50, 7
-    ours = optimise.Schedule("inverse-sqrt", 0.5, warmup, 0.0, 1, 1.0, 1.0, 0.0)
-    cosine = optimise.Schedule("cosine", 0.5, warmup, 0.0, steps - warmup, 1.0, 1.0, 0.0)
-    for schedule, make in (
-        (ours, lambda o: get_inverse_sqrt_schedule(o, warmup)),
-        (cosine, lambda o: get_cosine_schedule_with_warmup(o, warmup, steps)),
-    ):
-        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
-        theirs = make(optimizer)
-        for step in range(1, steps):
-            optimizer.step()
-            theirs.step()
-            assert schedule(step) == pytest.approx(theirs.get_last_lr()[0], rel=1e-6), step
-
-
-def test_cosine_restarts_grow_and_shrink():
-    """First period 10, then 20, at three quarters of the rate; by hand at the ends and in the middle."""
-    schedule = optimise.Schedule("cosine", 1.0, 0, 0.0, 10, 2.0, 0.75, 0.1)
-    assert schedule(5) == pytest.approx(0.55)
-    assert schedule(10) == pytest.approx(0.75)
-    assert schedule(20) == pytest.approx((0.75 + 0.075) / 2)
 
 
 # --- nothing lost ---

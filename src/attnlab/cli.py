@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +28,8 @@ Pairs = Annotated[
 
 def main() -> None:
     """Run the command line; what a user got wrong is one line, unless ATTNLAB_TRACE is set."""
+    if not os.environ.get("ATTNLAB_TRACE"):
+        warnings.showwarning = lambda message, *_, **__: print(f"attnlab: {message}", file=sys.stderr)
     try:
         app()
     except KeyboardInterrupt:
@@ -47,9 +50,19 @@ def version(show: Annotated[bool, typer.Option("--version", help="Print the vers
 
 
 @app.command("list")
-def list_everything() -> None:
-    """What exists: mechanisms with their options, model presets, tasks, data sets and studies."""
+def list_everything(
+    task: Annotated[
+        str | None, typer.Argument(help="a task: all keys of attnlab train TASK, with their defaults")
+    ] = None,
+) -> None:
+    """What exists: mechanisms and their options, model presets, tasks, data sets, studies; or the keys of a task."""
     import inspect
+
+    if task is not None:
+        from attnlab.recipe import keys
+
+        _print(f"attnlab train {task}", ["key", "default", "of the"], [[name, x, part] for name, x, part in keys(task)])
+        return
 
     from attnlab.mechanisms import MECHANISMS, option_types
     from attnlab.models.presets import PRESETS
@@ -122,7 +135,7 @@ def train(
 
     Settings of the run itself: out=FOLDER device=auto|cpu|cuda. All others belong to the task (data=…), the model
     (model=iwslt14, attention=…, width=…), the training (steps=…, lr=…) or the attention (alpha=…).
-    model=FOLDER fine-tunes a Hugging Face language model.
+    attnlab list TASK shows them all. model=FOLDER fine-tunes a Hugging Face language model.
     """
     from attnlab import runs
     from attnlab.config import split_pairs
@@ -141,6 +154,7 @@ def train(
             print(f"for Hugging Face, attnlab.load and attnlab.record: {folder.hugging_face}")
     else:
         print(f"{folder.path}: stopped at step {outcome.step}, nothing is lost; to go on: {command}")
+        raise typer.Exit(130)
 
 
 @app.command()
@@ -150,7 +164,8 @@ def evaluate(
 ) -> None:
     """Score a run: perplexity and accuracy; for translation also BLEU and chrF, with 95 % intervals.
 
-    Settings: part=test weights=best|last|N beam= length_penalty= eval_samples=0 bootstrap=1000 device=auto
+    Settings: part=test weights=best|last|N|at:STEP beam= length_penalty= eval_samples=0 bootstrap=1000 device=auto
+    data=NAME (pair=, data_dir=): on another data set, read with the run's vocabulary.
     Or src=FILE tgt=FILE: how text of one's own is translated.
     """
     import json
@@ -167,9 +182,10 @@ def evaluate(
     if (source is None) != (target is None):
         raise ValueError("src= and tgt= go together; only one is given")
     given = {key: parse(values.pop(key), kind, key) for key, kind in EVALUATION.items() if key in values}
-    _refuse_unknown(values, ["part", "weights", "device", "src", "tgt", *EVALUATION])
+    data: dict[str, str] = {key: values.pop(key) for key in ("data", "pair", "data_dir") if key in values}
+    _refuse_unknown(values, ["part", "weights", "device", "src", "tgt", "data", "pair", "data_dir", *EVALUATION])
     samples, bootstrap = given.pop("eval_samples", 0), given.pop("bootstrap", 1000)
-    opened = open_run(run, device=device, weights=weights)
+    opened = open_run(run, device=device, weights=weights, data=data)
     with _Progress(1) as progress:
         if source and target:
             part, how = Path(source).name, {"bootstrap": bootstrap, "tick": progress.tick, **given}
@@ -181,7 +197,7 @@ def evaluate(
     rows = [[key, f"{x:.4f}" if isinstance(x, float) else x] for key, x in found.items()]
     rows += [[score["name"], str(TextScore(**score)).removeprefix(f"{score['name']} ")] for score in scores]
     _print(f"{run} on {part}", ["measure", "value"], rows)
-    file = opened.folder.path / f"evaluation-{part}.json"
+    file = opened.folder.path / f"evaluation-{'-'.join([*data.values(), part]).replace('/', '_')}.json"
     write_text(file, json.dumps(found | {"text": scores, "translations": texts}, ensure_ascii=False, indent=1) + "\n")
     print(f"written: {file}")
 
@@ -193,7 +209,7 @@ def translate(
 ) -> None:
     """Translate standard input, a sentence a line, to standard output.
 
-    Settings: weights=best|last|N beam= length_penalty= device=auto
+    Settings: weights=best|last|N|at:STEP beam= length_penalty= device=auto
     """
     from attnlab.config import parse, split_pairs
     from attnlab.evaluation import translated, translator
@@ -241,6 +257,59 @@ def diagnose(
         print("written:", *study.write(found, read, table, Path(out), sentence))
 
 
+@app.command()
+def align(
+    model: Annotated[str, typer.Argument(help="a run, a Hugging Face encoder-decoder (id or folder), or ibm1")],
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="text, a sentence a line")],
+    target: Annotated[Path, typer.Argument(metavar="TGT", help="its translation, line by line")],
+    by: Annotated[str | None, typer.Option(help="weight, norm or probe; else norm")] = None,
+    setting: Annotated[str | None, typer.Option(help="awo or awi; else awi, of an LSTM and by probe awo")] = None,
+    layer: Annotated[
+        str | None, typer.Option(help="a number from 0, mean, highest-norm or best-on:GOLD; else highest-norm")
+    ] = None,
+    head: Annotated[str | None, typer.Option(help="likewise; else mean, all heads together")] = None,
+    best_on_text: Annotated[
+        tuple[str, str] | None, typer.Option(metavar="SRC TGT", help="the text of best-on's links; else this one")
+    ] = None,
+    reverse: Annotated[str | None, typer.Option(metavar="MODEL", help="also align TGT to SRC, by this model")] = None,
+    symmetrise: Annotated[
+        str | None, typer.Option(help="intersection, union or grow-diag-final-and; else the last")
+    ] = None,
+    tokenize: Annotated[str, typer.Option(help="none: words are between white space; moses: with --pair")] = "none",
+    pair: Annotated[str | None, typer.Option(help="the languages, as de-en")] = None,
+    train_on: Annotated[
+        tuple[str, str] | None, typer.Option(metavar="SRC TGT", help="what ibm1 is trained on; else this text")
+    ] = None,
+    diagonal: Annotated[bool, typer.Option("--diagonal", help="ibm1 learns to prefer the diagonal")] = False,
+    gold: Annotated[str | None, typer.Option(metavar="FILE", help="links to score against")] = None,
+    gold_format: Annotated[str | None, typer.Option(help="pharaoh, talp or naacl; else by the name")] = None,
+    gold_base: Annotated[int | None, typer.Option(help="what the file calls the first word, 0 or 1")] = None,
+    bootstrap: Annotated[int, typer.Option(help="resamplings for the intervals")] = 1000,
+    scores: Annotated[bool, typer.Option("--scores", help="write each link with its value, as 0-0:0.93")] = False,
+    out: Annotated[Path | None, typer.Option(help="where to write the links; else to standard output")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+) -> None:
+    """Word alignments, from 0 in Pharaoh's format: one line a sentence pair, empty where nothing is linked."""
+    from attnlab.aligning.files import Options, align_files
+    from attnlab.store import write_text
+
+    options = Options(
+        by=by, setting=setting, layer=layer, head=head, best_on_text=best_on_text, reverse=reverse,
+        symmetrise=symmetrise, tokenize=tokenize, pair=pair, train_on=train_on, diagonal=diagonal, gold=gold,
+        gold_format=gold_format, gold_base=gold_base, bootstrap=bootstrap, scores=scores, device=device,
+    )  # fmt: skip
+    with _Progress(1) as progress:
+        outcome = align_files(model, source, target, options, tick=progress.tick)
+    text = "".join(f"{line}\n" for line in outcome.lines)
+    if out is None:
+        sys.stdout.write(text)
+    else:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_text(out, text)
+    for line in [*outcome.notes, *([str(outcome.score)] if outcome.score else [])]:
+        sys.stderr.write(f"{line}\n")
+
+
 @app.command("runs")
 def list_runs(root: Annotated[str, typer.Argument(help="the folder of runs")] = "runs") -> None:
     """Runs, their state and best metric."""
@@ -286,8 +355,50 @@ def check(
 
 
 @app.command()
+def inspect(
+    model: Annotated[str, typer.Argument(help="a Hugging Face id or folder, a run's folder, or its name in runs/")],
+    text: Annotated[str | None, typer.Option(help="One text.")] = None,
+    pair: Annotated[tuple[str, str] | None, typer.Option(metavar="SRC TGT", help="Source and target.")] = None,
+    file: Annotated[str | None, typer.Option(help="A text a line; .tsv: pairs.")] = None,
+    layers: Annotated[str | None, typer.Option(help="Only these, as 0,2-4; from 0, within their kind.")] = None,
+    heads: Annotated[str | None, typer.Option(help="Only these.")] = None,
+    max_length: Annotated[int | None, typer.Option(help="Cut texts off after so many tokens.")] = None,
+    batch_tokens: Annotated[int, typer.Option(help="Padded tokens read at a time.")] = 4096,
+    limit: Annotated[int | None, typer.Option(help="Of the file, only so many examples.")] = None,
+    examples: Annotated[int, typer.Option(help="Of the file, so many with full maps.")] = 0,
+    categories: Annotated[str | None, typer.Option(help="A file: name, tab, tokens; a category a line.")] = None,
+    frequency: Annotated[str | None, typer.Option(help="A file of token counts; else those of the corpus.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    dtype: Annotated[str | None, typer.Option(help="float32, float16, bfloat16; else as it was saved")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write; else inspected/MODEL-DIGEST.")] = None,
+    allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Weights that are not safetensors too.")] = False,
+    trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code", help="Run the model's own code.")] = False,
+) -> None:
+    """What a model attends to, by weights and by norms: tables, figures and a page.
+
+    The same command goes on after an interruption; torchrun and accelerate launch share a file out over processes.
+    """
+    from attnlab.config import whole_numbers
+    from attnlab.inspection import inspect as inspecting
+
+    request = inspecting.Request(
+        model=model, text=text, pair=pair, file=file, limit=limit, examples=examples, max_length=max_length,
+        layers=whole_numbers(layers, "layers"), heads=whole_numbers(heads, "heads"), batch_tokens=batch_tokens,
+        dtype=dtype, categories=categories, frequency=frequency,
+    )  # fmt: skip
+    with _Progress(1) as progress:
+        page = inspecting.inspect(
+            request, out=out, device=device, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code,
+            command=shlex.join(["attnlab", *sys.argv[1:]]), progress=progress.tick,
+        )  # fmt: skip
+    if page is not None:
+        print(f"report: {page}")
+
+
+@app.command()
 def reproduce(
     study: Annotated[str, typer.Argument(help="a paper; attnlab list names them and their items")],
+    settings: Pairs = None,
     only: Annotated[list[str] | None, typer.Option(metavar="ITEM", help="this item; may be repeated")] = None,
     scale: Annotated[str, typer.Option(help="smoke, small or full")] = "smoke",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
@@ -300,6 +411,7 @@ def reproduce(
 
     The same command goes on after an interruption: an item that is finished is not run again.
     """
+    from attnlab.config import split_pairs
     from attnlab.runs import chosen_device
     from attnlab.studies import reproduce as running
     from attnlab.studies.study import known_scale, open_study
@@ -307,9 +419,11 @@ def reproduce(
 
     chosen = open_study(study)
     options = {"seeds": seeds, "out": out, "data-dir": data_dir}
-    words = ["attnlab", "reproduce", study, *(f"--only={name}" for name in only or []), f"--scale={scale}"]
+    words = ["attnlab", "reproduce", study, *(settings or [])]
+    words += [*(f"--only={name}" for name in only or []), f"--scale={scale}"]
     words += [f"--{name}={value}" for name, value in options.items() if value is not None]
-    terms = running.Terms(known_scale(scale), chosen_device(device), seeds, data_dir, shlex.join(words))
+    said = split_pairs(settings or [])
+    terms = running.Terms(known_scale(scale), chosen_device(device), seeds, data_dir, shlex.join(words), said)
     folder = out or Path("results") / study / scale
     with _Progress(1) as progress:
         outcomes = running.reproduce(
@@ -362,7 +476,7 @@ class _Progress:
         self.bar.update(self.task, completed=done, total=total, description=what)
 
     def note(self, line: str) -> None:
-        self.console.print(line, markup=False, highlight=False)
+        self.console.print(line, markup=False, highlight=False, soft_wrap=not self.console.is_terminal)
 
     def show(self, values: dict[str, Any]) -> None:
         told = {

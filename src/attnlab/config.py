@@ -67,6 +67,19 @@ def parse(text: str, hint: Any, key: str) -> Any:
     raise ValueError(f"{key}={text}: expected {_spoken(hint)}")
 
 
+def whole_numbers(text: str | None, key: str) -> tuple[int, ...] | None:
+    """Numbers and ranges with commas between them: 0,2-4 is 0, 2, 3, 4."""
+    if text is None:
+        return None
+    found: set[int] = set()
+    for part in text.split(","):
+        ends = part.strip().split("-")
+        if not all(end.isdigit() for end in ends) or len(ends) > 2 or int(ends[0]) > int(ends[-1]):
+            raise ValueError(f"{key}={text}: expected whole numbers and ranges, as 0,2-4")
+        found.update(range(int(ends[0]), int(ends[-1]) + 1))
+    return tuple(sorted(found))
+
+
 def changed(config: C, values: Mapping[str, str], **fixed: Any) -> C:
     """The configuration with some values read from the command line; an unknown key names the nearest."""
     hints = get_type_hints(type(config))
@@ -76,7 +89,10 @@ def changed(config: C, values: Mapping[str, str], **fixed: Any) -> C:
     return dataclasses.replace(config, **{key: parse(text, hints[key], key) for key, text in values.items()}, **fixed)
 
 
-def digest(config: Any, *, without: Iterable[str] = ("out", "device", "logging", "data_dir")) -> str:
+FREE = ("out", "device", "logging", "data_dir")  # where a run is written and computed: it stays the same run
+
+
+def digest(config: Any, *, without: Iterable[str] = FREE) -> str:
     """Twelve hexadecimal digits that name a configuration; where it writes and runs makes no difference."""
     left = set(without)
 

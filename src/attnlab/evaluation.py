@@ -19,7 +19,8 @@ Tick = Callable[[int, int], None]  # is told how many sentences are done, of how
 def targets_scored(run: Run, part: str, *, samples: int = 0, seed: int = 0, tokens: int = 4096) -> Scored:
     """Perplexity and accuracy on a part; samples: by that many noisy passes instead of the mean logits."""
     device = next(run.model.parameters()).device
-    plan = run.task.plan(part, tokens=tokens, shuffle=False)
+    longest = int(np.maximum.reduce(run.task.lengths(part)).max())
+    plan = run.task.plan(part, tokens=max(tokens, longest), shuffle=False)
     made = (run.task.batch(part, indices) for indices in plan)
     batches = (([x.to(device) for x in batch.inputs], batch.targets.to(device)) for batch in made)
     padding = None if run.task.architecture == "classification" else 0
@@ -28,16 +29,21 @@ def targets_scored(run: Run, part: str, *, samples: int = 0, seed: int = 0, toke
 
 def translated(run: Run, lines: Sequence[str], *, tokens: int = 8192, **rules: Any) -> Iterator[tuple[int, str]]:
     """(line number, translation) of every line, in the order they are done: similar lengths together."""
-    task: Any = translator(run.task)
     settings = {"beam": run.recipe.decoding.beam, "length_penalty": run.recipe.decoding.length_penalty} | rules
-    search = BeamSearch(run.model, **settings)  # type: ignore[arg-type]
-    encoded, device = task.encode(lines), next(run.model.parameters()).device
+    yield from searched(BeamSearch(run.model, **settings), run.task, lines, tokens=tokens)  # type: ignore[arg-type]
+
+
+def searched(search: BeamSearch, of: Task, lines: Sequence[str], *, tokens: int = 8192) -> Iterator[tuple[int, str]]:
+    """As `translated`, by a search that can be kept for further lines or for other weights of its model."""
+    task: Any = translator(of)
+    model: Any = search.model
+    encoded, device = task.encode(lines), next(model.parameters()).device
     blank = [number for number, line in enumerate(lines) if not line.strip()]
     yield from ((number, "") for number in blank)
     order = np.argsort([-n for n in encoded.lengths], kind="stable")
     todo = [int(number) for number in order if lines[number].strip()]
     while todo:
-        count = max(1, tokens // (int(encoded.lengths[todo[0]]) * settings["beam"]))
+        count = max(1, tokens // (int(encoded.lengths[todo[0]]) * search.rules.beam))
         now, todo = todo[:count], todo[count:]
         found = search(encoded.padded(now).to(device)).best
         yield from ((number, task.decode(best.tokens)) for number, best in zip(now, found, strict=True))
@@ -64,7 +70,7 @@ def evaluated(
     }  # fmt: skip
     if samples:
         values |= {"samples": samples, "bound_perplexity": scored.bound_perplexity}
-    if run.task.architecture == "language" and getattr(run.task, "unit", None) == "character":
+    if run.task.architecture == "language" and getattr(run.task, "unit", None) in ("character", "byte"):
         values["bits_per_character"] = bits_per_character(scored.nll_sum, scored.count)
     if run.task.architecture == "translation":
         task: Any = run.task

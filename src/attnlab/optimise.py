@@ -26,11 +26,11 @@ class Schedule:
     min_lr: float
 
     def __call__(self, step: int) -> float:
-        """The learning rate of update number step, counted from 1."""
-        if step <= self.warmup:
+        """The learning rate after so many updates, which the next one is made with."""
+        if step < self.warmup:
             return self.warmup_start + (self.lr - self.warmup_start) * step / self.warmup
         if self.kind == "inverse-sqrt":
-            return self.lr * math.sqrt(max(self.warmup, 1) / step)
+            return self.lr * math.sqrt(max(self.warmup, 1) / max(step, 1))
         if self.kind == "constant":
             return self.lr
         return self._cosine(step - self.warmup)
@@ -59,7 +59,10 @@ def optimiser(
     """Fused, with the learning rate as a tensor on the device, so that a captured step can change it."""
     lr = torch.zeros((), device=master.device)
     if kind == "nag":
-        return torch.optim.SGD([master], lr=lr, momentum=momentum, nesterov=True, weight_decay=weight_decay, fused=True)
+        how = {"momentum": momentum, "nesterov": True, "weight_decay": weight_decay, "fused": True}
+        nag = torch.optim.SGD([master], lr=lr, **how)  # type: ignore[arg-type]
+        nag.state[master]["momentum_buffer"] = torch.zeros_like(master)  # else a first step that is skipped leaves junk
+        return nag
     adam = torch.optim.Adam if kind == "adam" else torch.optim.AdamW
     capturable = master.is_cuda
     return adam([master], lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True, capturable=capturable)

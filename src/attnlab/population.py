@@ -12,11 +12,12 @@ was killed goes on from its last checkpoint.
 
 import copy
 import os
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -54,6 +55,10 @@ class Experiment(ABC):
     @abstractmethod
     def measure(self, population: "Population", seeds: Sequence[int], step: int) -> dict[str, Tensor]:
         """Numbers by name, (s,) or (s,…) each."""
+
+    def key(self) -> str:
+        """What tells this experiment from another one, so that a folder of that one is not gone on with."""
+        return repr(self) if is_dataclass(self) else f"{type(self).__qualname__} steps={self.steps} lr={self.lr}"
 
 
 @dataclass(frozen=True)
@@ -261,6 +266,8 @@ def grow(
     """Train all seeds. processes: on a CPU, how many seeds train at a time; None: one for each core."""
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must be different, and at least one, not {list(seeds)}")
+    if late := [step for step in experiment.measured_at if not 0 <= step <= experiment.steps]:
+        raise ValueError(f"measured_at={late[0]} is not between 0 and steps={experiment.steps}")
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     if device.type != "cpu":
@@ -279,7 +286,8 @@ def grow(
             pool.submit(_together, experiment, [seed], device, file, _silent): seed
             for seed, file in zip(seeds, files, strict=True)
         }
-        for number, _ in enumerate(as_completed(jobs), start=1):
+        for number, job in enumerate(as_completed(jobs), start=1):
+            job.result()  # a seed that failed is told now, not when all are done
             progress(number * experiment.steps, total)
         done = {seed: job.result() for job, seed in jobs.items()}
     return _joined([done[seed] for seed in seeds])
@@ -293,7 +301,7 @@ def _together(
     updates = Updates(population, seeds=seeds, lr=experiment.lr, clip=experiment.clip)
     feed = experiment.feed(seeds, device)
     measures: dict[str, list[Tensor]] = {}
-    step, taken = _resumed(file, seeds, updates, measures)
+    step, taken = _resumed(file, experiment, seeds, updates, measures)
     times = sorted(set(experiment.measured_at) | {experiment.steps})
     with _fast_products(device):
         while True:
@@ -302,7 +310,8 @@ def _together(
                 taken += 1
             done = step == experiment.steps
             if file is not None and (done or (step and step % experiment.checkpoint_every == 0)):
-                _save(file, seeds, step, taken, updates, measures)
+                about = {"experiment": experiment.key(), "seeds": list(seeds), "step": step, "taken": taken}
+                _save(file, about, updates, measures)
             progress(step, experiment.steps)
             if done:
                 break
@@ -324,17 +333,19 @@ def _measure(
 
 
 def _resumed(
-    file: Path | None, seeds: Sequence[int], updates: Updates, measures: dict[str, list[Tensor]]
+    file: Path | None, experiment: Experiment, seeds: Sequence[int], updates: Updates, measures: dict[str, list[Tensor]]
 ) -> tuple[int, int]:
     """Put back what the file holds, if it is there and whole; the step it was written at, and measures taken."""
     if file is None or not file.exists():
         return 0, 0
     try:
         kept = read_checkpoint(file)
-    except DamagedError:
+    except DamagedError as error:
+        warnings.warn(f"{error}; these seeds start again", stacklevel=2)
         return 0, 0
-    if kept.state["seeds"] != list(seeds):
-        raise ValueError(f"{file} holds seeds {kept.state['seeds']}, not {list(seeds)}: give another folder")
+    for what, now in (("seeds", list(seeds)), ("experiment", experiment.key())):
+        if kept.state[what] != now:
+            raise ValueError(f"{file} holds {what} {kept.state[what]}, not {now}: give another folder, or delete it")
     with torch.no_grad():
         for name, x in updates.state().items():
             x.copy_(kept.tensors[f"state.{name}"])
@@ -345,13 +356,11 @@ def _resumed(
     return int(kept.state["step"]), int(kept.state["taken"])
 
 
-def _save(
-    file: Path, seeds: Sequence[int], step: int, taken: int, updates: Updates, measures: Mapping[str, list[Tensor]]
-) -> None:
+def _save(file: Path, about: dict[str, Any], updates: Updates, measures: Mapping[str, list[Tensor]]) -> None:
     tensors = {f"state.{name}": x.cpu().contiguous() for name, x in updates.state().items()}
     tensors |= {f"measures.{name}": torch.stack(values, dim=1) for name, values in measures.items()}
     tensors["generators"] = torch.stack([generator.get_state() for generator in updates.masks.generators])
-    write_checkpoint(Checkpoint(tensors, {"seeds": list(seeds), "step": step, "taken": taken}), file)
+    write_checkpoint(Checkpoint(tensors, about), file)
 
 
 def _joined(parts: Sequence[Grown]) -> Grown:

@@ -3,11 +3,13 @@
     attnlab train translation data=multi30k attention=coda heads=8 lr=1e-3 alpha=8
 
 `data` is the task's, `heads` the model's, `lr` the training's, `alpha` an option of the attention. A named recipe
-(model=iwslt14) carries all of its published values; whatever is said beside it changes that value alone.
+(model=iwslt14) carries all of its published values, and the data it was trained on; whatever is said beside it changes
+that value alone.
 """
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +51,17 @@ class Recipe:
     def values(self) -> dict[str, Any]:
         """Every value, as it is stored with the run."""
         parts = {part: asdict(getattr(self, part)) for part in ("data", "model", "training", "decoding")}
-        return {"task": self.task, **parts}
+        return {"task": self.task, **parts} | ({"code": code} if (code := self.code()) else {})
+
+    def code(self) -> dict[str, str]:
+        """Of attentions in files of one's own, what the file holds: an edited one makes another run."""
+        named = (self.model.attention, getattr(self.model, "cross_attention", None))
+        files = [name.rpartition(":")[0] for name in named if name and ":" in name]
+        return {file: sha256(Path(file).read_bytes()).hexdigest()[:12] for file in files if Path(file).is_file()}
 
     def name(self) -> str:
-        return f"{self.task}-{self.model.attention.rpartition(':')[2]}-{digest(self)}"
+        own = "".join(f"-{code}" for code in self.code().values())
+        return f"{self.task}-{self.model.attention.rpartition(':')[2]}-{digest(self)}{own}"
 
     def fitted(self, task: Task) -> Config | TunedConfig:
         """The model's configuration with what the task says of it."""
@@ -67,7 +76,8 @@ class Recipe:
             elif self.model.tie == "all":
                 del sizes["target_vocabulary"]
         if isinstance(self.model, TransformerConfig) and self.model.positions == "learned":
-            sizes["max_length"] = _longest(task)
+            longest = _longest(task)
+            sizes["max_length"] = 2 * longest + 21 if task.architecture == "translation" else longest  # as decoded
         return replace(self.model, model=MODELS[task.architecture], **sizes)
 
 
@@ -84,7 +94,7 @@ TRAINING: dict[str, tuple[TrainConfig, DecodeConfig]] = {
     "wmt14": (
         TrainConfig(
             steps=275_000, batch_tokens=4096, accumulate=8, optimiser="adam", lr=7e-4, warmup=4000, label_smoothing=0.1,
-            evaluate_every=1000, checkpoint_every=1000, keep_last=10,
+            evaluate_every=1000, checkpoint_every=1000, keep_last=10, seed=2,
         ),
         DecodeConfig(beam=4, length_penalty=0.6, average=10),
     ),
@@ -106,6 +116,11 @@ TRAINING: dict[str, tuple[TrainConfig, DecodeConfig]] = {
         replace(SNELL, steps=4000, batch_examples=32, evaluate_every=250, checkpoint_every=250), DecodeConfig()
     ),
 }  # fmt: skip
+DATA: dict[tuple[str, str | None], dict[str, Any]] = {  # what a preset is trained on unless data= says otherwise
+    ("translation", "iwslt14"): {"data": "iwslt14", "subwords": "bpe", "joint": False},
+    ("translation", "wmt14"): {"data": "wmt14", "subwords": "bpe", "vocabulary": 32_768},
+    ("language", "wikitext103"): {"data": "wikitext-103"},
+}
 TUNING = TrainConfig(lr=5e-5, clip=1.0, capture="no")  # of a model that is trained already
 
 
@@ -125,9 +140,7 @@ def resolved(task: str, values: Mapping[str, str]) -> Recipe:
     known = [option for option in option_types(attention) if option not in decided]
     for key in options:
         if key not in known:
-            raise ValueError(
-                f"unknown key {key!r}{nearest(key, [*owner, *known])}; attnlab train {task} --help lists them"
-            )
+            raise ValueError(f"unknown key {key!r}{nearest(key, [*owner, *known])}; attnlab list {task} lists them")
     made = {
         part: changed(config, {key: text for key, text in given.items() if owner.get(key) == part})
         for part, config in parts.items()
@@ -136,9 +149,21 @@ def resolved(task: str, values: Mapping[str, str]) -> Recipe:
     return Recipe(task, **made)
 
 
+def keys(task: str) -> list[tuple[str, Any, str]]:
+    """Every key of attnlab train TASK: its default, and whose it is; options of an attention come on top."""
+    recipe = resolved(task, {})
+    parts = {part: getattr(recipe, part) for part in ("data", "model", "training", "decoding")}
+    found: dict[str, tuple[str, Any, str]] = {}
+    for part, config in parts.items():
+        for f in fields(config):
+            if _is_said(part, f.name):
+                found.setdefault(f.name, (f.name, getattr(config, f.name), part))
+    return list(found.values())
+
+
 def stored(values: Mapping[str, Any]) -> Recipe:
     """The recipe of a run, from what its folder holds."""
-    task, values = values["task"], {part: _tuples(v) for part, v in values.items() if part != "task"}
+    task, values = values["task"], {part: _tuples(v) for part, v in values.items() if part not in ("task", "code")}
     kinds: dict[str, Any] = {"path": TunedConfig, "embedding_width": LSTMConfig}
     kind = next((kinds[key] for key in kinds if key in values["model"]), TransformerConfig)
     data, model = TASKS[task].config_type(**values["data"]), kind(**values["model"])
@@ -149,7 +174,7 @@ def _new(task: str, preset: str | None) -> dict[str, Any]:
     """The parts of a recipe for a model of our own, before anything is said of them."""
     model = PRESETS[preset] if preset else TransformerConfig(model="classifier", vocabulary=4, **SMALL)
     training, decoding = TRAINING.get(preset or "", (TrainConfig(), DecodeConfig()))
-    data = TASKS[task].config_type()
+    data = replace(TASKS[task].config_type(), **DATA.get((task, preset), {}))
     if isinstance(model, LSTMConfig) and isinstance(data, TranslationConfig):
         data = replace(data, source_begin=True)
     return {"data": data, "model": model, "training": training, "decoding": decoding}

@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 FORMAT = "attnlab-record-1"
+SHOWN = 12  # tokens and examples, in a notebook
 KINDS = {"encoder-self": ("source", "source"), "decoder-self": ("target", "target"), "cross": ("target", "source")}
 
 # what Layer.around may hold of the block around an attention: e model size, f feed-forward size
@@ -256,6 +258,15 @@ class Record:
     def __repr__(self) -> str:
         layers = ", ".join(f"{self.kinds.count(kind)} {kind}" for kind in KINDS if kind in self.kinds)
         return f"Record({len(self)} examples; layers: {layers or 'none'}; {dict(self.meta)})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the layers by kind, and the first tokens of each example. No layer is made for it."""
+        counts = ", ".join(f"{self.kinds.count(kind)} {kind}" for kind in KINDS if kind in self.kinds) or "none"
+        rows = [("examples", len(self)), ("layers", counts), *self.meta.items()]
+        for side, lines in self.words.items():
+            rows += [(f"{side} {number}", " ".join(line[:SHOWN])) for number, line in enumerate(lines[:SHOWN])]
+        cells = "".join(f"<tr><th>{escape(str(name))}</th><td>{escape(str(x))}</td></tr>" for name, x in rows)
+        return f"<table><caption>Record</caption>{cells}</table>"
 
     def _map(self, change: Callable[[str, Tensor], Tensor]) -> "Record":
         if isinstance(layers := self.layers, LazyLayers):

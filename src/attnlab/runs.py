@@ -3,9 +3,9 @@
 import json
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from attnlab.checkpointing import averaged, load_weights
+from attnlab.config import changed
 from attnlab.models.model import Model
 from attnlab.models.presets import Config, build
 from attnlab.models.tuned import TunedConfig, TunedLanguageModel, tuned
@@ -20,7 +22,7 @@ from attnlab.recipe import Recipe, stored
 from attnlab.store import RunFolder, all_runs, read_checkpoint, write_text
 from attnlab.tasks import TASKS
 from attnlab.tasks.task import Task
-from attnlab.train import Outcome, averaged, load_weights, train
+from attnlab.train import Outcome, train
 
 ROOT = Path("runs")
 
@@ -43,8 +45,9 @@ def start(
     device: str = "auto",
     report: Callable[[dict[str, Any]], None],
     note: Callable[[str], None],
+    task: Task | None = None,
 ) -> tuple[RunFolder, Outcome]:
-    """Train a recipe, or go on with it where its folder stands."""
+    """Train a recipe, or go on with it where its folder stands; task: the recipe's, where it is at hand already."""
     from accelerate import Accelerator
 
     folder = RunFolder(Path(out) if out else ROOT / recipe.name())
@@ -60,30 +63,50 @@ def start(
         if tracker:
             accelerator.log(values, step=values["step"])
 
+    new = not folder.path.exists()
     with folder.locked() if accelerator.is_main_process else nullcontext():
         if accelerator.is_main_process:
             folder.claim(recipe.values())
-        with accelerator.main_process_first():
-            task = TASKS[recipe.task].prepare(recipe.data, folder.path)
+        try:
+            with accelerator.main_process_first():
+                task = task or TASKS[recipe.task].prepare(recipe.data, folder.path)
+            fitted = recipe.fitted(task)
+            train_size, valid_size = (len(task.lengths(part)[0]) for part in ("train", "valid"))  # read now, to be told
+        except Exception:
+            if new and accelerator.is_main_process:  # nothing half-made: the mended command starts afresh
+                shutil.rmtree(folder.path, ignore_errors=True)
+            raise
         torch.manual_seed(recipe.training.seed)
-        fitted = recipe.fitted(task)
-        task.lengths("train"), task.lengths("valid")  # read now, so that what was done to the data is told
-        for line in task.notes if accelerator.is_main_process else []:
-            note(line)
         if accelerator.is_main_process:
             write_text(folder.path / "model.json", json.dumps(asdict(fitted), indent=1) + "\n")
         model = _built(fitted)
         _take_vectors(model, task)
-        outcome = train(task, model, recipe.training, folder, accelerator, told)
+        parameters = sum(p.numel() for p in model.parameters())
+        size = f"{train_size:,} training and {valid_size:,} validation examples; {parameters:,} parameters"
+        for line in [*task.notes, f"{size}; on {accelerator.device}"] if accelerator.is_main_process else []:
+            note(line)
+        try:
+            outcome = train(task, model, recipe.training, folder, accelerator, told)
+        finally:
+            if tracker:
+                accelerator.end_training()
         if accelerator.is_main_process and outcome.finished and isinstance(model, TunedLanguageModel):
             _save_for_others(folder)
         return folder, outcome
 
 
-def open_run(path: str | Path, *, device: str = "auto", weights: str | None = None) -> Run:
-    """The model of a run in evaluation mode, with its best weights, or last, or the mean of so many ("5")."""
+def open_run(
+    path: str | Path, *, device: str = "auto", weights: str | None = None, data: Mapping[str, str] | None = None
+) -> Run:
+    """The model of a run in evaluation mode, with its task.
+
+    weights  best, last, the mean of so many kept ones ("5"), or those kept at a step ("at:5000")
+    data     keys of other data of the same kind (data=, pair=, …), read with the run's vocabulary
+    """
     folder = RunFolder(Path(path) if Path(path).exists() else ROOT / path)
     recipe = stored(folder.config() | {"model": json.loads((folder.path / "model.json").read_text(encoding="utf-8"))})
+    if data:
+        recipe = replace(recipe, data=_other(recipe.data, data))
     task = TASKS[recipe.task].prepare(recipe.data, folder.path)
     model = _built(recipe.model)
     weights = weights or str(recipe.decoding.average or "best")
@@ -91,9 +114,20 @@ def open_run(path: str | Path, *, device: str = "auto", weights: str | None = No
         load_weights(model, averaged(folder, int(weights)))
     elif weights in ("best", "last"):
         load_weights(model, read_checkpoint(getattr(folder, weights)).part("model/"))
+    elif weights.startswith("at:") and weights[3:].isdigit():
+        load_weights(model, read_checkpoint(folder.kept(int(weights[3:]))).part("model/"))
     else:
-        raise ValueError(f"weights={weights}: expected best, last, or how many kept checkpoints to average")
+        raise ValueError(
+            f"weights={weights}: expected best, last, how many kept checkpoints to average, or at:STEP of evaluate_at="
+        )
     return Run(folder, recipe, task, model.eval().to(chosen_device(device)), weights)
+
+
+def _other(config: Any, values: Mapping[str, str]) -> Any:
+    """A task's configuration with other data: a named set takes the place of files of one's own."""
+    files = ("src", "tgt", "valid", "valid_src", "valid_tgt", "test", "test_src", "test_tgt", "pair")
+    kept = {name: None for name in files if "data" in values and hasattr(config, name)}
+    return changed(replace(config, **kept), dict(values))
 
 
 def listed(root: Path = ROOT) -> list[dict[str, Any]]:
@@ -113,7 +147,7 @@ def listed(root: Path = ROOT) -> list[dict[str, Any]]:
         rows.append(
             {
                 "run": folder.path.name,
-                "task": f"{config['task']} {config['data'].get('data', '')}",
+                "task": f"{config['task']} {config['data'].get('src') or config['data'].get('data', '')}",
                 "attention": config["model"]["attention"],
                 "state": state,
                 "step": f"{step}/{config['training']['steps']}",

@@ -139,7 +139,10 @@ class Stepper(ABC):
     def _apply(self) -> None:
         gradient = self.flat.grad
         self.norm.copy_(gradient.norm())
-        self.bad.copy_(torch.maximum(self.bad, (~(self.norm + self.loss).isfinite()).to(self.bad.dtype)))
+        wrong = (~(self.norm + self.loss).isfinite()).to(self.bad.dtype)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(wrong, torch.distributed.ReduceOp.MAX)  # losses are each process's own
+        self.bad.copy_(torch.maximum(self.bad, wrong))
         self.updates += self.bad == 0
         if self.clip > 0:
             gradient *= (self.clip / (self.norm + 1e-6)).clamp(max=1.0)
@@ -211,11 +214,13 @@ class Captured(Stepper):
 
 
 def ladder(lengths: np.ndarray, rungs: int = 8, multiple: int = 8) -> np.ndarray:
-    """At most so many widths that every length fits under, chosen to pad least: (rungs,), rising, each a multiple.
+    """At most so many widths that every length fits under, chosen to pad least: (rungs,), rising.
+
+    Each is a multiple, or the longest length itself.
 
     The exact optimum over the lengths that occur: cost(a, b) = width(b) · (examples with a < length ≤ b).
     """
-    rounded = -(-np.maximum(lengths, 1) // multiple) * multiple
+    rounded = np.minimum(-(-np.maximum(lengths, 1) // multiple) * multiple, max(lengths.max(), 1))
     widths, counts = np.unique(rounded, return_counts=True)
     upto = np.concatenate([[0], np.cumsum(counts)])
     best = np.full((rungs + 1, len(widths) + 1), np.inf)

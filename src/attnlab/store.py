@@ -15,7 +15,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from attnlab.config import FREE
 
 
 class DamagedError(ValueError):
@@ -86,7 +88,8 @@ class RunFolder:
             write_text(file, text)
             return
         there = json.loads(file.read_text(encoding="utf-8"))
-        if differing := _differences(there, json.loads(text)):
+        found = _differences(there, json.loads(text))
+        if differing := [each for each in found if each[0].split(".")[-1] not in FREE]:
             shown = "; ".join(f"{key}: {old!r} there, {new!r} now" for key, old, new in differing[:4])
             raise ValueError(f"{self.path} holds another run ({shown}); choose another out=, or delete it")
 
@@ -99,6 +102,8 @@ class RunFolder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise ValueError(f"{self.path} is being trained by another process") from None
+            for scratch in self.path.rglob(".*.safetensors.*"):  # of a process that was killed while it wrote
+                scratch.unlink(missing_ok=True)
             yield
 
     def is_locked(self) -> bool:
@@ -121,11 +126,15 @@ class RunFolder:
 
     def resume(self) -> Checkpoint | None:
         """The newest checkpoint that is whole, or None where there never was one."""
-        damaged = []
+        damaged: list[str] = []
         for path in (self.last, self.previous):
             if path.exists():
                 try:
-                    return read_checkpoint(path)
+                    found = read_checkpoint(path)
+                    if damaged:  # so that the next save does not put it in the place of the one that is whole
+                        with suppress(FileNotFoundError):  # another process was first
+                            self.last.rename(self.last.with_suffix(".damaged"))
+                    return found
                 except DamagedError as error:
                     damaged.append(str(error))
                     warnings.warn(f"{error}; trying the checkpoint before it", stacklevel=2)
@@ -158,7 +167,10 @@ class Metrics:
 
     def __init__(self, path: Path, length: int) -> None:
         self.file = open(path, "a+b")  # noqa: SIM115 (closed by close)
-        self.file.truncate(length)
+        there = self.file.seek(0, os.SEEK_END)
+        if there < length:
+            warnings.warn(f"{path} has lost its last {length - there} bytes; going on without them", stacklevel=2)
+        self.file.truncate(min(there, length))
         self.file.seek(0, os.SEEK_END)
 
     def append(self, values: Mapping[str, Any]) -> None:
@@ -167,6 +179,10 @@ class Metrics:
 
     def length(self) -> int:
         return self.file.tell()
+
+    def sync(self) -> None:
+        """Have the disk hold what was measured: a checkpoint that knows of it comes next."""
+        os.fsync(self.file.fileno())
 
     def close(self) -> None:
         self.file.close()

@@ -5,25 +5,25 @@ run goes on where it stood, and w processes do what one does with w times the ac
 started again ends, on a CPU, bit-identical to one that was not.
 """
 
-import math
 import random
 import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from attnlab import optimise
-from attnlab.score import perplexity, score_batches
+from attnlab.checkpointing import Position, checkpoint_of, keep, restore, weights_of
+from attnlab.score import Scored, perplexity, score_batches
 from attnlab.stepping import Captured, Eager, Flat, Objective, Stepper, fit, ladder
-from attnlab.store import Checkpoint, Metrics, RunFolder, read_checkpoint, write_checkpoint
+from attnlab.store import Metrics, RunFolder, write_checkpoint
 from attnlab.tasks.task import PAD, Batch, Task
 
 LOOK_EVERY = 50  # updates between two looks at the device's flag
@@ -44,7 +44,7 @@ class TrainConfig:
     momentum: float = 0.99  # of nag
     weight_decay: float = 0.0
     schedule: Literal["inverse-sqrt", "cosine", "constant"] = "inverse-sqrt"
-    warmup: int = 400
+    warmup: int | None = None  # updates; None: 400, or a tenth of all where that is fewer
     warmup_start: float = 1e-7
     period: int | None = None  # of the cosine; None: all steps after the warm-up
     period_multiply: float = 1.0
@@ -69,33 +69,29 @@ class TrainConfig:
         for name in ("steps", "batch_tokens", "accumulate", "evaluate_every", "checkpoint_every", "log_every", "rungs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("batch_examples", "period", "patience"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, or left out, not {value}")
+        if self.keep_last < 0:
+            raise ValueError(f"keep_last must not be below 0, as {self.keep_last} is")
+        if late := [step for step in self.evaluate_at if not 1 <= step <= self.steps]:
+            raise ValueError(f"evaluate_at={late[0]} is no step of a run of steps={self.steps}")
         if not 0.0 <= self.label_smoothing < 1.0:
             raise ValueError(f"label_smoothing must be in [0, 1), not {self.label_smoothing}")
-        if self.lr <= 0 or self.clip < 0 or self.warmup < 0:
+        if self.lr <= 0 or self.clip < 0 or self.warmed < 0:
             raise ValueError(
                 f"lr must be above 0, clip and warmup not below: lr={self.lr} clip={self.clip} warmup={self.warmup}"
             )
 
+    @property
+    def warmed(self) -> int:
+        """Updates of warm-up."""
+        return min(400, self.steps // 10) if self.warmup is None else self.warmup
+
     def schedule_of(self) -> optimise.Schedule:
-        period = self.period or max(1, self.steps - self.warmup)
+        period = self.period or max(1, self.steps - self.warmed)
         restarts = (self.period_multiply, self.period_shrink, self.min_lr)
-        return optimise.Schedule(self.schedule, self.lr, self.warmup, self.warmup_start, period, *restarts)
-
-
-@dataclass
-class Position:
-    """Where a run stands: after `step` updates, the next being number `index` of the epoch."""
-
-    step: int = 0
-    epoch: int = 0
-    index: int = 0
-    best: float = math.inf  # validation loss, nats a target
-    best_step: int = 0
-    since_best: int = 0  # evaluations
-    metrics_length: int = 0
-    loss: float = 0.0  # summed since the last line of the metrics, over so many targets
-    targets: int = 0
-    finished: bool = False
+        return optimise.Schedule(self.schedule, self.lr, self.warmed, self.warmup_start, period, *restarts)
 
 
 @dataclass(frozen=True)
@@ -124,10 +120,10 @@ def train(
     device, main = accelerator.device, accelerator.is_main_process
     _seed(config.seed + accelerator.process_index)
     model.to(device)
-    position = Position()
+    position = Position(processes=accelerator.num_processes)
     stepper = _stepper(model, config, accelerator)
     if (checkpoint := folder.resume()) is not None:
-        position = _restore(checkpoint, model, stepper, accelerator.process_index)
+        position = restore(checkpoint, model, stepper, accelerator)
     metrics = Metrics(folder.metrics_file, position.metrics_length) if main else None
     batches = _Batches(task, config, accelerator, padded=isinstance(stepper, Captured))
     schedule, history = config.schedule_of(), folder.metrics() if main else []
@@ -140,54 +136,68 @@ def train(
             report(values)
 
     def save() -> None:
-        accelerator.wait_for_everyone()
-        position.loss = float(stepper.loss)
-        state = _checkpoint(position, model, stepper, accelerator)
-        if main:
+        position.loss = batches.sum_over_processes(float(stepper.loss))
+        state = checkpoint_of(position, model, stepper, accelerator)
+        if main and config.keep_last:
+            keep(folder, weights_of(model, stepper, position), last=config.keep_last, evaluated=config.evaluate_at)
+        if metrics is not None:
+            metrics.sync()
             folder.save(state)
-            if config.keep_last:
-                _keep(folder, position, model, stepper, config)
+
+    def validate() -> None:
+        """Evaluate, unless asked to stop meanwhile: then that is still to be done when the run goes on."""
+        values = evaluate(model, task, config, accelerator, asked=stop.is_set if alone else None)
+        if values is None:
+            return
+        position.unevaluated = False
+        measured({"step": position.step, "epoch": position.epoch_of_last} | values)
+        _note_best(position, values["valid_loss"], config)
+        if main and position.since_best == 0:
+            write_checkpoint(weights_of(model, stepper, position), folder.best)
+        if main and position.step in config.evaluate_at:
+            write_checkpoint(weights_of(model, stepper, position), folder.kept(position.step))
 
     recent: deque[tuple[int, int, list[int]]] = deque(maxlen=max(LOOK_EVERY, config.log_every))
+    alone, stopping = accelerator.num_processes == 1, False
     clock, timed, began = time.perf_counter(), 0, position.step
     with _asked_to_stop() as stop:
-        while position.step < config.steps and not position.finished:
-            epoch = position.epoch
-            update = batches.update(position)
-            recent.append((position.step + 1, epoch, [index for batch in update for index in batch.indices]))
-            total = batches.targets_of_all(update)
-            for batch in update:
-                stepper.accumulate(batch.inputs, batch.targets, accelerator.num_processes / total)
-            optimise.set_rate(stepper.optimizer, schedule(position.step + 1))
-            stepper.apply()
-            position.step += 1
-            position.targets, timed = position.targets + total, timed + total
-            last = position.step == config.steps
-            saving = position.step % config.checkpoint_every == 0 or last or stop.is_set()
-            if (position.step % LOOK_EVERY == 0 or saving) and stepper.bad:
-                raise NotFiniteError(_where_it_went_wrong(folder, recent, began + int(stepper.updates) + 1, config))
-            if position.step % config.log_every == 0 or last:
-                loss = batches.sum_over_processes(stepper.read_loss()) / position.targets
-                speed = timed / (time.perf_counter() - clock)
-                rate = {"lr": schedule(position.step), "norm": float(stepper.norm), "tokens_per_second": speed}
-                measured({"step": position.step, "epoch": epoch, "loss": loss} | rate)
-                clock, timed, position.targets = time.perf_counter(), 0, 0
-            kept = position.step in config.evaluate_at
-            if position.step % config.evaluate_every == 0 or kept or last:
-                values = evaluate(model, task, config, accelerator)
-                measured({"step": position.step, "epoch": epoch} | values)
-                _note_best(position, values["valid_loss"], config)
-                if main and position.since_best == 0:
-                    write_checkpoint(_weights(model, stepper, position), folder.best)
-                if main and kept:
-                    write_checkpoint(_weights(model, stepper, position), folder.kept(position.step))
+        while position.unevaluated or (position.step < config.steps and not position.finished):
+            if not position.unevaluated:
+                epoch = position.epoch
+                update = batches.update(position)
+                recent.append((position.step + 1, epoch, [index for batch in update for index in batch.indices]))
+                total, stopping = batches.agreed(update, stop.is_set())
+                for batch in update:
+                    stepper.accumulate(batch.inputs, batch.targets, accelerator.num_processes / total)
+                rate = schedule(position.step)
+                optimise.set_rate(stepper.optimizer, rate)
+                stepper.apply()
+                position.step += 1
+                position.targets, timed = position.targets + total, timed + total
+                position.unevaluated = _is_evaluated(position.step, config)
+                last, stopping = position.step == config.steps, stopping or (alone and stop.is_set())
+                saving = position.step % config.checkpoint_every == 0 or last or stopping
+                if (position.step % LOOK_EVERY == 0 or saving or position.unevaluated) and stepper.bad:
+                    raise NotFiniteError(_where_it_went_wrong(folder, recent, began + int(stepper.updates) + 1, config))
+                if position.step % config.log_every == 0 or last:
+                    loss = batches.sum_over_processes(stepper.read_loss()) / position.targets
+                    speed = timed / (time.perf_counter() - clock)
+                    how = {"lr": rate, "norm": float(stepper.norm), "tokens_per_second": speed}
+                    measured({"step": position.step, "epoch": epoch, "loss": loss} | how)
+                    clock, timed, position.targets = time.perf_counter(), 0, 0
+                if saving:
+                    save()
+            if position.unevaluated and not stopping:
+                validate()
                 clock, timed = time.perf_counter(), 0
-            position.finished = position.finished or last
-            if saving or position.finished:
-                save()
-                clock, timed = time.perf_counter(), 0
-            if stop.is_set() and not position.finished:
+                if position.unevaluated:
+                    save()
+                    break
+            if stopping:
                 break
+            if position.step == config.steps or position.finished:
+                position.finished = True
+                save()
     if metrics is not None:
         metrics.close()
     return Outcome(
@@ -195,16 +205,38 @@ def train(
     )
 
 
+def _is_evaluated(step: int, config: TrainConfig) -> bool:
+    return step % config.evaluate_every == 0 or step in config.evaluate_at or step == config.steps
+
+
 def evaluate(
-    model: nn.Module, task: Task, config: TrainConfig, accelerator: Any, part: str = "valid"
-) -> dict[str, float]:
-    """Loss in nats a target, perplexity and accuracy on a part, without label smoothing, noise or dropout."""
+    model: nn.Module,
+    task: Task,
+    config: TrainConfig,
+    accelerator: Any,
+    part: str = "valid",
+    asked: Callable[[], bool] | None = None,
+) -> dict[str, float] | None:
+    """Loss in nats a target, perplexity and accuracy on a part, without label smoothing, noise or dropout.
+
+    None if it was asked, between two batches, to stop.
+    """
     model.eval()
-    plan = task.plan(part, tokens=config.batch_tokens, shuffle=False)
-    mine = (task.batch(part, indices) for indices in plan[accelerator.process_index :: accelerator.num_processes])
-    batches = (([x.to(accelerator.device) for x in b.inputs], b.targets.to(accelerator.device)) for b in mine)
-    scored = score_batches(model, batches, padding=None if task.architecture == "classification" else PAD)
-    model.train()
+    longest = int(np.maximum.reduce(task.lengths(part)).max())
+    plan = task.plan(part, tokens=max(config.batch_tokens, longest), shuffle=False)
+    mine = plan[accelerator.process_index :: accelerator.num_processes]
+    made = (task.batch(part, indices) for indices in mine if asked is None or not asked())
+    batches = (([x.to(accelerator.device) for x in b.inputs], b.targets.to(accelerator.device)) for b in made)
+    padding = None if task.architecture == "classification" else PAD
+    try:
+        scored = score_batches(model, batches, padding=padding) if mine else Scored(0.0, 0.0, 0, 0)
+    except ValueError:
+        if asked is None or not asked():
+            raise
+    finally:
+        model.train()
+    if asked is not None and asked():
+        return None
     sums = torch.tensor([scored.nll_sum, scored.correct, scored.count], dtype=torch.float64, device=accelerator.device)
     nll, correct, count = accelerator.reduce(sums).tolist()
     return {"valid_loss": nll / count, "valid_perplexity": perplexity(nll, count), "valid_accuracy": correct / count}
@@ -235,9 +267,14 @@ class _Batches:
             position.epoch, position.index = position.epoch + 1, 0
         return [self._made(indices) for indices in chosen]
 
-    def targets_of_all(self, update: list[Batch]) -> int:
-        """How many targets all processes score in this update."""
-        return round(self.sum_over_processes(sum(batch.count for batch in update)))
+    def agreed(self, update: list[Batch], stop: bool) -> tuple[int, bool]:
+        """How many targets all processes score in this update, and whether any of them is asked to stop after it."""
+        mine = [float(sum(batch.count for batch in update)), float(stop)]
+        if self.accelerator.num_processes > 1:
+            mine = self.accelerator.reduce(
+                torch.tensor(mine, dtype=torch.float64, device=self.accelerator.device)
+            ).tolist()
+        return round(mine[0]), mine[1] > 0
 
     def sum_over_processes(self, value: float) -> float:
         if self.accelerator.num_processes == 1:
@@ -287,94 +324,6 @@ def _note_best(position: Position, loss: float, config: TrainConfig) -> None:
         position.since_best += 1
         if config.patience is not None and position.since_best >= config.patience:
             position.finished = True
-
-
-def _weights(model: nn.Module, stepper: Stepper, position: Position) -> Checkpoint:
-    return Checkpoint(_tensors(model, stepper), {"step": position.step, "best": position.best})
-
-
-def _tensors(model: nn.Module, stepper: Stepper) -> dict[str, Tensor]:
-    """Every parameter and buffer once; the trained ones in float32, as the master has them."""
-    named = {name: x.detach() for name, x in [*model.named_parameters(), *model.named_buffers()]}
-    return {f"model/{name}": x for name, x in (named | stepper.flat.views(stepper.flat.master.data)).items()}
-
-
-def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Put saved weights into a model, each of them, and nothing else."""
-    own = dict([*model.named_parameters(), *model.named_buffers()])
-    if set(own) != set(tensors):
-        missing, extra = sorted(set(own) - set(tensors)), sorted(set(tensors) - set(own))
-        raise ValueError(f"the weights are of another model: missing {missing[:3]}, unknown {extra[:3]}")
-    with torch.no_grad():
-        for name, x in own.items():
-            x.copy_(tensors[name])
-
-
-def _keep(folder: RunFolder, position: Position, model: nn.Module, stepper: Stepper, config: TrainConfig) -> None:
-    """Keep the weights of this checkpoint, and of no more than the last config.keep_last."""
-    write_checkpoint(_weights(model, stepper, position), folder.kept(position.step))
-    steps = sorted(int(path.stem) for path in folder.kept(0).parent.glob("*.safetensors"))
-    for old in [step for step in steps if step not in config.evaluate_at][: -config.keep_last]:
-        folder.kept(old).unlink()
-
-
-def averaged(folder: RunFolder, count: int) -> dict[str, Tensor]:
-    """The mean of the weights kept at the last so many checkpoints."""
-    paths = sorted(folder.kept(0).parent.glob("*.safetensors"))[-count:]
-    if len(paths) < count:
-        raise ValueError(
-            f"{folder.path} keeps {len(paths)} checkpoints, fewer than the {count} to average; train with keep_last="
-        )
-    parts = [read_checkpoint(path).part("model/") for path in paths]
-    return {
-        name: torch.stack([part[name].float() for part in parts]).mean(0).to(x.dtype) for name, x in parts[0].items()
-    }
-
-
-def _checkpoint(position: Position, model: nn.Module, stepper: Stepper, accelerator: Any) -> Checkpoint:
-    from accelerate.utils import gather_object
-
-    tensors = _tensors(model, stepper)
-    tensors |= {f"optimiser/{key}": x for key, x in optimise.state_tensors(stepper.optimizer).items()}
-    plain = []
-    for rank, (torch_states, rest) in enumerate(gather_object([_random_state()])):
-        tensors |= {f"random/{rank}/{name}": x for name, x in torch_states.items()}
-        plain.append(rest)
-    return Checkpoint(tensors, vars(position) | {"random": plain})
-
-
-def _restore(checkpoint: Checkpoint, model: nn.Module, stepper: Stepper, rank: int) -> Position:
-    state = dict(checkpoint.state)
-    plain = state.pop("random")
-    weights = checkpoint.part("model/")
-    for name, view in stepper.flat.views(stepper.flat.master.data).items():
-        view.copy_(weights[name])
-    load_weights(model, weights)
-    optimise.load_state(stepper.optimizer, checkpoint.part("optimiser/"))
-    if rank < len(plain):
-        _set_random_state(checkpoint.part(f"random/{rank}/"), plain[rank])
-    position = Position(**state)
-    stepper.loss.fill_(position.loss)
-    return position
-
-
-def _random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
-    kind, keys, *rest = cast(Any, np.random.get_state(legacy=True))
-    torch_states = {"torch": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        torch_states["cuda"] = torch.cuda.get_rng_state()
-    version, numbers, gauss = random.getstate()
-    return torch_states, {"numpy": [kind, keys.tolist(), *rest], "python": [version, list(numbers), gauss]}
-
-
-def _set_random_state(torch_states: Mapping[str, Tensor], plain: Mapping[str, Any]) -> None:
-    torch.set_rng_state(torch_states["torch"])
-    if torch.cuda.is_available() and "cuda" in torch_states:
-        torch.cuda.set_rng_state(torch_states["cuda"])
-    kind, keys, *rest = plain["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
-    version, numbers, gauss = plain["python"]
-    random.setstate((version, tuple(numbers), gauss))
 
 
 def _seed(seed: int) -> None:

@@ -29,7 +29,7 @@ def texts(pieces: Sequence[str], words: Sequence[int]) -> list[str]:
     """The words as text, without the marks."""
     made = [""] * (max(words, default=-1) + 1)
     for piece, word in zip(pieces, words, strict=True):
-        made[word] += piece if _is_special(piece) else _bare(piece)
+        made[word] += piece if _is_special(piece) else bare(piece)
     return made
 
 
@@ -63,7 +63,8 @@ def _is_special(piece: str) -> bool:
     return len(piece) > 2 and (piece[0], piece[-1]) in (("<", ">"), ("[", "]")) and piece != ENDS
 
 
-def _bare(piece: str) -> str:
+def bare(piece: str) -> str:
+    """A piece without the marks of its tokenizer."""
     for mark in (*BEGINS, CONTINUES):
         piece = piece.removeprefix(mark)
     return piece.removesuffix(ENDS).removesuffix(UNFINISHED)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from attnlab.models.attention import MultiHead
 from attnlab.models.cache import Cache, Decoding, Growing, Kept, Static
+from attnlab.models.dropout import Dropout
 from attnlab.models.embedding import InputEmbedding
 
 Carries = tuple[Tensor | None, Tensor | None]  # of self and of cross attention
@@ -19,7 +20,7 @@ class Residual(nn.Module):
     def __init__(self, width: int, *, pre: bool, dropout: float) -> None:
         super().__init__()
         self.norm, self.pre = nn.LayerNorm(width), pre
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def before(self, x: Tensor) -> Tensor:
         """What the part is given."""
@@ -37,7 +38,7 @@ class FeedForward(nn.Module):
     def __init__(self, width: int, inner: int, *, activation: nn.Module, dropout: float) -> None:
         super().__init__()
         self.inner, self.output = nn.Linear(width, inner), nn.Linear(inner, width)
-        self.activation, self.dropout = activation, nn.Dropout(dropout)
+        self.activation, self.dropout = activation, Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.output(self.dropout(self.activation(self.inner(x))))

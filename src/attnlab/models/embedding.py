@@ -21,6 +21,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from attnlab.models.dropout import Dropout
+
 
 class Sinusoidal(nn.Module):
     """sin(t·ω_c) in the first half of the channels c, cos(t·ω_c) in the second; ω from 1 to 10⁻⁴ (fairseq's layout)."""
@@ -87,7 +89,7 @@ class InputEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         self.words, self.positions, self.scale = words, positions, scale
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     @property
     def limit(self) -> int | None:
@@ -157,7 +159,7 @@ class AdaptiveReadout(Readout):
         self.edges, self.words, self.projections = embedding.edges, embedding.words, embedding.projections
         width = len(embedding.projections[0])
         self.classes = nn.Linear(width, len(embedding.words) - 1, bias=False)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.log_prob(hidden)

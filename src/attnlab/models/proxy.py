@@ -105,7 +105,7 @@ def train_proxy(
     _check(source, target, source_types, outputs)
     rng = torch.random.get_rng_state()
     torch.manual_seed(seed)
-    model = Proxy(source_types, outputs, width, authors=authors)
+    model = Proxy(source_types, outputs, width, authors=authors).to(source.device)
     torch.random.set_rng_state(rng)
     draw = torch.Generator().manual_seed(seed)
     optimiser = torch.optim.Adam(model.parameters(), lr=lr)

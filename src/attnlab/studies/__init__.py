@@ -2,4 +2,5 @@
 
 STUDIES: dict[str, str] = {  # the module of each, imported when it is asked for
     "snell2021": "attnlab.studies.snell2021",
+    "kobayashi2020": "attnlab.studies.kobayashi2020",
 }

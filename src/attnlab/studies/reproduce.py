@@ -1,6 +1,6 @@
 """Run a study's items and write what came out: each item once, its result in a file of its own.
 
-    OUT/items/ITEM-DIGEST.json    cells, remarks and where they were measured; the digest is of scale, seeds and edition
+    OUT/items/ITEM-DIGEST.json    cells, remarks and where they were measured; the digest is of all that fixes them
     OUT/figures/ITEM-DIGEST-NAME.png
     OUT/work/ITEM-DIGEST/         what an item keeps to go on after an interruption
     OUT/results.json, cells.csv, report.html    of all items that OUT holds of one scale
@@ -11,7 +11,7 @@ An item whose file is there is not run again. Every file is written whole or not
 import json
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,11 @@ class ItemConfig:
     scale: Scale
     seeds: tuple[int, ...]
     edition: int
+    options: dict[str, str] = field(default_factory=dict)
 
     @property
     def stem(self) -> str:
-        return f"{self.item}-{digest(self)}"
+        return f"{self.item}-{digest(self, without=() if self.options else ('options',))}"
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ class Terms:
     seeds: int | None = None
     data_dir: str | None = None
     command: str = ""
+    options: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.seeds is not None and self.seeds < 1:
@@ -96,7 +98,8 @@ class Terms:
     def config(self, study: Study, name: str) -> ItemConfig:
         item = study.items[name]
         count = item.seeds[self.scale] if self.seeds is None else self.seeds
-        return ItemConfig(study.name, name, self.scale, tuple(range(count)), item.edition)
+        options = {key: value for key, value in self.options.items() if key in item.options}
+        return ItemConfig(study.name, name, self.scale, tuple(range(count)), item.edition, options)
 
 
 def reproduce(
@@ -110,7 +113,8 @@ def reproduce(
     progress: Callable[[int, int, str], None] = lambda done, total, what: None,
 ) -> list[Outcome]:
     """Run the items asked for that are not there yet, or again; every outcome of the folder, in the study's order."""
-    items = study.chosen(only)
+    items = study.chosen(only := tuple(only))
+    study.check_options(terms.options, only)
     (out / "items").mkdir(parents=True, exist_ok=True)
     asked: dict[str, Outcome] = {}
     for name, item in items.items():
@@ -132,7 +136,9 @@ def reproduce(
 def _run(item: Item, config: ItemConfig, terms: Terms, out: Path, progress: Callable[[int, int, str], None]) -> Outcome:
     begun, clock = datetime.now(UTC), time.perf_counter()
     folder = out / "work" / config.stem
-    setting = Setting(config.scale, config.seeds, terms.device, folder, terms.data_dir, progress)
+    setting = Setting(
+        config.scale, config.seeds, terms.device, folder, terms.data_dir, options=config.options, progress=progress
+    )
     findings = item.run(setting)
     about: dict[str, Any] = {"command": terms.command, "begun": begun.isoformat(timespec="seconds")}
     about |= {"wall_s": round(time.perf_counter() - clock, 1)} | surroundings(terms.device)

@@ -41,6 +41,7 @@ class Setting:
     device: torch.device
     folder: Path  # the item's own: runs and vocabularies, for it to go on with after an interruption
     data_dir: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)  # of those that the item takes, what was said
     progress: Callable[[int, int, str], None] = lambda done, total, what: None
 
     def at(self, *, smoke: T, small: T, full: T) -> T:
@@ -63,12 +64,13 @@ def _seeds() -> dict[Scale, int]:
 
 @dataclass(frozen=True)
 class Item:
-    """A table or figure. What it measures is fixed by scale, seeds and edition: with the same, its result is reused."""
+    """A table or figure. Scale, seeds, edition and options fix its result: with the same ones it is reused."""
 
     title: str
     run: Callable[[Setting], Findings]
     seeds: Mapping[Scale, int] = field(default_factory=_seeds)
     edition: int = 1  # raised when it measures something else than before
+    options: tuple[str, ...] = ()  # the keys of what may be said of it as key=value
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,14 @@ class Study:
                 known = ", ".join(self.items)
                 raise ValueError(f"{self.name} has no item {name!r}{nearest(name, self.items)}; there are {known}")
         return {name: item for name, item in self.items.items() if not names or name in names}
+
+    def check_options(self, options: Iterable[str], only: Iterable[str]) -> None:
+        """Refuse an option that none of these items takes."""
+        known = list(dict.fromkeys(key for item in self.chosen(only).values() for key in item.options))
+        for key in options:
+            if key not in known:
+                there = ", ".join(known) or "none"
+                raise ValueError(f"{self.name} has no option {key!r}{nearest(key, known)}; there are {there}")
 
 
 def open_study(name: str) -> Study:

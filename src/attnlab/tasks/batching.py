@@ -103,7 +103,8 @@ def _cut(order: np.ndarray, widths: np.ndarray, tokens: int) -> list[list[int]]:
     if len(widths) and (longest := widths.max()) > tokens:
         raise ValueError(
             f"example {order[widths.argmax()]} has {longest} tokens, more than a batch may hold (tokens={tokens}): "
-            "raise the budget, or shorten the examples (max_length=, block=)"
+            "raise it (batch_tokens=), batch by examples (batch_examples=), or shorten what is too long "
+            "(max_length= with too_long=truncate or skip; of a language model block=)"
         )
     batches, start = [], 0
     while start < len(order):

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import compress
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -15,7 +16,7 @@ from attnlab.tasks.embeddings import read_vectors, vector_words
 from attnlab.tasks.labelled import LabelledText, labelled_text
 from attnlab.tasks.pairs import TooLong
 from attnlab.tasks.task import BOS, EOS, PAD, Batch, Task, TaskConfig
-from attnlab.tasks.text import Labelled, read_lines, write_atomically
+from attnlab.tasks.text import Labelled, drawn, read_lines, write_atomically
 from attnlab.tasks.vocabulary import Words
 
 
@@ -29,6 +30,7 @@ class ClassificationConfig(TaskConfig):
     held_out: float = 0.1  # the share that validates where there is neither a validation nor a test part
     valid_from: Literal["test", "train"] = "test"  # where a set has a test part: from it as in the paper, or held out
     most_valid: int = 4000
+    most_train: int | None = None  # at most so many training examples, drawn by data_seed
     at_least: int = 3  # how often a word must occur in training to be in the vocabulary
     embeddings: str | None = None  # a file of vectors (GloVe's text format), whose words are kept if rare too
     max_length: int | None = None  # tokens, <s> and </s> included
@@ -93,6 +95,9 @@ class Classification(Task):
         texts, labels = self.text.readers[part]()
         if not texts:
             raise ValueError(f"{self.text.name}: the {part} part has no example")
+        if part == "train":
+            kept = drawn(len(texts), self.config.most_train, self.config.data_seed)
+            texts, labels = list(compress(texts, kept)), list(compress(labels, kept))
         return texts, labels
 
     def _encode(self, part: str) -> tuple[Sequences, np.ndarray]:

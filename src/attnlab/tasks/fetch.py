@@ -46,6 +46,9 @@ def obtain(dataset: NamedSet, name: str, data_dir: str | None = None) -> Path:
 def found(dataset: NamedSet, name: str, data_dir: str | None = None) -> Path | None:
     """Where a file of a set lies: in data_dir if that is given, else in ATTNLAB_DATA or in the cache."""
     own = os.environ.get("ATTNLAB_DATA")
+    for key, said in (("ATTNLAB_DATA", own), ("data_dir", data_dir)):
+        if said and not Path(said).is_dir():
+            raise FileNotFoundError(f"{key}={said}: there is no such folder")
     for folder in [Path(data_dir)] if data_dir else [*([Path(own)] if own else []), cache()]:
         for path in (folder / dataset.folder / name, folder / dataset.folder / f"{name}.gz"):
             if path.exists():

@@ -190,6 +190,12 @@ def held_out(keys: Sequence[str], share: float, seed: int) -> np.ndarray:
     return np.isin(group, order[before < share * len(keys)])
 
 
+def drawn(count: int, most: int | None, seed: int) -> np.ndarray:
+    """Which of so many examples are kept where at most `most` may be: all, or a draw of that many; bool (count,)."""
+    order = np.random.default_rng(seed).permutation(count)
+    return order < (count if most is None else most)
+
+
 def is_numeric(line: str) -> bool:
     """No letter at all, but a digit."""
     kinds = {unicodedata.category(character)[0] for character in line}

@@ -12,8 +12,8 @@ import numpy as np
 from attnlab.tasks.batching import Sequences
 from attnlab.tasks.pairs import SentencePairs, TooLong, limited, source_batch
 from attnlab.tasks.parallel import ParallelText, parallel_text
-from attnlab.tasks.task import Batch, Task, TaskConfig
-from attnlab.tasks.text import Pairs, moses
+from attnlab.tasks.task import BOS, Batch, Task, TaskConfig
+from attnlab.tasks.text import Pairs, drawn, moses
 from attnlab.tasks.vocabulary import Subwords, Vocabulary, Words
 
 
@@ -29,6 +29,7 @@ class TranslationConfig(TaskConfig):
     test: str | None = None
     test_src: str | None = None
     test_tgt: str | None = None
+    most_train: int | None = None  # at most so many training pairs, drawn by data_seed
     held_out: float = 0.05  # the share of one's own training pairs that validates where no other text does
     units: Literal["subword", "word"] = "subword"
     subwords: Literal["unigram", "bpe"] = "unigram"
@@ -91,6 +92,11 @@ class Translation(Task):
         lines = [line.lower() for line in lines] if self.config.lower else lines
         return source_batch(self.source_vocabulary, self._split(lines, 0), begin=self.config.source_begin)
 
+    def encode_target(self, lines: Sequence[str]) -> Sequences:
+        """Lines of the target language as the decoder reads them, <s> before each."""
+        lines = [line.lower() for line in lines] if self.config.lower else lines
+        return Sequences.of(self.target_vocabulary.encode(self._split(lines, 1)), begin=BOS)
+
     def decode(self, ids: Sequence[int]) -> str:
         """The target text of ids, detokenised."""
         line = self.target_vocabulary.decode(ids)
@@ -124,6 +130,9 @@ class Translation(Task):
             source, target = list(compress(source, full)), list(compress(target, full))
         if not source:
             raise ValueError(f"{self.text.name}: the {part} part has no sentence pair")
+        if part == "train":
+            kept = drawn(len(source), self.config.most_train, self.config.data_seed)
+            source, target = list(compress(source, kept)), list(compress(target, kept))
         return source, target
 
     def _split(self, lines: Sequence[str], side: int) -> list[str]:

@@ -1,0 +1,65 @@
+"""How frequent each token is, in bins that keep its rank: from counts of one's own corpus or of another.
+
+Tokens of one count have one rank. Neighbouring ranks share a bin while together they have no more than their share of
+the corpus, 1/BINS of it, so a frequent token has a bin to itself. A file of counts has a line for each token: the
+token, a tab and its count; or three whole numbers, its rank, its count and its id (as Kobayashi et al. 2020 publish).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+BINS = 512
+
+
+@dataclass(frozen=True, eq=False)
+class Frequency:
+    bins: Tensor  # (vocabulary,) of each token, 0 the most frequent; −1: its count is not known
+    single: Tensor  # (bins,) bool: all its tokens have one rank
+
+    @classmethod
+    def of(cls, counts: Tensor, here: Tensor | None = None) -> "Frequency":
+        """From counts (vocabulary,), 0 where not known; here: the counts in the corpus read, if these are another's."""
+        known = counts > 0
+        if not known.any():
+            raise ValueError("no token has a count: there are no ranks")
+        values, rank = np.unique(-counts[known].numpy(), return_inverse=True)  # rank 0: the most frequent
+        mass = np.bincount(rank, weights=(counts if here is None else here)[known].double().numpy())
+        most = max(mass.sum() / BINS, 1.0)
+        bins = np.zeros(len(values), dtype=np.int64)
+        held = mass[0]
+        for place in range(1, len(values)):
+            held += mass[place]
+            bins[place] = bins[place - 1] + (held > most)
+            if held > most:
+                held = mass[place]
+        of_token = torch.full_like(counts, -1)
+        of_token[known] = torch.from_numpy(bins[rank])
+        return cls(of_token, torch.from_numpy(np.bincount(bins) == 1))
+
+
+def parse(text: str, pieces: Sequence[str], where: str) -> Tensor:
+    """The counts (vocabulary,) that a file's text gives; where: what it is called in errors."""
+    counts = [0] * len(pieces)
+    places: Mapping[str, int] = {piece: token for token, piece in enumerate(pieces)}
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        token, tab, count = line.rpartition("\t")
+        words = line.split()
+        if tab and count.strip().isdigit() and len(words) == 2:
+            place = places.get(token, -1)
+        elif len(words) == 3 and all(word.isdigit() for word in words):
+            place, count = int(words[2]), words[1]
+        else:
+            raise ValueError(f"{where}:{number}: a line is a token, a tab and its count; or rank, count and id")
+        if place >= len(pieces):
+            raise ValueError(f"{where}:{number}: the model has no token {place}; it has {len(pieces):,}")
+        if place >= 0:
+            counts[place] = int(count)
+    if not any(counts):
+        raise ValueError(f"{where}: none of its tokens is in the model's vocabulary")
+    return torch.tensor(counts)

@@ -1,0 +1,299 @@
+"""What a model attends to over a corpus: sums that records are added to, one after the other, at constant memory.
+
+Of one layer, with keys j of category c (Kobayashi et al. 2020, §4), each the mean over examples of the mean over their
+queries i; s = Σ_j |α_hij| is 1 in most mechanisms:
+
+    weight_share       Σ_{j∈c} α_hij                 entropy_nats        −Σ_j p ln p,  p = |α_hij| / s
+    norm_sum           Σ_{j∈c} ‖α_hij f_h(x_j)‖      first_token_share   α_h,i,first
+
+and over all tokens x of the corpus, or of a category, the mean, deviation, least and greatest of ‖f_h(x)‖; cv is the
+deviation by the mean. Over all pairs of a query and a key that it sees, in all layers and heads of a kind, Spearman's
+ρ of |α| and ‖f‖; over all tokens, that of their frequency rank and their ‖f‖, or their |α|, averaged over layers and
+heads, |α| also over the queries that see the token. Both come with a bound (attnlab.analysis.joint). Padding is nowhere
+in it.
+
+Sums of several processes are joined by adding them up.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from attnlab.analysis.categories import Categories
+from attnlab.analysis.contribution import Keys, check, wide
+from attnlab.analysis.frequency import Frequency
+from attnlab.analysis.joint import NORMS, WEIGHTS, Correlation, correlation
+from attnlab.recording import KINDS, Layer, Record
+
+SIDES = ("source", "target")
+PLACES, COUNTS = ".places", ".counts"  # how a table that is mostly empty is handed on
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences:
+    """The tokens of a batch, as one kind of layer has them for queries and keys."""
+
+    queries: Tensor  # (b,i) bool, False = padding
+    keys: Tensor  # (b,j)
+    category: Tensor  # (b,j)
+    member: Tensor  # (b,j,c) float64: 1 in its category, nowhere if it is padding
+    rank: Tensor | None  # (b,j) the bin of its frequency
+
+    @property
+    def lengths(self) -> Tensor:
+        return self.queries.sum(1).clamp_min(1)
+
+
+@dataclass(frozen=True, eq=False)
+class Received:
+    """What keys were given in one layer, by all the queries of their example."""
+
+    mass: Tensor  # (b,h,j) Σ_i α
+    size: Tensor  # (b,h,j) Σ_i |α|
+    entropy: Tensor  # (b,h) summed over queries
+    seen: Tensor  # (b,j) by how many queries
+
+
+class Statistics:
+    """Sums over a corpus.
+
+    categories, frequency   of the tokens of "source" and "target", or one for both; all have the same names
+    layers, heads           only these
+    """
+
+    def __init__(
+        self,
+        categories: Categories | Mapping[str, Categories],
+        frequency: Frequency | Mapping[str, Frequency] | None = None,
+        *,
+        layers: Collection[int] | None = None,
+        heads: Collection[int] | None = None,
+    ) -> None:
+        self.categories = categories if isinstance(categories, Mapping) else dict.fromkeys(SIDES, categories)
+        self.frequency = frequency if isinstance(frequency, Mapping | None) else dict.fromkeys(SIDES, frequency)
+        self.names = next(iter(self.categories.values())).names
+        self.layers, self.heads = layers, heads
+        self.sums: dict[str, Tensor] = {}
+
+    def add(self, record: Record) -> None:
+        """Count the examples of one more record."""
+        for kind in dict.fromkeys(record.kinds):
+            sequences = self._sequences(record, kind)
+            norm = weight = torch.zeros_like(sequences.keys, dtype=torch.float64)
+            heads = 0
+            for layer in record.kind(kind):
+                if self.layers is not None and layer.index not in self.layers:
+                    continue
+                vector, received = self._layer(layer, sequences)
+                norm, heads = norm + vector.sum(1), heads + vector.shape[1]
+                weight = weight + received.size.sum(1) / received.seen.clamp_min(1)
+            if not heads:
+                raise ValueError(f"none of the {kind} layers is among layers {sorted(self.layers or ())}")
+            self._add(f"{kind}/examples", torch.tensor(len(record)))
+            self._add(f"{kind}/tokens", sequences.keys.sum())
+            if sequences.rank is not None:
+                self._occurrences(kind, sequences, weight / heads, norm / heads)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All sums, on the CPU, to be stored or sent; tables of counts without their zeros."""
+        made = {}
+        for name, x in self.sums.items():
+            if x.dim() == 2 and x.dtype == torch.int64:
+                places = x.flatten().nonzero().flatten()
+                made[name + PLACES], made[name + COUNTS] = places.cpu(), x.flatten()[places].cpu()
+                made[name + ".shape"] = torch.tensor(x.shape)
+            else:
+                made[name] = x.cpu()
+        return made
+
+    def join(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take in what tensors() of another gave."""
+        for name, x in tensors.items():
+            if name.endswith(PLACES):
+                table = name.removesuffix(PLACES)
+                rows, columns = tensors[table + ".shape"].tolist()
+                whole = self._table(table, rows, columns, torch.device("cpu"))
+                whole.view(-1).index_add_(0, x.to(whole.device), tensors[table + COUNTS].to(whole.device))
+            elif not name.endswith((COUNTS, ".shape")):
+                self._add(name, x)
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """heads, categories, spearman and, where frequencies are known, frequency: see docs/inspect.md."""
+        if not self.sums:
+            raise ValueError("nothing was counted: there are no statistics")
+        kinds = [kind for kind in KINDS if f"{kind}/examples" in self.sums]
+        made = {
+            "heads": pd.concat([self._head_table(kind) for kind in kinds], ignore_index=True),
+            "categories": pd.concat([self._category_table(kind) for kind in kinds], ignore_index=True),
+            "spearman": pd.DataFrame([row for kind in kinds for row in self._pair_rows(kind)]),
+        }
+        if self.frequency is not None:
+            made["frequency"] = pd.DataFrame([row for kind in kinds for row in self._frequency_rows(kind)])
+        return made
+
+    def _sequences(self, record: Record, kind: str) -> Sequences:
+        query, key = KINDS[kind]
+        for side in (query, key):
+            if side not in record.tokens:
+                raise ValueError(f"the record has no tokens of its {side}, by which statistics are made")
+        tokens = record.tokens[key]
+        queries, keys = (record.masks.get(n, torch.ones_like(record.tokens[n], dtype=torch.bool)) for n in (query, key))
+        category = self.categories[key].of_token.to(tokens.device)[tokens]
+        member = torch.nn.functional.one_hot(category, len(self.names)).double() * keys[..., None]
+        rank = None if self.frequency is None else self.frequency[key].bins.to(tokens.device)[tokens]
+        return Sequences(queries, keys, category, member, rank)
+
+    def _layer(self, layer: Layer, sequences: Sequences) -> tuple[Tensor, Received]:
+        """Count one layer; returns ‖f‖ (b,h,j) and what its keys received, in float64."""
+        check(layer)
+        heads = self._heads(layer)
+        vector = Keys(layer).vector[:, heads]
+        received = self._received(layer, vector, heads, sequences)
+        place, exact = f"{layer.kind}/{layer.index}/", vector.double()
+        if not (exact.isfinite().all() and received.size.isfinite().all()):
+            raise ValueError(f"{layer.name}: its weights or values are not all finite; try --dtype float32")
+        per_query = 1.0 / sequences.lengths[:, None, None]
+        first = sequences.keys.int().argmax(1)[:, None, None].expand(-1, len(heads), 1)
+        self._add(place + "weight_share", _by_category(received.mass * per_query, sequences))
+        self._add(place + "norm_sum", _by_category(received.size * exact * per_query, sequences))
+        self._add(place + "first", (received.mass.gather(2, first) * per_query).sum((0, 2)))
+        self._add(place + "entropy", (received.entropy * per_query[..., 0]).sum(0))
+        self._add(place + "count", sequences.member.sum((0, 1)).expand(len(heads), -1))
+        self._add(place + "sum", _by_category(exact, sequences))
+        self._add(place + "square", _by_category(exact**2, sequences))
+        outside = sequences.member[:, None] == 0  # (b,1,j,c)
+        self._add(place + "min", exact[..., None].masked_fill(outside, torch.inf).amin((0, 2)))
+        self._add(place + "max", exact[..., None].masked_fill(outside, -torch.inf).amax((0, 2)))
+        return exact, received
+
+    def _received(self, layer: Layer, vector: Tensor, heads: list[int], sequences: Sequences) -> Received:
+        """One pass over the weights, some rows at a time: sums by key, entropies, and the table of pairs."""
+        b, h, j = vector.shape
+        mass, size, entropy, seen = (vector.new_zeros(s).double() for s in ((b, h, j), (b, h, j), (b, h), (b, j)))
+        cells = WEIGHTS.size * NORMS.size
+        whole = self._table(f"{layer.kind}/pairs", len(self.names) + 1, cells, vector.device)  # the last: pairs unseen
+        column = NORMS.number(vector) + (sequences.category * cells)[:, None].int()  # (b,h,j) where its row 0 begins
+        mask = layer.mask.expand(b, 1, layer.context.shape[2], j)
+        for rows, weights in layer.chunks():
+            visible = mask[:, :, rows] & sequences.queries[:, None, rows, None] & sequences.keys[:, None, None]
+            part = wide(weights if len(heads) == weights.shape[1] else weights[:, heads]).where(visible, 0.0)
+            mass += part.sum(2)
+            part = part.abs()
+            size += part.sum(2)
+            row_sum = part.sum(-1)
+            spread = torch.special.entr(part).sum(-1) / row_sum + row_sum.log()
+            entropy += spread.nan_to_num(0.0, 0.0, 0.0).double().sum(-1)
+            seen += visible[:, 0].sum(1)
+            cell = WEIGHTS.number(part).mul_(NORMS.size).add_(column[:, :, None])
+            cell = cell.masked_fill_(~visible, len(self.names) * cells).view(-1)
+            whole.view(-1).index_add_(0, cell, _ONE.to(cell.device).expand(len(cell)))
+        return Received(mass, size, entropy, seen)
+
+    def _occurrences(self, kind: str, sequences: Sequences, weight: Tensor, norm: Tensor) -> None:
+        assert sequences.rank is not None
+        single = self._single(kind)
+        known = sequences.keys & (sequences.rank >= 0)
+        for what, x, bins in (("weight", weight, WEIGHTS), ("norm", norm, NORMS)):
+            whole = self._table(f"{kind}/frequency.{what}", len(single), bins.size, x.device)
+            cell = sequences.rank[known] * bins.size + bins.number(x[known])
+            whole.view(-1).index_add_(0, cell, _ONE.to(cell.device).expand(len(cell)))
+
+    def _single(self, kind: str) -> Tensor:
+        assert self.frequency is not None
+        return self.frequency[KINDS[kind][1]].single
+
+    def _heads(self, layer: Layer) -> list[int]:
+        there = layer.context.shape[1]
+        for head in self.heads or ():
+            if not 0 <= head < there:
+                raise ValueError(f"{layer.name} has no head {head}; heads are 0 … {there - 1}")
+        return list(range(there)) if self.heads is None else sorted(set(self.heads))
+
+    def _table(self, name: str, rows: int, columns: int, device: torch.device) -> Tensor:
+        if name not in self.sums:
+            self.sums[name] = torch.zeros(rows, columns, dtype=torch.int64, device=device)
+        return self.sums[name]
+
+    def _add(self, name: str, value: Tensor) -> None:
+        value, there = value.detach().cpu(), self.sums.get(name)
+        if there is None:
+            self.sums[name] = value.clone()
+        elif name.endswith("/min"):
+            self.sums[name] = torch.minimum(there, value)
+        elif name.endswith("/max"):
+            self.sums[name] = torch.maximum(there, value)
+        else:
+            self.sums[name] = there + value
+
+    def _layers(self, kind: str) -> list[int]:
+        return sorted(
+            int(name.split("/")[1]) for name in self.sums if name.startswith(f"{kind}/") and name.endswith("/sum")
+        )
+
+    def _head_table(self, kind: str) -> pd.DataFrame:
+        frames = []
+        for layer in self._layers(kind):
+            at = f"{kind}/{layer}/"
+            count, total, square = (self.sums[at + name].sum(1) for name in ("count", "sum", "square"))
+            mean = total / count
+            deviation = (square / count - mean**2).clamp_min(0.0).sqrt()
+            examples = self.sums[f"{kind}/examples"]
+            columns = {
+                "head": self._head_numbers(len(mean)), "norm_mean": mean, "norm_sd": deviation,
+                "norm_cv": deviation / mean, "norm_min": self.sums[at + "min"].amin(1),
+                "norm_max": self.sums[at + "max"].amax(1), "entropy_nats": self.sums[at + "entropy"] / examples,
+                "first_token_share": self.sums[at + "first"] / examples,
+            }  # fmt: skip
+            frames.append(pd.DataFrame({"kind": kind, "layer": layer} | columns))
+        return pd.concat(frames, ignore_index=True)
+
+    def _category_table(self, kind: str) -> pd.DataFrame:
+        frames = []
+        names, examples = self.names, self.sums[f"{kind}/examples"]
+        for layer in self._layers(kind):
+            at = f"{kind}/{layer}/"
+            count, total = self.sums[at + "count"], self.sums[at + "sum"]
+            columns = {
+                "head": [head for head in self._head_numbers(len(count)) for _ in names],
+                "category": list(names) * len(count),
+                "tokens": count.long().flatten(),
+                "weight_share": (self.sums[at + "weight_share"] / examples).flatten(),
+                "norm_sum": (self.sums[at + "norm_sum"] / examples).flatten(),
+                "norm_mean": (total / count).flatten(),
+            }
+            frames.append(pd.DataFrame({"kind": kind, "layer": layer} | columns))
+        return pd.concat(frames, ignore_index=True)
+
+    def _head_numbers(self, count: int) -> list[int]:
+        return list(range(count)) if self.heads is None else sorted(set(self.heads))
+
+    def _pair_rows(self, kind: str) -> list[dict[str, Any]]:
+        table = self.sums[f"{kind}/pairs"][:-1].unflatten(1, (WEIGHTS.size, NORMS.size))
+        rows = []
+        for name, counts in [*zip(self.names, table, strict=True), ("all", table.sum(0))]:
+            found = correlation(counts)
+            rows.append({"kind": kind, "category": name, "pairs": found.count} | _told(found))
+        return rows
+
+    def _frequency_rows(self, kind: str) -> list[dict[str, Any]]:
+        rows = []
+        for what in ("norm", "weight"):
+            found = correlation(self.sums[f"{kind}/frequency.{what}"], self._single(kind))
+            rows.append({"kind": kind, "of": what, "tokens": found.count} | _told(found))
+        return rows
+
+
+_ONE = torch.ones((), dtype=torch.int64)
+
+
+def _by_category(x: Tensor, sequences: Sequences) -> Tensor:
+    """(b,h,j) summed over examples and the keys of each category, (h,c)."""
+    return torch.einsum("bhj,bjc->hc", x, sequences.member)
+
+
+def _told(found: Correlation) -> dict[str, float]:
+    return {"spearman": found.spearman, "error_bound": found.bound}

@@ -1,0 +1,1 @@
+"""attnlab inspect: what any model attends to, by weights and by norms, on a text or over a corpus."""

@@ -1,0 +1,26 @@
+"""Kobayashi et al. 2020, Attention is Not Only a Weight: its tables and figures, one item each."""
+
+from attnlab.studies.kobayashi2020.alignment import alignment, mechanisms
+from attnlab.studies.kobayashi2020.bert import OPTIONS, figure3, figure4, frequency, table1, table2
+from attnlab.studies.kobayashi2020.ibm1 import ibm1
+from attnlab.studies.study import Item, Study
+
+BERT = {
+    "table1": Item("Table 1: how ‖f(x)‖ varies", table1, options=OPTIONS),
+    "figure3": Item("Figure 3: weights and norms by category", figure3, options=OPTIONS),
+    "table2": Item("Table 2: Spearman's ρ of α and ‖f(x)‖", table2, options=OPTIONS),
+    "figure4": Item("Figure 4: [SEP], head by head", figure4, options=OPTIONS),
+    "frequency": Item("§4.3: frequent words have short vectors", frequency, options=OPTIONS),
+}
+
+ALIGNMENT = {
+    "alignment": Item("§5: word alignment by weights and norms", alignment),
+    "alignment-ibm1": Item("§5: IBM Model 1 on the same text", ibm1, {"smoke": 1, "small": 1, "full": 1}),
+    "alignment-mechanisms": Item("§5, with other attention", mechanisms, {"smoke": 1, "small": 3, "full": 3}),
+}
+
+STUDY = Study(
+    "kobayashi2020",
+    "Kobayashi et al. 2020, Attention is Not Only a Weight: Analyzing Transformers with Vector Norms",
+    {**BERT, **ALIGNMENT},
+)

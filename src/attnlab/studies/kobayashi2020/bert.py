@@ -1,0 +1,242 @@
+"""§4 of Kobayashi et al. 2020: what BERT attends to, by weight and by norm. One survey a seed, which all items read.
+
+A seed draws the sequences; the model is the same for all. The published figures are of bert-base-uncased on other
+sequences, so they are compared with an interval over draws. Those of Figures 3 and 4 are read off the figures.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+from scipy.stats import spearmanr
+
+from attnlab.config import digest
+from attnlab.inspection.corpus import Corpus
+from attnlab.inspection.reader import PretrainedReader, open_reader
+from attnlab.inspection.survey import SurveyConfig, survey
+from attnlab.inspection.written import extremes
+from attnlab.report.norms import category_lines, head_maps
+from attnlab.studies.claims import Cell, Interval
+from attnlab.studies.kobayashi2020.sequences import LENGTH, SEQUENCES, drawn
+from attnlab.studies.study import Findings, Setting
+
+OPTIONS = ("model", "file", "frequency")
+MODEL = "bert-base-uncased"
+GROUPS = {"[CLS]": ["[CLS]"], "[SEP]": ["[SEP]"], "comma, period": [",", "."]}
+READ_OFF = "read off the figure"
+
+Tables = dict[str, pd.DataFrame]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A cell to be: where it stands, what was published, and how it is read from the tables of a draw."""
+
+    row: str
+    column: str
+    of: Callable[[Tables], float]
+    published: float | None = None
+    published_interval: Interval | None = None
+    sign: Literal[-1, 0, 1] = 0
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What fixes a survey's numbers, but for its seed."""
+
+    model: str
+    file: str | None
+    frequency: str | None
+    sequences: int
+
+
+@dataclass(frozen=True)
+class Found:
+    """The tables of each seed, or why there are none."""
+
+    tables: list[Tables]
+    tags: tuple[str, ...]
+    remarks: tuple[str, ...] = ()
+    reason: str = ""
+
+    def cells(self, item: str, measures: Sequence[Measure]) -> list[Cell]:
+        return [
+            Cell(
+                item=item, row=m.row, column=m.column, values=tuple(float(m.of(tables)) for tables in self.tables),
+                published=m.published, published_interval=m.published_interval, sign=m.sign, note=m.note,
+                tags=self.tags, not_run=self.reason,
+            )
+            for m in measures
+        ]  # fmt: skip
+
+    def mean(self, table: str, by: list[str]) -> pd.DataFrame:
+        """A table of numbers, in the mean over seeds."""
+        return pd.concat([tables[table] for tables in self.tables]).groupby(by, sort=False).mean().reset_index()
+
+
+def surveyed(setting: Setting) -> Found:
+    """The tables of each seed: counted once for all items, in a folder that they share."""
+    sequences = setting.at(smoke=8, small=96, full=SEQUENCES)
+    options = setting.options
+    config = Survey(options.get("model", MODEL), options.get("file"), options.get("frequency"), sequences)
+    tags: tuple[str, ...] = ("other data",)
+    tags += () if Path(config.model).name == MODEL else ("other model",)
+    tags += () if sequences == SEQUENCES else ("smaller scale",)
+    try:
+        reader: Any = open_reader(config.model, device=str(setting.device), max_length=LENGTH)
+    except OSError as error:
+        return Found([], tags, reason=f"{error}; model=FOLDER takes another")
+    _check(reader)
+    ranks = config.frequency or _published_ranks(reader, setting.data_dir)
+    made = []
+    for number, seed in enumerate(setting.seeds):
+        examples = drawn(
+            config.file, sequences, seed, unknown=reader.tokenizer.unk_token or "", data_dir=setting.data_dir
+        )
+        statistics, contents = survey(
+            reader, Corpus(examples), SurveyConfig(max_length=LENGTH, frequency=ranks),
+            setting.folder.parent / f"bert-{digest(config)}" / f"seed-{seed}", groups=GROUPS,
+            progress=partial(_progress, setting, number),
+        )  # fmt: skip
+        made.append(statistics.tables())
+    where = config.file or "wikitext-2"
+    counted = "the authors' counts" if ranks and config.frequency is None else ranks or "counts of these sequences"
+    remarks = (
+        f"{reader.name}, {sequences} sequences of {where} a seed ({contents.tokens:,} tokens in the last). "
+        f"Frequency ranks from {counted}. Layers and heads are counted from 0.",
+    )
+    return Found(made, tags, remarks)
+
+
+def table1(setting: Setting) -> Findings:
+    """Mean, deviation, CV, greatest and least ‖f(x)‖ of the heads with the greatest and the least CV, and the mean."""
+
+    def dispersion(row: int, column: str) -> Callable[[Tables], float]:
+        return lambda tables: extremes(tables["heads"])[column][row]
+
+    columns = {"norm_mean": "mean", "norm_sd": "sd", "norm_cv": "CV", "norm_max": "max", "norm_min": "min"}
+    published = {
+        "head of greatest CV": (4.26, 1.59, 0.37, 12.66, 0.96),
+        "head of least CV": (4.00, 0.50, 0.12, 6.15, 1.35),
+        "mean over heads": (5.15, 1.17, 0.22),
+    }
+    measures = [
+        Measure(row, columns[column], dispersion(n, column), value)
+        for n, (row, values) in enumerate(published.items())
+        for column, value in zip(columns, values, strict=False)
+    ]
+    found = surveyed(setting)
+    return Findings(found.cells("table1", measures), remarks=found.remarks)
+
+
+def figure3(setting: Setting) -> Findings:
+    """What each category gets, in the mean over heads; the greatest, or of others the least, over layers."""
+
+    def by_layer(tables: Tables, category: str, column: str) -> pd.Series:
+        part = tables["categories"]
+        return part[part["category"] == category].groupby("layer")[column].mean()
+
+    def most(category: str, column: str) -> Callable[[Tables], float]:
+        return lambda tables: by_layer(tables, category, column).max()
+
+    def drop(category: str) -> Callable[[Tables], float]:
+        """From its share of the weight to its share of the norms, in the layer where it has most weight."""
+
+        def measured(tables: Tables) -> float:
+            weight = by_layer(tables, category, "weight_share")
+            norm = sum(by_layer(tables, name, "norm_sum") for name in (*GROUPS, "other"))
+            return weight.max() - (by_layer(tables, category, "norm_sum") / norm)[weight.idxmax()]
+
+        return measured
+
+    weight, norm = "greatest Σ α of a layer", "greatest Σ ‖αf‖ of a layer"
+    measures = [
+        Measure("[CLS]", weight, most("[CLS]", "weight_share"), 0.26, note=READ_OFF),
+        Measure("[SEP]", weight, most("[SEP]", "weight_share"), 0.60, note=READ_OFF),
+        Measure("comma, period", weight, most("comma, period", "weight_share"), 0.55, note=READ_OFF),
+        Measure("[CLS]", norm, most("[CLS]", "norm_sum"), published_interval=(0.0, 0.45), note=READ_OFF),
+        Measure("[SEP]", norm, most("[SEP]", "norm_sum"), published_interval=(0.0, 0.2), note=READ_OFF),
+        Measure("comma, period", norm, most("comma, period", "norm_sum"), published_interval=(0.0, 0.4), note=READ_OFF),
+        Measure("other", norm, most("other", "norm_sum"), 3.4, note=READ_OFF),
+    ]
+    less = "its share by weight − by norm, where it has most weight"
+    measures += [Measure(name, less, drop(name), sign=1) for name in GROUPS]
+    found = surveyed(setting)
+    figures = {}
+    if found.tables:
+        says = "by weight, [CLS], [SEP], commas and periods against all other tokens; by norm, the same"
+        figures["categories"] = (category_lines(found.mean("categories", ["kind", "layer", "head", "category"])), says)
+    return Findings(found.cells("figure3", measures), figures, found.remarks)
+
+
+def table2(setting: Setting) -> Findings:
+    """Spearman's ρ of α and ‖f(x)‖ over all pairs, by the category of the key."""
+
+    def rho(category: str) -> Callable[[Tables], float]:
+        return lambda tables: tables["spearman"].set_index("category")["spearman"][category]
+
+    published = {"[CLS]": -0.34, "[SEP]": -0.69, "comma, period": -0.25, "other": -0.06}
+    measures = [Measure(name, "Spearman's ρ", rho(name), value, sign=-1) for name, value in published.items()]
+    found = surveyed(setting)
+    bound = max((tables["spearman"]["error_bound"].max() for tables in found.tables), default=0.0)
+    remarks = found.remarks + (
+        (f"Numbers are binned; each ρ is right to {bound:.4f} or better.",) if found.tables else ()
+    )
+    return Findings(found.cells("table2", measures), remarks=remarks)
+
+
+def figure4(setting: Setting) -> Findings:
+    """Heads that give [SEP] much weight have short vectors for it: Spearman's ρ over heads."""
+
+    def over_heads(tables: Tables) -> float:
+        part = tables["categories"]
+        part = part[part["category"] == "[SEP]"]
+        return spearmanr(part["weight_share"], part["norm_mean"]).statistic
+
+    column = "Spearman's ρ of weight and mean ‖f‖ over heads"
+    found = surveyed(setting)
+    figures = {}
+    if found.tables:
+        mean = found.mean("categories", ["kind", "layer", "head", "category"])
+        figures["heads"] = (head_maps(mean, "[SEP]"), "weight on [SEP] and the mean norm of its vectors, head by head")
+    cells = found.cells("figure4", [Measure("[SEP]", column, over_heads, sign=-1, note="the paper shows a map")])
+    return Findings(cells, figures, found.remarks)
+
+
+def frequency(setting: Setting) -> Findings:
+    """Spearman's ρ of a token's frequency rank with its ‖f(x)‖ and with its α, averaged over heads and layers."""
+
+    def rho(of: str) -> Callable[[Tables], float]:
+        return lambda tables: tables["frequency"].set_index("of")["spearman"][of]
+
+    measures = [
+        Measure("rank, ‖f(x)‖", "Spearman's ρ", rho("norm"), 0.75, sign=1),
+        Measure("rank, α", "Spearman's ρ", rho("weight"), 0.06),
+        Measure("‖f(x)‖ − α", "Spearman's ρ", lambda t: rho("norm")(t) - rho("weight")(t), 0.69, sign=1),
+    ]
+    found = surveyed(setting)
+    return Findings(found.cells("frequency", measures), remarks=found.remarks)
+
+
+def _progress(setting: Setting, before: int, done: int, total: int, what: str) -> None:
+    setting.progress(before * total + done, len(setting.seeds) * total, what)
+
+
+def _check(reader: Any) -> None:
+    if not isinstance(reader, PretrainedReader) or reader.two_sided or "[SEP]" not in reader.sides["source"].pieces:
+        raise ValueError(f"{reader.name} does not read [CLS] p1 [SEP] p2 [SEP]: model= must be an encoder such as BERT")
+
+
+def _published_ranks(reader: Any, data_dir: str | None) -> str | None:
+    """The authors' file of counts, where it is at hand and the vocabulary is BERT's."""
+    pieces = reader.sides["source"].pieces
+    if len(pieces) < 1997 or (pieces[1996], pieces[1012]) != ("the", "."):
+        return None
+    root = data_dir or os.environ.get("ATTNLAB_DATA")
+    places = [Path(root) / "bert-frequency" / f"rank_count_ids.txt{end}" for end in ("", ".gz")] if root else []
+    return next((str(path) for path in places if path.exists()), None)

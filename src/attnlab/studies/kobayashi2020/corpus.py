@@ -1,0 +1,109 @@
+"""The texts of the alignment items: what translators are trained on, and sentence pairs aligned by hand.
+
+At full scale Europarl, German–English, as the authors prepare it: tokenised by Moses, in lower case, without the pairs
+of which a side is in the gold set. They have the whole of Europarl v7; here it is a part of 160,000 pairs. The 508 gold
+pairs (Vilar et al. 2006) are fed as they are. At the other scales an artificial language pair with known alignments.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnlab.studies.study import Setting
+from attnlab.tasks.fetch import obtain
+from attnlab.tasks.links import Gold, read_gold
+from attnlab.tasks.parallel import parallel_text
+from attnlab.tasks.sources import NamedSet
+from attnlab.tasks.synthetic import Synthetic, SyntheticConfig
+from attnlab.tasks.task import TaskConfig
+from attnlab.tasks.text import Pairs, moses, read_parallel, write_atomically
+from attnlab.tasks.translation import TranslationConfig
+
+LANGUAGES = ("de", "en")
+GOLD = NamedSet(
+    "gold-alignments", "alignment", "non-commercial",
+    "https://www-i6.informatik.rwth-aachen.de/goldAlignment", "gold-alignments/de-en",
+    steps="ask for the German–English gold alignment of RWTH Aachen (Vilar et al. 2006) as de-en.de, de-en.en and "
+    "de-en.talp, lower-cased and tokenised",
+)  # fmt: skip
+ABOUT = "about.json"
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """Training text as a task reads it, and sentences in words with their gold links."""
+
+    task: str
+    data: TaskConfig
+    source: list[list[str]]
+    target: list[list[str]]
+    gold: Gold
+    remark: str
+
+
+def lexicon(examples: int) -> Corpus:
+    """The artificial language pair of `attnlab train synthetic`; its test part is aligned."""
+    config = SyntheticConfig(data="lexicon", examples=examples)
+    task = Synthetic(config)
+    links = task.alignments("test")
+    source, target = ([line.split() for line in lines] for lines in (task.sources("test"), task.references("test")))
+    remark = f"An artificial language pair, {examples:,} training pairs, {len(links)} test pairs with known links."
+    return Corpus("synthetic", config, source, target, Gold(links, links), remark)
+
+
+def europarl(setting: Setting) -> Corpus:
+    """Europarl prepared once for all items of a results folder."""
+    gold = [obtain(GOLD, f"de-en.{name}", setting.data_dir) for name in (*LANGUAGES, "talp")]
+    lines = read_parallel(gold[0], gold[1])
+    source, target = ([line.split() for line in side] for side in lines)
+    folder = setting.folder.parent / "europarl-de-en"
+    if not (folder / ABOUT).exists():
+        _prepare(folder, [set(side) for side in lines], setting)
+    about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+    files = {part: [str(folder / f"{part}.{language}") for language in LANGUAGES] for part in PARTS}
+    config = TranslationConfig(
+        src=files["train"][0], tgt=files["train"][1], valid_src=files["valid"][0], valid_tgt=files["valid"][1],
+        test_src=files["test"][0], test_tgt=files["test"][1], pair="de-en", subwords="bpe", vocabulary=10_000,
+        joint=False, max_length=256, too_long="skip",
+    )  # fmt: skip
+    lengths = [(len(x), len(y)) for x, y in zip(source, target, strict=True)]
+    remark = (
+        f"Europarl, {about['pairs']:,} training pairs after removing {about['removed']} with a side in the gold set; "
+        f"{len(lengths)} gold pairs."
+    )
+    return Corpus("translation", config, source, target, read_gold(gold[2], lengths), remark)
+
+
+PARTS = ("train", "valid", "test")
+
+
+def training_pairs(corpus: Corpus, most: int | None = None) -> tuple[list[list[str]], list[list[str]]]:
+    """The first training pairs, in words."""
+    if isinstance(corpus.data, TranslationConfig):
+        lines = read_parallel(Path(corpus.data.src or ""), Path(corpus.data.tgt or ""))
+    else:
+        task = Synthetic(corpus.data)  # type: ignore[arg-type]
+        lines = task.sources("train"), task.references("train")
+    return [line.split() for line in lines[0][:most]], [line.split() for line in lines[1][:most]]
+
+
+def _prepare(folder: Path, gold: list[set[str]], setting: Setting) -> None:
+    text = parallel_text(TranslationConfig(data="europarl", pair="-".join(LANGUAGES), data_dir=setting.data_dir))
+    about = {"removed": 0, "pairs": 0}
+    for number, part in enumerate(PARTS):
+        setting.progress(number, len(PARTS), f"tokenising {part}")
+        pairs = _tokenised(text.read(part))
+        kept = [(x, y) for x, y in pairs if part != "train" or (x not in gold[0] and y not in gold[1])]
+        if part == "train":
+            about = {"removed": len(pairs) - len(kept), "pairs": len(kept)}
+        for side, language in enumerate(LANGUAGES):
+            written = "".join(f"{pair[side]}\n" for pair in kept)
+            write_atomically(folder / f"{part}.{language}", written.encode())
+    write_atomically(folder / ABOUT, (json.dumps(about) + "\n").encode())
+
+
+def _tokenised(pairs: Pairs) -> list[tuple[str, str]]:
+    """In lower case, without pairs of which a side is empty."""
+    sides = [[*map(moses(language)[0], side)] for language, side in zip(LANGUAGES, pairs, strict=True)]
+    made = ((x.strip().lower(), y.strip().lower()) for x, y in zip(*sides, strict=True))
+    return [(x, y) for x, y in made if x and y]

@@ -1,0 +1,64 @@
+"""IBM Model 1 on the text of the alignment item, with and without a preference for the diagonal: no attention at all.
+
+It learns from the training pairs and, as is usual with such models, from the gold pairs' text too; not from their
+links. Seeds make no difference to it.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from attnlab.aligning.ibm1 import FILE, WordModel, folder_name
+from attnlab.analysis.alignment import counted, rate
+from attnlab.analysis.symmetrise import SYMMETRISATIONS, Links
+from attnlab.studies.claims import Cell
+from attnlab.studies.kobayashi2020.corpus import Corpus, europarl, lexicon, training_pairs
+from attnlab.studies.study import Findings, Setting
+
+ITEM = "alignment-ibm1"
+MODELS = {"IBM Model 1": False, "IBM Model 1, diagonal": True}
+ELSEWHERE = {"fast_align": 28.4, "GIZA++": 21.0}  # German to English, as the paper quotes them
+AHEAD, BACK = "source → target", "target → source"
+REASON = "another program; its published figure, from the whole of Europarl v7, is here for comparison"
+
+
+def ibm1(setting: Setting) -> Findings:
+    """The item: AER in both directions, and of the two together."""
+    try:
+        corpus = lexicon(5_000) if setting.scale == "smoke" else europarl(setting)
+    except OSError as error:
+        reason = " ".join(str(error).split())
+        return Findings([Cell(item=ITEM, row=row, column=AHEAD, not_run=reason) for row in MODELS])
+    most = setting.at(smoke=None, small=20_000, full=None)
+    text = training_pairs(corpus, most)
+    text = text[0] + corpus.source, text[1] + corpus.target
+    cells = [cell for row, diagonal in MODELS.items() for cell in _cells(row, diagonal, text, corpus, setting)]
+    cells += [
+        Cell(item=ITEM, row=name, column=AHEAD, published=published, not_run=REASON)
+        for name, published in ELSEWHERE.items()
+    ]
+    return Findings(cells, remarks=(corpus.remark, f"Trained on {len(text[0]):,} pairs, those of the gold set too."))
+
+
+Text = tuple[list[list[str]], list[list[str]]]
+
+
+def _cells(row: str, diagonal: bool, text: Text, corpus: Corpus, setting: Setting) -> Iterator[Cell]:
+    ahead = _fitted(text, diagonal, setting).align(corpus.source, corpus.target).links()
+    back = _fitted((text[1], text[0]), diagonal, setting).align(corpus.target, corpus.source).links()
+    turned = [frozenset((source, target) for target, source in links) for links in back]
+    directions: dict[str, Sequence[Links]] = {AHEAD: ahead, BACK: turned}
+    for name, join in SYMMETRISATIONS.items():
+        directions[name] = [join(a, b) for a, b in zip(ahead, turned, strict=True)]
+    tags = ("other data",) if setting.scale == "full" else ("other data", "smaller scale")
+    for column, links in directions.items():
+        error = 100 * rate("aer", counted(links, corpus.gold.sure, corpus.gold.possible))
+        yield Cell(item=ITEM, row=row, column=column, values=(error,), exact=True, tags=tags)
+
+
+def _fitted(text: Text, diagonal: bool, setting: Setting) -> WordModel:
+    """Trained, or read from where an earlier run of the item left it."""
+    folder: Path = setting.folder.parent / "runs" / folder_name(*text, diagonal=diagonal)
+    if not (folder / FILE).is_file():
+        setting.progress(0, 1, f"IBM Model 1 on {len(text[0]):,} pairs{', diagonal' if diagonal else ''}")
+        WordModel.train(*text, diagonal=diagonal).save(folder)
+    return WordModel.load(folder)

@@ -1,0 +1,83 @@
+"""A.1: does the attention that would have been best go where β is largest? The additive translator on Multi30k.
+
+    p_t = σ(W(c_t + s_t)) = σ(Σ_l α_{t,l} γ_{t,l})            eq. 32, 33; γ_{t,l}: the logits of position l alone
+    α^opt = argmin over the simplex of −log p_t(y_t)          convex, each with a proof (analysis/optimal.py)
+
+A(α^opt, β), and the BLEU of this model beside that of eq. 2, on validation, each where its BLEU is best; per cent.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnlab.analysis.agreement import random_baseline
+from attnlab.analysis.optimal import optimal_attention
+from attnlab.models.model import Model
+from attnlab.models.probe import beta, gamma
+from attnlab.studies.claims import Cell, contrast
+from attnlab.studies.snell2021.corpora import MULTI
+from attnlab.studies.snell2021.measures import ROWS, Pooled, measure, seen
+from attnlab.studies.snell2021.performance import Performance
+from attnlab.studies.snell2021.published import TABLE6
+from attnlab.studies.snell2021.trials import Curves, Field, Trial, append
+from attnlab.studies.study import Findings, Setting
+from attnlab.tasks.task import PAD, Batch
+
+ITEM = "a1"
+
+
+def a1(setting: Setting) -> Findings:
+    """The item."""
+    field = Field(MULTI, setting)
+    reason = field.why_not()
+    trials = [] if reason else [Trial(field, seed) for seed in setting.seeds]
+    found = [trial.curves("additive", optimal_agreement) for trial in trials]
+    concatenated = [max(trial.curves("A", measure)["valid/bleu"]) for trial in trials]
+
+    def cell(row: str, column: str, published: float, values: list[float]) -> Cell:
+        about: dict[str, Any] = {"item": ITEM, "row": row, "column": column, "tags": field.tags, "not_run": reason}
+        return Cell(published=published, values=tuple(values), **about)
+
+    additive = "additive model, eq. 32"
+    agreed = cell(additive, "A(α^opt, β)", 53.0, [each["agreement"][0] for each in found])
+    chance = cell(additive, "Â", TABLE6["Multi30k"]["Â"].value, [each["chance"][0] for each in found])
+    cells = [
+        agreed,
+        chance,
+        contrast(agreed, chance),
+        cell(additive, "BLEU", 38.2, [max(each["valid/bleu"]) for each in found]),
+        cell("model of eq. 2", "BLEU", 37.9, concatenated),
+    ]
+    return Findings(cells, remarks=(" ".join((__doc__ or "").split("\n\n")[2].split()),))
+
+
+def optimal_agreement(trial: Trial, role: str) -> Curves:
+    """How good the model gets and, where its BLEU is best, A(α^opt, β) with its chance; per cent."""
+    field = trial.field
+    performance = Performance(field, parts=("valid",))
+    curves: Curves = {}
+    for _, model in trial.checkpoints(role):
+        append(curves, performance(model))
+    bleu = curves["valid/bleu"]
+    best = field.steps[bleu.index(max(bleu))]
+    model, pooled, lengths = trial.model(role, best), Pooled(kendall=False), []
+    for batch in field.batches["valid"]:
+        for u, v, mask in optimal_rows(model, batch):
+            pooled.add(u, v, mask)
+            lengths.append(mask.sum(-1))
+    chance = 100.0 * float(random_baseline(torch.cat(lengths)))
+    return curves | {"references": [float(best)], "agreement": [pooled.means()["agreement"]], "chance": [chance]}
+
+
+def optimal_rows(model: Model, batch: Batch) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """α^opt, β and the mask of the words at each target position, (words,l) each."""
+    probes, mask = beta(model, batch.inputs, batch.targets, rows=ROWS), seen(batch)  # (b,t,l)
+    made = []
+    for position, targets in enumerate(batch.targets.unbind(1)):
+        real = targets != PAD
+        logits = gamma(model, batch.inputs, position=position)[real]  # (words,l,vocabulary)
+        places = mask[real, position]
+        best = optimal_attention(logits, targets[real], mask=places).weights
+        made.append((best, probes[real, position], places))
+    return made

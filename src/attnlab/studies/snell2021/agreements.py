@@ -1,0 +1,179 @@
+"""Tables 2–8: how far attention, the probes β, β^uf and β^px, and the saliency Δ agree (Snell et al. 2021, §3, A.4).
+
+    table   agreement    p̂                on             table   agreement    p̂          on
+    2, 5    A            accuracy          validation     6       A            BLEU       validation
+    3       Kendall τ_b  accuracy          validation     7       A            accuracy   training
+    4       Kendall τ_b  BLEU              validation     8       A            BLEU       training
+
+Every number is a per cent. The columns are taken as the authors took them: α of A where A does best by p̂; of β^uf, and
+of β, which is B's, the checkpoint that agrees best; Â by shuffling α̂. Where that differs from what the paper says, a
+column beside it has what it says:
+
+    A(β^uf, β^px)   the authors let β^px choose the position and β^uf judge it, and their proxy learns to predict <s>
+                    and padding too                                              beside it: as defined
+    A(Δ, β^uf)      in the released code Δ of a classifier has its sign reversed; the numbers are from before
+                                                                                 beside it: −Δ
+    A(α, β)         α and β are of two random starts                             beside it: of A alone, at its best
+
+Table 5 is Table 2 with two decimals and more rows, so that they are one item.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
+from typing import Literal
+
+import numpy as np
+
+from attnlab.analysis.agreement import contextualised
+from attnlab.studies.claims import Cell, contrast
+from attnlab.studies.snell2021 import published
+from attnlab.studies.snell2021.corpora import CORPORA, Corpus
+from attnlab.studies.snell2021.measures import measure, reference
+from attnlab.studies.snell2021.published import AGREEMENTS, CONTEXTS, Printed
+from attnlab.studies.snell2021.trials import Curves, Field, Trial
+from attnlab.studies.study import Findings, Setting
+
+CHANCE, BEST = AGREEMENTS[-1], CONTEXTS[-1]
+DEFINED, NEGATED, ONE = "A(β^uf, β^px), as defined", "A(−Δ, β^uf)", "A(α, β), of one model"
+CORRECTED = {"A(β^uf, β^px)": DEFINED, "A(Δ, β^uf)": NEGATED, "A(α, β)": ONE}
+NOTES = {
+    "A(β^uf, β^px)": "β^px chooses the position and β^uf judges it, and the proxy learns to predict <s> and padding, "
+    "as in the authors' code",
+    DEFINED: "β^uf chooses and β^px judges; the proxy is that of eq. 5, without padding",
+    NEGATED: "the sign of Δ in the released code, which the published number cannot have had",
+    "A(α, β)": "α of one random start, β of another, the checkpoint that agrees best, as in the authors' code",
+    ONE: "α and β of the same model at its best checkpoint",
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How two scores are compared, what a model is judged by, and on which part."""
+
+    metric: Literal["agreement", "kendall"]
+    judged_by: Literal["accuracy", "bleu"]
+    part: Literal["valid", "train"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """The columns of a row with one seed, and those ξ for which agreement of two starts was never enough."""
+
+    values: Mapping[str, float]
+    starred: frozenset[str]
+
+
+TABLES: Mapping[str, tuple[Reading, Mapping[str, Mapping[str, Printed]]]] = {
+    "table2": (Reading("agreement", "accuracy", "valid"), published.TABLE5),
+    "table3": (Reading("kendall", "accuracy", "valid"), published.TABLE3),
+    "table4": (Reading("kendall", "bleu", "valid"), published.TABLE4),
+    "table6": (Reading("agreement", "bleu", "valid"), published.TABLE6),
+    "table7": (Reading("agreement", "accuracy", "train"), published.TABLE7),
+    "table8": (Reading("agreement", "bleu", "train"), published.TABLE8),
+}
+
+
+def table(name: str, setting: Setting) -> Findings:
+    """The item of a table: every row that this scale has."""
+    reading, printed = TABLES[name]
+    cells: list[Cell] = []
+    for corpus in (corpus for corpus in CORPORA if corpus.published in printed):
+        field = Field(corpus, setting)
+        reason = field.why_not()
+        found = [] if reason else [read(Trial(field, seed), reading) for seed in setting.seeds]
+        row = list(_row(name, field, printed[corpus.published], found, reason))
+        cells += row
+        if name == "table2":
+            cells += _above_chance(row)
+    return Findings(cells, remarks=(_remark(reading), cost(setting)))
+
+
+table2, table3, table4, table6, table7, table8 = (partial(table, name) for name in TABLES)
+
+
+def read(trial: Trial, reading: Reading) -> Found:
+    """A row's columns from the curves of a trial, whose models are trained and measured where they were not yet."""
+    part, judged_by = reading.part, reading.judged_by
+    gold, uniform = (trial.curves(role, measure) for role in ("A", "uniform"))
+    others = [trial.curves(role, measure) for role in trial.field.size.comparisons]
+    best = reference(trial, part, judged_by)
+
+    def curve(curves: Curves, pair: str) -> list[float]:
+        return curves[f"{part}/{best}/{pair}/{reading.metric}"]
+
+    pairs = {"A(α, β^uf)": "probe", "A(β^uf, β^px)": "proxy", "A(Δ, β^uf)": "saliency", DEFINED: "equation"}
+    found = {column: max(curve(uniform, pair)) for column, pair in pairs.items()}
+    found |= {"A(α, β)": max(curve(others[0], "probe")), ONE: curve(gold, "own")[0]}
+    found |= {CHANCE: fmean(fmean(curve(other, "chance")) for other in others)}
+    if not trial.field.corpus.translates:
+        found[NEGATED] = max(curve(uniform, "negated"))
+    between_starts = np.mean([curve(other, "attention") for other in others], axis=0).tolist()
+    performance = np.mean([other[f"{part}/{judged_by}"] for other in others], axis=0).tolist()
+    found[BEST] = max(gold[f"{part}/{judged_by}"])
+    starred = set()
+    for column, context in zip(AGREEMENTS[:-1], CONTEXTS[:-1], strict=True):
+        reached = contextualised(between_starts, performance, found[column])
+        found[context] = found[BEST] if reached is None else reached
+        starred |= {context} if reached is None else set()
+    return Found(found, frozenset(starred))
+
+
+def cost(setting: Setting) -> str:
+    """What the runs of Tables 2–8 are at full scale, beside what those of this scale took."""
+    updates = {corpus: len(_roles(corpus)) * corpus.measured_at[-1] for corpus in CORPORA}
+    full = "; ".join(f"{corpus.row} {count / 1e3:,.0f}" for corpus, count in updates.items())
+    taken = [_spent(Field(corpus, setting), setting) for corpus in CORPORA]
+    done, trained, measured = (sum(each) for each in zip(*taken, strict=True))
+    return (
+        f"At full scale the models of one seed take so many thousand updates: {full}. "
+        f"Here {done:,} updates took {trained:,.0f} s, and measuring what they made {measured:,.0f} s."
+    )
+
+
+def _roles(corpus: Corpus) -> tuple[str, ...]:
+    return ("A", *corpus.size("full").comparisons, "uniform")
+
+
+def _spent(field: Field, setting: Setting) -> tuple[int, float, float]:
+    """Updates and seconds of the runs that are there."""
+    found = [Trial(field, seed).known(role) for seed in setting.seeds for role in _roles(field.corpus)]
+    times = [curves["seconds"] for curves in found if curves]
+    return len(times) * field.steps[-1], sum(time[0] for time in times), sum(time[1] for time in times)
+
+
+def _row(item: str, field: Field, printed: Mapping[str, Printed], found: list[Found], reason: str) -> Iterator[Cell]:
+    for column, print_ in printed.items():
+        for name in (column, CORRECTED.get(column, "")):
+            if not name or (name == NEGATED and field.corpus.translates):
+                continue
+            stars = sum(name in each.starred for each in found)
+            said = f"{stars} of {len(found)} seeds never agree so well, and count as ξ*" if stars else ""
+            yield Cell(
+                item=item,
+                row=field.corpus.row,
+                column=name,
+                published=print_.value,
+                values=tuple(each.values[name] for each in found),
+                tags=(*field.tags, "erratum") if name in NOTES else field.tags,
+                note=said or NOTES.get(name, ""),
+                not_run=reason,
+            )
+
+
+def _above_chance(row: list[Cell]) -> Iterator[Cell]:
+    """What §3.2 says of each row: every agreement is above chance."""
+    by_name = {cell.column: cell for cell in row}
+    for column in AGREEMENTS[:-1]:
+        yield contrast(by_name[column], by_name[CHANCE])
+
+
+def _remark(reading: Reading) -> str:
+    metric = {"agreement": "A, eq. 10", "kendall": "Kendall's τ_b"}[reading.metric]
+    part = {"valid": "validation", "train": "training examples, as many as of validation"}[reading.part]
+    judged = {"accuracy": "accuracy", "bleu": "BLEU"}[reading.judged_by]
+    return (
+        f"Agreement is {metric}, performance is {judged}, on {part}, all in per cent. Of β^uf and β it is that of the "
+        "checkpoint that agrees best, as in the paper; fig2 has the last one beside it."
+    )

@@ -1,0 +1,49 @@
+"""Table 10 (A.6): attention cannot be learnt where β is not.
+
+    α^fr    attention of a classifier of which all but the attention stays as it was drawn
+    β^uf    probe of a classifier of which all but the attention is trained
+
+A(α, α^fr) and A(α, β^uf), each at the checkpoint that agrees best, on validation, in per cent. By the paper's claim the
+first is below the second on every data set: lexical knowledge is learnt without attention, but not the other way round.
+"""
+
+from attnlab.studies.claims import Cell, contrast
+from attnlab.studies.snell2021.corpora import CORPORA
+from attnlab.studies.snell2021.measures import measure, reference
+from attnlab.studies.snell2021.published import TABLE10
+from attnlab.studies.snell2021.trials import Field, Trial
+from attnlab.studies.study import Findings, Setting
+
+ITEM = "table10"
+COLUMNS = {"A(α, α^fr)": ("frozen", "attention"), "A(α, β^uf)": ("uniform", "probe")}
+
+
+def table10(setting: Setting) -> Findings:
+    """The item: both columns and their difference, of every classification set that this scale has."""
+    cells: list[Cell] = []
+    for corpus in (corpus for corpus in CORPORA if corpus.published in TABLE10):
+        field = Field(corpus, setting)
+        reason = field.why_not()
+        found = [] if reason else [_columns(Trial(field, seed)) for seed in setting.seeds]
+        pair = [
+            Cell(
+                item=ITEM,
+                row=corpus.row,
+                column=column,
+                published=printed,
+                values=tuple(each[column] for each in found),
+                tags=field.tags,
+                not_run=reason,
+            )
+            for column, printed in zip(COLUMNS, TABLE10[corpus.published], strict=True)
+        ]
+        cells += [*pair, contrast(*pair)]
+    return Findings(cells, remarks=(" ".join((__doc__ or "").split("\n\n")[2].split()),))
+
+
+def _columns(trial: Trial) -> dict[str, float]:
+    gold = reference(trial, "valid", "accuracy")
+    return {
+        column: max(trial.curves(role, measure)[f"valid/{gold}/{pair}/agreement"])
+        for column, (role, pair) in COLUMNS.items()
+    }

@@ -1,0 +1,206 @@
+"""How well the scores of two models agree, checkpoint by checkpoint (Snell et al. 2021, §3.1–3.2, §5.1).
+
+Of a part of the data (valid, or as many training examples) and of every checkpoint τ of a role:
+
+    PART/accuracy, PART/bleu                      how good the model is, in per cent
+    PART/REFERENCE/PAIR/agreement, …/kendall      the mean of A(u, v), of τ_b, over all target words, in per cent
+
+A reference is A after so many updates: those that do best by accuracy, and by BLEU, on the part. The pairs (u, v) are
+
+    attention   α of A, α̂(τ)                 of B … F and frozen
+    chance      α of A, α̂(τ) shuffled        of B … F and frozen
+    probe       α of A, β(τ)                  of B, and of uniform, where it is β^uf
+    saliency    Δ of A, β^uf(τ)               of uniform;   negated   −Δ of A, β^uf(τ)
+    proxy       β^px, β^uf(τ)                 of uniform, with the proxy that the authors trained
+    equation    β^uf(τ), β^px                 of uniform, with the proxy of eq. 5
+
+and of A itself, at each reference, own: α, β. What is held are the scores of A at its references, a number for each
+target and source position that is measured; of any other model no more than a batch.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attnlab.analysis.agreement import agreement, kendall, shuffled
+from attnlab.models.model import Model
+from attnlab.models.probe import beta, saliency
+from attnlab.models.proxy import Proxy, train_proxy
+from attnlab.models.watch import record
+from attnlab.studies.snell2021.performance import Performance
+from attnlab.studies.snell2021.trials import PARTS, Curves, Field, Trial, append
+from attnlab.tasks.task import PAD, Batch
+
+ROWS = 8192  # pairs (target, position) that β is computed of at once
+PROXY_WIDTH = 256
+
+Scores = dict[str, Tensor]  # (words,positions) each: a row for every target word of a batch
+Pairs = dict[str, tuple[Tensor, Tensor]]
+References = dict[int, list[Scores]]  # by updates of A, for each batch
+
+
+def measure(trial: Trial, role: str) -> Curves:
+    """What is known of a role once all its checkpoints were looked at."""
+    performance = Performance(trial.field)
+    if role == "A":
+        return _best(trial, performance)
+    references = {part: _references(trial, part) for part in PARTS}
+    if role == "uniform":
+        _add_probes(trial, references)
+    curves: Curves = {}
+    for _, model in trial.checkpoints(role):
+        found = performance(model) if role != "uniform" else {}
+        for part in PARTS:
+            found |= _compared(trial, role, part, model, references[part])
+        append(curves, found)
+    return curves
+
+
+def reference(trial: Trial, part: str, judged_by: str) -> int:
+    """After how many updates A does best on a part, by accuracy or BLEU; the first such."""
+    return _first_best(trial, trial.curves("A", measure), part, judged_by)
+
+
+def seen(batch: Batch) -> Tensor:
+    """Where neither the target nor the source position is padding, (b,t,l); a text has one target, its class."""
+    source = (batch.inputs[0] != PAD).unsqueeze(1)
+    return source if batch.targets.dim() == 1 else source & (batch.targets != PAD).unsqueeze(-1)
+
+
+def rows(scores: Tensor, batch: Batch) -> Tensor:
+    """Scores (b,t,l) of the batch's target words, (words,l)."""
+    return scores[seen(batch).any(-1)]
+
+
+def attention(model: Model, batch: Batch) -> Tensor:
+    """α, (words,l)."""
+    return rows(record(model, batch.inputs).kind("cross")[-1].weights.mean(1), batch)
+
+
+def probe(model: Model, batch: Batch) -> Tensor:
+    """β, (words,l)."""
+    return rows(beta(model, batch.inputs, batch.targets, rows=ROWS), batch)
+
+
+@dataclass
+class Pooled:
+    """The means over words of A, and of τ_b where asked for, which takes l² comparisons a word; batch by batch."""
+
+    kendall: bool
+    held: int = 0
+    words: int = 0
+    tau: float = 0.0
+    ordered: int = 0  # words of which neither score is constant
+
+    def add(self, u: Tensor, v: Tensor, mask: Tensor) -> None:
+        """u, v, mask (words,l)."""
+        self.held += int(agreement(u, v, mask=mask).sum())
+        self.words += len(u)
+        if self.kendall:
+            tau = kendall(u, v, mask)
+            self.tau += float(tau.nansum())
+            self.ordered += int((~tau.isnan()).sum())
+
+    def means(self) -> dict[str, float]:
+        """In per cent; τ_b is 0 where no word could be ordered."""
+        found = {"agreement": 100.0 * self.held / self.words}
+        return found | ({"kendall": 100.0 * self.tau / max(1, self.ordered)} if self.kendall else {})
+
+
+def _best(trial: Trial, performance: Performance) -> Curves:
+    """How A gets better, its references, and how its own probe agrees with its attention there."""
+    curves: Curves = {}
+    for _, model in trial.checkpoints("A"):
+        append(curves, performance(model))
+    chosen = {part: {_first_best(trial, curves, part, by) for by in performance.names} for part in PARTS}
+    for part, steps in chosen.items():
+        for step in sorted(steps):
+            pooled, model = Pooled(part == "valid"), trial.model("A", step)
+            for batch in trial.field.batches[part]:
+                pooled.add(attention(model, batch), probe(model, batch), rows(seen(batch), batch))
+            curves |= {f"{part}/{step}/own/{name}": [value] for name, value in pooled.means().items()}
+    return curves | {"references": sorted(float(step) for step in set.union(*chosen.values()))}
+
+
+def _first_best(trial: Trial, curves: Curves, part: str, judged_by: str) -> int:
+    curve = curves[f"{part}/{judged_by}"]
+    return trial.field.steps[curve.index(max(curve))]
+
+
+def _references(trial: Trial, part: str) -> References:
+    """α of A at its references."""
+    steps = {reference(trial, part, by) for by in Performance(trial.field).names}
+    models = {step: trial.model("A", step) for step in sorted(steps)}
+    return {
+        step: [{"attention": attention(model, batch)} for batch in trial.field.batches[part]]
+        for step, model in models.items()
+    }
+
+
+def _add_probes(trial: Trial, references: dict[str, References]) -> None:
+    """Put Δ of A, and β^px of both proxies, beside its α."""
+    printed, equation = (_proxy(trial.field, trial.seed, authors=authors) for authors in (True, False))
+    for part, steps in references.items():
+        for step, scores in steps.items():
+            model = trial.model("A", step)
+            for batch, own in zip(trial.field.batches[part], scores, strict=True):
+                own["saliency"] = rows(saliency(model, batch.inputs, batch.targets), batch)
+                own["proxy"], own["equation"] = (_word_scores(proxy, batch) for proxy in (printed, equation))
+
+
+def _compared(trial: Trial, role: str, part: str, model: Model, references: References) -> dict[str, float]:
+    pooled: dict[str, Pooled] = {}
+    for number, batch in enumerate(trial.field.batches[part]):
+        mask = rows(seen(batch), batch)
+        own = _own(role, model, batch)
+        for step, scores in references.items():
+            for name, (u, v) in _pairs(own, scores[number], mask, seed=trial.seed + number).items():
+                pooled.setdefault(f"{part}/{step}/{name}", Pooled(part == "valid")).add(u, v, mask)
+    return {f"{name}/{metric}": x for name, mean in pooled.items() for metric, x in mean.means().items()}
+
+
+def _own(role: str, model: Model, batch: Batch) -> Scores:
+    scores = {} if role == "uniform" else {"attention": attention(model, batch)}
+    return scores | {"probe": probe(model, batch)} if role in ("B", "uniform") else scores
+
+
+def _pairs(own: Scores, gold: Scores, mask: Tensor, *, seed: int) -> Pairs:
+    """What is compared: the scores that a model has, with those of A."""
+    pairs: Pairs = {}
+    if "attention" in own:
+        alpha = own["attention"]
+        pairs |= {"attention": (gold["attention"], alpha)}
+        pairs |= {"chance": (gold["attention"], shuffled(alpha, mask, seed=seed))}
+    if "probe" in own:
+        pairs["probe"] = (gold["attention"], own["probe"])
+    if "saliency" in gold:
+        pairs |= {"saliency": (gold["saliency"], own["probe"]), "negated": (-gold["saliency"], own["probe"])}
+        pairs |= {"proxy": (gold["proxy"], own["probe"]), "equation": (own["probe"], gold["equation"])}
+    return pairs
+
+
+def _proxy(field: Field, seed: int, *, authors: bool) -> Proxy:
+    """The bag-of-words proxy of a field's training part, in the authors' form or that of eq. 5."""
+    task, size = field.task, field.size
+    whole = {part: task.batch(part, list(range(task.size(part)))) for part in PARTS}
+    sides = {part: tuple(x.to(field.setting.device) for x in (b.inputs[0], b.targets)) for part, b in whole.items()}
+    sizes = task.sizes()
+    assert size.proxy_epochs is not None
+    return train_proxy(
+        *sides["train"],
+        source_types=sizes.get("source_vocabulary", sizes["vocabulary"]),
+        outputs=sizes["vocabulary"] if field.corpus.translates else 1,
+        width=size.width or PROXY_WIDTH,
+        epochs=size.proxy_epochs,
+        lr=field.corpus.proxy[0],
+        seed=seed,
+        authors=authors,
+        valid=(sides["valid"][0], sides["valid"][1]),
+    )
+
+
+@torch.no_grad()
+def _word_scores(proxy: Proxy, batch: Batch) -> Tensor:
+    found = proxy.beta(batch.inputs[0], batch.targets)
+    return rows(found if found.dim() == 3 else found.unsqueeze(1), batch)

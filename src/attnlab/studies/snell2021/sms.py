@@ -1,0 +1,90 @@
+"""A.9: on SMS Spam the attention of two random starts barely agrees, which is why the paper leaves the set out.
+
+    A(α, α̂), τ_b(α, α̂)      both at their most accurate checkpoint, on validation, in per cent
+
+The paper prints no number of it. SST, which it keeps, stands beside it: agreement should be lower on SMS. Sizes are of
+3,500 training messages, equal messages kept in one part.
+"""
+
+from statistics import fmean
+
+from attnlab.studies.claims import Cell
+from attnlab.studies.snell2021.corpora import SMS, SST, Corpus
+from attnlab.studies.snell2021.datasets import GLOVE, statistics
+from attnlab.studies.snell2021.measures import measure, reference
+from attnlab.studies.snell2021.trials import Field, Trial
+from attnlab.studies.study import Findings, Setting
+
+ITEM = "a9"
+SIZES = {"training examples": 3500, "median training length": 13, "vocabulary": 4691}
+STARTS, ORDER = "A(α, α̂)", "τ_b(α, α̂)"
+
+
+def a9(setting: Setting) -> Findings:
+    """The item."""
+    rows = {corpus: _row(corpus, setting) for corpus in (SMS, SST)}
+    cells = [cell for row in rows.values() for cell in row.values()]
+    for column in (STARTS, ORDER):
+        low, high = (rows[corpus][column] for corpus in (SMS, SST))
+        cells.append(
+            Cell(
+                item=ITEM,
+                row=f"{low.row} − {high.row}",
+                column=column,
+                sign=-1,
+                values=tuple(x - y for x, y in zip(low.values, high.values, strict=False)),
+                tags=tuple(dict.fromkeys((*low.tags, *high.tags))),
+                not_run=low.not_run or high.not_run,
+            )
+        )
+    return Findings([*cells, *_sizes(setting)], remarks=(" ".join((__doc__ or "").split("\n\n")[2].split()),))
+
+
+def two_starts(trial: Trial) -> dict[str, float]:
+    """How far the attention of B, where B is most accurate, agrees with that of A, where A is."""
+    gold, other = reference(trial, "valid", "accuracy"), trial.curves("B", measure)
+    best = other["valid/accuracy"].index(max(other["valid/accuracy"]))
+    return {
+        STARTS: other[f"valid/{gold}/attention/agreement"][best],
+        ORDER: other[f"valid/{gold}/attention/kendall"][best],
+        "Â": fmean(other[f"valid/{gold}/chance/agreement"]),
+        "accuracy": other["valid/accuracy"][best],
+    }
+
+
+def _row(corpus: Corpus, setting: Setting) -> dict[str, Cell]:
+    field = Field(corpus, setting)
+    reason = field.why_not()
+    found = [] if reason else [two_starts(Trial(field, seed)) for seed in setting.seeds]
+    return {
+        column: Cell(
+            item=ITEM,
+            row=corpus.row,
+            column=column,
+            values=tuple(each[column] for each in found),
+            tags=field.tags,
+            not_run=reason,
+        )
+        for column in (STARTS, ORDER, "Â", "accuracy")
+    }
+
+
+def _sizes(setting: Setting) -> list[Cell]:
+    """What the paper says of the set, beside what the loader gives of it whole."""
+    field = Field(SMS, setting)
+    reason = field.why_not()
+    found = {} if reason else statistics(field.task)
+    return [
+        Cell(
+            item=ITEM,
+            row=SMS.row,
+            column=column,
+            published=published,
+            values=(found[column],) if found else (),
+            exact=bool(found),
+            tags=("other data",) if column == "vocabulary" else (),
+            note=GLOVE if column == "vocabulary" else "",
+            not_run=reason,
+        )
+        for column, published in SIZES.items()
+    ]

@@ -1,0 +1,90 @@
+"""Figure 2 and A.7: agreement over training, and whether the best checkpoint of β^uf is only the best of many.
+
+    A(α, α̂(τ)), p̂(τ)     two random starts, and how good the second is: what ξ reads (eq. 11)
+    A(α, β^uf(τ))          with the probe of a model whose attention stays uniform
+
+The paper reports the maximum over τ of the last, and says that it first rises and then falls on every data set (A.7). A
+maximum is never below the last value, even of noise. So the peak is put where the other seeds have it, and the value of
+each seed there is set against its own at the first and the last checkpoint.
+"""
+
+from collections.abc import Iterator
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from attnlab.report.figures import curves
+from attnlab.studies.claims import Cell
+from attnlab.studies.snell2021.corpora import CORPORA
+from attnlab.studies.snell2021.measures import measure, reference
+from attnlab.studies.snell2021.published import TABLE5
+from attnlab.studies.snell2021.trials import Field, Trial
+from attnlab.studies.study import Findings, Setting
+
+ITEM = "fig2"
+PROBE, STARTS, PERFORMANCE = "A(α, β^uf(τ))", "A(α, α̂(τ))", "p̂(τ)"
+
+
+def fig2(setting: Setting) -> Findings:
+    """The item: curves of every data set that this scale has."""
+    cells: list[Cell] = []
+    figures: dict[str, tuple[Figure, str]] = {}
+    for corpus in CORPORA:
+        field = Field(corpus, setting)
+        reason = field.why_not()
+        lines = [] if reason else [over_training(Trial(field, seed)) for seed in setting.seeds]
+        cells += _cells(field, [line[PROBE] for line in lines], reason)
+        if lines:
+            figures[corpus.name] = _drawn(field, lines)
+    return Findings(cells, figures, (" ".join((__doc__ or "").split("\n\n")[2].split()),))
+
+
+def over_training(trial: Trial) -> dict[str, list[float]]:
+    """The three curves of a trial on validation, with α where A is most accurate; per cent."""
+    gold = reference(trial, "valid", "accuracy")
+    uniform = trial.curves("uniform", measure)
+    others = [trial.curves(role, measure) for role in trial.field.size.comparisons]
+    starts = [other[f"valid/{gold}/attention/agreement"] for other in others]
+    return {
+        PROBE: uniform[f"valid/{gold}/probe/agreement"],
+        STARTS: np.mean(starts, axis=0).tolist(),
+        PERFORMANCE: np.mean([other["valid/accuracy"] for other in others], axis=0).tolist(),
+    }
+
+
+def peaks(lines: list[list[float]]) -> list[int]:
+    """For each of several curves, where the mean of the others is highest, the first such place."""
+    return [int(np.mean(lines[:k] + lines[k + 1 :], axis=0).argmax()) for k in range(len(lines))]
+
+
+def _cells(field: Field, lines: list[list[float]], reason: str) -> Iterator[Cell]:
+    common: dict[str, Any] = {"item": ITEM, "row": field.corpus.row, "tags": field.tags}
+    printed = TABLE5[field.corpus.published]["A(α, β^uf)"].value
+    yield Cell(
+        column="A(α, β^uf), best checkpoint", published=printed, values=tuple(map(max, lines)), not_run=reason, **common
+    )
+    yield Cell(
+        column="A(α, β^uf), last checkpoint", published=printed, values=tuple(line[-1] for line in lines),
+        not_run=reason, note="the paper prints the best checkpoint only", **common,
+    )  # fmt: skip
+    alone = reason or ("" if len(lines) > 1 else "where the peak is, is seen from other seeds: there is one only")
+    places = [] if alone else peaks(lines)
+    for name, end in (("first", 0), ("last", -1)):
+        yield Cell(
+            column=f"A(α, β^uf), at the other seeds' peak − {name} checkpoint",
+            sign=1,
+            values=tuple(line[peak] - line[end] for line, peak in zip(lines, places, strict=True)) if places else (),
+            not_run=alone,
+            **common,
+        )
+
+
+def _drawn(field: Field, lines: list[dict[str, list[float]]]) -> tuple[Figure, str]:
+    drawn = {name: (field.steps, np.mean([line[name] for line in lines], axis=0).tolist()) for name in lines[0]}
+    figure = curves(drawn, x="updates", y="per cent, mean over seeds")
+    figure.axes[0].set_xscale("symlog", linthresh=field.steps[1])
+    last = fmean(line[PROBE][-1] for line in lines)
+    says = f"{field.corpus.row}: agreement and accuracy over training; A(α, β^uf) ends at {last:.1f}."
+    return figure, says

@@ -1,0 +1,213 @@
+"""Models of a corpus by role and seed: trained by the ordinary loop, found again, and looked at after so many updates.
+
+    OUT/work/runs/FIELD/vocabulary/                   the task's, made once; a field is a scale, a corpus and its size
+    OUT/work/runs/FIELD/SEED/ROLE/                    a run's folder, as attnlab train makes it
+    OUT/work/runs/FIELD/SEED/ROLE/measured.json       its curves, once they are measured
+
+All items share them. The weights kept for measuring are deleted once measured.json is there: those of one run take up
+to 2 GB. The ones that other runs are compared with (of A, at its best) stay, and the last and the best of each run.
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from attnlab import runs
+from attnlab.checkpointing import load_weights
+from attnlab.config import digest, nearest
+from attnlab.models.model import Model
+from attnlab.models.presets import Config, build
+from attnlab.recipe import Recipe
+from attnlab.store import RunFolder, read_checkpoint, write_text
+from attnlab.studies.snell2021.corpora import CORPORA, SMS, Corpus, Size
+from attnlab.studies.study import SCALES, Setting
+from attnlab.tasks import TASKS
+from attnlab.tasks.batching import plan_batches
+from attnlab.tasks.task import Batch, Task
+
+PARTS = ("valid", "train")
+MEASURED = "measured.json"
+NAMES = tuple(corpus.name for corpus in (*CORPORA, SMS))
+TOKENS = 8192  # of a batch that is measured, unless one text alone has more
+DRAW = 1  # the seed by which examples are drawn to be measured
+
+Curves = dict[str, list[float]]  # by name, a value for each checkpoint
+
+
+def append(curves: Curves, values: Mapping[str, float]) -> None:
+    """Go on with every curve that a value is given of."""
+    for name, value in values.items():
+        curves.setdefault(name, []).append(value)
+
+
+def asked_for(setting: Setting) -> Sequence[str]:
+    """The names of the corpora to run: those that data=a,b says, else all."""
+    if "data" not in setting.options:
+        return NAMES
+    names = setting.options["data"].split(",")
+    for name in names:
+        if name not in NAMES:
+            raise ValueError(f"data: no corpus is called {name!r}{nearest(name, NAMES)}; there are {', '.join(NAMES)}")
+    return names
+
+
+class Field:
+    """A corpus at a scale: what the trials of all its seeds share."""
+
+    def __init__(self, corpus: Corpus, setting: Setting) -> None:
+        self.corpus, self.setting = corpus, setting
+        self.size: Size = corpus.size(setting.scale)
+        self.folder = setting.folder.parent / "runs" / f"{setting.scale}-{corpus.name}-{digest(self.size)}"
+
+    def why_not(self) -> str:
+        """The reason why it cannot be run; empty where it can."""
+        least, scale = self.corpus.from_scale, self.setting.scale
+        if SCALES.index(scale) < SCALES.index(least):
+            return f"this row is run from scale {least} on"
+        if self.corpus.name not in asked_for(self.setting):
+            return f"left out by data={self.setting.options['data']}"
+        try:
+            self.task  # noqa: B018 (to see whether its data are there)
+        except OSError as error:  # not at hand, and cannot be fetched
+            return " ".join(str(error).split())
+        return ""
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return self.corpus.tags if self.setting.scale == "full" else (*self.corpus.tags, "smaller scale")
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        assert self.size.measured_at is not None
+        return self.size.measured_at
+
+    @cached_property
+    def task(self) -> Task:
+        recipe = self.corpus.recipe(self.setting.scale, "A", 0)
+        data = replace(recipe.data, data_dir=self.setting.data_dir)  # type: ignore[type-var]
+        return TASKS[recipe.task].prepare(data, self.vocabulary)
+
+    @property
+    def vocabulary(self) -> Path:
+        return self.folder / "vocabulary"
+
+    @cached_property
+    def chosen(self) -> dict[str, list[int]]:
+        """The examples that are measured: all of validation, or as many as the scale says, and as many of training."""
+        most = min(self.task.size("valid"), self.size.measured or self.task.size("valid"))
+        orders = {part: np.random.default_rng(DRAW).permutation(self.task.size(part)) for part in PARTS}
+        return {part: np.sort(order[:most]).tolist() for part, order in orders.items()}
+
+    @cached_property
+    def texts(self) -> dict[str, tuple[list[str], list[str]]]:
+        """Of a translation: source and reference of every example that is measured."""
+        task: Any = self.task
+        sides = {part: (task.sources(part), task.references(part)) for part in PARTS}
+        return {
+            part: ([source[k] for k in self.chosen[part]], [reference[k] for k in self.chosen[part]])
+            for part, (source, reference) in sides.items()
+        }
+
+    @cached_property
+    def batches(self) -> dict[str, list[Batch]]:
+        return {part: list(self._batches(part)) for part in PARTS}
+
+    def _batches(self, part: str) -> Iterator[Batch]:
+        chosen, device = self.chosen[part], self.setting.device
+        lengths = tuple(each[chosen] for each in self.task.lengths(part))
+        budget = max(TOKENS, *(int(each.max()) for each in lengths))
+        for places in plan_batches(lengths, tokens=budget, examples=None, seed=0, epoch=0, shuffle=False):
+            batch = self.task.batch(part, [chosen[place] for place in places])
+            inputs = tuple(x.to(device) for x in batch.inputs)
+            yield replace(batch, inputs=inputs, targets=batch.targets.to(device))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A field with one seed."""
+
+    field: Field
+    seed: int
+
+    def recipe(self, role: str) -> Recipe:
+        return self.field.corpus.recipe(self.field.setting.scale, role, self.seed)
+
+    def described(self, role: str) -> str:
+        return f"{self.field.corpus.row}, seed {self.seed}, {role}"
+
+    def folder(self, role: str) -> RunFolder:
+        return RunFolder(self.field.folder / str(self.seed) / role)
+
+    def curves(self, role: str, measure: Callable[["Trial", str], Curves]) -> Curves:
+        """The curves of a role: read where they are, else its model is trained and measured."""
+        folder = self.folder(role)
+        folder.claim(self.recipe(role).values())
+        found = self.known(role)
+        if found is None:
+            clock = time.perf_counter()
+            self.train(role)
+            trained = time.perf_counter() - clock
+            found = measure(self, role)
+            found |= {"seconds": [trained, time.perf_counter() - clock - trained]}
+            write_text(folder.path / MEASURED, json.dumps(found, indent=1) + "\n")
+        kept = {folder.kept(step) for step in self.field.steps if step not in found.get("references", [])}
+        for file in (*kept, folder.previous):
+            file.unlink(missing_ok=True)
+        return found
+
+    def known(self, role: str) -> Curves | None:
+        """The curves of a role, where it is measured."""
+        file = self.folder(role).path / MEASURED
+        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+
+    def train(self, role: str) -> None:
+        """Train a role to its end, from where its folder stands."""
+        field, folder, recipe = self.field, self.folder(role), self.recipe(role)
+        task = field.task
+        folder.path.mkdir(parents=True, exist_ok=True)
+        for file in field.vocabulary.iterdir():
+            shutil.copy(file, folder.path / file.name)
+        what = self.described(role)
+        _, outcome = runs.start(
+            recipe,
+            out=str(folder.path),
+            device=str(field.setting.device),
+            report=lambda values: field.setting.progress(values["step"], recipe.training.steps, what),
+            note=lambda line: None,
+            task=task,
+        )
+        if not outcome.finished:
+            raise KeyboardInterrupt
+
+    def checkpoints(self, role: str) -> Iterator[tuple[int, Model]]:
+        """The model after each number of updates: one object, whose weights change from one to the next."""
+        for number, step in enumerate(self.field.steps):
+            if number == 0:
+                model = self.model(role, step)
+            else:
+                load_weights(model, self._weights(role, step))
+            yield step, model
+            self.field.setting.progress(number + 1, len(self.field.steps), f"{self.described(role)}, measured")
+
+    def model(self, role: str, step: int) -> Model:
+        """A role after so many updates, in evaluation mode; after none, as its seed makes it."""
+        recipe = self.recipe(role)
+        config = recipe.fitted(self.field.task)
+        assert isinstance(config, Config)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(recipe.training.seed)
+            model = build(config)
+        if step:
+            load_weights(model, self._weights(role, step))
+        return model.eval().to(self.field.setting.device)
+
+    def _weights(self, role: str, step: int) -> dict[str, torch.Tensor]:
+        return read_checkpoint(self.folder(role).kept(step)).part("model/")

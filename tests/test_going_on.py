@@ -1,0 +1,141 @@
+"""A run goes on from what it kept: the right checkpoints, as many processes, the same code; never past a failure."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from attnlab.checkpointing import averaged
+from attnlab.config import FREE
+from attnlab.recipe import resolved
+from attnlab.store import Checkpoint, Metrics, RunFolder, write_checkpoint
+
+LEXICON = ["data=lexicon", "examples=600", "held_out=20", "width=16", "layers=1", "heads=2", "feed_forward=32"]
+LEXICON += ["batch_tokens=400"]
+CALL = [sys.executable, "-c", "from attnlab.cli import main; main()", "train", "synthetic", *LEXICON]
+
+
+def trained(out, *words):
+    return subprocess.run(
+        [*CALL, *words, "device=cpu", f"out={out}"], capture_output=True, text=True, check=False, timeout=300
+    )
+
+
+def saved(path, step, value=0.0):
+    return write_checkpoint(Checkpoint({"model/x": torch.full((3,), value)}, {"step": step}), path)
+
+
+def test_an_early_stop_does_not_hide_what_was_not_finite(tmp_path):
+    done = trained(tmp_path, "lr=1e20", "warmup=3", "steps=40", "evaluate_every=10", "patience=1")
+    assert done.returncode == 2
+    assert "was not finite at step" in done.stderr
+    assert not (tmp_path / "last.safetensors").exists()
+
+
+def test_a_damaged_checkpoint_never_takes_the_place_of_a_whole_one(tmp_path):
+    folder = RunFolder(tmp_path)
+    saved(folder.previous, 5), saved(folder.last, 10)
+    folder.last.write_bytes(folder.last.read_bytes()[:-1])
+    with pytest.warns(UserWarning, match="damaged"):
+        assert folder.resume().state["step"] == 5
+    folder.save(Checkpoint({"model/x": torch.zeros(3)}, {"step": 6}))
+    assert folder.resume().state["step"] == 6
+    assert not folder.previous.exists() or RunFolder(tmp_path).resume().state["step"] == 6
+    assert (tmp_path / "last.damaged").exists()
+
+
+def test_only_checkpoints_are_averaged_not_steps_that_were_evaluated(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.claim({"training": {"checkpoint_every": 5, "steps": 22, "evaluate_at": [18]}})
+    for step in (10, 15, 18, 20, 22):
+        saved(folder.kept(step), step, float(step))
+    assert averaged(folder, 3)["x"].tolist() == [pytest.approx(19.0)] * 3  # 15, 20 and the last step
+    with pytest.raises(ValueError, match="keeps 4 checkpoints, fewer than the 5"):
+        averaged(folder, 5)
+
+
+@pytest.mark.parametrize("key", FREE)
+def test_where_a_run_is_computed_makes_it_no_other_run(tmp_path, key):
+    folder = RunFolder(tmp_path)
+    folder.claim({"training": {key: "here", "lr": 1.0}})
+    folder.claim({"training": {key: "there", "lr": 1.0}})
+    with pytest.raises(ValueError, match=r"training.lr: 1.0 there, 2.0 now"):
+        folder.claim({"training": {key: "there", "lr": 2.0}})
+
+
+def test_measurements_that_were_lost_are_said_and_leave_no_hole(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n')
+    with pytest.warns(UserWarning, match="has lost its last 8 bytes"):
+        metrics = Metrics(path, 20)
+    metrics.append({"step": 2})
+    metrics.close()
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
+
+
+def test_an_attention_that_was_edited_makes_another_run(tmp_path):
+    file = tmp_path / "mine.py"
+    code = "from attnlab.mechanisms.softmax import Softmax\n\n\nclass Mine(Softmax):\n    pass\n"
+    file.write_text(code)
+    first = resolved("synthetic", {"attention": f"{file}:Mine"})
+    again = resolved("synthetic", {"attention": f"{file}:Mine"})
+    assert (kept := first.name()) == again.name()
+    file.write_text(code + "\n# edited\n")
+    assert again.name() != kept
+    assert again.values()["code"] != {}
+    file.write_text(code)
+    assert again.name() == kept
+
+
+def test_a_preset_brings_its_data_unless_another_is_said():
+    assert resolved("translation", {"model": "iwslt14"}).data.data == "iwslt14"
+    assert resolved("translation", {"model": "iwslt14", "data": "multi30k"}).data.data == "multi30k"
+    assert resolved("language", {"model": "wikitext103"}).data.data == "wikitext-103"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["batch_examples=0"], "batch_examples must be at least 1"),
+        (["period=0", "schedule=cosine"], "period must be at least 1"),
+        (["evaluate_at=50"], "evaluate_at=50 is no step of a run of steps=4"),
+        (["keep_last=-1"], "keep_last must not be below 0"),
+    ],
+)
+def test_values_that_mean_nothing_are_refused_before_anything_runs(tmp_path, words, message):
+    done = trained(tmp_path, "steps=4", *words)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def both(out, *words):
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29613"]
+    call = [*launch, "-m", "attnlab.cli", "train", "synthetic", *LEXICON, *words, "device=cpu", f"out={out}"]
+    return subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+
+
+def test_two_processes_stop_together_go_on_together_and_share_a_small_validation_set(tmp_path):
+    """One validation batch for two processes; Ctrl-C reaches both, not at once; one process alone is refused."""
+    words = ["steps=4000", "evaluate_every=5", "checkpoint_every=5", "log_every=5", "warmup=10"]
+    run = both(tmp_path, *words)
+    deadline = time.monotonic() + 200
+    while not (tmp_path / "last.safetensors").exists():
+        assert run.poll() is None, run.stdout.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    children = subprocess.run(["pgrep", "-P", str(run.pid)], capture_output=True, text=True, check=True).stdout.split()
+    for child in children:
+        os.kill(int(child), signal.SIGINT)
+        time.sleep(0.01)
+    run.communicate(timeout=120)
+    step = RunFolder(tmp_path).position()["step"]
+    assert 0 < step < 4000
+    assert RunFolder(tmp_path).position()["processes"] == 2
+    alone = trained(tmp_path, *words)
+    assert alone.returncode == 2
+    assert "trained by 2 process(es), and now there are 1" in alone.stderr
