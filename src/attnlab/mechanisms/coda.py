@@ -6,13 +6,16 @@
 This is what the authors' code computes and what the published parameter totals fit. Eq. 4 as printed has two
 linears on Z_{l−1} alone: variant="paper", μ_l = S_l + σ(Z_{l−1}), with App. A's residual Z_{l−1} unless residual=False.
 The first layer has no Z_{l−1}: its σ is there, and counted in the published totals, but neither used nor trained.
+impl and carry_dtype: see cascade.py.
 """
 
 from itertools import pairwise
 from typing import Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from attnlab.mechanisms.cascade import CarryDtype, Impl, check_choices, handed_on, run_kernels, takes_kernels
 from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax
 from attnlab.mechanisms.noise import logit_noise, noise_rows
 
@@ -29,17 +32,21 @@ class Coda(Mechanism):
         alpha: int = 4,
         variant: Literal["code", "paper"] = "code",
         residual: bool = True,
+        impl: Impl = "auto",
+        carry_dtype: CarryDtype = "input",
         **base,
     ) -> None:
         super().__init__(heads, head_dim, **base)
+        check_choices(impl, carry_dtype)
         if alpha not in (2, 4, 8):
             raise ValueError(f"alpha must be 2, 4 or 8, not {alpha}")
         if variant not in ("code", "paper"):
             raise ValueError(f"variant must be 'code' or 'paper', not {variant!r}")
         if variant == "code" and not residual:
             raise ValueError("residual=False belongs to variant='paper'; the authors' code always adds the residual")
-        self.variant, self.residual = variant, residual
-        self.sigma = head_net(heads, alpha * heads, hidden=2 if variant == "code" else 1)
+        self.variant, self.residual, self.impl, self.carry_dtype = variant, residual, impl, carry_dtype
+        self.width = alpha * heads
+        self.sigma = head_net(heads, self.width, hidden=2 if variant == "code" else 1)
         self.sigma.requires_grad_(self.layer > 0)
 
     row_sum = 1.0
@@ -49,12 +56,29 @@ class Coda(Mechanism):
         seen = self.visible(q, k, mask, causal=causal, at=at)
         z = s = logits(q, k, self.scale, bias)
         if carry is not None:
-            previous = self.previous(carry, s, seen)
+            previous = self.previous(carry, s, seen).to(s.dtype)
             z = s + previous if self.residual else s
             inner = z if self.variant == "code" else previous
             z = z + self.sigma(inner.masked_fill(~seen, 0.0).movedim(1, -1)).movedim(-1, 1)
         z = z + logit_noise(self, z, noise_rows(q, k, causal, at), noise)
-        return masked_softmax(z, seen), z
+        return masked_softmax(z, seen), handed_on(z, self.carry_dtype)
+
+    def mix(self, q, k, v, mask=None, carry=None, *, causal=False, at=None, bias=None):
+        width = 0 if carry is None else self.width
+        if not takes_kernels(self, self.impl, q, k, v, mask, carry, at=at, bias=bias, width=width):
+            return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
+        seed, layer = self._noise_seed(q.device)
+        options = {"causal": causal, "carry_dtype": self.carry_dtype, "seed": seed, "layer": layer}
+        if carry is not None:
+            net = torch.cat([parameter.flatten() for parameter in self.sigma.parameters()])
+            options |= {"net": net, "width": width, "own": self.variant == "code", "residual": self.residual}
+        return run_kernels(self, q, k, v, mask, carry, **options)
+
+    def _noise_seed(self, device: torch.device) -> tuple[Tensor | None, int]:
+        """The seed and layer that `logit_noise` would draw from."""
+        if self.sample_seed is not None:
+            return torch.tensor(self.sample_seed, device=device), self.layer
+        return (torch.randint(2**62, (), device=device), 0) if self.training else (None, 0)
 
 
 def head_net(heads: int, width: int, hidden: int) -> nn.Sequential:

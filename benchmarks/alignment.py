@@ -1,0 +1,148 @@
+"""Word alignment: sentence pairs a second, of every kind of model of attnlab's and of other aligners at hand.
+
+    python benchmarks/alignment.py --source de.txt --target en.txt [--gold links.talp] [--run RUN] [--out results/…]
+
+Words are between white space. CPU seconds of one thread, children included: training and alignment of IBM Model 1, with
+and without the diagonal; a translator by weights and by norms (a RUN, or one of the iwslt14 size with random weights,
+which costs the same and aligns nothing); fast_align (as PyPI's systran-align) and eflomal (PyPI), where they are
+installed. With --gold, AER in %.
+"""
+
+import argparse
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import measuring
+import torch
+
+from attnlab import runs
+from attnlab.aligning.attention import find
+from attnlab.aligning.ibm1 import WordModel
+from attnlab.aligning.readers import run_reader
+from attnlab.aligning.reading import Reading
+from attnlab.analysis.alignment import aer
+from attnlab.analysis.symmetrise import grow_diag_final_and
+from attnlab.tasks.links import read_gold
+from attnlab.tasks.text import read_parallel
+
+SEED = 0
+
+
+def cpu_seconds():
+    """Of this process and its finished children."""
+    return sum(
+        usage.ru_utime + usage.ru_stime
+        for usage in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    )
+
+
+def timed(work: Callable):
+    start = cpu_seconds()
+    made = work()
+    return made, cpu_seconds() - start
+
+
+def random_run(folder, source, target):
+    """An iwslt14 Transformer that was trained for one step, on words' pieces of this text."""
+    from attnlab.recipe import resolved
+
+    for name, side in (("s", source), ("t", target)):
+        (folder / name).write_text("".join(f"{' '.join(words)}\n" for words in side[:2000]))
+    values = {"model": "iwslt14", "src": f"{folder}/s", "tgt": f"{folder}/t", "vocabulary": "4000", "joint": "false"}
+    values |= {"subwords": "bpe", "steps": "1", "batch_tokens": "1024", "accumulate": "1", "compile": "no"}
+    recipe = resolved("translation", values)
+    runs.start(recipe, out=str(folder / "run"), device="cpu", report=lambda _: None, note=lambda _: None)
+    return folder / "run"
+
+
+def joined_with_back(source, target, ahead, diagonal):
+    """The other direction, and the two joined."""
+    back = WordModel.train(target, source, diagonal=diagonal).align(target, source).links()
+    turned = [frozenset((s, t) for t, s in links) for links in back]
+    return [grow_diag_final_and(a, b) for a, b in zip(ahead, turned, strict=True)]
+
+
+def fast_align(source, target, folder):
+    """With fast_align's usual options -d -o -v; systran-align always trains and joins both directions."""
+    import systran_align
+
+    text, ahead, back = (str(folder / name) for name in ("text", "ahead", "back"))
+    lines = (f"{' '.join(x)} ||| {' '.join(y)}\n" for x, y in zip(source, target, strict=True))
+    Path(text).write_text("".join(lines))
+    options = {"favor_diagonal": True, "optimize_tension": True, "variational_bayes": True}
+    systran_align.generate_alignment_probabilities(text, ahead, back, **options)
+    aligner = systran_align.Aligner(ahead, back)
+    found = aligner.align_batch([list(x) for x in source], [list(y) for y in target])
+    return [frozenset((int(s), int(t)) for s, t in links["alignments"]) for links in found]
+
+
+def eflomal(source, target, folder):
+    files = [folder / name for name in ("s", "t", "links")]
+    for file, side in zip(files[:2], (source, target), strict=True):
+        file.write_text("".join(f"{' '.join(words)}\n" for words in side))
+    program = shutil.which("eflomal-align") or Path(sys.executable).parent / "eflomal-align"
+    words = [program, "-s", files[0], "-t", files[1], "-f", files[2], "--overwrite"]
+    subprocess.run(list(map(str, words)), check=True, capture_output=True)
+    return [frozenset(tuple(map(int, link.split("-"))) for link in line.split()) for line in files[2].open()]
+
+
+def measured(given, source, target, folder):
+    """(what, links or None, seconds) of each."""
+    for name, diagonal in (("IBM Model 1", False), ("IBM Model 1, diagonal", True)):
+        model, training = timed(lambda d=diagonal: WordModel.train(source, target, diagonal=d))
+        made, aligning = timed(lambda m=model: m.align(source, target).links())
+        yield f"{name}: training", None, training
+        yield f"{name}: alignment", made, aligning
+        joined, more = timed(lambda d=diagonal, ahead=made: joined_with_back(source, target, ahead, d))
+        yield f"{name}, both directions: training and alignment", joined, training + aligning + more
+    if find_spec("systran_align"):
+        yield "fast_align, both directions: training and alignment", *timed(lambda: fast_align(source, target, folder))
+    if find_spec("eflomal"):
+        yield "eflomal: training and alignment", *timed(lambda: eflomal(source, target, folder))
+    some = slice(0, given.attention_pairs)
+    run = runs.open_run(given.run or random_run(folder, source, target), device="cpu")
+    for by in ("weight", "norm"):
+        reading = Reading(by=by, layer=1)
+        reader = run_reader(run, source[some], target[some])
+        made, seconds = timed(lambda r=reading, x=reader: find(x, r.candidates))
+        yield f"translator by {by}, one layer", next(iter(made.aligned.values())).links(), seconds
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--source", required=True)
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--gold", help="links of the first pairs of the text")
+    parser.add_argument("--pairs", type=int, default=20_000)
+    parser.add_argument("--attention-pairs", type=int, default=200)
+    parser.add_argument("--run", help="a trained translator")
+    parser.add_argument("--out", help="folder for the numbers as JSON")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    source, target = (
+        [line.split() for line in side[: given.pairs]] for side in read_parallel(Path(given.source), Path(given.target))
+    )
+    gold = None
+    if given.gold:
+        count = len(Path(given.gold).read_text().splitlines())
+        gold = read_gold(Path(given.gold), [(len(x), len(y)) for x, y in zip(source, target, strict=True)][:count])
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for what, links, seconds in measured(given, source, target, Path(folder)):
+            pairs = len(source) if links is None else len(links)
+            scored = links is not None and gold is not None and len(links) >= len(gold)
+            error = 100 * aer(links[: len(gold)], gold.sure, gold.possible) if scored else None
+            rows.append({"what": what, "pairs": pairs, "pairs_per_cpu_second": pairs / seconds, "aer_percent": error})
+    print(measuring.table(["what", "pairs", "pairs / CPU s", "AER %"], [list(row.values()) for row in rows]))
+    missing = [name for name in ("systran_align", "eflomal") if not find_spec(name)]
+    measuring.write(given.out, "alignment", measuring.surroundings(SEED) | vars(given) | {"missing": missing}, rows)
+
+
+if __name__ == "__main__":
+    main()

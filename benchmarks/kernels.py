@@ -1,0 +1,177 @@
+"""The fused kernels of CODA and RealFormer, forward and backward of one layer, against the definition, also compiled.
+
+    python benchmarks/kernels.py [--out results/kernels] [--only coda,realformer]
+
+Needs a GPU. One layer that has a carry, bf16, causal, queries laid out as a projection leaves them; the gradients of
+q, k, v, the carry and σ, of the context and of the logits handed on. Beside the times: torch's fused softmax attention
+with the fastest of its backends, and two floors. Traffic: what any implementation must read and write of (b,h,n,n), the
+visible half of it. Arithmetic: σ's products, forward, made again and both gradients. No time is printed for a fused
+layer whose output, carry or any gradient is further from float32 than twice the definition's in bf16.
+"""
+
+import argparse
+import sys
+from contextlib import nullcontext
+
+import measuring
+import torch
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from attnlab.mechanisms import attention
+
+SHAPES = [(64, 8, 128, 64), (16, 8, 512, 64), (8, 16, 1024, 64), (4, 16, 2048, 64)]
+BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
+WAYS = ("eager", "torch.compile", "fused")
+SLACK = 2e-2  # beside twice eager's error: sums that cancel have nearly none
+SEED = 0
+
+
+class Case:
+    """One layer's tensors, in bf16, and functions that run it forward and backward once."""
+
+    def __init__(self, shape):
+        b, h, n, d = self.shape = shape
+        torch.manual_seed(SEED)
+        options = {"device": "cuda", "dtype": torch.bfloat16}
+        self.leaves = [torch.randn(b, n, h, d, **options).requires_grad_() for _ in range(3)]
+        self.carry = torch.randn(b, h, n, n, **options).requires_grad_()
+        self.grad = torch.randn(b, n, h, d, **options).transpose(1, 2)
+        self.grad_z = torch.randn(b, h, n, n, **options).tril() / n
+
+    def softmax(self, backend=None):
+        def step():
+            q, k, v = (x.transpose(1, 2) for x in self.leaves)
+            with nullcontext() if backend is None else sdpa_kernel(backend):
+                y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            return torch.autograd.grad(y, self.leaves, self.grad)
+
+        return step
+
+    def layer(self, name, way):
+        """A mechanism in training, so with its noise, by one of the ways."""
+        torch.manual_seed(SEED)
+        impl = "fused" if way == "fused" else "reference"
+        mechanism = attention(name, heads=self.shape[1], head_dim=self.shape[3], layer=1, impl=impl)
+        mechanism = mechanism.to(device="cuda", dtype=torch.bfloat16).train()
+        called = torch.compile(mechanism) if way == "torch.compile" else mechanism
+        wanted = [*self.leaves, self.carry, *mechanism.parameters()]
+
+        def step():
+            q, k, v = (x.transpose(1, 2) for x in self.leaves)
+            made = called(q, k, v, None, self.carry, causal=True)
+            return torch.autograd.grad(made, wanted, [self.grad, self.grad_z])
+
+        return step, mechanism
+
+    def results(self, mechanism, dtype):
+        """Context, logits where visible and every gradient, of the first example, without noise."""
+        mechanism = mechanism.to(dtype).eval()
+        given = [x.detach()[:1].to(dtype) for x in (*(x.transpose(1, 2) for x in self.leaves), self.carry)]
+        given = [x.requires_grad_() for x in given]
+        context, z = mechanism(*given[:3], None, given[3], causal=True)
+        grads = [self.grad[:1].to(dtype), self.grad_z[:1].to(dtype)]
+        made = torch.autograd.grad([context, z], [*given, *mechanism.parameters()], grads)
+        mechanism.to(torch.bfloat16).train()
+        return [context.detach(), z.detach().tril(), *made]
+
+
+def checked(case, name):
+    """The largest relative distance of the fused layer from the definition in float32; refuses too large a one."""
+    (_, fused), (_, eager) = (case.layer(name, way) for way in ("fused", "eager"))
+    exact = case.results(eager, torch.float32)
+    errors = []
+    for layer in (fused, eager):
+        made = case.results(layer, torch.bfloat16)
+        errors.append([float((x.float() - y).norm() / y.norm()) for x, y in zip(made, exact, strict=True)])
+    for place, (mine, theirs) in enumerate(zip(*errors, strict=True)):
+        if not mine <= 2 * theirs + SLACK:
+            raise ValueError(f"result {place} is {mine:.1e} from float32, the definition in bf16 {theirs:.1e}")
+    return max(errors[0])
+
+
+def floors(shape, bandwidth, rate):
+    """Milliseconds of a CODA layer's traffic and of its arithmetic, at the speeds measured here."""
+    b, h, n, _ = shape
+    pairs = b * n * (n + 1) / 2
+    moved = 2 * h * pairs * (2 + 4)  # forward: carry in, logits out; backward: both, their gradient in, the carry's out
+    products = 2 * 4 * pairs * (2 * h * 4 * h + 16 * h * h)  # forward, made again, and two gradients of each product
+    return {"traffic_floor_ms": 1e3 * moved / bandwidth, "arithmetic_floor_ms": 1e3 * products / rate}
+
+
+def speeds():
+    """Bytes a second of a large copy, reads and writes, and operations a second of a large bf16 product."""
+    x = torch.empty(2**30, dtype=torch.bfloat16, device="cuda")
+    y = torch.empty_like(x)
+    copy = measuring.device_milliseconds(lambda: y.copy_(x))
+    side = 8192
+    a, b = torch.randn(2, side, side, dtype=torch.bfloat16, device="cuda")
+    product = measuring.device_milliseconds(lambda: a @ b)
+    return 1e3 * 2 * x.nbytes / copy, 1e3 * 2 * side**3 / product
+
+
+def measured(row, step):
+    try:
+        row |= {"device_ms": measuring.device_milliseconds(step), "eager_ms": measuring.eager_milliseconds(step)}
+        row["peak_mib"] = measuring.device_peak_mebibytes(step)
+    except (ImportError, RuntimeError, ValueError) as reason:
+        row["not_run"] = f"{type(reason).__name__}: {str(reason).splitlines()[0]}"
+    print(row, file=sys.stderr, flush=True)
+    return row
+
+
+def rows_of(shape, names, limits):
+    """The peer's row, then each mechanism by each way; × is how many times faster the fused layer is."""
+    case, about = Case(shape), {"shape": list(shape)}
+    peers = [measured(about | {"mechanism": "softmax", "way": b.name.lower()}, case.softmax(b)) for b in BACKENDS]
+    able = [row for row in peers if "device_ms" in row]
+    rows = [min(able, key=lambda row: row["device_ms"])] if able else peers
+    for name in names:
+        error = checked(case, name)
+        made = {}
+        for way in WAYS:
+            torch.cuda.empty_cache()
+            step, _ = case.layer(name, way)
+            made[way] = measured(about | {"mechanism": name, "way": way}, step)
+            del step
+        made["fused"] |= {"error": error} | (floors(shape, *limits) if name == "coda" else {})
+        clocks = {way: row["device_ms"] for way, row in made.items() if "device_ms" in row}
+        if "fused" in clocks:
+            made["fused"] |= {f"times_{way}": clocks[way] / clocks["fused"] for way in clocks if way != "fused"}
+        carry = case.carry.nbytes / 2**20
+        if "peak_mib" in made["fused"]:  # which leaves out the carry and the gradient that were there before
+            made["fused"]["peak_of_carries"] = (made["fused"]["peak_mib"] + 2 * carry) / (4 * carry)
+        rows += made.values()
+    return rows
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help="mechanisms, separated by commas")
+    parser.add_argument("--out", help="folder for the numbers as JSON")
+    given = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("benchmarks/kernels.py needs a GPU: kernels are timed where they run")
+    torch.cuda.set_stream(torch.cuda.Stream())
+    names = given.only.split(",") if given.only else ["coda", "realformer"]
+    limits = speeds()
+    rows = [row for shape in SHAPES for row in rows_of(shape, names, limits)]
+    about = measuring.surroundings(SEED) | {"bytes_per_s": limits[0], "operations_per_s": limits[1]}
+    print(f"forward + backward of one layer on {about['hardware']}, torch {about['torch']}, bf16, causal")
+    columns = ["mechanism", "by", "b,h,n,d", "device ms", "eager ms", "peak MiB", "× eager", "× compiled"]
+    keys = ("device_ms", "eager_ms", "peak_mib", "times_eager", "times_torch.compile")
+    floor_keys = ("traffic_floor_ms", "arithmetic_floor_ms", "peak_of_carries")
+    columns += ["traffic floor", "arithmetic floor", "peak ÷ carries"]
+    shown = [
+        [r["mechanism"], r["way"], ",".join(map(str, r["shape"])), *(r.get(key, "–") for key in (*keys, *floor_keys))]
+        for r in rows
+    ]
+    print(measuring.table(columns, shown))
+    for row in rows:
+        if "not_run" in row:
+            print(f"not run: {row['mechanism']} {row['way']} at {row['shape']}: {row['not_run']}")
+    measuring.write(given.out, "gpu", about, rows)
+
+
+if __name__ == "__main__":
+    main()

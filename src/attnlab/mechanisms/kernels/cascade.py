@@ -1,0 +1,359 @@
+"""Attention whose logits are handed on: RealFormer, and CODA, whose heads meet in `coda.py` on the way.
+
+    scores     S = scale·QKᵀ; without σ already Z = S + C + ε, with C the carry      collide   S becomes Z (coda.py)
+    attend     P = softmax(sharp·Z) over what is seen, online      O = (P ∘ D) V      L = log₂ Σ 2^Z'   D: dropout
+    backward   dV = (P ∘ D)ᵀ G      dZ = sharp·P ∘ ((G Vᵀ) ∘ D − δ) + the gradient of Z itself      δ = Σ_d G ∘ O
+               S again, then dS and dC from dZ (coda.py; else dS = dC = dZ)      dQ = scale·dS K      dK = scale·dSᵀ Q
+
+Z must be written anyway, for the next layer, so it is also what the other kernels read: none but `collide` holds more
+than one head, and none redraws the noise. Tiles above the diagonal are skipped: there Z stays unwritten and unread, and
+the gradient of C is 0. dZ has one buffer, which becomes dS and is returned as the gradient of C.
+Every sum is made in float32 and in a fixed order.
+"""
+
+import os
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attnlab.mechanisms.kernels import coda
+from attnlab.mechanisms.kernels.launch import launching_on
+from attnlab.mechanisms.kernels.pairs import Sight, first_query, kept, last_key, normals, seen_at, sight
+
+WIDEST = 128  # head size
+TYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@triton.jit
+def _tile_of(x, b, h, n, size, x_b, x_h, x_n, x_d, D: tl.constexpr, WIDE: tl.constexpr):
+    """Rows n of x (b,h,size,D), with any strides; 0 outside."""
+    d = tl.arange(0, WIDE)
+    inside = (n < size)[:, None] & (d < D)[None, :]
+    return tl.load(x + b * x_b + h * x_h + n[:, None] * x_n + d[None, :] * x_d, mask=inside, other=0.0)
+
+
+@triton.jit
+def _write_tile(x, value, b, h, n, heads, size, D: tl.constexpr, WIDE: tl.constexpr):
+    """The same of an x that lies as (b,size,h,D)."""
+    d = tl.arange(0, WIDE)
+    inside = (n < size)[:, None] & (d < D)[None, :]
+    tl.store(x + ((b * size + n[:, None]) * heads + h) * D + d[None, :], value, mask=inside)
+
+
+@triton.jit
+def _pairs(head, i, j, rows, keys):
+    """Where the pairs of a head lie, and which exist: a tile is read whole, so that loads are wide, then masked."""
+    return head * rows * keys + i[:, None] * keys + j[None, :], (i < rows)[:, None] & (j < keys)[None, :]
+
+
+@triton.jit
+def _scores(
+    q, k, carry, seed, out, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d, scale, layer,
+    CAUSAL: tl.constexpr, CARRIED: tl.constexpr, NOISY: tl.constexpr,
+    BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """One tile of one head; what it writes at hidden pairs is never used."""
+    columns = tl.cdiv(keys, BJ)
+    tiles = tl.cdiv(rows, BI) * columns
+    head, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
+    b, h = head // heads, head % heads
+    top, left = tile // columns * BI, tile % columns * BJ
+    if left < last_key(top + BI, rows, keys, CAUSAL):
+        i, j = top + tl.arange(0, BI), left + tl.arange(0, BJ)
+        x = _tile_of(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
+        y = _tile_of(k, b, h, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
+        z = tl.dot(x, tl.trans(y), input_precision="ieee") * scale
+        place, inside = _pairs(head, i, j, rows, keys)
+        if CARRIED:
+            z += tl.load(carry + place, mask=inside, other=0.0).to(tl.float32)
+        if NOISY:
+            at, quad = i, left // 4 + tl.arange(0, BJ // 4)
+            if CAUSAL:
+                at = i + (keys - rows)
+            z += normals(tl.load(seed), layer, b, h, at[:, None], quad[None, :])
+        tl.store(out + place, z, mask=inside)
+
+
+@triton.jit
+def _attend(
+    z, v, mask, seed, out, lse, heads, rows, keys, v_b, v_h, v_j, v_d, m_b, m_i, m_j, sharp, rate,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr,
+    BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """BI queries of one head; powers are of 2, with sharp · log₂ e in the logits."""
+    tiles = tl.cdiv(rows, BI)
+    head, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
+    b, h = head // heads, head % heads
+    first = (tiles - 1 - tile) * BI  # causal: the longest rows are the last, and start first
+    i = first + tl.arange(0, BI)
+    top = tl.full((BI,), float("-inf"), tl.float32)
+    total = tl.zeros((BI,), dtype=tl.float32)
+    context = tl.zeros((BI, WIDE), dtype=tl.float32)
+    for left in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
+        j = left + tl.arange(0, BJ)
+        seen = seen_at(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
+        place, inside = _pairs(head, i, j, rows, keys)
+        s = tl.load(z + place, mask=inside, other=0.0).to(tl.float32) * (sharp * 1.4426950408889634)
+        s = tl.where(seen, s, float("-inf"))
+        higher = tl.maximum(top, tl.max(s, 1))
+        calm = tl.where(higher == float("-inf"), 0.0, higher)
+        p = tl.exp2(s - calm[:, None])
+        fade = tl.exp2(top - calm)
+        total = total * fade + tl.sum(p, 1)
+        if DROPPED:
+            p *= kept(tl.load(seed), rate, head, i[:, None], (left // 4 + tl.arange(0, BJ // 4))[None, :])
+        y = _tile_of(v, b, h, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
+        context = tl.dot(p.to(y.dtype), y, context * fade[:, None], input_precision="ieee")
+        top = higher
+    blind = total == 0.0
+    total = tl.where(blind, 1.0, total)
+    context = context / total[:, None]
+    _write_tile(out, context, b, h, i, heads, rows, D, WIDE)
+    tl.store(lse + head * rows + i, tl.where(blind, 0.0, top + tl.log2(total)), mask=i < rows)
+
+
+@triton.jit
+def _delta(grad, out, delta, heads, rows, g_b, g_h, g_i, g_d, BI: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr):
+    tiles = tl.cdiv(rows, BI)
+    head, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
+    b, h = head // heads, head % heads
+    i = tile * BI + tl.arange(0, BI)
+    g = _tile_of(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE).to(tl.float32)
+    o = _tile_of(out, b, h, i, rows, rows * heads * D, D, heads * D, 1, D, WIDE).to(tl.float32)
+    tl.store(delta + head * rows + i, tl.sum(g * o, 1), mask=i < rows)
+
+
+@triton.jit
+def _attend_backward(
+    z, v, mask, seed, grad, grad_z, lse, delta, dz, dv, heads, rows, keys, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d,
+    m_b, m_i, m_j, sharp, rate, MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr,
+    HANDED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """BJ keys of one head: dV, and dZ down the columns, 0 where hidden. HANDED: Z has a gradient of its own, grad_z."""
+    tiles = tl.cdiv(keys, BJ)
+    head, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
+    b, h = head // heads, head % heads
+    j = tile * BJ + tl.arange(0, BJ)
+    y = _tile_of(v, b, h, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
+    sum_v = tl.zeros((BJ, WIDE), dtype=tl.float32)
+    start = first_query(tile * BJ, rows, keys, CAUSAL) // BI * BI
+    for above in range(0, tl.minimum(start, rows), BI):
+        i = above + tl.arange(0, BI)
+        place, inside = _pairs(head, i, j, rows, keys)
+        tl.store(dz + place, tl.zeros((BI, BJ), dtype=tl.float32), mask=inside)
+    for below in range(start, rows, BI):
+        i = below + tl.arange(0, BI)
+        seen = seen_at(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
+        place, inside = _pairs(head, i, j, rows, keys)
+        s = tl.load(z + place, mask=inside, other=0.0).to(tl.float32) * (sharp * 1.4426950408889634)
+        level = tl.load(lse + head * rows + i, mask=i < rows, other=0.0)
+        p = tl.where(seen, tl.exp2(s - level[:, None]), 0.0)
+        g = _tile_of(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
+        dp = tl.dot(g, tl.trans(y), input_precision="ieee")
+        taken = p
+        if DROPPED:
+            keep = kept(tl.load(seed), rate, head, i[:, None], (tile * BJ // 4 + tl.arange(0, BJ // 4))[None, :])
+            taken, dp = p * keep, dp * keep
+        sum_v = tl.dot(tl.trans(taken.to(g.dtype)), g, sum_v, input_precision="ieee")
+        ds = p * (dp - tl.load(delta + head * rows + i, mask=i < rows, other=0.0)[:, None]) * sharp
+        if HANDED:
+            ds += tl.where(seen, tl.load(grad_z + place, mask=inside, other=0.0).to(tl.float32), 0.0)
+        tl.store(dz + place, ds, mask=inside)
+    _write_tile(dv, sum_v, b, h, j, heads, keys, D, WIDE)
+
+
+@triton.jit
+def _product(
+    ds, x, out, heads, rows, keys, x_b, x_h, x_n, x_d, scale, CAUSAL: tl.constexpr, TURNED: tl.constexpr,
+    BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """scale·dS x for BI queries of one head, or TURNED, scale·dSᵀ x for BJ keys."""
+    tiles = tl.cdiv(keys, BJ) if TURNED else tl.cdiv(rows, BI)
+    head, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
+    b, h = head // heads, head % heads
+    if TURNED:
+        j = tile * BJ + tl.arange(0, BJ)
+        total = tl.zeros((BJ, WIDE), dtype=tl.float32)
+        for top in range(first_query(tile * BJ, rows, keys, CAUSAL) // BI * BI, rows, BI):
+            i = top + tl.arange(0, BI)
+            place, inside = _pairs(head, i, j, rows, keys)
+            y = _tile_of(x, b, h, i, rows, x_b, x_h, x_n, x_d, D, WIDE)
+            part = tl.load(ds + place, mask=inside, other=0.0).to(y.dtype)
+            total = tl.dot(tl.trans(part), y, total, input_precision="ieee")
+        _write_tile(out, total * scale, b, h, j, heads, keys, D, WIDE)
+    else:
+        first = (tiles - 1 - tile) * BI
+        i = first + tl.arange(0, BI)
+        total = tl.zeros((BI, WIDE), dtype=tl.float32)
+        for left in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
+            j = left + tl.arange(0, BJ)
+            place, inside = _pairs(head, i, j, rows, keys)
+            y = _tile_of(x, b, h, j, keys, x_b, x_h, x_n, x_d, D, WIDE)
+            part = tl.load(ds + place, mask=inside, other=0.0).to(y.dtype)
+            total = tl.dot(part, y, total, input_precision="ieee")
+        _write_tile(out, total * scale, b, h, i, heads, rows, D, WIDE)
+
+
+@torch.library.custom_op("attnlab::cascade", mutates_args=())
+def cascade(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, carry: Tensor | None, net: Tensor | None,
+    noise: Tensor | None, dropping: Tensor | None, causal: bool, scale: float, sharp: float, rate: float, layer: int,
+    width: int, own: bool, residual: bool, wide: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Context (b,h,i,d), logits Z (b,h,i,j) and their log₂-sums (b,h,i); q (b,h,i,d), k and v (b,h,j,d).
+
+    net       σ's parameters as one vector, with its width, own and residual as in coda.py; None: no σ
+    noise     the seed of ε, or None           dropping   the seed of dropout, with its rate, or None
+    sharp     P = softmax(sharp·Z)             wide       Z in float32, else in q's type
+    """
+    out, z, lse = _empty(q, k, wide)
+    seen, carry = sight(mask, causal, q, k), None if carry is None else carry.contiguous()
+    mixed = net is not None and carry is not None
+    _make_scores(q, k, z, None if mixed else carry, None if mixed else noise, causal, scale, layer)
+    if net is not None and carry is not None:
+        coda.collide(z, carry, net, seen, noise, layer, width, own, residual, q.dtype)
+    (b, h, i, _), tile = q.shape, _tile(q)
+    with launching_on(q):
+        _attend[(b * h * triton.cdiv(i, tile["BI"]),)](
+            z, v, seen.mask, q if dropping is None else dropping, out, lse, h, i, k.shape[2], *v.stride(),
+            *seen.strides, sharp, rate, DROPPED=dropping is not None, **seen.flags, **tile,
+        )  # fmt: skip
+    return out, z, lse
+
+
+@torch.library.custom_op("attnlab::cascade_backward", mutates_args=())
+def cascade_backward(
+    grad: Tensor, grad_z: Tensor | None, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, carry: Tensor | None,
+    net: Tensor | None, dropping: Tensor | None, out: Tensor, z: Tensor, lse: Tensor, causal: bool, scale: float,
+    sharp: float, rate: float, layer: int, width: int, own: bool, residual: bool, wide: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """dQ, dK, dV, and the gradients of the carry and of net, each empty where there is none."""
+    seen, carry = sight(mask, causal, q, k), None if carry is None else carry.contiguous()
+    dz, dv = _values_backward(grad, grad_z, v, out, z, lse, carry, seen, dropping, sharp, rate)
+    dcarry, dnet = dz if carry is not None else dz.new_empty(0), q.new_empty(0)
+    if carry is not None and net is not None:
+        s = torch.empty_like(carry)
+        if own:
+            _make_scores(q, k, s, None, None, causal, scale, layer)
+        else:
+            dcarry = torch.zeros_like(carry)
+        dnet = coda.collide_backward(s, carry, net, seen, dz, dcarry, width, own, residual, q.dtype)
+    dq, dk = _empty_like(q), _empty_like(k)
+    (b, h, i, _), j, tile = q.shape, k.shape[2], _tile(q)
+    flags = {"CAUSAL": causal} | tile
+    with launching_on(q):
+        queries, keys = (b * h * triton.cdiv(i, tile["BI"]),), (b * h * triton.cdiv(j, tile["BJ"]),)
+        _product[queries](dz, k, dq, h, i, j, *k.stride(), scale, TURNED=False, **flags)
+        _product[keys](dz, q, dk, h, i, j, *q.stride(), scale, TURNED=True, **flags)
+    return dq, dk, dv, dcarry, dnet
+
+
+def _make_scores(
+    q: Tensor,
+    k: Tensor,
+    out: Tensor,
+    carry: Tensor | None,
+    noise: Tensor | None,
+    causal: bool,
+    scale: float,
+    layer: int,
+) -> None:
+    """out = scale·qkᵀ + carry + ε, where a tile is not hidden as a whole."""
+    (b, h, i, _), j, tile = q.shape, k.shape[2], _tile(q)
+    with launching_on(q):
+        _scores[(b * h * triton.cdiv(i, tile["BI"]) * triton.cdiv(j, tile["BJ"]),)](
+            q, k, q if carry is None else carry, q if noise is None else noise, out, h, i, j, *q.stride(),
+            *k.stride(), scale, layer, CAUSAL=causal, CARRIED=carry is not None, NOISY=noise is not None, **tile,
+        )  # fmt: skip
+
+
+def _values_backward(
+    grad: Tensor, grad_z: Tensor | None, v: Tensor, out: Tensor, z: Tensor, lse: Tensor, carry: Tensor | None,
+    seen: Sight, dropping: Tensor | None, sharp: float, rate: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """dZ, in the type of the carry whose gradient it becomes, and dV."""
+    b, h, i, j = z.shape
+    dz, dv = torch.empty_like(z if carry is None else carry), _empty_like(v)
+    delta, tile = torch.empty_like(lse), _tile(v, backward=True)
+    handed = z if grad_z is None else grad_z.contiguous()
+    with launching_on(v):
+        _delta[(b * h * triton.cdiv(i, tile["BI"]),)](
+            grad, out, delta, h, i, *grad.stride(), BI=tile["BI"], D=tile["D"], WIDE=tile["WIDE"]
+        )
+        _attend_backward[(b * h * triton.cdiv(j, tile["BJ"]),)](
+            z, v, seen.mask, v if dropping is None else dropping, grad, handed, lse, delta, dz, dv, h, i, j,
+            *v.stride(), *grad.stride(), *seen.strides, sharp, rate, DROPPED=dropping is not None,
+            HANDED=grad_z is not None, **seen.flags, **tile,
+        )  # fmt: skip
+    return dz, dv
+
+
+@cascade.register_fake
+def _(q, k, v, mask, carry, net, noise, dropping, causal, scale, sharp, rate, layer, width, own, residual, wide):
+    return _empty(q, k, wide)
+
+
+@cascade_backward.register_fake
+def _(grad, grad_z, q, k, v, mask, carry, net, dropping, out, z, lse, *options):
+    nothing = q.new_empty(0)
+    dcarry = z.new_empty(0) if carry is None else torch.empty_like(carry, memory_format=torch.contiguous_format)
+    mixed = carry is not None and net is not None
+    return _empty_like(q), _empty_like(k), _empty_like(v), dcarry, net.new_empty(net.shape) if mixed else nothing
+
+
+def _keep(ctx, inputs, output):
+    q, k, v, mask, carry, net, _, dropping, *ctx.options = inputs
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(output[2])
+    ctx.save_for_backward(q, k, v, mask, carry, net, dropping, *output)
+
+
+def _gradients(ctx, grad, grad_z, _):
+    if torch.is_grad_enabled():
+        raise NotImplementedError(
+            "the fused cascade has no second derivative; build the attention with impl='reference'"
+        )
+    _, _, _, _, carry, net, _, out, *_ = ctx.saved_tensors
+    grad = torch.zeros_like(out) if grad is None else grad
+    dq, dk, dv, dcarry, dnet = cascade_backward(grad, grad_z, *ctx.saved_tensors, *ctx.options)
+    given = (dq, dk, dv, None, None if carry is None else dcarry, None if carry is None or net is None else dnet)
+    return *given, *(None,) * (2 + len(ctx.options))
+
+
+cascade.register_autograd(_gradients, setup_context=_keep)
+
+
+def unsupported(q: Tensor, k: Tensor, v: Tensor, width: int) -> str | None:
+    """What keeps these kernels from a case, or None; width: of σ's hidden layers, 0 where there is no σ."""
+    if not q.is_cuda and not os.environ.get("TRITON_INTERPRET"):
+        return f"tensors on {q.device}"
+    if q.dtype not in TYPES or not q.dtype == k.dtype == v.dtype:
+        return f"q, k, v in {q.dtype}, {k.dtype}, {v.dtype}"
+    if k.shape[1] != q.shape[1]:
+        return f"{q.shape[1]} query heads on {k.shape[1]} key heads"
+    if q.shape[3] > WIDEST or v.shape[3] != q.shape[3]:
+        return f"head_dim={q.shape[3]} with values of {v.shape[3]} (at most {WIDEST}, and equal)"
+    return coda.unsupported(q.shape[1], width, q.dtype) if width else None
+
+
+def _empty(q: Tensor, k: Tensor, wide: bool) -> tuple[Tensor, Tensor, Tensor]:
+    b, h, i, _ = q.shape
+    logits = q.new_empty(b, h, i, k.shape[2], dtype=torch.float32 if wide else q.dtype)
+    return _empty_like(q), logits, q.new_empty(b, h, i, dtype=torch.float32)
+
+
+def _empty_like(x: Tensor) -> Tensor:
+    """(b,h,n,d) laid out as (b,n,h,d), as a projection reads it."""
+    b, h, n, d = x.shape
+    return x.new_empty(b, n, h, d).transpose(1, 2)
+
+
+def _tile(x: Tensor, *, backward: bool = False) -> dict[str, Any]:
+    """Queries and keys of a tile, and who works at it: more warps where it keeps more in registers."""
+    d, single = x.shape[3], x.dtype == torch.float32
+    side = 32 if single else 64
+    sizes = {"BI": side, "BJ": side, "D": d, "WIDE": max(16, triton.next_power_of_2(d))}
+    return sizes | ({"num_warps": 8, "num_stages": 1 if single else 2} if backward else {"num_warps": 4})

@@ -1,0 +1,239 @@
+"""CODA's σ at every visible (query, key), over the heads: logits S become Z in place, and gradients of Z those of S.
+
+    forward    Z = S + C + σ(S + C) + ε      C: the carry;  variant "paper": Z = S [+ C] + σ(C) + ε
+               σ(x) = W₃ l(W₂ l(W₁ x + b₁) + b₂) + b₃        l: LeakyReLU 0.2;  "paper" has no W₂, b₂
+    backward   activations are made again; e₃ = G, e₂ = l'∘W₃ᵀe₃, e₁ = l'∘W₂ᵀe₂, dX = G + W₁ᵀe₁ (of S and of C)
+               dW_n = Σ e_n x_{n−1}ᵀ, db_n = Σ e_n over the pairs
+
+A program takes a few rows of one example, all heads of a pair at once, and walks along the keys. Pairs are the rows of
+every product, so activations go from one product to the next in registers, as in flash attention, and only the weights
+lie in shared memory. σ's parameters travel as one flat vector: W₁, b₁, W₂, b₂, W₃, b₃. Each program adds up its own
+part of their gradient; the parts are summed in a fixed order, so results do not vary from run to run.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attnlab.mechanisms.kernels.launch import launching_on
+from attnlab.mechanisms.kernels.pairs import Sight, last_key, normals, seen_at
+
+MOST_HEADS = 32
+WIDEST = {torch.float32: 64, torch.float16: 128, torch.bfloat16: 128}  # hidden units of σ
+PRECISION = tl.constexpr("tf32x3")  # of float32: three products in tf32, of what it keeps and what it drops
+PROGRAMS = 264  # two for each multiprocessor of a large GPU: the parts that σ's gradient is summed from
+TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+
+
+@triton.jit
+def _at_pairs(x, b, h, i, j, heads, rows, keys):
+    """Where x (b,h,i,j) holds the heads h of pairs (i, j): (heads, pairs)."""
+    plane = b * heads + h.to(tl.int64)[:, None]
+    return x + plane * (rows * keys) + (i * keys + j)[None, :]
+
+
+@triton.jit
+def _inside(h, i, j, heads, rows, keys):
+    return (h < heads)[:, None] & ((i < rows) & (j < keys))[None, :]
+
+
+@triton.jit
+def _read(x, b, h, i, j, heads, rows, keys):
+    """x at the heads h of pairs (i, j), in float32; of hidden ones too, so that loads are wide."""
+    place = _at_pairs(x, b, h, i, j, heads, rows, keys)
+    return tl.load(place, mask=_inside(h, i, j, heads, rows, keys), other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _inner(z, carry, b, h, i, j, seen, heads, rows, keys, OWN: tl.constexpr):
+    """What goes into σ, and the carry: (heads, pairs) in float32, 0 where hidden."""
+    c = _read(carry, b, h, i, j, heads, rows, keys)
+    x = c
+    if OWN:
+        x = c + _read(z, b, h, i, j, heads, rows, keys)
+    return tl.where(seen[None, :], x, 0.0), tl.where(seen[None, :], c, 0.0)
+
+
+@triton.jit
+def _matrix(net, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr, T: tl.constexpr):
+    """A matrix (rows,columns), filled up with zeros."""
+    m, n = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
+    return tl.load(net + m * columns + n, mask=(m < rows) & (n < columns), other=0.0).to(T)
+
+
+@triton.jit
+def _vector(net, size, SIZE: tl.constexpr):
+    m = tl.arange(0, SIZE)
+    return tl.load(net + m, mask=m < size, other=0.0).to(tl.float32)[None, :]
+
+
+@triton.jit
+def _linear_leaky(x, matrix, offset, T: tl.constexpr):
+    """l(x Wᵀ + b), in x's type."""
+    y = tl.dot(x, tl.trans(matrix), input_precision=PRECISION) + offset
+    return tl.maximum(y, 0.2 * y).to(T)
+
+
+@triton.jit
+def _collide(
+    z, carry, net, mask, seed, heads, width, rows, keys, m_b, m_i, m_j, layer,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, NOISY: tl.constexpr, OWN: tl.constexpr, RESIDUAL: tl.constexpr,
+    DEEP: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, H: tl.constexpr, K: tl.constexpr, WIDE: tl.constexpr,
+    T: tl.constexpr,
+):  # fmt: skip
+    """BI rows of one example. K: the heads as an inner axis of a product, at least 16."""
+    bands = tl.cdiv(rows, BI)
+    b = (tl.program_id(0) // bands).to(tl.int64)
+    first = (bands - 1 - tl.program_id(0) % bands) * BI  # causal: the longest rows are the last, and start first
+    h, pair = tl.arange(0, H), tl.arange(0, BI * BJ)
+    i = first + pair // BJ
+    w1, b1 = _matrix(net, width, heads, WIDE, K, T), _vector(net + width * heads, width, WIDE)
+    net += width * heads + width
+    if DEEP:
+        w2, b2 = _matrix(net, width, width, WIDE, WIDE, T), _vector(net + width * width, width, WIDE)
+        net += width * width + width
+    w3, b3 = _matrix(net, heads, width, H, WIDE, T), _vector(net + heads * width, heads, H)
+    for begin in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
+        j = begin + pair % BJ
+        seen = seen_at(mask, b, i, j, rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
+        x, c = _inner(z, carry, b, h, i, j, seen, heads, rows, keys, OWN)
+        fed = x
+        if K > H:
+            fed, _ = _inner(z, carry, b, tl.arange(0, K), i, j, seen, heads, rows, keys, OWN)
+        y = _linear_leaky(tl.trans(fed).to(T), w1, b1, T)  # (pairs, WIDE)
+        if DEEP:
+            y = _linear_leaky(y, w2, b2, T)
+        mixed = tl.trans(tl.dot(y, tl.trans(w3), input_precision=PRECISION) + b3)  # (H, pairs)
+        if OWN:
+            mixed += x
+        else:
+            mixed += _read(z, b, h, i, j, heads, rows, keys)
+            if RESIDUAL:
+                mixed += c
+        if NOISY:
+            group = tl.arange(0, BI * BJ // 4) * 4
+            row = first + group // BJ
+            if CAUSAL:
+                row += keys - rows
+            quad = (begin + group % BJ) // 4
+            mixed += normals(tl.load(seed), layer, b, h[:, None], row[None, :], quad[None, :])
+        tl.store(_at_pairs(z, b, h, i, j, heads, rows, keys), mixed, mask=_inside(h, i, j, heads, rows, keys))
+
+
+@triton.jit
+def _collide_backward(
+    z, carry, net, mask, grad, out, parts, batch, heads, width, rows, keys, m_b, m_i, m_j, size,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, OWN: tl.constexpr, RESIDUAL: tl.constexpr, DEEP: tl.constexpr,
+    BI: tl.constexpr, BJ: tl.constexpr, K: tl.constexpr, WIDE: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    """A share of the bands of BI rows. z holds S; grad is 0 where hidden, and may be out."""
+    h, pair = tl.arange(0, K), tl.arange(0, BI * BJ)
+    w1, b1 = _matrix(net, width, heads, WIDE, K, T), _vector(net + width * heads, width, WIDE)
+    net += width * heads + width
+    if DEEP:
+        w2, b2 = _matrix(net, width, width, WIDE, WIDE, T), _vector(net + width * width, width, WIDE)
+        net += width * width + width
+        dw2, db2 = tl.zeros((WIDE, WIDE), dtype=tl.float32), tl.zeros((WIDE, 16), dtype=tl.float32)
+    w3 = _matrix(net, heads, width, K, WIDE, T)
+    dw1, db1 = tl.zeros((WIDE, K), dtype=tl.float32), tl.zeros((WIDE, 16), dtype=tl.float32)
+    dw3, db3 = tl.zeros((WIDE, K), dtype=tl.float32), tl.zeros((K,), dtype=tl.float32)
+    one = (tl.arange(0, 16)[None, :] + tl.zeros((BI * BJ, 1), dtype=tl.int32) == 0).to(T)  # sums pairs into column 0
+    bands = tl.cdiv(rows, BI)
+    for band in range(tl.program_id(0), batch * bands, tl.num_programs(0)):
+        b = (band // bands).to(tl.int64)
+        first = band % bands * BI
+        i = first + pair // BJ
+        for begin in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
+            j = begin + pair % BJ
+            seen = seen_at(mask, b, i, j, rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
+            x, _ = _inner(z, carry, b, h, i, j, seen, heads, rows, keys, OWN)
+            g = _read(grad, b, h, i, j, heads, rows, keys)
+            fed, back = tl.trans(x).to(T), tl.trans(g).to(T)  # (pairs, K)
+            y1 = _linear_leaky(fed, w1, b1, T)  # (pairs, WIDE)
+            y2 = y1
+            if DEEP:
+                y2 = _linear_leaky(y1, w2, b2, T)
+            dw3 = tl.dot(tl.trans(y2), back, dw3, input_precision=PRECISION)
+            db3 += tl.sum(g, 1)
+            e = tl.dot(back, w3, input_precision=PRECISION)
+            e = tl.where(y2 > 0.0, e, 0.2 * e).to(T)
+            if DEEP:
+                dw2 = tl.dot(tl.trans(e), y1, dw2, input_precision=PRECISION)
+                db2 = tl.dot(tl.trans(e), one, db2, input_precision=PRECISION)
+                e = tl.dot(e, w2, input_precision=PRECISION)
+                e = tl.where(y1 > 0.0, e, 0.2 * e).to(T)
+            dw1 = tl.dot(tl.trans(e), fed, dw1, input_precision=PRECISION)
+            db1 = tl.dot(tl.trans(e), one, db1, input_precision=PRECISION)
+            dx = tl.trans(tl.dot(e, w1, input_precision=PRECISION))  # (K, pairs)
+            if RESIDUAL:
+                dx += g
+            tl.store(_at_pairs(out, b, h, i, j, heads, rows, keys), dx, mask=_inside(h, i, j, heads, rows, keys))
+    w = tl.arange(0, WIDE)
+    part = parts + tl.program_id(0).to(tl.int64) * size
+    known = (w < width)[:, None] & (h < heads)[None, :]
+    tl.store(part + w[:, None] * heads + h[None, :], dw1, mask=known)
+    tl.store(part + width * heads + w, tl.sum(db1, 1), mask=w < width)
+    part += width * heads + width
+    if DEEP:
+        tl.store(part + w[:, None] * width + w[None, :], dw2, mask=(w < width)[:, None] & (w < width)[None, :])
+        tl.store(part + width * width + w, tl.sum(db2, 1), mask=w < width)
+        part += width * width + width
+    tl.store(part + h[None, :] * width + w[:, None], dw3, mask=known)
+    tl.store(part + heads * width + h, db3, mask=h < heads)
+
+
+def collide(
+    z: Tensor, carry: Tensor, net: Tensor, seen: Sight, noise: Tensor | None, layer: int, width: int, own: bool,
+    residual: bool, dtype: torch.dtype,
+) -> None:  # fmt: skip
+    """z (b,h,i,j) from S to Z, in place, wherever it is visible; products in dtype; noise: the seed of ε, or None."""
+    b, heads, rows, keys = z.shape
+    tile = _tile(dtype, heads, width, keys)
+    with launching_on(z):
+        _collide[(b * triton.cdiv(rows, tile["BI"]),)](
+            z, carry, net, seen.mask, z if noise is None else noise, heads, width, rows, keys, *seen.strides, layer,
+            NOISY=noise is not None, OWN=own, RESIDUAL=residual, DEEP=_deep(net, heads, width),
+            H=max(8, triton.next_power_of_2(heads)), **seen.flags, **tile,
+        )  # fmt: skip
+
+
+def collide_backward(
+    s: Tensor, carry: Tensor, net: Tensor, seen: Sight, grad: Tensor, out: Tensor, width: int, own: bool,
+    residual: bool, dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """The gradient of net; out (b,h,i,j), which may be grad, becomes that of the carry where a tile is not hidden."""
+    b, heads, rows, keys = carry.shape
+    tile = _tile(dtype, heads, width, keys, backward=True)
+    programs = min(PROGRAMS, b * triton.cdiv(rows, tile["BI"]))
+    parts = net.new_empty(programs, len(net), dtype=torch.float32)
+    with launching_on(s):
+        _collide_backward[(programs,)](
+            s, carry, net, seen.mask, grad, out, parts, b, heads, width, rows, keys, *seen.strides, len(net),
+            OWN=own, RESIDUAL=residual, DEEP=_deep(net, heads, width), **seen.flags, **tile,
+        )  # fmt: skip
+    return parts.sum(0).to(net.dtype)
+
+
+def unsupported(heads: int, width: int, dtype: torch.dtype) -> str | None:
+    """What keeps these kernels from a case, or None: σ's weights must fit into a multiprocessor's memory."""
+    if heads > MOST_HEADS or width > WIDEST[dtype]:
+        covered = f"at most {MOST_HEADS} and {WIDEST[dtype]}"
+        return f"{heads} heads with {width} hidden units in σ in {dtype} ({covered})"
+    return None
+
+
+def _deep(net: Tensor, heads: int, width: int) -> bool:
+    """Whether σ has a second hidden layer."""
+    return len(net) > 2 * width * heads + width + heads
+
+
+def _tile(dtype: torch.dtype, heads: int, width: int, keys: int, *, backward: bool = False) -> dict[str, Any]:
+    """BI rows of BJ keys: as many pairs as the registers hold beside σ's widest layer and, backward, its gradient."""
+    wide = max(16, triton.next_power_of_2(width))
+    pairs = 32 if dtype == torch.float32 else 64 if backward or wide == 128 else 128
+    columns = min(64, pairs, max(16, triton.next_power_of_2(keys)))
+    sizes = {"BI": pairs // columns, "BJ": columns, "K": max(16, triton.next_power_of_2(heads)), "WIDE": wide}
+    return sizes | {"T": TYPES[dtype], "num_warps": 8 if wide == 128 else 4, "num_stages": 2 if backward else 3}

@@ -1,0 +1,100 @@
+"""What a (query, key) pair sees and draws, inside a kernel.
+
+Philox gives four words for each counter, which serve four keys in a row: counters are made for every fourth key, and
+their draws laid side by side. The normals are those of `mechanisms/noise.py`.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+class Sight(NamedTuple):
+    """Which pairs are visible, as `seen_at` is told: the mask as bytes, its strides, and what of both there is."""
+
+    mask: Tensor
+    strides: tuple[int, int, int]
+    flags: dict[str, bool]
+
+
+def sight(mask: Tensor | None, causal: bool, q: Tensor, k: Tensor) -> Sight:
+    """mask: bool, broadcastable to (b,1,i,j), or None; where there is none, a pointer that is never read."""
+    flags = {"MASKED": mask is not None, "CAUSAL": causal}
+    if mask is None:
+        return Sight(q, (0, 0, 0), flags)
+    b, _, i, j = mask[(None,) * (4 - mask.dim())].expand(q.shape[0], 1, q.shape[2], k.shape[2]).stride()
+    return Sight(mask.view(torch.uint8), (b, i, j), flags)
+
+
+@triton.jit
+def seen_at(mask, b, i, j, rows, keys, m_b, m_i, m_j, MASKED: tl.constexpr, CAUSAL: tl.constexpr):
+    """Whether query i sees key j; False outside of both. i and j broadcast against each other."""
+    seen = (i < rows) & (j < keys)
+    if MASKED:
+        seen = seen & (tl.load(mask + b * m_b + i * m_i + j * m_j, mask=seen, other=0) != 0)
+    if CAUSAL:
+        seen = seen & (j <= i + (keys - rows))
+    return seen
+
+
+@triton.jit
+def last_key(after, rows, keys, CAUSAL: tl.constexpr):
+    """The keys from here on are hidden from every query before the query `after`."""
+    end = keys
+    if CAUSAL:
+        end = tl.minimum(keys, after + (keys - rows))
+    return end
+
+
+@triton.jit
+def first_query(j, rows, keys, CAUSAL: tl.constexpr):
+    """The queries before this one do not see key j or any later one."""
+    start = 0
+    if CAUSAL:
+        start = tl.maximum(0, j - (keys - rows))
+    return start
+
+
+@triton.jit
+def normals(seed, layer, b, h, i, quad):
+    """ε of keys 4·quad … 4·quad + 3, in float32: the last of two axes grows fourfold. i is where a query stands."""
+    c0, c1 = tl.broadcast(quad.to(tl.uint32), i.to(tl.uint32))
+    w0, w1, w2, w3 = tl.philox(seed, c0, c1, b.to(tl.uint32), (h + (layer << 16)).to(tl.uint32))
+    n0, n1 = _box_muller(w0, w1)
+    n2, n3 = _box_muller(w2, w3)
+    return _side_by_side(n0, n1, n2, n3)
+
+
+@triton.jit
+def kept(seed, rate, head, i, quad):
+    """Dropout's keep / (1 − rate) of keys 4·quad … 4·quad + 3; head counts through the batch."""
+    c0, c1 = tl.broadcast(quad.to(tl.uint32), i.to(tl.uint32))
+    w0, w1, w2, w3 = tl.philox(seed, c0, c1, head.to(tl.uint32), 0)
+    draw = tl.uint_to_uniform_float(_side_by_side(w0, w1, w2, w3))
+    return tl.where(draw >= rate, 1.0 / (1.0 - rate), 0.0)
+
+
+@triton.jit
+def _box_muller(w0, w1):
+    """Two normals of two words. The angle is within one turn, so polynomials within 45° serve for sin and cos."""
+    radius = tl.sqrt(-2.0 * tl.log(tl.maximum(1.0e-7, tl.uint_to_uniform_float(w0))))
+    quarters = 4.0 * tl.uint_to_uniform_float(w1)
+    nearest = tl.floor(quarters + 0.5)
+    x = (quarters - nearest) * 1.5707963267948966
+    xx = x * x
+    cos = 1.0 + xx * (-0.5 + xx * (1 / 24 + xx * (-1 / 720 + xx * (1 / 40320))))
+    sin = x + x * xx * (-1 / 6 + xx * (1 / 120 + xx * (-1 / 5040 + xx * (1 / 362880))))
+    turn = nearest.to(tl.int32)
+    odd = (turn & 1) == 1
+    across, up = tl.where(odd, sin, cos), tl.where(odd, cos, sin)
+    across = tl.where(((turn + 1) & 2) == 2, -across, across)
+    return radius * across, radius * tl.where((turn & 2) == 2, -up, up)
+
+
+@triton.jit
+def _side_by_side(a, b, c, d):
+    """Four (m,n) -> (m,4n): a, b, c, d of the first column, then of the second, …"""
+    return tl.reshape(tl.join(tl.join(a, c), tl.join(b, d)), (a.shape[0], 4 * a.shape[1]))

