@@ -114,7 +114,7 @@ def test_values_that_mean_nothing_are_refused_before_anything_runs(tmp_path, wor
 
 
 def both(out, *words):
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29613"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29617"]
     call = [*launch, "-m", "attnlab.cli", "train", "synthetic", *LEXICON, *words, "device=cpu", f"out={out}"]
     return subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
 

@@ -13,7 +13,6 @@ Without samples there is one pass with the mean logits, as in the authors' code,
 
 import math
 import re
-import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -213,11 +212,10 @@ def _by_sacrebleu(
     texts = list(hypotheses), [list(lines) for lines in sets]
     try:
         made = metric.corpus_score(*texts, n_bootstrap=max(bootstrap, 1))
-    except TypeError:  # sacrebleu cannot average resamplings of which some are exactly 0
-        if metric.corpus_score(*texts, n_bootstrap=1).score > 1.0:  # so that was not it
+    except TypeError as error:  # sacrebleu cannot average resamplings of which some are exactly 0: too little text
+        if "coerce" not in str(error):
             raise
-        warnings.warn(f"{kind}: too little text, or too little right in it, for an interval", stacklevel=2)
-        made, bootstrap = metric.corpus_score(*texts, n_bootstrap=1), 0
+        made, bootstrap = metric.corpus_score(*texts, n_bootstrap=1), 0  # without an interval, as the score then shows
     mean, margin = (float(made._mean), float(made._ci)) if bootstrap else (None, None)
     return TextScore(made.name, made.score, str(metric.get_signature()), mean, margin)
 
