@@ -179,7 +179,8 @@ def read(path: Path) -> tuple[dict, list[dict]]:
 
 def where(about: dict) -> str:
     versions = f"torch {about['torch']}, Python {about['python']}"
-    return f"{versions}, commit {about['commit']}, seed {about['seed']}."
+    noted = f" {about['note']}" if "note" in about else ""
+    return f"{versions}, commit {about['commit']}, seed {about['seed']}.{noted}"
 
 
 def markdown(table: list[list[str]]) -> str:
