@@ -9,10 +9,14 @@ import time
 
 import pytest
 import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file
 
+from attnlab import train
 from attnlab.checkpointing import averaged
 from attnlab.config import FREE
 from attnlab.recipe import resolved
+from attnlab.runs import open_run, start
 from attnlab.store import Checkpoint, Metrics, RunFolder, write_checkpoint
 
 LEXICON = ["data=lexicon", "examples=600", "held_out=20", "width=16", "layers=1", "heads=2", "feed_forward=32"]
@@ -111,6 +115,34 @@ def test_values_that_mean_nothing_are_refused_before_anything_runs(tmp_path, wor
     done = trained(tmp_path, "steps=4", *words)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+def test_a_validation_that_was_interrupted_is_made_when_the_run_goes_on(tmp_path, monkeypatch):
+    values = dict(word.split("=") for word in LEXICON) | {"steps": "12", "evaluate_every": "5", "checkpoint_every": "5"}
+    started = {"device": "cpu", "report": lambda values: None, "note": print}
+    _, whole = start(resolved("synthetic", values), out=str(tmp_path / "whole"), **started)
+    with monkeypatch.context() as patch:
+        patch.setattr("attnlab.train.evaluate", lambda *a, asked, **k: None)  # as if Ctrl-C came in the middle of it
+        folder, outcome = start(resolved("synthetic", values), out=str(tmp_path / "cut"), **started)
+    assert (outcome.finished, outcome.step, folder.position()["unevaluated"]) == (False, 5, True)
+    folder, outcome = start(resolved("synthetic", values), out=str(tmp_path / "cut"), **started)
+    assert outcome.finished
+    rows = [[{k: v for k, v in row.items() if k != "tokens_per_second"} for row in o.history] for o in (whole, outcome)]
+    assert rows[0] == rows[1]
+    one, other = (load_file(tmp_path / name / "last.safetensors") for name in ("whole", "cut"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_validation_stops_between_two_batches_when_asked(tmp_path):
+    values = dict(word.split("=") for word in LEXICON) | {"steps": "1"}
+    folder, _ = start(
+        resolved("synthetic", values), out=str(tmp_path), device="cpu", report=lambda values: None, note=print
+    )
+    run, accelerator = open_run(folder.path, device="cpu"), Accelerator(cpu=True)
+    asked = iter([False, True, True, True, True])
+    given = (run.model, run.task, run.recipe.training, accelerator)
+    assert train.evaluate(*given, asked=lambda: next(asked)) is None
+    assert train.evaluate(*given, asked=lambda: False)["valid_loss"] > 0
 
 
 def both(out, *words):

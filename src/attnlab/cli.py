@@ -147,6 +147,8 @@ def train(
     with _Progress(recipe.training.steps) as progress:
         folder, outcome = runs.start(recipe, out=out, device=device, report=progress.show, note=progress.note)
     command = " ".join(["attnlab train", task, *(settings or [])])
+    if int(os.environ.get("RANK", "0")):  # of several processes one speaks
+        return
     if outcome.finished:
         best = f"best validation loss {outcome.best:.4f} at step {outcome.best_step}"
         print(f"{folder.path}: finished at step {outcome.step}; {best}")

@@ -102,8 +102,8 @@ class RunFolder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise ValueError(f"{self.path} is being trained by another process") from None
-            for scratch in self.path.rglob(".*.safetensors.*"):  # of a process that was killed while it wrote
-                scratch.unlink(missing_ok=True)
+            for scratch in (*self.path.glob(".*.safetensors.*"), *self.path.glob("steps/.*.safetensors.*")):
+                scratch.unlink(missing_ok=True)  # of a process that was killed while it wrote
             yield
 
     def is_locked(self) -> bool:
