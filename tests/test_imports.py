@@ -8,6 +8,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "attnlab"
 RANKS = {
     "cli": 7,
+    "terminal": 0,
     "studies": 6,
     "train": 5, "decode": 5, "store": 5, "runs": 5, "recipe": 5, "evaluation": 5,
     "optimise": 5, "population": 5, "checkpointing": 5, "stepping": 5, "score": 5, "search": 5, "diagnosis": 5,

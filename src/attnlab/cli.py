@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from attnlab import __version__
+from attnlab.terminal import Bar, show_table
 
 app = typer.Typer(
     name="attnlab",
@@ -61,7 +61,9 @@ def list_everything(
     if task is not None:
         from attnlab.recipe import keys
 
-        _print(f"attnlab train {task}", ["key", "default", "of the"], [[name, x, part] for name, x, part in keys(task)])
+        show_table(
+            f"attnlab train {task}", ["key", "default", "of the"], [[name, x, part] for name, x, part in keys(task)]
+        )
         return
 
     from attnlab.mechanisms import MECHANISMS, option_types
@@ -78,13 +80,13 @@ def list_everything(
         rows.append(
             [name, about.rstrip(".:"), " ".join(option for option in option_types(name) if option not in everyone)]
         )
-    _print("mechanisms (every one also takes layer, scale, dropout)", ["attention=", "what it is", "options"], rows)
+    show_table("mechanisms (every one also takes layer, scale, dropout)", ["attention=", "what it is", "options"], rows)
     sizes = [[name, c.model, c.layers, c.width, c.heads, c.vocabulary] for name, c in PRESETS.items()]
-    _print("model presets", ["model", "what it is", "layers", "width", "heads", "words"], sizes)
+    show_table("model presets", ["model", "what it is", "layers", "width", "heads", "words"], sizes)
     sets = [[s.name, s.task, s.licence] for s in SETS.values()]
-    _print(f"tasks: {', '.join(TASKS)}; data sets", ["data=", "task", "licence"], sets)
+    show_table(f"tasks: {', '.join(TASKS)}; data sets", ["data=", "task", "licence"], sets)
     studies = [[study.name, study.title, " ".join(study.items)] for study in map(open_study, STUDIES)]
-    _print("studies", ["reproduce", "what it is", "items"], studies)
+    show_table("studies", ["reproduce", "what it is", "items"], studies)
 
 
 @app.command()
@@ -107,7 +109,7 @@ def demo(settings: Pairs = None) -> None:
         for outcome in study.outcomes(config, lambda name, step: progress.update(bars[name], completed=step)):
             found.append(outcome)
     table = study.table(found)
-    _print("copying ten tokens", list(table.columns), [list(row) for row in table.rows])
+    show_table("copying ten tokens", list(table.columns), [list(row) for row in table.rows])
     print(f"report: {study.write(config, found)}")
 
 
@@ -123,7 +125,7 @@ def describe(
     config = configured(model, split_pairs(settings or []))
     counts = parameter_table(on_meta(config))
     rows = [[block, f"{count:,}"] for block, count in [*counts, ("total", sum(count for _, count in counts))]]
-    _print(f"{model}, attention={config.attention}", ["block", "parameters"], rows)
+    show_table(f"{model}, attention={config.attention}", ["block", "parameters"], rows)
 
 
 @app.command()
@@ -144,7 +146,7 @@ def train(
     values = split_pairs(settings or [])
     out, device = values.pop("out", None), values.pop("device", "auto")
     recipe = resolved(task, values)
-    with _Progress(recipe.training.steps) as progress:
+    with Bar(recipe.training.steps) as progress:
         folder, outcome = runs.start(recipe, out=out, device=device, report=progress.show, note=progress.note)
     command = " ".join(["attnlab train", task, *(settings or [])])
     if int(os.environ.get("RANK", "0")):  # of several processes one speaks
@@ -188,7 +190,7 @@ def evaluate(
     _refuse_unknown(values, ["part", "weights", "device", "src", "tgt", "data", "pair", "data_dir", *EVALUATION])
     samples, bootstrap = given.pop("eval_samples", 0), given.pop("bootstrap", 1000)
     opened = open_run(run, device=device, weights=weights, data=data)
-    with _Progress(1) as progress:
+    with Bar(1) as progress:
         if source and target:
             part, how = Path(source).name, {"bootstrap": bootstrap, "tick": progress.tick, **given}
             found = text_evaluated(opened, Path(source), Path(target), **how)
@@ -198,7 +200,7 @@ def evaluate(
     scores = found.pop("text", [])
     rows = [[key, f"{x:.4f}" if isinstance(x, float) else x] for key, x in found.items()]
     rows += [[score["name"], str(TextScore(**score)).removeprefix(f"{score['name']} ")] for score in scores]
-    _print(f"{run} on {part}", ["measure", "value"], rows)
+    show_table(f"{run} on {part}", ["measure", "value"], rows)
     file = opened.folder.path / f"evaluation-{'-'.join([*data.values(), part]).replace('/', '_')}.json"
     write_text(file, json.dumps(found | {"text": scores, "translations": texts}, ensure_ascii=False, indent=1) + "\n")
     print(f"written: {file}")
@@ -250,9 +252,11 @@ def diagnose(
     read = study.read(*files, limit=limit, vocabulary=vocabulary, units=units, text=text, label=label)
     found = judge(read.pairs, sizes=(len(read.source), len(read.target)))
     table = study.named(found, read)
-    _print(read.name, ["measure", "value"], [[key, told] for key, told in study.summary(found).items()])
+    show_table(read.name, ["measure", "value"], [[key, told] for key, told in study.summary(found).items()])
     if rows := study.hardest(table, 12):
-        _print("frequent words that the counts cannot teach", ["word", "count", "gain", "common", "agreement"], rows)
+        show_table(
+            "frequent words that the counts cannot teach", ["word", "count", "gain", "common", "agreement"], rows
+        )
     for line in read.notes:
         print(line)
     if out is not None:
@@ -300,7 +304,7 @@ def align(
         symmetrise=symmetrise, tokenize=tokenize, pair=pair, train_on=train_on, diagonal=diagonal, gold=gold,
         gold_format=gold_format, gold_base=gold_base, bootstrap=bootstrap, scores=scores, device=device,
     )  # fmt: skip
-    with _Progress(1) as progress:
+    with Bar(1) as progress:
         outcome = align_files(model, source, target, options, tick=progress.tick)
     text = "".join(f"{line}\n" for line in outcome.lines)
     if out is None:
@@ -320,7 +324,7 @@ def list_runs(root: Annotated[str, typer.Argument(help="the folder of runs")] = 
     rows = listed(Path(root))
     if not rows:
         raise ValueError(f"no runs in {root}/; attnlab train … makes one")
-    _print(f"runs in {root}/", list(rows[0]), [list(row.values()) for row in rows])
+    show_table(f"runs in {root}/", list(rows[0]), [list(row.values()) for row in rows])
 
 
 @app.command()
@@ -347,7 +351,7 @@ def check(
         [f.law, said[f.holds], "" if f.holds is None else f"{f.worst:.1e}", f"{f.allowed:.0e}", f.compared]
         for f in findings
     ]
-    _print(f"laws on {mechanism}", ["law", "", "worst", "allowed", "what was compared"], rows)
+    show_table(f"laws on {mechanism}", ["law", "", "worst", "allowed", "what was compared"], rows)
     failed = [f.law for f in findings if f.holds is False]
     print(
         f"{len(findings) - len(failed)} of {len(findings)} laws hold or do not apply"
@@ -388,7 +392,7 @@ def inspect(
         layers=whole_numbers(layers, "layers"), heads=whole_numbers(heads, "heads"), batch_tokens=batch_tokens,
         dtype=dtype, categories=categories, frequency=frequency,
     )  # fmt: skip
-    with _Progress(1) as progress:
+    with Bar(1) as progress:
         page = inspecting.inspect(
             request, out=out, device=device, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code,
             command=shlex.join(["attnlab", *sys.argv[1:]]), progress=progress.tick,
@@ -427,14 +431,14 @@ def reproduce(
     said = split_pairs(settings or [])
     terms = running.Terms(known_scale(scale), chosen_device(device), seeds, data_dir, shlex.join(words), said)
     folder = out or Path("results") / study / scale
-    with _Progress(1) as progress:
+    with Bar(1) as progress:
         outcomes = running.reproduce(
             chosen, terms, folder, only=only or (), again=again, note=progress.note, progress=progress.tick
         )
     tables = {outcome.title: cell_table(outcome.cells) for outcome in outcomes}
     tables[f"{study} at scale {scale}"] = tally_table([cell for outcome in outcomes for cell in outcome.cells])
     for title, table in tables.items():
-        _print(title, list(table.columns), [list(row) for row in table.rows])
+        show_table(title, list(table.columns), [list(row) for row in table.rows])
     print(f"report: {write(chosen, outcomes, folder)}")
 
 
@@ -454,50 +458,6 @@ def _lines(text: bytes) -> list[str]:
     except UnicodeDecodeError as error:
         line = text[: error.start].count(b"\n") + 1
         raise ValueError(f"standard input, line {line}: not UTF-8 ({error.reason})") from None
-
-
-class _Progress:
-    """A bar on a terminal, plain lines elsewhere."""
-
-    def __init__(self, steps: int) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self.console = Console(stderr=True)
-        columns = [BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}")]
-        self.bar = Progress(*columns, console=self.console, disable=not self.console.is_terminal)
-        self.task = self.bar.add_task("", total=steps)
-
-    def __enter__(self) -> "_Progress":
-        self.bar.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.bar.stop()
-
-    def tick(self, done: int, total: int, what: str = "") -> None:
-        self.bar.update(self.task, completed=done, total=total, description=what)
-
-    def note(self, line: str) -> None:
-        self.console.print(line, markup=False, highlight=False, soft_wrap=not self.console.is_terminal)
-
-    def show(self, values: dict[str, Any]) -> None:
-        told = {
-            key: f"{x:,.0f}" if key == "tokens_per_second" else f"{x:.4g}" for key, x in values.items() if key != "step"
-        }
-        line = "  ".join(f"{key} {text}" for key, text in told.items())
-        if self.bar.disable or "valid_loss" in values:
-            self.note(f"step {values['step']}  {line}")
-        self.bar.update(self.task, completed=values["step"], description="" if "valid_loss" in values else line)
-
-
-def _print(title: str, columns: list[str], rows: list[list[Any]]) -> None:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for number, column in enumerate(columns):
-        table.add_column(column, overflow="fold", no_wrap=number == 0)
-    for row in rows:
-        table.add_row(*(str(cell) for cell in row))
-    Console(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else 140).print(table)
-    print()
 
 
 if __name__ == "__main__":

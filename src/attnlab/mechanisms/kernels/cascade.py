@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attnlab.mechanisms.kernels import coda
-from attnlab.mechanisms.kernels.launch import launching_on
+from attnlab.mechanisms.kernels.launch import empty_by_token, launching_on
 from attnlab.mechanisms.kernels.pairs import Sight, first_query, kept, last_key, normals, seen_at, sight
 
 WIDEST = 128  # head size
@@ -241,7 +241,7 @@ def cascade_backward(
         else:
             dcarry = torch.zeros_like(carry)
         dnet = coda.collide_backward(s, carry, net, seen, dz, dcarry, width, own, residual, q.dtype)
-    dq, dk = _empty_like(q), _empty_like(k)
+    dq, dk = empty_by_token(q), empty_by_token(k)
     (b, h, i, _), j, tile = q.shape, k.shape[2], _tile(q)
     flags = {"CAUSAL": causal} | tile
     with launching_on(q):
@@ -276,7 +276,7 @@ def _values_backward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """dZ, in the type of the carry whose gradient it becomes, and dV."""
     b, h, i, j = z.shape
-    dz, dv = torch.empty_like(z if carry is None else carry), _empty_like(v)
+    dz, dv = torch.empty_like(z if carry is None else carry), empty_by_token(v)
     delta, tile = torch.empty_like(lse), _tile(v, backward=True)
     handed = z if grad_z is None else grad_z.contiguous()
     with launching_on(v):
@@ -301,7 +301,13 @@ def _(grad, grad_z, q, k, v, mask, carry, net, dropping, out, z, lse, *options):
     nothing = q.new_empty(0)
     dcarry = z.new_empty(0) if carry is None else torch.empty_like(carry, memory_format=torch.contiguous_format)
     mixed = carry is not None and net is not None
-    return _empty_like(q), _empty_like(k), _empty_like(v), dcarry, net.new_empty(net.shape) if mixed else nothing
+    return (
+        empty_by_token(q),
+        empty_by_token(k),
+        empty_by_token(v),
+        dcarry,
+        net.new_empty(net.shape) if mixed else nothing,
+    )
 
 
 def _keep(ctx, inputs, output):
@@ -342,13 +348,7 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, width: int) -> str | None:
 def _empty(q: Tensor, k: Tensor, wide: bool) -> tuple[Tensor, Tensor, Tensor]:
     b, h, i, _ = q.shape
     logits = q.new_empty(b, h, i, k.shape[2], dtype=torch.float32 if wide else q.dtype)
-    return _empty_like(q), logits, q.new_empty(b, h, i, dtype=torch.float32)
-
-
-def _empty_like(x: Tensor) -> Tensor:
-    """(b,h,n,d) laid out as (b,n,h,d), as a projection reads it."""
-    b, h, n, d = x.shape
-    return x.new_empty(b, n, h, d).transpose(1, 2)
+    return empty_by_token(q), logits, q.new_empty(b, h, i, dtype=torch.float32)
 
 
 def _tile(x: Tensor, *, backward: bool = False) -> dict[str, Any]:

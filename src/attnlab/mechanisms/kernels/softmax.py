@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.mechanisms.kernels.launch import launching_on
+from attnlab.mechanisms.kernels.launch import empty_by_token, launching_on
 
 LONGEST = 64  # queries or keys
 WIDEST = {torch.float32: 64, torch.float16: 128, torch.bfloat16: 128}  # head size
@@ -108,7 +108,7 @@ def short_softmax(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seed: Tensor | None, causal: bool, scale: float, rate: float
 ) -> Tensor:
     """Context (b,h,i,d) of q (b,h,i,d), k and v (b,g,j,d); mask bool, broadcastable to (b,1,i,j); seed of dropout."""
-    out = _empty_like(q)
+    out = empty_by_token(q)
     strides = (*q.stride(), *k.stride(), *v.stride(), *_strides(mask, q, k))
     with launching_on(q):
         _forward[(q.shape[0] * q.shape[1],)](
@@ -124,7 +124,7 @@ def short_softmax_backward(
     causal: bool, scale: float, rate: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """dQ, dK, dV."""
-    dq, dk, dv = _empty_like(q), _empty_like(k), _empty_like(v)
+    dq, dk, dv = empty_by_token(q), empty_by_token(k), empty_by_token(v)
     strides = (*q.stride(), *k.stride(), *v.stride(), *grad.stride(), *_strides(mask, q, k))
     with launching_on(q):
         _backward[(k.shape[0] * k.shape[1],)](
@@ -136,12 +136,12 @@ def short_softmax_backward(
 
 @short_softmax.register_fake
 def _(q, k, v, mask, seed, causal, scale, rate):
-    return _empty_like(q)
+    return empty_by_token(q)
 
 
 @short_softmax_backward.register_fake
 def _(grad, q, k, v, mask, seed, causal, scale, rate):
-    return _empty_like(q), _empty_like(k), _empty_like(v)
+    return empty_by_token(q), empty_by_token(k), empty_by_token(v)
 
 
 def _keep(ctx, inputs, output):
@@ -167,12 +167,6 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor) -> str | None:
     if q.shape[3] > WIDEST[q.dtype] or v.shape[3] != q.shape[3]:
         return f"head_dim={q.shape[3]} in {q.dtype} with values of {v.shape[3]} (at most {WIDEST[q.dtype]}, and equal)"
     return None
-
-
-def _empty_like(x: Tensor) -> Tensor:
-    """(b,h,n,d) laid out as (b,n,h,d), as a projection reads it."""
-    b, h, n, d = x.shape
-    return x.new_empty(b, n, h, d).transpose(1, 2)
 
 
 def _given(q: Tensor, mask: Tensor | None, seed: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,52 @@
+"""What the command line shows: a bar or plain lines while it works, tables when it is done."""
+
+import os
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+class Bar:
+    """A bar on a terminal, plain lines elsewhere."""
+
+    def __init__(self, steps: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self.console = Console(stderr=True)
+        columns = [BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}")]
+        self.bar = Progress(*columns, console=self.console, disable=not self.console.is_terminal)
+        self.task = self.bar.add_task("", total=steps)
+
+    def __enter__(self) -> "Bar":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.bar.stop()
+
+    def tick(self, done: int, total: int, what: str = "") -> None:
+        self.bar.update(self.task, completed=done, total=total, description=what)
+
+    def note(self, line: str) -> None:
+        self.console.print(line, markup=False, highlight=False, soft_wrap=not self.console.is_terminal)
+
+    def show(self, values: dict[str, Any]) -> None:
+        told = {
+            key: f"{x:,.0f}" if key == "tokens_per_second" else f"{x:.4g}" for key, x in values.items() if key != "step"
+        }
+        line = "  ".join(f"{key} {text}" for key, text in told.items())
+        if self.bar.disable or "valid_loss" in values:
+            self.note(f"step {values['step']}  {line}")
+        self.bar.update(self.task, completed=values["step"], description="" if "valid_loss" in values else line)
+
+
+def show_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=number == 0)
+    for row in rows:
+        table.add_row(*(str(cell) for cell in row))
+    Console(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else 140).print(table)
+    print()
