@@ -15,6 +15,7 @@ from torch import nn
 
 from attnlab.checkpointing import averaged, load_weights
 from attnlab.config import changed
+from attnlab.mechanisms.kernels.launch import LAUNCHED
 from attnlab.models.model import Model
 from attnlab.models.presets import Config, build
 from attnlab.models.tuned import TunedConfig, TunedLanguageModel, tuned
@@ -85,11 +86,14 @@ def start(
         size = f"{train_size:,} training and {valid_size:,} validation examples; {parameters:,} parameters"
         for line in [*task.notes, f"{size}; on {accelerator.device}"] if accelerator.is_main_process else []:
             note(line)
+        LAUNCHED.clear()
         try:
             outcome = train(task, model, recipe.training, folder, accelerator, told)
         finally:
             if tracker:
                 accelerator.end_training()
+        if accelerator.is_main_process:
+            _note_what_ran(folder, outcome, accelerator.device)
         if accelerator.is_main_process and outcome.finished and isinstance(model, TunedLanguageModel):
             _save_for_others(folder)
         return folder, outcome
@@ -121,6 +125,15 @@ def open_run(
             f"weights={weights}: expected best, last, how many kept checkpoints to average, or at:STEP of evaluate_at="
         )
     return Run(folder, recipe, task, model.eval().to(chosen_device(device)), weights)
+
+
+def _note_what_ran(folder: RunFolder, outcome: Outcome, device: torch.device) -> None:
+    """ran.json: on what, how updates were made, and which fused kernels were launched, now or before a resumption."""
+    file = folder.path / "ran.json"
+    before = json.loads(file.read_text(encoding="utf-8"))["kernels"] if file.exists() else []
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    ran = {"device": name, "torch": torch.__version__, "steps": outcome.step, "stepper": outcome.stepper}
+    write_text(file, json.dumps(ran | {"kernels": sorted(LAUNCHED.union(before))}, indent=1) + "\n")
 
 
 def _other(config: Any, values: Mapping[str, str]) -> Any:

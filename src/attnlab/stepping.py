@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 ALIGNED = 64  # numbers: where a parameter may start in the flat vector, so that matrix products stay fast
+PROGRAMS = 64  # that one block may be compiled to: each width of batch, in training or not, first of its stack or not
 # inductor's joint pass over rows and columns makes the gradient of a layer norm over many tokens slower
 COMPILING: dict[str, str | int | bool | Callable] = {"triton.mix_order_reduction": False}
 
@@ -41,6 +42,7 @@ class Objective(nn.Module):
 
     def compile_parts(self, *, dynamic: bool) -> None:
         """Compile what repeats, and the loss; not the whole, which would take minutes. dynamic: once for all shapes."""
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, PROGRAMS)
         for block in self.model.all_blocks():  # type: ignore[operator]
             block.compile(dynamic=dynamic, options=COMPILING)
         if not self.adaptive:

@@ -1,7 +1,7 @@
 """How a mechanism that hands on its logits is computed: by its definition, or by the fused kernels that equal it.
 
     impl="reference"  the definition        "fused"  the kernels, or an error that says what they do not cover
-    impl="auto"       the definition, as long as the kernels have only been proved in an interpreter
+    impl="auto"       the kernels where they cover the case, on a GPU
 
 carry_dtype says in what the logits are handed on: "input", as q is, or "float32" at least.
 """
@@ -33,19 +33,19 @@ def takes_kernels(
     at: Tensor | None, bias: Tensor | None, width: int = 0,
 ) -> bool:  # fmt: skip
     """Whether the kernels are to be run. Refuses arguments that do not fit. width: of σ's hidden layers, if any."""
+    if impl == "reference" or (impl == "auto" and not q.is_cuda):
+        return False
     mechanism.check(q, k, mask, at, v)
     shape = (*q.shape[:3], k.shape[2])
-    if carry is not None and (mechanism.layer == 0 or carry.shape != shape):
+    if carry is not None and (mechanism.first or carry.shape != shape):
         mechanism.previous(carry, q.new_empty(shape, device="meta"), carry)  # raises, and says why
-    if impl != "fused":
-        return False
     from attnlab.mechanisms.kernels import cascade
 
     reason = "a bias, or queries placed by at=" if at is not None or bias is not None else None
     reason = reason or cascade.unsupported(q, k, v, width)
-    if reason:
+    if reason and impl == "fused":
         raise ValueError(f"impl='fused' does not cover {reason}; say impl='auto' or 'reference'")
-    return True
+    return reason is None
 
 
 def run_kernels(

@@ -49,6 +49,7 @@ class Mechanism(nn.Module, ABC):
         if scale is not None and not (math.isfinite(scale) and scale > 0):
             raise ValueError(f"scale must be a positive number, not {scale}")
         self.heads, self.head_dim, self.layer, self.dropout = heads, head_dim, layer, dropout
+        self.first = layer == 0  # torch.compile would make a program of its own for each value of layer
         self.scale = head_dim**-0.5 if scale is None else scale
         self.sample_seed: int | None = None  # set by noise.sampled; read by stochastic mechanisms
 
@@ -122,7 +123,7 @@ class Mechanism(nn.Module, ABC):
 
     def previous(self, carry: Tensor, z: Tensor, seen: Tensor) -> Tensor:
         """A carry as it may be read: 0 where hidden. Refuses one that does not fit, or that comes to layer 0."""
-        if self.layer == 0:
+        if self.first:
             raise ValueError(f"a carry came to layer 0; build {type(self).__name__} with layer= its place in the stack")
         if carry.shape != z.shape:
             raise ValueError(f"the carry is {tuple(carry.shape)} but this layer's logits are {tuple(z.shape)}")

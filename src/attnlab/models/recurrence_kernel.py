@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.mechanisms.kernels.launch import launching_on
+from attnlab.mechanisms.kernels.launch import launching_on, note_launch
 
 CELLS = 512  # of a program
 
@@ -110,6 +110,7 @@ def forward_step(
     active: Tensor,
 ) -> None:
     """As `recurrence.forward_step`."""
+    note_launch("recurrence")
     before = (gates.stride(0), gates.stride(1), h.stride(0), c.stride(0), *_strides(live))
     after = (next_h.stride(0), next_c.stride(0), active.stride(0))
     seen = gates if live is None else live

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attnlab.mechanisms.kernels import coda
-from attnlab.mechanisms.kernels.launch import empty_by_token, launching_on
+from attnlab.mechanisms.kernels.launch import empty_by_token, launching_on, mapped, note_launch
 from attnlab.mechanisms.kernels.pairs import Sight, first_query, kept, last_key, normals, seen_at, sight
 
 WIDEST = 128  # head size
@@ -209,6 +209,7 @@ def cascade(
     noise     the seed of ε, or None           dropping   the seed of dropout, with its rate, or None
     sharp     P = softmax(sharp·Z)             wide       Z in float32, else in q's type
     """
+    note_launch("coda" if net is not None else "realformer")
     out, z, lse = _empty(q, k, wide)
     seen, carry = sight(mask, causal, q, k), None if carry is None else carry.contiguous()
     mixed = net is not None and carry is not None
@@ -336,6 +337,8 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor, width: int) -> str | None:
     """What keeps these kernels from a case, or None; width: of σ's hidden layers, 0 where there is no σ."""
     if not q.is_cuda and not os.environ.get("TRITON_INTERPRET"):
         return f"tensors on {q.device}"
+    if mapped(q):
+        return "tensors that torch.func maps over"
     if q.dtype not in TYPES or not q.dtype == k.dtype == v.dtype:
         return f"q, k, v in {q.dtype}, {k.dtype}, {v.dtype}"
     if k.shape[1] != q.shape[1]:

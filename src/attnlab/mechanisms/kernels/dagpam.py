@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attnlab.mechanisms.kernels.launch import launching_on
+from attnlab.mechanisms.kernels.launch import launching_on, mapped, note_launch
 
 ROWS = 64  # queries in a tile
 PROGRAMS = 512  # about four for each multiprocessor of a large GPU: the parts that dW⁻ is summed from
@@ -163,6 +163,7 @@ class _Combine(torch.autograd.Function):
 
 def stack(q: Tensor, negative: Tensor) -> Tensor:
     """q (b,h,i,d), W⁻ (h or 1,d,d) -> (b,h,2,i,d): q and ReLU(q) W⁻."""
+    note_launch("dagpam")
     return _Stack.apply(q, negative)
 
 
@@ -176,6 +177,8 @@ def unsupported(q: Tensor, head_dim: int) -> str | None:
     largest = {torch.float32: 64, torch.float16: 128, torch.bfloat16: 128}
     if not q.is_cuda and not os.environ.get("TRITON_INTERPRET"):
         return f"tensors on {q.device}"
+    if mapped(q):
+        return "tensors that torch.func maps over"
     if q.dtype not in largest:
         return str(q.dtype)
     if head_dim > largest[q.dtype]:

@@ -1,14 +1,28 @@
-"""Where a kernel is launched, and how what it writes is laid out."""
+"""Where a kernel is launched, which ones were, and how what they write is laid out."""
 
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
 
+LAUNCHED: set[str] = set()  # the kernels that this process has run; whoever asks empties it first
+
 
 def launching_on(x: Tensor) -> AbstractContextManager:
     """Triton launches on the current device: make it the tensor's."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+
+
+@torch.compiler.assume_constant_result
+def note_launch(kernel: str) -> bool:
+    """Add to LAUNCHED; where torch.compile traces the call, when it is traced."""
+    LAUNCHED.add(kernel)
+    return True
+
+
+def mapped(x: Tensor) -> bool:
+    """Whether torch.func maps over x: custom operators have no batching rule."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def empty_by_token(x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.mechanisms.kernels.launch import launching_on
+from attnlab.mechanisms.kernels.launch import launching_on, note_launch
 
 COUNTERS = 256  # in a program
 
@@ -39,6 +39,7 @@ def gaussian(seed: Tensor, layer: int, batch: int, heads: int, rows: Tensor, key
     """As the definition, with the seed on the device: (b,h,i,j)."""
     out = rows.new_empty(batch, heads, len(rows), keys, dtype=dtype)
     total = batch * heads * len(rows) * triton.cdiv(keys, 4)
+    note_launch("noise")
     with launching_on(rows):
         _gaussian[(triton.cdiv(total, COUNTERS),)](
             seed, rows, out, layer, total, heads, len(rows), keys, COUNTERS=COUNTERS

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.mechanisms.kernels.launch import empty_by_token, launching_on
+from attnlab.mechanisms.kernels.launch import empty_by_token, launching_on, mapped, note_launch
 
 LONGEST = 64  # queries or keys
 WIDEST = {torch.float32: 64, torch.float16: 128, torch.bfloat16: 128}  # head size
@@ -108,6 +108,7 @@ def short_softmax(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seed: Tensor | None, causal: bool, scale: float, rate: float
 ) -> Tensor:
     """Context (b,h,i,d) of q (b,h,i,d), k and v (b,g,j,d); mask bool, broadcastable to (b,1,i,j); seed of dropout."""
+    note_launch("softmax")
     out = empty_by_token(q)
     strides = (*q.stride(), *k.stride(), *v.stride(), *_strides(mask, q, k))
     with launching_on(q):
@@ -160,6 +161,8 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor) -> str | None:
     """What keeps this kernel from a case, or None."""
     if not q.is_cuda and not os.environ.get("TRITON_INTERPRET"):
         return f"tensors on {q.device}"
+    if mapped(q):
+        return "tensors that torch.func maps over"
     if q.dtype not in WIDEST:
         return str(q.dtype)
     if max(q.shape[2], k.shape[2]) > LONGEST:

@@ -1,0 +1,66 @@
+"""A run says what computed it: the device, the way of updating, and the fused kernels that were launched."""
+
+import json
+
+import pytest
+import torch
+
+from attnlab.mechanisms import attention
+from attnlab.mechanisms.kernels.launch import LAUNCHED
+from attnlab.recipe import resolved
+from attnlab.runs import start
+
+SIZES = {"data": "lexicon", "examples": "300", "held_out": "40", "width": "32", "layers": "2", "heads": "2"}
+
+
+def ran(out, device, **words):
+    values = SIZES | {"feed_forward": "32", "batch_tokens": "400", "evaluate_every": "100"} | words
+    recipe = resolved("synthetic", values)
+    start(recipe, out=str(out), device=device, report=lambda values: None, note=lambda line: None)
+    return json.loads((out / "ran.json").read_text())
+
+
+def test_on_a_cpu_nothing_is_fused(tmp_path):
+    found = ran(tmp_path / "run", "cpu", steps="3", attention="coda")
+    assert found == {"device": "cpu", "torch": torch.__version__, "steps": 3, "stepper": "eager", "kernels": []}
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(
+    ("name", "impl", "kernels"),
+    [
+        ("softmax", "fused", {"softmax"}),
+        ("softmax", "sdpa", set()),
+        ("dagpam", "reference", set()),
+        ("coda", "fused", {"coda"}),
+        ("realformer", "fused", {"realformer"}),
+        ("realformer", "reference", set()),
+    ],
+)
+def test_a_launch_is_noted(name, impl, kernels):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    layer = attention(name, heads=2, head_dim=16, layer=1, impl=impl).to(device).eval()
+    q, carry = torch.randn(1, 2, 5, 16, device=device), torch.randn(1, 2, 5, 5, device=device)
+    LAUNCHED.clear()
+    layer(q, q, q, None, carry if layer.carries else None)
+    assert LAUNCHED == kernels
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compile", ["no", "static", "dynamic"])
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [("softmax", ["softmax"]), ("dagpam", ["dagpam", "softmax"]), ("coda", ["coda"]), ("realformer", ["realformer"])],
+)
+def test_on_a_gpu_the_kernels_of_a_mechanism_are_named(name, kernels, compile, tmp_path):
+    found = ran(tmp_path / "run", "cuda", steps="3", attention=name, compile=compile)
+    assert (found["stepper"], found["kernels"]) == ("captured", kernels)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["softmax", "dagpam", "coda", "realformer"])
+def test_a_population_maps_over_a_mechanism_that_has_kernels(name):
+    layer = attention(name, heads=2, head_dim=16, layer=1).cuda().eval()
+    q = torch.randn(3, 1, 2, 5, 16, device="cuda")
+    together = torch.vmap(lambda x: layer(x, x, x)[0])(q)
+    torch.testing.assert_close(together, torch.stack([layer(x, x, x)[0] for x in q]), atol=1e-4, rtol=1e-4)
