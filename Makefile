@@ -15,7 +15,7 @@ test-slow: .venv/ready
 	$(BIN)/pytest -q -m slow
 
 test-gpu: .venv/ready
-	$(BIN)/pytest -q -m 'gpu or kernel'
+	$(BIN)/pytest -q -m 'gpu or kernel' -W default  # torch's compiler warns of itself
 
 lint: .venv/ready
 	$(BIN)/ruff check .
