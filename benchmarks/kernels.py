@@ -1,12 +1,13 @@
-"""The fused kernels of CODA and RealFormer, forward and backward of one layer, against the definition, also compiled.
+"""The fused kernels, forward and backward of one layer, against the definition, also compiled.
 
-    python benchmarks/kernels.py [--out results/kernels] [--only coda,realformer]
+    python benchmarks/kernels.py [--out results/kernels] [--only coda,realformer,coda-cs,dagpam]
 
-Needs a GPU. One layer that has a carry, bf16, causal, queries laid out as a projection leaves them; the gradients of
-q, k, v, the carry and σ, of the context and of the logits handed on. Beside the times: torch's fused softmax attention
-with the fastest of its backends, and two floors. Traffic: what any implementation must read and write of (b,h,n,n), the
-visible half of it. Arithmetic: σ's products, forward, made again and both gradients. No time is printed for a fused
-layer whose output, carry or any gradient is further from float32 than twice the definition's in bf16.
+Needs a GPU. One layer, which has a carry where its mechanism takes one; bf16, causal, queries laid out as a projection
+leaves them; the gradients of q, k, v, the carry and all parameters, of the context and of the logits handed on. Beside
+the times: torch's fused softmax attention with the fastest of its backends, and for CODA two floors. Traffic: what any
+implementation must read and write of (b,h,n,n), the visible half of it. Arithmetic: σ's products, forward, made again
+and both gradients. No time is printed for a fused layer whose output, carry or any gradient is further from float32
+than twice the definition's in bf16.
 """
 
 import argparse
@@ -55,12 +56,13 @@ class Case:
         mechanism = attention(name, heads=self.shape[1], head_dim=self.shape[3], layer=1, impl=impl)
         mechanism = mechanism.to(device="cuda", dtype=torch.bfloat16).train()
         called = torch.compile(mechanism) if way == "torch.compile" else mechanism
-        wanted = [*self.leaves, self.carry, *mechanism.parameters()]
+        carry, given = (self.carry, 2) if mechanism.carries else (None, 1)
+        wanted = [*self.leaves, *([self.carry] if mechanism.carries else []), *mechanism.parameters()]
 
         def step():
             q, k, v = (x.transpose(1, 2) for x in self.leaves)
-            made = called(q, k, v, None, self.carry, causal=True)
-            return torch.autograd.grad(made, wanted, [self.grad, self.grad_z])
+            made = called(q, k, v, None, carry, causal=True)
+            return torch.autograd.grad(made[:given], wanted, [self.grad, self.grad_z][:given])
 
         return step, mechanism
 
@@ -69,11 +71,15 @@ class Case:
         mechanism = mechanism.to(dtype).eval()
         given = [x.detach()[:1].to(dtype) for x in (*(x.transpose(1, 2) for x in self.leaves), self.carry)]
         given = [x.requires_grad_() for x in given]
-        context, z = mechanism(*given[:3], None, given[3], causal=True)
         grads = [self.grad[:1].to(dtype), self.grad_z[:1].to(dtype)]
-        made = torch.autograd.grad([context, z], [*given, *mechanism.parameters()], grads)
+        if mechanism.carries:
+            made = mechanism(*given[:3], None, given[3], causal=True)
+        else:
+            given, grads = given[:3], grads[:1]
+            made = mechanism(*given, causal=True)[:1]
+        slopes = torch.autograd.grad(made, [*given, *mechanism.parameters()], grads)
         mechanism.to(torch.bfloat16).train()
-        return [context.detach(), z.detach().tril(), *made]
+        return [made[0].detach(), *(z.detach().tril() for z in made[1:]), *slopes]
 
 
 def checked(case, name):
@@ -139,7 +145,11 @@ def rows_of(shape, names, limits):
         if "fused" in clocks:
             made["fused"] |= {f"times_{way}": clocks[way] / clocks["fused"] for way in clocks if way != "fused"}
         carry = case.carry.nbytes / 2**20
-        if "peak_mib" in made["fused"]:  # which leaves out the carry and the gradient that were there before
+        if "device_ms" in made["fused"] and "device_ms" in rows[0]:
+            made["fused"]["times_softmax"] = made["fused"]["device_ms"] / rows[0]["device_ms"]
+        if (
+            name in ("coda", "realformer") and "peak_mib" in made["fused"]
+        ):  # which leaves out the carry and the gradient that were there before
             made["fused"]["peak_of_carries"] = (made["fused"]["peak_mib"] + 2 * carry) / (4 * carry)
         rows += made.values()
     return rows
@@ -153,13 +163,13 @@ def main():
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks/kernels.py needs a GPU: kernels are timed where they run")
     torch.cuda.set_stream(torch.cuda.Stream())
-    names = given.only.split(",") if given.only else ["coda", "realformer"]
+    names = given.only.split(",") if given.only else ["coda", "realformer", "coda-cs", "dagpam"]
     limits = speeds()
     rows = [row for shape in SHAPES for row in rows_of(shape, names, limits)]
     about = measuring.surroundings(SEED) | {"bytes_per_s": limits[0], "operations_per_s": limits[1]}
     print(f"forward + backward of one layer on {about['hardware']}, torch {about['torch']}, bf16, causal")
-    columns = ["mechanism", "by", "b,h,n,d", "device ms", "eager ms", "peak MiB", "× eager", "× compiled"]
-    keys = ("device_ms", "eager_ms", "peak_mib", "times_eager", "times_torch.compile")
+    columns = ["mechanism", "by", "b,h,n,d", "device ms", "eager ms", "peak MiB", "× eager", "× compiled", "÷ softmax"]
+    keys = ("device_ms", "eager_ms", "peak_mib", "times_eager", "times_torch.compile", "times_softmax")
     floor_keys = ("traffic_floor_ms", "arithmetic_floor_ms", "peak_of_carries")
     columns += ["traffic floor", "arithmetic floor", "peak ÷ carries"]
     shown = [

@@ -122,7 +122,8 @@ def marian(device):
     return of, model
 
 
-def on_gpu(given, sizes, steps=10, repeats=5):
+def on_gpu(given, sizes, kept, steps=10, repeats=5):
+    """A row for each model and size; kept is given all rows so far, lest an interruption lose them."""
     device = torch.device("cuda")
     rows = []
     of = marian(device)[0]
@@ -140,6 +141,7 @@ def on_gpu(given, sizes, steps=10, repeats=5):
             row = {"tokens": tokens, "model": attention, "tokens_per_second": speed, "ready_seconds": ready}
             rows.append(row | {"stepper": type(stepper).__name__, "not_finite": float(stepper.bad)})
             print(f"{attention} {tokens}: {speed:,.0f} tokens/s", flush=True)
+            kept(rows)
     return rows
 
 
@@ -219,12 +221,16 @@ def main():
     if any(n < LENGTH or n % LENGTH for n in sizes):
         parser.error(f"--tokens {given.tokens}: each must be a multiple of the length of a sentence, {LENGTH}")
     given.attention = given.attention or ("softmax,realformer,coda,dagpam" if gpu else "softmax")
-    rows = on_gpu(given, sizes) if gpu else on_cpu(given, sizes)
-    compare(rows)
     about = measuring.surroundings(SEED)
+
+    def keep(rows):
+        compare(rows)
+        measuring.write(given.out, "gpu" if gpu else "cpu", about, rows)
+
+    rows = on_gpu(given, sizes, keep) if gpu else on_cpu(given, sizes)
+    keep(rows)
     print(f"iwslt14 training step on {about['hardware']}, torch {about['torch']}")
     print(table(rows))
-    measuring.write(given.out, "gpu" if gpu else "cpu", about, rows)
 
 
 if __name__ == "__main__":

@@ -286,7 +286,7 @@ COMPILE = """
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from attnlab.mechanisms.kernels import cascade, coda
+from attnlab.mechanisms.kernels import cascade, coda, tiles
 
 def build(kernel, kind, tile, **fixed):
     options = {name: tile.pop(name) for name in ("num_warps", "num_stages") if name in tile}
@@ -311,9 +311,9 @@ for kind, dtype, heads, d, on in CONFIGURATIONS:
         (cascade._attend_backward, flags | {"DROPPED": on, "HANDED": on}),
         (cascade._product, {"CAUSAL": on, "TURNED": on}),
     ):
-        tile = cascade._tile(torch.empty(1, 1, 1, d, dtype=dtype), backward=kernel is cascade._attend_backward)
+        tile = tiles.tile_sizes(torch.empty(1, 1, 1, d, dtype=dtype), backward=kernel is cascade._attend_backward)
         build(kernel, kind, tile, **more)
-    build(cascade._delta, kind, {"BI": 32, "D": d, "WIDE": d})
+    build(tiles._delta, kind, {"BI": 32, "D": d, "WIDE": d})
 print("compiled")
 """
 

@@ -32,8 +32,8 @@ def test_on_a_cpu_nothing_is_fused(tmp_path):
         ("softmax", "fused", {"softmax"}),
         ("softmax", "sdpa", set()),
         ("dagpam", "reference", set()),
-        ("coda", "fused", {"coda"}),
-        ("realformer", "fused", {"realformer"}),
+        ("coda", "fused", {"cascade", "coda"}),
+        ("realformer", "fused", {"cascade"}),
         ("realformer", "reference", set()),
     ],
 )
@@ -50,7 +50,13 @@ def test_a_launch_is_noted(name, impl, kernels):
 @pytest.mark.parametrize("compile", ["no", "static", "dynamic"])
 @pytest.mark.parametrize(
     ("name", "kernels"),
-    [("softmax", ["softmax"]), ("dagpam", ["dagpam", "softmax"]), ("coda", ["coda"]), ("realformer", ["realformer"])],
+    [
+        ("softmax", ["softmax"]),
+        ("dagpam", ["dagpam", "softmax"]),
+        ("coda", ["cascade", "coda"]),
+        ("coda-cs", ["coda_cs", "softmax"]),
+        ("realformer", ["cascade"]),
+    ],
 )
 def test_on_a_gpu_the_kernels_of_a_mechanism_are_named(name, kernels, compile, tmp_path):
     found = ran(tmp_path / "run", "cuda", steps="3", attention=name, compile=compile)

@@ -17,9 +17,13 @@ Impl = Literal["auto", "reference", "fused"]
 CarryDtype = Literal["input", "float32"]
 
 
-def check_choices(impl: Impl, carry_dtype: CarryDtype) -> None:
+def check_impl(impl: Impl) -> None:
     if impl not in ("auto", "reference", "fused"):
         raise ValueError(f"impl must be 'auto', 'reference' or 'fused', not {impl!r}")
+
+
+def check_choices(impl: Impl, carry_dtype: CarryDtype) -> None:
+    check_impl(impl)
     if carry_dtype not in ("input", "float32"):
         raise ValueError(f"carry_dtype must be 'input' or 'float32', not {carry_dtype!r}")
 

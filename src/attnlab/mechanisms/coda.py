@@ -13,11 +13,11 @@ from itertools import pairwise
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from attnlab.mechanisms.cascade import CarryDtype, Impl, check_choices, handed_on, run_kernels, takes_kernels
 from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax
-from attnlab.mechanisms.noise import logit_noise, noise_rows
+from attnlab.mechanisms.noise import logit_noise, noise_rows, noise_seed
 
 
 class Coda(Mechanism):
@@ -67,18 +67,12 @@ class Coda(Mechanism):
         width = 0 if carry is None else self.width
         if not takes_kernels(self, self.impl, q, k, v, mask, carry, at=at, bias=bias, width=width):
             return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
-        seed, layer = self._noise_seed(q.device)
+        seed, layer = noise_seed(self, q.device)
         options = {"causal": causal, "carry_dtype": self.carry_dtype, "seed": seed, "layer": layer}
         if carry is not None:
             net = torch.cat([parameter.flatten() for parameter in self.sigma.parameters()])
             options |= {"net": net, "width": width, "own": self.variant == "code", "residual": self.residual}
         return run_kernels(self, q, k, v, mask, carry, **options)
-
-    def _noise_seed(self, device: torch.device) -> tuple[Tensor | None, int]:
-        """The seed and layer that `logit_noise` would draw from."""
-        if self.sample_seed is not None:
-            return torch.tensor(self.sample_seed, device=device), self.layer
-        return (torch.randint(2**62, (), device=device), 0) if self.training else (None, 0)
 
 
 def head_net(heads: int, width: int, hidden: int) -> nn.Sequential:

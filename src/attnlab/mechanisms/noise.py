@@ -47,13 +47,18 @@ def logit_noise(mechanism: Mechanism, z: Tensor, rows: Tensor, given: int | Tens
     """
     if isinstance(given, Tensor) and given.dim() == 4:
         return given
-    given = mechanism.sample_seed if given is None else given
+    seed, layer = noise_seed(mechanism, z.device) if given is None else (given, mechanism.layer)
     b, h, _, j = z.shape
-    if given is not None:
-        return _drawn(given, mechanism.layer, b, h, rows, j, z.dtype)
+    return 0.0 if seed is None else _drawn(seed, layer, b, h, rows, j, z.dtype)
+
+
+def noise_seed(mechanism: Mechanism, device: torch.device) -> tuple[Tensor | None, int]:
+    """The seed and layer that noise is drawn from, or None where there is to be none."""
+    if mechanism.sample_seed is not None:
+        return torch.tensor(mechanism.sample_seed, device=device), mechanism.layer
     if mechanism.training:  # a fresh seed is this call's alone: no need to tell layers apart, nor to compile one by one
-        return _drawn(torch.randint(2**62, (), device=z.device), 0, b, h, rows, j, z.dtype)
-    return 0.0
+        return torch.randint(2**62, (), device=device), 0
+    return None, 0
 
 
 def _drawn(

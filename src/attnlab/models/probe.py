@@ -73,18 +73,18 @@ def saliency(model: torch.nn.Module, batch: Batch, targets: Tensor) -> Tensor:
 
     e_l is the vector of the source word alone, without its position. Also of a Transformer classifier.
     """
-    inner = _evaluated(model)
+    inner = evaluated(model)
     if not hasattr(inner, "encoder"):
         raise ValueError(f"saliency is of a source, and a {type(inner).__name__} has no encoder")
-    tokens, live = _called(inner.sequences, batch)["source"]
+    tokens, live = called(inner.sequences, batch)["source"]
     emphasis = torch.ones(tokens.shape, dtype=_dtype(inner), device=tokens.device, requires_grad=True)  # (b,j)
 
     def scaled(embedding: Any, args: tuple[Tensor, ...], x: Tensor) -> Tensor:
         return x + (emphasis - 1).unsqueeze(-1) * embedding.scale * embedding.words(args[0]).detach()
 
     with torch.enable_grad(), inner.encoder.embedding.register_forward_hook(scaled):
-        hidden = _called(inner.hidden, batch)
-        _check_targets(targets, hidden.shape[:-1])
+        hidden = called(inner.hidden, batch)
+        check_targets(targets, hidden.shape[:-1])
         log_prob = -inner.readout.nll(hidden, targets).view(len(tokens), -1)  # (b,i)
     columns = [torch.autograd.grad(each.sum(), emphasis, retain_graph=True)[0] for each in log_prob.unbind(1)]
     scored = torch.ones_like(targets, dtype=torch.bool) if targets.dim() == 1 else targets != inner.padding
@@ -113,7 +113,7 @@ class _Opened:
     def fitting(self, targets: Tensor) -> Tensor:
         """The targets as (b,i)."""
         shape = self.states.shape[:2]
-        _check_targets(targets, shape if "target" in self.record.tokens else shape[:1])
+        check_targets(targets, shape if "target" in self.record.tokens else shape[:1])
         return targets.view(shape)
 
 
@@ -134,7 +134,7 @@ def _beta(opened: _Opened, targets: Tensor, rows: int) -> Tensor:
 
 @torch.no_grad()
 def _opened(model: torch.nn.Module, batch: Batch) -> _Opened:
-    inner = _evaluated(model)
+    inner = evaluated(model)
     if isinstance(inner, Translator):
         return _opened_translator(inner, batch)
     if not isinstance(inner, LSTMTranslator | LSTMClassifier):
@@ -172,7 +172,8 @@ def _alone(model: Model, layer: Layer) -> Tensor:
     return output if layer.output_bias is None else output + layer.output_bias
 
 
-def _evaluated(model: torch.nn.Module) -> Any:
+def evaluated(model: torch.nn.Module) -> Any:
+    """The model of ours inside any wrapper; refuses another, and one in training mode."""
     inner = unwrapped(model)
     if not isinstance(inner, Model):
         raise ValueError(f"probes are of models made by attnlab's build; a {type(inner).__name__} is not one")
@@ -181,13 +182,14 @@ def _evaluated(model: torch.nn.Module) -> Any:
     return inner
 
 
-def _check_targets(targets: Tensor, shape: torch.Size) -> None:
+def check_targets(targets: Tensor, shape: torch.Size) -> None:
     if targets.shape != shape or targets.is_floating_point():
         given = f"{targets.dtype} {tuple(targets.shape)}"
         raise ValueError(f"targets must be whole numbers {tuple(shape)}, one for each prediction, not {given}")
 
 
-def _called(function: Callable[..., Any], batch: Batch) -> Any:
+def called(function: Callable[..., Any], batch: Batch) -> Any:
+    """What the function returns for a batch, whichever form that has."""
     if isinstance(batch, Mapping):
         return function(**batch)
     return function(batch) if isinstance(batch, Tensor) else function(*batch)

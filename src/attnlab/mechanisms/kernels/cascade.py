@@ -11,36 +11,15 @@ the gradient of C is 0. dZ has one buffer, which becomes dS and is returned as t
 Every sum is made in float32 and in a fixed order.
 """
 
-import os
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from attnlab.mechanisms.kernels import coda
-from attnlab.mechanisms.kernels.launch import empty_by_token, launching_on, mapped, note_launch
-from attnlab.mechanisms.kernels.pairs import Sight, first_query, kept, last_key, normals, seen_at, sight
-
-WIDEST = 128  # head size
-TYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-
-@triton.jit
-def _tile_of(x, b, h, n, size, x_b, x_h, x_n, x_d, D: tl.constexpr, WIDE: tl.constexpr):
-    """Rows n of x (b,h,size,D), with any strides; 0 outside."""
-    d = tl.arange(0, WIDE)
-    inside = (n < size)[:, None] & (d < D)[None, :]
-    return tl.load(x + b * x_b + h * x_h + n[:, None] * x_n + d[None, :] * x_d, mask=inside, other=0.0)
-
-
-@triton.jit
-def _write_tile(x, value, b, h, n, heads, size, D: tl.constexpr, WIDE: tl.constexpr):
-    """The same of an x that lies as (b,size,h,D)."""
-    d = tl.arange(0, WIDE)
-    inside = (n < size)[:, None] & (d < D)[None, :]
-    tl.store(x + ((b * size + n[:, None]) * heads + h) * D + d[None, :], value, mask=inside)
+from attnlab.mechanisms.kernels.launch import empty_by_token, launching_on, note_launch
+from attnlab.mechanisms.kernels.pairs import Sight, first_query, kept, last_key, seen_at, sight
+from attnlab.mechanisms.kernels.tiles import delta_of, logits_of, not_tiled, tile_of, tile_sizes, write_tile
 
 
 @triton.jit
@@ -63,17 +42,12 @@ def _scores(
     top, left = tile // columns * BI, tile % columns * BJ
     if left < last_key(top + BI, rows, keys, CAUSAL):
         i, j = top + tl.arange(0, BI), left + tl.arange(0, BJ)
-        x = _tile_of(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
-        y = _tile_of(k, b, h, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
-        z = tl.dot(x, tl.trans(y), input_precision="ieee") * scale
+        x = tile_of(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
+        y = tile_of(k, b, h, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
+        z = logits_of(x, y, seed, b, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ)
         place, inside = _pairs(head, i, j, rows, keys)
         if CARRIED:
             z += tl.load(carry + place, mask=inside, other=0.0).to(tl.float32)
-        if NOISY:
-            at, quad = i, left // 4 + tl.arange(0, BJ // 4)
-            if CAUSAL:
-                at = i + (keys - rows)
-            z += normals(tl.load(seed), layer, b, h, at[:, None], quad[None, :])
         tl.store(out + place, z, mask=inside)
 
 
@@ -105,25 +79,14 @@ def _attend(
         total = total * fade + tl.sum(p, 1)
         if DROPPED:
             p *= kept(tl.load(seed), rate, head, i[:, None], (left // 4 + tl.arange(0, BJ // 4))[None, :])
-        y = _tile_of(v, b, h, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
+        y = tile_of(v, b, h, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
         context = tl.dot(p.to(y.dtype), y, context * fade[:, None], input_precision="ieee")
         top = higher
     blind = total == 0.0
     total = tl.where(blind, 1.0, total)
     context = context / total[:, None]
-    _write_tile(out, context, b, h, i, heads, rows, D, WIDE)
+    write_tile(out, context, b, h, i, heads, rows, D, WIDE)
     tl.store(lse + head * rows + i, tl.where(blind, 0.0, top + tl.log2(total)), mask=i < rows)
-
-
-@triton.jit
-def _delta(grad, out, delta, heads, rows, g_b, g_h, g_i, g_d, BI: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr):
-    tiles = tl.cdiv(rows, BI)
-    head, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
-    b, h = head // heads, head % heads
-    i = tile * BI + tl.arange(0, BI)
-    g = _tile_of(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE).to(tl.float32)
-    o = _tile_of(out, b, h, i, rows, rows * heads * D, D, heads * D, 1, D, WIDE).to(tl.float32)
-    tl.store(delta + head * rows + i, tl.sum(g * o, 1), mask=i < rows)
 
 
 @triton.jit
@@ -137,7 +100,7 @@ def _attend_backward(
     head, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
     b, h = head // heads, head % heads
     j = tile * BJ + tl.arange(0, BJ)
-    y = _tile_of(v, b, h, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
+    y = tile_of(v, b, h, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
     sum_v = tl.zeros((BJ, WIDE), dtype=tl.float32)
     start = first_query(tile * BJ, rows, keys, CAUSAL) // BI * BI
     for above in range(0, tl.minimum(start, rows), BI):
@@ -151,7 +114,7 @@ def _attend_backward(
         s = tl.load(z + place, mask=inside, other=0.0).to(tl.float32) * (sharp * 1.4426950408889634)
         level = tl.load(lse + head * rows + i, mask=i < rows, other=0.0)
         p = tl.where(seen, tl.exp2(s - level[:, None]), 0.0)
-        g = _tile_of(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
+        g = tile_of(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
         dp = tl.dot(g, tl.trans(y), input_precision="ieee")
         taken = p
         if DROPPED:
@@ -162,7 +125,7 @@ def _attend_backward(
         if HANDED:
             ds += tl.where(seen, tl.load(grad_z + place, mask=inside, other=0.0).to(tl.float32), 0.0)
         tl.store(dz + place, ds, mask=inside)
-    _write_tile(dv, sum_v, b, h, j, heads, keys, D, WIDE)
+    write_tile(dv, sum_v, b, h, j, heads, keys, D, WIDE)
 
 
 @triton.jit
@@ -180,10 +143,10 @@ def _product(
         for top in range(first_query(tile * BJ, rows, keys, CAUSAL) // BI * BI, rows, BI):
             i = top + tl.arange(0, BI)
             place, inside = _pairs(head, i, j, rows, keys)
-            y = _tile_of(x, b, h, i, rows, x_b, x_h, x_n, x_d, D, WIDE)
+            y = tile_of(x, b, h, i, rows, x_b, x_h, x_n, x_d, D, WIDE)
             part = tl.load(ds + place, mask=inside, other=0.0).to(y.dtype)
             total = tl.dot(tl.trans(part), y, total, input_precision="ieee")
-        _write_tile(out, total * scale, b, h, j, heads, keys, D, WIDE)
+        write_tile(out, total * scale, b, h, j, heads, keys, D, WIDE)
     else:
         first = (tiles - 1 - tile) * BI
         i = first + tl.arange(0, BI)
@@ -191,10 +154,10 @@ def _product(
         for left in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
             j = left + tl.arange(0, BJ)
             place, inside = _pairs(head, i, j, rows, keys)
-            y = _tile_of(x, b, h, j, keys, x_b, x_h, x_n, x_d, D, WIDE)
+            y = tile_of(x, b, h, j, keys, x_b, x_h, x_n, x_d, D, WIDE)
             part = tl.load(ds + place, mask=inside, other=0.0).to(y.dtype)
             total = tl.dot(part, y, total, input_precision="ieee")
-        _write_tile(out, total * scale, b, h, i, heads, rows, D, WIDE)
+        write_tile(out, total * scale, b, h, i, heads, rows, D, WIDE)
 
 
 @torch.library.custom_op("attnlab::cascade", mutates_args=())
@@ -209,14 +172,14 @@ def cascade(
     noise     the seed of ε, or None           dropping   the seed of dropout, with its rate, or None
     sharp     P = softmax(sharp·Z)             wide       Z in float32, else in q's type
     """
-    note_launch("coda" if net is not None else "realformer")
+    note_launch("cascade")
     out, z, lse = _empty(q, k, wide)
     seen, carry = sight(mask, causal, q, k), None if carry is None else carry.contiguous()
     mixed = net is not None and carry is not None
     _make_scores(q, k, z, None if mixed else carry, None if mixed else noise, causal, scale, layer)
     if net is not None and carry is not None:
         coda.collide(z, carry, net, seen, noise, layer, width, own, residual, q.dtype)
-    (b, h, i, _), tile = q.shape, _tile(q)
+    (b, h, i, _), tile = q.shape, tile_sizes(q)
     with launching_on(q):
         _attend[(b * h * triton.cdiv(i, tile["BI"]),)](
             z, v, seen.mask, q if dropping is None else dropping, out, lse, h, i, k.shape[2], *v.stride(),
@@ -243,7 +206,7 @@ def cascade_backward(
             dcarry = torch.zeros_like(carry)
         dnet = coda.collide_backward(s, carry, net, seen, dz, dcarry, width, own, residual, q.dtype)
     dq, dk = empty_by_token(q), empty_by_token(k)
-    (b, h, i, _), j, tile = q.shape, k.shape[2], _tile(q)
+    (b, h, i, _), j, tile = q.shape, k.shape[2], tile_sizes(q)
     flags = {"CAUSAL": causal} | tile
     with launching_on(q):
         queries, keys = (b * h * triton.cdiv(i, tile["BI"]),), (b * h * triton.cdiv(j, tile["BJ"]),)
@@ -263,7 +226,7 @@ def _make_scores(
     layer: int,
 ) -> None:
     """out = scale·qkᵀ + carry + ε, where a tile is not hidden as a whole."""
-    (b, h, i, _), j, tile = q.shape, k.shape[2], _tile(q)
+    (b, h, i, _), j, tile = q.shape, k.shape[2], tile_sizes(q)
     with launching_on(q):
         _scores[(b * h * triton.cdiv(i, tile["BI"]) * triton.cdiv(j, tile["BJ"]),)](
             q, k, q if carry is None else carry, q if noise is None else noise, out, h, i, j, *q.stride(),
@@ -278,12 +241,9 @@ def _values_backward(
     """dZ, in the type of the carry whose gradient it becomes, and dV."""
     b, h, i, j = z.shape
     dz, dv = torch.empty_like(z if carry is None else carry), empty_by_token(v)
-    delta, tile = torch.empty_like(lse), _tile(v, backward=True)
+    delta, tile = delta_of(grad, out), tile_sizes(v, backward=True)
     handed = z if grad_z is None else grad_z.contiguous()
     with launching_on(v):
-        _delta[(b * h * triton.cdiv(i, tile["BI"]),)](
-            grad, out, delta, h, i, *grad.stride(), BI=tile["BI"], D=tile["D"], WIDE=tile["WIDE"]
-        )
         _attend_backward[(b * h * triton.cdiv(j, tile["BJ"]),)](
             z, v, seen.mask, v if dropping is None else dropping, grad, handed, lse, delta, dz, dv, h, i, j,
             *v.stride(), *grad.stride(), *seen.strides, sharp, rate, DROPPED=dropping is not None,
@@ -335,28 +295,10 @@ cascade.register_autograd(_gradients, setup_context=_keep)
 
 def unsupported(q: Tensor, k: Tensor, v: Tensor, width: int) -> str | None:
     """What keeps these kernels from a case, or None; width: of σ's hidden layers, 0 where there is no σ."""
-    if not q.is_cuda and not os.environ.get("TRITON_INTERPRET"):
-        return f"tensors on {q.device}"
-    if mapped(q):
-        return "tensors that torch.func maps over"
-    if q.dtype not in TYPES or not q.dtype == k.dtype == v.dtype:
-        return f"q, k, v in {q.dtype}, {k.dtype}, {v.dtype}"
-    if k.shape[1] != q.shape[1]:
-        return f"{q.shape[1]} query heads on {k.shape[1]} key heads"
-    if q.shape[3] > WIDEST or v.shape[3] != q.shape[3]:
-        return f"head_dim={q.shape[3]} with values of {v.shape[3]} (at most {WIDEST}, and equal)"
-    return coda.unsupported(q.shape[1], width, q.dtype) if width else None
+    return not_tiled(q, k, v) or (coda.unsupported(q.shape[1], width, q.dtype) if width else None)
 
 
 def _empty(q: Tensor, k: Tensor, wide: bool) -> tuple[Tensor, Tensor, Tensor]:
     b, h, i, _ = q.shape
     logits = q.new_empty(b, h, i, k.shape[2], dtype=torch.float32 if wide else q.dtype)
     return empty_by_token(q), logits, q.new_empty(b, h, i, dtype=torch.float32)
-
-
-def _tile(x: Tensor, *, backward: bool = False) -> dict[str, Any]:
-    """Queries and keys of a tile, and who works at it: more warps where it keeps more in registers."""
-    d, single = x.shape[3], x.dtype == torch.float32
-    side = 32 if single else 64
-    sizes = {"BI": side, "BJ": side, "D": d, "WIDE": max(16, triton.next_power_of_2(d))}
-    return sizes | ({"num_warps": 8, "num_stages": 1 if single else 2} if backward else {"num_warps": 4})

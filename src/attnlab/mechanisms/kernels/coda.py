@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.mechanisms.kernels.launch import launching_on
+from attnlab.mechanisms.kernels.launch import launching_on, note_launch
 from attnlab.mechanisms.kernels.pairs import Sight, last_key, normals, seen_at
 
 MOST_HEADS = 32
@@ -190,6 +190,7 @@ def collide(
     residual: bool, dtype: torch.dtype,
 ) -> None:  # fmt: skip
     """z (b,h,i,j) from S to Z, in place, wherever it is visible; products in dtype; noise: the seed of ε, or None."""
+    note_launch("coda")
     b, heads, rows, keys = z.shape
     tile = _tile(dtype, heads, width, keys)
     with launching_on(z):
@@ -236,4 +237,5 @@ def _tile(dtype: torch.dtype, heads: int, width: int, keys: int, *, backward: bo
     pairs = 32 if dtype == torch.float32 else 64 if backward or wide == 128 else 128
     columns = min(64, pairs, max(16, triton.next_power_of_2(keys)))
     sizes = {"BI": pairs // columns, "BJ": columns, "K": max(16, triton.next_power_of_2(heads)), "WIDE": wide}
-    return sizes | {"T": TYPES[dtype], "num_warps": 8 if wide == 128 else 4, "num_stages": 2 if backward else 3}
+    stages = 1 if backward and wide < 64 else 3  # as measured
+    return sizes | {"T": TYPES[dtype], "num_warps": 8 if wide == 128 else 4, "num_stages": stages}

@@ -1,0 +1,231 @@
+"""How much the heads of a layer differ, and what each of them is like (Zheng et al. 2021, §5.2 and §5.4).
+
+Each query i of head a has a distribution p_a,i over what it looks at. Two heads differ by the Jensen–Shannon
+divergence of theirs, summed over the queries of a sentence and averaged over sentences; H is the entropy in nats:
+
+    JSD_ab = Σ_i [ H(½(p_a,i + p_b,i)) − ½ H(p_a,i) − ½ H(p_b,i) ]        0 ≤ JSD_ab ≤ (number of queries) · ln 2
+
+The paper states no base and sums over queries, so its numbers grow with the sentence: the tables also have bits, and
+the mean over queries. Weights that are negative (daGPAM) or do not sum to 1 are read as a distribution over pairs of a
+key and a sign, p = |w| / Σ_j |w|: opposite signs at one key are different outcomes, and for ordinary weights nothing
+changes. A row that is all 0 differs from any other by ½ ln 2. A query that sees no key, or is padding, is not counted.
+
+Noise alone raises this: two equal heads whose logits get independent N(0,1) noise differ by several nats over a
+sentence. Compare a sampled record with `attnlab.models.noised`, the same noise on a model that has learnt without.
+
+Of one head, each the mean over sentences of the mean over their queries:
+
+    confidence         max_j p_ij (Voita et al. 2019, who leave out the end of sentence: ignore=)
+    entropy_nats       H(p_i)
+    first_token_share  w_i,first, of the first token that is not padding
+    output_share       ‖Σ_d mixed_hid W_hd‖, as a share of the sum over heads: what the head adds to the layer's output
+    dead               output_share below dead_below / heads: a head that adds (nearly) nothing
+    ablation_nats      by how much a target gets dearer without the head (Michel et al. 2019), where the record has been
+                       through attnlab.models.ablation; the mean over targets
+"""
+
+import math
+from collections.abc import Collection
+from typing import Literal, get_args
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from attnlab.analysis.contribution import wide
+from attnlab.analysis.sums import Sums, checked_record, live, mean_over_queries, seen
+from attnlab.recording import KINDS, Layer, Record
+
+Impl = Literal["auto", "reference", "fused"]
+AT_ONCE = {"cpu": 2**18, "cuda": 2**24}  # numbers that the definition works on
+
+
+def jsd(weights: Tensor, mask: Tensor | None = None, *, impl: Impl = "auto") -> Tensor:
+    """JSD of every two heads in nats, summed over queries, the mean over the batch; (h,h), float64.
+
+    weights  (b,h,i,j)
+    mask     bool, broadcastable to (b,1,i,j), True = counted; a query without any is left out
+    impl     "reference": plain PyTorch, in pieces; "fused": one Triton pass; "auto": that on a GPU, where it can
+    """
+    return jsd_of_examples(weights, mask, impl=impl).mean(0)
+
+
+@torch.no_grad()
+def jsd_of_examples(weights: Tensor, mask: Tensor | None = None, *, impl: Impl = "auto") -> Tensor:
+    """The same of every example, (b,h,h)."""
+    return _divergence(pair_entropy(weights, mask, impl=impl))
+
+
+def pair_entropy(weights: Tensor, mask: Tensor | None = None, *, impl: Impl = "auto") -> Tensor:
+    """Σ_i H(½(p_a,i + p_b,i)), (b,h,h) in float64; on its diagonal the entropies of the heads themselves."""
+    if impl not in get_args(Impl):
+        raise ValueError(f"impl must be one of {', '.join(get_args(Impl))}, not {impl!r}")
+    counted = _counted(weights, mask)
+    if impl == "fused" or (impl == "auto" and weights.is_cuda):
+        from attnlab.analysis import diversity_kernel
+
+        reason = diversity_kernel.unsupported(weights)
+        if reason is None:
+            return diversity_kernel.pair_entropy(weights.detach(), counted)
+        if impl == "fused":
+            raise ValueError(f"impl='fused' does not cover {reason}; say impl='auto' or 'reference'")
+    return _by_definition(weights.detach(), counted)
+
+
+def distribution(weights: Tensor) -> Tensor:
+    """p of each row (…,j): of j outcomes, or of 2j, key and sign, where a weight is negative; 0 where the row is 0."""
+    if bool((weights < 0).any()):
+        weights = torch.cat([weights.clamp_min(0.0), (-weights).clamp_min(0.0)], dim=-1)
+    size = weights.sum(-1, keepdim=True)
+    return weights / size.masked_fill(size == 0, 1.0)
+
+
+def entropy(p: Tensor) -> Tensor:
+    """H of each row (…,j), in nats."""
+    return -(p.clamp_min(torch.finfo(p.dtype).tiny).log() * p).sum(-1)
+
+
+def diversity(record: Record) -> pd.DataFrame:
+    """A row for every two heads a < b of every layer: see `Diversity.pairs`."""
+    return _added(record).pairs()
+
+
+def heads(record: Record, *, ignore: Collection[int] = (), dead_below: float = 0.1) -> pd.DataFrame:
+    """A row for every head: see `Diversity.heads`."""
+    return _added(record, ignore=ignore).heads(dead_below=dead_below)
+
+
+class Diversity(Sums):
+    """The tables over many records, one after the other: at constant memory, and joined from several processes.
+
+    ignore   numbers of tokens that confidence does not look at, such as the end of sentence
+    """
+
+    def __init__(self, *, ignore: Collection[int] = ()) -> None:
+        super().__init__()
+        self.ignore = tuple(ignore)
+
+    @torch.no_grad()
+    def add(self, record: Record) -> None:
+        """Count the examples of one more record; one that is all padding is none."""
+        for layer in checked_record(record, "diversity").layers:
+            queries, keys = live(record, layer)
+            counted = seen(layer, queries, keys).expand(-1, 1, queries.shape[1], -1)
+            self._layer(layer, counted, keys, keys & self._looked_at(record, layer))
+            if "ablated_nll" in layer.extras:
+                dearer = layer.extras["ablated_nll"].double() - layer.extras["nll"].double()[:, None]  # (b,h)
+                self.note(layer, "ablation", dearer.sum(0))
+                self.note(layer, "scored", layer.extras["scored"].sum())
+
+    def pairs(self) -> pd.DataFrame:
+        """kind, layer, head_a < head_b, jsd (nats, over a sentence), jsd_per_query (nats), jsd_bits (over a sentence).
+
+        Table 4's figure, over all pairs of heads of all layers of all kinds, is the mean of the column jsd.
+        """
+        frames = []
+        for kind, layer in self.layers():
+            examples = self.of(kind, layer, "examples").clamp_min(1)
+            jsd, per_query = (self.of(kind, layer, what) / examples for what in ("jsd", "jsd_per_query"))
+            a, b = torch.triu_indices(len(jsd), len(jsd), offset=1)
+            columns = {"kind": kind, "layer": layer, "head_a": a.numpy(), "head_b": b.numpy()}
+            columns |= {"jsd": jsd[a, b].numpy(), "jsd_per_query": per_query[a, b].numpy()}
+            frames.append(pd.DataFrame(columns | {"jsd_bits": (jsd[a, b] / math.log(2)).numpy()}))
+        return pd.concat(frames, ignore_index=True)
+
+    def heads(self, *, dead_below: float = 0.1) -> pd.DataFrame:
+        """kind, layer, head and the columns described above; ablation_nats only where it was measured."""
+        frames = []
+        for kind, layer in self.layers():
+            examples = self.of(kind, layer, "examples").clamp_min(1)
+            columns = {name: (self.of(kind, layer, name) / examples).numpy() for name in MEASURES}
+            output = self.of(kind, layer, "output")
+            share = output / output.sum().clamp_min(torch.finfo(output.dtype).tiny)
+            columns |= {"output_share": share.numpy(), "dead": (share < dead_below / len(share)).numpy()}
+            if self.has(kind, layer, "ablation"):
+                scored = self.of(kind, layer, "scored").clamp_min(1)
+                columns["ablation_nats"] = (self.of(kind, layer, "ablation") / scored).numpy()
+            frames.append(pd.DataFrame({"kind": kind, "layer": layer, "head": range(len(share))} | columns))
+        return pd.concat(frames, ignore_index=True)
+
+    def _layer(self, layer: Layer, counted: Tensor, keys: Tensor, looked_at: Tensor) -> None:
+        b, h, i, _ = layer.context.shape
+        queries = counted[:, 0].any(-1)  # (b,i) that see something
+        count = queries.sum(1).clamp_min(1)
+        first = keys.int().argmax(1)[:, None, None, None].expand(b, h, i, 1)
+        entropies = torch.zeros(b, h, h, dtype=torch.float64, device=keys.device)
+        confidence, first_share = (wide(layer.context).new_zeros(b, h, i) for _ in range(2))
+        for rows, weights in layer.chunks():
+            entropies += pair_entropy(weights, counted[:, :, rows])
+            part = wide(weights).where(counted[:, :, rows], 0.0)
+            first_share[:, :, rows] = part.gather(-1, first[:, :, rows])[..., 0]
+            part = part.abs()
+            size = part.sum(-1).clamp_min(torch.finfo(part.dtype).tiny)
+            confidence[:, :, rows] = part.where(looked_at[:, None, None], 0.0).amax(-1) / size
+        divergence = _divergence(entropies)
+        self.note(layer, "jsd", divergence.sum(0))
+        self.note(layer, "jsd_per_query", (divergence / count[:, None, None]).sum(0))
+        self.note(layer, "examples", queries.any(1).sum())
+        self.note(layer, "entropy_nats", (entropies.diagonal(dim1=1, dim2=2) / count[:, None]).sum(0))
+        self.note(layer, "confidence", mean_over_queries(confidence, queries).sum(0))
+        self.note(layer, "first_token_share", mean_over_queries(first_share, queries).sum(0))
+        self.note(layer, "output", mean_over_queries(output_norms(layer), queries).sum(0))
+
+    def _looked_at(self, record: Record, layer: Layer) -> Tensor:
+        """Which keys confidence looks at, (b,j)."""
+        side = KINDS[layer.kind][1]
+        if not self.ignore:
+            return torch.ones(1, 1, dtype=torch.bool, device=layer.context.device)
+        if side not in record.tokens:
+            raise ValueError(f"ignore= names tokens, and the record has none of its {side}")
+        tokens = record.tokens[side].to(layer.context.device)
+        return ~torch.isin(tokens, torch.tensor(self.ignore, device=tokens.device))
+
+
+MEASURES = ("confidence", "entropy_nats", "first_token_share")
+
+
+def output_norms(layer: Layer) -> Tensor:
+    """‖mixed_hi W_h‖, what each head adds to the output of each query, (b,h,i)."""
+    mixed, projection = wide(layer.mixed), wide(layer.output_weight)
+    square = ((mixed @ (projection @ projection.mT)) * mixed).sum(-1)
+    return square.clamp_min(0.0).sqrt()
+
+
+def _divergence(entropies: Tensor) -> Tensor:
+    """JSD (b,h,h) from what pair_entropy gives."""
+    own = entropies.diagonal(dim1=1, dim2=2)  # (b,h)
+    return (entropies - (own[:, :, None] + own[:, None, :]) / 2).clamp_min(0.0)
+
+
+def _added(record: Record, **options: Collection[int]) -> Diversity:
+    found = Diversity(**options)
+    found.add(record)
+    return found
+
+
+def _counted(weights: Tensor, mask: Tensor | None) -> Tensor | None:
+    """The mask as (b,1,i,j); refuses what does not fit."""
+    if weights.dim() != 4 or not weights.is_floating_point():
+        given = f"{weights.dtype} {tuple(weights.shape)}"
+        raise ValueError(f"weights must be floating-point (batch, heads, queries, keys), not {given}")
+    if mask is None:
+        return None
+    whole = (weights.shape[0], 1, *weights.shape[2:])
+    shape = (1,) * (4 - mask.dim()) + tuple(mask.shape)
+    if mask.dtype != torch.bool or len(shape) > 4 or any(m not in (1, n) for m, n in zip(shape, whole, strict=True)):
+        given = f"{mask.dtype} {tuple(mask.shape)}"
+        raise ValueError(f"mask must be bool and broadcast to (b,1,i,j) = {whole}, not {given}")
+    return mask.reshape(shape).expand(whole)
+
+
+def _by_definition(weights: Tensor, counted: Tensor | None) -> Tensor:
+    b, h, i, j = weights.shape
+    found = torch.zeros(b, h, h, dtype=torch.float64, device=weights.device)
+    rows = max(1, AT_ONCE.get(weights.device.type, 2**18) // max(1, b * h * j))
+    for start in range(0, i, rows):
+        some = slice(start, start + rows)
+        part = wide(weights[:, :, some])
+        p = distribution(part if counted is None else part.where(counted[:, :, some], 0.0))
+        for a in range(h):
+            found[:, a, a:] += entropy((p[:, a : a + 1] + p[:, a:]) / 2).sum(-1)
+    return found.triu() + found.triu(1).mT

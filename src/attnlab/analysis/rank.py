@@ -1,0 +1,199 @@
+"""How alike the tokens of a sentence become from layer to layer: rank collapse (Dong et al. 2021; Heo & Choi 2024).
+
+For the states X (n tokens, e numbers each) of one sentence, with ‖·‖₁ the largest sum of absolute values of a column
+and ‖·‖_∞ that of a row,
+
+    res(X) = X − 1xᵀ                 what is left when all tokens are taken for the same vector x
+    ‖X‖_{1,∞} = √(‖X‖₁ ‖X‖_∞)        the composite norm
+    residual = ‖res(X)‖_{1,∞}        relative_residual = residual / ‖X‖_{1,∞}
+    cosine = the mean of cos(X_i, X_k) over i ≠ k
+
+The x that makes ‖res(X)‖_{1,∞} least has no closed form. Here it is the mean over tokens, as in Dong et al.'s code, or
+the median of each number, which makes ‖·‖₁ least but not the product: both residuals are bounds from above. A
+relative residual of 0 and a cosine of 1 say that the tokens have collapsed into one.
+
+Of a matrix of attention weights with singular values σ, and both 1 for a matrix whose rows are all the same:
+
+    stable_rank = Σσ² / max σ²        effective_rank = exp(H(σ / Σσ))  (Roy & Vetterli 2007)
+
+Everything is made for each sentence, without its padding, and then averaged; a sentence of one token has none of it.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from attnlab.analysis.contribution import wide
+from attnlab.analysis.diversity import entropy
+from attnlab.analysis.sums import Sums, checked_record, live, seen
+from attnlab.recording import Layer, Record
+
+Centre = Literal["mean", "median"]
+COLUMNS = ("residual_mean", "residual_median", "relative_residual_mean", "relative_residual_median", "cosine")
+
+
+def composite_norm(x: Tensor) -> Tensor:
+    """√(‖X‖₁ ‖X‖_∞) of matrices (…,n,e); (…)."""
+    size = x.abs()
+    return (size.sum(-2).amax(-1) * size.sum(-1).amax(-1)).sqrt()
+
+
+def residual(x: Tensor, mask: Tensor | None = None, centre: Centre = "mean") -> Tensor:
+    """X − 1xᵀ of states (…,n,e), 0 at tokens that the mask (…,n) leaves out; x their mean or their median."""
+    live_tokens = _tokens(x, mask)
+    if centre == "mean":
+        middle = x.where(live_tokens, 0.0).sum(-2, keepdim=True) / live_tokens.sum(-2, keepdim=True).clamp_min(1)
+    elif centre == "median":
+        middle = x.masked_fill(~live_tokens, torch.nan).nanmedian(-2, keepdim=True).values
+    else:
+        raise ValueError(f"centre must be one of {', '.join(get_args(Centre))}, not {centre!r}")
+    return (x - middle).where(live_tokens, 0.0)
+
+
+def relative_residual(x: Tensor, mask: Tensor | None = None, centre: Centre = "mean") -> Tensor:
+    """‖res(X)‖_{1,∞} / ‖X‖_{1,∞} of states (…,n,e); (…), and 0 where X is 0."""
+    whole = composite_norm(x.where(_tokens(x, mask), 0.0))
+    return composite_norm(residual(x, mask, centre)) / whole.masked_fill(whole == 0, 1.0)
+
+
+def mean_cosine(x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The mean of cos(X_i, X_k) over tokens i ≠ k of states (…,n,e); (…). nan where there are not two tokens."""
+    live_tokens = _tokens(x, mask)
+    unit = torch.nn.functional.normalize(x, dim=-1).where(live_tokens, 0.0)
+    count = live_tokens.sum((-2, -1))
+    pairs = unit.sum(-2).square().sum(-1) - unit.square().sum((-2, -1))
+    return pairs / (count * (count - 1))
+
+
+def stable_rank(weights: Tensor) -> Tensor:
+    """Σσ² / max σ² of matrices (…,i,j); (…), and 0 for a matrix of zeros."""
+    return _ranks(weights)[0]
+
+
+def effective_rank(weights: Tensor) -> Tensor:
+    """exp of the entropy of σ / Σσ of matrices (…,i,j); (…), and 0 for a matrix of zeros."""
+    return _ranks(weights)[1]
+
+
+def collapse(states: Tensor | Sequence[Tensor], mask: Tensor | None = None) -> pd.DataFrame:
+    """One row for each of the states (b,n,e), the first before any layer: layer, and the means over examples.
+
+    mask   (b,n) bool, True = a token
+    """
+    rows = []
+    for number, x in enumerate(states):
+        if x.dim() != 3:
+            raise ValueError(f"the states after layer {number} must be (batch, tokens, size), not {tuple(x.shape)}")
+        measured, count = _measured(x, mask)
+        if not int(count):
+            raise ValueError("no example has two tokens: there is nothing to compare")
+        rows.append({"layer": number} | {name: float(value / count) for name, value in measured.items()})
+    return pd.DataFrame(rows)
+
+
+def rank(record: Record) -> pd.DataFrame:
+    """A row for every layer and what is measured there: see `Rank.states`."""
+    found = Rank()
+    found.add(record, weights=False)
+    return found.states()
+
+
+def weight_ranks(record: Record) -> pd.DataFrame:
+    """A row for every head: see `Rank.weights`."""
+    found = Rank()
+    found.add(record, states=False)
+    return found.weights()
+
+
+class Rank(Sums):
+    """The tables over many records, one after the other, and joined from several processes."""
+
+    @torch.no_grad()
+    def add(self, record: Record, *, states: bool = True, weights: bool = True) -> None:
+        """Count the examples of one more record. weights: their ranks too, a singular value decomposition a head."""
+        for layer in checked_record(record, "rank").layers:
+            queries, keys = live(record, layer)
+            if states:
+                for of, x in _states(layer).items():
+                    measured, count = _measured(x, queries)
+                    for name, value in measured.items():
+                        self.note(layer, f"{of}.{name}", value)
+                    self.note(layer, f"{of}.examples", count)
+            if weights:
+                self._weights(layer, queries, seen(layer, queries, keys))
+
+    def states(self) -> pd.DataFrame:
+        """kind, layer, of, and the columns described above, with x the mean and the median; of is
+
+        state     what the attention's output is added to (where the block was understood: see docs/record.md)
+        inputs    what the attention reads: the same, or the norm of it
+        outputs   what it returns
+        """
+        rows = []
+        for kind, layer in self.layers():
+            for of in ("state", "inputs", "outputs"):
+                if self.has(kind, layer, f"{of}.examples"):
+                    count = self.of(kind, layer, f"{of}.examples").clamp_min(1)
+                    values = {name: float(self.of(kind, layer, f"{of}.{name}") / count) for name in COLUMNS}
+                    rows.append({"kind": kind, "layer": layer, "of": of} | values)
+        return pd.DataFrame(rows)
+
+    def weights(self) -> pd.DataFrame:
+        """kind, layer, head, stable_rank, effective_rank of the weights, and tokens, which neither can exceed."""
+        frames = []
+        for kind, layer in self.layers():
+            count = self.of(kind, layer, "weights.examples").clamp_min(1)
+            names = ("stable_rank", "effective_rank")
+            values = {name: (self.of(kind, layer, f"weights.{name}") / count).numpy() for name in names}
+            head = range(len(values["stable_rank"]))
+            tokens = float(self.of(kind, layer, "weights.tokens") / count)
+            frames.append(pd.DataFrame({"kind": kind, "layer": layer, "head": head, **values, "tokens": tokens}))
+        return pd.concat(frames, ignore_index=True)
+
+    def _weights(self, layer: Layer, queries: Tensor, counted: Tensor) -> None:
+        stable, effective = _ranks(wide(layer.weights).where(counted, 0.0))  # (b,h)
+        least = torch.minimum(counted[:, 0].any(2).sum(1), counted[:, 0].any(1).sum(1))  # queries or keys, the fewer
+        some = least > 1
+        self.note(layer, "weights.stable_rank", stable[some].sum(0))
+        self.note(layer, "weights.effective_rank", effective[some].sum(0))
+        self.note(layer, "weights.tokens", least[some].sum())
+        self.note(layer, "weights.examples", some.sum())
+
+
+def _states(layer: Layer) -> dict[str, Tensor]:
+    found = {"inputs": layer.inputs, "outputs": layer.outputs}
+    return {"state": layer.around["residual"]} | found if "residual" in layer.around else found
+
+
+def _measured(x: Tensor, mask: Tensor | None) -> tuple[dict[str, Tensor], Tensor]:
+    """The columns of states (b,n,e), summed over the examples of at least two tokens, and how many these are."""
+    x = wide(x)
+    some = _tokens(x, mask).sum((-2, -1)) > 1
+    x, mask = x[some], None if mask is None else mask[some]
+    found = {}
+    for centre in get_args(Centre):
+        found[f"residual_{centre}"] = composite_norm(residual(x, mask, centre)).double().sum()
+        found[f"relative_residual_{centre}"] = relative_residual(x, mask, centre).double().sum()
+    return found | {"cosine": mean_cosine(x, mask).double().sum()}, some.sum()
+
+
+def _tokens(x: Tensor, mask: Tensor | None) -> Tensor:
+    """(…,n,1)."""
+    if mask is None:
+        return torch.ones(*x.shape[:-1], 1, dtype=torch.bool, device=x.device)
+    if mask.shape != x.shape[:-1] or mask.dtype != torch.bool:
+        given = f"{mask.dtype} {tuple(mask.shape)}"
+        raise ValueError(f"mask must be bool and {tuple(x.shape[:-1])}, one for each token, not {given}")
+    return mask.to(x.device).unsqueeze(-1)
+
+
+def _ranks(weights: Tensor) -> tuple[Tensor, Tensor]:
+    sigma = torch.linalg.svdvals(wide(weights))
+    top, total = sigma[..., 0], sigma.sum(-1, keepdim=True)
+    some = top > 0
+    stable = (sigma / top.where(some, 1.0).unsqueeze(-1)).square().sum(-1)
+    effective = entropy(sigma / total.where(total > 0, 1.0)).exp()
+    return stable, effective.where(some, 0.0)

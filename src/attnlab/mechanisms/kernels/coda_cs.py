@@ -1,0 +1,190 @@
+"""Softmax attention with noise on its logits, P = softmax(scale·QKᵀ + ε), in O(n) memory.
+
+    forward    O = (P ∘ D) V, online        L = log₂ Σ 2^Z'        D: dropout
+    backward   dV = (P ∘ D)ᵀ G      dS = P ∘ ((G Vᵀ) ∘ D − δ)      δ = Σ_d G ∘ O
+               dQ = scale·dS K      dK = scale·dSᵀ Q
+
+No logit is ever written: ε is a function of its place, so each pass draws it again. One kernel goes through the queries
+of its keys, for dK and dV, and one through the keys of its queries, for dQ; every sum is made in a fixed order.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attnlab.mechanisms.kernels.launch import empty_by_token, launching_on, note_launch
+from attnlab.mechanisms.kernels.pairs import first_query, kept, last_key, seen_at, sight
+from attnlab.mechanisms.kernels.tiles import delta_of, logits_of, tile_of, tile_sizes, write_tile
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _forward(
+    q, k, v, mask, noise, dropping, out, lse, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d,
+    v_b, v_h, v_j, v_d, m_b, m_i, m_j, scale, rate, layer, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    DROPPED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """BI queries of one head; powers are of 2, with log₂ e in the logits."""
+    tiles = tl.cdiv(rows, BI)
+    head, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
+    b, h = head // heads, head % heads
+    first = (tiles - 1 - tile) * BI  # causal: the longest rows are the last, and start first
+    i = first + tl.arange(0, BI)
+    x = tile_of(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
+    top = tl.full((BI,), float("-inf"), tl.float32)
+    total = tl.zeros((BI,), dtype=tl.float32)
+    context = tl.zeros((BI, WIDE), dtype=tl.float32)
+    for left in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
+        j = left + tl.arange(0, BJ)
+        y = tile_of(k, b, h, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
+        s = logits_of(x, y, noise, b, h, i, left, rows, keys, scale, layer, True, CAUSAL, BJ) * LOG2_E
+        seen = seen_at(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
+        s = tl.where(seen, s, float("-inf"))
+        higher = tl.maximum(top, tl.max(s, 1))
+        calm = tl.where(higher == float("-inf"), 0.0, higher)
+        p = tl.exp2(s - calm[:, None])
+        fade = tl.exp2(top - calm)
+        total = total * fade + tl.sum(p, 1)
+        if DROPPED:
+            p *= kept(tl.load(dropping), rate, head, i[:, None], (left // 4 + tl.arange(0, BJ // 4))[None, :])
+        z = tile_of(v, b, h, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
+        context = tl.dot(p.to(z.dtype), z, context * fade[:, None], input_precision="ieee")
+        top = higher
+    blind = total == 0.0
+    total = tl.where(blind, 1.0, total)
+    write_tile(out, context / total[:, None], b, h, i, heads, rows, D, WIDE)
+    tl.store(lse + head * rows + i, tl.where(blind, 0.0, top + tl.log2(total)), mask=i < rows)
+
+
+@triton.jit
+def _slope(
+    x, y, z, g, mask, noise, dropping, lse, delta, head, b, h, i, left, rows, keys, m_b, m_i, m_j, scale, rate, layer,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr, BJ: tl.constexpr,
+):  # fmt: skip
+    """P ∘ D and dS of queries i, rows x with gradients g, and the BJ keys from `left` on, rows y with values z."""
+    j = left + tl.arange(0, BJ)
+    s = logits_of(x, y, noise, b, h, i, left, rows, keys, scale, layer, True, CAUSAL, BJ) * LOG2_E
+    seen = seen_at(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
+    level = tl.load(lse + head * rows + i, mask=i < rows, other=0.0)
+    p = tl.where(seen, tl.exp2(s - level[:, None]), 0.0)
+    taken, dp = p, tl.dot(g, tl.trans(z), input_precision="ieee")
+    if DROPPED:
+        keep = kept(tl.load(dropping), rate, head, i[:, None], (left // 4 + tl.arange(0, BJ // 4))[None, :])
+        taken, dp = p * keep, dp * keep
+    return taken, p * (dp - tl.load(delta + head * rows + i, mask=i < rows, other=0.0)[:, None])
+
+
+@triton.jit
+def _backward(
+    q, k, v, mask, noise, dropping, grad, lse, delta, dq, dk, dv, heads, rows, keys, q_b, q_h, q_i, q_d,
+    k_b, k_h, k_j, k_d, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, scale, rate, layer,
+    OF_KEYS: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr,
+    BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """dQ of BI queries of one head; or OF_KEYS, dK and dV of BJ keys."""
+    tiles = tl.cdiv(keys, BJ) if OF_KEYS else tl.cdiv(rows, BI)
+    head, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
+    b, h = head // heads, head % heads
+    if OF_KEYS:
+        left = tile * BJ
+        j = left + tl.arange(0, BJ)
+        y = tile_of(k, b, h, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
+        z = tile_of(v, b, h, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
+        sum_k, sum_v = tl.zeros((BJ, WIDE), dtype=tl.float32), tl.zeros((BJ, WIDE), dtype=tl.float32)
+        for above in range(first_query(left, rows, keys, CAUSAL) // BI * BI, rows, BI):
+            i = above + tl.arange(0, BI)
+            x = tile_of(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
+            g = tile_of(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
+            taken, ds = _slope(
+                x, y, z, g, mask, noise, dropping, lse, delta, head, b, h, i, left, rows, keys, m_b, m_i, m_j,
+                scale, rate, layer, MASKED, CAUSAL, DROPPED, BJ,
+            )  # fmt: skip
+            sum_v = tl.dot(tl.trans(taken.to(g.dtype)), g, sum_v, input_precision="ieee")
+            sum_k = tl.dot(tl.trans(ds.to(x.dtype)), x, sum_k, input_precision="ieee")
+        write_tile(dk, sum_k * scale, b, h, j, heads, keys, D, WIDE)
+        write_tile(dv, sum_v, b, h, j, heads, keys, D, WIDE)
+    else:
+        first = (tiles - 1 - tile) * BI
+        i = first + tl.arange(0, BI)
+        x = tile_of(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
+        g = tile_of(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
+        sum_q = tl.zeros((BI, WIDE), dtype=tl.float32)
+        for left in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
+            j = left + tl.arange(0, BJ)
+            y = tile_of(k, b, h, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
+            z = tile_of(v, b, h, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
+            _, ds = _slope(
+                x, y, z, g, mask, noise, dropping, lse, delta, head, b, h, i, left, rows, keys, m_b, m_i, m_j,
+                scale, rate, layer, MASKED, CAUSAL, DROPPED, BJ,
+            )  # fmt: skip
+            sum_q = tl.dot(ds.to(y.dtype), y, sum_q, input_precision="ieee")
+        write_tile(dq, sum_q * scale, b, h, i, heads, rows, D, WIDE)
+
+
+@torch.library.custom_op("attnlab::noisy_softmax", mutates_args=())
+def noisy_softmax(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, noise: Tensor, dropping: Tensor | None, causal: bool,
+    scale: float, rate: float, layer: int,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Context (b,h,i,d) and its log₂-sums (b,h,i); noise and dropping: the seeds of ε and of dropout, with its rate."""
+    note_launch("coda_cs")
+    (b, h, i, _), seen, tile = q.shape, sight(mask, causal, q, k), tile_sizes(q)
+    out, lse = _empty(q)
+    with launching_on(q):
+        _forward[(b * h * triton.cdiv(i, tile["BI"]),)](
+            q, k, v, seen.mask, noise, noise if dropping is None else dropping, out, lse, h, i, k.shape[2], *q.stride(),
+            *k.stride(), *v.stride(), *seen.strides, scale, rate, layer, DROPPED=dropping is not None, **seen.flags,
+            **tile,
+        )  # fmt: skip
+    return out, lse
+
+
+@torch.library.custom_op("attnlab::noisy_softmax_backward", mutates_args=())
+def noisy_softmax_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, noise: Tensor, dropping: Tensor | None,
+    out: Tensor, lse: Tensor, causal: bool, scale: float, rate: float, layer: int,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """dQ, dK, dV."""
+    (b, h, i, _), j, seen = q.shape, k.shape[2], sight(mask, causal, q, k)
+    dq, dk, dv = (empty_by_token(x) for x in (q, k, v))
+    tile, delta = tile_sizes(q, backward=True), delta_of(grad, out)
+    strides = (*q.stride(), *k.stride(), *v.stride(), *grad.stride(), *seen.strides)
+    with launching_on(q):
+        for of_keys, programs in ((True, triton.cdiv(j, tile["BJ"])), (False, triton.cdiv(i, tile["BI"]))):
+            _backward[(b * h * programs,)](
+                q, k, v, seen.mask, noise, noise if dropping is None else dropping, grad, lse, delta, dq, dk, dv,
+                h, i, j, *strides, scale, rate, layer, OF_KEYS=of_keys, DROPPED=dropping is not None, **seen.flags,
+                **tile,
+            )  # fmt: skip
+    return dq, dk, dv
+
+
+@noisy_softmax.register_fake
+def _(q, k, v, mask, noise, dropping, causal, scale, rate, layer):
+    return _empty(q)
+
+
+@noisy_softmax_backward.register_fake
+def _(grad, q, k, v, *rest):
+    return empty_by_token(q), empty_by_token(k), empty_by_token(v)
+
+
+def _keep(ctx, inputs, output):
+    q, k, v, mask, noise, dropping, *ctx.options = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(q, k, v, mask, noise, dropping, *output)
+
+
+def _gradients(ctx, grad, _):
+    if torch.is_grad_enabled():
+        raise NotImplementedError("this kernel has no second derivative; build the attention with impl='reference'")
+    return *noisy_softmax_backward(grad, *ctx.saved_tensors, *ctx.options), *(None,) * (3 + len(ctx.options))
+
+
+noisy_softmax.register_autograd(_gradients, setup_context=_keep)
+
+
+def _empty(q: Tensor) -> tuple[Tensor, Tensor]:
+    return empty_by_token(q), q.new_empty(q.shape[:3], dtype=torch.float32)

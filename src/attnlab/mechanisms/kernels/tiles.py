@@ -1,0 +1,91 @@
+"""Tiles of queries and keys of one head: how attention's kernels read, score and write them."""
+
+import os
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attnlab.mechanisms.kernels.launch import launching_on, mapped
+from attnlab.mechanisms.kernels.pairs import normals
+
+WIDEST = 128  # head size
+TYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@triton.jit
+def tile_of(x, b, h, n, size, x_b, x_h, x_n, x_d, D: tl.constexpr, WIDE: tl.constexpr):
+    """Rows n of x (b,h,size,D), with any strides; 0 outside."""
+    d = tl.arange(0, WIDE)
+    inside = (n < size)[:, None] & (d < D)[None, :]
+    return tl.load(x + b * x_b + h * x_h + n[:, None] * x_n + d[None, :] * x_d, mask=inside, other=0.0)
+
+
+@triton.jit
+def write_tile(x, value, b, h, n, heads, size, D: tl.constexpr, WIDE: tl.constexpr):
+    """The same of an x that lies as (b,size,h,D)."""
+    d = tl.arange(0, WIDE)
+    inside = (n < size)[:, None] & (d < D)[None, :]
+    tl.store(x + ((b * size + n[:, None]) * heads + h) * D + d[None, :], value, mask=inside)
+
+
+@triton.jit
+def logits_of(
+    x, y, seed, b, h, i, left, rows, keys, scale, layer, NOISY: tl.constexpr, CAUSAL: tl.constexpr, BJ: tl.constexpr
+):
+    """scale·x yᵀ + ε of queries i and the BJ keys from `left` on, in float32."""
+    z = tl.dot(x, tl.trans(y), input_precision="ieee") * scale
+    if NOISY:
+        at, quad = i, left // 4 + tl.arange(0, BJ // 4)
+        if CAUSAL:
+            at = i + (keys - rows)
+        z += normals(tl.load(seed), layer, b, h, at[:, None], quad[None, :])
+    return z
+
+
+@triton.jit
+def _delta(grad, out, delta, heads, rows, g_b, g_h, g_i, g_d, BI: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr):
+    tiles = tl.cdiv(rows, BI)
+    head, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
+    b, h = head // heads, head % heads
+    i = tile * BI + tl.arange(0, BI)
+    g = tile_of(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE).to(tl.float32)
+    o = tile_of(out, b, h, i, rows, rows * heads * D, D, heads * D, 1, D, WIDE).to(tl.float32)
+    tl.store(delta + head * rows + i, tl.sum(g * o, 1), mask=i < rows)
+
+
+def delta_of(grad: Tensor, out: Tensor) -> Tensor:
+    """Σ_d grad ∘ out, (b,h,i); out lies as (b,i,h,d)."""
+    b, h, i, _ = out.shape
+    delta, tile = out.new_empty(b, h, i, dtype=torch.float32), tile_sizes(out)
+    sizes = {name: tile[name] for name in ("BI", "D", "WIDE")}
+    with launching_on(out):
+        _delta[(b * h * triton.cdiv(i, tile["BI"]),)](grad, out, delta, h, i, *grad.stride(), **sizes)
+    return delta
+
+
+def not_tiled(q: Tensor, k: Tensor, v: Tensor) -> str | None:
+    """What of q, k and v cannot be read by tiles, or None."""
+    if not q.is_cuda and not os.environ.get("TRITON_INTERPRET"):
+        return f"tensors on {q.device}"
+    if mapped(q):
+        return "tensors that torch.func maps over"
+    if q.dtype not in TYPES or not q.dtype == k.dtype == v.dtype:
+        return f"q, k, v in {q.dtype}, {k.dtype}, {v.dtype}"
+    if k.shape[1] != q.shape[1]:
+        return f"{q.shape[1]} query heads on {k.shape[1]} key heads"
+    if q.shape[3] > WIDEST or v.shape[3] != q.shape[3]:
+        return f"head_dim={q.shape[3]} with values of {v.shape[3]} (at most {WIDEST}, and equal)"
+    return None
+
+
+def tile_sizes(x: Tensor, *, backward: bool = False) -> dict[str, Any]:
+    """Queries and keys of a tile, and who works at it: more warps where it keeps more in registers."""
+    d, single = x.shape[3], x.dtype == torch.float32
+    side = 32 if single else 64
+    sizes = {"BI": side, "BJ": side, "D": d, "WIDE": max(16, triton.next_power_of_2(d))}
+    if not backward:
+        return sizes | {"num_warps": 4}
+    return sizes | {"num_warps": 8 if single or d > 64 else 4, "num_stages": 1 if single else 2}

@@ -1,0 +1,188 @@
+"""The kernel of CODA-CS: equal to the definition with the same noise, every gradient too, in O(n) memory."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from attnlab.mechanisms import attention
+from attnlab.mechanisms.kernels.launch import LAUNCHED
+
+pytest.importorskip("triton")
+from gpu_compile import assert_compiles
+
+from attnlab.mechanisms.kernels import coda_cs as kernel
+
+pytestmark = [pytest.mark.kernel, pytest.mark.filterwarnings("ignore:.*FP_FUSION.*:UserWarning")]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (DEVICE == "cuda")  # the interpreter's bf16 is wrong
+SLACK = {torch.float32: 5e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}  # what is allowed beside twice eager's error
+SEED = (5 << 32) | 31
+
+
+def projected(b, n, h, d):
+    """As a joint projection leaves it: not contiguous, and a slice of something wider."""
+    return torch.randn(b, n, h * d + 3, device=DEVICE)[..., 3:].unflatten(-1, (h, d)).transpose(1, 2)
+
+
+def results(qkv, grad, dtype, impl, mask, causal, layer=0, held=None):
+    """Context and gradients with the noise of SEED; the inputs are rounded to `held` first."""
+    mechanism = attention("coda-cs", heads=grad.shape[1], head_dim=grad.shape[3], layer=layer, impl=impl).eval()
+    mechanism.sample_seed = SEED
+    inputs = [x.to(held or dtype).to(dtype).detach().requires_grad_() for x in qkv]
+    context = mechanism(*inputs, mask, causal=causal)[0]
+    return [context, *torch.autograd.grad(context, inputs, grad.to(held or dtype).to(dtype))]
+
+
+def assert_same(b, h, i, j, d, dtype, mask="none", causal=False, layer=0):
+    qkv = [projected(b, n, h, d) for n in (i, j, j)]
+    grad = torch.randn(b, h, i, d, device=DEVICE)
+    shape = {"none": None, "keys": (b, 1, 1, j), "full": (b, 1, i, j), "one": (i, j)}[mask]
+    seen = None if shape is None else torch.rand(shape, device=DEVICE) < 0.6  # some rows see nothing
+    fused, eager = (results(qkv, grad, dtype, impl, seen, causal, layer) for impl in ("fused", "reference"))
+    exact = results(qkv, grad, torch.float64, "reference", seen, causal, layer, held=dtype)
+    for name, mine, theirs, y in zip(("context", "q", "k", "v"), fused, eager, exact, strict=True):
+        error, allowed = ((x.double() - y).norm() / y.norm().clamp_min(1e-2) for x in (mine, theirs))
+        assert error <= 2 * allowed + SLACK[dtype], f"{name}: {error:.1e}, eager {allowed:.1e}"
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@settings(max_examples=6, deadline=None)
+@given(
+    seed=st.integers(0, 2**31),
+    h=st.sampled_from([1, 3, 4]),
+    i=st.integers(1, 19),
+    j=st.integers(2, 19),  # with one key the gradients of q and k are 0
+    d=st.sampled_from([3, 16, 32]),
+    causal=st.booleans(),
+    mask=st.sampled_from(["none", "keys", "full", "one"]),
+)
+def test_it_equals_the_definition_with_the_same_noise(dtype, seed, h, i, j, d, causal, mask):
+    torch.manual_seed(seed)
+    assert_same(2, h, i, j, d, dtype, mask, causal)
+
+
+def test_rows_longer_than_a_tile_and_a_later_layer():
+    assert_same(1, 2, 71, 67, 5, torch.float16, "keys", causal=True, layer=3)
+    assert_same(1, 1, 37, 70, 128, torch.float16)
+
+
+def test_training_draws_as_the_definition_does_and_afresh_each_time():
+    q = projected(2, 9, 3, 16)
+    made = {}
+    for impl in ("fused", "reference"):
+        mechanism = attention("coda-cs", heads=3, head_dim=16, impl=impl).train()
+        torch.manual_seed(11)
+        made[impl] = mechanism(q, q, q, causal=True)[0]
+        assert not torch.allclose(made[impl], mechanism(q, q, q, causal=True)[0])
+    torch.testing.assert_close(made["fused"], made["reference"], atol=2e-5, rtol=2e-5)
+
+
+def test_dropout_is_the_same_in_both_passes_and_has_its_rate():
+    """With V = 1 the context shows the dropped weights; the gradients are those of exactly these."""
+    n, scale = 32, 0.37
+    q, k, v = (projected(2, n, 2, n).requires_grad_() for _ in range(3))
+    noise, seed = torch.tensor(SEED, device=DEVICE), torch.tensor(1234567890123, device=DEVICE)
+    eye = torch.eye(n, device=DEVICE).expand(2, 2, n, n)
+
+    def run(v, dropping):
+        return kernel.noisy_softmax(q, k, v, None, noise, dropping, False, scale, 0.25, 0)
+
+    weights, dropped = run(eye, None)[0].detach(), run(eye, seed)[0].detach()
+    kept = dropped / weights
+    torch.testing.assert_close(kept[kept > 0], torch.full_like(kept[kept > 0], 4 / 3))
+    assert abs((kept > 0).float().mean() - 0.75) < 4 * (0.75 * 0.25 / kept.numel()) ** 0.5
+    definition = attention("coda-cs", heads=2, head_dim=n, scale=scale)
+    expected = (definition.weights(q, k, noise=SEED)[0] * kept) @ v
+    direction = torch.randn(2, 2, n, n, device=DEVICE)
+    for mine, y in zip(
+        torch.autograd.grad(run(v, seed)[0], (q, k, v), direction),
+        torch.autograd.grad(expected, (q, k, v), direction), strict=True,
+    ):  # fmt: skip
+        torch.testing.assert_close(mine, y, atol=2e-5, rtol=1e-4)
+
+
+def test_without_noise_it_is_softmax_attention():
+    q, k, v = (projected(2, n, 3, 8) for n in (5, 7, 7))
+    mechanism = attention("coda-cs", heads=3, head_dim=8).eval()
+    torch.testing.assert_close(mechanism(q, k, v), attention("softmax", heads=3, head_dim=8).eval()(q, k, v))
+
+
+def test_no_logits_are_kept_for_the_backward_pass():
+    q, k, v = (projected(1, 96, 2, 16).requires_grad_() for _ in range(3))
+    mechanism = attention("coda-cs", heads=2, head_dim=16, impl="fused").train()
+    sizes = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: (sizes.append(x.numel()), x)[1], lambda x: x):
+        mechanism(q, k, v, causal=True)
+    assert max(sizes) == q.numel() < 2 * 96 * 96
+
+
+def test_it_is_a_proper_operator():
+    q, k, v = (torch.randn(1, 2, n, 16, device=DEVICE, requires_grad=True) for n in (3, 5, 5))
+    seed, mask = torch.tensor(3, device=DEVICE), torch.rand(1, 1, 1, 5, device=DEVICE) < 0.8
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    tests += ("test_aot_dispatch_static",) if DEVICE == "cpu" else ("test_aot_dispatch_dynamic",)
+    torch.library.opcheck(kernel.noisy_softmax, (q, k, v, mask, seed, seed, False, 0.4, 0.1, 0), test_utils=tests)
+
+
+def test_what_is_not_covered_is_said_and_auto_takes_the_definition():
+    q = torch.randn(1, 2, 5, 8, device=DEVICE)
+    fused, auto = (attention("coda-cs", heads=2, head_dim=8, impl=impl).train() for impl in ("fused", "auto"))
+    for reason, key, options in (
+        ("a bias, or queries placed by at=", q, {"bias": torch.zeros(5, 5, device=DEVICE)}),
+        ("2 query heads on 1 key heads", q[:, :1], {}),
+    ):
+        with pytest.raises(ValueError, match=f"does not cover {reason}"):
+            fused(q, key, key, **options)
+        LAUNCHED.clear()
+        auto(q, key, key, **options)
+        assert "coda_cs" not in LAUNCHED
+    with pytest.raises(ValueError, match="impl must be"):
+        attention("coda-cs", heads=2, head_dim=8, impl="flash")
+    q.requires_grad_()
+    with pytest.raises(NotImplementedError, match="no second derivative"):
+        torch.autograd.grad(fused(q, q, q)[0].sum(), q, create_graph=True)
+
+
+COMPILE = """
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from attnlab.mechanisms.kernels import coda_cs, tiles
+
+for kind, dtype, d, on in CONFIGURATIONS:
+    for kernel, more in ((coda_cs._forward, {}), (coda_cs._backward, {"OF_KEYS": on})):
+        tile = tiles.tile_sizes(torch.empty(1, 1, 1, d, dtype=dtype), backward=bool(more))
+        options = {name: tile.pop(name) for name in ("num_warps", "num_stages") if name in tile}
+        fixed = tile | more | {"MASKED": on, "CAUSAL": on, "DROPPED": on}
+        types = dict.fromkeys(("q", "k", "v", "grad", "out", "dq", "dk", "dv"), f"*{kind}")
+        types |= {"lse": "*fp32", "delta": "*fp32", "scale": "fp32", "rate": "fp32"} | dict.fromkeys(fixed, "constexpr")
+        types |= {"mask": "*u8", "noise": "*i64", "dropping": "*i64"}
+        signature = {name: types.get(name, "i32") for name in kernel.arg_names}
+        made = triton.compile(ASTSource(kernel, signature, fixed), target=GPUTarget("cuda", 90, 32), options=options)
+        assert made.metadata.shared <= 232448, (kernel, kind, fixed, made.metadata.shared)
+print("compiled")
+"""
+
+
+def test_kernels_compile_for_a_gpu_that_is_not_here():
+    cases = (
+        '("bf16", torch.bfloat16, 64, True), ("fp16", torch.float16, 128, False), ("fp32", torch.float32, 128, True)'
+    )
+    assert_compiles(COMPILE.replace("CONFIGURATIONS", f"({cases})"))
+
+
+@pytest.mark.gpu
+def test_torch_compile_and_cuda_graphs_go_through():
+    """Each replay draws afresh."""
+    mechanism = attention("coda-cs", heads=4, head_dim=64).train()
+    q, k, v = torch.randn(3, 2, 4, 40, 64, device="cuda")
+    torch.compile(mechanism)(q, k, v)
+    mechanism(q, k, v)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        context = mechanism(q, k, v)[0]
+    graph.replay()
+    first = context.clone()
+    graph.replay()
+    assert not torch.equal(first, context)
