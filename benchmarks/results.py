@@ -18,7 +18,7 @@ def page() -> str:
         "Made by `python benchmarks/results.py` from `results/`; each table says what measures it again.",
     ]
     parts += [mechanisms(path) for path in sorted((ROOT / "results" / "mechanisms").glob("*.json"))]
-    for name, section in {"training": training_steps, "decoding": decoding}.items():
+    for name, section in {"kernels": kernels, "training": training_steps, "decoding": decoding}.items():
         parts += [section(path) for path in sorted((ROOT / "results" / name).glob("*.json"))]
     parts += [population(path) for path in sorted((ROOT / "results" / "population").glob("*.json"))]
     for name in LEARNT:
@@ -57,6 +57,31 @@ def mechanisms(path: Path) -> str:
     return "\n\n".join([title, note, markdown(table), *(["Not run: " + "; ".join(missing) + "."] if missing else [])])
 
 
+def kernels(path: Path) -> str:
+    """The fused layers against their definitions; the fastest softmax attention of each shape first."""
+    about, rows = read(path)
+    title = f"## Fused kernels on {about['hardware']}\n\n`python benchmarks/kernels.py`. {where(about)}"
+    speeds = f"{about['bytes_per_s'] / 1e12:.2f} TB/s and {about['operations_per_s'] / 1e12:.0f} TFLOP/s"
+    note = (
+        "Forward and backward of one layer on the device alone, bf16, causal, with the carry and its gradient where "
+        "there is one. Floors of CODA: what must be read and written of (b,h,n,n), and σ's products made twice with "
+        f"both gradients, at the {speeds} measured in the same run. Peak ÷ carries: the peak, of carry in, carry out "
+        "and their gradients."
+    )
+    head = ["layer", "by", "b,h,n,d", "ms", "peak MiB", "× eager", "× compiled", "larger floor, ms", "peak ÷ carries"]
+    table = [head, ["---"] * 3 + ["---:"] * 6]
+    for r in rows:
+        floor = max((r[key] for key in ("traffic_floor_ms", "arithmetic_floor_ms") if key in r), default=None)
+        ratios = [r.get("times_eager"), r.get("times_torch.compile"), floor, r.get("peak_of_carries")]
+        shown = [f"{x:.3g}" if x is not None else "–" for x in ratios]
+        shape = ",".join(map(str, r["shape"]))
+        if "device_ms" in r:
+            table.append([r["mechanism"], r["way"], shape, f"{r['device_ms']:.3g}", f"{r['peak_mib']:,.0f}", *shown])
+        else:
+            table.append([r["mechanism"], r["way"], shape, "not run", *["–"] * 5])
+    return "\n\n".join([title, note, markdown(table)])
+
+
 def training_steps(path: Path) -> str:
     about, rows = read(path)
     taking_turns = "rounds" in rows[0]
@@ -71,7 +96,7 @@ def training_steps(path: Path) -> str:
             f"and the fastest. {versions}."
         )
     else:
-        note += " in the same run."
+        note += f" in the same run. Ours with compile={about['compile']}."
     last = {"times_joey": "× Joey NMT"} if taking_turns else {"step_times_softmax": "step ÷ softmax step"}
     ratios = {"times_marian": "× Marian"} | last
     table = [["model", "target tokens a step", "tokens/s", *ratios.values()], ["---"] + ["---:"] * 4]

@@ -221,7 +221,7 @@ def main():
     if any(n < LENGTH or n % LENGTH for n in sizes):
         parser.error(f"--tokens {given.tokens}: each must be a multiple of the length of a sentence, {LENGTH}")
     given.attention = given.attention or ("softmax,realformer,coda,dagpam" if gpu else "softmax")
-    about = measuring.surroundings(SEED)
+    about = measuring.surroundings(SEED) | ({"compile": given.compile} if gpu else {})
 
     def keep(rows):
         compare(rows)

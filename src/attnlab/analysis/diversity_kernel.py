@@ -32,7 +32,7 @@ def _tile(weights, mask, j, keys, heads, head, w_h, w_j, m_j, masked: tl.constex
 def _spread(x, y):
     """−m ln m, m = ½(x⁺ + y⁺); made so that what is no number stays none."""
     m = 0.25 * ((x + tl.abs(x)) + (y + tl.abs(y)))
-    return -m * tl.log(tl.maximum(m, 1.17549435e-38))
+    return -m * tl.log(tl.maximum(m, 1.2e-38))
 
 
 @triton.jit
