@@ -24,7 +24,7 @@ def shell(*words):
 def test_list_names_every_mechanism_and_its_options():
     output = run("list").output
     for name in MECHANISMS:
-        assert re.search(rf"^{name}\s", output, re.MULTILINE), name
+        assert re.search(rf"^{re.escape(name)}\s", output, re.MULTILINE), name
     assert "alpha variant residual" in output
     assert "wikitext103" in output
 
@@ -48,7 +48,7 @@ def test_every_mechanism_learns_to_copy(name, tmp_path):
     """Chance is 1/16; the report, the figure and the record are written."""
     result = run("demo", f"attention={name}", "steps=400", f"out={tmp_path}")
     assert result.exit_code == 0, result.output
-    (row,) = [line for line in result.output.splitlines() if line.startswith(name)]
+    (row,) = [line for line in result.output.splitlines() if re.match(rf"{re.escape(name)}\s+[\d,]+\s", line)]
     assert float(row.split()[2]) > 0.5, row
     assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
     assert (tmp_path / "attention.png").stat().st_size > 1000

@@ -93,6 +93,12 @@ def test_weights_are_the_definition(name, tensors):
     torch.testing.assert_close(mechanism.weights(q, k, mask)[0].detach(), expected, atol=1e-9, rtol=0)
 
 
+ROWS |= {
+    "coda+dagpam": ROWS["dagpam"],
+    "realformer+dagpam": ROWS["dagpam"],
+}  # in the first layer; the others: test_dual
+
+
 def test_every_mechanism_has_a_definition_here():
     assert set(ROWS) | {"shaped", "talking-heads"} == set(MECHANISMS)
 

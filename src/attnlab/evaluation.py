@@ -1,7 +1,7 @@
 """What a trained run is worth, and what it translates: scores on a part of its data or on text of one's own."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,26 +27,44 @@ def targets_scored(run: Run, part: str, *, samples: int = 0, seed: int = 0, toke
     return score_batches(run.model, batches, padding=padding, samples=samples, seed=seed)
 
 
-def translated(run: Run, lines: Sequence[str], *, tokens: int = 8192, **rules: Any) -> Iterator[tuple[int, str]]:
+@dataclass(frozen=True)
+class Translation:
+    text: str
+    score: float  # log p, divided by its length to the power of the length penalty
+
+
+def translated(run: Run, lines: Sequence[str], **rules: Any) -> Iterator[tuple[int, str]]:
     """(line number, translation) of every line, in the order they are done: similar lengths together."""
+    yield from ((number, found[0].text) for number, found in translations(run, lines, **rules))
+
+
+def translations(run: Run, lines: Sequence[str], **rules: Any) -> Iterator[tuple[int, list[Translation]]]:
+    """As `translated`, with the n_best of each line and their scores; of a blank line the one empty translation."""
     settings = {"beam": run.recipe.decoding.beam, "length_penalty": run.recipe.decoding.length_penalty} | rules
-    yield from searched(BeamSearch(run.model, **settings), run.task, lines, tokens=tokens)  # type: ignore[arg-type]
+    yield from _found(BeamSearch(run.model, **settings), run.task, lines)  # type: ignore[arg-type]
 
 
 def searched(search: BeamSearch, of: Task, lines: Sequence[str], *, tokens: int = 8192) -> Iterator[tuple[int, str]]:
     """As `translated`, by a search that can be kept for further lines or for other weights of its model."""
+    yield from ((number, found[0].text) for number, found in _found(search, of, lines, tokens=tokens))
+
+
+def _found(
+    search: BeamSearch, of: Task, lines: Sequence[str], *, tokens: int = 8192
+) -> Iterator[tuple[int, list[Translation]]]:
     task: Any = translator(of)
     model: Any = search.model
     encoded, device = task.encode(lines), next(model.parameters()).device
     blank = [number for number, line in enumerate(lines) if not line.strip()]
-    yield from ((number, "") for number in blank)
+    yield from ((number, [Translation("", 0.0)]) for number in blank)
     order = np.argsort([-n for n in encoded.lengths], kind="stable")
     todo = [int(number) for number in order if lines[number].strip()]
     while todo:
         count = max(1, tokens // (int(encoded.lengths[todo[0]]) * search.rules.beam))
         now, todo = todo[:count], todo[count:]
-        found = search(encoded.padded(now).to(device)).best
-        yield from ((number, task.decode(best.tokens)) for number, best in zip(now, found, strict=True))
+        found = search(encoded.padded(now).to(device)).hypotheses
+        for number, hypotheses in zip(now, found, strict=True):
+            yield number, [Translation(task.decode(each.tokens), each.score) for each in hypotheses]
 
 
 def text_scores(hypotheses: Sequence[str], references: Sequence[str], *, bootstrap: int = 1000) -> list[TextScore]:

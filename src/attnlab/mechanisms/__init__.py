@@ -12,6 +12,7 @@ from attnlab.mechanisms.dagpam import DaGPAM
 from attnlab.mechanisms.de_attention import DeAttention
 from attnlab.mechanisms.differential import Differential
 from attnlab.mechanisms.dot import Dot
+from attnlab.mechanisms.dual import DualCoda, DualRealFormer
 from attnlab.mechanisms.entmax15 import Entmax15
 from attnlab.mechanisms.mechanism import Mechanism
 from attnlab.mechanisms.nap import NAP
@@ -31,6 +32,8 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     "coda": Coda,
     "coda-cs": CodaCS,
     "dagpam": DaGPAM,
+    "coda+dagpam": DualCoda,
+    "realformer+dagpam": DualRealFormer,
     "nap": NAP,
     "non": NON,
     "de-attention": DeAttention,

@@ -70,23 +70,29 @@ class DaGPAM(Mechanism):
     def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
         seen = self.visible(q, k, mask, causal=causal, at=at)
         positive = masked_softmax(logits(q, k, self.scale, bias), seen)
-        negative = masked_softmax(logits(q.relu() @ self.negative, k, self.scale, bias), seen)
-        return (1 + self.plus) * positive - self.minus * negative, None
+        negative = masked_softmax(logits(self.negated(q), k, self.scale, bias), seen)
+        return self.signed(positive, negative), None
+
+    def negated(self, q: Tensor) -> Tensor:
+        """Q⁻."""
+        return q.relu() @ self.negative
+
+    def signed(self, positive: Tensor, negative: Tensor) -> Tensor:
+        """(1 + λ⁺)·positive − λ⁻·negative: weights, or contexts."""
+        return (1 + self.plus) * positive - self.minus * negative
 
     def mix(self, q, k, v, mask=None, carry=None, *, causal=False, at=None, bias=None):
         """One fused softmax attention with two query heads, Q⁺ and Q⁻, where there was one."""
         self.check(q, k, mask, at, v)
         kernel = self._kernel(q)
-        both = kernel.stack(q, self.negative) if kernel else torch.stack([q, q.relu() @ self.negative], dim=2)
-        if bias is not None and bias.dim() > 2 and bias.shape[-3] > 1:
-            bias = bias.repeat_interleave(2, dim=-3)
+        both = kernel.stack(q, self.negative) if kernel else torch.stack([q, self.negated(q)], dim=2)
+        bias = for_both(bias)
         dropout = self.dropout if self.training else 0.0
         options = {"causal": causal, "at": at, "bias": bias, "scale": self.scale, "dropout": dropout}
         context = fused(both.flatten(1, 2), k, v, mask, impl="sdpa" if self.impl == "reference" else "auto", **options)
         if kernel:
             return kernel.combine(context, self.lambdas[0], self.lambdas[-1]), None
-        positive, negative = context.unflatten(1, (-1, 2)).unbind(2)
-        return (1 + self.plus) * positive - self.minus * negative, None
+        return self.signed(*context.unflatten(1, (-1, 2)).unbind(2)), None
 
     def _kernel(self, q):
         """The Triton passes around the attention, where they are asked for or, under "auto", where there is a GPU."""
@@ -99,3 +105,10 @@ class DaGPAM(Mechanism):
                 raise ValueError(f"impl='fused' does not cover {reason}; say impl='auto' or 'reference'")
             return None
         return dagpam
+
+
+def for_both(bias: Tensor | None) -> Tensor | None:
+    """A bias of h heads as one of 2h, where it has heads: each beside its negative one."""
+    if bias is None or bias.dim() < 3 or bias.shape[-3] == 1:
+        return bias
+    return bias.repeat_interleave(2, dim=-3)

@@ -229,7 +229,7 @@ def bias_reaches_the_logits(build: Build) -> Measured:
 def carry_is_what_is_declared(build: Build) -> Measured:
     example = trial(build)
     carry = example.mechanism.mix(example.q, example.k, example.v, None, example.carry)[1]
-    expected = (BATCH, example.mechanism.heads, LENGTH, LENGTH) if example.mechanism.carries else None
+    expected = (BATCH, example.mechanism.carry_heads, LENGTH, LENGTH) if example.mechanism.carries else None
     given = None if carry is None else tuple(carry.shape)
     return (0.0 if given == expected else float("inf")), f"carry of shape {given}, declared {expected}"
 

@@ -112,6 +112,11 @@ class Mechanism(nn.Module, ABC):
         self.check(q, k, mask, at)
         return visible(q, k, mask, causal=causal, at=at)
 
+    @property
+    def carry_heads(self) -> int:
+        """How many heads the carry has, where there is one."""
+        return self.heads
+
     def check(
         self, q: Tensor, k: Tensor, mask: Tensor | None = None, at: Tensor | None = None, v: Tensor | None = None
     ) -> None:

@@ -91,7 +91,7 @@ def write(config: DemoConfig, found: list[Outcome]) -> Path:
     learning = figures.as_png(figures.curves(lines, x="training steps", y="accuracy on new sequences"))
     (folder / "attention.png").write_bytes(maps)
     for outcome in found:
-        outcome.record.save(folder / f"{re.sub(r'[^A-Za-z0-9-]+', '_', outcome.attention).strip('_')}.safetensors")
+        outcome.record.save(folder / f"{re.sub(r'[^A-Za-z0-9+-]+', '_', outcome.attention).strip('_')}.safetensors")
     diagonal = ", ".join(f"{o.attention} {o.diagonal:.2f}" for o in found)
     names = ",".join(config.attention)
     command = f"attnlab demo attention={names} steps={config.steps} seed={config.seed}"
