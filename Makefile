@@ -4,7 +4,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test test-slow test-gpu lint clean
+.PHONY: demo test test-slow test-gpu lint browser docs clean
 demo: .venv/ready
 	$(BIN)/attnlab demo
 
@@ -16,6 +16,17 @@ test-slow: .venv/ready
 
 test-gpu: .venv/ready
 	$(BIN)/pytest -q -m 'gpu or kernel' -W default  # torch's compiler warns of itself
+
+browser:  # Chromium, which the tests of the viewer drive
+	@if command -v chromium >/dev/null; then chromium --version; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-noto-core; \
+	else echo "no chromium, and no way to install it from here (apt-get as root): the viewer is not tested"; \
+		[ -z "$$ATTNLAB_REQUIRE_BROWSER" ]; fi
+
+docs: .venv/ready  # the site, into site/
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lint: .venv/ready
 	$(BIN)/ruff check .

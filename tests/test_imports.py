@@ -12,7 +12,7 @@ RANKS = {
     "studies": 6,
     "train": 5, "decode": 5, "store": 5, "runs": 5, "recipe": 5, "evaluation": 5,
     "optimise": 5, "population": 5, "checkpointing": 5, "stepping": 5, "score": 5, "search": 5, "diagnosis": 5,
-    "inspection": 5, "aligning": 5,
+    "inspection": 5, "aligning": 5, "scheduling": 5,
     "models": 4, "tasks": 4,
     "mechanisms": 3,
     "report": 2, "analysis": 2,

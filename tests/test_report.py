@@ -1,11 +1,16 @@
 """The page: whole in itself, and what comes from data stays text."""
 
+import base64
+import hashlib
+import re
 from html.parser import HTMLParser
+from importlib.resources import files
 
 import torch
 
-from attnlab.report.figures import as_png, attention_maps, curves
-from attnlab.report.page import Command, Picture, Table, Text, page
+from attnlab.report.bundle import script
+from attnlab.report.figures import as_files, as_png, attention_maps, curves
+from attnlab.report.page import Command, Facts, Picture, Table, Text, page
 
 HOSTILE = "\"><img onerror='alert(1)' src=x><script>alert(2)</script>"
 
@@ -26,12 +31,51 @@ class Tags(HTMLParser):
 
 def test_hostile_text_stays_text():
     picture = Picture(as_png(curves({HOSTILE: ([0, 1], [0, 1])}, x="x", y="y")), HOSTILE)
-    parts = [Table([HOSTILE], [[HOSTILE]]), picture, Text(HOSTILE), Command(HOSTILE)]
-    tags = Tags(page(HOSTILE, [(HOSTILE, parts)]))
-    assert "script" not in tags.tags
+    table = Table([HOSTILE], [[HOSTILE], ["reproduced"]], verdicts=HOSTILE)
+    parts = [table, picture, Text(HOSTILE), Command(HOSTILE), Facts({HOSTILE: HOSTILE})]
+    tags = Tags(page(HOSTILE, [(HOSTILE, parts), ("b", []), ("c", [])]))
+    assert tags.tags.count("script") == 1  # the page's own
     assert tags.tags.count("img") == 1
-    assert tags.text.count(HOSTILE) == 7  # title, two headings, two cells, text, command
-    assert all(source.startswith("data:") for source in tags.sources)
+    assert (
+        tags.text.count(HOSTILE) == 11
+    )  # title, headings, contents, cells, caption, text, command, both sides of a fact
+    assert all(source.startswith(("data:", "#section-")) for source in tags.sources)
+
+
+def test_the_policy_names_the_script_and_the_style_that_are_there():
+    html = page("t", [("a", [Text("b")])])
+    allowed = re.search(r'Content-Security-Policy\' content="([^"]*)"', html)[1]
+    assert "default-src 'none'" in allowed
+    for pattern in (r"<script type='module'>(.*?)</script>", r"<style>(.*?)</style>"):
+        content = re.search(pattern, html, re.DOTALL)[1]
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in allowed
+
+
+def test_modules_are_joined_each_once_and_after_what_they_need():
+    joined = script(("viewer.js", "tables.js"))
+    names = re.findall(r"^const (\w+_js) = \(\(\) => \{$", joined, re.MULTILINE)
+    assert len(names) == len(set(names)) >= 10
+    for name in names:
+        needed = re.findall(r"\} = (\w+_js);$", joined.split(f"const {name} = ")[1].split("})();\n")[0], re.MULTILINE)
+        assert all(names.index(other) < names.index(name) for other in needed)
+    assert not re.search(r"^(import|export) ", joined, re.MULTILINE)
+    assert "</script" not in joined.lower()
+    modules = {path.name for path in files("attnlab.report").joinpath("viewer").iterdir() if path.suffix == ".js"}
+    assert {name.replace("_js", ".js") for name in names} == modules - {"theme.js"}
+
+
+def test_no_script_reads_html_or_asks_the_network():
+    text = script(("theme.js", "tables.js", "viewer.js"))
+    for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "fetch(", "XMLHttpRequest"):
+        assert word not in text, word
+
+
+def test_a_figure_is_drawn_for_pages_and_papers_the_same_each_time():
+    drawn = [as_files(curves({"日本 $x$": ([0, 1], [0, 1])}, x="x", y="y")) for _ in range(2)]
+    assert drawn[0] == drawn[1]
+    starts = {suffix: data[:5] for suffix, data in drawn[0].items()}
+    assert starts == {".png": b"\x89PNG\r", ".svg": b"<?xml", ".pdf": b"%PDF-"}
 
 
 def test_negative_weights_get_a_scale_that_is_zero_in_the_middle():

@@ -302,13 +302,21 @@ def test_evaluate_and_translate(tmp_path):
     done = run("translate", str(tmp_path / "r"), "beam=2", "device=cpu", input=lines)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.split("\n")) == 4
-    assert done.stdout.split("\n")[1] == ""
+    best = done.stdout.splitlines()
+    assert best[1] == ""
+    done = run("translate", str(tmp_path / "r"), "beam=2", "n_best=2", "device=cpu", input=lines)
+    listed = [line.split(" ||| ") for line in done.stdout.splitlines()]
+    assert [number for number, *_ in listed] == ["0", "0", "1", "2", "2"]
+    assert [listed[n][1] for n in (0, 2, 3)] == best
+    assert all(float(listed[n][2]) >= float(listed[n + 1][2]) for n in (0, 3))
+    assert float(listed[0][2]) < 0
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["evaluate", "nowhere"], "is not a run: it has no config.json"),
+        (["translate", "RUN", "n_best=3", "beam=2"], "n_best=3 must be from 1 to beam=2"),
         (["translate", "RUN", "baem=3"], "unknown key 'baem' .did you mean 'beam'"),
         (["evaluate", "RUN", "part=tset"], "no part 'tset' .did you mean 'test'"),
         (["evaluate", "RUN", "weights=often"], "weights=often: expected best, last"),

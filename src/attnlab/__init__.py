@@ -7,11 +7,12 @@ from attnlab.recording import Record
 
 if TYPE_CHECKING:
     from attnlab.analysis.pairs import contribution
+    from attnlab.inspection.viewing import show
     from attnlab.models.pretrained import adapt, load
     from attnlab.models.watch import record
 
 __version__ = "0.1.0"
-__all__ = ["MECHANISMS", "Mechanism", "Record", "adapt", "attention", "contribution", "load", "record"]
+__all__ = ["MECHANISMS", "Mechanism", "Record", "adapt", "attention", "contribution", "load", "record", "show"]
 
 
 def __getattr__(name: str) -> Any:
@@ -20,6 +21,10 @@ def __getattr__(name: str) -> Any:
         from attnlab.analysis.pairs import contribution
 
         return contribution
+    if name == "show":
+        from attnlab.inspection.viewing import show
+
+        return show
     if name == "record":
         from attnlab.models.watch import record
 

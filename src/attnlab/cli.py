@@ -213,21 +213,28 @@ def translate(
 ) -> None:
     """Translate standard input, a sentence a line, to standard output.
 
-    Settings: weights=best|last|N|at:STEP beam= length_penalty= device=auto
+    Settings: weights=best|last|N|at:STEP beam= length_penalty= device=auto; n_best=N: the N best of every line, each as
+    NUMBER ||| TRANSLATION ||| SCORE, lines counted from 0; the score is log p over length to the length penalty
     """
     from attnlab.config import parse, split_pairs
-    from attnlab.evaluation import translated, translator
+    from attnlab.evaluation import translations, translator
     from attnlab.runs import open_run
 
     values = split_pairs(settings or [])
     device, weights = values.pop("device", "auto"), values.pop("weights", None)
-    rules = {key: parse(values.pop(key), EVALUATION[key], key) for key in ("beam", "length_penalty") if key in values}
-    _refuse_unknown(values, ["weights", "device", "beam", "length_penalty"])
+    kinds: dict[str, Any] = {"beam": int, "length_penalty": float, "n_best": int}
+    rules = {key: parse(values.pop(key), kind, key) for key, kind in kinds.items() if key in values}
+    _refuse_unknown(values, ["weights", "device", *kinds])
     opened = open_run(run, device=device, weights=weights)
     translator(opened.task)
-    lines = _lines(sys.stdin.buffer.read())
-    texts = dict(translated(opened, lines, **rules))
-    sys.stdout.write("".join(f"{texts[number]}\n" for number in range(len(lines))))
+    lines, found = _lines(sys.stdin.buffer.read()), {}
+    with Bar(1) as progress:
+        for number, best in translations(opened, lines, **rules):
+            found[number] = best
+            progress.tick(len(found), len(lines))
+    for number in range(len(lines)):
+        for each in found[number]:
+            print(f"{number} ||| {each.text} ||| {each.score:.4f}" if "n_best" in rules else each.text)
 
 
 @app.command()
@@ -386,6 +393,7 @@ def inspect(
     """
     from attnlab.config import whole_numbers
     from attnlab.inspection import inspect as inspecting
+    from attnlab.studies.surroundings import surroundings
 
     request = inspecting.Request(
         model=model, text=text, pair=pair, file=file, limit=limit, examples=examples, max_length=max_length,
@@ -395,10 +403,35 @@ def inspect(
     with Bar(1) as progress:
         page = inspecting.inspect(
             request, out=out, device=device, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code,
-            command=shlex.join(["attnlab", *sys.argv[1:]]), progress=progress.tick,
+            command=shlex.join(["attnlab", *sys.argv[1:]]), made=surroundings, progress=progress.tick,
         )  # fmt: skip
     if page is not None:
         print(f"report: {page}")
+
+
+@app.command()
+def compare(
+    task: Annotated[str, typer.Argument(help="translation, language, classification or synthetic")],
+    settings: Pairs = None,
+    controls: Annotated[bool, typer.Option(help="also softmax with as many parameters, and with more heads")] = True,
+    on: Annotated[str, typer.Option(help="local, or ray: the cluster at RAY_ADDRESS")] = "local",
+    jobs: Annotated[int | None, typer.Option(help="so many runs at a time at most; else as many as fit")] = None,
+) -> None:
+    """Train attentions under equal conditions: quality with intervals and tests, cost, and what is inside.
+
+    attention=softmax,coda,./mine.py:Mine seeds=3; a list for any other key is a grid; out= runs= device=auto
+    The same command goes on after an interruption, and finished runs are used again.
+    """
+    from attnlab.config import split_pairs
+    from attnlab.studies.compare import command
+
+    said = shlex.join(["attnlab", *sys.argv[1:]])
+    try:
+        well = command.run(task, split_pairs(settings or []), controls=controls, on=on, jobs=jobs, command=said)
+    except KeyboardInterrupt:
+        print(f"stopped, nothing is lost; to go on: {said}")
+        raise typer.Exit(130) from None
+    raise typer.Exit(0 if well else 1)
 
 
 @app.command()
@@ -412,6 +445,8 @@ def reproduce(
     out: Annotated[Path | None, typer.Option(help="where to write; else results/STUDY/SCALE")] = None,
     data_dir: Annotated[str | None, typer.Option(help="a folder of data sets, in the layout of ATTNLAB_DATA")] = None,
     again: Annotated[bool, typer.Option("--again", help="run items anew that are already there")] = False,
+    on: Annotated[str, typer.Option(help="where models are trained: local, or ray, the cluster at RAY_ADDRESS")] = "local",
+    jobs: Annotated[int | None, typer.Option(help="so many models at a time at most; else as many as fit")] = None,
 ) -> None:
     """Run a paper's tables and figures: its numbers beside ours, with intervals and verdicts.
 
@@ -419,6 +454,7 @@ def reproduce(
     """
     from attnlab.config import split_pairs
     from attnlab.runs import chosen_device
+    from attnlab.scheduling import scheduler
     from attnlab.studies import reproduce as running
     from attnlab.studies.study import known_scale, open_study
     from attnlab.studies.written import cell_table, tally_table, write
@@ -429,9 +465,9 @@ def reproduce(
     words += [*(f"--only={name}" for name in only or []), f"--scale={scale}"]
     words += [f"--{name}={value}" for name, value in options.items() if value is not None]
     said = split_pairs(settings or [])
-    terms = running.Terms(known_scale(scale), chosen_device(device), seeds, data_dir, shlex.join(words), said)
-    folder = out or Path("results") / study / scale
-    with Bar(1) as progress:
+    command, folder = shlex.join(words), out or Path("results") / study / scale
+    with scheduler(on, jobs=jobs, device=device) as where, Bar(1) as progress:
+        terms = running.Terms(known_scale(scale), chosen_device(device), seeds, data_dir, command, said, where)
         outcomes = running.reproduce(
             chosen, terms, folder, only=only or (), again=again, note=progress.note, progress=progress.tick
         )

@@ -1,9 +1,12 @@
 """One inspection: a model and a text, a pair or a file; statistics over it all, and full maps of some examples."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from attnlab.config import digest
 from attnlab.inspection.corpus import Corpus, Example
@@ -61,10 +64,14 @@ def inspect(
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
     command: str = "",
+    made: Callable[[torch.device], Mapping[str, Any]] = lambda device: {},
     progress: Progress = lambda done, total, what: None,
     reader: Reader | None = None,
 ) -> Path | None:
-    """Inspect, and write what came out; where the page is, and None in all processes but the first."""
+    """Inspect, and write what came out; where the page is, and None in all processes but the first.
+
+    command, made   what the page says of how it came about: made tells versions and hardware of a device
+    """
     how: dict[str, Any] = {"device": device, "dtype": request.dtype, "max_length": request.max_length}
     reader = reader or open_reader(request.model, **how, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
     folder, corpus = out or request.folder, request.corpus
@@ -80,4 +87,4 @@ def inspect(
     about: dict[str, Any] = {"model": reader.name, "text": request.text, "pair": request.pair, "file": request.file}
     about |= {"examples": contents.examples, "tokens": contents.tokens, "corpus_sha256": contents.fingerprint}
     about |= asdict(config)
-    return write(folder, about, statistics.tables(), shown, command)
+    return write(folder, about, statistics.tables(), shown, command, made(reader.device))

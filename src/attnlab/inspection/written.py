@@ -2,9 +2,9 @@
 
     tables/NAME.csv, .parquet (where pyarrow is there)    each table; SCHEMA says what its columns are
     statistics.json        all tables of statistics with their schema, and what was inspected
-    figures/NAME.png       weights beside norms
+    figures/NAME.png       weights beside norms; also as .svg and .pdf
     examples/N/            layers and heads: every weight and norm of one text; maps-KIND-FROM.png, some layers each
-    report.html            a page of it all
+    report.html            a page of it all, with a viewer of the texts
 
 Every file is written whole or not at all.
 """
@@ -22,10 +22,13 @@ from matplotlib.figure import Figure
 
 from attnlab.analysis.contribution import norms
 from attnlab.analysis.pairs import chosen, contribution, side
+from attnlab.inspection.viewing import CELLS, joined, view
 from attnlab.recording import KINDS, Layer, Record
-from attnlab.report.figures import as_png
+from attnlab.report.embedded import Viewer
+from attnlab.report.figures import as_files
 from attnlab.report.norms import category_lines, head_maps, text_maps
-from attnlab.report.page import Command, Picture, Table, Text, page
+from attnlab.report.page import Command, Facts, Part, Picture, Table, Text, page
+from attnlab.report.view import View
 from attnlab.tasks.text import write_atomically
 
 FORMAT = "attnlab-inspection-1"
@@ -84,21 +87,27 @@ class Shown:
 
 
 def write(
-    folder: Path, about: Mapping[str, Any], tables: Mapping[str, pd.DataFrame], shown: Sequence[Shown], command: str
+    folder: Path,
+    about: Mapping[str, Any],
+    tables: Mapping[str, pd.DataFrame],
+    shown: Sequence[Shown],
+    command: str,
+    made: Mapping[str, Any],
 ) -> Path:
-    """All of it; returns where the page is."""
+    """All of it; returns where the page is. about: what was inspected; made: with what versions, on what machine."""
     for name, table in tables.items():
         write_table(folder / "tables" / name, table)
     whole = {"format": FORMAT, "about": dict(about), "schema": SCHEMA}
     whole["tables"] = {name: _records(table) for name, table in tables.items()}
     text = json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False)
     write_atomically(folder / "statistics.json", (text + "\n").encode())
-    sections: list[tuple[str, list[Table | Picture | Text | Command]]] = [
-        ("In short", [_facts(about), Command(command)]),
-        *_statistics(folder, tables),
-    ]
-    for one in shown:
-        sections.append((f"Text {one.number}", _example(folder / "examples" / str(one.number), one)))
+    sections: list[tuple[str, Sequence[Part]]] = []
+    if shown:
+        where = [part for one in shown for part in _example(folder / "examples" / str(one.number), one)]
+        sections.append(("What it attends to", [*_viewed(shown), *where]))
+    sections += _statistics(folder, tables)
+    told = {key: value for key, value in {**about, **made}.items() if value is not None}
+    sections.append(("Make it again", [Command(command), Facts(told)]))
     report = folder / "report.html"
     write_atomically(report, page(f"attnlab inspect: {about['model']}", sections).encode())
     return report
@@ -124,23 +133,21 @@ def extremes(heads: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _statistics(
-    folder: Path, tables: Mapping[str, pd.DataFrame]
-) -> list[tuple[str, list[Table | Picture | Text | Command]]]:
+def _statistics(folder: Path, tables: Mapping[str, pd.DataFrame]) -> list[tuple[str, Sequence[Part]]]:
     categories = tables["categories"]
-    sections: list[tuple[str, list[Table | Picture | Text | Command]]] = []
+    sections: list[tuple[str, Sequence[Part]]] = []
     for kind, part in categories.groupby("kind", sort=False):
         pictures = {f"{kind}-categories": (category_lines(part), f"{kind}: weight and norm by category and layer")}
         for category in part["category"].unique():
             says = f"{kind}: weight on {category}, and the mean norm of its vectors, by layer and head"
             if part.loc[part["category"] == category, "tokens"].any():
                 pictures[f"{kind}-heads-{_file_name(category)}"] = (head_maps(part, category), says)
-        body: list[Table | Picture | Text | Command] = [
+        body: list[Part] = [
             Text("Left what a reader of weights sees; right what really arrives: ‖α f(x)‖, and how long f(x) is.")
         ]
-        body += [_draw(folder / "figures" / f"{name}.png", *drawn) for name, drawn in pictures.items()]
+        body += [_draw(folder / "figures" / name, *drawn) for name, drawn in pictures.items()]
         sections.append((f"{kind}: weights beside norms", body))
-    numbers: list[Table | Picture | Text | Command] = [
+    numbers: list[Part] = [
         Text("How ‖f(x)‖ varies over the tokens of the corpus."),
         _shown_table(extremes(tables["heads"])),
         Text("Spearman's ρ of weight and norm. Below 0: where a head looks, there is little to take."),
@@ -151,10 +158,25 @@ def _statistics(
     return [*sections, ("Numbers", numbers)]
 
 
-def _example(folder: Path, shown: Shown) -> list[Table | Picture | Text | Command]:
-    """The maps and tables of one text."""
+def _viewed(shown: Sequence[Shown]) -> list[Part]:
+    """The viewer of the texts: as many of them as a page can hold."""
+    views: list[View] = []
+    cells = 0
+    for one in shown:
+        made = view(one.record, layers=one.layers, heads=one.heads)
+        cells += made.cells
+        if views and cells > CELLS:
+            break
+        views.append(made)
+    left = [str(one.number) for one in shown[len(views) :]]
+    said: list[Part] = [Text(f"Too large for the page beside the others: text {', '.join(left)}.")] if left else []
+    return [Viewer(joined(views)), *said]
+
+
+def _example(folder: Path, shown: Shown) -> list[Part]:
+    """Write the maps and tables of one text; says where they are."""
     record = shown.record
-    body: list[Table | Picture | Text | Command] = []
+    body: list[Part] = []
     for kind in dict.fromkeys(record.kinds):
         layers = list(chosen(record, [kind], shown.layers))
         for start in range(0, len(layers), DRAWN):
@@ -162,10 +184,10 @@ def _example(folder: Path, shown: Shown) -> list[Table | Picture | Text | Comman
             says = (
                 f"{kind}: in each layer, the mean weight of each token on each other, above the norm of what it brings"
             )
-            body.append(_draw(folder / f"maps-{kind}-{some[0].index}.png", _maps(record, some), says))
+            _draw(folder / f"maps-{kind}-{some[0].index}", _maps(record, some), says)
     write_table(folder / "layers", contribution(record, level="layer", layers=shown.layers))
     where = f"{folder.parent.name}/{folder.name}"
-    body.append(Text(f"Every weight and norm of this text, heads together: {where}/layers.csv"))
+    body.append(Text(f"Text {shown.number}, every weight and norm, heads together: {where}/layers.csv, with maps"))
     pairs = sum(layer.context.shape[2] * layer.grouped_values.shape[2] for layer in chosen(record, None, shown.layers))
     rows = pairs * (record.layers[0].context.shape[1] if shown.heads is None else len(shown.heads))
     if rows > ROWS:
@@ -188,14 +210,12 @@ def _maps(record: Record, layers: Sequence[Layer]) -> Figure:
     return text_maps([f"layer {layer.index}" for layer in layers], weights, sums, list(query.labels), list(key.labels))
 
 
-def _draw(path: Path, figure: Figure, says: str) -> Picture:
-    png = as_png(figure)
-    write_atomically(path, png)
-    return Picture(png, says)
-
-
-def _facts(about: Mapping[str, Any]) -> Table:
-    return Table(["what", "is"], [[key, value] for key, value in about.items() if value is not None])
+def _draw(stem: Path, figure: Figure, says: str) -> Picture:
+    """stem.png, .svg and .pdf."""
+    files = as_files(figure)
+    for suffix, drawn in files.items():
+        write_atomically(stem.with_name(stem.name + suffix), drawn)
+    return Picture(files[".png"], says)
 
 
 def _shown_table(table: pd.DataFrame) -> Table:

@@ -1,6 +1,6 @@
 """Dot-product attention without a scale (Luong et al. 2015, §3.1): softmax attention with scale 1.
 
-S = q kᵀ        P = softmax(S)
+    S = q kᵀ        P = softmax(S)
 
 `mix` is the definition, P v: torch's fused function has no batching rule for torch.func.vmap, nor kernels for heads as
 large as a state of an LSTM.

@@ -1,6 +1,6 @@
 """Uniform attention (Snell et al. 2021, §3.2): every visible key weighs the same, whatever q and k are.
 
-P = softmax(0 + bias)        1/n over the n visible keys where there is no bias
+    P = softmax(0 + bias)        1/n over the n visible keys where there is no bias
 
 Nothing in it is learnt: the gradient of q and k is 0.
 """

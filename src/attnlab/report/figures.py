@@ -1,9 +1,10 @@
 """Figures with matplotlib: readable in print and by the colour-blind."""
 
 import io
+import warnings
 from collections.abc import Mapping, Sequence
 
-from matplotlib import colormaps
+from matplotlib import colormaps, rc_context
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -72,8 +73,24 @@ def scatter(points: Mapping[str, tuple[float, float]], *, x: str, y: str) -> Fig
 
 
 def as_png(figure: Figure) -> bytes:
+    return _drawn(figure, "png", {"Software": None})
+
+
+def as_files(figure: Figure) -> dict[str, bytes]:
+    """The figure by suffix: .png for pages, .svg and .pdf for papers; the same bytes each time."""
+    unnamed = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None, "Producer": None}}
+    files = {}
+    for suffix, metadata in unnamed.items():
+        files[suffix] = _drawn(figure, suffix[1:], metadata)
+        figure.set_layout_engine("none")  # found once, it is kept
+    return files
+
+
+def _drawn(figure: Figure, form: str, metadata: Mapping[str, None]) -> bytes:
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=160, metadata={"Software": None})
+    with warnings.catch_warnings(), rc_context({"svg.hashsalt": "attnlab"}):
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # tokens are of any script; a box stands for it
+        figure.savefig(buffer, format=form, dpi=160, metadata=metadata)
     return buffer.getvalue()
 
 

@@ -1,30 +1,60 @@
-"""One HTML file that needs nothing else: no network, no script. All text from data is escaped."""
+"""One HTML file that needs nothing else: no network, and no script but its own. All text from data is escaped.
+
+A page is a title and headed sections of parts: Table, Facts, Picture, Text, Command, and the Viewer of
+`embedded`. Tables are sorted by a click on a column and copied as CSV or LaTeX.
+"""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Protocol
 
-STYLE = """
-:root { color-scheme: light dark; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .8rem; text-align: right; border-bottom: 1px solid #8884; }
-th:first-child, td:first-child { text-align: left; }
-img { max-width: 100%; background: #fff; border-radius: 4px; }
-code { background: #8882; padding: .1rem .3rem; border-radius: 3px; }
-"""
+from attnlab.report.bundle import policy, script, style
+
+MODULES = ("theme.js", "tables.js")
+
+
+class Part(Protocol):
+    def html(self) -> str: ...
 
 
 @dataclass(frozen=True)
 class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
+    verdicts: str | None = None  # the column whose cells are verdicts, and are marked as such
 
     def html(self) -> str:
         head = "".join(f"<th scope='col'>{escape(str(c))}</th>" for c in self.columns)
-        body = "".join("<tr>" + "".join(f"<td>{escape(str(x))}</td>" for x in row) + "</tr>" for row in self.rows)
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        body = "".join(f"<tr>{''.join(map(self._cell, self.columns, row))}</tr>" for row in self.rows)
+        return f"<div class='table'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+
+    def _cell(self, column: str, content: object) -> str:
+        text = escape(str(content))
+        if column == self.verdicts and content in MARKS:
+            return f"<td><span class='verdict {MARKS[str(content)]}'>{text}</span></td>"
+        return f"<td>{text}</td>"
+
+
+MARKS = {
+    "reproduced": "good",
+    "same direction": "fair",
+    "not reproduced": "poor",
+    "no verdict": "open",
+    "not run": "open",
+}  # how a verdict is coloured; it is told by its words
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Names with what they are: a configuration, versions, hardware, seeds."""
+
+    facts: Mapping[str, object]
+
+    def html(self) -> str:
+        rows = "".join(f"<dt>{escape(str(k))}</dt><dd>{escape(_told(v))}</dd>" for k, v in self.facts.items())
+        return f"<dl class='facts'>{rows}</dl>"
 
 
 @dataclass(frozen=True)
@@ -34,7 +64,8 @@ class Picture:
 
     def html(self) -> str:
         data = base64.b64encode(self.png).decode()
-        return f"<p><img alt='{escape(self.says, quote=True)}' src='data:image/png;base64,{data}'></p>"
+        told = escape(self.says, quote=True)
+        return f"<figure><img alt='{told}' src='data:image/png;base64,{data}'><figcaption>{told}</figcaption></figure>"
 
 
 @dataclass(frozen=True)
@@ -50,12 +81,38 @@ class Command:
     command: str
 
     def html(self) -> str:
-        return f"<p><code>{escape(self.command)}</code></p>"
+        return f"<pre class='command'><code>{escape(self.command)}</code></pre>"
 
 
-def page(title: str, sections: Sequence[tuple[str, Sequence[Table | Picture | Text | Command]]]) -> str:
-    """A title and headed sections of tables, pictures, text and commands, as one document."""
-    parts = "".join(f"<h2>{escape(heading)}</h2>" + "".join(p.html() for p in body) for heading, body in sections)
-    head = f"<meta charset='utf-8'><meta name='viewport' content='width=device-width'><title>{escape(title)}</title>"
-    body = f"<h1>{escape(title)}</h1>{parts}"
-    return f"<!doctype html><html lang='en'><head>{head}<style>{STYLE}</style></head><body>{body}</body></html>\n"
+def page(title: str, sections: Sequence[tuple[str, Sequence[Part]]]) -> str:
+    """A title and headed sections of parts, as one document; a section without a heading has none."""
+    headings = [heading for heading, _ in sections if heading]
+    links = "".join(f"<li><a href='#{_anchor(n)}'>{escape(h)}</a></li>" for n, h in enumerate(headings))
+    contents = f"<nav aria-label='contents'><ul>{links}</ul></nav>" if len(headings) > 2 else ""
+    parts, number = "", 0
+    for heading, body in sections:
+        shown = "".join(part.html() for part in body)
+        if heading:
+            shown, number = f"<h2 id='{_anchor(number)}'>{escape(heading)}</h2>{shown}", number + 1
+        parts += f"<section>{shown}</section>"
+    wanted = [name for _, body in sections for part in body for name in getattr(part, "modules", ())]
+    scripts, styles = script((*MODULES, *dict.fromkeys(wanted))), style()
+    allowed = policy(scripts=scripts, styles=styles)
+    head = (
+        f"<meta charset='utf-8'><meta http-equiv='Content-Security-Policy' content=\"{allowed}\">"
+        f"<meta name='viewport' content='width=device-width, initial-scale=1'><title>{escape(title)}</title>"
+        f"<style>{styles}</style>"
+    )
+    whole = f"<header><h1>{escape(title)}</h1></header>{contents}<main>{parts}</main>"
+    whole += f"<script type='module'>{scripts}</script>"
+    return f"<!doctype html><html lang='en'><head>{head}</head><body>{whole}</body></html>\n"
+
+
+def _anchor(number: int) -> str:
+    return f"section-{number + 1}"
+
+
+def _told(value: object) -> str:
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value))
+    return str(value)

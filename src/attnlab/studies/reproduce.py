@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from attnlab.config import digest
-from attnlab.report.figures import as_png
+from attnlab.report.figures import as_files
+from attnlab.scheduling import Scheduler
 from attnlab.studies.claims import Cell
 from attnlab.studies.study import Findings, Item, Scale, Setting, Study
 from attnlab.studies.surroundings import surroundings
@@ -90,6 +91,7 @@ class Terms:
     data_dir: str | None = None
     command: str = ""
     options: dict[str, str] = field(default_factory=dict)
+    on: Scheduler | None = None  # where runs go that do not need each other; None: one after another, here
 
     def __post_init__(self) -> None:
         if self.seeds is not None and self.seeds < 1:
@@ -137,7 +139,7 @@ def _run(item: Item, config: ItemConfig, terms: Terms, out: Path, progress: Call
     begun, clock = datetime.now(UTC), time.perf_counter()
     folder = out / "work" / config.stem
     setting = Setting(
-        config.scale, config.seeds, terms.device, folder, terms.data_dir, options=config.options, progress=progress
+        config.scale, config.seeds, terms.device, folder, terms.data_dir, config.options, progress, terms.on
     )
     findings = item.run(setting)
     about: dict[str, Any] = {"command": terms.command, "begun": begun.isoformat(timespec="seconds")}
@@ -163,9 +165,10 @@ def _own_cells(findings: Findings, name: str) -> tuple[Cell, ...]:
 def _draw(findings: Findings, config: ItemConfig, out: Path) -> tuple[tuple[str, str], ...]:
     files = []
     for name, (figure, says) in findings.figures.items():
-        file = f"figures/{config.stem}-{name}.png"
-        write_atomically(out / file, as_png(figure))
-        files.append((file, says))
+        stem = f"figures/{config.stem}-{name}"
+        for suffix, drawn in as_files(figure).items():
+            write_atomically(out / f"{stem}{suffix}", drawn)
+        files.append((f"{stem}.png", says))
     return tuple(files)
 
 

@@ -13,6 +13,7 @@ import torch
 from matplotlib.figure import Figure
 
 from attnlab.config import nearest
+from attnlab.scheduling import Scheduler
 from attnlab.studies import STUDIES
 from attnlab.studies.claims import Cell
 
@@ -43,6 +44,7 @@ class Setting:
     data_dir: str | None = None
     options: Mapping[str, str] = field(default_factory=dict)  # of those that the item takes, what was said
     progress: Callable[[int, int, str], None] = lambda done, total, what: None
+    on: Scheduler | None = None  # where runs that do not need each other go; None: one after another, here
 
     def at(self, *, smoke: T, small: T, full: T) -> T:
         """What goes with this scale."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from attnlab.report.page import Command, Picture, Table, Text, page
+from attnlab.report.page import Command, Facts, Part, Picture, Table, Text, page
 from attnlab.studies.claims import VERDICTS, Cell, tally
 from attnlab.studies.reproduce import FORMAT, Outcome
 from attnlab.studies.study import Study
@@ -51,7 +51,7 @@ def cell_table(cells: Sequence[Cell]) -> Table:
         for c in cells
         if not c.not_run
     ]  # fmt: skip
-    return Table(columns, rows)
+    return Table(columns, rows, verdicts="verdict")
 
 
 def remarks_table(cells: Sequence[Cell]) -> Table | None:
@@ -66,19 +66,18 @@ def remarks_table(cells: Sequence[Cell]) -> Table | None:
 
 def _page(study: Study, outcomes: Sequence[Outcome], missing: Sequence[str], out: Path) -> str:
     cells = [cell for outcome in outcomes for cell in outcome.cells]
-    summary: list[Table | Picture | Text | Command] = [Text(study.title), tally_table(cells)]
+    summary: list[Part] = [Text(study.title), tally_table(cells)]
     if missing:
         summary.append(Text(f"Items that have no result in this folder: {', '.join(missing)}."))
     sections = [("In short", summary)]
     for outcome in outcomes:
-        body: list[Table | Picture | Text | Command] = [Text(remark) for remark in outcome.remarks]
+        body: list[Part] = [Text(remark) for remark in outcome.remarks]
         body.append(cell_table(outcome.cells))
         body += [Picture((out / file).read_bytes(), says) for file, says in outcome.figures]
         if said := remarks_table(outcome.cells):
             body.append(said)
-        seeds = f"seeds {', '.join(map(str, outcome.config.seeds))}"
-        where = ", ".join(f"{key} {value}" for key, value in outcome.about.items() if key != "command")
-        body += [Command(outcome.about["command"]), Text(f"scale {outcome.config.scale}, {seeds}, {where}")]
+        made = {"scale": outcome.config.scale, "seeds": outcome.config.seeds, **outcome.config.options, **outcome.about}
+        body += [Command(made.pop("command")), Facts(made)]
         sections.append((outcome.title, body))
     return page(f"attnlab: {study.name} reproduced", sections)
 

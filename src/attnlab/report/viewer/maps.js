@@ -1,0 +1,183 @@
+// What is shown of a document: one map of the chosen heads, by tokens or by words, with sums and shares of it.
+
+import { block, bytes, floats, halfStep } from "./decode.js";
+
+export class Store {
+  constructor(view) {
+    this.view = view;
+    this.found = new Map(); // "run/frame/example/kind/index" -> attention
+    view.runs.forEach((run, r) =>
+      run.frames.forEach((frame, f) =>
+        frame.attentions.forEach((a) => this.found.set([r, f, a.example, a.kind, a.index].join("/"), a)),
+      ),
+    );
+  }
+
+  attention(state, index = state.layer) {
+    return this.found.get([state.run, state.frame, state.example, state.kind, index].join("/"));
+  }
+
+  // The kinds, layers and heads that there are for this run, frame and example.
+  kinds(state) {
+    return Object.keys(this.view.kinds).filter((kind) => this.layers({ ...state, kind }).length);
+  }
+
+  layers(state) {
+    const { attentions } = this.view.runs[state.run].frames[state.frame];
+    const own = attentions.filter((a) => a.example === state.example && a.kind === state.kind && a.index !== null);
+    return own.map((a) => a.index);
+  }
+
+  measures(state) {
+    const own = this.attention(state);
+    const whole = this.attention(state, null);
+    const there = new Set(Object.keys(own ? own.maps : {}));
+    if (own && own.vector) there.add("norm");
+    if (whole) Object.keys(whole.maps).forEach((name) => there.add(name));
+    return Object.keys(this.view.measures).filter((name) => there.has(name));
+  }
+
+  // Whether each head has a map of its own.
+  perHead(state, measure) {
+    const own = this.attention(state);
+    if (!own || own.heads.length < 2) return false;
+    if (measure === "norm") return Boolean(own.vector);
+    return measure in own.maps && own.maps[measure].shape[0] === own.heads.length;
+  }
+
+  async map(state, measure) {
+    const own = this.attention(state);
+    const whole = this.attention(state, null);
+    if (measure === "norm" && own.vector) {
+      const [weights, vector] = await Promise.all([block(own.maps.weight), floats(own.vector.data)]);
+      return combined(weights, chosenHeads(own, state), state.sum, vector);
+    }
+    const holder = own && measure in own.maps ? own : whole;
+    const found = await block(holder.maps[measure]);
+    const heads = found.heads > 1 ? chosenHeads(holder, state) : [0];
+    return combined(found, heads, state.sum, null);
+  }
+
+  async mask(state) {
+    const own = this.attention(state);
+    return !own || own.mask === null ? null : bytes(this.view.masks[own.mask].data);
+  }
+
+  sides(state) {
+    const example = this.view.examples[state.example];
+    return this.view.kinds[state.kind].map((name) => ({ name, ...example.sides[name] }));
+  }
+}
+
+function chosenHeads(attention, state) {
+  const places = attention.heads.map((head, place) => (state.heads.has(head) ? place : -1)).filter((p) => p >= 0);
+  return places.length ? places : [0];
+}
+
+// One map of the chosen heads: their mean, or their sum; norms are |weight| times the length of each key's vector.
+function combined(found, heads, sum, vector) {
+  const { rows, columns, codes, scales, worth } = found;
+  const values = new Float32Array(rows * columns);
+  const factor = sum ? 1 : 1 / heads.length;
+  for (const h of heads) {
+    for (let i = 0; i < rows; i++) {
+      const scale = scales[h * rows + i] * factor;
+      const from = (h * rows + i) * columns;
+      const to = i * columns;
+      if (vector) {
+        for (let j = 0; j < columns; j++) {
+          values[to + j] += Math.abs(worth[codes[from + j]]) * scale * vector[h * columns + j];
+        }
+      } else {
+        for (let j = 0; j < columns; j++) values[to + j] += worth[codes[from + j]] * scale;
+      }
+    }
+  }
+  const error = (i, j) => {
+    if (heads.length > 1) return null;
+    const long = vector ? vector[heads[0] * columns + j] : 1;
+    return long === 0 ? 0 : long * halfStep(found.stored, values[i * columns + j] / long, scales[heads[0] * rows + i]);
+  };
+  return { rows, columns, values, error };
+}
+
+// What a word gives is the sum over its pieces, what it receives the mean over them.
+export function byWord(map, queryWords, keyWords) {
+  const rows = 1 + Math.max(...queryWords);
+  const columns = 1 + Math.max(...keyWords);
+  const pieces = new Float32Array(rows);
+  for (const word of queryWords) pieces[word] += 1;
+  const values = new Float32Array(rows * columns);
+  for (let i = 0; i < map.rows; i++) {
+    const to = queryWords[i] * columns;
+    const share = 1 / pieces[queryWords[i]];
+    for (let j = 0; j < map.columns; j++) values[to + keyWords[j]] += map.values[i * map.columns + j] * share;
+  }
+  return { rows, columns, values, error: () => null };
+}
+
+// A word sees another where one of its pieces does.
+export function maskByWord(mask, columnsBefore, queryWords, keyWords) {
+  const columns = 1 + Math.max(...keyWords);
+  const made = new Uint8Array((1 + Math.max(...queryWords)) * columns);
+  queryWords.forEach((row, i) =>
+    keyWords.forEach((column, j) => (made[row * columns + column] |= mask[i * columnsBefore + j])),
+  );
+  return made;
+}
+
+// The rows as shares: each number by the sum of the row's sizes.
+export function shares(map) {
+  const values = new Float32Array(map.values.length);
+  for (let i = 0; i < map.rows; i++) {
+    let total = 0;
+    for (let j = 0; j < map.columns; j++) total += Math.abs(map.values[i * map.columns + j]);
+    const factor = total > 0 ? 1 / total : 0;
+    for (let j = 0; j < map.columns; j++) values[i * map.columns + j] = map.values[i * map.columns + j] * factor;
+  }
+  return values;
+}
+
+export function largest(values) {
+  let most = 0;
+  let least = 0;
+  for (let k = 0; k < values.length; k++) {
+    if (values[k] > most) most = values[k];
+    if (values[k] < least) least = values[k];
+  }
+  return { most: Math.max(most, -least), signed: least < 0 };
+}
+
+// Σ over the chosen queries and keys; with none chosen on a side, over all of that side.
+export function sumOver(map, queries, keys) {
+  const rows = queries.size ? [...queries] : [...Array(map.rows).keys()];
+  const columns = keys.size ? [...keys] : [...Array(map.columns).keys()];
+  let total = 0;
+  for (const i of rows) for (const j of columns) total += map.values[i * map.columns + j];
+  return { total, perQuery: total / rows.length, queries: rows.length, keys: columns.length };
+}
+
+// The alignment error rate of the links that a map of tokens draws: of each target word the source word with most.
+export function alignmentError(map, gold) {
+  const words = 1 + Math.max(...gold.keys);
+  const rows = new Map(); // target word -> its rows
+  gold.rows.forEach((word, i) => word >= 0 && rows.set(word, [...(rows.get(word) || []), i]));
+  const known = new Set(gold.keys);
+  const links = [];
+  for (const [target, own] of rows) {
+    const totals = new Float64Array(words);
+    for (const i of own) {
+      gold.keys.forEach((word, j) => word >= 0 && (totals[word] += map.values[i * map.columns + j] / own.length));
+    }
+    let best = -1;
+    for (let word = 0; word < words; word++) {
+      if (known.has(word) && (best < 0 || totals[word] > totals[best])) best = word;
+    }
+    if (best >= 0 && best < gold.words) links.push(`${best},${target}`);
+  }
+  const sure = new Set(gold.sure.map(String));
+  const possible = new Set([...sure, ...gold.possible.map(String)]);
+  const right = links.filter((link) => sure.has(link)).length;
+  const allowed = links.filter((link) => possible.has(link)).length;
+  return 1 - (right + allowed) / (links.length + sure.size);
+}

@@ -1,0 +1,134 @@
+// The numbers: of the pair that is pointed at or locked, of what a token attends to most, of a selection, of the gold.
+
+import { css, place } from "./colour.js";
+import { element, number, visible } from "./dom.js";
+import { alignmentError, sumOver } from "./maps.js";
+
+const SHOWN = 7; // keys that a query attends to most
+
+export class Readout {
+  constructor() {
+    this.pair = element("div", { class: "pair" });
+    this.values = element("table", { class: "values" });
+    this.most = element("div", { class: "most" });
+    this.sums = element("div", { class: "sums" });
+    this.gold = element("div", { class: "aer" });
+    this.live = element("div", { class: "unseen", role: "status", ariaLive: "polite" });
+    const parts = [this.pair, this.values, this.most, this.sums, this.gold, this.live];
+    this.node = element("aside", { class: "readout", ariaLabel: "numbers" }, ...parts);
+  }
+
+  // panels: [{label, map, shares, data}], texts: [queries, keys]
+  show(panels, texts, marks) {
+    const at = marks.hover || marks.lock;
+    this.showPair(texts, at, marks.lock && !marks.hover);
+    this.showValues(panels, at);
+    this.showMost(panels[0], texts, at);
+  }
+
+  showPair(texts, at, locked) {
+    if (!at) {
+      const says = "Point at the map to read its numbers; click to lock, shift-drag or ctrl-click to select.";
+      this.pair.replaceChildren(element("p", { class: "hint" }, says));
+      return;
+    }
+    const name = (side, n) => element("bdi", { class: "name", title: texts[side][n] }, visible(texts[side][n]));
+    const ends = [];
+    if (at.query !== null) ends.push(element("span", {}, name(0, at.query), element("small", {}, `${at.query}`)));
+    if (at.key !== null) ends.push(element("span", {}, name(1, at.key), element("small", {}, `${at.key}`)));
+    const arrow = element("span", { class: "arrow" }, at.query === null ? "→" : at.key === null ? "→ all" : "→");
+    const order = at.query === null ? ["all", arrow, ends[0]] : [ends[0], arrow, ends[1]];
+    this.pair.replaceChildren(...order.filter(Boolean), ...(locked ? [element("em", {}, "locked")] : []));
+  }
+
+  showValues(panels, at) {
+    this.values.hidden = !at;
+    if (!at) return;
+    const { query, key } = at;
+    const rows = panels.map(({ name, label, map, shares }) => {
+      if (query === null || key === null) {
+        const [queries, keys] = [query, key].map((n) => new Set(n === null ? [] : [n]));
+        return row(name, label, number(sumOver(map, queries, keys).total), "Σ", "");
+      }
+      const k = query * map.columns + key;
+      const error = map.error(query, key);
+      const within = error ? `± ${number(Number(error.toPrecision(1)))}` : "";
+      return row(name, label, number(map.values[k]), within, percent(shares[k]));
+    });
+    this.values.replaceChildren(...rows);
+  }
+
+  showMost({ label, map, data }, texts, at) {
+    this.most.hidden = !at || (at.query === null && at.key === null);
+    if (this.most.hidden) return;
+    const ofQuery = at.query !== null;
+    const count = ofQuery ? map.columns : map.rows;
+    const cell = (n) => (ofQuery ? at.query * map.columns + n : n * map.columns + at.key);
+    const size = (n) => Math.abs(map.values[cell(n)]);
+    const top = [...Array(count).keys()].sort((a, b) => size(b) - size(a)).slice(0, SHOWN);
+    const most = size(top[0]) || 1;
+    const title = ofQuery ? "attends most to" : "is attended most by";
+    const lines = top.map((n) => {
+      const bar = element("i");
+      bar.style.width = `${(100 * size(n)) / most}%`;
+      bar.style.backgroundColor = css(data.theme, Math.sign(map.values[cell(n)]) * 0.62);
+      const text = element("bdi", {}, visible(texts[ofQuery ? 1 : 0][n]));
+      const name = element("span", {}, text, element("small", {}, `${n}`));
+      return element("li", {}, name, bar, element("b", {}, number(map.values[cell(n)])));
+    });
+    this.most.replaceChildren(element("h4", {}, title, element("small", {}, label)), element("ol", {}, ...lines));
+  }
+
+  // Σ over the selection, for every panel.
+  showSums(panels, marks, clear) {
+    this.sums.hidden = !marks.queries.size && !marks.keys.size;
+    if (this.sums.hidden) return;
+    const found = panels.map(({ name, label, map }) => ({ name, label, ...sumOver(map, marks.queries, marks.keys) }));
+    const side = (set, one, several) => (set.size ? `${set.size} ${set.size === 1 ? one : several}` : `all ${several}`);
+    const title = `Σ ${side(marks.queries, "query", "queries")} × ${side(marks.keys, "key", "keys")}`;
+    const rows = found.map(({ name, label, total, perQuery }) =>
+      row(name, label, number(total), `${number(perQuery)} a query`),
+    );
+    const button = element("button", { type: "button", class: "small", onclick: clear }, "clear");
+    this.sums.replaceChildren(element("h4", {}, title, button), element("table", { class: "values" }, ...rows));
+  }
+
+  showGold(panels, gold) {
+    this.gold.hidden = !gold;
+    if (!gold) return;
+    const rows = panels.map(({ name, label, raw }) => row(name, label, percent(alignmentError(raw, gold))));
+    const title = element("h4", {}, "AER against the gold alignment", element("small", {}, "lower is better"));
+    this.gold.replaceChildren(title, element("table", { class: "values" }, ...rows));
+  }
+
+  say(panels, texts, at) {
+    if (!at || at.query === null || at.key === null) return;
+    const told = panels.map(({ label, map }) => `${label} ${number(map.values[at.query * map.columns + at.key])}`);
+    this.live.textContent = `${visible(texts[0][at.query])} to ${visible(texts[1][at.key])}: ${told.join(", ")}`;
+  }
+}
+
+export function scaleBar(theme, most, signed, root, unit) {
+  const canvas = element("canvas", { class: "scale", width: 120, height: 1 });
+  const context = canvas.getContext("2d");
+  for (let x = 0; x < 120; x++) {
+    context.fillStyle = css(theme, signed ? (2 * x) / 119 - 1 : x / 119);
+    context.fillRect(x, 0, 1, 1);
+  }
+  const ends = [signed ? number(-most) : "0", `${number(most)}${unit}`];
+  if (root) ends[1] += ", by the root";
+  const says = `colour scale from ${ends[0]} to ${ends[1]}`;
+  return element("span", { class: "scale-bar", role: "img", ariaLabel: says, title: says }, ends[0], canvas, ends[1]);
+}
+
+// A line of a table: a measure, its number, and what is to be said beside it.
+function row(name, label, value, ...beside) {
+  const cells = [element("td", { class: "value" }, value), ...beside.map((text) => element("td", {}, text))];
+  const made = element("tr", {}, element("th", { scope: "row" }, label), ...cells);
+  made.dataset.measure = name;
+  return made;
+}
+
+function percent(share) {
+  return `${number(100 * share)} %`;
+}

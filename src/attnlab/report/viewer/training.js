@@ -1,0 +1,96 @@
+// How it was learnt: a slider over the recorded steps, and above it the curves of the training.
+
+import { element, number, svg } from "./dom.js";
+
+const [HEIGHT, LEFT, BOTTOM] = [150, 44, 22];
+
+export class Training {
+  constructor(view, onchoose) {
+    this.view = view;
+    this.onchoose = onchoose;
+    this.slider = element("input", { type: "range", min: 0, step: 1, ariaLabel: "training step" });
+    this.slider.addEventListener("input", () => this.onchoose(Number(this.slider.value)));
+    this.play = element("button", { type: "button", class: "small", onclick: () => this.toggle() }, "▶ play");
+    this.told = element("output", { class: "step" });
+    this.curves = element("div", { class: "curves" });
+    this.legend = element("div", { class: "legend" });
+    const line = element("div", { class: "bar" }, this.play, this.slider, this.told);
+    this.node = element("section", { class: "training", ariaLabel: "training" }, this.legend, this.curves, line);
+  }
+
+  update(state) {
+    const run = this.view.runs[state.run];
+    this.count = run.frames.length;
+    const names = Object.keys(run.curves);
+    this.node.hidden = this.count < 2 && !names.length;
+    this.slider.parentNode.hidden = this.count < 2;
+    this.slider.max = String(this.count - 1);
+    this.slider.value = String(state.frame);
+    const step = run.frames[state.frame].step;
+    this.slider.setAttribute("aria-valuetext", `step ${step}`);
+    this.told.textContent = step === null ? "" : `step ${step}`;
+    if (names.length) this.draw(run, names, step);
+    else {
+      this.curves.replaceChildren();
+      this.legend.replaceChildren();
+    }
+  }
+
+  draw(run, names, step) {
+    const width = this.curves.clientWidth || 720;
+    const lines = names.map((name) => run.curves[name]);
+    const steps = [...lines.flatMap(([xs]) => xs), ...run.frames.map((frame) => frame.step ?? 0)];
+    const [first, last] = [Math.min(...steps), Math.max(...steps)];
+    const low = Math.min(0, ...lines.flatMap(([, ys]) => ys));
+    const high = Math.max(1e-9, ...lines.flatMap(([, ys]) => ys));
+    const x = (s) => LEFT + ((s - first) / Math.max(1e-9, last - first)) * (width - LEFT - 8);
+    const y = (v) => HEIGHT - BOTTOM - ((v - low) / Math.max(1e-9, high - low)) * (HEIGHT - BOTTOM - 8);
+    const says = names.map((name, n) => `${name} ends at ${number(lines[n][1].at(-1))}`).join(", ");
+    const picture = svg("svg", { width, height: HEIGHT, role: "img", "aria-label": `Training: ${says}` });
+    for (const v of [low, (low + high) / 2, high]) {
+      picture.append(svg("line", { class: "rule", x1: LEFT, x2: width - 8, y1: y(v), y2: y(v) }));
+      picture.append(svg("text", { x: LEFT - 6, y: y(v) + 4, "text-anchor": "end" }, number(v)));
+    }
+    for (const s of [first, last]) {
+      picture.append(svg("text", { x: x(s), y: HEIGHT - 5, "text-anchor": s === first ? "start" : "end" }, String(s)));
+    }
+    lines.forEach(([xs, ys], n) => {
+      const points = xs.map((s, k) => `${x(s)},${y(ys[k])}`).join(" ");
+      picture.append(svg("polyline", { class: `line line-${n % 6}`, points }));
+    });
+    if (step !== null) {
+      picture.append(svg("line", { class: "now", x1: x(step), x2: x(step), y1: 4, y2: HEIGHT - BOTTOM }));
+      lines.forEach(([xs, ys], n) => {
+        const near = nearest(xs, step);
+        picture.append(svg("circle", { class: `dot line-${n % 6}`, cx: x(xs[near]), cy: y(ys[near]), r: 4 }));
+      });
+    }
+    this.curves.replaceChildren(picture);
+    const entries = names.map((name, n) => {
+      const [xs, ys] = lines[n];
+      const near = step === null ? ys.length - 1 : nearest(xs, step);
+      return element("span", { class: `line-${n % 6}` }, element("i"), `${name} `, element("b", {}, number(ys[near])));
+    });
+    this.legend.replaceChildren(...entries);
+  }
+
+  toggle() {
+    if (this.timer) {
+      clearInterval(this.timer);
+      this.timer = null;
+    } else {
+      this.timer = setInterval(() => {
+        const next = Number(this.slider.value) + 1;
+        if (next >= this.count) this.toggle();
+        else this.onchoose(next);
+      }, 450);
+      if (Number(this.slider.value) + 1 >= this.count) this.onchoose(0);
+    }
+    this.play.textContent = this.timer ? "❚❚ pause" : "▶ play";
+  }
+}
+
+// The place of the number that is nearest to this one.
+export function nearest(numbers, wanted) {
+  return numbers.reduce((best, x, n) => (Math.abs(x - wanted) < Math.abs(numbers[best] - wanted) ? n : best), 0);
+}

@@ -1,0 +1,139 @@
+"""Jobs on this machine: on a CPU as many as there are cores, on GPUs one on each, unless it is said how many.
+
+A job's process is forked from a server that has imported torch and done nothing else, so it starts at once and shares
+nothing with another. It is in a session of its own: Ctrl-C reaches this process alone, which asks each job to stop by
+one SIGTERM. Should this process be killed, its jobs find the pipe closed, and stop by themselves.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+
+from attnlab.runs import chosen_device
+from attnlab.scheduling.job import POLL_S, RETRIES, Job, Scheduler, attempt, checked
+
+PRELOADED = ["attnlab.evaluation", "accelerate", "torch._dynamo"]  # what every run imports
+
+
+class Local(Scheduler):
+    here = True
+
+    def __init__(self, jobs: int | None, device: str) -> None:
+        self.device = chosen_device(device).type
+        self.cards = _cards() if self.device == "cuda" else []
+        self.slots = jobs or (len(self.cards) if self.cards else max(1, _cores() // _threads_said(1)))
+        self.context: Any = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(PRELOADED)
+
+    def run(
+        self, jobs: Sequence[Job], *, alone: bool = False, watch: Callable[[], None] = lambda: None
+    ) -> dict[str, str]:
+        waiting = deque((job, 0) for job in checked(jobs))
+        slots = 1 if alone else max(1, min(self.slots, len(waiting)))
+        threads = _threads_said(max(1, _cores() // slots))
+        free, running = list(range(slots)), list[_Worker]()
+        failed: dict[str, str] = {}
+        try:
+            while waiting or running:
+                while waiting and free:
+                    job, tries = waiting.popleft()
+                    running.append(_Worker(self.context, job, tries, free.pop(0), threads, self.cards))
+                heard = wait([worker.link for worker in running], timeout=POLL_S)
+                for worker in [worker for worker in running if worker.link in heard]:
+                    running.remove(worker)
+                    free.append(worker.slot)
+                    reason = worker.reason()
+                    if reason is None and worker.tries < RETRIES:
+                        waiting.append((worker.job, worker.tries + 1))
+                    elif reason is None:
+                        failed[worker.job.name] = f"its process died {RETRIES + 1} times ({worker.ended()})"
+                    elif reason:
+                        failed[worker.job.name] = reason
+                watch()
+        except BaseException:
+            _stop(running)
+            raise
+        return failed
+
+
+class _Worker:
+    """A process that does one job."""
+
+    def __init__(self, context: Any, job: Job, tries: int, slot: int, threads: int, cards: Sequence[str]) -> None:
+        self.job, self.tries, self.slot = job, tries, slot
+        self.link, theirs = context.Pipe()
+        card = cards[slot % len(cards)] if cards else None
+        arguments = (job, theirs, os.getcwd(), threads, card)
+        self.process: BaseProcess = context.Process(target=_work, args=arguments, name=f"attnlab: {job.name}")
+        self.process.start()
+        theirs.close()
+
+    def reason(self) -> str | None:
+        """Why the job failed, empty where it did not; None where its process died before it said."""
+        try:
+            said = self.link.recv()
+        except (EOFError, ConnectionResetError):
+            said = None
+        self.process.join()
+        self.link.close()
+        return said
+
+    def ended(self) -> str:
+        code = self.process.exitcode or 0
+        return signal.Signals(-code).name if code < 0 else f"exit status {code}"
+
+
+def _work(job: Job, link: Connection, folder: str, threads: int, card: str | None) -> None:
+    """What a worker's process does."""
+    os.setsid()
+    if card is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = card  # before CUDA is first asked for
+    torch.set_num_threads(threads)
+    threading.Thread(target=_stop_when_closed, args=(link,), daemon=True).start()
+    try:
+        link.send(attempt(job, folder))
+    except KeyboardInterrupt:
+        link.send("stopped")
+
+
+def _stop_when_closed(link: Connection) -> None:
+    try:
+        link.recv()
+    except (EOFError, OSError):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _stop(running: Sequence[_Worker]) -> None:
+    """Ask each once, and wait; asked again meanwhile, end them at once: what their checkpoints hold stays."""
+    for worker in running:
+        worker.process.terminate()
+    try:
+        for worker in running:
+            worker.process.join()
+    except KeyboardInterrupt:
+        for worker in running:
+            worker.process.kill()
+        raise
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _threads_said(otherwise: int) -> int:
+    """Threads of a job: what OMP_NUM_THREADS says, else its share of the cores."""
+    said = os.environ.get("OMP_NUM_THREADS", "")
+    return int(said) if said.isdigit() and int(said) else otherwise
+
+
+def _cards() -> list[str]:
+    said = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return said.split(",") if said else [str(number) for number in range(torch.cuda.device_count())]

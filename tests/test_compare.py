@@ -1,0 +1,275 @@
+"""What `attnlab compare` makes of its words, its controls, and what it concludes from seeds."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from attnlab.models.presets import on_meta
+from attnlab.recipe import resolved
+from attnlab.studies.compare.controls import HEADS, MATCHED, with_controls
+from attnlab.studies.compare.judged import bootstrap_p, holm, interval, paired
+from attnlab.studies.compare.measures import measures
+from attnlab.studies.compare.plan import planned
+from attnlab.studies.compare.size import Sizes, first_batch
+from attnlab.studies.compare.words import split_list, split_options
+from attnlab.tasks import TASKS
+
+TINY = {"data": "lexicon", "examples": "100", "held_out": "10", "width": "12", "layers": "1", "heads": "2"}
+TINY |= {"feed_forward": "7", "batch_tokens": "200"}
+
+
+# --- words ---
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("5e-4,1e-3", ["5e-4", "1e-3"]),
+        ("(0.9,0.98)", ["(0.9,0.98)"]),
+        ("(0.9,0.98),(0.9,0.999)", ["(0.9,0.98)", "(0.9,0.999)"]),
+        ('"my, own.txt"', ["my, own.txt"]),
+        ('"a,b",c', ["a,b", "c"]),
+        ("", [""]),
+        ("dagpam(initial=(1,2),tied=no),coda", ["dagpam(initial=(1,2),tied=no)", "coda"]),
+    ],
+)
+def test_commas_separate_but_not_in_parentheses_or_quotes(text, values):
+    assert split_list(text, "key") == values
+
+
+@given(st.lists(st.text(alphabet="ab1.,()=", min_size=1), min_size=1, max_size=5, unique=True))
+def test_what_is_quoted_comes_back_as_it_was(values):
+    assert split_list(",".join(f'"{value}"' for value in values), "key") == values
+
+
+@pytest.mark.parametrize("text", ["(1,2", "1,2)", 'a,"b', "1,,2", "1,", "a,a"])
+def test_a_list_that_is_none_is_refused(text):
+    with pytest.raises(ValueError, match="key="):
+        split_list(text, "key")
+
+
+def test_options_of_one_row():
+    assert split_options("dagpam(initial=(1,2),tied=no)") == ("dagpam", {"initial": "(1,2)", "tied": "no"})
+    with pytest.raises(ValueError, match=r"NAME\(key=value"):
+        split_options("dagpam(initial=1")
+
+
+# --- the plan ---
+
+
+def test_rows_differ_in_their_attention_and_runs_in_their_seed_alone():
+    plan = planned("synthetic", TINY | {"attention": "softmax,coda", "seeds": "4", "seed": "7"})
+    assert plan.seeds == (7, 8, 9, 10)
+    one, other = (plan.recipe(row, 0, 9) for row in plan.rows)
+    assert (one.data, one.training, one.decoding) == (other.data, other.training, other.decoding)
+    assert one.training.seed == 9
+    assert one.model != other.model
+    task = TASKS["synthetic"].prepare(one.data, Path())
+    assert first_batch(one, task).indices == first_batch(other, task).indices
+
+
+def test_an_option_goes_to_the_attentions_that_have_it_and_to_the_row_that_says_it():
+    plan = planned("synthetic", TINY | {"attention": "softmax,coda,coda(alpha=3),softmax(heads=4)", "alpha": "2"})
+    options = [plan.recipe(row, 0, 1).model.attention_options for row in plan.rows]
+    assert options == [{}, {"alpha": 2.0}, {"alpha": 3.0}, {}]
+    assert [plan.recipe(row, 0, 1).model.heads for row in plan.rows] == [2, 2, 2, 4]
+
+
+def test_lists_make_every_combination():
+    plan = planned("synthetic", TINY | {"attention": "softmax", "lr": "1e-3,2e-3", "betas": "(0.9,0.98),(0.9,0.999)"})
+    made = {(r.training.lr, r.training.betas) for k in range(4) for r in [plan.recipe(plan.rows[0], k, 1)]}
+    assert made == {(lr, (0.9, b)) for lr in (1e-3, 2e-3) for b in (0.98, 0.999)}
+
+
+def test_the_same_question_has_the_same_name_and_another_has_another():
+    said = TINY | {"attention": "softmax,coda"}
+    assert planned("synthetic", said).name == planned("synthetic", dict(reversed(said.items()))).name
+    others = [said | {"seeds": "2"}, said | {"attention": "coda,softmax"}, said | {"lr": "1e-3,2e-3"}]
+    assert len({planned("synthetic", each).name for each in [said, *others]}) == 4
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({}, "say what is compared: attention="),
+        ({"attention": "softmax,cosa"}, "no attention is called 'cosa' .did you mean 'coda'"),
+        ({"attention": "softmax,softmax"}, "softmax is there twice"),
+        ({"attention": "softmax", "seeds": "0"}, "seeds must be at least 1, not 0"),
+        ({"attention": "softmax", "seeds": "many"}, "seeds=many: expected a whole number"),
+        ({"attention": "softmax", "sedes": "3"}, "unknown key 'sedes' .did you mean 'seeds'"),
+        ({"attention": "softmax,coda", "alhpa": "3"}, "unknown key 'alhpa' .did you mean 'alpha'"),
+        ({"attention": "coda(alhpa=3)"}, "unknown key 'alhpa' .did you mean 'alpha'"),
+        ({"attention": "softmax", "betas": "0.9,0.98"}, "put it in parentheses, betas="),
+        ({"attention": "softmax,coda", "alpha": "1,2"}, "more trials than others; make rows of it"),
+        ({"attention": "softmax", "seed": "1,2"}, "say how many, seeds=2"),
+        ({"attention": "softmax", "examples": "10,20"}, "chosen by validation loss"),
+        ({"attention": "softmax", "beam": "1,5"}, "chosen by validation loss"),
+        ({"attention": "softmax", "lr": "1e-3,x"}, "lr=x: expected a number"),
+        ({"attention": "softmax", "lr": "1e-3,-1"}, "lr must be above 0"),
+        ({"attention": "softmax(examples=5)"}, "examples must be the same for all"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_runs(said, message):
+    with pytest.raises(ValueError, match=message):
+        planned("synthetic", TINY | said)
+
+
+# --- cost and controls ---
+
+
+def counted(recipe):
+    task = TASKS["synthetic"].prepare(recipe.data, Path())
+    return sum(p.numel() for p in on_meta(recipe.fitted(task)).parameters())
+
+
+def controlled(**said):
+    plan = planned("synthetic", TINY | {"seeds": "1"} | said)
+    sizes = Sizes(TASKS["synthetic"].prepare(plan.recipe(plan.rows[0], 0, 1).data, Path()))
+    return with_controls(plan, sizes.parameters)
+
+
+@pytest.mark.parametrize(
+    ("attention", "most"),
+    [("softmax,dagpam", "dagpam"), ("nap,talking-heads", "nap"), ("coda,dagpam", "coda")],
+)
+def test_no_other_feed_forward_is_nearer_to_the_largest_row(attention, most):
+    plan = controlled(attention=attention)
+    (control,) = [row for row in plan.rows if row.label == MATCHED]
+    largest = max(counted(plan.recipe(row, 0, 1)) for row in plan.rows if not row.control)
+    units = int(control.at[0]["feed_forward"])
+    fixed = {key: text for key, text in TINY.items() if key != "feed_forward"}
+    near = {n: counted(resolved("synthetic", fixed | {"feed_forward": str(n)})) for n in range(units - 2, units + 3)}
+    assert min(near, key=lambda n: abs(near[n] - largest)) == units
+    assert f"feed_forward={units} instead of 7: {near[units]:,} parameters, {most} has {largest:,}" in control.says
+    assert plan.recipe(control, 0, 1).model.attention == "softmax"
+
+
+def test_twice_the_heads_are_as_many_parameters():
+    plan = controlled(attention="softmax,dagpam")
+    (control,) = [row for row in plan.rows if row.label == HEADS]
+    one, other = plan.recipe(plan.rows[0], 0, 1), plan.recipe(control, 0, 1)
+    assert (one.model.heads, other.model.heads) == (2, 4)
+    assert counted(one) == counted(other)
+
+
+def test_a_control_follows_the_grid():
+    plan = controlled(attention="softmax,dagpam", width="12,24")
+    at = {row.label: [plan.recipe(row, k, 1).model for k in range(2)] for row in plan.rows if row.control}
+    assert [model.width for model in at[MATCHED]] == [12, 24]
+    assert at[MATCHED][0].feed_forward != at[MATCHED][1].feed_forward
+
+
+@pytest.mark.parametrize(
+    ("said", "note"),
+    [
+        ({"attention": "softmax,realformer"}, "no row with matched parameters: one unit of feed_forward adds 50,"),
+        ({"attention": "softmax,dagpam", "width": "14"}, "no row with twice the heads: width=14 is not divisible by 4"),
+        ({"attention": "dot", "model": "lstm-copy", "data": "subset"}, "no controls"),
+    ],
+)
+def test_a_control_that_cannot_be_had_is_said(said, note):
+    base = {k: x for k, x in TINY.items() if k not in ("layers", "feed_forward")} if "model" in said else TINY
+    plan = planned("synthetic", base | {"seeds": "1", "length": "5"} | said)
+    sizes = Sizes(TASKS["synthetic"].prepare(plan.recipe(plan.rows[0], 0, 1).data, Path()))
+    assert any(line.startswith(note) for line in with_controls(plan, sizes.parameters).notes)
+
+
+def test_softmax_alone_needs_no_control():
+    assert len(controlled(attention="softmax").rows) == 1
+
+
+def test_flops_are_those_of_the_matrix_products():
+    """Of a classifier without its elementwise parts, by hand: forward once, backward twice; 12 tokens of width e."""
+    said = {
+        "data": "keyword",
+        "length": "5",
+        "examples": "3",
+        "held_out": "3",
+        "width": "8",
+        "layers": "1",
+        "heads": "2",
+    }
+    recipe = resolved("synthetic", said | {"feed_forward": "11", "batch_examples": "3"})
+    size = Sizes(TASKS["synthetic"].prepare(recipe.data, Path())).of(recipe)
+    b, n, e, f, classes = 3, 5, 8, 11, 2
+    attention = 2 * b * n * e * e * 4 + 2 * 2 * b * n * n * e  # four projections; q kᵀ and the weights times v
+    forward = attention + 2 * 2 * b * n * e * f + 2 * b * e * classes
+    assert size.flops == 3 * forward / b
+
+
+def test_a_model_that_cannot_be_built_has_a_reason():
+    recipe = resolved("synthetic", TINY | {"attention": "shaped"})
+    sizes = Sizes(TASKS["synthetic"].prepare(recipe.data, Path()))
+    assert sizes.of(recipe) is None
+    assert "cannot be a cross attention" in sizes.why_not(recipe)
+
+
+def test_flops_that_cannot_be_counted_have_a_reason(tmp_path):
+    code = (
+        "from attnlab.mechanisms.softmax import Softmax\n\nclass Looks(Softmax):\n    def mix(self, q, *more, **named):"
+    )
+    code += "\n        assert float(q.sum()) < 1e9\n        return super().mix(q, *more, **named)\n"
+    (tmp_path / "looks.py").write_text(code)
+    recipe = resolved("synthetic", TINY | {"attention": f"{tmp_path / 'looks.py'}:Looks"})
+    size = Sizes(TASKS["synthetic"].prepare(recipe.data, Path())).of(recipe)
+    assert size.parameters == counted(recipe)
+    assert size.flops is None
+    assert "meta" in size.uncounted
+
+
+# --- conclusions ---
+
+VALUES = st.lists(st.floats(-100, 100), min_size=3, max_size=7)
+
+
+@given(VALUES, VALUES)
+def test_the_paired_test_is_scipys(ours, theirs):
+    seeds = range(min(len(ours), len(theirs)))
+    found = paired({s: ours[s] for s in seeds}, {s: theirs[s] for s in seeds} | {99: 1.0})
+    differences = np.subtract(ours[: len(seeds)], theirs[: len(seeds)])
+    if np.std(differences) < 1e-6:
+        return
+    wanted = stats.ttest_rel(ours[: len(seeds)], theirs[: len(seeds)])
+    assert found.p == pytest.approx(wanted.pvalue, rel=1e-6, abs=1e-12)
+    low, high = wanted.confidence_interval(0.95)
+    assert found.interval == pytest.approx((low, high), rel=1e-6, abs=1e-9)
+
+
+def test_equal_rows_and_too_few_seeds_prove_nothing():
+    assert paired({1: 2.0, 2: 3.0, 3: 5.0}, {1: 2.0, 2: 3.0, 3: 5.0}).p == 1.0
+    assert paired({1: 2.0, 2: 3.0, 3: 5.0}, {1: 1.0, 2: 2.0, 3: 4.0}).p is None
+    few = paired({1: 2.0, 2: 3.0}, {1: 1.0, 2: 5.0})
+    assert (few.mean, few.interval, few.p) == (-0.5, None, None)
+    assert paired({1: 2.0}, {2: 2.0}) is None
+    assert paired({1: math.inf}, {1: 2.0}) is None
+    assert interval([1.0, 2.0, math.inf]) is None
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
+def test_holms_method_rejects_as_it_is_defined(ps):
+    """Step down: the k-th smallest p is rejected while p ≤ level/(m − k + 1), and none after the first that is not."""
+    found = holm({str(k): p for k, p in enumerate(ps)} | {"none": None})
+    assert found["none"] is None
+    for level in (0.01, 0.05, 0.2):
+        rejected, going = set(), True
+        for place, k in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
+            going = going and ps[k] * (len(ps) - place) <= level
+            rejected |= {k} if going else set()
+        assert {k for k in range(len(ps)) if found[str(k)] <= level} == rejected
+
+
+def test_the_paired_bootstrap_tells_a_better_translation_from_an_equal_one():
+    lines = [f"the {a} sees the {b} near the old {c}" for a in "pqrst" for b in "klm" for c in "xyz"]
+    worse = [line.replace("sees the", "and a") if k % 2 else line for k, line in enumerate(lines)]
+    assert bootstrap_p(lines, worse, lines) < 0.01
+    assert bootstrap_p(worse, worse, lines) == 1.0
+
+
+def test_a_measure_that_no_run_has_is_left_out():
+    found = {"perplexity": 3.0, "accuracy": math.nan, "scores": {"BLEU": 20.0}, "inside": {"jsd": 1.0}}
+    assert [m.name for m in measures("translation", [found])] == ["BLEU", "perplexity", "head JSD (nats)"]

@@ -1,0 +1,234 @@
+"""`attnlab compare` as a person uses it: trained, measured, interrupted, gone on with, read."""
+
+import csv
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from attnlab import runs
+from attnlab.evaluation import evaluated
+from attnlab.recipe import resolved
+from attnlab.runs import open_run
+from attnlab.scheduling import scheduler
+from attnlab.store import RunFolder
+from attnlab.studies.compare.compare import Terms, compare
+from attnlab.studies.compare.plan import planned
+from attnlab.studies.compare.written import CELL_COLUMNS, remarks, write
+
+TINY = ["data=lexicon", "examples=600", "held_out=30", "width=16", "layers=1", "heads=2", "feed_forward=32"]
+TINY += ["batch_tokens=400", "device=cpu", "steps=20"]
+MINE = """
+from attnlab.mechanisms.softmax import Softmax
+
+
+class Mine(Softmax):
+    pass
+
+
+class Breaks(Softmax):
+    def mix(self, q, *more, **named):
+        if q.device.type != "meta":
+            raise RuntimeError("broken on purpose")
+        return super().mix(q, *more, **named)
+"""
+
+
+def words_of(*words):
+    return [sys.executable, "-c", "from attnlab.cli import main; main()", "compare", "synthetic", *TINY, *words]
+
+
+def compared(folder, *words):
+    return subprocess.run(words_of(*words), cwd=folder, capture_output=True, text=True, check=False)
+
+
+WORDS = ["attention=softmax,dagpam,./mine.py:Mine,./mine.py:Breaks", "lr=1e-2", "out=out"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A comparison that is finished: a row of one's own, one that breaks, and the controls."""
+    folder = tmp_path_factory.mktemp("compared")
+    (folder / "mine.py").write_text(MINE)
+    done = compared(folder, *WORDS)
+    assert done.returncode == 1, done.stderr  # one row failed
+    (folder / "output.txt").write_text(done.stdout)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(place):
+    return json.loads((place / "out" / "results.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def rows(results):
+    return {row["row"]: row for row in results["rows"]}
+
+
+def test_the_values_are_those_that_evaluate_gives(rows):
+    for row in ("dagpam", "softmax, twice the heads"):
+        for seed, folder in rows[row]["runs"].items():
+            found = evaluated(open_run(folder, device="cpu"), "test", bootstrap=0)
+            assert rows[row]["measures"]["perplexity"]["seeds"][seed] == found["perplexity"]
+            assert rows[row]["measures"]["BLEU"]["seeds"][seed] == found["text"][0]["value"]
+
+
+def test_a_row_that_fails_says_why_and_loses_no_other(place, rows):
+    assert rows["./mine.py:Breaks"]["failed"] == [f"seed {seed}: RuntimeError: broken on purpose" for seed in (1, 2, 3)]
+    assert rows["./mine.py:Breaks"]["measures"] == {}
+    assert "./mine.py:Breaks failed: seed 1: RuntimeError: broken on purpose" in (place / "output.txt").read_text()
+    for name in rows.keys() - {"./mine.py:Breaks"}:
+        assert len(rows[name]["measures"]["BLEU"]["seeds"]) == 3
+        assert rows[name]["failed"] == []
+
+
+def test_a_copy_of_softmax_equals_it_in_every_seed(rows):
+    """So data order, initialisation and updates are the same for all rows."""
+    mine, softmax = rows["./mine.py:Mine"], rows["softmax"]
+    assert mine["measures"]["perplexity"]["seeds"] == softmax["measures"]["perplexity"]["seeds"]
+    assert mine["measures"]["perplexity"]["against_first"]["p"] == 1.0
+    assert mine["paired_bootstrap_p"] == {"1": 1.0, "2": 1.0, "3": 1.0}
+    assert mine["parameters"] == softmax["parameters"]
+    assert mine["flops_per_token"] == softmax["flops_per_token"]
+
+
+def test_what_is_measured_inside_and_what_it_costs(results, rows):
+    for name in rows.keys() - {"./mine.py:Breaks"}:
+        values = {measure: found["mean"] for measure, found in rows[name]["measures"].items()}
+        assert values["head JSD (nats)"] > 0
+        assert values["relative residual"] > 0
+        assert -1 <= values["mean cosine"] <= 1
+        assert values["query gradient"] > 0
+        assert values["query gradient at the start"] > 0
+        speed = rows[name]["speed"]
+        assert 0 < speed["slowest"] <= speed["tokens_per_second"] <= speed["fastest"]
+        assert speed["memory"] > 0
+    assert results["about"].keys() >= {"command", "seeds", "hardware", "torch", "commit", "attnlab", "python"}
+    assert results["about"]["command"].startswith("attnlab compare synthetic data=lexicon")
+
+
+def test_tables_figures_and_page(place, rows):
+    out = place / "out"
+    with open(out / "table.csv", newline="") as file:
+        table = list(csv.reader(file))
+    assert [line[0] for line in table] == ["attention", *rows]
+    assert {"BLEU", "t-test p", "parameters", "MFLOPs a token", "tokens/s", "memory (MiB)", "mean cosine"} <= set(
+        table[0]
+    )
+    with open(out / "cells.csv", newline="") as file:
+        cells = list(csv.DictReader(file))
+    assert tuple(cells[0]) == CELL_COLUMNS
+    for cell in cells:
+        values = list(map(float, cell["values"].split()))
+        assert float(cell["mean"]) == pytest.approx(statistics.fmean(values))
+        assert float(cell["low"]) <= float(cell["mean"]) <= float(cell["high"])
+    names = {"quality", "differences", "learning", "speed", "inside"}
+    assert {path.name for path in (out / "figures").iterdir()} == {
+        f"{n}.{kind}" for n in names for kind in ("png", "svg")
+    }
+    page = (out / "report.html").read_text()
+    assert page.startswith("<!doctype html>")
+    for text in (*rows, "broken on purpose", "feed_forward=", "attnlab compare synthetic"):
+        assert text.replace("'", "&#x27;") in page, text
+
+
+def in_here(folder, *, controls=False, note=lambda line: None, **said):
+    """The same without a command line."""
+    values = dict(word.split("=") for word in TINY if not word.startswith("device")) | {"seeds": "1"} | said
+    with scheduler("local", jobs=2, device="cpu") as on:
+        terms = Terms(on, folder / "out", folder / "runs", controls, note)
+        return compare(planned("synthetic", values), terms)[0]
+
+
+def test_the_same_again_trains_nothing_and_finds_the_same(place, rows, monkeypatch):
+    monkeypatch.chdir(place)
+    before = {path: path.stat().st_mtime_ns for path in place.glob("runs/*/last.safetensors")}
+    assert len(before) == 5 * 3
+    said, notes = dict(word.split("=", 1) for word in WORDS if not word.startswith("out")), []
+    again = in_here(place, controls=True, note=notes.append, **said, seeds="3").as_json()["rows"]
+    assert "3 seeds: 15 of 18 runs are there already" in notes
+    assert {path: path.stat().st_mtime_ns for path in place.glob("runs/*/last.safetensors")} == before
+    assert {row["row"]: json.loads(json.dumps(row)) for row in again} == rows
+
+
+def test_the_point_with_the_lowest_validation_loss_is_chosen_with_equal_trials(tmp_path):
+    results = in_here(tmp_path, attention="softmax,uniform", lr="1e-2,1e-6", seeds="2")
+    for outcome in results.outcomes:
+        assert outcome.trials.keys() == {0, 1}
+        assert outcome.point == min(outcome.trials, key=outcome.trials.__getitem__) == 0
+        assert RunFolder(Path(outcome.runs[1])).position()["best"] == outcome.trials[0]
+        assert outcome.found.keys() == {1, 2}
+    assert len(list((tmp_path / "runs").iterdir())) == 2 * (2 + 1)  # the second seed at the chosen point alone
+    told = remarks(results)
+    assert any("tried at the same 2 points of the grid with seed 1" in line for line in told)
+    assert "uniform: chosen lr=1e-2" in told
+    write(results, tmp_path / "out", {"command": "attnlab compare"})
+    assert "lr=1e-6" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_run_of_attnlab_train_is_used(tmp_path):
+    recipe = resolved("synthetic", dict(word.split("=") for word in TINY if not word.startswith("device")))
+    run = tmp_path / "runs" / recipe.name()
+    runs.start(recipe, out=str(run), device="cpu", report=lambda values: None, note=lambda line: None)
+    before = (run / "last.safetensors").stat().st_mtime_ns
+    (outcome,) = in_here(tmp_path, attention="softmax").outcomes
+    assert outcome.runs == {1: str(run)}
+    assert outcome.found[1]["valid_loss"] == RunFolder(run).position()["best"]
+    assert (run / "last.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_seed_that_fails_leaves_the_others(tmp_path):
+    first = in_here(tmp_path, attention="softmax", seeds="3").outcomes[0]
+    spoilt = Path(first.runs[2])
+    (spoilt / "compared.json").unlink()
+    for name in ("last", "previous", "best"):
+        (spoilt / f"{name}.safetensors").write_bytes(b"damaged")
+    again = in_here(tmp_path, attention="softmax", seeds="3").outcomes[0]
+    assert again.found == {seed: found for seed, found in first.found.items() if seed != 2}
+    assert len(again.failed) == 1
+    assert again.failed[0].startswith("seed 2: no checkpoint is whole")
+
+
+def test_nothing_runs_where_no_row_can_be_built(tmp_path):
+    with pytest.raises(ValueError, match="no row can be built: Shaped means nothing where queries and keys are"):
+        in_here(tmp_path, attention="shaped")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_interrupted_it_says_how_to_go_on_and_goes_on(tmp_path):
+    words = ["attention=softmax,coda", "seeds=1", "steps=500", "checkpoint_every=50", "--no-controls", "--jobs=2"]
+    words = [word for word in words_of(*words) if word != "steps=20"]
+    process = subprocess.Popen(
+        words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    while not _all_begun(tmp_path / "runs", 2) and process.poll() is None:
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "stopped, nothing is lost; to go on: attnlab compare synthetic data=lexicon" in output
+    stood = {folder: folder.position() for folder in map(RunFolder, (tmp_path / "runs").iterdir())}
+    assert not any(folder.is_locked() for folder in stood)
+    assert all(50 <= position["step"] < 500 for position in stood.values())
+    in_here(tmp_path, attention="softmax,coda", steps="500", checkpoint_every="50")
+    assert all(folder.position()["finished"] for folder in stood)
+
+
+def _all_begun(root, count):
+    runs = list(root.iterdir()) if root.exists() else []
+    return len(runs) == count and all(RunFolder(run).position().get("step", 0) >= 50 for run in runs)
+
+
+def test_an_error_is_one_plain_line_and_status_2(tmp_path):
+    done = compared(tmp_path, "attention=softmax,cosa")
+    assert done.returncode == 2
+    assert done.stderr.startswith("attnlab: no attention is called 'cosa' (did you mean 'coda'?)")
+    assert done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
