@@ -445,7 +445,7 @@ def reproduce(
     out: Annotated[Path | None, typer.Option(help="where to write; else results/STUDY/SCALE")] = None,
     data_dir: Annotated[str | None, typer.Option(help="a folder of data sets, in the layout of ATTNLAB_DATA")] = None,
     again: Annotated[bool, typer.Option("--again", help="run items anew that are already there")] = False,
-    on: Annotated[str, typer.Option(help="where models are trained: local, or ray, the cluster at RAY_ADDRESS")] = "local",
+    on: Annotated[str, typer.Option(help="where models train: local, or ray, the cluster at RAY_ADDRESS")] = "local",
     jobs: Annotated[int | None, typer.Option(help="so many models at a time at most; else as many as fit")] = None,
 ) -> None:
     """Run a paper's tables and figures: its numbers beside ours, with intervals and verdicts.
