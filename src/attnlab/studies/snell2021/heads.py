@@ -4,13 +4,16 @@ One backbone, the same for all; a head is its W and b of eq. 20, by a seed of it
 with three streams of permutations, a head is good if it reaches accuracy 0.95 with each, bad if with none, and
 otherwise put aside. Then eight heads, contexts summed (eq. 21): all bad, seven bad and one good, or any.
 
+How many heads are good depends on the backbone. So backbones are tried until one has eight good and eight bad heads;
+where none has, the one that comes nearest is taken, and its heads are drawn with repetition.
+
 The authors' code differs from the paper: a GRU, a value projection for each head, the mean over heads, and bad where
 accuracy stays below 0.6. Here it is the paper's model; a bound of 0.6 would leave out its slow route (see copying).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -32,13 +35,14 @@ HEADS = 8
 class Combination(Copying):
     """Seed k is combination k of head seeds, trained on stream k of data."""
 
+    backbone: int = 0
     combinations: tuple[tuple[int, ...], ...] = ()
     streams: tuple[int, ...] = ()
 
     def model(self, seed: int) -> nn.Module:
         """The shared backbone with the heads of a combination."""
         chosen = self.combinations[seed]
-        torch.manual_seed(0)
+        torch.manual_seed(self.backbone)
         sizes = {"vocabulary": self.words, "width": self.width, "embedding_width": self.width}
         model = cast(LSTMTranslator, build(replace(SETTINGS["copy"], **sizes)))  # type: ignore[arg-type]
         heads = [head(number, self.width) for number in chosen]
@@ -71,10 +75,13 @@ def fig6(setting: Setting) -> Findings:
         steps=setting.at(smoke=60, small=300, full=200),
         examples=setting.at(smoke=32, small=128, full=128),
     )
-    good, bad = _sorted(setting, base, candidates)
+    tried = _tried(setting, base, candidates)
+    backbone, good, bad = max(tried, key=lambda each: min(len(each.good), len(each.bad), HEADS))
     tags = () if setting.scale == "full" else ("smaller scale",)
+    counts = ", ".join(f"{len(each.good)} and {len(each.bad)}" for each in tried)
     remark = (
-        f"Of {candidates} heads {len(good)} are good, {len(bad)} bad, {candidates - len(good) - len(bad)} put aside."
+        f"Of {candidates} heads on backbone {backbone}, {len(good)} are good, {len(bad)} bad, "
+        f"{candidates - len(good) - len(bad)} put aside. Good and bad ones on every backbone that was tried: {counts}."
     )
     if not good or not bad:
         reason = f"{len(good)} good and {len(bad)} bad heads among {candidates}: there must be one of each"
@@ -87,7 +94,7 @@ def fig6(setting: Setting) -> Findings:
         "random": [_some(range(candidates), HEADS, draw) for _ in setting.seeds],
     }
     grown = {
-        name: grown_in(setting, name, _combination(base, chosen, [100 + k for k in range(runs)]), range(runs))
+        name: grown_in(setting, name, _combination(base, backbone, chosen, [100 + k for k in range(runs)]), range(runs))
         for name, chosen in conditions.items()
     }
     lines = {name: (g.steps, g.measures["accuracy"]) for name, g in grown.items()}
@@ -110,19 +117,40 @@ def _cells(grown: Mapping[str, Grown], tags: tuple[str, ...]) -> list[Cell]:
     return cells
 
 
-def _sorted(setting: Setting, base: Copying, candidates: int) -> tuple[list[int], list[int]]:
-    """The good heads and the bad ones, each trained alone on every stream."""
+class Sorted(NamedTuple):
+    """The good heads and the bad ones of a backbone."""
+
+    backbone: int
+    good: list[int]
+    bad: list[int]
+
+
+def _tried(setting: Setting, base: Copying, candidates: int) -> list[Sorted]:
+    """One backbone after another, until there are heads enough of both kinds."""
+    tried: list[Sorted] = []
+    for backbone in range(setting.at(smoke=1, small=2, full=8)):
+        tried.append(_sorted(setting, base, backbone, candidates))
+        if min(len(tried[-1].good), len(tried[-1].bad)) >= HEADS:
+            break
+    return tried
+
+
+def _sorted(setting: Setting, base: Copying, backbone: int, candidates: int) -> Sorted:
+    """Each head trained alone on every stream."""
     alone = [(number,) for number in range(candidates) for _ in range(STREAMS)]
-    case = _combination(base, alone, [stream for _ in range(candidates) for stream in range(STREAMS)])
-    grown = grown_in(setting, "heads alone", case, range(len(alone)))
+    streams = [stream for _ in range(candidates) for stream in range(STREAMS)]
+    name = f"heads alone on backbone {backbone}"
+    grown = grown_in(setting, name, _combination(base, backbone, alone, streams), range(len(alone)))
     reached = (grown.measures["accuracy"] >= REACHED).any(1).view(candidates, STREAMS)
     every, none = reached.all(1), ~reached.any(1)
-    return every.nonzero().flatten().tolist(), none.nonzero().flatten().tolist()
+    return Sorted(backbone, every.nonzero().flatten().tolist(), none.nonzero().flatten().tolist())
 
 
-def _combination(base: Copying, chosen: Sequence[tuple[int, ...]], streams: Sequence[int]) -> Combination:
+def _combination(
+    base: Copying, backbone: int, chosen: Sequence[tuple[int, ...]], streams: Sequence[int]
+) -> Combination:
     own = {name: getattr(base, name) for name in ("length", "types", "width", "steps", "examples", "every")}
-    return Combination(**own, combinations=tuple(chosen), streams=tuple(streams))
+    return Combination(**own, backbone=backbone, combinations=tuple(chosen), streams=tuple(streams))
 
 
 def _some(pool: Sequence[int], number: int, draw: torch.Generator) -> tuple[int, ...]:

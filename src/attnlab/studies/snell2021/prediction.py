@@ -34,7 +34,8 @@ def distributions(base: Copying) -> dict[str, Copying]:
     found = {f"{k} of {n}": replace(base, data="subset", types=n) for n in beyond}
     for p in (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98):
         found[f"permutations of two sets, {p}"] = replace(base, data="mixture", types=k, mix=p)
-    for n, p in ((44, 0.5), (44, 0.8), (44, 0.95), (48, 0.5), (48, 0.8), (52, 0.5), (60, 0.5), (60, 0.8)):
+    uneven = ((44, 0.96), (44, 0.97), (44, 0.98), (42, 0.97), (42, 0.98), (42, 0.99), (48, 0.9), (48, 0.93))
+    for n, p in ((44, 0.5), (44, 0.8), (44, 0.95), (48, 0.5), (48, 0.8), (52, 0.5), (60, 0.5), (60, 0.8), *uneven):
         types = k + max(1, round(k * (n - 40) / 40))
         found[f"{k} of {types} of two sets, {p}"] = replace(base, data="mixture", types=types, mix=p)
     return found
