@@ -112,6 +112,7 @@ def test_the_same_question_has_the_same_name_and_another_has_another():
         ({"attention": "softmax", "lr": "1e-3,x"}, "lr=x: expected a number"),
         ({"attention": "softmax", "lr": "1e-3,-1"}, "lr must be above 0"),
         ({"attention": "softmax(examples=5)"}, "examples must be the same for all"),
+        ({"attention": "softmax,softmax(lr=3)", "lr": "1,2"}, "lr is also a grid, lr=1,2; say one of the two"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_runs(said, message):
@@ -243,6 +244,8 @@ def test_the_paired_test_is_scipys(ours, theirs):
 def test_equal_rows_and_too_few_seeds_prove_nothing():
     assert paired({1: 2.0, 2: 3.0, 3: 5.0}, {1: 2.0, 2: 3.0, 3: 5.0}).p == 1.0
     assert paired({1: 2.0, 2: 3.0, 3: 5.0}, {1: 1.0, 2: 2.0, 3: 4.0}).p is None
+    one_item_apart = paired(*({s: (k + d) / 200 for s, k in enumerate((163, 77, 20))} for d in (1, 0)))
+    assert one_item_apart.p is None, "a constant, but for rounding"
     few = paired({1: 2.0, 2: 3.0}, {1: 1.0, 2: 5.0})
     assert (few.mean, few.interval, few.p) == (-0.5, None, None)
     assert paired({1: 2.0}, {2: 2.0}) is None

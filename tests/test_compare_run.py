@@ -2,12 +2,14 @@
 
 import csv
 import json
+import math
 import os
 import signal
 import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,7 @@ from attnlab.scheduling import scheduler
 from attnlab.store import RunFolder
 from attnlab.studies.compare.compare import Terms, compare
 from attnlab.studies.compare.plan import planned
-from attnlab.studies.compare.written import CELL_COLUMNS, remarks, write
+from attnlab.studies.compare.written import CELL_COLUMNS, remarks, table, write
 
 TINY = ["data=lexicon", "examples=600", "held_out=30", "width=16", "layers=1", "heads=2", "feed_forward=32"]
 TINY += ["batch_tokens=400", "device=cpu", "steps=20"]
@@ -131,7 +133,7 @@ def test_tables_figures_and_page(place, rows):
         assert float(cell["low"]) <= float(cell["mean"]) <= float(cell["high"])
     names = {"quality", "differences", "learning", "speed", "inside"}
     assert {path.name for path in (out / "figures").iterdir()} == {
-        f"{n}.{kind}" for n in names for kind in ("png", "svg")
+        f"{n}.{kind}" for n in names for kind in ("png", "svg", "pdf")
     }
     page = (out / "report.html").read_text()
     assert page.startswith("<!doctype html>")
@@ -169,8 +171,28 @@ def test_the_point_with_the_lowest_validation_loss_is_chosen_with_equal_trials(t
     told = remarks(results)
     assert any("tried at the same 2 points of the grid with seed 1" in line for line in told)
     assert "uniform: chosen lr=1e-2" in told
+    assert not any(outcome.failed for outcome in results.outcomes)
     write(results, tmp_path / "out", {"command": "attnlab compare"})
     assert "lr=1e-6" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_point_of_the_grid_that_fails_is_told(tmp_path):
+    (outcome,) = in_here(tmp_path, attention="softmax", lr="1e-2,1e36", seeds="1").outcomes
+    assert outcome.point == 0
+    (why,) = outcome.failed
+    assert why.startswith("lr=1e36: ")
+    assert "not finite" in why
+
+
+def test_a_number_that_is_not_finite_is_shown_and_one_that_is_none_is_counted(tmp_path):
+    results = in_here(tmp_path, attention="softmax", seeds="2")
+    (outcome,) = results.outcomes
+    found = {1: {**outcome.found[1], "perplexity": math.inf}, 2: {**outcome.found[2], "accuracy": math.nan}}
+    results = replace(results, outcomes=(replace(outcome, found=found),))
+    shown = dict(zip(table(results).columns, table(results).rows[0], strict=True))
+    assert shown["perplexity"] == "inf"
+    assert shown["accuracy"].endswith("(1 of 2 seeds)")
+    write(results, tmp_path / "out", {"command": "attnlab compare"})
 
 
 def test_a_run_of_attnlab_train_is_used(tmp_path):

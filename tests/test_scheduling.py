@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from attnlab.scheduling import Job, scheduler
 from attnlab.scheduling import local as local_module
@@ -91,6 +92,24 @@ def test_each_has_a_process_and_a_session_of_its_own_in_the_working_folder(two, 
     pids = [tuple(map(int, (tmp_path / name).read_text().split())) for name in "ab"]
     assert len({pid for pid, _ in pids} | {os.getpid()}) == 3
     assert all(pid == session for pid, session in pids)
+
+
+def writes_environment(name):
+    Path(name).write_text(os.environ.get("ATTNLAB_DATA", ""))
+
+
+def test_each_has_the_environment_of_now(two, tmp_path, monkeypatch):
+    for said in ("here", "there"):
+        monkeypatch.setenv("ATTNLAB_DATA", said)
+        two.run([Job(said, writes_environment, (str(tmp_path / said),))])
+        assert (tmp_path / said).read_text() == said
+
+
+def test_a_card_that_is_named_is_the_one(monkeypatch):
+    monkeypatch.setattr(local_module, "chosen_device", torch.device)
+    monkeypatch.setattr(local_module, "_cards", lambda: ["4", "7"])
+    assert local_module.Local(None, "cuda:1").cards == ["7"]
+    assert local_module.Local(None, "cuda").cards == ["4", "7"]
 
 
 def test_it_is_watched(two, tmp_path):

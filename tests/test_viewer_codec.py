@@ -260,3 +260,11 @@ def test_a_block_that_is_not_understood_still_shows_its_weights(bert_record):
     assert "norm-layer" in shown.runs[0].frames[0].attentions[0].maps
     assert "norm-block" not in shown.runs[0].frames[0].attentions[0].maps
     assert any("No rollout" in note for note in shown.notes)
+
+
+def test_points_of_a_curve_that_are_no_number_are_left_out():
+    shown = show(
+        attnlab.record(made(LM), torch.randint(1, 23, (1, 5))),
+        curves={"loss": ([0, 5, 10], [float("nan"), 2.0, float("inf")])},
+    )
+    assert json.loads(shown.json())["runs"][0]["curves"] == {"loss": [[5.0], [2.0]]}

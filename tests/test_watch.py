@@ -124,6 +124,11 @@ def test_batches_can_be_named():
     assert named.meta["mechanism"] == "shaped, softmax"
 
 
+def test_a_mechanism_made_of_others_is_one_mechanism():
+    found = attnlab.record(made(LM, "coda+dagpam"), torch.randint(1, 23, (1, 5)))
+    assert found.meta["mechanism"] == "coda+dagpam"
+
+
 def test_a_given_mask_is_the_one_recorded():
     tokens, mask = padded(), torch.ones(3, 7, dtype=torch.bool)
     mask[0, 2] = False

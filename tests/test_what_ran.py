@@ -17,12 +17,16 @@ def ran(out, device, **words):
     values = SIZES | {"feed_forward": "32", "batch_tokens": "400", "evaluate_every": "100"} | words
     recipe = resolved("synthetic", values)
     start(recipe, out=str(out), device=device, report=lambda values: None, note=lambda line: None)
-    return json.loads((out / "ran.json").read_text())
+    return json.loads((out / "ran.json").read_text())[-1]
 
 
 def test_on_a_cpu_nothing_is_fused(tmp_path):
-    found = ran(tmp_path / "run", "cpu", steps="3", attention="coda")
-    assert found == {"device": "cpu", "torch": torch.__version__, "steps": 3, "stepper": "eager", "kernels": []}
+    """Once, however often a finished run is started again."""
+    for _ in range(2):
+        found = ran(tmp_path / "run", "cpu", steps="3", attention="coda")
+        expected = {"after": 0, "to": 3, "device": "cpu", "torch": torch.__version__, "stepper": "eager", "kernels": []}
+        assert found == expected
+    assert len(json.loads((tmp_path / "run/ran.json").read_text())) == 1
 
 
 @pytest.mark.kernel

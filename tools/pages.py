@@ -6,7 +6,6 @@ needs the line alone.
 
 import importlib
 import inspect
-import io
 import re
 import sys
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 import attnlab
 from attnlab.mechanisms import MECHANISMS, Mechanism, attention
 from attnlab.recipe import keys
-from attnlab.report.figures import attention_maps
+from attnlab.report.figures import as_png, attention_maps
 from attnlab.tasks import TASKS
 
 ROOT = Path(__file__).parent.parent
@@ -96,10 +95,7 @@ def picture(name: str) -> bytes:
     q, k = torch.randn(2, 1, 2, len(WORDS), 16, dtype=torch.float64)
     with torch.no_grad():
         weights = layer.weights(q, k, causal=True)[0][0]
-    figure = attention_maps({f"head {h}": weights[h] for h in range(2)}, WORDS, WORDS)
-    stream = io.BytesIO()
-    figure.savefig(stream, format="png", dpi=110)
-    return stream.getvalue()
+    return as_png(attention_maps({f"head {h}": weights[h] for h in range(2)}, WORDS, WORDS))
 
 
 def task(name: str) -> str:

@@ -13,6 +13,7 @@ from attnlab.score import Scored, TextScore, bits_per_character, bleu, chrf, com
 from attnlab.tasks.task import Task
 from attnlab.tasks.text import read_parallel
 
+TOKENS = 8192  # source tokens of a batch that is translated, times the beam
 Tick = Callable[[int, int], None]  # is told how many sentences are done, of how many
 
 
@@ -44,14 +45,12 @@ def translations(run: Run, lines: Sequence[str], **rules: Any) -> Iterator[tuple
     yield from _found(BeamSearch(run.model, **settings), run.task, lines)  # type: ignore[arg-type]
 
 
-def searched(search: BeamSearch, of: Task, lines: Sequence[str], *, tokens: int = 8192) -> Iterator[tuple[int, str]]:
+def searched(search: BeamSearch, of: Task, lines: Sequence[str]) -> Iterator[tuple[int, str]]:
     """As `translated`, by a search that can be kept for further lines or for other weights of its model."""
-    yield from ((number, found[0].text) for number, found in _found(search, of, lines, tokens=tokens))
+    yield from ((number, found[0].text) for number, found in _found(search, of, lines))
 
 
-def _found(
-    search: BeamSearch, of: Task, lines: Sequence[str], *, tokens: int = 8192
-) -> Iterator[tuple[int, list[Translation]]]:
+def _found(search: BeamSearch, of: Task, lines: Sequence[str]) -> Iterator[tuple[int, list[Translation]]]:
     task: Any = translator(of)
     model: Any = search.model
     encoded, device = task.encode(lines), next(model.parameters()).device
@@ -60,7 +59,7 @@ def _found(
     order = np.argsort([-n for n in encoded.lengths], kind="stable")
     todo = [int(number) for number in order if lines[number].strip()]
     while todo:
-        count = max(1, tokens // (int(encoded.lengths[todo[0]]) * search.rules.beam))
+        count = max(1, TOKENS // (int(encoded.lengths[todo[0]]) * search.rules.beam))
         now, todo = todo[:count], todo[count:]
         found = search(encoded.padded(now).to(device)).hypotheses
         for number, hypotheses in zip(now, found, strict=True):

@@ -87,13 +87,14 @@ def start(
         for line in [*task.notes, f"{size}; on {accelerator.device}"] if accelerator.is_main_process else []:
             note(line)
         LAUNCHED.clear()
+        began = folder.position().get("step", 0)
         try:
             outcome = train(task, model, recipe.training, folder, accelerator, told)
         finally:
             if tracker:
                 accelerator.end_training()
-        if accelerator.is_main_process:
-            _note_what_ran(folder, outcome, accelerator.device)
+        if accelerator.is_main_process and outcome.step > began:
+            _note_what_ran(folder, began, outcome, accelerator.device)
         if accelerator.is_main_process and outcome.finished and isinstance(model, TunedLanguageModel):
             _save_for_others(folder)
         return folder, outcome
@@ -127,13 +128,13 @@ def open_run(
     return Run(folder, recipe, task, model.eval().to(chosen_device(device)), weights)
 
 
-def _note_what_ran(folder: RunFolder, outcome: Outcome, device: torch.device) -> None:
-    """ran.json: on what, how updates were made, and which fused kernels were launched, now or before a resumption."""
+def _note_what_ran(folder: RunFolder, began: int, outcome: Outcome, device: torch.device) -> None:
+    """ran.json: for each stretch of updates on what they ran, how they were made, and which fused kernels launched."""
     file = folder.path / "ran.json"
-    before = json.loads(file.read_text(encoding="utf-8"))["kernels"] if file.exists() else []
+    before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    ran = {"device": name, "torch": torch.__version__, "steps": outcome.step, "stepper": outcome.stepper}
-    write_text(file, json.dumps(ran | {"kernels": sorted(LAUNCHED.union(before))}, indent=1) + "\n")
+    ran = {"after": began, "to": outcome.step, "device": name, "torch": torch.__version__, "stepper": outcome.stepper}
+    write_text(file, json.dumps([*before, ran | {"kernels": sorted(LAUNCHED)}], indent=1) + "\n")
 
 
 def _other(config: Any, values: Mapping[str, str]) -> Any:

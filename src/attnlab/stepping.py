@@ -41,7 +41,10 @@ class Objective(nn.Module):
         return self.tail(self.model.hidden(*inputs), targets)  # type: ignore[operator]
 
     def compile_parts(self, *, dynamic: bool) -> None:
-        """Compile what repeats, and the loss; not the whole, which would take minutes. dynamic: once for all shapes."""
+        """Compile what repeats, and the loss; not the whole, which would take minutes. dynamic: once for all shapes.
+
+        Raises the process's limit of programs for one function, beyond which torch.compile gives up without an error.
+        """
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, PROGRAMS)
         for block in self.model.all_blocks():  # type: ignore[operator]
             block.compile(dynamic=dynamic, options=COMPILING)

@@ -170,7 +170,7 @@ def _states(layer: Layer) -> dict[str, Tensor]:
 
 def _measured(x: Tensor, mask: Tensor | None) -> tuple[dict[str, Tensor], Tensor]:
     """The columns of states (b,n,e), summed over the examples of at least two tokens, and how many these are."""
-    x = wide(x)
+    x, mask = wide(x), None if mask is None else mask.to(x.device)
     some = _tokens(x, mask).sum((-2, -1)) > 1
     x, mask = x[some], None if mask is None else mask[some]
     found = {}

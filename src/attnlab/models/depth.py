@@ -66,13 +66,13 @@ def stripped(model: nn.Module, *, skip: bool = False, feed_forward: bool = False
             for name, part in list(module.named_children()):
                 if isinstance(part, Residual):
                     kept = feed_forward or name != "feed_forward_residual"
-                    setattr(module, name, Around(part, skip=skip, norm=norm, kept=kept))
+                    setattr(module, name, Reduced(part, skip=skip, norm=norm, kept=kept))
             if not feed_forward:
                 module.feed_forward = nn.Identity()  # type: ignore[assignment]
     return made
 
 
-class Around(nn.Module):
+class Reduced(nn.Module):
     """As Residual, but for what is left out; kept=False leaves out the part itself."""
 
     def __init__(self, residual: Residual, *, skip: bool, norm: bool, kept: bool) -> None:

@@ -45,7 +45,7 @@ def gradient_norms(model: nn.Module, gradients: Mapping[str, Tensor] | None = No
 
 
 def batch_gradient_norms(model: nn.Module, batch: Batch, targets: Tensor) -> list[dict[str, Any]]:
-    """The same of the mean of −log p over the targets of one batch, in training mode with its dropout and noise.
+    """The same of the mean of −log p over the targets of one batch, in the mode that the model is in.
 
     The gradients that the model holds stay as they are.
 

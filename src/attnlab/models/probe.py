@@ -176,9 +176,9 @@ def evaluated(model: torch.nn.Module) -> Any:
     """The model of ours inside any wrapper; refuses another, and one in training mode."""
     inner = unwrapped(model)
     if not isinstance(inner, Model):
-        raise ValueError(f"probes are of models made by attnlab's build; a {type(inner).__name__} is not one")
+        raise ValueError(f"this needs a model made by attnlab's build; a {type(inner).__name__} is not one")
     if inner.training:
-        raise ValueError(f"this {type(inner).__name__} is in training mode; call model.eval() before probing it")
+        raise ValueError(f"this {type(inner).__name__} is in training mode; call model.eval() first")
     return inner
 
 

@@ -169,7 +169,9 @@ def _hint(model: Any) -> str:
 def _mechanisms(model: nn.Module) -> str:
     """The names of the model's mechanisms, as in the registry where they are there."""
     names = {kind: name for name, kind in MECHANISMS.items()}
-    kinds = {type(module): None for module in model.modules() if isinstance(module, Mechanism)}
+    found = [module for module in model.modules() if isinstance(module, Mechanism)]
+    parts = {part for mechanism in found for part in mechanism.modules() if part is not mechanism}  # not one by itself
+    kinds = {type(mechanism): None for mechanism in found if mechanism not in parts}
     return ", ".join(names.get(kind, kind.__name__) for kind in kinds)
 
 

@@ -30,7 +30,8 @@ class Viewer:
 
     def json(self) -> str:
         """The document that `packed` describes."""
-        return json.dumps(packed(self.view, budget=self.budget), ensure_ascii=False, separators=(",", ":"))
+        document = packed(self.view, budget=self.budget)
+        return json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
     def page(self) -> str:
         """A page of it alone."""

@@ -26,8 +26,9 @@ The document (format attnlab-view-1), arrays being deflated (zlib), then in base
 
 import base64
 import json
+import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,12 @@ SAMPLED = 64  # rows of a map that are compressed to estimate its size
 FIXED, PER_CELL = 1_300_000, 0.515  # bytes of a document, beside those for each of its numbers
 
 
+def _curve(xs: Sequence[float], ys: Sequence[float]) -> list[list[float]]:
+    """Its finite points: JSON has no other numbers."""
+    points = [(float(x), float(y)) for x, y in zip(xs, ys, strict=True) if math.isfinite(x) and math.isfinite(y)]
+    return [[x for x, _ in points], [y for _, y in points]]
+
+
 def packed(view: View, *, budget: int | None = None) -> dict[str, Any]:
     """The document; budget: how many bytes its maps may take, by default 1.3 MB and 0.515 for each number."""
     blocks: list[Block] = []
@@ -52,7 +59,7 @@ def packed(view: View, *, budget: int | None = None) -> dict[str, Any]:
     runs = [
         {
             "name": run.name,
-            "curves": {name: [list(map(float, xs)), list(map(float, ys))] for name, (xs, ys) in run.curves.items()},
+            "curves": {name: _curve(*line) for name, line in run.curves.items()},
             "frames": [
                 {"step": frame.step, "attentions": [_attention(a, blocks, masks, run.name) for a in frame.attentions]}
                 for frame in run.frames

@@ -157,3 +157,5 @@ def _check(examples: Sequence[Example], run: Run, attention: Attention) -> None:
                 f"{where}: its {name} is {tuple(x.shape)}, but {len(attention.heads)} heads, {shape[0]} queries and "
                 f"{shape[1]} keys are wanted"
             )
+    if (attention.heads or attention.vector is not None) and "weight" not in attention.maps:
+        raise ValueError(f"{where} has heads but no map 'weight', which the overview shows of every head")

@@ -27,8 +27,11 @@ class Local(Scheduler):
     here = True
 
     def __init__(self, jobs: int | None, device: str) -> None:
-        self.device = chosen_device(device).type
+        where = chosen_device(device)
+        self.device = where.type
         self.cards = _cards() if self.device == "cuda" else []
+        if self.cards and where.index is not None and ":" in device:
+            self.cards = [self.cards[where.index]]
         self.slots = jobs or (len(self.cards) if self.cards else max(1, _cores() // _threads_said(1)))
         self.context: Any = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(PRELOADED)
@@ -71,7 +74,7 @@ class _Worker:
         self.job, self.tries, self.slot = job, tries, slot
         self.link, theirs = context.Pipe()
         card = cards[slot % len(cards)] if cards else None
-        arguments = (job, theirs, os.getcwd(), threads, card)
+        arguments = (job, theirs, os.getcwd(), dict(os.environ), threads, card)
         self.process: BaseProcess = context.Process(target=_work, args=arguments, name=f"attnlab: {job.name}")
         self.process.start()
         theirs.close()
@@ -91,9 +94,11 @@ class _Worker:
         return signal.Signals(-code).name if code < 0 else f"exit status {code}"
 
 
-def _work(job: Job, link: Connection, folder: str, threads: int, card: str | None) -> None:
-    """What a worker's process does."""
+def _work(job: Job, link: Connection, folder: str, environment: dict[str, str], threads: int, card: str | None) -> None:
+    """What a worker's process does; the server that it is forked from has the environment of its own start."""
     os.setsid()
+    os.environ.clear()
+    os.environ.update(environment)
     if card is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = card  # before CUDA is first asked for
     torch.set_num_threads(threads)

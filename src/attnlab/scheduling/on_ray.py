@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from attnlab.scheduling.job import POLL_S, RETRIES, Job, Scheduler, attempt, checked
+from attnlab.scheduling.job import POLL_S, RETRIES, Job, Scheduler, attempt, checked, told
 
 
 class OnRay(Scheduler):
@@ -22,6 +22,8 @@ class OnRay(Scheduler):
             import ray
         except ImportError:
             raise ImportError("--on ray needs Ray: pip install 'attnlab[ray]', or say --on local") from None
+        if ":" in device:
+            raise ValueError(f"device={device}: Ray gives each run a card; say device=cuda")
         self.ray: Any = ray
         self.slots = jobs
         self.joined = not ray.is_initialized()
@@ -30,7 +32,7 @@ class OnRay(Scheduler):
             _check_answers(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
         cards = ray.cluster_resources().get("GPU", 0)
-        self.device = ("cuda" if cards else "cpu") if device == "auto" else device.partition(":")[0]
+        self.device = ("cuda" if cards else "cpu") if device == "auto" else device
         if self.device == "cuda" and not cards:
             self.__exit__()
             raise ValueError("device=cuda, but no machine of this Ray cluster offers a GPU; say device=cpu")
@@ -65,7 +67,7 @@ class OnRay(Scheduler):
         try:
             return self.ray.get(done)
         except self.ray.exceptions.RayError as error:
-            return f"Ray gave it up: {str(error).strip().splitlines()[0]}"
+            return f"Ray gave it up: {told(error)}"
 
     def __exit__(self, *exception: object) -> None:
         if self.joined:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -115,5 +116,7 @@ def _range(interval: tuple[float, float] | None) -> str:
 
 
 def number(x: float) -> str:
-    """Four figures; whole numbers as they are."""
+    """Four figures; whole numbers as they are; what is not finite by its name."""
+    if not math.isfinite(x):
+        return str(x)
     return f"{x:,.0f}" if x == round(x) and abs(x) < 1e12 else f"{x:.4g}" if abs(x) < 1e4 else f"{x:,.0f}"

@@ -15,7 +15,11 @@ def launching_on(x: Tensor) -> AbstractContextManager:
 
 @torch.compiler.assume_constant_result
 def note_launch(kernel: str) -> bool:
-    """Add to LAUNCHED; where torch.compile traces the call, when it is traced."""
+    """Add to LAUNCHED.
+
+    Outside of a custom operator torch.compile runs this when it traces the call, so that a second model that is served
+    by a program made for a first one leaves no note.
+    """
     LAUNCHED.add(kernel)
     return True
 

@@ -76,6 +76,8 @@ def not_tiled(q: Tensor, k: Tensor, v: Tensor) -> str | None:
         return f"q, k, v in {q.dtype}, {k.dtype}, {v.dtype}"
     if k.shape[1] != q.shape[1]:
         return f"{q.shape[1]} query heads on {k.shape[1]} key heads"
+    if q.shape[2] * k.shape[2] >= 2**31 or max(x.shape[2] * x.stride(2) for x in (q, k, v)) >= 2**31:
+        return f"{q.shape[2]:,} queries on {k.shape[2]:,} keys, whose places 31 bits cannot count"
     if q.shape[3] > WIDEST or v.shape[3] != q.shape[3]:
         return f"head_dim={q.shape[3]} with values of {v.shape[3]} (at most {WIDEST}, and equal)"
     return None

@@ -109,12 +109,11 @@ export class Arcs {
       const at = this.at(event);
       if (at) events.lock(at, event.ctrlKey || event.metaKey || event.shiftKey);
     });
-    canvas.addEventListener("keydown", (event) => events.key(event));
     this.node.addEventListener("scroll", () => this.data && this.draw(), { passive: true });
   }
 }
 
-function strongest({ rows, columns, colours, most }) {
+function strongest({ columns, colours, most }) {
   const all = [];
   for (let k = 0; k < colours.length; k++) if (Math.abs(colours[k]) > 0.02 * most) all.push(k);
   all.sort((a, b) => Math.abs(colours[b]) - Math.abs(colours[a]));

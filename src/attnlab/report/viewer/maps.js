@@ -154,7 +154,7 @@ export function sumOver(map, queries, keys) {
   const columns = keys.size ? [...keys] : [...Array(map.columns).keys()];
   let total = 0;
   for (const i of rows) for (const j of columns) total += map.values[i * map.columns + j];
-  return { total, perQuery: total / rows.length, queries: rows.length, keys: columns.length };
+  return { total, perQuery: total / rows.length };
 }
 
 // The alignment error rate of the links that a map of tokens draws: of each target word the source word with most.

@@ -313,6 +313,5 @@ export class Matrix {
       },
       { passive: false },
     );
-    over.addEventListener("keydown", (event) => events.key(event));
   }
 }

@@ -86,7 +86,6 @@ export class Viewer {
       token: (at, add) => (add ? this.pick(at) : this.lock(at)),
       select: (from, to) => this.select(from, to),
       look: (view) => this.panels.forEach(({ plot }) => plot.view !== view && plot.look(view)),
-      key: () => {},
     };
   }
 

@@ -25,12 +25,13 @@ def run(task: str, said: Mapping[str, str], *, controls: bool, on: str, jobs: in
         results, place = compare(plan, terms)
         about: dict[str, str | int] = {"command": command, "on": on, "seeds": ", ".join(map(str, plan.seeds))}
         about |= surroundings(torch.device(where.device if where.here else "cpu"))
+    report = write(results, place, about)
     for group in ("quality", "inside", "cost"):
         shown = table(results, group)
         if len(shown.columns) > 1:
             show_table(f"{task}: {group}", list(shown.columns), [list(row) for row in shown.rows])
     for line in remarks(results):
         print(line)
-    print(f"report: {write(results, place, about)}")
+    print(f"report: {report}")
     sys.stdout.flush()
     return not any(outcome.failed for outcome in results.outcomes)

@@ -24,7 +24,7 @@ from attnlab.scheduling import Job, Scheduler
 from attnlab.store import RunFolder
 from attnlab.studies.compare import work
 from attnlab.studies.compare.controls import with_controls
-from attnlab.studies.compare.plan import Plan, Row
+from attnlab.studies.compare.plan import Plan, Row, said
 from attnlab.studies.compare.results import Outcome, Results
 from attnlab.studies.compare.size import Sizes
 from attnlab.studies.surroundings import surroundings
@@ -56,7 +56,8 @@ class _Comparing:
     def __init__(self, plan: Plan, terms: Terms) -> None:
         self.terms = terms
         first = plan.recipe(plan.rows[0], 0, plan.seeds[0])
-        self.out = (terms.out or Path("compared") / plan.name).absolute()
+        name = plan.name if terms.controls else f"{plan.name}-without-controls"
+        self.out = (terms.out or Path("compared") / name).absolute()
         self.vocabulary = self.out / "vocabulary" / digest(first.data)
         self.vocabulary.mkdir(parents=True, exist_ok=True)
         self.task: Task = TASKS[first.task].prepare(first.data, self.vocabulary)
@@ -158,6 +159,8 @@ class _Comparing:
             size = next(filter(None, sizes), None)
             return replace(made, size=size, failed=tuple(dict.fromkeys(filter(None, reasons))))
         point = chosen[row.label]
+        missing = [other for other in range(len(self.plan.points)) if other not in trials[row.label]]
+        untried = [f"{said(self.plan.points[k])}: {self._why(self._recipe(row, k))}" for k in missing]
         recipes = {seed: self._recipe(row, point, seed) for seed in self.plan.seeds}
         folders = {seed: self._folder(recipe) for seed, recipe in recipes.items()}
         found = {seed: known for seed, folder in folders.items() if (known := work.measured(folder.path))}
@@ -170,7 +173,7 @@ class _Comparing:
             runs={seed: str(folder.path) for seed, folder in folders.items()},
             curves={seed: _curve(folders[seed]) for seed in found},
             speed=speeds.get(row.label),
-            failed=tuple(f"seed {seed}: {why}" for seed, why in whys.items() if why),
+            failed=(*untried, *(f"seed {seed}: {why}" for seed, why in whys.items() if why)),
         )
 
     def _why(self, recipe: Recipe) -> str:

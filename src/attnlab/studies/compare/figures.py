@@ -1,11 +1,10 @@
 """The figures of a comparison, each with what one sees in it."""
 
-import io
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import matplotlib
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -43,21 +42,17 @@ def all_of(results: Results) -> dict[str, tuple[Figure, str]]:
     return drawn
 
 
-def as_svg(figure: Figure) -> bytes:
-    """The same bytes for the same figure."""
-    buffer = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "attnlab"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    return buffer.getvalue()
-
-
 def _intervals(outcomes: Sequence[Outcome], measures: Sequence[Measure]) -> Figure:
     figure = Figure(figsize=(2.2 + 2.6 * len(measures), 0.9 + 0.36 * len(outcomes)), layout="constrained")
     axes = figure.subplots(1, len(measures), squeeze=False, sharey=True)[0]
     for axis, measure in zip(axes, measures, strict=True):
-        _dots(axis, {outcome.row.label: outcome.values(measure) for outcome in outcomes})
+        _dots(axis, {outcome.row.label: _finite(outcome.values(measure)) for outcome in outcomes})
         axis.set_xlabel(f"{measure.name} ({measure.better} is better)", fontsize=8)
     return figure
+
+
+def _finite(values: Mapping[int, float]) -> dict[int, float]:
+    return {seed: value for seed, value in values.items() if math.isfinite(value)}
 
 
 def _one_panel(values: Mapping[str, Mapping[int, float]], what: str, first: int) -> Figure:

@@ -21,6 +21,7 @@ from scipy.special import stdtr
 from attnlab.studies.claims import FEWEST_SEEDS, Cell, Interval
 
 RESAMPLINGS = 1000
+ROUNDING = 1e-9  # differences that differ by less, of their size, are one constant
 
 
 def interval(values: Sequence[float]) -> Interval | None:
@@ -54,7 +55,7 @@ def _p(values: Sequence[float]) -> float | None:
     if len(values) < FEWEST_SEEDS:
         return None
     mean, spread = statistics.fmean(values), statistics.stdev(values)
-    if spread == 0:
+    if spread <= ROUNDING * max(map(abs, values)):
         return 1.0 if mean == 0 else None  # equal in every seed; or a constant, of which t says nothing
     return 2 * float(stdtr(len(values) - 1, -abs(mean) * math.sqrt(len(values)) / spread))
 

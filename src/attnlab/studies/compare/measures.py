@@ -40,6 +40,7 @@ QUALITY: dict[str, tuple[Measure, ...]] = {  # the first is the one that rows ar
         Measure("perplexity", ("perplexity",), "lower"),
     ),
 }
+BLEU = QUALITY["translation"][0]
 VALIDATION = Measure("validation loss (nats)", ("valid_loss",), "lower")
 INSIDE = (
     Measure("head JSD (nats)", ("inside", "jsd")),

@@ -55,9 +55,9 @@ class Plan:
         return f"{self.task}-{digest(self, without=('notes',))}"
 
 
-def planned(task: str, said: Mapping[str, str]) -> Plan:
+def planned(task: str, given: Mapping[str, str]) -> Plan:
     """The plan of a command line's keys, without controls; what is wrong with one of them is said now."""
-    values = dict(said)
+    values = dict(given)
     if "attention" not in values:
         raise ValueError("say what is compared: attention=softmax,coda,./mine.py:Mine")
     labels = split_list(values.pop("attention"), "attention")
@@ -68,13 +68,17 @@ def planned(task: str, said: Mapping[str, str]) -> Plan:
     for name, _ in named.values():
         find(name)
     lists = {key: split_list(text, key) for key, text in values.items()}
-    base = resolved(task, {key: said[key] for key in ("model",) if key in said})
+    base = resolved(task, {key: given[key] for key in ("model",) if key in given})
     options = {label: set(option_types(name)) for label, (name, _) in named.items()}
     _check_keys(task, lists, base, set().union(*options.values()))
     known = _fields(base)
     for label, (_, own) in named.items():
         if key := next((key for key in own if known.get(key) == "data" or key in ("seed", "model")), None):
             raise ValueError(f"attention={label}: {key} must be the same for all; say it outside the parentheses")
+        if key := next((key for key in own if len(lists.get(key, ())) > 1), None):
+            raise ValueError(
+                f"attention={label}: {key} is also a grid, {key}={','.join(lists[key])}; say one of the two"
+            )
     single = {key: parts[0] for key, parts in lists.items() if len(parts) == 1}
     shared = {key: text for key, text in single.items() if key in known or key == "model"}
     rows = tuple(
@@ -116,6 +120,11 @@ def _check_keys(task: str, lists: Mapping[str, Sequence[str]], base: Recipe, opt
                 f"{text}: a grid is chosen by validation loss, which {key} makes another thing or leaves as it is; "
                 'compare one after another, or put a value with a comma in double quotes'
             )  # fmt: skip
+
+
+def said(settings: Mapping[str, str]) -> str:
+    """As on the command line."""
+    return " ".join(f"{key}={value}" for key, value in settings.items())
 
 
 def _fields(base: Recipe) -> dict[str, str]:

@@ -25,6 +25,7 @@ from attnlab.recipe import Recipe
 from attnlab.store import RunFolder, write_text
 from attnlab.studies.compare.inside import inside
 from attnlab.studies.surroundings import surroundings
+from attnlab.tasks.text import write_atomically
 
 EDITION = 1  # raised when a run is measured otherwise than before
 MEASURED = "compared.json"
@@ -42,7 +43,7 @@ def train(recipe: Recipe, folder: str, vocabulary: str, device: str) -> None:
     path.mkdir(parents=True, exist_ok=True)
     for file in Path(vocabulary).iterdir():
         if not (path / file.name).exists():
-            shutil.copy(file, path / file.name)
+            write_atomically(path / file.name, file.read_bytes())
     _, outcome = runs.start(recipe, out=folder, device=device, report=_quiet, note=_quiet)
     if not outcome.finished:
         raise KeyboardInterrupt

@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnlab.report.figures import as_png
+from attnlab.report.figures import as_files
 from attnlab.report.page import Command, Picture, Table, Text, page
 from attnlab.studies.claims import FEWEST_SEEDS
 from attnlab.studies.compare import figures
 from attnlab.studies.compare.judged import Contrast, interval
-from attnlab.studies.compare.measures import INSIDE
+from attnlab.studies.compare.measures import BLEU, INSIDE, Measure
+from attnlab.studies.compare.plan import said
 from attnlab.studies.compare.results import Outcome, Results
 from attnlab.studies.compare.size import Size
 from attnlab.studies.written import number
@@ -47,10 +48,10 @@ def write(results: Results, out: Path, about: Mapping[str, Any]) -> Path:
     write_atomically(out / "cells.csv", _csv([CELL_COLUMNS, *_cells(results)]))
     pictures = []
     for name, (figure, says) in figures.all_of(results).items():
-        png = as_png(figure)
-        write_atomically(out / "figures" / f"{name}.png", png)
-        write_atomically(out / "figures" / f"{name}.svg", figures.as_svg(figure))
-        pictures.append(Picture(png, says))
+        files = as_files(figure)
+        for suffix, drawn in files.items():
+            write_atomically(out / "figures" / f"{name}{suffix}", drawn)
+        pictures.append(Picture(files[".png"], says))
     report = out / "report.html"
     write_atomically(report, _page(results, shown, pictures, about).encode())
     return report
@@ -69,16 +70,16 @@ def columns(results: Results) -> list[Column]:
     if judged := results.judged:
         against = results.contrasts(judged)
         made = [
-            Column("quality", judged.name, lambda o: _mean(o.values(judged)) if o.found else "failed"),
+            Column("quality", judged.name, lambda o: _mean(o, judged) if o.found else "failed"),
             Column("quality", "− first row", lambda o: _signed(against.get(o.row.label))),
             Column("quality", "t-test p", lambda o: _probability(against.get(o.row.label))),
             Column("quality", "Holm's p", lambda o: _probability(against.get(o.row.label), holm=True)),
         ]
     if results.bootstrap:
-        made.append(Column("quality", "bootstrap", lambda o: _bootstrap(results.bootstrap.get(o.row.label, {}))))
+        made.append(Column("quality", "bootstrap", lambda o: _bootstrap(o, results)))
     for measure in results.measures[1:]:
         group = "inside" if measure in INSIDE else "quality"
-        made.append(Column(group, measure.name, lambda o, m=measure: _mean(o.values(m))))  # type: ignore[misc]
+        made.append(Column(group, measure.name, lambda o, m=measure: _mean(o, m)))  # type: ignore[misc]
     return [
         *made,
         Column("cost", "parameters", lambda o: f"{o.size.parameters:,}" if o.size else "–"),
@@ -107,15 +108,21 @@ def remarks(results: Results) -> list[str]:
             f"Quality on the {results.part} part, mean ± half of the 95 % t-interval over {count} seeds; "
             f"t-test p: paired over seeds, against {first}."
         ]
+    if results.part == "valid":
+        lines.append(
+            "There is no test part: the same examples chose the weights, and the grid's point; too good a number."
+        )
     lines.append("All runs of a seed see the same batches in the same order.")
     if results.bootstrap:
-        lines.append("bootstrap: seeds in which sacrebleu's paired bootstrap over sentences gives p < 0.05.")
+        lines.append(
+            "bootstrap: seeds in which sacrebleu's paired bootstrap over sentences gives p < 0.05, by who has more BLEU."
+        )
     if len(plan.points) > 1:
         lines.append(
             f"Every row was tried at the same {len(plan.points)} points of the grid with seed {plan.seeds[0]}; "
             "the one with the lowest validation loss was run with all seeds."
         )
-        lines += [f"{o.row.label}: chosen {_said(results.settings(o))}" for o in results.outcomes if o.found]
+        lines += [f"{o.row.label}: chosen {said(results.settings(o))}" for o in results.outcomes if o.found]
     lines.append("FLOPs: matrix products of a training step, by torch.utils.flop_counter.")
     uncounted = [(o.row.label, o.size.uncounted) for o in results.outcomes if o.size and o.size.uncounted]
     lines += [f"{label}: its FLOPs could not be counted: {why}" for label, why in uncounted]
@@ -170,7 +177,7 @@ def _trials(results: Results) -> Table:
         [o.row.label, *(number(o.trials[k]) if k in o.trials else "failed" for k in range(len(points)))]
         for o in results.outcomes
     ]
-    return Table(["attention", *map(_said, points)], lines)
+    return Table(["attention", *map(said, points)], lines)
 
 
 def _cells(results: Results) -> list[list[Any]]:
@@ -202,11 +209,14 @@ def _csv(rows: Sequence[Sequence[Any]]) -> bytes:
     return text.getvalue().encode()
 
 
-def _mean(values: Mapping[int, float]) -> str:
+def _mean(outcome: Outcome, measure: Measure) -> str:
+    """With its interval; where not every finished seed has a value, of how many."""
+    values = outcome.values(measure)
     if not values:
         return "–"
     mean, spread = statistics.fmean(values.values()), interval(list(values.values()))
-    return number(mean) if spread is None else f"{number(mean)} ± {(spread[1] - spread[0]) / 2:.2g}"
+    told = number(mean) if spread is None else f"{number(mean)} ± {(spread[1] - spread[0]) / 2:.2g}"
+    return told if len(values) == len(outcome.found) else f"{told} ({len(values)} of {len(outcome.found)} seeds)"
 
 
 def _signed(contrast: Contrast | None) -> str:
@@ -216,8 +226,13 @@ def _signed(contrast: Contrast | None) -> str:
     return f"{contrast.mean:+.3g}" + ("" if spread is None else f" ± {(spread[1] - spread[0]) / 2:.2g}")
 
 
-def _bootstrap(found: Mapping[int, float]) -> str:
-    return f"{sum(p < 0.05 for p in found.values())} of {len(found)}" if found else "–"
+def _bootstrap(outcome: Outcome, results: Results) -> str:
+    """In how many seeds the row is better, and in how many worse, than the first."""
+    found, against = results.bootstrap.get(outcome.row.label, {}), results.contrasts(BLEU).get(outcome.row.label)
+    if not found or against is None:
+        return "–"
+    sure = [against.differences[seed] for seed, p in found.items() if p < 0.05 and seed in against.differences]
+    return f"{sum(d > 0 for d in sure)} better, {sum(d < 0 for d in sure)} worse, of {len(found)}"
 
 
 def _flops(size: Size | None) -> str:
@@ -231,10 +246,6 @@ def _windows(speed: Mapping[str, Any] | None) -> str:
 def _probability(contrast: Contrast | None, *, holm: bool = False) -> str:
     p = None if contrast is None else contrast.holm if holm else contrast.p
     return "–" if p is None else f"{p:.2g}"
-
-
-def _said(settings: Mapping[str, str]) -> str:
-    return " ".join(f"{key}={value}" for key, value in settings.items())
 
 
 def _plain(value: Any) -> Any:
