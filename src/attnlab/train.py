@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -160,7 +160,7 @@ def train(
     recent: deque[tuple[int, int, list[int]]] = deque(maxlen=max(LOOK_EVERY, config.log_every))
     alone, stopping = accelerator.num_processes == 1, False
     clock, timed, began = time.perf_counter(), 0, position.step
-    with _asked_to_stop() as stop:
+    with _asked_to_stop() as stop, closing(metrics) if metrics is not None else nullcontext():
         while position.unevaluated or (position.step < config.steps and not position.finished):
             if not position.unevaluated:
                 epoch = position.epoch
@@ -198,8 +198,6 @@ def train(
             if position.step == config.steps or position.finished:
                 position.finished = True
                 save()
-    if metrics is not None:
-        metrics.close()
     return Outcome(
         position.step, position.best, position.best_step, position.finished, type(stepper).__name__.lower(), history
     )

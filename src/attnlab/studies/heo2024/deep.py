@@ -1,0 +1,95 @@
+"""The 15-layer language model: its perplexity, how alike its tokens become (Table 1), and its gradients (Figure 4)."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from attnlab.studies.claims import Cell
+from attnlab.studies.corpora import grounds
+from attnlab.studies.heo2024.corpora import DEEP, NAMES
+from attnlab.studies.heo2024.figures import by_layer, over_training
+from attnlab.studies.heo2024.measures import COLUMNS
+from attnlab.studies.heo2024.measures import DEEP as MEASURE
+from attnlab.studies.heo2024.models import ALL, GRID, OTHERS, SOFTMAX, TRAINED, trained_models
+from attnlab.studies.heo2024.published import PTB
+from attnlab.studies.study import Findings, Setting
+from attnlab.studies.variants import Variant, Variants
+
+PERPLEXITY = {"test perplexity": "test", "validation perplexity": "valid"}
+SIDES = {"relative residual": 1, "residual norm": 1, "mean cosine": -1}  # of daGPAM − softmax, says the paper
+GRADIENT = "query gradient, mean over steps and layers"
+
+
+def ptb(setting: Setting) -> Findings:
+    """The item: perplexity, residual and cosine of every attention."""
+    cells: list[Cell] = []
+    figures: dict[str, tuple[Figure, str]] = {}
+    for ground in grounds(DEEP, setting, NAMES):
+        models = trained_models("ptb", ground, _variants(setting), MEASURE)
+        cells += [*_perplexities(models), *_alike(models)]
+        if shown := {each.label: [found["states"] for found in models.of(each)] for each in ALL if models.of(each)}:
+            says = "the states before the first layer (0) and after each, trained; the mean over seeds."
+            figures[ground.corpus.name] = by_layer(shown, list(COLUMNS.values())), f"{ground.corpus.row}: {says}"
+    remarks = (
+        "The paper's widths, rates and steps are not known, nor whether its perplexity is of the test part: it is "
+        "held against the test part here. Of NON, NAP and de-attention only 'severe degradation' is known.",
+        "The residual is ‖X − 1xᵀ‖ in the norm √(‖·‖₁‖·‖∞) with x the mean, which is not the least; relative, it is "
+        "divided by ‖X‖. Which of the two the paper shows is not known: both are held against what it says.",
+    )
+    return Findings(cells, figures, remarks)
+
+
+def gradients(setting: Setting) -> Findings:
+    """The item: the query gradient over training, of the same runs."""
+    cells: list[Cell] = []
+    figures: dict[str, tuple[Figure, str]] = {}
+    for ground in grounds(DEEP, setting, NAMES):
+        models = trained_models("gradients", ground, _variants(setting), MEASURE)
+        for column, value in {GRADIENT: _mean_norm(None), "query gradient at the start": _mean_norm(0)}.items():
+            cells += [models.level(each, column, value) for each in _variants(setting)]
+            cells.append(models.contrast(TRAINED, SOFTMAX, column, value, sign=1))
+        if shown := {each.label: [found["gradients"] for found in models.of(each)] for each in ALL if models.of(each)}:
+            says = "norm of the loss's gradient by the query projection on validation, the mean over seeds."
+            figures[ground.corpus.name] = over_training(shown), f"{ground.corpus.row}: {says}"
+    remark = (
+        "The paper says that daGPAM's query gradients are larger; by how much is not known. A larger gradient is not a "
+        "better one: read it beside the perplexity."
+    )
+    return Findings(cells, figures, (remark,))
+
+
+def _variants(setting: Setting) -> tuple[Variant, ...]:
+    """All at full scale; below it one λ pair of the grid."""
+    some = (SOFTMAX, TRAINED, GRID[0], *OTHERS)
+    return setting.at(smoke=some, small=some, full=ALL)
+
+
+def _perplexities(models: Variants) -> Iterator[Cell]:
+    for column, part in PERPLEXITY.items():
+        value = lambda found, part=part: found["perplexity"][part]  # noqa: E731
+        printed = PTB if part == "test" else {}
+        for each in _variants(models.setting):
+            yield models.level(each, column, value, printed.get(each.name))
+        for each in _variants(models.setting)[1:]:
+            gap = printed["dagpam"] - printed["softmax"] if each is TRAINED and printed else None
+            sign = -1 if each is TRAINED else 1 if each in OTHERS else 0
+            yield models.contrast(each, SOFTMAX, column, value, gap, sign=sign)
+
+
+def _alike(models: Variants) -> Iterator[Cell]:
+    for name, sign in SIDES.items():
+        for where, taken in (("mean over layers", np.mean), ("after the last layer", lambda values: values[-1])):
+            value = lambda found, name=name, taken=taken: float(taken(found["states"][name][1:]))  # noqa: E731
+            column = f"{name}, {where}"
+            yield from (models.level(each, column, value) for each in _variants(models.setting))
+            yield models.contrast(TRAINED, SOFTMAX, column, value, sign=sign)
+
+
+def _mean_norm(step: int | None) -> Callable[[dict[str, Any]], float]:
+    def value(found: dict[str, Any]) -> float:
+        rows: Sequence[dict[str, Any]] = found["gradients"]
+        return float(np.mean([row["norm"] for row in rows if step is None or row["step"] == step]))
+
+    return value

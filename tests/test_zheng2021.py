@@ -1,0 +1,192 @@
+"""Zheng et al. 2021: its numbers, the arithmetic of its tables by hand, and models measured for real."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.distance import jensenshannon
+from scipy.stats import pearsonr
+
+from attnlab import runs
+from attnlab.models.watch import record
+from attnlab.studies import variants
+from attnlab.studies.study import Setting, open_study
+from attnlab.studies.trained import Trained
+from attnlab.studies.zheng2021.ablation import NULL, SAMPLED, published_correlation, section54, table4
+from attnlab.studies.zheng2021.corpora import LANGUAGE, TRANSLATION
+from attnlab.studies.zheng2021.figures import heat_maps, matrices
+from attnlab.studies.zheng2021.language import fig2, table1
+from attnlab.studies.zheng2021.measures import measured
+from attnlab.studies.zheng2021.published import TABLE2, TABLE3, TABLE4
+from attnlab.studies.zheng2021.translation import table2, table3
+
+CPU = torch.device("cpu")
+JSD, BLEU = "average JSD (nats)", "BLEU"
+PAIR = "artificial language pair"
+
+
+def setting(folder, scale="smoke", seeds=(0, 1, 2), **options):
+    return Setting(scale, seeds, CPU, folder / "work" / "item", options=options)
+
+
+def cells(findings):
+    return {(cell.row, cell.column): cell for cell in findings.cells}
+
+
+# --- the paper's numbers ---
+
+
+def test_the_tables_of_the_paper_agree_with_each_other():
+    for name in ("softmax", "coda"):
+        assert TABLE2["iwslt14", name][1] == pytest.approx(TABLE3[name][4][0], abs=0.051)  # rounded
+        assert TABLE4[name][1] == TABLE3[name][4][0]
+    for few, many in ((4, 8), (8, 16), (16, 32)):
+        assert TABLE3["softmax"][few][0] > TABLE3["softmax"][many][0]
+        assert TABLE3["coda"][few][0] < TABLE3["coda"][many][0]
+
+
+def test_the_published_correlation_follows_from_table_4():
+    assert published_correlation() == pytest.approx(pearsonr(*zip(*TABLE4.values(), strict=True)).statistic)
+
+
+def test_parameters_are_the_papers(tmp_path):
+    here = setting(tmp_path, "small", data="iwslt14")  # nothing is trained
+    sizes = [cell for item in (table1, table2) for cell in item(here).cells if cell.column == "million parameters"]
+    assert len(sizes) == 6
+    assert all(cell.verdict == "reproduced" and cell.group == "official" for cell in sizes)
+
+
+def test_the_official_recipes_are_the_authors(tmp_path):
+    made = {c.name: c.on(setting(tmp_path, "full")).recipe(0, {}) for c in (*LANGUAGE, *TRANSLATION) if c.of_paper}
+    assert set(made) == {"wikitext-103", "iwslt14", "wmt14"}
+    assert (made["iwslt14"].data.data, made["iwslt14"].training.steps) == ("iwslt14", 25_000)
+    assert (made["wmt14"].decoding.average, made["wmt14"].training.lr) == (10, 7e-4)
+    assert (made["wikitext-103"].model.layers, made["wikitext-103"].training.optimiser) == (16, "nag")
+
+
+# --- the tables, from values known by hand ---
+
+
+@pytest.fixture
+def known(monkeypatch):
+    """What each run is said to have given; nothing is trained. BLEU = 30 + place of the model + noise of the seed."""
+    noise = {0: 0.0, 1: 0.3, 2: -0.2}
+    order = ["softmax", "realformer", "coda-cs", "coda"]
+
+    def made(recipe):
+        place, seed, heads = order.index(recipe.model.attention), recipe.training.seed, recipe.model.heads
+        bleu = 30 + place + noise[seed] * (place + 1) + (heads - 4) * (0.5 if place else -0.5)
+        pair = {"kind": "decoder-self", "layer": 0, "head_a": 0, "head_b": 1, "jsd": float(place)}
+        return {
+            "scores": {"BLEU": bleu, "compound-split BLEU": bleu + 1},
+            "perplexity": {"valid": 9.0 - place, "test": 8.0 - place},
+            "mean": 2.0 * place + noise[seed], "mean_per_query": 0.1, "jsd": [pair],
+            "sampled_mean": 7.0 + place, "noised_mean": 5.0 + seed,
+        }  # fmt: skip
+
+    monkeypatch.setattr(
+        variants, "trained", lambda recipes, *_: Trained({key: made(recipe) for key, recipe in recipes.items()}, {})
+    )
+
+
+@pytest.mark.usefixtures("known")
+def test_table_4_by_hand(tmp_path):
+    found = cells(table4(setting(tmp_path)))
+    assert found[f"{PAIR}: CODA", BLEU].values == pytest.approx((33.0, 34.2, 32.2))
+    assert found[f"{PAIR}: CODA-CS − Transformer", BLEU].values == pytest.approx((2.0, 2.6, 1.6))
+    gap = found[f"{PAIR}: CODA − RealFormer", JSD]
+    assert gap.values == pytest.approx((4.0, 4.0, 4.0))
+    assert (gap.sign, gap.verdict, gap.group) == (1, "same direction", "stand-in")
+    assert found[f"{PAIR}: {NULL}", SAMPLED].values == (5.0, 6.0, 7.0)
+    assert found[f"{PAIR}: CODA − {NULL}", SAMPLED].values == (5.0, 4.0, 3.0)
+    assert found[f"{PAIR}: CODA − {NULL}", SAMPLED].verdict == "no verdict"  # the paper says nothing of it
+    assert found["IWSLT14 de→en: CODA − CODA-CS", "compound-split BLEU"].published == pytest.approx(0.48)
+
+
+@pytest.mark.usefixtures("known")
+def test_correlations_by_another_library(tmp_path):
+    found = cells(section54(setting(tmp_path)))
+    jsd = np.array([[2.0 * place + noise for noise in (0.0, 0.3, -0.2)] for place in range(4)])
+    bleu = np.array([[30 + place + noise * (place + 1) for noise in (0.0, 0.3, -0.2)] for place in range(4)])
+    each = found[f"{PAIR}: r over the four models, of each seed", "JSD and BLEU"]
+    assert each.values == pytest.approx([pearsonr(jsd[:, s], bleu[:, s]).statistic for s in range(3)])
+    pooled = found[f"{PAIR}: r over models and seeds", "JSD and BLEU"]
+    assert pooled.values == pytest.approx([pearsonr(jsd.ravel(), bleu.ravel()).statistic])
+    within = [x - x.mean(1, keepdims=True) for x in (jsd, bleu)]
+    inside = found[f"{PAIR}: r over seeds within a model", "JSD and BLEU"]
+    assert inside.values == pytest.approx([pearsonr(*(x.ravel() for x in within)).statistic])
+    assert (each.sign, inside.sign) == (1, 0)
+    few = cells(section54(setting(tmp_path, attention="coda,softmax")))
+    assert all("all four models" in cell.not_run for (row, _), cell in few.items() if row.startswith(PAIR))
+
+
+@pytest.mark.usefixtures("known")
+def test_table_3_has_the_trend_of_each_model(tmp_path):
+    found = table3(setting(tmp_path, heads="2,4"))
+    by_place = cells(found)
+    assert by_place[f"{PAIR}: Transformer, 4 − 2 heads", BLEU].values == pytest.approx((-1.0,) * 3)
+    assert by_place[f"{PAIR}: Transformer, 4 − 2 heads", BLEU].verdict == "same direction"
+    assert by_place[f"{PAIR}: CODA, 4 − 2 heads", BLEU].sign == 1
+    assert by_place[f"{PAIR}, 4 heads: CODA − Transformer", "validation perplexity"].values == (-3.0,) * 3
+    assert by_place["IWSLT14 de→en, 4 heads: Transformer", "validation perplexity"].published == 4.95
+    assert set(found.figures) == {"lexicon"}
+
+
+@pytest.mark.usefixtures("known")
+def test_the_language_tables(tmp_path):
+    found = cells(table1(setting(tmp_path)))
+    assert found["artificial text: CODA − Transformer", "test perplexity"].verdict == "same direction"
+    quoted = found["WikiText-103: Transformer†", "test perplexity"]
+    assert (quoted.published, quoted.verdict) == (18.70, "not run")
+    darker = cells(fig2(setting(tmp_path)))["artificial text: CODA − Transformer", JSD]
+    assert (darker.sign, darker.verdict) == (1, "same direction")
+
+
+def test_heat_maps_are_the_mean_over_seeds_and_symmetric():
+    def seed(value):
+        return {"jsd": [{"kind": "cross", "layer": 1, "head_a": 0, "head_b": 2, "jsd": value}]}
+
+    (made,) = matrices([seed(1.0), seed(4.0)]).values()
+    assert np.array_equal(made, [[0, 0, 2.5], [0, 0, 0], [2.5, 0, 0]])
+    pairs = [{"kind": "decoder-self", "layer": k, "head_a": 0, "head_b": 1, "jsd": 1.0} for k in range(16)]
+    figure = heat_maps({"softmax": [{"jsd": pairs}], "coda": [{"jsd": pairs}]})
+    assert sum(bool(axis.images) for axis in figure.axes) == 32
+
+
+# --- models, for real ---
+
+
+def test_what_is_measured_of_models_that_were_trained(tmp_path, monkeypatch):
+    """Table 4 with one seed, from nothing; then a number of it again from the model, by scipy; then all is reused."""
+    here = setting(tmp_path, seeds=(0,))
+    found = cells(table4(here))
+    assert all(cell.values for (row, _), cell in found.items() if row.startswith(PAIR))
+    folders = {
+        path.name.split("-")[1]: path for path in (tmp_path / "work" / "runs").iterdir() if "coda-cs" not in path.name
+    }
+    assert set(folders) == {"coda", "realformer", "softmax"}
+    run = runs.open_run(folders["softmax"], device="cpu")
+    values = []
+    batch = run.task.batch("valid", list(range(60)))
+    for layer in record(run.model, batch.inputs).layers:
+        source, target = batch.inputs[0] != 0, batch.inputs[1] != 0
+        rows = source if layer.kind == "encoder-self" else target
+        for a in range(4):
+            for b in range(a + 1, 4):
+                each = jensenshannon(layer.weights[:, a].double(), layer.weights[:, b].double(), axis=-1) ** 2
+                values.append(np.where(rows, np.nan_to_num(each), 0.0).sum(1).mean())
+    assert found[f"{PAIR}: Transformer", JSD].values[0] == pytest.approx(np.mean(values), rel=1e-4)
+    again = measured(run)
+    assert again["mean"] < again["noised_mean"]  # noise alone raises it
+    assert found[f"{PAIR}: CODA-CS", JSD].values[0] < found[f"{PAIR}: CODA-CS", SAMPLED].values[0]
+    monkeypatch.setattr(runs, "start", lambda *a, **k: pytest.fail("trained again"))
+    assert cells(table4(here)) == found
+    assert all(cell.values for (row, _), cell in cells(table2(here)).items() if row.startswith(PAIR))
+    assert cells(section54(here))[f"{PAIR}: r over models and seeds", "JSD and BLEU"].values
+
+
+def test_the_study_has_its_items_and_options():
+    study = open_study("zheng2021")
+    assert list(study.items) == ["table1", "fig2", "table2", "table3", "table4", "section54"]
+    study.check_options(["heads", "data"], ["table3"])
+    with pytest.raises(ValueError, match="no option 'heads'"):
+        study.check_options(["heads"], ["table4"])
