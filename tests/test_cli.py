@@ -9,7 +9,6 @@ from typer.testing import CliRunner
 
 from attnlab.cli import app
 from attnlab.mechanisms import MECHANISMS
-from attnlab.recording import Record
 
 
 def run(*words):
@@ -43,21 +42,26 @@ def test_describe_prints_the_published_totals(words, total):
     assert re.search(rf"^total\s+{total}", run("describe", *words).output, re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", [name for name in MECHANISMS if name != "uniform"])  # which looks nowhere
+COPYING = ("data=subset", "length=6", "types=12", "examples=20000", "held_out=50", "model=tiny", "layers=1", "heads=2",
+           "width=32", "feed_forward=64", "batch_examples=32", "steps=550", "lr=5e-3")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name, kind in MECHANISMS.items() if not kind.self_only])
 def test_every_mechanism_learns_to_copy(name, tmp_path):
-    """Chance is 1/16; the report, the figure and the record are written."""
-    result = run("demo", f"attention={name}", "steps=400", f"out={tmp_path}")
-    assert result.exit_code == 0, result.output
-    (row,) = [line for line in result.output.splitlines() if re.match(rf"{re.escape(name)}\s+[\d,]+\s", line)]
-    assert float(row.split()[2]) > 0.5, row
-    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
-    assert (tmp_path / "attention.png").stat().st_size > 1000
-    assert len(Record.load(tmp_path / f"{name}.safetensors").layers) == 2
+    """6 of 12 tokens, in their order, to an accuracy that is out of reach where attention looks nowhere: uniform."""
+    result = run("train", "synthetic", *COPYING, f"attention={name}", f"out={tmp_path / 'run'}")
+    assert result.exit_code == 0, (result.output, result.exception)
+    accuracy = float(re.findall(r"valid_accuracy ([\d.]+)", result.output)[-1])
+    assert accuracy < 0.65 if name == "uniform" else accuracy > 0.7, accuracy
 
 
-def test_the_demo_is_deterministic(tmp_path):
-    tables = [run("demo", "attention=coda", "steps=30", f"out={tmp_path}").output for _ in range(2)]
-    assert tables[0] == tables[1]
+@pytest.mark.parametrize("name", [name for name, kind in MECHANISMS.items() if kind.self_only])
+def test_a_mechanism_for_self_attention_alone_learns_to_translate(name, tmp_path):
+    """Without any attention, which is what uniform has, the accuracy is 0.6 by then."""
+    result = run("demo", f"attention={name}", "steps=120", "lr=5e-3", "seeds=1", "copying=false", f"out={tmp_path}")
+    assert result.exit_code == 0, (result.output, result.exception)
+    (row,) = [line.split() for line in result.stdout.splitlines() if re.match(rf"{name}\s+[\d,]+\s", line)]
+    assert float(row[2]) > 0.7, row
 
 
 @pytest.mark.parametrize(
@@ -92,8 +96,10 @@ def test_version():
 
 @pytest.mark.slow
 def test_the_demo_as_make_runs_it(tmp_path):
-    """The README's number: all four copy new tokens with an accuracy of at least 0.99."""
+    """The README's number: all four write new words right with an accuracy of at least 0.97, the mean of 3 seeds."""
     result = run("demo", f"out={tmp_path}")
+    assert result.exit_code == 0, (result.output, result.exception)
     rows = [line.split() for line in result.output.splitlines() if line.split()[:1] and line.split()[0] in MECHANISMS]
-    assert len(rows) == 4
-    assert all(float(row[2]) >= 0.99 for row in rows), rows
+    assert len([row for row in rows if row[1].replace(",", "").isdigit()]) == 4
+    assert all(float(row[2]) >= 0.97 for row in rows if row[1].replace(",", "").isdigit()), rows
+    assert "An LSTM learns to copy" in result.output

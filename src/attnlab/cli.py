@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from attnlab import __version__
 from attnlab.terminal import Bar, show_table
@@ -91,26 +90,20 @@ def list_everything(
 
 @app.command()
 def demo(settings: Pairs = None) -> None:
-    """Train a small Transformer to copy under several attentions, and write a report of what it attends to.
+    """Train several attentions to translate, run every analysis, and write one page of what was found.
 
-    Settings: attention=a,b,… steps=600 seed=0 batch=32 lr=3e-3 out=runs/demo
+    Settings: attention=a,b,… steps=400 seed=0 seeds=3 batch=32 lr=3e-3 copying=true open=true out=runs/demo
+    The same command goes on after an interruption, and finished runs are used again.
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     from attnlab.config import split_pairs
-    from attnlab.studies import demo as study
+    from attnlab.studies.demo import command
 
-    config = study.configured(split_pairs(settings or []))
-    study.folder_of(config)
-    columns = [TextColumn("{task.description:>14}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
-    found = []
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        bars = {name: progress.add_task(name, total=config.steps) for name in config.attention}
-        for outcome in study.outcomes(config, lambda name, step: progress.update(bars[name], completed=step)):
-            found.append(outcome)
-    table = study.table(found)
-    show_table("copying ten tokens", list(table.columns), [list(row) for row in table.rows])
-    print(f"report: {study.write(config, found)}")
+    try:
+        well = command.run(split_pairs(settings or []))
+    except KeyboardInterrupt:
+        sys.stderr.write("attnlab: stopped, nothing is lost; the same command goes on\n")
+        raise typer.Exit(130) from None
+    raise typer.Exit(0 if well else 1)
 
 
 @app.command()
