@@ -115,7 +115,7 @@ def remarks(results: Results) -> list[str]:
     lines.append("All runs of a seed see the same batches in the same order.")
     if results.bootstrap:
         lines.append(
-            "bootstrap: seeds in which sacrebleu's paired bootstrap over sentences gives p < 0.05, by the sign of its gain."
+            "bootstrap: seeds in which sacrebleu's paired bootstrap over sentences gives p < 0.05, by the gain's sign."
         )
     if len(plan.points) > 1:
         lines.append(
