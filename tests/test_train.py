@@ -369,3 +369,14 @@ def test_classification_starts_from_the_given_vectors(tmp_path):
     assert row.tolist() == pytest.approx([1, 2, 3, 4], abs=1e-4)
     done = run(*[word for word in words if not word.startswith("out=")], "width=8", f"out={tmp_path / 'q'}")
     assert "vectors of size 4, the model words of 8: say width=" in done.stderr
+
+
+def test_cross_attention_of_its_own_can_be_said_of_what_translates(tmp_path):
+    trained(tmp_path / "r", "steps=2", "attention=shaped", "cross_attention=dot")
+    kinds = {type(block.cross.mechanism).__name__ for block in open_run(tmp_path / "r").model.decoder.blocks}
+    assert kinds == {"Dot"}
+    done = run(
+        "train", "synthetic", "data=keyword", "cross_attention=dot", "steps=2", "device=cpu", f"out={tmp_path}/k"
+    )
+    assert done.returncode == 2
+    assert "belongs to a translator; this is a classifier" in done.stderr

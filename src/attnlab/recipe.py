@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from attnlab.config import changed, digest, nearest
 from attnlab.mechanisms import option_types, parse_options
@@ -132,7 +132,8 @@ def resolved(task: str, values: Mapping[str, str]) -> Recipe:
     preset = given.pop("model", None)
     if preset in PRESETS and isinstance(PRESETS[preset], LSTMConfig):
         preset = _lstm(task, preset, given)
-    parts = _new(task, preset) if preset is None or preset in PRESETS else _tuned(task, preset, given)
+    own = preset is None or preset in PRESETS
+    parts = _new(task, preset, crossing="cross_attention" in given) if own else _tuned(task, str(preset), given)
     owner = {f.name: part for part in reversed(parts) for f in fields(parts[part]) if _is_said(part, f.name)}
     attention = given.get("attention", parts["model"].attention)
     options = {key: text for key, text in given.items() if key not in owner}
@@ -170,9 +171,13 @@ def stored(values: Mapping[str, Any]) -> Recipe:
     return Recipe(task, data, model, TrainConfig(**values["training"]), DecodeConfig(**values["decoding"]))
 
 
-def _new(task: str, preset: str | None) -> dict[str, Any]:
-    """The parts of a recipe for a model of our own, before anything is said of them."""
-    model = PRESETS[preset] if preset else TransformerConfig(model="classifier", vocabulary=4, **SMALL)
+def _new(task: str, preset: str | None, *, crossing: bool) -> dict[str, Any]:
+    """The parts of a recipe for a model of our own, before anything is said of them; the task makes it its own kind.
+
+    crossing: cross attention will be said, which no other model than a translator takes
+    """
+    kind: Literal["translator", "classifier"] = "translator" if crossing else "classifier"
+    model = PRESETS[preset] if preset else TransformerConfig(model=kind, vocabulary=4, **SMALL)
     training, decoding = TRAINING.get(preset or "", (TrainConfig(), DecodeConfig()))
     data = replace(TASKS[task].config_type(), **DATA.get((task, preset), {}))
     if isinstance(model, LSTMConfig) and isinstance(data, TranslationConfig):
