@@ -1,4 +1,5 @@
 import os
+import signal
 
 import torch
 
@@ -7,8 +8,10 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # kernels run on the CPU; read when triton is first imported
 
 import pytest
+from chromium import chromium, opened  # noqa: F401 (fixtures)
 
 torch.set_num_threads(1)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # where it was ignored, programs started here would ignore it
 
 
 def pytest_collection_modifyitems(items):

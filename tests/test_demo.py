@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from chromium import chromium, opened  # noqa: F401 (fixtures)
 from typer.testing import CliRunner
 
 from attnlab.analysis.alignment import aer
@@ -296,7 +295,7 @@ def test_an_attention_that_did_not_get_there_in_every_seed_is_not_ranked():
     assert found.order(AER).least.name == "softmax"
 
 
-def test_the_page_in_a_browser(made, opened):  # noqa: F811
+def test_the_page_in_a_browser(made, opened):
     folder, _ = made
     page = opened(folder / "report.html").ready()
     assert page.locator("h1").inner_text() == "attnlab: two attentions learning to translate"

@@ -20,7 +20,7 @@ def test_any_shape(name, seed, b, groups, each, i, more, half, causal, masked):
     mechanism = attention(name, heads=h, head_dim=d, layer=1).double().eval()
     q = torch.randn(b, h, i, d, dtype=torch.float64)
     k, v = torch.randn(2, b, groups, j, d, dtype=torch.float64)
-    carry = torch.randn(b, h, i, j, dtype=torch.float64) if mechanism.carries else None
+    carry = torch.randn(b, mechanism.carry_heads, i, j, dtype=torch.float64) if mechanism.carries else None
     mask = torch.rand(b, 1, i, j) < 0.6 if masked else None
     weights, _ = mechanism.weights(q, k, mask, carry, causal=causal)
     context, _ = mechanism.mix(q, k, v, mask, carry, causal=causal)

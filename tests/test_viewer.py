@@ -15,7 +15,6 @@ from attnlab.inspection.viewing import show, view
 from attnlab.models.probe import probed
 from attnlab.report.view import Gold
 
-pytest_plugins = ("chromium",)
 WORDS = ["[CLS]", "un", "##bel", "##iev", "##able", "cat", "s", "##at", ".", "[SEP]", "end"]
 ROWS, KEYS = (0, 0, 1, 2, 3, 4, -1), (0, 1, 2, 3, 4)  # words; the last row is of none
 SPECIAL = 3  # keys from there on are special tokens

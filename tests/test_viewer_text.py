@@ -13,7 +13,6 @@ from attnlab.report.embedded import Viewer
 from attnlab.report.page import Command, Facts, Table, Text, page
 from attnlab.report.view import Attention, Example, Frame, Run, Side, View
 
-pytest_plugins = ("chromium",)
 HOSTILE = [
     "<script>alert(1)</script>", "\"><img src=x onerror=alert(2)>", "</script><script>alert(3)</script>", "<!--",
     "'); alert(4); ('", "&lt;b&gt;", "${alert(5)}", "javascript:alert(6)", "a\u2028b", "\u202eevil", "]]>",

@@ -56,8 +56,8 @@ class Flow:
 _FLOW: ContextVar[Flow | None] = ContextVar("attnlab_flow", default=None)
 
 
-def arriving(place: Place, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor | None:
-    """The carry of a layer before, or None for the first; refuses where it would be silently wrong."""
+def arriving(place: Place, heads: int, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor | None:
+    """The carry of a layer before, of so many heads; None for the first. Refuses where it would be silently wrong."""
     flow = _FLOW.get()
     if flow is None:
         raise RuntimeError(
@@ -72,7 +72,7 @@ def arriving(place: Place, query: Tensor, key: Tensor, mask: Tensor | None) -> T
     last = flow.carries.get(place.cascade)
     if last is None or last.place.layer >= place.layer:  # the model goes through its layers again
         return None
-    shape = (*query.shape[:3], key.shape[2])
+    shape = (len(query), heads, query.shape[2], key.shape[2])
     if tuple(last.carry.shape) != shape:
         raise ValueError(
             f"{last.place.name} hands on a carry of shape {tuple(last.carry.shape)} and {place.name} needs {shape}: "

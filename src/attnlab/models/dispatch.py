@@ -66,7 +66,8 @@ def arguments(
         raise ValueError(f"{place.name}: with a static cache, {kind} cannot know which key is a query's own")
     if mechanism.training:
         mechanism.dropout = float(options.get("dropout") or 0.0)  # the model says it at each call
-    carry = cascade.arriving(place, query, key, attention_mask) if mechanism.carries else None
+    heads = mechanism.carry_heads
+    carry = cascade.arriving(place, heads, query, key, attention_mask) if mechanism.carries else None
     return given | {"carry": carry}
 
 
