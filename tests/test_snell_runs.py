@@ -221,4 +221,4 @@ def test_the_smoke_scale_shows_the_effect_from_the_command_line(tmp_path):
     assert "from scale full on" in found["table2", "IMDB", "A(α, β^uf)"]["not_run"]
     assert found["a9", "SMS", "training examples"]["verdict"] == "reproduced"
     figures = {file.name.split("-", 2)[2] for file in (tmp_path / "figures").iterdir()}
-    assert figures == {"sst.png", "multi30k.png"}
+    assert figures == {f"{name}.{kind}" for name in ("sst", "multi30k") for kind in ("png", "svg", "pdf")}
