@@ -67,8 +67,9 @@ class Case:
         return step, mechanism
 
     def results(self, mechanism, dtype):
-        """Context, logits where visible and every gradient, of the first example, without noise."""
+        """Context, logits where visible and every gradient, of the first example; one draw of the noise for all."""
         mechanism = mechanism.to(dtype).eval()
+        mechanism.sample_seed = SEED  # without noise coda-cs is plain softmax attention, and its kernel does not run
         given = [x.detach()[:1].to(dtype) for x in (*(x.transpose(1, 2) for x in self.leaves), self.carry)]
         given = [x.requires_grad_() for x in given]
         grads = [self.grad[:1].to(dtype), self.grad_z[:1].to(dtype)]
@@ -78,7 +79,7 @@ class Case:
             given, grads = given[:3], grads[:1]
             made = mechanism(*given, causal=True)[:1]
         slopes = torch.autograd.grad(made, [*given, *mechanism.parameters()], grads)
-        mechanism.to(torch.bfloat16).train()
+        mechanism.to(torch.bfloat16).train().sample_seed = None
         return [made[0].detach(), *(z.detach().tril() for z in made[1:]), *slopes]
 
 

@@ -1,11 +1,8 @@
 """The kernels of CODA and RealFormer: equal to the definition, the carry and every gradient too, noise and dropout."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
+from gpu_compile import assert_compiles
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -318,16 +315,13 @@ print("compiled")
 """
 
 
-def compiled(*configurations):
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    code = COMPILE.replace("CONFIGURATIONS", f"({', '.join(configurations)},)")
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or done.stderr[-2000:]
+def compile_all(*configurations):
+    assert_compiles(COMPILE.replace("CONFIGURATIONS", f"({', '.join(configurations)},)"))
 
 
 def test_kernels_compile_for_a_gpu_that_is_not_here():
     """The interpreter accepts products that no compiler does, so the kernels are also compiled, for sm_90."""
-    assert compiled('("bf16", torch.bfloat16, 16, 64, True)', '("fp32", torch.float32, 4, 32, False)') == "compiled"
+    compile_all('("bf16", torch.bfloat16, 16, 64, True)', '("fp32", torch.float32, 4, 32, False)')
 
 
 @pytest.mark.slow
@@ -336,7 +330,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_here():
 def test_every_configuration_compiles(kind, heads, d):
     dtype = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}[kind]
     heads = min(heads, 16) if kind == "fp32" else heads
-    assert compiled(*(f"({kind!r}, {dtype}, {heads}, {d}, {on})" for on in (True, False))) == "compiled"
+    compile_all(*(f"({kind!r}, {dtype}, {heads}, {d}, {on})" for on in (True, False)))
 
 
 @pytest.mark.gpu

@@ -175,7 +175,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_here():
 @pytest.mark.gpu
 def test_torch_compile_and_cuda_graphs_go_through():
     """Each replay draws afresh."""
-    mechanism = attention("coda-cs", heads=4, head_dim=64).train()
+    mechanism = attention("coda-cs", heads=4, head_dim=64, impl="fused").train()
     q, k, v = torch.randn(3, 2, 4, 40, 64, device="cuda")
     torch.compile(mechanism)(q, k, v)
     mechanism(q, k, v)
