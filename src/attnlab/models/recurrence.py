@@ -9,9 +9,8 @@ padding in front, needs no packing.
     backward   δ_t = ∂L/∂(gates_t + W h_{t−1})     ∂L/∂h_{t−1} += δ_t W     ∂L/∂W = Σ_t δ_tᵀ h_{t−1}, one product
 
 Everything has a leading axis s of independent recurrences: the two directions of a layer, and under torch.func.vmap the
-models of a population, which `nn.LSTM` has no batching rule for. A time step is one matrix product and one elementwise
-pass, which is a Triton kernel on a GPU. Nothing waits for the device, so a CUDA graph can hold it. c is kept in float32
-where the rest is in half precision.
+models of a population, which `nn.LSTM` has no batching rule for. On a GPU the whole sequence is one Triton kernel.
+Nothing waits for the device, so a CUDA graph can hold it. c is kept in float32 where the rest is in half precision.
 """
 
 from types import ModuleType
@@ -43,14 +42,9 @@ def _recurrence(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """h_t (s,n,b,d) of all t and the last c (s,b,d); for the backward, c_t (s,n,b,d) and i, f, g, o (s,n,b,4d)."""
     outputs, last, cells, active = _empty(gates, h)
-    gates, before, cell = _rows(gates), h.contiguous(), wide(c).contiguous()
-    step = _passes(gates).forward_step
-    for t in range(gates.shape[2]):
-        recurrent = torch.bmm(before, weight.mT)  # (s,b,4d)
-        now = None if live is None else live[:, :, t]
-        step(gates[:, :, t], recurrent, before, cell, now, outputs[:, t], cells[:, t], active[:, t])
-        before, cell = outputs[:, t], cells[:, t]
-    return outputs, last.copy_(cell), cells, active
+    gates, h, first = _rows(gates), h.contiguous(), wide(c).contiguous()
+    _passes(gates, h).forward(gates, weight, h, first, live, outputs, cells, active)
+    return outputs, last.copy_(cells[:, -1] if gates.shape[2] else first), cells, active
 
 
 @torch.library.custom_op("attnlab::lstm_recurrence_backward", mutates_args=())
@@ -67,17 +61,51 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """∂L by gates (s,n,b,4d), weight, h and c, from ∂L by h_t (s,n,b,d) and by the last c (s,b,d)."""
     grad, first, delta = _rows(grad), wide(c).contiguous(), torch.empty_like(active)
-    dh, dc = h.new_zeros(h.shape), wide(grad_last).clone(memory_format=torch.contiguous_format)  # by what comes later
-    step = _passes(grad).backward_step
-    for t in reversed(range(outputs.shape[1])):
-        now = None if live is None else live[:, :, t]
-        step(grad[:, t], active[:, t], cells[:, t], cells[:, t - 1] if t else first, now, dh, dc, delta[:, t])
-        dh.baddbmm_(delta[:, t], weight)
+    dh, dc = (
+        torch.zeros_like(first),
+        wide(grad_last).clone(memory_format=torch.contiguous_format),
+    )  # by what comes later
+    _passes(grad, h).backward(grad, weight, first, live, cells, active, delta, dh, dc)
     earlier, later = outputs[:, :-1].flatten(1, 2), delta[:, 1:].flatten(1, 2)  # h_{t−1} and δ_t of t > 1
     dweight = torch.bmm(later.mT, earlier)
     if outputs.shape[1]:
         dweight.baddbmm_(delta[:, 0].mT, h)
-    return delta, dweight, dh, dc.to(c.dtype)
+    return delta, dweight, dh.to(h.dtype), dc.to(c.dtype)
+
+
+def forward(
+    gates: Tensor,
+    weight: Tensor,
+    h: Tensor,
+    c: Tensor,
+    live: Tensor | None,
+    outputs: Tensor,
+    cells: Tensor,
+    active: Tensor,
+) -> None:
+    """Fill h_t and c_t (s,n,b,d) and i, f, g, o (s,n,b,4d), one position after another. The definition."""
+    for t in range(gates.shape[2]):
+        now = None if live is None else live[:, :, t]
+        forward_step(gates[:, :, t], torch.bmm(h, weight.mT), h, c, now, outputs[:, t], cells[:, t], active[:, t])
+        h, c = outputs[:, t], cells[:, t]
+
+
+def backward(
+    grad: Tensor,
+    weight: Tensor,
+    c: Tensor,
+    live: Tensor | None,
+    cells: Tensor,
+    active: Tensor,
+    delta: Tensor,
+    dh: Tensor,
+    dc: Tensor,
+) -> None:
+    """Fill delta (s,n,b,4d); dh and dc (s,b,d), wide, go from ∂L by the last state to ∂L by the first."""
+    for t in reversed(range(grad.shape[1])):
+        now = None if live is None else live[:, :, t]
+        backward_step(grad[:, t], active[:, t], cells[:, t], cells[:, t - 1] if t else c, now, dh, dc, delta[:, t])
+        dh += torch.bmm(delta[:, t], weight)
 
 
 def forward_step(
@@ -90,7 +118,7 @@ def forward_step(
     next_c: Tensor,
     active: Tensor,
 ) -> None:
-    """One step of (s,b,…), from the state (h, c) into (next_h, next_c) and active, the i, f, g, o. The definition."""
+    """One step of (s,b,…), from the state (h, c) into (next_h, next_c) and active, the i, f, g, o."""
     x = wide(gates) + recurrent
     i, f, g, o = x.chunk(4, dim=-1)
     for gate, squash in ((i, torch.sigmoid_), (f, torch.sigmoid_), (g, torch.tanh_), (o, torch.sigmoid_)):
@@ -127,16 +155,15 @@ def backward_step(
         dh.copy_(hidden.masked_fill(~kept, 0.0))
 
 
-def _passes(x: Tensor) -> Any:
-    """Where the elementwise passes are: the Triton kernels on a GPU, in the types they are for, else the definition."""
-    if x.is_cuda and x.dtype != torch.float64 and (kernel := _kernel()) is not None:
-        return kernel
-    return _Definition
+def _passes(x: Tensor, h: Tensor) -> Any:
+    """Where forward and backward are: the Triton kernels on a GPU, for what they cover, else the definition."""
+    kernel = _kernel() if x.is_cuda else None
+    return kernel if kernel is not None and kernel.covers(x, h) else _Definition
 
 
 class _Definition:
-    forward_step = staticmethod(forward_step)
-    backward_step = staticmethod(backward_step)
+    forward = staticmethod(forward)
+    backward = staticmethod(backward)
 
 
 def _kernel() -> ModuleType | None:

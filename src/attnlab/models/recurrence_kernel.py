@@ -1,19 +1,29 @@
-"""The elementwise part of one LSTM time step as one Triton pass, forward and backward; `recurrence.py` defines it.
+"""A whole LSTM recurrence as one Triton launch, forward and one backward; `recurrence.py` defines it.
 
-    forward    reads gates_t + W h_{t−1} and c_{t−1}; writes i, f, g, o, c_t and h_t
-    backward   reads ∂L/∂h_t, i, f, g, o, c_t and c_{t−1}; writes δ_t, and what passes on to the step before
+A program has one recurrence and a tile of its batch, and goes through time by itself: nothing waits for another
+program, nothing is launched between two positions. What a step needs of all units, h_{t−1} or δ_t, it writes and reads
+again behind a barrier; W is read anew at every position, from the cache that all programs share, while the units
+before are worked on.
 
-A program has a run of the s·b·d cells, and computes in float32. gates, ∂L/∂h_t and live may have any strides but the
-last axis of the first two, which is 1; in every other tensor (s,b,…) the last two axes lie together.
+    forward    a tile of W has the rows i, f, g, o of some units; W h_{t−1} for them, then the gates, c_t and h_t
+    backward   δ_t of all units from ∂L/∂h_t, then ∂L/∂h_{t−1} = Wᵀ δ_t, its sum over tiles of gates
+
+Sums and the state are float32. Products of float32 are in tf32 where nn.LSTM's are (torch.backends.cudnn.rnn, which
+says tf32 unless told otherwise), else three of tf32, of what it keeps and what it drops, as exact as float32's own.
 """
 
+from dataclasses import dataclass
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from attnlab.mechanisms.kernels.launch import launching_on, note_launch
 
-CELLS = 512  # of a program
+LARGEST = 512  # units
+TILE_BYTES = 64 * 1024  # of W
+WARPS = 8
 
 
 @triton.jit
@@ -27,116 +37,215 @@ def _tanh(x):
 
 
 @triton.jit
+def _load(base, rows, columns, row_stride, inside):
+    return tl.load(base + rows[:, None] * row_stride + columns[None, :], inside, 0.0)
+
+
+@triton.jit
 def _forward(
-    gates, recurrent, h, c, live, next_h, next_c, active, total, batch, size,
-    gates_s, gates_b, h_s, c_s, live_s, live_b, next_h_s, next_c_s, active_s,
-    masked: tl.constexpr, cells: tl.constexpr,
+    gates, weight, h, c, live, outputs, cells, active, n, batch, size,
+    gates_s, gates_b, gates_n, live_s, live_b, live_n,
+    MASKED: tl.constexpr, PRECISION: tl.constexpr, B: tl.constexpr, U: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    place = tl.program_id(0).to(tl.int64) * cells + tl.arange(0, cells)
-    inside = place < total
-    s, b, d = place // (batch * size), place // size % batch, place % size
-    left = gates + s * gates_s + b * gates_b + d
-    right = recurrent + (s * batch + b) * 4 * size + d
-    out = active + s * active_s + b * 4 * size + d
-    row = b * size + d
-    i = _sigmoid(tl.load(left, inside, 0.0).to(tl.float32) + tl.load(right, inside, 0.0).to(tl.float32))
-    left, right = left + size, right + size
-    f = _sigmoid(tl.load(left, inside, 0.0).to(tl.float32) + tl.load(right, inside, 0.0).to(tl.float32))
-    left, right = left + size, right + size
-    g = _tanh(tl.load(left, inside, 0.0).to(tl.float32) + tl.load(right, inside, 0.0).to(tl.float32))
-    left, right = left + size, right + size
-    o = _sigmoid(tl.load(left, inside, 0.0).to(tl.float32) + tl.load(right, inside, 0.0).to(tl.float32))
-    before = tl.load(c + s * c_s + row, inside, 0.0)
-    cell = f * before + i * g
-    hidden = o * _tanh(cell)
-    if masked:
-        kept = tl.load(live + s * live_s + b * live_b, inside, 0) == 0
-        cell = tl.where(kept, before, cell)
-        hidden = tl.where(kept, tl.load(h + s * h_s + row, inside, 0.0).to(tl.float32), hidden)
-    tl.store(out, i, inside)
-    tl.store(out + size, f, inside)
-    tl.store(out + 2 * size, g, inside)
-    tl.store(out + 3 * size, o, inside)
-    tl.store(next_c + s * next_c_s + row, cell, inside)
-    tl.store(next_h + s * next_h_s + row, hidden, inside)
+    s = tl.program_id(0).to(tl.int64)
+    rows = tl.program_id(1) * B + tl.arange(0, B)
+    inputs, row = tl.arange(0, D), tl.arange(0, 4 * U)  # a row of a tile of W: gate row % 4 of unit row // 4
+    here, known = rows < batch, inputs < size
+    gates += s * gates_s
+    weight += s * 4 * size * size
+    before, cell_before = h + s * batch * size, c + s * batch * size
+    outputs += s * n * batch * size
+    cells += s * n * batch * size
+    active += s * n * batch * 4 * size
+    for t in range(n):
+        tl.debug_barrier()
+        earlier = _load(before, rows, inputs, size, here[:, None] & known[None, :])  # (B,D)
+        for first in tl.range(0, size, U):
+            of_tile, unit = first + row // 4, first + tl.arange(0, U)
+            w = _load(weight, row % 4 * size + of_tile, inputs, size, (of_tile < size)[:, None] & known[None, :])
+            x = tl.dot(w, tl.trans(earlier), input_precision=PRECISION)  # (4U,B)
+            x = tl.trans(tl.reshape(x, (U, 4, B)), (0, 2, 1))  # (U,B,4)
+            i_g, f_o = tl.split(tl.reshape(x, (U, B, 2, 2)))
+            i, g = tl.split(i_g)
+            f, o = tl.split(f_o)
+            inside = (unit < size)[:, None] & here[None, :]
+            given = gates + t * gates_n + rows[None, :] * gates_b + unit[:, None]
+            i = _sigmoid(i + tl.load(given, inside, 0.0).to(tl.float32))
+            f = _sigmoid(f + tl.load(given + size, inside, 0.0).to(tl.float32))
+            g = _tanh(g + tl.load(given + 2 * size, inside, 0.0).to(tl.float32))
+            o = _sigmoid(o + tl.load(given + 3 * size, inside, 0.0).to(tl.float32))
+            place = rows[None, :] * size + unit[:, None]  # (U,B)
+            held = tl.load(cell_before + place, inside, 0.0)
+            cell = f * held + i * g
+            hidden = o * _tanh(cell)
+            if MASKED:
+                token = tl.load(live + s * live_s + rows * live_b + t * live_n, here, 0) != 0
+                cell = tl.where(token[None, :], cell, held)
+                hidden = tl.where(token[None, :], hidden, tl.load(before + place, inside, 0.0).to(tl.float32))
+            tl.store(cells + place, cell, inside)
+            tl.store(outputs + place, hidden, inside)
+            kept = active + rows[None, :] * 4 * size + unit[:, None]
+            tl.store(kept, i, inside)
+            tl.store(kept + size, f, inside)
+            tl.store(kept + 2 * size, g, inside)
+            tl.store(kept + 3 * size, o, inside)
+        before, cell_before = outputs, cells
+        outputs += batch * size
+        cells += batch * size
+        active += batch * 4 * size
 
 
 @triton.jit
 def _backward(
-    grad, active, cell, c, live, dh, dc, delta, total, batch, size,
-    grad_s, grad_b, active_s, cell_s, c_s, live_s, live_b, delta_s,
-    masked: tl.constexpr, cells: tl.constexpr,
+    grad, across, c, live, cells, active, delta, dh, dc, n, batch, size,
+    grad_s, grad_n, grad_b, live_s, live_b, live_n,
+    MASKED: tl.constexpr, PRECISION: tl.constexpr, B: tl.constexpr, U: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    place = tl.program_id(0).to(tl.int64) * cells + tl.arange(0, cells)
-    inside = place < total
-    s, b, d = place // (batch * size), place // size % batch, place % size
-    row, four = b * size + d, b * 4 * size + d
-    gate = active + s * active_s + four
-    i = tl.load(gate, inside, 0.0).to(tl.float32)
-    f = tl.load(gate + size, inside, 0.0).to(tl.float32)
-    g = tl.load(gate + 2 * size, inside, 0.0).to(tl.float32)
-    o = tl.load(gate + 3 * size, inside, 0.0).to(tl.float32)
-    squashed = _tanh(tl.load(cell + s * cell_s + row, inside, 0.0))
-    hidden = tl.load(grad + s * grad_s + b * grad_b + d, inside, 0.0).to(tl.float32)
-    hidden += tl.load(dh + place, inside, 0.0).to(tl.float32)
-    later = tl.load(dc + place, inside, 0.0)
-    inner = later + hidden * o * (1.0 - squashed * squashed)
-    di, df = inner * g * i * (1.0 - i), inner * tl.load(c + s * c_s + row, inside, 0.0) * f * (1.0 - f)
-    dg, do = inner * i * (1.0 - g * g), hidden * squashed * o * (1.0 - o)
-    on, passed = inner * f, tl.zeros_like(hidden)
-    if masked:
-        kept = tl.load(live + s * live_s + b * live_b, inside, 0) == 0
-        di, df, dg, do = (
-            tl.where(kept, 0.0, di), tl.where(kept, 0.0, df), tl.where(kept, 0.0, dg), tl.where(kept, 0.0, do)
-        )  # fmt: skip
-        on, passed = tl.where(kept, later, on), tl.where(kept, hidden, 0.0)
-    out = delta + s * delta_s + four
-    tl.store(out, di, inside)
-    tl.store(out + size, df, inside)
-    tl.store(out + 2 * size, dg, inside)
-    tl.store(out + 3 * size, do, inside)
-    tl.store(dc + place, on, inside)
-    tl.store(dh + place, passed, inside)
+    s = tl.program_id(0).to(tl.int64)
+    rows = tl.program_id(1) * B + tl.arange(0, B)
+    here = rows < batch
+    outs, gate = tl.arange(0, D), tl.arange(0, G)
+    across += s * 4 * size * size  # Wᵀ
+    for back in range(n):
+        t = n - 1 - back
+        position = s * n + t
+        tl.debug_barrier()
+        for first in tl.range(0, size, U, num_stages=1):
+            unit = first + tl.arange(0, U)
+            inside = here[:, None] & (unit < size)[None, :]
+            place = rows[:, None] * size + unit[None, :]  # (B,U)
+            four = (position * batch + rows[:, None]) * 4 * size + unit[None, :]
+            i = tl.load(active + four, inside, 0.0).to(tl.float32)
+            f = tl.load(active + four + size, inside, 0.0).to(tl.float32)
+            g = tl.load(active + four + 2 * size, inside, 0.0).to(tl.float32)
+            o = tl.load(active + four + 3 * size, inside, 0.0).to(tl.float32)
+            squashed = _tanh(tl.load(cells + position * batch * size + place, inside, 0.0))
+            if t > 0:
+                held = tl.load(cells + (position - 1) * batch * size + place, inside, 0.0)
+            else:
+                held = tl.load(c + s * batch * size + place, inside, 0.0)
+            on_h, on_c = dh + s * batch * size + place, dc + s * batch * size + place
+            hidden = tl.load(on_h, inside, 0.0)
+            hidden += _load(grad + s * grad_s + t * grad_n, rows, unit, grad_b, inside).to(tl.float32)
+            later = tl.load(on_c, inside, 0.0)
+            inner = later + hidden * o * (1.0 - squashed * squashed)
+            di, df = inner * g * i * (1.0 - i), inner * held * f * (1.0 - f)
+            dg, do = inner * i * (1.0 - g * g), hidden * squashed * o * (1.0 - o)
+            on, passed = inner * f, tl.zeros_like(hidden)
+            if MASKED:
+                token = (tl.load(live + s * live_s + rows * live_b + t * live_n, here, 0) != 0)[:, None]
+                di, df = tl.where(token, di, 0.0), tl.where(token, df, 0.0)
+                dg, do = tl.where(token, dg, 0.0), tl.where(token, do, 0.0)
+                on, passed = tl.where(token, on, later), tl.where(token, 0.0, hidden)
+            tl.store(delta + four, di, inside)
+            tl.store(delta + four + size, df, inside)
+            tl.store(delta + four + 2 * size, dg, inside)
+            tl.store(delta + four + 3 * size, do, inside)
+            tl.store(on_c, on, inside)
+            tl.store(on_h, passed, inside)
+        tl.debug_barrier()
+        total = tl.zeros((D, B), tl.float32)
+        for first in tl.range(0, 4 * size, G):
+            of_tile = first + gate
+            known = of_tile < 4 * size
+            w = _load(across, outs, of_tile, 4 * size, (outs < size)[:, None] & known[None, :])  # (D,G)
+            d = _load(delta + position * batch * 4 * size, rows, of_tile, 4 * size, here[:, None] & known[None, :])
+            total = tl.dot(w, tl.trans(d), total, input_precision=PRECISION)  # (D,B)
+        on_h = dh + s * batch * size + rows[None, :] * size + outs[:, None]
+        inside = (outs < size)[:, None] & here[None, :]
+        tl.store(on_h, tl.load(on_h, inside, 0.0) + total, inside)
 
 
-def forward_step(
+def covers(gates: Tensor, h: Tensor) -> bool:
+    """Whether these kernels are for it: not float64, and not so many units that a tile of W has too few rows."""
+    return gates.dtype != torch.float64 and 0 < h.shape[-1] <= LARGEST and gates.numel() > 0
+
+
+def forward(
     gates: Tensor,
-    recurrent: Tensor,
+    weight: Tensor,
     h: Tensor,
     c: Tensor,
     live: Tensor | None,
-    next_h: Tensor,
-    next_c: Tensor,
+    outputs: Tensor,
+    cells: Tensor,
     active: Tensor,
 ) -> None:
-    """As `recurrence.forward_step`."""
+    """As `recurrence.forward`; the last axis of gates lies together, its others have any strides."""
     note_launch("recurrence")
-    before = (gates.stride(0), gates.stride(1), h.stride(0), c.stride(0), *_strides(live))
-    after = (next_h.stride(0), next_c.stride(0), active.stride(0))
+    (s, b, n, _), size = gates.shape, h.shape[-1]
+    tiles = Tiles.of(s, b, size, gates)
     seen = gates if live is None else live
     with launching_on(gates):
-        _forward[_programs(c)](
-            gates, recurrent, h, c, seen, next_h, next_c, active, c.numel(), *c.shape[1:], *before, *after,
-            masked=live is not None, cells=CELLS,
+        _forward[(s, triton.cdiv(b, tiles.rows))](
+            gates, weight.contiguous(), h, c, seen, outputs, cells, active, n, b, size,
+            gates.stride(0), gates.stride(1), gates.stride(2), *_strides(live),
+            MASKED=live is not None, PRECISION=_precision(), **tiles.forward, **tiles.options,
         )  # fmt: skip
 
 
-def backward_step(
-    grad: Tensor, active: Tensor, cell: Tensor, c: Tensor, live: Tensor | None, dh: Tensor, dc: Tensor, delta: Tensor
+def backward(
+    grad: Tensor,
+    weight: Tensor,
+    c: Tensor,
+    live: Tensor | None,
+    cells: Tensor,
+    active: Tensor,
+    delta: Tensor,
+    dh: Tensor,
+    dc: Tensor,
 ) -> None:
-    """As `recurrence.backward_step`."""
-    strides = (grad.stride(0), grad.stride(1), active.stride(0), cell.stride(0), c.stride(0), *_strides(live))
+    """As `recurrence.backward`; the last axis of grad lies together, its others have any strides."""
+    (s, n, b, _), size = grad.shape, c.shape[-1]
+    tiles = Tiles.of(s, b, size, grad)
     seen = grad if live is None else live
     with launching_on(grad):
-        _backward[_programs(c)](
-            grad, active, cell, c, seen, dh, dc, delta, c.numel(), *c.shape[1:], *strides, delta.stride(0),
-            masked=live is not None, cells=CELLS,
+        _backward[(s, triton.cdiv(b, tiles.rows))](
+            grad, weight.mT.contiguous(), c, seen, cells, active, delta, dh, dc, n, b, size,
+            grad.stride(0), grad.stride(1), grad.stride(2), *_strides(live),
+            MASKED=live is not None, PRECISION=_precision(), **tiles.backward, **tiles.options,
         )  # fmt: skip
 
 
-def _programs(c: Tensor) -> tuple[int]:
-    return (triton.cdiv(c.numel(), CELLS),)
+@dataclass(frozen=True)
+class Tiles:
+    """What a program works on: so many rows of the batch, all units, and so many rows of W at a time."""
+
+    rows: int
+    width: int  # units, up to a power of two
+    of_weight: int
+
+    @classmethod
+    def of(cls, s: int, b: int, size: int, x: Tensor) -> "Tiles":
+        """Few rows of the batch, unless there would be more programs than can run at once."""
+        width, together = max(16, triton.next_power_of_2(size)), _at_once(x)
+        most = min(64, max(16, triton.next_power_of_2(b)), TILE_BYTES // (width * x.element_size()))
+        rows = next((rows for rows in (16, 32) if s * triton.cdiv(b, rows) <= together), 64)
+        of_weight = TILE_BYTES // (width * x.element_size())
+        return cls(min(rows, most), width, min(max(16, of_weight), 4 * width, 128))
+
+    @property
+    def forward(self) -> dict[str, int]:
+        return {"B": self.rows, "U": self.of_weight // 4, "D": self.width}
+
+    @property
+    def backward(self) -> dict[str, int]:
+        return {"B": self.rows, "U": min(self.width, 64), "G": self.of_weight, "D": self.width}
+
+    @property
+    def options(self) -> dict[str, int]:
+        """Tiles of W at a time: as many as fit beside that of the batch."""
+        return {"num_warps": WARPS, "num_stages": 3 if self.rows == 16 and self.width <= 256 else 2}
 
 
-def _strides(live: Tensor | None) -> tuple[int, int]:
-    return (0, 0) if live is None else (live.stride(0), live.stride(1))
+def _at_once(x: Tensor) -> int:
+    return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
+
+
+def _precision() -> str:
+    said = torch.backends.cudnn.rnn.fp32_precision  # type: ignore[attr-defined]
+    return "tf32" if said == "tf32" else "tf32x3"
+
+
+def _strides(live: Tensor | None) -> tuple[int, int, int]:
+    return (0, 0, 0) if live is None else (live.stride(0), live.stride(1), live.stride(2))
