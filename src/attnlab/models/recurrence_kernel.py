@@ -23,7 +23,7 @@ from attnlab.mechanisms.kernels.launch import launching_on, note_launch
 
 LARGEST = 512  # units
 TILE_BYTES = 64 * 1024  # of W
-WARPS = 8
+CELLS = 4096  # of which δ is made at a time
 
 
 @triton.jit
@@ -60,26 +60,28 @@ def _forward(
     for t in range(n):
         tl.debug_barrier()
         earlier = _load(before, rows, inputs, size, here[:, None] & known[None, :])  # (B,D)
+        if MASKED:
+            token = tl.load(live + s * live_s + rows * live_b + t * live_n, here, 0) != 0
         for first in tl.range(0, size, U):
-            of_tile, unit = first + row // 4, first + tl.arange(0, U)
+            unit = first + tl.arange(0, U)
+            inside = (unit < size)[:, None] & here[None, :]
+            given = gates + t * gates_n + rows[None, :] * gates_b + unit[:, None]
+            place = rows[None, :] * size + unit[:, None]  # (U,B)
+            given_i, given_f = tl.load(given, inside, 0.0), tl.load(given + size, inside, 0.0)
+            given_g, given_o = tl.load(given + 2 * size, inside, 0.0), tl.load(given + 3 * size, inside, 0.0)
+            held = tl.load(cell_before + place, inside, 0.0)
+            of_tile = first + row // 4
             w = _load(weight, row % 4 * size + of_tile, inputs, size, (of_tile < size)[:, None] & known[None, :])
             x = tl.dot(w, tl.trans(earlier), input_precision=PRECISION)  # (4U,B)
             x = tl.trans(tl.reshape(x, (U, 4, B)), (0, 2, 1))  # (U,B,4)
             i_g, f_o = tl.split(tl.reshape(x, (U, B, 2, 2)))
             i, g = tl.split(i_g)
             f, o = tl.split(f_o)
-            inside = (unit < size)[:, None] & here[None, :]
-            given = gates + t * gates_n + rows[None, :] * gates_b + unit[:, None]
-            i = _sigmoid(i + tl.load(given, inside, 0.0).to(tl.float32))
-            f = _sigmoid(f + tl.load(given + size, inside, 0.0).to(tl.float32))
-            g = _tanh(g + tl.load(given + 2 * size, inside, 0.0).to(tl.float32))
-            o = _sigmoid(o + tl.load(given + 3 * size, inside, 0.0).to(tl.float32))
-            place = rows[None, :] * size + unit[:, None]  # (U,B)
-            held = tl.load(cell_before + place, inside, 0.0)
+            i, f = _sigmoid(i + given_i.to(tl.float32)), _sigmoid(f + given_f.to(tl.float32))
+            g, o = _tanh(g + given_g.to(tl.float32)), _sigmoid(o + given_o.to(tl.float32))
             cell = f * held + i * g
             hidden = o * _tanh(cell)
             if MASKED:
-                token = tl.load(live + s * live_s + rows * live_b + t * live_n, here, 0) != 0
                 cell = tl.where(token[None, :], cell, held)
                 hidden = tl.where(token[None, :], hidden, tl.load(before + place, inside, 0.0).to(tl.float32))
             tl.store(cells + place, cell, inside)
@@ -180,7 +182,7 @@ def forward(
         _forward[(s, triton.cdiv(b, tiles.rows))](
             gates, weight.contiguous(), h, c, seen, outputs, cells, active, n, b, size,
             gates.stride(0), gates.stride(1), gates.stride(2), *_strides(live),
-            MASKED=live is not None, PRECISION=_precision(), **tiles.forward, **tiles.options,
+            MASKED=live is not None, PRECISION=_precision(), **tiles.forward,
         )  # fmt: skip
 
 
@@ -203,7 +205,7 @@ def backward(
         _backward[(s, triton.cdiv(b, tiles.rows))](
             grad, weight.mT.contiguous(), c, seen, cells, active, delta, dh, dc, n, b, size,
             grad.stride(0), grad.stride(1), grad.stride(2), *_strides(live),
-            MASKED=live is not None, PRECISION=_precision(), **tiles.backward, **tiles.options,
+            MASKED=live is not None, PRECISION=_precision(), **tiles.backward,
         )  # fmt: skip
 
 
@@ -226,16 +228,17 @@ class Tiles:
 
     @property
     def forward(self) -> dict[str, int]:
-        return {"B": self.rows, "U": self.of_weight // 4, "D": self.width}
+        return {"B": self.rows, "U": self.of_weight // 4, "D": self.width, "num_warps": 4} | self.held
 
     @property
     def backward(self) -> dict[str, int]:
-        return {"B": self.rows, "U": min(self.width, 64), "G": self.of_weight, "D": self.width}
+        units = min(self.width, CELLS // self.rows)
+        return {"B": self.rows, "U": units, "G": self.of_weight, "D": self.width, "num_warps": 8} | self.held
 
     @property
-    def options(self) -> dict[str, int]:
+    def held(self) -> dict[str, int]:
         """Tiles of W at a time: as many as fit beside that of the batch."""
-        return {"num_warps": WARPS, "num_stages": 3 if self.rows == 16 and self.width <= 256 else 2}
+        return {"num_stages": 3 if self.rows == 16 and self.width <= 256 else 2}
 
 
 def _at_once(x: Tensor) -> int:
