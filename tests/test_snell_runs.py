@@ -1,14 +1,13 @@
 """The runs behind the tables of Snell et al. 2021, on corpora small enough to know what must come out."""
 
 import csv
-import json
 import os
-import random
 import signal
 from dataclasses import replace
 
 import pytest
 import torch
+from snell_corpora import pairs_in, texts_in
 from typer.testing import CliRunner
 
 from attnlab import runs
@@ -18,46 +17,24 @@ from attnlab.models.probe import beta, saliency
 from attnlab.models.watch import record
 from attnlab.studies.snell2021 import additive, agreements, corpora, frozen, sms, training_curves
 from attnlab.studies.snell2021.agreements import CHANCE, DEFINED, NEGATED, Reading, read
-from attnlab.studies.snell2021.corpora import Corpus, Size
+from attnlab.studies.snell2021.corpora import Size
 from attnlab.studies.snell2021.measures import measure, reference
 from attnlab.studies.snell2021.trials import Field, Trial
 from attnlab.studies.study import Setting
-from attnlab.tasks.classification import ClassificationConfig
-from attnlab.tasks.translation import TranslationConfig
 from attnlab.train import Outcome
 
 CPU = torch.device("cpu")
-NOISE = [f"n{k}" for k in range(17)]
 VALIDATION = Reading("agreement", "accuracy", "valid")
 
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
-    """One word of a text says its class, and stands anywhere among words that say nothing."""
-    folder, draw = tmp_path_factory.mktemp("texts"), random.Random(0)
-    for part, count in (("train", 601), ("valid", 83)):
-        lines = []
-        for _ in range(count):
-            words = draw.choices(NOISE, k=draw.randint(5, 13))
-            label = draw.choice(["good", "bad"])
-            words.insert(draw.randrange(len(words) + 1), label)
-            lines.append(json.dumps({"text": " ".join(words), "label": label}))
-        (folder / f"{part}.jsonl").write_text("\n".join(lines) + "\n")
-    data = ClassificationConfig(data=str(folder / "train.jsonl"), valid=str(folder / "valid.jsonl"))
-    return Corpus("sst", "texts", "SST", data, from_scale="smoke", proxy=(1e-2, 5))
+    return texts_in(tmp_path_factory.mktemp("texts"))
 
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
-    """Sentences of eleven words, each translated by itself."""
-    folder, draw = tmp_path_factory.mktemp("pairs"), random.Random(0)
-    for part, count in (("train", 503), ("valid", 29)):
-        sources = [draw.choices(range(11), k=draw.randint(2, 7)) for _ in range(count)]
-        rows = (" ".join(f"s{k}" for k in x) + "\t" + " ".join(f"t{k}" for k in x) for x in sources)
-        (folder / f"{part}.tsv").write_text("\n".join(rows) + "\n")
-    files = {"data": str(folder / "train.tsv"), "valid": str(folder / "valid.tsv")}
-    data = TranslationConfig(**files, units="word", source_begin=True)
-    return Corpus("multi30k", "Multi30k", "Multi30k", data, from_scale="smoke", proxy=(1e-2, 3))
+    return pairs_in(tmp_path_factory.mktemp("pairs"))
 
 
 def field(corpus, tmp_path):

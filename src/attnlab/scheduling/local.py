@@ -21,6 +21,7 @@ from attnlab.runs import chosen_device
 from attnlab.scheduling.job import POLL_S, RETRIES, Job, Scheduler, attempt, checked
 
 PRELOADED = ["attnlab.evaluation", "accelerate", "torch._dynamo"]  # what every run imports
+PRELOADED += ["pandas", "scipy.stats", "matplotlib.figure"]  # and what measures it
 
 
 class Local(Scheduler):

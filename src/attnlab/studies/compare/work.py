@@ -25,6 +25,7 @@ from attnlab.recipe import Recipe
 from attnlab.store import RunFolder, write_text
 from attnlab.studies.compare.inside import inside
 from attnlab.studies.surroundings import surroundings
+from attnlab.tasks.task import Task
 from attnlab.tasks.text import write_atomically
 
 EDITION = 1  # raised when a run is measured otherwise than before
@@ -34,8 +35,19 @@ WINDOWS, WARM = 5, {"cpu": 1, "cuda": 4}  # of a timing: so many are measured, a
 UPDATES = {"cpu": 5, "cuda": 50}  # in a window
 
 
-def train(recipe: Recipe, folder: str, vocabulary: str, device: str) -> None:
-    """Train a run to its end, from where it stands; KeyboardInterrupt if it is asked to stop before."""
+def train(
+    recipe: Recipe,
+    folder: str,
+    vocabulary: str,
+    device: str,
+    *,
+    task: Task | None = None,
+    report: Callable[[dict[str, Any]], None] = lambda values: None,
+) -> None:
+    """Train a run to its end, from where it stands; KeyboardInterrupt if it is asked to stop before.
+
+    task   the recipe's, where it is at hand already
+    """
     path, there = Path(folder), RunFolder(Path(folder))
     if finished(there):
         return
@@ -44,7 +56,7 @@ def train(recipe: Recipe, folder: str, vocabulary: str, device: str) -> None:
     for file in Path(vocabulary).iterdir():
         if not (path / file.name).exists():
             write_atomically(path / file.name, file.read_bytes())
-    _, outcome = runs.start(recipe, out=folder, device=device, report=_quiet, note=_quiet)
+    _, outcome = runs.start(recipe, out=folder, device=device, report=report, note=_quiet, task=task)
     if not outcome.finished:
         raise KeyboardInterrupt
 

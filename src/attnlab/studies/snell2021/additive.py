@@ -20,7 +20,8 @@ from attnlab.studies.snell2021.corpora import MULTI
 from attnlab.studies.snell2021.measures import ROWS, Pooled, measure, seen
 from attnlab.studies.snell2021.performance import Performance
 from attnlab.studies.snell2021.published import TABLE6
-from attnlab.studies.snell2021.trials import Curves, Field, Trial, append
+from attnlab.studies.snell2021.together import rows
+from attnlab.studies.snell2021.trials import Curves, Trial, append
 from attnlab.studies.study import Findings, Setting
 from attnlab.tasks.task import PAD, Batch
 
@@ -29,15 +30,13 @@ ITEM = "a1"
 
 def a1(setting: Setting) -> Findings:
     """The item."""
-    field = Field(MULTI, setting)
-    reason = field.why_not()
-    trials = [] if reason else [Trial(field, seed) for seed in setting.seeds]
-    found = [trial.curves("additive", optimal_agreement) for trial in trials]
-    concatenated = [max(trial.curves("A", measure)["valid/bleu"]) for trial in trials]
+    (multi30k,) = rows([MULTI], setting, lambda size: ["additive"], optimal_agreement)
+    found = [trial.curves("additive", optimal_agreement) for trial in multi30k.trials]
+    concatenated = [max(trial.curves("A", measure)["valid/bleu"]) for trial in multi30k.trials]
 
     def cell(row: str, column: str, published: float, values: list[float]) -> Cell:
-        about: dict[str, Any] = {"item": ITEM, "row": row, "column": column, "tags": field.tags, "not_run": reason}
-        return Cell(published=published, values=tuple(values), **about)
+        about: dict[str, Any] = {"item": ITEM, "row": row, "column": column, "published": published}
+        return Cell(values=tuple(values), tags=multi30k.field.tags, not_run=multi30k.reason, **about)
 
     additive = "additive model, eq. 32"
     agreed = cell(additive, "A(α^opt, β)", 53.0, [each["agreement"][0] for each in found])

@@ -29,9 +29,10 @@ import numpy as np
 from attnlab.analysis.agreement import contextualised
 from attnlab.studies.claims import Cell, contrast
 from attnlab.studies.snell2021 import published
-from attnlab.studies.snell2021.corpora import CORPORA, Corpus
+from attnlab.studies.snell2021.corpora import CORPORA, Corpus, Size
 from attnlab.studies.snell2021.measures import measure, reference
 from attnlab.studies.snell2021.published import AGREEMENTS, CONTEXTS, Printed
+from attnlab.studies.snell2021.together import rows
 from attnlab.studies.snell2021.trials import Curves, Field, Trial
 from attnlab.studies.study import Findings, Setting
 
@@ -79,11 +80,10 @@ def table(name: str, setting: Setting) -> Findings:
     """The item of a table: every row that this scale has."""
     reading, printed = TABLES[name]
     cells: list[Cell] = []
-    for corpus in (corpus for corpus in CORPORA if corpus.published in printed):
-        field = Field(corpus, setting)
-        reason = field.why_not()
-        found = [] if reason else [read(Trial(field, seed), reading) for seed in setting.seeds]
-        row = list(_row(name, field, printed[corpus.published], found, reason))
+    corpora = [corpus for corpus in CORPORA if corpus.published in printed]
+    for each in rows(corpora, setting, beside_a):
+        found = [read(trial, reading) for trial in each.trials]
+        row = list(_row(name, each.field, printed[each.field.corpus.published], found, each.reason))
         cells += row
         if name == "table2":
             cells += _above_chance(row)
@@ -93,11 +93,15 @@ def table(name: str, setting: Setting) -> Findings:
 table2, table3, table4, table6, table7, table8 = (partial(table, name) for name in TABLES)
 
 
+def beside_a(size: Size) -> tuple[str, ...]:
+    """The roles that are compared with A."""
+    return ("uniform", *size.comparisons)
+
+
 def read(trial: Trial, reading: Reading) -> Found:
     """A row's columns from the curves of a trial, whose models are trained and measured where they were not yet."""
     part, judged_by = reading.part, reading.judged_by
-    gold, uniform = (trial.curves(role, measure) for role in ("A", "uniform"))
-    others = [trial.curves(role, measure) for role in trial.field.size.comparisons]
+    gold, uniform, *others = (trial.curves(role, measure) for role in ("A", *beside_a(trial.field.size)))
     best = reference(trial, part, judged_by)
 
     def curve(curves: Curves, pair: str) -> list[float]:
@@ -128,12 +132,13 @@ def cost(setting: Setting) -> str:
     done, trained, measured = (sum(each) for each in zip(*taken, strict=True))
     return (
         f"At full scale the models of one seed take so many thousand updates: {full}. "
-        f"Here {done:,} updates took {trained:,.0f} s, and measuring what they made {measured:,.0f} s."
+        f"Here {done:,} updates took {trained:,.0f} s, and measuring what they made {measured:,.0f} s, added up over "
+        "all models."
     )
 
 
 def _roles(corpus: Corpus) -> tuple[str, ...]:
-    return ("A", *corpus.size("full").comparisons, "uniform")
+    return ("A", *beside_a(corpus.size("full")))
 
 
 def _spent(field: Field, setting: Setting) -> tuple[int, float, float]:

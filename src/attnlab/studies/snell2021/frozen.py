@@ -11,31 +11,32 @@ from attnlab.studies.claims import Cell, contrast
 from attnlab.studies.snell2021.corpora import CORPORA
 from attnlab.studies.snell2021.measures import measure, reference
 from attnlab.studies.snell2021.published import TABLE10
-from attnlab.studies.snell2021.trials import Field, Trial
+from attnlab.studies.snell2021.together import rows
+from attnlab.studies.snell2021.trials import Trial
 from attnlab.studies.study import Findings, Setting
 
 ITEM = "table10"
 COLUMNS = {"A(α, α^fr)": ("frozen", "attention"), "A(α, β^uf)": ("uniform", "probe")}
+ROLES = tuple(role for role, _ in COLUMNS.values())
 
 
 def table10(setting: Setting) -> Findings:
     """The item: both columns and their difference, of every classification set that this scale has."""
     cells: list[Cell] = []
-    for corpus in (corpus for corpus in CORPORA if corpus.published in TABLE10):
-        field = Field(corpus, setting)
-        reason = field.why_not()
-        found = [] if reason else [_columns(Trial(field, seed)) for seed in setting.seeds]
+    corpora = [corpus for corpus in CORPORA if corpus.published in TABLE10]
+    for row in rows(corpora, setting, lambda size: ROLES):
+        found = [_columns(trial) for trial in row.trials]
         pair = [
             Cell(
                 item=ITEM,
-                row=corpus.row,
+                row=row.field.corpus.row,
                 column=column,
                 published=printed,
                 values=tuple(each[column] for each in found),
-                tags=field.tags,
-                not_run=reason,
+                tags=row.field.tags,
+                not_run=row.reason,
             )
-            for column, printed in zip(COLUMNS, TABLE10[corpus.published], strict=True)
+            for column, printed in zip(COLUMNS, TABLE10[row.field.corpus.published], strict=True)
         ]
         cells += [*pair, contrast(*pair)]
     return Findings(cells, remarks=(" ".join((__doc__ or "").split("\n\n")[2].split()),))

@@ -9,9 +9,10 @@ The paper prints no number of it. SST, which it keeps, stands beside it: agreeme
 from statistics import fmean
 
 from attnlab.studies.claims import Cell
-from attnlab.studies.snell2021.corpora import SMS, SST, Corpus
+from attnlab.studies.snell2021.corpora import SMS, SST
 from attnlab.studies.snell2021.datasets import GLOVE, statistics
 from attnlab.studies.snell2021.measures import measure, reference
+from attnlab.studies.snell2021.together import Row, rows
 from attnlab.studies.snell2021.trials import Field, Trial
 from attnlab.studies.study import Findings, Setting
 
@@ -22,10 +23,10 @@ STARTS, ORDER = "A(α, α̂)", "τ_b(α, α̂)"
 
 def a9(setting: Setting) -> Findings:
     """The item."""
-    rows = {corpus: _row(corpus, setting) for corpus in (SMS, SST)}
-    cells = [cell for row in rows.values() for cell in row.values()]
+    spam, kept = (_cells(row) for row in rows((SMS, SST), setting, lambda size: ["B"]))
+    cells = [*spam.values(), *kept.values()]
     for column in (STARTS, ORDER):
-        low, high = (rows[corpus][column] for corpus in (SMS, SST))
+        low, high = spam[column], kept[column]
         cells.append(
             Cell(
                 item=ITEM,
@@ -52,18 +53,16 @@ def two_starts(trial: Trial) -> dict[str, float]:
     }
 
 
-def _row(corpus: Corpus, setting: Setting) -> dict[str, Cell]:
-    field = Field(corpus, setting)
-    reason = field.why_not()
-    found = [] if reason else [two_starts(Trial(field, seed)) for seed in setting.seeds]
+def _cells(row: Row) -> dict[str, Cell]:
+    found = [two_starts(trial) for trial in row.trials]
     return {
         column: Cell(
             item=ITEM,
-            row=corpus.row,
+            row=row.field.corpus.row,
             column=column,
             values=tuple(each[column] for each in found),
-            tags=field.tags,
-            not_run=reason,
+            tags=row.field.tags,
+            not_run=row.reason,
         )
         for column in (STARTS, ORDER, "Â", "accuracy")
     }

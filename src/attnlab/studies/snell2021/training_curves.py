@@ -17,9 +17,11 @@ from matplotlib.figure import Figure
 
 from attnlab.report.figures import curves
 from attnlab.studies.claims import Cell
+from attnlab.studies.snell2021.agreements import beside_a
 from attnlab.studies.snell2021.corpora import CORPORA
 from attnlab.studies.snell2021.measures import measure, reference
 from attnlab.studies.snell2021.published import TABLE5
+from attnlab.studies.snell2021.together import rows
 from attnlab.studies.snell2021.trials import Field, Trial
 from attnlab.studies.study import Findings, Setting
 
@@ -31,21 +33,18 @@ def fig2(setting: Setting) -> Findings:
     """The item: curves of every data set that this scale has."""
     cells: list[Cell] = []
     figures: dict[str, tuple[Figure, str]] = {}
-    for corpus in CORPORA:
-        field = Field(corpus, setting)
-        reason = field.why_not()
-        lines = [] if reason else [over_training(Trial(field, seed)) for seed in setting.seeds]
-        cells += _cells(field, [line[PROBE] for line in lines], reason)
+    for row in rows(CORPORA, setting, beside_a):
+        lines = [over_training(trial) for trial in row.trials]
+        cells += _cells(row.field, [line[PROBE] for line in lines], row.reason)
         if lines:
-            figures[corpus.name] = _drawn(field, lines)
+            figures[row.field.corpus.name] = _drawn(row.field, lines)
     return Findings(cells, figures, (" ".join((__doc__ or "").split("\n\n")[2].split()),))
 
 
 def over_training(trial: Trial) -> dict[str, list[float]]:
     """The three curves of a trial on validation, with α where A is most accurate; per cent."""
     gold = reference(trial, "valid", "accuracy")
-    uniform = trial.curves("uniform", measure)
-    others = [trial.curves(role, measure) for role in trial.field.size.comparisons]
+    uniform, *others = (trial.curves(role, measure) for role in beside_a(trial.field.size))
     starts = [other[f"valid/{gold}/attention/agreement"] for other in others]
     return {
         PROBE: uniform[f"valid/{gold}/probe/agreement"],

@@ -2,6 +2,7 @@
 
     OUT/work/runs/FIELD/vocabulary/                   the task's, made once; a field is a scale, a corpus and its size
     OUT/work/runs/FIELD/SEED/ROLE/                    a run's folder, as attnlab train makes it
+    OUT/work/runs/FIELD/SEED/ROLE/trained.json        how many seconds it was trained for
     OUT/work/runs/FIELD/SEED/ROLE/measured.json       its curves, once they are measured
 
 All items share them. The weights kept for measuring are deleted once measured.json is there: those of one run take up
@@ -9,7 +10,6 @@ to 2 GB. The ones that other runs are compared with (of A, at its best) stay, an
 """
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnlab import runs
 from attnlab.checkpointing import load_weights
 from attnlab.config import digest, nearest
 from attnlab.models.model import Model
 from attnlab.models.presets import Config, build
 from attnlab.recipe import Recipe
 from attnlab.store import RunFolder, read_checkpoint, write_text
+from attnlab.studies.compare import work
 from attnlab.studies.snell2021.corpora import CORPORA, SMS, Corpus, Size
 from attnlab.studies.study import SCALES, Setting
 from attnlab.tasks import TASKS
@@ -34,12 +34,13 @@ from attnlab.tasks.batching import plan_batches
 from attnlab.tasks.task import Batch, Task
 
 PARTS = ("valid", "train")
-MEASURED = "measured.json"
+TRAINED, MEASURED = "trained.json", "measured.json"
 NAMES = tuple(corpus.name for corpus in (*CORPORA, SMS))
-TOKENS = 8192  # of a batch that is measured, unless one text alone has more
+TOKENS, TOKENS_ON_CUDA = 8192, 65_536  # of a batch that is measured, unless one text alone has more
 DRAW = 1  # the seed by which examples are drawn to be measured
 
 Curves = dict[str, list[float]]  # by name, a value for each checkpoint
+Measure = Callable[["Trial", str], Curves]  # of a trial and a role, all of whose checkpoints are kept
 
 
 def append(curves: Curves, values: Mapping[str, float]) -> None:
@@ -118,12 +119,16 @@ class Field:
 
     @cached_property
     def batches(self) -> dict[str, list[Batch]]:
+        """What is measured, in batches as large as the device likes. Of all means Â alone depends on how they are cut:
+        each batch is shuffled by a seed of its own.
+        """
         return {part: list(self._batches(part)) for part in PARTS}
 
     def _batches(self, part: str) -> Iterator[Batch]:
         chosen, device = self.chosen[part], self.setting.device
         lengths = tuple(each[chosen] for each in self.task.lengths(part))
-        budget = max(TOKENS, *(int(each.max()) for each in lengths))
+        tokens = TOKENS_ON_CUDA if device.type == "cuda" else TOKENS
+        budget = max(tokens, *(int(each.max()) for each in lengths))
         for places in plan_batches(lengths, tokens=budget, examples=None, seed=0, epoch=0, shuffle=False):
             batch = self.task.batch(part, [chosen[place] for place in places])
             inputs = tuple(x.to(device) for x in batch.inputs)
@@ -146,17 +151,16 @@ class Trial:
     def folder(self, role: str) -> RunFolder:
         return RunFolder(self.field.folder / str(self.seed) / role)
 
-    def curves(self, role: str, measure: Callable[["Trial", str], Curves]) -> Curves:
+    def curves(self, role: str, measure: Measure) -> Curves:
         """The curves of a role: read where they are, else its model is trained and measured."""
         folder = self.folder(role)
         folder.claim(self.recipe(role).values())
         found = self.known(role)
         if found is None:
-            clock = time.perf_counter()
             self.train(role)
-            trained = time.perf_counter() - clock
+            clock = time.perf_counter()
             found = measure(self, role)
-            found |= {"seconds": [trained, time.perf_counter() - clock - trained]}
+            found |= {"seconds": [self._trained_for(role), time.perf_counter() - clock]}
             write_text(folder.path / MEASURED, json.dumps(found, indent=1) + "\n")
         kept = {folder.kept(step) for step in self.field.steps if step not in found.get("references", [])}
         for file in (*kept, folder.previous):
@@ -170,22 +174,26 @@ class Trial:
 
     def train(self, role: str) -> None:
         """Train a role to its end, from where its folder stands."""
-        field, folder, recipe = self.field, self.folder(role), self.recipe(role)
-        task = field.task
-        folder.path.mkdir(parents=True, exist_ok=True)
-        for file in field.vocabulary.iterdir():
-            shutil.copy(file, folder.path / file.name)
-        what = self.described(role)
-        _, outcome = runs.start(
-            recipe,
-            out=str(folder.path),
-            device=str(field.setting.device),
-            report=lambda values: field.setting.progress(values["step"], recipe.training.steps, what),
-            note=lambda line: None,
-            task=task,
-        )
-        if not outcome.finished:
-            raise KeyboardInterrupt
+        field, recipe, what = self.field, self.recipe(role), self.described(role)
+        task, before, clock = field.task, self._trained_for(role), time.perf_counter()
+        folder = self.folder(role).path
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            work.train(
+                recipe,
+                str(folder),
+                str(field.vocabulary),
+                str(field.setting.device),
+                task=task,
+                report=lambda values: field.setting.progress(values["step"], recipe.training.steps, what),
+            )
+        finally:
+            write_text(folder / TRAINED, json.dumps({"seconds": before + time.perf_counter() - clock}) + "\n")
+
+    def _trained_for(self, role: str) -> float:
+        """Seconds that training took so far, interruptions left out."""
+        file = self.folder(role).path / TRAINED
+        return json.loads(file.read_text(encoding="utf-8"))["seconds"] if file.exists() else 0.0
 
     def checkpoints(self, role: str) -> Iterator[tuple[int, Model]]:
         """The model after each number of updates: one object, whose weights change from one to the next."""

@@ -1,0 +1,138 @@
+"""The models that an item reads, of all its corpora and seeds at once, where there is a scheduler for them.
+
+The roles of a trial do not need each other to be trained, but to be measured they need A, with which they are compared:
+
+    first   A is trained and measured, the other roles are trained
+    then    the other roles are measured
+
+each time the longest training first, so that at the end no long one runs alone. Without a scheduler nothing is done:
+models are made one after another, when they are read.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from attnlab.scheduling import Job, Scheduler
+from attnlab.studies.compare.work import finished
+from attnlab.studies.snell2021.corpora import Corpus, Size
+from attnlab.studies.snell2021.measures import measure as measure_by_tables
+from attnlab.studies.snell2021.trials import Field, Measure, Trial
+from attnlab.studies.study import Scale, Setting
+
+GOLD = "A"  # the role that others are compared with
+
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A corpus of an item and its trials, a seed each; none, and the reason, where it cannot be run."""
+
+    field: Field
+    trials: tuple[Trial, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A model that is to be trained and measured, said so that another process can do it."""
+
+    corpus: Corpus
+    scale: Scale
+    seed: int
+    folder: Path  # the item's
+    data_dir: str | None
+    device: str
+    role: str
+    measure: Measure
+
+    @property
+    def trial(self) -> Trial:
+        setting = Setting(self.scale, (self.seed,), torch.device(self.device), self.folder, self.data_dir)
+        return Trial(Field(self.corpus, setting), self.seed)
+
+    @property
+    def name(self) -> str:
+        return self.trial.described(self.role)
+
+    @property
+    def trained(self) -> bool:
+        return finished(self.trial.folder(self.role))
+
+    @property
+    def measured(self) -> bool:
+        return self.trial.known(self.role) is not None
+
+
+def rows(
+    corpora: Iterable[Corpus],
+    setting: Setting,
+    others: Callable[[Size], Iterable[str]],
+    measure: Measure = measure_by_tables,
+) -> list[Row]:
+    """A row of each corpus; where there is a scheduler, all its models are trained and measured by now.
+
+    others    the roles beside A that the item reads of a corpus of this size
+    measure   what is measured of these
+    """
+    found = [_row(corpus, setting) for corpus in corpora]
+    if setting.on is not None:
+        place = (setting.folder.absolute(), setting.data_dir, setting.on.device)
+        wanted = [
+            Wanted(row.field.corpus, setting.scale, trial.seed, *place, role, of)
+            for row in found
+            for trial in row.trials
+            for role, of in ({GOLD: measure_by_tables} | dict.fromkeys(others(row.field.size), measure)).items()
+        ]
+        make(wanted, setting.on, setting.progress)
+    return found
+
+
+def make(wanted: Iterable[Wanted], on: Scheduler, progress: Progress) -> None:
+    """Train and measure those that are not yet; ValueError if some failed, when all that can be done is done."""
+    missing = [each for each in wanted if not each.measured]
+    missing.sort(key=lambda each: (-each.trial.field.steps[-1], each.role != GOLD))
+    first = [_job(measure_one if each.role == GOLD else train_one, each) for each in missing]
+    failed = _run([job for job in first if not _done(job)], on, progress, "models trained")
+    then = [each for each in missing if each.role != GOLD and each.name not in failed]
+    compared = [_job(measure_one, each) for each in then if each.trial.known(GOLD) is not None]
+    failed |= _run(compared, on, progress, "models measured")
+    if failed:
+        name, reason = next(iter(failed.items()))
+        raise ValueError(
+            f"{name}: {reason} ({len(failed)} of {len(missing)} models failed; what is finished stays, and the same "
+            "command goes on)"
+        )
+
+
+def train_one(wanted: Wanted) -> None:
+    """A job: trained to its end."""
+    wanted.trial.train(wanted.role)
+
+
+def measure_one(wanted: Wanted) -> None:
+    """A job: trained, where it is not, and measured."""
+    wanted.trial.curves(wanted.role, wanted.measure)
+
+
+def _row(corpus: Corpus, setting: Setting) -> Row:
+    field = Field(corpus, setting)
+    reason = field.why_not()  # makes its vocabulary too, so that no two jobs do
+    return Row(field, () if reason else tuple(Trial(field, seed) for seed in setting.seeds), reason)
+
+
+def _job(function: Callable[[Wanted], None], wanted: Wanted) -> Job:
+    return Job(wanted.name, function, (wanted,))
+
+
+def _done(job: Job) -> bool:
+    wanted: Wanted = job.arguments[0]
+    return wanted.measured if job.function is measure_one else wanted.trained
+
+
+def _run(jobs: Sequence[Job], on: Scheduler, progress: Progress, what: str) -> dict[str, str]:
+    """The reason of each that failed, by name."""
+    return on.run(jobs, watch=lambda: progress(sum(map(_done, jobs)), len(jobs), what))

@@ -1,0 +1,37 @@
+"""Two corpora small enough to know what attention learns from them."""
+
+import json
+import random
+
+from attnlab.studies.snell2021.corpora import Corpus
+from attnlab.tasks.classification import ClassificationConfig
+from attnlab.tasks.translation import TranslationConfig
+
+NOISE = [f"n{k}" for k in range(17)]
+
+
+def texts_in(folder):
+    """One word of a text says its class, and stands anywhere among words that say nothing."""
+    draw = random.Random(0)
+    for part, count in (("train", 601), ("valid", 83)):
+        lines = []
+        for _ in range(count):
+            words = draw.choices(NOISE, k=draw.randint(5, 13))
+            label = draw.choice(["good", "bad"])
+            words.insert(draw.randrange(len(words) + 1), label)
+            lines.append(json.dumps({"text": " ".join(words), "label": label}))
+        (folder / f"{part}.jsonl").write_text("\n".join(lines) + "\n")
+    data = ClassificationConfig(data=str(folder / "train.jsonl"), valid=str(folder / "valid.jsonl"))
+    return Corpus("sst", "texts", "SST", data, from_scale="smoke", proxy=(1e-2, 5))
+
+
+def pairs_in(folder):
+    """Sentences of eleven words, each translated by itself."""
+    draw = random.Random(0)
+    for part, count in (("train", 503), ("valid", 29)):
+        sources = [draw.choices(range(11), k=draw.randint(2, 7)) for _ in range(count)]
+        rows = (" ".join(f"s{k}" for k in x) + "\t" + " ".join(f"t{k}" for k in x) for x in sources)
+        (folder / f"{part}.tsv").write_text("\n".join(rows) + "\n")
+    files = {"data": str(folder / "train.tsv"), "valid": str(folder / "valid.tsv")}
+    data = TranslationConfig(**files, units="word", source_begin=True)
+    return Corpus("multi30k", "Multi30k", "Multi30k", data, from_scale="smoke", proxy=(1e-2, 3))
