@@ -147,6 +147,7 @@ def rows_of(shape, names, limits):
         made = {}
         for way in WAYS:
             torch.cuda.empty_cache()
+            torch.compiler.reset()  # else the eighth program of a mechanism is not compiled any more
             step, _ = case.layer(name, way)
             made[way] = measured(about | {"mechanism": name, "way": way}, step)
             del step
@@ -169,9 +170,18 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="mechanisms, separated by commas")
     parser.add_argument("--out", help="folder for the numbers as JSON")
+    parser.add_argument(
+        "--profile", action="store_true", help="run CODA's fused layer three times at n = 1024, no more"
+    )
     given = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks/kernels.py needs a GPU: kernels are timed where they run")
+    if given.profile:
+        step, _ = Case(SHAPES[2]).layer("coda", "fused")
+        for _ in range(3):
+            step()
+        torch.cuda.synchronize()
+        return
     torch.cuda.set_stream(torch.cuda.Stream())
     names = given.only.split(",") if given.only else ["coda", "realformer", "coda-cs", "dagpam"]
     limits = speeds()

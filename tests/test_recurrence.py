@@ -216,7 +216,7 @@ from triton.compiler import ASTSource
 from attnlab.models import recurrence_kernel as kernels
 wide = {"c", "cells", "dh", "dc"}
 names = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
-cases = list(itertools.product((24, 256), (16, 64), [torch.float32], ("tf32", "tf32x3")))
+cases = list(itertools.product((24, 256), (16, 32, 64), [torch.float32], ("tf32", "tf32x3")))
 cases += [(512, 64, torch.float32, "tf32"), (256, 32, torch.bfloat16, "tf32"), (512, 64, torch.float16, "tf32")]
 for (size, b, dtype, precision), kernel in itertools.product(cases, (kernels._forward, kernels._backward)):
     tiles = kernels.Tiles.of(1, b, size, torch.empty(0, dtype=dtype))

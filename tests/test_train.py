@@ -309,6 +309,8 @@ def test_evaluate_and_translate(tmp_path):
     assert [number for number, *_ in listed] == ["0", "0", "1", "2", "2"]
     assert [listed[n][1] for n in (0, 2, 3)] == best
     assert all(float(listed[n][2]) >= float(listed[n + 1][2]) for n in (0, 3))
+    assert listed[0][1] != listed[1][1]
+    assert listed[3][1] != listed[4][1]
     assert float(listed[0][2]) < 0
 
 

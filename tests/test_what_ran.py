@@ -60,7 +60,7 @@ def test_a_launch_is_noted(name, impl, kernels):
         ("softmax", ["softmax"]),
         ("dagpam", ["dagpam", "softmax"]),
         ("coda", ["cascade", "coda"]),
-        ("coda-cs", ["noise", "softmax"]),
+        ("coda-cs", ["coda_cs", "softmax"]),
         ("realformer", ["cascade"]),
     ],
 )

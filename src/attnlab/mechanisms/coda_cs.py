@@ -2,9 +2,8 @@
 
     Z = S + ε,  ε ~ N(0, I) in training       Z = S at evaluation       P = softmax(Z)
 
-What the noise does by itself; nothing is handed on, so the fused kernel keeps no logits: O(n) memory. With noise,
-impl="auto" is the definition, as long as the kernel has not been proved in bfloat16 on a GPU; without, any impl but the
-reference is plain softmax attention.
+What the noise does by itself; nothing is handed on, so the fused kernel keeps no logits: O(n) memory. Without noise any
+impl but the reference is plain softmax attention.
 """
 
 import torch
@@ -38,7 +37,7 @@ class CodaCS(Mechanism):
         if self.impl != "reference" and not noisy:
             self.check(q, k, mask, at, v)
             return fused(q, k, v, mask, causal=causal, at=at, bias=bias, scale=self.scale, dropout=dropout), None
-        if self.impl == "auto" or not takes_kernels(self, self.impl, q, k, v, mask, None, at=at, bias=bias):
+        if not takes_kernels(self, self.impl, q, k, v, mask, None, at=at, bias=bias):
             return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
         from attnlab.mechanisms.kernels.coda_cs import noisy_softmax
 

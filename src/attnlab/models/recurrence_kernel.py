@@ -211,7 +211,8 @@ def backward(
 
 @dataclass(frozen=True)
 class Tiles:
-    """What a program works on: so many rows of the batch, all units, and so many rows of W at a time."""
+    """What a program works on: so many rows of the batch, all units, and so many rows of W at a time, of which as many
+    tiles are on their way (num_stages) as fit beside that of the batch."""
 
     rows: int
     width: int  # units, up to a power of two
@@ -228,17 +229,15 @@ class Tiles:
 
     @property
     def forward(self) -> dict[str, int]:
-        return {"B": self.rows, "U": self.of_weight // 4, "D": self.width, "num_warps": 4} | self.held
+        warps = 4 if self.rows == 32 else 8  # as measured on an H200
+        held = {"num_warps": warps, "num_stages": 3 if self.rows == 16 and self.width <= 256 else 2}
+        return {"B": self.rows, "U": self.of_weight // 4, "D": self.width} | held
 
     @property
     def backward(self) -> dict[str, int]:
         units = min(self.width, CELLS // self.rows)
-        return {"B": self.rows, "U": units, "G": self.of_weight, "D": self.width, "num_warps": 8} | self.held
-
-    @property
-    def held(self) -> dict[str, int]:
-        """Tiles of W at a time: as many as fit beside that of the batch."""
-        return {"num_stages": 3 if self.rows == 16 and self.width <= 256 else 2}
+        held = {"num_warps": 8, "num_stages": 3 if self.rows <= 32 and self.width <= 256 else 2}
+        return {"B": self.rows, "U": units, "G": self.of_weight, "D": self.width} | held
 
 
 def _at_once(x: Tensor) -> int:

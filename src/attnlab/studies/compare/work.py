@@ -63,18 +63,19 @@ def train(
 
 def train_and_measure(recipe: Recipe, folder: str, vocabulary: str, device: str) -> None:
     """Train a run to its end and write what is measured of it, unless that is there."""
+    if measured(Path(folder)) is not None:
+        return
     train(recipe, folder, vocabulary, device)
-    if measured(Path(folder)) is None:
-        run = runs.open_run(folder, device=device)
-        part = "test" if "test" in run.task.parts else "valid"
-        found: dict[str, Any] = {"edition": EDITION, **evaluated(run, part, bootstrap=0)}
-        found["scores"] = {score["name"]: score["value"] for score in found.pop("text", [])}
-        found["valid_loss"] = run.folder.position()["best"]
-        try:
-            found["inside"] = inside(run)
-        except ValueError as error:  # an attention that an analysis does not cover: the rest is still worth knowing
-            found["inside"] = {"failed": " ".join(str(error).split())}
-        write_text(Path(folder) / MEASURED, json.dumps(found, ensure_ascii=False, indent=1) + "\n")
+    run = runs.open_run(folder, device=device)
+    part = "test" if "test" in run.task.parts else "valid"
+    found: dict[str, Any] = {"edition": EDITION, **evaluated(run, part, bootstrap=0)}
+    found["scores"] = {score["name"]: score["value"] for score in found.pop("text", [])}
+    found["valid_loss"] = run.folder.position()["best"]
+    try:
+        found["inside"] = inside(run)
+    except ValueError as error:  # an attention that an analysis does not cover: the rest is still worth knowing
+        found["inside"] = {"failed": " ".join(str(error).split())}
+    write_text(Path(folder) / MEASURED, json.dumps(found, ensure_ascii=False, indent=1) + "\n")
 
 
 def finished(folder: RunFolder) -> bool:
