@@ -8,8 +8,10 @@ before are worked on.
     forward    a tile of W has the rows i, f, g, o of some units; W h_{t−1} for them, then the gates, c_t and h_t
     backward   δ_t of all units from ∂L/∂h_t, then ∂L/∂h_{t−1} = Wᵀ δ_t, its sum over tiles of gates
 
-Sums and the state are float32. Products of float32 are in tf32 where nn.LSTM's are (torch.backends.cudnn.rnn, which
-says tf32 unless told otherwise), else three of tf32, of what it keeps and what it drops, as exact as float32's own.
+Sums and the state are float32. Where nn.LSTM's products of float32 may be tf32 (torch.backends.cudnn.rnn, which says so
+unless told otherwise) these are of float16: it has tf32's ten bits in half the bytes, its range does for h and W, and
+δ_t is brought to it by its largest. Else each is three of tf32, of what it keeps and what it drops, as exact as
+float32's own.
 """
 
 from dataclasses import dataclass
@@ -23,7 +25,9 @@ from attnlab.mechanisms.kernels.launch import launching_on, note_launch
 
 LARGEST = 512  # units
 TILE_BYTES = 64 * 1024  # of W
-CELLS = 4096  # of which δ is made at a time
+PRECISION = "tf32x3"  # of float32
+CELLS = 2048  # of which δ is made at a time
+WARPS = 8
 
 
 @triton.jit
@@ -72,7 +76,7 @@ def _forward(
             held = tl.load(cell_before + place, inside, 0.0)
             of_tile = first + row // 4
             w = _load(weight, row % 4 * size + of_tile, inputs, size, (of_tile < size)[:, None] & known[None, :])
-            x = tl.dot(w, tl.trans(earlier), input_precision=PRECISION)  # (4U,B)
+            x = tl.dot(w, tl.trans(earlier.to(w.dtype)), input_precision=PRECISION)  # (4U,B)
             x = tl.trans(tl.reshape(x, (U, 4, B)), (0, 2, 1))  # (U,B,4)
             i_g, f_o = tl.split(tl.reshape(x, (U, B, 2, 2)))
             i, g = tl.split(i_g)
@@ -101,7 +105,8 @@ def _forward(
 def _backward(
     grad, across, c, live, cells, active, delta, dh, dc, n, batch, size,
     grad_s, grad_n, grad_b, live_s, live_b, live_n,
-    MASKED: tl.constexpr, PRECISION: tl.constexpr, B: tl.constexpr, U: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
+    MASKED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
+    B: tl.constexpr, U: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     s = tl.program_id(0).to(tl.int64)
     rows = tl.program_id(1) * B + tl.arange(0, B)
@@ -112,6 +117,7 @@ def _backward(
         t = n - 1 - back
         position = s * n + t
         tl.debug_barrier()
+        largest = 0.0
         for first in tl.range(0, size, U, num_stages=1):
             unit = first + tl.arange(0, U)
             inside = here[:, None] & (unit < size)[None, :]
@@ -139,6 +145,9 @@ def _backward(
                 di, df = tl.where(token, di, 0.0), tl.where(token, df, 0.0)
                 dg, do = tl.where(token, dg, 0.0), tl.where(token, do, 0.0)
                 on, passed = tl.where(token, on, later), tl.where(token, 0.0, hidden)
+            if SCALED:
+                most = tl.maximum(tl.maximum(tl.abs(di), tl.abs(df)), tl.maximum(tl.abs(dg), tl.abs(do)))
+                largest = tl.maximum(largest, tl.max(tl.where(inside, most, 0.0)))
             tl.store(delta + four, di, inside)
             tl.store(delta + four + size, df, inside)
             tl.store(delta + four + 2 * size, dg, inside)
@@ -146,16 +155,19 @@ def _backward(
             tl.store(on_c, on, inside)
             tl.store(on_h, passed, inside)
         tl.debug_barrier()
+        shrink = tl.where(largest > 0.0, largest, 1.0) if SCALED else 1.0
         total = tl.zeros((D, B), tl.float32)
         for first in tl.range(0, 4 * size, G):
             of_tile = first + gate
             known = of_tile < 4 * size
             w = _load(across, outs, of_tile, 4 * size, (outs < size)[:, None] & known[None, :])  # (D,G)
             d = _load(delta + position * batch * 4 * size, rows, of_tile, 4 * size, here[:, None] & known[None, :])
-            total = tl.dot(w, tl.trans(d), total, input_precision=PRECISION)  # (D,B)
+            if SCALED:
+                d = d / shrink
+            total = tl.dot(w, tl.trans(d.to(w.dtype)), total, input_precision=PRECISION)  # (D,B)
         on_h = dh + s * batch * size + rows[None, :] * size + outs[:, None]
         inside = (outs < size)[:, None] & here[None, :]
-        tl.store(on_h, tl.load(on_h, inside, 0.0) + total, inside)
+        tl.store(on_h, tl.load(on_h, inside, 0.0) + total * shrink, inside)
 
 
 def covers(gates: Tensor, h: Tensor) -> bool:
@@ -176,13 +188,13 @@ def forward(
     """As `recurrence.forward`; the last axis of gates lies together, its others have any strides."""
     note_launch("recurrence")
     (s, b, n, _), size = gates.shape, h.shape[-1]
-    tiles = Tiles.of(s, b, size, gates)
-    seen = gates if live is None else live
+    weight, seen = _factor(weight).contiguous(), gates if live is None else live
+    tiles = Tiles.of(s, b, size, weight)
     with launching_on(gates):
         _forward[(s, triton.cdiv(b, tiles.rows))](
-            gates, weight.contiguous(), h, c, seen, outputs, cells, active, n, b, size,
+            gates, weight, h, c, seen, outputs, cells, active, n, b, size,
             gates.stride(0), gates.stride(1), gates.stride(2), *_strides(live),
-            MASKED=live is not None, PRECISION=_precision(), **tiles.forward,
+            MASKED=live is not None, PRECISION=PRECISION, **tiles.forward,
         )  # fmt: skip
 
 
@@ -199,13 +211,13 @@ def backward(
 ) -> None:
     """As `recurrence.backward`; the last axis of grad lies together, its others have any strides."""
     (s, n, b, _), size = grad.shape, c.shape[-1]
-    tiles = Tiles.of(s, b, size, grad)
-    seen = grad if live is None else live
+    weight, seen = _factor(weight).mT.contiguous(), grad if live is None else live
+    tiles = Tiles.of(s, b, size, weight)
     with launching_on(grad):
         _backward[(s, triton.cdiv(b, tiles.rows))](
-            grad, weight.mT.contiguous(), c, seen, cells, active, delta, dh, dc, n, b, size,
+            grad, weight, c, seen, cells, active, delta, dh, dc, n, b, size,
             grad.stride(0), grad.stride(1), grad.stride(2), *_strides(live),
-            MASKED=live is not None, PRECISION=_precision(), **tiles.backward,
+            MASKED=live is not None, SCALED=weight.dtype != grad.dtype, PRECISION=PRECISION, **tiles.backward,
         )  # fmt: skip
 
 
@@ -219,24 +231,24 @@ class Tiles:
     of_weight: int
 
     @classmethod
-    def of(cls, s: int, b: int, size: int, x: Tensor) -> "Tiles":
+    def of(cls, s: int, b: int, size: int, weight: Tensor) -> "Tiles":
         """Few rows of the batch, unless there would be more programs than can run at once."""
-        width, together = max(16, triton.next_power_of_2(size)), _at_once(x)
-        most = min(64, max(16, triton.next_power_of_2(b)), TILE_BYTES // (width * x.element_size()))
+        width, together = max(16, triton.next_power_of_2(size)), _at_once(weight)
+        of_weight = TILE_BYTES // (width * weight.element_size())
+        most = min(64, max(16, triton.next_power_of_2(b)), of_weight)
         rows = next((rows for rows in (16, 32) if s * triton.cdiv(b, rows) <= together), 64)
-        of_weight = TILE_BYTES // (width * x.element_size())
         return cls(min(rows, most), width, min(max(16, of_weight), 4 * width, 128))
 
     @property
     def forward(self) -> dict[str, int]:
-        warps = 4 if self.rows == 32 else 8  # as measured on an H200
-        held = {"num_warps": warps, "num_stages": 3 if self.rows == 16 and self.width <= 256 else 2}
+        held = {"num_warps": WARPS, "num_stages": 3 if self.rows == 16 and self.width <= 256 else 2}
         return {"B": self.rows, "U": self.of_weight // 4, "D": self.width} | held
 
     @property
     def backward(self) -> dict[str, int]:
         units = min(self.width, CELLS // self.rows)
-        held = {"num_warps": 8, "num_stages": 3 if self.rows <= 32 and self.width <= 256 else 2}
+        deep = self.width <= 256 and self.rows * self.of_weight <= 2048
+        held = {"num_warps": WARPS, "num_stages": 3 if deep else 2}
         return {"B": self.rows, "U": units, "G": self.of_weight, "D": self.width} | held
 
 
@@ -244,9 +256,10 @@ def _at_once(x: Tensor) -> int:
     return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
 
 
-def _precision() -> str:
+def _factor(weight: Tensor) -> Tensor:
+    """W as the products take it."""
     said = torch.backends.cudnn.rnn.fp32_precision  # type: ignore[attr-defined]
-    return "tf32" if said == "tf32" else "tf32x3"
+    return weight.half() if weight.dtype == torch.float32 and said == "tf32" else weight
 
 
 def _strides(live: Tensor | None) -> tuple[int, int, int]:
