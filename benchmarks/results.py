@@ -4,12 +4,14 @@ python benchmarks/results.py
 """
 
 import json
+import re
 import statistics
 from pathlib import Path
 
 from scipy.special import stdtrit
 
 ROOT = Path(__file__).parent.parent
+PASSES = 14  # of daGPAM's layer over tensors of q's size, forward and backward: to stack both queries, and to combine
 
 
 def page() -> str:
@@ -19,6 +21,8 @@ def page() -> str:
     ]
     parts += [mechanisms(path) for path in sorted((ROOT / "results" / "mechanisms").glob("*.json"))]
     for name, section in {"kernels": kernels, "training": training_steps, "decoding": decoding}.items():
+        parts += [section(path) for path in sorted((ROOT / "results" / name).glob("*.json"))]
+    for name, section in {"diversity": diversity, "contribution": contribution}.items():
         parts += [section(path) for path in sorted((ROOT / "results" / name).glob("*.json"))]
     parts += [population(path) for path in sorted((ROOT / "results" / "population").glob("*.json"))]
     for name in LEARNT:
@@ -79,6 +83,54 @@ def kernels(path: Path) -> str:
             table.append([r["mechanism"], r["way"], shape, f"{r['device_ms']:.3g}", f"{r['peak_mib']:,.0f}", *shown])
         else:
             table.append([r["mechanism"], r["way"], shape, "not run", *["–"] * 5])
+    return "\n\n".join([title, note, markdown(table), *two_attentions(about, rows)])
+
+
+def two_attentions(about: dict, rows: list[dict]) -> list[str]:
+    """What daGPAM's layer must take: twice softmax attention, and its passes over tensors of q's size."""
+    by_shape = {tuple(r["shape"]): r for r in rows if r["mechanism"] == "softmax" and "device_ms" in r}
+    said = []
+    for r in rows:
+        if (r["mechanism"], r["way"]) == ("dagpam", "fused") and "times_softmax" in r:
+            b, h, n, d = r["shape"]
+            once = r["device_ms"] / r["times_softmax"]
+            passes = 1e3 * PASSES * 2 * b * h * n * d / about["bytes_per_s"]
+            total = f"{2 * once:.3g} + {passes:.3g} = {2 * once + passes:.3g} ms, measured {r['device_ms']:.3g} ms"
+            said.append(f"n={n}: {total}, {r['times_softmax']:.3g}×")
+    if not said or not by_shape:
+        return []
+    return [f"daGPAM as two softmax attentions and {PASSES} passes over tensors of q's size: {'; '.join(said)}."]
+
+
+def diversity(path: Path) -> str:
+    about, rows = read(path)
+    title = f"## Divergence of all pairs of heads on {about['hardware']}"
+    clock = "device_ms" if path.stem == "gpu" else "eager_ms"
+    head = ["by", "b,h,n", "causal", "ms", "peak MiB beside the weights", "× broadcast", "× compiled", "error"]
+    table = [head, ["---"] * 3 + ["---:"] * 5]
+    for r in rows:
+        about_row = [r["way"], ",".join(map(str, r["shape"])), "yes" if r["causal"] else "no"]
+        if clock not in r:
+            table.append([*about_row, "not run", *["–"] * 4])
+            continue
+        ratios = [f"{r[key]:.3g}" if key in r else "–" for key in ("times_broadcast", "times_torch.compile")]
+        table.append([*about_row, f"{r[clock]:.3g}", f"{r['peak_mib']:,.3g}", *ratios, f"{r['error']:.0e}"])
+    command = f"`python benchmarks/diversity.py`. {where(about)}"
+    return "\n\n".join([title, command, f"{rows[0]['weights_mib']:.0f} MiB of weights in float32.", markdown(table)])
+
+
+def contribution(path: Path) -> str:
+    about, rows = read(path)
+    title = f"## Norms of contributions on {about['hardware']}\n\n`python benchmarks/contribution.py`. {where(about)}"
+    note = (
+        "Twelve layers of BERT-base's shape, one text, float32, against making every αf(x): ‖f‖ and ‖αf‖ (head), and "
+        "‖Σ_h αf‖ too (all)."
+    )
+    head = ["way", "tokens", "ms", "peak MiB", "× faster", "× less memory"]
+    table = [head, ["---", *["---:"] * 5]]
+    for r in rows:
+        ratios = [f"{r[key]:.3g}" if key in r else "–" for key in ("times_faster", "times_less_memory")]
+        table.append([r["way"], f"{r['tokens']:,}", f"{r['ms']:.3g}", f"{r['peak_mib']:,.3g}", *ratios])
     return "\n\n".join([title, note, markdown(table)])
 
 
@@ -184,7 +236,7 @@ def study(path: Path) -> str:
             ours = "–" if cell["mean"] is None else f"{cell['mean']:.3g}"
             shown = said if published is None else f"{published:.3g}"
             rows.append([cell["row"], cell["column"], shown, ours, interval, cell["verdict"]])
-        parts += [f"### {item['title']}", f"{done}. {on}. " + " ".join(item["remarks"]), markdown(rows)]
+        parts += [f"### {item['title']}", f"{done}. {on}. " + literal(" ".join(item["remarks"])), markdown(rows)]
     return "\n\n".join(parts)
 
 
@@ -208,8 +260,13 @@ def where(about: dict) -> str:
     return f"{versions}, commit {about['commit']}, seed {about['seed']}.{noted}"
 
 
+def literal(text: str) -> str:
+    """With tokens such as <s> as code: Markdown would take them for HTML."""
+    return re.sub(r"</?\w+>", r"`\g<0>`", text)
+
+
 def markdown(table: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(row) + " |" for row in table)
+    return "\n".join("| " + " | ".join(map(literal, row)) + " |" for row in table)
 
 
 if __name__ == "__main__":

@@ -275,4 +275,4 @@ def test_the_paired_bootstrap_tells_a_better_translation_from_an_equal_one():
 
 def test_a_measure_that_no_run_has_is_left_out():
     found = {"perplexity": 3.0, "accuracy": math.nan, "scores": {"BLEU": 20.0}, "inside": {"jsd": 1.0}}
-    assert [m.name for m in measures("translation", [found])] == ["BLEU", "perplexity", "head JSD (nats)"]
+    assert [m.name for m in measures("translation", [found])] == ["BLEU", "perplexity", "head JSD (nats a sentence)"]

@@ -104,7 +104,7 @@ def test_a_copy_of_softmax_equals_it_in_every_seed(rows):
 def test_what_is_measured_inside_and_what_it_costs(results, rows):
     for name in rows.keys() - {"./mine.py:Breaks"}:
         values = {measure: found["mean"] for measure, found in rows[name]["measures"].items()}
-        assert values["head JSD (nats)"] > 0
+        assert values["head JSD (nats a sentence)"] > 0
         assert values["relative residual"] > 0
         assert -1 <= values["mean cosine"] <= 1
         assert values["query gradient"] > 0

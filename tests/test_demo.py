@@ -1,6 +1,7 @@
 """The demo: what it measures is right, what it says is what it measured, and nothing is left half done."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -304,3 +305,13 @@ def test_the_page_in_a_browser(made, opened):
     page.locator(".training input[type=range]").fill("0")
     assert page.ready().locator(".training .step").inner_text() == "step 0"
     assert page.locator(".facts dt").first.inner_text() == "learning"
+    assert page.locator(".heads .best[aria-pressed='true']").count() == 1  # it opens at the head that the text is about
+
+
+def test_rows_have_the_same_names_in_the_figure_and_in_the_viewer(made, opened):
+    folder, _ = made
+    page = opened(folder / "report.html").ready()
+    shown = page.locator(".tokens").first.locator(".token").all_inner_texts()
+    drawn = (folder / "figures" / "maps.svg").read_text(encoding="utf-8")
+    rows = [text for text in re.findall(r"<!-- (.*?) -->", drawn) if text in {"&lt;s&gt;", *shown}]
+    assert [text.replace("&lt;", "<").replace("&gt;", ">") for text in rows][: len(shown) - 1] == shown[:-1]

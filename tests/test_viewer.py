@@ -44,7 +44,7 @@ def translator(tmp_path_factory):
     gold = Gold(frozenset({links[0], missed}), frozenset(links[1:3]), ROWS, KEYS, SPECIAL)
     curves = {name: {"accuracy": ([0, 10, 20, 30], [0.1, 0.2, 0.7, 0.9]), "agreement": ([0, 30], [0.3, 0.8])}
               for name in records}  # fmt: skip
-    viewer = show(records, title="translator", gold=[gold], curves=curves)
+    viewer = show(records, title="translator", gold=[gold], curves=curves, best={})
     return viewer.save(tmp_path_factory.mktemp("viewer") / "translator.html"), records, gold
 
 
@@ -114,7 +114,8 @@ def test_heads_together_are_their_mean_or_their_sum(opened, encoder):
     two = record.layers[0].weights[0, [0, 2]]
     assert page.value() == pytest.approx(float(two[:, 3, 7].mean()), abs=0.01)
     assert "mean of heads 0, 2" in page.caption()
-    page.get_by_role("button", name="mean", exact=True).click()
+    assert page.get_by_role("button", name="mean", exact=True).get_attribute("aria-pressed") == "true"
+    page.get_by_role("button", name="sum", exact=True).click()
     page.point(3, 7)
     assert page.value() == pytest.approx(float(two[:, 3, 7].sum()), abs=0.02)
     page.get_by_role("button", name="all", exact=True).click()
@@ -170,7 +171,7 @@ def test_the_error_rate_is_that_of_the_analysis(opened, translator):
             page.get_by_role("button", name=str(head), exact=True).click()
             page.ready()
             want = aer(proposed(records["softmax"][step], head), gold.sure, gold.possible)
-            assert page.value("weight", ".aer") == pytest.approx(100 * want, abs=0.06)
+            assert page.value("weight", ".aer") == pytest.approx(want, abs=6e-4)
     frames = page.evaluate("() => document.querySelector('.viewer').viewer.panels[0].data.gold")
     framed = {(f["j"], ROWS[f["i"]], f["sure"]) for f in frames}
     assert framed == {(*link, True) for link in gold.sure} | {(*link, False) for link in gold.possible}

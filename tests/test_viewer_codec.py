@@ -20,7 +20,7 @@ from attnlab.inspection.viewing import joined, show, view
 from attnlab.models.probe import probed
 from attnlab.report.embedded import Viewer, in_script
 from attnlab.report.packed import LADDER, SIGNED_LADDER, packed, quantised, restored, unpacked
-from attnlab.report.view import Attention, Example, Frame, Run, Side, View, record_of
+from attnlab.report.view import Attention, Best, Example, Frame, Run, Side, View, record_of
 
 
 def plain_view(maps, *, heads, **options):
@@ -112,6 +112,29 @@ def test_a_document_comes_back_as_a_record_of_weights(bert_record):
     torch.testing.assert_close(found.layers[2].weights, want, atol=0.004, rtol=0.01)
     assert bool(norms(found.layers[2]).head.isnan().all())  # what was not kept is not made up
     assert found.words["source"] == [[str(token) for token in bert_record.tokens["source"][1, :7].tolist()]]
+
+
+def test_the_best_head_comes_back_and_an_older_document_has_none():
+    best = Best("encoder-self", 1, 2, "a reason")
+    record = attnlab.record(made(LM), torch.randint(1, 23, (1, 7)))
+    document = json.loads(json.dumps(packed(view({"a": record}, best={"a": replace(best, kind="decoder-self")}))))
+    assert unpacked(document).runs[0].best == replace(best, kind="decoder-self")
+    del document["runs"][0]["best"]
+    assert unpacked(document).runs[0].best is None
+    assert view({"a": record}, best={"a": best}).runs[0].best is None  # a head that is not shown
+
+
+@pytest.mark.parametrize(
+    ("meta", "title"),
+    [
+        ({"model": "Translator", "mechanism": "coda"}, "Translator with coda attention"),
+        ({"model": "org/name", "mechanism": "softmax"}, "org/name"),
+        ({"model": "/tmp/some where/mine", "mechanism": "softmax"}, "mine"),
+        ({}, ""),
+    ],
+)
+def test_a_view_without_a_title_has_that_of_the_model(bert_record, meta, title):
+    assert view(replace(bert_record, meta=meta)).title == title
 
 
 def test_a_causal_mask_is_stored_once_and_comes_back():

@@ -1,6 +1,9 @@
 """Any text in a real browser: hostile tokens stay text; every script, long tokens and long texts are shown."""
 
+import csv
+import io
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -130,13 +133,17 @@ def test_a_notebook_shows_it_in_a_frame(opened):
 # --- the page around it ---
 
 
-ROWS = [["b", "1,234", "0.5 ± 0.1", "reproduced"], ['a,"q"', "−7", "0.25 ± 0.2", "not run"], ["c_%", "–", "10", "x"]]
+ROWS = [
+    ["b", "1,234", "0.5 ± 0.1", "reproduced", "[−0.1, 1,000]"],
+    ['a,"q"', "−7", "0.25 ± 0.2 (2 of 3 seeds)", "not run", "–"],
+    ["c_%", "–", "10", "x", "[2, 3e-5]"],
+]
 STUB = "navigator.clipboard.writeText = async (text) => { window.copied = text }"
 
 
 @pytest.fixture
 def report(tmp_path):
-    table = Table(["name", "n", "value", "verdict"], ROWS, verdicts="verdict")
+    table = Table(["name", "n", "value", "verdict", "interval"], ROWS, verdicts="verdict")
     parts = [table, Facts({HOSTILE[0]: [1, 2], "seeds": (0, 1)}), Text(HOSTILE[1]), Command(HOSTILE[2])]
     (tmp_path / "report.html").write_text(page("t", [("one", parts), ("two", []), ("three", [])]), encoding="utf-8")
     return tmp_path / "report.html"
@@ -154,24 +161,93 @@ def test_tables_are_sorted_by_mouse_and_keyboard(opened, report):
     assert column(page, 2) == ["1,234", "−7", "–"]
     assert page.locator("th").nth(1).get_attribute("aria-sort") == "descending"
     page.get_by_role("button", name="value").click()
-    assert column(page, 3) == ["0.25 ± 0.2", "0.5 ± 0.1", "10"]
+    assert column(page, 3) == ["0.25 ± 0.2 (2 of 3 seeds)", "0.5 ± 0.1", "10"]
     page.get_by_role("button", name="name").click()
     assert column(page, 1) == ['a,"q"', "b", "c_%"]
 
 
-def test_tables_are_copied_as_csv_and_latex(opened, report):
+def copied(opened, path, form):
+    """What the button puts into the clipboard."""
     page = opened()
     page.add_init_script(STUB)
-    page.goto(report.as_uri())
+    page.goto(path.as_uri())
     page.asked.clear()
-    page.get_by_role("button", name="copy CSV").click()
+    page.get_by_role("button", name=f"copy {form}").click()
     page.get_by_text("copied").wait_for()
-    lines = page.evaluate("copied").splitlines()
-    assert lines[:3] == ["name,n,value,verdict", 'b,"1,234",0.5 ± 0.1,reproduced', '"a,""q""",−7,0.25 ± 0.2,not run']
-    page.get_by_role("button", name="copy LaTeX").click()
-    page.wait_for_function("() => window.copied.startsWith('\\\\begin')")
-    assert r"c\_\% & – & 10 & x \\" in page.evaluate("copied")
-    assert r"a,\"q\" & $-$7" in page.evaluate("copied").replace('"', '\\"')
+    return page.evaluate("copied")
+
+
+def test_csv_has_numbers_as_they_are_and_each_in_a_column(opened, report):
+    """No commas in thousands, no typographic minus; ±, bounds and remarks beside them."""
+    lines = list(csv.reader(io.StringIO(copied(opened, report, "CSV"))))
+    assert lines == [
+        ["name", "n", "value", "value ±", "value note", "verdict", "interval low", "interval high"],
+        ["b", "1234", "0.5", "0.1", "", "reproduced", "-0.1", "1000"],
+        ['a,"q"', "-7", "0.25", "0.2", "2 of 3 seeds", "not run", "", ""],
+        ["c_%", "", "10", "", "", "x", "2", "3e-5"],
+    ]
+
+
+LATEX = {
+    r"50 % & \$x$_1 ~ {a}^b #": r"50 \% \& \textbackslash{}\$x\$\_1 \textasciitilde{} \{a\}\textasciicircum{}b \#",
+    "∂θ̂/∂τ, eq. 54": r"$\partial \hat{\theta}$/$\partial \tau$, eq. 54",
+    "error ∝ 1/|O|": r"error $\propto$ 1/$|$O$|$",
+    "A(α, β^uf) − Â": r"A($\alpha$, $\beta$\textasciicircum{}uf) $-$ Â",
+    "‖Σαf(x)‖ ± 10⁻³": r"$\|\Sigma \alpha$f(x)$\|$ $\pm$ 10${}^{-3}$",
+    "to predict <s> – and …": r"to predict $<$s$>$ -- and \ldots{}",
+    "ŷ = x̂₁ ≥ 0": r"ŷ = $\hat{x}{}_{1}$ $\geq$ 0",
+    "naïve e\u0301": "naïve é",
+}
+
+
+def test_latex_is_what_pdflatex_sets(opened, tmp_path):
+    """Signs that it does not know as letters become commands; what no command can set is named."""
+    table = Table(["text"], [[text] for text in LATEX])
+    (tmp_path / "a.html").write_text(page("t", [("", [table])]), encoding="utf-8")
+    lines = copied(opened, tmp_path / "a.html", "LaTeX").splitlines()
+    assert lines[:3] == [r"% \usepackage{booktabs}", r"\begin{tabular}{l}", r"\toprule"]
+    assert lines[5:-2] == [rf"{want} \\" for want in LATEX.values()]
+    assert all(ord(sign) < 0x180 for sign in "".join(lines))
+    outside = [re.sub(r"\$[^$]*\$", "", line.replace(r"\$", "")) for line in lines]
+    assert not any(re.search("[<>|]", line) for line in outside)
+
+
+def test_latex_says_which_signs_need_another_font(opened, tmp_path):
+    table = Table(["text", "n"], [["日本 α", "1"], ["b", "2 ± 1"]])
+    (tmp_path / "a.html").write_text(page("t", [("", [table])]), encoding="utf-8")
+    lines = copied(opened, tmp_path / "a.html", "LaTeX").splitlines()
+    assert lines[1] == "% by xelatex or lualatex, with a font that has 日 本"
+    assert lines[2] == r"\begin{tabular}{lr}"
+
+
+@pytest.mark.parametrize("width", [1280, 320])
+def test_no_word_and_no_number_of_a_table_is_broken(opened, tmp_path, width):
+    """A wide table scrolls in its own box, the page does not."""
+    names = ["attention", "parameters", *(f"measure number {n}" for n in range(9))]
+    row = ["permutations of two sets", "21,384", *["0.1607 ± 0.0012"] * 9]
+    long = ["one", "2", *["a remark of some words that is broken between them, never inside of one"] * 9]
+    (tmp_path / "a.html").write_text(page("t", [("", [Table(names, [row]), Table(names, [long])])]), encoding="utf-8")
+    found = opened(tmp_path / "a.html")
+    found.set_viewport_size({"width": width, "height": 800})
+    assert found.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+    broken = found.evaluate(BROKEN)
+    assert broken == []
+    assert found.locator("td", has_text="0.1607").first.bounding_box()["height"] < 40
+
+
+BROKEN = """() => {
+    const lines = [];
+    const walker = document.createTreeWalker(document.querySelector('main'), NodeFilter.SHOW_TEXT);
+    for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+        for (const { index, 0: word } of node.data.matchAll(/[^\\s-]+/g)) {
+            const range = document.createRange();
+            range.setStart(node, index);
+            range.setEnd(node, index + word.length);
+            if (new Set([...range.getClientRects()].map((box) => Math.round(box.top))).size > 1) lines.push(word);
+        }
+    }
+    return lines;
+}"""
 
 
 def test_verdicts_facts_and_theme(opened, report):

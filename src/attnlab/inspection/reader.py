@@ -166,8 +166,6 @@ class RunReader(Reader):
     """A run reads what its task reads: pairs where it translates, else one text."""
 
     def __init__(self, run: Run, dtype: str | None = None, max_length: int | None = None) -> None:
-        if run.task.architecture == "translation" and not hasattr(run.task, "encode_target"):
-            raise ValueError(f"{run.folder.path} was trained on made-up examples, and reads no text")
         if max_length is not None:
             raise ValueError("--max-length is for Hugging Face models; a run reads what it was trained on")
         self.name, self.task, self.two_sided = str(run.folder.path), run.task, run.task.architecture == "translation"

@@ -15,6 +15,7 @@ The statistics of a head, over the queries of an example; p_ij = |α_ij| / Σ_j 
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,9 +27,10 @@ from attnlab.analysis.mixing import mixing
 from attnlab.analysis.pairs import chosen, side
 from attnlab.analysis.rollout import rollout
 from attnlab.analysis.words import numbered, texts
+from attnlab.inspection.best import best_aligned
 from attnlab.recording import KINDS, Layer, Record
 from attnlab.report.embedded import Viewer
-from attnlab.report.view import Attention, Example, Frame, Gold, Run, Side, View
+from attnlab.report.view import Attention, Best, Example, Frame, Gold, Run, Side, View
 
 CELLS = 40_000_000  # weights of all heads that a page may hold; beyond it has the heads of a layer together
 MOST = 250_000_000  # that can be shown at all
@@ -40,7 +42,7 @@ Records = Record | Mapping[str, Record] | Mapping[int, Record] | Mapping[str, Ma
 def show(records: Records, **options: Any) -> Viewer:
     """The viewer of a record, or of several of the same texts: displays itself in a notebook, and can be saved.
 
-    options   those of `view`: title, layers, heads, gold, curves
+    options   those of `view`: title, layers, heads, gold, curves, best
     """
     return Viewer(view(records, **options))
 
@@ -53,12 +55,14 @@ def view(
     heads: Collection[int] | None = None,
     gold: Sequence[Gold | None] | None = None,
     curves: Mapping[str, Any] | None = None,
+    best: Mapping[str, Best] | None = None,
 ) -> View:
     """What the viewer shows of records.
 
     layers, heads   only these; layers are counted within their kind
     gold            an alignment for each example, made by hand
     curves          of the training: {"accuracy": (steps, values)}; with several runs, that for each of their names
+    best            by run, the head to open at; where there is gold, else the one with the lowest AER on the examples
     """
     runs = _runs(records)
     first = next(iter(next(iter(runs.values())).values()))
@@ -74,8 +78,24 @@ def view(
             _same_texts(first, record, name)
             attentions = _attentions(record, layers, heads, together, notes)
             frames.append(Frame(attentions, step))
-        shown.append(Run(name, frames, _curves_of(curves, name, len(runs))))
-    return View(title or str(first.meta.get("model", "")), known, shown, tuple(notes))
+        chosen_head = best_aligned(known, frames[-1]) if best is None else best.get(name)
+        there = chosen_head is not None and all(frame.has(chosen_head) for frame in frames)
+        shown.append(Run(name, frames, _curves_of(curves, name, len(runs)), chosen_head if there else None))
+    return View(title or titled(first), known, shown, tuple(notes))
+
+
+def titled(record: Record) -> str:
+    """What was recorded, in a word: a model of ours with its attention, another by its name."""
+    model, attention = (str(record.meta.get(name) or "") for name in ("model", "mechanism"))
+    if attention and model.isidentifier():  # a class
+        return f"{model} with {attention} attention"
+    return named(model)
+
+
+def named(model: str) -> str:
+    """A model on the Hub by its name there, one in a folder by that of the folder."""
+    local = model.startswith((".", "/", "~")) or model.count("/") > 1 or Path(model).exists()
+    return Path(model).absolute().name if local and model else model
 
 
 def joined(views: Sequence[View]) -> View:

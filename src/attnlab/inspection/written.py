@@ -22,12 +22,12 @@ from matplotlib.figure import Figure
 
 from attnlab.analysis.contribution import norms
 from attnlab.analysis.pairs import chosen, contribution, side
-from attnlab.inspection.viewing import CELLS, joined, view
+from attnlab.inspection.viewing import CELLS, joined, named, view
 from attnlab.recording import KINDS, Layer, Record
 from attnlab.report.embedded import Viewer
 from attnlab.report.figures import as_files
 from attnlab.report.norms import category_lines, head_maps, text_maps
-from attnlab.report.page import Command, Facts, Part, Picture, Table, Text, page
+from attnlab.report.page import Command, Facts, Files, Part, Picture, Table, Text, page
 from attnlab.report.view import View
 from attnlab.tasks.text import write_atomically
 
@@ -103,13 +103,15 @@ def write(
     write_atomically(folder / "statistics.json", (text + "\n").encode())
     sections: list[tuple[str, Sequence[Part]]] = []
     if shown:
-        where = [part for one in shown for part in _example(folder / "examples" / str(one.number), one)]
-        sections.append(("What it attends to", [*_viewed(shown), *where]))
+        written = [_example(folder / "examples" / str(one.number), one) for one in shown]
+        first, *others = written  # the pictures of one text are on the page, of others beside it
+        files = [part for parts in others for part in parts if not isinstance(part, Picture)]
+        sections.append(("What it attends to", [*_viewed(shown), *first, *files]))
     sections += _statistics(folder, tables)
     told = {key: value for key, value in {**about, **made}.items() if value is not None}
     sections.append(("Make it again", [Command(command), Facts(told)]))
     report = folder / "report.html"
-    write_atomically(report, page(f"attnlab inspect: {about['model']}", sections).encode())
+    write_atomically(report, page(f"attnlab inspect: {named(str(about['model']))}", sections).encode())
     return report
 
 
@@ -174,28 +176,31 @@ def _viewed(shown: Sequence[Shown]) -> list[Part]:
 
 
 def _example(folder: Path, shown: Shown) -> list[Part]:
-    """Write the maps and tables of one text; says where they are."""
-    record = shown.record
-    body: list[Part] = []
+    """Write the maps and tables of one text; the pictures, and where the files are."""
+    record, where = shown.record, f"{folder.parent.name}/{folder.name}"
+    pictures: list[Part] = []
+    files: dict[str, str] = {}
     for kind in dict.fromkeys(record.kinds):
         layers = list(chosen(record, [kind], shown.layers))
         for start in range(0, len(layers), DRAWN):
             some = layers[start : start + DRAWN]
             says = (
-                f"{kind}: in each layer, the mean weight of each token on each other, above the norm of what it brings"
+                f"Text {shown.number}, {kind}: in each layer, the mean weight of each token on each other, above the "
+                "norm of what it brings"
             )
-            _draw(folder / f"maps-{kind}-{some[0].index}", _maps(record, some), says)
+            name = f"maps-{kind}-{some[0].index}"
+            pictures.append(_draw(folder / name, _maps(record, some), says))
+            files[f"{where}/{name}.pdf"] = f"text {shown.number}, {kind}: the maps, for print"
     write_table(folder / "layers", contribution(record, level="layer", layers=shown.layers))
-    where = f"{folder.parent.name}/{folder.name}"
-    body.append(Text(f"Text {shown.number}, every weight and norm, heads together: {where}/layers.csv, with maps"))
+    files[f"{where}/layers.csv"] = f"text {shown.number}, every weight and norm, heads together"
     pairs = sum(layer.context.shape[2] * layer.grouped_values.shape[2] for layer in chosen(record, None, shown.layers))
     rows = pairs * (record.layers[0].context.shape[1] if shown.heads is None else len(shown.heads))
     if rows > ROWS:
-        body.append(Text(f"Head by head it would be {rows:,} rows and is not written: choose --layers or --heads."))
-    else:
-        write_table(folder / "heads", contribution(record, layers=shown.layers, heads=shown.heads))
-        body.append(Text(f"Head by head: {where}/heads.csv"))
-    return body
+        left = Text(f"Head by head it would be {rows:,} rows and is not written: choose --layers or --heads.")
+        return [*pictures, Files(files), left]
+    write_table(folder / "heads", contribution(record, layers=shown.layers, heads=shown.heads))
+    files[f"{where}/heads.csv"] = "the same, head by head"
+    return [*pictures, Files(files)]
 
 
 def _maps(record: Record, layers: Sequence[Layer]) -> Figure:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
+from attnlab.report.colours import SEQUENTIAL
 from attnlab.report.figures import OKABE_ITO
 
 MOST = 40  # words drawn on a side
@@ -18,7 +19,7 @@ def count_tables(tables: Mapping[str, np.ndarray], rows: Sequence[str], columns:
     axes = figure.subplots(1, len(tables), squeeze=False)[0]
     for axis, (title, table) in zip(axes, tables.items(), strict=True):
         cells = table[: len(rows), : len(columns)]
-        image = axis.imshow(cells, cmap="Blues", vmin=0.0, vmax=max(float(cells.max()), 1e-12), aspect="auto")
+        image = axis.imshow(cells, cmap=SEQUENTIAL, vmin=0.0, vmax=max(float(cells.max()), 1e-12), aspect="auto")
         axis.set_title(title, fontsize=10)
         axis.set_xticks(range(len(columns)), [_plain(word) for word in columns], fontsize=7, rotation=90)
         axis.set_yticks(range(len(rows)), [_plain(word) for word in rows], fontsize=7)

@@ -4,17 +4,20 @@ import io
 import warnings
 from collections.abc import Mapping, Sequence
 
-from matplotlib import colormaps, rc_context
+from matplotlib import rc_context
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
+
+from attnlab.report.colours import scale
 
 
 def attention_maps(maps: Mapping[str, Tensor], rows: Sequence[str], columns: Sequence[str]) -> Figure:
     """Weights (i,j) side by side on one colour scale; a diverging one where some are negative."""
     signed = any(bool((weights < -1e-3).any()) for weights in maps.values())
     most = max(float(weights.abs().max()) for weights in maps.values())
-    norm, colours = Normalize(-most if signed else 0.0, most), colormaps["RdBu_r" if signed else "Blues"]
+    norm, colours = Normalize(-most if signed else 0.0, most), scale(signed=signed)
     figure = Figure(figsize=(3.1 * len(maps) + 0.6, 3.4), layout="constrained")
     axes = figure.subplots(1, len(maps), squeeze=False)[0]
     for axis, (title, weights) in zip(axes, maps.items(), strict=True):
@@ -33,8 +36,10 @@ def curves(lines: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, x: s
     figure = Figure(figsize=(6.2, 3.2), layout="constrained")
     axis = figure.subplots()
     for number, (name, (xs, ys)) in enumerate(lines.items()):
-        style = ["-", "--", "-.", ":"][number % 4]
-        axis.plot(xs, ys, style, marker="os^Dv"[number % 5], markersize=3, color=OKABE_ITO[number % 7], label=name)
+        style, size = ["-", "--", "-.", ":"][number % 4], 7 if len(xs) == 1 else 3
+        axis.plot(xs, ys, style, marker="os^Dv"[number % 5], markersize=size, color=OKABE_ITO[number % 7], label=name)
+    if all(float(at).is_integer() for xs, _ in lines.values() for at in xs):
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axis.set_xlabel(x)
     axis.set_ylabel(y)
     axis.grid(alpha=0.3)
@@ -48,8 +53,9 @@ def seed_curves(cases: Mapping[str, tuple[Sequence[float], Tensor]], *, x: str, 
     axes = figure.subplots(1, len(cases), squeeze=False, sharey=True)[0]
     for number, (axis, (name, (xs, ys))) in enumerate(zip(axes, cases.items(), strict=True)):
         colour = OKABE_ITO[number % 7]
-        axis.plot(xs, ys.T.numpy(), color=colour, alpha=0.45, linewidth=0.9)
-        axis.plot(xs, ys.mean(0).numpy(), color="black", linewidth=1.6, linestyle="--", label="mean")
+        marker = "o" if len(xs) == 1 else ""  # a line of one point is not seen
+        axis.plot(xs, ys.T.numpy(), color=colour, alpha=0.45, linewidth=0.9, marker=marker, markersize=3)
+        axis.plot(xs, ys.mean(0).numpy(), color="black", linewidth=1.6, linestyle="--", marker=marker, label="mean")
         axis.set_title(name, fontsize=10)
         axis.set_xlabel(x)
         axis.grid(alpha=0.3)

@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
+from attnlab.report.colours import SEQUENTIAL, scale
 from attnlab.report.figures import OKABE_ITO
 
 NAMED = 40  # tokens of a text whose names still fit beside a map
@@ -40,7 +41,7 @@ def head_maps(categories: pd.DataFrame, category: str) -> Figure:
     for axis, (column, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
         grid = part.pivot(index="layer", columns="head", values=column).sort_index()
         low = min(0.0, float(grid.min().min()))
-        image = axis.imshow(grid.to_numpy(), cmap="Blues", vmin=low, aspect="auto", interpolation="nearest")
+        image = axis.imshow(grid.to_numpy(), cmap=SEQUENTIAL, vmin=low, aspect="auto", interpolation="nearest")
         axis.set_title(_plain(title), fontsize=11)
         axis.set_xlabel("head, from 0")
         axis.set_xticks(range(len(grid.columns)), grid.columns, fontsize=7)
@@ -65,7 +66,7 @@ def text_maps(
         for axis, name, cells in zip(axes[line], layers, maps, strict=True):
             signed = bool((cells < 0).any())
             most = max(float(cells.abs().max()), 1e-12)
-            colours = {"cmap": "RdBu_r" if signed else "Blues", "vmin": -most if signed else 0.0, "vmax": most}
+            colours = {"cmap": scale(signed=signed), "vmin": -most if signed else 0.0, "vmax": most}
             axis.imshow(cells.cpu().numpy(), **colours, aspect="auto", interpolation="nearest")
             axis.set_title(f"{name}: {what}, to {most:.2g}", fontsize=8)
             _names(axis.set_xticks, columns if line == 1 else (), rotation=90)

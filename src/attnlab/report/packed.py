@@ -18,7 +18,8 @@ The document (format attnlab-view-1), arrays being deflated (zlib), then in base
      "kinds": {kind: [query side, key side]}, "masks": [{"shape": [i,j], "data": u8}],
      "examples": [{"name", "sides": {"source": {"tokens": […], "words": […], "texts": […]}}, "gold": null or
                    {"sure": [[source, target]], "possible": […], "rows": […], "keys": […], "words": n}}],
-     "runs": [{"name", "curves": {name: [steps, values]}, "frames": [{"step": n or null, "attentions": [
+     "runs": [{"name", "curves": {name: [steps, values]}, "best": null or {"kind", "layer", "head", "why"},
+               "frames": [{"step": n or null, "attentions": [
          {"example", "kind", "index": n or null, "heads": […], "mask": n or null, "statistics": {name: [a head each]},
           "vector": null or {"shape": [h,j], "data": f32},
           "maps": {name: {"shape": [h,i,j], "signed", "levels", "power", "codes": u8 or i8, "scales": f32 (h,i)}}}]}]}]}
@@ -29,7 +30,7 @@ import json
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ import torch
 from torch import Tensor
 
 from attnlab.recording import KINDS
-from attnlab.report.view import MEASURES, STATISTICS, Attention, Example, Frame, Gold, Run, Side, View
+from attnlab.report.view import MEASURES, STATISTICS, Attention, Best, Example, Frame, Gold, Run, Side, View
 
 FORMAT = "attnlab-view-1"
 LADDER = ((255, 2), (127, 2), (255, 1), (127, 1), (63, 1), (31, 1), (15, 1))  # levels and power, finest first
@@ -60,6 +61,7 @@ def packed(view: View, *, budget: int | None = None) -> dict[str, Any]:
         {
             "name": run.name,
             "curves": {name: _curve(*line) for name, line in run.curves.items()},
+            "best": None if run.best is None else asdict(run.best),
             "frames": [
                 {"step": frame.step, "attentions": [_attention(a, blocks, masks, run.name) for a in frame.attentions]}
                 for frame in run.frames
@@ -94,6 +96,7 @@ def unpacked(document: Mapping[str, Any]) -> View:
             run["name"],
             [Frame([_attention_back(a, masks) for a in frame["attentions"]], frame["step"]) for frame in run["frames"]],
             {name: (xs, ys) for name, (xs, ys) in run["curves"].items()},
+            Best(**run["best"]) if run.get("best") else None,
         )
         for run in document["runs"]
     ]

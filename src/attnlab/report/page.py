@@ -1,6 +1,6 @@
 """One HTML file that needs nothing else: no network, and no script but its own. All text from data is escaped.
 
-A page is a title and headed sections of parts: Table, Facts, Picture, Text, Command, and the Viewer of
+A page is a title and headed sections of parts: Table, Facts, Picture, Text, Command, Files, and the Viewer of
 `embedded`. Tables are sorted by a click on a column and copied as CSV or LaTeX.
 """
 
@@ -9,10 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Protocol
+from urllib.parse import quote
 
 from attnlab.report.bundle import policy, script, style
 
 MODULES = ("theme.js", "tables.js")
+LONG = 24  # characters beyond which a cell is a text of several lines; what is shorter is never broken
 
 
 class Part(Protocol):
@@ -34,7 +36,7 @@ class Table:
         text = escape(str(content))
         if column == self.verdicts and content in MARKS:
             return f"<td><span class='verdict {MARKS[str(content)]}'>{text}</span></td>"
-        return f"<td>{text}</td>"
+        return f"<td class='long'>{text}</td>" if len(str(content)) > LONG else f"<td>{text}</td>"
 
 
 MARKS = {
@@ -82,6 +84,20 @@ class Command:
 
     def html(self) -> str:
         return f"<pre class='command'><code>{escape(self.command)}</code></pre>"
+
+
+@dataclass(frozen=True)
+class Files:
+    """What lies beside the page: paths from its folder, each with what it holds."""
+
+    files: Mapping[str, str]
+
+    def html(self) -> str:
+        links = "".join(
+            f"<li><a href='./{quote(path)}'>{escape(path)}</a>: {escape(says)}</li>"
+            for path, says in self.files.items()
+        )
+        return f"<ul class='files'>{links}</ul>"
 
 
 def page(title: str, sections: Sequence[tuple[str, Sequence[Part]]]) -> str:

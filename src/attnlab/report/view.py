@@ -28,7 +28,7 @@ MEASURES = {
 }
 STATISTICS = {
     "entropy": "entropy (nats)",
-    "jsd": "JSD from the layer's other heads (nats)",
+    "jsd": "JSD from the layer's other heads (nats a query)",
     "norm": "mean norm Σ‖αf(x)‖",
     "sink": "sink share",
 }
@@ -75,10 +75,23 @@ class Attention:
     statistics: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of each head, by the names in STATISTICS
 
 
+@dataclass(frozen=True)
+class Best:
+    """The head that the viewer opens at and marks."""
+
+    kind: str
+    layer: int
+    head: int
+    why: str  # what it is best at
+
+
 @dataclass(frozen=True, eq=False)
 class Frame:
     attentions: Sequence[Attention]
     step: int | None = None
+
+    def has(self, best: Best) -> bool:
+        return any((a.kind, a.index) == (best.kind, best.layer) and best.head in a.heads for a in self.attentions)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,6 +99,7 @@ class Run:
     name: str
     frames: Sequence[Frame]
     curves: Mapping[str, tuple[Sequence[float], Sequence[float]]] = field(default_factory=dict)  # steps and values
+    best: Best | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +117,8 @@ class View:
             for frame in run.frames:
                 for attention in frame.attentions:
                     _check(self.examples, run, attention)
+            if run.best is not None:
+                _check_best(run, run.best)
         if not any(frame.attentions for run in self.runs for frame in run.frames):
             raise ValueError("there is no attention to show: the view has no run with a layer")
 
@@ -139,6 +155,13 @@ def _layer(attention: Attention) -> Layer:
         output_weight=weights.new_full((h, 1, 1), torch.nan), output_bias=None, inputs=states, outputs=states,
         mask=mask[None, None],
     )  # fmt: skip
+
+
+def _check_best(run: Run, best: Best) -> None:
+    for frame in run.frames:
+        if not frame.has(best):
+            where = f"{best.kind} layer {best.layer}, head {best.head}"
+            raise ValueError(f"run {run.name!r} is to open at {where}, which is not there at step {frame.step}")
 
 
 def _check(examples: Sequence[Example], run: Run, attention: Attention) -> None:

@@ -4,8 +4,10 @@ import csv
 import io
 import json
 import math
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from attnlab.report.page import Command, Facts, Part, Picture, Table, Text, page
 from attnlab.studies.claims import VERDICTS, Cell, tally
@@ -55,6 +57,12 @@ def cell_table(cells: Sequence[Cell]) -> Table:
     return Table(columns, rows, verdicts="verdict")
 
 
+def outcome_table(cells: Sequence[Cell]) -> Table:
+    """The cells that were run; where none was, why."""
+    table = cell_table(cells)
+    return table if table.rows else remarks_table(cells) or table
+
+
 def remarks_table(cells: Sequence[Cell]) -> Table | None:
     """Each note and each reason why something was not run, once, with the rows it is about."""
     about: dict[str, list[Cell]] = {}
@@ -71,16 +79,40 @@ def _page(study: Study, outcomes: Sequence[Outcome], missing: Sequence[str], out
     if missing:
         summary.append(Text(f"Items that have no result in this folder: {', '.join(missing)}."))
     sections = [("In short", summary)]
-    for outcome in outcomes:
-        body: list[Part] = [Text(remark) for remark in outcome.remarks]
-        body.append(cell_table(outcome.cells))
-        body += [Picture((out / file).read_bytes(), says) for file, says in outcome.figures]
-        if said := remarks_table(outcome.cells):
-            body.append(said)
-        made = {"scale": outcome.config.scale, "seeds": outcome.config.seeds, **outcome.config.options, **outcome.about}
-        body += [Command(made.pop("command")), Facts(made)]
-        sections.append((outcome.title, body))
-    return page(f"attnlab: {study.name} reproduced", sections)
+    made = [_made(outcome) for outcome in outcomes]
+    same = (
+        {key: value for key, value in made[0].items() if all(key in m and m[key] == value for m in made)}
+        if made
+        else {}
+    )
+    for outcome, facts in zip(outcomes, made, strict=True):
+        own = {key: value for key, value in facts.items() if key not in same}
+        sections.append(
+            (outcome.title, [*_found(outcome, out), Command(_command(outcome)), *([Facts(own)] if own else [])])
+        )
+    if same:
+        sections.append(("How all of it was run", [Facts(same)]))
+    return page(f"attnlab reproduce {study.name}", sections)
+
+
+def _found(outcome: Outcome, out: Path) -> list[Part]:
+    tables = [cell_table(outcome.cells)] if any(not cell.not_run for cell in outcome.cells) else []
+    pictures = [Picture((out / file).read_bytes(), says) for file, says in outcome.figures]
+    said = remarks_table(outcome.cells)
+    return [*map(Text, outcome.remarks), *tables, *pictures, *([said] if said else [])]
+
+
+def _made(outcome: Outcome) -> dict[str, Any]:
+    """How an item was run, but for the command."""
+    config = outcome.config
+    facts = {"scale": config.scale, "seeds": config.seeds, **config.options, **outcome.about}
+    return {key: value for key, value in facts.items() if key != "command"}
+
+
+def _command(outcome: Outcome) -> str:
+    """What makes this item again, and no other."""
+    words = [word for word in shlex.split(outcome.about["command"]) if not word.startswith("--only=")]
+    return shlex.join([*words, f"--only={outcome.config.item}"])
 
 
 def _csv(cells: Sequence[Cell]) -> str:

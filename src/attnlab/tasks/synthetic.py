@@ -23,7 +23,7 @@ import torch
 
 from attnlab.tasks.batching import Sequences
 from attnlab.tasks.lexicon import Lexicon, Links
-from attnlab.tasks.pairs import SentencePairs, source_batch
+from attnlab.tasks.pairs import SentencePairs
 from attnlab.tasks.task import BOS, EOS, SPECIALS, Architecture, Batch, Task, TaskConfig
 from attnlab.tasks.vocabulary import Vocabulary, Words
 
@@ -97,9 +97,27 @@ class Synthetic(Task):
         self.check_part(part)
         return self.problem.batch(part, indices)
 
+    @property
+    def source_vocabulary(self) -> Vocabulary:
+        return self.problem.source
+
+    @property
+    def target_vocabulary(self) -> Vocabulary:
+        return self.problem.target
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Of what a classifier reads."""
+        return self.problem.source
+
     def encode(self, lines: Sequence[str]) -> Sequences:
         """Lines of words as the model reads them."""
-        return source_batch(self.problem.source, lines, begin=False)
+        end = EOS if self.architecture == "translation" else None
+        return Sequences.of(self.problem.source.encode(lines), end=end)
+
+    def encode_target(self, lines: Sequence[str]) -> Sequences:
+        """Lines of the target's words as the decoder reads them, <s> before each."""
+        return Sequences.of(self.problem.target.encode(lines), begin=BOS)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.problem.target.decode(ids)

@@ -2,18 +2,22 @@
 
 import { css, place } from "./colour.js";
 import { element, short } from "./dom.js";
+import { told } from "./marks.js";
 
 const FONT = "system-ui, sans-serif";
 const LINE = 20; // pixels of a token
 const TALL = 620;
 const MOST = 1500; // arcs of a whole map; of one token all are drawn
+const LEAST = 0.02; // of the largest, below which an arc of a whole map is not seen
 
 export class Arcs {
   constructor(events) {
     this.events = events;
     this.canvas = element("canvas", { tabIndex: 0, role: "application" });
     this.spacer = element("div", { class: "spacer" });
-    this.node = element("div", { class: "arcs" }, this.canvas, this.spacer);
+    this.box = element("div", { class: "arcs" }, this.canvas, this.spacer);
+    this.note = element("p", { class: "note" });
+    this.node = element("div", {}, this.box, this.note);
     this.marks = {};
     this.listen();
   }
@@ -30,13 +34,25 @@ export class Arcs {
     this.canvas.style.height = `${this.height}px`;
     this.canvas.getContext("2d").setTransform(ratio, 0, 0, ratio, 0, 0);
     this.canvas.setAttribute("aria-label", data.says);
-    this.node.style.width = `${this.width + (whole > TALL ? 16 : 0)}px`;
-    this.node.style.height = `${this.height}px`;
+    this.box.style.width = `${this.width + (whole > TALL ? 16 : 0)}px`;
+    this.box.style.height = `${this.height}px`;
     this.spacer.style.height = `${Math.max(0, whole - this.height)}px`;
     this.margin = Math.min(140, this.width * 0.3);
     this.short = [data.labels.queries, data.labels.keys].map((texts) => texts.map((t) => short(t, 18)));
     this.strongest = strongest(data);
+    this.tell(data.rows * data.columns);
     this.draw();
+  }
+
+  // Which pairs have no arc.
+  tell(pairs) {
+    const [drawn, all] = [this.strongest.length, pairs].map((count) => count.toLocaleString("en"));
+    this.note.hidden = drawn === all;
+    this.note.textContent = `Arcs of the ${drawn} strongest of ${all} pairs; a token has all of its own.`;
+  }
+
+  focus() {
+    this.canvas.focus({ preventScroll: true });
   }
 
   overlay(marks) {
@@ -47,32 +63,62 @@ export class Arcs {
   look() {}
 
   y(place) {
-    return place * LINE + 6 + LINE / 2 - this.node.scrollTop;
+    return place * LINE + 6 + LINE / 2 - this.box.scrollTop;
   }
 
   draw() {
-    const { data, margin, width, height } = this;
+    const { data, width, height } = this;
     const context = this.canvas.getContext("2d");
     context.clearRect(0, 0, width, height);
-    const focus = this.marks.hover || this.marks.lock;
+    const focus = told(this.marks);
     const some = focus ? ofToken(data, focus) : this.strongest;
     context.lineCap = "round";
-    for (const { i, j, value } of some) {
-      const [from, to] = [this.y(i), this.y(j)];
-      if (Math.max(from, to) < -LINE || Math.min(from, to) > height + LINE) continue;
+    for (const { i, j, value } of some.filter((arc) => this.picked(arc))) {
       const share = place(value, data.most, data.root);
       if (Math.abs(share) < 0.01) continue;
       context.strokeStyle = css(data.theme, Math.sign(share) * (0.35 + 0.65 * Math.abs(share)));
       context.globalAlpha = 0.15 + 0.85 * Math.abs(share);
       context.lineWidth = 0.75 + 3.5 * Math.abs(share);
-      context.beginPath();
-      context.moveTo(margin, from);
-      context.bezierCurveTo(width / 2, from, width / 2, to, width - margin, to);
-      context.stroke();
+      this.arc(context, i, j);
     }
     context.globalAlpha = 1;
+    this.links(context, focus);
+    if (focus && focus.query !== null && focus.key !== null) {
+      context.strokeStyle = data.ink.mark;
+      context.lineWidth = 1.5;
+      this.arc(context, focus.query, focus.key);
+    }
     this.names(context, 0, data.rows, focus && focus.query, this.marks.queries);
     this.names(context, 1, data.columns, focus && focus.key, this.marks.keys);
+  }
+
+  arc(context, i, j) {
+    const { margin, width, height } = this;
+    const [from, to] = [this.y(i), this.y(j)];
+    if (Math.max(from, to) < -LINE || Math.min(from, to) > height + LINE) return;
+    context.beginPath();
+    context.moveTo(margin, from);
+    context.bezierCurveTo(width / 2, from, width / 2, to, width - margin, to);
+    context.stroke();
+  }
+
+  // Of a selection the arcs between its ends; without one, all.
+  picked({ i, j }) {
+    const { queries, keys } = this.marks;
+    return (!queries?.size || queries.has(i)) && (!keys?.size || keys.has(j));
+  }
+
+  // The links that people drew, thin above the arcs: sure ones full, possible ones dashed.
+  links(context, focus) {
+    context.save();
+    context.strokeStyle = this.data.ink.gold;
+    context.lineWidth = 1.25;
+    for (const { i, j, sure } of this.data.gold || []) {
+      if (!this.picked({ i, j }) || (focus && !through(focus, i, j))) continue;
+      context.setLineDash(sure ? [] : [3, 3]);
+      this.arc(context, i, j);
+    }
+    context.restore();
   }
 
   names(context, side, count, pointed, selected) {
@@ -84,8 +130,9 @@ export class Arcs {
       const y = this.y(n);
       if (y < -LINE || y > this.height + LINE) continue;
       if (selected && selected.has(n)) {
-        context.fillStyle = ink.select;
-        context.fillRect(side ? this.width - this.margin : 0, y - LINE / 2, this.margin, LINE);
+        context.strokeStyle = ink.text;
+        context.lineWidth = 1;
+        context.strokeRect(side ? this.width - this.margin + 3 : 1, y - LINE / 2 + 1, this.margin - 4, LINE - 2);
       }
       context.font = `${n === pointed ? "600 " : ""}13px ${FONT}`;
       context.fillStyle = n === pointed ? ink.mark : ink.text;
@@ -95,7 +142,7 @@ export class Arcs {
 
   at(event) {
     const box = this.canvas.getBoundingClientRect();
-    const n = Math.floor((event.clientY - box.top + this.node.scrollTop - 6) / LINE);
+    const n = Math.floor((event.clientY - box.top + this.box.scrollTop - 6) / LINE);
     const left = event.clientX - box.left < this.width / 2;
     if (n < 0 || n >= (left ? this.data.rows : this.data.columns)) return null;
     return left ? { query: n, key: null } : { query: null, key: n };
@@ -109,22 +156,26 @@ export class Arcs {
       const at = this.at(event);
       if (at) events.lock(at, event.ctrlKey || event.metaKey || event.shiftKey);
     });
-    this.node.addEventListener("scroll", () => this.data && this.draw(), { passive: true });
+    this.box.addEventListener("scroll", () => this.data && this.draw(), { passive: true });
   }
 }
 
 function strongest({ columns, colours, most }) {
   const all = [];
-  for (let k = 0; k < colours.length; k++) if (Math.abs(colours[k]) > 0.02 * most) all.push(k);
+  for (let k = 0; k < colours.length; k++) if (Math.abs(colours[k]) > LEAST * most) all.push(k);
   all.sort((a, b) => Math.abs(colours[b]) - Math.abs(colours[a]));
   const kept = all.slice(0, MOST).reverse(); // the strongest lie above
   return kept.map((k) => ({ i: Math.floor(k / columns), j: k % columns, value: colours[k] }));
 }
 
+// Whether a pair is of the token that is pointed at: of a cell's two, the one that attends.
+function through({ query, key }, i, j) {
+  return query === null ? j === key : i === query;
+}
+
 function ofToken({ rows, columns, colours }, { query, key }) {
   const made = [];
-  if (query !== null && key !== null) made.push({ i: query, j: key });
-  else if (query !== null) for (let j = 0; j < columns; j++) made.push({ i: query, j });
+  if (query !== null) for (let j = 0; j < columns; j++) made.push({ i: query, j });
   else for (let i = 0; i < rows; i++) made.push({ i, j: key });
   for (const arc of made) arc.value = colours[arc.i * columns + arc.j];
   return made.sort((a, b) => Math.abs(a.value) - Math.abs(b.value));

@@ -52,10 +52,15 @@ export class Controls {
 
   heads(heads, state) {
     const box = element("fieldset", { class: "choice heads" }, element("legend", {}, "Head"));
+    const { best } = this.store.view.runs[state.run];
     for (const head of heads) {
       const button = element("button", { type: "button", ariaPressed: String(state.heads.has(head)) }, String(head));
       button.dataset.key = `head-${head}`;
       button.title = `head ${head}; with ctrl or shift, together with others`;
+      if (best && best.kind === state.kind && best.layer === state.layer && best.head === head) {
+        button.classList.add("best");
+        button.title = `head ${head}: ${best.why}`;
+      }
       button.addEventListener("click", (event) => {
         if (!(event.ctrlKey || event.metaKey || event.shiftKey)) return this.change({ heads: new Set([head]) });
         const some = new Set(state.heads);
@@ -70,11 +75,13 @@ export class Controls {
     all.addEventListener("click", () => this.change({ heads: new Set(heads) }));
     box.append(all);
     if (state.heads.size > 1) {
-      const sum = element("button", { type: "button", class: "way" }, state.sum ? "sum" : "mean");
-      sum.title = "mean or sum of the chosen heads";
-      sum.dataset.key = "head-sum";
-      sum.addEventListener("click", () => this.change({ sum: !state.sum }));
-      box.append(sum);
+      for (const [name, sum] of [["mean", false], ["sum", true]]) {
+        const way = element("button", { type: "button", class: "way", ariaPressed: String(state.sum === sum) }, name);
+        way.title = `the ${name} of the chosen heads`;
+        way.dataset.key = `head-${name}`;
+        way.addEventListener("click", () => this.change({ sum }));
+        box.append(way);
+      }
     }
     return box;
   }

@@ -39,11 +39,11 @@ export function short(text, most) {
   return letters.length <= most ? text : `${letters.slice(0, most - 1).join("")}…`;
 }
 
-export function number(x) {
+export function number(x, figures = 3) {
   if (x === null || x === undefined || Number.isNaN(x)) return "–";
   if (x === 0) return "0";
   const size = Math.abs(x);
-  const told = size >= 1000 || size < 1e-5 ? x.toExponential(2) : String(Number(x.toPrecision(3)));
+  const told = size >= 1000 || size < 1e-4 ? x.toExponential(figures - 1) : String(Number(x.toPrecision(figures)));
   return told.replace("-", "−").replace("e+", "e");
 }
 

@@ -2,9 +2,12 @@
 
 import { ARMS, paint } from "./colour.js";
 import { element, short } from "./dom.js";
+import { runs } from "./marks.js";
 
 const FONT = "system-ui, sans-serif";
-const LABEL = 8.5; // pixels a cell must have for its label to be drawn
+const LABEL = 8.5; // pixels a cell must have for its label to be drawn; of smaller ones every second, third … has one
+const LINE = 12; // pixels of a label then
+const CORNER = 58; // pixels that the names of the axes need
 const TALL = 620; // pixels of the map at most
 const CELL = 30;
 
@@ -45,10 +48,10 @@ export class Matrix {
     const longest = (texts) => Math.max(0, ...texts.slice(0, 600).map((t) => context.measureText(t).width));
     const [queries, keys] = [labels.queries.map((t) => short(t, 16)), labels.keys.map((t) => short(t, 16))];
     this.short = { queries, keys };
-    this.left = Math.ceil(Math.min(112, longest(queries))) + 12;
-    this.top = Math.ceil(Math.min(112, longest(keys))) + 12;
+    this.left = Math.max(CORNER, Math.ceil(Math.min(112, longest(queries))) + 12);
+    this.top = Math.max(36, Math.ceil(Math.min(112, longest(keys))) + 12);
     if (Math.min((width - this.left) / columns, TALL / rows) < LABEL) {
-      this.left = Math.min(this.left, 84); // room for the one label that is pointed at
+      this.left = Math.min(this.left, 84);
       this.top = Math.min(this.top, 64);
     }
     this.cell = Math.min((width - this.left - 2) / columns, TALL / rows, CELL);
@@ -84,8 +87,8 @@ export class Matrix {
     context.strokeStyle = ink.edge;
     context.lineWidth = 1;
     context.strokeRect(left - 0.5, top - 0.5, plotWidth + 1, plotHeight + 1);
-    if (size >= LABEL) this.labels(context);
-    else this.axes(context);
+    this.axes(context);
+    this.labels(context);
     this.links(context);
     this.overlay(this.marks || {});
   }
@@ -113,31 +116,35 @@ export class Matrix {
 
   labels(context) {
     const { ink } = this.data;
-    context.font = `${Math.min(12, Math.floor(this.size * 0.9))}px ${FONT}`;
+    const every = this.size >= LABEL ? 1 : Math.ceil(LINE / this.size);
+    context.font = `${every > 1 ? 10 : Math.min(12, Math.floor(this.size * 0.9))}px ${FONT}`;
     context.fillStyle = ink.text;
     context.textBaseline = "middle";
     context.textAlign = "right";
-    this.short.queries.forEach((text, i) => {
+    for (let i = 0; i < this.data.rows; i += every) {
       const y = this.y(i + 0.5);
-      if (y > this.top && y < this.top + this.plotHeight) context.fillText(text, this.left - 6, y, this.left - 8);
-    });
+      if (y < this.top || y > this.top + this.plotHeight) continue;
+      context.fillText(this.short.queries[i], this.left - 6, y, this.left - 8);
+      if (every > 1) context.fillRect(this.left - 4, y, 3, 1);
+    }
     context.textAlign = "left";
-    this.short.keys.forEach((text, j) => {
+    for (let j = 0; j < this.data.columns; j += every) {
       const x = this.x(j + 0.5);
-      if (x > this.left && x < this.left + this.plotWidth) this.upright(context, text, x, this.top - 6);
-    });
+      if (x < this.left || x > this.left + this.plotWidth) continue;
+      this.upright(context, this.short.keys[j], x, this.top - 6);
+      if (every > 1) context.fillRect(x, this.top - 4, 1, 3);
+    }
   }
 
+  // Their names, in the corner, where there is no label.
   axes(context) {
     const { ink, axes } = this.data;
     context.font = `11px ${FONT}`;
     context.fillStyle = ink.soft;
     context.textAlign = "right";
-    context.textBaseline = "top";
-    context.fillText(axes[0], this.left - 8, this.top + 2, this.left - 10);
-    context.textAlign = "left";
     context.textBaseline = "bottom";
-    context.fillText(axes[1], this.left, this.top - 6);
+    context.fillText(axes[1], this.left - 6, this.top - 20, this.left - 8);
+    context.fillText(axes[0], this.left - 6, this.top - 7, this.left - 8);
   }
 
   upright(context, text, x, y) {
@@ -172,9 +179,7 @@ export class Matrix {
     context.clearRect(0, 0, this.over.width, this.over.height);
     context.save();
     this.clip(context);
-    context.fillStyle = ink.select;
-    for (const i of marks.queries || []) context.fillRect(this.left, this.y(i), this.plotWidth, this.size);
-    for (const j of marks.keys || []) context.fillRect(this.x(j), this.top, this.size, this.plotHeight);
+    if (marks.queries?.size || marks.keys?.size) this.selection(context, marks);
     for (const [at, strong] of [[marks.lock, true], [marks.hover, false]]) if (at) this.cross(context, at, strong);
     if (this.drag) {
       const { from, to } = this.drag;
@@ -184,8 +189,33 @@ export class Matrix {
       context.strokeRect(this.x(j), this.y(i), w * this.size, h * this.size);
     }
     context.restore();
-    const at = marks.hover || marks.lock;
-    if (at) this.named(context, at);
+    for (const at of [marks.lock, marks.hover]) if (at) this.named(context, at);
+  }
+
+  // What is not selected fades; what is keeps its colour, in a dashed frame.
+  selection(context, { queries, keys }) {
+    const { ink, rows, columns } = this.data;
+    const chosen = new Path2D();
+    for (const [i, h] of runs(queries, rows)) {
+      for (const [j, w] of runs(keys, columns)) {
+        chosen.rect(this.x(j), this.y(i), w * this.size, h * this.size);
+      }
+    }
+    const rest = new Path2D(chosen);
+    rest.rect(this.left, this.top, this.plotWidth, this.plotHeight);
+    context.save();
+    context.fillStyle = ink.ground;
+    context.globalAlpha = 0.72;
+    context.fill(rest, "evenodd");
+    context.globalAlpha = 1;
+    context.strokeStyle = ink.text;
+    context.setLineDash([4, 3]);
+    context.stroke(chosen);
+    context.restore();
+  }
+
+  focus() {
+    this.over.focus({ preventScroll: true });
   }
 
   cross(context, at, strong) {

@@ -12,7 +12,8 @@ export class Overview {
     this.onchoose = onchoose;
     this.sort = "place";
     this.down = true;
-    this.grid = element("div", { class: "heads-grid" });
+    this.grid = element("div", { class: "heads-grid", role: "group", ariaLabel: "layers and heads; arrow keys move" });
+    this.grid.addEventListener("keydown", (event) => this.walk(event));
     this.tools = element("div", { class: "bar" });
     this.node = element(
       "details",
@@ -37,10 +38,37 @@ export class Overview {
     this.state = state;
     if (key !== this.key) this.build(state, theme);
     this.key = key;
-    for (const button of this.grid.querySelectorAll("button")) {
+    const buttons = [...this.grid.querySelectorAll("button")];
+    for (const button of buttons) {
       const here = Number(button.dataset.layer) === state.layer && state.heads.has(Number(button.dataset.head));
       button.setAttribute("aria-pressed", String(here));
     }
+    const chosen = buttons.find((button) => button.ariaPressed === "true") || buttons[0];
+    if (chosen && !this.grid.contains(document.activeElement)) this.stop(chosen);
+  }
+
+  // Tab stops at one of the small maps; arrow keys go from there.
+  stop(button) {
+    for (const other of this.grid.querySelectorAll("button")) other.tabIndex = other === button ? 0 : -1;
+  }
+
+  walk(event) {
+    const all = [...this.grid.querySelectorAll("button")];
+    const now = event.target;
+    const at = all.indexOf(now);
+    const ways = {
+      ArrowLeft: () => all[at - 1],
+      ArrowRight: () => all[at + 1],
+      ArrowUp: () => nearest(all.filter((other) => other.offsetTop < now.offsetTop), now),
+      ArrowDown: () => nearest(all.filter((other) => other.offsetTop > now.offsetTop), now),
+      Home: () => all[0],
+      End: () => all.at(-1),
+    };
+    const next = at >= 0 && ways[event.key]?.();
+    if (!next) return;
+    event.preventDefault();
+    this.stop(next);
+    next.focus();
   }
 
   build(state, theme) {
@@ -88,8 +116,11 @@ export class Overview {
     const canvas = element("canvas");
     canvas.source = { attention, place };
     const told = known.map(([name, label]) => `${label} ${number(attention.statistics[name]?.[place])}`);
-    const says = [`layer ${layer}, head ${head}`, ...told].join("; ");
-    const button = element("button", { type: "button", title: says, ariaLabel: says }, canvas);
+    const { best } = this.store.view.runs[this.state.run];
+    const isBest = best && best.kind === this.state.kind && best.layer === layer && best.head === head;
+    const says = [`layer ${layer}, head ${head}`, ...(isBest ? [best.why] : []), ...told].join("; ");
+    const button = element("button", { type: "button", title: says, ariaLabel: says, tabIndex: -1 }, canvas);
+    button.classList.toggle("best", Boolean(isBest));
     Object.assign(button.dataset, { layer, head });
     if (this.sort !== "place") {
       const shown = number(attention.statistics[this.sort]?.[place]);
@@ -111,6 +142,12 @@ export class Overview {
     canvas.getContext("2d").putImageData(image, 0, 0);
     canvas.style.background = ARMS[this.theme].hidden;
   }
+}
+
+// Of some small maps the one in the nearest row, and in it the nearest; those of a row have the same top.
+function nearest(some, now) {
+  const far = (other) => 1e4 * Math.abs(other.offsetTop - now.offsetTop) + Math.abs(other.offsetLeft - now.offsetLeft);
+  return some.reduce((best, other) => (best && far(best) <= far(other) ? best : other), null);
 }
 
 // At most SIDE × SIDE numbers, of each group of cells the largest, each by the map's largest.

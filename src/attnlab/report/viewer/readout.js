@@ -1,17 +1,25 @@
 // The numbers: of the pair that is pointed at or locked, of what a token attends to most, of a selection, of the gold.
 
-import { css, place } from "./colour.js";
+import { css } from "./colour.js";
 import { element, number, visible } from "./dom.js";
 import { alignmentError, sumOver } from "./maps.js";
+import { told } from "./marks.js";
 
 const SHOWN = 7; // keys that a query attends to most
 
+// Numbers are made anew with each move of the pointer; buttons stay, or a click on them could be lost.
 export class Readout {
-  constructor() {
-    this.pair = element("div", { class: "pair" });
+  constructor(unlock, clear) {
+    const button = (text, onclick) => element("button", { type: "button", class: "small", onclick }, text);
+    this.ends = element("span", { class: "ends" });
+    this.locked = element("span", { class: "locked" }, element("em", {}, "locked"), button("unlock", unlock));
+    this.pair = element("div", { class: "pair" }, this.ends, this.locked);
     this.values = element("table", { class: "values" });
     this.most = element("div", { class: "most" });
-    this.sums = element("div", { class: "sums" });
+    this.sumOf = element("span");
+    this.sumValues = element("table", { class: "values" });
+    const title = element("h4", {}, this.sumOf, button("clear", clear));
+    this.sums = element("div", { class: "sums" }, title, this.sumValues);
     this.gold = element("div", { class: "aer" });
     this.live = element("div", { class: "unseen", role: "status", ariaLive: "polite" });
     const parts = [this.pair, this.values, this.most, this.sums, this.gold, this.live];
@@ -20,16 +28,17 @@ export class Readout {
 
   // panels: [{label, map, shares, data}], texts: [queries, keys]
   show(panels, texts, marks) {
-    const at = marks.hover || marks.lock;
-    this.showPair(texts, at, marks.lock && !marks.hover);
+    const at = told(marks);
+    this.showPair(texts, at);
+    this.locked.hidden = !marks.lock;
     this.showValues(panels, at);
     this.showMost(panels[0], texts, at);
   }
 
-  showPair(texts, at, locked) {
+  showPair(texts, at) {
     if (!at) {
-      const says = "Point at the map to read its numbers; click to lock, shift-drag or ctrl-click to select.";
-      this.pair.replaceChildren(element("p", { class: "hint" }, says));
+      const says = "Point at the map to read its numbers; click to lock them, shift-drag or ctrl-click to select.";
+      this.ends.replaceChildren(element("p", { class: "hint" }, says));
       return;
     }
     const name = (side, n) => element("bdi", { class: "name", title: texts[side][n] }, visible(texts[side][n]));
@@ -38,7 +47,7 @@ export class Readout {
     if (at.key !== null) ends.push(element("span", {}, name(1, at.key), element("small", {}, `${at.key}`)));
     const arrow = element("span", { class: "arrow" }, at.query === null ? "→" : at.key === null ? "→ all" : "→");
     const order = at.query === null ? ["all", arrow, ends[0]] : [ends[0], arrow, ends[1]];
-    this.pair.replaceChildren(...order.filter(Boolean), ...(locked ? [element("em", {}, "locked")] : []));
+    this.ends.replaceChildren(...order.filter(Boolean));
   }
 
   showValues(panels, at) {
@@ -52,7 +61,7 @@ export class Readout {
       }
       const k = query * map.columns + key;
       const error = map.error(query, key);
-      const within = error ? `± ${number(Number(error.toPrecision(1)))}` : "";
+      const within = error ? `± ${number(error, 1)}` : "";
       return row(name, label, number(map.values[k]), within, percent(shares[k]));
     });
     this.values.replaceChildren(...rows);
@@ -67,7 +76,8 @@ export class Readout {
     const size = (n) => Math.abs(map.values[cell(n)]);
     const top = [...Array(count).keys()].sort((a, b) => size(b) - size(a)).slice(0, SHOWN);
     const most = size(top[0]) || 1;
-    const title = ofQuery ? "attends most to" : "is attended most by";
+    const signed = top.some((n) => map.values[cell(n)] < 0) ? ", by size" : "";
+    const title = `${ofQuery ? "attends most to" : "is attended most by"}${signed}`;
     const lines = top.map((n) => {
       const bar = element("i");
       bar.style.width = `${(100 * size(n)) / most}%`;
@@ -80,7 +90,7 @@ export class Readout {
   }
 
   // Σ over the selection, for every panel.
-  showSums(panels, marks, clear) {
+  showSums(panels, marks) {
     this.sums.hidden = !marks.queries.size && !marks.keys.size;
     if (this.sums.hidden) return;
     const found = panels.map(({ name, label, map }) => ({ name, label, ...sumOver(map, marks.queries, marks.keys) }));
@@ -89,22 +99,27 @@ export class Readout {
     const rows = found.map(({ name, label, total, perQuery }) =>
       row(name, label, number(total), `${number(perQuery)} a query`),
     );
-    const button = element("button", { type: "button", class: "small", onclick: clear }, "clear");
-    this.sums.replaceChildren(element("h4", {}, title, button), element("table", { class: "values" }, ...rows));
+    this.sumOf.textContent = title;
+    this.sumValues.replaceChildren(...rows);
   }
 
   showGold(panels, gold) {
     this.gold.hidden = !gold;
     if (!gold) return;
-    const rows = panels.map(({ name, label, raw }) => row(name, label, percent(alignmentError(raw, gold))));
-    const title = element("h4", {}, "AER against the gold alignment", element("small", {}, "lower is better"));
+    const rows = panels.map(({ name, label, raw }) => row(name, label, number(alignmentError(raw, gold))));
+    const title = element("h4", {}, "AER on this example alone", element("small", {}, "0 is best"));
     this.gold.replaceChildren(title, element("table", { class: "values" }, ...rows));
   }
 
-  say(panels, texts, at) {
-    if (!at || at.query === null || at.key === null) return;
-    const told = panels.map(({ label, map }) => `${label} ${number(map.values[at.query * map.columns + at.key])}`);
-    this.live.textContent = `${visible(texts[0][at.query])} to ${visible(texts[1][at.key])}: ${told.join(", ")}`;
+  // at: the cell, of which the numbers are said, or null; of: which layer and heads are shown
+  say(panels, texts, at, of) {
+    let said = "";
+    if (at && at.query !== null && at.key !== null) {
+      const value = (map) => number(map.values[at.query * map.columns + at.key]);
+      const values = panels.map(({ label, map }) => `${label} ${value(map)}`).join(", ");
+      said = `${visible(texts[0][at.query])} to ${visible(texts[1][at.key])}: ${values}; `;
+    }
+    this.live.textContent = said + of;
   }
 }
 

@@ -1,6 +1,8 @@
 // Tables: a click on a column sorts by it; buttons copy them as CSV or LaTeX.
 
+import { columns, isNumeric, numeric } from "./cells.js";
 import { element } from "./dom.js";
+import { tabular } from "./latex.js";
 
 function start() {
   for (const holder of document.querySelectorAll("div.table")) prepare(holder, holder.querySelector("table"));
@@ -10,9 +12,9 @@ function prepare(holder, table) {
   const heads = [...table.tHead.rows[0].cells];
   const cells = (row) => [...row.cells].map((cell) => cell.textContent);
   const rows = () => [...table.tBodies[0].rows];
+  const texts = (column) => rows().map((row) => row.cells[column].textContent);
   heads.forEach((head, column) => {
-    const texts = rows().map((row) => row.cells[column].textContent);
-    if (texts.every((text) => numeric(text) !== null || blank(text))) {
+    if (isNumeric(texts(column))) {
       head.classList.add("number");
       rows().forEach((row) => row.cells[column].classList.add("number"));
     }
@@ -29,8 +31,8 @@ function prepare(holder, table) {
   const titles = () => heads.map((head) => head.textContent);
   const tools = element("div", { class: "tools" });
   const forms = {
-    "copy CSV": () => csv([titles(), ...rows().map(cells)]),
-    "copy LaTeX": () => latex(titles(), rows().map(cells)),
+    "copy CSV": () => csv(titles().flatMap((title, column) => columns(title, texts(column)))),
+    "copy LaTeX": () => tabular(titles(), rows().map(cells), heads.map((_, column) => isNumeric(texts(column)))),
   };
   for (const [label, make] of Object.entries(forms)) {
     const button = element("button", { type: "button" }, label);
@@ -43,16 +45,6 @@ function prepare(holder, table) {
   holder.append(tools);
 }
 
-function blank(text) {
-  return ["", "–", "-", "nan"].includes(text.trim());
-}
-
-// The number that a cell is, or null: 1,234  −0.5  12 %  0.3 ± 0.1  0.3 [0.1, 0.5]
-function numeric(text) {
-  const plain = text.replace(/\s*(±.*|\[.*\])$/, "").trim().replace(/,/g, "").replace("−", "-").replace(/\s*%$/, "");
-  return /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i.test(plain) ? Number(plain) : null;
-}
-
 function compared(a, b, down) {
   const [x, y] = [numeric(a), numeric(b)];
   if (x === null && y === null) return (down ? -1 : 1) * a.localeCompare(b);
@@ -60,18 +52,11 @@ function compared(a, b, down) {
   return down ? y - x : x - y;
 }
 
-function csv(lines) {
+// Columns, each with its title, as lines.
+function csv(made) {
   const quoted = (text) => (/[",\n\r]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text);
-  return lines.map((line) => line.map(quoted).join(",")).join("\n") + "\n";
-}
-
-function latex(titles, lines) {
-  const signs = { "\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "−": "$-$" };
-  const safe = (text) => text.replace(/[\\~^−&%$#_{}]/g, (c) => signs[c] || `\\${c}`);
-  const row = (line) => `${line.map(safe).join(" & ")} \\\\`;
-  const columns = titles.map((_, k) => (lines.every((line) => numeric(line[k]) !== null) ? "r" : "l")).join("");
-  const body = [`\\begin{tabular}{${columns}}`, "\\toprule", row(titles), "\\midrule", ...lines.map(row)];
-  return [...body, "\\bottomrule", "\\end{tabular}", ""].join("\n");
+  const lines = made[0].map((_, n) => made.map((column) => quoted(column[n])).join(","));
+  return `${lines.join("\n")}\n`;
 }
 
 async function copied(text) {

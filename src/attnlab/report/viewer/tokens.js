@@ -2,6 +2,7 @@
 
 import { css, ink, place } from "./colour.js";
 import { element, visible } from "./dom.js";
+import { told } from "./marks.js";
 
 export class Tokens {
   constructor(events) {
@@ -63,7 +64,7 @@ export class Tokens {
 
   // data: what the first panel shows; marks as in the panels
   colour(data, marks) {
-    const at = marks.hover || marks.lock || { query: null, key: null };
+    const at = told(marks) || { query: null, key: null };
     this.lists.forEach(({ role, box }) => {
       const other = role === "query" ? at.key : at.query;
       const picked = role === "query" ? marks.queries : marks.keys;

@@ -41,22 +41,28 @@ export class Training {
     const lines = names.map((name) => run.curves[name]);
     const steps = [...lines.flatMap(([xs]) => xs), ...run.frames.map((frame) => frame.step ?? 0)];
     const [first, last] = [Math.min(...steps), Math.max(...steps)];
-    const low = Math.min(0, ...lines.flatMap(([, ys]) => ys));
-    const high = Math.max(1e-9, ...lines.flatMap(([, ys]) => ys));
+    const heights = lines.flatMap(([, ys]) => ys);
+    const levels = ticks(Math.min(0, ...heights), Math.max(1e-9, ...heights), 4);
+    const [low, high] = [levels[0], levels.at(-1)];
     const x = (s) => LEFT + ((s - first) / Math.max(1e-9, last - first)) * (width - LEFT - 8);
     const y = (v) => HEIGHT - BOTTOM - ((v - low) / Math.max(1e-9, high - low)) * (HEIGHT - BOTTOM - 8);
     const says = names.map((name, n) => `${name} ends at ${number(lines[n][1].at(-1))}`).join(", ");
     const picture = svg("svg", { width, height: HEIGHT, role: "img", "aria-label": `Training: ${says}` });
-    for (const v of [low, (low + high) / 2, high]) {
+    for (const v of levels) {
       picture.append(svg("line", { class: "rule", x1: LEFT, x2: width - 8, y1: y(v), y2: y(v) }));
       picture.append(svg("text", { x: LEFT - 6, y: y(v) + 4, "text-anchor": "end" }, number(v)));
     }
-    for (const s of [first, last]) {
-      picture.append(svg("text", { x: x(s), y: HEIGHT - 5, "text-anchor": s === first ? "start" : "end" }, String(s)));
+    for (const s of ticks(first, last, Math.max(2, width / 130)).filter((s) => s >= first && s <= last)) {
+      const anchor = x(s) > width - 20 ? "end" : "middle";
+      picture.append(svg("line", { class: "rule", x1: x(s), x2: x(s), y1: HEIGHT - BOTTOM, y2: HEIGHT - BOTTOM + 4 }));
+      const place = { class: "at", x: x(s), y: HEIGHT - 5, "text-anchor": anchor };
+      picture.append(svg("text", place, s.toLocaleString("en")));
     }
     lines.forEach(([xs, ys], n) => {
       const points = xs.map((s, k) => `${x(s)},${y(ys[k])}`).join(" ");
       picture.append(svg("polyline", { class: `line line-${n % 6}`, points }));
+      const dot = { class: `dot line-${n % 6}`, cx: x(xs[0]), cy: y(ys[0]), r: 4 };
+      if (xs.length === 1) picture.append(svg("circle", dot)); // a line of one point is not seen
     });
     if (step !== null) {
       picture.append(svg("line", { class: "now", x1: x(step), x2: x(step), y1: 4, y2: HEIGHT - BOTTOM }));
@@ -88,6 +94,15 @@ export class Training {
     }
     this.play.textContent = this.timer ? "❚❚ pause" : "▶ play";
   }
+}
+
+// Round numbers from at most the first to at least the last, about so many steps: 1, 2, 2.5 or 5 times a power of 10.
+export function ticks(first, last, count) {
+  const rough = Math.max(1e-12, last - first) / count;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * [1, 2, 2.5, 5, 10].find((factor) => factor * power >= rough * (1 - 1e-9));
+  const [from, to] = [Math.floor(first / step + 1e-9), Math.ceil(last / step - 1e-9)];
+  return Array.from({ length: Math.max(2, to - from + 1) }, (_, n) => Number(((from + n) * step).toPrecision(12)));
 }
 
 // The place of the number that is nearest to this one.

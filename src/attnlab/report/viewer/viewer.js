@@ -5,6 +5,7 @@ import { theme } from "./colour.js";
 import { Controls } from "./controls.js";
 import { element, visible } from "./dom.js";
 import { byWord, largest, maskByWord, shares, Store } from "./maps.js";
+import { carried, unmarked } from "./marks.js";
 import { Matrix } from "./matrix.js";
 import { Overview } from "./overview.js";
 import { Readout, scaleBar } from "./readout.js";
@@ -12,15 +13,16 @@ import { Tokens } from "./tokens.js";
 import { nearest, Training } from "./training.js";
 
 const WIDEST = 3; // panels beside each other
+const [NARROW, ROOMY, EACH] = [250, 340, 17]; // pixels of a panel at least, of one with many keys, and of a key in it
 const MANY = 64; // keys from which on most numbers are small, and are lifted at first
 const HELP = [
-  ["[ ]", "layer"],
-  [", .", "head"],
-  ["m", "matrix or arcs"],
-  ["w", "tokens or words"],
-  ["← ↑ → ↓", "move the locked cell"],
-  ["+ − 0", "zoom"],
-  ["Esc", "unlock, then clear"],
+  [["[", "]"], "layer"],
+  [[",", "."], "head"],
+  [["m"], "matrix or arcs"],
+  [["w"], "tokens or words"],
+  [["←", "↑", "→", "↓"], "move the locked cell"],
+  [["+", "−", "0"], "zoom"],
+  [["Esc"], "unlock, then clear"],
 ];
 const ZOOM = [["−", 0.8, "zoom out"], ["fit", 0, "whole map"], ["+", 1.25, "zoom in"]];
 const START = { run: 0, example: 0, sum: false, view: "matrix", level: "tokens", colour: "share" };
@@ -30,7 +32,7 @@ export class Viewer {
     this.host = host;
     this.store = new Store(view);
     this.state = this.first();
-    this.marks = { hover: null, lock: null, queries: new Set(), keys: new Set() };
+    this.marks = unmarked();
     this.panels = [];
     this.build(view);
     this.render();
@@ -44,16 +46,28 @@ export class Viewer {
     const rich = (layer) => this.store.measures({ ...state, layer }).length; // probes are of one layer alone
     state.layer = this.store.layers(state).reduce((best, layer) => (rich(layer) > rich(best) ? layer : best));
     state.heads = new Set(this.store.attention(state).heads.slice(0, 1));
+    Object.assign(state, this.best(state.run));
     state.measures = new Set(this.store.measures(state).slice(0, 2));
     state.root = this.store.sides(state)[1].tokens.length > MANY;
     return state;
+  }
+
+  // The head that a run is best at, as a change of what is shown.
+  best(run) {
+    const { best } = this.store.view.runs[run];
+    return best ? { kind: best.kind, layer: best.layer, heads: new Set([best.head]) } : {};
+  }
+
+  isBest({ run, kind, layer, heads }) {
+    const { best } = this.store.view.runs[run];
+    return Boolean(best) && kind === best.kind && layer === best.layer && heads.size === 1 && heads.has(best.head);
   }
 
   build(view) {
     this.controls = new Controls(this.store, (change) => this.change(change));
     this.training = new Training(view, (frame) => this.change({ frame }));
     this.overview = new Overview(this.store, (layer, head) => this.jump(layer, head));
-    this.readout = new Readout();
+    this.readout = new Readout(() => this.lock(this.marks.lock), () => this.clear());
     this.tokens = new Tokens(this.events());
     this.stage = element("div", { class: "panels" });
     const buttons = ZOOM.map(([text, by, says]) => {
@@ -62,13 +76,16 @@ export class Viewer {
       return button;
     });
     this.zoom = element("div", { class: "zoom" }, ...buttons);
-    const keys = HELP.flatMap(([key, what]) => [element("kbd", {}, key), element("span", {}, what)]);
+    const keys = HELP.flatMap(([own, what]) => [
+      element("span", {}, ...own.map((key) => element("kbd", {}, key))),
+      element("span", {}, what),
+    ]);
     const help = element("details", { class: "help" }, element("summary", {}, "keys"), element("div", {}, ...keys));
     const notes = view.notes.map((note) => element("p", { class: "note" }, note));
     const foot = element("div", { class: "bar foot" }, this.zoom, help);
-    const main = element("div", { class: "main" }, this.stage, foot);
+    const main = element("div", { class: "main" }, this.stage, foot, this.tokens.node); // numbers beside move nothing
     const middle = element("div", { class: "stage" }, main, this.readout.node);
-    this.host.append(this.training.node, this.controls.node, middle, this.tokens.node, this.overview.node, ...notes);
+    this.host.append(this.training.node, this.controls.node, middle, this.overview.node, ...notes);
     this.host.addEventListener("keydown", (event) => this.key(event));
     document.addEventListener("attnlab-theme", () => this.render());
     let wide = 0;
@@ -98,6 +115,7 @@ export class Viewer {
       const step = view.runs[before.run].frames[before.frame].step;
       const { frames } = view.runs[state.run];
       state.frame = step === null ? frames.length - 1 : nearest(frames.map((frame) => frame.step), step);
+      if (this.isBest(before)) Object.assign(state, this.best(state.run));
     }
     const kinds = this.store.kinds(state);
     if (!kinds.includes(state.kind)) state.kind = kinds[0];
@@ -106,9 +124,8 @@ export class Viewer {
     const { heads } = this.store.attention(state);
     state.heads = new Set([...state.heads].filter((head) => heads.includes(head)));
     if (!state.heads.size) state.heads = new Set(heads.slice(0, 1));
-    if (["example", "kind", "level"].some((name) => state[name] !== before[name])) {
-      this.marks = { hover: null, lock: null, queries: new Set(), keys: new Set() };
-    }
+    if (state.example !== before.example || state.kind !== before.kind) this.marks = unmarked();
+    else if (state.level !== before.level) this.marks = carried(this.marks, this.store.sides(state), state.level);
     this.state = state;
     this.render();
   }
@@ -163,12 +180,23 @@ export class Viewer {
     this.tokens.update(this.texts, this.titles());
     this.redraw();
     this.readout.showGold(this.panels, this.gold());
+    this.say();
+  }
+
+  // For those who hear the page: what is shown, and of a locked cell its numbers.
+  say() {
+    this.readout.say(this.panels, this.texts, this.marks.lock, this.which(this.panels[0].name));
+  }
+
+  // What queries and keys are called: by their sides, where these are two.
+  called() {
+    const [query, key] = this.store.sides(this.state).map(({ name }) => name);
+    return query === key ? ["query", "key"] : [query, key];
   }
 
   titles() {
-    const [query, key] = this.store.sides(this.state).map(({ name }) => name);
-    const names = query === key ? ["query", "key"] : [query, key];
-    return [`${names[0]}: who attends`, `${names[1]}: what is attended to`];
+    const [query, key] = this.called();
+    return [`${query}: who attends`, `${key}: what is attended to`];
   }
 
   gold() {
@@ -192,6 +220,7 @@ export class Viewer {
   // A panel for each measure; panels that are there already are kept.
   fill(found) {
     const { state } = this;
+    const focused = this.panels.findIndex(({ node }) => node.contains(document.activeElement));
     if (this.panels.length !== found.length || this.drawn !== state.view) {
       this.panels = found.map(() => {
         const plot = state.view === "matrix" ? new Matrix(this.events()) : new Arcs(this.events());
@@ -201,8 +230,7 @@ export class Viewer {
       this.stage.replaceChildren(...this.panels.map(({ node }) => node));
       this.drawn = state.view;
     }
-    const beside = Math.min(found.length, WIDEST, Math.max(1, Math.floor((this.main.clientWidth + 20) / 340)));
-    const width = Math.floor((this.main.clientWidth - 20 * (beside - 1)) / beside) - 2;
+    const width = this.width(found.length);
     const labels = { queries: this.texts[0].map(visible), keys: this.texts[1].map(visible) };
     this.panels.forEach((panel, n) => {
       const { look, ...own } = found[n];
@@ -220,10 +248,20 @@ export class Viewer {
       );
     });
     this.zoom.hidden = state.view !== "matrix";
+    if (focused >= 0) this.panels[Math.min(focused, this.panels.length - 1)].plot.focus();
+  }
+
+  // Of each panel: as many stand side by side as have room.
+  width(count) {
+    const whole = this.main.clientWidth;
+    const least = Math.max(NARROW, Math.min(ROOMY, 84 + EACH * this.texts[1].length));
+    const beside = Math.min(count, WIDEST, Math.max(1, Math.floor((whole + 20) / (least + 20))));
+    return Math.floor((whole - 20 * (beside - 1)) / beside) - 2;
   }
 
   axes() {
-    return this.store.sides(this.state).map(({ name }, n) => `${name} ${n ? "→" : "↓"}`);
+    const [query, key] = this.called();
+    return [`${query} ↓`, `${key} →`];
   }
 
   which(name) {
@@ -255,7 +293,7 @@ export class Viewer {
     for (const { plot } of this.panels) plot.overlay(this.marks);
     this.colourTokens();
     this.readout.show(this.panels, this.texts, this.marks);
-    this.readout.showSums(this.panels, this.marks, () => this.clear());
+    this.readout.showSums(this.panels, this.marks);
   }
 
   // Of a long text only when the pointer rests: a thousand elements are not coloured sixty times a second.
@@ -263,7 +301,7 @@ export class Viewer {
     clearTimeout(this.resting);
     const colour = () => this.tokens.colour(this.panels[0].data, this.marks);
     const long = this.texts[0].length + this.texts[1].length > 2 * MANY;
-    if (this.marks.hover && long) this.resting = setTimeout(colour, 80);
+    if (this.marks.hover && !this.marks.lock && long) this.resting = setTimeout(colour, 80);
     else colour();
   }
 
@@ -271,7 +309,7 @@ export class Viewer {
     const now = this.marks.lock;
     const same = now && now.query === at.query && now.key === at.key;
     this.point({ lock: same ? null : at, hover: null });
-    if (!same) this.readout.say(this.panels, this.texts, at);
+    this.say();
   }
 
   pick({ query, key }) {
@@ -321,7 +359,7 @@ export class Viewer {
       "=": () => this.zoomed(1.25),
       "-": () => this.zoomed(0.8),
       0: () => this.zoomed(0),
-      Escape: () => (this.marks.lock ? this.point({ lock: null }) : this.clear()),
+      Escape: () => (this.marks.lock ? this.lock(this.marks.lock) : this.clear()),
     };
     if (!(key in actions)) return false;
     actions[key]();
@@ -338,14 +376,14 @@ export class Viewer {
       ? { query: kept((now.query ?? 0) + steps[key][0], rows), key: kept((now.key ?? 0) + steps[key][1], columns) }
       : { query: 0, key: 0 };
     this.point({ lock: at, hover: null });
-    this.readout.say(this.panels, this.texts, at);
+    this.say();
     return true;
   }
 }
 
 function inks(host) {
   const style = getComputedStyle(host);
-  const names = ["text", "soft", "edge", "mark", "select", "ground", "gold"];
+  const names = ["text", "soft", "edge", "mark", "ground", "gold"];
   return Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
 }
 

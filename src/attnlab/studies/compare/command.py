@@ -8,6 +8,7 @@ import torch
 
 from attnlab.scheduling import scheduler
 from attnlab.studies.compare.compare import Terms, compare
+from attnlab.studies.compare.findings import findings
 from attnlab.studies.compare.plan import planned
 from attnlab.studies.compare.written import remarks, table, write
 from attnlab.studies.surroundings import surroundings
@@ -30,7 +31,7 @@ def run(task: str, said: Mapping[str, str], *, controls: bool, on: str, jobs: in
         shown = table(results, group)
         if len(shown.columns) > 1:
             show_table(f"{task}: {group}", list(shown.columns), [list(row) for row in shown.rows])
-    for line in remarks(results):
+    for line in (*findings(results), *remarks(results)):
         print(line)
     print(f"report: {report}")
     sys.stdout.flush()

@@ -16,6 +16,7 @@ from attnlab.studies.compare.results import Outcome, Results
 
 MARKERS, DASHES = "os^Dv", ("-", "--", "-.", ":")
 MOST = 4  # measures side by side
+MOST_TICKS = 12  # layers that are named under a panel
 
 
 def all_of(results: Results) -> dict[str, tuple[Figure, str]]:
@@ -111,7 +112,7 @@ def _speed(outcomes: Sequence[Outcome], measure: Measure) -> Figure:
     return figure
 
 
-LAYER_MEASURES = {"jsd": "head JSD (nats)", "residual": "relative residual", "cosine": "mean cosine",
+LAYER_MEASURES = {"jsd": "head JSD (nats a sentence)", "residual": "relative residual", "cosine": "mean cosine",
                   "gradient": "query gradient"}  # fmt: skip
 
 
@@ -129,7 +130,8 @@ def _inside(outcomes: Sequence[Outcome]) -> Figure:
                 style: Any = {"marker": MARKERS[place % 5], "color": OKABE_ITO[place % 7], "markersize": 4}
                 axis.plot(values.index, values, DASHES[place % 4], label=plain(label), **style)
             axis.set_title(f"{kind}: {LAYER_MEASURES[name]}", fontsize=8)
-            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+            layers = sorted(whole.loc[whole["kind"] == kind, "layer"].unique())
+            axis.set_xticks(layers[:: -(-len(layers) // MOST_TICKS)])  # a locator would put some between two layers
             axis.tick_params(labelsize=7)
             axis.grid(alpha=0.3)
         axes[line][0].set_ylabel("mean over seeds", fontsize=8)

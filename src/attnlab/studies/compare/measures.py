@@ -43,7 +43,7 @@ QUALITY: dict[str, tuple[Measure, ...]] = {  # the first is the one that rows ar
 BLEU = QUALITY["translation"][0]
 VALIDATION = Measure("validation loss (nats)", ("valid_loss",), "lower")
 INSIDE = (
-    Measure("head JSD (nats)", ("inside", "jsd")),
+    Measure("head JSD (nats a sentence)", ("inside", "jsd")),
     Measure("relative residual", ("inside", "residual")),
     Measure("mean cosine", ("inside", "cosine")),
     Measure("query gradient", ("inside", "gradient")),

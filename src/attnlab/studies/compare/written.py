@@ -1,9 +1,9 @@
 """What a comparison leaves in its folder.
 
-    report.html      the table, the figures, what failed, how it was run
+    report.html      what was found, the tables, the figures, what failed, how it was run
     results.json     every value of every seed, intervals, tests, trials of the grid, cost, runs, and where it ran
     table.csv        a line a row of the table          cells.csv    a line a row and measure
-    figures/NAME.png, .svg
+    figures/NAME.png, .svg, .pdf
 
 Every file is written whole or not at all.
 """
@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from attnlab.report.figures import as_files
-from attnlab.report.page import Command, Picture, Table, Text, page
+from attnlab.report.page import Command, Facts, Part, Picture, Table, Text, page
 from attnlab.studies.claims import FEWEST_SEEDS
 from attnlab.studies.compare import figures
+from attnlab.studies.compare.findings import findings
 from attnlab.studies.compare.judged import Contrast, interval
 from attnlab.studies.compare.measures import BLEU, INSIDE, Measure
 from attnlab.studies.compare.plan import said
@@ -53,7 +54,7 @@ def write(results: Results, out: Path, about: Mapping[str, Any]) -> Path:
             write_atomically(out / "figures" / f"{name}{suffix}", drawn)
         pictures.append(Picture(files[".png"], says))
     report = out / "report.html"
-    write_atomically(report, _page(results, shown, pictures, about).encode())
+    write_atomically(report, _page(results, pictures, about).encode())
     return report
 
 
@@ -157,17 +158,21 @@ def _speed_remark(results: Results) -> str:
     return said + (busy if worst > STEADY else "")
 
 
-def _page(results: Results, shown: Table, pictures: Sequence[Picture], about: Mapping[str, Any]) -> str:
+def _page(results: Results, pictures: Sequence[Picture], about: Mapping[str, Any]) -> str:
     labels = ", ".join(row.label for row in results.plan.rows if not row.control)
-    sections: list[tuple[str, list[Table | Picture | Text | Command]]] = [
-        ("In short", [shown, *(Text(line) for line in remarks(results))]),
-        ("Figures", list(pictures)),
-    ]
+    found: list[Part] = [Text(sentence) for sentence in findings(results)]
+    sections: list[tuple[str, Sequence[Part]]] = [("In short", [*found, table(results, "quality")])]
+    for heading, group in (("What is inside", "inside"), ("What it costs", "cost")):
+        part = table(results, group)
+        if len(part.columns) > 1:
+            sections.append((heading, [part]))
+    sections.append(("Figures", list(pictures)))
     if len(results.plan.points) > 1:
         says = Text(f"Validation loss (nats) of every trial, seed {results.plan.seeds[0]}.")
         sections.append(("The grid", [says, _trials(results)]))
-    facts = Table(["what", "is"], [[key, value] for key, value in about.items() if key != "command"])
-    sections.append(("Make it again", [Command(str(about["command"])), facts]))
+    sections.append(("How to read it", [Text(line) for line in remarks(results)]))
+    facts = {key: value for key, value in about.items() if key != "command"}
+    sections.append(("Make it again", [Command(str(about["command"])), Facts(facts)]))
     return page(f"attnlab compare {results.plan.task}: {labels}", sections)
 
 

@@ -4,11 +4,11 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from matplotlib import colormaps
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from attnlab.report.colours import GOLD, scale
 from attnlab.report.figures import OKABE_ITO
 from attnlab.report.view import Gold
 from attnlab.studies.compare.figures import plain
@@ -23,7 +23,6 @@ CURVES: dict[str, Callable[[Values, int], float | None]] = {
     "AER of the best head": lambda values, n: r.at_head(values, "aer_weight", n),
     "agreement A(α, β)": lambda values, n: values["at"][n]["agreement"],
 }
-GOLD = "#D1006C"
 
 
 def all_of(results: Results, gold: Gold) -> dict[str, tuple[Figure, str]]:
@@ -43,7 +42,7 @@ def maps(learners: Sequence[Learner], gold: Gold) -> Figure:
     moments = _columns(learners[0].moments)
     drawn = [[_map(learner, step, gold) for step in moments] for learner in learners]
     signed = any(bool((x < -1e-3).any()) for row in drawn for x in row)
-    norm, colours = Normalize(-1.0 if signed else 0.0, 1.0), colormaps["RdBu_r" if signed else "Blues"]
+    norm, colours = Normalize(-1.0 if signed else 0.0, 1.0), scale(signed=signed)
     source, target = (learners[0].records[moments[-1]].words[side][0] for side in ("source", "target"))
     rows, columns = drawn[0][0].shape
     figure = Figure(figsize=(2.0 * len(moments) + 0.9, 2.1 * len(learners) + 0.5), layout="constrained")
@@ -55,7 +54,7 @@ def maps(learners: Sequence[Learner], gold: Gold) -> Figure:
                 axis.add_patch(Rectangle((word - 0.5, place - 0.5), 1, 1, fill=False, edgecolor=GOLD, linewidth=1.1))
             axis.set_xticks([])
             axis.set_yticks([])
-        line[0].set_yticks(range(rows), target[1 : rows + 1], fontsize=6)
+        line[0].set_yticks(range(rows), target[:rows], fontsize=6)
         line[0].set_ylabel(plain(learner.name), fontsize=10)
     for step, first, last in zip(moments, axes[0], axes[-1], strict=True):
         first.set_title(f"step {step}", fontsize=10)
@@ -126,6 +125,7 @@ def _says_maps(results: Results, moments: Sequence[int]) -> str:
     heads = ", ".join(f"{learner.name}: {learner.head}" for learner in results.learners)
     steps = ", ".join(map(str, moments))
     return (
-        f"Weights of the head that aligns best, on one held-out sentence, at steps {steps}. Rows are the words that "
-        f"are written, columns the words of the source; true links are framed. {heads}."
+        f"Weights of the head that aligns best, on one held-out sentence, at steps {steps}. As in the viewer, a row is "
+        f"named by the word that is read, columns are the words of the source, and the true source of the word to be "
+        f"written next is framed. {heads}."
     )

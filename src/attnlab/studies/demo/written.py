@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from attnlab.inspection.viewing import show
 from attnlab.report.figures import as_files
 from attnlab.report.page import Command, Facts, Part, Picture, Table, Text, page
-from attnlab.report.view import Gold
+from attnlab.report.view import Best, Gold
 from attnlab.studies.demo import figures
 from attnlab.studies.demo.config import DATA, MODEL
 from attnlab.studies.demo.figures import CURVES
@@ -75,8 +75,9 @@ def _page(results: Results, gold: Sequence[Gold], drawn: Mapping[str, Picture], 
 
 
 WATCH = (
-    "Press play. A row of the cross attention is named by the word that is read; the true source of the word to be "
-    "written next is framed."
+    "Press play. The head that aligns best has a star. A row of the cross attention is named by the word that is read; "
+    "the true source of the word to be written next is framed. Curves: the first seed, over all held-out sentences; "
+    "the AER beside the maps: of the sentence that is shown."
 )
 READ = (
     "AER: alignment error rate of the head that aligns best, chosen on other sentences; on its source, below 0: how "
@@ -114,12 +115,14 @@ def _failures(results: Results) -> list[Part]:
 def _viewer(results: Results, gold: Sequence[Gold]) -> Part:
     """The first seed of each attention at every moment, with its own curves."""
     records = {learner.name: dict(learner.records) for learner in results.learners}
-    curves = {}
+    curves, best = {}, {}
     for learner in results.learners:
+        layer, head = learner.first["head"]
+        best[learner.name] = Best("cross", layer, head, "aligns best, on other sentences")
         lines = {name: [of(learner.first, n) for n in range(len(learner.moments))] for name, of in CURVES.items()}
         curves[learner.name] = {name: (learner.moments, line) for name, line in lines.items() if None not in line}
     alone = curves[results.learners[0].name] if len(curves) == 1 else curves
-    return show(records, gold=gold, curves=alone, title="attention, step by step")
+    return show(records, gold=gold, curves=alone, best=best, title="attention, step by step")
 
 
 def _copying(results: Results) -> list[Part]:

@@ -23,6 +23,7 @@ from attnlab.studies.study import Findings, Setting
 WEIGHTS = (1.0, 2.0, 0.5, 3.0, 0.0)  # the first of the best is taken
 ON = 0.9  # of the targets, where attention counts as learnt
 SAMPLE = 2000  # sequences that are diagnosed
+FEWEST = 3  # distributions that can be ranked
 
 
 def distributions(base: Copying) -> dict[str, Copying]:
@@ -74,7 +75,7 @@ def prediction(setting: Setting) -> Findings:
     between = sum(0.1 <= share <= 0.9 for share in shares)
     remark = (
         f"{len(cases)} distributions, {between} of them learnt by 10–90 % of the seeds within {base.steps} updates; "
-        f"the weight chosen on every other one is {weight:g}: Spearman {seen:.2f} there, {held:.2f} on the rest."
+        f"the weight chosen on every other one is {weight:g}: {told_rank(seen)} there, {told_rank(held)} on the rest."
     )
     figure = scatter(dict(zip(cases, zip(scores, shares, strict=True), strict=True)), x="score", y="share of seeds")
     said = "Each point is a distribution: its score from counts alone, and how many seeds learnt to attend."
@@ -86,10 +87,17 @@ def chosen_weight(gains: np.ndarray, commons: np.ndarray, shares: np.ndarray) ->
 
     def ranked(weight: float, part: slice) -> float:
         scores = gains[part] - weight * commons[part]
-        if len(scores) < 3 or np.ptp(scores) == 0 or np.ptp(shares[part]) == 0:
+        if len(scores) < FEWEST or np.ptp(scores) == 0 or np.ptp(shares[part]) == 0:
             return float("nan")
         return float(spearmanr(scores, shares[part]).statistic)
 
     chosen, rest = slice(0, None, 2), slice(1, None, 2)
     weight = max(WEIGHTS, key=lambda w: np.nan_to_num(ranked(w, chosen), nan=-2.0))
     return weight, ranked(weight, chosen), ranked(weight, rest)
+
+
+def told_rank(spearman: float) -> str:
+    """The rank correlation in words, or why there is none."""
+    if np.isfinite(spearman):
+        return f"Spearman {spearman:.2f}"
+    return f"no Spearman (fewer than {FEWEST} distributions, or all of them have one score or one share)"

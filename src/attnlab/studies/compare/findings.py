@@ -1,0 +1,35 @@
+"""What a comparison found, in a sentence a row, made of the numbers: by how much it differs from the first, if it does.
+
+A difference is told where the paired t-test over seeds gives p < 0.05 by Holm's method; below 3 seeds there is no test.
+"""
+
+from attnlab.studies.compare.judged import Contrast
+from attnlab.studies.compare.measures import Measure
+from attnlab.studies.compare.results import Results
+
+LEVEL = 0.05
+
+
+def findings(results: Results) -> list[str]:
+    """One for each row but the first; none where nothing can be compared."""
+    if (measure := results.judged) is None:
+        return []
+    first = results.outcomes[0].row.label
+    return [_sentence(label, first, measure, against) for label, against in results.contrasts(measure).items()]
+
+
+def _sentence(label: str, first: str, measure: Measure, against: Contrast) -> str:
+    seeds = len(against.differences)
+    if against.holm is None or against.interval is None:
+        why = "too few for a test" if against.interval is None else "the same in each, of which a test says nothing"
+        told = (
+            f"{label}: {measure.name} {against.mean:+.3g} against {first}, over {seeds} seed{'s' * (seeds > 1)}; {why}."
+        )
+        return told.replace("-", "−")
+    low, high = against.interval
+    spread = f"95 % interval {low:+.3g} to {high:+.3g}, Holm's p {against.holm:.2g}, {seeds} seeds".replace("-", "−")
+    if against.holm >= LEVEL:
+        return f"{label}: no difference in {measure.name} from {first} can be told ({spread})."
+    way = "higher" if against.mean > 0 else "lower"
+    good = "better" if way == measure.better else "worse"
+    return f"{label}: {measure.name} is {way} than {first}'s by {abs(against.mean):.3g}, which is {good} ({spread})."

@@ -1,0 +1,70 @@
+"""The page of a study, and its tables in a terminal: the same is said once, and what is not there has a reason."""
+
+import json
+import re
+
+import pytest
+
+from attnlab.report.page import Table
+from attnlab.studies.claims import Cell
+from attnlab.studies.reproduce import ItemConfig, Outcome
+from attnlab.studies.snell2021.prediction import told_rank
+from attnlab.studies.study import Findings, Item, Study
+from attnlab.studies.written import outcome_table, write
+
+ABOUT = {"command": "attnlab reproduce bench lr=1e-3 --only=one --only=two --scale=smoke --out='a b'", "torch": "2.13"}
+STUDY = Study("bench", "A bench", {name: Item(name, lambda setting: Findings([])) for name in ("one", "two", "three")})
+
+
+def outcome(name, *cells, **about):
+    config = ItemConfig("bench", name, "smoke", (0, 1, 2), 1)
+    return Outcome(config, name.title(), cells, (), (f"about {name}",), ABOUT | about)
+
+
+def ran(name):
+    return Cell(item=name, row="r", column="c", published=1.0, values=(0.5, 1.0, 1.5))
+
+
+def unrun(name, row="q"):
+    return Cell(item=name, row=row, column="c", not_run="no data")
+
+
+@pytest.fixture
+def page(tmp_path):
+    some = [outcome("one", ran("one"), unrun("one"), wall_s=1.5), outcome("two", unrun("two"), wall_s=2.5)]
+    return write(STUDY, some, tmp_path).read_text()
+
+
+def test_what_holds_of_every_item_is_said_once_and_the_rest_with_its_item(page):
+    names = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page)
+    assert names == [("wall_s", "1.5"), ("wall_s", "2.5"), ("scale", "smoke"), ("seeds", "0, 1, 2"), ("torch", "2.13")]
+
+
+def test_the_command_of_an_item_makes_it_alone(page):
+    commands = [text.replace("&#x27;", "'") for text in re.findall(r"<code>(.*?)</code>", page)]
+    rest = "attnlab reproduce bench lr=1e-3 --scale=smoke '--out=a b'"
+    assert commands == [f"{rest} --only=one", f"{rest} --only=two"]
+
+
+def test_the_title_promises_nothing(page):
+    assert "<h1>attnlab reproduce bench</h1>" in page
+
+
+def test_an_item_of_which_nothing_was_run_says_why_instead_of_an_empty_table(page):
+    table = outcome_table([unrun("two"), unrun("two", "s")])
+    assert table == Table(["row", "cells", "what is to be said"], [["q; s", 2, "not run: no data"]])
+    assert outcome_table([ran("one"), unrun("one")]).rows[0][:2] == ["r", "c"]
+    second = page.split("<h2 id='section-3'>")[1]
+    assert second.count("<table>") == 1
+    assert "not run: no data" in second
+
+
+def test_files_hold_the_command_that_was_given(tmp_path):
+    write(STUDY, [outcome("one", ran("one"))], tmp_path)
+    assert json.loads((tmp_path / "results.json").read_text())["items"][0]["about"] == ABOUT
+
+
+def test_a_rank_correlation_that_there_is_not_is_not_a_number_but_a_reason():
+    assert told_rank(0.5) == "Spearman 0.50"
+    assert "nan" not in told_rank(float("nan"))
+    assert "fewer than 3 distributions" in told_rank(float("nan"))

