@@ -188,7 +188,8 @@ def test_two_files_become_tables_and_figures(files):
     assert "attention is likely to be learnt" in result.output
     assert "1 of 302 pairs have an empty side: left out" in result.output
     assert "1 of 302 pairs have a source of one word" in result.output
-    names = {"words.csv", "summary.json", "words.png", "counts-2.png"}
+    names = {"words.csv", "summary.json", "report.html"}
+    names |= {f"{stem}{suffix}" for stem in ("words", "counts-2") for suffix in (".png", ".svg", ".pdf")}
     assert {path.name for path in (files / "out").iterdir()} == names
     words = pd.read_csv(files / "out" / "words.csv").set_index("word")
     assert words.columns.tolist() == study.COLUMNS[1:]
@@ -204,7 +205,7 @@ def test_two_files_become_tables_and_figures(files):
 def test_a_labelled_file(files, options):
     result = run(files / "l.csv", "--out", files / "out", *options)
     assert result.exit_code == 0, result.output
-    assert {path.name for path in (files / "out").glob("counts*")} == {f"counts-{k}.png" for k in (1, 2, 3)}
+    assert {path.name for path in (files / "out").glob("counts*.png")} == {f"counts-{k}.png" for k in (1, 2, 3)}
     if not options:
         assert "attention is likely to be learnt" in result.output
         words = pd.read_csv(files / "out" / "words.csv").set_index("word")

@@ -240,7 +240,7 @@ def diagnose(
     text: Annotated[str, typer.Option(help="The field of the text, in a labelled file.")] = "text",
     label: Annotated[str, typer.Option(help="The field of the label.")] = "label",
     sentence: Annotated[int | None, typer.Option(help="Draw the counts of this pair, from 1.")] = None,
-    out: Annotated[str | None, typer.Option(help="A folder for the tables (CSV, JSON) and figures (PNG).")] = None,
+    out: Annotated[str | None, typer.Option(help="A folder for tables, figures and a page.")] = None,
 ) -> None:
     """Can attention be learnt from this corpus? From co-occurrence alone, without training."""
     from attnlab.diagnosis import diagnose as judge
@@ -260,7 +260,8 @@ def diagnose(
     for line in read.notes:
         print(line)
     if out is not None:
-        print("written:", *study.write(found, read, table, Path(out), sentence))
+        said = shlex.join(["attnlab", *sys.argv[1:]])
+        print("written:", *study.write(found, read, table, Path(out), sentence, said))
 
 
 @app.command()

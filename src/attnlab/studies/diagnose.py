@@ -8,19 +8,24 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import torch
 from matplotlib.figure import Figure
 
 from attnlab.diagnosis import VERDICTS, Diagnosis
 from attnlab.models.cooccurrence import alpha, beta, trans
 from attnlab.report.counting import MOST, count_tables, word_scores
-from attnlab.report.figures import as_png
+from attnlab.report.figures import as_files
+from attnlab.report.page import Command, Facts, Part, Picture, Table, page
+from attnlab.report.page import Text as Paragraph
 from attnlab.store import write_text
+from attnlab.studies.surroundings import surroundings
 from attnlab.tasks.labelled import split_words
 from attnlab.tasks.task import SPECIALS
 from attnlab.tasks.text import LABELLED_FILES, read_labelled, read_parallel, stem_suffix, write_atomically
 from attnlab.tasks.vocabulary import Subwords, Vocabulary, Words
 
 IdPairs = list[tuple[Sequence[int], Sequence[int]]]
+SHOWN = 200  # words on the page
 COLUMNS = ["word", "count", "gain", "common", "score", "agreement", "chance", "from", "share", "learnable"]
 
 
@@ -91,22 +96,47 @@ def hardest(table: pd.DataFrame, number: int) -> list[list[str]]:
     ]
 
 
-def write(found: Diagnosis, text: Text, table: pd.DataFrame, folder: Path, sentence: int | None) -> list[Path]:
-    """words.csv, summary.json, words.png, and count tables of a sentence, by default of each of the first three."""
+def write(
+    found: Diagnosis, text: Text, table: pd.DataFrame, folder: Path, sentence: int | None, command: str = ""
+) -> list[Path]:
+    """Tables, figures and a page; count tables are of a sentence, by default of each of the first three.
+
+    words.csv, summary.json     words, counts-N   .png, .svg, .pdf     report.html
+    """
     numbers = [sentence] if sentence is not None else list(range(1, min(3, len(text.pairs)) + 1))
     if not 1 <= numbers[0] <= len(text.pairs):
         raise ValueError(f"sentence {numbers[0]}: there are {len(text.pairs):,}, counted from 1")
     columns = (table[name].to_numpy() for name in ("count", "gain", "common"))
-    pictures = {"words.png": word_scores(*columns)}
-    pictures |= {f"counts-{number}.png": _counts(found, text, number) for number in numbers}
+    pictures = {"words": (word_scores(*columns), "Gain and common of every output word against its frequency.")}
+    pictures |= {f"counts-{n}": (_counts(found, text, n), f"Counts of the words of pair {n}.") for n in numbers}
     about = {"text": text.name, "notes": text.notes, "verdict": found.verdict, "pairs": found.pairs}
     about |= {name: getattr(found, name) for name in ("judged", "score", "gain", "common", "agreement", "chance")}
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "words.csv", table.to_csv(index=False))
     write_text(folder / "summary.json", json.dumps(about, ensure_ascii=False, indent=1) + "\n")
-    for name, figure in pictures.items():
-        write_atomically(folder / name, as_png(figure))
-    return [folder / name for name in ("words.csv", "summary.json", *pictures)]
+    shown: list[Part] = []
+    for name, (figure, says) in pictures.items():
+        files = as_files(figure)
+        for suffix, drawn in files.items():
+            write_atomically(folder / f"{name}{suffix}", drawn)
+        shown.append(Picture(files[".png"], says))
+    write_text(folder / "report.html", _page(found, text, table, shown, command))
+    return [
+        folder / name for name in ("words.csv", "summary.json", *(f"{name}.png" for name in pictures), "report.html")
+    ]
+
+
+def _page(found: Diagnosis, text: Text, table: pd.DataFrame, shown: Sequence[Part], command: str) -> str:
+    first = table.head(SHOWN)
+    cells = [[_told(x) for x in row] for row in first.itertuples(index=False)]
+    said = f"The {len(first):,} most frequent of {len(table):,} output words; words.csv has them all."
+    sections: list[tuple[str, Sequence[Part]]] = [
+        ("Can attention be learnt from it?", [Facts(summary(found)), *(Paragraph(note) for note in text.notes)]),
+        ("Words", [Paragraph(said), Table(COLUMNS, cells)]),
+        ("Figures", shown),
+        ("Make it again", [*([Command(command)] if command else []), Facts(surroundings(torch.device("cpu")))]),
+    ]
+    return page(f"attnlab diagnose: {text.name}", sections)
 
 
 def _counts(found: Diagnosis, text: Text, number: int) -> Figure:
@@ -169,6 +199,12 @@ def _notes(pairs: IdPairs) -> list[str]:
     }
     found = {what: int(np.sum([test(x, y) for x, y in pairs])) for what, test in tests.items()}
     return [f"{number:,} of {len(pairs):,} pairs {what}" for what, number in found.items() if number]
+
+
+def _told(x: object) -> object:
+    if isinstance(x, bool):
+        return "yes" if x else "no"
+    return _rounded(x) if isinstance(x, float) else x
 
 
 def _rounded(value: float) -> str:
