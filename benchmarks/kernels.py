@@ -7,8 +7,8 @@ leaves them; the gradients of q, k, v, the carry and all parameters, of the cont
 the times: torch's fused softmax attention with the fastest of its backends, and for CODA two floors. Traffic: what any
 implementation must read and write of (b,h,n,n), the visible half of it. Arithmetic: σ's products, forward, made again
 and both gradients. No time is printed for a fused layer whose output, carry or any gradient is further from float32
-than twice the definition's in bf16; of a linear of σ, weight and bias are one gradient, since softmax makes the bias's
-summands cancel all but entirely, and what is left of them is rounding.
+than twice the definition's in bf16, each error as a share of its size; a bias's as a share of its linear's, weight and
+bias, since softmax makes the summands of σ's last bias cancel all but entirely, and what is left is rounding.
 """
 
 import argparse
@@ -79,31 +79,33 @@ class Case:
         else:
             given, grads = given[:3], grads[:1]
             made = mechanism(*given, causal=True)[:1]
-        parts = [*given, *mechanism.parameters()]
-        slopes = torch.autograd.grad(made, parts, grads)
+        names = [f"gradient {k}" for k in range(len(given))] + [name for name, _ in mechanism.named_parameters()]
+        slopes = torch.autograd.grad(made, [*given, *mechanism.parameters()], grads)
         mechanism.to(torch.bfloat16).train().sample_seed = None
         found = {f"result {k}": x.detach().tril() if k else x.detach() for k, x in enumerate(made)}
-        found |= {f"gradient {k}": x for k, x in enumerate(slopes[: len(given)])}
-        names = [name.removesuffix(".weight").removesuffix(".bias") for name, _ in mechanism.named_parameters()]
-        for name, x in zip(names, slopes[len(given) :], strict=True):
-            found[name] = torch.cat([found[name], x.flatten()]) if name in found else x.flatten()
-        return found
+        return found | dict(zip(names, slopes, strict=True))
 
 
 def checked(case, name):
     """The largest relative distance of the fused layer from the definition in float32; refuses too large a one."""
     (_, fused), (_, eager) = (case.layer(name, way) for way in ("fused", "eager"))
     exact = case.results(eager, torch.float32)
+    sizes: dict[str, float] = {}
+    for place, x in exact.items():
+        sizes[part_of(place)] = (sizes.get(part_of(place), 0.0) ** 2 + float(x.norm()) ** 2) ** 0.5
     errors = []
     for layer in (fused, eager):
         made = case.results(layer, torch.bfloat16)
-        errors.append(
-            {place: float((x.float() - exact[place]).norm() / exact[place].norm()) for place, x in made.items()}
-        )
+        errors.append({place: float((x - exact[place]).norm()) / sizes[part_of(place)] for place, x in made.items()})
     for place, mine in errors[0].items():
         if not mine <= 2 * errors[1][place] + SLACK:
             raise ValueError(f"{name}, {place}: {mine:.1e} from float32, the definition in bf16 {errors[1][place]:.1e}")
     return max(errors[0].values())
+
+
+def part_of(place):
+    """A linear's weight and bias are one part."""
+    return place.removesuffix(".weight").removesuffix(".bias")
 
 
 def floors(shape, bandwidth, rate):
@@ -158,9 +160,8 @@ def rows_of(shape, names, limits):
         carry = case.carry.nbytes / 2**20
         if "device_ms" in made["fused"] and "device_ms" in rows[0]:
             made["fused"]["times_softmax"] = made["fused"]["device_ms"] / rows[0]["device_ms"]
-        if (
-            name in ("coda", "realformer") and "peak_mib" in made["fused"]
-        ):  # which leaves out the carry and the gradient that were there before
+        if name in ("coda", "realformer") and "peak_mib" in made["fused"]:
+            # the peak leaves out the carry and the gradient that were there before
             made["fused"]["peak_of_carries"] = (made["fused"]["peak_mib"] + 2 * carry) / (4 * carry)
         rows += made.values()
     return rows

@@ -20,11 +20,10 @@ def page() -> str:
         "Made by `python benchmarks/results.py` from `results/`; each table says what measures it again.",
     ]
     parts += [mechanisms(path) for path in sorted((ROOT / "results" / "mechanisms").glob("*.json"))]
-    for name, section in {"kernels": kernels, "training": training_steps, "decoding": decoding}.items():
+    timed = {"kernels": kernels, "training": training_steps, "decoding": decoding}
+    timed |= {"diversity": diversity, "contribution": contribution, "viewer": viewer, "population": population}
+    for name, section in timed.items():
         parts += [section(path) for path in sorted((ROOT / "results" / name).glob("*.json"))]
-    for name, section in {"diversity": diversity, "contribution": contribution}.items():
-        parts += [section(path) for path in sorted((ROOT / "results" / name).glob("*.json"))]
-    parts += [population(path) for path in sorted((ROOT / "results" / "population").glob("*.json"))]
     for name in LEARNT:
         parts += [learnt(name, path) for path in sorted((ROOT / "results" / name).glob("*.json"))]
     parts += [study(path) for path in sorted((ROOT / "results").glob("*/full/results.json"))]
@@ -88,7 +87,6 @@ def kernels(path: Path) -> str:
 
 def two_attentions(about: dict, rows: list[dict]) -> list[str]:
     """What daGPAM's layer must take: twice softmax attention, and its passes over tensors of q's size."""
-    by_shape = {tuple(r["shape"]): r for r in rows if r["mechanism"] == "softmax" and "device_ms" in r}
     said = []
     for r in rows:
         if (r["mechanism"], r["way"]) == ("dagpam", "fused") and "times_softmax" in r:
@@ -97,7 +95,7 @@ def two_attentions(about: dict, rows: list[dict]) -> list[str]:
             passes = 1e3 * PASSES * 2 * b * h * n * d / about["bytes_per_s"]
             total = f"{2 * once:.3g} + {passes:.3g} = {2 * once + passes:.3g} ms, measured {r['device_ms']:.3g} ms"
             said.append(f"n={n}: {total}, {r['times_softmax']:.3g}×")
-    if not said or not by_shape:
+    if not said:
         return []
     return [f"daGPAM as two softmax attentions and {PASSES} passes over tensors of q's size: {'; '.join(said)}."]
 
@@ -132,6 +130,32 @@ def contribution(path: Path) -> str:
         ratios = [f"{r[key]:.3g}" if key in r else "–" for key in ("times_faster", "times_less_memory")]
         table.append([r["way"], f"{r['tokens']:,}", f"{r['ms']:.3g}", f"{r['peak_mib']:,.3g}", *ratios])
     return "\n\n".join([title, note, markdown(table)])
+
+
+def viewer(path: Path) -> str:
+    about, rows = read(path)
+    title = f"## The viewer's page, {about['hardware']}"
+    note = (
+        "BERT-base's shape, 12 layers of 12 heads, all of them with weights and norms: MiniLM's six layers on two "
+        "texts, and random weights, the hardest to compress. Headless Chromium without a GPU, 2 cores."
+    )
+    head = [
+        "page",
+        "tokens",
+        "MB",
+        "weights alone, MB",
+        "first paint, ms",
+        "answers after, ms",
+        "frames/s",
+        "layer, ms",
+    ]
+    keys = ("megabytes", "weights_megabytes", "first_paint_ms", "ready_ms", "frames_per_second", "layer_ms")
+    table = [head, ["---", *["---:"] * 7]]
+    for r in rows:
+        table.append(
+            [r["case"], str(r["tokens"]), *(f"{r[key]:,.3g}" if r.get(key) is not None else "–" for key in keys)]
+        )
+    return "\n\n".join([title, f"`python benchmarks/viewer.py`. {where(about)}", note, markdown(table)])
 
 
 def training_steps(path: Path) -> str:

@@ -7,8 +7,9 @@ COUNTERS.csv is what Nsight Compute writes of the layer at (b,h,n,d) = (8,16,102
     ncu --csv --kernel-name "regex:_collide|_attend" --launch-skip 8 --launch-count 4 --metrics METRICS \\
         python benchmarks/kernels.py --profile > COUNTERS.csv
 
-(--metrics alone prints METRICS.) A counter is a share of the peak while a kernel runs: that share of its time is the
-least it could take, were only that unit at its peak.
+(--metrics alone prints METRICS.) A counter is a share of a unit's peak, of memory while the kernel runs, of the others
+while a processor has work: that share of its time is about the least it could take, were only that unit at its peak.
+ncu holds the clock down, so that its times are longer than those of benchmarks/kernels.py.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from pathlib import Path
 import measuring
 
 TIME = "gpu__time_duration.sum"
+MICROSECONDS = {"ns": 1e-3, "nsecond": 1e-3, "us": 1.0, "usecond": 1.0, "ms": 1e3, "msecond": 1e3}
 UNITS = {
     "dram__throughput.avg.pct_of_peak_sustained_elapsed": "memory",
     "l1tex__throughput.avg.pct_of_peak_sustained_active": "L1 and shared memory",
@@ -48,10 +50,12 @@ def kernels(file):
     found = {}
     for row in lines[1:]:
         counters = found.setdefault((row[place["ID"]], row[place["Kernel Name"]]), {})
-        counters[row[place["Metric Name"]]] = float(row[place["Metric Value"]].replace(",", ""))
+        value = float(row[place["Metric Value"]].replace(",", ""))
+        name = row[place["Metric Name"]]
+        counters[name] = value * MICROSECONDS[row[place["Metric Unit"]]] if name == TIME else value
     rows = []
     for (_, name), counters in found.items():
-        us = counters[TIME] / 1e3
+        us = counters[TIME]
         floors = {unit: us * counters[metric] / 100 for metric, unit in UNITS.items()}
         about = {label: counters[metric] for metric, label in (STALLS | SIZE).items()}
         rows.append({"kernel": name.strip(), "us": us, "floors_us": floors} | about)
@@ -85,7 +89,7 @@ def draw(rows, floors, path):
         axes.plot([floor, floor], [len(rows) - 0.5, len(rows) + 0.5], style, color="black", label=f"floor of {name}")
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.set_xlabel("µs, forward and backward of one CODA layer, (b,h,n,d) = (8,16,1024,64)")
+    axes.set_xlabel("µs at the profiler's clock: one CODA layer, forward and backward, (b,h,n,d) = (8,16,1024,64)")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +114,8 @@ def main():
     fused = next(r for r in times["rows"] if (r["mechanism"], r["way"], r["shape"][2]) == ("coda", "fused", 1024))
     rows = kernels(given.counters)
     head = ["kernel", "us", *UNITS.values(), *STALLS.values(), *SIZE.values()]
-    shown = [[WHAT[r["kernel"]], r["us"], *r["floors_us"].values(), *list(r.values())[3:]] for r in rows]
+    labels = (*STALLS.values(), *SIZE.values())
+    shown = [[WHAT[r["kernel"]], r["us"], *r["floors_us"].values(), *(r[name] for name in labels)] for r in rows]
     print(measuring.table(head, shown))
     floors = [1e3 * fused[key] for key in ("traffic_floor_ms", "arithmetic_floor_ms")]
     if given.figure:

@@ -188,24 +188,85 @@ def test_the_kernels_equal_their_definition(s, b, n, d, masked):
 
 
 @kernel
-@pytest.mark.parametrize("size", [1.0, 1e-9], ids=["gradients of size 1", "gradients of size 1e-9"])
-def test_products_with_ten_bits_stay_near_those_of_float32(size):
-    """As tf32 would: 2⁻¹¹ a factor, whatever the size of the gradient."""
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("quiet", [1.0, 1e-6, 0.0], ids=["alike", "all but one quiet", "all but one silent"])
+def test_products_with_ten_bits_stay_near_those_of_float32(quiet, masked):
+    """As tf32 would, 2⁻¹¹ a factor: also the gradient of an example that is small beside another's."""
     kernels = pytest.importorskip("attnlab.models.recurrence_kernel")
     s, b, n, d = 2, 19, 5, 32
     gates, weight = torch.randn(s, b, n, 4 * d, device=DEVICE), torch.randn(s, 4 * d, d, device=DEVICE) / d**0.5
-    gradient = size * torch.randn(s, n, b, d, device=DEVICE)
+    gradient = torch.randn(s, n, b, d, device=DEVICE)
+    gradient[:, :, 1:] *= quiet
     h, c = torch.randn(2, s, b, d, device=DEVICE).tanh()
+    live = (torch.rand(s, b, n, device=DEVICE) < 0.7) if masked else None
     made = []
     for passes in (module._Definition, kernels):
         outputs, cells = torch.full((2, s, n, b, d), torch.nan, device=DEVICE)
         active, delta = torch.full((2, s, n, b, 4 * d), torch.nan, device=DEVICE)
         on_h, on_c = torch.zeros(2, s, b, d, device=DEVICE)
-        passes.forward(gates, weight, h, c, None, outputs, cells, active)
-        passes.backward(gradient, weight, c, None, cells, active, delta, on_h, on_c)
-        made.append([outputs, cells, active, delta, on_h, on_c])
+        passes.forward(gates, weight, h, c, live, outputs, cells, active)
+        passes.backward(gradient, weight, c, live, cells, active, delta, on_h, on_c)
+        made.append([outputs.transpose(1, 2), cells.transpose(1, 2), delta.transpose(1, 2), on_h, on_c])
     for wanted, got in zip(*made, strict=True):
-        assert 0 < (got - wanted).norm() < 1e-3 * wanted.norm()
+        sizes, errors = wanted.flatten(2).norm(dim=-1), (got - wanted).flatten(2).norm(dim=-1)  # (s,b)
+        assert bool((errors <= 2e-3 * sizes).all())
+        assert errors.max() > 0
+
+
+@kernel
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # by the numpy of the interpreter
+def test_an_example_that_is_infinite_leaves_the_others_alone():
+    kernels = pytest.importorskip("attnlab.models.recurrence_kernel")
+    s, b, n, d = 1, 5, 3, 16
+    gradient = torch.randn(s, n, b, d, device=DEVICE)
+    gradient[:, 1, 3] = torch.inf
+    cells, active = torch.randn(s, n, b, d, device=DEVICE), torch.rand(s, n, b, 4 * d, device=DEVICE)
+    weight, c = torch.randn(s, 4 * d, d, device=DEVICE), torch.randn(s, b, d, device=DEVICE)
+    dh, dc, delta = torch.zeros_like(c), torch.zeros_like(c), torch.empty_like(active)
+    kernels.backward(gradient, weight, c, None, cells, active, delta, dh, dc)
+    assert dh.isfinite().all(-1).squeeze(0).tolist() == [True, True, True, False, True]
+
+
+@kernel
+def test_small_states_keep_their_bits():
+    """tanh of what is small is not made by taking 1 from what is nearly 1."""
+    kernels = pytest.importorskip("attnlab.models.recurrence_kernel")
+    gates = 1e-5 * torch.randn(1, 7, 1, 4 * 16, device=DEVICE)
+    zero = torch.zeros(1, 7, 16, device=DEVICE)
+    made = []
+    for passes in (module._Definition, kernels):
+        outputs, cells, active = (torch.empty(1, 1, 7, k * 16, device=DEVICE) for k in (1, 1, 4))
+        with exact():
+            passes.forward(gates, torch.zeros(1, 64, 16, device=DEVICE), zero, zero, None, outputs, cells, active)
+        made.append([outputs, cells, active])
+    for wanted, got in zip(*made, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-6, atol=0.0)
+
+
+@kernel
+@pytest.mark.parametrize("dtype", [torch.float16] + [torch.bfloat16] * (DEVICE == "cuda"), ids=str)
+def test_half_precision_is_near_double_in_every_gradient(dtype, monkeypatch):
+    kernels = pytest.importorskip("attnlab.models.recurrence_kernel")
+    given = [x.to(DEVICE, dtype).requires_grad_() for x in arguments(2, dtype=torch.float32)]
+    live = torch.stack([LIVE, LIVE.flip(1)]).to(DEVICE)
+    results = []
+    for passes, cast in ((kernels, dtype), (module._Definition, torch.float64)):
+        monkeypatch.setattr(module, "_passes", lambda x, h, passes=passes: passes)
+        taken = [x.detach().to(cast).requires_grad_() for x in given]
+        made = recurrence(*taken, live)
+        results.append([*made, *torch.autograd.grad(sum(y.sin().sum() for y in made), taken)])
+    bits = {torch.float16: 4e-3, torch.bfloat16: 3e-2}[dtype]
+    for got, wanted in zip(*results, strict=True):
+        assert (got.double() - wanted).norm() < bits * wanted.norm()
+
+
+def test_what_the_kernels_are_for():
+    kernels = pytest.importorskip("attnlab.models.recurrence_kernel")
+    for size, dtype, covered in (
+        (512, torch.float32, True), (513, torch.float32, False), (8, torch.float64, False), (8, torch.bfloat16, True)
+    ):  # fmt: skip
+        assert kernels.covers(torch.zeros(1, 1, 1, 4 * size, dtype=dtype), torch.zeros(1, 1, size)) is covered
+    assert not kernels.covers(torch.zeros(1, 1, 0, 32), torch.zeros(1, 1, 8))
 
 
 def exact():
@@ -238,14 +299,15 @@ from attnlab.models import recurrence_kernel as kernels
 wide = {"c", "cells", "dh", "dc"}
 names = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 full, half, brief = torch.float32, torch.float16, torch.bfloat16
-cases = list(itertools.product((24, 256), (16, 32, 64), [full], (full, half)))
-cases += [(512, 64, full, full), (512, 64, full, half), (256, 32, brief, brief), (256, 64, half, half)]
-for (size, b, dtype, factor), kernel in itertools.product(cases, (kernels._forward, kernels._backward)):
-    tiles = kernels.Tiles.of(1, b, size, torch.empty(0, dtype=factor))
+memory = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
+cases = [(90, *case) for case in itertools.product((24, 256), (16, 32, 64), [full], (full, half))]
+cases += [(90, 512, 64, full, full), (90, 512, 64, full, half), (90, 256, 32, brief, brief), (90, 256, 64, half, half)]
+cases += [(chip, size, 64, full, factor) for chip in (80, 89) for size in (256, 512) for factor in (full, half)]
+for (chip, size, b, dtype, factor), kernel in itertools.product(cases, (kernels._forward, kernels._backward)):
+    tiles = kernels.Tiles.of(1, b, size, torch.empty(0, dtype=factor), memory[chip])
     constants = tiles.forward if kernel is kernels._forward else tiles.backward
     options = {name: constants.pop(name) for name in ("num_warps", "num_stages")}
-    constants |= {"MASKED": True, "PRECISION": kernels.PRECISION}
-    constants |= {"SCALED": factor != dtype} if kernel is kernels._backward else {}
+    constants |= {"MASKED": True} | ({"SCALED": factor != dtype} if kernel is kernels._backward else {})
     pointers = kernel.arg_names[: kernel.arg_names.index("n")]
     types = {name: "*fp32" if name in wide else f"*{names[dtype]}" for name in pointers} | {"live": "*i1"}
     types |= dict.fromkeys(("weight", "across"), f"*{names[factor]}")
@@ -253,17 +315,43 @@ for (size, b, dtype, factor), kernel in itertools.product(cases, (kernels._forwa
     signature = {name: types.get(name, "i32") for name in kernel.arg_names}
     whole = [k for k, name in enumerate(kernel.arg_names) if name in (*pointers, "size")]
     source = ASTSource(kernel, signature, constants, {(k,): [["tt.divisibility", 16]] for k in whole})
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    assert made.metadata.shared <= 227 * 1024, (size, b, dtype, factor, made.metadata.shared)
+    made = triton.compile(source, target=GPUTarget("cuda", chip, 32), options=options)
+    assert made.metadata.shared <= memory[chip], (chip, size, b, dtype, factor, options, made.metadata.shared)
 print("compiled")
 """
 
 
 @kernel
-def test_the_kernels_compile_for_a_gpu_that_is_not_here():
+def test_the_kernels_compile_for_gpus_that_are_not_here():
     """With every kind of tile, in the memory that a program can have there."""
     pytest.importorskip("triton")
     assert_compiles(COMPILE)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("shape", [(2, 32, 101, 256), (1, 70, 33, 512), (64, 3, 37, 24), (20, 128, 11, 256)], ids=str)
+def test_on_a_gpu_it_equals_its_definition_at_the_sizes_of_the_studies(shape, masked):
+    """Exact and with ten bits; into buffers of NaN."""
+    from attnlab.models import recurrence_kernel as kernels
+
+    s, b, n, d = shape
+    gates, weight = torch.randn(s, b, n, 4 * d, device="cuda"), torch.randn(s, 4 * d, d, device="cuda") / (2 * d**0.5)
+    gradient, h, c = torch.randn(s, n, b, d, device="cuda"), *torch.randn(2, s, b, d, device="cuda").tanh()
+    live = (torch.rand(s, b, n, device="cuda") < 0.7) if masked else None
+    made = {}
+    for name, passes, ten_bits in (("definition", module._Definition, False), ("exact", kernels, False),
+                                   ("ten bits", kernels, True)):  # fmt: skip
+        outputs, cells = torch.full((2, s, n, b, d), torch.nan, device="cuda")
+        active, delta = torch.full((2, s, n, b, 4 * d), torch.nan, device="cuda")
+        on_h, on_c = torch.zeros(2, s, b, d, device="cuda")
+        with torch.backends.cudnn.flags(allow_tf32=ten_bits):
+            passes.forward(gates, weight, h, c, live, outputs, cells, active)
+            passes.backward(gradient, weight, c, live, cells, active, delta, on_h, on_c)
+        made[name] = [outputs, cells, active, delta, on_h, on_c]
+    for name, near in (("exact", 1e-5), ("ten bits", 5e-3)):
+        for wanted, got in zip(made["definition"], made[name], strict=True):
+            assert (got - wanted).norm() < near * wanted.norm(), name
 
 
 @pytest.mark.gpu
@@ -288,5 +376,5 @@ def test_a_cuda_graph_holds_it(dtype):
     for got, wanted in zip(replayed, expected, strict=True):
         torch.testing.assert_close(got, wanted)
     in_double = recurrence(*(x.detach().double() for x in given), live)
-    for got, wanted in zip(expected, in_double, strict=False):
+    for got, wanted in zip(expected[:3], in_double, strict=True):
         torch.testing.assert_close(got.double(), wanted, rtol=0.0, atol=1e-5 if dtype == torch.float32 else 3e-2)

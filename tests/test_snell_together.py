@@ -177,7 +177,7 @@ def test_nothing_is_measured_that_failed_before_or_whose_a_did(texts, tmp_path):
 def test_how_batches_are_cut_changes_chance_alone(pairs, tmp_path, monkeypatch):
     found = []
     for tokens in (8192, 23):
-        monkeypatch.setattr(trials, "TOKENS", tokens)
+        monkeypatch.setattr(trials, "TOKENS", {"cpu": tokens})
         trial = Trial(Field(pairs, setting(tmp_path / str(tokens))), 0)
         found.append({f"{role}/{name}": curve for role in ("A", "uniform", "B")
                       for name, curve in trial.curves(role, measure).items() if name != "seconds"})  # fmt: skip

@@ -16,6 +16,7 @@ from torch import Tensor
 QUERIES = 8  # of a program
 GROUP = 8  # heads
 TILE = 64  # keys
+SMALLEST = tl.constexpr(1.2e-38)  # just above the smallest normal float32: what is below, a GPU's log₂ takes for 0
 
 
 @triton.jit
@@ -23,8 +24,9 @@ def _tile(weights, mask, j, keys, heads, head, w_h, w_j, m_j, masked: tl.constex
     """Weights of one query, (heads,keys), 0 where hidden."""
     inside = (j < keys)[None, :] & (head < heads)[:, None]
     if masked:
-        inside = inside & (tl.load(mask + j * m_j, mask=j < keys, other=0) != 0)[None, :]
-    return tl.load(weights + head[:, None].to(tl.int64) * w_h + j[None, :] * w_j, mask=inside, other=0.0).to(tl.float32)
+        inside = inside & (tl.load(mask + j.to(tl.int64) * m_j, mask=j < keys, other=0) != 0)[None, :]
+    place = head[:, None].to(tl.int64) * w_h + j[None, :].to(tl.int64) * w_j
+    return tl.load(weights + place, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -34,9 +36,9 @@ def _spread(x, y, chip: tl.constexpr):
     chip   by the GPU's own log₂, 2⁻²² from it, in a quarter of the time
     """
     m = 0.5 * (x + tl.abs(x))[:, None, :] + 0.5 * (y + tl.abs(y))[None, :, :]
-    above = tl.maximum(m, 1.2e-38)
+    above = tl.maximum(m, SMALLEST)
     if chip:
-        log = tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [above], tl.float32, True, 1)
+        log = tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [above], tl.float32, is_pure=True, pack=1)
     else:
         log = tl.log2(above)
     return -m * log
@@ -104,6 +106,8 @@ def unsupported(weights: Tensor) -> str | None:
     """What keeps this kernel from a case, or None."""
     if not weights.is_cuda and not os.environ.get("TRITON_INTERPRET"):
         return f"tensors on {weights.device}"
+    if torch.version.hip:
+        return "AMD's GPUs"
     if weights.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return str(weights.dtype)
     if weights.numel() == 0:

@@ -60,11 +60,10 @@ def _backward(
     active: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """∂L by gates (s,n,b,4d), weight, h and c, from ∂L by h_t (s,n,b,d) and by the last c (s,b,d)."""
-    grad, first, delta = _rows(grad), wide(c).contiguous(), torch.empty_like(active)
-    dh, dc = (
-        torch.zeros_like(first),
-        wide(grad_last).clone(memory_format=torch.contiguous_format),
-    )  # by what comes later
+    grad, cells, active = _rows(grad), cells.contiguous(), active.contiguous()
+    first, delta = wide(c).contiguous(), active.new_empty(active.shape)
+    dh = torch.zeros_like(first)  # by what comes later, as dc
+    dc = wide(grad_last).clone(memory_format=torch.contiguous_format)
     _passes(grad, h).backward(grad, weight, first, live, cells, active, delta, dh, dc)
     earlier, later = outputs[:, :-1].flatten(1, 2), delta[:, 1:].flatten(1, 2)  # h_{t−1} and δ_t of t > 1
     dweight = torch.bmm(later.mT, earlier)
@@ -169,8 +168,10 @@ class _Definition:
 def _kernel() -> ModuleType | None:
     try:
         from attnlab.models import recurrence_kernel
-    except ImportError:  # no Triton on this system
-        return None
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        return None  # there is none for this system
     return recurrence_kernel
 
 

@@ -10,11 +10,12 @@ before are worked on.
 
 Sums and the state are float32. Where nn.LSTM's products of float32 may be tf32 (torch.backends.cudnn.rnn, which says so
 unless told otherwise) these are of float16: it has tf32's ten bits in half the bytes, its range does for h and W, and
-δ_t is brought to it by its largest. Else each is three of tf32, of what it keeps and what it drops, as exact as
-float32's own.
+each example's δ_t is brought to it by its largest. Else each is three of tf32, of what it keeps and what it drops, as
+exact as float32's own.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -24,10 +25,10 @@ from torch import Tensor
 from attnlab.mechanisms.kernels.launch import launching_on, note_launch
 
 LARGEST = 512  # units
-TILE_BYTES = 64 * 1024  # of W
-PRECISION = "tf32x3"  # of float32
-CELLS = 2048  # of which δ is made at a time
+TILE_BYTES = 64 * 1024  # of W, at most
+CELLS = 2048  # of which δ is made at a time; not fewer than threads, or two would write one
 WARPS = 8
+HOPPER = 227 * 1024  # bytes of shared memory, where there is no GPU to ask
 
 
 @triton.jit
@@ -37,7 +38,10 @@ def _sigmoid(x):
 
 @triton.jit
 def _tanh(x):
-    return 2.0 / (1.0 + tl.exp(-2.0 * x)) - 1.0
+    """By its series near 0, where the other form has nothing left of it."""
+    y = x * x
+    near = x * (1.0 + y * (-1.0 / 3 + y * (2.0 / 15 + y * (-17.0 / 315 + y * (62.0 / 2835)))))
+    return tl.where(y < 0.09, near, 2.0 / (1.0 + tl.exp(-2.0 * x)) - 1.0)
 
 
 @triton.jit
@@ -49,34 +53,35 @@ def _load(base, rows, columns, row_stride, inside):
 def _forward(
     gates, weight, h, c, live, outputs, cells, active, n, batch, size,
     gates_s, gates_b, gates_n, live_s, live_b, live_n,
-    MASKED: tl.constexpr, PRECISION: tl.constexpr, B: tl.constexpr, U: tl.constexpr, D: tl.constexpr,
+    MASKED: tl.constexpr, B: tl.constexpr, U: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     s = tl.program_id(0).to(tl.int64)
-    rows = tl.program_id(1) * B + tl.arange(0, B)
+    rows = (tl.program_id(1) * B + tl.arange(0, B)).to(tl.int64)
     inputs, row = tl.arange(0, D), tl.arange(0, 4 * U)  # a row of a tile of W: gate row % 4 of unit row // 4
     here, known = rows < batch, inputs < size
     gates += s * gates_s
+    live += s * live_s
     weight += s * 4 * size * size
     before, cell_before = h + s * batch * size, c + s * batch * size
     outputs += s * n * batch * size
     cells += s * n * batch * size
     active += s * n * batch * 4 * size
-    for t in range(n):
+    for _ in range(n):
         tl.debug_barrier()
         earlier = _load(before, rows, inputs, size, here[:, None] & known[None, :])  # (B,D)
         if MASKED:
-            token = tl.load(live + s * live_s + rows * live_b + t * live_n, here, 0) != 0
+            token = (tl.load(live + rows * live_b, here, 0) != 0)[None, :]
         for first in tl.range(0, size, U):
             unit = first + tl.arange(0, U)
             inside = (unit < size)[:, None] & here[None, :]
-            given = gates + t * gates_n + rows[None, :] * gates_b + unit[:, None]
+            given = gates + rows[None, :] * gates_b + unit[:, None]
             place = rows[None, :] * size + unit[:, None]  # (U,B)
             given_i, given_f = tl.load(given, inside, 0.0), tl.load(given + size, inside, 0.0)
             given_g, given_o = tl.load(given + 2 * size, inside, 0.0), tl.load(given + 3 * size, inside, 0.0)
             held = tl.load(cell_before + place, inside, 0.0)
             of_tile = first + row // 4
             w = _load(weight, row % 4 * size + of_tile, inputs, size, (of_tile < size)[:, None] & known[None, :])
-            x = tl.dot(w, tl.trans(earlier.to(w.dtype)), input_precision=PRECISION)  # (4U,B)
+            x = tl.dot(w, tl.trans(earlier.to(w.dtype)), input_precision="tf32x3")  # (4U,B)
             x = tl.trans(tl.reshape(x, (U, 4, B)), (0, 2, 1))  # (U,B,4)
             i_g, f_o = tl.split(tl.reshape(x, (U, B, 2, 2)))
             i, g = tl.split(i_g)
@@ -86,8 +91,8 @@ def _forward(
             cell = f * held + i * g
             hidden = o * _tanh(cell)
             if MASKED:
-                cell = tl.where(token[None, :], cell, held)
-                hidden = tl.where(token[None, :], hidden, tl.load(before + place, inside, 0.0).to(tl.float32))
+                cell = tl.where(token, cell, held)
+                hidden = tl.where(token, hidden, tl.load(before + place, inside, 0.0).to(tl.float32))
             tl.store(cells + place, cell, inside)
             tl.store(outputs + place, hidden, inside)
             kept = active + rows[None, :] * 4 * size + unit[:, None]
@@ -99,25 +104,33 @@ def _forward(
         outputs += batch * size
         cells += batch * size
         active += batch * 4 * size
+        gates += gates_n
+        live += live_n
 
 
 @triton.jit
 def _backward(
     grad, across, c, live, cells, active, delta, dh, dc, n, batch, size,
     grad_s, grad_n, grad_b, live_s, live_b, live_n,
-    MASKED: tl.constexpr, SCALED: tl.constexpr, PRECISION: tl.constexpr,
+    MASKED: tl.constexpr, SCALED: tl.constexpr,
     B: tl.constexpr, U: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
+    """grad and live are given at the last position, and are gone through from there."""
     s = tl.program_id(0).to(tl.int64)
-    rows = tl.program_id(1) * B + tl.arange(0, B)
+    rows = (tl.program_id(1) * B + tl.arange(0, B)).to(tl.int64)
     here = rows < batch
     outs, gate = tl.arange(0, D), tl.arange(0, G)
+    grad += s * grad_s
+    live += s * live_s
     across += s * 4 * size * size  # Wᵀ
+    dh += s * batch * size
+    dc += s * batch * size
     for back in range(n):
-        t = n - 1 - back
-        position = s * n + t
+        position = s * n + (n - 1 - back)
         tl.debug_barrier()
-        largest = 0.0
+        largest = tl.zeros((B,), tl.float32)
+        if MASKED:
+            token = (tl.load(live + rows * live_b, here, 0) != 0)[:, None]
         for first in tl.range(0, size, U, num_stages=1):
             unit = first + tl.arange(0, U)
             inside = here[:, None] & (unit < size)[None, :]
@@ -128,34 +141,32 @@ def _backward(
             g = tl.load(active + four + 2 * size, inside, 0.0).to(tl.float32)
             o = tl.load(active + four + 3 * size, inside, 0.0).to(tl.float32)
             squashed = _tanh(tl.load(cells + position * batch * size + place, inside, 0.0))
-            if t > 0:
+            if back < n - 1:
                 held = tl.load(cells + (position - 1) * batch * size + place, inside, 0.0)
             else:
                 held = tl.load(c + s * batch * size + place, inside, 0.0)
-            on_h, on_c = dh + s * batch * size + place, dc + s * batch * size + place
-            hidden = tl.load(on_h, inside, 0.0)
-            hidden += _load(grad + s * grad_s + t * grad_n, rows, unit, grad_b, inside).to(tl.float32)
-            later = tl.load(on_c, inside, 0.0)
+            hidden = tl.load(dh + place, inside, 0.0)
+            hidden += _load(grad, rows, unit, grad_b, inside).to(tl.float32)
+            later = tl.load(dc + place, inside, 0.0)
             inner = later + hidden * o * (1.0 - squashed * squashed)
             di, df = inner * g * i * (1.0 - i), inner * held * f * (1.0 - f)
             dg, do = inner * i * (1.0 - g * g), hidden * squashed * o * (1.0 - o)
             on, passed = inner * f, tl.zeros_like(hidden)
             if MASKED:
-                token = (tl.load(live + s * live_s + rows * live_b + t * live_n, here, 0) != 0)[:, None]
                 di, df = tl.where(token, di, 0.0), tl.where(token, df, 0.0)
                 dg, do = tl.where(token, dg, 0.0), tl.where(token, do, 0.0)
                 on, passed = tl.where(token, on, later), tl.where(token, 0.0, hidden)
             if SCALED:
                 most = tl.maximum(tl.maximum(tl.abs(di), tl.abs(df)), tl.maximum(tl.abs(dg), tl.abs(do)))
-                largest = tl.maximum(largest, tl.max(tl.where(inside, most, 0.0)))
+                largest = tl.maximum(largest, tl.max(most, 1))
             tl.store(delta + four, di, inside)
             tl.store(delta + four + size, df, inside)
             tl.store(delta + four + 2 * size, dg, inside)
             tl.store(delta + four + 3 * size, do, inside)
-            tl.store(on_c, on, inside)
-            tl.store(on_h, passed, inside)
+            tl.store(dc + place, on, inside)
+            tl.store(dh + place, passed, inside)
         tl.debug_barrier()
-        shrink = tl.where(largest > 0.0, largest, 1.0) if SCALED else 1.0
+        shrink = tl.where(largest > 0.0, largest, 1.0)
         total = tl.zeros((D, B), tl.float32)
         for first in tl.range(0, 4 * size, G):
             of_tile = first + gate
@@ -163,16 +174,20 @@ def _backward(
             w = _load(across, outs, of_tile, 4 * size, (outs < size)[:, None] & known[None, :])  # (D,G)
             d = _load(delta + position * batch * 4 * size, rows, of_tile, 4 * size, here[:, None] & known[None, :])
             if SCALED:
-                d = d / shrink
-            total = tl.dot(w, tl.trans(d.to(w.dtype)), total, input_precision=PRECISION)  # (D,B)
-        on_h = dh + s * batch * size + rows[None, :] * size + outs[:, None]
+                d = d / shrink[:, None]
+            total = tl.dot(w, tl.trans(d.to(w.dtype)), total, input_precision="tf32x3")  # (D,B)
+        if SCALED:
+            total = total * shrink[None, :]
+        on_h = dh + rows[None, :] * size + outs[:, None]
         inside = (outs < size)[:, None] & here[None, :]
-        tl.store(on_h, tl.load(on_h, inside, 0.0) + total * shrink, inside)
+        tl.store(on_h, tl.load(on_h, inside, 0.0) + total, inside)
+        grad -= grad_n
+        live -= live_n
 
 
-def covers(gates: Tensor, h: Tensor) -> bool:
+def covers(x: Tensor, h: Tensor) -> bool:
     """Whether these kernels are for it: not float64, and not so many units that a tile of W has too few rows."""
-    return gates.dtype != torch.float64 and 0 < h.shape[-1] <= LARGEST and gates.numel() > 0
+    return x.dtype != torch.float64 and 0 < h.shape[-1] <= LARGEST and x.numel() > 0
 
 
 def forward(
@@ -194,7 +209,7 @@ def forward(
         _forward[(s, triton.cdiv(b, tiles.rows))](
             gates, weight, h, c, seen, outputs, cells, active, n, b, size,
             gates.stride(0), gates.stride(1), gates.stride(2), *_strides(live),
-            MASKED=live is not None, PRECISION=PRECISION, **tiles.forward,
+            MASKED=live is not None, **tiles.forward,
         )  # fmt: skip
 
 
@@ -211,49 +226,66 @@ def backward(
 ) -> None:
     """As `recurrence.backward`; the last axis of grad lies together, its others have any strides."""
     (s, n, b, _), size = grad.shape, c.shape[-1]
-    weight, seen = _factor(weight).mT.contiguous(), grad if live is None else live
+    weight, seen = _factor(weight).mT.contiguous(), grad[:, -1] if live is None else live[:, :, -1]
     tiles = Tiles.of(s, b, size, weight)
     with launching_on(grad):
         _backward[(s, triton.cdiv(b, tiles.rows))](
-            grad, weight, c, seen, cells, active, delta, dh, dc, n, b, size,
+            grad[:, -1], weight, c, seen, cells, active, delta, dh, dc, n, b, size,
             grad.stride(0), grad.stride(1), grad.stride(2), *_strides(live),
-            MASKED=live is not None, SCALED=weight.dtype != grad.dtype, PRECISION=PRECISION, **tiles.backward,
+            MASKED=live is not None, SCALED=weight.dtype != delta.dtype, **tiles.backward,
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """What a program works on: so many rows of the batch, all units, and so many rows of W at a time, of which as many
-    tiles are on their way (num_stages) as fit beside that of the batch."""
+    """What a program works on: some rows of the batch, all units, and rows of W, tile by tile, of which some are on
+    their way (num_stages) while one is worked on: as many, and as large, as the shared memory takes."""
 
     rows: int
     width: int  # units, up to a power of two
-    of_weight: int
+    element: int  # bytes of a number of W
+    memory: int  # bytes
 
     @classmethod
-    def of(cls, s: int, b: int, size: int, weight: Tensor) -> "Tiles":
+    def of(cls, s: int, b: int, size: int, weight: Tensor, memory: int | None = None) -> "Tiles":
         """Few rows of the batch, unless there would be more programs than can run at once."""
-        width, together = max(16, triton.next_power_of_2(size)), _at_once(weight)
-        of_weight = TILE_BYTES // (width * weight.element_size())
-        most = min(64, max(16, triton.next_power_of_2(b)), of_weight)
+        width, together = max(16, triton.next_power_of_2(size)), 1
+        if weight.is_cuda:
+            device = triton.runtime.driver.active.utils.get_device_properties(weight.device.index)
+            memory, together = memory or device["max_shared_mem"], device["multiprocessor_count"]
         rows = next((rows for rows in (16, 32) if s * triton.cdiv(b, rows) <= together), 64)
-        return cls(min(rows, most), width, min(max(16, of_weight), 4 * width, 128))
+        rows = min(rows, max(16, triton.next_power_of_2(b)))
+        tiles = cls(rows, width, weight.element_size(), memory or HOPPER)
+        while tiles.rows > 16 and tiles.of_batch > tiles.memory // 2:  # half of it is for W
+            tiles = replace(tiles, rows=tiles.rows // 2)
+        return tiles
+
+    @property
+    def of_batch(self) -> int:
+        """Bytes that h_{t−1} takes; the products of older chips have it once more."""
+        return self.rows * self.width * (5 if self.memory >= HOPPER else 7)
 
     @property
     def forward(self) -> dict[str, int]:
-        held = {"num_warps": WARPS, "num_stages": 3 if self.rows == 16 and self.width <= 256 else 2}
-        return {"B": self.rows, "U": self.of_weight // 4, "D": self.width} | held
+        of_weight, stages = self._held(lambda tall: 0, self.of_batch)
+        return {"B": self.rows, "U": of_weight // 4, "D": self.width, "num_warps": WARPS, "num_stages": stages}
 
     @property
     def backward(self) -> dict[str, int]:
         units = min(self.width, CELLS // self.rows)
-        deep = self.width <= 256 and self.rows * self.of_weight <= 2048
-        held = {"num_warps": WARPS, "num_stages": 3 if deep else 2}
-        return {"B": self.rows, "U": units, "G": self.of_weight, "D": self.width} | held
+        of_weight, stages = self._held(lambda tall: 4 * self.rows * tall, 0)
+        told = {"B": self.rows, "U": units, "G": of_weight, "D": self.width}
+        return told | {"num_warps": WARPS, "num_stages": stages}
 
-
-def _at_once(x: Tensor) -> int:
-    return torch.cuda.get_device_properties(x.device).multi_processor_count if x.is_cuda else 1
+    def _held(self, beside: Callable[[int], int], once: int) -> tuple[int, int]:
+        """Rows of a tile of W, and stages; beside: bytes that go with each of so many rows, once: with all of them."""
+        tall = min(128, 4 * self.width, TILE_BYTES // (self.width * self.element))
+        while tall > 16:
+            for stages in (3, 2):
+                if stages * (tall * self.width * self.element + beside(tall)) + once <= self.memory:
+                    return tall, stages
+            tall //= 2
+        return tall, 1
 
 
 def _factor(weight: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Jobs on this machine: on a CPU as many as there are cores, on GPUs one on each, unless it is said how many.
 
-A job's process is forked from a server that has imported torch and done nothing else, so it starts at once and shares
+A job's process is forked from a server that has imported modules and done nothing else, so it starts at once and shares
 nothing with another. It is in a session of its own: Ctrl-C reaches this process alone, which asks each job to stop by
 one SIGTERM. Should this process be killed, its jobs find the pipe closed, and stop by themselves.
 """
@@ -20,8 +20,9 @@ import torch
 from attnlab.runs import chosen_device
 from attnlab.scheduling.job import POLL_S, RETRIES, Job, Scheduler, attempt, checked
 
-PRELOADED = ["attnlab.evaluation", "accelerate", "torch._dynamo"]  # what every run imports
-PRELOADED += ["pandas", "scipy.stats", "matplotlib.figure"]  # and what measures it
+PRELOADED = [  # what every run imports, and what measures it
+    "attnlab.evaluation", "accelerate", "torch._dynamo", "pandas", "scipy.stats", "matplotlib.figure",
+]  # fmt: skip
 
 
 class Local(Scheduler):

@@ -11,6 +11,7 @@ models are made one after another, when they are read.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ from attnlab.scheduling import Job, Scheduler
 from attnlab.studies.compare.work import finished
 from attnlab.studies.snell2021.corpora import Corpus, Size
 from attnlab.studies.snell2021.measures import measure as measure_by_tables
-from attnlab.studies.snell2021.trials import Field, Measure, Trial
+from attnlab.studies.snell2021.trials import MEASURED, Field, Measure, Trial
 from attnlab.studies.study import Scale, Setting
 
 GOLD = "A"  # the role that others are compared with
@@ -64,7 +65,7 @@ class Wanted:
 
     @property
     def measured(self) -> bool:
-        return self.trial.known(self.role) is not None
+        return (self.trial.folder(self.role).path / MEASURED).exists()
 
 
 def rows(
@@ -80,13 +81,15 @@ def rows(
     """
     found = [_row(corpus, setting) for corpus in corpora]
     if setting.on is not None:
-        place = (setting.folder.absolute(), setting.data_dir, setting.on.device)
-        wanted = [
-            Wanted(row.field.corpus, setting.scale, trial.seed, *place, role, of)
-            for row in found
-            for trial in row.trials
-            for role, of in ({GOLD: measure_by_tables} | dict.fromkeys(others(row.field.size), measure)).items()
-        ]
+        want = partial(
+            Wanted, scale=setting.scale, folder=setting.folder.absolute(), data_dir=setting.data_dir,
+            device=setting.on.device,
+        )  # fmt: skip
+        wanted = []
+        for row in found:
+            roles = {GOLD: measure_by_tables, **dict.fromkeys(others(row.field.size), measure)}
+            for trial in row.trials:
+                wanted += [want(row.field.corpus, seed=trial.seed, role=role, measure=of) for role, of in roles.items()]
         make(wanted, setting.on, setting.progress)
     return found
 

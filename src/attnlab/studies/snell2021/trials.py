@@ -36,7 +36,7 @@ from attnlab.tasks.task import Batch, Task
 PARTS = ("valid", "train")
 TRAINED, MEASURED = "trained.json", "measured.json"
 NAMES = tuple(corpus.name for corpus in (*CORPORA, SMS))
-TOKENS, TOKENS_ON_CUDA = 8192, 65_536  # of a batch that is measured, unless one text alone has more
+TOKENS = {"cpu": 8192, "cuda": 65_536}  # of a batch that is measured, unless one text alone has more
 DRAW = 1  # the seed by which examples are drawn to be measured
 
 Curves = dict[str, list[float]]  # by name, a value for each checkpoint
@@ -127,8 +127,7 @@ class Field:
     def _batches(self, part: str) -> Iterator[Batch]:
         chosen, device = self.chosen[part], self.setting.device
         lengths = tuple(each[chosen] for each in self.task.lengths(part))
-        tokens = TOKENS_ON_CUDA if device.type == "cuda" else TOKENS
-        budget = max(tokens, *(int(each.max()) for each in lengths))
+        budget = max(TOKENS[device.type], *(int(each.max()) for each in lengths))
         for places in plan_batches(lengths, tokens=budget, examples=None, seed=0, epoch=0, shuffle=False):
             batch = self.task.batch(part, [chosen[place] for place in places])
             inputs = tuple(x.to(device) for x in batch.inputs)
@@ -178,6 +177,11 @@ class Trial:
         task, before, clock = field.task, self._trained_for(role), time.perf_counter()
         folder = self.folder(role).path
         folder.mkdir(parents=True, exist_ok=True)
+        self.folder(role).claim(recipe.values())
+
+        def note() -> None:
+            write_text(folder / TRAINED, json.dumps({"seconds": before + time.perf_counter() - clock}) + "\n")
+
         try:
             work.train(
                 recipe,
@@ -187,8 +191,10 @@ class Trial:
                 task=task,
                 report=lambda values: field.setting.progress(values["step"], recipe.training.steps, what),
             )
-        finally:
-            write_text(folder / TRAINED, json.dumps({"seconds": before + time.perf_counter() - clock}) + "\n")
+        except KeyboardInterrupt:
+            note()
+            raise
+        note()
 
     def _trained_for(self, role: str) -> float:
         """Seconds that training took so far, interruptions left out."""
