@@ -1,5 +1,7 @@
 """The alignment items of kobayashi2020: their arithmetic by hand, their text, and a run at smoke scale."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -10,16 +12,15 @@ from attnlab.studies.kobayashi2020 import STUDY
 from attnlab.studies.kobayashi2020.alignment import (
     PUBLISHED,
     PUBLISHED_LAYERS,
-    Measured,
     alignment,
     chance_error,
-    measured,
     mechanisms,
     recipe,
     text_of,
 )
 from attnlab.studies.kobayashi2020.corpus import europarl, lexicon, training_pairs
 from attnlab.studies.kobayashi2020.ibm1 import ibm1
+from attnlab.studies.kobayashi2020.measured import Measured, measured
 from attnlab.studies.study import Setting
 from attnlab.tasks.translation import Translation
 
@@ -49,6 +50,13 @@ ERRORS = {
     (0, 1): counts(0, 0, 0, 0), (1, 0): counts(1, 0, 0, 0), (1, 1): counts(1, 1, 0, 0),
 }  # fmt: skip
 NORMS = {(0, "mean"): 2.0, (1, "mean"): 3.0, (0, 0): 1.0, (0, 1): 4.0, (1, 0): 3.0, (1, 1): 2.0}
+
+
+def test_what_is_kept_of_a_run_says_the_same():
+    model = made(ERRORS, NORMS)
+    again = Measured.from_json(json.loads(json.dumps(model.as_json())))
+    assert again.norms == NORMS
+    assert all(again.rows(way) == model.rows(way) for way in ("awo", "awi"))
 
 
 def test_the_rows_of_the_table_by_hand():
@@ -145,7 +153,7 @@ def test_a_trained_model_aligns_far_better_than_chance_and_is_not_trained_twice(
     assert again == values
     corpus = text_of(here)
     (folder,) = (tmp_path / "work" / "runs").iterdir()
-    one = measured(runs.open_run(folder, device="cpu"), corpus, corpus.gold)
+    one = measured(runs.open_run(folder, device="cpu"), corpus.source, corpus.target, corpus.gold)
     assert one.rows("awo")["norm, best layer"] == values["norm, best layer", "AWO"][0]
 
 

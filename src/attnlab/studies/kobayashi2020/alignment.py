@@ -6,33 +6,28 @@ links it is scored on; beside it stands the layer chosen on one half of the pair
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
-from pathlib import Path
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
-from scipy.stats import pearsonr, spearmanr
 
-from attnlab import runs
-from attnlab.aligning.attention import find
-from attnlab.aligning.readers import run_reader
-from attnlab.aligning.reading import By, Candidate, Place, Way
+from attnlab.aligning.reading import By, Way
 from attnlab.analysis.alignment import counted, rate
+from attnlab.config import digest
 from attnlab.models.presets import PRESETS
 from attnlab.models.transformer import TransformerConfig
 from attnlab.recipe import TRAINING, DecodeConfig, Recipe
 from attnlab.report.figures import curves
-from attnlab.store import RunFolder
 from attnlab.studies.claims import Cell
 from attnlab.studies.kobayashi2020.corpus import Corpus, europarl, lexicon
+from attnlab.studies.kobayashi2020.measured import METHODS, SETTINGS, Measured, as_json
 from attnlab.studies.study import Findings, Setting
-from attnlab.tasks.links import Gold
+from attnlab.studies.trained import Measure, trained
+from attnlab.tasks import TASKS
 from attnlab.train import TrainConfig
 
 ITEM, MECHANISMS_ITEM = "alignment", "alignment-mechanisms"
-METHODS: tuple[By, ...] = ("weight", "norm")
-SETTINGS: tuple[Way, ...] = ("awo", "awi")
 OTHERS = ("realformer", "coda", "dagpam")  # which the paper does not have
 
 PUBLISHED: dict[tuple[str, str], float] = {  # means over 5 seeds, %
@@ -52,59 +47,6 @@ PUBLISHED_LAYERS = {  # layers 1 … 6, from the figures of each seed
     ("norm", "AWI"): (32.5, 25.0, 51.7, 85.2, 83.5, 84.8),
 }
 PUBLISHED_LAYER_COUNT = 6
-
-
-@dataclass(frozen=True, eq=False)
-class Measured:
-    """One trained model on the gold pairs: what the rates of every map are made of, and the mean norm of its places."""
-
-    layers: int
-    heads: int
-    counts: dict[Candidate, np.ndarray]  # (pairs, 4)
-    norms: dict[tuple[Place, Place], float]
-    valid_loss: float
-
-    def error(self, by: By, setting: Way, layer: Place, head: Place = "mean") -> float:
-        """AER in %."""
-        return 100 * rate("aer", self.counts[Candidate(by, setting, layer, head)])
-
-    def by_layer(self, by: By, setting: Way) -> list[float]:
-        return [self.error(by, setting, layer) for layer in range(self.layers)]
-
-    def by_head(self, by: By, setting: Way) -> list[float]:
-        return [self.error(by, setting, *place) for place in self.places()]
-
-    def places(self) -> list[tuple[int, int]]:
-        return [(layer, head) for layer in range(self.layers) for head in range(self.heads)]
-
-    def two_fold(self, by: By, setting: Way) -> float:
-        """AER in %, every half scored by the layer that is best on the other half."""
-        layers = [self.counts[Candidate(by, setting, layer, "mean")] for layer in range(self.layers)]
-        half = np.random.default_rng(0).permutation(len(layers[0])) % 2
-        scored = []
-        for here in (0, 1):
-            best = min(range(self.layers), key=lambda layer: rate("aer", layers[layer][half == here]))
-            scored.append(layers[best][half != here])
-        return 100 * rate("aer", np.concatenate(scored))
-
-    def rows(self, setting: Way) -> dict[str, float]:
-        """The table's rows for AWO or AWI."""
-        rows: dict[str, float] = {}
-        for by in METHODS:
-            layers = self.by_layer(by, setting)
-            rows[f"{by}, layer mean"] = float(np.mean(layers))
-            rows[f"{by}, best layer"] = min(layers)
-            rows[f"{by}, best layer by 2-fold choice"] = self.two_fold(by, setting)
-            rows[f"{by}, best head"] = min(self.by_head(by, setting))
-        layer = max(range(self.layers), key=lambda layer: self.norms[layer, "mean"])
-        head = max(self.places(), key=self.norms.__getitem__)
-        rows["norm, layer of the highest norm"] = self.error("norm", setting, layer)
-        rows["norm, head of the highest norm"] = self.error("norm", setting, *head)
-        errors, sizes = self.by_head("norm", setting), [self.norms[place] for place in self.places()]
-        if len(set(errors)) > 1:  # else there is no correlation
-            rows["heads: Spearman's ρ of AER and norm"] = float(spearmanr(errors, sizes).statistic)
-            rows["heads: Pearson's r of AER and norm"] = float(pearsonr(errors, sizes).statistic)
-        return rows
 
 
 def alignment(setting: Setting) -> Findings:
@@ -166,43 +108,18 @@ def recipe(corpus: Corpus, attention: str, seed: int, setting: Setting) -> Recip
     return Recipe(corpus.task, corpus.data, small, training, DecodeConfig())
 
 
-def measured(run: runs.Run, corpus: Corpus, gold: Gold) -> Measured:
-    """Every map of a run on the gold pairs, in one pass."""
-    found = find(run_reader(run, corpus.source, corpus.target), _every_map, with_norms=True)
-    layers = 1 + max(c.layer for c in found.aligned if isinstance(c.layer, int))
-    heads = 1 + max(c.head for c in found.aligned if isinstance(c.head, int))
-    counts = {candidate: found.counts(candidate, gold) for candidate in found.aligned}
-    norms = {(c.layer, c.head): found.norm(c) for c in found.aligned}
-    return Measured(layers, heads, counts, norms, float(run.folder.position().get("best", 0.0)))
-
-
-def _every_map(layers: int, heads: int) -> list[Candidate]:
-    places: list[Place] = ["mean", *range(heads)]
-    return [Candidate(*spot) for spot in product(METHODS, SETTINGS, range(layers), places)]
-
-
 def _all_measured(corpus: Corpus, wanted: dict[str, tuple[int, ...]], setting: Setting) -> dict[str, list[Measured]]:
     """Train what is not trained yet, and measure it, seed by seed; runs are shared by the items of a results folder."""
-    found: dict[str, list[Measured]] = {name: [] for name in wanted}
-    order = [(name, seed) for name, seeds in wanted.items() for seed in seeds]
-    for number, (name, seed) in enumerate(order):
-        setting.progress(number, len(order), f"{name}, seed {seed}")
-        made = recipe(corpus, name, seed, setting)
-        folder = setting.folder.parent / "runs" / made.name()
-        _train(made, folder, setting)
-        found[name].append(measured(runs.open_run(folder, device=str(setting.device)), corpus, corpus.gold))
-    setting.progress(len(order), len(order), "")
-    return found
-
-
-def _train(made: Recipe, folder: Path, setting: Setting) -> None:
-    if RunFolder(folder).position().get("finished"):
-        return
-    _, outcome = runs.start(
-        made, out=str(folder), device=str(setting.device), report=lambda values: None, note=lambda line: None
-    )
-    if not outcome.finished:
-        raise KeyboardInterrupt
+    recipes = {(name, seed): recipe(corpus, name, seed, setting) for name, seeds in wanted.items() for seed in seeds}
+    folder = (setting.folder.parent / "vocabulary" / digest(corpus.data)).absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    TASKS[corpus.task].prepare(corpus.data, folder)
+    measure = Measure("alignment", partial(as_json, corpus.source, corpus.target, corpus.gold))
+    made = trained(recipes, measure, folder, setting)
+    if made.failed:
+        (name, seed), reason = next(iter(made.failed.items()))
+        raise ValueError(f"{name}, seed {seed}: {reason} ({len(made.failed)} of {len(recipes)} runs failed)")
+    return {name: [Measured.from_json(made.found[name, seed]) for seed in seeds] for name, seeds in wanted.items()}
 
 
 def _by_seed(models: Sequence[Measured], setting: Way) -> dict[str, tuple[float, ...]]:

@@ -6,7 +6,7 @@ of positive sequences, at the keyword l*, one after it, averaged over all positi
 training. Sequences whose keyword is among the last two positions are left out, so that the four differ.
 
     Hypothesis 1   γ_l* ≫ γ̄ ≫ γ_L ≈ γ_l*+1        only the word itself                            eq. 23
-    Hypothesis 2   γ_l* ≫ γ_l*+1 ≫ γ̄ ≈ γ_L        the word and its neighbours                     eq. 24
+    Hypothesis 2   γ_l* ≫ γ_l*+1 ≫ γ̄ ≈ γ_L        the word and its neighbours: found early        eq. 24
     Observation 3  γ_L ≫ γ_l*+1 ≫ γ̄ ≈ γ_l*        what the paper finds after long training        eq. 25
 
 The paper does not say whether this encoder reads in one direction or in both, so both are run.
@@ -121,8 +121,7 @@ def _cells(grown: Grown, row: str, tags: tuple[str, ...]) -> list[Cell]:
     first, claims = early(grown), []
     for when, greater, smaller, law in (
         ("early", "γ_l*", "γ_l*+1", "Hypotheses 1 and 2"),
-        ("early", "γ_l*+1", "γ̄", "Hypothesis 2"),
-        ("early", "γ̄", "γ_l*+1", "Hypothesis 1"),
+        ("early", "γ_l*+1", "γ̄", "Hypothesis 2, against Hypothesis 1"),
         ("late", "γ_L", "γ_l*+1", "Observation 3"),
         ("late", "γ_l*+1", "γ̄", "Observation 3"),
         ("late", "γ_L", "γ_l*", "Observation 3"),
