@@ -82,6 +82,7 @@ def until(found, process):
     return seen
 
 
+@pytest.mark.slow
 def test_a_node_that_dies_costs_no_more_than_the_steps_since_a_checkpoint(cluster, tmp_path):
     here, there = tmp_path / "local", tmp_path / "ray"
     doomed, _ = (cluster.add_node(num_cpus=1) for _ in range(2))

@@ -1,5 +1,6 @@
 """Training: an update is what torch's optimiser does, nothing is lost when a run dies, what goes wrong is said."""
 
+import io
 import json
 import os
 import random
@@ -8,12 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from attnlab.cli import main
 from attnlab.recipe import resolved
 from attnlab.runs import listed, open_run
 from attnlab.store import RunFolder, read_checkpoint
@@ -29,6 +32,28 @@ def command(*words):
 
 def run(*words, **options):
     return subprocess.run(command(*words), capture_output=True, text=True, check=False, **options)
+
+
+@pytest.fixture
+def here(monkeypatch, capsys):
+    """The command line in this process, for what costs less than to start another: exit status and stderr."""
+
+    def run_here(*words):
+        monkeypatch.setattr(sys, "argv", ["attnlab", *map(str, words)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+        monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main sets it
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, capsys.readouterr().err
+
+    return run_here
+
+
+@pytest.fixture(scope="module")
+def two_steps(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("two-steps")
+    trained(folder, "steps=2")
+    return folder
 
 
 def trained(out, *words, **options):
@@ -219,10 +244,10 @@ def test_patience_stops_early(tmp_path):
         (["synthetic", "batch_tokens=4", "steps=1"], "more than a batch may hold"),
     ],
 )
-def test_what_is_wrong_is_one_line(words, message, tmp_path):
-    done = run("train", *words, "device=cpu", f"out={tmp_path / 'r'}")
-    assert done.returncode == 2
-    *notes, line = done.stderr.splitlines()
+def test_what_is_wrong_is_one_line(words, message, tmp_path, here):
+    status, said = here("train", *words, "device=cpu", f"out={tmp_path / 'r'}")
+    assert status == 2
+    *notes, line = said.splitlines()
     assert re.search(message, line)
     assert all("training and" in note for note in notes)  # what was read, where that went well
 
@@ -326,23 +351,20 @@ def test_evaluate_and_translate(tmp_path):
         (["evaluate", "RUN", "eval_samples=2"], "no attention of this model has noise"),
     ],
 )
-def test_what_is_wrong_with_an_evaluation_is_one_line(words, message, tmp_path):
-    trained(tmp_path, "steps=2")
-    done = run(*(str(tmp_path) if word == "RUN" else word for word in words), "device=cpu", input="")
-    assert done.returncode == 2, done.stdout
-    assert re.search(message, done.stderr)
-    assert done.stderr.count("\n") == 1
+def test_what_is_wrong_with_an_evaluation_is_one_line(words, message, two_steps, here):
+    status, said = here(*(two_steps if word == "RUN" else word for word in words), "device=cpu")
+    assert status == 2
+    assert re.search(message, said)
+    assert said.count("\n") == 1
 
 
-def test_text_of_ones_own_is_translated_and_scored(tmp_path):
-    trained(tmp_path / "r", "steps=2")
+def test_text_of_ones_own_is_translated_and_scored(tmp_path, two_steps, here):
     (tmp_path / "a.txt").write_text("biki nigeba\nnurabu\n")
     (tmp_path / "b.txt").write_text("jipy\nvyje\n")
-    done = run("evaluate", str(tmp_path / "r"), f"src={tmp_path / 'a.txt'}", f"tgt={tmp_path / 'b.txt'}", "bootstrap=5")
+    done = run("evaluate", str(two_steps), f"src={tmp_path / 'a.txt'}", f"tgt={tmp_path / 'b.txt'}", "bootstrap=5")
     assert done.returncode == 0, done.stderr
     assert re.search(r"^sentences\s+2", done.stdout, re.MULTILINE)
-    done = run("evaluate", str(tmp_path / "r"), f"src={tmp_path / 'a.txt'}")
-    assert "src= and tgt= go together" in done.stderr
+    assert "src= and tgt= go together" in here("evaluate", two_steps, f"src={tmp_path / 'a.txt'}")[1]
 
 
 def test_classification_starts_from_the_given_vectors(tmp_path):
