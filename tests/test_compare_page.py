@@ -42,8 +42,8 @@ def test_a_difference_is_told_with_its_side_and_size_where_the_test_tells_it():
 
 
 def test_few_seeds_and_constants_have_no_test_and_the_sentence_says_so():
-    (few,) = findings(results(softmax=(10.0, 20.0), coda=(9.0, 18.0)))
-    assert few == "coda: perplexity −1.5 against softmax, over 2 seeds; too few for a test."
+    (few,) = findings(results(**{"softmax": (10.0, 20.0), "coda-cs": (9.0, 18.0)}))
+    assert few == "coda-cs: perplexity −1.5 against softmax, over 2 seeds; too few for a test."
     (one,) = findings(results(softmax=(10.0,), coda=(9.0,)))
     assert "over 1 seed; too few" in one
     (constant,) = findings(results(softmax=(10.0, 20.0, 30.0), coda=(9.0, 19.0, 29.0)))

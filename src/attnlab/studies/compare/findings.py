@@ -22,14 +22,16 @@ def _sentence(label: str, first: str, measure: Measure, against: Contrast) -> st
     seeds = len(against.differences)
     if against.holm is None or against.interval is None:
         why = "too few for a test" if against.interval is None else "the same in each, of which a test says nothing"
-        told = (
-            f"{label}: {measure.name} {against.mean:+.3g} against {first}, over {seeds} seed{'s' * (seeds > 1)}; {why}."
-        )
-        return told.replace("-", "−")
-    low, high = against.interval
-    spread = f"95 % interval {low:+.3g} to {high:+.3g}, Holm's p {against.holm:.2g}, {seeds} seeds".replace("-", "−")
+        of = f"over {seeds} seed{'s' * (seeds > 1)}"
+        return f"{label}: {measure.name} {_signed(against.mean)} against {first}, {of}; {why}."
+    low, high = map(_signed, against.interval)
+    spread = f"95 % interval {low} to {high}, Holm's p {against.holm:.2g}, {seeds} seeds"
     if against.holm >= LEVEL:
         return f"{label}: no difference in {measure.name} from {first} can be told ({spread})."
     way = "higher" if against.mean > 0 else "lower"
     good = "better" if way == measure.better else "worse"
     return f"{label}: {measure.name} is {way} than {first}'s by {abs(against.mean):.3g}, which is {good} ({spread})."
+
+
+def _signed(x: float) -> str:
+    return f"{x:+.3g}".replace("-", "−")
