@@ -25,7 +25,6 @@ browser:  # Chromium, which the tests of the viewer drive
 		[ -z "$$ATTNLAB_REQUIRE_BROWSER" ]; fi
 
 docs: .venv/ready  # the site, into site/
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 lint: .venv/ready

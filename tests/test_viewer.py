@@ -289,6 +289,7 @@ def test_the_overview_is_sorted_by_a_statistic_and_chooses(opened, encoder):
     path, record = encoder
     page = opened(path).ready()
     shown = [a for a in view(record).runs[0].frames[0].attentions if a.example == 0 and a.index is not None]
+    page.get_by_label("Sort by").focus()
     for name, label in (("entropy", "entropy (nats)"), ("sink", "sink share"), ("norm", "mean norm Σ‖αf(x)‖")):
         page.get_by_label("Sort by").select_option(label)
         order = page.evaluate(
@@ -296,6 +297,7 @@ def test_the_overview_is_sorted_by_a_statistic_and_chooses(opened, encoder):
         )
         want = {(a.index, head): a.statistics[name][head] for a in shown for head in a.heads}
         assert order == [list(place) for place in sorted(want, key=lambda place: -want[place])]
+    assert page.evaluate("() => document.activeElement.ariaLabel") == "Sort by"
     page.get_by_role("button", name="largest first").click()
     page.locator(".heads-grid button").first.click()
     page.ready()

@@ -16,11 +16,12 @@ from attnlab.analysis.contribution import norms
 from attnlab.analysis.mixing import mixing
 from attnlab.analysis.rollout import rollout
 from attnlab.inspection import viewing
+from attnlab.inspection.best import best_aligned
 from attnlab.inspection.viewing import joined, show, view
 from attnlab.models.probe import probed
 from attnlab.report.embedded import Viewer, in_script
 from attnlab.report.packed import LADDER, SIGNED_LADDER, packed, quantised, restored, unpacked
-from attnlab.report.view import Attention, Best, Example, Frame, Run, Side, View, record_of
+from attnlab.report.view import Attention, Best, Example, Frame, Gold, Run, Side, View, record_of
 
 
 def plain_view(maps, *, heads, **options):
@@ -121,7 +122,12 @@ def test_the_best_head_comes_back_and_an_older_document_has_none():
     assert unpacked(document).runs[0].best == replace(best, kind="decoder-self")
     del document["runs"][0]["best"]
     assert unpacked(document).runs[0].best is None
-    assert view({"a": record}, best={"a": best}).runs[0].best is None  # a head that is not shown
+    for given, message in (
+        ({"a": best}, "encoder-self layer 1, head 2, which is not there"),
+        ({"b": best}, "no run is called 'b'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            view({"a": record}, best=given)
 
 
 @pytest.mark.parametrize(
@@ -291,3 +297,12 @@ def test_points_of_a_curve_that_are_no_number_are_left_out():
         curves={"loss": ([0, 5, 10], [float("nan"), 2.0, float("inf")])},
     )
     assert json.loads(shown.json())["runs"][0]["curves"] == {"loss": [[5.0], [2.0]]}
+
+
+def test_gold_that_no_head_can_be_judged_by_chooses_none():
+    """No sure link, and every row of every head points at </s>: AER is 0/0, which is no reason to fail."""
+    source, target = Side(("un", "</s>"), (0, 1), ("un", "</s>")), Side(("<s>", "a"), (0, 1), ("<s>", "a"))
+    gold = Gold(frozenset(), frozenset({(0, 0)}), (0, -1), (0, 1), 1)
+    weights = torch.tensor([[[0.1, 0.9], [0.1, 0.9]]] * 2)
+    frame = Frame([Attention(0, "cross", 0, (0, 1), {"weight": weights})])
+    assert best_aligned([Example("1", {"source": source, "target": target}, gold)], frame) is None

@@ -22,10 +22,10 @@ def cross(layer, heads):
     return Attention(0, "cross", layer, tuple(range(len(heads))), {"weight": weights})
 
 
-def saved(path, *, best=None, gold=GOLD, curves=None):
+def saved(path, *, best=None, gold=GOLD, curves=None, step=None):
     """Two runs of two layers of two heads; the second head of the second layer links words as the gold does."""
     example = Example("1", {"source": PIECES, "target": TARGET}, gold)
-    frame = Frame([cross(0, [[4, 4, 4], [3, 0, 0]]), cross(1, [[4, 0, 0], [1, 3, 4]])])
+    frame = Frame([cross(0, [[4, 4, 4], [3, 0, 0]]), cross(1, [[4, 0, 0], [1, 3, 4]])], step)
     runs = [Run(name, [frame], curves or {}, best and best[name]) for name in ("a", "b")]
     return Viewer(View("marks", [example], runs)).save(path / "marks.html")
 
@@ -38,12 +38,15 @@ def marked(opened, tmp_path):
 # --- keyboard ---
 
 
+FOCUSED = "(selector) => document.activeElement.matches(selector)"
+
+
 def test_the_keyboard_stays_on_the_map_when_the_view_changes(marked):
     marked.locator(".over").focus()
     for view in (".arcs canvas", ".over", ".arcs canvas"):
         marked.keyboard.press("m")
         marked.ready()
-        assert marked.evaluate("() => document.activeElement.matches(" + repr(view) + ")")
+        assert marked.evaluate(FOCUSED, view)
     marked.keyboard.press("ArrowDown")
     marked.keyboard.press("ArrowRight")
     assert marked.ready().locator(".pair .name").all_inner_texts() == ["<s>", "##believ"]
@@ -91,9 +94,10 @@ def test_a_lock_holds_while_the_pointer_goes_elsewhere(marked):
     locked = marked.locator(".readout").inner_text()
     marked.point(2, 4)
     assert marked.locator(".readout").inner_text() == locked
-    marked.get_by_role("button", name="unlock").click()
+    marked.get_by_role("button", name="unlock").press("Enter")
     marked.point(2, 4)
     assert marked.locator(".pair .name").all_inner_texts() == ["chat", "s"]
+    assert marked.evaluate(FOCUSED, ".over")  # the button is gone, the keyboard is on the map
 
 
 def test_marks_go_from_tokens_to_words_and_back(marked):
@@ -133,6 +137,9 @@ def test_what_is_not_selected_fades_and_what_is_keeps_its_colour(marked):
         red, green, blue, opacity = over(marked, query, key)
         assert min(red, green, blue) > 250  # the ground of the page
         assert opacity > 150
+    marked.get_by_role("button", name="clear").press("Enter")
+    assert over(marked.ready(), 0, 1)[3] == 0
+    assert marked.evaluate(FOCUSED, ".over")
 
 
 # --- the head that aligns best ---
@@ -159,6 +166,17 @@ def test_the_viewer_opens_at_the_best_head_of_the_run_and_marks_it(opened, tmp_p
     page.ready().get_by_label("Run").select_option("a")
     assert "layer 0, head 0" in page.ready().caption()
     assert page.locator(".heads .best").count() == 0
+
+
+def test_an_older_document_that_knows_no_best_head_is_shown(opened, tmp_path):
+    path = saved(tmp_path)
+    text = path.read_text(encoding="utf-8")
+    assert text.count('"best":null,') == 2
+    path.write_text(text.replace('"best":null,', ""), encoding="utf-8")
+    page = opened(path).ready()
+    page.get_by_label("Run").select_option("b")
+    assert "layer 0, head 0" in page.ready().caption()
+    assert page.locator(".best").count() == 0
 
 
 def test_a_best_head_that_is_not_there_is_refused():
@@ -225,15 +243,26 @@ def test_arcs_have_the_gold_and_a_locked_cell_those_of_its_query(opened, tmp_pat
     assert drawn(page, GOLDEN) == 0
 
 
-def test_arcs_say_how_many_of_the_pairs_have_none(opened, tmp_path):
+def test_arcs_say_how_many_of_the_pairs_that_are_seen_have_none(opened, tmp_path):
     tokens = tuple(f"t{n}" for n in range(60))
-    side, weights = Side(tokens, tuple(range(60)), tokens), torch.rand(1, 60, 60) + 0.5
-    layer = Attention(0, "encoder-self", 0, (0,), {"weight": weights})
-    view = View("arcs", [Example("1", {"source": side})], [Run("run", [Frame([layer])])])
+    apart = (torch.arange(60) - torch.arange(60)[:, None]) % 60
+    masks = [apart < 41, apart < 19]  # queries see as many keys each
+    layers = [
+        Attention(0, "encoder-self", n, (0,), {"weight": (torch.rand(1, 60, 60) + 0.5) * mask}, mask=mask)
+        for n, mask in enumerate(masks)
+    ]
+    side = Side(tokens, tuple(range(60)), tokens)
+    view = View("arcs", [Example("1", {"source": side})], [Run("run", [Frame(layers)])])
     page = opened(Viewer(view).save(tmp_path / "arcs.html")).ready()
     assert drawn(page, "r < 90 && g < 90 && b < 90") > 500  # labels, although the cells are small
     page.get_by_label("arcs").check()
-    assert "1,500 strongest of 3,600 pairs" in page.ready().locator(".panel .note").inner_text()
+    note = page.ready().locator(".panel .note")
+    assert note.inner_text() == "Arcs of the 1,500 strongest of 2,460 pairs; a token has all of its own."
+    page.locator(".tokens").first.locator(".token").first.click(modifiers=["Control"])
+    assert "has all of its own in the selection" in page.ready().locator(".panel .note").inner_text()
+    page.get_by_label("1", exact=True).check()
+    page.ready()
+    assert not note.is_visible()  # 1,140 arcs are all that there are
 
 
 @pytest.mark.parametrize("width", [1280, 400, 320])
@@ -273,3 +302,9 @@ def test_the_curves_have_round_ticks(opened, tmp_path):
     steps = page.locator(".training svg .at").all_text_contents()
     assert texts == ["0", "0.25", "0.5", "0.75", "1"]
     assert steps == [str(step) for step in range(0, 401, 50)]
+
+
+def test_a_curve_of_one_step_that_is_zero_has_one_tick_and_a_scale(opened, tmp_path):
+    page = opened(saved(tmp_path, curves={"accuracy": ([30], [0])}, step=30)).ready()
+    assert page.locator(".training svg text:not(.at)").all_text_contents() == ["0", "0.25", "0.5", "0.75", "1"]
+    assert page.locator(".training svg .at").all_text_contents() == ["30"]

@@ -130,20 +130,40 @@ def test_a_notebook_shows_it_in_a_frame(opened):
     assert page.locator("script").count() == 0
 
 
+def test_a_viewer_that_opens_hidden_is_drawn_when_it_is_shown(opened):
+    page = opened()
+    frame = view_of(["one", "two"], torch.eye(2)[None])._repr_html_()
+    page.set_content(f"<button onclick='nextSibling.hidden ^= 1'>fold</button><div hidden>{frame}</div>")
+    viewer = page.frame_locator("iframe").locator(".viewer[data-ready]")
+    viewer.wait_for(state="attached")
+    assert viewer.locator(".over").count() == 0
+    for state in ("visible", "hidden", "visible"):
+        page.get_by_role("button", name="fold").click()
+        viewer.locator(".over").wait_for(state=state)
+    assert viewer.locator(".over").bounding_box()["width"] > 100
+
+
+def test_a_panel_may_be_narrower_than_its_labels(opened, tmp_path):
+    page = opened(view_of(["a long token"] * 40, torch.rand(1, 40, 40)).save(tmp_path / "narrow.html")).ready()
+    page.locator(".main").evaluate("(x) => { x.style.width = '60px' }")
+    page.locator(".panel[style*='width: 58px']").wait_for()
+    assert page.locator(".over").bounding_box()["width"] > 60  # labels, and beside them still a map
+
+
 # --- the page around it ---
 
 
 ROWS = [
-    ["b", "1,234", "0.5 ± 0.1", "reproduced", "[−0.1, 1,000]"],
-    ['a,"q"', "−7", "0.25 ± 0.2 (2 of 3 seeds)", "not run", "–"],
-    ["c_%", "–", "10", "x", "[2, 3e-5]"],
+    ["b", "1,234", "0.5 ± 0.1", "reproduced", "[−0.1, 1,000]", "12 %", "1 %"],
+    ['a,"q"', "−7", "0.25 ± 0.2 (2 of 3 seeds)", "not run", "[10, 11]", "0.3", "–"],
+    ["c_%", "–", "10", "x", "[2, 3e-5]", "–", "2 %"],
 ]
 STUB = "navigator.clipboard.writeText = async (text) => { window.copied = text }"
 
 
 @pytest.fixture
 def report(tmp_path):
-    table = Table(["name", "n", "value", "verdict", "interval"], ROWS, verdicts="verdict")
+    table = Table(["name", "n", "value", "verdict", "range", "mixed", "share"], ROWS, verdicts="verdict")
     parts = [table, Facts({HOSTILE[0]: [1, 2], "seeds": (0, 1)}), Text(HOSTILE[1]), Command(HOSTILE[2])]
     (tmp_path / "report.html").write_text(page("t", [("one", parts), ("two", []), ("three", [])]), encoding="utf-8")
     return tmp_path / "report.html"
@@ -164,6 +184,8 @@ def test_tables_are_sorted_by_mouse_and_keyboard(opened, report):
     assert column(page, 3) == ["0.25 ± 0.2 (2 of 3 seeds)", "0.5 ± 0.1", "10"]
     page.get_by_role("button", name="name").click()
     assert column(page, 1) == ['a,"q"', "b", "c_%"]
+    page.get_by_role("button", name="range").click()
+    assert column(page, 5) == ["[−0.1, 1,000]", "[2, 3e-5]", "[10, 11]"]  # by the low end
 
 
 def copied(opened, path, form):
@@ -178,13 +200,13 @@ def copied(opened, path, form):
 
 
 def test_csv_has_numbers_as_they_are_and_each_in_a_column(opened, report):
-    """No commas in thousands, no typographic minus; ±, bounds and remarks beside them."""
+    """No commas in thousands, no typographic minus; ±, bounds and remarks beside them; a unit of all in the title."""
     lines = list(csv.reader(io.StringIO(copied(opened, report, "CSV"))))
     assert lines == [
-        ["name", "n", "value", "value ±", "value note", "verdict", "interval low", "interval high"],
-        ["b", "1234", "0.5", "0.1", "", "reproduced", "-0.1", "1000"],
-        ['a,"q"', "-7", "0.25", "0.2", "2 of 3 seeds", "not run", "", ""],
-        ["c_%", "", "10", "", "", "x", "2", "3e-5"],
+        ["name", "n", "value", "value ±", "value note", "verdict", "range low", "range high", "mixed", "share (%)"],
+        ["b", "1234", "0.5", "0.1", "", "reproduced", "-0.1", "1000", "12 %", "1"],
+        ['a,"q"', "-7", "0.25", "0.2", "2 of 3 seeds", "not run", "10", "11", "0.3", ""],
+        ["c_%", "", "10", "", "", "x", "2", "3e-5", "–", "2"],
     ]
 
 
@@ -197,6 +219,9 @@ LATEX = {
     "to predict <s> – and …": r"to predict $<$s$>$ -- and \ldots{}",
     "ŷ = x̂₁ ≥ 0": r"ŷ = $\hat{x}{}_{1}$ $\geq$ 0",
     "naïve e\u0301": "naïve é",
+    "%\u0301 50, &\u0302": r"\% 50, \&",
+    "[CLS] [SEP]": "{}[CLS] [SEP]",
+    " * best": "{} * best",
 }
 
 

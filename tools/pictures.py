@@ -90,8 +90,8 @@ def alignment() -> Figure:
     figure = side_by_side(found, rows, keys, f"cross attention, layer {number}, head {head}")
     for axis, shown in zip(figure.axes[:2], found.values(), strict=True):
         frame(axis, sure)
-        best = shown[: len(rows), : len(keys)].argmax(-1).tolist()
-        axis.plot(best, range(len(rows)), "o", color="white", markeredgecolor="black", markersize=4)
+        best = shown[: len(rows) - 1, : len(keys)].argmax(-1).tolist()  # </s> is no word
+        axis.plot(best, range(len(best)), "o", color="white", markeredgecolor="black", markersize=4)
     return figure
 
 

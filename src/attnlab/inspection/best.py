@@ -2,11 +2,10 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from math import isnan
 
 import torch
 
-from attnlab.analysis.alignment import aer, chosen_words
+from attnlab.analysis.alignment import chosen_words, counted, rate
 from attnlab.report.view import Best, Example, Frame
 
 Links = set[tuple[int, int]]
@@ -30,9 +29,11 @@ def best_aligned(examples: Sequence[Example], frame: Frame) -> Best | None:
             links = {(source, target) for target, source in enumerate(sources) if source >= 0}
             proposed[attention.index, head].append(links)
     sure, possible = ([getattr(gold[n], name) for n in used] for name in ("sure", "possible"))
-    rates = {place: aer(links, sure, possible) for place, links in proposed.items()}
-    known = {place: rate for place, rate in rates.items() if not isnan(rate)}
-    if len(known) < 2:
+    counts = {place: counted(links, sure, possible) for place, links in proposed.items()}
+    rates = {
+        place: rate("aer", found) for place, found in counts.items() if found[:, :2].any()
+    }  # some link, or a sure one
+    if len(rates) < 2:
         return None
-    layer, head = min(known, key=lambda place: known[place])
+    layer, head = min(rates, key=lambda place: rates[place])
     return Best("cross", layer, head, WHY)

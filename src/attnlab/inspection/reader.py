@@ -19,6 +19,7 @@ from attnlab.runs import ROOT, Run, chosen_device, open_run
 from attnlab.tasks.batching import Sequences
 from attnlab.tasks.task import SPECIALS
 
+TWO_SIDED = ("encode_target", "source_vocabulary", "target_vocabulary")  # what a task of pairs needs to be read
 DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
 
 
@@ -171,6 +172,9 @@ class RunReader(Reader):
         self.name, self.task, self.two_sided = str(run.folder.path), run.task, run.task.architecture == "translation"
         self.model = run.model if dtype is None else run.model.to(DTYPES[dtype])
         self.device = next(run.model.parameters()).device
+        needs = ("encode", *(TWO_SIDED if self.two_sided else ("vocabulary",)))
+        if missing := [name for name in needs if not hasattr(run.task, name)]:
+            raise ValueError(f"{self.name}: its task reads no text; it would need {', '.join(missing)}")
         self.sides = self._sides()
 
     def tokens(self, examples: Sequence[Example]) -> dict[str, list[list[int]]]:

@@ -27,6 +27,7 @@ from attnlab.analysis.mixing import mixing
 from attnlab.analysis.pairs import chosen, side
 from attnlab.analysis.rollout import rollout
 from attnlab.analysis.words import numbered, texts
+from attnlab.config import nearest
 from attnlab.inspection.best import best_aligned
 from attnlab.recording import KINDS, Layer, Record
 from attnlab.report.embedded import Viewer
@@ -62,9 +63,12 @@ def view(
     layers, heads   only these; layers are counted within their kind
     gold            an alignment for each example, made by hand
     curves          of the training: {"accuracy": (steps, values)}; with several runs, that for each of their names
-    best            by run, the head to open at; where there is gold, else the one with the lowest AER on the examples
+    best            by the run's name, the head to open at; else, where there is gold, the one with the lowest AER
     """
     runs = _runs(records)
+    for name in best or ():
+        if name not in runs:
+            raise ValueError(f"best: no run is called {name!r}{nearest(name, runs)}; there are {', '.join(runs)}")
     first = next(iter(next(iter(runs.values())).values()))
     known = _examples(first, gold)
     together = _cells(runs, layers, heads) > CELLS
@@ -78,10 +82,15 @@ def view(
             _same_texts(first, record, name)
             attentions = _attentions(record, layers, heads, together, notes)
             frames.append(Frame(attentions, step))
-        chosen_head = best_aligned(known, frames[-1]) if best is None else best.get(name)
-        there = chosen_head is not None and all(frame.has(chosen_head) for frame in frames)
-        shown.append(Run(name, frames, _curves_of(curves, name, len(runs)), chosen_head if there else None))
+        opened = _best(known, frames) if best is None else best.get(name)
+        shown.append(Run(name, frames, _curves_of(curves, name, len(runs)), opened))
     return View(title or titled(first), known, shown, tuple(notes))
+
+
+def _best(examples: Sequence[Example], frames: Sequence[Frame]) -> Best | None:
+    """The head that aligns best at the end, where every step has it."""
+    found = best_aligned(examples, frames[-1])
+    return found if found is not None and all(frame.has(found) for frame in frames) else None
 
 
 def titled(record: Record) -> str:
@@ -94,8 +103,8 @@ def titled(record: Record) -> str:
 
 def named(model: str) -> str:
     """A model on the Hub by its name there, one in a folder by that of the folder."""
-    local = model.startswith((".", "/", "~")) or model.count("/") > 1 or Path(model).exists()
-    return Path(model).absolute().name if local and model else model
+    local = model.startswith((".", "/", "~")) or model.count("/") > 1 or (0 < len(model) < 256 and Path(model).exists())
+    return Path(model).expanduser().resolve().name or model if local else model
 
 
 def joined(views: Sequence[View]) -> View:
@@ -110,7 +119,7 @@ def joined(views: Sequence[View]) -> View:
                 attentions += [replace(a, example=a.example + before) for a in own]
                 before += len(view.examples)
             frames.append(replace(frame, attentions=attentions))
-        runs.append(replace(run, frames=frames))
+        runs.append(replace(run, frames=frames, best=None))  # it was of the first view's examples
     examples = [example for view in views for example in view.examples]
     named = [replace(example, name=str(number + 1)) for number, example in enumerate(examples)]
     return View(views[0].title, named, runs, tuple(dict.fromkeys(note for view in views for note in view.notes)))

@@ -80,16 +80,12 @@ def _page(study: Study, outcomes: Sequence[Outcome], missing: Sequence[str], out
         summary.append(Text(f"Items that have no result in this folder: {', '.join(missing)}."))
     sections = [("In short", summary)]
     made = [_made(outcome) for outcome in outcomes]
-    same = (
-        {key: value for key, value in made[0].items() if all(key in m and m[key] == value for m in made)}
-        if made
-        else {}
-    )
+    first = made[0] if made else {}
+    same = {key: value for key, value in first.items() if all(key in each and each[key] == value for each in made)}
     for outcome, facts in zip(outcomes, made, strict=True):
         own = {key: value for key, value in facts.items() if key not in same}
-        sections.append(
-            (outcome.title, [*_found(outcome, out), Command(_command(outcome)), *([Facts(own)] if own else [])])
-        )
+        parts = [*_found(outcome, out), Command(_command(outcome))]
+        sections.append((outcome.title, [*parts, Facts(own)] if own else parts))
     if same:
         sections.append(("How all of it was run", [Facts(same)]))
     return page(f"attnlab reproduce {study.name}", sections)

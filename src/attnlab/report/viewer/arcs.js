@@ -39,16 +39,19 @@ export class Arcs {
     this.spacer.style.height = `${Math.max(0, whole - this.height)}px`;
     this.margin = Math.min(140, this.width * 0.3);
     this.short = [data.labels.queries, data.labels.keys].map((texts) => texts.map((t) => short(t, 18)));
-    this.strongest = strongest(data);
-    this.tell(data.rows * data.columns);
+    Object.assign(this, strongest(data));
     this.draw();
   }
 
   // Which pairs have no arc.
-  tell(pairs) {
-    const [drawn, all] = [this.strongest.length, pairs].map((count) => count.toLocaleString("en"));
-    this.note.hidden = drawn === all;
-    this.note.textContent = `Arcs of the ${drawn} strongest of ${all} pairs; a token has all of its own.`;
+  tell() {
+    const { pairs, strongest, marks } = this;
+    this.note.hidden = strongest.length === pairs;
+    const some = `the ${strongest.length.toLocaleString("en")} strongest of ${pairs.toLocaleString("en")} pairs`;
+    this.note.textContent =
+      marks.queries?.size || marks.keys?.size
+        ? `Arcs of the selection, where they are of ${some}; a token has all of its own in the selection.`
+        : `Arcs of ${some}; a token has all of its own.`;
   }
 
   focus() {
@@ -67,6 +70,7 @@ export class Arcs {
   }
 
   draw() {
+    this.tell();
     const { data, width, height } = this;
     const context = this.canvas.getContext("2d");
     context.clearRect(0, 0, width, height);
@@ -160,12 +164,18 @@ export class Arcs {
   }
 }
 
-function strongest({ columns, colours, most }) {
+// Of the pairs that the mask shows: how many there are, and the strongest.
+function strongest({ columns, colours, most, mask }) {
   const all = [];
-  for (let k = 0; k < colours.length; k++) if (Math.abs(colours[k]) > LEAST * most) all.push(k);
+  let pairs = 0;
+  for (let k = 0; k < colours.length; k++) {
+    if (mask && !mask[k]) continue;
+    pairs += 1;
+    if (Math.abs(colours[k]) > LEAST * most) all.push(k);
+  }
   all.sort((a, b) => Math.abs(colours[b]) - Math.abs(colours[a]));
   const kept = all.slice(0, MOST).reverse(); // the strongest lie above
-  return kept.map((k) => ({ i: Math.floor(k / columns), j: k % columns, value: colours[k] }));
+  return { pairs, strongest: kept.map((k) => ({ i: Math.floor(k / columns), j: k % columns, value: colours[k] })) };
 }
 
 // Whether a pair is of the token that is pointed at: of a cell's two, the one that attends.
@@ -173,10 +183,11 @@ function through({ query, key }, i, j) {
   return query === null ? j === key : i === query;
 }
 
-function ofToken({ rows, columns, colours }, { query, key }) {
+function ofToken({ rows, columns, colours, mask }, { query, key }) {
   const made = [];
   if (query !== null) for (let j = 0; j < columns; j++) made.push({ i: query, j });
   else for (let i = 0; i < rows; i++) made.push({ i, j: key });
   for (const arc of made) arc.value = colours[arc.i * columns + arc.j];
-  return made.sort((a, b) => Math.abs(a.value) - Math.abs(b.value));
+  const seen = made.filter(({ i, j }) => !mask || mask[i * columns + j]);
+  return seen.sort((a, b) => Math.abs(a.value) - Math.abs(b.value));
 }

@@ -18,9 +18,10 @@ export function parsed(text) {
   return { value, percent: Boolean(found[2]), spread, low, high, note: found[6] };
 }
 
+// What a cell is sorted by: its number, of an interval alone the low end.
 export function numeric(text) {
-  const value = parsed(text)?.value;
-  return value === undefined ? null : Number(value);
+  const found = parsed(text);
+  return found && Number(found.value ?? found.low);
 }
 
 // Whether all that is in a column are numbers.
@@ -30,9 +31,10 @@ export function isNumeric(texts) {
 
 // A column as CSV has it: its numbers as they are, and what stands beside them in columns of their own.
 export function columns(title, texts) {
-  if (!isNumeric(texts)) return [[title, ...texts]];
   const cells = texts.map(parsed);
-  const unit = cells.some((cell) => cell?.percent) && !title.includes("%") ? " (%)" : "";
+  const units = new Set(cells.filter(Boolean).map((cell) => (cell.percent ? " (%)" : "")));
+  if (!isNumeric(texts) || units.size > 1) return [[title, ...texts]]; // a title has one unit, or none
+  const unit = title.includes("%") ? "" : [...units][0];
   const there = PARTS.filter(([part]) => cells.some((cell) => cell?.[part]));
   return there.map(([part, name]) => [`${title}${unit}${name}`, ...cells.map((cell) => cell?.[part] ?? "")]);
 }

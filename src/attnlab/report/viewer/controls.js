@@ -52,14 +52,13 @@ export class Controls {
 
   heads(heads, state) {
     const box = element("fieldset", { class: "choice heads" }, element("legend", {}, "Head"));
-    const { best } = this.store.view.runs[state.run];
     for (const head of heads) {
       const button = element("button", { type: "button", ariaPressed: String(state.heads.has(head)) }, String(head));
       button.dataset.key = `head-${head}`;
       button.title = `head ${head}; with ctrl or shift, together with others`;
-      if (best && best.kind === state.kind && best.layer === state.layer && best.head === head) {
+      if (this.store.isBest(state, state.layer, head)) {
         button.classList.add("best");
-        button.title = `head ${head}: ${best.why}`;
+        button.title = `head ${head}: ${this.store.view.runs[state.run].best.why}`;
       }
       button.addEventListener("click", (event) => {
         if (!(event.ctrlKey || event.metaKey || event.shiftKey)) return this.change({ heads: new Set([head]) });

@@ -37,13 +37,14 @@ export function latexText(text) {
   };
   const signs = Array.from(text.normalize("NFC"));
   for (let n = 0; n < signs.length; n++) {
-    let written = SIGNS[signs[n]];
+    const base = signs[n];
+    let written = SIGNS[base];
     for (; n + 1 < signs.length && COMBINING.test(signs[n + 1]); n++) {
-      const accent = ACCENTS[signs[n + 1]];
-      written = accent ? `\\${accent}{${written ?? signs[n]}}` : (written ?? signs[n]);
+      const accent = base in TEXT ? undefined : ACCENTS[signs[n + 1]];
+      if (accent) written = `\\${accent}{${written ?? base}}`;
     }
     if (written !== undefined) add(true, written);
-    else add(false, TEXT[signs[n]] ?? signs[n]);
+    else add(false, TEXT[base] ?? base);
   }
   return parts.map(([maths, written]) => (maths ? `$${written}$` : written)).join("");
 }
@@ -61,9 +62,9 @@ export function unknown(text) {
   return [...new Set(Array.from(text.normalize("NFC")).filter((sign) => !known(sign)))];
 }
 
-// rows: of texts; right: which columns are numbers
+// rows: of texts; right: which columns are numbers. A line's first [ or * would be read as an option of the one above.
 export function tabular(titles, rows, right) {
-  const line = (cells) => `${cells.map(latexText).join(" & ")} \\\\`;
+  const line = (cells) => `${cells.map(latexText).join(" & ").replace(/^(?=\s*[[*])/, "{}")} \\\\`;
   const strange = unknown([titles, ...rows].flat().join(""));
   const needs = ["% \\usepackage{booktabs}"];
   if (strange.length) needs.push(`% by xelatex or lualatex, with a font that has ${strange.join(" ")}`);

@@ -28,6 +28,12 @@ export class Store {
     return own.map((a) => a.index);
   }
 
+  // Whether a head is the one that the run is best at.
+  isBest({ run, kind }, layer, head) {
+    const { best } = this.view.runs[run];
+    return Boolean(best) && best.kind === kind && best.layer === layer && best.head === head;
+  }
+
   measures(state) {
     const own = this.attention(state);
     const whole = this.attention(state, null);

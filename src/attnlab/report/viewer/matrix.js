@@ -54,7 +54,8 @@ export class Matrix {
       this.left = Math.min(this.left, 84);
       this.top = Math.min(this.top, 64);
     }
-    this.cell = Math.min((width - this.left - 2) / columns, TALL / rows, CELL);
+    const room = Math.max(CELL, width - this.left - 2); // a panel can be narrower than its labels
+    this.cell = Math.min(room / columns, TALL / rows, CELL);
     this.plotWidth = this.cell * columns;
     this.plotHeight = this.cell * rows;
     const ratio = globalThis.devicePixelRatio || 1;
@@ -214,10 +215,6 @@ export class Matrix {
     context.restore();
   }
 
-  focus() {
-    this.over.focus({ preventScroll: true });
-  }
-
   cross(context, at, strong) {
     context.strokeStyle = this.data.ink.mark;
     context.globalAlpha = strong ? 1 : 0.55;
@@ -296,6 +293,10 @@ export class Matrix {
     const kept = (value, most) => Math.max(0, Math.min(most, value));
     this.view = { zoom, x: kept(x, columns * (1 - 1 / zoom)), y: kept(y, rows * (1 - 1 / zoom)) };
     this.draw();
+  }
+
+  focus() {
+    this.over.focus({ preventScroll: true });
   }
 
   listen() {

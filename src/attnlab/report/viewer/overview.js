@@ -109,18 +109,20 @@ export class Overview {
     turn.addEventListener("click", () => ((this.down = !this.down), again()));
     turn.textContent = this.down ? "largest first" : "smallest first";
     turn.hidden = this.sort === "place";
+    const focused = this.tools.contains(document.activeElement) && document.activeElement.tagName;
     this.tools.replaceChildren(sorted, turn);
+    if (focused) this.tools.querySelector(focused).focus({ preventScroll: true });
   }
 
   small({ attention, layer, head, place }, known) {
     const canvas = element("canvas");
     canvas.source = { attention, place };
     const told = known.map(([name, label]) => `${label} ${number(attention.statistics[name]?.[place])}`);
-    const { best } = this.store.view.runs[this.state.run];
-    const isBest = best && best.kind === this.state.kind && best.layer === layer && best.head === head;
-    const says = [`layer ${layer}, head ${head}`, ...(isBest ? [best.why] : []), ...told].join("; ");
+    const isBest = this.store.isBest(this.state, layer, head);
+    const why = isBest ? [this.store.view.runs[this.state.run].best.why] : [];
+    const says = [`layer ${layer}, head ${head}`, ...why, ...told].join("; ");
     const button = element("button", { type: "button", title: says, ariaLabel: says, tabIndex: -1 }, canvas);
-    button.classList.toggle("best", Boolean(isBest));
+    button.classList.toggle("best", isBest);
     Object.assign(button.dataset, { layer, head });
     if (this.sort !== "place") {
       const shown = number(attention.statistics[this.sort]?.[place]);

@@ -42,7 +42,8 @@ export class Training {
     const steps = [...lines.flatMap(([xs]) => xs), ...run.frames.map((frame) => frame.step ?? 0)];
     const [first, last] = [Math.min(...steps), Math.max(...steps)];
     const heights = lines.flatMap(([, ys]) => ys);
-    const levels = ticks(Math.min(0, ...heights), Math.max(1e-9, ...heights), 4);
+    const [least, most] = [Math.min(0, ...heights), Math.max(0, ...heights)];
+    const levels = ticks(least, most > least ? most : 1, 4);
     const [low, high] = [levels[0], levels.at(-1)];
     const x = (s) => LEFT + ((s - first) / Math.max(1e-9, last - first)) * (width - LEFT - 8);
     const y = (v) => HEIGHT - BOTTOM - ((v - low) / Math.max(1e-9, high - low)) * (HEIGHT - BOTTOM - 8);
@@ -52,7 +53,8 @@ export class Training {
       picture.append(svg("line", { class: "rule", x1: LEFT, x2: width - 8, y1: y(v), y2: y(v) }));
       picture.append(svg("text", { x: LEFT - 6, y: y(v) + 4, "text-anchor": "end" }, number(v)));
     }
-    for (const s of ticks(first, last, Math.max(2, width / 130)).filter((s) => s >= first && s <= last)) {
+    const marks = new Set(ticks(first, last, Math.max(2, width / 130)).filter((s) => s >= first && s <= last));
+    for (const s of marks) {
       const anchor = x(s) > width - 20 ? "end" : "middle";
       picture.append(svg("line", { class: "rule", x1: x(s), x2: x(s), y1: HEIGHT - BOTTOM, y2: HEIGHT - BOTTOM + 4 }));
       const place = { class: "at", x: x(s), y: HEIGHT - 5, "text-anchor": anchor };

@@ -58,16 +58,15 @@ export class Viewer {
     return best ? { kind: best.kind, layer: best.layer, heads: new Set([best.head]) } : {};
   }
 
-  isBest({ run, kind, layer, heads }) {
-    const { best } = this.store.view.runs[run];
-    return Boolean(best) && kind === best.kind && layer === best.layer && heads.size === 1 && heads.has(best.head);
-  }
-
   build(view) {
     this.controls = new Controls(this.store, (change) => this.change(change));
     this.training = new Training(view, (frame) => this.change({ frame }));
     this.overview = new Overview(this.store, (layer, head) => this.jump(layer, head));
-    this.readout = new Readout(() => this.lock(this.marks.lock), () => this.clear());
+    const pressed = (act) => () => {
+      act();
+      this.panels[0].plot.focus(); // the button goes away
+    };
+    this.readout = new Readout(pressed(() => this.lock(this.marks.lock)), pressed(() => this.clear()));
     this.tokens = new Tokens(this.events());
     this.stage = element("div", { class: "panels" });
     const buttons = ZOOM.map(([text, by, says]) => {
@@ -88,9 +87,9 @@ export class Viewer {
     this.host.append(this.training.node, this.controls.node, middle, this.overview.node, ...notes);
     this.host.addEventListener("keydown", (event) => this.key(event));
     document.addEventListener("attnlab-theme", () => this.render());
-    let wide = 0;
+    let wide = main.clientWidth;
     new ResizeObserver(([{ contentRect }]) => {
-      if (Math.abs(contentRect.width - wide) > 1 && wide) this.render();
+      if (Math.abs(contentRect.width - wide) > 1) this.render();
       wide = contentRect.width;
     }).observe(main);
     this.main = main;
@@ -115,7 +114,8 @@ export class Viewer {
       const step = view.runs[before.run].frames[before.frame].step;
       const { frames } = view.runs[state.run];
       state.frame = step === null ? frames.length - 1 : nearest(frames.map((frame) => frame.step), step);
-      if (this.isBest(before)) Object.assign(state, this.best(state.run));
+      const [head, ...others] = before.heads;
+      if (!others.length && this.store.isBest(before, before.layer, head)) Object.assign(state, this.best(state.run));
     }
     const kinds = this.store.kinds(state);
     if (!kinds.includes(state.kind)) state.kind = kinds[0];
@@ -157,6 +157,7 @@ export class Viewer {
   }
 
   show(names, maps, mask) {
+    if (!this.main.clientWidth) return; // it is hidden; when it appears, its width changes and it is shown
     const { state, store } = this;
     const [query, key] = store.sides(state);
     const words = state.level === "words";

@@ -11,7 +11,7 @@ LEVEL = 0.05
 
 
 def findings(results: Results) -> list[str]:
-    """One for each row but the first; none where nothing can be compared."""
+    """One for each row that can be compared with the first; of one that failed, the page says so elsewhere."""
     if (measure := results.judged) is None:
         return []
     first = results.outcomes[0].row.label

@@ -21,7 +21,7 @@ from attnlab.recipe import TRAINING, DecodeConfig, Recipe
 from attnlab.report.figures import curves
 from attnlab.studies.claims import Cell
 from attnlab.studies.kobayashi2020.corpus import Corpus, europarl, lexicon
-from attnlab.studies.kobayashi2020.measured import METHODS, SETTINGS, Measured, as_json
+from attnlab.studies.kobayashi2020.measured import METHODS, SETTINGS, Measured, kept
 from attnlab.studies.study import Findings, Setting
 from attnlab.studies.trained import Measure, trained
 from attnlab.tasks import TASKS
@@ -114,7 +114,8 @@ def _all_measured(corpus: Corpus, wanted: dict[str, tuple[int, ...]], setting: S
     folder = (setting.folder.parent / "vocabulary" / digest(corpus.data)).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     TASKS[corpus.task].prepare(corpus.data, folder)
-    measure = Measure("alignment", partial(as_json, corpus.source, corpus.target, corpus.gold))
+    pairs = (corpus.source, corpus.target, corpus.gold)
+    measure = Measure(f"alignment-{corpus.pairs_digest}", partial(kept, *pairs))
     made = trained(recipes, measure, folder, setting)
     if made.failed:
         (name, seed), reason = next(iter(made.failed.items()))

@@ -7,6 +7,7 @@ pairs (Vilar et al. 2006) are fed as they are. At the other scales an artificial
 
 import json
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 from attnlab.studies.study import Setting
@@ -39,6 +40,12 @@ class Corpus:
     target: list[list[str]]
     gold: Gold
     remark: str
+
+    @property
+    def pairs_digest(self) -> str:
+        """Of what is measured: the aligned pairs and their links."""
+        links = [[sorted(pair) for pair in each] for each in (self.gold.sure, self.gold.possible)]
+        return sha256(json.dumps([self.source, self.target, links]).encode()).hexdigest()[:12]
 
 
 def lexicon(examples: int) -> Corpus:

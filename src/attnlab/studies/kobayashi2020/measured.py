@@ -18,6 +18,8 @@ from attnlab.tasks.links import Gold
 METHODS: tuple[By, ...] = ("weight", "norm")
 SETTINGS: tuple[Way, ...] = ("awo", "awi")
 
+Words = Sequence[Sequence[str]]  # of every sentence
+
 
 @dataclass(frozen=True, eq=False)
 class Measured:
@@ -76,28 +78,31 @@ class Measured:
             "layers": self.layers,
             "heads": self.heads,
             "valid_loss": self.valid_loss,
-            "counts": [asdict(which) | {"counts": counts.tolist()} for which, counts in self.counts.items()],
+            "counts": [
+                asdict(which) | {"counts": " ".join(map(str, counts.flatten()))}
+                for which, counts in self.counts.items()
+            ],
             "norms": [{"layer": layer, "head": head, "norm": norm} for (layer, head), norm in self.norms.items()],
         }
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "Measured":
         counts = {
-            Candidate(each["by"], each["setting"], each["layer"], each["head"]): np.array(each["counts"])
+            Candidate(each["by"], each["setting"], each["layer"], each["head"]): np.array(
+                each["counts"].split(), int
+            ).reshape(-1, 4)
             for each in stored["counts"]
         }
         norms = {(each["layer"], each["head"]): each["norm"] for each in stored["norms"]}
         return cls(stored["layers"], stored["heads"], counts, norms, stored["valid_loss"])
 
 
-def as_json(
-    source: Sequence[Sequence[str]], target: Sequence[Sequence[str]], gold: Gold, run: runs.Run
-) -> dict[str, Any]:
-    """What is kept of a run."""
+def kept(source: Words, target: Words, gold: Gold, run: runs.Run) -> dict[str, Any]:
+    """What is measured of a run, as it is kept."""
     return measured(run, source, target, gold).as_json()
 
 
-def measured(run: runs.Run, source: Sequence[Sequence[str]], target: Sequence[Sequence[str]], gold: Gold) -> Measured:
+def measured(run: runs.Run, source: Words, target: Words, gold: Gold) -> Measured:
     """Every map of a run on the gold pairs, in one pass."""
     found = find(run_reader(run, source, target), _every_map, with_norms=True)
     layers = 1 + max(c.layer for c in found.aligned if isinstance(c.layer, int))
