@@ -20,9 +20,11 @@ from attnlab.recipe import resolved
 from attnlab.runs import open_run
 from attnlab.scheduling import scheduler
 from attnlab.store import RunFolder
+from attnlab.studies.compare import work
 from attnlab.studies.compare.compare import Terms, compare
 from attnlab.studies.compare.plan import planned
 from attnlab.studies.compare.written import CELL_COLUMNS, remarks, table, write
+from attnlab.tasks import TASKS
 
 TINY = ["data=lexicon", "examples=600", "held_out=30", "width=16", "layers=1", "heads=2", "feed_forward=32"]
 TINY += ["batch_tokens=400", "device=cpu", "steps=20"]
@@ -254,3 +256,18 @@ def test_an_error_is_one_plain_line_and_status_2(tmp_path):
     assert done.stderr.startswith("attnlab: no attention is called 'cosa' (did you mean 'coda'?)")
     assert done.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_takes_the_vocabulary_that_was_made_once(tmp_path):
+    lines = [f"s{k % 11} s{k % 7}\tt{k % 11} t{k % 7}\n" for k in range(60)]
+    for part in ("train", "valid"):
+        (tmp_path / f"{part}.tsv").write_text("".join(lines[: 60 if part == "train" else 7]))
+    words = {"data": str(tmp_path / "train.tsv"), "valid": str(tmp_path / "valid.tsv"), "units": "word", "steps": "2"}
+    words |= {"layers": "1", "width": "8", "heads": "2", "feed_forward": "16", "batch_tokens": "100"}
+    recipe, vocabulary = resolved("translation", words), tmp_path / "vocabulary"
+    vocabulary.mkdir()
+    TASKS["translation"].prepare(recipe.data, vocabulary)
+    work.train(recipe, str(tmp_path / "r"), str(vocabulary), "cpu")
+    made = {file.name: file.read_bytes() for file in vocabulary.iterdir()}
+    assert made
+    assert {name: (tmp_path / "r" / name).read_bytes() for name in made} == made
