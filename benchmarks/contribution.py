@@ -180,7 +180,8 @@ def compared(rows):
         peer = by_way.get("forward" if way in FORWARDS else way.replace("gram", "materialised"))
         if peer and peer is not row:
             row["times_faster"] = peer["ms"] / row["ms"]
-            row["times_less_memory"] = peer["peak_mib"] / max(row["peak_mib"], 1e-9)
+            if row["peak_mib"] >= 1:  # less is not seen in the resident size
+                row["times_less_memory"] = peer["peak_mib"] / row["peak_mib"]
     return rows
 
 
