@@ -46,6 +46,8 @@ WHAT = {
 def kernels(file):
     """Of each kernel that was profiled: microseconds, floors by unit, stalls and size."""
     lines = [row for row in csv.reader(file.read_text().splitlines()) if len(row) > 10]
+    if not lines or "Metric Name" not in lines[0]:
+        raise SystemExit(f"{file} has no table of ncu's: was it run with --csv?")
     place = {name: column for column, name in enumerate(lines[0])}
     found = {}
     for row in lines[1:]:

@@ -152,7 +152,7 @@ def in_browser(path, browser):
 BERTVIZ = """
 import sys, torch
 from bertviz import head_view
-weights, tokens = torch.load(sys.argv[1]), [f"token{n}" for n in range(int(sys.argv[2]))]
+weights, tokens = torch.load(sys.argv[1], weights_only=True), [f"token{n}" for n in range(int(sys.argv[2]))]
 html = head_view([w[None] for w in weights], tokens, html_action="return")
 open(sys.argv[3], "w").write(html.data)
 """

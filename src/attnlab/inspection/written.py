@@ -22,10 +22,10 @@ from matplotlib.figure import Figure
 
 from attnlab.analysis.contribution import norms
 from attnlab.analysis.pairs import chosen, contribution, side
+from attnlab.inspection.drawing import draw
 from attnlab.inspection.viewing import CELLS, joined, named, view
 from attnlab.recording import KINDS, Layer, Record
 from attnlab.report.embedded import Viewer
-from attnlab.report.figures import as_files
 from attnlab.report.norms import category_lines, head_maps, text_maps
 from attnlab.report.page import Command, Facts, Files, Part, Picture, Table, Text, page
 from attnlab.report.view import View
@@ -147,7 +147,7 @@ def _statistics(folder: Path, tables: Mapping[str, pd.DataFrame]) -> list[tuple[
         body: list[Part] = [
             Text("Left what a reader of weights sees; right what really arrives: ‖α f(x)‖, and how long f(x) is.")
         ]
-        body += [_draw(folder / "figures" / name, *drawn) for name, drawn in pictures.items()]
+        body += [draw(folder / "figures" / name, *drawn) for name, drawn in pictures.items()]
         sections.append((f"{kind}: weights beside norms", body))
     numbers: list[Part] = [
         Text("How ‖f(x)‖ varies over the tokens of the corpus."),
@@ -189,7 +189,7 @@ def _example(folder: Path, shown: Shown) -> list[Part]:
                 "norm of what it brings"
             )
             name = f"maps-{kind}-{some[0].index}"
-            pictures.append(_draw(folder / name, _maps(record, some), says))
+            pictures.append(draw(folder / name, _maps(record, some), says))
             files[f"{where}/{name}.pdf"] = f"text {shown.number}, {kind}: the maps, for print"
     write_table(folder / "layers", contribution(record, level="layer", layers=shown.layers))
     files[f"{where}/layers.csv"] = f"text {shown.number}, every weight and norm, heads together"
@@ -213,14 +213,6 @@ def _maps(record: Record, layers: Sequence[Layer]) -> Figure:
         for maps in ([n.weight for n in found], [n.layer for n in found])
     )
     return text_maps([f"layer {layer.index}" for layer in layers], weights, sums, list(query.labels), list(key.labels))
-
-
-def _draw(stem: Path, figure: Figure, says: str) -> Picture:
-    """stem.png, .svg and .pdf."""
-    files = as_files(figure)
-    for suffix, drawn in files.items():
-        write_atomically(stem.with_name(stem.name + suffix), drawn)
-    return Picture(files[".png"], says)
 
 
 def _shown_table(table: pd.DataFrame) -> Table:

@@ -12,16 +12,16 @@ import torch
 from matplotlib.figure import Figure
 
 from attnlab.diagnosis import VERDICTS, Diagnosis
+from attnlab.inspection.drawing import draw
 from attnlab.models.cooccurrence import alpha, beta, trans
 from attnlab.report.counting import MOST, count_tables, word_scores
-from attnlab.report.figures import as_files
-from attnlab.report.page import Command, Facts, Part, Picture, Table, page
+from attnlab.report.page import Command, Facts, Part, Table, page
 from attnlab.report.page import Text as Paragraph
 from attnlab.store import write_text
 from attnlab.studies.surroundings import surroundings
 from attnlab.tasks.labelled import split_words
 from attnlab.tasks.task import SPECIALS
-from attnlab.tasks.text import LABELLED_FILES, read_labelled, read_parallel, stem_suffix, write_atomically
+from attnlab.tasks.text import LABELLED_FILES, read_labelled, read_parallel, stem_suffix
 from attnlab.tasks.vocabulary import Subwords, Vocabulary, Words
 
 IdPairs = list[tuple[Sequence[int], Sequence[int]]]
@@ -114,12 +114,7 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "words.csv", table.to_csv(index=False))
     write_text(folder / "summary.json", json.dumps(about, ensure_ascii=False, indent=1) + "\n")
-    shown: list[Part] = []
-    for name, (figure, says) in pictures.items():
-        files = as_files(figure)
-        for suffix, drawn in files.items():
-            write_atomically(folder / f"{name}{suffix}", drawn)
-        shown.append(Picture(files[".png"], says))
+    shown = [draw(folder / name, *drawn) for name, drawn in pictures.items()]
     write_text(folder / "report.html", _page(found, text, table, shown, command))
     return [
         folder / name for name in ("words.csv", "summary.json", *(f"{name}.png" for name in pictures), "report.html")

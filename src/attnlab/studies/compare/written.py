@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnlab.report.figures import as_files
+from attnlab.inspection.drawing import draw
 from attnlab.report.page import Command, Facts, Part, Picture, Table, Text, page
 from attnlab.studies.claims import FEWEST_SEEDS
 from attnlab.studies.compare import figures
@@ -47,12 +47,7 @@ def write(results: Results, out: Path, about: Mapping[str, Any]) -> Path:
     shown = table(results)
     write_atomically(out / "table.csv", _csv([shown.columns, *shown.rows]))
     write_atomically(out / "cells.csv", _csv([CELL_COLUMNS, *_cells(results)]))
-    pictures = []
-    for name, (figure, says) in figures.all_of(results).items():
-        files = as_files(figure)
-        for suffix, drawn in files.items():
-            write_atomically(out / "figures" / f"{name}{suffix}", drawn)
-        pictures.append(Picture(files[".png"], says))
+    pictures = [draw(out / "figures" / name, *drawn) for name, drawn in figures.all_of(results).items()]
     report = out / "report.html"
     write_atomically(report, _page(results, pictures, about).encode())
     return report

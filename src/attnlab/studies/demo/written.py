@@ -16,10 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from matplotlib.figure import Figure
-
+from attnlab.inspection.drawing import draw
 from attnlab.inspection.viewing import show
-from attnlab.report.figures import as_files
 from attnlab.report.page import Command, Facts, Part, Picture, Table, Text, page
 from attnlab.report.view import Best, Gold
 from attnlab.studies.demo import figures
@@ -44,7 +42,9 @@ def write(results: Results, gold: Sequence[Gold], about: Mapping[str, Any]) -> P
     lines = io.StringIO(newline="")
     csv.writer(lines, lineterminator="\n").writerows([shown.columns, *shown.rows])
     write_atomically(folder / "table.csv", lines.getvalue().encode())
-    drawn = {name: _draw(results, name, *made) for name, made in figures.all_of(results, gold[0]).items()}
+    drawn = {
+        name: draw(results.folder / "figures" / name, *made) for name, made in figures.all_of(results, gold[0]).items()
+    }
     report = folder / "report.html"
     write_atomically(report, _page(results, gold, drawn, about).encode())
     return report
@@ -135,13 +135,6 @@ def _copying(results: Results) -> list[Part]:
     body: list[Part] = [Text(said), *(Picture((out / file).read_bytes(), says) for file, says in outcome.figures)]
     body += [cell_table(outcome.cells), *(Text(remark) for remark in outcome.remarks)]
     return [*body, Command(outcome.about["command"])]
-
-
-def _draw(results: Results, name: str, figure: Figure, says: str) -> Picture:
-    files = as_files(figure)
-    for suffix, drawn in files.items():
-        write_atomically(results.folder / "figures" / f"{name}{suffix}", drawn)
-    return Picture(files[".png"], says)
 
 
 def _plain(learner: Learner) -> dict[str, Any]:
