@@ -13,7 +13,7 @@ import torch
 
 from attnlab.scheduling import Job, scheduler
 from attnlab.scheduling import local as local_module
-from attnlab.scheduling.job import RETRIES
+from attnlab.scheduling.job import RETRIES, Waiting
 
 
 def touch(folder, name):
@@ -112,6 +112,39 @@ def test_a_card_that_is_named_is_the_one(monkeypatch):
     assert local_module.Local(None, "cuda").cards == ["4", "7"]
 
 
+def needs(folder, *names):
+    """Done only if these files are there."""
+    for name in names:
+        (Path(folder) / name).rename(Path(folder) / f"{name}, seen")
+
+
+def test_one_that_comes_after_others_is_started_when_they_are_done(two, tmp_path):
+    where = str(tmp_path)
+    first = [Job(name, touch, (where, name)) for name in "ab"]
+    assert two.run([Job("c", needs, (where, "a", "b"), after=("a", "b")), *first]) == {}
+    assert {file.name for file in tmp_path.iterdir()} == {"a, seen", "b, seen"}
+
+
+def test_what_comes_after_one_that_failed_fails_unstarted(two, tmp_path):
+    where = str(tmp_path)
+    jobs = [Job("c", touch, (where, "c"), after=("b",)), Job("b", touch, (where, "b"), after=("a",))]
+    found = two.run([*jobs, Job("a", fails, (ValueError, "no")), Job("d", touch, (where, "d"))])
+    assert found == {
+        "a": "no", "b": "it comes after a, which failed", "c": "it comes after b, which failed"
+    }  # fmt: skip
+    assert [file.name for file in tmp_path.iterdir()] == ["d"]
+
+
+def test_of_those_that_can_be_started_the_first_is():
+    waiting = Waiting([Job("late", touch, after=("x",)), Job("x", touch), Job("y", touch)])
+    x, y = waiting.take(), waiting.take()
+    assert (x.name, y.name, waiting.take(), len(waiting)) == ("x", "y", None, 1)
+    waiting.again(y)
+    waiting.ended(x, "")
+    assert [waiting.take().name, waiting.take().name] == ["late", "y"]
+    assert waiting.failed == {}
+
+
 def test_it_is_watched(two, tmp_path):
     looks = []
     two.run([Job("a", touch, (str(tmp_path), "a"))], watch=lambda: looks.append(1))
@@ -125,6 +158,10 @@ def test_what_is_wrong_is_said(two):
         scheduler("local", jobs=0)
     with pytest.raises(ValueError, match="two jobs are called 'a'"):
         two.run([Job("a", touch), Job("a", touch)])
+    with pytest.raises(ValueError, match="the job 'a' comes after 'b', which is none of the jobs"):
+        two.run([Job("a", touch, after=("b",))])
+    with pytest.raises(ValueError, match="these jobs wait for each other: "):
+        two.run([Job("a", touch, after=("b",)), Job("b", touch, after=("a",))])
     with pytest.raises(ValueError, match="device=rocket"):
         scheduler("local", device="rocket")
 

@@ -1,4 +1,5 @@
-"""Models of Snell et al. 2021 made side by side: the same numbers, in two waves, stopped, gone on with, and failing."""
+"""Models of Snell et al. 2021 made side by side: the same numbers, each after what it needs, stopped, gone on with, and
+failing."""
 
 import csv
 import os
@@ -17,7 +18,7 @@ from typer.testing import CliRunner
 
 from attnlab.cli import app
 from attnlab.scheduling import Scheduler, scheduler
-from attnlab.scheduling.job import attempt
+from attnlab.scheduling.job import Waiting, attempt
 from attnlab.studies.snell2021 import additive, agreements, corpora, together, trials
 from attnlab.studies.snell2021.corpora import Size
 from attnlab.studies.snell2021.measures import measure
@@ -63,16 +64,16 @@ class InTurn(Scheduler):
     device, here = "cpu", True
 
     def __init__(self):
-        self.waves = []
+        self.runs = []
 
     def run(self, jobs, *, alone=False, watch=lambda: None):
-        self.waves.append([(job.name, job.function) for job in jobs])
-        failed = {}
-        for job in jobs:
-            if reason := attempt(pickle.loads(pickle.dumps(job)), os.getcwd()):
-                failed[job.name] = reason
+        waiting, done = Waiting(jobs), []
+        while job := waiting.take():
+            done.append((job.name, job.function))
+            waiting.ended(job, attempt(pickle.loads(pickle.dumps(job)), os.getcwd()))
             watch()
-        return failed
+        self.runs.append(done)
+        return waiting.failed
 
 
 def setting(folder, on=None, seeds=(0,), **more):
@@ -104,31 +105,35 @@ def test_side_by_side_the_numbers_are_the_same(one_after_another, texts, pairs, 
             assert numbers(item(here)) == one_after_another[name]
     whole = [told for told in seen if told[0] == told[1]]
     assert list(dict.fromkeys(whole)) == [
-        (3, 3, "models trained"), (2, 2, "models measured"),  # A, B and uniform of the texts
-        (2, 2, "models trained"), (1, 1, "models measured"),  # A and additive of the pairs
-    ]  # fmt: skip
+        (5, 5, "models trained and measured"),  # A, B and uniform of the texts; A is trained where it is measured
+        (3, 3, "models trained and measured"),  # A and additive of the pairs
+    ]
 
 
 @pytest.mark.usefixtures("brief")
-def test_a_is_measured_before_the_others_and_the_longest_comes_first(texts, pairs, tmp_path):
+def test_what_can_be_measured_goes_first_then_a_then_the_longest(texts, pairs, tmp_path):
     on = InTurn()
     here = setting(tmp_path, on, seeds=(0, 1))
     Trial(Field(texts, here), 1).train("C")
     made = together.rows((texts, pairs), here, agreements.beside_a)
-    roles = {"texts": ("uniform", "B", "C"), "Multi30k": ("uniform", "B")}
+    (jobs,) = on.runs
 
-    def names(row, some):
-        return [f"{row}, seed {seed}, {role}" for seed in (0, 1) for role in some]
+    def measured(name):
+        return [(name, together.measure_one)]
 
-    a, others = {row: names(row, "A") for row in roles}, {row: names(row, roles[row]) for row in roles}
-    first, then = on.waves
-    trained = [name for name in others["texts"] if name != "texts, seed 1, C"]
-    assert [name for name, _ in first] == a["Multi30k"] + others["Multi30k"] + a["texts"] + trained
-    assert {name for name, what in first if what is together.measure_one} == {*a["texts"], *a["Multi30k"]}
-    assert then == [(name, together.measure_one) for name in others["Multi30k"] + others["texts"]]
+    def both(name):
+        return [(f"{name}, its training", together.train_one), *measured(name)]
+
+    expected = [*measured("Multi30k, seed 0, A"), *measured("Multi30k, seed 1, A"), *measured("texts, seed 0, A")]
+    expected += [*measured("texts, seed 1, A"), *measured("texts, seed 1, C")]  # trained before
+    for row, roles in (("Multi30k", ("uniform", "B")), ("texts", ("uniform", "B", "C"))):
+        for seed in (0, 1):
+            for role in roles:
+                expected += both(f"{row}, seed {seed}, {role}") if (row, seed, role) != ("texts", 1, "C") else []
+    assert jobs == expected
     assert [[trial.seed for trial in row.trials] for row in made] == [[0, 1], [0, 1]]
     together.rows((texts, pairs), here, agreements.beside_a)
-    assert on.waves[2:] == [[], []]
+    assert on.runs[1:] == [[]]
 
 
 @pytest.mark.usefixtures("brief")
@@ -138,7 +143,7 @@ def test_a_corpus_that_cannot_be_run_has_its_reason_and_no_job(texts, pairs, tmp
     made = together.rows((pairs, replace(texts, from_scale="full")), here, agreements.beside_a)
     assert [row.reason for row in made] == ["left out by data=sst", "this row is run from scale full on"]
     assert not any(row.trials for row in made)
-    assert on.waves == [[], []]
+    assert on.runs == [[]]
 
 
 def breaks(trial, role):
@@ -159,7 +164,7 @@ def test_one_that_fails_is_named_and_the_others_are_done(texts, tmp_path):
     assert (1, "B") not in known
     on = InTurn()
     together.rows((texts,), setting(tmp_path, on, seeds=(0, 1)), agreements.beside_a)
-    assert on.waves == [[], [("texts, seed 1, B", together.measure_one)]]
+    assert on.runs == [[("texts, seed 1, B", together.measure_one)]]
 
 
 @pytest.mark.usefixtures("brief")
@@ -168,9 +173,12 @@ def test_nothing_is_measured_that_failed_before_or_whose_a_did(texts, tmp_path):
     here = setting(tmp_path, on, seeds=(0, 1))
     for seed, role in ((0, "A"), (1, "uniform")):
         Trial(Field(texts, here), seed).folder(role).claim({"another": "run"})
-    with pytest.raises(ValueError, match=r"texts, seed 0, A: .*A holds another run .*\(2 of 8 models failed"):
+    with pytest.raises(ValueError, match=r"texts, seed 0, A: .*A holds another run .*\(5 of 8 models failed"):
         together.rows((texts,), here, agreements.beside_a)
-    assert [name for name, _ in on.waves[1]] == ["texts, seed 1, B", "texts, seed 1, C"]
+    measured = [name for name, function in on.runs[0] if function is together.measure_one]
+    assert measured == ["texts, seed 0, A", "texts, seed 1, A", "texts, seed 1, B", "texts, seed 1, C"]
+    trained = {name for name, function in on.runs[0] if function is together.train_one}
+    assert {f"texts, seed 0, {role}, its training" for role in ("uniform", "B", "C")} <= trained
 
 
 @pytest.mark.usefixtures("brief")

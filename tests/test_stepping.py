@@ -101,6 +101,19 @@ def test_the_ladder_pads_least(rungs):
     assert cost == best
 
 
+@pytest.mark.parametrize("rungs", [2, 3])
+def test_the_ladder_of_batches_pads_least_what_is_as_wide_as_its_longest(rungs):
+    """Against every choice of widths, over every batch of three."""
+    lengths = np.array([1, 2, 2, 3, 5, 5, 6, 8, 9, 12])
+    batches = np.array(list(itertools.combinations(lengths, 3))).max(1)
+    chosen = ladder(lengths, rungs, multiple=1, together=3)
+    choices = [np.array([*c, 12]) for c in itertools.combinations(range(1, 12), rungs - 1)]
+    best = min(choice[np.searchsorted(choice, batches)].sum() for choice in choices)
+    assert chosen[np.searchsorted(chosen, batches)].sum() == best
+    alone = ladder(lengths, rungs, multiple=1)
+    assert alone[np.searchsorted(alone, batches)].sum() > best
+
+
 def test_padding_to_a_shape_changes_no_loss():
     objective = Objective(tiny(attention="coda").eval().double())
     inputs, goal = [torch.randint(1, 11, (3, 5)), torch.randint(1, 13, (3, 4))], torch.randint(0, 13, (3, 4))

@@ -218,16 +218,17 @@ class Captured(Stepper):
         return graph
 
 
-def ladder(lengths: np.ndarray, rungs: int = 8, multiple: int = 8) -> np.ndarray:
+def ladder(lengths: np.ndarray, rungs: int = 8, multiple: int = 8, together: int = 1) -> np.ndarray:
     """At most so many widths that every length fits under, chosen to pad least: (rungs,), rising.
 
-    Each is a multiple, or the longest length itself.
+    Each is a multiple, or the longest length itself. together: so many examples of any length make a batch, which is as
+    wide as the longest of them; 1 also where those of a batch are of about one length.
 
-    The exact optimum over the lengths that occur: cost(a, b) = width(b) · (examples with a < length ≤ b).
+    The exact optimum over the lengths that occur: cost(a, b) = width(b) · P(a < widest of a batch ≤ b).
     """
     rounded = np.minimum(-(-np.maximum(lengths, 1) // multiple) * multiple, max(lengths.max(), 1))
     widths, counts = np.unique(rounded, return_counts=True)
-    upto = np.concatenate([[0], np.cumsum(counts)])
+    upto = _chance_of_none_beyond(np.concatenate([[0], np.cumsum(counts)]), min(together, len(lengths)))
     best = np.full((rungs + 1, len(widths) + 1), np.inf)
     came = np.zeros_like(best, dtype=int)
     best[:, 0] = 0.0
@@ -243,6 +244,12 @@ def ladder(lengths: np.ndarray, rungs: int = 8, multiple: int = 8) -> np.ndarray
         chosen.append(widths[end - 1])
         end = came[rung, end]
     return np.array(chosen[::-1])
+
+
+def _chance_of_none_beyond(among: np.ndarray, drawn: int) -> np.ndarray:
+    """That so many, drawn of the last number, are all of the first `among`: C(among, drawn) / C(all, drawn)."""
+    left = among[:, None] - np.arange(drawn)  # one fewer after each draw
+    return np.prod(np.maximum(left, 0) / left[-1], axis=1)
 
 
 def fit(tensors: Iterable[Tensor], rows: int, width: int, padding: int = 0) -> list[Tensor]:

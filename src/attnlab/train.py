@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -22,9 +22,10 @@ from torch import nn
 from attnlab import optimise
 from attnlab.checkpointing import Position, checkpoint_of, keep, restore, weights_of
 from attnlab.score import Scored, perplexity, score_batches
-from attnlab.stepping import Captured, Eager, Flat, Objective, Stepper, fit, ladder
+from attnlab.stepping import Captured, Eager, Flat, Objective, Stepper
 from attnlab.store import Metrics, RunFolder, write_checkpoint
-from attnlab.tasks.task import PAD, Batch, Task
+from attnlab.tasks.task import PAD, Task
+from attnlab.updates import Updates
 
 LOOK_EVERY = 50  # updates between two looks at the device's flag
 
@@ -125,7 +126,7 @@ def train(
     if (checkpoint := folder.resume()) is not None:
         position = restore(checkpoint, model, stepper, accelerator)
     metrics = Metrics(folder.metrics_file, position.metrics_length) if main else None
-    batches = _Batches(task, config, accelerator, padded=isinstance(stepper, Captured))
+    updates = Updates(task, config, accelerator, padded=isinstance(stepper, Captured))
     schedule, history = config.schedule_of(), folder.metrics() if main else []
 
     def measured(values: dict[str, Any]) -> None:
@@ -136,7 +137,7 @@ def train(
             report(values)
 
     def save() -> None:
-        position.loss = batches.sum_over_processes(float(stepper.loss))
+        position.loss = updates.sum_over_processes(float(stepper.loss))
         state = checkpoint_of(position, model, stepper, accelerator)
         if main and config.keep_last:
             keep(folder, weights_of(model, stepper, position), last=config.keep_last, evaluated=config.evaluate_at)
@@ -164,9 +165,9 @@ def train(
         while position.unevaluated or (position.step < config.steps and not position.finished):
             if not position.unevaluated:
                 epoch = position.epoch
-                update = batches.update(position)
+                update = updates(position)
                 recent.append((position.step + 1, epoch, [index for batch in update for index in batch.indices]))
-                total, stopping = batches.agreed(update, stop.is_set())
+                total, stopping = updates.agreed(update, stop.is_set())
                 for batch in update:
                     stepper.accumulate(batch.inputs, batch.targets, accelerator.num_processes / total)
                 rate = schedule(position.step)
@@ -180,7 +181,7 @@ def train(
                 if (position.step % LOOK_EVERY == 0 or saving or position.unevaluated) and stepper.bad:
                     raise NotFiniteError(_where_it_went_wrong(folder, recent, began + int(stepper.updates) + 1, config))
                 if position.step % config.log_every == 0 or last:
-                    loss = batches.sum_over_processes(stepper.read_loss()) / position.targets
+                    loss = updates.sum_over_processes(stepper.read_loss()) / position.targets
                     speed = timed / (time.perf_counter() - clock)
                     how = {"lr": rate, "norm": float(stepper.norm), "tokens_per_second": speed}
                     measured({"step": position.step, "epoch": epoch, "loss": loss} | how)
@@ -238,62 +239,6 @@ def evaluate(
     sums = torch.tensor([scored.nll_sum, scored.correct, scored.count], dtype=torch.float64, device=accelerator.device)
     nll, correct, count = accelerator.reduce(sums).tolist()
     return {"valid_loss": nll / count, "valid_perplexity": perplexity(nll, count), "valid_accuracy": correct / count}
-
-
-class _Batches:
-    """The batches of each update, made from the plan of its epoch."""
-
-    def __init__(self, task: Task, config: TrainConfig, accelerator: Any, *, padded: bool) -> None:
-        self.task, self.config, self.accelerator = task, config, accelerator
-        self.widths = ladder(np.maximum.reduce(task.lengths("train")), config.rungs) if padded else None
-        self.epoch, self.plan = -1, list[list[int]]()
-
-    def update(self, position: Position) -> list[Batch]:
-        """This process's batches of the next update; moves the position on."""
-        each = self.config.accumulate * self.accelerator.num_processes
-        if position.epoch != self.epoch:
-            self.epoch, self.plan = position.epoch, self._plan(position.epoch)
-            if len(self.plan) < each:
-                raise ValueError(
-                    f"an update needs {each} batches but an epoch has {len(self.plan)}; "
-                    "lower batch_tokens= or accumulate="
-                )
-        start = position.index * each + self.accelerator.process_index
-        chosen = self.plan[start : (position.index + 1) * each : self.accelerator.num_processes]
-        position.index += 1
-        if (position.index + 1) * each > len(self.plan):
-            position.epoch, position.index = position.epoch + 1, 0
-        return [self._made(indices) for indices in chosen]
-
-    def agreed(self, update: list[Batch], stop: bool) -> tuple[int, bool]:
-        """How many targets all processes score in this update, and whether any of them is asked to stop after it."""
-        mine = [float(sum(batch.count for batch in update)), float(stop)]
-        if self.accelerator.num_processes > 1:
-            mine = self.accelerator.reduce(
-                torch.tensor(mine, dtype=torch.float64, device=self.accelerator.device)
-            ).tolist()
-        return round(mine[0]), mine[1] > 0
-
-    def sum_over_processes(self, value: float) -> float:
-        if self.accelerator.num_processes == 1:
-            return value
-        return float(self.accelerator.reduce(torch.tensor(value, dtype=torch.float64, device=self.accelerator.device)))
-
-    def _plan(self, epoch: int) -> list[list[int]]:
-        examples = self.config.batch_examples
-        tokens = self.config.batch_tokens if examples is None else None
-        seed = self.config.seed
-        return self.task.plan("train", tokens=tokens, examples=examples, seed=seed, epoch=epoch, widths=self.widths)
-
-    def _made(self, indices: list[int]) -> Batch:
-        batch = self.task.batch("train", indices)
-        if self.widths is None:
-            return batch
-        longest = max(x.shape[1] for x in (*batch.inputs, batch.targets) if x.dim() == 2)
-        width = int(self.widths[np.searchsorted(self.widths, longest)])
-        rows = self.config.batch_examples or self.config.batch_tokens // width
-        *inputs, targets = (x.pin_memory() for x in fit([*batch.inputs, batch.targets], rows, width))
-        return replace(batch, inputs=tuple(inputs), targets=targets)
 
 
 def _stepper(model: nn.Module, config: TrainConfig, accelerator: Any) -> Stepper:

@@ -108,7 +108,7 @@ def train_proxy(
     model = Proxy(source_types, outputs, width, authors=authors).to(source.device)
     torch.random.set_rng_state(rng)
     draw = torch.Generator().manual_seed(seed)
-    optimiser = torch.optim.Adam(model.parameters(), lr=lr)
+    optimiser = torch.optim.Adam(model.parameters(), lr=lr, fused=source.is_cuda)
     best, kept = math.inf, None
     for _ in range(epochs):
         for some in torch.randperm(len(source), generator=draw).split(batch):

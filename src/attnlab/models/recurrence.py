@@ -13,6 +13,8 @@ models of a population, which `nn.LSTM` has no batching rule for. On a GPU the w
 Nothing waits for the device, so a CUDA graph can hold it. c is kept in float32 where the rest is in half precision.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -66,9 +68,10 @@ def _backward(
     dc = wide(grad_last).clone(memory_format=torch.contiguous_format)
     _passes(grad, h).backward(grad, weight, first, live, cells, active, delta, dh, dc)
     earlier, later = outputs[:, :-1].flatten(1, 2), delta[:, 1:].flatten(1, 2)  # h_{t−1} and δ_t of t > 1
-    dweight = torch.bmm(later.mT, earlier)
-    if outputs.shape[1]:
-        dweight.baddbmm_(delta[:, 0].mT, h)
+    with _products_as_nn_lstm_has_them():
+        dweight = torch.bmm(later.mT, earlier)
+        if outputs.shape[1]:
+            dweight.baddbmm_(delta[:, 0].mT, h)
     return delta, dweight, dh.to(h.dtype), dc.to(c.dtype)
 
 
@@ -173,6 +176,18 @@ def _kernel() -> ModuleType | None:
             raise
         return None  # there is none for this system
     return recurrence_kernel
+
+
+@contextmanager
+def _products_as_nn_lstm_has_them() -> Iterator[None]:
+    """In tf32 where torch.backends.cudnn.rnn says so, which it does unless told otherwise."""
+    products: Any = torch.backends.cuda.matmul
+    before, said = products.fp32_precision, torch.backends.cudnn.rnn.fp32_precision  # type: ignore[attr-defined]
+    try:
+        products.fp32_precision = "tf32" if said == "tf32" else before
+        yield
+    finally:
+        products.fp32_precision = before
 
 
 def _rows(x: Tensor) -> Tensor:

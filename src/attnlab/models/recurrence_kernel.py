@@ -26,8 +26,8 @@ from attnlab.mechanisms.kernels.launch import launching_on, note_launch
 
 LARGEST = 512  # units
 TILE_BYTES = 64 * 1024  # of W, at most
-CELLS = 2048  # of which δ is made at a time; not fewer than threads, or two would write one
-WARPS = 8
+CELLS = 8  # of a thread, of which δ is made at a time
+STAGES = 3  # tiles of W on their way and worked on
 HOPPER = 227 * 1024  # bytes of shared memory, where there is no GPU to ask
 
 
@@ -266,26 +266,38 @@ class Tiles:
         return self.rows * self.width * (5 if self.memory >= HOPPER else 7)
 
     @property
+    def warps(self) -> int:
+        return 16 if self.rows == 64 else 8
+
+    @property
     def forward(self) -> dict[str, int]:
-        of_weight, stages = self._held(lambda tall: 0, self.of_batch)
-        return {"B": self.rows, "U": of_weight // 4, "D": self.width, "num_warps": WARPS, "num_stages": stages}
+        """Of W as tall a tile as there is room for: fewer stages do."""
+        choices = [(tall, stages) for tall in self._heights for stages in range(STAGES, 1, -1)]
+        of_weight, stages = self._fitting(choices, lambda tall: 0, self.of_batch)
+        return {"B": self.rows, "U": of_weight // 4, "D": self.width, "num_warps": self.warps, "num_stages": stages}
 
     @property
     def backward(self) -> dict[str, int]:
-        units = min(self.width, CELLS // self.rows)
-        of_weight, stages = self._held(lambda tall: 4 * self.rows * tall, 0)
+        """All stages: a lower tile does."""
+        units = min(self.width, CELLS * 32 * self.warps // self.rows)
+        choices = [(tall, stages) for stages in range(STAGES, 1, -1) for tall in self._heights]
+        of_weight, stages = self._fitting(choices, lambda tall: 4 * self.rows * tall, 0)
         told = {"B": self.rows, "U": units, "G": of_weight, "D": self.width}
-        return told | {"num_warps": WARPS, "num_stages": stages}
+        return told | {"num_warps": self.warps, "num_stages": stages}
 
-    def _held(self, beside: Callable[[int], int], once: int) -> tuple[int, int]:
-        """Rows of a tile of W, and stages; beside: bytes that go with each of so many rows, once: with all of them."""
-        tall = min(128, 4 * self.width, TILE_BYTES // (self.width * self.element))
-        while tall > 16:
-            for stages in (3, 2):
-                if stages * (tall * self.width * self.element + beside(tall)) + once <= self.memory:
-                    return tall, stages
-            tall //= 2
-        return tall, 1
+    @property
+    def _heights(self) -> list[int]:
+        """Rows that a tile of W may have, falling."""
+        tallest = min(128, 4 * self.width, TILE_BYTES // (self.width * self.element))
+        return [tallest >> times for times in range(tallest.bit_length()) if tallest >> times > 16]
+
+    def _fitting(self, choices: list[tuple[int, int]], beside: Callable[[int], int], once: int) -> tuple[int, int]:
+        """The first rows of a tile of W, and stages, that there is room for; beside: bytes that go with each of so many
+        rows, once: with all of them."""
+        for tall, stages in choices:
+            if stages * (tall * self.width * self.element + beside(tall)) + once <= self.memory:
+                return tall, stages
+        return 16, 1
 
 
 def _factor(weight: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from attnlab.runs import chosen_device
-from attnlab.scheduling.job import POLL_S, RETRIES, Job, Scheduler, attempt, checked
+from attnlab.scheduling.job import POLL_S, RETRIES, Job, Scheduler, Waiting, attempt
 
 PRELOADED = [  # what every run imports, and what measures it
     "attnlab.evaluation", "accelerate", "torch._dynamo", "pandas", "scipy.stats", "matplotlib.figure",
@@ -41,39 +41,38 @@ class Local(Scheduler):
     def run(
         self, jobs: Sequence[Job], *, alone: bool = False, watch: Callable[[], None] = lambda: None
     ) -> dict[str, str]:
-        waiting = deque((job, 0) for job in checked(jobs))
+        waiting, died = Waiting(jobs), Counter[str]()
         slots = 1 if alone else max(1, min(self.slots, len(waiting)))
         threads = _threads_said(max(1, _cores() // slots))
         free, running = list(range(slots)), list[_Worker]()
-        failed: dict[str, str] = {}
         try:
             while waiting or running:
-                while waiting and free:
-                    job, tries = waiting.popleft()
-                    running.append(_Worker(self.context, job, tries, free.pop(0), threads, self.cards))
+                while free and (job := waiting.take()):
+                    running.append(_Worker(self.context, job, free.pop(0), threads, self.cards))
                 heard = wait([worker.link for worker in running], timeout=POLL_S)
                 for worker in [worker for worker in running if worker.link in heard]:
                     running.remove(worker)
                     free.append(worker.slot)
                     reason = worker.reason()
-                    if reason is None and worker.tries < RETRIES:
-                        waiting.append((worker.job, worker.tries + 1))
-                    elif reason is None:
-                        failed[worker.job.name] = f"its process died {RETRIES + 1} times ({worker.ended()})"
-                    elif reason:
-                        failed[worker.job.name] = reason
+                    if reason is not None:
+                        waiting.ended(worker.job, reason)
+                    elif died[worker.job.name] < RETRIES:
+                        died[worker.job.name] += 1
+                        waiting.again(worker.job)
+                    else:
+                        waiting.ended(worker.job, f"its process died {RETRIES + 1} times ({worker.ended()})")
                 watch()
         except BaseException:
             _stop(running)
             raise
-        return failed
+        return waiting.failed
 
 
 class _Worker:
     """A process that does one job."""
 
-    def __init__(self, context: Any, job: Job, tries: int, slot: int, threads: int, cards: Sequence[str]) -> None:
-        self.job, self.tries, self.slot = job, tries, slot
+    def __init__(self, context: Any, job: Job, slot: int, threads: int, cards: Sequence[str]) -> None:
+        self.job, self.slot = job, slot
         self.link, theirs = context.Pipe()
         card = cards[slot % len(cards)] if cards else None
         arguments = (job, theirs, os.getcwd(), dict(os.environ), threads, card)

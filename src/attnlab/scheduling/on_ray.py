@@ -7,11 +7,10 @@ machines must see the working folder and the run folders under the same paths: n
 import logging
 import os
 import socket
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from attnlab.scheduling.job import POLL_S, RETRIES, Job, Scheduler, attempt, checked, told
+from attnlab.scheduling.job import POLL_S, RETRIES, Job, Scheduler, Waiting, attempt, told
 
 
 class OnRay(Scheduler):
@@ -40,28 +39,24 @@ class OnRay(Scheduler):
     def run(
         self, jobs: Sequence[Job], *, alone: bool = False, watch: Callable[[], None] = lambda: None
     ) -> dict[str, str]:
-        waiting, folder = deque(checked(jobs)), os.getcwd()
+        waiting, folder = Waiting(jobs), os.getcwd()
         slots = 1 if alone else self.slots or len(waiting)
         needs = {"num_cpus": 1, "num_gpus": 1 if self.device == "cuda" else 0}
         task = self.ray.remote(max_retries=RETRIES, max_calls=1, **needs)(attempt)
         running: dict[Any, Job] = {}
-        failed: dict[str, str] = {}
         try:
             while waiting or running:
-                while waiting and len(running) < slots:
-                    job = waiting.popleft()
+                while len(running) < slots and (job := waiting.take()):
                     running[task.options(name=job.name).remote(job, folder)] = job
                 for done in self.ray.wait(list(running), timeout=POLL_S)[0]:
-                    job = running.pop(done)
-                    if reason := self._reason(done):
-                        failed[job.name] = reason
+                    waiting.ended(running.pop(done), self._reason(done))
                 watch()
         except BaseException:
             for task in running:
                 self.ray.cancel(task)  # as Ctrl-C: the run saves, and stops
             self.ray.wait(list(running), num_returns=len(running)) if running else None
             raise
-        return failed
+        return waiting.failed
 
     def _reason(self, done: Any) -> str:
         try:

@@ -120,6 +120,7 @@ class Corpus:
             evaluate_at=tuple(step for step in size.measured_at if step),
             checkpoint_every=min(steps, 2000),
             compile="no",  # many models in one process, and little to gain
+            rungs=16,  # texts of 20 words and of 10,000
         )
         task = "translation" if self.translates else "classification"
         return Recipe(task, self._cut(size), replace(PRESETS[preset], **model), training, decoding)

@@ -1,16 +1,13 @@
 """The models that an item reads, of all its corpora and seeds at once, where there is a scheduler for them.
 
-The roles of a trial do not need each other to be trained, but to be measured they need A, with which they are compared:
-
-    first   A is trained and measured, the other roles are trained
-    then    the other roles are measured
-
-each time the longest training first, so that at the end no long one runs alone. Without a scheduler nothing is done:
-models are made one after another, when they are read.
+The roles of a trial do not need each other to be trained, but to be measured they need A, with which they are compared.
+What can be measured goes before what is to be trained, since a run's weights are deleted once it is measured; then A;
+then what takes longest, so that at the end no long one runs alone. Without a scheduler nothing is done: models are made
+one after another, when they are read.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -60,6 +57,11 @@ class Wanted:
         return self.trial.described(self.role)
 
     @property
+    def beside(self) -> "Wanted":
+        """A of the same trial."""
+        return replace(self, role=GOLD)
+
+    @property
     def trained(self) -> bool:
         return finished(self.trial.folder(self.role))
 
@@ -97,16 +99,22 @@ def rows(
 def make(wanted: Iterable[Wanted], on: Scheduler, progress: Progress) -> None:
     """Train and measure those that are not yet; ValueError if some failed, when all that can be done is done."""
     missing = [each for each in wanted if not each.measured]
-    missing.sort(key=lambda each: (-each.trial.field.steps[-1], each.role != GOLD))
-    first = [_job(measure_one if each.role == GOLD else train_one, each) for each in missing]
-    failed = _run([job for job in first if not _done(job)], on, progress, "models trained")
-    then = [each for each in missing if each.role != GOLD and each.name not in failed]
-    compared = [_job(measure_one, each) for each in then if each.trial.known(GOLD) is not None]
-    failed |= _run(compared, on, progress, "models measured")
+    missing.sort(key=lambda each: -each.trial.field.steps[-1])
+    gold = [Job(each.name, measure_one, (each,)) for each in missing if each.role == GOLD]
+    others = [each for each in missing if each.role != GOLD]
+    trained = [Job(f"{each.name}, its training", train_one, (each,)) for each in others if not each.trained]
+    named = {job.name for job in (*gold, *trained)}
+    measured = [
+        Job(each.name, measure_one, (each,), tuple(named & {each.beside.name, f"{each.name}, its training"}))
+        for each in others
+    ]
+    jobs = [*measured, *gold, *trained]
+    failed = on.run(jobs, watch=lambda: progress(sum(map(_done, jobs)), len(jobs), "models trained and measured"))
     if failed:
         name, reason = next(iter(failed.items()))
+        count = len({job.arguments[0].name for job in jobs if job.name in failed})
         raise ValueError(
-            f"{name}: {reason} ({len(failed)} of {len(missing)} models failed; what is finished stays, and the same "
+            f"{name}: {reason} ({count} of {len(missing)} models failed; what is finished stays, and the same "
             "command goes on)"
         )
 
@@ -127,15 +135,6 @@ def _row(corpus: Corpus, setting: Setting) -> Row:
     return Row(field, () if reason else tuple(Trial(field, seed) for seed in setting.seeds), reason)
 
 
-def _job(function: Callable[[Wanted], None], wanted: Wanted) -> Job:
-    return Job(wanted.name, function, (wanted,))
-
-
 def _done(job: Job) -> bool:
     wanted: Wanted = job.arguments[0]
     return wanted.measured if job.function is measure_one else wanted.trained
-
-
-def _run(jobs: Sequence[Job], on: Scheduler, progress: Progress, what: str) -> dict[str, str]:
-    """The reason of each that failed, by name."""
-    return on.run(jobs, watch=lambda: progress(sum(map(_done, jobs)), len(jobs), what))

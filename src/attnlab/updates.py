@@ -1,0 +1,101 @@
+"""The batches of each update, made from the plan of its epoch.
+
+Where shapes are captured, a batch is padded to one of a few widths. A batch of so many examples is as wide as its
+longest: should that be too much for one pass, its gradient is the sum of several, the longest examples first and few.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnlab.checkpointing import Position
+from attnlab.stepping import fit, ladder
+from attnlab.tasks.task import PAD, Batch, Task
+
+if TYPE_CHECKING:
+    from attnlab.train import TrainConfig
+
+ROOM = 2**16  # positions of one pass, examples times width, where a batch has a number of examples
+
+
+class Updates:
+    def __init__(self, task: Task, config: "TrainConfig", accelerator: Any, *, padded: bool) -> None:
+        self.task, self.config, self.accelerator = task, config, accelerator
+        self.widths: np.ndarray | None = None
+        if padded:
+            lengths = np.maximum.reduce(task.lengths("train"))
+            self.widths = ladder(lengths, config.rungs, together=config.batch_examples or 1)
+        self.epoch, self.plan = -1, list[list[int]]()
+
+    def __call__(self, position: Position) -> list[Batch]:
+        """This process's batches of the next update; moves the position on."""
+        each = self.config.accumulate * self.accelerator.num_processes
+        if position.epoch != self.epoch:
+            self.epoch, self.plan = position.epoch, self._plan(position.epoch)
+            if len(self.plan) < each:
+                raise ValueError(
+                    f"an update needs {each} batches but an epoch has {len(self.plan)}; "
+                    "lower batch_tokens= or accumulate="
+                )
+        start = position.index * each + self.accelerator.process_index
+        chosen = self.plan[start : (position.index + 1) * each : self.accelerator.num_processes]
+        position.index += 1
+        if (position.index + 1) * each > len(self.plan):
+            position.epoch, position.index = position.epoch + 1, 0
+        return [batch for indices in chosen for batch in self._passes(self.task.batch("train", indices))]
+
+    def agreed(self, update: list[Batch], stop: bool) -> tuple[int, bool]:
+        """How many targets all processes score in this update, and whether any of them is asked to stop after it."""
+        mine = [float(sum(batch.count for batch in update)), float(stop)]
+        if self.accelerator.num_processes > 1:
+            mine = self.accelerator.reduce(
+                torch.tensor(mine, dtype=torch.float64, device=self.accelerator.device)
+            ).tolist()
+        return round(mine[0]), mine[1] > 0
+
+    def sum_over_processes(self, value: float) -> float:
+        if self.accelerator.num_processes == 1:
+            return value
+        return float(self.accelerator.reduce(torch.tensor(value, dtype=torch.float64, device=self.accelerator.device)))
+
+    def _plan(self, epoch: int) -> list[list[int]]:
+        examples = self.config.batch_examples
+        tokens = self.config.batch_tokens if examples is None else None
+        seed = self.config.seed
+        return self.task.plan("train", tokens=tokens, examples=examples, seed=seed, epoch=epoch, widths=self.widths)
+
+    def _passes(self, batch: Batch) -> Iterator[Batch]:
+        """The batch; in several parts, where one would be too large."""
+        examples, alone = self.config.batch_examples, self.accelerator.num_processes == 1
+        if examples is None or not alone or examples * self._width(batch) <= ROOM:
+            yield self._fitted(batch, examples or self.config.batch_tokens // self._width(batch))
+            return
+        lengths = torch.stack([(x != PAD).sum(1) for x in _padded(batch)]).amax(0)
+        left = [batch.indices[k] for k in lengths.argsort(descending=True, stable=True).tolist()]
+        while left:
+            rows, width = examples, self._width(self.task.batch("train", left[:1]))
+            while rows > 1 and rows * width > ROOM:
+                rows = -(-rows // 2)
+            yield self._fitted(self.task.batch("train", left[:rows]), rows)
+            left = left[rows:]
+
+    def _width(self, batch: Batch) -> int:
+        longest = max(x.shape[1] for x in _padded(batch))
+        return longest if self.widths is None else int(self.widths[np.searchsorted(self.widths, longest)])
+
+    def _fitted(self, batch: Batch, rows: int) -> Batch:
+        """The batch in the shape that is captured; as it is, where none is."""
+        if self.widths is None:
+            return batch
+        shaped = fit([*batch.inputs, batch.targets], rows, self._width(batch))
+        *inputs, targets = (x.pin_memory() for x in shaped)
+        return replace(batch, inputs=tuple(inputs), targets=targets)
+
+
+def _padded(batch: Batch) -> list[Tensor]:
+    """Those of its tensors that have a width."""
+    return [x for x in (*batch.inputs, batch.targets) if x.dim() == 2]
