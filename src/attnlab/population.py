@@ -196,6 +196,7 @@ class Updates:
             step = torch.zeros((), device=self.device if self.captured else "cpu")
             self.adam.state[x] = {"step": step, "exp_avg": torch.zeros_like(x), "exp_avg_sq": torch.zeros_like(x)}
         self.graphs: dict[tuple, tuple[torch.cuda.CUDAGraph, list[Tensor]]] = {}
+        self.pool = torch.cuda.graph_pool_handle() if self.captured else None  # one at a time is replayed
 
     def __call__(self, *batch: Tensor) -> None:
         """One update, from inputs and targets (s,b,…)."""
@@ -241,10 +242,11 @@ class Updates:
             for _ in range(2):
                 self._update(*buffers)
         torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.empty_cache()  # the rehearsals' memory: the graph has its own
         graph = torch.cuda.CUDAGraph()
         for generator in self.masks.generators:
             graph.register_generator_state(generator)
-        with torch.cuda.graph(graph, stream=stream):
+        with torch.cuda.graph(graph, pool=self.pool, stream=stream):
             self._update(*buffers)
         with torch.no_grad():
             for name, x in self.state().items():

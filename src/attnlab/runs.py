@@ -94,7 +94,7 @@ def start(
             if tracker:
                 accelerator.end_training()
         if accelerator.is_main_process and outcome.step > began:
-            _note_what_ran(folder, began, outcome, accelerator.device)
+            note_what_ran(folder, began, outcome, accelerator.device)
         if accelerator.is_main_process and outcome.finished and isinstance(model, TunedLanguageModel):
             _save_for_others(folder)
         return folder, outcome
@@ -128,7 +128,7 @@ def open_run(
     return Run(folder, recipe, task, model.eval().to(chosen_device(device)), weights)
 
 
-def _note_what_ran(folder: RunFolder, began: int, outcome: Outcome, device: torch.device) -> None:
+def note_what_ran(folder: RunFolder, began: int, outcome: Outcome, device: torch.device) -> None:
     """ran.json: for each stretch of updates on what they ran, how they were made, and which fused kernels launched."""
     file = folder.path / "ran.json"
     before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []

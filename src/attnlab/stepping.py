@@ -209,6 +209,7 @@ class Captured(Stepper):
             for _ in range(rehearsals):
                 work()
         torch.cuda.current_stream().wait_stream(self.stream)
+        torch.cuda.empty_cache()  # the rehearsals' memory: the graph has its own
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
             work()
@@ -244,6 +245,13 @@ def ladder(lengths: np.ndarray, rungs: int = 8, multiple: int = 8, together: int
         chosen.append(widths[end - 1])
         end = came[rung, end]
     return np.array(chosen[::-1])
+
+
+def mean_width(lengths: np.ndarray, together: int) -> float:
+    """How long the longest of so many examples is, in the mean over all batches of them."""
+    widths, counts = np.unique(lengths, return_counts=True)
+    upto = _chance_of_none_beyond(np.concatenate([[0], np.cumsum(counts)]), min(together, len(lengths)))
+    return float((widths * np.diff(upto)).sum())
 
 
 def _chance_of_none_beyond(among: np.ndarray, drawn: int) -> np.ndarray:

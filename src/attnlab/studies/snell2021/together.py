@@ -2,10 +2,11 @@
 
 The roles of a trial do not need each other to be trained, but to be measured they need A, with which they are compared.
 What can be measured goes before what is to be trained, since a run's weights are deleted once it is measured; then A;
-then what takes longest, so that at the end no long one runs alone. Without a scheduler nothing is done: models are made
-one after another, when they are read.
+then what takes longest, so that at the end no long one runs alone. On a GPU runs that differ in their seed alone are
+trained as one. Without a scheduler nothing is done: models are made one after another, when they are read.
 """
 
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,10 +15,12 @@ from pathlib import Path
 import torch
 
 from attnlab.scheduling import Job, Scheduler
+from attnlab.store import write_text
 from attnlab.studies.compare.work import finished
 from attnlab.studies.snell2021.corpora import Corpus, Size
+from attnlab.studies.snell2021.grown import alike, how_many, train_as_one
 from attnlab.studies.snell2021.measures import measure as measure_by_tables
-from attnlab.studies.snell2021.trials import MEASURED, Field, Measure, Trial
+from attnlab.studies.snell2021.trials import MEASURED, TRAINED, Field, Measure, Trial
 from attnlab.studies.study import Scale, Setting
 
 GOLD = "A"  # the role that others are compared with
@@ -100,33 +103,61 @@ def make(wanted: Iterable[Wanted], on: Scheduler, progress: Progress) -> None:
     """Train and measure those that are not yet; ValueError if some failed, when all that can be done is done."""
     missing = [each for each in wanted if not each.measured]
     missing.sort(key=lambda each: -each.trial.field.steps[-1])
-    gold = [Job(each.name, measure_one, (each,)) for each in missing if each.role == GOLD]
-    others = [each for each in missing if each.role != GOLD]
-    trained = [Job(f"{each.name}, its training", train_one, (each,)) for each in others if not each.trained]
-    named = {job.name for job in (*gold, *trained)}
-    measured = [
-        Job(each.name, measure_one, (each,), tuple(named & {each.beside.name, f"{each.name}, its training"}))
-        for each in others
-    ]
-    jobs = [*measured, *gold, *trained]
+    trained, training = [], dict[str, str]()  # the jobs, and the name of each model's
+    for group in _groups([each for each in missing if not each.trained], on.device):
+        more = f" and {len(group) - 1} more" if len(group) > 1 else ""
+        trained.append(Job(f"{group[0].name}{more}, trained", train_some, (group,)))
+        training |= {each.name: trained[-1].name for each in group}
+    trained.sort(key=lambda job: all(each.role != GOLD for each in job.arguments[0]))
+    unmeasured = {each.name for each in missing}
+    measured = []
+    for each in missing:
+        before = [training[each.name]] if each.name in training else []
+        before += [each.beside.name] if each.role != GOLD and each.beside.name in unmeasured else []
+        measured.append(Job(each.name, measure_one, ((each,),), tuple(before)))
+    jobs = [*measured, *trained]
     failed = on.run(jobs, watch=lambda: progress(sum(map(_done, jobs)), len(jobs), "models trained and measured"))
     if failed:
         name, reason = next(iter(failed.items()))
-        count = len({job.arguments[0].name for job in jobs if job.name in failed})
+        count = len({each.name for job in jobs if job.name in failed for each in job.arguments[0]})
         raise ValueError(
             f"{name}: {reason} ({count} of {len(missing)} models failed; what is finished stays, and the same "
             "command goes on)"
         )
 
 
-def train_one(wanted: Wanted) -> None:
-    """A job: trained to its end."""
-    wanted.trial.train(wanted.role)
+def train_some(wanted: tuple[Wanted, ...]) -> None:
+    """A job: trained to their end; several of them as one."""
+    if len(wanted) == 1:
+        return wanted[0].trial.train(wanted[0].role)
+    trials = [each.trial for each in wanted]
+    folders = [trial.folder(each.role) for trial, each in zip(trials, wanted, strict=True)]
+    recipes, field = [trial.recipe(each.role) for trial, each in zip(trials, wanted, strict=True)], trials[0].field
+    seconds = train_as_one(field.task, recipes, folders, field.vocabulary, field.setting.device)
+    for folder in folders:
+        write_text(folder.path / TRAINED, json.dumps({"seconds": seconds / len(folders)}) + "\n")
+    return None
 
 
-def measure_one(wanted: Wanted) -> None:
-    """A job: trained, where it is not, and measured."""
-    wanted.trial.curves(wanted.role, wanted.measure)
+def measure_one(wanted: tuple[Wanted]) -> None:
+    """A job: measured."""
+    (each,) = wanted
+    each.trial.curves(each.role, each.measure)
+
+
+def _groups(wanted: Iterable[Wanted], device: str) -> list[tuple[Wanted, ...]]:
+    """Those that are trained as one, on a GPU: which differ in their seed alone, as many as are worth it."""
+    if device != "cuda":
+        return [(each,) for each in wanted]
+    by_kind: dict[str, list[Wanted]] = {}
+    for each in wanted:
+        by_kind.setdefault(alike(each.trial.recipe(each.role)), []).append(each)
+    groups = []
+    for kind in by_kind.values():
+        trial = kind[0].trial
+        most = how_many(trial.field.task, trial.recipe(kind[0].role).training)
+        groups += [tuple(kind[start : start + most]) for start in range(0, len(kind), most)]
+    return groups
 
 
 def _row(corpus: Corpus, setting: Setting) -> Row:
@@ -136,5 +167,5 @@ def _row(corpus: Corpus, setting: Setting) -> Row:
 
 
 def _done(job: Job) -> bool:
-    wanted: Wanted = job.arguments[0]
-    return wanted.measured if job.function is measure_one else wanted.trained
+    wanted: tuple[Wanted, ...] = job.arguments[0]
+    return all(each.measured if job.function is measure_one else each.trained for each in wanted)
