@@ -70,6 +70,7 @@ def page(results: Path) -> str:
     ]
     for study, title in STUDIES.items():
         parts += [f"## {title}", *section(study, results / study / "full" / "results.json")]
+    parts += ["## Combinations that no paper has", *combinations(sorted((results / "compare").glob("*/results.json")))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -90,6 +91,26 @@ def section(study: str, path: Path) -> list[str]:
     made = "; ".join(f"{', '.join(names)} on {place}" for place, names in places.items())
     command = f"`attnlab reproduce {study} --scale full` makes it again; [what is measured]({study}.md)."
     return [markdown(table), f"{command} {made or 'Nothing of it has been run at full scale yet'}."]
+
+
+def combinations(paths: list[Path]) -> list[str]:
+    """How much better or worse than softmax, each from the comparison that has most seeds of it."""
+    head = ["attention", "where", "− softmax", "95 % interval", "seeds", "here"]
+    most: dict[str, list[str]] = {}
+    notes = []
+    for path in paths:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        by, about, name = content["judged_by"], content["about"], path.parent.name
+        for row in content["rows"][1:]:
+            found = row["measures"][by]["against_first"]
+            low, high = found["interval"] or (None, None)
+            shown = "–" if low is None else f"{low:.3g} … {high:.3g}"
+            told = "too few seeds" if low is None else "better" if low > 0 else "worse" if high < 0 else "open"
+            told_of = [row["row"], f"{name}, {by}", f"{found['mean']:.3g}", shown, str(len(found["differences"])), told]
+            most[row["row"]] = max(most.get(row["row"], told_of), told_of, key=lambda line: int(line[4]))
+        notes.append(f"{name}: `{about['command']}`, trained on {about['trained on']}.")
+    rule = ["---"] * 2 + ["---:"] * 3 + ["---"]
+    return [markdown([head, rule, *most.values()]), *notes] if notes else ["Nothing of it has been compared yet."]
 
 
 def lines(claim: Claim, item: dict | None) -> list[list[str]]:

@@ -26,6 +26,7 @@ def page() -> str:
         parts += [section(path) for path in sorted((ROOT / "results" / name).glob("*.json"))]
     for name in LEARNT:
         parts += [learnt(name, path) for path in sorted((ROOT / "results" / name).glob("*.json"))]
+    parts += [compared(path) for path in sorted((ROOT / "results" / "compare").glob("*/results.json"))]
     parts += [study(path) for path in sorted((ROOT / "results").glob("*/full/results.json"))]
     return "\n\n".join(parts) + "\n"
 
@@ -255,15 +256,37 @@ def study(path: Path) -> str:
             ["", "", "published", "ours", "95 % interval", "verdict"],
             ["---", "---", "---:", "---:", "---:", "---"],
         ]
-        for cell in item["cells"]:
+        made = [cell for cell in item["cells"] if cell["values"]]
+        for cell in made:
             published = cell["published"]
             said = "above 0" if cell["sign"] > 0 else "below 0" if cell["sign"] < 0 else "–"
             interval = " … ".join(f"{x:.3g}" for x in cell["interval"]) if cell["interval"] else "–"
             ours = "–" if cell["mean"] is None else f"{cell['mean']:.3g}"
             shown = said if published is None else f"{published:.3g}"
             rows.append([cell["row"], cell["column"], shown, ours, interval, cell["verdict"]])
-        parts += [f"### {item['title']}", f"{done}. {on}. " + literal(" ".join(item["remarks"])), markdown(rows)]
+        parts += [f"### {item['title']}", f"{done}. {on}. " + literal(" ".join(item["remarks"]))]
+        parts += [markdown(rows)] if made else []
+        parts += [f"{len(item['cells']) - len(made)} cells more are not run."] if len(made) < len(item["cells"]) else []
     return "\n\n".join(parts)
+
+
+def compared(path: Path) -> str:
+    """A comparison: quality, and the difference to its first row."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    about, by = content["about"], content["judged_by"]
+    head = ["attention", by, "− first row", "Holm's p", "head JSD (nats a sentence)", "parameters"]
+    table = [head, ["---"] + ["---:"] * 5]
+    for row in content["rows"]:
+        quality, jsd = row["measures"][by], row["measures"]["head JSD (nats a sentence)"]
+        against = quality["against_first"] or {"differences": {}, "holm": None}
+        shown = [spread(list(quality["seeds"].values()), 2), spread(list(against["differences"].values()), 2) or "–"]
+        shown.append("–" if against["holm"] is None else f"{against['holm']:.2g}")
+        table.append([row["row"], *shown, spread(list(jsd["seeds"].values()), 2), f"{row['parameters']:,}"])
+    note = (
+        f"`{about['command']}`. Trained on {about['trained on']}, commit {about['commit']}, seeds {about['seeds']}; "
+        "± half of the 95 % t-interval from three seeds on."
+    )
+    return "\n\n".join([f"## Compared: {path.parent.name}", note, markdown(table)])
 
 
 def spread(values: list[float], digits: int) -> str:

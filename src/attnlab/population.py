@@ -196,7 +196,8 @@ class Updates:
             step = torch.zeros((), device=self.device if self.captured else "cpu")
             self.adam.state[x] = {"step": step, "exp_avg": torch.zeros_like(x), "exp_avg_sq": torch.zeros_like(x)}
         self.graphs: dict[tuple, tuple[torch.cuda.CUDAGraph, list[Tensor]]] = {}
-        self.pool = torch.cuda.graph_pool_handle() if self.captured else None  # one at a time is replayed
+        if self.captured:  # all graphs have one memory, since one at a time is replayed; and it belongs to a stream
+            self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(self.device)
 
     def __call__(self, *batch: Tensor) -> None:
         """One update, from inputs and targets (s,b,…)."""
@@ -236,17 +237,16 @@ class Updates:
         self.masks.shapes(buffers)  # a pass of its own, not to be recorded
         before = {name: x.clone() for name, x in self.state().items()}
         drawn = [generator.get_state() for generator in self.masks.generators]
-        stream = torch.cuda.Stream(self.device)
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
             for _ in range(2):
                 self._update(*buffers)
-        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.current_stream().wait_stream(self.stream)
         torch.cuda.empty_cache()  # the rehearsals' memory: the graph has its own
         graph = torch.cuda.CUDAGraph()
         for generator in self.masks.generators:
             graph.register_generator_state(generator)
-        with torch.cuda.graph(graph, pool=self.pool, stream=stream):
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
             self._update(*buffers)
         with torch.no_grad():
             for name, x in self.state().items():

@@ -3,7 +3,7 @@
 import json
 import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
@@ -135,6 +135,13 @@ def note_what_ran(folder: RunFolder, began: int, outcome: Outcome, device: torch
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     ran = {"after": began, "to": outcome.step, "device": name, "torch": torch.__version__, "stepper": outcome.stepper}
     write_text(file, json.dumps([*before, ran | {"kernels": sorted(LAUNCHED)}], indent=1) + "\n")
+
+
+def ran_on(folders: Iterable[Path]) -> list[str]:
+    """The devices, with the torch, that runs were trained on, each once."""
+    files = [folder / "ran.json" for folder in folders]
+    known = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
+    return sorted({f"{ran['device']}, torch {ran['torch']}" for stretches in known for ran in stretches})
 
 
 def _other(config: Any, values: Mapping[str, str]) -> Any:

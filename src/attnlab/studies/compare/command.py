@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from attnlab.runs import ran_on
 from attnlab.scheduling import scheduler
 from attnlab.studies.compare.compare import Terms, compare
 from attnlab.studies.compare.findings import findings
@@ -26,6 +27,8 @@ def run(task: str, said: Mapping[str, str], *, controls: bool, on: str, jobs: in
         results, place = compare(plan, terms)
         about: dict[str, str | int] = {"command": command, "on": on, "seeds": ", ".join(map(str, plan.seeds))}
         about |= surroundings(torch.device(where.device if where.here else "cpu"))
+        trained = ran_on(Path(run) for outcome in results.outcomes for run in outcome.runs.values())
+        about |= {"trained on": "; ".join(trained)} if trained else {}
     report = write(results, place, about)
     for group in ("quality", "inside", "cost"):
         shown = table(results, group)

@@ -6,6 +6,7 @@ pairs (Vilar et al. 2006) are fed as they are. At the other scales an artificial
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -60,12 +61,11 @@ def lexicon(examples: int) -> Corpus:
 
 def europarl(setting: Setting) -> Corpus:
     """Europarl prepared once for all items of a results folder."""
-    gold = [obtain(GOLD, f"de-en.{name}", setting.data_dir) for name in (*LANGUAGES, "talp")]
-    lines = read_parallel(gold[0], gold[1])
+    lines, gold = aligned_by_hand(setting.data_dir)
     source, target = ([line.split() for line in side] for side in lines)
     folder = setting.folder.parent / "europarl-de-en"
     if not (folder / ABOUT).exists():
-        _prepare(folder, [set(side) for side in lines], setting)
+        _prepare(folder, lines, setting)
     about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
     files = {part: [str(folder / f"{part}.{language}") for language in LANGUAGES] for part in PARTS}
     config = TranslationConfig(
@@ -73,12 +73,18 @@ def europarl(setting: Setting) -> Corpus:
         test_src=files["test"][0], test_tgt=files["test"][1], pair="de-en", subwords="bpe", vocabulary=10_000,
         joint=False, max_length=256, too_long="skip",
     )  # fmt: skip
-    lengths = [(len(x), len(y)) for x, y in zip(source, target, strict=True)]
     remark = (
         f"Europarl, {about['pairs']:,} training pairs after removing {about['removed']} with a side in the gold set; "
-        f"{len(lengths)} gold pairs."
+        f"{len(gold)} gold pairs."
     )
-    return Corpus("translation", config, source, target, read_gold(gold[2], lengths), remark)
+    return Corpus("translation", config, source, target, gold, remark)
+
+
+def aligned_by_hand(data_dir: str | None) -> tuple[Pairs, Gold]:
+    """The lines of the gold pairs as they are, and their links."""
+    files = [obtain(GOLD, f"de-en.{name}", data_dir) for name in (*LANGUAGES, "talp")]
+    lines = read_parallel(files[0], files[1])
+    return lines, read_gold(files[2], [(len(x.split()), len(y.split())) for x, y in zip(*lines, strict=True)])
 
 
 PARTS = ("train", "valid", "test")
@@ -94,13 +100,13 @@ def training_pairs(corpus: Corpus, most: int | None = None) -> tuple[list[list[s
     return [line.split() for line in lines[0][:most]], [line.split() for line in lines[1][:most]]
 
 
-def _prepare(folder: Path, gold: list[set[str]], setting: Setting) -> None:
+def _prepare(folder: Path, gold: Pairs, setting: Setting) -> None:
     text = parallel_text(TranslationConfig(data="europarl", pair="-".join(LANGUAGES), data_dir=setting.data_dir))
     about = {"removed": 0, "pairs": 0}
     for number, part in enumerate(PARTS):
         setting.progress(number, len(PARTS), f"tokenising {part}")
-        pairs = _tokenised(text.read(part))
-        kept = [(x, y) for x, y in pairs if part != "train" or (x not in gold[0] and y not in gold[1])]
+        pairs = tokenised(text.read(part))
+        kept = without(gold, pairs) if part == "train" else pairs
         if part == "train":
             about = {"removed": len(pairs) - len(kept), "pairs": len(kept)}
         for side, language in enumerate(LANGUAGES):
@@ -109,8 +115,14 @@ def _prepare(folder: Path, gold: list[set[str]], setting: Setting) -> None:
     write_atomically(folder / ABOUT, (json.dumps(about) + "\n").encode())
 
 
-def _tokenised(pairs: Pairs) -> list[tuple[str, str]]:
-    """In lower case, without pairs of which a side is empty."""
+def tokenised(pairs: Pairs) -> list[tuple[str, str]]:
+    """By Moses, in lower case, without pairs of which a side is empty."""
     sides = [[*map(moses(language)[0], side)] for language, side in zip(LANGUAGES, pairs, strict=True)]
     made = ((x.strip().lower(), y.strip().lower()) for x, y in zip(*sides, strict=True))
     return [(x, y) for x, y in made if x and y]
+
+
+def without(gold: Pairs, pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The pairs of which neither side is in the gold set."""
+    sources, targets = map(set, gold)
+    return [(x, y) for x, y in pairs if x not in sources and y not in targets]

@@ -27,6 +27,7 @@ from typing import Literal
 import numpy as np
 
 from attnlab.analysis.agreement import contextualised
+from attnlab.runs import ran_on
 from attnlab.studies.claims import Cell, contrast
 from attnlab.studies.snell2021 import published
 from attnlab.studies.snell2021.corpora import CORPORA, Corpus, Size
@@ -130,10 +131,13 @@ def cost(setting: Setting) -> str:
     full = "; ".join(f"{corpus.row} {count / 1e3:,.0f}" for corpus, count in updates.items())
     taken = [_spent(Field(corpus, setting), setting) for corpus in CORPORA]
     done, trained, measured = (sum(each) for each in zip(*taken, strict=True))
+    folders = [Trial(Field(corpus, setting), seed).folder(role).path
+               for corpus in CORPORA for seed in setting.seeds for role in _roles(corpus)]  # fmt: skip
+    where = "; ".join(ran_on(folders))
     return (
         f"At full scale the models of one seed take so many thousand updates: {full}. "
-        f"Here {done:,} updates took {trained:,.0f} s, and measuring what they made {measured:,.0f} s, added up over "
-        "all models."
+        f"Here {done:,} updates took {trained:,.0f} s{f' on {where}' if where else ''}, and measuring what they made "
+        f"{measured:,.0f} s, added up over all models."
     )
 
 

@@ -69,23 +69,25 @@ class Runs(Experiment):
         assert rows is not None
         lengths = np.maximum.reduce(self.task.lengths("train"))
         widths = ladder(lengths, self.training.rungs, together=rows * len(seeds))
-        plans: dict[int, tuple[int, list[list[int]]]] = {}
+        epoch_steps = -(-len(lengths) // rows)
+        plans: dict[int, list[list[list[int]]]] = {}  # of the newest epoch, each seed's
 
-        def batch(seed: int, step: int) -> list[Tensor]:
-            if seed not in plans or plans[seed][0] != step // len(plans[seed][1]):
-                epoch = step // len(plans[seed][1]) if seed in plans else step // -(-len(lengths) // rows)
-                plans[seed] = epoch, self.task.plan("train", examples=rows, seed=seed, epoch=epoch)
-            made = self.task.batch("train", plans[seed][1][step % len(plans[seed][1])])
-            targets = made.targets.masked_fill(made.targets == PAD, IGNORED) if made.targets.dim() > 1 else made.targets
-            return [*made.inputs, targets]
+        def planned(epoch: int) -> list[list[list[int]]]:
+            if epoch not in plans:
+                plans.clear()
+                plans[epoch] = [self.task.plan("train", examples=rows, seed=seed, epoch=epoch) for seed in seeds]
+            return plans[epoch]
 
         def batches(step: int) -> tuple[Tensor, ...]:
-            each = [batch(seed, step) for seed in seeds]
-            longest = max(x.shape[1] for tensors in each for x in tensors if x.dim() == 2)
-            width = int(widths[np.searchsorted(widths, longest)])
-            shaped = [[*fit(inputs, rows, width), *fit([goal], rows, width, IGNORED)] for *inputs, goal in each]
-            stacked = (torch.stack(tensors) for tensors in zip(*shaped, strict=True))
-            return tuple(x.pin_memory() if device.type == "cuda" else x for x in stacked)
+            epoch, number = divmod(step, epoch_steps)
+            each = [plan[number] for plan in planned(epoch)]
+            made = self.task.batch("train", [index for indices in each for index in indices])  # padded alike
+            width = int(widths[np.searchsorted(widths, max(x.shape[1] for x in made.inputs))])
+            goals = made.targets.masked_fill(made.targets == PAD, IGNORED) if made.targets.dim() > 1 else made.targets
+            each_own = [x.unflatten(0, (len(seeds), -1)) for x in (*made.inputs, goals)]
+            shaped = [torch.stack(fit(x, rows, width)) for x in each_own[:-1]]
+            shaped.append(torch.stack(fit(each_own[-1], rows, width, IGNORED)))
+            return tuple(x.pin_memory() if device.type == "cuda" else x for x in shaped)
 
         return batches
 
