@@ -46,17 +46,28 @@ def test_no_pass_is_larger_than_there_is_room_unless_one_example_is(texts, room,
             assert rows * width <= room or rows == 1
         widths = [batch.inputs[0].shape[1] for batch in update]
         assert widths == sorted(widths, reverse=True)
-        assert len(update) == 1 or max(widths) * 8 > room
+        positions = sum(batch.inputs[0].numel() for batch in update)
+        assert len(update) == 1 or max(widths) * 8 > room or 2 * positions <= max(widths) * 8
 
 
 @pytest.mark.parametrize("room", [1, 17, 10_000])
 def test_every_example_is_in_one_pass(texts, room, monkeypatch):
-    whole = [batch.indices for (batch,) in passes(texts, 4)]
+    plan = texts.plan("train", examples=4, seed=1, epoch=0)
     monkeypatch.setattr(updates, "ROOM", room)
     parts = passes(texts, 4)
-    assert [sorted(k for batch in update for k in batch.indices) for update in parts] == [sorted(x) for x in whole]
+    assert [sorted(k for batch in update for k in batch.indices) for update in parts] == [sorted(x) for x in plan]
     assert sum(batch.count for update in parts for batch in update) == len(LENGTHS)
     assert any(len(update) > 1 for update in parts) is (room < 10_000)
+
+
+def test_a_long_example_goes_before_the_others_and_those_of_about_one_length_together(texts):
+    (update,) = passes(texts, 11)
+    longest, *others = update
+    assert (len(longest.indices), longest.inputs[0].shape[1]) == (1, max(LENGTHS) + 2)  # <s> and </s>
+    assert [len(batch.indices) for batch in others] == [10]
+    alike = texts.batch("train", [k for k, n in enumerate(LENGTHS) if 2 < n < 8])
+    made = Updates(texts, TrainConfig(batch_examples=8), ALONE, padded=False)
+    assert [batch.indices for batch in made._passes(alike)] == [alike.indices]
 
 
 def test_an_update_in_several_passes_is_the_update(texts, tmp_path, monkeypatch):

@@ -1,7 +1,8 @@
 """The batches of each update, made from the plan of its epoch.
 
 Where shapes are captured, a batch is padded to one of a few widths. A batch of so many examples is as wide as its
-longest: should that be too much for one pass, its gradient is the sum of several, the longest examples first and few.
+longest: should that be too much for one pass, or half of it padding that can be saved, its gradient is the sum of
+several, the longest examples first and few.
 """
 
 from collections.abc import Iterator
@@ -69,29 +70,43 @@ class Updates:
         return self.task.plan("train", tokens=tokens, examples=examples, seed=seed, epoch=epoch, widths=self.widths)
 
     def _passes(self, batch: Batch) -> Iterator[Batch]:
-        """The batch; in several parts, where one would be too large."""
+        """The batch; in several parts, where one is too large or most of it padding."""
         examples, alone = self.config.batch_examples, self.accelerator.num_processes == 1
-        if examples is None or not alone or examples * self._width(batch) <= ROOM:
-            yield self._fitted(batch, examples or self.config.batch_tokens // self._width(batch))
+        if examples is None or not alone:
+            yield self._fitted(batch, examples or self.config.batch_tokens // self._width(_longest(batch)))
             return
         lengths = torch.stack([(x != PAD).sum(1) for x in _padded(batch)]).amax(0)
-        left = [batch.indices[k] for k in lengths.argsort(descending=True, stable=True).tolist()]
-        while left:
-            rows, width = examples, self._width(self.task.batch("train", left[:1]))
-            while rows > 1 and rows * width > ROOM:
-                rows = -(-rows // 2)
-            yield self._fitted(self.task.batch("train", left[:rows]), rows)
-            left = left[rows:]
+        lengths, order = lengths.sort(descending=True, stable=True)
+        rows = self._first(lengths, examples)
+        if len(lengths) <= rows:
+            yield self._fitted(batch, rows)
+            return
+        indices = [batch.indices[k] for k in order.tolist()]
+        yield self._fitted(self.task.batch("train", indices[:rows]), rows)
+        yield from self._passes(self.task.batch("train", indices[rows:]))
 
-    def _width(self, batch: Batch) -> int:
-        longest = max(x.shape[1] for x in _padded(batch))
+    def _first(self, lengths: Tensor, examples: int) -> int:
+        """How many rows the first pass has, of examples by falling length: those of a batch, a quarter of them, …"""
+        choices = [examples]  # few, since each with each width is a shape to capture
+        while choices[-1] > 1:
+            choices.append(-(-choices[-1] // 4))
+        widths = [self._width(int(length)) for length in lengths]
+        positions = {
+            rows: rows * widths[0] + (examples * widths[rows] if rows < len(widths) else 0) for rows in choices
+        }
+        if examples * widths[0] <= ROOM and 2 * min(positions.values()) > examples * widths[0]:
+            return examples
+        fitting = [rows for rows in choices if rows * widths[0] <= ROOM] or [1]
+        return min(fitting, key=positions.__getitem__)
+
+    def _width(self, longest: int) -> int:
         return longest if self.widths is None else int(self.widths[np.searchsorted(self.widths, longest)])
 
     def _fitted(self, batch: Batch, rows: int) -> Batch:
         """The batch in the shape that is captured; as it is, where none is."""
         if self.widths is None:
             return batch
-        shaped = fit([*batch.inputs, batch.targets], rows, self._width(batch))
+        shaped = fit([*batch.inputs, batch.targets], rows, self._width(_longest(batch)))
         *inputs, targets = (x.pin_memory() for x in shaped)
         return replace(batch, inputs=tuple(inputs), targets=targets)
 
@@ -99,3 +114,7 @@ class Updates:
 def _padded(batch: Batch) -> list[Tensor]:
     """Those of its tensors that have a width."""
     return [x for x in (*batch.inputs, batch.targets) if x.dim() == 2]
+
+
+def _longest(batch: Batch) -> int:
+    return max(x.shape[1] for x in _padded(batch))

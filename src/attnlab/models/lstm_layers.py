@@ -2,9 +2,9 @@
 
     gates = W_ih x + b_ih + b_hh        outputs = recurrence(gates, W_hh, …)       layer k+1 reads dropout(outputs of k)
 
-The two directions of a layer run side by side in one recurrence. In training, where the words are fewer than the tokens
-of a batch, the first layer's gates are looked up in a table W_ih E + b of all words instead: the same numbers for a
-fraction of the products.
+The two directions of a layer run side by side in one recurrence, for which the second reads x turned round. In
+training, where the words are fewer than the tokens of a batch, the first layer's gates are looked up in a table
+W_ih E + b of all words instead: the same numbers for a fraction of the products.
 """
 
 import math
@@ -33,25 +33,33 @@ class LSTMLayer(nn.Module):
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -1 / math.sqrt(size), 1 / math.sqrt(size))
 
-    def project(self, x: Tensor) -> Tensor:
-        """The inputs' part of the gates, (…,inputs) -> (…,directions·4·size)."""
-        return F.linear(x, self.input_weight.flatten(0, 1), (self.input_bias + self.recurrent_bias).flatten())
+    def gates(self, x: Tensor) -> Tensor:
+        """The inputs' part of the gates, (b,n,inputs) -> (directions,b,n,4·size), as each direction reads x: the second
+        from its end."""
+        read = x.unsqueeze(0) if self.directions == 1 else torch.stack([x, x.flip(1)])
+        return self._projected(read.flatten(1, 2)).unflatten(1, x.shape[:2])
 
-    def forward(
-        self, projected: Tensor, live: Tensor | None = None, start: State | None = None
-    ) -> tuple[Tensor, State]:
-        """projected (b,n,directions·4·size) -> outputs (b,n,directions·size) and the last states (directions,b,size).
+    def gates_of_words(self, tokens: Tensor, words: Tensor) -> Tensor:
+        """The same of x = words[tokens], looked up in a table of all words (v,inputs)."""
+        table = self._projected(words.expand(self.directions, -1, -1))  # (directions,v,4·size)
+        read = (tokens, tokens.flip(1))[: self.directions]
+        return torch.stack([F.embedding(each, rows) for each, rows in zip(read, table.unbind(), strict=True)])
+
+    def _projected(self, x: Tensor) -> Tensor:
+        bias = (self.input_bias + self.recurrent_bias).unsqueeze(1)
+        return torch.baddbmm(bias, x, self.input_weight.mT)
+
+    def forward(self, gates: Tensor, live: Tensor | None = None, start: State | None = None) -> tuple[Tensor, State]:
+        """gates (directions,b,n,4·size) -> outputs (b,n,directions·size) and the last states (directions,b,size).
 
         live (b,n), None: every position; start (directions,b,size) each, None: 0.
         """
-        gates = projected.unflatten(-1, (self.directions, -1)).permute(2, 0, 1, 3)  # (directions,b,n,4·size)
         if start is None:
             start = (gates.new_zeros(*gates.shape[:2], self.size),) * 2
         if self.directions == 1:
             outputs, *last = recurrence(gates, self.recurrent_weight, *start, None if live is None else live[None])
             return outputs.squeeze(0), (last[0], last[1])
         both = None if live is None else torch.stack([live, live.flip(1)])
-        gates = torch.stack([gates[0], gates[1].flip(1)])
         outputs, *last = recurrence(gates, self.recurrent_weight, *start, both)
         return torch.cat([outputs[0], outputs[1].flip(1)], dim=-1), (last[0], last[1])
 
@@ -69,22 +77,22 @@ class LSTMStack(nn.Module):
         x, last = first(self._gates(tokens), live, _of_layer(start, 0))
         ends = [last]
         for number, layer in enumerate(further, start=1):
-            x, last = layer(layer.project(self.dropout(x)), live, _of_layer(start, number))  # type: ignore[operator]
+            x, last = layer(layer.gates(self.dropout(x)), live, _of_layer(start, number))  # type: ignore[operator]
             ends.append(last)
         h, c = (torch.stack(each) for each in zip(*ends, strict=True))
         return x, (h, c)
 
     def _gates(self, tokens: Tensor) -> Tensor:
-        """The first layer's projection of each token's word."""
+        """Those of the first layer."""
         layer: LSTMLayer = self.layers[0]  # type: ignore[assignment]
         words: nn.Embedding = self.embedding.words  # type: ignore[assignment]
         if self.training and words.num_embeddings < tokens.numel():
             try:
                 every = torch.arange(words.num_embeddings, device=tokens.device)
-                return F.embedding(tokens, layer.project(words(every)))
+                return layer.gates_of_words(tokens, words(every))
             except IndexError:
                 pass  # a token that is no word: said below
-        return layer.project(self.embedding(tokens))
+        return layer.gates(self.embedding(tokens))
 
 
 def _of_layer(start: State | None, number: int) -> State | None:
