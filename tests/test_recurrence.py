@@ -1,5 +1,8 @@
 """The LSTM recurrence: torch's own, its gradients, many at once, and its kernels against their definition."""
 
+import itertools
+from types import SimpleNamespace
+
 import pytest
 import torch
 from gpu_compile import assert_compiles
@@ -378,3 +381,31 @@ def test_a_cuda_graph_holds_it(dtype):
     in_double = recurrence(*(x.detach().double() for x in given), live)
     for got, wanted in zip(expected[:3], in_double, strict=True):
         torch.testing.assert_close(got.double(), wanted, rtol=0.0, atol=1e-5 if dtype == torch.float32 else 3e-2)
+
+
+def test_the_setting_of_products_is_changed_for_a_gpu_alone_and_put_back(monkeypatch):
+    class Settings:
+        fp32_precision = "none"
+
+    def fails(x):
+        with module._products_as_nn_lstm_has_them(x):
+            raise ZeroDivisionError(settings.fp32_precision)
+
+    settings = Settings()
+    monkeypatch.setattr(torch.backends.cuda, "matmul", settings)
+    on_gpu, in_half = (SimpleNamespace(is_cuda=True, dtype=dtype) for dtype in (torch.float32, torch.half))
+    for x, seen in ((on_gpu, "tf32"), (in_half, "none"), (torch.zeros(1), "none")):
+        with pytest.raises(ZeroDivisionError, match=f"^{seen}$"):
+            fails(x)
+        assert settings.fp32_precision == "none"
+    with torch.backends.cudnn.flags(allow_tf32=False), module._products_as_nn_lstm_has_them(on_gpu):
+        assert settings.fp32_precision == "none"
+
+
+@kernel
+@pytest.mark.parametrize("chip", [99, 163, 227])
+def test_no_two_threads_write_one_cell_of_the_backward_pass(chip):
+    kernels = pytest.importorskip("attnlab.models.recurrence_kernel")
+    for size, b, factor in itertools.product((5, 24, 256, 512), (1, 16, 33, 128), (torch.float32, torch.float16)):
+        tiles = kernels.Tiles.of(1, b, size, torch.empty(0, dtype=factor), chip * 1024)
+        assert tiles.backward["B"] * tiles.backward["U"] >= 32 * tiles.backward["num_warps"], (size, b, factor)

@@ -135,6 +135,13 @@ def test_what_comes_after_one_that_failed_fails_unstarted(two, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["d"]
 
 
+def test_what_comes_after_a_failed_job_by_two_ways_fails_once():
+    waiting = Waiting([Job("c", touch, after=("a", "b")), Job("b", touch, after=("a",)), Job("a", touch)])
+    waiting.ended(waiting.take(), "no")
+    assert waiting.failed.keys() == {"a", "b", "c"}
+    assert len(waiting) == 0
+
+
 def test_of_those_that_can_be_started_the_first_is():
     waiting = Waiting([Job("late", touch, after=("x",)), Job("x", touch), Job("y", touch)])
     x, y = waiting.take(), waiting.take()

@@ -1,15 +1,18 @@
 """Runs trained as one are the runs that are trained alone; which ones are, and what is said where they cannot be."""
 
 import json
+import os
+import signal
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from snell_corpora import pairs_in, texts_in
 
 from attnlab import population
-from attnlab.runs import open_run
+from attnlab.runs import open_run, start
+from attnlab.scheduling import Scheduler
+from attnlab.scheduling.job import Waiting, attempt
 from attnlab.store import read_checkpoint
 from attnlab.studies.compare.work import finished
 from attnlab.studies.snell2021 import corpora, grown, together
@@ -82,42 +85,46 @@ def test_what_is_left_is_a_run(texts, tmp_path):
     one = trial(texts, tmp_path)
     folder, _ = grown_from(one, ("A", "B"))
     (ran,) = json.loads((folder.path / "ran.json").read_text())
-    assert (ran["after"], ran["to"], ran["stepper"]) == (0, 40, "population")
-    opened = open_run(folder.path, device="cpu", weights="last")
+    assert (ran["after"], ran["to"], ran["stepper"]) == (0, 40, "population, tf32")
+    opened = open_run(folder.path, device="cpu")
     kept = read_checkpoint(folder.kept(40)).part("model/")
     assert all(torch.equal(x, kept[name]) for name, x in opened.model.named_parameters())
     assert not list(folder.path.parent.glob("as-one*"))
     before = folder.last.stat().st_mtime_ns
     one.train("A")
     assert folder.last.stat().st_mtime_ns == before  # finished, so not trained again
+    with pytest.raises(ValueError, match="trained as one with others and is finished"):
+        start(one.recipe("A"), out=str(folder.path), device="cpu", report=print, note=print, task=one.field.task)
 
 
-def test_an_interrupted_one_goes_on(texts, tmp_path, monkeypatch):
+def test_an_interrupted_one_goes_on_from_where_it_was(texts, tmp_path, monkeypatch):
     whole = grown_from(trial(texts, tmp_path / "whole"), ("A", "B"))
-    one, write = trial(texts, tmp_path / "stopped"), Runs.measure
-    monkeypatch.setattr(Runs, "__init__", _often(Runs.__init__))
+    one, feed, fed = trial(texts, tmp_path / "stopped"), Runs.feed, []
 
-    def stops(self, population, seeds, step):
-        if step == 40:
-            raise KeyboardInterrupt
-        return write(self, population, seeds, step)
+    def stops_at(last):
+        def noted(self, seeds, device):
+            batches = feed(self, seeds, device)
 
-    monkeypatch.setattr(Runs, "measure", stops)
+            def made(step):
+                fed.append((*seeds, step))
+                if step == last:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                return batches(step)
+
+            return made
+
+        return noted
+
+    monkeypatch.setattr(Runs, "feed", stops_at(11))
     with pytest.raises(KeyboardInterrupt):
         grown_from(one, ("A", "B"))
     assert not finished(one.folder("A"))
-    monkeypatch.setattr(Runs, "measure", write)
-    for folder, expected in zip(grown_from(one, ("A", "B")), whole, strict=True):
+    assert len(fed) == 12
+    monkeypatch.setattr(Runs, "feed", stops_at(None))
+    for folder, expected in zip(grown_from(one, ("B", "A")), whole[::-1], strict=True):
         for name, x in read_checkpoint(expected.last).part("model/").items():
             torch.testing.assert_close(read_checkpoint(folder.last).part("model/")[name], x)
-
-
-def _often(init):
-    def made(self, *arguments):
-        init(self, *arguments)
-        self.checkpoint_every = 7
-
-    return made
+    assert len(fed) == len(set(fed)) == 80
 
 
 def test_a_translator_has_no_padding_among_its_targets(pairs, tmp_path):
@@ -148,47 +155,78 @@ def test_those_that_differ_in_more_than_a_seed_are_refused(texts, tmp_path):
             Runs(one.field.task, [changed], [one.folder("A")])
 
 
-def test_one_that_diverges_is_named_and_the_others_are_finished(texts, tmp_path, monkeypatch):
-    made, one = Runs.model, trial(texts, tmp_path)
+@pytest.fixture
+def b_diverges(monkeypatch):
+    """Where runs are trained as one."""
+    made = Runs.model
 
     def broken(self, seed):
         model = made(self, seed)
-        if seed == one.recipe("B").training.seed:
+        if seed % corpora.SEEDS_APART == corpora.ROLES["B"]:
             with torch.no_grad():
                 next(model.parameters()).fill_(torch.nan)
         return model
 
     monkeypatch.setattr(Runs, "model", broken)
-    with pytest.raises(ValueError, match=r"0/B: a loss or a gradient was not finite"):
-        grown_from(one, ("A", "B"))
+
+
+@pytest.mark.usefixtures("b_diverges")
+def test_one_that_diverges_is_left_and_the_others_are_finished(texts, tmp_path):
+    one = trial(texts, tmp_path)
+    grown_from(one, ("A", "B"))
     assert (finished(one.folder("A")), finished(one.folder("B"))) == (True, False)
+    assert not list(one.folder("A").path.parent.glob("as-one*"))
 
 
-@pytest.mark.parametrize(
-    ("lengths", "expected"),
-    [([10] * 1000, 52), ([10] * 999 + [1000], 1), ([*range(1, 101)] * 10, 5)],
-    ids=["of one length", "one very long", "even"],
-)
-def test_so_many_are_trained_as_one_as_fit_and_are_not_much_wider(lengths, expected):
-    class Task:
-        def lengths(self, part):
-            return (np.array(lengths),)
+class InTurn(Scheduler):
+    """Jobs one after another in this process, as if it had a GPU to group them for."""
 
-    training = corpora.SST.recipe("full", "A", 0).training
-    assert how_many(Task(), training, room=10 * 32 * 52) == expected
+    device, here = "cuda", True
+
+    def run(self, jobs, *, alone=False, watch=lambda: None):
+        waiting, self.done = Waiting(jobs), []
+        while job := waiting.take():
+            self.done.append(job.name)
+            waiting.ended(job, attempt(job, os.getcwd()))
+        return waiting.failed
 
 
-def test_on_a_gpu_alike_ones_are_grouped(texts, tmp_path, monkeypatch):
-    monkeypatch.setattr(together, "how_many", lambda task, training: 2)
+@pytest.mark.usefixtures("b_diverges")
+def test_what_diverges_among_others_is_trained_alone_and_all_are_measured(texts, tmp_path, monkeypatch):
+    monkeypatch.setattr(together, "room_on", lambda device: 10_000)
+    monkeypatch.setattr(Wanted, "trial", property(lambda self: trial(texts, tmp_path, self.seed)))
+    wanted = [Wanted(texts, "smoke", 0, tmp_path, None, "cpu", role, measure) for role in ("A", "uniform", "B", "C")]
+    on = InTurn()
+    together.make(wanted, {texts.name: wanted[0].trial.field.task}, on, lambda *told: None)
+    assert "texts, seed 0, A and 2 more, trained" in on.done
+    assert all(each.measured for each in wanted)
+    steppers = {each.role: json.loads((each.trial.folder(each.role).path / "ran.json").read_text())[-1]["stepper"]
+                for each in wanted}  # fmt: skip
+    assert steppers == {"A": "population, tf32", "C": "population, tf32", "B": "eager", "uniform": "eager"}
+
+
+def test_so_many_are_trained_as_one_as_there_is_room_for(texts, tmp_path):
+    task, training = trial(texts, tmp_path).field.task, corpora.SST.recipe("full", "A", 0).training
+    longest = int(task.lengths("train")[0].max())
+    for room, expected in ((32 * longest * 5 + 1, 5), (32 * longest * 2 - 1, 1), (1, 1)):
+        assert how_many(task, training, room) == expected
+    assert how_many(task, replace(training, batch_examples=None), 10**6) == 1
+
+
+def test_on_a_gpu_alike_ones_are_grouped_but_for_those_begun_alone(texts, tmp_path, monkeypatch):
+    monkeypatch.setattr(together, "how_many", lambda task, training, room: 2)
+    monkeypatch.setattr(together, "room_on", lambda device: 0)
     wanted = [Wanted(texts, "smoke", seed, tmp_path / "work" / "item", None, "cpu", role, measure)
-              for seed in (0, 1) for role in ("A", "uniform", "B")]  # fmt: skip
-    groups = together._groups(wanted, "cuda")
+              for seed in (0, 1) for role in ("A", "uniform", "B", "C")]  # fmt: skip
+    wanted[3].trial.train("C")
+    tasks = {texts.name: wanted[0].trial.field.task}
+    groups = together._groups(wanted, tasks, "cuda")
     assert [[(each.seed, each.role) for each in group] for group in groups] == [
-        [(0, "A"), (0, "B")], [(1, "A"), (1, "B")], [(0, "uniform"), (1, "uniform")],
+        [(0, "C")], [(0, "A"), (0, "B")], [(1, "A"), (1, "B")], [(1, "C")], [(0, "uniform"), (1, "uniform")],
     ]  # fmt: skip
-    assert together._groups(wanted, "cpu") == [(each,) for each in wanted]
-    together.train_some(groups[0])
-    assert all(each.trained for each in groups[0])
-    seconds = [json.loads((each.trial.folder(each.role).path / "trained.json").read_text()) for each in groups[0]]
+    assert together._groups(wanted, tasks, "cpu") == [(each,) for each in wanted]
+    together.train_some(groups[1])
+    assert all(each.trained for each in groups[1])
+    seconds = [json.loads((each.trial.folder(each.role).path / "trained.json").read_text()) for each in groups[1]]
     assert seconds[0] == seconds[1]
     assert seconds[0]["seconds"] > 0

@@ -101,17 +101,20 @@ def test_the_ladder_pads_least(rungs):
     assert cost == best
 
 
+@pytest.mark.parametrize("batches", [1, 2])
 @pytest.mark.parametrize("rungs", [2, 3])
-def test_the_ladder_of_batches_pads_least_what_is_as_wide_as_its_longest(rungs):
-    """Against every choice of widths, over every batch of three."""
+def test_the_ladder_of_batches_pads_least_what_is_as_wide_as_its_longest(rungs, batches):
+    """Against every choice of widths, over every batch of three, or every two of them."""
     lengths = np.array([1, 2, 2, 3, 5, 5, 6, 8, 9, 12])
-    batches = np.array(list(itertools.combinations(lengths, 3))).max(1)
-    chosen = ladder(lengths, rungs, multiple=1, together=3)
+    longest = np.array(list(itertools.combinations(lengths, 3))).max(1)
+    if batches == 2:
+        longest = np.maximum(longest[:, None], longest[None, :]).flatten()
+    chosen = ladder(lengths, rungs, multiple=1, together=3, batches=batches)
     choices = [np.array([*c, 12]) for c in itertools.combinations(range(1, 12), rungs - 1)]
-    best = min(choice[np.searchsorted(choice, batches)].sum() for choice in choices)
-    assert chosen[np.searchsorted(chosen, batches)].sum() == best
+    best = min(choice[np.searchsorted(choice, longest)].sum() for choice in choices)
+    assert chosen[np.searchsorted(chosen, longest)].sum() == best
     alone = ladder(lengths, rungs, multiple=1)
-    assert alone[np.searchsorted(alone, batches)].sum() > best
+    assert alone[np.searchsorted(alone, longest)].sum() > best
 
 
 def test_padding_to_a_shape_changes_no_loss():

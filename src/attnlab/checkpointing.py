@@ -101,6 +101,8 @@ def checkpoint_of(position: Position, model: nn.Module, stepper: Stepper, accele
 def restore(checkpoint: Checkpoint, model: nn.Module, stepper: Stepper, accelerator: Any) -> Position:
     """Put back what a checkpoint holds. Batches are shared out to processes, so there must be as many as before."""
     state, rank = dict(checkpoint.state), accelerator.process_index
+    if "random" not in state:
+        raise ValueError("this run was trained as one with others and is finished: nothing is left to train")
     plain = state.pop("random")
     if (before := state.get("processes", 1)) != accelerator.num_processes:
         now = accelerator.num_processes

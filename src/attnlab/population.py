@@ -29,6 +29,7 @@ from torch.func import functional_call, stack_module_state, vmap
 from torch.nn import functional as F
 
 from attnlab.store import Checkpoint, DamagedError, read_checkpoint, write_checkpoint
+from attnlab.train import asked_to_stop
 
 Feed = Callable[[int], tuple[Tensor, ...]]  # step -> inputs and targets, each (s,b,…), of the batches after it
 Progress = Callable[[int, int], None]  # steps done, of how many, all seeds together
@@ -305,18 +306,20 @@ def _together(
     measures: dict[str, list[Tensor]] = {}
     step, taken = _resumed(file, experiment, seeds, updates, measures)
     times = sorted(set(experiment.measured_at) | {experiment.steps})
-    with _fast_products(device):
+    with _fast_products(device), asked_to_stop() as stop:
         while True:
             if step in times[taken:]:
                 _measure(experiment, population, seeds, step, measures)
                 taken += 1
             done = step == experiment.steps
-            if file is not None and (done or (step and step % experiment.checkpoint_every == 0)):
+            if file is not None and (done or stop.is_set() or (step and step % experiment.checkpoint_every == 0)):
                 about = {"experiment": experiment.key(), "seeds": list(seeds), "step": step, "taken": taken}
                 _save(file, about, updates, measures)
             progress(step, experiment.steps)
             if done:
                 break
+            if stop.is_set():
+                raise KeyboardInterrupt
             updates(*feed(step))
             step += 1
     weights = {name: x.detach().cpu() for name, x in population.weights.items()}

@@ -105,7 +105,8 @@ def open_run(
 ) -> Run:
     """The model of a run in evaluation mode, with its task.
 
-    weights  best, last, the mean of so many kept ones ("5"), or those kept at a step ("at:5000")
+    weights  best, last, the mean of so many kept ones ("5"), or those kept at a step ("at:5000"); best, unless said,
+             or the mean that its recipe says; last, where nothing was evaluated
     data     keys of other data of the same kind (data=, pair=, …), read with the run's vocabulary
     """
     folder = RunFolder(Path(path) if Path(path).exists() else ROOT / path)
@@ -114,7 +115,7 @@ def open_run(
         recipe = replace(recipe, data=_other(recipe.data, data))
     task = TASKS[recipe.task].prepare(recipe.data, folder.path)
     model = _built(recipe.model)
-    weights = weights or str(recipe.decoding.average or "best")
+    weights = weights or str(recipe.decoding.average or ("best" if folder.best.exists() else "last"))
     if weights.isdigit():
         load_weights(model, averaged(folder, int(weights)))
     elif weights in ("best", "last"):

@@ -219,17 +219,20 @@ class Captured(Stepper):
         return graph
 
 
-def ladder(lengths: np.ndarray, rungs: int = 8, multiple: int = 8, together: int = 1) -> np.ndarray:
+def ladder(
+    lengths: np.ndarray, rungs: int = 8, multiple: int = 8, *, together: int = 1, batches: int = 1
+) -> np.ndarray:
     """At most so many widths that every length fits under, chosen to pad least: (rungs,), rising.
 
-    Each is a multiple, or the longest length itself. together: so many examples of any length make a batch, which is as
-    wide as the longest of them; 1 also where those of a batch are of about one length.
+    multiple   each is one, or the longest length itself
+    together   so many examples of any length make a batch; 1 also where those of a batch are of about one length
+    batches    so many, drawn each by itself, are padded to one width
 
-    The exact optimum over the lengths that occur: cost(a, b) = width(b) · P(a < widest of a batch ≤ b).
+    The exact optimum over the lengths that occur: cost(a, b) = width(b) · P(a < longest of all ≤ b).
     """
     rounded = np.minimum(-(-np.maximum(lengths, 1) // multiple) * multiple, max(lengths.max(), 1))
     widths, counts = np.unique(rounded, return_counts=True)
-    upto = _chance_of_none_beyond(np.concatenate([[0], np.cumsum(counts)]), min(together, len(lengths)))
+    upto = _chance_of_none_beyond(np.concatenate([[0], np.cumsum(counts)]), min(together, len(lengths))) ** batches
     best = np.full((rungs + 1, len(widths) + 1), np.inf)
     came = np.zeros_like(best, dtype=int)
     best[:, 0] = 0.0
@@ -245,13 +248,6 @@ def ladder(lengths: np.ndarray, rungs: int = 8, multiple: int = 8, together: int
         chosen.append(widths[end - 1])
         end = came[rung, end]
     return np.array(chosen[::-1])
-
-
-def mean_width(lengths: np.ndarray, together: int) -> float:
-    """How long the longest of so many examples is, in the mean over all batches of them."""
-    widths, counts = np.unique(lengths, return_counts=True)
-    upto = _chance_of_none_beyond(np.concatenate([[0], np.cumsum(counts)]), min(together, len(lengths)))
-    return float((widths * np.diff(upto)).sum())
 
 
 def _chance_of_none_beyond(among: np.ndarray, drawn: int) -> np.ndarray:

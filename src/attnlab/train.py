@@ -25,7 +25,7 @@ from attnlab.score import Scored, perplexity, score_batches
 from attnlab.stepping import Captured, Eager, Flat, Objective, Stepper
 from attnlab.store import Metrics, RunFolder, write_checkpoint
 from attnlab.tasks.task import PAD, Task
-from attnlab.updates import Updates
+from attnlab.updates import Batches
 
 LOOK_EVERY = 50  # updates between two looks at the device's flag
 
@@ -126,7 +126,7 @@ def train(
     if (checkpoint := folder.resume()) is not None:
         position = restore(checkpoint, model, stepper, accelerator)
     metrics = Metrics(folder.metrics_file, position.metrics_length) if main else None
-    updates = Updates(task, config, accelerator, padded=isinstance(stepper, Captured))
+    batches = Batches(task, config, accelerator, padded=isinstance(stepper, Captured))
     schedule, history = config.schedule_of(), folder.metrics() if main else []
 
     def measured(values: dict[str, Any]) -> None:
@@ -137,7 +137,7 @@ def train(
             report(values)
 
     def save() -> None:
-        position.loss = updates.sum_over_processes(float(stepper.loss))
+        position.loss = batches.sum_over_processes(float(stepper.loss))
         state = checkpoint_of(position, model, stepper, accelerator)
         if main and config.keep_last:
             keep(folder, weights_of(model, stepper, position), last=config.keep_last, evaluated=config.evaluate_at)
@@ -161,13 +161,13 @@ def train(
     recent: deque[tuple[int, int, list[int]]] = deque(maxlen=max(LOOK_EVERY, config.log_every))
     alone, stopping = accelerator.num_processes == 1, False
     clock, timed, began = time.perf_counter(), 0, position.step
-    with _asked_to_stop() as stop, closing(metrics) if metrics is not None else nullcontext():
+    with asked_to_stop() as stop, closing(metrics) if metrics is not None else nullcontext():
         while position.unevaluated or (position.step < config.steps and not position.finished):
             if not position.unevaluated:
                 epoch = position.epoch
-                update = updates(position)
+                update = batches(position)
                 recent.append((position.step + 1, epoch, [index for batch in update for index in batch.indices]))
-                total, stopping = updates.agreed(update, stop.is_set())
+                total, stopping = batches.agreed(update, stop.is_set())
                 for batch in update:
                     stepper.accumulate(batch.inputs, batch.targets, accelerator.num_processes / total)
                 rate = schedule(position.step)
@@ -181,7 +181,7 @@ def train(
                 if (position.step % LOOK_EVERY == 0 or saving or position.unevaluated) and stepper.bad:
                     raise NotFiniteError(_where_it_went_wrong(folder, recent, began + int(stepper.updates) + 1, config))
                 if position.step % config.log_every == 0 or last:
-                    loss = updates.sum_over_processes(stepper.read_loss()) / position.targets
+                    loss = batches.sum_over_processes(stepper.read_loss()) / position.targets
                     speed = timed / (time.perf_counter() - clock)
                     how = {"lr": rate, "norm": float(stepper.norm), "tokens_per_second": speed}
                     measured({"step": position.step, "epoch": epoch, "loss": loss} | how)
@@ -290,7 +290,7 @@ def _where_it_went_wrong(
 
 
 @contextmanager
-def _asked_to_stop() -> Iterator[threading.Event]:
+def asked_to_stop() -> Iterator[threading.Event]:
     """Set on the first Ctrl-C or SIGTERM, to stop after the current update; a second one stops at once."""
     stop = threading.Event()
 

@@ -23,13 +23,12 @@ if TYPE_CHECKING:
 ROOM = 2**16  # positions of one pass, examples times width, where a batch has a number of examples
 
 
-class Updates:
+class Batches:
     def __init__(self, task: Task, config: "TrainConfig", accelerator: Any, *, padded: bool) -> None:
         self.task, self.config, self.accelerator = task, config, accelerator
         self.widths: np.ndarray | None = None
         if padded:
-            lengths = np.maximum.reduce(task.lengths("train"))
-            self.widths = ladder(lengths, config.rungs, together=config.batch_examples or 1)
+            self.widths = _widths(np.maximum.reduce(task.lengths("train")), config)
         self.epoch, self.plan = -1, list[list[int]]()
 
     def __call__(self, position: Position) -> list[Batch]:
@@ -71,33 +70,33 @@ class Updates:
 
     def _passes(self, batch: Batch) -> Iterator[Batch]:
         """The batch; in several parts, where one is too large or most of it padding."""
-        examples, alone = self.config.batch_examples, self.accelerator.num_processes == 1
-        if examples is None or not alone:
+        examples = self.config.batch_examples
+        if examples is None or self.accelerator.num_processes > 1:
             yield self._fitted(batch, examples or self.config.batch_tokens // self._width(_longest(batch)))
             return
         lengths = torch.stack([(x != PAD).sum(1) for x in _padded(batch)]).amax(0)
         lengths, order = lengths.sort(descending=True, stable=True)
-        rows = self._first(lengths, examples)
-        if len(lengths) <= rows:
+        widths = [self._width(length) for length in lengths.tolist()]
+        if (rows := self._rows(widths, examples)) >= len(widths):
             yield self._fitted(batch, rows)
             return
-        indices = [batch.indices[k] for k in order.tolist()]
-        yield self._fitted(self.task.batch("train", indices[:rows]), rows)
-        yield from self._passes(self.task.batch("train", indices[rows:]))
+        start, indices = 0, [batch.indices[k] for k in order.tolist()]
+        while start < len(widths):
+            rows = self._rows(widths[start:], examples)
+            yield self._fitted(self.task.batch("train", indices[start : start + rows]), rows)
+            start += rows
 
-    def _first(self, lengths: Tensor, examples: int) -> int:
-        """How many rows the first pass has, of examples by falling length: those of a batch, a quarter of them, …"""
-        choices = [examples]  # few, since each with each width is a shape to capture
-        while choices[-1] > 1:
-            choices.append(-(-choices[-1] // 4))
-        widths = [self._width(int(length)) for length in lengths]
-        positions = {
-            rows: rows * widths[0] + (examples * widths[rows] if rows < len(widths) else 0) for rows in choices
-        }
-        if examples * widths[0] <= ROOM and 2 * min(positions.values()) > examples * widths[0]:
-            return examples
-        fitting = [rows for rows in choices if rows * widths[0] <= ROOM] or [1]
-        return min(fitting, key=positions.__getitem__)
+    def _rows(self, widths: list[int], examples: int) -> int:
+        """How many rows the next pass has, of examples by falling width: as many as there is room for; but a sixteenth
+        or a quarter of a batch, where half of all positions that would be captured are saved so."""
+        rows = examples
+        while rows > 1 and rows * widths[0] > ROOM:
+            rows = -(-rows // 2)
+        if self.widths is not None and rows >= len(widths):
+            for few in (examples // 4, examples // 16):
+                if 0 < few < len(widths) and 2 * (few * widths[0] + examples * widths[few]) <= rows * widths[0]:
+                    return few
+        return rows
 
     def _width(self, longest: int) -> int:
         return longest if self.widths is None else int(self.widths[np.searchsorted(self.widths, longest)])
@@ -109,6 +108,15 @@ class Updates:
         shaped = fit([*batch.inputs, batch.targets], rows, self._width(_longest(batch)))
         *inputs, targets = (x.pin_memory() for x in shaped)
         return replace(batch, inputs=tuple(inputs), targets=targets)
+
+
+def _widths(lengths: np.ndarray, config: "TrainConfig") -> np.ndarray:
+    """What batches are padded to; of so many examples, most are for the longest of a batch, a quarter for others."""
+    if config.batch_examples is None:
+        return ladder(lengths, config.rungs)
+    few = config.rungs // 4
+    wide = ladder(lengths, config.rungs - few, together=config.batch_examples)
+    return np.union1d(wide, ladder(lengths, few)) if few else wide
 
 
 def _padded(batch: Batch) -> list[Tensor]:

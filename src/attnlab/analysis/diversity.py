@@ -205,6 +205,8 @@ def _added(record: Record, **options: Collection[int]) -> Diversity:
 
 def _counted(weights: Tensor, mask: Tensor | None) -> Tensor | None:
     """The mask as (b,1,i,j); refuses what does not fit."""
+    if not isinstance(weights, Tensor):
+        raise TypeError(f"weights must be a torch tensor, not {type(weights).__name__}: say torch.as_tensor(weights)")
     if weights.dim() != 4 or not weights.is_floating_point():
         given = f"{weights.dtype} {tuple(weights.shape)}"
         raise ValueError(f"weights must be floating-point (batch, heads, queries, keys), not {given}")

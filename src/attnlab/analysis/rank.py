@@ -136,7 +136,7 @@ class Rank(Sums):
         for kind, layer in self.layers():
             for of in ("state", "inputs", "outputs"):
                 if self.has(kind, layer, f"{of}.examples"):
-                    count = self.of(kind, layer, f"{of}.examples").clamp_min(1)
+                    count = self.of(kind, layer, f"{of}.examples")  # 0 makes NaN: of one token alone nothing is told
                     values = {name: float(self.of(kind, layer, f"{of}.{name}") / count) for name in COLUMNS}
                     rows.append({"kind": kind, "layer": layer, "of": of} | values)
         return pd.DataFrame(rows)

@@ -68,7 +68,7 @@ def _backward(
     dc = wide(grad_last).clone(memory_format=torch.contiguous_format)
     _passes(grad, h).backward(grad, weight, first, live, cells, active, delta, dh, dc)
     earlier, later = outputs[:, :-1].flatten(1, 2), delta[:, 1:].flatten(1, 2)  # h_{t−1} and δ_t of t > 1
-    with _products_as_nn_lstm_has_them():
+    with _products_as_nn_lstm_has_them(delta):
         dweight = torch.bmm(later.mT, earlier)
         if outputs.shape[1]:
             dweight.baddbmm_(delta[:, 0].mT, h)
@@ -179,12 +179,16 @@ def _kernel() -> ModuleType | None:
 
 
 @contextmanager
-def _products_as_nn_lstm_has_them() -> Iterator[None]:
-    """In tf32 where torch.backends.cudnn.rnn says so, which it does unless told otherwise."""
+def _products_as_nn_lstm_has_them(x: Tensor) -> Iterator[None]:
+    """On a GPU in tf32 where torch.backends.cudnn.rnn says so, which it does unless told otherwise; else as other
+    products are. The setting is the process's, and is changed for no longer than it takes to start these."""
     products: Any = torch.backends.cuda.matmul
     before, said = products.fp32_precision, torch.backends.cudnn.rnn.fp32_precision  # type: ignore[attr-defined]
+    if not x.is_cuda or x.dtype != torch.float32 or said != "tf32" or before == "tf32":
+        yield
+        return
+    products.fp32_precision = "tf32"
     try:
-        products.fp32_precision = "tf32" if said == "tf32" else before
         yield
     finally:
         products.fp32_precision = before

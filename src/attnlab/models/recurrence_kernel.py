@@ -26,7 +26,7 @@ from attnlab.mechanisms.kernels.launch import launching_on, note_launch
 
 LARGEST = 512  # units
 TILE_BYTES = 64 * 1024  # of W, at most
-CELLS = 8  # of a thread, of which δ is made at a time
+CELLS = 8  # of a thread, of which δ is made at a time; not fewer than one, or two threads would write one cell
 STAGES = 3  # tiles of W on their way and worked on
 HOPPER = 227 * 1024  # bytes of shared memory, where there is no GPU to ask
 

@@ -86,9 +86,9 @@ class Waiting:
         if not reason:
             return
         self.failed[job.name] = reason
-        for other in [other for other in self.left if job.name in other.after]:
-            self.left.remove(other)
-            self.ended(other, f"it comes after {job.name}, which failed")
+        while after := next((other for other in self.left if job.name in other.after), None):
+            self.left.remove(after)
+            self.ended(after, f"it comes after {job.name}, which failed")
 
 
 def attempt(job: Job, folder: str) -> str:

@@ -42,6 +42,7 @@ class Cell:
     published_interval: Interval | None = None
     sign: Literal[-1, 0, 1] = 0  # of a contrast: the side of 0 that the paper says; 0: not a contrast
     exact: bool = False  # no seed changes it
+    correlation: bool = False  # between −1 and 1: its interval is that of Fisher's z
     tags: tuple[str, ...] = ()
     note: str = ""
     not_run: str = ""  # why there are no values
@@ -54,6 +55,8 @@ class Cell:
             raise ValueError(f"{self} must have values, or a reason why it was not run; and not both")
         if self.exact and len(self.values) > 1:
             raise ValueError(f"{self} is exact, and has {len(self.values)} values; it must have one")
+        if self.correlation and not all(abs(r) <= 1 for r in self.values):
+            raise ValueError(f"{self}: {self.values} are not all between −1 and 1, as correlations are")
         bounds = self.published_interval or ()
         numbers = (*self.values, *bounds, *(() if self.published is None else (self.published,)))
         if not all(math.isfinite(x) for x in numbers):
@@ -70,15 +73,18 @@ class Cell:
 
     @property
     def interval(self) -> Interval | None:
-        """The mean ± t₀.₉₇₅,ₙ₋₁ · s/√n, from three seeds on; an exact value is its own."""
+        """The mean ± t₀.₉₇₅,ₙ₋₁ · s/√n, from three seeds on; of correlations that of artanh r, put back; an exact value
+        is its own."""
         if self.exact and self.values:
             return self.values[0], self.values[0]
         count = len(self.values)
         if count < FEWEST_SEEDS:
             return None
-        mean = statistics.fmean(self.values)
-        margin = float(stdtrit(count - 1, 0.975)) * statistics.stdev(self.values) / math.sqrt(count)
-        return mean - margin, mean + margin
+        values = [math.atanh(r * (1 - 1e-12)) for r in self.values] if self.correlation else self.values
+        mean = statistics.fmean(values)
+        margin = float(stdtrit(count - 1, 0.975)) * statistics.stdev(values) / math.sqrt(count)
+        low, high = mean - margin, mean + margin
+        return (math.tanh(low), math.tanh(high)) if self.correlation else (low, high)
 
     @property
     def verdict(self) -> Verdict:
@@ -108,7 +114,8 @@ class Cell:
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "Cell":
-        own: dict[str, Any] = {field.name: stored[field.name] for field in fields(cls)}
+        own: dict[str, Any] = {"correlation": False} | stored
+        own = {field.name: own[field.name] for field in fields(cls)}
         for name in ("values", "published_interval", "tags"):
             own[name] = None if own[name] is None else tuple(own[name])
         return cls(**own)

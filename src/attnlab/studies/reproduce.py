@@ -117,6 +117,8 @@ def reproduce(
     """Run the items asked for that are not there yet, or again; every outcome of the folder, in the study's order."""
     items = study.chosen(only := tuple(only))
     study.check_options(terms.options, only)
+    if out.is_file():
+        raise ValueError(f"--out {out} is a file; give a folder")
     (out / "items").mkdir(parents=True, exist_ok=True)
     asked: dict[str, Outcome] = {}
     for name, item in items.items():

@@ -58,6 +58,9 @@ class _Comparing:
         first = plan.recipe(plan.rows[0], 0, plan.seeds[0])
         name = plan.name if terms.controls else f"{plan.name}-without-controls"
         self.out = (terms.out or Path("compared") / name).absolute()
+        for key, path in (("out", self.out), ("runs", terms.runs)):
+            if path.is_file():
+                raise ValueError(f"{key}={path} is a file; give a folder, or none")
         self.vocabulary = self.out / "vocabulary" / digest(first.data)
         self.vocabulary.mkdir(parents=True, exist_ok=True)
         self.task: Task = TASKS[first.task].prepare(first.data, self.vocabulary)

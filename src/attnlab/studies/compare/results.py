@@ -90,7 +90,8 @@ class Results:
                     continue
                 mean = {"mean": statistics.fmean(values.values()), "interval": interval(list(values.values()))}
                 against = contrasts[measure.name].get(label)
-                row["measures"][measure.name] = {"seeds": values, **mean, "against_first": against and vars(against)}
+                found = {"seeds": values, **mean, "better": measure.better}
+                row["measures"][measure.name] = found | {"against_first": against and vars(against)}
             if label in self.bootstrap:
                 row["paired_bootstrap_p"] = self.bootstrap[label]
             rows.append(row)

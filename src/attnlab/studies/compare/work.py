@@ -51,7 +51,7 @@ def train(
     path, there = Path(folder), RunFolder(Path(folder))
     if finished(there):
         return
-    _wait_for(there)
+    wait_for(there)
     path.mkdir(parents=True, exist_ok=True)
     for file in Path(vocabulary).iterdir():
         if not (path / file.name).exists():
@@ -149,7 +149,8 @@ def _resident(*, peak: bool = False) -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def _wait_for(folder: RunFolder) -> None:
+def wait_for(folder: RunFolder) -> None:
+    """Until no process trains there, or long enough: one that is dying lets go of it soon."""
     end = time.monotonic() + LOCK_S
     while folder.is_locked() and time.monotonic() < end:
         time.sleep(0.2)

@@ -134,8 +134,8 @@ def _inside_remarks(results: Results) -> list[str]:
     found = [(o.row.label, one["inside"]) for o in results.outcomes for one in o.found.values() if "inside" in one]
     lines = [
         f"Inside, on {one['examples']} validation examples without noise: JSD of two heads over a sentence, mean over "
-        f"pairs and layers; residual and cosine of what the last layer is given ({one['of']}); query gradients, mean "
-        "over layers."
+        f"pairs and layers, of signed weights over keys and signs, which is not quite the same quantity; residual and "
+        f"cosine of what the last layer is given ({one['of']}); query gradients, mean over layers."
         for _, one in found
         if "failed" not in one
     ][:1]

@@ -1,17 +1,17 @@
 """Runs that differ in their seed alone, trained as one population, each into a folder of its own.
 
-What a folder holds then is what `attnlab train` leaves there: the weights at every step that is evaluated, the last
-ones, and that it is finished; but no metrics, since nothing is evaluated on the way. A run has the batches it has
-alone, in the same order, padded to the longest of all runs; its dropout is drawn from its own seed.
+A run has the batches it has alone, in the same order, but padded to the longest of all runs; its dropout is drawn from
+its own seed, for that width; products are in tf32. Its folder then holds what `attnlab train` leaves there, but for
+metrics and the best weights: nothing is evaluated on the way. One whose loss or gradient is not finite is left
+unfinished, to be trained alone, which says where it goes wrong.
 """
 
 import json
 import math
-import time
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -25,12 +25,16 @@ from attnlab.models.presets import Config, build
 from attnlab.population import IGNORED, Experiment, Feed, Population, grow
 from attnlab.recipe import Recipe
 from attnlab.runs import note_what_ran
-from attnlab.stepping import fit, ladder, mean_width
-from attnlab.store import Checkpoint, RunFolder, write_checkpoint, write_text
+from attnlab.stepping import fit, ladder
+from attnlab.store import Checkpoint, RunFolder, read_checkpoint, write_checkpoint, write_text
+from attnlab.studies.compare.work import wait_for
 from attnlab.tasks.task import PAD, Task
 from attnlab.tasks.text import write_atomically
 from attnlab.train import Outcome, TrainConfig
 
+MOST = 2**19  # positions
+BYTES = 40_000  # that a position takes of an LSTM of 256 in both directions
+PARTS = 4  # of a card
 PLAIN = {  # how a population is trained; the rest of a TrainConfig is free
     "accumulate": 1, "optimiser": "adam", "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0,
     "schedule": "constant", "warmup": 0, "label_smoothing": 0.0, "precision": "fp32", "patience": None, "keep_last": 0,
@@ -49,11 +53,15 @@ class Runs(Experiment):
                 raise ValueError(f"{name}={getattr(training, name)}: runs are trained as one only with {name}={value}")
         if training.batch_examples is None:
             raise ValueError("runs are trained as one only where a batch has a number of examples: say batch_examples=")
+        if getattr(recipes[0].data, "embeddings", None):
+            raise ValueError("embeddings=: runs that start from vectors are not trained as one")
         self.task, self.training = task, training
-        self.recipes = {recipe.training.seed: recipe for recipe in recipes}
-        self.folders = dict(zip(self.recipes, folders, strict=True))
+        order = sorted(zip(recipes, folders, strict=True), key=lambda pair: pair[0].training.seed)
+        self.recipes = {recipe.training.seed: recipe for recipe, _ in order}
+        self.folders = {recipe.training.seed: folder for recipe, folder in order}
         self.steps, self.lr, self.clip = training.steps, training.lr, training.clip
-        self.measured_at, self.checkpoint_every = training.evaluate_at, max(training.checkpoint_every, 6000)
+        self.measured_at = training.evaluate_at
+        self.checkpoint_every = max(training.checkpoint_every, training.steps // 6)  # each takes gigabytes
 
     def key(self) -> str:
         return alike(next(iter(self.recipes.values())))
@@ -68,7 +76,7 @@ class Runs(Experiment):
         rows = self.training.batch_examples
         assert rows is not None
         lengths = np.maximum.reduce(self.task.lengths("train"))
-        widths = ladder(lengths, self.training.rungs, together=rows * len(seeds))
+        widths = ladder(lengths, self.training.rungs, together=rows, batches=len(seeds))
         epoch_steps = -(-len(lengths) // rows)
         plans: dict[int, list[list[list[int]]]] = {}  # of the newest epoch, each seed's
 
@@ -93,21 +101,18 @@ class Runs(Experiment):
 
     def measure(self, population: Population, seeds: Sequence[int], step: int) -> dict[str, Tensor]:
         """Nothing is measured here: the weights are kept, to be measured later."""
-        if step:
-            for number, seed in enumerate(seeds):
-                self._write(population, number, {"step": step, "best": math.inf}, self.folders[seed].kept(step))
+        held = population.weights | population.buffers
+        for number, seed in enumerate(seeds if step else ()):
+            kept = {f"model/{name}": x[number].detach().cpu() for name, x in held.items()}
+            write_checkpoint(Checkpoint(kept, {"step": step, "best": math.inf}), self.folders[seed].kept(step))
         return {}
 
-    def finish(self, seed: int, weights: Mapping[str, Tensor], device: torch.device) -> None:
-        """Say that a run is finished, and what it ran on."""
+    def finish(self, seed: int, device: torch.device) -> None:
+        """Say what a run ran on, and that it is finished."""
         folder, state = self.folders[seed], vars(Position(step=self.steps, finished=True))
-        note_what_ran(folder, 0, Outcome(self.steps, math.inf, 0, True, "population"), device)
-        write_checkpoint(Checkpoint({f"model/{name}": x for name, x in weights.items()}, state), folder.last)
-
-    def _write(self, population: Population, number: int, state: dict, file: Path) -> None:
-        held = population.weights | population.buffers
-        kept = {f"model/{name}": x[number].detach().cpu() for name, x in held.items()}
-        write_checkpoint(Checkpoint(kept, state), file)
+        (folder.path / "ran.json").unlink(missing_ok=True)
+        note_what_ran(folder, 0, Outcome(self.steps, math.inf, 0, True, "population, tf32"), device)
+        write_checkpoint(Checkpoint(read_checkpoint(folder.kept(self.steps)).tensors, state), folder.last)
 
 
 def alike(recipe: Recipe) -> str:
@@ -117,41 +122,39 @@ def alike(recipe: Recipe) -> str:
 
 def train_as_one(
     task: Task, recipes: Sequence[Recipe], folders: Sequence[RunFolder], vocabulary: Path, device: torch.device
-) -> float:
-    """Train them all to their end; the seconds it took. ValueError, when the others are done, if some diverged."""
-    runs, clock = Runs(task, recipes, folders), time.perf_counter()
+) -> None:
+    """Train them all to their end, from where they stand as one; one that diverged is not finished then."""
+    runs = Runs(task, recipes, folders)
     with ExitStack() as locks:
-        for recipe, folder in zip(recipes, folders, strict=True):
+        for seed, folder in runs.folders.items():
+            wait_for(folder)
             locks.enter_context(folder.locked())
-            folder.claim(recipe.values())
+            folder.claim(runs.recipes[seed].values())
             for file in vocabulary.iterdir():
                 if not (folder.path / file.name).exists():
                     write_atomically(folder.path / file.name, file.read_bytes())
-            write_text(folder.path / "model.json", json.dumps(asdict(recipe.fitted(task)), indent=1) + "\n")
+            fitted = asdict(runs.recipes[seed].fitted(task))
+            write_text(folder.path / "model.json", json.dumps(fitted, indent=1) + "\n")
         LAUNCHED.clear()
         seeds = list(runs.recipes)
-        together = folders[0].path.parent / f"as-one-{len(seeds)}-{min(seeds)}-{runs.key()}"
+        name = sha256(" ".join(str(folder.path) for folder in runs.folders.values()).encode()).hexdigest()[:12]
+        together = folders[0].path.parent / f"as-one-{name}"
         grown = grow(runs, seeds, device=device, folder=together, processes=1)
-        for number, seed in enumerate(seeds):
-            if grown.finite[number]:
-                runs.finish(seed, {name: x[number] for name, x in grown.weights.items()}, device)
-    diverged = [str(folder.path) for folder, finite in zip(folders, grown.finite.tolist(), strict=True) if not finite]
-    if diverged:
-        raise ValueError(f"{', '.join(diverged)}: a loss or a gradient was not finite; lower lr=, or clip=")
-    for file in together.iterdir():
-        file.unlink()
-    together.rmdir()
-    return time.perf_counter() - clock
+        for seed, finite in zip(seeds, grown.finite.tolist(), strict=True):
+            if finite:
+                runs.finish(seed, device)
+        for file in together.iterdir():
+            file.unlink()
+        together.rmdir()
 
 
-def how_many(task: Task, training: TrainConfig, *, room: int = 2**19, wider: float = 2.0) -> int:
-    """How many runs are worth training as one: their batches fit together, and are not much wider than one's own.
+def how_many(task: Task, training: TrainConfig, room: int) -> int:
+    """How many runs are trained as one: as many as have so many positions in their batches, at the widest."""
+    longest = max(int(lengths.max()) for lengths in task.lengths("train"))
+    return max(1, room // ((training.batch_examples or room) * longest))
 
-    room    positions of all batches, at their widest
-    wider   the mean width of all batches together, by that of one
-    """
-    rows, lengths = training.batch_examples, np.maximum.reduce(task.lengths("train"))
-    if rows is None:
-        return 1
-    most, alone = room // (rows * int(lengths.max())), mean_width(lengths, rows)
-    return max(1, bisect_right(range(1, most + 1), wider * alone, key=lambda runs: mean_width(lengths, rows * runs)))
+
+def room_on(device: torch.device) -> int:
+    """Positions of batches that are trained as one, so that several such jobs fit on a card."""
+    total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+    return min(MOST, total // (PARTS * BYTES))

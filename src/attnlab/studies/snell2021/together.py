@@ -7,7 +7,8 @@ trained as one. Without a scheduler nothing is done: models are made one after a
 """
 
 import json
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,10 +19,11 @@ from attnlab.scheduling import Job, Scheduler
 from attnlab.store import write_text
 from attnlab.studies.compare.work import finished
 from attnlab.studies.snell2021.corpora import Corpus, Size
-from attnlab.studies.snell2021.grown import alike, how_many, train_as_one
+from attnlab.studies.snell2021.grown import alike, how_many, room_on, train_as_one
 from attnlab.studies.snell2021.measures import measure as measure_by_tables
 from attnlab.studies.snell2021.trials import MEASURED, TRAINED, Field, Measure, Trial
 from attnlab.studies.study import Scale, Setting
+from attnlab.tasks.task import Task
 
 GOLD = "A"  # the role that others are compared with
 
@@ -95,16 +97,20 @@ def rows(
             roles = {GOLD: measure_by_tables, **dict.fromkeys(others(row.field.size), measure)}
             for trial in row.trials:
                 wanted += [want(row.field.corpus, seed=trial.seed, role=role, measure=of) for role, of in roles.items()]
-        make(wanted, setting.on, setting.progress)
+        tasks = {row.field.corpus.name: row.field.task for row in found if row.trials}
+        make(wanted, tasks, setting.on, setting.progress)
     return found
 
 
-def make(wanted: Iterable[Wanted], on: Scheduler, progress: Progress) -> None:
-    """Train and measure those that are not yet; ValueError if some failed, when all that can be done is done."""
+def make(wanted: Iterable[Wanted], tasks: Mapping[str, Task], on: Scheduler, progress: Progress) -> None:
+    """Train and measure those that are not yet; ValueError if some failed, when all that can be done is done.
+
+    tasks   of each corpus, by its name
+    """
     missing = [each for each in wanted if not each.measured]
     missing.sort(key=lambda each: -each.trial.field.steps[-1])
     trained, training = [], dict[str, str]()  # the jobs, and the name of each model's
-    for group in _groups([each for each in missing if not each.trained], on.device):
+    for group in _groups([each for each in missing if not each.trained], tasks, on.device):
         more = f" and {len(group) - 1} more" if len(group) > 1 else ""
         trained.append(Job(f"{group[0].name}{more}, trained", train_some, (group,)))
         training |= {each.name: trained[-1].name for each in group}
@@ -127,35 +133,38 @@ def make(wanted: Iterable[Wanted], on: Scheduler, progress: Progress) -> None:
 
 
 def train_some(wanted: tuple[Wanted, ...]) -> None:
-    """A job: trained to their end; several of them as one."""
+    """A job: trained to their end; several of them as one, but for one that diverges, which is left to be measured."""
     if len(wanted) == 1:
         return wanted[0].trial.train(wanted[0].role)
-    trials = [each.trial for each in wanted]
+    trials, clock = [each.trial for each in wanted], time.perf_counter()
     folders = [trial.folder(each.role) for trial, each in zip(trials, wanted, strict=True)]
     recipes, field = [trial.recipe(each.role) for trial, each in zip(trials, wanted, strict=True)], trials[0].field
-    seconds = train_as_one(field.task, recipes, folders, field.vocabulary, field.setting.device)
-    for folder in folders:
-        write_text(folder.path / TRAINED, json.dumps({"seconds": seconds / len(folders)}) + "\n")
+    train_as_one(field.task, recipes, folders, field.vocabulary, field.setting.device)
+    seconds = (time.perf_counter() - clock) / len(wanted)
+    for folder in filter(finished, folders):
+        write_text(folder.path / TRAINED, json.dumps({"seconds": seconds}) + "\n")
     return None
 
 
 def measure_one(wanted: tuple[Wanted]) -> None:
-    """A job: measured."""
+    """A job: measured; trained before, where it is not."""
     (each,) = wanted
     each.trial.curves(each.role, each.measure)
 
 
-def _groups(wanted: Iterable[Wanted], device: str) -> list[tuple[Wanted, ...]]:
-    """Those that are trained as one, on a GPU: which differ in their seed alone, as many as are worth it."""
-    if device != "cuda":
-        return [(each,) for each in wanted]
-    by_kind: dict[str, list[Wanted]] = {}
+def _groups(wanted: Iterable[Wanted], tasks: Mapping[str, Task], device: str) -> list[tuple[Wanted, ...]]:
+    """Those that are trained as one, on a GPU: which differ in their seed alone, as many as there is room for. A run
+    that was begun alone goes on alone.
+    """
+    groups, by_kind = list[tuple[Wanted, ...]](), dict[str, list[Wanted]]()
     for each in wanted:
-        by_kind.setdefault(alike(each.trial.recipe(each.role)), []).append(each)
-    groups = []
+        if device != "cuda" or each.trial.folder(each.role).position():
+            groups.append((each,))
+        else:
+            by_kind.setdefault(alike(each.trial.recipe(each.role)), []).append(each)
     for kind in by_kind.values():
-        trial = kind[0].trial
-        most = how_many(trial.field.task, trial.recipe(kind[0].role).training)
+        training = kind[0].trial.recipe(kind[0].role).training
+        most = how_many(tasks[kind[0].corpus.name], training, room_on(torch.device(kind[0].device)))
         groups += [tuple(kind[start : start + most]) for start in range(0, len(kind), most)]
     return groups
 

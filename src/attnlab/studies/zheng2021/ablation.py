@@ -105,7 +105,8 @@ def _correlations(models: Variants, points: dict[str, Pair]) -> Iterator[Cell]:
     ):
         known = () if why else tuple(r for r in values(points) if np.isfinite(r))
         missing = why or ("" if known else "all values are the same: there is no correlation")
-        yield Cell(**models.about("", label, "JSD and BLEU"), **claim, values=known, not_run=missing)
+        about = models.about("", label, "JSD and BLEU")
+        yield Cell(**about, **claim, values=known, not_run=missing, correlation=True)
 
 
 def _within_seeds(points: dict[str, Pair]) -> list[float]:
