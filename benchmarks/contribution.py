@@ -8,10 +8,11 @@ einsum and measures it: a transcription of the equations, as the published code 
 agree.
 
 On a CPU, one thread: CPU time, what is compared taking turns in one process; the two ways, of which one leaves much
-behind, in processes of their own. Memory is by how much the resident size grows. There too the whole of it: what a record and its head norms add to an eager forward pass of a BERT; the statistics of a corpus (attnlab inspect
---file: read twice, recorded, counted, stored) beside the model's own eager pass over the same batches, for MiniLM and
-for a BERT-base with random weights; and 8,192 tokens through one lazily recorded layer of Llama's shape (32 heads, 8
-key heads, width 4096). On a GPU: time on the device, and as eager Python runs it.
+behind, in processes of their own. Memory is by how much the resident size grows. There too the whole of it: what a
+record and its head norms add to an eager forward pass of a BERT; the statistics of a corpus (attnlab inspect --file:
+read twice, recorded, counted, stored) beside the model's own eager pass over the same batches, for MiniLM and for a
+BERT-base with random weights; and 8,192 tokens through one lazily recorded layer of Llama's shape (32 heads, 8 key
+heads, width 4096). On a GPU: time on the device, and as eager Python runs it.
 
 Of the toolkits, none measures norms. inseq (PyPI) attributes the tokens of a decoder's text to those before them by the
 weights of every layer and head, in one pass: where it is installed it is compared with a record of the same GPT-2,
@@ -149,7 +150,13 @@ def forward(tokens):
     def recorded():
         return attnlab.record(model, {"input_ids": ids})
 
-    return plain, recorded, lambda: [norms(layer).head for layer in recorded().layers]
+    return plain, recorded, lambda: measure(recorded())
+
+
+def measure(record):
+    """The head norms of every layer, one after the other."""
+    for layer in record.layers:
+        norms(layer).head  # noqa: B018
 
 
 def corpus(name):
@@ -230,8 +237,7 @@ def decoder(tokens):
     error = float((theirs[:, :, 1:] - ours[:, :, 1 : theirs.shape[2]]).abs().max())
     if error > 1e-5:
         raise SystemExit(f"the weights differ by {error:.1e}: no times")
-    steps = [attributed, recorded, lambda: [norms(layer).head for layer in recorded().layers]]
-    return [row | {"error": error} for row in in_turns(steps)]
+    return [row | {"error": error} for row in in_turns([attributed, recorded, lambda: measure(recorded())])]
 
 
 def lazy_llama(tokens=8192):

@@ -234,12 +234,25 @@ def test_both_directions_are_joined(text, tmp_path, monkeypatch):
     grown = cli(*both).stdout.split("\n")
     for least, middle, most in zip(made["intersection"], grown, made["union"], strict=True):
         assert set(least.split()) <= set(middle.split()) <= set(most.split())
-    ahead = cli("ibm1", folder / "s", folder / "t").stdout.split("\n")
-    back = cli("ibm1", folder / "t", folder / "s").stdout.split("\n")
-    turned = [{"-".join(reversed(link.split("-"))) for link in line.split()} for line in back]
-    assert [set(line.split()) for line in made["intersection"]] == [
-        set(a.split()) & b for a, b in zip(ahead, turned, strict=True)
-    ]
+    ahead, back = cli("ibm1", folder / "s", folder / "t"), cli("ibm1", folder / "t", folder / "s")
+    assert [set(line.split()) for line in made["intersection"]] == common(ahead, back)
+
+
+def common(ahead, back):
+    """The links that both directions have, line by line."""
+    turned = [{"-".join(reversed(link.split("-"))) for link in line.split()} for line in back.stdout.split("\n")]
+    return [set(a.split()) & b for a, b in zip(ahead.stdout.split("\n"), turned, strict=True)]
+
+
+def test_attention_and_ibm1_are_joined_each_with_its_own_options(transformer, text, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run, files = transformer.folder.path, [text[0] / "s", text[0] / "t"]
+    for_run, for_ibm1 = ["--by", "weight", "--setting", "awo", "--layer", "1"], ["--diagonal"]
+    join = [*for_run, *for_ibm1, "--symmetrise", "intersection"]
+    for ahead, back in (((run, for_run), ("ibm1", for_ibm1)), (("ibm1", for_ibm1), (run, for_run))):
+        alone = cli(ahead[0], *files, *ahead[1]), cli(back[0], *reversed(files), *back[1])
+        made = cli(ahead[0], *files, "--reverse", back[0], *join)
+        assert [set(line.split()) for line in made.stdout.split("\n")] == common(*alone)
 
 
 def test_ibm1_is_trained_once_saved_and_opened_again(text, tmp_path, monkeypatch):

@@ -179,6 +179,7 @@ def test_every_format_says_the_same(name, tmp_path):
     [
         ("a.talp", "0-1\n", {}, r"a.talp:1: source word 0, counted from 1, of a sentence of 2 words.*--gold-base 0"),
         ("a.txt", "0-2\n", {}, r"a.txt:1: target word 2, counted from 0.*--gold-base 1"),
+        ("a.txt", "", {}, "a.txt: the file is empty; a pair without links has an empty line"),
         ("a.txt", "0-0\n0-0\n", {}, "2 lines for 1 sentence pairs"),
         ("a.txt", "0-0 1~1\n", {}, "a.txt:1: '1~1' is not a link such as"),
         ("a.naacl", "1 1\n", {}, "a.naacl:1: a line is sentence, source word, target word"),

@@ -17,7 +17,7 @@ from attnlab.studies.claims import TAGS, Cell, contrast, tally
 from attnlab.studies.reproduce import Outcome, Terms, reproduce
 from attnlab.studies.snell2021.datasets import ROWS, table9
 from attnlab.studies.study import Findings, Item, Setting, Study, open_study
-from attnlab.studies.written import number, write
+from attnlab.studies.written import brief, number, outcome_table, write
 
 CPU = torch.device("cpu")
 HOSTILE = "<script>alert(1)</script>"
@@ -40,6 +40,17 @@ def test_the_interval_of_correlations_is_fishers_and_stays_between_minus_one_and
     assert not Cell.from_json(stored).correlation
     with pytest.raises(ValueError, match="not all between −1 and 1"):
         cell(1.5, correlation=True)
+
+
+def test_what_differs_alike_in_every_row_is_said_once_above_them():
+    alike = [cell(1.0, row=row, tags=("other data", "other model")) for row in "ab"]
+    title, table = brief("Table", outcome_table(alike))
+    assert title == "Table (other data, other model)"
+    assert "what differs" not in table.columns
+    assert all(len(row) == len(table.columns) for row in table.rows)
+    for some in ([*alike, cell(1.0)], alike[:1]):
+        assert brief("Table", outcome_table(some)) == ("Table", outcome_table(some))
+    assert brief("Table", outcome_table([cell(1.0), cell(2.0)]))[0] == "Table"
 
 
 def test_out_that_is_a_file_is_refused(tmp_path):

@@ -296,7 +296,8 @@ def test_bytes_written_as_letters_are_known_as_punctuation():
         (["ROOT/bert"], "give one of --text, --pair and --file, not none"),
         (["ROOT/bert", "--text", "a", "--file", "b"], "give one of --text, --pair and --file, not text and file"),
         (["ROOT/bert", "--text", "a", "--examples", "2"], "--limit and --examples go with --file"),
-        (["ROOT/bert", "--text", "cat", "--layers", "7"], r"encoder-self layers is among layers \[7\]"),
+        (["ROOT/bert", "--text", "cat", "--layers", "7"], "has no layer 7; layers are 0 … 2"),
+        (["ROOT/bert", "--text", "cat", "--layers", "0,7"], "has no layer 7"),
         (["ROOT/bert", "--text", "cat", "--heads", "5"], "has no head 5; heads are 0 … 2"),
         (["ROOT/bert", "--text", "cat", "--heads", "a"], "heads=a: expected whole numbers and ranges"),
         (["ROOT/bert", "--text", "cat", "--dtype", "float8"], "dtype must be one of float16, bfloat16"),
@@ -322,6 +323,14 @@ def test_what_is_wrong_is_said(folder, tmp_path, words, message):
     assert isinstance(result.exception, ValueError | OSError), result.exception
     with pytest.raises(type(result.exception), match=message):
         raise result.exception
+    assert not (tmp_path / "out").exists()  # what went wrong takes no folder
+
+
+def test_out_must_not_be_a_file(folder, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    result = run(folder / "bert", "--text", "cat", "--out", tmp_path / "file")
+    assert "file is a file; what is written needs a folder" in str(result.exception)
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_a_folder_that_holds_another_inspection_is_left_alone(folder, tmp_path):

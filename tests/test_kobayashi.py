@@ -11,7 +11,9 @@ import tiny_models
 import torch
 from typer.testing import CliRunner
 
+from attnlab import runs
 from attnlab.cli import app
+from attnlab.recipe import resolved
 from attnlab.studies.kobayashi2020 import bert, sequences
 from attnlab.studies.reproduce import Terms
 from attnlab.studies.study import Setting, open_study
@@ -177,6 +179,27 @@ def test_a_model_that_is_not_there_is_not_run_and_says_why(tmp_path):
         findings = getattr(bert, name)(setting(tmp_path, model="no/such-model"))
         assert all(cell.verdict == "not run" for cell in findings.cells)
         assert all("not in the local cache" in c.not_run and "model=FOLDER" in c.not_run for c in findings.cells)
+
+
+def test_text_that_is_not_at_hand_is_not_run_and_a_file_that_is_not_there_is_an_error(tmp_path, monkeypatch):
+    def unreachable(*_):
+        raise OSError("wikitext-2 could not be fetched:\n get it from elsewhere")
+
+    monkeypatch.setattr(sequences, "obtain", unreachable)
+    findings = bert.table2(setting(tmp_path, model=MODEL))
+    assert {cell.not_run for cell in findings.cells} == {"wikitext-2 could not be fetched: get it from elsewhere"}
+    for name in ("file", "frequency"):
+        with pytest.raises(FileNotFoundError, match=f"{name}=.*nowhere: there is no such file"):
+            bert.surveyed(setting(tmp_path, **{"model": MODEL, name: str(tmp_path / "nowhere")}))
+
+
+def test_a_run_of_ours_is_no_bert(tmp_path):
+    values = {"data": "lexicon", "steps": "1", "batch_examples": "8", "width": "12", "heads": "3", "layers": "1"}
+    values |= {"evaluate_every": "1", "checkpoint_every": "1", "compile": "no"}
+    quiet = {"report": lambda _: None, "note": lambda _: None}
+    runs.start(resolved("synthetic", values), out=str(tmp_path / "run"), device="cpu", **quiet)
+    with pytest.raises(ValueError, match=r"run does not read \[CLS\] p1 \[SEP\] p2 \[SEP\]"):
+        bert.surveyed(setting(tmp_path, model=str(tmp_path / "run")))
 
 
 def test_a_model_that_reads_no_pairs_of_segments_is_refused(tmp_path):

@@ -108,6 +108,28 @@ def test_a_damaged_state_is_named(tmp_path):
         survey(reader(), given, SurveyConfig(), tmp_path)
 
 
+def test_other_weights_categories_or_counts_are_another_survey(tmp_path):
+    """What a folder keeps is of what its files said and the model knew then, whatever their names."""
+    given, mine, counts = Corpus((Example("the cat"),)), tmp_path / "mine.tsv", tmp_path / "counts.tsv"
+    config = SurveyConfig(categories=str(mine), frequency=str(counts))
+    mine.write_text("animals\tcat\n")
+    counts.write_text("cat\t2\nthe\t3\n")
+    same, other = reader(), reader()
+    first, _ = survey(same, given, config, tmp_path / "out")
+    assert_same(survey(same, given, config, tmp_path / "out")[0].tables(), first.tables(), check_exact=True)
+    with torch.no_grad():
+        next(other.model.parameters()).add_(0.25)
+    with pytest.raises(ValueError, match=r"holds another inspection \(weights: "):
+        survey(other, given, config, tmp_path / "out")
+    mine.write_text("articles\tthe\n")
+    with pytest.raises(ValueError, match=r"holds another inspection \(groups: .*animals.* there, .*articles.* now"):
+        survey(same, given, config, tmp_path / "out")
+    mine.write_text("animals\tcat\n")
+    counts.write_text("cat\t3\nthe\t2\n")
+    with pytest.raises(ValueError, match=r"holds another inspection \(counts: "):
+        survey(same, given, config, tmp_path / "out")
+
+
 def test_killed_or_shared_by_two_processes_the_tables_are_the_same(corpus, tmp_path, monkeypatch):
     """By SIGKILL, and by torchrun with gloo: all counts equal, sums to rounding."""
     for part in (tiny_models.bert(), tiny_models.tokenizer()):

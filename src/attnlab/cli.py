@@ -451,7 +451,7 @@ def reproduce(
     from attnlab.scheduling import scheduler
     from attnlab.studies import reproduce as running
     from attnlab.studies.study import known_scale, open_study
-    from attnlab.studies.written import outcome_table, tally_table, write
+    from attnlab.studies.written import brief, outcome_table, tally_table, write
 
     chosen = open_study(study)
     options = {"seeds": seeds, "out": out, "data-dir": data_dir}
@@ -465,7 +465,7 @@ def reproduce(
         outcomes = running.reproduce(
             chosen, terms, folder, only=only or (), again=again, note=progress.note, progress=progress.tick
         )
-    tables = {outcome.title: outcome_table(outcome.cells) for outcome in outcomes}
+    tables = dict(brief(outcome.title, outcome_table(outcome.cells)) for outcome in outcomes)
     tables[f"{study} at scale {scale}"] = tally_table([cell for outcome in outcomes for cell in outcome.cells])
     for title, table in tables.items():
         show_table(title, list(table.columns), [list(row) for row in table.rows])

@@ -7,6 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+LONG = 50  # letters of a first column that is not broken
+
 
 class Bar:
     """A bar on a terminal, plain lines elsewhere."""
@@ -43,9 +45,11 @@ class Bar:
 
 
 def show_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
+    """Print a table; its first column is broken only where it is long."""
+    whole = max((len(str(row[0])) for row in rows), default=0) <= LONG
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for number, column in enumerate(columns):
-        table.add_column(column, overflow="fold", no_wrap=number == 0)
+        table.add_column(column, overflow="fold", no_wrap=number == 0 and whole)
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
     Console(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else 140).print(table)

@@ -1,7 +1,7 @@
 """Word alignment: the links of sentence pairs from a run of ours, a Hugging Face encoder-decoder, or IBM Model 1."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from attnlab.aligning.attention import Reader, Sentences, Tick, find
@@ -53,10 +53,30 @@ class Asked:
         open_places = {name: place(text, name) for name in ("layer", "head") if (text := getattr(self, name))}
         return Reading(by, setting, **open_places)  # type: ignore[arg-type]
 
+    def beside(self, model: str, other: str) -> "Asked":
+        """What of it is for model, where other aligns too: what only one of them takes is not asked of the other."""
+        if of_words(model) == of_words(other):
+            return self
+        if of_words(model):
+            return replace(self, by=None, setting=None, layer=None, head=None, choosing=None)
+        return replace(self, diagonal=False, train_on=None)
+
     def refuse(self, names: Sequence[str], reason: str) -> None:
         for name in names:
             if getattr(self, name):
                 raise ValueError(f"--{name.replace('_', '-')} {reason}")
+
+
+ATTENTION = ("by", "setting", "layer", "head")  # what is asked of attention alone
+
+
+def of_words(model: str) -> bool:
+    """Whether it is an IBM Model 1, to be trained or kept in a folder."""
+    return model == "ibm1" or _kept(model) is not None
+
+
+def _kept(model: str) -> Path | None:
+    return next((path for path in (Path(model), ROOT / model) if (path / FILE).is_file()), None)
 
 
 @dataclass(frozen=True)
@@ -76,10 +96,9 @@ def align(model: str, pairs: Pairs, asked: Asked | None = None, *, tick: Tick = 
     asked = asked or Asked()
     if len(pairs[0]) != len(pairs[1]):
         raise ValueError(f"{len(pairs[0])} sources but {len(pairs[1])} targets: give one for each")
-    known = next((path for path in (Path(model), ROOT / model) if (path / FILE).is_file()), None)
-    if model == "ibm1" or known:
-        asked.refuse(("by", "setting", "layer", "head"), "is for models with attention; IBM Model 1 has none")
-        return _by_ibm1(pairs, asked, known)
+    if of_words(model):
+        asked.refuse(ATTENTION, "is for models with attention; IBM Model 1 has none")
+        return _by_ibm1(pairs, asked, _kept(model))
     asked.refuse(("diagonal", "train_on"), "is for MODEL ibm1; this model is trained already")
     if any((path / "model.json").is_file() for path in (Path(model), ROOT / model)):
         run = open_run(model, device=asked.device)

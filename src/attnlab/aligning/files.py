@@ -65,10 +65,11 @@ def align_files(
     pairs = read_words(source, target, options)
     gold = _gold(options.gold, pairs, options)
     asked = _asked(pairs, options)
-    answer = align(model, pairs, asked, tick=tick)
+    answer = align(model, pairs, asked.beside(model, options.reverse or model), tick=tick)
     notes, links = list(answer.notes), answer.aligned.links()
     if options.reverse:
-        back = align(options.reverse, (pairs[1], pairs[0]), _turned(asked), tick=tick)
+        turned = _turned(asked).beside(options.reverse, model)
+        back = align(options.reverse, (pairs[1], pairs[0]), turned, tick=tick)
         join = SYMMETRISATIONS[options.symmetrise or "grow-diag-final-and"]
         links = [join(ahead, _turn(behind)) for ahead, behind in zip(links, back.aligned.links(), strict=True)]
         notes += [f"reverse: {note}" for note in back.notes]

@@ -81,6 +81,9 @@ class Statistics:
 
     def add(self, record: Record) -> None:
         """Count the examples of one more record."""
+        for index in sorted(self.layers or ()):
+            if index not in (there := {layer.index for layer in record.layers}):
+                raise ValueError(f"the model has no layer {index}; layers are 0 … {max(there)}, within their kind")
         for kind in dict.fromkeys(record.kinds):
             sequences = self._sequences(record, kind)
             norm = weight = torch.zeros_like(sequences.keys, dtype=torch.float64)

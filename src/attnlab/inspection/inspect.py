@@ -72,9 +72,11 @@ def inspect(
 
     command, made   what the page says of how it came about: made tells versions and hardware of a device
     """
+    folder, corpus = out or request.folder, request.corpus
+    if folder.is_file():
+        raise ValueError(f"--out {folder} is a file; what is written needs a folder")
     how: dict[str, Any] = {"device": device, "dtype": request.dtype, "max_length": request.max_length}
     reader = reader or open_reader(request.model, **how, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
-    folder, corpus = out or request.folder, request.corpus
     config = SurveyConfig(**{name: getattr(request, name) for name in asdict(SurveyConfig())})
     statistics, contents = survey(reader, corpus, config, folder, progress=progress)
     if not processes(reader).is_main_process:

@@ -36,6 +36,7 @@ class Reader(ABC):
     """What an inspection asks of a model."""
 
     name: str
+    model: Any  # a module
     device: torch.device
     sides: Mapping[str, Side]  # "source" and/or "target"
 

@@ -2,7 +2,8 @@
 
 The batches of a corpus are a pure function of it and of the settings. With w processes, process r takes the batches r,
 r+w, … and keeps its sums and the next batch in FOLDER/state/r-of-w.safetensors, written whole or not at all. Killed and
-started again, it goes on from there; at the end the sums of all processes are joined.
+started again, it goes on from there; at the end the sums of all processes are joined. FOLDER/survey.json says what the
+sums are of, and is there before any of them: what differs in it is another survey, which the folder does not take.
 """
 
 import hashlib
@@ -10,7 +11,6 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -72,11 +72,18 @@ def survey(
 ) -> tuple[Statistics, Contents]:
     """The statistics of all processes; groups: categories by name, where no file says them."""
     world = processes(reader)
+    if config.categories is not None:
+        groups = parse_categories(read_text(Path(config.categories)), config.categories)
+    counts = None if config.frequency is None else read_text(Path(config.frequency))
+    made = _Tokens.of(reader, groups, counts, str(config.frequency))
     contents = first_reading(reader, corpus, progress)
-    about = {"model": reader.name, "corpus": contents.fingerprint, "groups": groups, "processes": world.num_processes}
-    with world.main_process_first():
-        claim(folder / "survey.json", asdict(config) | about, write=world.is_main_process)
-    statistics = _empty(reader, config, contents, groups)
+    frequency = {side: Frequency.of(made.counts.get(side, here), here) for side, here in contents.counts.items()}
+    statistics = Statistics(made.categories, frequency, layers=config.layers, heads=config.heads)
+    about: dict[str, Any] = {"model": reader.name, "weights": weights_digest(reader.model)}
+    about |= {"corpus": contents.fingerprint, "groups": groups, "processes": world.num_processes}
+    about["counts"] = None if counts is None else hashlib.sha256(counts.encode()).hexdigest()
+    claim = _Claim(folder / "survey.json", asdict(config) | about)
+    claim.refuse_another()
     path = folder / "state" / f"{world.process_index}-of-{world.num_processes}.safetensors"
     start = _resumed(statistics, path)
     done, saved = start["examples"], time.monotonic()
@@ -87,9 +94,9 @@ def survey(
         done += len(batch)
         progress(min(done * world.num_processes, contents.examples), contents.examples, "examples")
         if time.monotonic() - saved > SECONDS:
-            _save(statistics, path, number + 1, done)
+            _save(statistics, claim, path, number + 1, done)
             saved = time.monotonic()
-    _save(statistics, path, _END, done)
+    _save(statistics, claim, path, _END, done)
     return _joined(statistics, world), contents
 
 
@@ -97,9 +104,6 @@ class Alone:
     """One process, as accelerate.PartialState would describe it."""
 
     num_processes, process_index, is_main_process = 1, 0, True
-
-    def main_process_first(self) -> AbstractContextManager[None]:
-        return nullcontext()
 
 
 def processes(reader: Reader) -> Any:
@@ -143,37 +147,62 @@ def batches(reader: Reader, corpus: Corpus, tokens: int) -> Iterator[list[Exampl
         yield [window[place] for place in batch]
 
 
-def claim(path: Path, config: dict[str, Any], *, write: bool) -> None:
-    """Say what a folder holds, or make sure that it holds just that."""
-    now = json.loads(json.dumps(config))
-    if not path.exists():
-        if write:
-            write_atomically(path, (json.dumps(now, indent=1, ensure_ascii=False) + "\n").encode())
-        return
-    there = json.loads(path.read_text(encoding="utf-8"))
-    if differing := [key for key in now if there.get(key) != now[key]]:
-        shown = "; ".join(f"{key}: {there.get(key)!r} there, {now[key]!r} now" for key in differing[:3])
-        raise ValueError(f"{path.parent} holds another inspection ({shown}); choose another --out, or delete it")
+def weights_digest(model: torch.nn.Module) -> str:
+    """Of some numbers of every parameter: another training, or another model of this name, has another."""
+    known = hashlib.sha256()
+    for name, x in model.named_parameters():
+        flat = x.detach().flatten()
+        some = flat[:: max(1, len(flat) // 64)].float().cpu()
+        known.update(name.encode() + some.numpy().tobytes())
+    return known.hexdigest()
 
 
-def _empty(reader: Reader, config: SurveyConfig, contents: Contents, groups: dict[str, list[str]] | None) -> Statistics:
-    if config.categories is not None:
-        groups = parse_categories(read_text(Path(config.categories)), config.categories)
-    text = None if config.frequency is None else read_text(Path(config.frequency))
-    categories: dict[str, Categories] = {}
-    frequency: dict[str, Frequency] = {}
-    for side, found in reader.sides.items():
-        here = contents.counts[side]
-        if twin := next((s for s in categories if reader.sides[s] is found and contents.counts[s] is here), None):
-            categories[side], frequency[side] = categories[twin], frequency[twin]
-            continue
-        if groups is None:
-            categories[side] = Categories.usual(found.texts, found.special)
-        else:
-            categories[side] = Categories.own(groups, found.pieces)
-        counts = here if text is None else parse_frequency(text, found.pieces, str(config.frequency))
-        frequency[side] = Frequency.of(counts, here)
-    return Statistics(categories, frequency, layers=config.layers, heads=config.heads)
+@dataclass(frozen=True)
+class _Claim:
+    """What the sums of a folder are of."""
+
+    path: Path
+    values: dict[str, Any]
+
+    @property
+    def _text(self) -> str:
+        return json.dumps(self.values, indent=1, ensure_ascii=False) + "\n"
+
+    def refuse_another(self) -> None:
+        if not self.path.exists():
+            return
+        there, now = json.loads(self.path.read_text(encoding="utf-8")), json.loads(self._text)
+        if differing := [key for key in now if there.get(key) != now[key]]:
+            shown = "; ".join(f"{key}: {there.get(key)!r} there, {now[key]!r} now" for key in differing[:3])
+            raise ValueError(
+                f"{self.path.parent} holds another inspection ({shown}); choose another --out, or delete it"
+            )
+
+    def write(self) -> None:
+        if not self.path.exists():
+            write_atomically(self.path, self._text.encode())
+
+
+@dataclass(frozen=True, eq=False)
+class _Tokens:
+    """What is known of each side's tokens before the corpus is read: their categories, and counts where given."""
+
+    categories: dict[str, Categories]
+    counts: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, reader: Reader, groups: dict[str, list[str]] | None, text: str | None, where: str) -> "_Tokens":
+        made = cls({}, {})
+        for side, found in reader.sides.items():
+            if twin := next((other for other in made.categories if reader.sides[other] is found), None):
+                made.categories[side] = made.categories[twin]
+            elif groups is None:
+                made.categories[side] = Categories.usual(found.texts, found.special)
+            else:
+                made.categories[side] = Categories.own(groups, found.pieces)
+            if text is not None:
+                made.counts[side] = parse_frequency(text, found.pieces, where)
+        return made
 
 
 _END = 2**62  # a batch that there never is: all are done
@@ -191,7 +220,8 @@ def _resumed(statistics: Statistics, path: Path) -> dict[str, int]:
     return stored.state
 
 
-def _save(statistics: Statistics, path: Path, batch: int, examples: int) -> None:
+def _save(statistics: Statistics, claim: _Claim, path: Path, batch: int, examples: int) -> None:
+    claim.write()
     tensors = {name: x.clone() for name, x in statistics.tensors().items()}  # safetensors takes no shared memory
     write_checkpoint(Checkpoint(tensors, {"batch": batch, "examples": examples}), path)
 

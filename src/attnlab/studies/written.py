@@ -19,6 +19,7 @@ CSV_COLUMNS = (
     "item", "row", "column", "published", "published_low", "published_high", "mean", "low", "high", "seeds", "values",
     "verdict", "group", "tags", "note", "not_run",
 )  # fmt: skip
+DIFFERS = "what differs"  # from what the paper ran: a column
 
 
 def write(study: Study, outcomes: Sequence[Outcome], out: Path) -> Path:
@@ -47,7 +48,7 @@ def tally_table(cells: Sequence[Cell]) -> Table:
 
 def cell_table(cells: Sequence[Cell]) -> Table:
     """The cells that were run."""
-    columns = ["row", "column", "published", "ours", "95 % interval", "seeds", "verdict", "what differs"]
+    columns = ["row", "column", "published", "ours", "95 % interval", "seeds", "verdict", DIFFERS]
     rows = [
         [c.row, c.column, _published(c), _ours(c), _range(c.interval) if not c.exact else "exact", len(c.values) or "–",
          c.verdict, ", ".join(c.tags)]
@@ -61,6 +62,15 @@ def outcome_table(cells: Sequence[Cell]) -> Table:
     """The cells that were run; where none was, why."""
     table = cell_table(cells)
     return table if table.rows else remarks_table(cells) or table
+
+
+def brief(title: str, table: Table) -> tuple[str, Table]:
+    """The same without a last column that is the same in every row: its text goes into the title."""
+    last = {row[-1] for row in table.rows}
+    if len(last) != 1 or len(table.rows) < 2 or table.columns[-1] != DIFFERS:
+        return title, table
+    said = f"{title} ({last.pop()})" if any(last) else title
+    return said, Table(list(table.columns)[:-1], [list(row)[:-1] for row in table.rows], verdicts=table.verdicts)
 
 
 def remarks_table(cells: Sequence[Cell]) -> Table | None:

@@ -51,7 +51,10 @@ def read_gold(path: Path, lengths: Lengths, *, form: str | None = None, base: in
     if base not in (None, 0, 1):
         raise ValueError(f"the first word of an alignment is called 0 or 1, not {base}")
     first = FIRST[chosen] if base is None else base
-    lines = read_text(path).replace("\r\n", "\n").removesuffix("\n").split("\n")
+    text = read_text(path)
+    if not text:
+        raise ValueError(f"{path}: the file is empty; a pair without links has an empty line")
+    lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n")
     if chosen == "naacl":
         rows = _naacl(path, lines, len(lengths), null=first == 1)
     else:

@@ -87,17 +87,21 @@ def surveyed(setting: Setting) -> Found:
     tags: tuple[str, ...] = ("other data",)
     tags += () if Path(config.model).name == MODEL else ("other model",)
     tags += () if sequences == SEQUENCES else ("smaller scale",)
+    for name in ("file", "frequency"):
+        if (given := options.get(name)) is not None and not Path(given).is_file():
+            raise FileNotFoundError(f"{name}={given}: there is no such file")
     try:
-        reader: Any = open_reader(config.model, device=str(setting.device), max_length=LENGTH)
+        reader = _opened(config.model, str(setting.device))
     except OSError as error:
         return Found([], tags, reason=f"{error}; model=FOLDER takes another")
-    _check(reader)
+    unknown = reader.tokenizer.unk_token or ""
+    try:
+        drawings = [drawn(config.file, sequences, seed, unknown, setting.data_dir) for seed in setting.seeds]
+    except OSError as error:
+        return Found([], tags, reason=" ".join(str(error).split()))
     ranks = config.frequency or _published_ranks(reader, setting.data_dir)
     made = []
-    for number, seed in enumerate(setting.seeds):
-        examples = drawn(
-            config.file, sequences, seed, unknown=reader.tokenizer.unk_token or "", data_dir=setting.data_dir
-        )
+    for number, (seed, examples) in enumerate(zip(setting.seeds, drawings, strict=True)):
         statistics, contents = survey(
             reader, Corpus(examples), SurveyConfig(max_length=LENGTH, frequency=ranks),
             setting.folder.parent / f"bert-{digest(config)}" / f"seed-{seed}", groups=GROUPS,
@@ -227,9 +231,12 @@ def _progress(setting: Setting, before: int, done: int, total: int, what: str) -
     setting.progress(before * total + done, len(setting.seeds) * total, what)
 
 
-def _check(reader: Any) -> None:
+def _opened(model: str, device: str) -> PretrainedReader:
+    """An encoder that reads [SEP], 128 tokens of a text at most."""
+    reader = open_reader(model, device=device)
     if not isinstance(reader, PretrainedReader) or reader.two_sided or "[SEP]" not in reader.sides["source"].pieces:
         raise ValueError(f"{reader.name} does not read [CLS] p1 [SEP] p2 [SEP]: model= must be an encoder such as BERT")
+    return PretrainedReader(reader.name, reader.model, reader.tokenizer, LENGTH)
 
 
 def _published_ranks(reader: Any, data_dir: str | None) -> str | None:

@@ -37,8 +37,8 @@ def plain(text: str, unknown: str) -> str:
     return re.sub(r" @(.)@ ", r"\1", text).replace("<unk>", unknown)
 
 
-def drawn(file: str | None, count: int, seed: int, *, unknown: str, data_dir: str | None) -> tuple[Example, ...]:
-    """So many pairs of paragraphs, in an order drawn by the seed."""
+def drawn(file: str | None, count: int, seed: int, unknown: str, data_dir: str | None) -> tuple[Example, ...]:
+    """So many pairs of paragraphs, in an order drawn by the seed; unknown: the model's unknown token."""
     path = obtain(SETS["wikitext-2"], "train.txt", data_dir) if file is None else Path(file)
     pairs = neighbours(read_lines(path))
     if len(pairs) < count:
