@@ -24,6 +24,8 @@ ROOM = 2**16  # positions of one pass, examples times width, where a batch has a
 
 
 class Batches:
+    """Called with a run's position: the batches of its next update. padded: to widths that can be captured."""
+
     def __init__(self, task: Task, config: "TrainConfig", accelerator: Any, *, padded: bool) -> None:
         self.task, self.config, self.accelerator = task, config, accelerator
         self.widths: np.ndarray | None = None

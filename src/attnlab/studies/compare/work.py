@@ -52,10 +52,7 @@ def train(
     if finished(there):
         return
     wait_for(there)
-    path.mkdir(parents=True, exist_ok=True)
-    for file in Path(vocabulary).iterdir():
-        if not (path / file.name).exists():
-            write_atomically(path / file.name, file.read_bytes())
+    take_vocabulary(Path(vocabulary), path)
     _, outcome = runs.start(recipe, out=folder, device=device, report=report, note=_quiet, task=task)
     if not outcome.finished:
         raise KeyboardInterrupt
@@ -147,6 +144,14 @@ def _resident(*, peak: bool = False) -> int:
     if peak or not Path("/proc/self/statm").exists():
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def take_vocabulary(made: Path, folder: Path) -> None:
+    """Give a run's folder the vocabulary that was made once for all of them; what it has already stays."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in made.iterdir():
+        if not (folder / file.name).exists():
+            write_atomically(folder / file.name, file.read_bytes())
 
 
 def wait_for(folder: RunFolder) -> None:

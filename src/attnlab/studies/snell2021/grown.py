@@ -27,9 +27,8 @@ from attnlab.recipe import Recipe
 from attnlab.runs import note_what_ran
 from attnlab.stepping import fit, ladder
 from attnlab.store import Checkpoint, RunFolder, read_checkpoint, write_checkpoint, write_text
-from attnlab.studies.compare.work import wait_for
+from attnlab.studies.compare.work import take_vocabulary, wait_for
 from attnlab.tasks.task import PAD, Task
-from attnlab.tasks.text import write_atomically
 from attnlab.train import Outcome, TrainConfig
 
 MOST = 2**19  # positions
@@ -130,9 +129,7 @@ def train_as_one(
             wait_for(folder)
             locks.enter_context(folder.locked())
             folder.claim(runs.recipes[seed].values())
-            for file in vocabulary.iterdir():
-                if not (folder.path / file.name).exists():
-                    write_atomically(folder.path / file.name, file.read_bytes())
+            take_vocabulary(vocabulary, folder.path)
             fitted = asdict(runs.recipes[seed].fitted(task))
             write_text(folder.path / "model.json", json.dumps(fitted, indent=1) + "\n")
         LAUNCHED.clear()
