@@ -186,7 +186,7 @@ def test_what_is_measured_of_models_that_were_trained(tmp_path, monkeypatch):
 
 def test_the_study_has_its_items_and_options():
     study = open_study("zheng2021")
-    assert list(study.items) == ["table1", "fig2", "table2", "table3", "table4", "section54"]
+    assert list(study.items) == ["table1", "fig2", "table2", "table3", "table4", "rates", "section54"]
     study.check_options(["heads", "data"], ["table3"])
     with pytest.raises(ValueError, match="no option 'heads'"):
         study.check_options(["heads"], ["table4"])

@@ -1,6 +1,6 @@
 """Heo & Choi 2024, Generalized Probabilistic Attention Mechanism in Transformers: what is known of it, by item."""
 
-from attnlab.studies.heo2024.deep import gradients, ptb
+from attnlab.studies.heo2024.deep import gradients, ptb, rates
 from attnlab.studies.heo2024.initialisation import faithfulness
 from attnlab.studies.heo2024.models import OPTIONS
 from attnlab.studies.heo2024.reachable import convex
@@ -13,6 +13,7 @@ STUDY = Study(
     {
         "ptb": Item("Table 1, Figure 4: 15 layers, perplexity and rank collapse", ptb, options=OPTIONS),
         "gradients": Item("Figure 4: query gradients over training", gradients, options=OPTIONS),
+        "rates": Item("The rate of learning for 15 layers, chosen on validation", rates, options=OPTIONS),
         "convex": Item("Figures 1 and 3: convex and affine outputs", convex),
         "faithfulness": Item("Figure 5: rank collapse at initialisation", faithfulness, options=("data",)),
         "language": Item("A language model of 8 layers", language, options=OPTIONS),

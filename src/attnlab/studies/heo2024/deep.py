@@ -1,4 +1,7 @@
-"""The 15-layer language model: its perplexity, how alike its tokens become (Table 1), and its gradients (Figure 4)."""
+"""The 15-layer language model: its perplexity, how alike its tokens become (Table 1), and its gradients (Figure 4).
+
+The paper's rate of learning is not known: the item `rates` looks for the one that is best for each attention.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,7 +17,9 @@ from attnlab.studies.heo2024.measures import COLUMNS
 from attnlab.studies.heo2024.measures import DEEP as MEASURE
 from attnlab.studies.heo2024.models import ALL, GRID, OTHERS, SOFTMAX, TRAINED, trained_models
 from attnlab.studies.heo2024.published import PTB
+from attnlab.studies.rates import REMARK, searched
 from attnlab.studies.study import Findings, Setting
+from attnlab.studies.trained import Value
 from attnlab.studies.variants import Variant, Variants
 
 PERPLEXITY = {"test perplexity": "test", "validation perplexity": "valid"}
@@ -60,22 +65,40 @@ def gradients(setting: Setting) -> Findings:
     return Findings(cells, figures, (remark,))
 
 
+def rates(setting: Setting) -> Findings:
+    """The item: the rate of learning that is best for each attention, and each at its best."""
+    columns = {column: perplexity(part) for column, part in PERPLEXITY.items()}
+    cells: list[Cell] = []
+    for ground in grounds(DEEP, setting, NAMES):
+        train = lambda ground, variants: trained_models("rates", ground, variants, MEASURE)  # noqa: E731
+        cells += searched(ground, _variants(setting), SOFTMAX, columns, lambda each, _: _side(each), train)
+    return Findings(cells, remarks=(REMARK,))
+
+
 def _variants(setting: Setting) -> tuple[Variant, ...]:
     """All at full scale; below it one λ pair of the grid."""
     some = (SOFTMAX, TRAINED, GRID[0], *OTHERS)
     return setting.at(smoke=some, small=some, full=ALL)
 
 
+def perplexity(part: str) -> Value:
+    return lambda found: found["perplexity"][part]
+
+
+def _side(variant: Variant) -> int:
+    """Of 0, that on which the paper says the perplexity less softmax's is; 0 where it says nothing."""
+    return -1 if variant == TRAINED else 1 if variant in OTHERS else 0
+
+
 def _perplexities(models: Variants) -> Iterator[Cell]:
     for column, part in PERPLEXITY.items():
-        value = lambda found, part=part: found["perplexity"][part]  # noqa: E731
+        value = perplexity(part)
         printed = PTB if part == "test" else {}
         for each in _variants(models.setting):
             yield models.level(each, column, value, printed.get(each.name))
         for each in _variants(models.setting)[1:]:
             gap = printed["dagpam"] - printed["softmax"] if each is TRAINED and printed else None
-            sign = -1 if each is TRAINED else 1 if each in OTHERS else 0
-            yield models.contrast(each, SOFTMAX, column, value, gap, sign=sign)
+            yield models.contrast(each, SOFTMAX, column, value, gap, sign=_side(each))
 
 
 def _alike(models: Variants) -> Iterator[Cell]:

@@ -94,7 +94,10 @@ def recipe(corpus: Corpus, attention: str, seed: int, setting: Setting) -> Recip
     if setting.scale == "full":
         model: Any = replace(PRESETS["iwslt14"], attention=attention)
         base, decoding = TRAINING["iwslt14"]
-        training = replace(base, steps=10_000, batch_tokens=16_384, accumulate=1, seed=seed)
+        training = replace(
+            base, steps=5000, batch_tokens=16_384, accumulate=1, lr=7e-4, warmup=2000, schedule="cosine",
+            evaluate_every=500, checkpoint_every=1000, seed=seed,
+        )  # fmt: skip
         return Recipe(corpus.task, corpus.data, replace(model, vocabulary=4, target_vocabulary=4), training, decoding)
     layers, width, steps = setting.at(smoke=(2, 64, 120), small=(3, 128, 1500), full=(0, 0, 0))
     small = TransformerConfig(

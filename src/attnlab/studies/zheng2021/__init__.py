@@ -1,7 +1,7 @@
 """Zheng et al. 2021, Cascaded Head-colliding Attention: its tables and figures, one item each."""
 
 from attnlab.studies.study import Item, Study
-from attnlab.studies.zheng2021.ablation import section54, table4
+from attnlab.studies.zheng2021.ablation import rates, section54, table4
 from attnlab.studies.zheng2021.language import fig2, table1
 from attnlab.studies.zheng2021.models import OPTIONS
 from attnlab.studies.zheng2021.translation import table2, table3
@@ -15,6 +15,7 @@ STUDY = Study(
         "table2": Item("Table 2: BLEU", table2, options=OPTIONS),
         "table3": Item("Table 3, Figure 3: the number of heads", table3, options=(*OPTIONS, "heads")),
         "table4": Item("Table 4, Figures 4–6: cascade and noise apart", table4, options=OPTIONS),
+        "rates": Item("The rate of learning, chosen on validation", rates, options=OPTIONS),
         "section54": Item("§5.4: head diversity and BLEU", section54, options=OPTIONS),
     },
 )

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from attnlab.studies.claims import Cell
 from attnlab.studies.corpora import grounds
+from attnlab.studies.rates import REMARK, VALIDATION, searched, validation
 from attnlab.studies.study import Findings, Setting
 from attnlab.studies.variants import Variants
 from attnlab.studies.zheng2021.corpora import LIKE_IWSLT14, NAMES
@@ -74,6 +75,17 @@ def section54(setting: Setting) -> Findings:
         "model (noise, cascade) may move both: within a model, over seeds, is the sterner question."
     )
     return Findings(cells, figures, (remark,))
+
+
+def rates(setting: Setting) -> Findings:
+    """The item: the rate of learning that is best for each of the four models, and each at its best."""
+    cells: list[Cell] = []
+    for ground in grounds(LIKE_IWSLT14, setting, NAMES):
+        column, value = bleu(ground)
+        columns = {column: value, VALIDATION: validation}
+        train = lambda ground, variants: trained_models("rates", ground, variants)  # noqa: E731
+        cells += searched(ground, ALL, TRANSFORMER, columns, lambda _, name: -1 if name == VALIDATION else 1, train)
+    return Findings(cells, remarks=(REMARK,))
 
 
 def mean_jsd(found: dict[str, Any]) -> float:
