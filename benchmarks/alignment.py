@@ -5,10 +5,11 @@
 
 The text is that of attnlab reproduce kobayashi2020: the German–English pairs aligned by hand, which AER is of, then
 training pairs of Europarl; or a text of one's own, words between white space. CPU seconds of one thread, children
-included: training and alignment of IBM Model 1, with and without the diagonal; a translator by weights and by norms (a
-RUN, or one of the iwslt14 size with random weights, which costs the same and aligns nothing); fast_align (as PyPI's
-systran-align) and eflomal (PyPI), where they are installed. Every aligner learns from the pairs it then aligns, and
-links of both directions are joined by grow-diag-final-and, those of systran-align as it joins them itself.
+included: training and alignment of IBM Model 1, with and without the diagonal and a prior on θ; a translator by weights
+and by norms (a RUN, or one of the iwslt14 size with random weights, which costs the same and aligns nothing);
+fast_align (as PyPI's systran-align) and eflomal (PyPI), where they are installed. Every aligner learns from the pairs
+it then aligns, and links of both directions are joined by grow-diag-final-and, those of systran-align as it joins them
+itself.
 """
 
 import argparse
@@ -32,6 +33,7 @@ from attnlab.aligning.reading import Reading
 from attnlab.analysis.alignment import aer
 from attnlab.analysis.symmetrise import grow_diag_final_and
 from attnlab.studies.kobayashi2020.corpus import aligned_by_hand, tokenised, without
+from attnlab.studies.kobayashi2020.ibm1 import MODELS
 from attnlab.tasks.links import read_gold
 from attnlab.tasks.parallel import parallel_text
 from attnlab.tasks.text import read_parallel
@@ -97,9 +99,9 @@ def random_run(folder, source, target):
     return folder / "run"
 
 
-def joined_with_back(source, target, ahead, diagonal):
+def joined_with_back(source, target, ahead, how):
     """The other direction, and the two joined."""
-    back = WordModel.train(target, source, diagonal=diagonal).align(target, source).links()
+    back = WordModel.train(target, source, **how).align(target, source).links()
     return joined(ahead, [frozenset((s, t) for t, s in links) for links in back])
 
 
@@ -138,12 +140,12 @@ def eflomal(source, target, folder, *, both):
 
 def measured(given, source, target, folder):
     """(what, links or None, seconds) of each."""
-    for name, diagonal in (("IBM Model 1", False), ("IBM Model 1, diagonal", True)):
-        model, training = timed(lambda d=diagonal: WordModel.train(source, target, diagonal=d))
+    for name, how in MODELS.items():
+        model, training = timed(lambda h=how: WordModel.train(source, target, **h))
         made, aligning = timed(lambda m=model: m.align(source, target).links())
         yield f"{name}: training", None, training
         yield f"{name}: alignment", made, aligning
-        both, more = timed(lambda d=diagonal, ahead=made: joined_with_back(source, target, ahead, d))
+        both, more = timed(lambda h=how, ahead=made: joined_with_back(source, target, ahead, h))
         yield f"{name}, both directions: training and alignment", both, training + aligning + more
     if installed("systran-align"):
         yield "fast_align, both directions: training and alignment", *timed(lambda: fast_align(source, target, folder))

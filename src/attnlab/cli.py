@@ -287,7 +287,9 @@ def align(
     train_on: Annotated[
         tuple[str, str] | None, typer.Option(metavar="SRC TGT", help="what ibm1 is trained on; else this text")
     ] = None,
-    diagonal: Annotated[bool, typer.Option("--diagonal", help="ibm1 learns to prefer the diagonal")] = False,
+    diagonal: Annotated[
+        bool, typer.Option("--diagonal", help="ibm1 as fast_align: it learns to prefer the diagonal, with a prior on θ")
+    ] = False,
     gold: Annotated[str | None, typer.Option(metavar="FILE", help="links to score against")] = None,
     gold_format: Annotated[str | None, typer.Option(help="pharaoh, talp or naacl; else by the name")] = None,
     gold_base: Annotated[int | None, typer.Option(help="what the file calls the first word, 0 or 1")] = None,

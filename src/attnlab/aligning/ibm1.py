@@ -2,14 +2,20 @@
 
     FOLDER/ibm1.safetensors, source.txt, target.txt        what `save` writes and `load` reads
 
+By itself it is Model 1 as Brown et al. 1993 have it, by maximum likelihood; with the diagonal it is fast_align's model
+(Dyer et al. 2013), with fast_align's own numbers: where λ starts, p(NULL), and the prior on θ. They are taken from
+there, not chosen by any links.
+
 A target word is linked to the source word of the highest posterior; to none where that is NULL, and where no source
 word was ever seen with it.
 """
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,7 +25,7 @@ from attnlab.models.ibm1 import Ibm1, fit, link_prior
 from attnlab.tasks.vocabulary import Words
 
 FILE = "ibm1.safetensors"
-FAST_ALIGN = {"null": 0.08, "diagonal": 4.0, "learn_diagonal": True}  # where fast_align starts (Dyer et al. 2013)
+FAST_ALIGN: dict[str, Any] = {"null": 0.08, "diagonal": 4.0, "learn_diagonal": True, "prior": 0.01}  # its -d -o -v
 
 Sentences = Sequence[Sequence[str]]
 
@@ -33,13 +39,18 @@ class WordModel:
     target: Words
 
     @classmethod
-    def train(cls, source: Sentences, target: Sentences, *, diagonal: bool = False) -> "WordModel":
-        """On sentence pairs, to convergence; diagonal: with a learnt preference for it, and p(NULL) = 0.08."""
+    def train(
+        cls, source: Sentences, target: Sentences, *, diagonal: bool = False, prior: float | None = None
+    ) -> "WordModel":
+        """On sentence pairs, to convergence.
+
+        diagonal   with a learnt preference for it, and p(NULL) = 0.08
+        prior      on θ, 0 for maximum likelihood; None: 0.01 with the diagonal, else 0
+        """
         vocabularies = [_words(side) for side in (source, target)]
         pairs = list(zip(*(_ids(v, side) for v, side in zip(vocabularies, (source, target), strict=True)), strict=True))
         sizes = len(vocabularies[0]), len(vocabularies[1])
-        model = fit(pairs, sizes=sizes, **(FAST_ALIGN if diagonal else {}))  # type: ignore[arg-type]
-        return cls(model, *vocabularies)
+        return cls(fit(pairs, sizes=sizes, **_options(diagonal, prior)), *vocabularies)
 
     def align(self, source: Sentences, target: Sentences) -> Aligned:
         """The links of sentence pairs, with their posteriors."""
@@ -68,14 +79,20 @@ class WordModel:
         return cls(Ibm1.load(folder / FILE), Words.read(folder / "source.txt"), Words.read(folder / "target.txt"))
 
 
-def folder_name(source: Sentences, target: Sentences, *, diagonal: bool) -> str:
-    """A name that is the same for the same text and the same options."""
-    text = hashlib.sha256(b"diagonal" if diagonal else b"")
+def folder_name(source: Sentences, target: Sentences, *, diagonal: bool, prior: float | None = None) -> str:
+    """A name that is the same for the same text and the same options, those that are not said too."""
+    text = hashlib.sha256(json.dumps(_options(diagonal, prior), sort_keys=True).encode())
     for side in (source, target):
         for words in side:
             text.update(" ".join(words).encode(errors="surrogatepass") + b"\n")
         text.update(b"\n\n")
     return f"ibm1-{text.hexdigest()[:12]}"
+
+
+def _options(diagonal: bool, prior: float | None) -> dict[str, Any]:
+    """What `fit` is told."""
+    options = FAST_ALIGN if diagonal else {"prior": 0.0}
+    return options if prior is None else options | {"prior": float(prior)}
 
 
 def _looked_up(theta: np.ndarray, cells: Cells, x: np.ndarray, y: np.ndarray) -> np.ndarray:

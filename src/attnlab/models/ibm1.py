@@ -1,18 +1,29 @@
-"""IBM Model 1 (Brown et al. 1993), to convergence, with an optional preference for the diagonal (Dyer et al. 2013).
+"""IBM Model 1 (Brown et al. 1993), to convergence; optionally with a preference for the diagonal and a prior on θ.
 
 Every word y_t of a target of T words is the translation of one of the L words of its source, or of NULL:
 
     p(y|x) = Π_t Σ_l δ(l|t) θ(y_t|x_l)          l = 1 … L, and NULL
     δ(NULL|t) = p0      δ(l|t) = (1 − p0) e^{λ h(l,t)} / Σ_l' e^{λ h(l',t)}      h(l,t) = −|t/T − l/L|
 
-λ = 0 is Model 1 itself. With p0 = "uniform" NULL is one word among the others, δ = 1/(L+1), as in Brown et al.; with
-p0 = 0 there is none, and the first iteration from even θ gives Trans of Snell et al. 2021 (eq. 17) exactly.
+λ = 0 is Model 1 itself; the diagonal is that of Dyer et al. 2013. With p0 = "uniform" NULL is one word among the
+others, δ = 1/(L+1), as in Brown et al.; with p0 = 0 there is none, and the first iteration from even θ gives Trans of
+Snell et al. 2021 (eq. 17) exactly.
 
     E: expected links p(l|t) ∝ δ(l|t) θ(y_t|x_l)
-    M: θ(o|i) ∝ Σ p(l|t) over the links of i with o      λ = argmax Σ p(l|t) log δ(l|t)
+    M: θ(o|i) = n_io / n_i      n_io = Σ p(l|t) over the links of i with o      λ = argmax Σ p(l|t) log δ(l|t)
+
+This is maximum likelihood, under which a source word that occurs once is free to take links that other words explain.
+A prior, θ_i ~ Dirichlet(a, …, a) over the O_i types that occur with i, says for a < 1 that a word has few translations.
+By mean field (variational Bayes, as in Dyer et al.) q(θ_i) = Dirichlet(n_i + a), and what stands for θ in E, and is
+kept, is its geometric mean: less than n_io / n_i where links are few, in rows that sum to ≤ 1.
+
+    M: θ(o|i) = exp E_q[log θ(o|i)] = exp ψ(n_io + a) / exp ψ(n_i + a O_i)
+
+Either way no iteration lowers one quantity, and its gain tells when to stop: the log-likelihood Σ log p(y|x), or with a
+prior the lower bound Σ log p(y|x) − KL(q‖prior) of log ∫ p(y|x,θ) p(θ) dθ. There the first term alone may fall.
 
 θ is held only for types that occur in a common pair. Memory: 4 bytes for each cell (a word of a source, or NULL, with a
-word of its target) and about 40 for each two types that occur together.
+word of its target) and about 50 for each two types that occur together, 60 with a prior.
 """
 
 import json
@@ -28,6 +39,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from scipy.optimize import minimize_scalar
+from scipy.special import digamma, gammaln
 
 from attnlab.models.cooccurrence import Cells, Corpus, Ids, Pairs, alpha, beta, counts, trans
 
@@ -35,6 +47,7 @@ __all__ = ["Ibm1", "alpha", "beta", "counts", "fit", "trans"]
 
 FORMAT = "attnlab-ibm1-1"
 STEEPEST = 100.0  # the largest λ that is looked for
+WEAKEST = 0.002  # the least prior: e^ψ(a) is about e^(−1/a), and with less it could vanish in float64
 
 Null = float | Literal["uniform"]
 
@@ -43,11 +56,12 @@ Null = float | Literal["uniform"]
 class Ibm1:
     """A fitted model. Source words are ids 0 … I−1; row I of theta is NULL."""
 
-    theta: sparse.csr_array  # θ(o|i), (I+1, O), float64; a row that occurred sums to 1
+    theta: sparse.csr_array  # θ(o|i), (I+1, O), float64; a row that occurred sums to 1, with a prior to ≤ 1
     null: Null  # p0
     diagonal: float  # λ
     log_likelihood: tuple[float, ...] = ()  # nats a target word on the training pairs, before each iteration
     converged: bool = False
+    prior: float = 0.0  # a; where there is one, log_likelihood is from its second value on the bound
 
     def posterior(self, source: Ids, target: Ids) -> np.ndarray:
         """p(l|t) of one pair, (T, L+1), NULL last; even where no word of the source was ever seen with y_t."""
@@ -66,7 +80,7 @@ class Ibm1:
         """Write one safetensors file, whole or not at all."""
         path = Path(path)
         about = {"null": self.null, "diagonal": self.diagonal, "shape": list(self.theta.shape)}
-        about |= {"log_likelihood": list(self.log_likelihood), "converged": self.converged}
+        about |= {"log_likelihood": list(self.log_likelihood), "converged": self.converged, "prior": self.prior}
         named = {name: torch.from_numpy(np.array(getattr(self.theta, name))) for name in ("data", "indices", "indptr")}
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = path.with_name(f".{path.name}.{os.getpid()}")
@@ -100,32 +114,53 @@ def fit(
     null: Null = "uniform",
     diagonal: float = 0.0,
     learn_diagonal: bool = False,
+    prior: float = 0.0,
     iterations: int = 100,
     tolerance: float = 1e-3,
     sizes: tuple[int, int] | None = None,
 ) -> Ibm1:
     """Expectation maximisation from even θ, until an iteration gains less than tolerance nats a target word.
 
+    With a prior the gain is that of the bound. Even θ has none: its log-likelihood is kept, and not compared.
+
     pairs     (source ids, target ids); one with an empty side says nothing and is left out. For the other
               direction exchange the two
     null      p0, or "uniform"              diagonal   λ, where it starts if it is learnt
+    prior     a, or 0 for maximum likelihood
     sizes     how many types there are, where not only those up to the largest id
     """
-    _check(null, diagonal, iterations, tolerance)
+    _check(null, diagonal, prior, iterations, tolerance)
     corpus = _gathered(pairs)
     blocks = _Blocks(corpus, sizes, null)
     theta = np.full(blocks.pattern.nnz, 1.0 / blocks.pattern.shape[1])
     history: list[float] = []
-    converged = False
+    divergence, converged = 0.0, False
     for _ in range(iterations):
         expected = blocks.expect(theta, null, diagonal, drawn=learn_diagonal)
-        history.append(expected.log_likelihood / blocks.words)
-        if converged := len(history) > 1 and history[-1] - history[-2] < tolerance:
+        history.append((expected.log_likelihood - divergence) / blocks.words)
+        if converged := len(history) > 1 + bool(prior) and history[-1] - history[-2] < tolerance:
             break
-        theta = trans(blocks.table(expected.links)).data
+        theta, divergence = best_theta(blocks.table(expected.links), prior)
         if learn_diagonal:
             diagonal = expected.best_diagonal(diagonal)
-    return Ibm1(blocks.table(theta), null, diagonal, tuple(history), converged)
+    return Ibm1(blocks.table(theta), null, diagonal, tuple(history), converged, prior)
+
+
+def best_theta(links: sparse.csr_array, prior: float) -> tuple[np.ndarray, float]:
+    """The M step: θ in the cells of a table of expected links, and KL(q‖prior), which is 0 where there is no prior.
+
+    KL = Σ_i log Γ(n_i + a O_i)/Γ(a O_i) − Σ_io log Γ(n_io + a)/Γ(a) + Σ_io n_io log θ(o|i)
+    """
+    if not prior:
+        return trans(links).data, 0.0
+    types = np.diff(links.indptr)  # O_i
+    total = links.sum(axis=1) + prior * types
+    log_theta = digamma(links.data + prior)
+    log_theta -= np.repeat(digamma(total), types)
+    some = types > 0
+    divergence = (gammaln(total[some]) - gammaln(prior * types[some])).sum() + links.data @ log_theta
+    divergence -= (gammaln(links.data + prior) - gammaln(prior)).sum()
+    return np.exp(log_theta), float(divergence)
 
 
 def link_prior(length: int, words: int, null: Null, diagonal: float) -> np.ndarray:
@@ -218,13 +253,15 @@ def _gathered(pairs: Pairs) -> Corpus:
     return full
 
 
-def _check(null: Null, diagonal: float, iterations: int, tolerance: float) -> None:
+def _check(null: Null, diagonal: float, prior: float, iterations: int, tolerance: float) -> None:
     if isinstance(null, str) and null != "uniform":
         raise ValueError(f'null is a probability or "uniform", not {null!r}')
     if not isinstance(null, str) and not 0.0 <= null < 1.0:
         raise ValueError(f"null, the probability of NULL, must be in [0, 1), not {null}")
     if not (math.isfinite(diagonal) and 0.0 <= diagonal <= STEEPEST):
         raise ValueError(f"diagonal must be a number from 0 to {STEEPEST:g}, not {diagonal}")
+    if prior != 0 and not (math.isfinite(prior) and prior >= WEAKEST):
+        raise ValueError(f"prior must be 0, for maximum likelihood, or a number from {WEAKEST:g}, not {prior}")
     if iterations < 1:
         raise ValueError(f"iterations must be at least 1, not {iterations}")
     if not tolerance >= 0.0:

@@ -1,4 +1,5 @@
-"""IBM Model 1 on the text of the alignment item, with and without a preference for the diagonal: no attention at all.
+"""IBM Model 1 on the text of the alignment item: no attention at all. With and without a preference for the diagonal,
+with and without a prior on θ; both together are fast_align's model.
 
 It learns from the training pairs and, as is usual with such models, from the gold pairs' text too; not from their
 links. Seeds make no difference to it.
@@ -6,8 +7,9 @@ links. Seeds make no difference to it.
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from attnlab.aligning.ibm1 import FILE, WordModel, folder_name
+from attnlab.aligning.ibm1 import FAST_ALIGN, FILE, WordModel, folder_name
 from attnlab.analysis.alignment import counted, rate
 from attnlab.analysis.symmetrise import SYMMETRISATIONS, Links
 from attnlab.studies.claims import Cell
@@ -15,7 +17,12 @@ from attnlab.studies.kobayashi2020.corpus import Corpus, europarl, lexicon, trai
 from attnlab.studies.study import Findings, Setting
 
 ITEM = "alignment-ibm1"
-MODELS = {"IBM Model 1": False, "IBM Model 1, diagonal": True}
+MODELS: dict[str, dict[str, Any]] = {
+    "IBM Model 1": {"diagonal": False, "prior": 0.0},
+    "IBM Model 1, prior": {"diagonal": False, "prior": FAST_ALIGN["prior"]},
+    "IBM Model 1, diagonal": {"diagonal": True, "prior": 0.0},
+    "IBM Model 1, diagonal, prior": {"diagonal": True, "prior": FAST_ALIGN["prior"]},
+}
 ELSEWHERE = {"fast_align": 28.4, "GIZA++": 21.0}  # German to English, as the paper quotes them
 AHEAD, BACK = "source → target", "target → source"
 REASON = "another program; its published figure, from the whole of Europarl v7, is here for comparison"
@@ -31,7 +38,7 @@ def ibm1(setting: Setting) -> Findings:
     most = setting.at(smoke=None, small=20_000, full=None)
     text = training_pairs(corpus, most)
     text = text[0] + corpus.source, text[1] + corpus.target
-    cells = [cell for row, diagonal in MODELS.items() for cell in _cells(row, diagonal, text, corpus, setting)]
+    cells = [cell for row in MODELS for cell in _cells(row, text, corpus, setting)]
     cells += [
         Cell(item=ITEM, row=name, column=AHEAD, published=published, not_run=REASON)
         for name, published in ELSEWHERE.items()
@@ -42,9 +49,9 @@ def ibm1(setting: Setting) -> Findings:
 Text = tuple[list[list[str]], list[list[str]]]
 
 
-def _cells(row: str, diagonal: bool, text: Text, corpus: Corpus, setting: Setting) -> Iterator[Cell]:
-    ahead = _fitted(text, diagonal, setting).align(corpus.source, corpus.target).links()
-    back = _fitted((text[1], text[0]), diagonal, setting).align(corpus.target, corpus.source).links()
+def _cells(row: str, text: Text, corpus: Corpus, setting: Setting) -> Iterator[Cell]:
+    ahead = _fitted(row, text, setting).align(corpus.source, corpus.target).links()
+    back = _fitted(row, (text[1], text[0]), setting).align(corpus.target, corpus.source).links()
     turned = [frozenset((source, target) for target, source in links) for links in back]
     directions: dict[str, Sequence[Links]] = {AHEAD: ahead, BACK: turned}
     for name, join in SYMMETRISATIONS.items():
@@ -55,10 +62,10 @@ def _cells(row: str, diagonal: bool, text: Text, corpus: Corpus, setting: Settin
         yield Cell(item=ITEM, row=row, column=column, values=(error,), exact=True, tags=tags)
 
 
-def _fitted(text: Text, diagonal: bool, setting: Setting) -> WordModel:
+def _fitted(row: str, text: Text, setting: Setting) -> WordModel:
     """Trained, or read from where an earlier run of the item left it."""
-    folder: Path = setting.folder.parent / "runs" / folder_name(*text, diagonal=diagonal)
+    folder: Path = setting.folder.parent / "runs" / folder_name(*text, **MODELS[row])
     if not (folder / FILE).is_file():
-        setting.progress(0, 1, f"IBM Model 1 on {len(text[0]):,} pairs{', diagonal' if diagonal else ''}")
-        WordModel.train(*text, diagonal=diagonal).save(folder)
+        setting.progress(0, 1, f"{row} on {len(text[0]):,} pairs")
+        WordModel.train(*text, **MODELS[row]).save(folder)
     return WordModel.load(folder)
