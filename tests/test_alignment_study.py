@@ -1,6 +1,7 @@
 """The alignment items of kobayashi2020: their arithmetic by hand, their text, and a run at smoke scale."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from attnlab.studies.kobayashi2020.corpus import europarl, lexicon, training_pai
 from attnlab.studies.kobayashi2020.ibm1 import ibm1
 from attnlab.studies.kobayashi2020.measured import Measured, measured
 from attnlab.studies.study import Setting
+from attnlab.studies.trained import Trained
 from attnlab.tasks.translation import Translation
 
 
@@ -155,6 +157,57 @@ def test_a_trained_model_aligns_far_better_than_chance_and_is_not_trained_twice(
     (folder,) = (tmp_path / "work" / "runs").iterdir()
     one = measured(runs.open_run(folder, device="cpu"), corpus.source, corpus.target, corpus.gold)
     assert one.rows("awo")["norm, best layer"] == values["norm, best layer", "AWO"][0]
+
+
+@pytest.fixture
+def three_seeds(monkeypatch):
+    """Of every seed a model; that of seed s and coda has layer 1 right in s of 4 pairs, other attention in none. What
+    is put into the set that this returns fails."""
+    fail = set()
+
+    def trained(recipes, *_):
+        found, failed = {}, {}
+        for name, seed in recipes:
+            right = [int(name == "coda" and place < seed) for place in range(4)]
+            found[name, seed] = made(ERRORS | {(1, "mean"): counts(*right)}, NORMS).as_json()
+        for key in fail & set(found):
+            failed[key] = "it diverged"
+            del found[key]
+        return Trained(found, failed, ("a card, torch 2",))
+
+    monkeypatch.setattr(sys.modules["attnlab.studies.kobayashi2020.alignment"], "trained", trained)
+    return fail
+
+
+def test_other_attention_is_held_against_the_first_within_each_seed(three_seeds, tmp_path):
+    asked = setting(tmp_path, seeds=(2, 3, 4), options={"attention": "nap,coda"})
+    found = mechanisms(asked)
+    cells = {(cell.row, cell.column): cell for cell in found.cells}
+    assert cells["coda: norm, best layer", "AWO"].values == (50, 25, 0)  # layer 0 has 50
+    assert cells["coda − nap: norm, layer mean", "AWI"].values == (-25.0, -37.5, -50.0)  # layer 1: 100 and 50, 25, 0
+    assert cells["nap: heads: Spearman's ρ of AER and norm", "AWO"].correlation
+    assert not any("softmax" in row or "nap − nap" in row for row, _ in cells)
+    assert "Trained on a card, torch 2." in found.remarks
+    with pytest.raises(ValueError, match="no attention is called 'cod'"):
+        mechanisms(setting(tmp_path, options={"attention": "softmax,cod"}))
+
+
+def test_a_run_that_fails_costs_its_own_values_and_no_others(three_seeds, tmp_path):
+    three_seeds |= {("coda", 3), ("softmax", 4)}
+    asked = setting(tmp_path, seeds=(2, 3, 4), options={"attention": "softmax,coda"})
+    found = mechanisms(asked)
+    cells = {(cell.row, cell.column): cell.values for cell in found.cells}
+    assert cells["coda: norm, best layer", "AWO"] == (50, 0)
+    assert cells["coda − softmax: norm, layer mean", "AWO"] == (-25.0,)
+    assert {"coda, seed 3, has no values: it diverged", "softmax, seed 4, has no values: it diverged"} < set(
+        found.remarks
+    )
+    three_seeds |= {("coda", 2)}
+    none = {cell.row: cell for cell in mechanisms(asked).cells}["coda − softmax: norm, layer mean"]
+    assert none.not_run == "no seed of which both coda and softmax were trained"
+    three_seeds |= {("coda", 4)}
+    with pytest.raises(ValueError, match=r"it diverged \(4 of 6 runs failed\)"):
+        mechanisms(asked)
 
 
 def test_ibm1_needs_no_attention(tmp_path):

@@ -46,10 +46,11 @@ class Measure:
 
 @dataclass(frozen=True)
 class Trained(Generic[K]):
-    """What was measured of each run, and why of some there is nothing."""
+    """What was measured of each run, why of some there is nothing, and what they were trained on."""
 
     found: Mapping[K, dict[str, Any]]
     failed: Mapping[K, str]
+    on: tuple[str, ...] = ()  # devices, each with its torch
 
 
 def trained(recipes: Mapping[K, Recipe], measure: Measure, vocabulary: Path, setting: Setting) -> Trained[K]:
@@ -64,7 +65,7 @@ def trained(recipes: Mapping[K, Recipe], measure: Measure, vocabulary: Path, set
     reasons = _run(list(jobs.values()), setting)
     failed = {key: reasons[recipe.name()] for key, recipe in recipes.items() if recipe.name() in reasons}
     found = {key: _read(folders[key] / measure.file) for key in recipes if key not in failed}
-    return Trained(found, failed)
+    return Trained(found, failed, tuple(runs.ran_on(folders.values())))
 
 
 def train_and_measure(recipe: Recipe, folder: str, vocabulary: str, device: str, measure: Measure) -> None:

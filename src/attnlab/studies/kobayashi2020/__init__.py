@@ -1,5 +1,6 @@
 """Kobayashi et al. 2020, Attention is Not Only a Weight: its tables and figures, one item each."""
 
+from attnlab.studies.kobayashi2020.alignment import OPTIONS as ATTENTION
 from attnlab.studies.kobayashi2020.alignment import alignment, mechanisms
 from attnlab.studies.kobayashi2020.bert import OPTIONS, figure3, figure4, frequency, table1, table2
 from attnlab.studies.kobayashi2020.ibm1 import ibm1
@@ -16,7 +17,9 @@ BERT = {
 ALIGNMENT = {
     "alignment": Item("§5: word alignment by weights and norms", alignment),
     "alignment-ibm1": Item("§5: IBM Model 1 on the same text", ibm1, {"smoke": 1, "small": 1, "full": 1}, edition=2),
-    "alignment-mechanisms": Item("§5, with other attention", mechanisms, {"smoke": 1, "small": 3, "full": 3}),
+    "alignment-mechanisms": Item(
+        "§5, with other attention", mechanisms, {"smoke": 1, "small": 3, "full": 3}, options=ATTENTION
+    ),
 }
 
 STUDY = Study(

@@ -5,9 +5,10 @@ the equations. "Layer mean" is the mean of the layers' AER, "best layer" the low
 links it is scored on; beside it stands the layer chosen on one half of the pairs and scored on the other, both ways.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,20 +16,23 @@ import numpy as np
 from attnlab.aligning.reading import By, Way
 from attnlab.analysis.alignment import counted, rate
 from attnlab.config import digest
+from attnlab.mechanisms import find
 from attnlab.models.presets import PRESETS
 from attnlab.models.transformer import TransformerConfig
 from attnlab.recipe import TRAINING, DecodeConfig, Recipe
 from attnlab.report.figures import curves
 from attnlab.studies.claims import Cell
 from attnlab.studies.kobayashi2020.corpus import Corpus, europarl, lexicon
-from attnlab.studies.kobayashi2020.measured import METHODS, SETTINGS, Measured, kept
+from attnlab.studies.kobayashi2020.measured import METHODS, RELATIONS, SETTINGS, Measured, kept
 from attnlab.studies.study import Findings, Setting
 from attnlab.studies.trained import Measure, trained
 from attnlab.tasks import TASKS
 from attnlab.train import TrainConfig
 
 ITEM, MECHANISMS_ITEM = "alignment", "alignment-mechanisms"
-OTHERS = ("realformer", "coda", "dagpam")  # which the paper does not have
+MECHANISMS = ("softmax", "realformer", "coda", "dagpam")  # of which the paper has the first
+OPTIONS = ("attention",)  # attention=softmax,coda or any other: these in their place
+HELD_AGAINST = ("weight, best layer", "norm, layer mean", "norm, best layer")  # rows in which others less the first are
 
 PUBLISHED: dict[tuple[str, str], float] = {  # means over 5 seeds, %
     ("weight, layer mean", "AWO"): 68.4, ("weight, layer mean", "AWI"): 68.5,
@@ -55,30 +59,37 @@ def alignment(setting: Setting) -> Findings:
         corpus = text_of(setting)
     except OSError as error:
         return Findings(_not_run(ITEM, " ".join(str(error).split())))
-    found = _all_measured(corpus, {"softmax": setting.seeds}, setting)["softmax"]
-    tags = _tags(setting)
-    cells = [*_table(found, tags), *_per_layer(found, tags), *_against_chance(found, corpus, setting.seeds, tags)]
+    by_name, remarks = _all_measured(corpus, ("softmax",), setting)
+    found, tags = list(by_name["softmax"].values()), _tags(setting)
+    cells = [*_table(found, tags), *_per_layer(found, tags), *_against_chance(by_name["softmax"], corpus, tags)]
     says = "AER of each layer, by weights and by norms, with rows taken for output (AWO) and input (AWI)."
-    return Findings(cells, {"layers": (_figure({"": found}), says)}, (corpus.remark, _baselines(), _losses(found)))
+    return Findings(cells, {"layers": (_figure({"": found}), says)}, (corpus.remark, *remarks, _baselines()))
 
 
 def mechanisms(setting: Setting) -> Findings:
-    """The item: the same of models with other attention."""
+    """The item: the same of models with other attention, and how they differ from the first, seed by seed."""
+    names = tuple(dict.fromkeys(setting.options.get("attention", ",".join(MECHANISMS)).split(",")))
+    for name in names:
+        find(name)
     try:
         corpus = text_of(setting)
     except OSError as error:
         return Findings(_not_run(MECHANISMS_ITEM, " ".join(str(error).split())))
-    found = _all_measured(corpus, dict.fromkeys(("softmax", *OTHERS), setting.seeds), setting)
+    found, remarks = _all_measured(corpus, names, setting)
     tags = tuple(dict.fromkeys((*_tags(setting), "other model")))
-    cells = [
-        Cell(item=MECHANISMS_ITEM, row=f"{name}: {row}", column=way.upper(), values=values, tags=tags)
-        for name, models in found.items()
-        for way in SETTINGS
-        for row, values in _by_seed(models, way).items()
-    ]
+    cells: list[Cell] = []
+    for name, way in product(names, SETTINGS):
+        about: dict[str, Any] = {"item": MECHANISMS_ITEM, "column": way.upper(), "tags": tags}
+        for row, values in _by_seed(list(found[name].values()), way).items():
+            cells.append(Cell(row=f"{name}: {row}", values=values, correlation=row in RELATIONS, **about))
+        for row in HELD_AGAINST if name != names[0] else ():
+            both = [(found[name][seed], found[names[0]][seed]) for seed in found[name] if seed in found[names[0]]]
+            gaps = tuple(own.rows(way)[row] - first.rows(way)[row] for own, first in both)
+            reason = "" if gaps else f"no seed of which both {name} and {names[0]} were trained"
+            cells.append(Cell(row=f"{name} − {names[0]}: {row}", values=gaps, not_run=reason, **about))
     says = "AER of each layer by norms, for every attention, with rows taken for output and input."
-    figure = _figure({f"{name}, ": models for name, models in found.items()}, methods=("norm",))
-    return Findings(cells, {"layers": (figure, says)}, (corpus.remark,))
+    figure = _figure({f"{name}, ": list(models.values()) for name, models in found.items()}, methods=("norm",))
+    return Findings(cells, {"layers": (figure, says)}, (corpus.remark, *remarks))
 
 
 def text_of(setting: Setting) -> Corpus:
@@ -111,19 +122,29 @@ def recipe(corpus: Corpus, attention: str, seed: int, setting: Setting) -> Recip
     return Recipe(corpus.task, corpus.data, small, training, DecodeConfig())
 
 
-def _all_measured(corpus: Corpus, wanted: dict[str, tuple[int, ...]], setting: Setting) -> dict[str, list[Measured]]:
-    """Train what is not trained yet, and measure it, seed by seed; runs are shared by the items of a results folder."""
-    recipes = {(name, seed): recipe(corpus, name, seed, setting) for name, seeds in wanted.items() for seed in seeds}
+def _all_measured(
+    corpus: Corpus, names: Sequence[str], setting: Setting
+) -> tuple[dict[str, dict[int, Measured]], tuple[str, ...]]:
+    """Train what is not trained yet, and measure it, seed by seed; runs are shared by the items of a results folder.
+
+    Returns what was found of each attention, by seed, and remarks: on what they were trained, how well, what failed.
+    """
+    recipes = {(name, seed): recipe(corpus, name, seed, setting) for name in names for seed in setting.seeds}
     folder = (setting.folder.parent / "vocabulary" / digest(corpus.data)).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     TASKS[corpus.task].prepare(corpus.data, folder)
     pairs = (corpus.source, corpus.target, corpus.gold)
     measure = Measure(f"alignment-{corpus.pairs_digest}", partial(kept, *pairs))
     made = trained(recipes, measure, folder, setting)
-    if made.failed:
-        (name, seed), reason = next(iter(made.failed.items()))
-        raise ValueError(f"{name}, seed {seed}: {reason} ({len(made.failed)} of {len(recipes)} runs failed)")
-    return {name: [Measured.from_json(made.found[name, seed]) for seed in seeds] for name, seeds in wanted.items()}
+    found: dict[str, dict[int, Measured]] = {name: {} for name in names}
+    for (name, seed), stored in made.found.items():
+        found[name][seed] = Measured.from_json(stored)
+    missing = [f"{name}, seed {seed}, has no values: {reason}" for (name, seed), reason in made.failed.items()]
+    if not all(found.values()):
+        raise ValueError(f"{missing[0]} ({len(missing)} of {len(recipes)} runs failed)")
+    losses = [f"{name} {', '.join(f'{m.valid_loss:.3f}' for m in models.values())}" for name, models in found.items()]
+    trained_well = f"Best validation loss of each seed, nats a target: {'; '.join(losses)}."
+    return found, (f"Trained on {'; '.join(made.on)}.", trained_well, *missing)
 
 
 def _by_seed(models: Sequence[Measured], setting: Way) -> dict[str, tuple[float, ...]]:
@@ -138,7 +159,8 @@ def _table(found: Sequence[Measured], tags: tuple[str, ...]) -> Iterator[Cell]:
         rows = _by_seed(found, setting)
         for row, values in rows.items():
             published = _comparable(found, PUBLISHED.get((row, way)))
-            yield Cell(item=ITEM, row=row, column=way, published=published, values=values, tags=tags)
+            about = {"row": row, "column": way, "published": published, "tags": tags, "correlation": row in RELATIONS}
+            yield Cell(item=ITEM, values=values, **about)  # type: ignore[arg-type]
         for row in ("layer mean", "best layer"):  # norms align better, says the paper
             differences = tuple(a - b for a, b in zip(rows[f"norm, {row}"], rows[f"weight, {row}"], strict=True))
             gap = PUBLISHED[f"norm, {row}", way] - PUBLISHED[f"weight, {row}", way]
@@ -166,12 +188,10 @@ def _tags(setting: Setting) -> tuple[str, ...]:
     return ("other data",) if setting.scale == "full" else ("other data", "other model", "smaller scale")
 
 
-def _against_chance(
-    found: Sequence[Measured], corpus: Corpus, seeds: Sequence[int], tags: tuple[str, ...]
-) -> Iterator[Cell]:
+def _against_chance(found: Mapping[int, Measured], corpus: Corpus, tags: tuple[str, ...]) -> Iterator[Cell]:
     """A random source word for every target word, beside the better of AWO and AWI."""
-    chance = [chance_error(corpus, seed) for seed in seeds]
-    ours = [min(min(model.by_layer("norm", setting)) for setting in SETTINGS) for model in found]
+    chance = [chance_error(corpus, seed) for seed in found]
+    ours = [min(min(model.by_layer("norm", setting)) for setting in SETTINGS) for model in found.values()]
     yield Cell(item=ITEM, row="a random source word", column="AER", values=tuple(chance), tags=tags)
     differences = tuple(a - b for a, b in zip(ours, chance, strict=True))
     row = "norm, best layer − a random source word"
@@ -210,7 +230,3 @@ def _baselines() -> str:
         "Published on the gold set, for comparison: fast_align 28.4, GIZA++ 21.0 (from German to English, trained on "
         "the whole of Europarl v7); the item alignment-ibm1 has IBM Model 1 on the text used here."
     )
-
-
-def _losses(found: Sequence[Measured]) -> str:
-    return f"Best validation loss of each seed, nats a target: {', '.join(f'{m.valid_loss:.3f}' for m in found)}."

@@ -17,6 +17,7 @@ from attnlab.tasks.links import Gold
 
 METHODS: tuple[By, ...] = ("weight", "norm")
 SETTINGS: tuple[Way, ...] = ("awo", "awi")
+RELATIONS = {"heads: Spearman's ρ of AER and norm": spearmanr, "heads: Pearson's r of AER and norm": pearsonr}
 
 Words = Sequence[Sequence[str]]  # of every sentence
 
@@ -69,8 +70,8 @@ class Measured:
         rows["norm, head of the highest norm"] = self.error("norm", setting, *head)
         errors, sizes = self.by_head("norm", setting), [self.norms[place] for place in self.places()]
         if len(set(errors)) > 1:  # else there is no correlation
-            rows["heads: Spearman's ρ of AER and norm"] = float(spearmanr(errors, sizes).statistic)
-            rows["heads: Pearson's r of AER and norm"] = float(pearsonr(errors, sizes).statistic)
+            for name, correlation in RELATIONS.items():
+                rows[name] = float(correlation(errors, sizes).statistic)
         return rows
 
     def as_json(self) -> dict[str, Any]:
