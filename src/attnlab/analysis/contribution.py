@@ -18,29 +18,40 @@ right to the root of that rounding.
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from types import ModuleType
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from attnlab.recording import Layer
 
-ROWS = 256  # queries whose weights are made at a time
+ROWS = 256  # queries whose weights are made at a time, at least
+AT_ONCE = 2**24  # numbers that a GPU works on at a time
 IN_CACHE = 2**18  # numbers that a processor keeps near while it goes over them several times
 KEYS = 128  # keys whose vectors f are held at a time
 
 Read = Callable[[], Iterator[tuple[slice, Tensor]]]  # ranges of queries and their weights (b,h,·,j)
+Impl = Literal["auto", "reference", "fused"]
 
 
-def norms(layer: Layer) -> "Norms":
-    """The norms of one attention layer; each map is made when it is first asked for, and kept."""
+def norms(layer: Layer, *, impl: Impl = "auto") -> "Norms":
+    """The norms of one attention layer; each map is made when it is first asked for, and kept.
+
+    impl   "reference": plain PyTorch; "fused": a Triton pass for each map; "auto": that on a GPU, where it can
+    """
     check(layer)
-    return Norms(Keys(layer), lambda: layer.chunks(ROWS), layer.context.shape[2])
+    keys = Keys(layer, impl)
+    b, h, j, _ = keys.values.shape
+    rows = max(ROWS, AT_ONCE // max(1, b * h * j)) if keys.values.is_cuda else ROWS
+    return Norms(keys, lambda: layer.chunks(rows), layer.context.shape[2])
 
 
 class Keys:
     """What depends on the keys of a layer alone."""
 
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, layer: Layer, impl: Impl = "auto") -> None:
+        self.kernel = _kernel(layer, impl)
         self.values, self.projection = wide(layer.values), wide(layer.output_weight)  # (b,h,j,d), (h,d,e)
 
     @cached_property
@@ -51,6 +62,8 @@ class Keys:
     @cached_property
     def vector(self) -> Tensor:
         """‖f_h(x_j)‖, (b,h,j)."""
+        if self.kernel:
+            return self.kernel.vector(self.values, self.projection)
         square = ((self.values @ (self.projection @ self.projection.mT)) * self.values).sum(-1)
         return square.clamp_min(0.0).sqrt()
 
@@ -59,9 +72,10 @@ class Keys:
         """G_j, (b,j,h,h)."""
         b, h, j, _ = self.values.shape
         gram = self.values.new_empty(b, j, h, h)
-        for start in range(0, j, KEYS):
-            f = (self.values[:, :, start : start + KEYS] @ self.projection).transpose(1, 2)  # (b,·,h,e)
-            gram[:, start : start + KEYS] = f @ f.mT
+        size = max(KEYS, AT_ONCE // max(1, b * h * self.projection.shape[2])) if gram.is_cuda else KEYS
+        for start in range(0, j, size):
+            f = (self.values[:, :, start : start + size] @ self.projection).transpose(1, 2)  # (b,·,h,e)
+            gram[:, start : start + size] = f @ f.mT
         return gram
 
 
@@ -113,7 +127,12 @@ class Norms:
 
     @cached_property
     def layer(self) -> Tensor:
-        made, gram = self._empty(), self.keys.gram
+        made, gram, kernel = self._empty(), self.keys.gram, self.keys.kernel
+        if kernel:
+            by_key = gram.permute(0, 2, 3, 1).contiguous()  # (b,h,h,j)
+            for rows, weights in self._read():
+                kernel.layer(weights, by_key, made[:, rows])
+            return made
         b, j, h, _ = gram.shape
         size = max(32, IN_CACHE // (b * h * j)) if gram.device.type == "cpu" else ROWS
         for rows, weights in self._read():
@@ -128,8 +147,11 @@ class Norms:
         b, h, j = size.shape
         made = size.new_empty(b, h, self._queries, j)
         for rows, weights in self._read():
-            torch.mul(weights, size[:, :, None], out=made[:, :, rows])
-        return made.abs_()
+            if self.keys.kernel:
+                self.keys.kernel.head(weights, size, made[:, :, rows])
+            else:
+                torch.mul(weights, size[:, :, None], out=made[:, :, rows]).abs_()
+        return made
 
     def _empty(self) -> Tensor:
         b, _, j, _ = self.keys.values.shape
@@ -143,6 +165,21 @@ def check(layer: Layer) -> None:
             f"{layer.name}: its mechanism changes the mixed context (finish), so its output is no sum of α·f(x) over "
             "keys and has no contributions; compare weights, or take a mechanism without it"
         )
+
+
+def _kernel(layer: Layer, impl: Impl) -> ModuleType | None:
+    """The fused passes, where they are to be used; ValueError where they are asked for and do not cover the layer."""
+    if impl not in get_args(Impl):
+        raise ValueError(f"impl must be one of {', '.join(get_args(Impl))}, not {impl!r}")
+    if impl == "reference" or (impl == "auto" and not layer.values.is_cuda):
+        return None
+    from attnlab.analysis import contribution_kernel
+
+    held = [layer.attended] if isinstance(layer.attended, Tensor) else []
+    reason = contribution_kernel.unsupported(layer.values, layer.output_weight, layer.context, *held)
+    if reason and impl == "fused":
+        raise ValueError(f"impl='fused' does not cover {reason}; say impl='auto' or 'reference'")
+    return None if reason else contribution_kernel
 
 
 def wide(x: Tensor) -> Tensor:

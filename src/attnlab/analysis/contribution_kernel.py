@@ -1,0 +1,148 @@
+"""The norms of `contribution.py`, each map in one pass over the weights.
+
+    vector   a program has some keys of one head, makes f(x_j) a few columns at a time, and keeps the sum of its squares
+    head     |α|·size
+    layer    a program has a tile of queries and keys, and goes over every two heads; weights come again from the cache
+
+Products of float32 are split in three of tf32, which is right to about 1e-6; sums are made in float32.
+"""
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+KEYS = 32  # of a tile of f
+COLUMNS = {
+    16: 64,
+    32: 64,
+    64: 64,
+    128: 32,
+    256: 16,
+}  # of that tile by the size of a head: the memory of a small GPU holds it
+QUERIES, ACROSS = 32, 32  # of a tile of the maps
+
+
+@triton.jit
+def _vector(
+    values, projection, out, heads, keys, depth, width, v_b, v_h, v_j, v_d, p_h, p_d, p_e,
+    tile: tl.constexpr, padded: tl.constexpr, columns: tl.constexpr,
+):  # fmt: skip
+    parts = tl.cdiv(keys, tile)
+    program = tl.program_id(0).to(tl.int64)
+    b, h = program // parts // heads, program // parts % heads
+    j, d = program % parts * tile + tl.arange(0, tile), tl.arange(0, padded)
+    own = values + b * v_b + h * v_h + j[:, None] * v_j + d[None, :].to(tl.int64) * v_d
+    v = tl.load(own, mask=(j < keys)[:, None] & (d < depth)[None, :], other=0.0).to(tl.float32)
+    square = tl.zeros((tile,), dtype=tl.float32)
+    for start in range(0, width, columns):
+        e = start + tl.arange(0, columns)
+        there = projection + h * p_h + d[:, None].to(tl.int64) * p_d + e[None, :].to(tl.int64) * p_e
+        w = tl.load(there, mask=(d < depth)[:, None] & (e < width)[None, :], other=0.0).to(tl.float32)
+        f = tl.dot(v, w, input_precision="tf32x3")
+        square += tl.sum(f * f, 1)
+    tl.store(out + (b * heads + h) * keys + j, tl.sqrt(square), mask=j < keys)
+
+
+@triton.jit
+def _tile(keys, queries, rows: tl.constexpr, across: tl.constexpr):
+    """Which of all tiles a program has: the number of the map it is in, its queries and its keys."""
+    down, right = tl.cdiv(queries, rows), tl.cdiv(keys, across)
+    program = tl.program_id(0).to(tl.int64)
+    i = program // right % down * rows + tl.arange(0, rows)
+    return program // right // down, i, program % right * across + tl.arange(0, across)
+
+
+@triton.jit
+def _head(
+    weights, size, out, heads, queries, keys, w_b, w_h, w_i, w_j, s_b, s_h, s_j, o_b, o_h, o_i, o_j,
+    rows: tl.constexpr, across: tl.constexpr,
+):  # fmt: skip
+    number, i, j = _tile(keys, queries, rows, across)
+    b, h = number // heads, number % heads
+    inside = (i < queries)[:, None] & (j < keys)[None, :]
+    own = tl.load(size + b * s_b + h * s_h + j * s_j, mask=j < keys, other=0.0)
+    alpha = tl.load(weights + b * w_b + h * w_h + i[:, None] * w_i + j[None, :] * w_j, mask=inside, other=0.0)
+    tl.store(
+        out + b * o_b + h * o_h + i[:, None] * o_i + j[None, :] * o_j, tl.abs(alpha.to(tl.float32)) * own[None, :],
+        mask=inside,
+    )  # fmt: skip
+
+
+@triton.jit
+def _layer(
+    weights, gram, out, heads, queries, keys, w_b, w_h, w_i, w_j, o_b, o_i, o_j,
+    rows: tl.constexpr, across: tl.constexpr,
+):  # fmt: skip
+    b, i, j = _tile(keys, queries, rows, across)
+    inside = (i < queries)[:, None] & (j < keys)[None, :]
+    own = weights + b * w_b + i[:, None] * w_i + j[None, :] * w_j
+    square = tl.zeros((rows, across), dtype=tl.float32)
+    for h in range(heads):
+        products = gram + ((b * heads + h) * heads) * keys + j
+        alpha = tl.load(own + h * w_h, mask=inside, other=0.0).to(tl.float32)
+        # of every two heads once: half of what a head has with itself, and all it has with those before it
+        other = 0.5 * tl.load(products + h * keys, mask=j < keys, other=0.0)[None, :] * alpha
+        for g in range(h):
+            beside = tl.load(own + g * w_h, mask=inside, other=0.0).to(tl.float32)
+            other += tl.load(products + g * keys, mask=j < keys, other=0.0)[None, :] * beside
+        square += alpha * other
+    found = tl.where(square < 0.0, 0.0, 2.0 * square)  # what is no number stays none
+    tl.store(out + b * o_b + i[:, None] * o_i + j[None, :] * o_j, tl.sqrt(found), mask=inside)
+
+
+def vector(values: Tensor, projection: Tensor) -> Tensor:
+    """‖v_hj W_h‖, (b,h,j), of values (b,h,j,d) and W (h,d,e)."""
+    b, h, j, d = values.shape
+    out = values.new_empty(b, h, j, dtype=torch.float32)
+    padded = max(16, triton.next_power_of_2(d))
+    with _on(values):
+        _vector[(b * h * triton.cdiv(j, KEYS),)](
+            values, projection, out, h, j, d, projection.shape[2], *values.stride(), *projection.stride(),
+            tile=KEYS, padded=padded, columns=COLUMNS[padded],
+        )  # fmt: skip
+    return out
+
+
+def head(weights: Tensor, size: Tensor, out: Tensor) -> None:
+    """|α_hij|·size_hj into out, (b,h,i,j)."""
+    b, h, i, j = weights.shape
+    with _on(weights):
+        _head[(b * h * triton.cdiv(i, QUERIES) * triton.cdiv(j, ACROSS),)](
+            weights, size, out, h, i, j, *weights.stride(), *size.stride(), *out.stride(), rows=QUERIES, across=ACROSS
+        )
+
+
+def layer(weights: Tensor, gram: Tensor, out: Tensor) -> None:
+    """√(α_ijᵀ G_j α_ij) into out, (b,i,j), of G (b,h,h,j), contiguous."""
+    b, h, i, j = weights.shape
+    with _on(weights):
+        _layer[(b * triton.cdiv(i, QUERIES) * triton.cdiv(j, ACROSS),)](
+            weights, gram, out, h, i, j, *weights.stride(), *out.stride(), rows=QUERIES, across=ACROSS
+        )
+
+
+def unsupported(*tensors: Tensor) -> str | None:
+    """What keeps these kernels from a layer with these values (b,h,j,d), projection and others; or None."""
+    values = tensors[0]
+    if not values.is_cuda and not os.environ.get("TRITON_INTERPRET"):
+        return f"tensors on {values.device}"
+    if torch.version.hip:
+        return "AMD's GPUs"
+    if values.shape[-1] > max(COLUMNS):
+        return f"heads of {values.shape[-1]}"
+    for each in tensors:
+        if each.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            return str(each.dtype)
+        if each.numel() == 0:
+            return "a layer without keys or queries"
+        if each.requires_grad and torch.is_grad_enabled():
+            return "gradients"
+    return None
+
+
+def _on(tensor: Tensor) -> AbstractContextManager[None]:
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
