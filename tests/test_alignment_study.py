@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from attnlab import runs
+from attnlab.aligning.ibm1 import WordModel
 from attnlab.aligning.reading import Candidate
 from attnlab.studies.kobayashi2020 import STUDY
 from attnlab.studies.kobayashi2020.alignment import (
@@ -126,6 +127,9 @@ def test_the_full_run_is_the_papers_model_on_separate_subwords(data, tmp_path):
     made = recipe(text_of(full), "coda", 3, full)
     assert (made.model.layers, made.model.heads, made.model.width, made.model.feed_forward) == (6, 4, 512, 1024)
     assert (made.model.attention, made.training.seed) == ("coda", 3)
+    training = made.training
+    assert (training.steps, training.batch_tokens, training.accumulate) == (5000, 16_384, 1)
+    assert (training.lr, training.warmup, training.schedule, training.label_smoothing) == (7e-4, 2000, "cosine", 0.1)
     assert (made.data.vocabulary, made.data.joint, made.data.subwords) == (10_000, False, "bpe")
     assert Translation.config_type is type(made.data)
 
@@ -208,6 +212,21 @@ def test_a_run_that_fails_costs_its_own_values_and_no_others(three_seeds, tmp_pa
     three_seeds |= {("coda", 4)}
     with pytest.raises(ValueError, match=r"it diverged \(4 of 6 runs failed\)"):
         mechanisms(asked)
+
+
+def test_ibm1_is_trained_in_four_ways_and_both_directions(tmp_path, monkeypatch):
+    asked, train = [], WordModel.train.__func__
+
+    def noted(cls, source, target, **how):
+        asked.append((source[0], how))
+        return train(cls, source, target, **how)
+
+    monkeypatch.setattr(WordModel, "train", classmethod(noted))
+    ibm1(setting(tmp_path))
+    ways = [{"diagonal": diagonal, "prior": prior} for diagonal in (False, True) for prior in (0.0, 0.01)]
+    assert [how for _, how in asked] == [how for way in ways for how in (way, way)]
+    assert len({tuple(first) for first, _ in asked[::2]} & {tuple(first) for first, _ in asked[1::2]}) == 0
+    assert STUDY.items["alignment-ibm1"].edition == 2
 
 
 def test_ibm1_needs_no_attention(tmp_path):

@@ -41,6 +41,21 @@ def test_a_difference_is_told_with_its_side_and_size_where_the_test_tells_it():
     assert "higher than softmax's by 5, which is worse" in worse
 
 
+def test_a_difference_that_the_number_of_rows_may_explain_is_said_to_be_one():
+    """t = −7.5 gives p = 0.017, three times that by Holm's method."""
+    rows = {
+        "softmax": (10.0, 20.0, 30.0),
+        "coda": (9.0, 18.4, 28.7),
+        "dagpam": (9.0, 21.0, 33.0),
+        "nap": (9.0, 22.0, 31.0),
+    }
+    told = findings(results(**rows))[0]
+    assert told.startswith(
+        "coda: a difference in perplexity from softmax does not outlast Holm's correction for all rows"
+    )
+    assert "(95 % interval, uncorrected, −2.05 to −0.555, Holm's p 0.052" in told
+
+
 def test_few_seeds_and_constants_have_no_test_and_the_sentence_says_so():
     (few,) = findings(results(**{"softmax": (10.0, 20.0), "coda-cs": (9.0, 18.0)}))
     assert few == "coda-cs: perplexity −1.5 against softmax, over 2 seeds; too few for a test."

@@ -122,3 +122,82 @@ def test_contrasts_that_were_run_on_no_data_are_named(conclusions, tmp_path):
     assert "| The cascade alone helps (Table 4) | A: RealFormer − Transformer: left out | – | – | – | not run |" in page
     assert "B: CODA − Transformer" not in page
     assert "Not run on B." in page
+
+
+def learning(folder, **scores):
+    rows = [
+        {"attention": name, "seed": 1 + n, "bleu": value}
+        for name, some in scores.items()
+        for n, value in enumerate(some)
+    ]
+    path = folder / "multi30k" / "gpu.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"about": {"hardware": "a card", "commit": "abc"}, "rows": rows}))
+
+
+def scored(name, *scores, against=None):
+    seeds = {str(1 + number): score for number, score in enumerate(scores)}
+    return {
+        "row": name,
+        "failed": [],
+        "measures": {"BLEU": {"better": "higher", "seeds": seeds, "against_first": against}},
+    }
+
+
+def last_words(page, heading):
+    lines = page[page.index(heading) :].split("\n\n")[1].splitlines()[2:]
+    return {tuple(line[2:-2].split(" | ")[:2]): line[2:-2].split(" | ")[-1] for line in lines}
+
+
+def test_what_two_sets_of_runs_answer_differently_is_open(conclusions, tmp_path):
+    """dagpam is better in the comparison and open beside it; coda better in both; realformer open in Table 4 alone."""
+    learning(
+        tmp_path, softmax=(40.0, 40.0, 40.0), dagpam=(41.0, 39.0, 40.1), coda=(41.0, 41.1, 41.2),
+        realformer=(42.0, 42.1, 42.2),
+    )  # fmt: skip
+    better = {"differences": {"1": 2.9, "2": 3.0, "3": 3.1}, "mean": 3.0, "interval": [2.8, 3.2], "holm": 0.01}
+    rows = (scored("dagpam", 43.0, 43.0, 43.0, against=better), scored("coda", 43.0, 43.0, 43.0, against=better))
+    comparison(tmp_path, "multi30k", "BLEU", *rows)
+    cell = Cell(
+        item="table4", row="Multi30k de→en: RealFormer − Transformer", column="BLEU", sign=1, values=(1.0, -1.0, 0.3)
+    )
+    written(tmp_path, "zheng2021", "table4", cell)
+    page = conclusions.page(tmp_path)
+    assert last_words(page, "## The same questions") == {
+        ("dagpam", "multi30k, BLEU"): "open", ("coda", "multi30k, BLEU"): "better",
+        ("realformer", "multi30k, BLEU"): "better in these runs, open over all",
+    }  # fmt: skip
+    compared = last_words(page, "## Combinations")
+    assert compared["dagpam", "multi30k, BLEU, − softmax"] == "better in these runs, open over all"
+    assert compared["coda", "multi30k, BLEU, − softmax"] == "better"
+    assert "the same seed ends up to 4.0 BLEU apart" in page  # dagpam with seed 2
+
+
+def test_a_combination_is_held_against_its_parts(conclusions, tmp_path):
+    rows = (scored("coda", 40.0, 41.0, 42.0), scored("coda+dagpam", 41.0, 42.1, 42.9))
+    comparison(tmp_path, "one", "BLEU", *rows)
+    said = last_words(conclusions.page(tmp_path), "## Combinations")
+    assert said["coda+dagpam", "one, BLEU, − coda"] == "better"
+    assert said["coda+dagpam", "one, BLEU, − dagpam"] == "dagpam is not in it"
+
+
+def test_the_rates_that_were_found_and_the_regime_are_read_from_the_results(conclusions, tmp_path):
+    level = {"row": "Penn Treebank, 15 layers: softmax, at the best rate tried", "values": (80.0,), "note": "lr 0.004"}
+    rates = Cell(item="rates", column="test perplexity", **level)
+    softmax = Cell(
+        item="ptb", row="Penn Treebank, 15 layers: softmax", column="test perplexity", values=(71.2,), published=108.26
+    )
+    written(tmp_path, "heo2024", "rates", rates)
+    assert "(item rates): softmax 0.004." in conclusions.page(tmp_path)
+    (tmp_path / "other").mkdir()
+    written(tmp_path / "other", "heo2024", "ptb", softmax)
+    assert "Softmax has a test perplexity of 71 where the paper has 108" in conclusions.page(tmp_path / "other")
+
+
+def test_an_item_put_together_elsewhere_says_where_its_runs_were_trained(conclusions, tmp_path):
+    written(tmp_path, "zheng2021", "table2", bleu("A", (1.0, 1.1, 0.9)))
+    path = tmp_path / "zheng2021" / "full" / "results.json"
+    content = json.loads(path.read_text())
+    content["items"][0]["remarks"] = ["Something.", "Trained on a card, torch 2.11."]
+    path.write_text(json.dumps(content))
+    assert "on a card, torch 2.11, commit abc" in conclusions.page(tmp_path)

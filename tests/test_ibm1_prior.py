@@ -15,7 +15,7 @@ from scipy.special import digamma
 from test_ibm1 import corpus, slow_prior
 from torch.distributions import Dirichlet, kl_divergence
 
-from attnlab.aligning.ibm1 import WordModel, folder_name
+from attnlab.aligning.ibm1 import FAST_ALIGN, WordModel, folder_name
 from attnlab.models.ibm1 import FORMAT, Ibm1, best_theta, fit, trans
 
 
@@ -183,10 +183,20 @@ def test_what_is_trained_in_another_way_has_another_folder():
     assert names[False, None] == names[False, 0]
     assert names[True, None] == names[True, 0.01]
     assert len(set(names.values())) == 6
-    assert names[True, None] != "ibm1-79ee79b2627e"  # what it was without the prior: such a fit is not taken for this
 
 
-@pytest.mark.parametrize("prior", [-0.01, 0.0019, math.nan, math.inf])
+def test_the_diagonal_is_fast_aligns_with_its_own_numbers():
+    assert FAST_ALIGN == {"null": 0.08, "diagonal": 4.0, "learn_diagonal": True, "prior": 0.01}
+    text = [["a", "b", "c"], ["c", "a"]] * 3, [["x", "y", "z"], ["z", "x"]] * 3
+    made, plain = (WordModel.train(*text, diagonal=diagonal).model for diagonal in (True, False))
+    assert (made.null, made.prior) == (0.08, 0.01)
+    assert made.diagonal not in (0.0, 4.0)  # learnt
+    assert (plain.null, plain.diagonal, plain.prior) == ("uniform", 0.0, 0.0)
+
+
+@pytest.mark.parametrize("prior", [-0.01, 0.0019, math.nan, math.inf, 1e7, "0.01"])
 def test_a_prior_that_is_none_is_refused(prior):
-    with pytest.raises(ValueError, match=r"prior must be 0, for maximum likelihood, or a number from 0.002, not"):
+    with pytest.raises(
+        ValueError, match=r"prior must be 0, for maximum likelihood, or a number from 0.002 to 1e\+06, not"
+    ):
         fit([([0], [1])], prior=prior)

@@ -64,6 +64,24 @@ def test_laws(seed, n, e):
     torch.testing.assert_close(mean_cosine(x), pairs.mean())
 
 
+@pytest.mark.parametrize("scale", [1e-7, 1e-20, 1e-160, 1e-300, 1e200])
+def test_what_is_relative_does_not_depend_on_the_scale(scale):
+    x = torch.randn(2, 5, 7, dtype=torch.float64)
+    whole, tiny = collapse([x]), collapse([scale * x])
+    for name in ("relative_residual_mean", "relative_residual_median", "cosine"):
+        assert float(tiny[name][0]) == pytest.approx(float(whole[name][0]), rel=1e-9)
+
+
+def test_a_token_that_is_zero_has_no_cosine_and_states_that_are_have_nothing():
+    x = torch.randn(1, 5, 7, dtype=torch.float64)
+    with_zero = torch.cat([x, torch.zeros(1, 1, 7, dtype=torch.float64)], dim=1)
+    assert float(mean_cosine(with_zero)) == pytest.approx(float(mean_cosine(x)))
+    assert float(collapse([with_zero])["residual_mean"][0]) == pytest.approx(float(composite_norm(residual(with_zero))))
+    assert collapse([x, 0 * x]).iloc[1, 1:].isna().all()
+    two = collapse([torch.cat([x, 0 * x])])  # and what has vanished does not stand for what has not
+    pd.testing.assert_frame_equal(two, collapse([x]))
+
+
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**31), i=st.integers(1, 7), j=st.integers(1, 7))
 def test_ranks_of_matrices(seed, i, j):
@@ -86,7 +104,7 @@ def slow(x, mask):
         y = example[kept]
         if len(y) > 1:
             unit, row = y / y.norm(dim=-1, keepdim=True), {}
-            for centre, middle in (("mean", y.mean(0)), ("median", y.median(0).values)):
+            for centre, middle in (("mean", y.mean(0)), ("median", torch.from_numpy(np.median(y, axis=0)))):
                 row[f"residual_{centre}"] = float(composite_norm(y - middle))
                 row[f"relative_residual_{centre}"] = float(composite_norm(y - middle) / composite_norm(y))
             rows.append(row | {"cosine": float((unit @ unit.T)[~torch.eye(len(y), dtype=torch.bool)].mean())})

@@ -1,76 +1,187 @@
-"""The search for a rate of learning, from perplexities known by hand."""
+"""The search for a rate of learning, from perplexities known by hand, and the items that use it."""
 
 import pytest
 import torch
 
 from attnlab.studies import rates, variants
 from attnlab.studies.corpora import Corpus
-from attnlab.studies.study import Setting
-from attnlab.studies.trained import Measure, Trained
+from attnlab.studies.heo2024.deep import rates as deep_rates
+from attnlab.studies.study import Setting, open_study
+from attnlab.studies.trained import Measure, Trained, perplexity
 from attnlab.studies.variants import Variant, Variants
+from attnlab.studies.zheng2021.ablation import rates as ablation_rates
 
-PLAIN, OTHER = Variant("softmax", "plain", {"attention": "softmax"}), Variant("coda", "other", {"attention": "coda"})
+PLAIN = Variant("softmax", "plain", {"attention": "softmax"})
+OTHER = Variant("coda", "other", {"attention": "coda", "heads": "4"})
+THIRD = Variant("nap", "third", {"attention": "nap"})
 TEXT = Corpus(
     "lexicon", "a text", "synthetic",
     {"smoke": {"data": "lexicon", "examples": "60", "held_out": "20", "layers": "1", "width": "8", "heads": "2",
                "lr": "4e-3", "steps": "3"}},
 )  # fmt: skip
+VALID, LENGTH, TEST = rates.VALIDATION, "length", "test perplexity"
+BESTS = {"softmax": 2e-3, "coda": 8e-3, "nap": 4e-3}
 
 
 @pytest.fixture
-def searched(tmp_path, monkeypatch):
-    """Cells by row and column, and every (attention, rate, seed) that was trained; plain is best at its recipe's,
-    other at twice that."""
-    asked = []
+def world(tmp_path, monkeypatch):
+    """Where a run is known by its recipe: an attention is best at its rate of BESTS, seeds shift it by as much as they
+    are; test perplexity is twice validation's, length 7 for coda and else 9."""
 
-    def known(recipe):
-        rate, seed = recipe.training.lr, recipe.training.seed
-        asked.append((recipe.model.attention, rate, seed))
-        best = 8e-3 if recipe.model.attention == "coda" else 4e-3
-        valid = (50.0 if recipe.model.attention == "coda" else 53.0) + 1e3 * abs(rate - best) + seed
-        return {"perplexity": {"valid": valid, "test": 2 * valid}}
+    class World:
+        def __init__(self):
+            self.asked, self.fail = [], lambda attention, rate, seed: False
 
-    monkeypatch.setattr(
-        variants, "trained", lambda recipes, *_: Trained({key: known(made) for key, made in recipes.items()}, {})
-    )
+        def known(self, recipe):
+            attention, rate, seed = recipe.model.attention, recipe.training.lr, recipe.training.seed
+            valid = {"coda": 50.0, "nap": 60.0}.get(attention, 53.0) + 1e3 * abs(rate - BESTS[attention]) + seed
+            scores = {"BLEU": valid / 2, "compound-split BLEU": valid / 2}
+            return {"perplexity": {"valid": valid, "test": 2 * valid}, "length": 7 if attention == "coda" else 9} | {
+                "scores": scores
+            }
 
-    def run(scale="smoke", names=("softmax", "coda"), **options):
-        ground = TEXT.on(Setting(scale, (5, 7, 11), torch.device("cpu"), tmp_path / "work" / "item", options=options))
-        train = lambda ground, some: Variants("rates", ground, some, Measure("none", dict), names)  # noqa: E731
-        columns = {"test perplexity": lambda found: found["perplexity"]["test"]}
-        cells = rates.searched(ground, (PLAIN, OTHER), PLAIN, columns, lambda *_: -1, train)
-        return {(cell.row, cell.column): cell for cell in cells}, asked
+        def trained(self, recipes, *_):
+            found, failed = {}, {}
+            for key, made in recipes.items():
+                this = (made.model.attention, made.training.lr, made.training.seed)
+                self.asked.append((*this, made.model.heads))
+                if self.fail(*this):
+                    failed[key] = "it diverged"
+                else:
+                    found[key] = self.known(made)
+            return Trained(found, failed, ("a card, torch 2",))
 
-    return run
+        def cells(self, scale="smoke", corpus=TEXT, **options):
+            self.asked.clear()
+            ground = corpus.on(
+                Setting(scale, (5, 7, 11), torch.device("cpu"), tmp_path / "work" / "i", options=options)
+            )
+            found = rates.compared_at_best_rates(
+                ground, (PLAIN, OTHER, THIRD), peer=PLAIN,
+                columns={TEST: perplexity("test"), LENGTH: lambda found: found["length"]},
+                side=lambda variant, column: {"coda": -1, "nap": 1}[variant.name] * (1 if column == TEST else -1),
+                train=lambda ground, some: Variants("rates", ground, some, Measure("none", dict), tuple(BESTS)),
+            )  # fmt: skip
+            self.remarks = found.remarks
+            return {(cell.row, cell.column): cell for cell in found.cells}
 
-
-def test_one_seed_searches_and_all_seeds_are_trained_at_the_best(searched):
-    _, asked = searched()
-    search = {(name, rate, 5) for name in ("softmax", "coda") for rate in (2e-3, 4e-3, 8e-3)}
-    best = {(name, rate, seed) for name, rate in (("softmax", 4e-3), ("coda", 8e-3)) for seed in (5, 7, 11)}
-    assert set(asked[:6]) == search
-    assert set(asked[6:]) == best
-
-
-def test_each_is_held_against_its_peer_at_its_own_best(searched):
-    cells, _ = searched()
-    assert cells["a text, lr 0.002: other", "validation perplexity"].values == (61.0,)
-    gap = cells["a text: other − plain, each at its best rate", "test perplexity"]
-    assert gap.values == (-6.0,) * 3
-    assert (gap.verdict, gap.note) == ("same direction", "lr 0.008 and lr 0.004")
-    assert cells["a text: other, at its best rate", "test perplexity"].values == (110.0, 114.0, 122.0)
-
-
-def test_the_recipes_own_rate_is_the_run_of_other_items(searched, tmp_path):
-    ground = TEXT.on(Setting("smoke", (5,), torch.device("cpu"), tmp_path / "work" / "item"))
-    own = rates.at_rates(PLAIN, ground)[1]
-    assert ground.recipe(5, own.values).name() == ground.recipe(5, PLAIN.values).name()
+    made = World()
+    monkeypatch.setattr(variants, "trained", made.trained)
+    return made
 
 
-def test_what_is_left_out_is_said_and_nothing_is_chosen_for_it(searched):
-    cells, asked = searched(attention="softmax")
-    assert {name for name, *_ in asked} == {"softmax"}
-    assert "left out" in cells["a text: other − plain, each at its best rate", "test perplexity"].not_run
-    assert (
-        "run at scale smoke" in searched("small")[0]["a text, lr 1 times the recipe's: plain", rates.VALIDATION].not_run
-    )
+def test_one_seed_searches_and_all_seeds_are_trained_at_the_best(world):
+    world.cells()
+    heads = {"coda": 4, "softmax": 2, "nap": 2}  # what a variant changes beside its rate stays changed
+    assert set(world.asked[:9]) == {(name, rate, 5, heads[name]) for name in BESTS for rate in (2e-3, 4e-3, 8e-3)}
+    assert set(world.asked[9:]) == {
+        (name, rate, seed, heads[name]) for name, rate in BESTS.items() for seed in (5, 7, 11)
+    }
+
+
+def test_the_rows_are_these_and_no_others(world):
+    cells = world.cells()
+    search = {
+        (f"a text, lr {rate}: {name}", VALID)
+        for rate in ("0.002", "0.004", "0.008")
+        for name in ("plain", "other", "third")
+    }
+    both = {f"a text: {name}, at the best rate tried" for name in ("plain", "other", "third")}
+    both |= {f"a text: {name} − plain, each at the best rate tried" for name in ("other", "third")}
+    assert set(cells) == search | {(row, column) for row in both for column in (TEST, LENGTH)}
+    assert all(cell.sign == 0 for cell in cells.values() if cell.column == VALID)  # which chose, and judges nothing
+    assert world.remarks == (rates.REMARK, "Trained on a card, torch 2.")
+
+
+def test_each_is_held_against_its_peer_at_that_ones_own_best(world):
+    cells = world.cells()
+    assert cells["a text, lr 0.002: other", VALID].values == (61.0,)
+    assert cells["a text: other, at the best rate tried", TEST].values == (110.0, 114.0, 122.0)
+    assert cells["a text: other, at the best rate tried", TEST].note == "lr 0.008, the highest tried"
+    assert cells["a text: third, at the best rate tried", TEST].note == "lr 0.004"
+    gap = cells["a text: other − plain, each at the best rate tried", TEST]
+    assert gap.values == (-6.0,) * 3  # and not −10, with the peer at the recipe's rate
+    assert (gap.sign, gap.verdict) == (-1, "same direction")
+    assert gap.note == "lr 0.008, the highest tried; lr 0.002, the lowest tried"
+    length = cells["a text: other − plain, each at the best rate tried", LENGTH]
+    assert (length.values, length.sign, length.verdict) == ((-2,) * 3, 1, "not reproduced")
+    assert cells["a text: third − plain, each at the best rate tried", TEST].sign == 1
+
+
+def test_the_recipes_own_rate_is_the_run_of_other_items(world, tmp_path):
+    settings = TEXT.settings["smoke"] | {"lr": "1.2345678e-3"}
+    for corpus in (TEXT, Corpus("odd", "odd", "synthetic", {"smoke": settings})):
+        ground = corpus.on(Setting("smoke", (5,), torch.device("cpu"), tmp_path / "work" / "item"))
+        own = rates.at_rates(PLAIN, ground)[1.0]
+        assert ground.recipe(5, own.values).name() == ground.recipe(5, PLAIN.values).name()
+
+
+def test_a_recipe_that_names_its_rate_nowhere_has_the_one_of_its_model(world):
+    settings = {name: value for name, value in TEXT.settings["smoke"].items() if name != "lr"}
+    cells = world.cells(corpus=Corpus("named", "named", "synthetic", {"smoke": settings}))
+    assert len({row for row, column in cells if column == VALID}) == 9
+    assert all(cell.values for cell in cells.values())
+
+
+def test_what_is_left_out_is_said_and_nothing_is_trained_for_it(world):
+    cells = world.cells(attention="softmax,nap")
+    assert {name for name, *_ in world.asked} == {"softmax", "nap"}
+    left_out = cells["a text: other − plain, each at the best rate tried", TEST]
+    assert "left out" in left_out.not_run
+    assert not left_out.note
+    assert "run at scale smoke" in world.cells("small")["a text, 1 times the rate: plain", VALID].not_run
+    assert not world.asked
+
+
+def test_a_rate_that_diverges_is_not_the_best(world):
+    world.fail = lambda attention, rate, seed: attention == "coda" and rate == 8e-3 and seed == 5
+    cells = world.cells()
+    assert cells["a text, lr 0.008: other", VALID].not_run == "it diverged"
+    assert cells["a text: other, at the best rate tried", TEST].note == "lr 0.004"
+
+
+def test_a_seed_that_diverges_at_the_best_is_told_beside_the_rate(world):
+    world.fail = lambda attention, rate, seed: attention == "nap" and seed == 11
+    cell = world.cells()["a text: third − plain, each at the best rate tried", TEST]
+    assert len(cell.values) == 2
+    assert cell.note.startswith("lr 0.004; lr 0.002, the lowest tried; 1 of 3 seeds")
+
+
+def test_where_every_rate_diverges_no_seed_is_spent(world):
+    world.fail = lambda attention, rate, seed: attention == "coda" and seed == 5
+    cells = world.cells()
+    assert not any(name == "coda" for name, *_ in world.asked[9:])
+    for row in ("a text: other, at the best rate tried", "a text: other − plain, each at the best rate tried"):
+        assert cells[row, TEST].not_run == "other fails at every rate: it diverged"
+    assert cells["a text: third − plain, each at the best rate tried", TEST].values
+
+
+def at_best(findings):
+    return {
+        (cell.row.rpartition(": ")[2].removesuffix(", each at the best rate tried"), cell.column): (
+            cell.item,
+            cell.sign,
+        )
+        for cell in findings.cells
+        if cell.row.endswith("each at the best rate tried") and cell.values
+    }
+
+
+def test_the_items_hold_attentions_against_softmax_on_the_test_part(world, tmp_path, monkeypatch):
+    monkeypatch.setitem(BESTS, "dagpam", 4e-3)
+    for name in ("non", "de-attention", "coda-cs", "realformer"):
+        monkeypatch.setitem(BESTS, name, 4e-3)
+    here = Setting("smoke", (0, 1, 2), torch.device("cpu"), tmp_path / "work" / "item")
+    assert at_best(deep_rates(here)) == {
+        ("daGPAM, λ trained − softmax", TEST): ("rates", -1), ("daGPAM, λ⁺ = 1, λ⁻ = 1 − softmax", TEST): ("rates", 0),
+        ("NAP − softmax", TEST): ("rates", 1), ("NON − softmax", TEST): ("rates", 1),
+        ("de-attention − softmax", TEST): ("rates", 1),
+    }  # fmt: skip
+    assert {cell.row.split(":")[0].split(",")[0] for cell in deep_rates(here).cells} == {
+        "Penn Treebank",
+        "artificial text",
+    }
+    assert at_best(ablation_rates(here)) == {
+        (f"{name} − Transformer", "BLEU"): ("rates", 1) for name in ("CODA", "CODA-CS", "RealFormer")
+    }
+    assert all("rates" in open_study(name).items for name in ("heo2024", "zheng2021"))

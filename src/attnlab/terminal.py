@@ -16,7 +16,7 @@ class Bar:
     def __init__(self, steps: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        self.console = Console(stderr=True)
+        self.console = Console(stderr=True, emoji=False)
         columns = [BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}")]
         self.bar = Progress(*columns, console=self.console, disable=not self.console.is_terminal)
         self.task = self.bar.add_task("", total=steps)
@@ -52,5 +52,5 @@ def show_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
         table.add_column(column, overflow="fold", no_wrap=number == 0 and whole)
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
-    Console(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else 140).print(table)
+    Console(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else 140, emoji=False).print(table)
     print()

@@ -44,8 +44,8 @@ class WordModel:
     ) -> "WordModel":
         """On sentence pairs, to convergence.
 
-        diagonal   with a learnt preference for it, and p(NULL) = 0.08
-        prior      on θ, 0 for maximum likelihood; None: 0.01 with the diagonal, else 0
+        diagonal   fast_align's model: with a learnt preference for it, and a prior on θ
+        prior      on θ, 0 for maximum likelihood; None: fast_align's with the diagonal, else 0
         """
         vocabularies = [_words(side) for side in (source, target)]
         pairs = list(zip(*(_ids(v, side) for v, side in zip(vocabularies, (source, target), strict=True)), strict=True))
@@ -91,7 +91,7 @@ def folder_name(source: Sentences, target: Sentences, *, diagonal: bool, prior: 
 
 def _options(diagonal: bool, prior: float | None) -> dict[str, Any]:
     """What `fit` is told."""
-    options = FAST_ALIGN if diagonal else {"prior": 0.0}
+    options = dict(FAST_ALIGN) if diagonal else {"prior": 0.0}
     return options if prior is None else options | {"prior": float(prior)}
 
 

@@ -10,13 +10,15 @@ and ‖·‖_∞ that of a row,
 
 The x that makes ‖res(X)‖_{1,∞} least has no closed form. Here it is the mean over tokens, as in Dong et al.'s code, or
 the median of each number, which makes ‖·‖₁ least but not the product: both residuals are bounds from above. A
-relative residual of 0 and a cosine of 1 say that the tokens have collapsed into one.
+relative residual of 0 and a cosine of 1 say that the tokens have collapsed into one. Both are the same whatever the
+scale of X; a token whose state is 0 has no cosine, and states that are all 0 have neither: nan.
 
 Of a matrix of attention weights with singular values σ, and both 1 for a matrix whose rows are all the same:
 
     stable_rank = Σσ² / max σ²        effective_rank = exp(H(σ / Σσ))  (Roy & Vetterli 2007)
 
-Everything is made for each sentence, without its padding, and then averaged; a sentence of one token has none of it.
+Everything is made for each sentence, without its padding, and then averaged; a sentence has none of it where fewer than
+two tokens have a state other than 0.
 """
 
 from collections.abc import Sequence
@@ -47,23 +49,27 @@ def residual(x: Tensor, mask: Tensor | None = None, centre: Centre = "mean") -> 
     if centre == "mean":
         middle = x.where(live_tokens, 0.0).sum(-2, keepdim=True) / live_tokens.sum(-2, keepdim=True).clamp_min(1)
     elif centre == "median":
-        middle = x.masked_fill(~live_tokens, torch.nan).nanmedian(-2, keepdim=True).values
+        alive = x.masked_fill(~live_tokens, torch.nan)
+        lower, upper = alive.nanmedian(-2, keepdim=True).values, -(-alive).nanmedian(-2, keepdim=True).values
+        middle = (lower + upper) / 2  # the two in the middle of an even number
     else:
         raise ValueError(f"centre must be one of {', '.join(get_args(Centre))}, not {centre!r}")
     return (x - middle).where(live_tokens, 0.0)
 
 
 def relative_residual(x: Tensor, mask: Tensor | None = None, centre: Centre = "mean") -> Tensor:
-    """‖res(X)‖_{1,∞} / ‖X‖_{1,∞} of states (…,n,e); (…), and 0 where X is 0."""
-    whole = composite_norm(x.where(_tokens(x, mask), 0.0))
-    return composite_norm(residual(x, mask, centre)) / whole.masked_fill(whole == 0, 1.0)
+    """‖res(X)‖_{1,∞} / ‖X‖_{1,∞} of states (…,n,e); (…), and nan where X is 0."""
+    x = x.where(_tokens(x, mask), 0.0)
+    x = x / x.abs().amax((-2, -1), keepdim=True)  # the product of two small norms would vanish before they do
+    return composite_norm(residual(x, mask, centre)) / composite_norm(x)
 
 
 def mean_cosine(x: Tensor, mask: Tensor | None = None) -> Tensor:
-    """The mean of cos(X_i, X_k) over tokens i ≠ k of states (…,n,e); (…). nan where there are not two tokens."""
-    live_tokens = _tokens(x, mask)
-    unit = torch.nn.functional.normalize(x, dim=-1).where(live_tokens, 0.0)
-    count = live_tokens.sum((-2, -1))
+    """The mean of cos(X_i, X_k) over tokens i ≠ k of states (…,n,e); (…). nan where not two have a state but 0."""
+    directed = _directed(x, mask)
+    scaled = x / x.abs().amax(-1, keepdim=True)
+    unit = (scaled / scaled.norm(dim=-1, keepdim=True)).where(directed, 0.0)
+    count = directed.sum((-2, -1))
     pairs = unit.sum(-2).square().sum(-1) - unit.square().sum((-2, -1))
     return pairs / (count * (count - 1))
 
@@ -81,15 +87,15 @@ def effective_rank(weights: Tensor) -> Tensor:
 def collapse(states: Tensor | Sequence[Tensor], mask: Tensor | None = None) -> pd.DataFrame:
     """One row for each of the states (b,n,e), the first before any layer: layer, and the means over examples.
 
-    mask   (b,n) bool, True = a token
+    mask   (b,n) bool, True = a token; where every example's states are 0, the means are nan
     """
     rows = []
     for number, x in enumerate(states):
         if x.dim() != 3:
             raise ValueError(f"the states after layer {number} must be (batch, tokens, size), not {tuple(x.shape)}")
-        measured, count = _measured(x, mask)
-        if not int(count):
+        if not bool((_tokens(x, mask).sum((-2, -1)) > 1).any()):
             raise ValueError("no example has two tokens: there is nothing to compare")
+        measured, count = _measured(x, mask)
         rows.append({"layer": number} | {name: float(value / count) for name, value in measured.items()})
     return pd.DataFrame(rows)
 
@@ -169,15 +175,20 @@ def _states(layer: Layer) -> dict[str, Tensor]:
 
 
 def _measured(x: Tensor, mask: Tensor | None) -> tuple[dict[str, Tensor], Tensor]:
-    """The columns of states (b,n,e), summed over the examples of at least two tokens, and how many these are."""
+    """The columns of states (b,n,e), summed over examples with two tokens that are not 0, and how many these are."""
     x, mask = wide(x), None if mask is None else mask.to(x.device)
-    some = _tokens(x, mask).sum((-2, -1)) > 1
+    some = _directed(x, mask).sum((-2, -1)) > 1
     x, mask = x[some], None if mask is None else mask[some]
     found = {}
     for centre in get_args(Centre):
         found[f"residual_{centre}"] = composite_norm(residual(x, mask, centre)).double().sum()
         found[f"relative_residual_{centre}"] = relative_residual(x, mask, centre).double().sum()
     return found | {"cosine": mean_cosine(x, mask).double().sum()}, some.sum()
+
+
+def _directed(x: Tensor, mask: Tensor | None) -> Tensor:
+    """(…,n,1), tokens whose state is not 0."""
+    return _tokens(x, mask) & (x != 0).any(-1, keepdim=True)
 
 
 def _tokens(x: Tensor, mask: Tensor | None) -> Tensor:

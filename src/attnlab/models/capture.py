@@ -208,7 +208,7 @@ class Capture:
         weight, bias = self._output_weight(projection, call.mixed)
         outputs = output.reshape(*context.shape[:2], -1)
         wide = torch.float64 if outputs.dtype == torch.float64 else torch.float32
-        made = torch.einsum("bhid,hde->bie", call.mixed[:, :, :CHECKED].to(wide), weight.to(wide))
+        made = context[:, :CHECKED].to(wide) @ weight.flatten(0, 1).to(wide)
         error, allowed = difference(made if bias is None else made + bias.to(wide), outputs[:, :CHECKED])
         if not error <= allowed:
             where = f"{self.surroundings.names[projection]} ({type(projection).__name__})"

@@ -48,6 +48,7 @@ __all__ = ["Ibm1", "alpha", "beta", "counts", "fit", "trans"]
 FORMAT = "attnlab-ibm1-1"
 STEEPEST = 100.0  # the largest λ that is looked for
 WEAKEST = 0.002  # the least prior: e^ψ(a) is about e^(−1/a), and with less it could vanish in float64
+STRONGEST = 1e6  # the greatest: with more the bound is rounding
 
 Null = float | Literal["uniform"]
 
@@ -59,7 +60,7 @@ class Ibm1:
     theta: sparse.csr_array  # θ(o|i), (I+1, O), float64; a row that occurred sums to 1, with a prior to ≤ 1
     null: Null  # p0
     diagonal: float  # λ
-    log_likelihood: tuple[float, ...] = ()  # nats a target word on the training pairs, before each iteration
+    log_likelihood: tuple[float, ...] = ()  # or the bound; nats a target word of the training pairs, by iteration
     converged: bool = False
     prior: float = 0.0  # a; where there is one, log_likelihood is from its second value on the bound
 
@@ -260,8 +261,9 @@ def _check(null: Null, diagonal: float, prior: float, iterations: int, tolerance
         raise ValueError(f"null, the probability of NULL, must be in [0, 1), not {null}")
     if not (math.isfinite(diagonal) and 0.0 <= diagonal <= STEEPEST):
         raise ValueError(f"diagonal must be a number from 0 to {STEEPEST:g}, not {diagonal}")
-    if prior != 0 and not (math.isfinite(prior) and prior >= WEAKEST):
-        raise ValueError(f"prior must be 0, for maximum likelihood, or a number from {WEAKEST:g}, not {prior}")
+    if isinstance(prior, str) or (prior != 0 and not WEAKEST <= prior <= STRONGEST):
+        most = f"{WEAKEST:g} to {STRONGEST:g}"
+        raise ValueError(f"prior must be 0, for maximum likelihood, or a number from {most}, not {prior!r}")
     if iterations < 1:
         raise ValueError(f"iterations must be at least 1, not {iterations}")
     if not tolerance >= 0.0:

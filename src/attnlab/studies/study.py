@@ -59,6 +59,14 @@ class Findings:
     figures: Mapping[str, tuple[Figure, str]] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
 
+    @classmethod
+    def joined(cls, parts: Iterable["Findings"]) -> "Findings":
+        """Those of several corpora as one, a remark of several once."""
+        parts = list(parts)
+        figures = {name: figure for part in parts for name, figure in part.figures.items()}
+        remarks = dict.fromkeys(remark for part in parts for remark in part.remarks)
+        return cls([cell for part in parts for cell in part.cells], figures, tuple(remarks))
+
 
 def _seeds() -> dict[Scale, int]:
     return {"smoke": 3, "small": 3, "full": 5}

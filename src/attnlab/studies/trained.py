@@ -26,8 +26,14 @@ from attnlab.studies.study import Setting
 from attnlab.train import NotFiniteError
 
 FAILED, NOT_FINITE = "failed.txt", "it is infinite or no number"
+VALIDATION = "validation perplexity"  # as a column
 Value = Callable[[dict[str, Any]], float]  # of what was measured
 K = TypeVar("K")
+
+
+def perplexity(part: str) -> Value:
+    """Of what a study measures as {"perplexity": {"valid": …, "test": …}}."""
+    return lambda found: found["perplexity"][part]
 
 
 @dataclass(frozen=True)

@@ -46,14 +46,25 @@ class Variants:
         return [self.trained.found[key] for key in keys if key in self.trained.found]
 
     def level(
-        self, variant: Variant, column: str, value: Value, published: float | None = None, *, label: str = ""
+        self,
+        variant: Variant,
+        column: str,
+        value: Value,
+        published: float | None = None,
+        *,
+        label: str = "",
+        at: str | None = None,
+        note: str = "",
     ) -> Cell:
-        """What one variant gave, and the published number where it is comparable."""
-        about = self.about(variant.at, label or variant.label, column)
+        """What one variant gave, and the published number where it is comparable.
+
+        label, at   what the row calls the variant and its condition, where not as it does itself
+        """
+        about = self.about(variant.at if at is None else at, label or variant.label, column)
         about |= {"published": published if self.comparable else None}
         if why := self.why_not(variant):
             return Cell(**about, not_run=why)
-        return cell(self.trained, [(variant, seed) for seed in self.setting.seeds], value, **about)
+        return cell(self.trained, [(variant, seed) for seed in self.setting.seeds], value, note=note, **about)
 
     def contrast(
         self,
@@ -65,15 +76,19 @@ class Variants:
         *,
         sign: int = 0,
         label: str = "",
+        at: str | None = None,
+        note: str = "",
     ) -> Cell:
         """a less b within each seed; sign: the side of 0 that the paper says, where it prints no number.
 
-        value   of both, or of each
+        value       of both, or of each
+        label, at   what the row calls the two and their condition, where not as they do themselves
         """
-        at = a.at if a.at == b.at else ""
+        at = (a.at if a.at == b.at else "") if at is None else at
         about = self.about(at, label or f"{a.label} − {b.label}", column) | self.said(published, sign)
         if why := self.why_not(a) or self.why_not(b):
             return Cell(**about, not_run=why)
+        about["note"] = "; ".join(filter(None, (about.get("note", ""), note)))
         pairs = [((a, seed), (b, seed)) for seed in self.setting.seeds]
         return difference(self.trained, pairs, value if isinstance(value, tuple) else (value, value), **about)
 

@@ -27,6 +27,11 @@ def _sentence(label: str, first: str, measure: Measure, against: Contrast) -> st
     low, high = map(_signed, against.interval)
     spread = f"95 % interval {low} to {high}, Holm's p {against.holm:.2g}, {seeds} seeds"
     if against.holm >= LEVEL:
+        if against.interval[0] > 0 or against.interval[1] < 0:
+            apart = (
+                f"{label}: a difference in {measure.name} from {first} does not outlast Holm's correction for all rows"
+            )
+            return f"{apart} ({spread.replace('interval', 'interval, uncorrected,')})."
         return f"{label}: no difference in {measure.name} from {first} can be told ({spread})."
     way = "higher" if against.mean > 0 else "lower"
     good = "better" if way == measure.better else "worse"

@@ -4,6 +4,7 @@ The paper's rate of learning is not known: the item `rates` looks for the one th
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,12 @@ from attnlab.studies.heo2024.measures import COLUMNS
 from attnlab.studies.heo2024.measures import DEEP as MEASURE
 from attnlab.studies.heo2024.models import ALL, GRID, OTHERS, SOFTMAX, TRAINED, trained_models
 from attnlab.studies.heo2024.published import PTB
-from attnlab.studies.rates import REMARK, searched
+from attnlab.studies.rates import compared_at_best_rates
 from attnlab.studies.study import Findings, Setting
-from attnlab.studies.trained import Value
+from attnlab.studies.trained import VALIDATION, perplexity
 from attnlab.studies.variants import Variant, Variants
 
-PERPLEXITY = {"test perplexity": "test", "validation perplexity": "valid"}
+PERPLEXITY = {"test perplexity": "test", VALIDATION: "valid"}
 SIDES = {"relative residual": 1, "residual norm": 1, "mean cosine": -1}  # of daGPAM − softmax, says the paper
 GRADIENT = "query gradient, mean over steps and layers"
 
@@ -67,22 +68,19 @@ def gradients(setting: Setting) -> Findings:
 
 def rates(setting: Setting) -> Findings:
     """The item: the rate of learning that is best for each attention, and each at its best."""
-    columns = {column: perplexity(part) for column, part in PERPLEXITY.items()}
-    cells: list[Cell] = []
-    for ground in grounds(DEEP, setting, NAMES):
-        train = lambda ground, variants: trained_models("rates", ground, variants, MEASURE)  # noqa: E731
-        cells += searched(ground, _variants(setting), SOFTMAX, columns, lambda each, _: _side(each), train)
-    return Findings(cells, remarks=(REMARK,))
+    return Findings.joined(
+        compared_at_best_rates(
+            ground, _variants(setting), peer=SOFTMAX, columns={"test perplexity": perplexity("test")},
+            side=lambda variant, _: _side(variant), train=partial(trained_models, "rates", measure=MEASURE),
+        )
+        for ground in grounds(DEEP, setting, NAMES)
+    )  # fmt: skip
 
 
 def _variants(setting: Setting) -> tuple[Variant, ...]:
     """All at full scale; below it one λ pair of the grid."""
     some = (SOFTMAX, TRAINED, GRID[0], *OTHERS)
     return setting.at(smoke=some, small=some, full=ALL)
-
-
-def perplexity(part: str) -> Value:
-    return lambda found: found["perplexity"][part]
 
 
 def _side(variant: Variant) -> int:

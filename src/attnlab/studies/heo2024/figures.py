@@ -21,7 +21,8 @@ def by_layer(lines: Mapping[str, Sequence[Mapping[str, Sequence[float]]]], colum
         for number, (name, seeds) in enumerate(lines.items()):
             mean = np.mean([seed[column] for seed in seeds], axis=0)
             _line(axis, number, name, range(len(mean)), mean)
-            if "residual" in column and (mean > 0).all() and mean.max() > 50 * mean.min():
+            known = mean[~np.isnan(mean)]
+            if "residual" in column and (known > 0).all() and known.max() > 50 * known.min():
                 axis.set_yscale("log")
         axis.set(xlabel="layer", ylabel=column)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -39,9 +40,10 @@ def over_training(lines: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]) ->
             places = sorted({row[by] for row in rows})
             means = [np.mean([row["norm"] for row in rows if row[by] == place]) for place in places]
             _line(axis, number, name, [place + (by == "layer") for place in places], means)
-        axis.set(xlabel="updates" if by == "step" else "layer", yscale="log")
-    axes[0].set_ylabel("norm of the query gradient")
+        axis.set(xlabel="updates" if by == "step" else "layer", ylabel="norm of the query gradient", yscale="log")
     axes[0].set_xscale("symlog", linthresh=10)
+    axes[0].set_xlim(left=0)
+    axes[0].margins(x=0.05)
     axes[1].xaxis.set_major_locator(MaxNLocator(integer=True))
     _legend(figure, axes[0])
     return figure

@@ -76,23 +76,28 @@ def at_start(ground: Ground, *, alone: bool) -> dict[Variant, list[By]]:
 
 def _cells(ground: Ground, parts: str, found: dict[Variant, list[By]], reason: str) -> list[Cell]:
     cells = []
+    reasons = {variant: reason or _vanished(found[variant]) for variant in VARIANTS}
     for column in SHOWN:
-        means = {variant: _means(seeds, column) for variant, seeds in found.items()}
-        where: dict[str, Any] = {
-            "item": ITEM,
-            "column": f"{column}, mean over layers",
-            "tags": ground.tags,
-            "not_run": reason,
-        }
+        means = {variant: () if reasons[variant] else _means(found[variant], column) for variant in VARIANTS}
+        where: dict[str, Any] = {"item": ITEM, "column": f"{column}, mean over layers", "tags": ground.tags}
         for variant in VARIANTS:
             row = f"{ground.corpus.row}, {parts}: {variant.label}"
-            cells.append(Cell(**where, row=row, values=means.get(variant, ())))
+            cells.append(Cell(**where, row=row, values=means[variant], not_run=reasons[variant]))
         for variant in VARIANTS[1:]:
             row = f"{ground.corpus.row}, {parts}: {variant.label} − {SOFTMAX.label}"
-            pairs = zip(means.get(variant, ()), means.get(SOFTMAX, ()), strict=True)
+            why = reasons[variant] or reasons[SOFTMAX]
+            gaps = () if why else tuple(a - b for a, b in zip(means[variant], means[SOFTMAX], strict=True))
             side: Any = 0 if variant is not CLAIMED else -1 if column == "mean cosine" else 1
-            cells.append(Cell(**where, row=row, values=tuple(a - b for a, b in pairs), sign=side))
+            cells.append(Cell(**where, row=row, values=gaps, sign=side, not_run=why))
     return cells
+
+
+def _vanished(seeds: Sequence[By]) -> str:
+    """Why there is no mean over layers: after some, states are too small for any number; empty where they are not."""
+    none = [layer for seed in seeds for layer, value in enumerate(seed["mean cosine"]) if np.isnan(value)]
+    return (
+        f"its states vanish: after layer {min(none)} they are 0, and have neither residual nor cosine" if none else ""
+    )
 
 
 def _means(seeds: Sequence[By], column: str) -> tuple[float, ...]:

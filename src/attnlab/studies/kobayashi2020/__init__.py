@@ -15,10 +15,10 @@ BERT = {
 }
 
 ALIGNMENT = {
-    "alignment": Item("§5: word alignment by weights and norms", alignment),
+    "alignment": Item("§5: word alignment by weights and norms", alignment, edition=2),
     "alignment-ibm1": Item("§5: IBM Model 1 on the same text", ibm1, {"smoke": 1, "small": 1, "full": 1}, edition=2),
     "alignment-mechanisms": Item(
-        "§5, with other attention", mechanisms, {"smoke": 1, "small": 3, "full": 3}, options=ATTENTION
+        "§5, with other attention", mechanisms, {"smoke": 1, "small": 3, "full": 3}, edition=2, options=ATTENTION
     ),
 }
 

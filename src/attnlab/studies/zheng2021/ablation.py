@@ -6,6 +6,7 @@ the mean logits; "sampled" has one noisy pass, and beside it stands the null: th
 """
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,9 @@ from matplotlib.figure import Figure
 
 from attnlab.studies.claims import Cell
 from attnlab.studies.corpora import grounds
-from attnlab.studies.rates import REMARK, VALIDATION, searched, validation
+from attnlab.studies.rates import compared_at_best_rates
 from attnlab.studies.study import Findings, Setting
-from attnlab.studies.variants import Variants
+from attnlab.studies.variants import Variant, Variants
 from attnlab.studies.zheng2021.corpora import LIKE_IWSLT14, NAMES
 from attnlab.studies.zheng2021.figures import against, heat_maps
 from attnlab.studies.zheng2021.models import CODA, CODA_CS, REALFORMER, TRANSFORMER, bleu, trained_models
@@ -79,13 +80,17 @@ def section54(setting: Setting) -> Findings:
 
 def rates(setting: Setting) -> Findings:
     """The item: the rate of learning that is best for each of the four models, and each at its best."""
-    cells: list[Cell] = []
-    for ground in grounds(LIKE_IWSLT14, setting, NAMES):
-        column, value = bleu(ground)
-        columns = {column: value, VALIDATION: validation}
-        train = lambda ground, variants: trained_models("rates", ground, variants)  # noqa: E731
-        cells += searched(ground, ALL, TRANSFORMER, columns, lambda _, name: -1 if name == VALIDATION else 1, train)
-    return Findings(cells, remarks=(REMARK,))
+    return Findings.joined(
+        compared_at_best_rates(
+            ground,
+            ALL,
+            peer=TRANSFORMER,
+            columns=dict([bleu(ground)]),
+            side=_side,
+            train=partial(trained_models, "rates"),
+        )
+        for ground in grounds(LIKE_IWSLT14, setting, NAMES)
+    )
 
 
 def mean_jsd(found: dict[str, Any]) -> float:
@@ -95,6 +100,11 @@ def mean_jsd(found: dict[str, Any]) -> float:
 def published_correlation() -> float:
     """Pearson's r of the two columns of Table 4."""
     return _r(*np.array(list(TABLE4.values())).T)
+
+
+def _side(variant: Variant, _: str) -> int:
+    """Of 0, that on which Table 4 has the BLEU of a model less the Transformer's."""
+    return 1 if TABLE4[variant.name][1] > TABLE4[TRANSFORMER.name][1] else -1
 
 
 def _with_noise(models: Variants) -> Iterator[Cell]:

@@ -1,8 +1,9 @@
 """The texts of the study and how models are trained on them; every attention by the same recipe.
 
 The official recipes are the authors' (attnlab.models.presets, attnlab.recipe). Those of multi30k and the Penn Treebank
-at full scale were found on their validation parts with softmax attention (benchmarks/learning.py); Europarl has the
-model of iwslt14, on as many pairs as that has, with the same number of tokens in an update.
+at full scale are those of benchmarks/learning.py, settled on validation with softmax attention; the item rates looks
+for the rate of each attention. Europarl has the model of iwslt14, on as many pairs as that has, with the same number of
+tokens in an update.
 """
 
 from attnlab.studies.corpora import ARTIFICIAL, Corpus

@@ -10,6 +10,7 @@ from attnlab.config import whole_numbers
 from attnlab.studies.claims import Cell
 from attnlab.studies.corpora import grounds
 from attnlab.studies.study import Findings, Setting
+from attnlab.studies.trained import VALIDATION, perplexity
 from attnlab.studies.variants import Value, Variant, Variants
 from attnlab.studies.zheng2021.corpora import LIKE_IWSLT14, NAMES, TRANSLATION
 from attnlab.studies.zheng2021.figures import by_heads
@@ -18,7 +19,6 @@ from attnlab.studies.zheng2021.published import TABLE2, TABLE3
 from attnlab.studies.zheng2021.size import millions
 
 PAIR = (TRANSFORMER, CODA)
-PERPLEXITY = "validation perplexity"
 
 
 def table2(setting: Setting) -> Findings:
@@ -47,7 +47,7 @@ def table3(setting: Setting) -> Findings:
     for ground in grounds(LIKE_IWSLT14, setting, NAMES):
         rows = {(each.name, count): with_heads(each, count) for each in PAIR for count in counts}
         models = trained_models("table3", ground, list(rows.values()))
-        measures = dict([bleu(ground), (PERPLEXITY, perplexity)])
+        measures = dict([bleu(ground), (VALIDATION, perplexity("valid"))])
         for place, (column, value) in enumerate(measures.items()):
             for count in counts:
                 cells += _at(models, count, column, value, place)
@@ -61,10 +61,6 @@ def table3(setting: Setting) -> Findings:
         "attention; at 32 heads 1.1 % of iwslt14's parameters), so the sweep is not at constant size."
     )
     return Findings(cells, figures, (remark,))
-
-
-def perplexity(found: dict[str, Any]) -> float:
-    return found["perplexity"]["valid"]
 
 
 def _at(models: Variants, count: int, column: str, value: Value, place: int) -> Iterator[Cell]:
