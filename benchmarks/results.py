@@ -5,10 +5,9 @@ python benchmarks/results.py
 
 import json
 import re
-import statistics
 from pathlib import Path
 
-from scipy.special import stdtrit
+from attnlab.studies.compare.judged import interval
 
 ROOT = Path(__file__).parent.parent
 PASSES = 14  # of daGPAM's layer over tensors of q's size, forward and backward: to stack both queries, and to combine
@@ -317,11 +316,10 @@ def compared(path: Path) -> str:
 
 def spread(values: list[float], digits: int) -> str:
     """The mean with its 95 % t-interval from three values on; else the values."""
-    if len(values) < 3:
+    if (between := interval(values)) is None:
         return ", ".join(f"{x:.{digits}f}" for x in values)
-    t = float(stdtrit(len(values) - 1, 0.975))
-    margin = t * statistics.stdev(values) / len(values) ** 0.5
-    return f"{statistics.mean(values):.{digits}f} ± {margin:.{digits}f}"
+    low, high = between
+    return f"{(low + high) / 2:.{digits}f} ± {(high - low) / 2:.{digits}f}"
 
 
 def read(path: Path) -> tuple[dict, list[dict]]:
