@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnlab.models.lstm import build
 from attnlab.models.lstm_config import SETTINGS
@@ -67,6 +68,44 @@ def test_each_seed_ends_as_it_would_alone(experiment):
                 name != "attention.score.bias"
             ):  # it shifts all logits alike: its gradient is rounding, which Adam blows up
                 torch.testing.assert_close(population.weights[name][index], expected, atol=2e-6, rtol=2e-5, msg=name)
+
+
+class Sizes(TorchDispatchMode):
+    """How many numbers each result has."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        owned = not func.is_view and isinstance(made, torch.Tensor)
+        self.found += [(func.__name__, made.numel())] * owned
+        return made
+
+
+def test_weights_are_not_repeated_for_every_example():
+    """Of 3 models with 7 × 64 weights a map of 6 × 5 tokens needs no more than its weights and its results."""
+    torch.manual_seed(1)
+    models = [torch.nn.Linear(64, 7) for _ in range(3)]
+    population = Population(models, CPU)
+    x = torch.randn(3, 6, 5, 64)
+    with Sizes() as sizes:
+        made = population.map(lambda model, x: model(x), x)
+        grads = torch.autograd.grad(made.square().sum(), list(population.weights.values()))
+    assert max(numel for _, numel in sizes.found) <= x.numel()
+    expected = torch.stack([model(each) for model, each in zip(models, x, strict=True)])
+    torch.testing.assert_close(made, expected)
+    wanted = torch.autograd.grad(expected.square().sum(), [model.weight for model in models])
+    torch.testing.assert_close(grads[0], torch.stack(wanted))
+
+
+def test_a_map_without_bias_or_of_one_vector_is_the_same_in_a_population():
+    for bias, shape in ((False, (4, 5)), (True, (5,)), (True, (2, 3, 5))):
+        models = [torch.nn.Linear(5, 7, bias=bias) for _ in range(3)]
+        x = torch.randn(3, *shape)
+        made = Population(models, CPU).map(lambda model, x: model(x), x)
+        torch.testing.assert_close(made, torch.stack([model(each) for model, each in zip(models, x, strict=True)]))
 
 
 def test_a_seed_that_fails_is_marked_keeps_its_weights_and_the_others_go_on():

@@ -149,7 +149,7 @@ def logits(q: Tensor, k: Tensor, scale: float, bias: Tensor | None = None) -> Te
         raise TypeError(
             f"bias is added to the logits and must be floating-point, not {bias.dtype}; for a mask use mask="
         )
-    s = (q * scale) @ repeat_heads(k, q.shape[1]).mT
+    s = (q if scale == 1 else q * scale) @ repeat_heads(k, q.shape[1]).mT
     return s if bias is None else s + bias
 
 

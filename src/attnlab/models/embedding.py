@@ -101,7 +101,7 @@ class InputEmbedding(nn.Module):
         if tokens.dim() != 2 or tokens.is_floating_point():
             raise ValueError(f"tokens must be whole numbers (batch, length), not {tokens.dtype} {tuple(tokens.shape)}")
         try:
-            x = self.scale * self.words(tokens)
+            x = self.words(tokens) if self.scale == 1 else self.scale * self.words(tokens)
         except IndexError:  # torch's word for it, on a CPU; nothing is read back where all goes well
             words: Any = self.words
             vocabulary = words.edges[-1] if isinstance(words, AdaptiveEmbedding) else len(words.weight)

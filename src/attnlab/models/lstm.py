@@ -57,7 +57,7 @@ class StateAttention(Attention):
         kept = memory.unsqueeze(1)  # (b,1,j,m)
         context, carry = self.mechanism(self.queries(states), kept, kept, mask, None, causal=False, at=at)
         if self.join == "sum":
-            return self.outputs[0](context.sum(1)), carry
+            return self.outputs[0](context.sum(1) if context.shape[1] > 1 else context.squeeze(1)), carry
         weight, bias = self.output_projection()
         return torch.einsum("bhid,hde->bie", context, weight) + bias, carry
 

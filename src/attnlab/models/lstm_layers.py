@@ -41,9 +41,9 @@ class LSTMLayer(nn.Module):
 
     def gates_of_words(self, tokens: Tensor, words: Tensor) -> Tensor:
         """The same of x = words[tokens], looked up in a table of all words (v,inputs)."""
-        table = self._projected(words.expand(self.directions, -1, -1))  # (directions,v,4·size)
-        read = (tokens, tokens.flip(1))[: self.directions]
-        return torch.stack([F.embedding(each, rows) for each, rows in zip(read, table.unbind(), strict=True)])
+        table = self._projected(words.expand(self.directions, -1, -1)).flatten(0, 1)  # (directions·v,4·size)
+        read = torch.stack((tokens, len(words) + tokens.flip(1))[: self.directions])
+        return F.embedding(read, table)
 
     def _projected(self, x: Tensor) -> Tensor:
         bias = (self.input_bias + self.recurrent_bias).unsqueeze(1)
@@ -61,7 +61,8 @@ class LSTMLayer(nn.Module):
             return outputs.squeeze(0), (last[0], last[1])
         both = None if live is None else torch.stack([live, live.flip(1)])
         outputs, *last = recurrence(gates, self.recurrent_weight, *start, both)
-        return torch.cat([outputs[0], outputs[1].flip(1)], dim=-1), (last[0], last[1])
+        forth, back = outputs.unbind()
+        return torch.cat([forth, back.flip(1)], dim=-1), (last[0], last[1])
 
 
 class LSTMStack(nn.Module):

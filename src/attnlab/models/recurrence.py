@@ -34,25 +34,33 @@ def recurrence(gates: Tensor, weight: Tensor, h: Tensor, c: Tensor, live: Tensor
     if gates.dim() == 3:
         one = [None if x is None else x.unsqueeze(0) for x in (gates, weight, h, c, live)]
         return tuple(x.squeeze(0) for x in recurrence(*one))  # type: ignore[arg-type]
-    outputs, last, _, _ = _Differentiable.apply(gates, weight, h, c, live)
-    return outputs.transpose(1, 2), outputs[:, -1] if gates.shape[2] else h, last
+    outputs, last_h, last_c, _, _ = _Differentiable.apply(gates, weight, h, c, live)
+    return outputs, last_h, last_c
 
 
 @torch.library.custom_op("attnlab::lstm_recurrence", mutates_args=())
 def _recurrence(
     gates: Tensor, weight: Tensor, h: Tensor, c: Tensor, live: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """h_t (s,n,b,d) of all t and the last c (s,b,d); for the backward, c_t (s,n,b,d) and i, f, g, o (s,n,b,4d)."""
-    outputs, last, cells, active = _empty(gates, h)
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """h_t (s,b,n,d) of all t, the last h and c (s,b,d); for the backward c_t (s,n,b,d) and i, f, g, o (s,n,b,4d)."""
+    outputs, last_h, last_c, cells, active = _empty(gates, h)
     gates, h, first = _rows(gates), h.contiguous(), wide(c).contiguous()
-    _passes(gates, h).forward(gates, weight, h, first, live, outputs, cells, active)
-    return outputs, last.copy_(cells[:, -1] if gates.shape[2] else first), cells, active
+    _passes(gates, h).forward(gates, weight, h, first, live, outputs.transpose(1, 2), cells, active)
+    some = gates.shape[2] > 0
+    return (
+        outputs,
+        last_h.copy_(outputs[:, :, -1] if some else h),
+        last_c.copy_(cells[:, -1] if some else first),
+        cells,
+        active,
+    )
 
 
 @torch.library.custom_op("attnlab::lstm_recurrence_backward", mutates_args=())
 def _backward(
     grad: Tensor,
-    grad_last: Tensor,
+    grad_h: Tensor,
+    grad_c: Tensor,
     weight: Tensor,
     h: Tensor,
     c: Tensor,
@@ -61,17 +69,15 @@ def _backward(
     cells: Tensor,
     active: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """∂L by gates (s,n,b,4d), weight, h and c, from ∂L by h_t (s,n,b,d) and by the last c (s,b,d)."""
-    grad, cells, active = _rows(grad), cells.contiguous(), active.contiguous()
-    first, delta = wide(c).contiguous(), active.new_empty(active.shape)
-    dh = torch.zeros_like(first)  # by what comes later, as dc
-    dc = wide(grad_last).clone(memory_format=torch.contiguous_format)
-    _passes(grad, h).backward(grad, weight, first, live, cells, active, delta, dh, dc)
-    earlier, later = outputs[:, :-1].flatten(1, 2), delta[:, 1:].flatten(1, 2)  # h_{t−1} and δ_t of t > 1
+    """∂L by gates (s,b,n,4d), weight, h and c, from ∂L by h_t (s,b,n,d) and by the last h and c (s,b,d)."""
+    grad, cells, active = _rows(grad).transpose(1, 2), cells.contiguous(), active.contiguous()
+    first, delta = wide(c).contiguous(), active.new_empty(active.transpose(1, 2).shape)
+    dh, dc = (wide(x).clone(memory_format=torch.contiguous_format) for x in (grad_h, grad_c))  # by what comes later
+    _passes(grad, h).backward(grad, weight, first, live, cells, active, delta.transpose(1, 2), dh, dc)
+    earlier = outputs.new_empty(outputs.shape)  # h_{t−1}
+    earlier[:, :, :1], earlier[:, :, 1:] = h.unsqueeze(2), outputs[:, :, :-1]
     with _products_as_nn_lstm_has_them(delta):
-        dweight = torch.bmm(later.mT, earlier)
-        if outputs.shape[1]:
-            dweight.baddbmm_(delta[:, 0].mT, h)
+        dweight = torch.bmm(delta.flatten(1, 2).mT, earlier.flatten(1, 2))
     return delta, dweight, dh.to(h.dtype), dc.to(c.dtype)
 
 
@@ -199,11 +205,12 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def _empty(gates: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _empty(gates: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     (s, b, n, _), size = gates.shape, h.shape[-1]
     cells = torch.promote_types(gates.dtype, torch.float32)
     return (
-        gates.new_empty(s, n, b, size),
+        gates.new_empty(s, b, n, size),
+        h.new_empty(h.shape),
         h.new_empty(h.shape),
         gates.new_empty(s, n, b, size, dtype=cells),
         gates.new_empty(s, n, b, 4 * size),
@@ -216,8 +223,9 @@ def _(gates, weight, h, c, live):
 
 
 @_backward.register_fake
-def _(grad, grad_last, weight, h, c, live, outputs, cells, active):
-    return torch.empty_like(active), weight.new_empty(weight.shape), h.new_empty(h.shape), c.new_empty(c.shape)
+def _(grad, grad_h, grad_c, weight, h, c, live, outputs, cells, active):
+    delta = active.new_empty(active.transpose(1, 2).shape)
+    return delta, weight.new_empty(weight.shape), h.new_empty(h.shape), c.new_empty(c.shape)
 
 
 class _Differentiable(torch.autograd.Function):
@@ -232,14 +240,17 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs, output):
         _, weight, h, c, live = inputs
-        outputs, _, cells, active = output
+        outputs, _, _, cells, active = output
         ctx.mark_non_differentiable(cells, active)
+        ctx.set_materialize_grads(False)  # of these two there are none: zeros of their size would be made
         ctx.save_for_backward(weight, h, c, live, outputs, cells, active)
 
     @staticmethod
-    def backward(ctx, grad, grad_last, _cells, _active):
-        delta, dweight, dh, dc = _Derivative.apply(grad, grad_last, *ctx.saved_tensors)
-        return delta.transpose(1, 2), dweight, dh, dc, None
+    def backward(ctx, grad, grad_h, grad_c, _cells, _active):
+        _, h, c, _, outputs, *_ = ctx.saved_tensors
+        given = [torch.zeros_like(x) if g is None else g for g, x in ((grad, outputs), (grad_h, h), (grad_c, c))]
+        delta, dweight, dh, dc = _Derivative.apply(*given, *ctx.saved_tensors)
+        return delta, dweight, dh, dc, None
 
 
 class _Derivative(torch.autograd.Function):

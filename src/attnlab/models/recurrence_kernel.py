@@ -52,7 +52,7 @@ def _load(base, rows, columns, row_stride, inside):
 @triton.jit
 def _forward(
     gates, weight, h, c, live, outputs, cells, active, n, batch, size,
-    gates_s, gates_b, gates_n, live_s, live_b, live_n,
+    gates_s, gates_b, gates_n, live_s, live_b, live_n, outputs_s, outputs_b, outputs_n,
     MASKED: tl.constexpr, B: tl.constexpr, U: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
     s = tl.program_id(0).to(tl.int64)
@@ -62,13 +62,13 @@ def _forward(
     gates += s * gates_s
     live += s * live_s
     weight += s * 4 * size * size
-    before, cell_before = h + s * batch * size, c + s * batch * size
-    outputs += s * n * batch * size
+    before, before_b, cell_before = h + s * batch * size, (size + s * 0), c + s * batch * size
+    outputs += s * outputs_s
     cells += s * n * batch * size
     active += s * n * batch * 4 * size
     for _ in range(n):
         tl.debug_barrier()
-        earlier = _load(before, rows, inputs, size, here[:, None] & known[None, :])  # (B,D)
+        earlier = _load(before, rows, inputs, before_b, here[:, None] & known[None, :])  # (B,D)
         if MASKED:
             token = (tl.load(live + rows * live_b, here, 0) != 0)[None, :]
         for first in tl.range(0, size, U):
@@ -92,16 +92,17 @@ def _forward(
             hidden = o * _tanh(cell)
             if MASKED:
                 cell = tl.where(token, cell, held)
-                hidden = tl.where(token, hidden, tl.load(before + place, inside, 0.0).to(tl.float32))
+                last = tl.load(before + rows[None, :] * before_b + unit[:, None], inside, 0.0)
+                hidden = tl.where(token, hidden, last.to(tl.float32))
             tl.store(cells + place, cell, inside)
-            tl.store(outputs + place, hidden, inside)
+            tl.store(outputs + rows[None, :] * outputs_b + unit[:, None], hidden, inside)
             kept = active + rows[None, :] * 4 * size + unit[:, None]
             tl.store(kept, i, inside)
             tl.store(kept + size, f, inside)
             tl.store(kept + 2 * size, g, inside)
             tl.store(kept + 3 * size, o, inside)
-        before, cell_before = outputs, cells
-        outputs += batch * size
+        before, before_b, cell_before = outputs, outputs_b + s * 0, cells
+        outputs += outputs_n
         cells += batch * size
         active += batch * 4 * size
         gates += gates_n
@@ -111,17 +112,18 @@ def _forward(
 @triton.jit
 def _backward(
     grad, across, c, live, cells, active, delta, dh, dc, n, batch, size,
-    grad_s, grad_n, grad_b, live_s, live_b, live_n,
+    grad_s, grad_n, grad_b, live_s, live_b, live_n, delta_s, delta_n, delta_b,
     MASKED: tl.constexpr, SCALED: tl.constexpr,
     B: tl.constexpr, U: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """grad and live are given at the last position, and are gone through from there."""
+    """grad, live and delta are given at the last position, and are gone through from there."""
     s = tl.program_id(0).to(tl.int64)
     rows = (tl.program_id(1) * B + tl.arange(0, B)).to(tl.int64)
     here = rows < batch
     outs, gate = tl.arange(0, D), tl.arange(0, G)
     grad += s * grad_s
     live += s * live_s
+    delta += s * delta_s
     across += s * 4 * size * size  # Wᵀ
     dh += s * batch * size
     dc += s * batch * size
@@ -159,10 +161,11 @@ def _backward(
             if SCALED:
                 most = tl.maximum(tl.maximum(tl.abs(di), tl.abs(df)), tl.maximum(tl.abs(dg), tl.abs(do)))
                 largest = tl.maximum(largest, tl.max(most, 1))
-            tl.store(delta + four, di, inside)
-            tl.store(delta + four + size, df, inside)
-            tl.store(delta + four + 2 * size, dg, inside)
-            tl.store(delta + four + 3 * size, do, inside)
+            made = delta + rows[:, None] * delta_b + unit[None, :]
+            tl.store(made, di, inside)
+            tl.store(made + size, df, inside)
+            tl.store(made + 2 * size, dg, inside)
+            tl.store(made + 3 * size, do, inside)
             tl.store(dc + place, on, inside)
             tl.store(dh + place, passed, inside)
         tl.debug_barrier()
@@ -172,7 +175,7 @@ def _backward(
             of_tile = first + gate
             known = of_tile < 4 * size
             w = _load(across, outs, of_tile, 4 * size, (outs < size)[:, None] & known[None, :])  # (D,G)
-            d = _load(delta + position * batch * 4 * size, rows, of_tile, 4 * size, here[:, None] & known[None, :])
+            d = _load(delta, rows, of_tile, delta_b, here[:, None] & known[None, :])
             if SCALED:
                 d = d / shrink[:, None]
             total = tl.dot(w, tl.trans(d.to(w.dtype)), total, input_precision="tf32x3")  # (D,B)
@@ -183,6 +186,7 @@ def _backward(
         tl.store(on_h, tl.load(on_h, inside, 0.0) + total, inside)
         grad -= grad_n
         live -= live_n
+        delta -= delta_n
 
 
 def covers(x: Tensor, h: Tensor) -> bool:
@@ -200,7 +204,7 @@ def forward(
     cells: Tensor,
     active: Tensor,
 ) -> None:
-    """As `recurrence.forward`; the last axis of gates lies together, its others have any strides."""
+    """As `recurrence.forward`; the last axis of gates and outputs lies together, the others have any strides."""
     note_launch("recurrence")
     (s, b, n, _), size = gates.shape, h.shape[-1]
     weight, seen = _factor(weight).contiguous(), gates if live is None else live
@@ -208,7 +212,7 @@ def forward(
     with launching_on(gates):
         _forward[(s, triton.cdiv(b, tiles.rows))](
             gates, weight, h, c, seen, outputs, cells, active, n, b, size,
-            gates.stride(0), gates.stride(1), gates.stride(2), *_strides(live),
+            *_strides(gates), *_strides(live), outputs.stride(0), outputs.stride(2), outputs.stride(1),
             MASKED=live is not None, **tiles.forward,
         )  # fmt: skip
 
@@ -224,14 +228,14 @@ def backward(
     dh: Tensor,
     dc: Tensor,
 ) -> None:
-    """As `recurrence.backward`; the last axis of grad lies together, its others have any strides."""
+    """As `recurrence.backward`; the last axis of grad and delta lies together, the others have any strides."""
     (s, n, b, _), size = grad.shape, c.shape[-1]
     weight, seen = _factor(weight).mT.contiguous(), grad[:, -1] if live is None else live[:, :, -1]
     tiles = Tiles.of(s, b, size, weight)
     with launching_on(grad):
         _backward[(s, triton.cdiv(b, tiles.rows))](
-            grad[:, -1], weight, c, seen, cells, active, delta, dh, dc, n, b, size,
-            grad.stride(0), grad.stride(1), grad.stride(2), *_strides(live),
+            grad[:, -1], weight, c, seen, cells, active, delta[:, -1], dh, dc, n, b, size,
+            *_strides(grad), *_strides(live), *_strides(delta),
             MASKED=live is not None, SCALED=weight.dtype != delta.dtype, **tiles.backward,
         )  # fmt: skip
 
@@ -306,5 +310,6 @@ def _factor(weight: Tensor) -> Tensor:
     return weight.half() if weight.dtype == torch.float32 and said == "tf32" else weight
 
 
-def _strides(live: Tensor | None) -> tuple[int, int, int]:
-    return (0, 0, 0) if live is None else (live.stride(0), live.stride(1), live.stride(2))
+def _strides(x: Tensor | None) -> tuple[int, ...]:
+    """Of its first three axes."""
+    return (0, 0, 0) if x is None else x.stride()[:3]
