@@ -127,7 +127,7 @@ class _OneProduct(TorchFunctionMode):
         if func is F.linear and not kwargs and len(args) == 3 and args[2] is not None:
             x, weight, bias = args
             return _Affine.apply(bias[None, None], x.reshape(1, -1, x.shape[-1]), weight[None]).view(*x.shape[:-1], -1)
-        if func is torch.baddbmm and not kwargs:
+        if func is torch.baddbmm and not kwargs and args[0].shape[1] == 1:
             bias, x, across = args
             return _Affine.apply(bias, x, across.mT)
         return func(*args, **(kwargs or {}))
@@ -145,9 +145,10 @@ class _Affine(torch.autograd.Function):
         ctx.save_for_backward(*inputs[1:])
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        return grad.sum(1, keepdim=True), torch.bmm(grad, weight), torch.bmm(grad.mT, x)
+        products = (lambda: grad.sum(1, keepdim=True)), (lambda: grad @ weight), (lambda: grad.mT @ x)
+        return tuple(made() if asked else None for made, asked in zip(products, ctx.needs_input_grad, strict=True))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *given: Tensor) -> tuple[Tensor, int]:

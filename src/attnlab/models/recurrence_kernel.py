@@ -62,7 +62,7 @@ def _forward(
     gates += s * gates_s
     live += s * live_s
     weight += s * 4 * size * size
-    before, before_b, cell_before = h + s * batch * size, (size + s * 0), c + s * batch * size
+    before, before_b, cell_before = h + s * batch * size, size + 0 * s, c + s * batch * size  # the stride as int64
     outputs += s * outputs_s
     cells += s * n * batch * size
     active += s * n * batch * 4 * size
@@ -101,7 +101,7 @@ def _forward(
             tl.store(kept + size, f, inside)
             tl.store(kept + 2 * size, g, inside)
             tl.store(kept + 3 * size, o, inside)
-        before, before_b, cell_before = outputs, outputs_b + s * 0, cells
+        before, before_b, cell_before = outputs, outputs_b + 0 * s, cells
         outputs += outputs_n
         cells += batch * size
         active += batch * 4 * size
