@@ -184,13 +184,13 @@ def three_seeds(monkeypatch):
 
 
 def test_other_attention_is_held_against_the_first_within_each_seed(three_seeds, tmp_path):
-    asked = setting(tmp_path, seeds=(2, 3, 4), options={"attention": "nap,coda"})
+    asked = setting(tmp_path, seeds=(2, 3, 4), options={"attention": "sigmoid,coda"})
     found = mechanisms(asked)
     cells = {(cell.row, cell.column): cell for cell in found.cells}
     assert cells["coda: norm, best layer", "AWO"].values == (50, 25, 0)  # layer 0 has 50
-    assert cells["coda − nap: norm, layer mean", "AWI"].values == (-25.0, -37.5, -50.0)  # layer 1: 100 and 50, 25, 0
-    assert cells["nap: heads: Spearman's ρ of AER and norm", "AWO"].correlation
-    assert not any("softmax" in row or "nap − nap" in row for row, _ in cells)
+    assert cells["coda − sigmoid: norm, layer mean", "AWI"].values == (-25.0, -37.5, -50.0)  # 100 and 50, 25, 0
+    assert cells["sigmoid: heads: Spearman's ρ of AER and norm", "AWO"].correlation
+    assert not any("softmax" in row or "sigmoid − sigmoid" in row for row, _ in cells)
     assert "Trained on a card, torch 2." in found.remarks
     with pytest.raises(ValueError, match="no attention is called 'cod'"):
         mechanisms(setting(tmp_path, options={"attention": "softmax,cod"}))
@@ -210,8 +210,18 @@ def test_a_run_that_fails_costs_its_own_values_and_no_others(three_seeds, tmp_pa
     none = {cell.row: cell for cell in mechanisms(asked).cells}["coda − softmax: norm, layer mean"]
     assert none.not_run == "no seed of which both coda and softmax were trained"
     three_seeds |= {("coda", 4)}
-    with pytest.raises(ValueError, match=r"it diverged \(4 of 6 runs failed\)"):
+    left = mechanisms(asked)
+    assert {cell.row.split(":")[0] for cell in left.cells} == {"softmax"}
+    assert sum("has no values: it diverged" in remark for remark in left.remarks) == 4
+    three_seeds |= {("softmax", 2), ("softmax", 3)}
+    with pytest.raises(ValueError, match=r"it diverged \(6 of 6 runs failed\)"):
         mechanisms(asked)
+
+
+def test_attention_whose_output_is_no_sum_is_refused_before_anything_is_trained(tmp_path, monkeypatch):
+    monkeypatch.setattr(runs, "start", lambda *a, **k: pytest.fail("trained"))
+    with pytest.raises(ValueError, match="nap changes the mixed context"):
+        mechanisms(setting(tmp_path, options={"attention": "softmax,nap"}))
 
 
 def test_ibm1_is_trained_in_four_ways_and_both_directions(tmp_path, monkeypatch):

@@ -291,6 +291,7 @@ def test_bytes_written_as_letters_are_known_as_punctuation():
         (["ROOT/marian", "--text", "cat"], "is an encoder-decoder model and reads pairs: --pair SRC TGT"),
         (["ROOT/marian", "--file", "ROOT/corpus.txt"], "corpus.txt:1: .* reads pairs"),
         (["ROOT/marian", "--file", "ROOT/single.tsv"], "single.tsv:2: a line of a .tsv file is a text, a tab"),
+        (["ROOT/marian", "--file", "ROOT/triple.tsv"], "triple.tsv:1: a line of a .tsv file is a text, a tab"),
         (["ROOT/gpt2", "--pair", "cat", "mat"], "--pair: .*gpt2 reads one text at a time, not pairs"),
         (["ROOT/bert", "--text", " "], "--text is empty"),
         (["ROOT/bert"], "give one of --text, --pair and --file, not none"),
@@ -315,6 +316,7 @@ def test_what_is_wrong_is_said(folder, tmp_path, words, message):
     for name, content in {
         "long.txt": ("cat\n\n" + "cat " * 54).encode(), "empty.txt": b"\n \n", "binary.txt": b"cat\n\x00\x01\n",
         "latin.txt": b"cat\ncaf\xe9\n", "broken.txt.gz": b"no gzip", "single.tsv": b"a\tb\ncat\n",
+        "triple.tsv": b"a\tb\tc\n",
     }.items():  # fmt: skip
         (folder / name).write_bytes(content)
     words = [word.replace("ROOT", str(folder)) for word in words]

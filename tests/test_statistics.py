@@ -258,6 +258,8 @@ def test_the_usual_categories():
         "punctuation",
     ]  # fmt: skip
     assert not is_punctuation("")
+    assert not any(map(is_punctuation, ("▁", "▁▁", "Ġ", " ", "▁a")))  # a mark by itself is nothing of a text
+    assert all(map(is_punctuation, ("##", "@@", "▁.", "Ġ,", "▁▁—")))
 
 
 def test_categories_of_ones_own_are_tokens_as_written_or_as_plain_text():

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnlab.analysis.words import bare
+from attnlab.analysis.words import BEGINS, bare
 
 SPECIAL, PUNCTUATION, OTHER = "special", "punctuation", "other"
+MARKS = " " + "".join(BEGINS)  # a piece of nothing else is none of a text
 MOST = 32  # each has tables of its own, of some 16 MB
 
 
@@ -75,5 +76,5 @@ def parse(text: str, where: str) -> dict[str, list[str]]:
 
 def is_punctuation(piece: str) -> bool:
     """Nothing but punctuation and symbols, the marks of the tokenizer aside."""
-    text = bare(piece).strip() or piece
+    text = bare(piece).strip(MARKS) or piece.strip(MARKS)
     return bool(text) and all(unicodedata.category(character)[0] in "PS" for character in text)

@@ -55,7 +55,7 @@ def read(path: Path) -> Iterator[Example]:
             yield Example(line, None, where)
             continue
         sides = line.split("\t")
-        if len(sides) < 2 or not (sides[0].strip() and sides[1].strip()):
+        if len(sides) != 2 or not (sides[0].strip() and sides[1].strip()):
             raise ValueError(f"{where}: a line of a .tsv file is a text, a tab and a second text")
         yield Example(sides[0], sides[1], where)
     if not found:

@@ -134,7 +134,18 @@ def sequences(
 
 
 def words(tokenizer: Any, ids: Tensor) -> list[list[str]]:
-    return [tokenizer.convert_ids_to_tokens(row) for row in ids.tolist()]
+    """The tokens as their tokenizer writes them; where it writes bytes as letters, as the text they are."""
+    rows = [tokenizer.convert_ids_to_tokens(row) for row in ids.tolist()]
+    if "ByteLevel" not in type(getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)).__name__:
+        return rows
+    return [[_as_text(tokenizer, piece) for piece in row] for row in rows]
+
+
+def _as_text(tokenizer: Any, piece: str) -> str:
+    """A piece of bytes with the mark of a word's beginning; as it is, where it is no whole letter, or none to print."""
+    mark = "Ġ" if piece.startswith("Ġ") else ""
+    text = tokenizer.convert_tokens_to_string([piece]).strip()
+    return f"{mark}{text}" if text and text.isprintable() and "\ufffd" not in text else piece
 
 
 def sample(model: Any, inputs: Mapping[str, Tensor], tokenizer: Any) -> dict[str, Tensor]:

@@ -47,6 +47,26 @@ def curves(lines: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, x: s
     return figure
 
 
+def side_by_side(
+    panels: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[float]]]], *, x: str, y: str
+) -> Figure:
+    """A panel each, with a line for each name; a name has one colour in all of them, and the legend lies above."""
+    figure = Figure(figsize=(2.9 * len(panels) + 0.6, 3.2), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
+    for axis, (title, lines) in zip(axes, panels.items(), strict=True):
+        for number, (name, (xs, ys)) in enumerate(lines.items()):
+            style, marker = ["-", "--", "-.", ":"][number % 4], "os^Dv"[number % 5]
+            axis.plot(xs, ys, style, marker=marker, markersize=3, color=OKABE_ITO[number % 7], label=name)
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel(x)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel(y)
+    named = axes[0].get_legend_handles_labels()
+    figure.legend(*named, fontsize=8, ncols=min(5, len(named[1])), loc="outside upper center")
+    return figure
+
+
 def seed_curves(cases: Mapping[str, tuple[Sequence[float], Tensor]], *, x: str, y: str) -> Figure:
     """Side by side, for each case a thin line a seed and a thick one for their mean: (x values, y values (s,n))."""
     figure = Figure(figsize=(2.9 * len(cases) + 0.4, 2.8), layout="constrained")

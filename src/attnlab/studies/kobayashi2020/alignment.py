@@ -17,10 +17,11 @@ from attnlab.aligning.reading import By, Way
 from attnlab.analysis.alignment import counted, rate
 from attnlab.config import digest
 from attnlab.mechanisms import find
+from attnlab.mechanisms.mechanism import Mechanism
 from attnlab.models.presets import PRESETS
 from attnlab.models.transformer import TransformerConfig
 from attnlab.recipe import TRAINING, DecodeConfig, Recipe
-from attnlab.report.figures import curves
+from attnlab.report.figures import curves, side_by_side
 from attnlab.studies.claims import Cell
 from attnlab.studies.kobayashi2020.corpus import Corpus, europarl, lexicon
 from attnlab.studies.kobayashi2020.measured import METHODS, RELATIONS, SETTINGS, Measured, kept
@@ -63,19 +64,21 @@ def alignment(setting: Setting) -> Findings:
     found, tags = list(by_name["softmax"].values()), _tags(setting)
     cells = [*_table(found, tags), *_per_layer(found, tags), *_against_chance(by_name["softmax"], corpus, tags)]
     says = "AER of each layer, by weights and by norms, with rows taken for output (AWO) and input (AWI)."
-    return Findings(cells, {"layers": (_figure({"": found}), says)}, (corpus.remark, *remarks, _baselines()))
+    return Findings(cells, {"layers": (_figure(found), says)}, (corpus.remark, *remarks, _baselines()))
 
 
 def mechanisms(setting: Setting) -> Findings:
     """The item: the same of models with other attention, and how they differ from the first, seed by seed."""
     names = tuple(dict.fromkeys(setting.options.get("attention", ",".join(MECHANISMS)).split(",")))
     for name in names:
-        find(name)
+        if find(name).finish is not Mechanism.finish:
+            raise ValueError(f"{name} changes the mixed context, so its output is no sum of α·f(x): leave it out")
     try:
         corpus = text_of(setting)
     except OSError as error:
         return Findings(_not_run(MECHANISMS_ITEM, " ".join(str(error).split())))
     found, remarks = _all_measured(corpus, names, setting)
+    names = tuple(found)
     tags = tuple(dict.fromkeys((*_tags(setting), "other model")))
     cells: list[Cell] = []
     for name, way in product(names, SETTINGS):
@@ -88,7 +91,7 @@ def mechanisms(setting: Setting) -> Findings:
             reason = "" if gaps else f"no seed of which both {name} and {names[0]} were trained"
             cells.append(Cell(row=f"{name} − {names[0]}: {row}", values=gaps, not_run=reason, **about))
     says = "AER of each layer by norms, for every attention, with rows taken for output and input."
-    figure = _figure({f"{name}, ": list(models.values()) for name, models in found.items()}, methods=("norm",))
+    figure = _by_attention(found)
     return Findings(cells, {"layers": (figure, says)}, (corpus.remark, *remarks))
 
 
@@ -144,7 +147,8 @@ def _all_measured(
     for (name, seed), stored in made.found.items():
         found[name][seed] = Measured.from_json(stored)
     missing = [f"{name}, seed {seed}, has no values: {reason}" for (name, seed), reason in made.failed.items()]
-    if not all(found.values()):
+    found = {name: models for name, models in found.items() if models}
+    if not found:
         raise ValueError(f"{missing[0]} ({len(missing)} of {len(recipes)} runs failed)")
     losses = [f"{name} {', '.join(f'{m.valid_loss:.3f}' for m in models.values())}" for name, models in found.items()]
     trained_well = f"Best validation loss of each seed, nats a target: {'; '.join(losses)}."
@@ -219,14 +223,24 @@ def _not_run(item: str, reason: str) -> list[Cell]:
     ]
 
 
-def _figure(found: dict[str, list[Measured]], methods: Sequence[By] = METHODS) -> Any:
-    lines = {}
-    for name, models in found.items():
-        for by in methods:
-            for setting in SETTINGS:
-                mean = np.mean([model.by_layer(by, setting) for model in models], axis=0)
-                lines[f"{name}{by}, {setting.upper()}"] = (range(1, len(mean) + 1), mean.tolist())
+def _figure(models: Sequence[Measured]) -> Any:
+    lines = {f"{by}, {way.upper()}": _mean_by_layer(models, by, way) for by, way in product(METHODS, SETTINGS)}
     return curves(lines, x="layer", y="AER (%), mean over seeds")
+
+
+def _by_attention(found: Mapping[str, Mapping[int, Measured]]) -> Any:
+    panels = {
+        f"by norms, {way.upper()}": {
+            name: _mean_by_layer(list(models.values()), "norm", way) for name, models in found.items()
+        }
+        for way in SETTINGS
+    }
+    return side_by_side(panels, x="layer", y="AER (%), mean over seeds")
+
+
+def _mean_by_layer(models: Sequence[Measured], by: By, way: Way) -> tuple[range, list[float]]:
+    mean = np.mean([model.by_layer(by, way) for model in models], axis=0)
+    return range(1, len(mean) + 1), mean.tolist()
 
 
 def _baselines() -> str:
