@@ -285,14 +285,19 @@ def study(path: Path) -> str:
         for cell in made:
             published = cell["published"]
             said = "above 0" if cell["sign"] > 0 else "below 0" if cell["sign"] < 0 else "–"
-            interval = " … ".join(f"{x:.3g}" for x in cell["interval"]) if cell["interval"] else "–"
-            ours = "–" if cell["mean"] is None else f"{cell['mean']:.3g}"
-            shown = said if published is None else f"{published:.3g}"
+            interval = " … ".join(map(told, cell["interval"])) if cell["interval"] else "–"
+            ours = "–" if cell["mean"] is None else told(cell["mean"])
+            shown = said if published is None else told(published)
             rows.append([cell["row"], cell["column"], shown, ours, interval, cell["verdict"]])
         parts += [f"### {item['title']}", f"{done}. {on}. " + literal(" ".join(item["remarks"]))]
         parts += [markdown(rows)] if made else []
         parts += [f"{len(item['cells']) - len(made)} cells more are not run."] if len(made) < len(item["cells"]) else []
     return "\n\n".join(parts)
+
+
+def told(x: float) -> str:
+    """With three digits, or all before the point."""
+    return f"{x:,.0f}" if abs(x) >= 1000 else f"{0.0 if abs(x) < 1e-12 else x:.3g}"
 
 
 def compared(path: Path) -> str:

@@ -201,6 +201,15 @@ def test_two_files_become_tables_and_figures(files):
     assert summary["pairs"] == 301
 
 
+def test_pairs_with_an_empty_side_are_not_among_those_that_are_drawn(files):
+    lines = (files / "a.de").read_text().splitlines()
+    (files / "hole.de").write_text("\n".join([lines[0], "", *lines[2:]]) + "\n")
+    result = run(files / "hole.de", files / "a.en", "--out", files / "out")
+    assert result.exit_code == 0, result.output
+    drawn = {path.stem for path in (files / "out").glob("counts-*.png")}
+    assert drawn == {"counts-1", "counts-3", "counts-4"}
+
+
 @pytest.mark.parametrize("options", [(), ("--units", "subword", "--vocabulary", 31)])
 def test_a_labelled_file(files, options):
     result = run(files / "l.csv", "--out", files / "out", *options)

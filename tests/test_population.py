@@ -1,6 +1,10 @@
 """A population is its members: each seed ends as it would alone, whatever happens to the others."""
 
+import subprocess
+import sys
+import time
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -210,6 +214,42 @@ def test_processes_change_nothing():
     for name in one.weights:
         torch.testing.assert_close(one.weights[name], two.weights[name])
     assert one.measures["accuracy"].shape == (3, 3)
+
+
+LONG = """
+import torch
+from attnlab.population import grow
+from attnlab.studies.snell2021.copying import Copying
+if __name__ == "__main__":
+    case = Copying(data="subset", length=5, types=7, width=13, steps=10**6, examples=11, held_out=17, every=10**6)
+    grow(case, [0, 1], device=torch.device("cpu"), processes=2)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
+def test_processes_end_with_the_one_that_started_them(tmp_path):
+    (tmp_path / "long.py").write_text(LONG)
+    with subprocess.Popen([sys.executable, tmp_path / "long.py"]) as parent:
+        deadline, workers = time.monotonic() + 60, []
+        while len(workers) < 2 and time.monotonic() < deadline:
+            time.sleep(0.2)
+            told = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+            workers = [pid for pid in told if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        assert len(workers) == 2
+        time.sleep(5)  # they are at work by now
+        parent.kill()
+    deadline = time.monotonic() + 30
+    while any(alive(pid) for pid in workers) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not any(alive(pid) for pid in workers)
+
+
+def alive(pid):
+    state = Path(f"/proc/{pid}/stat")
+    try:
+        return state.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def test_what_is_refused(tmp_path):

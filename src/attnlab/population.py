@@ -12,6 +12,8 @@ was killed goes on from its last checkpoint.
 
 import copy
 import os
+import threading
+import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -305,11 +307,12 @@ def grow(
     seeds: Sequence[int],
     *,
     device: torch.device,
-    folder: Path | None = None,
+    folder: str | Path | None = None,
     processes: int | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Grown:
     """Train all seeds. processes: on a CPU, how many seeds train at a time; None: one for each core."""
+    folder = None if folder is None else Path(folder)
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must be different, and at least one, not {list(seeds)}")
     if late := [step for step in experiment.measured_at if not 0 <= step <= experiment.steps]:
@@ -436,7 +439,16 @@ def _fast_products(device: torch.device) -> Iterator[None]:
 
 
 def _one_thread() -> None:
+    """How a process begins: with one thread, and another that ends it when the one that started it is gone."""
     torch.set_num_threads(1)
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _shifted(progress: Progress, before: int, total: int, done: int, _: int) -> None:

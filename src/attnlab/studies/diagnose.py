@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -99,13 +100,14 @@ def hardest(table: pd.DataFrame, number: int) -> list[list[str]]:
 def write(
     found: Diagnosis, text: Text, table: pd.DataFrame, folder: Path, sentence: int | None, command: str = ""
 ) -> list[Path]:
-    """Tables, figures and a page; count tables are of a sentence, by default of each of the first three.
+    """Tables, figures and a page; count tables are of a sentence, by default of each of the first three with words.
 
     words.csv, summary.json     words, counts-N   .png, .svg, .pdf     report.html
     """
-    numbers = [sentence] if sentence is not None else list(range(1, min(3, len(text.pairs)) + 1))
-    if not 1 <= numbers[0] <= len(text.pairs):
-        raise ValueError(f"sentence {numbers[0]}: there are {len(text.pairs):,}, counted from 1")
+    whole = (number for number, pair in enumerate(text.pairs, start=1) if all(map(len, pair)))
+    numbers = [sentence] if sentence is not None else list(islice(whole, 3))
+    if sentence is not None and not 1 <= sentence <= len(text.pairs):
+        raise ValueError(f"sentence {sentence}: there are {len(text.pairs):,}, counted from 1")
     columns = (table[name].to_numpy() for name in ("count", "gain", "common"))
     pictures = {"words": (word_scores(*columns), "Gain and common of every output word against its frequency.")}
     pictures |= {f"counts-{n}": (_counts(found, text, n), f"Counts of the words of pair {n}.") for n in numbers}

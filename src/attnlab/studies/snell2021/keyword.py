@@ -42,10 +42,12 @@ class Keyword(Experiment):
     held_out: int = 400
     steps: int = 4000
     every: int = 100
+    finely: tuple[int, int] = (0, 1)  # so many updates from the first on are measured every so many
 
     @property
     def measured_at(self) -> tuple[int, ...]:  # type: ignore[override]
-        return tuple(range(0, self.steps + 1, self.every))
+        until, each = self.finely
+        return tuple(sorted({*range(0, self.steps + 1, self.every), *range(0, min(until, self.steps) + 1, each)}))
 
     def model(self, seed: int) -> nn.Module:
         torch.manual_seed(seed)
@@ -95,6 +97,9 @@ def fig7(setting: Setting) -> Findings:
         width=setting.at(smoke=24, small=64, full=256),
         steps=setting.at(smoke=200, small=2000, full=6000),
         every=setting.at(smoke=20, small=100, full=100),
+        finely=setting.at(
+            smoke=(160, 5), small=(200, 5), full=(100, 2)
+        ),  # the early order is there for some ten updates
     )
     cells, figures = [], {}
     for name, both in (("both directions", True), ("one direction", False)):
@@ -105,20 +110,51 @@ def fig7(setting: Setting) -> Findings:
         figures[name.replace(" ", "-")] = (curves(lines, x="updates", y="γ"), said)
     remark = (
         f"Sequences of {length} of {length} types; uniform attention, never trained; {base.steps} updates of "
-        f"{base.examples}. Early is the measure where γ_l* first exceeds γ̄ by 1, late is the last."
+        f"{base.examples}. Early is the measure where γ_l* first exceeds γ̄ by 1, late is the last. A hypothesis holds "
+        "in a seed where its two ≫ are differences above 0, and its ≈ is closer than either of them."
     )
     return Findings(cells, figures, (remark,))
 
 
 def early(grown: Grown) -> Tensor:
-    """For each seed the first measure at which γ_l* exceeds γ̄ by 1 nat; the last where none does: (s,)."""
+    """For each seed the first measure at which γ_l* exceeds γ̄ by 1 nat, −1 where none does: (s,)."""
     apart = grown.measures["γ_l*"] - grown.measures["γ̄"] > 1.0  # (s,times)
-    last = torch.full((len(apart),), apart.shape[1] - 1)
-    return torch.where(apart.any(1), apart.float().argmax(1), last)
+    return torch.where(apart.any(1), apart.float().argmax(1), -1)
+
+
+HYPOTHESES = {  # from the greatest to what is about as small as the last
+    ("early", "Hypothesis 1 (eq. 23)"): ("γ_l*", "γ̄", "γ_L", "γ_l*+1"),
+    ("early", "Hypothesis 2 (eq. 24)"): ("γ_l*", "γ_l*+1", "γ̄", "γ_L"),
+    ("late", "Observation 3 (eq. 25)"): ("γ_L", "γ_l*+1", "γ̄", "γ_l*"),
+}
+
+
+def holds(most: Tensor, next_most: Tensor, least: Tensor, as_little: Tensor) -> Tensor:
+    """most ≫ next_most ≫ least ≈ as_little: bool, of each seed."""
+    gaps = torch.stack([most - next_most, next_most - torch.maximum(least, as_little)])
+    return (gaps > 0).all(0) & ((least - as_little).abs() < gaps.amin(0))
 
 
 def _cells(grown: Grown, row: str, tags: tuple[str, ...]) -> list[Cell]:
     first, claims = early(grown), []
+    times = {"early": first, "late": torch.full_like(first, len(grown.steps) - 1)}
+    used = {when: grown.finite & (at >= 0) for when, at in times.items()}
+    missing = int((grown.finite & (first < 0)).sum())
+    never = f"in {missing} of {len(first)} seeds γ_l* never exceeds γ̄ by 1" if missing else ""
+
+    def cell(when: str, column: str, values: Tensor, note: str = "", **about: Any) -> Cell:
+        kept = tuple(values.float()[used[when]].tolist())
+        told = "; ".join(filter(None, (note, never if when == "early" else "")))
+        about |= {"tags": tags, "not_run": "" if kept else never, "note": told if kept else ""}
+        return Cell(item="fig7", row=row, column=f"{when}: {column}", values=kept, **about)
+
+    at = {
+        (when, place): grown.measures[place].gather(1, time.clamp_min(0)[:, None])[:, 0]
+        for when, time in times.items()
+        for place in PLACES
+    }
+    for (when, law), places in HYPOTHESES.items():
+        claims.append(cell(when, f"{law} holds, share of seeds", holds(*(at[when, place] for place in places))))
     for when, greater, smaller, law in (
         ("early", "γ_l*", "γ_l*+1", "Hypotheses 1 and 2"),
         ("early", "γ_l*+1", "γ̄", "Hypothesis 2, against Hypothesis 1"),
@@ -126,9 +162,5 @@ def _cells(grown: Grown, row: str, tags: tuple[str, ...]) -> list[Cell]:
         ("late", "γ_l*+1", "γ̄", "Observation 3"),
         ("late", "γ_L", "γ_l*", "Observation 3"),
     ):
-        apart = grown.measures[greater] - grown.measures[smaller]
-        values = apart.gather(1, first[:, None])[:, 0] if when == "early" else apart[:, -1]
-        kept = tuple(values[grown.finite].tolist())
-        column = f"{when}: {greater} − {smaller}"
-        claims.append(Cell(item="fig7", row=row, column=column, values=kept, sign=1, tags=tags, note=law))
+        claims.append(cell(when, f"{greater} − {smaller}", at[when, greater] - at[when, smaller], law, sign=1))
     return claims

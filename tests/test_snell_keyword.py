@@ -1,0 +1,72 @@
+"""Figure 7: which order of γ holds, from measures known by hand, and when it is looked at."""
+
+import pytest
+import torch
+
+from attnlab.population import Grown
+from attnlab.studies.snell2021 import keyword
+from attnlab.studies.snell2021.keyword import PLACES, Keyword, early, holds
+from attnlab.studies.study import Setting
+
+# at, after, mean, last: Hypothesis 2 at the second measure, Observation 3 at the last
+SECOND = [(0.0, 0.0, 0.0, 0.0), (2.0, 1.0, 0.1, 0.2), (9.0, 11.0, 4.0, 20.0), (3.0, 11.0, 2.5, 20.0)]
+# γ_l* never exceeds γ̄ by 1
+NEVER = [(0.0, 0.0, 0.0, 0.0), (0.5, 0.4, 0.1, 0.2), (0.6, 0.4, 0.1, 0.2), (0.9, 0.4, 0.1, 0.2)]
+
+
+def grown(*seeds):
+    measures = {place: torch.tensor([[row[k] for row in seed] for seed in seeds]) for k, place in enumerate(PLACES)}
+    return Grown(tuple(range(len(seeds))), (0, 2, 4, 100), measures, {}, torch.ones(len(seeds), dtype=torch.bool))
+
+
+@pytest.fixture
+def cells(monkeypatch, tmp_path):
+    def made(*seeds):
+        monkeypatch.setattr(keyword, "grown_in", lambda *a: grown(*seeds))
+        setting = Setting("smoke", tuple(range(len(seeds))), torch.device("cpu"), tmp_path)
+        return {(cell.row, cell.column): cell for cell in keyword.fig7(setting).cells}
+
+    return made
+
+
+def test_early_is_the_first_time_and_never_is_said():
+    assert early(grown(SECOND, NEVER)).tolist() == [1, -1]
+
+
+def test_the_early_order_is_read_where_it_is(cells):
+    found = cells(SECOND, SECOND, SECOND)
+    assert found["one direction", "early: γ_l* − γ_l*+1"].values == (1.0,) * 3
+    assert found["one direction", "early: Hypothesis 2 (eq. 24) holds, share of seeds"].mean == 1.0
+    assert found["one direction", "early: Hypothesis 1 (eq. 23) holds, share of seeds"].mean == 0.0
+    assert found["both directions", "late: Observation 3 (eq. 25) holds, share of seeds"].mean == 1.0
+    assert found["both directions", "late: γ_L − γ_l*"].values == (17.0,) * 3
+
+
+def test_a_seed_without_an_early_order_is_left_out_and_told(cells):
+    found = cells(SECOND, NEVER, SECOND)
+    cell = found["one direction", "early: γ_l*+1 − γ̄"]
+    assert cell.values == pytest.approx((0.9, 0.9))
+    assert cell.note.endswith("in 1 of 3 seeds γ_l* never exceeds γ̄ by 1")
+    assert len(found["one direction", "late: γ_L − γ_l*"].values) == 3
+    none = cells(NEVER, NEVER)["one direction", "early: Hypothesis 2 (eq. 24) holds, share of seeds"]
+    assert none.not_run == "in 2 of 2 seeds γ_l* never exceeds γ̄ by 1"
+
+
+@pytest.mark.parametrize(
+    ("four", "expected"),
+    [
+        ((9, 5, 1, 1.5), True),
+        ((9, 5, 1.5, 1), True),
+        ((5, 9, 1, 1), False),
+        ((9, 5, 1, 4.9), False),
+        ((9, 8.9, 5, 1), False),
+    ],
+)
+def test_about_the_same_is_closer_than_what_is_far_apart(four, expected):
+    assert bool(holds(*torch.tensor(four)[:, None])) is expected
+
+
+def test_the_first_updates_are_measured_finely():
+    assert Keyword(steps=300, every=100, finely=(6, 2)).measured_at == (0, 2, 4, 6, 100, 200, 300)
+    assert Keyword(steps=4, every=2, finely=(100, 1)).measured_at == (0, 1, 2, 3, 4)
+    assert Keyword(steps=200, every=100).measured_at[:3] == (0, 100, 200)
