@@ -236,9 +236,8 @@ def test_processes_end_with_the_one_that_started_them(tmp_path):
             told = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
             workers = [pid for pid in told if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
         assert len(workers) == 2
-        time.sleep(5)  # they are at work by now
-        parent.kill()
-    deadline = time.monotonic() + 30
+        parent.kill()  # they may be at work by now, or have hardly begun
+    deadline = time.monotonic() + 90
     while any(alive(pid) for pid in workers) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert not any(alive(pid) for pid in workers)

@@ -330,7 +330,8 @@ def grow(
             told = partial(_shifted, progress, number * experiment.steps, total)
             parts.append(_together(experiment, [seed], device, file, told))
         return _joined(parts)
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_one_thread) as pool:
+    spawning = get_context("spawn")
+    with ProcessPoolExecutor(workers, spawning, initializer=_one_thread, initargs=(os.getpid(),)) as pool:
         jobs = {
             pool.submit(_together, experiment, [seed], device, file, _silent): seed
             for seed, file in zip(seeds, files, strict=True)
@@ -438,10 +439,9 @@ def _fast_products(device: torch.device) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def _one_thread() -> None:
+def _one_thread(parent: int) -> None:
     """How a process begins: with one thread, and another that ends it when the one that started it is gone."""
     torch.set_num_threads(1)
-    parent = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:
