@@ -310,3 +310,30 @@ def test_a_captured_population_learns_as_one_on_the_cpu():
     for index, seed in enumerate(seeds):
         for name, expected in alone(experiment, seed).items():
             torch.testing.assert_close(grown.weights[name][index], expected, atol=2e-3, rtol=2e-2, msg=name)
+
+
+@pytest.mark.gpu
+def test_batches_of_many_shapes_are_learnt_as_without_graphs_in_the_memory_of_the_largest():
+    device, widths = torch.device("cuda"), (30, 200, 50, 100, 400, 30, 800, 200)
+    case = replace(SMALL, width=64)
+    draw = torch.Generator().manual_seed(0)
+    shapes = [(3, 16, width) for width in (*widths, *widths)]
+    batches = [[torch.randint(2, 9, shape, generator=draw).to(device) for _ in range(3)] for shape in shapes]
+
+    def trained(captured, batches):
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved()
+        population = Population([case.model(seed) for seed in range(3)], device)
+        updates = Updates(population, seeds=range(3), lr=1e-3, clip=1.0)
+        updates.captured = captured
+        for batch in batches:
+            updates(*batch) if captured else updates._update(*batch)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        return {name: x.detach().cpu() for name, x in population.weights.items()}, torch.cuda.memory_reserved() - before
+
+    (weights, taken), (expected, _) = trained(True, batches), trained(False, batches)
+    for name, x in expected.items():
+        torch.testing.assert_close(weights[name], x, atol=2e-3, rtol=2e-2, msg=name)  # Adam's first steps go by signs
+    _, largest = trained(True, [max(batches, key=lambda batch: batch[0].numel())])
+    assert taken <= 1.3 * largest

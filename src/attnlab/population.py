@@ -202,8 +202,8 @@ class Updates:
             step = torch.zeros((), device=self.device if self.captured else "cpu")
             self.adam.state[x] = {"step": step, "exp_avg": torch.zeros_like(x), "exp_avg_sq": torch.zeros_like(x)}
         self.graphs: dict[tuple, tuple[torch.cuda.CUDAGraph, list[Tensor]]] = {}
-        if self.captured:  # all graphs have one memory, since one at a time is replayed; and it belongs to a stream
-            self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(self.device)
+        if self.captured:
+            self.stream = torch.cuda.Stream(self.device)
 
     def __call__(self, *batch: Tensor) -> None:
         """One update, from inputs and targets (s,b,…)."""
@@ -211,6 +211,7 @@ class Updates:
             return self._update(*batch)
         key = tuple((x.shape, x.dtype) for x in batch)
         if key not in self.graphs:
+            self._make_room(sum(x.numel() for x in batch))
             buffers = [x.to(self.device, copy=True) for x in batch]
             self.graphs[key] = self._capture(buffers), buffers
         graph, buffers = self.graphs[key]
@@ -238,6 +239,15 @@ class Updates:
             x.grad = torch.where(kept, g if factor is None else g * factor.view(one_each), 0.0).contiguous()
             self.adam.state[x]["exp_avg"].mul_(kept)  # a seed that failed stays where it is
         self.adam.step()
+
+    def _make_room(self, numbers: int) -> None:
+        """All graphs have one memory, since one at a time is replayed; it belongs to the stream. What a large one has
+        is enough for a small one, but not the other way round: before the largest so far the others are let go, to be
+        recorded again when their shape comes again."""
+        if all(numbers > sum(x.numel() for x in buffers) for _, buffers in self.graphs.values()):
+            torch.cuda.synchronize(self.device)
+            self.graphs.clear()
+            self.pool = torch.cuda.graph_pool_handle()
 
     def _capture(self, buffers: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
         self.masks.shapes(buffers)  # a pass of its own, not to be recorded
