@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from matplotlib.figure import Figure
+from scipy.stats import binomtest
 from typer.testing import CliRunner
 
 from attnlab.cli import app
@@ -36,10 +37,25 @@ def test_the_interval_of_correlations_is_fishers_and_stays_between_minus_one_and
     assert cell(1.0, 1.0, 1.0, correlation=True).interval == pytest.approx((1.0, 1.0))
     assert Cell.from_json(found.as_json()) == found
     stored = found.as_json()
-    del stored["correlation"]  # as written before there were any
+    del stored["correlation"], stored["share"]  # as written before there were any
     assert not Cell.from_json(stored).correlation
     with pytest.raises(ValueError, match="not all between −1 and 1"):
         cell(1.5, correlation=True)
+
+
+@pytest.mark.parametrize(("did", "count"), [(0, 20), (1, 20), (13, 20), (20, 20), (3, 3)])
+def test_the_interval_of_a_share_of_seeds_is_the_exact_one_of_scipy(did, count):
+    found = cell(*[1.0] * did, *[0.0] * (count - did), share=True)
+    expected = binomtest(did, count).proportion_ci(0.95, method="exact")
+    assert found.interval == pytest.approx((expected.low, expected.high))
+    assert Cell.from_json(json.loads(json.dumps(found.as_json()))) == found
+
+
+def test_a_share_is_of_seeds_that_did_it_or_did_not():
+    assert cell(1.0, 1.0, 1.0, share=True, published=1.0).verdict == "reproduced"
+    assert cell(1.0, 0.0, share=True).interval is None
+    with pytest.raises(ValueError, match="not all 0 or 1, as in a share of seeds"):
+        cell(0.5, share=True)
 
 
 def test_what_differs_alike_in_every_row_is_said_once_above_them():

@@ -122,6 +122,17 @@ def test_noise_gains_nothing():
     assert found.agreement == pytest.approx(found.chance, abs=0.01)
 
 
+@pytest.mark.parametrize("number", [200, 2000])
+def test_hardly_a_word_of_noise_is_called_learnable(number):
+    """Also where words are as unequal as in a language: by their means alone, six of a hundred and more would be."""
+    draw = np.random.default_rng(6)
+    share = 1 / np.arange(1, 2001)
+    pairs = [[draw.choice(2000, size=draw.integers(3, 20), p=share / share.sum()) for _ in "xy"] for _ in range(number)]
+    found = diagnose(pairs)
+    assert found.learnable < 0.05
+    assert found.words["count"][found.words["gain"] > LEAST].sum() > 0.05 * found.judged
+
+
 def test_a_dictionary_is_found_word_by_word():
     draw = np.random.default_rng(3)
     pairs = [(x, x[::-1] + 1) for x in (draw.choice(53, size=7, replace=False) for _ in range(1000))]

@@ -164,19 +164,37 @@ def test_what_does_not_fit_is_refused(change, error, message):
 
 kernel = pytest.mark.kernel
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+MASKS = ("none", "scattered", "padded")
+
+
+def masked(kind, s, b, n):
+    """(s,b,n), strided; padded: short examples after long ones, some of no token, every other turned round."""
+    if kind == "none":
+        return None
+    if kind == "scattered":
+        return (torch.rand(s, n, b, device=DEVICE) < 0.5).transpose(1, 2)
+    lengths = torch.linspace(n + 0.5, -n / 2, b, device=DEVICE).clamp_min(0).long()
+    live = (torch.arange(n, device=DEVICE) < lengths[:, None]).expand(s, b, n).clone()
+    live[1::2] = live[1::2].flip(2)
+    return live
+
+
+def looked_at(active, live):
+    """The gates that a backward pass needs: those of tokens; what stands beside them is of no account."""
+    return active if live is None else torch.where(live.transpose(1, 2).unsqueeze(-1), active, 0.0)
 
 
 @kernel
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize(("s", "b", "n", "d"), [(1, 1, 1, 1), (2, 5, 7, 13), (3, 19, 2, 37), (1, 67, 3, 64)])
-def test_the_kernels_equal_their_definition(s, b, n, d, masked):
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize(("s", "b", "n", "d"), [(1, 1, 1, 1), (2, 5, 7, 13), (3, 19, 4, 37), (1, 67, 3, 64)])
+def test_the_kernels_equal_their_definition(s, b, n, d, mask):
     """Into buffers of NaN, of which none may be left; gates and gradients as strided as a layer leaves them."""
     kernels = pytest.importorskip("attnlab.models.recurrence_kernel")
     gates = torch.randn(b, n, s, 4 * d, device=DEVICE).permute(2, 0, 1, 3)
     gradient = torch.randn(s, b, n, d, device=DEVICE).transpose(1, 2)
     weight = torch.randn(s, 4 * d, d, device=DEVICE) / d**0.5
     h, c, dh, dc = torch.randn(4, s, b, d, device=DEVICE)
-    live = (torch.rand(s, n, b, device=DEVICE) < 0.5).transpose(1, 2) if masked else None
+    live = masked(mask, s, b, n)
     made = []
     for passes in (module._Definition, kernels):
         outputs, cells = torch.full((2, s, n, b, d), torch.nan, device=DEVICE)
@@ -185,15 +203,15 @@ def test_the_kernels_equal_their_definition(s, b, n, d, masked):
         with exact():
             passes.forward(gates, weight, h, c, live, outputs, cells, active)
             passes.backward(gradient, weight, c, live, cells, active, delta, on_h, on_c)
-        made.append([outputs, cells, active, delta, on_h, on_c])
+        made.append([outputs, cells, looked_at(active, live), delta, on_h, on_c])
     for wanted, got in zip(*made, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=2e-6)
 
 
 @kernel
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("quiet", [1.0, 1e-6, 0.0], ids=["alike", "all but one quiet", "all but one silent"])
-def test_products_with_ten_bits_stay_near_those_of_float32(quiet, masked):
+def test_products_with_ten_bits_stay_near_those_of_float32(quiet, mask):
     """As tf32 would, 2⁻¹¹ a factor: also the gradient of an example that is small beside another's."""
     kernels = pytest.importorskip("attnlab.models.recurrence_kernel")
     s, b, n, d = 2, 19, 5, 32
@@ -201,7 +219,7 @@ def test_products_with_ten_bits_stay_near_those_of_float32(quiet, masked):
     gradient = torch.randn(s, n, b, d, device=DEVICE)
     gradient[:, :, 1:] *= quiet
     h, c = torch.randn(2, s, b, d, device=DEVICE).tanh()
-    live = (torch.rand(s, b, n, device=DEVICE) < 0.7) if masked else None
+    live = masked(mask, s, b, n)
     made = []
     for passes in (module._Definition, kernels):
         outputs, cells = torch.full((2, s, n, b, d), torch.nan, device=DEVICE)
@@ -282,6 +300,7 @@ def test_the_recurrence_with_kernels_equals_the_one_without(monkeypatch):
     kernels = pytest.importorskip("attnlab.models.recurrence_kernel")
     given = [x.to(DEVICE).requires_grad_() for x in arguments(2, dtype=torch.float32)]
     live = torch.stack([LIVE, LIVE.flip(1)]).to(DEVICE)
+    live[:, :, 3:5] = False  # there no example has a token
     results = []
     for passes in (kernels, module._Definition):
         monkeypatch.setattr(module, "_passes", lambda x, h, passes=passes: passes)
@@ -332,16 +351,16 @@ def test_the_kernels_compile_for_gpus_that_are_not_here():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("shape", [(2, 32, 101, 256), (1, 70, 33, 512), (64, 3, 37, 24), (20, 128, 11, 256)], ids=str)
-def test_on_a_gpu_it_equals_its_definition_at_the_sizes_of_the_studies(shape, masked):
+def test_on_a_gpu_it_equals_its_definition_at_the_sizes_of_the_studies(shape, mask):
     """Exact and with ten bits; into buffers of NaN."""
     from attnlab.models import recurrence_kernel as kernels
 
     s, b, n, d = shape
     gates, weight = torch.randn(s, b, n, 4 * d, device="cuda"), torch.randn(s, 4 * d, d, device="cuda") / (2 * d**0.5)
     gradient, h, c = torch.randn(s, n, b, d, device="cuda"), *torch.randn(2, s, b, d, device="cuda").tanh()
-    live = (torch.rand(s, b, n, device="cuda") < 0.7) if masked else None
+    live = masked(mask, s, b, n)
     made = {}
     for name, passes, ten_bits in (("definition", module._Definition, False), ("exact", kernels, False),
                                    ("ten bits", kernels, True)):  # fmt: skip
@@ -351,7 +370,7 @@ def test_on_a_gpu_it_equals_its_definition_at_the_sizes_of_the_studies(shape, ma
         with torch.backends.cudnn.flags(allow_tf32=ten_bits):
             passes.forward(gates, weight, h, c, live, outputs, cells, active)
             passes.backward(gradient, weight, c, live, cells, active, delta, on_h, on_c)
-        made[name] = [outputs, cells, active, delta, on_h, on_c]
+        made[name] = [outputs, cells, looked_at(active, live), delta, on_h, on_c]
     for name, near in (("exact", 1e-5), ("ten bits", 5e-3)):
         for wanted, got in zip(made["definition"], made[name], strict=True):
             assert (got - wanted).norm() < near * wanted.norm(), name

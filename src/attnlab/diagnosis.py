@@ -33,18 +33,20 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 import scipy.sparse as sparse
+from scipy.special import stdtrit
 
 from attnlab.models.cooccurrence import Cells, Corpus, Pairs
 
 LIKELY, UNLIKELY = 0.05, -0.3  # scores; from small copy models: at 0 half of the seeds learn, see docs/diagnose.md
 LEAST = 0.01  # nats: a word that gains less cannot be learnt from counts
+SURELY = 0.95
 TOP = 20  # the best 1/20 of the positions agree (eq. 10)
 TIED = 1e-9  # relative difference of two β that are the same
 
 VERDICTS = {
     "likely": "attention is likely to be learnt: the counts point at single words of the sentence",
-    "uncertain": "attention may or may not be learnt, by chance of the seed: the counts hardly tell the words of a "
-    "sentence apart",
+    "uncertain": "attention may or may not be learnt, by chance of the seed, if there is anything to learn: the counts "
+    "hardly tell the words of a sentence apart, as in noise",
     "unlikely": "attention is unlikely to be learnt soon: the counts tell the same of every word of a sentence",
     "no choice": "there is nothing to attend to: no sentence has two different words to choose from",
     "all alike": "there is nothing to learn: every pair is the same",
@@ -56,7 +58,8 @@ class Diagnosis:
     """What the count table of a corpus tells.
 
     words    one row an output word: id, count, gain, common, score (nats), agreement, chance, from_id (the source word
-             it is most often led to), share (how often it is), learnable (gain > 0.01)
+             it is most often led to), share (how often it is), learnable (its gain is above 0.01, also by the lower
+             end of a one-sided 95 % t-interval over the times it was judged, so that noise seldom is)
     """
 
     score: float
@@ -79,7 +82,8 @@ class Diagnosis:
 
     @property
     def learnable(self) -> float:
-        """The share of output words, by their frequency, that the counts can teach: their own gain is above LEAST."""
+        """The share of output words, by their frequency, that the counts can teach: their own gain is surely above
+        LEAST."""
         return float(self.words["count"][self.words["learnable"]].sum() / max(self.judged, 1))
 
 
@@ -181,11 +185,14 @@ def _words(rows: np.ndarray) -> pd.DataFrame:
         name: np.bincount(which, rows[name], minlength=len(ids)) / number
         for name in ("gain", "common", "agreement", "chance")
     }
+    spread = np.bincount(which, (rows["gain"] - mean["gain"][which]) ** 2, minlength=len(ids))
+    others = np.maximum(number - 1, 1)
+    surely = mean["gain"] - stdtrit(others, SURELY) * np.sqrt(spread / others / number)
     source, share = _leads(which, rows["i"], number)
     score = mean["gain"] - mean["common"]
     told = {"id": ids, "count": number, "gain": mean["gain"], "common": mean["common"], "score": score}
     told |= {"agreement": mean["agreement"], "chance": mean["chance"], "from_id": source, "share": share}
-    frame = pd.DataFrame(told | {"learnable": mean["gain"] > LEAST})
+    frame = pd.DataFrame(told | {"learnable": (number > 1) & (surely > LEAST)})
     return frame.sort_values(["count", "id"], ascending=[False, True], ignore_index=True)
 
 

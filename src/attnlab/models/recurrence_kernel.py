@@ -68,39 +68,48 @@ def _forward(
     active += s * n * batch * 4 * size
     for _ in range(n):
         tl.debug_barrier()
-        earlier = _load(before, rows, inputs, before_b, here[:, None] & known[None, :])  # (B,D)
+        token, any_token = here, True
         if MASKED:
-            token = (tl.load(live + rows * live_b, here, 0) != 0)[None, :]
-        for first in tl.range(0, size, U):
-            unit = first + tl.arange(0, U)
-            inside = (unit < size)[:, None] & here[None, :]
-            given = gates + rows[None, :] * gates_b + unit[:, None]
-            place = rows[None, :] * size + unit[:, None]  # (U,B)
-            given_i, given_f = tl.load(given, inside, 0.0), tl.load(given + size, inside, 0.0)
-            given_g, given_o = tl.load(given + 2 * size, inside, 0.0), tl.load(given + 3 * size, inside, 0.0)
-            held = tl.load(cell_before + place, inside, 0.0)
-            of_tile = first + row // 4
-            w = _load(weight, row % 4 * size + of_tile, inputs, size, (of_tile < size)[:, None] & known[None, :])
-            x = tl.dot(w, tl.trans(earlier.to(w.dtype)), input_precision="tf32x3")  # (4U,B)
-            x = tl.trans(tl.reshape(x, (U, 4, B)), (0, 2, 1))  # (U,B,4)
-            i_g, f_o = tl.split(tl.reshape(x, (U, B, 2, 2)))
-            i, g = tl.split(i_g)
-            f, o = tl.split(f_o)
-            i, f = _sigmoid(i + given_i.to(tl.float32)), _sigmoid(f + given_f.to(tl.float32))
-            g, o = _tanh(g + given_g.to(tl.float32)), _sigmoid(o + given_o.to(tl.float32))
-            cell = f * held + i * g
-            hidden = o * _tanh(cell)
-            if MASKED:
-                cell = tl.where(token, cell, held)
-                last = tl.load(before + rows[None, :] * before_b + unit[:, None], inside, 0.0)
-                hidden = tl.where(token, hidden, last.to(tl.float32))
-            tl.store(cells + place, cell, inside)
-            tl.store(outputs + rows[None, :] * outputs_b + unit[:, None], hidden, inside)
-            kept = active + rows[None, :] * 4 * size + unit[:, None]
-            tl.store(kept, i, inside)
-            tl.store(kept + size, f, inside)
-            tl.store(kept + 2 * size, g, inside)
-            tl.store(kept + 3 * size, o, inside)
+            token = tl.load(live + rows * live_b, here, 0) != 0
+            any_token = tl.max(token.to(tl.int32), 0) > 0
+        if any_token:
+            earlier = _load(before, rows, inputs, before_b, here[:, None] & known[None, :])  # (B,D)
+            for first in tl.range(0, size, U):
+                unit = first + tl.arange(0, U)
+                inside = (unit < size)[:, None] & here[None, :]
+                given = gates + rows[None, :] * gates_b + unit[:, None]
+                place = rows[None, :] * size + unit[:, None]  # (U,B)
+                given_i, given_f = tl.load(given, inside, 0.0), tl.load(given + size, inside, 0.0)
+                given_g, given_o = tl.load(given + 2 * size, inside, 0.0), tl.load(given + 3 * size, inside, 0.0)
+                held = tl.load(cell_before + place, inside, 0.0)
+                of_tile = first + row // 4
+                w = _load(weight, row % 4 * size + of_tile, inputs, size, (of_tile < size)[:, None] & known[None, :])
+                x = tl.dot(w, tl.trans(earlier.to(w.dtype)), input_precision="tf32x3")  # (4U,B)
+                x = tl.trans(tl.reshape(x, (U, 4, B)), (0, 2, 1))  # (U,B,4)
+                i_g, f_o = tl.split(tl.reshape(x, (U, B, 2, 2)))
+                i, g = tl.split(i_g)
+                f, o = tl.split(f_o)
+                i, f = _sigmoid(i + given_i.to(tl.float32)), _sigmoid(f + given_f.to(tl.float32))
+                g, o = _tanh(g + given_g.to(tl.float32)), _sigmoid(o + given_o.to(tl.float32))
+                cell = f * held + i * g
+                hidden = o * _tanh(cell)
+                if MASKED:
+                    cell = tl.where(token[None, :], cell, held)
+                    last = tl.load(before + rows[None, :] * before_b + unit[:, None], inside, 0.0)
+                    hidden = tl.where(token[None, :], hidden, last.to(tl.float32))
+                tl.store(cells + place, cell, inside)
+                tl.store(outputs + rows[None, :] * outputs_b + unit[:, None], hidden, inside)
+                kept = active + rows[None, :] * 4 * size + unit[:, None]
+                tl.store(kept, i, inside)
+                tl.store(kept + size, f, inside)
+                tl.store(kept + 2 * size, g, inside)
+                tl.store(kept + 3 * size, o, inside)
+        else:  # padding only: the state stays, and no gate is looked at again
+            whole = here[:, None] & known[None, :]
+            state = rows[:, None] * size + inputs[None, :]  # (B,D)
+            tl.store(cells + state, tl.load(cell_before + state, whole, 0.0), whole)
+            stays = _load(before, rows, inputs, before_b, whole)
+            tl.store(outputs + rows[:, None] * outputs_b + inputs[None, :], stays, whole)
         before, before_b, cell_before = outputs, outputs_b + 0 * s, cells
         outputs += outputs_n
         cells += batch * size
@@ -130,60 +139,72 @@ def _backward(
     for back in range(n):
         position = s * n + (n - 1 - back)
         tl.debug_barrier()
-        largest = tl.zeros((B,), tl.float32)
+        token, any_token = here, True
         if MASKED:
-            token = (tl.load(live + rows * live_b, here, 0) != 0)[:, None]
-        for first in tl.range(0, size, U, num_stages=1):
-            unit = first + tl.arange(0, U)
-            inside = here[:, None] & (unit < size)[None, :]
-            place = rows[:, None] * size + unit[None, :]  # (B,U)
-            four = (position * batch + rows[:, None]) * 4 * size + unit[None, :]
-            i = tl.load(active + four, inside, 0.0).to(tl.float32)
-            f = tl.load(active + four + size, inside, 0.0).to(tl.float32)
-            g = tl.load(active + four + 2 * size, inside, 0.0).to(tl.float32)
-            o = tl.load(active + four + 3 * size, inside, 0.0).to(tl.float32)
-            squashed = _tanh(tl.load(cells + position * batch * size + place, inside, 0.0))
-            if back < n - 1:
-                held = tl.load(cells + (position - 1) * batch * size + place, inside, 0.0)
-            else:
-                held = tl.load(c + s * batch * size + place, inside, 0.0)
-            hidden = tl.load(dh + place, inside, 0.0)
-            hidden += _load(grad, rows, unit, grad_b, inside).to(tl.float32)
-            later = tl.load(dc + place, inside, 0.0)
-            inner = later + hidden * o * (1.0 - squashed * squashed)
-            di, df = inner * g * i * (1.0 - i), inner * held * f * (1.0 - f)
-            dg, do = inner * i * (1.0 - g * g), hidden * squashed * o * (1.0 - o)
-            on, passed = inner * f, tl.zeros_like(hidden)
-            if MASKED:
-                di, df = tl.where(token, di, 0.0), tl.where(token, df, 0.0)
-                dg, do = tl.where(token, dg, 0.0), tl.where(token, do, 0.0)
-                on, passed = tl.where(token, on, later), tl.where(token, 0.0, hidden)
+            token = tl.load(live + rows * live_b, here, 0) != 0
+            any_token = tl.max(token.to(tl.int32), 0) > 0
+        if any_token:
+            largest = tl.zeros((B,), tl.float32)
+            for first in tl.range(0, size, U, num_stages=1):
+                unit = first + tl.arange(0, U)
+                inside = here[:, None] & (unit < size)[None, :]
+                place = rows[:, None] * size + unit[None, :]  # (B,U)
+                four = (position * batch + rows[:, None]) * 4 * size + unit[None, :]
+                i = tl.load(active + four, inside, 0.0).to(tl.float32)
+                f = tl.load(active + four + size, inside, 0.0).to(tl.float32)
+                g = tl.load(active + four + 2 * size, inside, 0.0).to(tl.float32)
+                o = tl.load(active + four + 3 * size, inside, 0.0).to(tl.float32)
+                squashed = _tanh(tl.load(cells + position * batch * size + place, inside, 0.0))
+                if back < n - 1:
+                    held = tl.load(cells + (position - 1) * batch * size + place, inside, 0.0)
+                else:
+                    held = tl.load(c + s * batch * size + place, inside, 0.0)
+                hidden = tl.load(dh + place, inside, 0.0)
+                hidden += _load(grad, rows, unit, grad_b, inside).to(tl.float32)
+                later = tl.load(dc + place, inside, 0.0)
+                inner = later + hidden * o * (1.0 - squashed * squashed)
+                di, df = inner * g * i * (1.0 - i), inner * held * f * (1.0 - f)
+                dg, do = inner * i * (1.0 - g * g), hidden * squashed * o * (1.0 - o)
+                on, passed = inner * f, tl.zeros_like(hidden)
+                if MASKED:
+                    real = token[:, None]
+                    di, df = tl.where(real, di, 0.0), tl.where(real, df, 0.0)
+                    dg, do = tl.where(real, dg, 0.0), tl.where(real, do, 0.0)
+                    on, passed = tl.where(real, on, later), tl.where(real, 0.0, hidden)
+                if SCALED:
+                    most = tl.maximum(tl.maximum(tl.abs(di), tl.abs(df)), tl.maximum(tl.abs(dg), tl.abs(do)))
+                    largest = tl.maximum(largest, tl.max(most, 1))
+                made = delta + rows[:, None] * delta_b + unit[None, :]
+                tl.store(made, di, inside)
+                tl.store(made + size, df, inside)
+                tl.store(made + 2 * size, dg, inside)
+                tl.store(made + 3 * size, do, inside)
+                tl.store(dc + place, on, inside)
+                tl.store(dh + place, passed, inside)
+            tl.debug_barrier()
+            shrink = tl.where(largest > 0.0, largest, 1.0)
+            total = tl.zeros((D, B), tl.float32)
+            for first in tl.range(0, 4 * size, G):
+                of_tile = first + gate
+                known = of_tile < 4 * size
+                w = _load(across, outs, of_tile, 4 * size, (outs < size)[:, None] & known[None, :])  # (D,G)
+                d = _load(delta, rows, of_tile, delta_b, here[:, None] & known[None, :])
+                if SCALED:
+                    d = d / shrink[:, None]
+                total = tl.dot(w, tl.trans(d.to(w.dtype)), total, input_precision="tf32x3")  # (D,B)
             if SCALED:
-                most = tl.maximum(tl.maximum(tl.abs(di), tl.abs(df)), tl.maximum(tl.abs(dg), tl.abs(do)))
-                largest = tl.maximum(largest, tl.max(most, 1))
-            made = delta + rows[:, None] * delta_b + unit[None, :]
-            tl.store(made, di, inside)
-            tl.store(made + size, df, inside)
-            tl.store(made + 2 * size, dg, inside)
-            tl.store(made + 3 * size, do, inside)
-            tl.store(dc + place, on, inside)
-            tl.store(dh + place, passed, inside)
-        tl.debug_barrier()
-        shrink = tl.where(largest > 0.0, largest, 1.0)
-        total = tl.zeros((D, B), tl.float32)
-        for first in tl.range(0, 4 * size, G):
-            of_tile = first + gate
-            known = of_tile < 4 * size
-            w = _load(across, outs, of_tile, 4 * size, (outs < size)[:, None] & known[None, :])  # (D,G)
-            d = _load(delta, rows, of_tile, delta_b, here[:, None] & known[None, :])
-            if SCALED:
-                d = d / shrink[:, None]
-            total = tl.dot(w, tl.trans(d.to(w.dtype)), total, input_precision="tf32x3")  # (D,B)
-        if SCALED:
-            total = total * shrink[None, :]
-        on_h = dh + rows[None, :] * size + outs[:, None]
-        inside = (outs < size)[:, None] & here[None, :]
-        tl.store(on_h, tl.load(on_h, inside, 0.0) + total, inside)
+                total = total * shrink[None, :]
+            on_h = dh + rows[None, :] * size + outs[:, None]
+            inside = (outs < size)[:, None] & here[None, :]
+            tl.store(on_h, tl.load(on_h, inside, 0.0) + total, inside)
+        else:  # padding only: what comes later passes by
+            whole = here[:, None] & (outs < size)[None, :]
+            state = dh + rows[:, None] * size + outs[None, :]  # (B,D)
+            own = _load(grad, rows, outs, grad_b, whole).to(tl.float32)
+            tl.store(state, tl.load(state, whole, 0.0) + own, whole)
+            nothing = delta + rows[:, None] * delta_b + outs[None, :]
+            for part in tl.static_range(4):
+                tl.store(nothing + part * size, tl.zeros((B, D), tl.float32), whole)
         grad -= grad_n
         live -= live_n
         delta -= delta_n

@@ -84,14 +84,14 @@ def seed_curves(cases: Mapping[str, tuple[Sequence[float], Tensor]], *, x: str, 
     return figure
 
 
-def scatter(points: Mapping[str, tuple[float, float]], *, x: str, y: str) -> Figure:
-    """One point each, named unless it lies at the top or the bottom, where many may."""
+def scatter(groups: Mapping[str, Sequence[tuple[float, float]]], *, x: str, y: str) -> Figure:
+    """Points (across, up), of a colour and a mark for each group."""
     figure = Figure(figsize=(6.2, 3.8), layout="constrained")
-    axis, heights = figure.subplots(), [up for _, up in points.values()]
-    for number, (name, (across, up)) in enumerate(points.items()):
-        axis.plot(across, up, "os^Dv"[number % 5], color=OKABE_ITO[number % 7], markersize=5)
-        if min(heights) < up < max(heights):
-            axis.annotate(name, (across, up), fontsize=7, xytext=(4, 4), textcoords="offset points")
+    axis = figure.subplots()
+    for number, (name, points) in enumerate(groups.items()):
+        mark, colour = "os^Dv"[number % 5], OKABE_ITO[number % 7]
+        axis.plot(*zip(*points, strict=True), mark, color=colour, alpha=0.7, markersize=5, label=name)
+    axis.legend(fontsize=8)
     axis.set_xlabel(x)
     axis.set_ylabel(y)
     axis.grid(alpha=0.3)

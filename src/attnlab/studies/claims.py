@@ -6,8 +6,9 @@
     not run          with the reason
     no verdict       fewer than 3 seeds, so that there is no interval; or nothing was published to compare with
 
-A measure that no seed changes, such as a count, is exact: its interval is the point. A cell is official where it was
-run as the paper ran it, and a stand-in where its tags say that data, model or scale were others.
+A measure that no seed changes, such as a count, is exact: its interval is the point. Of a share of seeds that did
+something it is Clopper and Pearson's, which stays between 0 and 1 and is not a point where all did. A cell is official
+where it was run as the paper ran it, and a stand-in where its tags say that data, model or scale were others.
 """
 
 import math
@@ -16,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
-from scipy.special import stdtrit
+from scipy.special import betaincinv, stdtrit
 
 from attnlab.config import nearest
 
@@ -43,6 +44,7 @@ class Cell:
     sign: Literal[-1, 0, 1] = 0  # of a contrast: the side of 0 that the paper says; 0: not a contrast
     exact: bool = False  # no seed changes it
     correlation: bool = False  # between −1 and 1: its interval is that of Fisher's z
+    share: bool = False  # 1 of a seed that did it, 0 of one that did not: its interval is the binomial's
     tags: tuple[str, ...] = ()
     note: str = ""
     not_run: str = ""  # why there are no values
@@ -57,6 +59,8 @@ class Cell:
             raise ValueError(f"{self} is exact, and has {len(self.values)} values; it must have one")
         if self.correlation and not all(abs(r) <= 1 for r in self.values):
             raise ValueError(f"{self}: {self.values} are not all between −1 and 1, as correlations are")
+        if self.share and not set(self.values) <= {0.0, 1.0}:
+            raise ValueError(f"{self}: {self.values} are not all 0 or 1, as in a share of seeds")
         bounds = self.published_interval or ()
         numbers = (*self.values, *bounds, *(() if self.published is None else (self.published,)))
         if not all(math.isfinite(x) for x in numbers):
@@ -73,13 +77,15 @@ class Cell:
 
     @property
     def interval(self) -> Interval | None:
-        """The mean ± t₀.₉₇₅,ₙ₋₁ · s/√n, from three seeds on; of correlations that of artanh r, put back; an exact value
-        is its own."""
+        """The mean ± t₀.₉₇₅,ₙ₋₁ · s/√n, from three seeds on; of correlations that of artanh r, put back; of a share the
+        binomial's; an exact value is its own."""
         if self.exact and self.values:
             return self.values[0], self.values[0]
         count = len(self.values)
         if count < FEWEST_SEEDS:
             return None
+        if self.share:
+            return _binomial(round(sum(self.values)), count)
         values = [math.atanh(r * (1 - 1e-12)) for r in self.values] if self.correlation else self.values
         mean = statistics.fmean(values)
         margin = float(stdtrit(count - 1, 0.975)) * statistics.stdev(values) / math.sqrt(count)
@@ -114,11 +120,17 @@ class Cell:
 
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "Cell":
-        own: dict[str, Any] = {"correlation": False} | stored
+        own: dict[str, Any] = {"correlation": False, "share": False} | stored
         own = {field.name: own[field.name] for field in fields(cls)}
         for name in ("values", "published_interval", "tags"):
             own[name] = None if own[name] is None else tuple(own[name])
         return cls(**own)
+
+
+def _binomial(did: int, count: int) -> Interval:
+    """Clopper and Pearson's 95 % interval of a probability, of which so many trials of a count came true."""
+    low = float(betaincinv(did, count - did + 1, 0.025)) if did else 0.0
+    return low, float(betaincinv(did + 1, count - did, 0.975)) if did < count else 1.0
 
 
 def contrast(a: Cell, b: Cell, *, row: str | None = None, column: str | None = None) -> Cell:

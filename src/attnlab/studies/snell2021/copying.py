@@ -12,7 +12,7 @@ As in the authors' code each sequence ends with </s>, which is predicted too; ev
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,7 @@ class Copying(Experiment):
     length: int = 40
     types: int = 40  # of one set
     mix: float = 0.5  # of a mixture: how often the first set
+    shared: int = 0  # of a mixture: types that both sets have
     width: int = 256
     heads: int = 1
     examples: int = 128  # in a batch
@@ -50,7 +51,7 @@ class Copying(Experiment):
 
     @property
     def words(self) -> int:
-        return self.types * (2 if self.data == "mixture" else 1) + FIRST
+        return (2 * self.types - self.shared if self.data == "mixture" else self.types) + FIRST
 
     def model(self, seed: int) -> nn.Module:
         torch.manual_seed(seed)
@@ -91,7 +92,7 @@ class Copying(Experiment):
         if self.data != "mixture":
             return order
         second = torch.rand(number, 1, generator=draw, device=device) >= self.mix
-        return order + self.types * second
+        return order + (self.types - self.shared) * second
 
 
 def in_chunks(draw: Callable[[int, int], tuple[Tensor, ...]], examples: int) -> Feed:
@@ -186,9 +187,10 @@ def grown_in(setting: Setting, name: str, case: Experiment, seeds: Sequence[int]
 def _share_cell(item: str, row: str, grown: Grown, published: float | None, tags: tuple[str, ...]) -> Cell:
     values = learnt(grown)[grown.finite].tolist()
     ends = grown.measures["attention"][:, -1]
-    note = f"attention on the right position at the end: {float(ends.mean()):.2f} on average over the seeds"
+    on = f"attention on the right position at the end: {float(ends.mean()):.2f} on average over the seeds"
+    about: dict[str, Any] = {"tags": tags, "note": f"within {grown.steps[-1]} updates; {on}"}
     column = f"share of seeds that reach accuracy {LEARNT}"
-    return Cell(item=item, row=row, column=column, published=published, values=tuple(values), tags=tags, note=note)
+    return Cell(item=item, row=row, column=column, published=published, values=tuple(values), share=True, **about)
 
 
 def _figures(grown: dict[str, Grown]) -> dict:

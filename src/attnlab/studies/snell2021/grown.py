@@ -1,9 +1,10 @@
 """Runs that differ in their seed alone, trained as one population, each into a folder of its own.
 
-A run has the batches it has alone, in the same order, but padded to the longest of all runs; its dropout is drawn from
-its own seed, for that width; products are in tf32. Its folder then holds what `attnlab train` leaves there, but for
-metrics and the best weights: nothing is evaluated on the way. One whose loss or gradient is not finite is left
-unfinished, to be trained alone, which says where it goes wrong.
+A run has the batches it has alone, in the same order, but padded to the longest of all runs, and with long examples
+first, so that the recurrence is soon done with the short ones; its dropout is drawn from its own seed, for that width;
+products are in tf32. Its folder then holds what `attnlab train` leaves there, but for metrics and the best weights:
+nothing is evaluated on the way. One whose loss or gradient is not finite is left unfinished, to be trained alone, which
+says where it goes wrong.
 """
 
 import json
@@ -87,7 +88,7 @@ class Runs(Experiment):
 
         def batches(step: int) -> tuple[Tensor, ...]:
             epoch, number = divmod(step, epoch_steps)
-            each = [plan[number] for plan in planned(epoch)]
+            each = [sorted(plan[number], key=lambda index: -lengths[index]) for plan in planned(epoch)]
             made = self.task.batch("train", [index for indices in each for index in indices])  # padded alike
             width = int(widths[np.searchsorted(widths, max(x.shape[1] for x in made.inputs))])
             goals = made.targets.masked_fill(made.targets == PAD, IGNORED) if made.targets.dim() > 1 else made.targets

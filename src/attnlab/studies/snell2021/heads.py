@@ -109,7 +109,7 @@ def _cells(grown: Mapping[str, Grown], tags: tuple[str, ...]) -> list[Cell]:
         curve = g.measures["accuracy"]
         reached = tuple((curve >= REACHED).any(1).float().tolist())
         column = f"share of runs that reach accuracy {REACHED}"
-        cells.append(Cell(item="fig6", row=name, column=column, values=reached, tags=tags))
+        cells.append(Cell(item="fig6", row=name, column=column, values=reached, share=True, tags=tags))
         if name != "all bad":
             gain = tuple((curve - bad)[:, -1].tolist())
             row = f"{name} − all bad"

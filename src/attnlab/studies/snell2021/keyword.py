@@ -154,7 +154,8 @@ def _cells(grown: Grown, row: str, tags: tuple[str, ...]) -> list[Cell]:
         for place in PLACES
     }
     for (when, law), places in HYPOTHESES.items():
-        claims.append(cell(when, f"{law} holds, share of seeds", holds(*(at[when, place] for place in places))))
+        told = holds(*(at[when, place] for place in places))
+        claims.append(cell(when, f"{law} holds, share of seeds", told, share=True))
     for when, greater, smaller, law in (
         ("early", "γ_l*", "γ_l*+1", "Hypotheses 1 and 2"),
         ("early", "γ_l*+1", "γ̄", "Hypothesis 2, against Hypothesis 1"),

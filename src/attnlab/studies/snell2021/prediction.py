@@ -1,7 +1,8 @@
 """Does `attnlab diagnose` foresee which distributions are learnt? Copying, from permutations to subsets and mixtures.
 
-    k of n            n from k (permutations) to 3k/2
-    mixture of two    sets of n types, k of them in a sequence, the first set with probability p
+    k of n              n from k (permutations) to 3k/2
+    two sets            of n types each, k of them in a sequence, the first set with probability p
+    sets that overlap   permutations of two sets of k types, of which m are in both: from a mixture to one set
 
 For each distribution: the score of a sample, from counts alone, and the share of seeds whose attention is on the right
 position at the end of training. The weight of the score's second term, gain − w·common, is chosen on every other
@@ -26,20 +27,34 @@ SAMPLE = 2000  # sequences that are diagnosed
 FEWEST = 3  # distributions that can be ranked
 
 
-def distributions(base: Copying) -> dict[str, Copying]:
-    """From the hardest to the easiest and back, by name; their number grows with the length."""
+SUBSETS = (0, 1 / 40, 2 / 40, 3 / 40, 4 / 40, 6 / 40, 8 / 40, 12 / 40, 1 / 2)  # types beyond k, as shares of k
+TWO_SETS = (  # the types of a set where k = 40, and how often the first set
+    (40, 0.5), (40, 0.6), (40, 0.7), (40, 0.8), (40, 0.9), (40, 0.95), (40, 0.98), (42, 0.97), (42, 0.98), (42, 0.99),
+    (44, 0.5), (44, 0.8), (44, 0.95), (44, 0.96), (44, 0.97), (44, 0.98), (48, 0.5), (48, 0.8), (48, 0.9), (48, 0.93),
+    (52, 0.5), (60, 0.5), (60, 0.8),
+)  # fmt: skip
+OVERLAPS = (39 / 40, 38 / 40, 36 / 40, 34 / 40, 32 / 40, 28 / 40, 24 / 40, 16 / 40)  # m as shares of k
+
+
+def distributions(base: Copying) -> dict[str, dict[str, Copying]]:
+    """By family and name; their number grows with the length."""
     k = base.length
-    beyond = sorted(
-        {k + round(k * share) for share in (0, 1 / 40, 2 / 40, 3 / 40, 4 / 40, 6 / 40, 8 / 40, 12 / 40, 1 / 2)}
-    )
-    found = {f"{k} of {n}": replace(base, data="subset", types=n) for n in beyond}
-    for p in (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98):
-        found[f"permutations of two sets, {p}"] = replace(base, data="mixture", types=k, mix=p)
-    uneven = ((44, 0.96), (44, 0.97), (44, 0.98), (42, 0.97), (42, 0.98), (42, 0.99), (48, 0.9), (48, 0.93))
-    for n, p in ((44, 0.5), (44, 0.8), (44, 0.95), (48, 0.5), (48, 0.8), (52, 0.5), (60, 0.5), (60, 0.8), *uneven):
-        types = k + max(1, round(k * (n - 40) / 40))
-        found[f"{k} of {types} of two sets, {p}"] = replace(base, data="mixture", types=types, mix=p)
-    return found
+    subsets = sorted({k + round(k * share) for share in SUBSETS})
+    sets = {(k + (max(1, round(k * (n - 40) / 40)) if n > 40 else 0), p): None for n, p in TWO_SETS}
+    overlaps = sorted({min(k - 1, round(k * share)) for share in OVERLAPS}, reverse=True)
+    return {
+        "k of n": {f"{k} of {n}": replace(base, data="subset", types=n) for n in subsets},
+        "two sets": {
+            f"{k} of {n} of two sets, {p}" if n > k else f"permutations of two sets, {p}": replace(
+                base, data="mixture", types=n, mix=p
+            )
+            for n, p in sets
+        },
+        "sets that overlap": {
+            f"permutations of two sets, {m} types in both": replace(base, data="mixture", types=k, shared=m)
+            for m in overlaps
+        },
+    }
 
 
 def prediction(setting: Setting) -> Findings:
@@ -50,9 +65,10 @@ def prediction(setting: Setting) -> Findings:
         steps=setting.at(smoke=100, small=500, full=200),
         examples=setting.at(smoke=32, small=128, full=128),
     )
-    cases = distributions(base)
+    families = distributions(base)
     if setting.scale == "smoke":
-        cases = dict(list(cases.items())[::8])
+        families = {name: dict(list(family.items())[::8]) for name, family in families.items()}
+    cases = {name: case for family in families.values() for name, case in family.items()}
     tags = () if setting.scale == "full" else ("smaller scale",)
     gains, commons, shares, cells = [], [], [], []
     for name, case in cases.items():
@@ -64,7 +80,8 @@ def prediction(setting: Setting) -> Findings:
         commons.append(found.common)
         shares.append(float(learnt.mean()))
         share, score = "share of seeds whose attention is learnt", "score, gain − common"
-        cells.append(Cell(item="prediction", row=name, column=share, values=tuple(learnt.tolist()), tags=tags))
+        did = tuple(learnt.tolist())
+        cells.append(Cell(item="prediction", row=name, column=share, values=did, share=True, tags=tags))
         cells.append(Cell(item="prediction", row=name, column=score, values=(found.score,), exact=True, tags=tags))
     weight, seen, held = chosen_weight(np.array(gains), np.array(commons), np.array(shares))
     for row, value in (("distributions that chose the weight", seen), ("distributions held back", held)):
@@ -77,7 +94,9 @@ def prediction(setting: Setting) -> Findings:
         f"{len(cases)} distributions, {between} of them learnt by 10–90 % of the seeds within {base.steps} updates; "
         f"the weight chosen on every other one is {weight:g}: {told_rank(seen)} there, {told_rank(held)} on the rest."
     )
-    figure = scatter(dict(zip(cases, zip(scores, shares, strict=True), strict=True)), x="score", y="share of seeds")
+    placed = dict(zip(cases, zip(scores.tolist(), shares, strict=True), strict=True))
+    drawn = {family: [placed[name] for name in named] for family, named in families.items()}
+    figure = scatter(drawn, x=f"score, gain − {weight:g} common", y="share of seeds")
     said = "Each point is a distribution: its score from counts alone, and how many seeds learnt to attend."
     return Findings(cells, {"prediction": (figure, said)}, (remark,))
 
