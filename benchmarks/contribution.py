@@ -7,7 +7,7 @@ three maps, with ‖Σ_h αf‖; each layer's maps are let go before the next. T
 einsum and measures it: a transcription of the equations, as the published code has them. No time is printed unless both
 agree.
 
-On a CPU, one thread: CPU time, the fastest of some rounds, what is compared taking turns in one process; the two ways,
+On a CPU, one thread: CPU time, the median of some rounds, what is compared taking turns in one process; the two ways,
 of which one leaves much behind, in processes of their own. Memory is by how much the resident size grows. There too the
 whole of it: what a record and its head norms add to an eager forward pass of a BERT; the statistics of a corpus
 (attnlab inspect --file: read twice, recorded, counted, stored) beside the model's own eager pass over the same batches,
@@ -22,6 +22,7 @@ whose weights must be equal. BertViz draws weights that its user makes: benchmar
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -118,7 +119,8 @@ def one_on_cpu(way, tokens):
 
 
 def in_turns(steps, layers=1, rounds=measuring.REPEATS):
-    """The time of each, so many times over, and its peak; the fastest of the rounds, the rest is the neighbours'."""
+    """The time of each, so many times over, and its peak; the median of the rounds. Not the fastest: whether a pass has
+    its memory from the one before, or page by page from the system, is luck, and worth a tenth of a pass."""
     peaks = [measuring.grown_mebibytes(step) for step in steps]
     times = [[] for _ in steps]
     for _ in range(rounds):
@@ -126,7 +128,7 @@ def in_turns(steps, layers=1, rounds=measuring.REPEATS):
             start = time.process_time()
             step()
             own.append(time.process_time() - start)
-    return [{"ms": 1e3 * layers * min(own), "peak_mib": peak} for own, peak in zip(times, peaks, strict=True)]
+    return [{"ms": 1e3 * layers * statistics.median(own), "peak_mib": peak} for own, peak in zip(times, peaks, strict=True)]
 
 
 def forward(tokens):

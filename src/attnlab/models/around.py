@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attnlab.models.closeness import close
+from attnlab.models.closeness import CHECKED, close
 from attnlab.recording import Layer
 
 NODES = 64
@@ -204,12 +204,12 @@ def norm_parts(module: nn.Module, read: Tensor, gave: Tensor) -> dict[str, Tenso
     bias = getattr(module, "bias", None)
     eps = getattr(module, "eps", getattr(module, "variance_epsilon", None))
     eps = torch.finfo(read.dtype).eps if eps is None else eps
+    added, few = 0.0 if bias is None else _wide(bias.detach()), slice(CHECKED)
     for centred in (True, False):
         away = x - x.mean(-1, keepdim=True) if centred else x
         scale = (away.square().mean(-1, keepdim=True) + eps).rsqrt()
         for gain in (weight, 1 + weight):  # Gemma's norms hold what is added to 1
-            made = away * scale * gain + (0.0 if bias is None else _wide(bias.detach()))
-            if close(made, gave):
+            if close(away[..., few, :] * scale[..., few, :] * gain + added, gave[..., few, :]):
                 return {"gain": gain.clone(), "centred": torch.tensor(centred), "scale": scale}
     return {}
 

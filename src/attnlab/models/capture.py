@@ -21,10 +21,9 @@ from torch import Tensor, nn
 from attnlab.mechanisms import Mechanism
 from attnlab.models import cascade, dispatch, inputs, native
 from attnlab.models.around import Around, is_linear, matrix
-from attnlab.models.closeness import difference
+from attnlab.models.closeness import CHECKED, difference
 from attnlab.recording import Layer, Record, Weigh
 
-CHECKED = 16  # queries on which the output projection is made again: it is the same map for all
 OTHER_SEQUENCE = ("key_value_states", "encoder_hidden_states")  # arguments of an attention module that make it cross
 
 

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+CHECKED = 16  # positions of which a map that is the same for all of them is made again
 # relative to 1 + the largest; many models take their softmax in float32, whatever their own type
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
