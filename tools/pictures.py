@@ -339,7 +339,7 @@ PICTURES: dict[str, Callable[[], Figure | bytes]] = {
     "inspect": inspect,
     "viewer": viewer,
     "diagnose": diagnose,
-    "snell2021": lambda: committed("snell2021/full/figures/derivative-*-error.png"),
+    "snell2021": lambda: committed("snell2021/full/figures/fig2-*-multi30k.png"),
     "copying": lambda: committed("snell2021/full/figures/fig3-*-attention.png"),
     "kobayashi2020": kobayashi2020,
     "zheng2021": lambda: reproduced("zheng2021", "--only", "table4"),
