@@ -210,6 +210,9 @@ def test_dropout_goes_on_where_it_stood(tmp_path):
 
 def test_processes_change_nothing():
     one, two = (grow(SMALL, [0, 1, 2], device=CPU, processes=n) for n in (1, 2))
+    as_one = grow(SMALL, [0, 1, 2], device=CPU, as_one=True)
+    for name, x in one.weights.items():
+        torch.testing.assert_close(as_one.weights[name], x, msg=name)
     assert one.seeds == two.seeds
     for name in one.weights:
         torch.testing.assert_close(one.weights[name], two.weights[name])

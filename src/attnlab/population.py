@@ -279,9 +279,14 @@ def grow(
     device: torch.device,
     folder: str | Path | None = None,
     processes: int | None = None,
+    as_one: bool = False,
     progress: Progress = lambda done, total: None,
 ) -> Grown:
-    """Train all seeds. processes: on a CPU, how many seeds train at a time; None: one for each core."""
+    """Train all seeds.
+
+    processes   on a CPU, how many seeds train at a time; None: one for each core
+    as_one      also on a CPU as one batched model, as on a GPU: for models so small that Python takes the time
+    """
     folder = None if folder is None else Path(folder)
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must be different, and at least one, not {list(seeds)}")
@@ -289,7 +294,7 @@ def grow(
         raise ValueError(f"measured_at={late[0]} is not between 0 and steps={experiment.steps}")
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
-    if device.type != "cpu":
+    if device.type != "cpu" or as_one:
         return _together(experiment, seeds, device, folder and folder / "population.safetensors", progress)
     files = [folder and folder / f"seed-{seed}.safetensors" for seed in seeds]
     workers = min(processes or len(os.sched_getaffinity(0)), len(seeds))

@@ -124,9 +124,9 @@ def fig3(setting: Setting) -> Findings:
     base = Copying(
         length=length,
         types=length,
-        width=setting.at(smoke=48, small=64, full=256),
-        steps=setting.at(smoke=160, small=500, full=200),
-        examples=setting.at(smoke=64, small=128, full=128),
+        width=setting.at(smoke=64, small=64, full=256),
+        steps=setting.at(smoke=120, small=500, full=200),
+        examples=setting.at(smoke=32, small=128, full=128),
     )
     cases = {
         f"permutations of {length}": base,
@@ -154,11 +154,11 @@ def section62(setting: Setting) -> Findings:
         data="subset",
         length=length,
         types=length * 3 // 2,
-        width=setting.at(smoke=48, small=64, full=256),
-        steps=setting.at(smoke=160, small=300, full=300),
-        examples=setting.at(smoke=64, small=128, full=128),
+        width=setting.at(smoke=64, small=64, full=256),
+        steps=setting.at(smoke=120, small=300, full=300),
+        examples=setting.at(smoke=32, small=128, full=128),
     )
-    horizon = setting.at(smoke=160, small=600, full=2000)
+    horizon = setting.at(smoke=120, small=600, full=2000)
     cases = {"copy": base, "permutation function": replace(base, data="function", steps=horizon, every=horizon // 20)}
     grown = {name: grown_in(setting, name, case, setting.seeds) for name, case in cases.items()}
     tags = () if setting.scale == "full" else ("smaller scale",)
@@ -175,13 +175,13 @@ def learnt(grown: Grown) -> Tensor:
 
 
 def grown_in(setting: Setting, name: str, case: Experiment, seeds: Sequence[int]) -> Grown:
-    """The seeds of one case of an item, kept in its folder; at smoke scale to start processes would take longest."""
+    """The seeds of one case of an item, kept in its folder; at smoke scale as one, for there Python takes the time."""
 
     def told(done: int, total: int) -> None:
         setting.progress(done, total, name)
 
-    folder, processes = setting.folder / name, setting.at(smoke=1, small=None, full=None)
-    return grow(case, seeds, device=setting.device, folder=folder, processes=processes, progress=told)
+    as_one = setting.scale == "smoke"
+    return grow(case, seeds, device=setting.device, folder=setting.folder / name, as_one=as_one, progress=told)
 
 
 def _share_cell(item: str, row: str, grown: Grown, published: float | None, tags: tuple[str, ...]) -> Cell:

@@ -71,8 +71,8 @@ def fig6(setting: Setting) -> Findings:
     base = Copying(
         length=length,
         types=length,
-        width=setting.at(smoke=32, small=64, full=256),
-        steps=setting.at(smoke=60, small=300, full=200),
+        width=setting.at(smoke=64, small=64, full=256),
+        steps=setting.at(smoke=140, small=300, full=200),
         examples=setting.at(smoke=32, small=128, full=128),
     )
     tried = _tried(setting, base, candidates)
