@@ -319,6 +319,8 @@ def test_a_study_from_the_command_line(tmp_path):
     ("words", "message"),
     [
         (["snell2012"], "no study is called 'snell2012' (did you mean 'snell2021'?)"),
+        (["snell2021", "--only", "table5"], "snell2021 has no item 'table5' (it is in table2); there are"),
+        (["snell2021", "--only", "fig8"], "(attnlab diagnose draws it, for sentences of your own)"),
         (["snell2021", "--only", "derivatve"], "snell2021 has no item 'derivatve' (did you mean 'derivative'?)"),
         (["snell2021", "--scale", "large"], "scale must be one of smoke, small, full, not 'large'"),
         (["snell2021", "--seeds", "0"], "seeds must be at least 1"),

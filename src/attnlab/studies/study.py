@@ -88,6 +88,7 @@ class Study:
     name: str
     title: str
     items: Mapping[str, Item]
+    elsewhere: Mapping[str, str] = field(default_factory=dict)  # what is no item by itself, and where it is
 
     def chosen(self, only: Iterable[str]) -> dict[str, Item]:
         """The items named, all where none is, in the study's order; an unknown name names the nearest."""
@@ -95,7 +96,8 @@ class Study:
         for name in names:
             if name not in self.items:
                 known = ", ".join(self.items)
-                raise ValueError(f"{self.name} has no item {name!r}{nearest(name, self.items)}; there are {known}")
+                hint = f" ({self.elsewhere[name]})" if name in self.elsewhere else nearest(name, self.items)
+                raise ValueError(f"{self.name} has no item {name!r}{hint}; there are {known}")
         return {name: item for name, item in self.items.items() if not names or name in names}
 
     def check_options(self, options: Iterable[str], only: Iterable[str]) -> None:

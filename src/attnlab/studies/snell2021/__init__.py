@@ -16,6 +16,9 @@ from attnlab.studies.study import Item, Scale, Study
 DATA = ("data",)  # data=sst,imdb: these corpora only
 MANY: dict[Scale, int] = {"smoke": 3, "small": 5, "full": 20}
 
+COUNTS = "attnlab diagnose draws it, for sentences of your own"
+ELSEWHERE = {"table5": "it is in table2", **dict.fromkeys(("fig1", "fig4", "fig5", "fig8"), COUNTS)}
+
 STUDY = Study(
     "snell2021",
     "Snell et al. 2021, Approximating How Single Head Attention Learns",
@@ -38,4 +41,5 @@ STUDY = Study(
         "section62": Item("§6.2: copying and a fixed permutation", section62, seeds=MANY),
         "table9": Item("Table 9: the data sets", table9, edition=2),
     },
+    ELSEWHERE,
 )
