@@ -56,6 +56,10 @@ def test_a_share_is_of_seeds_that_did_it_or_did_not():
     assert cell(1.0, 0.0, share=True).interval is None
     with pytest.raises(ValueError, match="not all 0 or 1, as in a share of seeds"):
         cell(0.5, share=True)
+    with pytest.raises(ValueError, match="exact, a correlation, or a share of seeds: one of them"):
+        cell(1.0, share=True, exact=True)
+    with pytest.raises(ValueError, match="the difference of two has no interval"):
+        contrast(cell(1.0, share=True), cell(0.0, share=True, published=1.0))
 
 
 def test_what_differs_alike_in_every_row_is_said_once_above_them():

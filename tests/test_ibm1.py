@@ -235,7 +235,7 @@ def test_shapes_hold_every_pair_with_words_once():
         (lambda: counts([([0], [1]), ([0, -2], [1])]), "pair 2: the source has the id -2"),
         (lambda: counts([([0], [1]), [0, 1, 2]]), r"pair 2 must be \(source ids, target ids\)"),
         (lambda: counts([([0], ["a"])]), "a target from pair 1 on is not a sequence of ids"),
-        (lambda: counts([([0], [1]), ([0.9], [1])]), "a source from pair 1 on is not a sequence of ids"),
+        (lambda: counts([([0], [1]), ([0, 1.9], [1])]), "a source from pair 1 on is not a sequence of ids"),
         (lambda: counts([([5], [1])], sizes=(3, 3)), "do not fit"),
         (lambda: beta(trans(counts([([0], [1])])), [1], [0]), "the source has an id outside the table's 1 types"),
         (lambda: fit([([], [1]), ([0], [])]), "none of the 2 pairs has words on both sides"),

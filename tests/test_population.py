@@ -16,6 +16,7 @@ from attnlab.models.lstm_config import SETTINGS
 from attnlab.population import Experiment, Population, Updates, grow
 from attnlab.studies.snell2021.copying import Copying, attended
 from attnlab.studies.snell2021.keyword import Keyword
+from attnlab.studies.snell2021.prediction import distributions
 
 CPU = torch.device("cpu")
 SMALL = Copying(data="subset", length=5, types=7, width=13, steps=6, examples=11, held_out=17, every=3)
@@ -210,13 +211,18 @@ def test_dropout_goes_on_where_it_stood(tmp_path):
 
 def test_processes_change_nothing():
     one, two = (grow(SMALL, [0, 1, 2], device=CPU, processes=n) for n in (1, 2))
-    as_one = grow(SMALL, [0, 1, 2], device=CPU, as_one=True)
-    for name, x in one.weights.items():
-        torch.testing.assert_close(as_one.weights[name], x, msg=name)
     assert one.seeds == two.seeds
     for name in one.weights:
         torch.testing.assert_close(one.weights[name], two.weights[name])
     assert one.measures["accuracy"].shape == (3, 3)
+
+
+def test_seeds_trained_as_one_on_a_cpu_end_as_those_trained_by_themselves():
+    one, as_one = grow(SMALL, [0, 1, 2], device=CPU, processes=1), grow(SMALL, [0, 1, 2], device=CPU, as_one=True)
+    for name, x in one.weights.items():
+        torch.testing.assert_close(as_one.weights[name], x, msg=name)
+    with pytest.raises(ValueError, match="processes=2 has no meaning with as_one=True"):
+        grow(SMALL, [0, 1], device=CPU, processes=2, as_one=True)
 
 
 LONG = """
@@ -286,11 +292,31 @@ def test_the_distributions_are_what_they_say():
     sets = (mixed.draw([0], 1, 5000, CPU)[0][0, :, :-1] - 2) // 5
     assert (sets == sets[:, :1]).all()
     assert abs(float((sets[:, 0] == 0).float().mean()) - 0.2) < 0.03
+    alike = replace(SMALL, data="mixture", types=5, shared=3)
+    drawn = {tuple(sorted(row)) for row in (alike.draw([0], 1, 500, CPU)[0][0, :, :-1] - 2).tolist()}
+    assert drawn == {(0, 1, 2, 3, 4), (2, 3, 4, 5, 6)}
+    assert alike.words == 9
+    for wrong in ({"shared": 5}, {"shared": -1}, {"shared": 1, "data": "subset"}):
+        with pytest.raises(ValueError, match="only the sets of a mixture share some, not all"):
+            replace(alike, **wrong)
     tokens, labels, places = Keyword(length=7, types=5).draw([0], 1, 500, CPU)
     assert torch.equal((tokens == 1).sum(-1), labels)
     at = tokens.gather(2, places[..., None])[..., 0]
     assert (at[labels == 1] == 1).all()
     assert labels.float().mean() == 0.5
+
+
+def test_diagnose_is_tried_on_distributions_between_those_of_figure_3():
+    """As the paper's length has them, no two alike, from permutations of 40 to 40 of 60."""
+    families = distributions(Copying(length=40, types=40))
+    assert {name: len(family) for name, family in families.items()} == {
+        "k of n": 9, "two sets": 23, "sets that overlap": 8
+    }  # fmt: skip
+    cases = [case for family in families.values() for case in family.values()]
+    assert len(set(cases)) == len(cases)
+    assert [*families["k of n"]][::8] == ["40 of 40", "40 of 60"]
+    assert families["two sets"]["40 of 44 of two sets, 0.95"] == Copying(data="mixture", length=40, types=44, mix=0.95)
+    assert families["sets that overlap"]["permutations of two sets, 16 types in both"].words == 40 + 24 + 2
 
 
 @pytest.mark.gpu

@@ -39,7 +39,7 @@ from attnlab.models.cooccurrence import Cells, Corpus, Pairs
 
 LIKELY, UNLIKELY = 0.05, -0.3  # scores; from small copy models: at 0 half of the seeds learn, see docs/diagnose.md
 LEAST = 0.01  # nats: a word that gains less cannot be learnt from counts
-SURELY = 0.95
+SURELY = 0.95  # of a one-sided interval of a word's gain
 TOP = 20  # the best 1/20 of the positions agree (eq. 10)
 TIED = 1e-9  # relative difference of two β that are the same
 
@@ -58,8 +58,8 @@ class Diagnosis:
     """What the count table of a corpus tells.
 
     words    one row an output word: id, count, gain, common, score (nats), agreement, chance, from_id (the source word
-             it is most often led to), share (how often it is), learnable (its gain is above 0.01, also by the lower
-             end of a one-sided 95 % t-interval over the times it was judged, so that noise seldom is)
+             it is most often led to), share (how often it is), learnable (its gain is above 0.01 also by the lower
+             end of its one-sided 95 % interval, see `_error`, so that noise hardly ever is)
     """
 
     score: float
@@ -185,15 +185,30 @@ def _words(rows: np.ndarray) -> pd.DataFrame:
         name: np.bincount(which, rows[name], minlength=len(ids)) / number
         for name in ("gain", "common", "agreement", "chance")
     }
-    spread = np.bincount(which, (rows["gain"] - mean["gain"][which]) ** 2, minlength=len(ids))
-    others = np.maximum(number - 1, 1)
-    surely = mean["gain"] - stdtrit(others, SURELY) * np.sqrt(spread / others / number)
+    surely = mean["gain"] - _error(which, rows["i"], rows["gain"] - mean["gain"][which], number)
     source, share = _leads(which, rows["i"], number)
     score = mean["gain"] - mean["common"]
     told = {"id": ids, "count": number, "gain": mean["gain"], "common": mean["common"], "score": score}
     told |= {"agreement": mean["agreement"], "chance": mean["chance"], "from_id": source, "share": share}
     frame = pd.DataFrame(told | {"learnable": (number > 1) & (surely > LEAST)})
     return frame.sort_values(["count", "id"], ascending=[False, True], ignore_index=True)
+
+
+def _error(which: np.ndarray, sources: np.ndarray, apart: np.ndarray, number: np.ndarray) -> np.ndarray:
+    """How far the mean gain of each output word may be above the true one: the larger of two t-intervals' halves.
+
+    One is over the source words it was led to, not over single occurrences: those with one source word are all judged
+    by one cell of the table, and share its error. The other is that of the logarithm of so many counts, 1/√n: a word
+    that is always led to the same one has no other.
+    """
+    types = int(sources.max(initial=0)) + 1
+    pairs, pair = np.unique(which * types + sources, return_inverse=True)
+    word = pairs // types
+    led_to = np.bincount(word, minlength=len(number))
+    spread = np.bincount(word, np.bincount(pair, apart) ** 2, minlength=len(number))
+    others = np.maximum(led_to - 1, 1)
+    between = np.where(led_to > 1, stdtrit(others, SURELY) * np.sqrt(spread * led_to / others) / number, 0.0)
+    return np.maximum(between, stdtrit(np.maximum(number - 1, 1), SURELY) / np.sqrt(number))
 
 
 def _leads(which: np.ndarray, sources: np.ndarray, number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

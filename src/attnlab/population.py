@@ -5,9 +5,9 @@
 An Experiment says what a seed is: its model, its batches, what is measured and when. The model is the ordinary one,
 mapped over the leading axis by torch.func, so attention must be a mechanism that torch.func can map (`dot`, `uniform`,
 and others by their definition). On a GPU a whole step, update included, is one CUDA graph. On a CPU stacking gains
-nothing, so seeds are shared out to processes of one thread each, which train them one after the other. A seed whose
-loss or gradient is not finite keeps its last good weights, is marked, and the others go on. With a folder, a run that
-was killed goes on from its last checkpoint.
+nothing but for the smallest models, so seeds are shared out to processes of one thread each, which train them one after
+the other. A seed whose loss or gradient is not finite keeps its last good weights, is marked, and the others go on.
+With a folder, a run that was killed goes on from its last checkpoint.
 """
 
 import copy
@@ -202,8 +202,8 @@ class Updates:
             step = torch.zeros((), device=self.device if self.captured else "cpu")
             self.adam.state[x] = {"step": step, "exp_avg": torch.zeros_like(x), "exp_avg_sq": torch.zeros_like(x)}
         self.graphs: dict[tuple, tuple[torch.cuda.CUDAGraph, list[Tensor]]] = {}
-        if self.captured:
-            self.stream = torch.cuda.Stream(self.device)
+        if self.captured:  # all graphs have one memory, since one at a time is replayed; and it belongs to a stream
+            self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(self.device)
 
     def __call__(self, *batch: Tensor) -> None:
         """One update, from inputs and targets (s,b,…)."""
@@ -241,10 +241,9 @@ class Updates:
         self.adam.step()
 
     def _make_room(self, numbers: int) -> None:
-        """All graphs have one memory, since one at a time is replayed; it belongs to the stream. What a large one has
-        is enough for a small one, but not the other way round: before the largest so far the others are let go, to be
-        recorded again when their shape comes again."""
-        if all(numbers > sum(x.numel() for x in buffers) for _, buffers in self.graphs.values()):
+        """Before the largest batch so far, by its numbers, let all graphs go, to be recorded again when their shape
+        comes again: the memory of a large one is enough for a small one, but not the other way round."""
+        if self.graphs and all(numbers > sum(x.numel() for x in buffers) for _, buffers in self.graphs.values()):
             torch.cuda.synchronize(self.device)
             self.graphs.clear()
             self.pool = torch.cuda.graph_pool_handle()
@@ -294,6 +293,8 @@ def grow(
         raise ValueError(f"measured_at={late[0]} is not between 0 and steps={experiment.steps}")
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
+    if as_one and processes is not None:
+        raise ValueError(f"processes={processes} has no meaning with as_one=True: say one of them")
     if device.type != "cpu" or as_one:
         return _together(experiment, seeds, device, folder and folder / "population.safetensors", progress)
     files = [folder and folder / f"seed-{seed}.safetensors" for seed in seeds]

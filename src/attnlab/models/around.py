@@ -204,7 +204,8 @@ def norm_parts(module: nn.Module, read: Tensor, gave: Tensor) -> dict[str, Tenso
     bias = getattr(module, "bias", None)
     eps = getattr(module, "eps", getattr(module, "variance_epsilon", None))
     eps = torch.finfo(read.dtype).eps if eps is None else eps
-    added, few = 0.0 if bias is None else _wide(bias.detach()), slice(CHECKED)
+    added = 0.0 if bias is None else _wide(bias.detach())
+    few = slice(CHECKED)
     for centred in (True, False):
         away = x - x.mean(-1, keepdim=True) if centred else x
         scale = (away.square().mean(-1, keepdim=True) + eps).rsqrt()

@@ -157,9 +157,8 @@ def _sentences(ids: np.ndarray, lengths: np.ndarray, types: int, values: np.ndar
 def _flat(sentences: list[Any], side: str, first: int) -> tuple[np.ndarray, np.ndarray]:
     lengths = np.fromiter(map(len, sentences), dtype=np.int64, count=len(sentences))
     try:
-        for sentence in sentences:
-            index(sentence[0] if len(sentence) else 0)  # a fraction would be cut off silently
-        ids = np.fromiter(chain.from_iterable(sentences), dtype=np.int64, count=int(lengths.sum()))
+        whole = map(index, chain.from_iterable(sentences))  # a fraction would be cut off silently
+        ids = np.fromiter(whole, dtype=np.int64, count=int(lengths.sum()))
     except (TypeError, ValueError) as error:
         raise ValueError(f"a {side} from pair {first} on is not a sequence of ids ({error})") from None
     if (low := ids.min(initial=0)) < 0:

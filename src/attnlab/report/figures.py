@@ -90,7 +90,8 @@ def scatter(groups: Mapping[str, Sequence[tuple[float, float]]], *, x: str, y: s
     axis = figure.subplots()
     for number, (name, points) in enumerate(groups.items()):
         mark, colour = "os^Dv"[number % 5], OKABE_ITO[number % 7]
-        axis.plot(*zip(*points, strict=True), mark, color=colour, alpha=0.7, markersize=5, label=name)
+        across, up = [point[0] for point in points], [point[1] for point in points]
+        axis.plot(across, up, mark, color=colour, alpha=0.7, markersize=5, label=name)
     axis.legend(fontsize=8)
     axis.set_xlabel(x)
     axis.set_ylabel(y)

@@ -1,6 +1,6 @@
 """A published number beside ours, and what the two together say.
 
-    reproduced       the published value lies in our 95 % t-interval over the seeds, or our mean in the published one
+    reproduced       the published value lies in our 95 % interval over the seeds, or our mean in the published one
     same direction   of a contrast (a against b): our interval excludes 0, on the side that the paper says
     not reproduced   neither
     not run          with the reason
@@ -55,6 +55,8 @@ class Cell:
                 raise ValueError(f"{self}: unknown tag {tag!r}{nearest(tag, TAGS)}; there are {', '.join(TAGS)}")
         if bool(self.values) == bool(self.not_run):
             raise ValueError(f"{self} must have values, or a reason why it was not run; and not both")
+        if self.exact + self.correlation + self.share > 1:
+            raise ValueError(f"{self} can be exact, a correlation, or a share of seeds: one of them")
         if self.exact and len(self.values) > 1:
             raise ValueError(f"{self} is exact, and has {len(self.values)} values; it must have one")
         if self.correlation and not all(abs(r) <= 1 for r in self.values):
@@ -130,13 +132,16 @@ class Cell:
 def _binomial(did: int, count: int) -> Interval:
     """Clopper and Pearson's 95 % interval of a probability, of which so many trials of a count came true."""
     low = float(betaincinv(did, count - did + 1, 0.025)) if did else 0.0
-    return low, float(betaincinv(did + 1, count - did, 0.975)) if did < count else 1.0
+    high = float(betaincinv(did + 1, count - did, 0.975)) if did < count else 1.0
+    return low, high
 
 
 def contrast(a: Cell, b: Cell, *, row: str | None = None, column: str | None = None) -> Cell:
     """a against b, seed by seed: the differences of their values, and of what was published."""
     if a.published is None or b.published is None or a.published == b.published:
         raise ValueError(f"the paper draws no contrast between {a} and {b}: {a.published} and {b.published}")
+    if a.share or b.share:
+        raise ValueError(f"{a} and {b} are shares of seeds: the difference of two has no interval here")
     reason = a.not_run or b.not_run
     if not reason and len(a.values) != len(b.values):
         raise ValueError(f"{a} has {len(a.values)} seeds and {b} has {len(b.values)}: a contrast is within a seed")

@@ -45,6 +45,12 @@ class Copying(Experiment):
     steps: int = 200
     every: int = 10  # updates between two measures
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.shared < self.types or (self.shared and self.data != "mixture"):
+            raise ValueError(
+                f"shared={self.shared} of {self.types} types: only the sets of a mixture share some, not all"
+            )
+
     @property
     def measured_at(self) -> tuple[int, ...]:  # type: ignore[override]
         return tuple(range(0, self.steps + 1, self.every))

@@ -27,47 +27,55 @@ SAMPLE = 2000  # sequences that are diagnosed
 FEWEST = 3  # distributions that can be ranked
 
 
-SUBSETS = (0, 1 / 40, 2 / 40, 3 / 40, 4 / 40, 6 / 40, 8 / 40, 12 / 40, 1 / 2)  # types beyond k, as shares of k
-TWO_SETS = (  # the types of a set where k = 40, and how often the first set
-    (40, 0.5), (40, 0.6), (40, 0.7), (40, 0.8), (40, 0.9), (40, 0.95), (40, 0.98), (42, 0.97), (42, 0.98), (42, 0.99),
-    (44, 0.5), (44, 0.8), (44, 0.95), (44, 0.96), (44, 0.97), (44, 0.98), (48, 0.5), (48, 0.8), (48, 0.9), (48, 0.93),
-    (52, 0.5), (60, 0.5), (60, 0.8),
-)  # fmt: skip
-OVERLAPS = (39 / 40, 38 / 40, 36 / 40, 34 / 40, 32 / 40, 28 / 40, 24 / 40, 16 / 40)  # m as shares of k
+# types that a set has beyond k, as shares of k
+SUBSETS = (0.0, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5)
+TWO_SETS = {  # and how often a sequence is of the first set
+    0.0: (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98),
+    0.05: (0.97, 0.98, 0.99),
+    0.1: (0.5, 0.8, 0.95, 0.96, 0.97, 0.98),
+    0.2: (0.5, 0.8, 0.9, 0.93),
+    0.3: (0.5,),
+    0.5: (0.5, 0.8),
+}
+OVERLAPS = (0.9, 0.7, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)  # types in both sets, as shares of k
 
 
 def distributions(base: Copying) -> dict[str, dict[str, Copying]]:
     """By family and name; their number grows with the length."""
     k = base.length
-    subsets = sorted({k + round(k * share) for share in SUBSETS})
-    sets = {(k + (max(1, round(k * (n - 40) / 40)) if n > 40 else 0), p): None for n, p in TWO_SETS}
-    overlaps = sorted({min(k - 1, round(k * share)) for share in OVERLAPS}, reverse=True)
-    return {
-        "k of n": {f"{k} of {n}": replace(base, data="subset", types=n) for n in subsets},
-        "two sets": {
-            f"{k} of {n} of two sets, {p}" if n > k else f"permutations of two sets, {p}": replace(
-                base, data="mixture", types=n, mix=p
-            )
-            for n, p in sets
-        },
-        "sets that overlap": {
-            f"permutations of two sets, {m} types in both": replace(base, data="mixture", types=k, shared=m)
-            for m in overlaps
-        },
-    }
+    found: dict[str, dict[str, Copying]] = {"k of n": {}, "two sets": {}, "sets that overlap": {}}
+    for beyond in SUBSETS:
+        n = _more(k, beyond)
+        found["k of n"][f"{k} of {n}"] = replace(base, data="subset", types=n)
+    for beyond, often in TWO_SETS.items():
+        n = _more(k, beyond)
+        kind = f"{k} of {n}" if beyond else "permutations"
+        for p in often:
+            found["two sets"][f"{kind} of two sets, {p}"] = replace(base, data="mixture", types=n, mix=p)
+    for overlap in OVERLAPS:
+        m = max(1, round(k * overlap))
+        case = replace(base, data="mixture", types=k, shared=m)
+        found["sets that overlap"][f"permutations of two sets, {m} types in both"] = case
+    return found
+
+
+def _more(k: int, beyond: float) -> int:
+    """k and a share of it, at least one more where the share is not 0."""
+    return k + (max(1, round(k * beyond)) if beyond else 0)
 
 
 def prediction(setting: Setting) -> Findings:
     """Score against what the seeds did."""
     base = Copying(
         length=setting.at(smoke=8, small=16, full=40),
-        width=setting.at(smoke=32, small=64, full=256),
-        steps=setting.at(smoke=100, small=500, full=200),
+        types=setting.at(smoke=8, small=16, full=40),
+        width=setting.at(smoke=64, small=64, full=256),
+        steps=setting.at(smoke=120, small=500, full=200),
         examples=setting.at(smoke=32, small=128, full=128),
     )
     families = distributions(base)
-    if setting.scale == "smoke":
-        families = {name: dict(list(family.items())[::8]) for name, family in families.items()}
+    if setting.scale == "smoke":  # both ends of each
+        families = {name: dict([*family.items()][:: len(family) - 1]) for name, family in families.items()}
     cases = {name: case for family in families.values() for name, case in family.items()}
     tags = () if setting.scale == "full" else ("smaller scale",)
     gains, commons, shares, cells = [], [], [], []
