@@ -47,7 +47,7 @@ class Proxy(nn.Module):
         seen = source != PAD
         if not bool(seen.any(1).all()):
             raise ValueError(f"source {int((~seen.any(1)).int().argmax())} of the batch is empty: it has no mean")
-        total = (F.embedding(source, self.embedding) * seen[..., None]).sum(1)  # (b,d)
+        total = F.embedding_bag(source, self.embedding, mode="sum", padding_idx=PAD)  # (b,d)
         return F.linear(total / seen.sum(1, keepdim=True), self.weight, self.bias)
 
     def theta(self) -> Tensor:
@@ -111,9 +111,9 @@ def train_proxy(
     optimiser = torch.optim.Adam(model.parameters(), lr=lr, fused=source.is_cuda)
     best, kept = math.inf, None
     for _ in range(epochs):
-        for some in torch.randperm(len(source), generator=draw).split(batch):
+        for some in torch.randperm(len(source), generator=draw).to(source.device).split(batch):
             optimiser.zero_grad()
-            loss(model, _trimmed(source[some]), _trimmed(target[some]), authors=authors).backward()
+            loss(model, source[some], _trimmed(target[some]), authors=authors).backward()
             optimiser.step()
         if valid is not None and (now := _total(model, *valid, batch)) < best:
             best, kept = now, copy.deepcopy(model.state_dict())
