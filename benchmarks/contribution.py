@@ -128,7 +128,8 @@ def in_turns(steps, layers=1, rounds=measuring.REPEATS):
             start = time.process_time()
             step()
             own.append(time.process_time() - start)
-    return [{"ms": 1e3 * layers * statistics.median(own), "peak_mib": peak} for own, peak in zip(times, peaks, strict=True)]
+    taken = [1e3 * layers * statistics.median(own) for own in times]
+    return [{"ms": ms, "peak_mib": peak} for ms, peak in zip(taken, peaks, strict=True)]
 
 
 def forward(tokens):

@@ -214,9 +214,21 @@ def test_what_diverges_among_others_is_trained_alone_and_all_are_measured(texts,
 def test_so_many_are_trained_as_one_as_there_is_room_for(texts, tmp_path):
     task, training = trial(texts, tmp_path).field.task, corpora.SST.recipe("full", "A", 0).training
     longest = int(task.lengths("train")[0].max())
-    for room, expected in ((32 * longest * 5 + 1, 5), (32 * longest * 2 - 1, 1), (1, 1)):
+    for room, expected in ((32 * longest * 5 + 1, 5), (32 * longest * 2 - 1, 1), (1, 0)):
         assert how_many(task, training, room) == expected
-    assert how_many(task, replace(training, batch_examples=None), 10**6) == 1
+    assert how_many(task, replace(training, batch_examples=None), 10**6) == 0
+
+
+def test_one_by_itself_is_a_population_on_a_gpu_where_it_has_room(texts, tmp_path, monkeypatch):
+    def wanted(role, device):
+        return Wanted(texts, "smoke", 0, tmp_path / "work" / "item", None, device, role, measure)
+
+    wanted("B", "cpu").trial.train("B")
+    for role, device, room, expected in (
+        ("A", "cuda", 10**6, True), ("A", "cuda", 1, False), ("A", "cpu", 10**6, False), ("B", "cuda", 10**6, False)
+    ):  # fmt: skip
+        monkeypatch.setattr(together, "room_on", lambda device, room=room: room)
+        assert together._has_room(wanted(role, device)) == expected
 
 
 def test_on_a_gpu_alike_ones_are_grouped_but_for_those_begun_alone(texts, tmp_path, monkeypatch):

@@ -147,9 +147,9 @@ def train_as_one(
 
 
 def how_many(task: Task, training: TrainConfig, room: int) -> int:
-    """How many runs are trained as one: as many as have so many positions in their batches, at the widest."""
+    """How many runs there is room for as one: as many as have so many positions in their batches, at the widest."""
     longest = max(int(lengths.max()) for lengths in task.lengths("train"))
-    return max(1, room // ((training.batch_examples or room) * longest))
+    return room // (training.batch_examples * longest) if training.batch_examples else 0
 
 
 def room_on(device: torch.device) -> int:

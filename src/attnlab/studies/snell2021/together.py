@@ -3,7 +3,8 @@
 The roles of a trial do not need each other to be trained, but to be measured they need A, with which they are compared.
 What can be measured goes before what is to be trained, since a run's weights are deleted once it is measured; then A;
 then what takes longest, so that at the end no long one runs alone. On a GPU runs that differ in their seed alone are
-trained as one. Without a scheduler nothing is done: models are made one after another, when they are read.
+trained as one, as many as there is room for, be it one. Without a scheduler nothing is done: models are made one after
+another, when they are read.
 """
 
 import json
@@ -133,8 +134,8 @@ def make(wanted: Iterable[Wanted], tasks: Mapping[str, Task], on: Scheduler, pro
 
 
 def train_some(wanted: tuple[Wanted, ...]) -> None:
-    """A job: trained to their end; several of them as one, but for one that diverges, which is left to be measured."""
-    if len(wanted) == 1:
+    """A job: trained to their end; on a GPU as one, but for one that diverges, which is left to be measured."""
+    if len(wanted) == 1 and not _has_room(wanted[0]):
         return wanted[0].trial.train(wanted[0].role)
     trials, clock = [each.trial for each in wanted], time.perf_counter()
     folders = [trial.folder(each.role) for trial, each in zip(trials, wanted, strict=True)]
@@ -164,9 +165,18 @@ def _groups(wanted: Iterable[Wanted], tasks: Mapping[str, Task], device: str) ->
             by_kind.setdefault(alike(each.trial.recipe(each.role)), []).append(each)
     for kind in by_kind.values():
         training = kind[0].trial.recipe(kind[0].role).training
-        most = how_many(tasks[kind[0].corpus.name], training, room_on(torch.device(kind[0].device)))
+        most = max(1, how_many(tasks[kind[0].corpus.name], training, room_on(torch.device(kind[0].device))))
         groups += [tuple(kind[start : start + most]) for start in range(0, len(kind), most)]
     return groups
+
+
+def _has_room(each: Wanted) -> bool:
+    """Whether one by itself is trained as a population of one: on a GPU, where its widest batch fits in one pass, and
+    it was not begun otherwise."""
+    trial = each.trial
+    if each.device != "cuda" or trial.folder(each.role).position():
+        return False
+    return how_many(trial.field.task, trial.recipe(each.role).training, room_on(torch.device(each.device))) > 0
 
 
 def _row(corpus: Corpus, setting: Setting) -> Row:
