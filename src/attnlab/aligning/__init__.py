@@ -118,7 +118,8 @@ def _by_ibm1(pairs: Pairs, asked: Asked, known: Path | None) -> Answer:
     made = WordModel.train(*text, diagonal=asked.diagonal)
     made.save(folder)
     ended = "" if made.model.converged else ", not converged"
-    note = f"{folder}: trained on {len(text[0]):,} pairs in {len(made.model.log_likelihood)} iterations{ended}"
+    pairs_told = f"{len(text[0]):,} pair{'s' if len(text[0]) != 1 else ''}"
+    note = f"{folder}: trained on {pairs_told} in {len(made.model.log_likelihood)} iterations{ended}"
     return Answer(made.align(*pairs), [note])
 
 

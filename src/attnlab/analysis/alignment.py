@@ -71,7 +71,7 @@ class Score:
             if name in self.intervals:
                 told[-1] += " [{:.2f}, {:.2f}]".format(*(100 * x for x in self.intervals[name]))
         how = f", 95 % intervals of {self.bootstrap} resamplings" if self.bootstrap else ""
-        return f"{', '.join(told)} (%, {self.pairs} pairs{how})"
+        return f"{', '.join(told)} (%, {self.pairs} pair{'s' if self.pairs != 1 else ''}{how})"
 
 
 def score(links: Corpus, sure: Corpus, possible: Corpus, *, bootstrap: int = 1000, seed: int = 0) -> Score:

@@ -59,7 +59,7 @@ def read(path: Path) -> Iterator[Example]:
             raise ValueError(f"{where}: a line of a .tsv file is a text, a tab and a second text")
         yield Example(sides[0], sides[1], where)
     if not found:
-        raise ValueError(f"{path}: the file is empty")
+        raise ValueError(f"{path}: the file is empty, or has blank lines alone")
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

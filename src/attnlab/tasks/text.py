@@ -49,7 +49,7 @@ def read_lines(path: Path) -> list[str]:
     if lines[-1] == "":
         lines.pop()
     if not any(line.strip() for line in lines):
-        raise ValueError(f"{path}: the file is empty")
+        raise ValueError(f"{path}: the file is empty, or has blank lines alone")
     return lines
 
 
