@@ -331,7 +331,7 @@ for (chip, size, b, dtype, factor), kernel in itertools.product(cases, (kernels.
     tiles = kernels.Tiles.of(1, b, size, torch.empty(0, dtype=factor), memory[chip])
     constants = tiles.forward if kernel is kernels._forward else tiles.backward
     options = {name: constants.pop(name) for name in ("num_warps", "num_stages")}
-    constants |= {"MASKED": True} | ({"SCALED": factor != dtype} if kernel is kernels._backward else {})
+    constants |= {"MASKED": size == 256} | ({"SCALED": factor != dtype} if kernel is kernels._backward else {})
     pointers = kernel.arg_names[: kernel.arg_names.index("n")]
     types = {name: "*fp32" if name in wide else f"*{names[dtype]}" for name in pointers} | {"live": "*i1"}
     types |= dict.fromkeys(("weight", "across"), f"*{names[factor]}")
