@@ -134,14 +134,22 @@ NOISE = {
 }
 
 
-@pytest.mark.parametrize("number", [100, 700])
+@pytest.mark.parametrize("number", [10, 100, 700])
 @pytest.mark.parametrize("kind", NOISE)
 def test_hardly_a_word_of_noise_is_called_learnable(kind, number):
     """By their mean gains alone one in twenty would be, and more, in some samples all."""
     found = [diagnose([NOISE[kind](draw) for _ in range(number)]) for draw in map(np.random.default_rng, range(5))]
     assert np.mean([each.learnable for each in found]) < 0.02
+    assert "likely" not in [each.verdict for each in found]
     gained = [each.words["count"][each.words["gain"] > LEAST].sum() / each.judged for each in found]
     assert np.mean(gained) > 0.05
+
+
+def test_a_few_pairs_are_too_little_to_tell():
+    """The same dictionary as below, of which twelve pairs tell nothing and a hundred do."""
+    draw = np.random.default_rng(3)
+    pairs = [(x, x[::-1] + 1) for x in (draw.choice(53, size=7, replace=False) for _ in range(100))]
+    assert [diagnose(pairs[:number]).verdict for number in (12, 100)] == ["too little", "likely"]
 
 
 def test_a_dictionary_is_found_word_by_word():
@@ -221,6 +229,16 @@ def test_two_files_become_tables_and_figures(files):
     summary = json.loads((files / "out" / "summary.json").read_text())
     assert summary["verdict"] == "likely"
     assert summary["pairs"] == 301
+
+
+def test_one_word_sentences_have_a_page_without_a_figure_of_words(tmp_path):
+    for side in ("s", "t"):
+        (tmp_path / side).write_text("".join(f"{side}{k % 7}\n" for k in range(50)))
+    result = run(tmp_path / "s", tmp_path / "t", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert "report.html" in names
+    assert "words.png" not in names
 
 
 def test_pairs_with_an_empty_side_are_not_among_those_that_are_drawn(files):

@@ -248,8 +248,11 @@ def diagnose(
 
     if sentence is not None and out is None:
         raise ValueError("--sentence draws a figure: say with --out where it is to be written")
+    if out is not None and Path(out).exists() and not Path(out).is_dir():
+        raise ValueError(f"--out {out} is a file: name a folder, which is made where it is not there")
     files = Path(source), Path(target) if target is not None else None
     read = study.read(*files, limit=limit, vocabulary=vocabulary, units=units, text=text, label=label)
+    read.check_sentence(sentence)
     found = judge(read.pairs, sizes=(len(read.source), len(read.target)))
     table = study.named(found, read)
     show_table(read.name, ["measure", "value"], [[key, told] for key, told in study.summary(found).items()])

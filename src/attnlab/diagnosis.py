@@ -38,6 +38,7 @@ from scipy.special import stdtrit
 from attnlab.models.cooccurrence import Cells, Corpus, Pairs
 
 LIKELY, UNLIKELY = 0.05, -0.3  # scores; from small copy models: at 0 half of the seeds learn, see docs/diagnose.md
+NOISE = 0.05  # of the output words, at most, are called learnable where there is nothing to learn
 LEAST = 0.01  # nats: a word that gains less cannot be learnt from counts
 SURELY = 0.95  # of a one-sided interval of a word's gain
 TOP = 20  # the best 1/20 of the positions agree (eq. 10)
@@ -45,6 +46,8 @@ TIED = 1e-9  # relative difference of two β that are the same
 
 VERDICTS = {
     "likely": "attention is likely to be learnt: the counts point at single words of the sentence",
+    "too little": "too little text to tell: the counts seem to point at single words, but no further than those of "
+    "noise may; give more pairs",
     "uncertain": "attention may or may not be learnt, by chance of the seed, if there is anything to learn: the counts "
     "hardly tell the words of a sentence apart, as in noise",
     "unlikely": "attention is unlikely to be learnt soon: the counts tell the same of every word of a sentence",
@@ -78,7 +81,9 @@ class Diagnosis:
         """A key of VERDICTS."""
         if self.alike or not self.judged:
             return "all alike" if self.alike else "no choice"
-        return "likely" if self.score >= LIKELY else "unlikely" if self.score < UNLIKELY else "uncertain"
+        if self.score >= LIKELY:
+            return "likely" if self.learnable > NOISE else "too little"
+        return "unlikely" if self.score < UNLIKELY else "uncertain"
 
     @property
     def learnable(self) -> float:

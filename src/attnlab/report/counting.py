@@ -34,11 +34,12 @@ def word_scores(count: np.ndarray, gain: np.ndarray, common: np.ndarray) -> Figu
     for name, values, marker, colour in (("gain", gain, "o", OKABE_ITO[0]), ("common", common, "^", OKABE_ITO[1])):
         axis.scatter(count, values, s=7, alpha=0.5, marker=marker, color=colour, linewidths=0, label=name)
     axis.axhline(0.0, color="black", linewidth=0.8)
-    axis.set_xscale("log")
+    if count.max() > 10 * count.min():
+        axis.set_xscale("log")
     axis.set_xlabel("how often the output word occurs")
     axis.set_ylabel("nats")
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=8, loc="upper right")
+    figure.legend(fontsize=8, loc="outside right upper")
     return figure
 
 

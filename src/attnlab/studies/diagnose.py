@@ -41,6 +41,10 @@ class Text:
     labelled: bool
     notes: list[str] = field(default_factory=list)
 
+    def check_sentence(self, number: int | None) -> None:
+        if number is not None and not 1 <= number <= len(self.pairs):
+            raise ValueError(f"sentence {number}: there are {len(self.pairs):,}, counted from 1")
+
 
 def read(
     source: Path,
@@ -106,10 +110,11 @@ def write(
     """
     whole = (number for number, pair in enumerate(text.pairs, start=1) if all(map(len, pair)))
     numbers = [sentence] if sentence is not None else list(islice(whole, 3))
-    if sentence is not None and not 1 <= sentence <= len(text.pairs):
-        raise ValueError(f"sentence {sentence}: there are {len(text.pairs):,}, counted from 1")
+    text.check_sentence(sentence)
     columns = (table[name].to_numpy() for name in ("count", "gain", "common"))
-    pictures = {"words": (word_scores(*columns), "Gain and common of every output word against its frequency.")}
+    pictures = {}
+    if len(table):  # some word was judged
+        pictures["words"] = (word_scores(*columns), "Gain and common of every output word against its frequency.")
     pictures |= {f"counts-{n}": (_counts(found, text, n), f"Counts of the words of pair {n}.") for n in numbers}
     about = {"text": text.name, "notes": text.notes, "verdict": found.verdict, "pairs": found.pairs}
     about |= {name: getattr(found, name) for name in ("judged", "score", "gain", "common", "agreement", "chance")}

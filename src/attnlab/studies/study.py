@@ -106,6 +106,9 @@ class Study:
         for key in options:
             if key not in known:
                 there = ", ".join(known) or "none"
+                if takers := [name for name, item in self.items.items() if key in item.options]:
+                    asked = ", ".join(self.chosen(only))
+                    raise ValueError(f"{asked} of {self.name} has no option {key!r}; {', '.join(takers)} have it")
                 raise ValueError(f"{self.name} has no option {key!r}{nearest(key, known)}; there are {there}")
 
 

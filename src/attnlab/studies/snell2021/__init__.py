@@ -17,7 +17,11 @@ DATA = ("data",)  # data=sst,imdb: these corpora only
 MANY: dict[Scale, int] = {"smoke": 3, "small": 5, "full": 20}
 
 COUNTS = "attnlab diagnose draws it, for sentences of your own"
-ELSEWHERE = {"table5": "it is in table2", **dict.fromkeys(("fig1", "fig4", "fig5", "fig8"), COUNTS)}
+ELSEWHERE = {
+    "table1": "it is a list of symbols",
+    "table5": "it is in table2",
+    **dict.fromkeys(("fig1", "fig4", "fig5", "fig8"), COUNTS),
+}
 
 STUDY = Study(
     "snell2021",
