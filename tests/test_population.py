@@ -217,10 +217,13 @@ def test_processes_change_nothing():
     assert one.measures["accuracy"].shape == (3, 3)
 
 
-def test_seeds_trained_as_one_on_a_cpu_end_as_those_trained_by_themselves():
+def test_seeds_trained_as_one_on_a_cpu_end_as_those_trained_by_themselves(tmp_path):
     one, as_one = grow(SMALL, [0, 1, 2], device=CPU, processes=1), grow(SMALL, [0, 1, 2], device=CPU, as_one=True)
     for name, x in one.weights.items():
         torch.testing.assert_close(as_one.weights[name], x, msg=name)
+    for _ in range(2):  # the second time from what the first has left
+        again = grow(SMALL, [0, 1, 2], device=CPU, as_one=True, folder=tmp_path)
+        assert all(torch.equal(again.weights[name], x) for name, x in as_one.weights.items())
     with pytest.raises(ValueError, match="processes=2 has no meaning with as_one=True"):
         grow(SMALL, [0, 1], device=CPU, processes=2, as_one=True)
 

@@ -380,7 +380,7 @@ def _resumed(
     for name, values in kept.part("measures.").items():
         measures[name] = list(values.unbind(1))
     for generator, state in zip(updates.masks.generators, kept.tensors["generators"], strict=True):
-        generator.set_state(state)
+        generator.set_state(state.clone())  # torch refuses a row of a tensor, on a CPU
     return int(kept.state["step"]), int(kept.state["taken"])
 
 

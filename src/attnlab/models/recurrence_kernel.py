@@ -8,6 +8,8 @@ before are worked on.
     forward    a tile of W has the rows i, f, g, o of some units; W h_{t−1} for them, then the gates, c_t and h_t
     backward   δ_t of all units from ∂L/∂h_t, then ∂L/∂h_{t−1} = Wᵀ δ_t, its sum over tiles of gates
 
+Where none of a program's examples has a token the state is passed on, forth and back, and W is not read.
+
 Sums and the state are float32. Where nn.LSTM's products of float32 may be tf32 (torch.backends.cudnn.rnn, which says so
 unless told otherwise) these are of float16: it has tf32's ten bits in half the bytes, its range does for h and W, and
 each example's δ_t is brought to it by its largest. Else each is three of tf32, of what it keeps and what it drops, as
