@@ -52,7 +52,8 @@ def check_equal(device):
         updates = Updates(population, seeds=seeds, lr=case.lr, clip=0.0)
         with torch.backends.cudnn.flags(allow_tf32=False):  # what the recurrence's products go by
             for step in range(case.steps):
-                updates(*(x[seeds[0] : seeds[0] + len(seeds)] for x in batches(step)))
+                (batch,) = batches(step)
+                updates(tuple(x[seeds[0] : seeds[0] + len(seeds)] for x in batch))
         runs.append(population.weights)
     for name, both in runs[0].items():
         for k in (0, 1):
@@ -66,7 +67,7 @@ def one_by_one(case, device, steps):
     adam, feed = torch.optim.Adam(model.parameters(), lr=case.lr, fused=device.type == "cuda"), case.feed([0], device)
 
     def step(n):
-        source, given, targets = (x[0] for x in feed(n))
+        source, given, targets = (x[0] for x in feed(n)[0])
         loss = F.cross_entropy(model(source, given).flatten(0, 1), targets.flatten())
         adam.zero_grad()
         loss.backward()

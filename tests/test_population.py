@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnlab.models.lstm import build
 from attnlab.models.lstm_config import SETTINGS
-from attnlab.population import Experiment, Population, Updates, grow
+from attnlab.population import IGNORED, Experiment, Population, Updates, grow
 from attnlab.studies.snell2021.copying import Copying, attended
 from attnlab.studies.snell2021.keyword import Keyword
 from attnlab.studies.snell2021.prediction import distributions
@@ -27,7 +27,7 @@ def alone(experiment, seed):
     model, feed = experiment.model(seed).train(), experiment.feed([seed], CPU)
     adam = torch.optim.Adam(model.parameters(), lr=experiment.lr)
     for step in range(experiment.steps):
-        *inputs, targets = (x[0] for x in feed(step))
+        *inputs, targets = (x[0] for x in feed(step)[0])
         loss = F.cross_entropy(model(*inputs).flatten(0, -2), targets.flatten())
         adam.zero_grad()
         loss.backward()
@@ -45,6 +45,23 @@ def together(experiment, seeds):
     for step in range(experiment.steps):
         updates(*feed(step))
     return population, updates
+
+
+@pytest.mark.parametrize("cut", [2, 4, 9])
+def test_a_batch_passed_in_two_is_one_batch(cut):
+    case, seeds = Clipped(data="subset", length=5, types=7, width=13, steps=6, examples=11), [3, 8]
+    feed, whole, parted = case.feed(seeds, CPU), *(Population([case.model(s) for s in seeds], CPU) for _ in range(2))
+    by_whole, by_parts = (Updates(each, seeds=seeds, lr=case.lr, clip=case.clip) for each in (whole, parted))
+    for step in range(case.steps):
+        ((source, given, targets),) = feed(step)
+        targets[1, cut:] = IGNORED  # of the second seed, the second part has nothing to score
+        targets[0, 0, 2:] = IGNORED  # of the first, the parts have unlike numbers
+        batch = source, given, targets
+        by_whole(batch)
+        by_parts(tuple(x[:, :cut] for x in batch), tuple(x[:, cut:] for x in batch))
+    assert by_parts.finite.all()
+    for name, x in whole.weights.items():
+        torch.testing.assert_close(parted.weights[name], x, atol=2e-6, rtol=2e-5, msg=name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,13 +201,14 @@ def test_dropout_is_each_seed_s_own_whatever_its_company(tmp_path):
         one, updates = together(Dropping(**values), [seed])
         for name, x in one.weights.items():
             torch.testing.assert_close(both.weights[name][index], x[0], atol=2e-6, rtol=2e-5, msg=name)
-    masks = updates.masks.draw(Dropping(**values).feed([8], CPU)(0))
+    (batch,) = Dropping(**values).feed([8], CPU)(0)
+    masks = updates.masks.draw(batch)
     assert set(masks) == {"encoder.dropout.mask", "decoder.dropout.mask"}
     assert masks["encoder.dropout.mask"].shape == (1, 11, 6, 26)
     for mask in masks.values():
         assert set(mask.unique().tolist()) == {0.0, float(torch.tensor(1.0) / (1 - 0.4))}
         assert abs(float((mask > 0).float().mean()) - 0.6) < 0.06
-    *inputs, targets = Dropping(**values).feed([8], CPU)(0)
+    *inputs, targets = batch
     assert not torch.equal(one.losses(inputs, targets, masks), one.losses(inputs, targets))
 
 
@@ -332,7 +350,7 @@ def test_a_captured_population_learns_as_one_on_the_cpu():
 
         def feed(self, seeds, device):
             batches = experiment.feed(seeds, CPU)
-            return lambda step: tuple(x.to(device) for x in batches(step))
+            return lambda step: tuple(tuple(x.to(device) for x in batch) for batch in batches(step))
 
         def measure(self, population, seeds, step):
             return {}
@@ -350,22 +368,23 @@ def test_batches_of_many_shapes_are_learnt_as_without_graphs_in_the_memory_of_th
     case = replace(SMALL, width=64)
     draw = torch.Generator().manual_seed(0)
     shapes = [(3, 16, width) for width in (*widths, *widths)]
-    batches = [[torch.randint(2, 9, shape, generator=draw).to(device) for _ in range(3)] for shape in shapes]
+    batches = [tuple(torch.randint(2, 9, shape, generator=draw).to(device) for _ in range(3)) for shape in shapes]
+    passed = [(batch,) for batch in batches] + [(batches[0], batches[6]), (batches[4], batches[1])] * 2
 
-    def trained(captured, batches):
+    def trained(captured, passed):
         torch.cuda.empty_cache()
         before = torch.cuda.memory_reserved()
         population = Population([case.model(seed) for seed in range(3)], device)
         updates = Updates(population, seeds=range(3), lr=1e-3, clip=1.0)
         updates.captured = captured
-        for batch in batches:
-            updates(*batch) if captured else updates._update(*batch)
+        for batches in passed:
+            updates(*batches) if captured else updates._update(*batches)
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         return {name: x.detach().cpu() for name, x in population.weights.items()}, torch.cuda.memory_reserved() - before
 
-    (weights, taken), (expected, _) = trained(True, batches), trained(False, batches)
+    (weights, taken), (expected, _) = trained(True, passed), trained(False, passed)
     for name, x in expected.items():
         torch.testing.assert_close(weights[name], x, atol=2e-3, rtol=2e-2, msg=name)  # Adam's first steps go by signs
-    _, largest = trained(True, [max(batches, key=lambda batch: batch[0].numel())])
+    _, largest = trained(True, [(max(batches, key=lambda batch: batch[0].numel()),)])
     assert taken <= 1.3 * largest

@@ -61,11 +61,13 @@ def stacked(experiment, seeds, *, device, folder, processes):
     return population._together(experiment, seeds, device, folder / "population.safetensors", lambda done, total: None)
 
 
-@pytest.mark.parametrize("as_one", [False, True], ids=["one by one", "stacked"])
+@pytest.mark.parametrize("as_one", ["one by one", "stacked", "long ones by themselves"])
 @pytest.mark.parametrize("roles", [("A", "B", "C"), ("uniform",), ("frozen",)], ids=lambda roles: roles[0])
 def test_a_run_trained_among_others_is_the_one_trained_alone(texts, tmp_path, monkeypatch, roles, as_one):
-    if as_one:
+    if as_one != "one by one":
         monkeypatch.setattr(grown, "grow", stacked)
+    if as_one == "long ones by themselves":
+        monkeypatch.setattr(grown, "LONG", 12)
     alone, among = trial(texts, tmp_path / "alone"), trial(texts, tmp_path / "among")
     assert among.field.task.size("train") % 32, "the last batch of an epoch should be a smaller one"
     folders = grown_from(among, roles)
@@ -136,7 +138,7 @@ def test_a_translator_has_no_padding_among_its_targets(pairs, tmp_path):
     one = trial(pairs, tmp_path)
     runs = Runs(one.field.task, [one.recipe("A"), one.recipe("B")], [one.folder("A"), one.folder("B")])
     seeds = list(runs.recipes)
-    source, given, goal = runs.feed(seeds, CPU)(0)
+    ((source, given, goal),) = runs.feed(seeds, CPU)(0)
     assert source.shape[:2] == given.shape[:2] == goal.shape[:2] == (2, 16)
     assert bool(((goal == population.IGNORED) == (goal <= 0)).all())
     plan = one.field.task.plan("train", examples=16, seed=seeds[1], epoch=0)
@@ -144,6 +146,34 @@ def test_a_translator_has_no_padding_among_its_targets(pairs, tmp_path):
     batch = one.field.task.batch("train", sorted(plan[0], key=lambda index: -longest[index]))
     assert torch.equal(source[1, :, : batch.inputs[0].shape[1]], batch.inputs[0])
     assert int((goal[1] > 0).sum()) == batch.count
+
+
+def test_long_texts_are_passed_by_themselves_and_the_others_not_padded_to_them(texts, tmp_path, monkeypatch):
+    one = trial(texts, tmp_path)
+    task, lengths = one.field.task, one.field.task.lengths("train")[0]
+    longest = int(lengths.max())
+    monkeypatch.setattr(grown, "LONG", longest - 1)
+    monkeypatch.setattr(grown, "ladder", lambda lengths, *_, **__: np.unique(lengths))
+    runs, shapes = Runs(task, [one.recipe("A"), one.recipe("B")], [one.folder("A"), one.folder("B")]), set()
+    seeds = list(runs.recipes)
+    feed = runs.feed(seeds, CPU)
+    for step in range(len(lengths) // 32):
+        passed, plans = feed(step), [task.plan("train", examples=32, seed=seed, epoch=0)[step] for seed in seeds]
+        long = max(int((lengths[plan] == longest).sum()) for plan in plans)
+        head = 0 if not long else max(4, 1 << (long - 1).bit_length())
+        expected = [(2, head, longest), (2, 32 - head, longest - 1)] if long else [(2, 32, longest - 1)]
+        assert [tokens.shape for tokens, _ in passed] == expected
+        shapes |= {head}
+        for number, plan in enumerate(plans):
+            batch = task.batch("train", plan)
+            given = [(text(row), int(label)) for row, label in zip(batch.inputs[0], batch.targets, strict=True)]
+            parts = [zip(tokens[number], goal[number], strict=True) for tokens, goal in passed]
+            assert sorted(given) == sorted((text(row), int(label)) for part in parts for row, label in part)
+    assert len(shapes) > 1
+
+
+def text(row):
+    return row[row > 0].tolist()
 
 
 def test_those_that_differ_in_more_than_a_seed_are_refused(texts, tmp_path):

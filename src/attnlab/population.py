@@ -35,7 +35,8 @@ from attnlab.models.affine import OneProduct
 from attnlab.store import Checkpoint, DamagedError, read_checkpoint, write_checkpoint
 from attnlab.train import asked_to_stop
 
-Feed = Callable[[int], tuple[Tensor, ...]]  # step -> inputs and targets, each (s,b,…), of the batches after it
+Batch = tuple[Tensor, ...]  # inputs and targets, each (s,b,…)
+Feed = Callable[[int], tuple[Batch, ...]]  # step -> the batches of the next update, passed one after another
 Progress = Callable[[int, int], None]  # steps done, of how many, all seeds together
 IGNORED = -100  # a target that is not scored
 
@@ -99,17 +100,27 @@ class Population:
         with OneProduct():
             return vmap(lambda state, *args: functional_call(call, state, args))(held, *inputs)
 
-    def losses(self, inputs: Sequence[Tensor], targets: Tensor, masks: Mapping[str, Tensor] | None = None) -> Tensor:
-        """(s,) the mean over scored targets of −log p(target), in nats; masks of dropout by name, None: none drops."""
+    def losses(
+        self,
+        inputs: Sequence[Tensor],
+        targets: Tensor,
+        masks: Mapping[str, Tensor] | None = None,
+        among: Tensor | None = None,
+    ) -> Tensor:
+        """(s,) the mean over scored targets of −log p(target), in nats.
+
+        masks   of dropout by name; None: none drops
+        among   (s,) so many targets the mean is over, of which these are a part; None: these
+        """
 
         def loss(model: nn.Module, *args: Tensor) -> Tensor:
-            *given, goal = args
+            *given, goal, count = args
             logits = model(*given).flatten(0, -2).float()
             scored = goal.flatten() != IGNORED
             nll = F.cross_entropy(logits, goal.flatten().masked_fill(~scored, 0), reduction="none")
-            return (nll * scored).sum() / scored.sum()
+            return (nll * scored).sum() / count
 
-        return self.map(loss, *inputs, targets, masks=masks)
+        return self.map(loss, *inputs, targets, _scored(targets) if among is None else among, masks=masks)
 
     def member(self, index: int) -> nn.Module:
         """One of the models, by itself."""
@@ -154,7 +165,7 @@ class Masks:
         self.generators = [torch.Generator(self.device).manual_seed(seed) for seed in seeds]
         self._shapes: dict[tuple, dict[str, torch.Size]] = {}
 
-    def draw(self, batch: Sequence[Tensor]) -> dict[str, Tensor]:
+    def draw(self, batch: Batch) -> dict[str, Tensor]:
         """Fresh masks for a batch, by name."""
         if not self.population.dropouts:
             return {}
@@ -166,7 +177,7 @@ class Masks:
             drawn[name] = kept / (1 - p)
         return drawn
 
-    def shapes(self, batch: Sequence[Tensor]) -> dict[str, torch.Size]:
+    def shapes(self, batch: Batch) -> dict[str, torch.Size]:
         """What each dropout is given for such a batch, seen once by a pass in which nothing is dropped."""
         key = tuple(x.shape for x in batch)
         if key not in self._shapes:
@@ -188,7 +199,7 @@ class _Call(nn.Module):
 
 
 class Updates:
-    """Steps of Adam on a population; on a GPU recorded as one CUDA graph for each shape of batch."""
+    """Steps of Adam on a population; on a GPU recorded as one CUDA graph for each shape of its batches."""
 
     def __init__(self, population: Population, *, seeds: Sequence[int], lr: float, clip: float) -> None:
         self.population, self.clip = population, clip
@@ -201,22 +212,23 @@ class Updates:
         for x in self.trained:  # made now, so that a checkpoint can fill it and a graph can hold it
             step = torch.zeros((), device=self.device if self.captured else "cpu")
             self.adam.state[x] = {"step": step, "exp_avg": torch.zeros_like(x), "exp_avg_sq": torch.zeros_like(x)}
-        self.graphs: dict[tuple, tuple[torch.cuda.CUDAGraph, list[Tensor]]] = {}
+        self.graphs: dict[tuple, tuple[torch.cuda.CUDAGraph, list[Batch]]] = {}
         if self.captured:  # all graphs have one memory, since one at a time is replayed; and it belongs to a stream
             self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(self.device)
 
-    def __call__(self, *batch: Tensor) -> None:
-        """One update, from inputs and targets (s,b,…)."""
+    def __call__(self, *batches: Batch) -> None:
+        """One update, by the mean over the targets of all batches."""
         if not self.captured:
-            return self._update(*batch)
-        key = tuple((x.shape, x.dtype) for x in batch)
+            return self._update(*batches)
+        key = tuple(tuple((x.shape, x.dtype) for x in batch) for batch in batches)
         if key not in self.graphs:
-            self._make_room(sum(x.numel() for x in batch))
-            buffers = [x.to(self.device, copy=True) for x in batch]
+            self._make_room(_largest(batches))
+            buffers = [tuple(x.to(self.device, copy=True) for x in batch) for batch in batches]
             self.graphs[key] = self._capture(buffers), buffers
         graph, buffers = self.graphs[key]
-        for buffer, x in zip(buffers, batch, strict=True):
-            buffer.copy_(x, non_blocking=True)
+        for into, batch in zip(buffers, batches, strict=True):
+            for buffer, x in zip(into, batch, strict=True):
+                buffer.copy_(x, non_blocking=True)
         graph.replay()
         return None
 
@@ -227,11 +239,14 @@ class Updates:
             kept |= {f"adam.{number}.{name}": value for name, value in self.adam.state[x].items()}
         return kept | {"finite": self.finite}
 
-    def _update(self, *batch: Tensor) -> None:
-        losses = self.population.losses(batch[:-1], batch[-1], self.masks.draw(batch))
-        gradients = torch.autograd.grad(losses.sum(), self.trained)
+    def _update(self, *batches: Batch) -> None:
+        scored = torch.stack([_scored(targets) for *_, targets in batches]).sum(0)
+        losses, gradients = self._pass(batches[0], scored)
+        for batch in batches[1:]:
+            more, by_more = self._pass(batch, scored)
+            losses, gradients = losses + more, tuple(g + other for g, other in zip(gradients, by_more, strict=True))
         norms = vector_norm(torch.stack([vector_norm(g.flatten(1), dim=1) for g in gradients]), dim=0)  # (s,)
-        self.finite &= (norms + losses.detach()).isfinite()
+        self.finite &= (norms + losses).isfinite()
         factor = (self.clip / (norms + 1e-6)).clamp(max=1.0) if self.clip > 0 else None
         for x, g in zip(self.trained, gradients, strict=True):
             one_each = (-1, *[1] * (x.dim() - 1))
@@ -240,16 +255,22 @@ class Updates:
             self.adam.state[x]["exp_avg"].mul_(kept)  # a seed that failed stays where it is
         self.adam.step()
 
+    def _pass(self, batch: Batch, among: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The losses of a batch, its part of so many targets, and their gradients."""
+        losses = self.population.losses(batch[:-1], batch[-1], self.masks.draw(batch), among)
+        return losses.detach(), torch.autograd.grad(losses.sum(), self.trained)
+
     def _make_room(self, numbers: int) -> None:
         """Before the largest batch so far, by its numbers, let all graphs go, to be recorded again when their shape
         comes again: the memory of a large one is enough for a small one, but not the other way round."""
-        if self.graphs and all(numbers > sum(x.numel() for x in buffers) for _, buffers in self.graphs.values()):
+        if self.graphs and all(numbers > _largest(buffers) for _, buffers in self.graphs.values()):
             torch.cuda.synchronize(self.device)
             self.graphs.clear()
             self.pool = torch.cuda.graph_pool_handle()
 
-    def _capture(self, buffers: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
-        self.masks.shapes(buffers)  # a pass of its own, not to be recorded
+    def _capture(self, buffers: Sequence[Batch]) -> torch.cuda.CUDAGraph:
+        for batch in buffers:
+            self.masks.shapes(batch)  # a pass of its own, not to be recorded
         before = {name: x.clone() for name, x in self.state().items()}
         drawn = [generator.get_state() for generator in self.masks.generators]
         self.stream.wait_stream(torch.cuda.current_stream())
@@ -269,6 +290,16 @@ class Updates:
         for generator, state in zip(self.masks.generators, drawn, strict=True):
             generator.set_state(state)
         return graph
+
+
+def _scored(targets: Tensor) -> Tensor:
+    """(s,) how many of a seed's are scored."""
+    return (targets != IGNORED).flatten(1).sum(1)
+
+
+def _largest(batches: Sequence[Batch]) -> int:
+    """The numbers of the largest batch."""
+    return max(sum(x.numel() for x in batch) for batch in batches)
 
 
 def grow(

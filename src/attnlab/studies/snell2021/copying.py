@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from attnlab.models.lstm import LSTMTranslator, build
 from attnlab.models.lstm_config import SETTINGS
-from attnlab.population import Experiment, Feed, Grown, Population, grow
+from attnlab.population import Batch, Experiment, Feed, Grown, Population, grow
 from attnlab.report.figures import seed_curves
 from attnlab.studies.claims import Cell
 from attnlab.studies.study import Findings, Setting
@@ -101,16 +101,16 @@ class Copying(Experiment):
         return order + (self.types - self.shared) * second
 
 
-def in_chunks(draw: Callable[[int, int], tuple[Tensor, ...]], examples: int) -> Feed:
+def in_chunks(draw: Callable[[int, int], Batch], examples: int) -> Feed:
     """Batches of so many examples, drawn for CHUNK steps at once: draw(part, number) gives (s,number,…) each."""
-    drawn: dict[int, tuple[Tensor, ...]] = {}
+    drawn: dict[int, Batch] = {}
 
-    def batches(step: int) -> tuple[Tensor, ...]:
+    def batches(step: int) -> tuple[Batch]:
         chunk, place = divmod(step, CHUNK)
         if chunk not in drawn:
             drawn.clear()
             drawn[chunk] = draw(1 + chunk, CHUNK * examples)
-        return tuple(x[:, place * examples : (place + 1) * examples] for x in drawn[chunk])
+        return (tuple(x[:, place * examples : (place + 1) * examples] for x in drawn[chunk]),)
 
     return batches
 
