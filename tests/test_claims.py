@@ -338,6 +338,39 @@ def test_what_is_unknown_names_what_there_is(words, message, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.fixture
+def from_the_command_line(monkeypatch):
+    """`attnlab reproduce` of the Bench."""
+    bench = Bench()
+    monkeypatch.setattr("attnlab.studies.study.open_study", lambda name: bench.study)
+
+    def run(*words):
+        monkeypatch.setattr("sys.argv", ["attnlab", "reproduce", "bench", *words])
+        return CliRunner().invoke(app, ["reproduce", "bench", *words])
+
+    return bench, run
+
+
+def test_what_is_printed_is_what_was_asked_for(from_the_command_line, tmp_path):
+    _, run = from_the_command_line
+    assert run("--only", "first", "--out", str(tmp_path)).exit_code == 0
+    said = run("--only", "second", "--out", str(tmp_path))
+    assert said.exit_code == 0
+    assert "Second" in said.stdout
+    assert "First" not in said.stdout
+    assert "First" in (tmp_path / "report.html").read_text()
+
+
+def test_what_is_interrupted_says_how_to_go_on(from_the_command_line, tmp_path):
+    bench, run = from_the_command_line
+    bench.broken = True
+    said = run("--out", str(tmp_path))
+    assert said.exit_code == 130
+    assert said.stderr.endswith(
+        f"attnlab: stopped, nothing is lost; to go on: attnlab reproduce bench --out {tmp_path}\n"
+    )
+
+
 def test_list_shows_the_studies():
     output = CliRunner().invoke(app, ["list"]).output
     assert "snell2021" in output

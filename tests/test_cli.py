@@ -103,3 +103,13 @@ def test_the_demo_as_make_runs_it(tmp_path):
     assert len([row for row in rows if row[1].replace(",", "").isdigit()]) == 4
     assert all(float(row[2]) >= 0.97 for row in rows if row[1].replace(",", "").isdigit()), rows
     assert "An LSTM learns to copy" in result.output
+
+
+def test_what_is_interrupted_says_so(monkeypatch):
+    def stop(*words):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("attnlab.cli.show_table", stop)
+    said = run("list")
+    assert said.exit_code == 130
+    assert said.stderr == "attnlab: interrupted\n"

@@ -235,9 +235,9 @@ def test_interrupted_it_says_how_to_go_on_and_goes_on(tmp_path):
     while not _all_begun(tmp_path / "runs", 2) and process.poll() is None:
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    output, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
-    assert "stopped, nothing is lost; to go on: attnlab compare synthetic data=lexicon" in output
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 130, told
+    assert "attnlab: stopped, nothing is lost; to go on: attnlab compare synthetic data=lexicon" in told
     stood = {folder: folder.position() for folder in map(RunFolder, (tmp_path / "runs").iterdir())}
     assert not any(folder.is_locked() for folder in stood)
     assert all(50 <= position["step"] < 500 for position in stood.values())

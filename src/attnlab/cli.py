@@ -4,15 +4,30 @@ import os
 import shlex
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+import typer.core
 
 from attnlab import __version__
 from attnlab.terminal import Bar, show_table
 
+
+class Commands(typer.core.TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        """What is interrupted says so; typer says nothing."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            sys.stderr.write("attnlab: interrupted\n")
+            raise typer.Exit(130) from None
+
+
 app = typer.Typer(
+    cls=Commands,
     name="attnlab",
     help="A laboratory for attention: swap it, train it, watch it being learnt, read what it attends to.",
     no_args_is_help=True,
@@ -31,9 +46,6 @@ def main() -> None:
         warnings.showwarning = lambda message, *_, **__: print(f"attnlab: {message}", file=sys.stderr)
     try:
         app()
-    except KeyboardInterrupt:
-        sys.stderr.write("attnlab: interrupted\n")
-        sys.exit(130)
     except (ValueError, OSError, ImportError) as error:
         if os.environ.get("ATTNLAB_TRACE"):
             raise
@@ -98,11 +110,8 @@ def demo(settings: Pairs = None) -> None:
     from attnlab.config import split_pairs
     from attnlab.studies.demo import command
 
-    try:
+    with _resumable():
         well = command.run(split_pairs(settings or []))
-    except KeyboardInterrupt:
-        sys.stderr.write("attnlab: stopped, nothing is lost; the same command goes on\n")
-        raise typer.Exit(130) from None
     raise typer.Exit(0 if well else 1)
 
 
@@ -425,11 +434,8 @@ def compare(
     from attnlab.studies.compare import command
 
     said = shlex.join(["attnlab", *sys.argv[1:]])
-    try:
+    with _resumable():
         well = command.run(task, split_pairs(settings or []), controls=controls, on=on, jobs=jobs, command=said)
-    except KeyboardInterrupt:
-        print(f"stopped, nothing is lost; to go on: {said}")
-        raise typer.Exit(130) from None
     raise typer.Exit(0 if well else 1)
 
 
@@ -465,19 +471,31 @@ def reproduce(
     words += [f"--{name}={value}" for name, value in options.items() if value is not None]
     said = split_pairs(settings or [])
     command, folder = shlex.join(words), out or Path("results") / study / scale
-    with scheduler(on, jobs=jobs, device=device) as where, Bar(1) as progress:
+    with _resumable(), scheduler(on, jobs=jobs, device=device) as where, Bar(1) as progress:
         terms = running.Terms(known_scale(scale), chosen_device(device), seeds, data_dir, command, said, where)
         outcomes = running.reproduce(
             chosen, terms, folder, only=only or (), again=again, note=progress.note, progress=progress.tick
         )
-    tables = dict(brief(outcome.title, outcome_table(outcome.cells)) for outcome in outcomes)
-    tables[f"{study} at scale {scale}"] = tally_table([cell for outcome in outcomes for cell in outcome.cells])
+    asked = [outcome for outcome in outcomes if outcome.config.item in chosen.chosen(only or ())]
+    tables = dict(brief(outcome.title, outcome_table(outcome.cells)) for outcome in asked)
+    tables[f"{study} at scale {scale}"] = tally_table([cell for outcome in asked for cell in outcome.cells])
     for title, table in tables.items():
         show_table(title, list(table.columns), [list(row) for row in table.rows])
     print(f"report: {write(chosen, outcomes, folder)}")
 
 
 EVALUATION: dict[str, Any] = {"beam": int, "length_penalty": float, "eval_samples": int, "bootstrap": int}
+
+
+@contextmanager
+def _resumable() -> Iterator[None]:
+    """What is interrupted in it says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        said = shlex.join(["attnlab", *sys.argv[1:]])
+        sys.stderr.write(f"attnlab: stopped, nothing is lost; to go on: {said}\n")
+        raise typer.Exit(130) from None
 
 
 def _refuse_unknown(values: dict[str, str], known: list[str]) -> None:
