@@ -56,12 +56,21 @@ def test_a_batch_passed_in_two_is_one_batch(cut):
         ((source, given, targets),) = feed(step)
         targets[1, cut:] = IGNORED  # of the second seed, the second part has nothing to score
         targets[0, 0, 2:] = IGNORED  # of the first, the parts have unlike numbers
+        if step == 2:
+            targets[1] = IGNORED  # nothing at all
         batch = source, given, targets
         by_whole(batch)
         by_parts(tuple(x[:, :cut] for x in batch), tuple(x[:, cut:] for x in batch))
     assert by_parts.finite.all()
     for name, x in whole.weights.items():
         torch.testing.assert_close(parted.weights[name], x, atol=2e-6, rtol=2e-5, msg=name)
+
+
+def test_an_update_is_made_from_batches_not_tensors():
+    population = Population([SMALL.model(0)], CPU)
+    (batch,) = SMALL.feed([0], CPU)(0)
+    with pytest.raises(TypeError, match="each a tuple of inputs and targets"):
+        Updates(population, seeds=[0], lr=1e-3, clip=0.0)(*batch)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,12 +61,12 @@ def stacked(experiment, seeds, *, device, folder, processes):
     return population._together(experiment, seeds, device, folder / "population.safetensors", lambda done, total: None)
 
 
-@pytest.mark.parametrize("as_one", ["one by one", "stacked", "long ones by themselves"])
+@pytest.mark.parametrize("how", ["one by one", "stacked", "long ones apart"])
 @pytest.mark.parametrize("roles", [("A", "B", "C"), ("uniform",), ("frozen",)], ids=lambda roles: roles[0])
-def test_a_run_trained_among_others_is_the_one_trained_alone(texts, tmp_path, monkeypatch, roles, as_one):
-    if as_one != "one by one":
+def test_a_run_trained_among_others_is_the_one_trained_alone(texts, tmp_path, monkeypatch, roles, how):
+    if how != "one by one":
         monkeypatch.setattr(grown, "grow", stacked)
-    if as_one == "long ones by themselves":
+    if how == "long ones apart":
         monkeypatch.setattr(grown, "LONG", 12)
     alone, among = trial(texts, tmp_path / "alone"), trial(texts, tmp_path / "among")
     assert among.field.task.size("train") % 32, "the last batch of an epoch should be a smaller one"
@@ -148,28 +148,27 @@ def test_a_translator_has_no_padding_among_its_targets(pairs, tmp_path):
     assert int((goal[1] > 0).sum()) == batch.count
 
 
-def test_long_texts_are_passed_by_themselves_and_the_others_not_padded_to_them(texts, tmp_path, monkeypatch):
+def test_long_texts_are_passed_apart_and_the_others_not_padded_to_them(texts, tmp_path, monkeypatch):
     one = trial(texts, tmp_path)
     task, lengths = one.field.task, one.field.task.lengths("train")[0]
-    longest = int(lengths.max())
-    monkeypatch.setattr(grown, "LONG", longest - 1)
-    monkeypatch.setattr(grown, "ladder", lambda lengths, *_, **__: np.unique(lengths))
-    runs, shapes = Runs(task, [one.recipe("A"), one.recipe("B")], [one.folder("A"), one.folder("B")]), set()
-    seeds = list(runs.recipes)
-    feed = runs.feed(seeds, CPU)
-    for step in range(len(lengths) // 32):
-        passed, plans = feed(step), [task.plan("train", examples=32, seed=seed, epoch=0)[step] for seed in seeds]
-        long = max(int((lengths[plan] == longest).sum()) for plan in plans)
-        head = 0 if not long else max(4, 1 << (long - 1).bit_length())
-        expected = [(2, head, longest), (2, 32 - head, longest - 1)] if long else [(2, 32, longest - 1)]
-        assert [tokens.shape for tokens, _ in passed] == expected
-        shapes |= {head}
-        for number, plan in enumerate(plans):
-            batch = task.batch("train", plan)
+    monkeypatch.setattr(grown, "LONG", 13)
+    short, long = (iter(np.flatnonzero(which).tolist()) for which in (lengths <= 13, lengths > 13))
+    plan = [[next(long) for _ in range(many)] + [next(short) for _ in range(rows - many)]
+            for many, rows in ((0, 32), (1, 32), (5, 32), (17, 32), (32, 32), (2, 25), (3, 3))]  # fmt: skip
+    other = [plan[0], plan[0], *plan[2:]]  # of the second step, the other seed has nothing long
+    plans = dict(zip((seeds := [corpora.ROLES["B"], corpora.ROLES["A"]]), (plan, other), strict=True))
+    monkeypatch.setattr(task, "plan", lambda part, *, examples, seed, epoch: plans[seed])
+    feed = Runs(task, [one.recipe("A"), one.recipe("B")], [one.folder("A"), one.folder("B")]).feed(seeds, CPU)
+    shapes = [[tuple(tokens.shape[1:]) for tokens, _ in feed(step)] for step in range(len(plan))]
+    assert shapes == [[(32, 13)], [(4, 16), (28, 13)], [(8, 16), (24, 13)], [(32, 16)], [(32, 16)],
+                      [(4, 16), (28, 13)], [(4, 16)]]  # fmt: skip
+    for step in range(len(plan)):
+        for number, seed in enumerate(seeds):
+            batch = task.batch("train", plans[seed][step])
             given = [(text(row), int(label)) for row, label in zip(batch.inputs[0], batch.targets, strict=True)]
-            parts = [zip(tokens[number], goal[number], strict=True) for tokens, goal in passed]
-            assert sorted(given) == sorted((text(row), int(label)) for part in parts for row, label in part)
-    assert len(shapes) > 1
+            parts = [zip(tokens[number], goal[number], strict=True) for tokens, goal in feed(step)]
+            passed = [(text(row), int(label)) for part in parts for row, label in part if label != population.IGNORED]
+            assert sorted(given) == sorted(passed)
 
 
 def text(row):
@@ -247,6 +246,17 @@ def test_so_many_are_trained_as_one_as_there_is_room_for(texts, tmp_path):
     for room, expected in ((32 * longest * 5 + 1, 5), (32 * longest * 2 - 1, 1), (1, 0)):
         assert how_many(task, training, room) == expected
     assert how_many(task, replace(training, batch_examples=None), 10**6) == 0
+
+
+def test_long_texts_that_are_passed_apart_take_no_room_from_the_others(texts, tmp_path, monkeypatch):
+    task, training = trial(texts, tmp_path).field.task, corpora.SST.recipe("full", "A", 0).training
+    monkeypatch.setattr(task, "lengths", lambda part: (np.array([10] * 97 + [20] * 3),))
+    for border, widest in ((9, 32 * 20), (15, 32 * 10), (20, 32 * 20)):
+        monkeypatch.setattr(grown, "LONG", border)
+        assert (how_many(task, training, 3 * widest), how_many(task, training, 3 * widest - 1)) == (3, 2)
+    monkeypatch.setattr(task, "lengths", lambda part: (np.array([10] * 97 + [200] * 3),))
+    monkeypatch.setattr(grown, "LONG", 15)
+    assert how_many(task, training, 4 * 200) == 1
 
 
 def test_one_by_itself_is_a_population_on_a_gpu_where_it_has_room(texts, tmp_path, monkeypatch):

@@ -35,8 +35,8 @@ from attnlab.models.affine import OneProduct
 from attnlab.store import Checkpoint, DamagedError, read_checkpoint, write_checkpoint
 from attnlab.train import asked_to_stop
 
-Batch = tuple[Tensor, ...]  # inputs and targets, each (s,b,…)
-Feed = Callable[[int], tuple[Batch, ...]]  # step -> the batches of the next update, passed one after another
+Stacked = tuple[Tensor, ...]  # a batch of each seed: inputs and targets, (s,b,…) each
+Feed = Callable[[int], tuple[Stacked, ...]]  # step -> the batches of the next update, passed one after another
 Progress = Callable[[int, int], None]  # steps done, of how many, all seeds together
 IGNORED = -100  # a target that is not scored
 
@@ -56,7 +56,8 @@ class Experiment(ABC):
 
     @abstractmethod
     def feed(self, seeds: Sequence[int], device: torch.device) -> Feed:
-        """The batches of these seeds: a pure function of (seed, step), whatever other seeds are there."""
+        """The batches of these seeds. What a seed's hold is a pure function of seed and step; how they are padded and
+        parted may depend on what other seeds are there."""
 
     @abstractmethod
     def measure(self, population: "Population", seeds: Sequence[int], step: int) -> dict[str, Tensor]:
@@ -105,22 +106,22 @@ class Population:
         inputs: Sequence[Tensor],
         targets: Tensor,
         masks: Mapping[str, Tensor] | None = None,
-        among: Tensor | None = None,
+        count: Tensor | None = None,
     ) -> Tensor:
-        """(s,) the mean over scored targets of −log p(target), in nats.
+        """(s,) Σ over scored targets of −log p(target), in nats, by their count: the mean.
 
         masks   of dropout by name; None: none drops
-        among   (s,) so many targets the mean is over, of which these are a part; None: these
+        count   (s,) where the targets are a part of those that the mean is over, the number of these
         """
 
         def loss(model: nn.Module, *args: Tensor) -> Tensor:
-            *given, goal, count = args
+            *given, goal, number = args
             logits = model(*given).flatten(0, -2).float()
             scored = goal.flatten() != IGNORED
             nll = F.cross_entropy(logits, goal.flatten().masked_fill(~scored, 0), reduction="none")
-            return (nll * scored).sum() / count
+            return (nll * scored).sum() / number
 
-        return self.map(loss, *inputs, targets, _scored(targets) if among is None else among, masks=masks)
+        return self.map(loss, *inputs, targets, _count(targets) if count is None else count, masks=masks)
 
     def member(self, index: int) -> nn.Module:
         """One of the models, by itself."""
@@ -165,7 +166,7 @@ class Masks:
         self.generators = [torch.Generator(self.device).manual_seed(seed) for seed in seeds]
         self._shapes: dict[tuple, dict[str, torch.Size]] = {}
 
-    def draw(self, batch: Batch) -> dict[str, Tensor]:
+    def draw(self, batch: Stacked) -> dict[str, Tensor]:
         """Fresh masks for a batch, by name."""
         if not self.population.dropouts:
             return {}
@@ -177,7 +178,7 @@ class Masks:
             drawn[name] = kept / (1 - p)
         return drawn
 
-    def shapes(self, batch: Batch) -> dict[str, torch.Size]:
+    def shapes(self, batch: Stacked) -> dict[str, torch.Size]:
         """What each dropout is given for such a batch, seen once by a pass in which nothing is dropped."""
         key = tuple(x.shape for x in batch)
         if key not in self._shapes:
@@ -212,12 +213,16 @@ class Updates:
         for x in self.trained:  # made now, so that a checkpoint can fill it and a graph can hold it
             step = torch.zeros((), device=self.device if self.captured else "cpu")
             self.adam.state[x] = {"step": step, "exp_avg": torch.zeros_like(x), "exp_avg_sq": torch.zeros_like(x)}
-        self.graphs: dict[tuple, tuple[torch.cuda.CUDAGraph, list[Batch]]] = {}
+        self.graphs: dict[tuple, tuple[torch.cuda.CUDAGraph, list[Stacked]]] = {}
         if self.captured:  # all graphs have one memory, since one at a time is replayed; and it belongs to a stream
             self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(self.device)
 
-    def __call__(self, *batches: Batch) -> None:
+    def __call__(self, *batches: Stacked) -> None:
         """One update, by the mean over the targets of all batches."""
+        if any(isinstance(batch, Tensor) for batch in batches):
+            raise TypeError(
+                "an update is made from batches, each a tuple of inputs and targets: feed gives a tuple of them"
+            )
         if not self.captured:
             return self._update(*batches)
         key = tuple(tuple((x.shape, x.dtype) for x in batch) for batch in batches)
@@ -239,11 +244,11 @@ class Updates:
             kept |= {f"adam.{number}.{name}": value for name, value in self.adam.state[x].items()}
         return kept | {"finite": self.finite}
 
-    def _update(self, *batches: Batch) -> None:
-        scored = torch.stack([_scored(targets) for *_, targets in batches]).sum(0)
-        losses, gradients = self._pass(batches[0], scored)
+    def _update(self, *batches: Stacked) -> None:
+        count = torch.stack([_count(targets) for *_, targets in batches]).sum(0).clamp(min=1)
+        losses, gradients = self._pass(batches[0], count)
         for batch in batches[1:]:
-            more, by_more = self._pass(batch, scored)
+            more, by_more = self._pass(batch, count)
             losses, gradients = losses + more, tuple(g + other for g, other in zip(gradients, by_more, strict=True))
         norms = vector_norm(torch.stack([vector_norm(g.flatten(1), dim=1) for g in gradients]), dim=0)  # (s,)
         self.finite &= (norms + losses).isfinite()
@@ -255,9 +260,9 @@ class Updates:
             self.adam.state[x]["exp_avg"].mul_(kept)  # a seed that failed stays where it is
         self.adam.step()
 
-    def _pass(self, batch: Batch, among: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The losses of a batch, its part of so many targets, and their gradients."""
-        losses = self.population.losses(batch[:-1], batch[-1], self.masks.draw(batch), among)
+    def _pass(self, batch: Stacked, count: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """A batch's part of the losses, and of their gradients."""
+        losses = self.population.losses(batch[:-1], batch[-1], self.masks.draw(batch), count)
         return losses.detach(), torch.autograd.grad(losses.sum(), self.trained)
 
     def _make_room(self, numbers: int) -> None:
@@ -268,7 +273,7 @@ class Updates:
             self.graphs.clear()
             self.pool = torch.cuda.graph_pool_handle()
 
-    def _capture(self, buffers: Sequence[Batch]) -> torch.cuda.CUDAGraph:
+    def _capture(self, buffers: Sequence[Stacked]) -> torch.cuda.CUDAGraph:
         for batch in buffers:
             self.masks.shapes(batch)  # a pass of its own, not to be recorded
         before = {name: x.clone() for name, x in self.state().items()}
@@ -292,12 +297,12 @@ class Updates:
         return graph
 
 
-def _scored(targets: Tensor) -> Tensor:
+def _count(targets: Tensor) -> Tensor:
     """(s,) how many of a seed's are scored."""
     return (targets != IGNORED).flatten(1).sum(1)
 
 
-def _largest(batches: Sequence[Batch]) -> int:
+def _largest(batches: Sequence[Stacked]) -> int:
     """The numbers of the largest batch."""
     return max(sum(x.numel() for x in batch) for batch in batches)
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from attnlab.models.lstm import LSTMTranslator, build
 from attnlab.models.lstm_config import SETTINGS
-from attnlab.population import Batch, Experiment, Feed, Grown, Population, grow
+from attnlab.population import Experiment, Feed, Grown, Population, Stacked, grow
 from attnlab.report.figures import seed_curves
 from attnlab.studies.claims import Cell
 from attnlab.studies.study import Findings, Setting
@@ -101,11 +101,11 @@ class Copying(Experiment):
         return order + (self.types - self.shared) * second
 
 
-def in_chunks(draw: Callable[[int, int], Batch], examples: int) -> Feed:
+def in_chunks(draw: Callable[[int, int], Stacked], examples: int) -> Feed:
     """Batches of so many examples, drawn for CHUNK steps at once: draw(part, number) gives (s,number,…) each."""
-    drawn: dict[int, Batch] = {}
+    drawn: dict[int, Stacked] = {}
 
-    def batches(step: int) -> tuple[Batch]:
+    def batches(step: int) -> tuple[Stacked]:
         chunk, place = divmod(step, CHUNK)
         if chunk not in drawn:
             drawn.clear()

@@ -1,8 +1,8 @@
 """Runs that differ in their seed alone, trained as one population, each into a folder of its own.
 
 A run has the batches it has alone, in the same order, but padded to the longest of all runs, and with long examples
-first, so that the recurrence is soon done with the short ones; very long ones are passed by themselves, and the rest of
-their batch is not padded to them. Its dropout is drawn from its own seed, for that width; products are in tf32. Its
+first, so that the recurrence is soon done with the short ones; very long ones are passed apart, and the rest of their
+batch is not padded to them. Its dropout is drawn from its own seed, for that width; products are in tf32. Its
 folder then holds what `attnlab train` leaves there, but for metrics and the best weights: nothing is evaluated on the
 way. One whose loss or gradient is not finite is left unfinished, to be trained alone, which says where it goes wrong.
 """
@@ -23,7 +23,7 @@ from attnlab.checkpointing import Position
 from attnlab.config import digest
 from attnlab.mechanisms.kernels.launch import LAUNCHED
 from attnlab.models.presets import Config, build
-from attnlab.population import IGNORED, Batch, Experiment, Feed, Population, grow
+from attnlab.population import IGNORED, Experiment, Feed, Population, Stacked, grow
 from attnlab.recipe import Recipe
 from attnlab.runs import note_what_ran
 from attnlab.stepping import fit, ladder
@@ -35,7 +35,8 @@ from attnlab.train import Outcome, TrainConfig
 MOST = 2**19  # positions
 BYTES = 40_000  # that a position takes of an LSTM of 256 in both directions
 PARTS = 4  # of a card
-LONG, FEW = 4096, 4  # a longer example goes in a pass of its own, with others that make them so many
+LONG = 4096  # tokens: longer examples are passed apart; seldom, since a pass takes the time of its longest
+FEW = 4  # examples that are passed apart, at least
 PLAIN = {  # how a population is trained; the rest of a TrainConfig is free
     "accumulate": 1, "optimiser": "adam", "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0,
     "schedule": "constant", "warmup": 0, "label_smoothing": 0.0, "precision": "fp32", "patience": None, "keep_last": 0,
@@ -77,8 +78,9 @@ class Runs(Experiment):
         rows = self.training.batch_examples
         assert rows is not None
         lengths = np.maximum.reduce(self.task.lengths("train"))
-        widths = ladder(lengths, self.training.rungs, together=rows, batches=len(seeds))
-        ordinary = int(lengths[lengths <= LONG].max(initial=0))
+        widths, ordinary = ladder(lengths, self.training.rungs, together=rows, batches=len(seeds)), _ordinary(lengths)
+        if 0 < ordinary < lengths.max():
+            widths = np.union1d(widths, ordinary)
         epoch_steps = -(-len(lengths) // rows)
         plans: dict[int, list[list[list[int]]]] = {}  # of the newest epoch, each seed's
 
@@ -88,19 +90,18 @@ class Runs(Experiment):
                 plans[epoch] = [self.task.plan("train", examples=rows, seed=seed, epoch=epoch) for seed in seeds]
             return plans[epoch]
 
-        def batches(step: int) -> tuple[Batch, ...]:
+        def batches(step: int) -> tuple[Stacked, ...]:
             epoch, number = divmod(step, epoch_steps)
             each = [sorted(plan[number], key=lambda index: -lengths[index]) for plan in planned(epoch)]
-            long = max(int((lengths[indices] > LONG).sum()) for indices in each)
-            if not long:
+            first = _apart(max(int((lengths[indices] > LONG).sum()) for indices in each), rows)
+            if not first:
                 return (padded(each, rows),)
-            first = min(rows, max(FEW, 1 << (long - 1).bit_length()))  # a power of two, so that there are few shapes
             head, rest = padded([x[:first] for x in each], first), [x[first:] for x in each]
-            return (head, padded(rest, rows - first, ordinary)) if rest[0] else (head,)
+            return (head, padded(rest, rows - first, ordinary)) if rest[0] else (head,)  # one width: few shapes
 
-        def padded(each: list[list[int]], rows: int, least: int = 0) -> Batch:
+        def padded(each: list[list[int]], rows: int, at_least: int = 0) -> Stacked:
             made = self.task.batch("train", [index for indices in each for index in indices])  # padded alike
-            width = int(widths[np.searchsorted(widths, max(least, *(x.shape[1] for x in made.inputs)))])
+            width = int(widths[np.searchsorted(widths, max(at_least, *(x.shape[1] for x in made.inputs)))])
             goals = made.targets.masked_fill(made.targets == PAD, IGNORED) if made.targets.dim() > 1 else made.targets
             each_own = [x.unflatten(0, (len(seeds), -1)) for x in (*made.inputs, goals)]
             shaped = [torch.stack(fit(x, rows, width)) for x in each_own[:-1]]
@@ -157,9 +158,22 @@ def train_as_one(
 
 
 def how_many(task: Task, training: TrainConfig, room: int) -> int:
-    """How many runs there is room for as one: as many as have so many positions in their batches, at the widest."""
-    longest = max(int(lengths.max()) for lengths in task.lengths("train"))
-    return room // (training.batch_examples * longest) if training.batch_examples else 0
+    """How many runs there is room for as one: as many as have so many positions in one pass, at the widest."""
+    if (rows := training.batch_examples) is None:
+        return 0
+    lengths = np.maximum.reduce(task.lengths("train"))
+    first = _apart(min(rows, int((lengths > LONG).sum())), rows)
+    return room // max(rows * _ordinary(lengths), first * int(lengths.max()))
+
+
+def _ordinary(lengths: np.ndarray) -> int:
+    """The longest that is not passed apart."""
+    return int(lengths[lengths <= LONG].max(initial=0))
+
+
+def _apart(long: int, rows: int) -> int:
+    """How many of a batch are passed apart where so many are long: a power of two, so that there are few shapes."""
+    return min(rows, max(FEW, 1 << (long - 1).bit_length())) if long else 0
 
 
 def room_on(device: torch.device) -> int:
