@@ -3,10 +3,13 @@
 import io
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import cache
 
-from matplotlib import rc_context
+from matplotlib import get_data_path, rc_context
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, fontManager, get_font
+from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
@@ -115,10 +118,29 @@ def as_files(figure: Figure) -> dict[str, bytes]:
 
 def _drawn(figure: Figure, form: str, metadata: Mapping[str, None]) -> bytes:
     buffer = io.BytesIO()
+    for text in figure.findobj(Text):
+        text.set_fontfamily(list(dict.fromkeys([*text.get_fontfamily(), *fonts_for(text.get_text())])))
     with warnings.catch_warnings(), rc_context({"svg.hashsalt": "attnlab"}):
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # tokens are of any script; a box stands for it
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # that no font has; a box stands for it
         figure.savefig(buffer, format=form, dpi=160, metadata=metadata)
     return buffer.getvalue()
+
+
+def fonts_for(text: str) -> list[str]:
+    """Fonts of this system for what matplotlib's own has not, as many as it takes: words are of any script."""
+    missing, needed = {ord(letter) for letter in text} - _letters(findfont("DejaVu Sans")), []
+    for font in fontManager.ttflist if missing else ():
+        own = font.fname.startswith(get_data_path())  # for formulas
+        if not own and font.style == "normal" and "Emoji" not in font.name and missing & _letters(font.fname):
+            needed.append(font.name)
+            missing -= _letters(font.fname)
+    return needed
+
+
+@cache
+def _letters(file: str) -> frozenset[int]:
+    """The code points that a font has."""
+    return frozenset(get_font(file).get_charmap())
 
 
 OKABE_ITO = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
