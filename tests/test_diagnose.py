@@ -261,6 +261,22 @@ def test_a_labelled_file(files, options):
         assert words["from"].to_dict() == {"neg": "bad", "pos": "good"}
 
 
+def test_what_occurs_once_is_counted_and_not_called_hard(tmp_path):
+    texts = [f"a film of kind {k % 7}" for k in range(60)]
+    labels = ["good" if k % 2 else "bad" for k in range(58)] + ["odd", "strange"]
+    frame = pd.DataFrame({"text": texts, "label": labels})
+    frame.to_csv(tmp_path / "l.csv", index=False)
+    result = run(tmp_path / "l.csv", "--out", tmp_path / "out")
+    assert "2 of 4 labels occur once where there is a choice: too seldom to be learnt from counts" in result.output
+    *_, hard = result.output.partition("labels that the counts cannot teach")
+    assert hard
+    assert "odd" not in hard.partition("occur once")[0]
+    words = pd.read_csv(tmp_path / "out" / "words.csv").set_index("word")
+    assert (words["at_least"] < words["gain"]).all()
+    assert (words["learnable"] == ((words["at_least"] > 0.01) & (words["count"] > 1))).all()
+    assert "2 of 4 labels occur once" in json.loads((tmp_path / "out" / "summary.json").read_text())["notes"][-1]
+
+
 def test_a_limit_and_a_vocabulary_cut(files):
     text = study.read(files / "a.de", files / "a.en", limit=7, vocabulary=9)
     assert len(text.pairs) == 7

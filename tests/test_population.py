@@ -139,6 +139,26 @@ def test_a_map_without_bias_or_of_one_vector_is_the_same_in_a_population():
         torch.testing.assert_close(made, torch.stack([model(each) for model, each in zip(models, x, strict=True)]))
 
 
+def test_a_script_without_a_guard_is_told_of_it(tmp_path):
+    script = tmp_path / "mine.py"
+    script.write_text(
+        "from attnlab.population import grow\nfrom attnlab.studies.snell2021.copying import Copying\n"
+        "grow(Copying(length=3, types=3, width=4, steps=1), [0, 1], device='cpu', processes=2)\n"
+    )
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=120)
+    assert ran.returncode == 1
+    assert 'call grow under if __name__ == "__main__":' in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [({"data": "subst"}, "did you mean 'subset'"), ({"length": 9}, "each once"), ({"length": 0}, "at least one")],
+)
+def test_a_distribution_that_cannot_be_is_refused(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        replace(SMALL, **wrong)
+
+
 def test_a_seed_that_fails_is_marked_keeps_its_weights_and_the_others_go_on():
     seeds, experiment = [1, 2], SMALL
     population = Population([experiment.model(seed) for seed in seeds], CPU)

@@ -265,11 +265,10 @@ def diagnose(
     found = judge(read.pairs, sizes=(len(read.source), len(read.target)))
     table = study.named(found, read)
     show_table(read.name, ["measure", "value"], [[key, told] for key, told in study.summary(found).items()])
-    if rows := study.hardest(table, 12):
-        show_table(
-            "frequent words that the counts cannot teach", ["word", "count", "gain", "common", "agreement"], rows
-        )
-    for line in read.notes:
+    if (hard := study.hardest(table, 12)).rows:
+        what = "labels" if read.labelled else "words"
+        show_table(f"{what} that the counts cannot teach", list(hard.columns), [list(row) for row in hard.rows])
+    for line in study.notes(read, table):
         print(line)
     if out is not None:
         said = shlex.join(["attnlab", *sys.argv[1:]])

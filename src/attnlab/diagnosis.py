@@ -60,9 +60,9 @@ VERDICTS = {
 class Diagnosis:
     """What the count table of a corpus tells.
 
-    words    one row an output word: id, count, gain, common, score (nats), agreement, chance, from_id (the source word
-             it is most often led to), share (how often it is), learnable (its gain is above 0.01 also by the lower
-             end of its one-sided 95 % interval, see `_error`, so that noise hardly ever is)
+    words    one row an output word: id, count, gain, at_least (the lower end of the gain's one-sided 95 % interval, see
+             `_error`), common, score (nats), agreement, chance, from_id (the source word it is most often led to),
+             share (how often it is), learnable (it occurs twice, and at_least is above 0.01: noise hardly ever is)
     """
 
     score: float
@@ -193,7 +193,14 @@ def _words(rows: np.ndarray) -> pd.DataFrame:
     surely = mean["gain"] - _error(which, rows["i"], rows["gain"] - mean["gain"][which], number)
     source, share = _leads(which, rows["i"], number)
     score = mean["gain"] - mean["common"]
-    told = {"id": ids, "count": number, "gain": mean["gain"], "common": mean["common"], "score": score}
+    told = {
+        "id": ids,
+        "count": number,
+        "gain": mean["gain"],
+        "at_least": surely,
+        "common": mean["common"],
+        "score": score,
+    }
     told |= {"agreement": mean["agreement"], "chance": mean["chance"], "from_id": source, "share": share}
     frame = pd.DataFrame(told | {"learnable": (number > 1) & (surely > LEAST)})
     return frame.sort_values(["count", "id"], ascending=[False, True], ignore_index=True)

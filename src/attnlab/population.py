@@ -18,6 +18,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, is_dataclass
 from functools import partial
@@ -311,7 +312,7 @@ def grow(
     experiment: Experiment,
     seeds: Sequence[int],
     *,
-    device: torch.device,
+    device: torch.device | str,
     folder: str | Path | None = None,
     processes: int | None = None,
     as_one: bool = False,
@@ -322,7 +323,7 @@ def grow(
     processes   on a CPU, how many seeds train at a time; None: one for each core
     as_one      also on a CPU as one batched model, as on a GPU: for models so small that Python takes the time
     """
-    folder = None if folder is None else Path(folder)
+    folder, device = None if folder is None else Path(folder), torch.device(device)
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds must be different, and at least one, not {list(seeds)}")
     if late := [step for step in experiment.measured_at if not 0 <= step <= experiment.steps]:
@@ -343,15 +344,22 @@ def grow(
             parts.append(_together(experiment, [seed], device, file, told))
         return _joined(parts)
     spawning = get_context("spawn")
-    with ProcessPoolExecutor(workers, spawning, initializer=_one_thread, initargs=(os.getpid(),)) as pool:
-        jobs = {
-            pool.submit(_together, experiment, [seed], device, file, _silent): seed
-            for seed, file in zip(seeds, files, strict=True)
-        }
-        for number, job in enumerate(as_completed(jobs), start=1):
-            job.result()  # a seed that failed is told now, not when all are done
-            progress(number * experiment.steps, total)
-        done = {seed: job.result() for job, seed in jobs.items()}
+    try:
+        with ProcessPoolExecutor(workers, spawning, initializer=_one_thread, initargs=(os.getpid(),)) as pool:
+            jobs = {
+                pool.submit(_together, experiment, [seed], device, file, _silent): seed
+                for seed, file in zip(seeds, files, strict=True)
+            }
+            for number, job in enumerate(as_completed(jobs), start=1):
+                job.result()  # a seed that failed is told now, not when all are done
+                progress(number * experiment.steps, total)
+            done = {seed: job.result() for job, seed in jobs.items()}
+    except BrokenProcessPool as error:
+        raise RuntimeError(
+            "a process that trains seeds ended before it was done. In a script, call grow under "
+            'if __name__ == "__main__":, since processes read the script again, or say processes=1. Else it was '
+            "killed, as for want of memory"
+        ) from error
     return _joined([done[seed] for seed in seeds])
 
 

@@ -120,6 +120,7 @@ def _signs(x: Tensor, y: Tensor) -> Tensor:
 
 def _rows(u: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     """u, v and the mask in one shape, 0 where masked; refuses what does not fit and NaN at a position of a row."""
+    u, v = torch.as_tensor(u), torch.as_tensor(v)
     if u.dim() == 0 or v.dim() == 0:
         raise ValueError("u and v must have an axis of positions; one of them is a single number")
     if mask is not None and mask.dtype != torch.bool:

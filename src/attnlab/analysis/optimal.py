@@ -46,6 +46,7 @@ def optimal_attention(gamma: Tensor, target: Tensor, bias: Tensor | None = None,
     Leading axes broadcast: one sentence's gamma (1,l,o) serves all its targets (t,). Where several weights are equally
     good, one of them is returned.
     """
+    gamma, target = torch.as_tensor(gamma), torch.as_tensor(target)
     shape = _checked(gamma, target, bias, mask)
     (length, words), count = gamma.shape[-2:], math.prod(shape)
     bias = gamma.new_zeros(words) if bias is None else bias

@@ -27,7 +27,7 @@ from attnlab.tasks.vocabulary import Subwords, Vocabulary, Words
 
 IdPairs = list[tuple[Sequence[int], Sequence[int]]]
 SHOWN = 200  # words on the page
-COLUMNS = ["word", "count", "gain", "common", "score", "agreement", "chance", "from", "share", "learnable"]
+COLUMNS = ["word", "count", "gain", "at_least", "common", "score", "agreement", "chance", "from", "share", "learnable"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,19 +86,30 @@ def summary(found: Diagnosis) -> dict[str, str]:
         "gain (nats)": _rounded(found.gain),
         "common (nats)": _rounded(found.common),
         "score = gain − common": _rounded(found.score),
-        "expected agreement": f"{found.agreement:.1%} (chance {found.chance:.1%})",
+        "expected agreement": f"{found.agreement:.1%} ({found.chance:.1%} by a choice at random)",
         "learnable": f"{found.learnable:.1%} of output words",
         "verdict": VERDICTS[found.verdict],
     }
 
 
-def hardest(table: pd.DataFrame, number: int) -> list[list[str]]:
-    """The most frequent words that the counts cannot teach."""
-    rows = table[~table["learnable"]].head(number)
-    return [
-        [row["word"], f"{row['count']:,}", _rounded(row["gain"]), _rounded(row["common"]), f"{row['agreement']:.0%}"]
+def hardest(table: pd.DataFrame, number: int) -> Table:
+    """The words that the counts cannot teach, so many of those that occur more than once, the most frequent first."""
+    rows = table[~table["learnable"] & (table["count"] > 1)].head(number)
+    columns = ["word", "count", "gain", "at least", "common", "agreement"]
+    return Table(columns, [
+        [row["word"], f"{row['count']:,}", *(_rounded(row[name]) for name in ("gain", "at_least", "common")),
+         f"{row['agreement']:.0%}"]
         for _, row in rows.iterrows()
-    ]
+    ])  # fmt: skip
+
+
+def notes(text: Text, table: pd.DataFrame) -> list[str]:
+    """What was left out, and what could not be judged."""
+    once, what = int((table["count"] == 1).sum()), "labels" if text.labelled else "output words"
+    seldom = (
+        f"{once:,} of {len(table):,} {what} occur once where there is a choice: too seldom to be learnt from counts"
+    )
+    return [*text.notes, *([seldom] if once else [])]
 
 
 def write(
@@ -116,7 +127,7 @@ def write(
     if len(table):  # some word was judged
         pictures["words"] = (word_scores(*columns), "Gain and common of every output word against its frequency.")
     pictures |= {f"counts-{n}": (_counts(found, text, n), f"Counts of the words of pair {n}.") for n in numbers}
-    about = {"text": text.name, "notes": text.notes, "verdict": found.verdict, "pairs": found.pairs}
+    about = {"text": text.name, "notes": notes(text, table), "verdict": found.verdict, "pairs": found.pairs}
     about |= {name: getattr(found, name) for name in ("judged", "score", "gain", "common", "agreement", "chance")}
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "words.csv", table.to_csv(index=False))
@@ -133,7 +144,10 @@ def _page(found: Diagnosis, text: Text, table: pd.DataFrame, shown: Sequence[Par
     cells = [[_told(x) for x in row] for row in first.itertuples(index=False)]
     said = f"The {len(first):,} most frequent of {len(table):,} output words; words.csv has them all."
     sections: list[tuple[str, Sequence[Part]]] = [
-        ("Can attention be learnt from it?", [Facts(summary(found)), *(Paragraph(note) for note in text.notes)]),
+        (
+            "Can attention be learnt from it?",
+            [Facts(summary(found)), *(Paragraph(note) for note in notes(text, table))],
+        ),
         ("Words", [Paragraph(said), Table(COLUMNS, cells)]),
         ("Figures", shown),
         ("Make it again", [*([Command(command)] if command else []), Facts(surroundings(torch.device("cpu")))]),

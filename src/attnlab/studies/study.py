@@ -105,6 +105,7 @@ class Study:
         known = list(dict.fromkeys(key for item in self.chosen(only).values() for key in item.options))
         for key in options:
             if key not in known:
+                known = known or list(dict.fromkeys(key for item in self.items.values() for key in item.options))
                 there = ", ".join(known) or "none"
                 if takers := [name for name, item in self.items.items() if key in item.options]:
                     asked = ", ".join(self.chosen(only))

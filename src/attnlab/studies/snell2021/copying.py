@@ -12,11 +12,12 @@ As in the authors' code each sequence ends with </s>, which is predicted too; ev
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from attnlab.config import nearest
 from attnlab.models.lstm import LSTMTranslator, build
 from attnlab.models.lstm_config import SETTINGS
 from attnlab.population import Experiment, Feed, Grown, Population, Stacked, grow
@@ -25,6 +26,7 @@ from attnlab.studies.claims import Cell
 from attnlab.studies.study import Findings, Setting
 
 BEGIN, END, FIRST = 0, 1, 2  # <s>, which is also the padding that never occurs; </s>; the first type
+Data = Literal["permutations", "subset", "mixture", "function"]
 LEARNT = 0.99  # accuracy
 CHUNK = 50  # steps whose batches are drawn at once
 
@@ -33,7 +35,7 @@ CHUNK = 50  # steps whose batches are drawn at once
 class Copying(Experiment):
     """One distribution; seeds differ in weights and data."""
 
-    data: Literal["permutations", "subset", "mixture", "function"] = "permutations"
+    data: Data = "permutations"
     length: int = 40
     types: int = 40  # of one set
     mix: float = 0.5  # of a mixture: how often the first set
@@ -46,6 +48,10 @@ class Copying(Experiment):
     every: int = 10  # updates between two measures
 
     def __post_init__(self) -> None:
+        if self.data not in (known := get_args(Data)):
+            raise ValueError(f"data={self.data!r}{nearest(self.data, known)}: it must be one of {', '.join(known)}")
+        if not 0 < self.length <= self.types:
+            raise ValueError(f"length={self.length}: a sequence has at least one of the {self.types} types, each once")
         if not 0 <= self.shared < self.types or (self.shared and self.data != "mixture"):
             raise ValueError(
                 f"shared={self.shared} of {self.types} types: only the sets of a mixture share some, not all"
