@@ -22,7 +22,8 @@ def grown(*seeds):
 @pytest.fixture
 def cells(monkeypatch, tmp_path):
     def made(*seeds):
-        monkeypatch.setattr(keyword, "grown_in", lambda *a: grown(*seeds))
+        by_name = lambda setting, cases, _: ((name, grown(*seeds)) for name in cases)  # noqa: E731
+        monkeypatch.setattr(keyword, "each_grown_in", by_name)
         setting = Setting("smoke", tuple(range(len(seeds))), torch.device("cpu"), tmp_path)
         return {(cell.row, cell.column): cell for cell in keyword.fig7(setting).cells}
 

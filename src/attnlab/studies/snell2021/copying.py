@@ -10,8 +10,9 @@ to be copied. Accuracy alone hides a second, slow route: it may rise without any
 As in the authors' code each sequence ends with </s>, which is predicted too; every step has new examples.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
@@ -22,6 +23,7 @@ from attnlab.models.lstm import LSTMTranslator, build
 from attnlab.models.lstm_config import SETTINGS
 from attnlab.population import Experiment, Feed, Grown, Population, Stacked, grow
 from attnlab.report.figures import seed_curves
+from attnlab.scheduling import Job
 from attnlab.studies.claims import Cell
 from attnlab.studies.study import Findings, Setting
 
@@ -145,7 +147,7 @@ def fig3(setting: Setting) -> Findings:
         f"{length} of {length * 3 // 2}": replace(base, data="subset", types=length * 3 // 2),
         f"mixture of two sets of {length}": replace(base, data="mixture"),
     }
-    grown = {name: grown_in(setting, name, case, setting.seeds) for name, case in cases.items()}
+    grown = dict(each_grown_in(setting, cases, setting.seeds))
     hard, easy, mixed = cases
     tags = () if setting.scale == "full" else ("smaller scale",)
     cells = [_share_cell("fig3", name, result, 1.0 if name == easy else None, tags) for name, result in grown.items()]
@@ -172,7 +174,7 @@ def section62(setting: Setting) -> Findings:
     )
     horizon = setting.at(smoke=120, small=600, full=2000)
     cases = {"copy": base, "permutation function": replace(base, data="function", steps=horizon, every=horizon // 20)}
-    grown = {name: grown_in(setting, name, case, setting.seeds) for name, case in cases.items()}
+    grown = dict(each_grown_in(setting, cases, setting.seeds))
     tags = () if setting.scale == "full" else ("smaller scale",)
     cells = [
         _share_cell("section62", "copy", grown["copy"], 1.0, tags),
@@ -186,14 +188,34 @@ def learnt(grown: Grown) -> Tensor:
     return (grown.measures["accuracy"] >= LEARNT).any(1).float()
 
 
+def each_grown_in(
+    setting: Setting, cases: Mapping[str, Experiment], seeds: Sequence[int]
+) -> Iterator[tuple[str, Grown]]:
+    """The seeds of several cases of an item, each with its name; where they train as one on a CPU, side by side."""
+    if _as_one(setting) and setting.device.type == "cpu" and setting.on is not None and setting.on.here:
+        setting.on.run([Job(name, _train, (case, seeds, setting.folder / name)) for name, case in cases.items()])
+    for name, case in cases.items():
+        yield name, grown_in(setting, name, case, seeds)
+
+
 def grown_in(setting: Setting, name: str, case: Experiment, seeds: Sequence[int]) -> Grown:
-    """The seeds of one case of an item, kept in its folder; at smoke scale as one, for there Python takes the time."""
+    """The seeds of one case of an item, kept in its folder."""
 
     def told(done: int, total: int) -> None:
         setting.progress(done, total, name)
 
-    as_one = setting.scale == "smoke"
-    return grow(case, seeds, device=setting.device, folder=setting.folder / name, as_one=as_one, progress=told)
+    folder, as_one = setting.folder / name, _as_one(setting)
+    return grow(case, seeds, device=setting.device, folder=folder, as_one=as_one, progress=told)
+
+
+def _train(case: Experiment, seeds: Sequence[int], folder: Path) -> None:
+    """A job: what it grows is in its folder, to be read from there."""
+    grow(case, seeds, device="cpu", folder=folder, as_one=True)
+
+
+def _as_one(setting: Setting) -> bool:
+    """At smoke scale it is Python that takes the time."""
+    return setting.scale == "smoke"
 
 
 def _share_cell(item: str, row: str, grown: Grown, published: float | None, tags: tuple[str, ...]) -> Cell:

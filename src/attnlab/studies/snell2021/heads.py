@@ -23,7 +23,7 @@ from attnlab.models.lstm_config import SETTINGS
 from attnlab.population import Grown
 from attnlab.report.figures import seed_curves
 from attnlab.studies.claims import Cell
-from attnlab.studies.snell2021.copying import Copying, grown_in
+from attnlab.studies.snell2021.copying import Copying, each_grown_in, grown_in
 from attnlab.studies.study import Findings, Setting
 
 STREAMS = 3
@@ -93,10 +93,9 @@ def fig6(setting: Setting) -> Findings:
         "one good": [(*_some(bad, HEADS - 1, draw), *_some(good, 1, draw)) for _ in setting.seeds],
         "random": [_some(range(candidates), HEADS, draw) for _ in setting.seeds],
     }
-    grown = {
-        name: grown_in(setting, name, _combination(base, backbone, chosen, [100 + k for k in range(runs)]), range(runs))
-        for name, chosen in conditions.items()
-    }
+    streams = [100 + k for k in range(runs)]
+    cases = {name: _combination(base, backbone, chosen, streams) for name, chosen in conditions.items()}
+    grown = dict(each_grown_in(setting, cases, range(runs)))
     lines = {name: (g.steps, g.measures["accuracy"]) for name, g in grown.items()}
     figure = seed_curves(lines, x="updates", y="accuracy")
     said = "Accuracy of eight heads together, one line a run."

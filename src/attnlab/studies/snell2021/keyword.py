@@ -25,7 +25,7 @@ from attnlab.models.lstm_config import SETTINGS
 from attnlab.population import Experiment, Feed, Grown, Population
 from attnlab.report.figures import curves
 from attnlab.studies.claims import Cell
-from attnlab.studies.snell2021.copying import grown_in, in_chunks
+from attnlab.studies.snell2021.copying import each_grown_in, in_chunks
 from attnlab.studies.study import Findings, Setting
 
 KEYWORD, FIRST = 1, 1  # ids; 0 is the padding that never occurs
@@ -102,8 +102,8 @@ def fig7(setting: Setting) -> Findings:
         ),  # the early order is there for some ten updates
     )
     cells, figures = [], {}
-    for name, both in (("both directions", True), ("one direction", False)):
-        grown = grown_in(setting, name, replace(base, bidirectional=both), setting.seeds)
+    cases = {"both directions": replace(base, bidirectional=True), "one direction": replace(base, bidirectional=False)}
+    for name, grown in each_grown_in(setting, cases, setting.seeds):
         cells += _cells(grown, name, () if setting.scale == "full" else ("smaller scale",))
         lines = {place: (grown.steps, grown.measures[place].mean(0).tolist()) for place in PLACES}
         said = f"The log-odds at four places over training, {name}, mean over the seeds."

@@ -18,7 +18,7 @@ from scipy.stats import spearmanr
 from attnlab.diagnosis import diagnose
 from attnlab.report.figures import scatter
 from attnlab.studies.claims import Cell
-from attnlab.studies.snell2021.copying import Copying, grown_in
+from attnlab.studies.snell2021.copying import Copying, each_grown_in
 from attnlab.studies.study import Findings, Setting
 
 WEIGHTS = (1.0, 2.0, 0.5, 3.0, 0.0)  # the first of the best is taken
@@ -79,10 +79,10 @@ def prediction(setting: Setting) -> Findings:
     cases = {name: case for family in families.values() for name, case in family.items()}
     tags = () if setting.scale == "full" else ("smaller scale",)
     gains, commons, shares, cells = [], [], [], []
-    for name, case in cases.items():
-        grown = grown_in(setting, name, replace(case, every=case.steps), setting.seeds)
+    ends = {name: replace(case, every=case.steps) for name, case in cases.items()}
+    for name, grown in each_grown_in(setting, ends, setting.seeds):
         learnt = (grown.measures["attention"][:, -1] >= ON).float()[grown.finite]
-        source, _, targets = case.draw([0], 1, SAMPLE, torch.device("cpu"))
+        source, _, targets = cases[name].draw([0], 1, SAMPLE, torch.device("cpu"))
         found = diagnose(list(zip(source[0, :, :-1].numpy(), targets[0, :, :-1].numpy(), strict=True)))
         gains.append(found.gain)
         commons.append(found.common)
