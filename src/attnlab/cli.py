@@ -4,30 +4,16 @@ import os
 import shlex
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import typer.core
 
 from attnlab import __version__
-from attnlab.terminal import Bar, show_table
-
-
-class Commands(typer.core.TyperGroup):
-    def invoke(self, ctx: Any) -> Any:
-        """What is interrupted says so; typer says nothing."""
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            sys.stderr.write("attnlab: interrupted\n")
-            raise typer.Exit(130) from None
-
+from attnlab.terminal import Bar, Interruptible, command_line, resumable, show_table
 
 app = typer.Typer(
-    cls=Commands,
+    cls=Interruptible,
     name="attnlab",
     help="A laboratory for attention: swap it, train it, watch it being learnt, read what it attends to.",
     no_args_is_help=True,
@@ -110,7 +96,7 @@ def demo(settings: Pairs = None) -> None:
     from attnlab.config import split_pairs
     from attnlab.studies.demo import command
 
-    with _resumable():
+    with resumable():
         well = command.run(split_pairs(settings or []))
     raise typer.Exit(0 if well else 1)
 
@@ -271,7 +257,7 @@ def diagnose(
     for line in study.notes(read, table):
         print(line)
     if out is not None:
-        said = shlex.join(["attnlab", *sys.argv[1:]])
+        said = command_line()
         print("written:", *study.write(found, read, table, Path(out), sentence, said))
 
 
@@ -410,7 +396,7 @@ def inspect(
     with Bar(1) as progress:
         page = inspecting.inspect(
             request, out=out, device=device, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code,
-            command=shlex.join(["attnlab", *sys.argv[1:]]), made=surroundings, progress=progress.tick,
+            command=command_line(), made=surroundings, progress=progress.tick,
         )  # fmt: skip
     if page is not None:
         print(f"report: {page}")
@@ -432,8 +418,8 @@ def compare(
     from attnlab.config import split_pairs
     from attnlab.studies.compare import command
 
-    said = shlex.join(["attnlab", *sys.argv[1:]])
-    with _resumable():
+    said = command_line()
+    with resumable():
         well = command.run(task, split_pairs(settings or []), controls=controls, on=on, jobs=jobs, command=said)
     raise typer.Exit(0 if well else 1)
 
@@ -470,7 +456,7 @@ def reproduce(
     words += [f"--{name}={value}" for name, value in options.items() if value is not None]
     said = split_pairs(settings or [])
     command, folder = shlex.join(words), out or Path("results") / study / scale
-    with _resumable(), scheduler(on, jobs=jobs, device=device) as where, Bar(1) as progress:
+    with resumable(), scheduler(on, jobs=jobs, device=device) as where, Bar(1) as progress:
         terms = running.Terms(known_scale(scale), chosen_device(device), seeds, data_dir, command, said, where)
         outcomes = running.reproduce(
             chosen, terms, folder, only=only or (), again=again, note=progress.note, progress=progress.tick
@@ -484,17 +470,6 @@ def reproduce(
 
 
 EVALUATION: dict[str, Any] = {"beam": int, "length_penalty": float, "eval_samples": int, "bootstrap": int}
-
-
-@contextmanager
-def _resumable() -> Iterator[None]:
-    """What is interrupted in it says how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        said = shlex.join(["attnlab", *sys.argv[1:]])
-        sys.stderr.write(f"attnlab: stopped, nothing is lost; to go on: {said}\n")
-        raise typer.Exit(130) from None
 
 
 def _refuse_unknown(values: dict[str, str], known: list[str]) -> None:

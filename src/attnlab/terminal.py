@@ -1,11 +1,16 @@
-"""What the command line shows: a bar or plain lines while it works, tables when it is done."""
+"""What the command line shows: a bar or plain lines while it works, tables when it is done, a word if interrupted."""
 
 import os
+import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.table import Table
+from typer.core import TyperGroup
 
 LONG = 50  # letters of a first column that is not broken
 
@@ -42,6 +47,32 @@ class Bar:
         if self.bar.disable or "valid_loss" in values:
             self.note(f"step {values['step']}  {line}")
         self.bar.update(self.task, completed=values["step"], description="" if "valid_loss" in values else line)
+
+
+class Interruptible(TyperGroup):
+    """Commands that say so when they are interrupted: typer itself says nothing."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            sys.stderr.write("attnlab: interrupted\n")
+            raise typer.Exit(130) from None
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """What is interrupted in it says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.stderr.write(f"attnlab: stopped, nothing is lost; to go on: {command_line()}\n")
+        raise typer.Exit(130) from None
+
+
+def command_line() -> str:
+    """What was typed, to be typed again."""
+    return shlex.join(["attnlab", *sys.argv[1:]])
 
 
 def show_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
