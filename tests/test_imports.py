@@ -1,6 +1,8 @@
 """Imports go one way (DESIGN.md): cli → studies → {train, …} → {models, tasks} → mechanisms → kernels."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,3 +78,9 @@ def test_the_public_names_are_few_and_none_is_a_room():
         assert getattr(attnlab, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         attnlab.nothing  # noqa: B018
+
+
+def test_a_study_is_there_before_the_compiler():
+    """torch._dynamo takes longer to import than all of attnlab."""
+    code = "import sys, attnlab.studies.snell2021; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

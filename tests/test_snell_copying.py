@@ -2,13 +2,15 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from scipy.stats import spearmanr
 
 from attnlab.scheduling import scheduler
 from attnlab.studies.snell2021.copying import Copying, each_grown_in, fig3, section62
 from attnlab.studies.snell2021.heads import fig6
-from attnlab.studies.snell2021.prediction import prediction
+from attnlab.studies.snell2021.prediction import chosen_weight, prediction, told_rank
 from attnlab.studies.study import Setting
 
 CPU = torch.device("cpu")
@@ -66,3 +68,26 @@ def test_a_score_from_counts_is_held_against_what_the_seeds_did(setting):
     assert {learnt["8 of 12"], learnt["permutations of two sets, 0.5"]} == {0.0, 1.0}, learnt
     scores = {cell.row: cell.mean for cell in found.cells if cell.column == "score, gain − common"}
     assert scores["8 of 12"] > scores["8 of 8"] > scores["permutations of two sets, 0.5"]
+
+
+def test_the_weight_is_chosen_on_one_half():
+    """Common ranks the half that chooses, at twice its weight; the other half, which it would not, is not asked."""
+    gains, commons = np.array([0.4, 0, 0.3, 0, 0.2, 0, 0.1, 0]), np.array([0.3, 1, 0.2, 2, 0.1, 3, 0.0, 4])
+    shares = np.array([0.1, 0.1, 0.2, 0.2, 0.3, 0.3, 0.4, 0.4])
+    assert chosen_weight(gains, commons, shares) == 2.0
+    assert chosen_weight(gains, -commons, shares[::-1]) == 1.0
+
+
+def test_a_rank_correlation_has_an_interval():
+    draw = np.random.default_rng(3)
+    scores = draw.normal(size=40)
+    shares = scores + draw.normal(size=40)
+    rank, low, high = (float(x.strip("[],")) for x in told_rank(scores, shares).split()[1:])
+    assert rank == pytest.approx(spearmanr(scores, shares).statistic, abs=0.005)
+    z, margin = np.arctanh(rank), 1.96 * 1.03 / np.sqrt(37)  # Fisher's, of ranks
+    assert (low, high) == pytest.approx((np.tanh(z - margin), np.tanh(z + margin)), abs=0.1)
+
+
+def test_a_rank_correlation_that_there_is_not_is_a_reason():
+    for scores, shares in (([1, 2], [0, 1]), ([1, 1, 1], [0, 0.5, 1]), ([1, 2, 3], [0, 0, 0])):
+        assert told_rank(np.array(scores), np.array(shares)).startswith("no Spearman (fewer than 3 distributions")

@@ -8,7 +8,6 @@ import pytest
 from attnlab.report.page import Table
 from attnlab.studies.claims import Cell
 from attnlab.studies.reproduce import ItemConfig, Outcome
-from attnlab.studies.snell2021.prediction import told_rank
 from attnlab.studies.study import Findings, Item, Study
 from attnlab.studies.written import outcome_table, write
 
@@ -62,9 +61,3 @@ def test_an_item_of_which_nothing_was_run_says_why_instead_of_an_empty_table(pag
 def test_files_hold_the_command_that_was_given(tmp_path):
     write(STUDY, [outcome("one", ran("one"))], tmp_path)
     assert json.loads((tmp_path / "results.json").read_text())["items"][0]["about"] == ABOUT
-
-
-def test_a_rank_correlation_that_there_is_not_is_not_a_number_but_a_reason():
-    assert told_rank(0.5) == "Spearman 0.50"
-    assert "nan" not in told_rank(float("nan"))
-    assert "fewer than 3 distributions" in told_rank(float("nan"))

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from attnlab.models.batching_rule import as_one_call
+
 
 class OneProduct(TorchFunctionMode):
     """Within, a linear map is one product of all tokens of a model, bias and all: vmap would repeat its weights for
@@ -45,8 +47,5 @@ class Affine(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *given: Tensor) -> tuple[Tensor, int]:
-        each = [
-            (x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
-            for x, dim in zip(given, in_dims, strict=True)
-        ]
-        return Affine.apply(*each).unflatten(0, (info.batch_size, -1)), 0
+        (made,) = as_one_call(Affine, info.batch_size, in_dims, given)
+        return made, 0

@@ -22,6 +22,10 @@ import torch
 from torch import Tensor
 
 from attnlab.mechanisms.mechanism import wide
+from attnlab.models.batching_rule import as_one_call
+
+by_sigmoid = torch.ops.aten.sigmoid_backward  # ∂L/∂y and σ(y) -> ∂L/∂y σ(y) (1 − σ(y))
+by_tanh = torch.ops.aten.tanh_backward
 
 
 def recurrence(gates: Tensor, weight: Tensor, h: Tensor, c: Tensor, live: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -127,11 +131,11 @@ def forward_step(
     active: Tensor,
 ) -> None:
     """One step of (s,b,…), from the state (h, c) into (next_h, next_c) and active, the i, f, g, o."""
-    x = wide(gates) + recurrent
+    x, size = wide(gates) + recurrent, h.shape[-1]
     i, f, g, o = x.chunk(4, dim=-1)
-    for gate, squash in ((i, torch.sigmoid_), (f, torch.sigmoid_), (g, torch.tanh_), (o, torch.sigmoid_)):
+    for gate, squash in ((x[..., : 2 * size], torch.sigmoid_), (g, torch.tanh_), (o, torch.sigmoid_)):
         squash(gate)
-    cell = f * c + i * g
+    cell = torch.addcmul(i * g, f, c)
     hidden = o * cell.tanh()
     if live is not None:
         kept = ~live.unsqueeze(-1)
@@ -147,14 +151,14 @@ def backward_step(
     """One step back: writes delta; dh and dc become what passes by the gates, dc all of it, dh where not live."""
     i, f, g, o = wide(active).chunk(4, dim=-1)
     squashed, hidden = cell.tanh(), wide(grad) + dh
-    inner = dc + hidden * o * (1 - squashed**2)
+    inner = dc + by_tanh(hidden * o, squashed)
     di, df, dg, do = delta.chunk(4, dim=-1)
-    di.copy_(inner * g * i * (1 - i))
-    df.copy_(inner * c * f * (1 - f))
-    dg.copy_(inner * i * (1 - g**2))
-    do.copy_(hidden * squashed * o * (1 - o))
+    di.copy_(by_sigmoid(inner * g, i))
+    df.copy_(by_sigmoid(inner * c, f))
+    dg.copy_(by_tanh(inner * i, g))
+    do.copy_(by_sigmoid(hidden * squashed, o))
     if live is None:
-        dc.copy_(inner * f)
+        torch.mul(inner, f, out=dc)
         dh.zero_()
     else:
         kept = ~live.unsqueeze(-1)
@@ -231,11 +235,13 @@ def _(grad, grad_h, grad_c, weight, h, c, live, outputs, cells, active):
 class _Differentiable(torch.autograd.Function):
     """The operator with its derivative. Functions, since an operator's own registration stops torch.func.grad."""
 
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(gates, weight, h, c, live):
         return _recurrence(gates, weight, h, c, live)
+
+    @staticmethod
+    def vmap(info, in_dims, *given):
+        return as_one_call(_Differentiable, info.batch_size, in_dims, given), 0
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -254,11 +260,13 @@ class _Differentiable(torch.autograd.Function):
 
 
 class _Derivative(torch.autograd.Function):
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(*arguments):
         return _backward(*arguments)
+
+    @staticmethod
+    def vmap(info, in_dims, *given):
+        return as_one_call(_Derivative, info.batch_size, in_dims, given), 0
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -267,26 +275,6 @@ class _Derivative(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads):
         raise NotImplementedError("the second derivative of the LSTM recurrence is not there; take the first alone")
-
-
-def _stacked(operator):
-    """The batching rule: the axis of vmap joins s in front, and leaves it again."""
-
-    def rule(info, in_dims, *arguments):
-        def joined(x, dim):
-            if x is None:
-                return None
-            moved = x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
-            return moved.flatten(0, 1)
-
-        made = operator(*(joined(x, dim) for x, dim in zip(arguments, in_dims, strict=True)))
-        return tuple(x.unflatten(0, (info.batch_size, -1)) for x in made), (0,) * len(made)
-
-    return rule
-
-
-_recurrence.register_vmap(_stacked(_recurrence))
-_backward.register_vmap(_stacked(_backward))
 
 
 def _check(gates: Tensor, weight: Tensor, h: Tensor, c: Tensor, live: Tensor | None) -> None:

@@ -8,9 +8,11 @@ one SIGTERM. Should this process be killed, its jobs find the pipe closed, and s
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -36,7 +38,9 @@ class Local(Scheduler):
             self.cards = [self.cards[where.index]]
         self.slots = jobs or (len(self.cards) if self.cards else max(1, _cores() // _threads_said(1)))
         self.context: Any = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(PRELOADED)
+        ours = [name for name in sys.modules if name.startswith("attnlab.")]  # where its jobs will be from
+        self.context.set_forkserver_preload([*PRELOADED, *ours])
+        forkserver.ensure_running()  # while this process goes on
 
     def run(
         self, jobs: Sequence[Job], *, alone: bool = False, watch: Callable[[], None] = lambda: None

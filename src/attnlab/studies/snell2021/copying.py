@@ -45,6 +45,7 @@ class Copying(Experiment):
     width: int = 256
     heads: int = 1
     examples: int = 128  # in a batch
+    lr: float = 1e-3
     held_out: int = 50  # examples that a measure is taken on, new ones each time
     steps: int = 200
     every: int = 10  # updates between two measures
@@ -132,16 +133,24 @@ def attended(model: LSTMTranslator, source: Tensor, given: Tensor) -> tuple[Tens
     return model.readout(model.combine(states, context)), weights
 
 
+def sized(setting: Setting, **said: Any) -> Copying:
+    """Permutations of as many types as a scale has, or as is said."""
+    length = said.get("length", setting.at(smoke=8, small=16, full=40))
+    shape = {
+        "length": length,
+        "types": length,
+        "width": setting.at(smoke=64, small=64, full=256),
+        "steps": setting.at(smoke=70, small=500, full=200),
+        "examples": setting.at(smoke=32, small=128, full=128),
+        "lr": setting.at(smoke=8e-3, small=1e-3, full=1e-3),
+    }
+    return Copying(**shape | said)
+
+
 def fig3(setting: Setting) -> Findings:
     """Permutations of 40, 40 of 60, and a mixture of permutations."""
-    length = setting.at(smoke=8, small=16, full=40)
-    base = Copying(
-        length=length,
-        types=length,
-        width=setting.at(smoke=64, small=64, full=256),
-        steps=setting.at(smoke=120, small=500, full=200),
-        examples=setting.at(smoke=32, small=128, full=128),
-    )
+    base = sized(setting)
+    length = base.length
     cases = {
         f"permutations of {length}": base,
         f"{length} of {length * 3 // 2}": replace(base, data="subset", types=length * 3 // 2),
@@ -163,16 +172,9 @@ def fig3(setting: Setting) -> Findings:
 
 def section62(setting: Setting) -> Findings:
     """Copying is learnt within 300 updates; the permutation function is not, however long."""
-    length = setting.at(smoke=8, small=16, full=40)
-    base = Copying(
-        data="subset",
-        length=length,
-        types=length * 3 // 2,
-        width=setting.at(smoke=64, small=64, full=256),
-        steps=setting.at(smoke=120, small=300, full=300),
-        examples=setting.at(smoke=32, small=128, full=128),
-    )
-    horizon = setting.at(smoke=120, small=600, full=2000)
+    base = sized(setting, data="subset", steps=setting.at(smoke=70, small=300, full=300))
+    base = replace(base, types=base.length * 3 // 2)
+    horizon = setting.at(smoke=100, small=600, full=2000)
     cases = {"copy": base, "permutation function": replace(base, data="function", steps=horizon, every=horizon // 20)}
     grown = dict(each_grown_in(setting, cases, setting.seeds))
     tags = () if setting.scale == "full" else ("smaller scale",)

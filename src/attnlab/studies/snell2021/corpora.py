@@ -53,7 +53,8 @@ class Size:
 
 CLASSIFYING: Mapping[Scale, Size] = {
     "smoke": Size(
-        measured=300, longest=20, width=32, rate=1e-2, measured_at=(0, 40, 80, 120), comparisons="B", proxy_epochs=4
+        train=3500, measured=300, longest=20, width=32, rate=1e-2, measured_at=(0, 60, 120), comparisons="B",
+        proxy_epochs=4,
     ),
     "small": Size(
         measured=300, longest=80, width=64, rate=3e-3, measured_at=(0, 10, 50, 100, 150, 200, 250, 300, 400),

@@ -23,7 +23,7 @@ from attnlab.models.lstm_config import SETTINGS
 from attnlab.population import Grown
 from attnlab.report.figures import seed_curves
 from attnlab.studies.claims import Cell
-from attnlab.studies.snell2021.copying import Copying, each_grown_in, grown_in
+from attnlab.studies.snell2021.copying import Copying, each_grown_in, grown_in, sized
 from attnlab.studies.study import Findings, Setting
 
 STREAMS = 3
@@ -66,14 +66,11 @@ def head(number: int, width: int) -> nn.Linear:
 
 def fig6(setting: Setting) -> Findings:
     """Rejection-sampled heads, then eight of them together."""
-    length = setting.at(smoke=8, small=12, full=40)
-    candidates = setting.at(smoke=4, small=24, full=60)
-    base = Copying(
-        length=length,
-        types=length,
-        width=setting.at(smoke=64, small=64, full=256),
-        steps=setting.at(smoke=140, small=300, full=200),
-        examples=setting.at(smoke=32, small=128, full=128),
+    candidates = setting.at(smoke=6, small=24, full=60)
+    base = sized(
+        setting,
+        length=setting.at(smoke=8, small=12, full=40),
+        steps=setting.at(smoke=50, small=300, full=200),
     )
     tried = _tried(setting, base, candidates)
     backbone, good, bad = max(tried, key=lambda each: min(len(each.good), len(each.bad), HEADS))
@@ -148,7 +145,7 @@ def _sorted(setting: Setting, base: Copying, backbone: int, candidates: int) -> 
 def _combination(
     base: Copying, backbone: int, chosen: Sequence[tuple[int, ...]], streams: Sequence[int]
 ) -> Combination:
-    own = {name: getattr(base, name) for name in ("length", "types", "width", "steps", "examples", "every")}
+    own = {name: getattr(base, name) for name in ("length", "types", "width", "steps", "examples", "lr", "every")}
     return Combination(**own, backbone=backbone, combinations=tuple(chosen), streams=tuple(streams))
 
 

@@ -6,7 +6,7 @@
 
 For each distribution: the score of a sample, from counts alone, and the share of seeds whose attention is on the right
 position at the end of training. The weight of the score's second term, gain − w·common, is chosen on every other
-distribution; the rank correlation that counts is that on the rest.
+distribution; the rank correlation that counts is that on the rest, with an interval by resampling distributions.
 """
 
 from dataclasses import replace
@@ -18,14 +18,15 @@ from scipy.stats import spearmanr
 from attnlab.diagnosis import diagnose
 from attnlab.report.figures import scatter
 from attnlab.studies.claims import Cell
-from attnlab.studies.snell2021.copying import Copying, each_grown_in
+from attnlab.studies.snell2021.copying import Copying, each_grown_in, sized
 from attnlab.studies.study import Findings, Setting
 
 WEIGHTS = (1.0, 2.0, 0.5, 3.0, 0.0)  # the first of the best is taken
 ON = 0.9  # of the targets, where attention counts as learnt
 SAMPLE = 2000  # sequences that are diagnosed
 FEWEST = 3  # distributions that can be ranked
-
+CHOOSING, HELD_BACK = slice(0, None, 2), slice(1, None, 2)  # every other distribution
+RESAMPLES = 2000  # of distributions, with repetition, for the interval of a rank correlation
 
 # types that a set has beyond k, as shares of k
 SUBSETS = (0.0, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5)
@@ -66,13 +67,7 @@ def _more(k: int, beyond: float) -> int:
 
 def prediction(setting: Setting) -> Findings:
     """Score against what the seeds did."""
-    base = Copying(
-        length=setting.at(smoke=8, small=16, full=40),
-        types=setting.at(smoke=8, small=16, full=40),
-        width=setting.at(smoke=64, small=64, full=256),
-        steps=setting.at(smoke=120, small=500, full=200),
-        examples=setting.at(smoke=32, small=128, full=128),
-    )
+    base = sized(setting)
     families = distributions(base)
     if setting.scale == "smoke":  # both ends of each
         families = {name: dict([*family.items()][:: len(family) - 1]) for name, family in families.items()}
@@ -88,19 +83,22 @@ def prediction(setting: Setting) -> Findings:
         commons.append(found.common)
         shares.append(float(learnt.mean()))
         share, score = "share of seeds whose attention is learnt", "score, gain − common"
-        did = tuple(learnt.tolist())
-        cells.append(Cell(item="prediction", row=name, column=share, values=did, share=True, tags=tags))
+        each = tuple(learnt.tolist())
+        cells.append(Cell(item="prediction", row=name, column=share, values=each, share=True, tags=tags))
         cells.append(Cell(item="prediction", row=name, column=score, values=(found.score,), exact=True, tags=tags))
-    weight, seen, held = chosen_weight(np.array(gains), np.array(commons), np.array(shares))
-    for row, value in (("distributions that chose the weight", seen), ("distributions held back", held)):
+    weight = chosen_weight(np.array(gains), np.array(commons), np.array(shares))
+    scores, did = np.array(gains) - weight * np.array(commons), np.array(shares)
+    halves = {"distributions that chose the weight": CHOOSING, "distributions held back": HELD_BACK}
+    ranks = [ranked(scores[half], did[half]) for half in halves.values()]
+    for row, value in zip(halves, ranks, strict=True):
         if np.isfinite(value):
             column = "Spearman of score and share"
-            cells.append(Cell(item="prediction", row=row, column=column, values=(float(value),), exact=True, tags=tags))
-    scores = np.array(gains) - weight * np.array(commons)
+            cells.append(Cell(item="prediction", row=row, column=column, values=(value,), exact=True, tags=tags))
+    seen, held = (told_rank(scores[half], did[half]) for half in halves.values())
     between = sum(0.1 <= share <= 0.9 for share in shares)
     remark = (
         f"{len(cases)} distributions, {between} of them learnt by 10–90 % of the seeds within {base.steps} updates; "
-        f"the weight chosen on every other one is {weight:g}: {told_rank(seen)} there, {told_rank(held)} on the rest."
+        f"the weight chosen on every other one is {weight:g}: {seen} there, {held} on the rest."
     )
     placed = dict(zip(cases, zip(scores.tolist(), shares, strict=True), strict=True))
     drawn = {family: [placed[name] for name in named] for family, named in families.items()}
@@ -109,22 +107,26 @@ def prediction(setting: Setting) -> Findings:
     return Findings(cells, {"prediction": (figure, said)}, (remark,))
 
 
-def chosen_weight(gains: np.ndarray, commons: np.ndarray, shares: np.ndarray) -> tuple[float, float, float]:
-    """The weight that ranks every other distribution best; its rank correlation there, and on the rest."""
+def chosen_weight(gains: np.ndarray, commons: np.ndarray, shares: np.ndarray) -> float:
+    """The weight of common that ranks every other distribution best."""
 
-    def ranked(weight: float, part: slice) -> float:
-        scores = gains[part] - weight * commons[part]
-        if len(scores) < FEWEST or np.ptp(scores) == 0 or np.ptp(shares[part]) == 0:
-            return float("nan")
-        return float(spearmanr(scores, shares[part]).statistic)
+    def rank(weight: float) -> float:
+        return ranked((gains - weight * commons)[CHOOSING], shares[CHOOSING])
 
-    chosen, rest = slice(0, None, 2), slice(1, None, 2)
-    weight = max(WEIGHTS, key=lambda w: np.nan_to_num(ranked(w, chosen), nan=-2.0))
-    return weight, ranked(weight, chosen), ranked(weight, rest)
+    return max(WEIGHTS, key=lambda weight: np.nan_to_num(rank(weight), nan=-2.0))
 
 
-def told_rank(spearman: float) -> str:
-    """The rank correlation in words, or why there is none."""
-    if np.isfinite(spearman):
-        return f"Spearman {spearman:.2f}"
-    return f"no Spearman (fewer than {FEWEST} distributions, or all of them have one score or one share)"
+def ranked(scores: np.ndarray, shares: np.ndarray) -> float:
+    """Spearman's rank correlation; nan where there is nothing to rank."""
+    if len(scores) < FEWEST or np.ptp(scores) == 0 or np.ptp(shares) == 0:
+        return float("nan")
+    return float(spearmanr(scores, shares).statistic)
+
+
+def told_rank(scores: np.ndarray, shares: np.ndarray) -> str:
+    """The rank correlation in words, with the interval that other draws of distributions give; or why there is none."""
+    if not np.isfinite(found := ranked(scores, shares)):
+        return f"no Spearman (fewer than {FEWEST} distributions, or all of them have one score or one share)"
+    draws = np.random.default_rng(0).integers(len(scores), size=(RESAMPLES, len(scores)))
+    low, high = np.nanpercentile([ranked(scores[drawn], shares[drawn]) for drawn in draws], [2.5, 97.5])
+    return f"Spearman {found:.2f} [{low:.2f}, {high:.2f}]"
