@@ -341,6 +341,7 @@ PICTURES: dict[str, Callable[[], Figure | bytes]] = {
     "diagnose": diagnose,
     "snell2021": lambda: committed("snell2021/full/figures/fig2-*-multi30k.png"),
     "copying": lambda: committed("snell2021/full/figures/fig3-*-attention.png"),
+    "prediction": lambda: committed("snell2021/full/figures/prediction-*-prediction.png"),
     "kobayashi2020": kobayashi2020,
     "zheng2021": lambda: reproduced("zheng2021", "--only", "table4"),
     "heo2024": lambda: committed("heo2024/full/figures/convex-*-figure1.png"),
