@@ -260,6 +260,31 @@ def test_stopped_or_killed_it_asks_each_job_once_to_stop(how, tmp_path):
     assert [(tmp_path / f"{name}-asked").read_text() for name in "ab"] == [str(int(signal.SIGTERM))] * 2
 
 
+STARTING = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from attnlab.scheduling import Job, scheduler
+from test_scheduling import touch
+if __name__ == "__main__":
+    with scheduler("local", jobs=1, device="cpu") as on:
+        print("now", flush=True)
+        try:
+            on.run([Job("a", touch, (sys.argv[1], "a"))])
+        except KeyboardInterrupt:
+            print("stopped", flush=True)
+"""
+
+
+def test_stopped_before_the_first_job_it_says_nothing_of_its_own(tmp_path):
+    """While the server that jobs are forked from imports what they need."""
+    words = [sys.executable, "-c", STARTING, str(tmp_path), str(Path(__file__).parent)]
+    process = subprocess.Popen(words, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "now\n"
+    time.sleep(0.5)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.communicate(timeout=60) == ("stopped\n", "")
+
+
 def _until(true, seconds=30):
     end = time.monotonic() + seconds
     while not true():

@@ -10,7 +10,7 @@ from scipy.stats import spearmanr
 from attnlab.scheduling import scheduler
 from attnlab.studies.snell2021.copying import Copying, each_grown_in, fig3, section62
 from attnlab.studies.snell2021.heads import fig6
-from attnlab.studies.snell2021.prediction import chosen_weight, prediction, told_rank
+from attnlab.studies.snell2021.prediction import chosen_weight, prediction, told_rank, told_verdicts
 from attnlab.studies.study import Setting
 
 CPU = torch.device("cpu")
@@ -85,9 +85,19 @@ def test_a_rank_correlation_has_an_interval():
     rank, low, high = (float(x.strip("[],")) for x in told_rank(scores, shares).split()[1:])
     assert rank == pytest.approx(spearmanr(scores, shares).statistic, abs=0.005)
     z, margin = np.arctanh(rank), 1.96 * 1.03 / np.sqrt(37)  # Fisher's, of ranks
-    assert (low, high) == pytest.approx((np.tanh(z - margin), np.tanh(z + margin)), abs=0.1)
+    assert (low, high) == pytest.approx((np.tanh(z - margin), np.tanh(z + margin)), abs=0.02)
 
 
 def test_a_rank_correlation_that_there_is_not_is_a_reason():
     for scores, shares in (([1, 2], [0, 1]), ([1, 1, 1], [0, 0.5, 1]), ([1, 2, 3], [0, 0, 0])):
         assert told_rank(np.array(scores), np.array(shares)).startswith("no Spearman (fewer than 3 distributions")
+
+
+def test_of_few_distributions_there_is_no_interval():
+    assert told_rank(np.array([1, 2, 3]), np.array([0, 0.5, 1])) == "Spearman 1.00"
+
+
+def test_verdicts_are_told_from_the_likely_ones_on():
+    verdicts, scores = np.array(["unlikely", "likely", "likely", "likely"]), np.array([-1, 0.1, 0.2, 0.3])
+    told = told_verdicts(verdicts, scores, np.array([0.05, 1, 0.9, 0.8]))
+    assert "likely 3, learnt by 80% to 100% of the seeds, Spearman -1.00; unlikely 1, learnt by 5% to 5% of" in told

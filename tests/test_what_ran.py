@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attnlab.mechanisms import attention
-from attnlab.mechanisms.kernels.launch import LAUNCHED
+from attnlab.mechanisms.kernels.launch import LAUNCHED, note_launch
 from attnlab.recipe import resolved
 from attnlab.runs import start
 
@@ -27,6 +27,10 @@ def test_on_a_cpu_nothing_is_fused(tmp_path):
         expected = {"after": 0, "to": 3, "device": "cpu", "torch": torch.__version__, "stepper": "eager", "kernels": []}
         assert found == expected
     assert len(json.loads((tmp_path / "run/ran.json").read_text())) == 1
+
+
+def test_a_note_is_what_the_compiler_takes_for_constant():
+    assert vars(note_launch) == vars(torch.compiler.assume_constant_result(lambda: True))
 
 
 @pytest.mark.kernel

@@ -8,11 +8,11 @@ one SIGTERM. Should this process be killed, its jobs find the pipe closed, and s
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from multiprocessing import forkserver
+from contextlib import suppress
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -38,14 +38,12 @@ class Local(Scheduler):
             self.cards = [self.cards[where.index]]
         self.slots = jobs or (len(self.cards) if self.cards else max(1, _cores() // _threads_said(1)))
         self.context: Any = multiprocessing.get_context("forkserver")
-        ours = [name for name in sys.modules if name.startswith("attnlab.")]  # where its jobs will be from
-        self.context.set_forkserver_preload([*PRELOADED, *ours])
-        forkserver.ensure_running()  # while this process goes on
 
     def run(
         self, jobs: Sequence[Job], *, alone: bool = False, watch: Callable[[], None] = lambda: None
     ) -> dict[str, str]:
         waiting, died = Waiting(jobs), Counter[str]()
+        self._start_server({job.function.__module__ for job in jobs})
         slots = 1 if alone else max(1, min(self.slots, len(waiting)))
         threads = _threads_said(max(1, _cores() // slots))
         free, running = list(range(slots)), list[_Worker]()
@@ -70,6 +68,16 @@ class Local(Scheduler):
             _stop(running)
             raise
         return waiting.failed
+
+    def _start_server(self, modules: set[str]) -> None:
+        """Where there is none yet. Ctrl-C is not for it: while it imports it would die of it with a traceback."""
+        self.context.set_forkserver_preload([*PRELOADED, *sorted(modules - {"__main__"})])
+        resource_tracker.ensure_running()  # else the server starts it, which lets Ctrl-C through again
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _Worker:
@@ -102,6 +110,7 @@ class _Worker:
 def _work(job: Job, link: Connection, folder: str, environment: dict[str, str], threads: int, card: str | None) -> None:
     """What a worker's process does; the server that it is forked from has the environment of its own start."""
     os.setsid()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     os.environ.clear()
     os.environ.update(environment)
     if card is not None:
@@ -109,9 +118,11 @@ def _work(job: Job, link: Connection, folder: str, environment: dict[str, str], 
     torch.set_num_threads(threads)
     threading.Thread(target=_stop_when_closed, args=(link,), daemon=True).start()
     try:
-        link.send(attempt(job, folder))
+        said = attempt(job, folder)
     except KeyboardInterrupt:
-        link.send("stopped")
+        said = "stopped"
+    with suppress(BrokenPipeError):  # where the process that started it is gone
+        link.send(said)
 
 
 def _stop_when_closed(link: Connection) -> None:

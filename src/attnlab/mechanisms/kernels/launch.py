@@ -23,7 +23,7 @@ def note_launch(kernel: str) -> bool:
     return True
 
 
-# what torch.compiler.assume_constant_result does, but for loading the compiler: a second or more of every command
+# what torch.compiler.assume_constant_result does, but for importing the compiler, which takes a second or more
 note_launch._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 

@@ -45,7 +45,7 @@ class Copying(Experiment):
     width: int = 256
     heads: int = 1
     examples: int = 128  # in a batch
-    lr: float = 1e-3
+    lr: float = Experiment.lr
     held_out: int = 50  # examples that a measure is taken on, new ones each time
     steps: int = 200
     every: int = 10  # updates between two measures

@@ -26,7 +26,7 @@ ON = 0.9  # of the targets, where attention counts as learnt
 SAMPLE = 2000  # sequences that are diagnosed
 FEWEST = 3  # distributions that can be ranked
 CHOOSING, HELD_BACK = slice(0, None, 2), slice(1, None, 2)  # every other distribution
-RESAMPLES = 2000  # of distributions, with repetition, for the interval of a rank correlation
+RESAMPLES, ENOUGH = 2000, 10  # draws of distributions for the interval of a rank correlation, if there are so many
 
 # types that a set has beyond k, as shares of k
 SUBSETS = (0.0, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5)
@@ -34,9 +34,9 @@ TWO_SETS = {  # and how often a sequence is of the first set
     0.0: (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98),
     0.05: (0.97, 0.98, 0.99),
     0.1: (0.5, 0.8, 0.95, 0.96, 0.97, 0.98),
-    0.2: (0.5, 0.8, 0.9, 0.93),
-    0.3: (0.5,),
-    0.5: (0.5, 0.8),
+    0.2: (0.5, 0.8, 0.9, 0.93, 0.97, 0.99),
+    0.3: (0.5, 0.95, 0.98),
+    0.5: (0.5, 0.8, 0.9, 0.95, 0.98),
 }
 OVERLAPS = (0.9, 0.7, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)  # types in both sets, as shares of k
 
@@ -73,7 +73,7 @@ def prediction(setting: Setting) -> Findings:
         families = {name: dict([*family.items()][:: len(family) - 1]) for name, family in families.items()}
     cases = {name: case for family in families.values() for name, case in family.items()}
     tags = () if setting.scale == "full" else ("smaller scale",)
-    gains, commons, shares, cells = [], [], [], []
+    gains, commons, shares, verdicts, cells = [], [], [], [], []
     ends = {name: replace(case, every=case.steps) for name, case in cases.items()}
     for name, grown in each_grown_in(setting, ends, setting.seeds):
         learnt = (grown.measures["attention"][:, -1] >= ON).float()[grown.finite]
@@ -81,6 +81,7 @@ def prediction(setting: Setting) -> Findings:
         found = diagnose(list(zip(source[0, :, :-1].numpy(), targets[0, :, :-1].numpy(), strict=True)))
         gains.append(found.gain)
         commons.append(found.common)
+        verdicts.append(found.verdict)
         shares.append(float(learnt.mean()))
         share, score = "share of seeds whose attention is learnt", "score, gain − common"
         each = tuple(learnt.tolist())
@@ -104,7 +105,8 @@ def prediction(setting: Setting) -> Findings:
     drawn = {family: [placed[name] for name in named] for family, named in families.items()}
     figure = scatter(drawn, x=f"score, gain − {weight:g} common", y="share of seeds")
     said = "Each point is a distribution: its score from counts alone, and how many seeds learnt to attend."
-    return Findings(cells, {"prediction": (figure, said)}, (remark,))
+    by_verdict = told_verdicts(np.array(verdicts), np.array(gains) - np.array(commons), did)
+    return Findings(cells, {"prediction": (figure, said)}, (remark, by_verdict))
 
 
 def chosen_weight(gains: np.ndarray, commons: np.ndarray, shares: np.ndarray) -> float:
@@ -124,9 +126,21 @@ def ranked(scores: np.ndarray, shares: np.ndarray) -> float:
 
 
 def told_rank(scores: np.ndarray, shares: np.ndarray) -> str:
-    """The rank correlation in words, with the interval that other draws of distributions give; or why there is none."""
+    """The rank correlation in words, with the interval that draws of the distributions give; or why there is none."""
     if not np.isfinite(found := ranked(scores, shares)):
         return f"no Spearman (fewer than {FEWEST} distributions, or all of them have one score or one share)"
+    if len(scores) < ENOUGH:
+        return f"Spearman {found:.2f}"
     draws = np.random.default_rng(0).integers(len(scores), size=(RESAMPLES, len(scores)))
     low, high = np.nanpercentile([ranked(scores[drawn], shares[drawn]) for drawn in draws], [2.5, 97.5])
     return f"Spearman {found:.2f} [{low:.2f}, {high:.2f}]"
+
+
+def told_verdicts(verdicts: np.ndarray, scores: np.ndarray, shares: np.ndarray) -> str:
+    """How many seeds learn what diagnose calls likely, uncertain and unlikely, and how the score ranks within each."""
+    parts = []
+    for verdict in dict.fromkeys(verdicts[np.argsort(-scores, kind="stable")].tolist()):
+        score, share = scores[verdicts == verdict], shares[verdicts == verdict]
+        rank = f", {told_rank(score, share)}" if np.isfinite(ranked(score, share)) else ""
+        parts.append(f"{verdict} {len(share)}, learnt by {share.min():.0%} to {share.max():.0%} of the seeds{rank}")
+    return f"By the verdict of attnlab diagnose: {'; '.join(parts)}."
