@@ -45,7 +45,8 @@ TOP = 20  # the best 1/20 of the positions agree (eq. 10)
 TIED = 1e-9  # relative difference of two β that are the same
 
 VERDICTS = {
-    "likely": "attention is likely to be learnt: the counts point at single words of the sentence",
+    "likely": "attention is likely to be learnt: the counts point at single words of the sentence. Not so if the "
+    "corpus is of two kinds of text with no words in common: then diagnose each by itself",
     "too little": "too little text to tell: the counts seem to point at single words, but no further than those of "
     "noise may; give more pairs",
     "uncertain": "attention may or may not be learnt, by chance of the seed, if there is anything to learn: the counts "
