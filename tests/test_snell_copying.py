@@ -66,14 +66,16 @@ def test_a_score_from_counts_is_held_against_what_the_seeds_did(setting):
     found = prediction(setting)
     learnt = shares(found)
     assert {learnt["8 of 12"], learnt["permutations of two sets, 0.5"]} == {0.0, 1.0}, learnt
-    scores = {cell.row: cell.mean for cell in found.cells if cell.column == "score, gain − common"}
-    assert scores["8 of 12"] > scores["8 of 8"] > scores["permutations of two sets, 0.5"]
+    gain, common = ({cell.row: cell.mean for cell in found.cells if cell.column == name} for name in ("gain", "common"))
+    assert gain["8 of 12"] > gain["8 of 8"] == pytest.approx(0.0, abs=1e-9)
+    assert common["permutations of two sets, 0.5"] > common["8 of 12"]
 
 
 def test_the_weight_is_chosen_on_one_half():
     """Common ranks the half that chooses, at twice its weight; the other half, which it would not, is not asked."""
-    gains, commons = np.array([0.4, 0, 0.3, 0, 0.2, 0, 0.1, 0]), np.array([0.3, 1, 0.2, 2, 0.1, 3, 0.0, 4])
-    shares = np.array([0.1, 0.1, 0.2, 0.2, 0.3, 0.3, 0.4, 0.4])
+    gains, commons = np.zeros(10), np.zeros(10)
+    gains[::2], commons[::2], commons[1::2] = (0.5, 0.4, 0.3, 0.2, 0.1), (0.4, 0.3, 0.2, 0.1, 0.0), range(5)
+    shares = np.repeat([0.1, 0.2, 0.3, 0.4, 0.5], 2)
     assert chosen_weight(gains, commons, shares) == 2.0
     assert chosen_weight(gains, -commons, shares[::-1]) == 1.0
 
@@ -89,15 +91,15 @@ def test_a_rank_correlation_has_an_interval():
 
 
 def test_a_rank_correlation_that_there_is_not_is_a_reason():
-    for scores, shares in (([1, 2], [0, 1]), ([1, 1, 1], [0, 0.5, 1]), ([1, 2, 3], [0, 0, 0])):
-        assert told_rank(np.array(scores), np.array(shares)).startswith("no Spearman (fewer than 3 distributions")
+    for scores, shares in (([1, 2, 3, 4], [0, 1, 2, 3]), ([1] * 5, [0, 0.2, 0.5, 0.7, 1]), ([1, 2, 3, 4, 5], [0] * 5)):
+        assert told_rank(np.array(scores), np.array(shares)).startswith("no Spearman (fewer than 5 distributions")
 
 
 def test_of_few_distributions_there_is_no_interval():
-    assert told_rank(np.array([1, 2, 3]), np.array([0, 0.5, 1])) == "Spearman 1.00"
+    assert told_rank(np.arange(5), np.arange(5) / 4) == "Spearman 1.00"
 
 
 def test_verdicts_are_told_from_the_likely_ones_on():
-    verdicts, scores = np.array(["unlikely", "likely", "likely", "likely"]), np.array([-1, 0.1, 0.2, 0.3])
-    told = told_verdicts(verdicts, scores, np.array([0.05, 1, 0.9, 0.8]))
-    assert "likely 3, learnt by 80% to 100% of the seeds, Spearman -1.00; unlikely 1, learnt by 5% to 5% of" in told
+    verdicts, scores = np.array(["unlikely", *["likely"] * 5]), np.array([-1, 0.1, 0.2, 0.3, 0.4, 0.5])
+    told = told_verdicts(verdicts, scores, np.array([0.05, 1, 0.95, 0.9, 0.85, 0.8]))
+    assert "likely 5, learnt by 80% to 100% of the seeds, Spearman -1.00; unlikely 1, learnt by 5% to 5% of" in told

@@ -41,7 +41,7 @@ STUDY = Study(
         "fig3": Item("Figure 3, A.3: learning to copy", fig3, seeds=MANY),
         "fig6": Item("Figure 6, §5.2: several heads", fig6, seeds=MANY, edition=2),
         "fig7": Item("Figure 7, §6.1: does β stay local?", fig7, seeds=MANY, edition=2),
-        "prediction": Item("attnlab diagnose against what seeds learn", prediction, seeds=MANY, edition=5),
+        "prediction": Item("attnlab diagnose against what seeds learn", prediction, seeds=MANY, edition=6),
         "section62": Item("§6.2: copying and a fixed permutation", section62, seeds=MANY),
         "table9": Item("Table 9: the data sets", table9, edition=2),
     },

@@ -80,6 +80,8 @@ def fig6(setting: Setting) -> Findings:
         f"Of {candidates} heads on backbone {backbone}, {len(good)} are good, {len(bad)} bad, "
         f"{candidates - len(good) - len(bad)} put aside. Good and bad ones on every backbone that was tried: {counts}."
     )
+    if min(len(good), len(bad)) < HEADS:
+        remark += f" Of a kind with fewer than {HEADS}, heads are drawn with repetition."
     if not good or not bad:
         reason = f"{len(good)} good and {len(bad)} bad heads among {candidates}: there must be one of each"
         cell = Cell(item="fig6", row="one good − all bad", column="final accuracy", not_run=reason, tags=tags)
