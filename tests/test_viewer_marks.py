@@ -254,7 +254,7 @@ def test_arcs_say_how_many_of_the_pairs_that_are_seen_have_none(opened, tmp_path
     side = Side(tokens, tuple(range(60)), tokens)
     view = View("arcs", [Example("1", {"source": side})], [Run("run", [Frame(layers)])])
     page = opened(Viewer(view).save(tmp_path / "arcs.html")).ready()
-    assert drawn(page, "r < 90 && g < 90 && b < 90") > 500  # labels, although the cells are small
+    assert drawn(page, "r < 90 && g < 90 && b < 90") > 300  # labels, although the cells are small: 60 without
     page.get_by_label("arcs").check()
     note = page.ready().locator(".panel .note")
     assert note.inner_text() == "Arcs of the 1,500 strongest of 2,460 pairs; a token has all of its own."
