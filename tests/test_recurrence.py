@@ -112,9 +112,11 @@ def test_vmap_equals_a_loop(shared):
     torch.testing.assert_close(weight.grad, torch.stack([each[1] for each in one]), **close)
 
 
-def test_vmap_over_stacks_equals_a_loop():
+@pytest.mark.parametrize("axis", [0, 1])
+def test_vmap_over_stacks_equals_a_loop(axis):
     given = arguments(4, 2)
-    for together, k in zip(vmap(recurrence)(*given)[0], range(4), strict=True):
+    turned = [x.movedim(0, axis) for x in given]
+    for together, k in zip(vmap(recurrence, axis)(*turned)[0], range(4), strict=True):
         torch.testing.assert_close(together, recurrence(*(x[k] for x in given))[0], **close)
 
 
