@@ -25,19 +25,19 @@ from pathlib import Path
 import measuring
 import torch
 
-from attnlab import runs
-from attnlab.aligning.attention import find
-from attnlab.aligning.ibm1 import WordModel
-from attnlab.aligning.readers import run_reader
-from attnlab.aligning.reading import Reading
+from attnlab.aligning.choice import Reading
+from attnlab.aligning.extraction import find
+from attnlab.aligning.ibm1_aligner import WordModel
+from attnlab.aligning.pair_readers import run_reader
 from attnlab.analysis.alignment import aer
 from attnlab.analysis.symmetrise import grow_diag_final_and
-from attnlab.studies.kobayashi2020.corpus import aligned_by_hand, tokenised, without
-from attnlab.studies.kobayashi2020.ibm1 import MODELS
+from attnlab.studies.kobayashi2020.ibm1_baseline import MODELS
+from attnlab.studies.kobayashi2020.plan import aligned_by_hand, tokenised, without
 from attnlab.tasks.links import read_gold
 from attnlab.tasks.parallel import parallel_text
 from attnlab.tasks.text import read_parallel
 from attnlab.tasks.translation import TranslationConfig
+from attnlab.training import runs
 
 SEED = 0
 PEERS = ("systran-align", "eflomal")
@@ -88,7 +88,7 @@ def timed(work: Callable):
 
 def random_run(folder, source, target):
     """An iwslt14 Transformer that was trained for one step, on words' pieces of this text."""
-    from attnlab.recipe import resolved
+    from attnlab.training.recipe import resolved
 
     for name, side in (("s", source), ("t", target)):
         (folder / name).write_text("".join(f"{' '.join(words)}\n" for words in side[:2000]))

@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnlab.studies.claims import Cell
-from attnlab.studies.zheng2021.models import LABELS
+from attnlab.experiments.verdicts import Cell
+from attnlab.studies.zheng2021.variants_of_paper import LABELS
 from results import markdown
 
 ROOT = Path(__file__).parent.parent

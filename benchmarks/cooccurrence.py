@@ -18,8 +18,8 @@ import measuring
 import numpy as np
 import torch
 
-from attnlab.diagnosis import diagnose
-from attnlab.models.ibm1 import counts, fit
+from attnlab.counting.diagnosis import diagnose
+from attnlab.counting.ibm1 import counts, fit
 from attnlab.tasks.task import SPECIALS
 from attnlab.tasks.text import read_parallel
 from attnlab.tasks.vocabulary import Words

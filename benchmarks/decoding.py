@@ -17,10 +17,10 @@ from dataclasses import replace
 import measuring
 import torch
 
-from attnlab.decode import BeamSearch, Session, plain
+from attnlab.decoding.decode import BeamSearch, Session, plain
+from attnlab.decoding.search import Rules
 from attnlab.models.presets import PRESETS
 from attnlab.models.transformer import build
-from attnlab.search import Rules
 
 SEED = 0
 BEAM = 5

@@ -20,9 +20,9 @@ import measuring
 import torch
 
 from attnlab.config import split_pairs
-from attnlab.evaluation import evaluated
-from attnlab.recipe import resolved
-from attnlab.runs import open_run, start
+from attnlab.decoding.evaluation import evaluated
+from attnlab.training.recipe import resolved
+from attnlab.training.runs import open_run, start
 from results import spread
 
 SETS = {

@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from attnlab.population import Population, Updates, grow
-from attnlab.studies.snell2021.copying import Copying
+from attnlab.experiments.population import Population, Updates, grow
+from attnlab.studies.snell2021.copying import CopyExperiment
 
 
 class Plain(nn.Module):
@@ -44,7 +44,7 @@ class Plain(nn.Module):
 
 def check_equal(device):
     """A small population ends as each of its seeds alone, in float32 without tf32."""
-    case = Copying(data="subset", length=5, types=7, width=16, steps=5, examples=8)
+    case = CopyExperiment(data="subset", length=5, types=7, width=16, steps=5, examples=8)
     batches = case.feed([0, 1], device)
     runs = []
     for seeds in ([0, 1], [0], [1]):
@@ -117,7 +117,7 @@ def main():
     torch.set_float32_matmul_precision("high")
     rows = []
     for name, types in (("permutations of 40", 40), ("40 of 60", 60)):
-        case = Copying(data="subset", types=types)
+        case = CopyExperiment(data="subset", types=types)
         alone = one_by_one(case, device, given.steps)
         ours = (
             stacked(case, given.seeds, device, given.steps) if on_gpu else in_processes(case, given.seeds, given.steps)

@@ -7,7 +7,7 @@ import json
 import re
 from pathlib import Path
 
-from attnlab.studies.compare.judged import interval
+from attnlab.experiments.significance import interval
 
 ROOT = Path(__file__).parent.parent
 PASSES = 14  # of daGPAM's layer over tensors of q's size, forward and backward: to stack both queries, and to combine

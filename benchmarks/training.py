@@ -28,10 +28,10 @@ import alternating
 import measuring
 import torch
 
-from attnlab import optimise
 from attnlab.models.presets import PRESETS
 from attnlab.models.transformer import build
-from attnlab.stepping import Captured, Eager, Flat, Objective
+from attnlab.training import optimisers as optimise
+from attnlab.training.step import Captured, Eager, Flat, Objective
 
 LENGTH, SEED, ROUNDS = 32, 0, 11
 MARIAN, JOEY = "Marian (transformers)", "Joey NMT"

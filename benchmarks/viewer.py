@@ -5,7 +5,7 @@
 At the shape of BERT-base (12 layers, 12 heads). The attention is that of MiniLM, a trained model of that architecture:
 its six layers on one text, then on another. Beside it a BERT-base with random weights, whose nearly uniform
 attention is the hardest to compress. Sizes are of the whole HTML file, of the default page and of weights alone; the
-coarsest and the finest scale of its weight maps are given as levels and power (attnlab.report.packed).
+coarsest and the finest scale of its weight maps are given as levels and power (attnlab.report.packing).
 
     first paint    the browser's own first-contentful-paint        ready      the map is drawn, and answers
     frames/s       while the pointer moves over the map            layer      from a choice to the new map
@@ -29,10 +29,10 @@ from pathlib import Path
 import measuring
 import torch
 
-from attnlab.inspection.viewing import view
-from attnlab.recording import Record
-from attnlab.report.embedded import Viewer
-from attnlab.report.packed import packed
+from attnlab.reading.maps import view
+from attnlab.records.record import Record
+from attnlab.report.packing import packed
+from attnlab.report.viewer_html import Viewer
 
 SEED, REPEATS, FRAMES = 0, 3, 120
 OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",

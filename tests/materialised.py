@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attnlab.recording import Layer
+from attnlab.records.record import Layer
 
 
 def vectors(layer: Layer) -> Tensor:

@@ -3,7 +3,7 @@
 import json
 import random
 
-from attnlab.studies.snell2021.corpora import Corpus
+from attnlab.studies.snell2021.plan import LstmCorpus
 from attnlab.tasks.classification import ClassificationConfig
 from attnlab.tasks.translation import TranslationConfig
 
@@ -22,7 +22,7 @@ def texts_in(folder):
             lines.append(json.dumps({"text": " ".join(words), "label": label}))
         (folder / f"{part}.jsonl").write_text("\n".join(lines) + "\n")
     data = ClassificationConfig(data=str(folder / "train.jsonl"), valid=str(folder / "valid.jsonl"))
-    return Corpus("sst", "texts", "SST", data, from_scale="smoke", proxy=(1e-2, 5))
+    return LstmCorpus("sst", "texts", "SST", data, from_scale="smoke", proxy=(1e-2, 5))
 
 
 def pairs_in(folder):
@@ -34,4 +34,4 @@ def pairs_in(folder):
         (folder / f"{part}.tsv").write_text("\n".join(rows) + "\n")
     files = {"data": str(folder / "train.tsv"), "valid": str(folder / "valid.tsv")}
     data = TranslationConfig(**files, units="word", source_begin=True)
-    return Corpus("multi30k", "Multi30k", "Multi30k", data, from_scale="smoke", proxy=(1e-2, 3))
+    return LstmCorpus("multi30k", "Multi30k", "Multi30k", data, from_scale="smoke", proxy=(1e-2, 3))

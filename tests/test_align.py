@@ -11,22 +11,22 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
-from attnlab import runs
 from attnlab.aligning import Asked, align
-from attnlab.aligning.attention import find
-from attnlab.aligning.files import Options, read_words
-from attnlab.aligning.ibm1 import WordModel
-from attnlab.aligning.readers import owners, pretrained_reader, run_reader
-from attnlab.aligning.reading import Candidate, Reading
+from attnlab.aligning.choice import Candidate, Reading
+from attnlab.aligning.extraction import find
+from attnlab.aligning.ibm1_aligner import WordModel
+from attnlab.aligning.pair_readers import owners, pretrained_reader, run_reader
 from attnlab.analysis.alignment import NOWHERE, aer
 from attnlab.cli import app
-from attnlab.models import probe
-from attnlab.models.watch import record
-from attnlab.recipe import resolved
+from attnlab.commands.align import Options, read_words
+from attnlab.recording import probe
+from attnlab.recording.watch import record
 from attnlab.tasks.links import Gold
 from attnlab.tasks.synthetic import Synthetic, SyntheticConfig
 from attnlab.tasks.task import BOS, EOS
 from attnlab.tasks.vocabulary import Subwords
+from attnlab.training import runs
+from attnlab.training.recipe import resolved
 
 CPU = torch.device("cpu")
 TRAINING = {"steps": "1", "batch_examples": "8", "evaluate_every": "1", "checkpoint_every": "1", "compile": "no"}

@@ -7,11 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from attnlab import runs
-from attnlab.aligning.ibm1 import WordModel
-from attnlab.aligning.reading import Candidate
+from attnlab.aligning.choice import Candidate
+from attnlab.aligning.ibm1_aligner import WordModel
+from attnlab.experiments.study import Setting
+from attnlab.experiments.trained import Trained
 from attnlab.studies.kobayashi2020 import STUDY
-from attnlab.studies.kobayashi2020.alignment import (
+from attnlab.studies.kobayashi2020.ibm1_baseline import ibm1
+from attnlab.studies.kobayashi2020.measures import Measured, measured
+from attnlab.studies.kobayashi2020.plan import europarl, lexicon, training_pairs
+from attnlab.studies.kobayashi2020.word_alignment import (
     PUBLISHED,
     PUBLISHED_LAYERS,
     alignment,
@@ -20,12 +24,8 @@ from attnlab.studies.kobayashi2020.alignment import (
     recipe,
     text_of,
 )
-from attnlab.studies.kobayashi2020.corpus import europarl, lexicon, training_pairs
-from attnlab.studies.kobayashi2020.ibm1 import ibm1
-from attnlab.studies.kobayashi2020.measured import Measured, measured
-from attnlab.studies.study import Setting
-from attnlab.studies.trained import Trained
 from attnlab.tasks.translation import Translation
+from attnlab.training import runs
 
 
 def setting(folder, scale="smoke", seeds=(0,), **options):
@@ -179,7 +179,7 @@ def three_seeds(monkeypatch):
             del found[key]
         return Trained(found, failed, ("a card, torch 2",))
 
-    monkeypatch.setattr(sys.modules["attnlab.studies.kobayashi2020.alignment"], "trained", trained)
+    monkeypatch.setattr(sys.modules["attnlab.studies.kobayashi2020.word_alignment"], "trained", trained)
     return fail
 
 

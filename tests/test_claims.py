@@ -13,12 +13,12 @@ from scipy.stats import binomtest
 from typer.testing import CliRunner
 
 from attnlab.cli import app
-from attnlab.studies import STUDIES
-from attnlab.studies.claims import TAGS, Cell, contrast, tally
-from attnlab.studies.reproduce import Outcome, Terms, reproduce
+from attnlab.experiments.reproduction import ItemResult, StudyTerms, reproduce
+from attnlab.experiments.study import Findings, Item, Setting, Study
+from attnlab.experiments.study_page import brief, number, outcome_table, write
+from attnlab.experiments.verdicts import TAGS, Cell, contrast, tally
+from attnlab.studies import STUDIES, open_study
 from attnlab.studies.snell2021.datasets import ROWS, table9
-from attnlab.studies.study import Findings, Item, Setting, Study, open_study
-from attnlab.studies.written import brief, number, outcome_table, write
 
 CPU = torch.device("cpu")
 HOSTILE = "<script>alert(1)</script>"
@@ -76,7 +76,7 @@ def test_what_differs_alike_in_every_row_is_said_once_above_them():
 def test_out_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "here").write_text("")
     with pytest.raises(ValueError, match="here is a file; give a folder"):
-        reproduce(open_study("snell2021"), Terms("smoke", CPU), tmp_path / "here", only=["table9"])
+        reproduce(open_study("snell2021"), StudyTerms("smoke", CPU), tmp_path / "here", only=["table9"])
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,9 @@ class Bench:
         )
 
     def run(self, out, **options):
-        terms = Terms(options.pop("scale", "smoke"), CPU, options.pop("seeds", None), command="attnlab reproduce bench")
+        terms = StudyTerms(
+            options.pop("scale", "smoke"), CPU, options.pop("seeds", None), command="attnlab reproduce bench"
+        )
         return reproduce(self.study, terms, out, **options)
 
 
@@ -268,14 +270,14 @@ def test_a_damaged_result_is_named(tmp_path):
         bench.run(tmp_path)
     path.write_text("{}")
     with pytest.raises(ValueError, match="is not the result of an item"):
-        Outcome.read(path)
+        ItemResult.read(path)
 
 
 def test_an_item_with_a_cell_of_another_is_refused(tmp_path):
     for cells in ([cell(1.0, item="other")], [cell(1.0, item="x"), cell(2.0, item="x")], []):
         study = Study("s", "s", {"x": Item("x", lambda setting, cells=cells: Findings(cells))})
         with pytest.raises(ValueError, match="the item x has"):
-            reproduce(study, Terms("smoke", CPU), tmp_path)
+            reproduce(study, StudyTerms("smoke", CPU), tmp_path)
 
 
 def test_numbers_are_read_as_they_are():
@@ -342,7 +344,7 @@ def test_what_is_unknown_names_what_there_is(words, message, tmp_path):
 def from_the_command_line(monkeypatch):
     """`attnlab reproduce` of the Bench."""
     bench = Bench()
-    monkeypatch.setattr("attnlab.studies.study.open_study", lambda name: bench.study)
+    monkeypatch.setattr("attnlab.experiments.study.open_study", lambda name: bench.study)
 
     def run(*words):
         monkeypatch.setattr("sys.argv", ["attnlab", "reproduce", "bench", *words])

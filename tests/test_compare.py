@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from attnlab.commands.compare.controls import HEADS, MATCHED, with_controls
+from attnlab.commands.compare.cost import Sizes, first_batch
+from attnlab.commands.compare.measures import measures
+from attnlab.commands.compare.plan import planned
+from attnlab.commands.compare.value_lists import split_list, split_options
+from attnlab.experiments.significance import bootstrap_p, holm, interval, paired
 from attnlab.models.presets import on_meta
-from attnlab.recipe import resolved
-from attnlab.studies.compare.controls import HEADS, MATCHED, with_controls
-from attnlab.studies.compare.judged import bootstrap_p, holm, interval, paired
-from attnlab.studies.compare.measures import measures
-from attnlab.studies.compare.plan import planned
-from attnlab.studies.compare.size import Sizes, first_batch
-from attnlab.studies.compare.words import split_list, split_options
 from attnlab.tasks import TASKS
+from attnlab.training.recipe import resolved
 
 TINY = {"data": "lexicon", "examples": "100", "held_out": "10", "width": "12", "layers": "1", "heads": "2"}
 TINY |= {"feed_forward": "7", "batch_tokens": "200"}

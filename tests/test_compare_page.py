@@ -2,11 +2,11 @@
 
 import pytest
 
-from attnlab.studies.compare import figures
-from attnlab.studies.compare.findings import findings
-from attnlab.studies.compare.plan import Plan, Row
-from attnlab.studies.compare.results import Outcome, Results
-from attnlab.studies.compare.written import table, write
+from attnlab.commands.compare import figures
+from attnlab.commands.compare.comparison_page import table, write
+from attnlab.commands.compare.plan import ComparisonRow, Plan
+from attnlab.commands.compare.rows import ComparisonResults, RowResult
+from attnlab.commands.compare.summary import findings
 
 LAYERS = [
     {"kind": "encoder-self", "layer": layer, "jsd": 1.0, "residual": 0.5, "cosine": 0.1, "gradient": 2.0, "of": "state"}
@@ -16,15 +16,15 @@ LAYERS = [
 
 def results(**perplexities):
     """Rows of a language model with a perplexity for each seed."""
-    rows = tuple(Row(name, {"attention": name}) for name in perplexities)
+    rows = tuple(ComparisonRow(name, {"attention": name}) for name in perplexities)
     outcomes = []
     for row, values in zip(rows, perplexities.values(), strict=True):
         inside = {"jsd": 1.0, "residual": 0.5, "cosine": 0.1, "gradient": 2.0, "examples": 7, "of": "state"}
         found = {seed: {"perplexity": x, "inside": inside | {"layers": LAYERS}} for seed, x in enumerate(values)}
         curves = {seed: [(30, x)] for seed, x in enumerate(values)}
-        outcomes.append(Outcome(row, found=found, curves=curves))
+        outcomes.append(RowResult(row, found=found, curves=curves))
     plan = Plan("language", rows, ({},), tuple(range(len(values))))
-    return Results(plan, "language", "test", tuple(outcomes))
+    return ComparisonResults(plan, "language", "test", tuple(outcomes))
 
 
 def test_a_difference_is_told_with_its_side_and_size_where_the_test_tells_it():

@@ -14,17 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from attnlab import runs
-from attnlab.evaluation import evaluated
-from attnlab.recipe import resolved
-from attnlab.runs import open_run
-from attnlab.scheduling import scheduler
-from attnlab.store import RunFolder
-from attnlab.studies.compare import work
-from attnlab.studies.compare.compare import Terms, compare
-from attnlab.studies.compare.plan import planned
-from attnlab.studies.compare.written import CELL_COLUMNS, remarks, table, write
+from attnlab.commands.compare.comparison import ComparisonTerms, compare
+from attnlab.commands.compare.comparison_page import CELL_COLUMNS, remarks, table, write
+from attnlab.commands.compare.plan import planned
+from attnlab.decoding.evaluation import evaluated
+from attnlab.experiments import work
+from attnlab.experiments.schedulers import scheduler
 from attnlab.tasks import TASKS
+from attnlab.training import runs
+from attnlab.training.recipe import resolved
+from attnlab.training.run_folder import RunFolder
+from attnlab.training.runs import open_run
 
 TINY = ["data=lexicon", "examples=600", "held_out=30", "width=16", "layers=1", "heads=2", "feed_forward=32"]
 TINY += ["batch_tokens=400", "device=cpu", "steps=20"]
@@ -147,7 +147,7 @@ def in_here(folder, *, controls=False, note=lambda line: None, **said):
     """The same without a command line."""
     values = dict(word.split("=") for word in TINY if not word.startswith("device")) | {"seeds": "1"} | said
     with scheduler("local", jobs=2, device="cpu") as on:
-        terms = Terms(on, folder / "out", folder / "runs", controls, note)
+        terms = ComparisonTerms(on, folder / "out", folder / "runs", controls, note)
         return compare(planned("synthetic", values), terms)[0]
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from attnlab.studies.claims import Cell
-from attnlab.studies.study import open_study
+from attnlab.experiments.verdicts import Cell
+from attnlab.studies import open_study
 
 ROOT = Path(__file__).parent.parent
 ABOUT = {"hardware": "a machine", "torch": "2", "commit": "abc"}

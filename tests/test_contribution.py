@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import attnlab
 from attnlab.analysis import contribution
 from attnlab.analysis.contribution import norms
+from attnlab.huggingface import pretrained
 from attnlab.mechanisms import MECHANISMS, Mechanism
-from attnlab.models import pretrained
-from attnlab.recording import Layer, Record
+from attnlab.records.record import Layer, Record
 
 exact = {"rtol": 0.0, "atol": 1e-10}
 

@@ -16,8 +16,9 @@ from torch.nn import functional as F
 import attnlab
 from attnlab.analysis import feed_forward
 from attnlab.analysis.mixing import MAPS, mixing
-from attnlab.models import around, pretrained
-from attnlab.recording import AROUND, Record
+from attnlab.huggingface import pretrained
+from attnlab.recording import around
+from attnlab.records.record import AROUND, Record
 
 PLACES = ("attention", "residual", "norm", "feed-forward", "feed-forward-residual", "block")
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from materialised import vectors
 
 from attnlab.analysis.contribution import norms
-from attnlab.recording import Layer
+from attnlab.records.record import Layer
 
 pytest.importorskip("triton")
 from attnlab.analysis import contribution_kernel as kernel

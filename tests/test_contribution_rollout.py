@@ -12,8 +12,8 @@ from test_contribution import exact, padded
 import attnlab
 from attnlab.analysis.mixing import MAPS, mixing
 from attnlab.analysis.rollout import flow, rollout
-from attnlab.models import pretrained
-from attnlab.recording import Layer, Record
+from attnlab.huggingface import pretrained
+from attnlab.records.record import Layer, Record
 
 
 def layer_of(weights: list, kind: str = "encoder-self") -> Layer:

@@ -11,8 +11,8 @@ from test_contribution import padded
 import attnlab
 from attnlab.analysis.contribution import norms
 from attnlab.analysis.words import by_word, numbered, texts
-from attnlab.models import pretrained
-from attnlab.recording import Record
+from attnlab.huggingface import pretrained
+from attnlab.records.record import Record
 
 COLUMNS = ["example", "kind", "layer", "head", "query", "key", "query_token", "key_token", "weight", "norm"]
 

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from attnlab import decode
-from attnlab.decode import BeamSearch, Pinnable, Session, beam, greedy
+from attnlab.decoding import decode
+from attnlab.decoding.decode import BeamSearch, Pinnable, Session, beam, greedy
+from attnlab.decoding.search import Hypothesis, Rules
 from attnlab.mechanisms import MECHANISMS
 from attnlab.mechanisms.noise import sampled
 from attnlab.models.cache import Static
 from attnlab.models.transformer import TransformerConfig, build
-from attnlab.search import Hypothesis, Rules
 
 PAD, BOS, EOS = 0, 1, 2
 SMALL = {"vocabulary": 23, "layers": 2, "width": 12, "heads": 3, "feed_forward": 13}

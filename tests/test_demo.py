@@ -15,17 +15,19 @@ from typer.testing import CliRunner
 
 from attnlab.analysis.alignment import aer
 from attnlab.cli import app
+from attnlab.commands.demo import demo_page as written
+from attnlab.commands.demo import findings as saying
+from attnlab.commands.demo import jobs_of_demo as work
+from attnlab.commands.demo import measures
+from attnlab.commands.demo.desktop import has_desktop
+from attnlab.commands.demo.learners import AER, SOONEST, DemoResults, Learner
+from attnlab.commands.demo.sentences import Sentences, on_page
+from attnlab.commands.demo.settings import DemoConfig
+from attnlab.experiments.reproduction import ItemConfig, ItemResult
+from attnlab.experiments.verdicts import Cell
 from attnlab.models.presets import build
-from attnlab.models.watch import record
-from attnlab.recording import Record
-from attnlab.studies.claims import Cell
-from attnlab.studies.demo import findings as saying
-from attnlab.studies.demo import measures, work, written
-from attnlab.studies.demo.config import DemoConfig
-from attnlab.studies.demo.desktop import has_desktop
-from attnlab.studies.demo.results import AER, SOONEST, Learner, Results
-from attnlab.studies.demo.sentences import Sentences, on_page
-from attnlab.studies.reproduce import ItemConfig, Outcome
+from attnlab.recording.watch import record
+from attnlab.records.record import Record
 from attnlab.tasks.synthetic import Synthetic, SyntheticConfig
 
 SMALL = ("steps=5", "seeds=2", "batch=7", "copying=false")
@@ -251,7 +253,7 @@ def run_of(accuracies, aers, jsd):
 def results(first, second):
     config = replace(DemoConfig(), attention=("softmax", "coda"), steps=20, seeds=2)
     learners = [Learner(name, 7, dict(enumerate(x)), {}) for name, x in (("softmax", first), ("coda", second))]
-    return Results(config, learners, {}, None, None)
+    return DemoResults(config, learners, {}, None, None)
 
 
 def test_sentences_follow_the_numbers():
@@ -278,7 +280,7 @@ def test_the_study_of_copying_is_told_by_its_cells(tmp_path):
     cells = [
         Cell(item="fig3", row=row, column=column, values=x) for row, x in (("5 of 7", (1.0, 1.0)), ("5", (0.0, 1.0)))
     ]
-    outcome = Outcome(config, "copying", tuple(cells), (), ("a remark",), {"command": "attnlab reproduce …"})
+    outcome = ItemResult(config, "copying", tuple(cells), (), ("a remark",), {"command": "attnlab reproduce …"})
     run = run_of([0.1, 0.6, 0.97], [0.9, 0.7, 0.2], 1.0)
     found = replace(results([run, run], [run, run]), copying=outcome, folder=tmp_path)
     assert (

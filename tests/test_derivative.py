@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from attnlab.experiments.study import Setting
 from attnlab.studies.snell2021.derivative import (
     INPUTS,
     OUTPUTS,
@@ -17,7 +18,6 @@ from attnlab.studies.snell2021.derivative import (
     scale,
     slope,
 )
-from attnlab.studies.study import Setting
 
 CPU = torch.device("cpu")
 

@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from attnlab.cli import app, main
-from attnlab.diagnosis import LEAST, TOP, diagnose, half_of
-from attnlab.studies import diagnose as study
+from attnlab.commands import diagnose as study
+from attnlab.counting.diagnosis import LEAST, TOP, diagnose, half_of
 
 
 def copies(length, types, *, number=3001, first=None, seed=0):

@@ -17,7 +17,7 @@ from attnlab.analysis import diversity as module
 from attnlab.analysis.categories import Categories
 from attnlab.analysis.diversity import Diversity, diversity, heads, jsd, jsd_of_examples
 from attnlab.analysis.statistics import Statistics
-from attnlab.recording import KINDS
+from attnlab.records.record import KINDS
 
 PAIRS = ["kind", "layer", "head_a", "head_b"]
 

@@ -11,13 +11,13 @@ from tiny_models import gpt2, padded_batch
 
 import attnlab
 from attnlab.analysis.diversity import diversity, heads, jsd
-from attnlab.models.ablation import ablated
 from attnlab.models.attention import MultiHead
 from attnlab.models.lstm import LSTMTranslator
-from attnlab.models.noised import noised, with_noise
 from attnlab.models.presets import SETTINGS, build
-from attnlab.recording import Record
-from attnlab.score import score_targets
+from attnlab.recording.ablation import ablated
+from attnlab.recording.noise_null import noised, with_noise
+from attnlab.records.record import Record
+from attnlab.training.scoring import score_targets
 
 SOURCE, TARGET = torch.tensor([[3, 4, 5, 6, 0], [7, 8, 0, 0, 0]]), torch.tensor([[1, 4, 9, 0], [1, 6, 7, 2]])
 NEXT = torch.tensor([[4, 9, 2, 0], [6, 7, 2, 5]])

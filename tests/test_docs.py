@@ -22,7 +22,7 @@ from attnlab.cli import app
 from attnlab.mechanisms import MECHANISMS
 from attnlab.models.presets import PRESETS
 from attnlab.models.transformer import build
-from attnlab.report import packed
+from attnlab.report import packing as packed
 from attnlab.studies import STUDIES
 from attnlab.tasks import TASKS
 

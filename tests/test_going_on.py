@@ -12,12 +12,12 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
 
-from attnlab import train
-from attnlab.checkpointing import averaged
 from attnlab.config import FREE
-from attnlab.recipe import resolved
-from attnlab.runs import open_run, start
-from attnlab.store import Checkpoint, Metrics, RunFolder, write_checkpoint
+from attnlab.training import loop as train
+from attnlab.training.checkpoints import averaged
+from attnlab.training.recipe import resolved
+from attnlab.training.run_folder import Checkpoint, Metrics, RunFolder, write_checkpoint
+from attnlab.training.runs import open_run, start
 
 LEXICON = ["data=lexicon", "examples=600", "held_out=20", "width=16", "layers=1", "heads=2", "feed_forward=32"]
 LEXICON += ["batch_tokens=400"]
@@ -122,7 +122,7 @@ def test_a_validation_that_was_interrupted_is_made_when_the_run_goes_on(tmp_path
     started = {"device": "cpu", "report": lambda values: None, "note": print}
     _, whole = start(resolved("synthetic", values), out=str(tmp_path / "whole"), **started)
     with monkeypatch.context() as patch:
-        patch.setattr("attnlab.train.evaluate", lambda *a, asked, **k: None)  # as if Ctrl-C came in the middle of it
+        patch.setattr("attnlab.training.loop.evaluate", lambda *a, asked, **k: None)  # as if Ctrl-C came then
         folder, outcome = start(resolved("synthetic", values), out=str(tmp_path / "cut"), **started)
     assert (outcome.finished, outcome.step, folder.position()["unevaluated"]) == (False, 5, True)
     folder, outcome = start(resolved("synthetic", values), out=str(tmp_path / "cut"), **started)

@@ -8,25 +8,26 @@ import torch
 from matplotlib.path import Path as Polygon
 from typer.testing import CliRunner
 
-from attnlab import runs
 from attnlab.cli import app
+from attnlab.experiments import variants
+from attnlab.experiments.corpora import StudyCorpus
+from attnlab.experiments.study import Setting
+from attnlab.experiments.trained import Trained
 from attnlab.mechanisms import attention
-from attnlab.studies import variants
-from attnlab.studies.corpora import Corpus
+from attnlab.studies import open_study
 from attnlab.studies.heo2024 import deep
-from attnlab.studies.heo2024.corpora import ARTIFICIAL_TEXT, DEEP, LANGUAGE, OTHER, TINY, TRANSLATION
+from attnlab.studies.heo2024.attentions import ALL, GRID, SOFTMAX, TRAINED, trained_models
 from attnlab.studies.heo2024.initialisation import at_start, faithfulness
 from attnlab.studies.heo2024.measures import DEEP as MEASURE
 from attnlab.studies.heo2024.measures import as_started, batches_of
-from attnlab.studies.heo2024.models import ALL, GRID, SOFTMAX, TRAINED, trained_models
+from attnlab.studies.heo2024.plan import ARTIFICIAL_TEXT, DEEP, LANGUAGE, OTHER, TINY, TRANSLATION
 from attnlab.studies.heo2024.reachable import VALUES, area_ratio, convex, outputs, region, share_outside
-from attnlab.studies.heo2024.tasks import language, translation
-from attnlab.studies.study import Setting, open_study
-from attnlab.studies.trained import Trained
+from attnlab.studies.heo2024.shallow import language, translation
+from attnlab.training import runs
 
 CPU = torch.device("cpu")
 TEXT = "artificial text, 5 layers"
-SHORT = Corpus(
+SHORT = StudyCorpus(
     "lexicon-text", "short", "language",
     {"smoke": {**ARTIFICIAL_TEXT, **TINY, "layers": "2", "steps": "7", "evaluate_at": "(3,7)"}}, tags=OTHER,
 )  # fmt: skip

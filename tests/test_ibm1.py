@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 from scipy.optimize import minimize_scalar
 
 from attnlab.analysis.symmetrise import grow_diag_final_and
-from attnlab.models import cooccurrence
-from attnlab.models.cooccurrence import Corpus
-from attnlab.models.ibm1 import Ibm1, alpha, beta, counts, fit, link_prior, trans
+from attnlab.counting import cooccurrence
+from attnlab.counting.cooccurrence import WordPairs
+from attnlab.counting.ibm1 import Ibm1, alpha, beta, counts, fit, link_prior, trans
 
 
 def corpus(seed=0, number=97, types=(13, 11), longest=7):
@@ -223,7 +223,7 @@ def test_what_is_not_a_model_is_refused(tmp_path):
 def test_shapes_hold_every_pair_with_words_once():
     pairs = corpus(11)
     seen = {}
-    for numbers, x, y in Corpus.of(pairs).shapes(most=30):
+    for numbers, x, y in WordPairs.of(pairs).shapes(most=30):
         assert len(numbers) == 1 or x.shape[0] * x.shape[1] * y.shape[1] <= 30
         seen |= {n: (a.tolist(), b.tolist()) for n, a, b in zip(numbers.tolist(), x, y, strict=True)}
     assert seen == {n: (x, y) for n, (x, y) in enumerate(pairs) if x and y}

@@ -15,8 +15,8 @@ from scipy.special import digamma
 from test_ibm1 import corpus, slow_prior
 from torch.distributions import Dirichlet, kl_divergence
 
-from attnlab.aligning.ibm1 import FAST_ALIGN, WordModel, folder_name
-from attnlab.models.ibm1 import FORMAT, Ibm1, best_theta, fit, trans
+from attnlab.aligning.ibm1_aligner import FAST_ALIGN, WordModel, folder_name
+from attnlab.counting.ibm1 import FORMAT, Ibm1, best_theta, fit, trans
 
 
 def slow_mean_field(pairs, iterations, null, diagonal, prior):

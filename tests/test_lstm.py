@@ -9,13 +9,13 @@ from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from attnlab.decode import BeamSearch, Pinnable, Session, beam, greedy
+from attnlab.decoding.decode import BeamSearch, Pinnable, Session, beam, greedy
+from attnlab.decoding.search import Rules
 from attnlab.mechanisms import MECHANISMS
 from attnlab.models.lstm import LSTMTranslator, build, take_backbone
 from attnlab.models.lstm_config import COPY, SETTINGS, TRANSLATION, LSTMConfig
 from attnlab.models.presets import on_meta, parameter_table
-from attnlab.models.watch import record
-from attnlab.search import Rules
+from attnlab.recording.watch import record
 
 SMALL = replace(TRANSLATION, vocabulary=23, width=5, embedding_width=7, dropout=0.0)
 CLASSIFIER = replace(SETTINGS["classification"], vocabulary=23, width=5, embedding_width=7)

@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from attnlab.cli import app
 from attnlab.models.lstm_config import SETTINGS, LSTMConfig
-from attnlab.recipe import resolved, stored
-from attnlab.store import RunFolder, read_checkpoint
+from attnlab.training.recipe import resolved, stored
+from attnlab.training.run_folder import RunFolder, read_checkpoint
 
 
 def run(*words, **options):

@@ -11,15 +11,15 @@ import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from attnlab.experiments.population import IGNORED, Experiment, Population, Updates, grow
 from attnlab.models.lstm import build
 from attnlab.models.lstm_config import SETTINGS
-from attnlab.population import IGNORED, Experiment, Population, Updates, grow
-from attnlab.studies.snell2021.copying import Copying, attended
-from attnlab.studies.snell2021.keyword import Keyword
+from attnlab.studies.snell2021.copying import CopyExperiment, attended
+from attnlab.studies.snell2021.keyword import KeywordExperiment
 from attnlab.studies.snell2021.prediction import distributions
 
 CPU = torch.device("cpu")
-SMALL = Copying(data="subset", length=5, types=7, width=13, steps=6, examples=11, held_out=17, every=3)
+SMALL = CopyExperiment(data="subset", length=5, types=7, width=13, steps=6, examples=11, held_out=17, every=3)
 
 
 def alone(experiment, seed):
@@ -74,7 +74,7 @@ def test_an_update_is_made_from_batches_not_tensors():
 
 
 @dataclass(frozen=True, kw_only=True)
-class Clipped(Copying):
+class Clipped(CopyExperiment):
     clip: float = 0.05
 
 
@@ -85,8 +85,8 @@ class Clipped(Copying):
         replace(SMALL, data="mixture", types=5),
         replace(SMALL, heads=3),
         Clipped(data="permutations", length=5, types=5, width=13, steps=6, examples=11),
-        Keyword(length=7, types=5, width=11, steps=5, examples=13),
-        Keyword(length=7, types=5, width=11, steps=5, examples=13, bidirectional=False),
+        KeywordExperiment(length=7, types=5, width=11, steps=5, examples=13),
+        KeywordExperiment(length=7, types=5, width=11, steps=5, examples=13, bidirectional=False),
     ],
     ids=["copy", "mixture", "heads", "clipped", "keyword", "keyword-one-way"],
 )
@@ -142,7 +142,7 @@ def test_a_map_without_bias_or_of_one_vector_is_the_same_in_a_population():
 def test_a_script_without_a_guard_is_told_of_it(tmp_path):
     script = tmp_path / "mine.py"
     script.write_text(
-        "from attnlab.population import grow\nfrom attnlab.studies.snell2021.copying import Copying\n"
+        "from attnlab.experiments.population import grow\nfrom attnlab.studies.snell2021.copying import Copying\n"
         "grow(Copying(length=3, types=3, width=4, steps=1), [0, 1], device='cpu', processes=2)\n"
     )
     ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=120)
@@ -186,7 +186,7 @@ def test_a_member_is_an_ordinary_model_with_its_weights():
 
 def test_a_killed_run_goes_on_where_it_stood(tmp_path):
     @dataclass(frozen=True, kw_only=True)
-    class Stopping(Copying):
+    class Stopping(CopyExperiment):
         checkpoint_every: int = 2
 
     values = {"data": "subset", "length": 5, "types": 7, "width": 13, "steps": 6, "examples": 11, "every": 3}
@@ -212,7 +212,7 @@ def test_a_killed_run_goes_on_where_it_stood(tmp_path):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dropping(Copying):
+class Dropping(CopyExperiment):
     """Two layers with dropout between them."""
 
     checkpoint_every: int = 2
@@ -277,7 +277,7 @@ def test_seeds_trained_as_one_on_a_cpu_end_as_those_trained_by_themselves(tmp_pa
 
 LONG = """
 import torch
-from attnlab.population import grow
+from attnlab.experiments.population import grow
 from attnlab.studies.snell2021.copying import Copying
 if __name__ == "__main__":
     case = Copying(data="subset", length=5, types=7, width=13, steps=10**6, examples=11, held_out=17, every=10**6)
@@ -322,7 +322,7 @@ def test_what_is_refused(tmp_path):
 
 
 def test_data_of_a_seed_do_not_depend_on_its_company():
-    for case in (SMALL, Keyword(length=7, types=5)):
+    for case in (SMALL, KeywordExperiment(length=7, types=5)):
         both, one = case.draw([5, 9], 3, 19, CPU), case.draw([9], 3, 19, CPU)
         for x, y in zip(both, one, strict=True):
             assert torch.equal(x[1:], y)
@@ -349,7 +349,7 @@ def test_the_distributions_are_what_they_say():
     for wrong in ({"shared": 5}, {"shared": -1}, {"shared": 1, "data": "subset"}):
         with pytest.raises(ValueError, match="only the sets of a mixture share some, not all"):
             replace(alike, **wrong)
-    tokens, labels, places = Keyword(length=7, types=5).draw([0], 1, 500, CPU)
+    tokens, labels, places = KeywordExperiment(length=7, types=5).draw([0], 1, 500, CPU)
     assert torch.equal((tokens == 1).sum(-1), labels)
     at = tokens.gather(2, places[..., None])[..., 0]
     assert (at[labels == 1] == 1).all()
@@ -358,14 +358,16 @@ def test_the_distributions_are_what_they_say():
 
 def test_diagnose_is_tried_on_distributions_between_those_of_figure_3():
     """As the paper's length has them, no two alike, from permutations of 40 to 40 of 60."""
-    families = distributions(Copying(length=40, types=40))
+    families = distributions(CopyExperiment(length=40, types=40))
     assert {name: len(family) for name, family in families.items()} == {
         "k of n": 9, "two sets": 30, "sets that overlap": 8
     }  # fmt: skip
     cases = [case for family in families.values() for case in family.values()]
     assert len(set(cases)) == len(cases)
     assert [*families["k of n"]][::8] == ["40 of 40", "40 of 60"]
-    assert families["two sets"]["40 of 44 of two sets, 0.95"] == Copying(data="mixture", length=40, types=44, mix=0.95)
+    assert families["two sets"]["40 of 44 of two sets, 0.95"] == CopyExperiment(
+        data="mixture", length=40, types=44, mix=0.95
+    )
     assert families["sets that overlap"]["permutations of two sets, 16 types in both"].words == 40 + 24 + 2
 
 

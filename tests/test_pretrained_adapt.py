@@ -15,8 +15,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers.masking_utils import eager_mask
 
 import attnlab
+from attnlab.huggingface import carries as cascade
+from attnlab.huggingface import dispatch, pretrained
 from attnlab.mechanisms import MECHANISMS, Mechanism, Softmax
-from attnlab.models import cascade, dispatch, pretrained
 
 MODELS = ("bert", "gpt2", "llama", "marian", "t5")
 GENERATING = ("gpt2", "llama", "marian", "t5")

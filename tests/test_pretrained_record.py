@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnlab
-from attnlab.models import native, pretrained
-from attnlab.recording import KINDS, Record
+from attnlab.huggingface import native, pretrained
+from attnlab.records.record import KINDS, Record
 
 ENCODER_DECODERS = ("marian", "t5")
 ENCODERS = ("bert", "roberta", "albert", "modernbert")

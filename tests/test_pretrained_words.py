@@ -6,7 +6,7 @@ import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from attnlab.analysis.words import numbered, texts
-from attnlab.models.inputs import words
+from attnlab.huggingface.inputs import words
 
 TEXT = "Käse schläft — “on” the café … 🧀 naïve\nthe\tend"
 

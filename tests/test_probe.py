@@ -10,10 +10,10 @@ from torch.func import functional_call
 
 from attnlab.models.lstm import build
 from attnlab.models.lstm_config import SETTINGS, TRANSLATION
-from attnlab.models.probe import beta, gamma, probed, saliency
 from attnlab.models.transformer import TransformerConfig
-from attnlab.models.watch import record
-from attnlab.recording import Record
+from attnlab.recording.probe import beta, gamma, probed, saliency
+from attnlab.recording.watch import record
+from attnlab.records.record import Record
 
 SMALL = replace(TRANSLATION, vocabulary=19, width=6, embedding_width=7, dropout=0.5)
 CLASSIFIER = replace(SETTINGS["classification"], vocabulary=19, width=6, embedding_width=7)

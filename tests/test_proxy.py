@@ -8,7 +8,7 @@ import torch
 from scipy.optimize import minimize
 from torch.nn.utils.rnn import pad_sequence
 
-from attnlab.models.proxy import STRENGTHS, Proxy, best_logistic, logistic, loss, polarity, shares, train_proxy
+from attnlab.counting.proxy import STRENGTHS, Proxy, best_logistic, logistic, loss, polarity, shares, train_proxy
 
 SOURCE = torch.tensor([[4, 2, 4, 0, 0], [3, 1, 2, 5, 6], [6, 0, 0, 0, 0]])
 TARGET = torch.tensor([[2, 3, 0], [1, 4, 2], [4, 0, 0]])

@@ -22,9 +22,9 @@ from attnlab.analysis.rank import (
     stable_rank,
     weight_ranks,
 )
-from attnlab.models.depth import states, stripped
 from attnlab.models.transformer import TransformerConfig, build
-from attnlab.recording import KINDS
+from attnlab.recording.depth import states, stripped
+from attnlab.records.record import KINDS
 
 TOKENS = torch.tensor([[3, 4, 5, 6, 0], [7, 8, 9, 10, 11], [4, 0, 0, 0, 0]])
 MASK = TOKENS != 0

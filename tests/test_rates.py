@@ -3,18 +3,20 @@
 import pytest
 import torch
 
-from attnlab.studies import rates, variants
-from attnlab.studies.corpora import Corpus
+from attnlab.experiments import learning_rates as rates
+from attnlab.experiments import variants
+from attnlab.experiments.corpora import StudyCorpus
+from attnlab.experiments.study import Setting
+from attnlab.experiments.trained import Measure, Trained, perplexity
+from attnlab.experiments.variants import Variant, Variants
+from attnlab.studies import open_study
 from attnlab.studies.heo2024.deep import rates as deep_rates
-from attnlab.studies.study import Setting, open_study
-from attnlab.studies.trained import Measure, Trained, perplexity
-from attnlab.studies.variants import Variant, Variants
-from attnlab.studies.zheng2021.ablation import rates as ablation_rates
+from attnlab.studies.zheng2021.cascade_ablation import rates as ablation_rates
 
 PLAIN = Variant("softmax", "plain", {"attention": "softmax"})
 OTHER = Variant("coda", "other", {"attention": "coda", "heads": "4"})
 THIRD = Variant("nap", "third", {"attention": "nap"})
-TEXT = Corpus(
+TEXT = StudyCorpus(
     "lexicon", "a text", "synthetic",
     {"smoke": {"data": "lexicon", "examples": "60", "held_out": "20", "layers": "1", "width": "8", "heads": "2",
                "lr": "4e-3", "steps": "3"}},
@@ -110,7 +112,7 @@ def test_each_is_held_against_its_peer_at_that_ones_own_best(world):
 
 def test_the_recipes_own_rate_is_the_run_of_other_items(world, tmp_path):
     settings = TEXT.settings["smoke"] | {"lr": "1.2345678e-3"}
-    for corpus in (TEXT, Corpus("odd", "odd", "synthetic", {"smoke": settings})):
+    for corpus in (TEXT, StudyCorpus("odd", "odd", "synthetic", {"smoke": settings})):
         ground = corpus.on(Setting("smoke", (5,), torch.device("cpu"), tmp_path / "work" / "item"))
         own = rates.at_rates(PLAIN, ground)[1.0]
         assert ground.recipe(5, own.values).name() == ground.recipe(5, PLAIN.values).name()
@@ -118,7 +120,7 @@ def test_the_recipes_own_rate_is_the_run_of_other_items(world, tmp_path):
 
 def test_a_recipe_that_names_its_rate_nowhere_has_the_one_of_its_model(world):
     settings = {name: value for name, value in TEXT.settings["smoke"].items() if name != "lr"}
-    cells = world.cells(corpus=Corpus("named", "named", "synthetic", {"smoke": settings}))
+    cells = world.cells(corpus=StudyCorpus("named", "named", "synthetic", {"smoke": settings}))
     assert len({row for row, column in cells if column == VALID}) == 9
     assert all(cell.values for cell in cells.values())
 

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'attnlab[ray]'")
 
-from attnlab.store import RunFolder
-from attnlab.studies.compare.work import UPDATES, WARM, WINDOWS
+from attnlab.experiments.work import UPDATES, WARM, WINDOWS
+from attnlab.training.run_folder import RunFolder
 
 STEPS, EVERY = 60, 10
 WORDS = ["data=lexicon", "examples=300", "held_out=20", "width=8", "layers=1", "heads=2", "feed_forward=16"]

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from attnlab.recording import KINDS, Layer, LazyLayers, Record
+from attnlab.records.record import KINDS, Layer, LazyLayers, Record
 
 B, H, Q, J, D, E = 3, 4, 5, 7, 2, 11
 
@@ -111,7 +111,7 @@ def test_a_failed_save_leaves_the_old_file_and_no_scrap(tmp_path, monkeypatch):
     path = tmp_path / "record"
     example().save(path)
     old = path.read_bytes()
-    monkeypatch.setattr("attnlab.recording.save_file", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("attnlab.records.record.save_file", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         example().save(path)
     assert path.read_bytes() == old

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnlab.scheduling import Job, scheduler
-from attnlab.scheduling import local as local_module
-from attnlab.scheduling.job import RETRIES, Waiting
+from attnlab.experiments import local as local_module
+from attnlab.experiments.jobs import RETRIES, Waiting
+from attnlab.experiments.schedulers import Job, scheduler
 
 
 def touch(folder, name):
@@ -227,7 +227,7 @@ def test_what_is_wrong_with_a_cluster_is_said(monkeypatch):
 WAITING = """
 import sys, time
 sys.path.insert(0, sys.argv[2])
-from attnlab.scheduling import Job, scheduler
+from attnlab.experiments.schedulers import Job, scheduler
 from test_scheduling import waits
 if __name__ == "__main__":
     with scheduler("local", jobs=2, device="cpu") as on:
@@ -263,7 +263,7 @@ def test_stopped_or_killed_it_asks_each_job_once_to_stop(how, tmp_path):
 STARTING = """
 import sys
 sys.path.insert(0, sys.argv[2])
-from attnlab.scheduling import Job, scheduler
+from attnlab.experiments.schedulers import Job, scheduler
 from test_scheduling import touch
 if __name__ == "__main__":
     with scheduler("local", jobs=1, device="cpu") as on:

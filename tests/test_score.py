@@ -7,21 +7,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from attnlab import score
+from attnlab.decoding.scores import bleu, chrf, compound_split, compound_split_bleu
 from attnlab.mechanisms import MECHANISMS
 from attnlab.mechanisms.noise import sampled
 from attnlab.models.transformer import TransformerConfig, build
-from attnlab.score import (
-    Scored,
-    bits_per_character,
-    bleu,
-    chrf,
-    compound_split,
-    compound_split_bleu,
-    perplexity,
-    score_batches,
-    score_targets,
-)
+from attnlab.training import scoring as score
+from attnlab.training.scoring import Scored, bits_per_character, perplexity, score_batches, score_targets
 
 SMALL = {"vocabulary": 23, "layers": 2, "width": 16, "heads": 2, "feed_forward": 13}
 STOCHASTIC = [name for name, kind in MECHANISMS.items() if kind.stochastic]

@@ -7,11 +7,11 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from attnlab.scheduling import scheduler
-from attnlab.studies.snell2021.copying import Copying, each_grown_in, fig3, section62
+from attnlab.experiments.schedulers import scheduler
+from attnlab.experiments.study import Setting
+from attnlab.studies.snell2021.copying import CopyExperiment, each_grown_in, fig3, section62
 from attnlab.studies.snell2021.heads import fig6
 from attnlab.studies.snell2021.prediction import chosen_weight, prediction, told_rank, told_verdicts
-from attnlab.studies.study import Setting
 
 CPU = torch.device("cpu")
 
@@ -28,7 +28,7 @@ def shares(findings):
 
 
 def test_cases_side_by_side_are_those_in_turn(setting, tmp_path):
-    base = Copying(data="subset", length=3, types=5, width=8, steps=4, every=2, examples=8, held_out=8)
+    base = CopyExperiment(data="subset", length=3, types=5, width=8, steps=4, every=2, examples=8, held_out=8)
     cases = {"five": base, "seven": replace(base, types=7)}
     in_turn = replace(setting, on=None, folder=tmp_path / "in-turn")
     together, alone = (dict(each_grown_in(each, cases, (0, 1))) for each in (setting, in_turn))

@@ -10,19 +10,20 @@ import pytest
 import torch
 from snell_corpora import pairs_in, texts_in
 
-from attnlab import population
-from attnlab.runs import open_run, start
-from attnlab.scheduling import Scheduler
-from attnlab.scheduling.job import Waiting, attempt
-from attnlab.store import read_checkpoint
-from attnlab.studies.compare.work import finished
-from attnlab.studies.snell2021 import corpora, grown, together
-from attnlab.studies.snell2021.corpora import Size
+from attnlab.experiments import population
+from attnlab.experiments.jobs import Waiting, attempt
+from attnlab.experiments.schedulers import Scheduler
+from attnlab.experiments.study import Setting
+from attnlab.experiments.work import finished
+from attnlab.studies.snell2021 import grown, together
+from attnlab.studies.snell2021 import plan as corpora
 from attnlab.studies.snell2021.grown import Runs, how_many, train_as_one
 from attnlab.studies.snell2021.measures import measure
+from attnlab.studies.snell2021.plan import ScaleSize
 from attnlab.studies.snell2021.together import Wanted
 from attnlab.studies.snell2021.trials import Field, Trial
-from attnlab.studies.study import Setting
+from attnlab.training.run_folder import read_checkpoint
+from attnlab.training.runs import open_run, start
 
 CPU = torch.device("cpu")
 STEPS = (0, 3, 40)  # more than an epoch
@@ -30,7 +31,7 @@ STEPS = (0, 3, 40)  # more than an epoch
 
 @pytest.fixture(autouse=True)
 def brief(monkeypatch):
-    size = Size(width=5, rate=1e-2, measured=7, measured_at=STEPS, comparisons="BC", proxy_epochs=1, output=5)
+    size = ScaleSize(width=5, rate=1e-2, measured=7, measured_at=STEPS, comparisons="BC", proxy_epochs=1, output=5)
     monkeypatch.setitem(corpora.CLASSIFYING, "smoke", size)
     monkeypatch.setitem(corpora.TRANSLATING, "smoke", size)
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from attnlab.population import Grown
+from attnlab.experiments.population import Grown
+from attnlab.experiments.study import Setting
 from attnlab.studies.snell2021 import keyword
-from attnlab.studies.snell2021.keyword import PLACES, Keyword, early, holds
-from attnlab.studies.study import Setting
+from attnlab.studies.snell2021.keyword import PLACES, KeywordExperiment, early, holds
 
 # at, after, mean, last: Hypothesis 2 at the second measure, Observation 3 at the last
 SECOND = [(0.0, 0.0, 0.0, 0.0), (2.0, 1.0, 0.1, 0.2), (9.0, 11.0, 4.0, 20.0), (3.0, 11.0, 2.5, 20.0)]
@@ -68,6 +68,6 @@ def test_about_the_same_is_closer_than_what_is_far_apart(four, expected):
 
 
 def test_the_first_updates_are_measured_finely():
-    assert Keyword(steps=300, every=100, finely=(6, 2)).measured_at == (0, 2, 4, 6, 100, 200, 300)
-    assert Keyword(steps=4, every=2, finely=(100, 1)).measured_at == (0, 1, 2, 3, 4)
-    assert Keyword(steps=200, every=100).measured_at[:3] == (0, 100, 200)
+    assert KeywordExperiment(steps=300, every=100, finely=(6, 2)).measured_at == (0, 2, 4, 6, 100, 200, 300)
+    assert KeywordExperiment(steps=4, every=2, finely=(100, 1)).measured_at == (0, 1, 2, 3, 4)
+    assert KeywordExperiment(steps=200, every=100).measured_at[:3] == (0, 100, 200)

@@ -10,21 +10,22 @@ import torch
 from snell_corpora import pairs_in, texts_in
 from typer.testing import CliRunner
 
-from attnlab import runs
 from attnlab.analysis.agreement import agreement
 from attnlab.cli import app
-from attnlab.models.probe import beta, saliency
-from attnlab.models.watch import record
-from attnlab.studies.snell2021 import additive, agreements, corpora, frozen, sms, training_curves
-from attnlab.studies.snell2021.agreements import CHANCE, DEFINED, NEGATED, Reading, read
-from attnlab.studies.snell2021.corpora import Size
+from attnlab.experiments.study import Setting
+from attnlab.recording.probe import beta, saliency
+from attnlab.recording.watch import record
+from attnlab.studies.snell2021 import additive, agreements, frozen, sms, training_curves
+from attnlab.studies.snell2021 import plan as corpora
+from attnlab.studies.snell2021.agreements import CHANCE, DEFINED, NEGATED, ScorePair, read
 from attnlab.studies.snell2021.measures import measure, reference
+from attnlab.studies.snell2021.plan import ScaleSize
 from attnlab.studies.snell2021.trials import Field, Trial
-from attnlab.studies.study import Setting
-from attnlab.train import Outcome
+from attnlab.training import runs
+from attnlab.training.loop import TrainingResult
 
 CPU = torch.device("cpu")
-VALIDATION = Reading("agreement", "accuracy", "valid")
+VALIDATION = ScorePair("agreement", "accuracy", "valid")
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +44,13 @@ def field(corpus, tmp_path):
 
 @pytest.fixture
 def classifying(monkeypatch):
-    size = Size(width=13, rate=2e-2, measured_at=(0, 30, 90), comparisons="BC", proxy_epochs=5)
+    size = ScaleSize(width=13, rate=2e-2, measured_at=(0, 30, 90), comparisons="BC", proxy_epochs=5)
     monkeypatch.setitem(corpora.CLASSIFYING, "smoke", size)
 
 
 @pytest.fixture
 def translating(monkeypatch):
-    size = Size(measured=17, width=13, rate=1e-2, measured_at=(0, 40), proxy_epochs=3, output=9)
+    size = ScaleSize(measured=17, width=13, rate=1e-2, measured_at=(0, 40), proxy_epochs=3, output=9)
     monkeypatch.setitem(corpora.TRANSLATING, "smoke", size)
 
 
@@ -98,7 +99,7 @@ def test_before_any_update_a_model_is_what_training_starts_from(texts, tmp_path,
 
     def only_look(task, model, config, folder, accelerator, report):
         begun.update({name: x.detach().clone() for name, x in model.named_parameters()})
-        return Outcome(config.steps, 0.0, 0, True, "none")
+        return TrainingResult(config.steps, 0.0, 0, True, "none")
 
     monkeypatch.setattr(runs, "train", only_look)
     trial.train("B")
@@ -156,7 +157,7 @@ def test_the_optimal_attention_of_the_additive_model_is_better_than_its_own(pair
 
 def test_every_item_runs_on_any_corpus(texts, pairs, tmp_path, monkeypatch):
     """The items themselves, with both corpora in the place of the paper's."""
-    short = Size(width=13, rate=2e-2, measured_at=(0, 60), comparisons="B", proxy_epochs=2)
+    short = ScaleSize(width=13, rate=2e-2, measured_at=(0, 60), comparisons="B", proxy_epochs=2)
     monkeypatch.setitem(corpora.CLASSIFYING, "smoke", short)
     monkeypatch.setitem(corpora.TRANSLATING, "smoke", replace(short, measured=7, measured_at=(0, 9), output=5))
     for module in (agreements, training_curves, frozen):

@@ -10,14 +10,14 @@ import pytest
 import torch
 from scipy.stats import kendalltau
 
+from attnlab.experiments.study import Setting
 from attnlab.studies.snell2021 import STUDY, published
-from attnlab.studies.snell2021.agreements import CHANCE, DEFINED, NEGATED, ONE, TABLES, Reading, read, table
-from attnlab.studies.snell2021.corpora import CORPORA, MULTI, ROLES, SMS, SST
+from attnlab.studies.snell2021.agreements import CHANCE, DEFINED, NEGATED, ONE, TABLES, ScorePair, read, table
 from attnlab.studies.snell2021.frozen import table10
 from attnlab.studies.snell2021.measures import Pooled, rows, seen
+from attnlab.studies.snell2021.plan import CORPORA, MULTI, ROLES, SMS, SST
 from attnlab.studies.snell2021.training_curves import peaks
 from attnlab.studies.snell2021.trials import Field, Trial
-from attnlab.studies.study import Setting
 from attnlab.tasks.classification import Classification, ClassificationConfig
 from attnlab.tasks.translation import Translation, TranslationConfig
 
@@ -187,7 +187,7 @@ def known_curves():
 
 def test_the_columns_of_a_row_by_hand(tmp_path, monkeypatch):
     trial = written(tmp_path, monkeypatch, **known_curves())
-    found = read(trial, Reading("agreement", "accuracy", "valid"))
+    found = read(trial, ScorePair("agreement", "accuracy", "valid"))
     # two starts agree by 5, 25, 45 on average, and are right in 42, 65, 79 per cent
     assert found.values == {
         "A(α, β^uf)": 24.0, "A(β^uf, β^px)": 25.0, "A(Δ, β^uf)": 4.5, "A(α, β)": 55.0, CHANCE: 7.5,
@@ -199,11 +199,11 @@ def test_the_columns_of_a_row_by_hand(tmp_path, monkeypatch):
 
 def test_runs_of_other_settings_are_refused(tmp_path, monkeypatch):
     trial = written(tmp_path, monkeypatch, **known_curves())
-    read(trial, Reading("agreement", "accuracy", "valid"))
+    read(trial, ScorePair("agreement", "accuracy", "valid"))
     config = trial.folder("A").path / "config.json"
     config.write_text(config.read_text().replace('"width": 32', '"width": 31'))
     with pytest.raises(ValueError, match=r"holds another run \(model.width: 31 there, 32 now\)"):
-        read(trial, Reading("agreement", "accuracy", "valid"))
+        read(trial, ScorePair("agreement", "accuracy", "valid"))
 
 
 def test_a_peak_is_where_the_other_seeds_have_it():

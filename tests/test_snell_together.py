@@ -17,13 +17,14 @@ from snell_corpora import pairs_in, texts_in
 from typer.testing import CliRunner
 
 from attnlab.cli import app
-from attnlab.scheduling import Scheduler, scheduler
-from attnlab.scheduling.job import Waiting, attempt
-from attnlab.studies.snell2021 import additive, agreements, corpora, together, trials
-from attnlab.studies.snell2021.corpora import Size
+from attnlab.experiments.jobs import Waiting, attempt
+from attnlab.experiments.schedulers import Scheduler, scheduler
+from attnlab.experiments.study import Setting
+from attnlab.studies.snell2021 import additive, agreements, together, trials
+from attnlab.studies.snell2021 import plan as corpora
 from attnlab.studies.snell2021.measures import measure
+from attnlab.studies.snell2021.plan import ScaleSize
 from attnlab.studies.snell2021.trials import Field, Trial
-from attnlab.studies.study import Setting
 
 CPU = torch.device("cpu")
 ITEMS = {"table2": agreements.table2, "a1": additive.a1}
@@ -53,7 +54,7 @@ def pairs(tmp_path_factory):
 @pytest.fixture
 def brief(monkeypatch):
     """Next to nothing is learnt, and soon."""
-    size = Size(width=5, rate=1e-2, measured=7, measured_at=(0, 3), comparisons="BC", proxy_epochs=1, output=5)
+    size = ScaleSize(width=5, rate=1e-2, measured=7, measured_at=(0, 3), comparisons="BC", proxy_epochs=1, output=5)
     monkeypatch.setitem(corpora.CLASSIFYING, "smoke", size)
     monkeypatch.setitem(corpora.TRANSLATING, "smoke", replace(size, measured_at=(0, 2, 5)))
 

@@ -18,7 +18,7 @@ from attnlab.analysis.frequency import BINS, Frequency
 from attnlab.analysis.frequency import parse as parse_frequency
 from attnlab.analysis.joint import NORMS, WEIGHTS, Octaves, correlation
 from attnlab.analysis.statistics import Statistics
-from attnlab.recording import KINDS
+from attnlab.records.record import KINDS
 
 THREE = Categories(("first", "second", "other"), torch.arange(VOCABULARY) % 3)
 COUNTS = torch.arange(VOCABULARY) ** 2 + 1

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 from transformers import get_cosine_schedule_with_warmup, get_inverse_sqrt_schedule
 
-from attnlab import optimise
 from attnlab.models.transformer import TransformerConfig, build
-from attnlab.stepping import Captured, Eager, Flat, Objective, fit, ladder
-from attnlab.train import TrainConfig
+from attnlab.training import optimisers as optimise
+from attnlab.training.loop import TrainConfig
+from attnlab.training.step import Captured, Eager, Flat, Objective, fit, ladder
 
 
 def tiny(**changes):

@@ -5,11 +5,11 @@ import re
 
 import pytest
 
+from attnlab.experiments.reproduction import ItemConfig, ItemResult
+from attnlab.experiments.study import Findings, Item, Study
+from attnlab.experiments.study_page import outcome_table, write
+from attnlab.experiments.verdicts import Cell
 from attnlab.report.page import Table
-from attnlab.studies.claims import Cell
-from attnlab.studies.reproduce import ItemConfig, Outcome
-from attnlab.studies.study import Findings, Item, Study
-from attnlab.studies.written import outcome_table, write
 
 ABOUT = {"command": "attnlab reproduce bench lr=1e-3 --only=one --only=two --scale=smoke --out='a b'", "torch": "2.13"}
 STUDY = Study("bench", "A bench", {name: Item(name, lambda setting: Findings([])) for name in ("one", "two", "three")})
@@ -17,7 +17,7 @@ STUDY = Study("bench", "A bench", {name: Item(name, lambda setting: Findings([])
 
 def outcome(name, *cells, **about):
     config = ItemConfig("bench", name, "smoke", (0, 1, 2), 1)
-    return Outcome(config, name.title(), cells, (), (f"about {name}",), ABOUT | about)
+    return ItemResult(config, name.title(), cells, (), (f"about {name}",), ABOUT | about)
 
 
 def ran(name):

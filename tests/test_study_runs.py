@@ -5,20 +5,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnlab import runs
-from attnlab.studies.claims import Cell
-from attnlab.studies.corpora import Corpus, artificial_text, chosen, grounds
-from attnlab.studies.study import Setting
-from attnlab.studies.trained import FAILED, Measure, Trained, cell, difference
-from attnlab.studies.variants import Variant, Variants
+from attnlab.experiments.corpora import StudyCorpus, artificial_text, chosen, grounds
+from attnlab.experiments.study import Setting
+from attnlab.experiments.trained import FAILED, Measure, Trained, cell, difference
+from attnlab.experiments.variants import Variant, Variants
+from attnlab.experiments.verdicts import Cell
+from attnlab.training import runs
 
 CPU = torch.device("cpu")
 TINY = {
     "data": "lexicon", "examples": "60", "held_out": "7", "layers": "1", "width": "8", "heads": "2",
     "feed_forward": "8", "steps": "3", "batch_examples": "13", "warmup": "0", "evaluate_every": "3",
 }  # fmt: skip
-OWN = Corpus("own", "Own pairs", "synthetic", {"smoke": TINY}, tags=("other data",))
-PAPER = Corpus("paper", "Their pairs", "synthetic", {"full": TINY}, asked="a day")
+OWN = StudyCorpus("own", "Own pairs", "synthetic", {"smoke": TINY}, tags=("other data",))
+PAPER = StudyCorpus("paper", "Their pairs", "synthetic", {"full": TINY}, asked="a day")
 SOFTMAX, CODA = (Variant(name, name.title(), {"attention": name}) for name in ("softmax", "coda"))
 NAMES = ("softmax", "coda", "bad")
 
@@ -54,7 +54,7 @@ def test_a_row_says_why_it_is_not_run(tmp_path):
 
 def test_data_that_are_not_there_are_a_reason_and_not_an_error(tmp_path):
     (tmp_path / "nothing").mkdir()
-    missing = Corpus("ptb", "PTB", "language", {"smoke": {"data": "ptb"}})
+    missing = StudyCorpus("ptb", "PTB", "language", {"smoke": {"data": "ptb"}})
     where = Setting("smoke", (0,), CPU, tmp_path / "work" / "item", data_dir=str(tmp_path / "nothing"))
     assert "ptb.valid.txt[.gz] is not there" in missing.on(where).why_not()
 

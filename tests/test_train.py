@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import load_file
 
 from attnlab.cli import main
-from attnlab.recipe import resolved
-from attnlab.runs import listed, open_run
-from attnlab.store import RunFolder, read_checkpoint
-from attnlab.train import TrainConfig
+from attnlab.training.loop import TrainConfig
+from attnlab.training.recipe import resolved
+from attnlab.training.run_folder import RunFolder, read_checkpoint
+from attnlab.training.runs import listed, open_run
 
 LEXICON = ["data=lexicon", "examples=600", "held_out=50", "width=16", "layers=1", "heads=2", "feed_forward=32"]
 LEXICON += ["batch_tokens=400"]
@@ -112,7 +112,7 @@ def step_of(folder):
 def test_a_checkpoint_half_written_leaves_the_one_before(tmp_path, monkeypatch):
     """Killed during the write: what is there is the previous checkpoint, whole."""
     code = """
-import os, sys, attnlab.store as store
+import os, sys, attnlab.training.run_folder as store
 written = store.save_file
 def dies(tensors, path, metadata):
     written(tensors, path, metadata)
@@ -297,7 +297,7 @@ def test_a_tracker_that_is_not_installed_is_said(tmp_path):
 def test_a_tracker_is_given_every_measurement(tmp_path, monkeypatch):
     from accelerate import Accelerator
 
-    from attnlab import runs
+    from attnlab.training import runs
 
     told = []
     monkeypatch.setattr(runs, "find_spec", lambda name: object())
@@ -305,7 +305,7 @@ def test_a_tracker_is_given_every_measurement(tmp_path, monkeypatch):
     monkeypatch.setattr(Accelerator, "init_trackers", lambda self, name, config: told.append(config))
     monkeypatch.setattr(Accelerator, "log", lambda self, values, step: told.append((step, values["loss"])))
     recipe = resolved("synthetic", dict(word.split("=") for word in LEXICON) | {"steps": "4", "logging": "tensorboard"})
-    monkeypatch.setattr("attnlab.train.evaluate", lambda *a, **k: {"valid_loss": 1.0, "loss": 1.0})
+    monkeypatch.setattr("attnlab.training.loop.evaluate", lambda *a, **k: {"valid_loss": 1.0, "loss": 1.0})
     runs.start(recipe, out=str(tmp_path), device="cpu", report=lambda values: None, note=print)
     assert told[0]["training.steps"] == 4
     assert [step for step, _ in told[1:]] == [4, 4]

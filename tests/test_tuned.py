@@ -16,12 +16,12 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import attnlab
-from attnlab.models.tuned import TunedConfig, tuned
-from attnlab.recipe import resolved
-from attnlab.runs import open_run
-from attnlab.stepping import Objective
-from attnlab.store import DamagedError, RunFolder, read_checkpoint
+from attnlab.huggingface.fine_tuning import TunedConfig, tuned
 from attnlab.tasks.language import Language, LanguageConfig
+from attnlab.training.recipe import resolved
+from attnlab.training.run_folder import DamagedError, RunFolder, read_checkpoint
+from attnlab.training.runs import open_run
+from attnlab.training.step import Objective
 
 SMALL = ["block=13", "context=5", "batch_tokens=130", "lr=5e-3", "warmup=5", "log_every=10", "device=cpu"]
 LINES = ["the cat sat on the mat .", "nobody saw it .", "the mat sat on it .", "nobody saw the cat ."]

@@ -6,13 +6,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from attnlab import updates
-from attnlab.checkpointing import Position
-from attnlab.recipe import resolved
-from attnlab.runs import start
 from attnlab.tasks.classification import Classification, ClassificationConfig
-from attnlab.train import TrainConfig
-from attnlab.updates import Batches
+from attnlab.training import batches as updates
+from attnlab.training.batches import Batches
+from attnlab.training.checkpoints import Position
+from attnlab.training.loop import TrainConfig
+from attnlab.training.recipe import resolved
+from attnlab.training.runs import start
 
 LENGTHS = (90, 3, 7, 5, 2, 4, 1, 6, 9, 3, 2)
 ALONE = SimpleNamespace(num_processes=1, process_index=0)

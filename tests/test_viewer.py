@@ -11,9 +11,9 @@ import attnlab
 from attnlab.analysis.alignment import aer, chosen_words
 from attnlab.analysis.contribution import norms
 from attnlab.analysis.words import by_word
-from attnlab.inspection.viewing import show, view
-from attnlab.models.probe import probed
-from attnlab.report.view import Gold
+from attnlab.reading.maps import show, view
+from attnlab.recording.probe import probed
+from attnlab.report.view import ViewGold
 
 WORDS = ["[CLS]", "un", "##bel", "##iev", "##able", "cat", "s", "##at", ".", "[SEP]", "end"]
 ROWS, KEYS = (0, 0, 1, 2, 3, 4, -1), (0, 1, 2, 3, 4)  # words; the last row is of none
@@ -41,7 +41,7 @@ def translator(tmp_path_factory):
     records = {name: {step: translated(name) for step in (0, 10, 30)} for name in ("softmax", "dagpam")}
     links = sorted(proposed(records["softmax"][30]))  # some are sure, some only possible, and one is missed
     missed = next((s, links[0][1]) for s in range(SPECIAL) if (s, links[0][1]) not in links)
-    gold = Gold(frozenset({links[0], missed}), frozenset(links[1:3]), ROWS, KEYS, SPECIAL)
+    gold = ViewGold(frozenset({links[0], missed}), frozenset(links[1:3]), ROWS, KEYS, SPECIAL)
     curves = {name: {"accuracy": ([0, 10, 20, 30], [0.1, 0.2, 0.7, 0.9]), "agreement": ([0, 30], [0.3, 0.8])}
               for name in records}  # fmt: skip
     viewer = show(records, title="translator", gold=[gold], curves=curves, best={})

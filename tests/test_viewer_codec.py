@@ -15,25 +15,27 @@ import attnlab
 from attnlab.analysis.contribution import norms
 from attnlab.analysis.mixing import mixing
 from attnlab.analysis.rollout import rollout
-from attnlab.inspection import viewing
-from attnlab.inspection.best import best_aligned
-from attnlab.inspection.viewing import joined, show, view
-from attnlab.models.probe import probed
-from attnlab.report.embedded import Viewer, in_script
-from attnlab.report.packed import LADDER, SIGNED_LADDER, packed, quantised, restored, unpacked
-from attnlab.report.view import Attention, Best, Example, Frame, Gold, Run, Side, View, record_of
+from attnlab.reading import maps as viewing
+from attnlab.reading.best_head import best_aligned
+from attnlab.reading.maps import joined, show, view
+from attnlab.recording.probe import probed
+from attnlab.report.packing import LADDER, SIGNED_LADDER, packed, quantised, restored, unpacked
+from attnlab.report.view import Best, Frame, View, ViewAttention, ViewExample, ViewGold, ViewRun, ViewSide, record_of
+from attnlab.report.viewer_html import Viewer, in_script
 
 
 def plain_view(maps, *, heads, **options):
     """A view of one layer with these maps (h,i,j)."""
     i, j = next(iter(maps.values())).shape[1:]
     sides = {"source": j, "target": i}
-    example = Example(
+    example = ViewExample(
         "1",
-        {name: Side(tuple(f"{name}{n}" for n in range(size)), tuple(range(size)), ("w",) * size)
+        {name: ViewSide(tuple(f"{name}{n}" for n in range(size)), tuple(range(size)), ("w",) * size)
          for name, size in sides.items()},
     )  # fmt: skip
-    return View("t", [example], [Run("r", [Frame([Attention(0, "cross", 0, tuple(range(heads)), maps, **options)])])])
+    return View(
+        "t", [example], [ViewRun("r", [Frame([ViewAttention(0, "cross", 0, tuple(range(heads)), maps, **options)])])]
+    )
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +166,7 @@ def test_what_is_not_a_view_is_refused():
         View("t", [], [])
     one = plain_view({"weight": torch.rand(1, 2, 3)}, heads=1)
     with pytest.raises(ValueError, match=r"must have rising steps, not \[5, 3\]"):
-        View("t", one.examples, [Run("r", [Frame([], 5), Frame([], 3)])])
+        View("t", one.examples, [ViewRun("r", [Frame([], 5), Frame([], 3)])])
     with pytest.raises(ValueError, match=r"must end in \.html, for a page, or \.json"):
         Viewer(one).save("x.txt")
 
@@ -184,9 +186,9 @@ def test_every_head_of_bert_base_at_128_tokens_fits_into_3_megabytes():
     for index in range(12):
         weights = torch.randn(12, 128, 128).mul(0.3 + 0.2 * index).softmax(-1)
         maps = {"weight": weights, "norm-layer": torch.rand(1, 128, 128), "norm-block": torch.rand(1, 128, 128)}
-        layers.append(Attention(0, "encoder-self", index, tuple(range(12)), maps, torch.rand(12, 128)))
-    side = Side(tuple(f"token{n}" for n in range(128)), tuple(range(128)), tuple(f"token{n}" for n in range(128)))
-    whole = View("bert", [Example("1", {"source": side})], [Run("r", [Frame(layers)])])
+        layers.append(ViewAttention(0, "encoder-self", index, tuple(range(12)), maps, torch.rand(12, 128)))
+    side = ViewSide(tuple(f"token{n}" for n in range(128)), tuple(range(128)), tuple(f"token{n}" for n in range(128)))
+    whole = View("bert", [ViewExample("1", {"source": side})], [ViewRun("r", [Frame(layers)])])
     assert len(Viewer(whole).page().encode()) < 3_000_000
 
 
@@ -301,8 +303,8 @@ def test_points_of_a_curve_that_are_no_number_are_left_out():
 
 def test_gold_that_no_head_can_be_judged_by_chooses_none():
     """No sure link, and every row of every head points at </s>: AER is 0/0, which is no reason to fail."""
-    source, target = Side(("un", "</s>"), (0, 1), ("un", "</s>")), Side(("<s>", "a"), (0, 1), ("<s>", "a"))
-    gold = Gold(frozenset(), frozenset({(0, 0)}), (0, -1), (0, 1), 1)
+    source, target = ViewSide(("un", "</s>"), (0, 1), ("un", "</s>")), ViewSide(("<s>", "a"), (0, 1), ("<s>", "a"))
+    gold = ViewGold(frozenset(), frozenset({(0, 0)}), (0, -1), (0, 1), 1)
     weights = torch.tensor([[[0.1, 0.9], [0.1, 0.9]]] * 2)
-    frame = Frame([Attention(0, "cross", 0, (0, 1), {"weight": weights})])
-    assert best_aligned([Example("1", {"source": source, "target": target}, gold)], frame) is None
+    frame = Frame([ViewAttention(0, "cross", 0, (0, 1), {"weight": weights})])
+    assert best_aligned([ViewExample("1", {"source": source, "target": target}, gold)], frame) is None

@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from attnlab.inspection.best import best_aligned
-from attnlab.inspection.viewing import named
-from attnlab.report.embedded import Viewer
-from attnlab.report.view import Attention, Best, Example, Frame, Gold, Run, Side, View
+from attnlab.reading.best_head import best_aligned
+from attnlab.reading.maps import named
+from attnlab.report.view import Best, Frame, View, ViewAttention, ViewExample, ViewGold, ViewRun, ViewSide
+from attnlab.report.viewer_html import Viewer
 
 SOURCE = ["un", "##believ", "##able", "cat", "s"]
-PIECES = Side(tuple(SOURCE), (0, 0, 0, 1, 2), ("unbelievable", "cat", "s"))
-TARGET = Side(("<s>", "le", "chat"), (0, 1, 2), ("<s>", "le", "chat"))
-GOLD = Gold(frozenset({(1, 1)}), frozenset({(0, 0)}), (0, 1, -1), (0, 0, 0, 1, 2), 3)
+PIECES = ViewSide(tuple(SOURCE), (0, 0, 0, 1, 2), ("unbelievable", "cat", "s"))
+TARGET = ViewSide(("<s>", "le", "chat"), (0, 1, 2), ("<s>", "le", "chat"))
+GOLD = ViewGold(frozenset({(1, 1)}), frozenset({(0, 0)}), (0, 1, -1), (0, 0, 0, 1, 2), 3)
 
 
 def cross(layer, heads):
@@ -19,14 +19,14 @@ def cross(layer, heads):
     weights = torch.full((len(heads), 3, 5), 0.1)
     for head, keys in enumerate(heads):
         weights[head, range(3), keys] = 0.6
-    return Attention(0, "cross", layer, tuple(range(len(heads))), {"weight": weights})
+    return ViewAttention(0, "cross", layer, tuple(range(len(heads))), {"weight": weights})
 
 
 def saved(path, *, best=None, gold=GOLD, curves=None, step=None):
     """Two runs of two layers of two heads; the second head of the second layer links words as the gold does."""
-    example = Example("1", {"source": PIECES, "target": TARGET}, gold)
+    example = ViewExample("1", {"source": PIECES, "target": TARGET}, gold)
     frame = Frame([cross(0, [[4, 4, 4], [3, 0, 0]]), cross(1, [[4, 0, 0], [1, 3, 4]])], step)
-    runs = [Run(name, [frame], curves or {}, best and best[name]) for name in ("a", "b")]
+    runs = [ViewRun(name, [frame], curves or {}, best and best[name]) for name in ("a", "b")]
     return Viewer(View("marks", [example], runs)).save(path / "marks.html")
 
 
@@ -146,11 +146,11 @@ def test_what_is_not_selected_fades_and_what_is_keeps_its_colour(marked):
 
 
 def test_the_head_with_the_lowest_error_rate_is_found():
-    example = Example("1", {"source": PIECES, "target": TARGET}, GOLD)
+    example = ViewExample("1", {"source": PIECES, "target": TARGET}, GOLD)
     frame = Frame([cross(0, [[4, 4, 4], [3, 0, 0]]), cross(1, [[4, 0, 0], [1, 3, 4]])])
     found = best_aligned([example], frame)
     assert (found.kind, found.layer, found.head) == ("cross", 1, 1)
-    assert best_aligned([Example("1", example.sides)], frame) is None
+    assert best_aligned([ViewExample("1", example.sides)], frame) is None
 
 
 def test_the_viewer_opens_at_the_best_head_of_the_run_and_marks_it(opened, tmp_path):
@@ -180,11 +180,11 @@ def test_an_older_document_that_knows_no_best_head_is_shown(opened, tmp_path):
 
 
 def test_a_best_head_that_is_not_there_is_refused():
-    run = Run("a", [Frame([cross(0, [[0, 0, 0]])])], best=Best("cross", 0, 1, "none"))
+    run = ViewRun("a", [Frame([cross(0, [[0, 0, 0]])])], best=Best("cross", 0, 1, "none"))
     with pytest.raises(
         ValueError, match="run 'a' is to open at cross layer 0, head 1, which is not there at step None"
     ):
-        View("", [Example("1", {"source": PIECES, "target": TARGET})], [run])
+        View("", [ViewExample("1", {"source": PIECES, "target": TARGET})], [run])
 
 
 @pytest.mark.parametrize(
@@ -247,13 +247,13 @@ def test_arcs_say_how_many_of_the_pairs_that_are_seen_have_none(opened, tmp_path
     apart = (torch.arange(60) - torch.arange(60)[:, None]) % 60
     masks = [apart < 41, apart < 19]  # queries see as many keys each
     layers = [
-        Attention(0, "encoder-self", n, (0,), {"weight": (torch.rand(1, 60, 60) + 0.5) * mask}, mask=mask)
+        ViewAttention(0, "encoder-self", n, (0,), {"weight": (torch.rand(1, 60, 60) + 0.5) * mask}, mask=mask)
         for n, mask in enumerate(masks)
     ]
     black = {}
     for name, tokens in {"without": ("",) * 60, "labelled": tuple(f"t{n}" for n in range(60))}.items():
-        side = Side(tokens, tuple(range(60)), tokens)
-        view = View("arcs", [Example("1", {"source": side})], [Run("run", [Frame(layers)])])
+        side = ViewSide(tokens, tuple(range(60)), tokens)
+        view = View("arcs", [ViewExample("1", {"source": side})], [ViewRun("run", [Frame(layers)])])
         page = opened(Viewer(view).save(tmp_path / f"{name}.html")).ready()
         black[name] = drawn(page, "r < 90 && g < 90 && b < 90")
     assert black["labelled"] - black["without"] > 400  # labels, although the cells are small
@@ -271,9 +271,9 @@ def test_arcs_say_how_many_of_the_pairs_that_are_seen_have_none(opened, tmp_path
 def test_all_numbers_stay_in_their_panel_and_the_page_does_not_scroll_sideways(opened, tmp_path, width):
     small = {"weight": torch.full((1, 3, 5), 4.83e-5), "norm-layer": torch.full((1, 3, 5), 1.234e-7)}
     small |= {name: torch.full((1, 3, 5), -0.00432) for name in ("norm-block", "probe", "saliency")}
-    layer = Attention(0, "cross", 0, (0,), small)
-    example = Example("1", {"source": PIECES, "target": TARGET}, GOLD)
-    run = Run("run", [Frame([layer])], {"accuracy": ([0, 100], [0, 0.979])})
+    layer = ViewAttention(0, "cross", 0, (0,), small)
+    example = ViewExample("1", {"source": PIECES, "target": TARGET}, GOLD)
+    run = ViewRun("run", [Frame([layer])], {"accuracy": ([0, 100], [0, 0.979])})
     page = opened(Viewer(View("v", [example], [run])).save(tmp_path / "a.html")).ready()
     page.set_viewport_size({"width": width, "height": 900})
     page.ready()

@@ -11,10 +11,10 @@ import torch
 from small_models import LM, made
 
 import attnlab
-from attnlab.inspection.viewing import show
-from attnlab.report.embedded import Viewer
+from attnlab.reading.maps import show
 from attnlab.report.page import Command, Facts, Table, Text, page
-from attnlab.report.view import Attention, Example, Frame, Run, Side, View
+from attnlab.report.view import Frame, View, ViewAttention, ViewExample, ViewRun, ViewSide
+from attnlab.report.viewer_html import Viewer
 
 HOSTILE = [
     "<script>alert(1)</script>", "\"><img src=x onerror=alert(2)>", "</script><script>alert(3)</script>", "<!--",
@@ -31,9 +31,9 @@ def record_of(tokens):
 
 def view_of(tokens, weights, title="view"):
     """One layer over these tokens; weights (h,n,n)."""
-    side = Side(tuple(tokens), tuple(range(len(tokens))), tuple(tokens))
-    layer = Attention(0, "encoder-self", 0, tuple(range(len(weights))), {"weight": weights})
-    return Viewer(View(title, [Example("1", {"source": side})], [Run("run", [Frame([layer])])]))
+    side = ViewSide(tuple(tokens), tuple(range(len(tokens))), tuple(tokens))
+    layer = ViewAttention(0, "encoder-self", 0, tuple(range(len(weights))), {"weight": weights})
+    return Viewer(View(title, [ViewExample("1", {"source": side})], [ViewRun("run", [Frame([layer])])]))
 
 
 def test_hostile_tokens_stay_text(opened, tmp_path):

@@ -11,11 +11,11 @@ from small_models import CLASSIFIER, LM, TRANSLATOR, every_mechanism, made
 from torch import nn
 
 import attnlab.models
+from attnlab.huggingface.recorder import record
 from attnlab.mechanisms import MECHANISMS, Mechanism
 from attnlab.mechanisms.mechanism import logits
 from attnlab.models.attention import MultiHead
 from attnlab.models.transformer import Transformer, TransformerConfig
-from attnlab.models.watch import record
 
 close = {"rtol": 0.0, "atol": 1e-11}
 
@@ -277,9 +277,9 @@ def test_a_wrapper_of_ones_own_is_told_which_model_to_give():
 
 def test_hugging_face_models_are_passed_on(monkeypatch):
     calls = []
-    door = types.ModuleType("attnlab.models.pretrained")
+    door = types.ModuleType("attnlab.huggingface.pretrained")
     door.record = lambda *args, **options: calls.append((args, options))  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "attnlab.models.pretrained", door)
+    monkeypatch.setitem(sys.modules, "attnlab.huggingface.pretrained", door)
     monkeypatch.setattr(attnlab.models, "pretrained", door, raising=False)
     base = type("PreTrainedModel", (nn.Module,), {"__module__": "transformers.modeling_utils"})
     model = type("Mine", (base,), {"__module__": "mine"})()

@@ -7,8 +7,8 @@ import torch
 
 from attnlab.mechanisms import attention
 from attnlab.mechanisms.kernels.launch import LAUNCHED, note_launch
-from attnlab.recipe import resolved
-from attnlab.runs import start
+from attnlab.training.recipe import resolved
+from attnlab.training.runs import start
 
 SIZES = {"data": "lexicon", "examples": "300", "held_out": "40", "width": "32", "layers": "2", "heads": "2"}
 

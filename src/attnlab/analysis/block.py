@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from attnlab.analysis.contribution import wide
-from attnlab.recording import Layer
+from attnlab.records.record import Layer
 
 
 def normed(layer: Layer, norm: str, x: Tensor, *, rows: slice = slice(None), scaled: bool = True) -> Tensor:

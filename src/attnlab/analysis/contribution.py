@@ -24,7 +24,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from attnlab.recording import Layer
+from attnlab.records.record import Layer
 
 ROWS = 256  # queries whose weights are made at a time, at least
 AT_ONCE = 2**24  # numbers that a GPU works on at a time

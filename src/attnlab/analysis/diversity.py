@@ -11,7 +11,7 @@ key and a sign, p = |w| / Σ_j |w|: opposite signs at one key are different outc
 changes. A row that is all 0 differs from any other by ½ ln 2. A query that sees no key, or is padding, is not counted.
 
 Noise alone raises this: two equal heads whose logits get independent N(0,1) noise differ by several nats over a
-sentence. Compare a sampled record with `attnlab.models.noised`, the same noise on a model that has learnt without.
+sentence. Compare a sampled record with `recording/noise_null.py`, the same noise on a model trained without noise.
 
 Of one head, each the mean over sentences of the mean over their queries:
 
@@ -21,7 +21,7 @@ Of one head, each the mean over sentences of the mean over their queries:
     output_share       ‖Σ_d mixed_hid W_hd‖, as a share of the sum over heads: what the head adds to the layer's output
     dead               output_share below dead_below / heads: a head that adds (nearly) nothing
     ablation_nats      by how much a target gets dearer without the head (Michel et al. 2019), where the record has been
-                       through attnlab.models.ablation; the mean over targets
+                       through attnlab.recording.ablation; the mean over targets
 """
 
 import math
@@ -34,7 +34,7 @@ from torch import Tensor
 
 from attnlab.analysis.contribution import wide
 from attnlab.analysis.sums import Sums, checked_record, live, mean_over_queries, seen
-from attnlab.recording import KINDS, Layer, Record
+from attnlab.records.record import KINDS, Layer, Record
 
 Impl = Literal["auto", "reference", "fused"]
 AT_ONCE = {"cpu": 2**18, "cuda": 2**24}  # numbers that the definition works on

@@ -1,7 +1,7 @@
 """Contributions followed through the feed-forward block (Kobayashi et al. 2024).
 
 The feed-forward reads m_i = N(u_i) = Σ_j m_ij + …, m_ij = N_i(c_ij) (`mixing` has c and N). Integrated gradients with
-the baseline 0 share its output out among those terms, linearly at each query (attnlab.models.around derives the slopes,
+the baseline 0 share its output out among those terms, linearly at each query (recording/around.py derives the slopes,
 also of gated blocks; the record holds them):
 
     F_i(m) = ((m W₁)·slope_i [+ (m W₃)·factor_slope_i]) W₂
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from attnlab.analysis.block import normed, part
 from attnlab.analysis.contribution import wide
-from attnlab.recording import Layer
+from attnlab.records.record import Layer
 
 HELD = 2**24  # numbers of one tensor of vectors
 

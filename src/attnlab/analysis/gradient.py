@@ -32,7 +32,7 @@ from torch import Tensor
 from attnlab.analysis.contribution import wide
 from attnlab.analysis.rank import composite_norm, residual
 from attnlab.analysis.sums import Sums, checked_record, live, mean_over_queries, seen
-from attnlab.recording import Record
+from attnlab.records.record import Record
 
 SOFTMAX = {"softmax", "dot", "realformer", "coda", "coda-cs"}  # mechanisms whose weights are the softmax of some logits
 
@@ -75,7 +75,7 @@ def lemma3(sizes: Iterable[int] = (2, 3, 4, 8)) -> pd.DataFrame:
 
 
 def history(measured: Mapping[int, Iterable[Mapping[str, Any]]]) -> pd.DataFrame:
-    """step, kind, layer, projection, norm, of what attnlab.models.gradients measured at some steps of a training."""
+    """step, kind, layer, projection, norm, of what attnlab.recording.gradients measured at some steps of a training."""
     rows = [{"step": step, **row} for step, found in sorted(measured.items()) for row in found]
     return pd.DataFrame(rows, columns=["step", "kind", "layer", "projection", "norm"])
 
@@ -145,7 +145,7 @@ def smallest_gamma(record: Record, projections: Mapping[str, Mapping[str, Tensor
     gamma         the smallest γ with which Lemma 1 holds for every sentence of the record
     region_below  √d / (4√2 ‖W_QK‖₁ ‖W_V‖_{1,∞}): for a γ below this the lemma has the residual shrink
 
-    projections   "query", "key" and "value" of each layer by its name, (h,e,d): attnlab.models.gradients.projections.
+    projections   "query", "key" and "value" of each layer by its name, (h,e,d): recording.gradients.projections.
     The lemma knows no biases and no padding; the model's biases are in the states that are measured here.
     """
     frames = []
@@ -153,7 +153,7 @@ def smallest_gamma(record: Record, projections: Mapping[str, Mapping[str, Tensor
         if layer.kind == "cross":
             continue
         if layer.name not in projections:
-            raise ValueError(f"there are no projections of {layer.name}; attnlab.models.gradients.projections has them")
+            raise ValueError(f"no projections of {layer.name}; attnlab.recording.gradients.projections returns them")
         queries, _ = live(record, layer)
         query, key, value = (
             wide(projections[layer.name][name]).to(queries.device) for name in ("query", "key", "value")

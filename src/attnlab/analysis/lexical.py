@@ -9,8 +9,8 @@ position with the largest weight is among those from which the word is best pred
 
 import pandas as pd
 
-from attnlab.analysis.probed import scores
-from attnlab.recording import Record
+from attnlab.analysis.probe_scores import scores
+from attnlab.records.record import Record
 
 
 def lexical(record: Record, *, layer: int = -1) -> pd.DataFrame:

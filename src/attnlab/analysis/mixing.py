@@ -30,7 +30,7 @@ from torch import Tensor
 from attnlab.analysis import feed_forward
 from attnlab.analysis.block import normed, part
 from attnlab.analysis.contribution import check, norms, wide
-from attnlab.recording import KINDS, Layer
+from attnlab.records.record import KINDS, Layer
 
 
 @dataclass(frozen=True, eq=False)

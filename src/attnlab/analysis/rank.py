@@ -31,7 +31,7 @@ from torch import Tensor
 from attnlab.analysis.contribution import wide
 from attnlab.analysis.diversity import entropy
 from attnlab.analysis.sums import Sums, checked_record, live, seen
-from attnlab.recording import Layer, Record
+from attnlab.records.record import Layer, Record
 
 Centre = Literal["mean", "median"]
 COLUMNS = ("residual_mean", "residual_median", "relative_residual_mean", "relative_residual_median", "cosine")

@@ -24,7 +24,7 @@ from scipy.sparse.csgraph import maximum_flow
 from torch import Tensor
 
 from attnlab.analysis.mixing import is_cross, mixing
-from attnlab.recording import KINDS, Layer, Record
+from attnlab.records.record import KINDS, Layer, Record
 
 By = str | Mapping[str, str]  # a name in MAPS, or one for each kind of layer
 CAPACITY = 2**30  # whole units that a share of 1 is divided into

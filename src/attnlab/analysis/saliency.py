@@ -8,8 +8,8 @@ is as above. A(Δ, β) asks whether the most salient word is one from which the 
 
 import pandas as pd
 
-from attnlab.analysis.probed import scores
-from attnlab.recording import Record
+from attnlab.analysis.probe_scores import scores
+from attnlab.records.record import Record
 
 
 def saliency(record: Record, *, layer: int = -1) -> pd.DataFrame:

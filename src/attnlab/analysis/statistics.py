@@ -27,14 +27,14 @@ from attnlab.analysis.categories import Categories
 from attnlab.analysis.contribution import Keys, check, wide
 from attnlab.analysis.frequency import Frequency
 from attnlab.analysis.joint import NORMS, WEIGHTS, Correlation, correlation
-from attnlab.recording import KINDS, Layer, Record
+from attnlab.records.record import KINDS, Layer, Record
 
 SIDES = ("source", "target")
 PLACES, COUNTS = ".places", ".counts"  # how a table that is mostly empty is handed on
 
 
 @dataclass(frozen=True, eq=False)
-class Sequences:
+class SequenceKind:
     """The tokens of a batch, as one kind of layer has them for queries and keys."""
 
     queries: Tensor  # (b,i) bool, False = padding
@@ -138,7 +138,7 @@ class Statistics:
             made["frequency"] = pd.DataFrame([row for kind in kinds for row in self._frequency_rows(kind)])
         return made
 
-    def _sequences(self, record: Record, kind: str) -> Sequences:
+    def _sequences(self, record: Record, kind: str) -> SequenceKind:
         query, key = KINDS[kind]
         for side in (query, key):
             if side not in record.tokens:
@@ -148,9 +148,9 @@ class Statistics:
         category = self.categories[key].of_token.to(tokens.device)[tokens]
         member = torch.nn.functional.one_hot(category, len(self.names)).double() * keys[..., None]
         rank = None if self.frequency is None else self.frequency[key].bins.to(tokens.device)[tokens]
-        return Sequences(queries, keys, category, member, rank)
+        return SequenceKind(queries, keys, category, member, rank)
 
-    def _layer(self, layer: Layer, sequences: Sequences) -> tuple[Tensor, Received]:
+    def _layer(self, layer: Layer, sequences: SequenceKind) -> tuple[Tensor, Received]:
         """Count one layer; returns ‖f‖ (b,h,j) and what its keys received, in float64."""
         check(layer)
         heads = self._heads(layer)
@@ -173,7 +173,7 @@ class Statistics:
         self._add(place + "max", exact[..., None].masked_fill(outside, -torch.inf).amax((0, 2)))
         return exact, received
 
-    def _received(self, layer: Layer, vector: Tensor, heads: list[int], sequences: Sequences) -> Received:
+    def _received(self, layer: Layer, vector: Tensor, heads: list[int], sequences: SequenceKind) -> Received:
         """One pass over the weights, some rows at a time: sums by key, entropies, and the table of pairs."""
         b, h, j = vector.shape
         mass, size, entropy, seen = (vector.new_zeros(s).double() for s in ((b, h, j), (b, h, j), (b, h), (b, j)))
@@ -196,7 +196,7 @@ class Statistics:
             whole.view(-1).index_add_(0, cell, _ONE.to(cell.device).expand(len(cell)))
         return Received(mass, size, entropy, seen)
 
-    def _occurrences(self, kind: str, sequences: Sequences, weight: Tensor, norm: Tensor) -> None:
+    def _occurrences(self, kind: str, sequences: SequenceKind, weight: Tensor, norm: Tensor) -> None:
         assert sequences.rank is not None
         single = self._single(kind)
         known = sequences.keys & (sequences.rank >= 0)
@@ -293,10 +293,21 @@ class Statistics:
 _ONE = torch.ones((), dtype=torch.int64)
 
 
-def _by_category(x: Tensor, sequences: Sequences) -> Tensor:
+def _by_category(x: Tensor, sequences: SequenceKind) -> Tensor:
     """(b,h,j) summed over examples and the keys of each category, (h,c)."""
     return torch.einsum("bhj,bjc->hc", x, sequences.member)
 
 
 def _told(found: Correlation) -> dict[str, float]:
     return {"spearman": found.spearman, "error_bound": found.bound}
+
+
+def extremes(heads: pd.DataFrame) -> pd.DataFrame:
+    """The heads whose ‖f‖ varies most and least, and the mean of all (Table 1 of Kobayashi et al. 2020)."""
+    columns = ["norm_mean", "norm_sd", "norm_cv", "norm_max", "norm_min"]
+    rows = []
+    for what, place in (("greatest CV", heads["norm_cv"].idxmax()), ("least CV", heads["norm_cv"].idxmin())):
+        row = heads.loc[place]
+        rows.append({"head": f"{what}: {row['kind']} layer {row['layer']} head {row['head']}"} | dict(row[columns]))
+    rows.append({"head": "mean over heads"} | dict(heads[columns].mean()))
+    return pd.DataFrame(rows)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from attnlab.recording import KINDS, Layer, Record
+from attnlab.records.record import KINDS, Layer, Record
 
 
 class Sums:

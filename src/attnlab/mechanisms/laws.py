@@ -34,7 +34,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Trial:
+class LawTrial:
     """A mechanism with its parameters shaken away from their special starting values, and arguments for it."""
 
     mechanism: Mechanism
@@ -53,7 +53,7 @@ class Trial:
         return self.mechanism(self.q, self.k, self.v, mask, self.carry, **options)[0]
 
 
-def trial(build: Build, *, queries: int = LENGTH, keys: int = LENGTH, groups: int | None = None) -> Trial:
+def trial(build: Build, *, queries: int = LENGTH, keys: int = LENGTH, groups: int | None = None) -> LawTrial:
     """Random arguments; a mechanism that carries is taken at layer 1, with the carry its layer 0 gave."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
@@ -62,11 +62,11 @@ def trial(build: Build, *, queries: int = LENGTH, keys: int = LENGTH, groups: in
         q0, q = torch.randn(2, BATCH, heads, queries, size, dtype=torch.float64)
         k0, k, v = torch.randn(3, BATCH, groups or heads, keys, size, dtype=torch.float64)
         if not first.carries:
-            return Trial(first, q, k, v, None)
-        return Trial(_shaken(build(1)), q, k, v, first.weights(q0, k0)[1])
+            return LawTrial(first, q, k, v, None)
+        return LawTrial(_shaken(build(1)), q, k, v, first.weights(q0, k0)[1])
 
 
-def padding(example: Trial) -> Tensor:
+def padding(example: LawTrial) -> Tensor:
     """A mask (b,1,1,j) that hides the last two keys of the second example."""
     mask = torch.ones(BATCH, 1, 1, example.k.shape[2], dtype=torch.bool)
     mask[1, ..., -2:] = False
@@ -125,7 +125,7 @@ def hidden_carry_is_never_read(build: Build) -> Measured:
     worst = 0.0
     for mask in (padding(example), triangle):
         poisoned = replace(example, carry=example.carry.masked_fill(~mask, float("nan")))
-        gradients = _gradients(poisoned, partial(Trial.output, mask=mask))
+        gradients = _gradients(poisoned, partial(LawTrial.output, mask=mask))
         finite = all(gradient.isfinite().all() for gradient in gradients.values())
         moved = _distance(example.output(mask), poisoned.output(mask))
         worst = _worst(worst, moved, 0.0 if finite else float("inf"))
@@ -319,7 +319,7 @@ def _far_after(x: Tensor, now: int) -> Tensor:
     return torch.cat([x[:, :, : now + 1], torch.full_like(x[:, :, now + 1 :], FAR)], dim=2)
 
 
-def _gradients(example: Trial, output: Callable[[Trial], Tensor]) -> dict[str, Tensor]:
+def _gradients(example: LawTrial, output: Callable[[LawTrial], Tensor]) -> dict[str, Tensor]:
     """The gradient of a random combination of the output by every argument it depends on."""
     names = ["q", "k", "v"] + ["carry"] * (example.carry is not None)
     inputs: dict[str, Any] = {name: getattr(example, name).clone().requires_grad_() for name in names}

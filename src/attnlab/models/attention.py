@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from attnlab.mechanisms.mechanism import Mechanism
 from attnlab.models.cache import Cache
-from attnlab.recording import KINDS
+from attnlab.records.record import KINDS
 
 
 class Attention(nn.Module, ABC):

@@ -5,7 +5,7 @@
     Frame    attentions: one for each example, kind and layer; those without an index are of the whole model
     maps     by the names in MEASURES: (h,i,j) where heads have their own, (1,i,j) where they are together
 
-`attnlab.inspection.viewing` makes a View of Records, `packed` writes it as JSON and reads it back.
+`attnlab.reading.maps` makes a View of Records, `packed` writes it as JSON and reads it back.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from attnlab.recording import KINDS, Layer, Record
+from attnlab.records.record import KINDS, Layer, Record
 
 NOWHERE = -1  # a row or a key that is of no word
 MEASURES = {
@@ -35,7 +35,7 @@ STATISTICS = {
 
 
 @dataclass(frozen=True)
-class Side:
+class ViewSide:
     """The tokens of one sequence of an example, and the words they are pieces of."""
 
     tokens: tuple[str, ...]
@@ -44,7 +44,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Gold:
+class ViewGold:
     """An alignment made by hand, between words: links (source, target), and the words that rows and keys are of."""
 
     sure: frozenset[tuple[int, int]]
@@ -55,14 +55,14 @@ class Gold:
 
 
 @dataclass(frozen=True)
-class Example:
+class ViewExample:
     name: str
-    sides: Mapping[str, Side]  # "source", "target"
-    gold: Gold | None = None
+    sides: Mapping[str, ViewSide]  # "source", "target"
+    gold: ViewGold | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class Attention:
+class ViewAttention:
     """One layer on one example, or the whole model on it."""
 
     example: int
@@ -87,7 +87,7 @@ class Best:
 
 @dataclass(frozen=True, eq=False)
 class Frame:
-    attentions: Sequence[Attention]
+    attentions: Sequence[ViewAttention]
     step: int | None = None
 
     def has(self, best: Best) -> bool:
@@ -95,7 +95,7 @@ class Frame:
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class ViewRun:
     name: str
     frames: Sequence[Frame]
     curves: Mapping[str, tuple[Sequence[float], Sequence[float]]] = field(default_factory=dict)  # steps and values
@@ -105,8 +105,8 @@ class Run:
 @dataclass(frozen=True, eq=False)
 class View:
     title: str
-    examples: Sequence[Example]
-    runs: Sequence[Run]
+    examples: Sequence[ViewExample]
+    runs: Sequence[ViewRun]
     notes: Sequence[str] = ()  # what is not in it, and why
 
     def __post_init__(self) -> None:
@@ -143,7 +143,7 @@ def record_of(view: View, *, example: int = 0, run: int = 0, frame: int = 0) -> 
     )
 
 
-def _layer(attention: Attention) -> Layer:
+def _layer(attention: ViewAttention) -> Layer:
     weights = attention.maps["weight"][None]  # (1,h,i,j)
     _, h, i, j = weights.shape
     mask = torch.ones(i, j, dtype=torch.bool) if attention.mask is None else attention.mask
@@ -157,14 +157,14 @@ def _layer(attention: Attention) -> Layer:
     )  # fmt: skip
 
 
-def _check_best(run: Run, best: Best) -> None:
+def _check_best(run: ViewRun, best: Best) -> None:
     for frame in run.frames:
         if not frame.has(best):
             where = f"{best.kind} layer {best.layer}, head {best.head}"
             raise ValueError(f"run {run.name!r} is to open at {where}, which is not there at step {frame.step}")
 
 
-def _check(examples: Sequence[Example], run: Run, attention: Attention) -> None:
+def _check(examples: Sequence[ViewExample], run: ViewRun, attention: ViewAttention) -> None:
     where = f"run {run.name!r}, {attention.kind} layer {attention.index}"
     if not 0 <= attention.example < len(examples):
         raise ValueError(f"{where} is of example {attention.example}, and there are {len(examples)}")

@@ -1,4 +1,9 @@
-"""Studies: one room per paper, and the demo. To add one: a module with a STUDY beside these, and a line below."""
+"""Studies: one room per paper. To add one: a module with a STUDY beside these, and a line below."""
+
+from importlib import import_module
+
+from attnlab.config import nearest
+from attnlab.experiments.study import Study
 
 STUDIES: dict[str, str] = {  # the module of each, imported when it is asked for
     "snell2021": "attnlab.studies.snell2021",
@@ -6,3 +11,10 @@ STUDIES: dict[str, str] = {  # the module of each, imported when it is asked for
     "zheng2021": "attnlab.studies.zheng2021",
     "heo2024": "attnlab.studies.heo2024",
 }
+
+
+def open_study(name: str) -> Study:
+    """Import a study by its name; an unknown name names the nearest."""
+    if name not in STUDIES:
+        raise ValueError(f"unknown study {name!r}{nearest(name, STUDIES)}; available: {', '.join(STUDIES)}")
+    return import_module(STUDIES[name]).STUDY

@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnlab.files import write_bytes
 from attnlab.tasks.batching import Sequences
 from attnlab.tasks.embeddings import read_vectors, vector_words
 from attnlab.tasks.labelled import LabelledText, labelled_text
 from attnlab.tasks.pairs import TooLong
 from attnlab.tasks.task import BOS, EOS, PAD, Batch, Task, TaskConfig
-from attnlab.tasks.text import Labelled, drawn, read_lines, write_atomically
+from attnlab.tasks.text import Labelled, drawn, read_lines
 from attnlab.tasks.vocabulary import Words
 
 
@@ -142,5 +143,5 @@ class Classification(Task):
             keep = vector_words(Path(self.config.embeddings)) if self.config.embeddings else frozenset()
             lines = (" ".join(self.text.split(text)) for text in texts)
             Words.count(lines, at_least=self.config.at_least, keep=keep).write(words)
-            write_atomically(classes, "".join(f"{name}\n" for name in names).encode())
+            write_bytes(classes, "".join(f"{name}\n" for name in names).encode())
         return read_lines(classes), Words.read(words)

@@ -5,7 +5,6 @@ import gzip
 import html
 import io
 import json
-import os
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
@@ -165,20 +164,6 @@ def _csv_rows(path: Path, delimiter: str) -> Iterator[tuple[int, dict[str, Any]]
 def stem_suffix(path: Path) -> str:
     """'.tsv' of both x.tsv and x.tsv.gz."""
     return path.with_suffix("").suffix.lower() if path.suffix == ".gz" else path.suffix.lower()
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """All of a file or none of it, whatever happens meanwhile."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def held_out(keys: Sequence[str], share: float, seed: int) -> np.ndarray:

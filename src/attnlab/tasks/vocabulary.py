@@ -14,8 +14,9 @@ from typing import cast
 
 import numpy as np
 
+from attnlab.files import write_bytes
 from attnlab.tasks.task import BOS, EOS, PAD, SPECIALS, UNK
-from attnlab.tasks.text import read_lines, write_atomically
+from attnlab.tasks.text import read_lines
 
 MOST_LINES = 4_000_000  # that subwords are learnt from
 SENTENCEPIECE_THREADS = 4  # a constant: the sums of its training, and so its pieces, depend on it
@@ -84,7 +85,7 @@ class Subwords(Vocabulary):
             raise ValueError(f"{path}: not a SentencePiece model; delete it and it is made again") from None
 
     def write(self, path: Path) -> None:
-        write_atomically(path, self.model)
+        write_bytes(path, self.model)
 
     def __len__(self) -> int:
         return self.processor.get_piece_size()
@@ -130,7 +131,7 @@ class Words(Vocabulary):
         return cls(words[len(SPECIALS) :])
 
     def write(self, path: Path) -> None:
-        write_atomically(path, "".join(f"{_escaped(word)}\n" for word in self.words).encode())
+        write_bytes(path, "".join(f"{_escaped(word)}\n" for word in self.words).encode())
 
     def __len__(self) -> int:
         return len(self.words)
@@ -204,7 +205,7 @@ class Pretrained(Vocabulary):
             raise ValueError(f"{path}: not a tokenizer ({error})") from None
 
     def write(self, path: Path) -> None:
-        write_atomically(path, self.tokenizer.to_str().encode())
+        write_bytes(path, self.tokenizer.to_str().encode())
 
     def __len__(self) -> int:
         return len(SPECIALS) + max(self.tokenizer.get_vocab().values()) + 1

@@ -1,11 +1,11 @@
 """Heo & Choi 2024, Generalized Probabilistic Attention Mechanism in Transformers: what is known of it, by item."""
 
+from attnlab.experiments.study import Item, Study
+from attnlab.studies.heo2024.attentions import OPTIONS
 from attnlab.studies.heo2024.deep import gradients, ptb, rates
 from attnlab.studies.heo2024.initialisation import faithfulness
-from attnlab.studies.heo2024.models import OPTIONS
 from attnlab.studies.heo2024.reachable import convex
-from attnlab.studies.heo2024.tasks import language, translation
-from attnlab.studies.study import Item, Study
+from attnlab.studies.heo2024.shallow import language, translation
 
 STUDY = Study(
     "heo2024",

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from attnlab.studies.claims import Cell
-from attnlab.studies.corpora import grounds
-from attnlab.studies.heo2024.corpora import DEEP, NAMES
+from attnlab.experiments.corpora import grounds
+from attnlab.experiments.learning_rates import compared_at_best_rates
+from attnlab.experiments.study import Findings, Setting
+from attnlab.experiments.trained import VALIDATION, perplexity
+from attnlab.experiments.variants import Variant, Variants
+from attnlab.experiments.verdicts import Cell
+from attnlab.studies.heo2024.attentions import ALL, GRID, OTHERS, SOFTMAX, TRAINED, trained_models
 from attnlab.studies.heo2024.figures import by_layer, over_training
 from attnlab.studies.heo2024.measures import COLUMNS
 from attnlab.studies.heo2024.measures import DEEP as MEASURE
-from attnlab.studies.heo2024.models import ALL, GRID, OTHERS, SOFTMAX, TRAINED, trained_models
+from attnlab.studies.heo2024.plan import DEEP, NAMES
 from attnlab.studies.heo2024.published import PTB
-from attnlab.studies.rates import compared_at_best_rates
-from attnlab.studies.study import Findings, Setting
-from attnlab.studies.trained import VALIDATION, perplexity
-from attnlab.studies.variants import Variant, Variants
 
 PERPLEXITY = {"test perplexity": "test", VALIDATION: "valid"}
 SIDES = {"relative residual": 1, "residual norm": 1, "mean cosine": -1}  # of daGPAM − softmax, says the paper

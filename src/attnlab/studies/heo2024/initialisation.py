@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from attnlab.models.depth import stripped
+from attnlab.experiments.corpora import Ground, grounds
+from attnlab.experiments.study import Findings, Setting
+from attnlab.experiments.variants import Variant
+from attnlab.experiments.verdicts import Cell
 from attnlab.models.presets import Config
-from attnlab.studies.claims import Cell
-from attnlab.studies.corpora import Ground, grounds
-from attnlab.studies.heo2024.corpora import DEEP, NAMES
+from attnlab.recording.depth import stripped
+from attnlab.studies.heo2024.attentions import SOFTMAX, fixed
 from attnlab.studies.heo2024.figures import by_layer
 from attnlab.studies.heo2024.measures import as_started, batches_of, collapsed
-from attnlab.studies.heo2024.models import SOFTMAX, fixed
-from attnlab.studies.study import Findings, Setting
-from attnlab.studies.variants import Variant
+from attnlab.studies.heo2024.plan import DEEP, NAMES
 from attnlab.tasks import TASKS
 
 ITEM = "faithfulness"

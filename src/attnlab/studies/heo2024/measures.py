@@ -17,15 +17,15 @@ from torch import Tensor, nn
 
 from attnlab.analysis.gradient import history
 from attnlab.analysis.rank import collapse
-from attnlab.checkpointing import load_weights
-from attnlab.evaluation import evaluated, targets_scored
-from attnlab.models.depth import states
-from attnlab.models.gradients import batch_gradient_norms
+from attnlab.decoding.evaluation import evaluated, targets_scored
+from attnlab.experiments.trained import Measure
 from attnlab.models.presets import Config, build
-from attnlab.runs import Run
-from attnlab.store import read_checkpoint
-from attnlab.studies.trained import Measure
+from attnlab.recording.depth import states
+from attnlab.recording.gradients import batch_gradient_norms
 from attnlab.tasks.task import Task
+from attnlab.training.checkpoints import load_weights
+from attnlab.training.run_folder import read_checkpoint
+from attnlab.training.runs import Run
 
 EXAMPLES, AT_ONCE, DRAW = 64, 16, 1  # of validation; in a batch; the seed by which they are drawn
 COLUMNS = {"relative_residual_mean": "relative residual", "residual_mean": "residual norm", "cosine": "mean cosine"}

@@ -14,9 +14,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from scipy.spatial import ConvexHull, Delaunay
 
-from attnlab.studies.claims import Cell
+from attnlab.experiments.study import Findings, Setting
+from attnlab.experiments.verdicts import Cell
 from attnlab.studies.heo2024.figures import reached
-from attnlab.studies.study import Findings, Setting
 
 ITEM, TAGS = "convex", ("other data",)  # the values of the paper's figures are not known
 PAIRS = ((0.0, 0.0), (1.0, 1.0), (1.0, 0.0), (1.0, 0.5), (1.0, 2.0))  # Figure 1: the first two; Figure 3: λ⁺ = 1

@@ -1,10 +1,10 @@
 """Kobayashi et al. 2020, Attention is Not Only a Weight: its tables and figures, one item each."""
 
-from attnlab.studies.kobayashi2020.alignment import OPTIONS as ATTENTION
-from attnlab.studies.kobayashi2020.alignment import alignment, mechanisms
+from attnlab.experiments.study import Item, Study
 from attnlab.studies.kobayashi2020.bert import OPTIONS, figure3, figure4, frequency, table1, table2
-from attnlab.studies.kobayashi2020.ibm1 import ibm1
-from attnlab.studies.study import Item, Study
+from attnlab.studies.kobayashi2020.ibm1_baseline import ibm1
+from attnlab.studies.kobayashi2020.word_alignment import OPTIONS as ATTENTION
+from attnlab.studies.kobayashi2020.word_alignment import alignment, mechanisms
 
 BERT = {
     "table1": Item("Table 1: how ‖f(x)‖ varies", table1, options=OPTIONS),

@@ -14,15 +14,15 @@ from typing import Any, Literal
 import pandas as pd
 from scipy.stats import spearmanr
 
+from attnlab.analysis.statistics import extremes
 from attnlab.config import digest
-from attnlab.inspection.corpus import Corpus
-from attnlab.inspection.reader import PretrainedReader, open_reader
-from attnlab.inspection.survey import SurveyConfig, survey
-from attnlab.inspection.written import extremes
-from attnlab.report.norms import category_lines, head_maps
-from attnlab.studies.claims import Cell, Interval
+from attnlab.experiments.study import Findings, Setting
+from attnlab.experiments.verdicts import Cell, Interval
+from attnlab.reading.reader import PretrainedReader, open_reader
+from attnlab.reading.survey import SurveyConfig, survey
+from attnlab.reading.text_stream import TextCorpus
+from attnlab.report.norm_figures import category_lines, head_maps
 from attnlab.studies.kobayashi2020.sequences import LENGTH, SEQUENCES, drawn
-from attnlab.studies.study import Findings, Setting
 
 OPTIONS = ("model", "file", "frequency")
 MODEL = "bert-base-uncased"
@@ -33,7 +33,7 @@ Tables = dict[str, pd.DataFrame]
 
 
 @dataclass(frozen=True)
-class Measure:
+class TableMeasure:
     """A cell to be: where it stands, what was published, and how it is read from the tables of a draw."""
 
     row: str
@@ -56,7 +56,7 @@ class Survey:
 
 
 @dataclass(frozen=True)
-class Found:
+class DrawTables:
     """The tables of each seed, or why there are none."""
 
     tables: list[Tables]
@@ -64,7 +64,7 @@ class Found:
     remarks: tuple[str, ...] = ()
     reason: str = ""
 
-    def cells(self, item: str, measures: Sequence[Measure]) -> list[Cell]:
+    def cells(self, item: str, measures: Sequence[TableMeasure]) -> list[Cell]:
         return [
             Cell(
                 item=item, row=m.row, column=m.column, values=tuple(float(m.of(tables)) for tables in self.tables),
@@ -79,7 +79,7 @@ class Found:
         return pd.concat([tables[table] for tables in self.tables]).groupby(by, sort=False).mean().reset_index()
 
 
-def surveyed(setting: Setting) -> Found:
+def surveyed(setting: Setting) -> DrawTables:
     """The tables of each seed: counted once for all items, in a folder that they share."""
     sequences = setting.at(smoke=8, small=96, full=SEQUENCES)
     options = setting.options
@@ -93,17 +93,17 @@ def surveyed(setting: Setting) -> Found:
     try:
         reader = _opened(config.model, str(setting.device))
     except OSError as error:
-        return Found([], tags, reason=f"{error}; model=FOLDER takes another")
+        return DrawTables([], tags, reason=f"{error}; model=FOLDER takes another")
     unknown = reader.tokenizer.unk_token or ""
     try:
         drawings = [drawn(config.file, sequences, seed, unknown, setting.data_dir) for seed in setting.seeds]
     except OSError as error:
-        return Found([], tags, reason=" ".join(str(error).split()))
+        return DrawTables([], tags, reason=" ".join(str(error).split()))
     ranks = config.frequency or _published_ranks(reader, setting.data_dir)
     made = []
     for number, (seed, examples) in enumerate(zip(setting.seeds, drawings, strict=True)):
         statistics, contents = survey(
-            reader, Corpus(examples), SurveyConfig(max_length=LENGTH, frequency=ranks),
+            reader, TextCorpus(examples), SurveyConfig(max_length=LENGTH, frequency=ranks),
             setting.folder.parent / f"bert-{digest(config)}" / f"seed-{seed}", groups=GROUPS,
             progress=partial(_progress, setting, number),
         )  # fmt: skip
@@ -114,7 +114,7 @@ def surveyed(setting: Setting) -> Found:
         f"{reader.name}, {sequences} sequences of {where} a seed ({contents.tokens:,} tokens in the last). "
         f"Frequency ranks from {counted}. Layers and heads are counted from 0.",
     )
-    return Found(made, tags, remarks)
+    return DrawTables(made, tags, remarks)
 
 
 def table1(setting: Setting) -> Findings:
@@ -130,7 +130,7 @@ def table1(setting: Setting) -> Findings:
         "mean over heads": (5.15, 1.17, 0.22),
     }
     measures = [
-        Measure(row, columns[column], dispersion(n, column), value)
+        TableMeasure(row, columns[column], dispersion(n, column), value)
         for n, (row, values) in enumerate(published.items())
         for column, value in zip(columns, values, strict=False)
     ]
@@ -160,16 +160,18 @@ def figure3(setting: Setting) -> Findings:
 
     weight, norm = "greatest Σ α of a layer", "greatest Σ ‖αf‖ of a layer"
     measures = [
-        Measure("[CLS]", weight, most("[CLS]", "weight_share"), 0.26, note=READ_OFF),
-        Measure("[SEP]", weight, most("[SEP]", "weight_share"), 0.60, note=READ_OFF),
-        Measure("comma, period", weight, most("comma, period", "weight_share"), 0.55, note=READ_OFF),
-        Measure("[CLS]", norm, most("[CLS]", "norm_sum"), published_interval=(0.0, 0.45), note=READ_OFF),
-        Measure("[SEP]", norm, most("[SEP]", "norm_sum"), published_interval=(0.0, 0.2), note=READ_OFF),
-        Measure("comma, period", norm, most("comma, period", "norm_sum"), published_interval=(0.0, 0.4), note=READ_OFF),
-        Measure("other", norm, most("other", "norm_sum"), 3.4, note=READ_OFF),
+        TableMeasure("[CLS]", weight, most("[CLS]", "weight_share"), 0.26, note=READ_OFF),
+        TableMeasure("[SEP]", weight, most("[SEP]", "weight_share"), 0.60, note=READ_OFF),
+        TableMeasure("comma, period", weight, most("comma, period", "weight_share"), 0.55, note=READ_OFF),
+        TableMeasure("[CLS]", norm, most("[CLS]", "norm_sum"), published_interval=(0.0, 0.45), note=READ_OFF),
+        TableMeasure("[SEP]", norm, most("[SEP]", "norm_sum"), published_interval=(0.0, 0.2), note=READ_OFF),
+        TableMeasure(
+            "comma, period", norm, most("comma, period", "norm_sum"), published_interval=(0.0, 0.4), note=READ_OFF
+        ),
+        TableMeasure("other", norm, most("other", "norm_sum"), 3.4, note=READ_OFF),
     ]
     less = "its share by weight − by norm, where it has most weight"
-    measures += [Measure(name, less, drop(name), sign=1) for name in GROUPS]
+    measures += [TableMeasure(name, less, drop(name), sign=1) for name in GROUPS]
     found = surveyed(setting)
     figures = {}
     if found.tables:
@@ -185,7 +187,7 @@ def table2(setting: Setting) -> Findings:
         return lambda tables: tables["spearman"].set_index("category")["spearman"][category]
 
     published = {"[CLS]": -0.34, "[SEP]": -0.69, "comma, period": -0.25, "other": -0.06}
-    measures = [Measure(name, "Spearman's ρ", rho(name), value, sign=-1) for name, value in published.items()]
+    measures = [TableMeasure(name, "Spearman's ρ", rho(name), value, sign=-1) for name, value in published.items()]
     found = surveyed(setting)
     bound = max((tables["spearman"]["error_bound"].max() for tables in found.tables), default=0.0)
     remarks = found.remarks + (
@@ -208,7 +210,7 @@ def figure4(setting: Setting) -> Findings:
     if found.tables:
         mean = found.mean("categories", ["kind", "layer", "head", "category"])
         figures["heads"] = (head_maps(mean, "[SEP]"), "weight on [SEP] and the mean norm of its vectors, head by head")
-    cells = found.cells("figure4", [Measure("[SEP]", column, over_heads, sign=-1, note="the paper shows a map")])
+    cells = found.cells("figure4", [TableMeasure("[SEP]", column, over_heads, sign=-1, note="the paper shows a map")])
     return Findings(cells, figures, found.remarks)
 
 
@@ -219,9 +221,9 @@ def frequency(setting: Setting) -> Findings:
         return lambda tables: tables["frequency"].set_index("of")["spearman"][of]
 
     measures = [
-        Measure("rank, ‖f(x)‖", "Spearman's ρ", rho("norm"), 0.75, sign=1),
-        Measure("rank, α", "Spearman's ρ", rho("weight"), 0.06),
-        Measure("‖f(x)‖ − α", "Spearman's ρ", lambda t: rho("norm")(t) - rho("weight")(t), 0.69, sign=1),
+        TableMeasure("rank, ‖f(x)‖", "Spearman's ρ", rho("norm"), 0.75, sign=1),
+        TableMeasure("rank, α", "Spearman's ρ", rho("weight"), 0.06),
+        TableMeasure("‖f(x)‖ − α", "Spearman's ρ", lambda t: rho("norm")(t) - rho("weight")(t), 0.69, sign=1),
     ]
     found = surveyed(setting)
     return Findings(found.cells("frequency", measures), remarks=found.remarks)

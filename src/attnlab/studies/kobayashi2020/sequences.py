@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from attnlab.inspection.corpus import Example
+from attnlab.reading.text_stream import TextExample
 from attnlab.tasks.fetch import obtain
 from attnlab.tasks.sources import SETS
 from attnlab.tasks.text import read_lines
@@ -37,7 +37,7 @@ def plain(text: str, unknown: str) -> str:
     return re.sub(r" @(.)@ ", r"\1", text).replace("<unk>", unknown)
 
 
-def drawn(file: str | None, count: int, seed: int, unknown: str, data_dir: str | None) -> tuple[Example, ...]:
+def drawn(file: str | None, count: int, seed: int, unknown: str, data_dir: str | None) -> tuple[TextExample, ...]:
     """So many pairs of paragraphs, in an order drawn by the seed; unknown: the model's unknown token."""
     path = obtain(SETS["wikitext-2"], "train.txt", data_dir) if file is None else Path(file)
     pairs = neighbours(read_lines(path))
@@ -46,5 +46,6 @@ def drawn(file: str | None, count: int, seed: int, unknown: str, data_dir: str |
     places = np.random.default_rng(seed).permutation(len(pairs))[:count]
     chosen = [tuple(plain(side, unknown) for side in pairs[place]) for place in places]
     return tuple(
-        Example(first, second, f"{path}, pair {place}") for place, (first, second) in zip(places, chosen, strict=True)
+        TextExample(first, second, f"{path}, pair {place}")
+        for place, (first, second) in zip(places, chosen, strict=True)
     )

@@ -1,5 +1,6 @@
 """Snell et al. 2021, Approximating How Single Head Attention Learns: its tables and figures, one item each."""
 
+from attnlab.experiments.study import Item, Scale, Study
 from attnlab.studies.snell2021.additive import a1
 from attnlab.studies.snell2021.agreements import table2, table3, table4, table6, table7, table8
 from attnlab.studies.snell2021.copying import fig3, section62
@@ -11,7 +12,6 @@ from attnlab.studies.snell2021.keyword import fig7
 from attnlab.studies.snell2021.prediction import prediction
 from attnlab.studies.snell2021.sms import a9
 from attnlab.studies.snell2021.training_curves import fig2
-from attnlab.studies.study import Item, Scale, Study
 
 DATA = ("data",)  # data=sst,imdb: these corpora only
 MANY: dict[Scale, int] = {"smoke": 3, "small": 5, "full": 20}

@@ -13,16 +13,16 @@ from torch import Tensor
 
 from attnlab.analysis.agreement import random_baseline
 from attnlab.analysis.optimal import optimal_attention
+from attnlab.experiments.study import Findings, Setting
+from attnlab.experiments.verdicts import Cell, contrast
 from attnlab.models.model import Model
-from attnlab.models.probe import beta, gamma
-from attnlab.studies.claims import Cell, contrast
-from attnlab.studies.snell2021.corpora import MULTI
+from attnlab.recording.probe import beta, gamma
 from attnlab.studies.snell2021.measures import ROWS, Pooled, measure, seen
 from attnlab.studies.snell2021.performance import Performance
+from attnlab.studies.snell2021.plan import MULTI
 from attnlab.studies.snell2021.published import TABLE6
 from attnlab.studies.snell2021.together import rows
 from attnlab.studies.snell2021.trials import Curves, Trial, append
-from attnlab.studies.study import Findings, Setting
 from attnlab.tasks.task import PAD, Batch
 
 ITEM = "a1"

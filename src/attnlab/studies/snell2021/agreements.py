@@ -27,15 +27,15 @@ from typing import Literal
 import numpy as np
 
 from attnlab.analysis.agreement import contextualised
-from attnlab.runs import ran_on
-from attnlab.studies.claims import Cell, contrast
+from attnlab.experiments.study import Findings, Setting
+from attnlab.experiments.verdicts import Cell, contrast
 from attnlab.studies.snell2021 import published
-from attnlab.studies.snell2021.corpora import CORPORA, Corpus, Size
 from attnlab.studies.snell2021.measures import measure, reference
+from attnlab.studies.snell2021.plan import CORPORA, LstmCorpus, ScaleSize
 from attnlab.studies.snell2021.published import AGREEMENTS, CONTEXTS, Printed
 from attnlab.studies.snell2021.together import rows
 from attnlab.studies.snell2021.trials import Curves, Field, Trial
-from attnlab.studies.study import Findings, Setting
+from attnlab.training.runs import ran_on
 
 CHANCE, BEST = AGREEMENTS[-1], CONTEXTS[-1]
 DEFINED, NEGATED, ONE = "A(β^uf, β^px), as defined", "A(−Δ, β^uf)", "A(α, β), of one model"
@@ -51,7 +51,7 @@ NOTES = {
 
 
 @dataclass(frozen=True)
-class Reading:
+class ScorePair:
     """How two scores are compared, what a model is judged by, and on which part."""
 
     metric: Literal["agreement", "kendall"]
@@ -60,20 +60,20 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Found:
+class CorpusReading:
     """The columns of a row with one seed, and those ξ for which agreement of two starts was never enough."""
 
     values: Mapping[str, float]
     starred: frozenset[str]
 
 
-TABLES: Mapping[str, tuple[Reading, Mapping[str, Mapping[str, Printed]]]] = {
-    "table2": (Reading("agreement", "accuracy", "valid"), published.TABLE5),
-    "table3": (Reading("kendall", "accuracy", "valid"), published.TABLE3),
-    "table4": (Reading("kendall", "bleu", "valid"), published.TABLE4),
-    "table6": (Reading("agreement", "bleu", "valid"), published.TABLE6),
-    "table7": (Reading("agreement", "accuracy", "train"), published.TABLE7),
-    "table8": (Reading("agreement", "bleu", "train"), published.TABLE8),
+TABLES: Mapping[str, tuple[ScorePair, Mapping[str, Mapping[str, Printed]]]] = {
+    "table2": (ScorePair("agreement", "accuracy", "valid"), published.TABLE5),
+    "table3": (ScorePair("kendall", "accuracy", "valid"), published.TABLE3),
+    "table4": (ScorePair("kendall", "bleu", "valid"), published.TABLE4),
+    "table6": (ScorePair("agreement", "bleu", "valid"), published.TABLE6),
+    "table7": (ScorePair("agreement", "accuracy", "train"), published.TABLE7),
+    "table8": (ScorePair("agreement", "bleu", "train"), published.TABLE8),
 }
 
 
@@ -94,12 +94,12 @@ def table(name: str, setting: Setting) -> Findings:
 table2, table3, table4, table6, table7, table8 = (partial(table, name) for name in TABLES)
 
 
-def beside_a(size: Size) -> tuple[str, ...]:
+def beside_a(size: ScaleSize) -> tuple[str, ...]:
     """The roles that are compared with A."""
     return ("uniform", *size.comparisons)
 
 
-def read(trial: Trial, reading: Reading) -> Found:
+def read(trial: Trial, reading: ScorePair) -> CorpusReading:
     """A row's columns from the curves of a trial, whose models are trained and measured where they were not yet."""
     part, judged_by = reading.part, reading.judged_by
     gold, uniform, *others = (trial.curves(role, measure) for role in ("A", *beside_a(trial.field.size)))
@@ -122,7 +122,7 @@ def read(trial: Trial, reading: Reading) -> Found:
         reached = contextualised(between_starts, performance, found[column])
         found[context] = found[BEST] if reached is None else reached
         starred |= {context} if reached is None else set()
-    return Found(found, frozenset(starred))
+    return CorpusReading(found, frozenset(starred))
 
 
 def cost(setting: Setting) -> str:
@@ -141,7 +141,7 @@ def cost(setting: Setting) -> str:
     )
 
 
-def _roles(corpus: Corpus) -> tuple[str, ...]:
+def _roles(corpus: LstmCorpus) -> tuple[str, ...]:
     return ("A", *beside_a(corpus.size("full")))
 
 
@@ -152,7 +152,9 @@ def _spent(field: Field, setting: Setting) -> tuple[int, float, float]:
     return len(times) * field.steps[-1], sum(time[0] for time in times), sum(time[1] for time in times)
 
 
-def _row(item: str, field: Field, printed: Mapping[str, Printed], found: list[Found], reason: str) -> Iterator[Cell]:
+def _row(
+    item: str, field: Field, printed: Mapping[str, Printed], found: list[CorpusReading], reason: str
+) -> Iterator[Cell]:
     for column, print_ in printed.items():
         for name in (column, CORRECTED.get(column, "")):
             if not name or (name == NEGATED and field.corpus.translates):
@@ -178,7 +180,7 @@ def _above_chance(row: list[Cell]) -> Iterator[Cell]:
         yield contrast(by_name[column], by_name[CHANCE])
 
 
-def _remark(reading: Reading) -> str:
+def _remark(reading: ScorePair) -> str:
     metric = {"agreement": "A, eq. 10", "kendall": "Kendall's τ_b"}[reading.metric]
     part = {"valid": "validation", "train": "training examples, as many as of validation"}[reading.part]
     judged = {"accuracy": "accuracy", "bleu": "BLEU"}[reading.judged_by]

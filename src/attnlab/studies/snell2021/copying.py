@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.config import nearest
+from attnlab.experiments.population import Experiment, Feed, Grown, Population, Stacked, grow
+from attnlab.experiments.schedulers import Job
+from attnlab.experiments.study import Findings, Setting
+from attnlab.experiments.verdicts import Cell
 from attnlab.models.lstm import LSTMTranslator, build
 from attnlab.models.lstm_config import SETTINGS
-from attnlab.population import Experiment, Feed, Grown, Population, Stacked, grow
 from attnlab.report.figures import seed_curves
-from attnlab.scheduling import Job
-from attnlab.studies.claims import Cell
-from attnlab.studies.study import Findings, Setting
 
 BEGIN, END, FIRST = 0, 1, 2  # <s>, which is also the padding that never occurs; </s>; the first type
 Data = Literal["permutations", "subset", "mixture", "function"]
@@ -34,7 +34,7 @@ CHUNK = 50  # steps whose batches are drawn at once
 
 
 @dataclass(frozen=True, kw_only=True)
-class Copying(Experiment):
+class CopyExperiment(Experiment):
     """One distribution; seeds differ in weights and data."""
 
     data: Data = "permutations"
@@ -133,7 +133,7 @@ def attended(model: LSTMTranslator, source: Tensor, given: Tensor) -> tuple[Tens
     return model.readout(model.combine(states, context)), weights
 
 
-def sized(setting: Setting, **said: Any) -> Copying:
+def sized(setting: Setting, **said: Any) -> CopyExperiment:
     """Permutations of as many types as a scale has, or as is said."""
     length = said.get("length", setting.at(smoke=8, small=16, full=40))
     shape = {
@@ -144,7 +144,7 @@ def sized(setting: Setting, **said: Any) -> Copying:
         "examples": setting.at(smoke=32, small=128, full=128),
         "lr": setting.at(smoke=8e-3, small=1e-3, full=1e-3),
     }
-    return Copying(**shape | said)
+    return CopyExperiment(**shape | said)
 
 
 def fig3(setting: Setting) -> Findings:
@@ -240,7 +240,7 @@ def _figures(grown: dict[str, Grown]) -> dict:
     }
 
 
-def _horizon(case: Copying) -> str:
+def _horizon(case: CopyExperiment) -> str:
     return (
         f"{case.steps} updates of {case.examples} new sequences of {case.length} + </s>, width {case.width}, Adam "
         f"{case.lr}; measured on {case.held_out} new sequences every {case.every} updates. What has not been learnt by "

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.studies.claims import Cell
-from attnlab.studies.study import SCALES, Findings, Scale, Setting
+from attnlab.experiments.study import SCALES, Findings, Scale, Setting
+from attnlab.experiments.verdicts import Cell
 from attnlab.tasks.classification import Classification, ClassificationConfig
 from attnlab.tasks.task import Task
 from attnlab.tasks.translation import Translation, TranslationConfig
@@ -57,7 +57,7 @@ IT_PT = Published(21_572, 2_397, (36, 35), (36, 36), 8_000)
 
 
 @dataclass(frozen=True)
-class Row:
+class DatasetRow:
     """A row of ours: which published one it stands beside, and how it is loaded."""
 
     name: str
@@ -80,22 +80,22 @@ def _subwords(data: str, pair: str, most: Published | None = None) -> Translatio
 
 OTHER = ("other data",)
 ROWS = (
-    Row("IMDB", IMDB, _words("imdb"), from_scale="small", drawn=True),
-    Row("AG News", AG_NEWS, _words("ag-news")),
-    Row("AG News, a sample", AG_NEWS, _words("ag-news-sample"), OTHER, "small"),
-    Row("20 Newsgroups", NEWSGROUPS, _words("20newsgroups"), from_scale="smoke"),
-    Row("SST, official parts", SST, _words("sst"), OTHER, "smoke"),
-    Row("Amazon, labelled part", AMAZON, _words("amazon"), OTHER, "small", drawn=True),
-    Row("Yelp, a sample", YELP, _words("yelp"), OTHER, "small", drawn=True),
-    Row("IWSLT14", IWSLT14, _subwords("iwslt14", "de-en")),
-    Row("IWSLT14, Europarl de-en", IWSLT14, _subwords("europarl", "de-en"), OTHER),
-    Row("Multi30k", MULTI30K, _subwords("multi30k", "de-en"), from_scale="small", note=PIECES),
-    Row("News en-nl", EN_NL, _subwords("news-commentary-v14", "en-nl"), drawn=True),
-    Row("News en-nl, Europarl", EN_NL, _subwords("europarl", "en-nl", EN_NL), OTHER),
-    Row("News en-pt", EN_PT, _subwords("news-commentary-v14", "en-pt"), drawn=True),
-    Row("News en-pt, Europarl", EN_PT, _subwords("europarl", "en-pt", EN_PT), OTHER),
-    Row("News it-pt", IT_PT, _subwords("news-commentary-v14", "it-pt"), drawn=True),
-    Row("News it-pt, Europarl", IT_PT, _subwords("europarl", "it-pt", IT_PT), OTHER),
+    DatasetRow("IMDB", IMDB, _words("imdb"), from_scale="small", drawn=True),
+    DatasetRow("AG News", AG_NEWS, _words("ag-news")),
+    DatasetRow("AG News, a sample", AG_NEWS, _words("ag-news-sample"), OTHER, "small"),
+    DatasetRow("20 Newsgroups", NEWSGROUPS, _words("20newsgroups"), from_scale="smoke"),
+    DatasetRow("SST, official parts", SST, _words("sst"), OTHER, "smoke"),
+    DatasetRow("Amazon, labelled part", AMAZON, _words("amazon"), OTHER, "small", drawn=True),
+    DatasetRow("Yelp, a sample", YELP, _words("yelp"), OTHER, "small", drawn=True),
+    DatasetRow("IWSLT14", IWSLT14, _subwords("iwslt14", "de-en")),
+    DatasetRow("IWSLT14, Europarl de-en", IWSLT14, _subwords("europarl", "de-en"), OTHER),
+    DatasetRow("Multi30k", MULTI30K, _subwords("multi30k", "de-en"), from_scale="small", note=PIECES),
+    DatasetRow("News en-nl", EN_NL, _subwords("news-commentary-v14", "en-nl"), drawn=True),
+    DatasetRow("News en-nl, Europarl", EN_NL, _subwords("europarl", "en-nl", EN_NL), OTHER),
+    DatasetRow("News en-pt", EN_PT, _subwords("news-commentary-v14", "en-pt"), drawn=True),
+    DatasetRow("News en-pt, Europarl", EN_PT, _subwords("europarl", "en-pt", EN_PT), OTHER),
+    DatasetRow("News it-pt", IT_PT, _subwords("news-commentary-v14", "it-pt"), drawn=True),
+    DatasetRow("News it-pt, Europarl", IT_PT, _subwords("europarl", "it-pt", IT_PT), OTHER),
 )
 
 
@@ -109,7 +109,7 @@ def table9(setting: Setting) -> Findings:
     return Findings(cells, remarks=(" ".join((__doc__ or "").split("\n\n")[1].split()),))
 
 
-def _measured(row: Row, setting: Setting) -> tuple[list[dict[str, float]], str]:
+def _measured(row: DatasetRow, setting: Setting) -> tuple[list[dict[str, float]], str]:
     """What the loader gives, once, or for each seed where a part is drawn; or why it gives nothing."""
     if SCALES.index(setting.scale) < SCALES.index(row.from_scale):
         return [], f"this row is run from scale {row.from_scale} on"
@@ -145,7 +145,7 @@ def statistics(task: Task) -> dict[str, float]:
     return found | {"vocabulary": task.sizes()["vocabulary"]}
 
 
-def _cells(row: Row, found: list[dict[str, float]], reason: str) -> Iterator[Cell]:
+def _cells(row: DatasetRow, found: list[dict[str, float]], reason: str) -> Iterator[Cell]:
     for column, published in row.published.cells().items():
         values = tuple(float(values[column]) for values in found)
         common: dict[str, Any] = {"item": ITEM, "row": row.name, "values": values, "not_run": reason}

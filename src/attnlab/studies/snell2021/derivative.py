@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 from torch.autograd.functional import jvp
 
-from attnlab.models.cooccurrence import counts
+from attnlab.counting.cooccurrence import counts
+from attnlab.experiments.study import Findings, Setting
+from attnlab.experiments.verdicts import Cell
 from attnlab.report.figures import curves
-from attnlab.studies.claims import Cell
-from attnlab.studies.study import Findings, Setting
 
 INPUTS, OUTPUTS, PAIRS, LONGEST = 31, 23, 53, 11
 
@@ -32,7 +32,7 @@ Pair = tuple[list[int], list[int]]
 
 
 @dataclass(frozen=True)
-class Flow:
+class GradientFlow:
     """∂/∂τ at τ = 0, (|I|,|O|) each."""
 
     logits: Tensor  # of θ̂
@@ -50,7 +50,7 @@ def corpus(seed: int = 0) -> list[Pair]:
     return [*pairs, (list(range(INPUTS)), list(range(OUTPUTS)))]
 
 
-def flow(pairs: Sequence[Pair], e: Tensor, w: Tensor) -> Flow:
+def flow(pairs: Sequence[Pair], e: Tensor, w: Tensor) -> GradientFlow:
     """How θ̂ and θ change under −∂L/∂e and −∂L/∂W, by automatic differentiation of eq. 14 and of eq. 13."""
     shares, wanted = _bags(pairs, len(e), len(w))
 
@@ -59,7 +59,7 @@ def flow(pairs: Sequence[Pair], e: Tensor, w: Tensor) -> Flow:
 
     at = e.clone().requires_grad_(), w.clone().requires_grad_()
     down = tuple(-x for x in torch.autograd.grad(loss(*at), at))
-    return Flow(*jvp(lambda e, w: (e @ w.T, (e @ w.T).softmax(-1)), (e, w), down)[1])
+    return GradientFlow(*jvp(lambda e, w: (e @ w.T, (e @ w.T).softmax(-1)), (e, w), down)[1])
 
 
 def limit(pairs: Sequence[Pair], inputs: int, outputs: int) -> Tensor:
@@ -94,7 +94,7 @@ def derivative(setting: Setting) -> Findings:
     widths = [2**k for k in setting.at(smoke=range(7, 12), small=range(7, 14), full=range(8, 17))]
     pairs = corpus()
     formula = limit(pairs, INPUTS, OUTPUTS).to(setting.device)
-    found: list[list[Flow]] = []
+    found: list[list[GradientFlow]] = []
     for k, seed in enumerate(setting.seeds):
         found.append([])
         for width in widths:
@@ -119,7 +119,7 @@ def _cells(
     widths: list[int],
     of_logits: list[list[float]],
     of_probabilities: list[list[float]],
-    widest: list[Flow],
+    widest: list[GradientFlow],
     formula: Tensor,
 ) -> list[Cell]:
     logits, printed, right = "∂θ̂/∂τ, eq. 54", "∂θ/∂τ, eq. 15 as printed", "∂θ/∂τ, eq. 15 with 1/|O|"

@@ -7,13 +7,13 @@ A(α, α^fr) and A(α, β^uf), each at the checkpoint that agrees best, on valid
 first is below the second on every data set: lexical knowledge is learnt without attention, but not the other way round.
 """
 
-from attnlab.studies.claims import Cell, contrast
-from attnlab.studies.snell2021.corpora import CORPORA
+from attnlab.experiments.study import Findings, Setting
+from attnlab.experiments.verdicts import Cell, contrast
 from attnlab.studies.snell2021.measures import measure, reference
+from attnlab.studies.snell2021.plan import CORPORA
 from attnlab.studies.snell2021.published import TABLE10
 from attnlab.studies.snell2021.together import rows
 from attnlab.studies.snell2021.trials import Trial
-from attnlab.studies.study import Findings, Setting
 
 ITEM = "table10"
 COLUMNS = {"A(α, α^fr)": ("frozen", "attention"), "A(α, β^uf)": ("uniform", "probe")}

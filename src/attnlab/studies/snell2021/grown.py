@@ -19,18 +19,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attnlab.checkpointing import Position
 from attnlab.config import digest
+from attnlab.experiments.population import IGNORED, Experiment, Feed, Population, Stacked, grow
+from attnlab.experiments.work import take_vocabulary, wait_for
+from attnlab.files import write_text
 from attnlab.mechanisms.kernels.launch import LAUNCHED
 from attnlab.models.presets import Config, build
-from attnlab.population import IGNORED, Experiment, Feed, Population, Stacked, grow
-from attnlab.recipe import Recipe
-from attnlab.runs import note_what_ran
-from attnlab.stepping import fit, ladder
-from attnlab.store import Checkpoint, RunFolder, read_checkpoint, write_checkpoint, write_text
-from attnlab.studies.compare.work import take_vocabulary, wait_for
 from attnlab.tasks.task import PAD, Task
-from attnlab.train import Outcome, TrainConfig
+from attnlab.training.checkpoints import Position
+from attnlab.training.loop import TrainConfig, TrainingResult
+from attnlab.training.recipe import Recipe
+from attnlab.training.run_folder import Checkpoint, RunFolder, read_checkpoint, write_checkpoint
+from attnlab.training.runs import note_what_ran
+from attnlab.training.step import fit, ladder
 
 MOST = 2**19  # positions
 BYTES = 40_000  # that a position takes of an LSTM of 256 in both directions
@@ -122,7 +123,7 @@ class Runs(Experiment):
         """Say what a run ran on, and that it is finished."""
         folder, state = self.folders[seed], vars(Position(step=self.steps, finished=True))
         (folder.path / "ran.json").unlink(missing_ok=True)
-        note_what_ran(folder, 0, Outcome(self.steps, math.inf, 0, True, "population, tf32"), device)
+        note_what_ran(folder, 0, TrainingResult(self.steps, math.inf, 0, True, "population, tf32"), device)
         write_checkpoint(Checkpoint(read_checkpoint(folder.kept(self.steps)).tensors, state), folder.last)
 
 

@@ -18,13 +18,13 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from attnlab.experiments.population import Grown
+from attnlab.experiments.study import Findings, Setting
+from attnlab.experiments.verdicts import Cell
 from attnlab.models.lstm import LSTMTranslator, build
 from attnlab.models.lstm_config import SETTINGS
-from attnlab.population import Grown
 from attnlab.report.figures import seed_curves
-from attnlab.studies.claims import Cell
-from attnlab.studies.snell2021.copying import Copying, each_grown_in, grown_in, sized
-from attnlab.studies.study import Findings, Setting
+from attnlab.studies.snell2021.copying import CopyExperiment, each_grown_in, grown_in, sized
 
 STREAMS = 3
 REACHED = 0.95
@@ -32,7 +32,7 @@ HEADS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Combination(Copying):
+class Combination(CopyExperiment):
     """Seed k is combination k of head seeds, trained on stream k of data."""
 
     backbone: int = 0
@@ -123,7 +123,7 @@ class Sorted(NamedTuple):
     bad: list[int]
 
 
-def _tried(setting: Setting, base: Copying, candidates: int) -> list[Sorted]:
+def _tried(setting: Setting, base: CopyExperiment, candidates: int) -> list[Sorted]:
     """One backbone after another, until there are heads enough of both kinds."""
     tried: list[Sorted] = []
     for backbone in range(setting.at(smoke=1, small=2, full=8)):
@@ -133,7 +133,7 @@ def _tried(setting: Setting, base: Copying, candidates: int) -> list[Sorted]:
     return tried
 
 
-def _sorted(setting: Setting, base: Copying, backbone: int, candidates: int) -> Sorted:
+def _sorted(setting: Setting, base: CopyExperiment, backbone: int, candidates: int) -> Sorted:
     """Each head trained alone on every stream."""
     alone = [(number,) for number in range(candidates) for _ in range(STREAMS)]
     streams = [stream for _ in range(candidates) for stream in range(STREAMS)]
@@ -145,7 +145,7 @@ def _sorted(setting: Setting, base: Copying, backbone: int, candidates: int) -> 
 
 
 def _combination(
-    base: Copying, backbone: int, chosen: Sequence[tuple[int, ...]], streams: Sequence[int]
+    base: CopyExperiment, backbone: int, chosen: Sequence[tuple[int, ...]], streams: Sequence[int]
 ) -> Combination:
     own = {name: getattr(base, name) for name in ("length", "types", "width", "steps", "examples", "lr", "every")}
     return Combination(**own, backbone=backbone, combinations=tuple(chosen), streams=tuple(streams))

@@ -19,21 +19,21 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from attnlab.experiments.population import Experiment, Feed, Grown, Population
+from attnlab.experiments.study import Findings, Setting
+from attnlab.experiments.verdicts import Cell
 from attnlab.models.lstm import build
 from attnlab.models.lstm_classifier import BinaryReadout, LSTMClassifier
 from attnlab.models.lstm_config import SETTINGS
-from attnlab.population import Experiment, Feed, Grown, Population
 from attnlab.report.figures import curves
-from attnlab.studies.claims import Cell
 from attnlab.studies.snell2021.copying import each_grown_in, in_chunks
-from attnlab.studies.study import Findings, Setting
 
 KEYWORD, FIRST = 1, 1  # ids; 0 is the padding that never occurs
 PLACES = ("γ_l*", "γ_l*+1", "γ̄", "γ_L")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keyword(Experiment):
+class KeywordExperiment(Experiment):
     length: int = 40
     types: int = 40
     width: int = 256
@@ -91,7 +91,7 @@ def log_odds(model: LSTMClassifier, tokens: Tensor) -> tuple[Tensor, Tensor]:
 def fig7(setting: Setting) -> Findings:
     """γ at the four places, early and late in training."""
     length = setting.at(smoke=8, small=20, full=40)
-    base = Keyword(
+    base = KeywordExperiment(
         length=length,
         types=length,
         width=setting.at(smoke=24, small=64, full=256),

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from attnlab.analysis.agreement import agreement, kendall, shuffled
+from attnlab.counting.proxy import Proxy, train_proxy
 from attnlab.models.model import Model
-from attnlab.models.probe import beta, saliency
-from attnlab.models.proxy import Proxy, train_proxy
-from attnlab.models.watch import record
+from attnlab.recording.probe import beta, saliency
+from attnlab.recording.watch import record
 from attnlab.studies.snell2021.performance import Performance
 from attnlab.studies.snell2021.trials import PARTS, Curves, Field, Trial, append
 from attnlab.tasks.task import PAD, Batch

@@ -1,11 +1,12 @@
 """How good a model is on what is measured of each part: accuracy of its targets and BLEU of its text, in per cent."""
 
-from attnlab.decode import BeamSearch
-from attnlab.evaluation import searched
+from attnlab.decoding.decode import BeamSearch
+from attnlab.decoding.evaluation import searched
+from attnlab.decoding.scores import bleu
 from attnlab.models.model import Model
-from attnlab.score import Scored, bleu, score_targets
 from attnlab.studies.snell2021.trials import PARTS, Field
 from attnlab.tasks.task import PAD
+from attnlab.training.scoring import Scored, score_targets
 
 BEAM = 5  # as the authors': no length penalty
 

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from scipy.stats import spearmanr
 
-from attnlab.diagnosis import diagnose
+from attnlab.counting.diagnosis import diagnose
+from attnlab.experiments.study import Findings, Setting
+from attnlab.experiments.verdicts import Cell
 from attnlab.report.figures import scatter
-from attnlab.studies.claims import Cell
-from attnlab.studies.snell2021.copying import Copying, each_grown_in, sized
-from attnlab.studies.study import Findings, Setting
+from attnlab.studies.snell2021.copying import CopyExperiment, each_grown_in, sized
 
 WEIGHTS = (1.0, 2.0, 0.5, 3.0, 0.0)  # the first of the best is taken
 ON = 0.9  # of the targets, where attention counts as learnt
@@ -41,10 +41,10 @@ TWO_SETS = {  # and how often a sequence is of the first set
 OVERLAPS = (0.9, 0.7, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)  # types in both sets, as shares of k
 
 
-def distributions(base: Copying) -> dict[str, dict[str, Copying]]:
+def distributions(base: CopyExperiment) -> dict[str, dict[str, CopyExperiment]]:
     """By family and name; their number grows with the length."""
     k = base.length
-    found: dict[str, dict[str, Copying]] = {"k of n": {}, "two sets": {}, "sets that overlap": {}}
+    found: dict[str, dict[str, CopyExperiment]] = {"k of n": {}, "two sets": {}, "sets that overlap": {}}
     for beyond in SUBSETS:
         n = _more(k, beyond)
         found["k of n"][f"{k} of {n}"] = replace(base, data="subset", types=n)

@@ -8,13 +8,13 @@ The paper prints no number of it. SST, which it keeps, stands beside it: agreeme
 
 from statistics import fmean
 
-from attnlab.studies.claims import Cell
-from attnlab.studies.snell2021.corpora import SMS, SST
+from attnlab.experiments.study import Findings, Setting
+from attnlab.experiments.verdicts import Cell
 from attnlab.studies.snell2021.datasets import GLOVE, statistics
 from attnlab.studies.snell2021.measures import measure, reference
-from attnlab.studies.snell2021.together import Row, rows
+from attnlab.studies.snell2021.plan import SMS, SST
+from attnlab.studies.snell2021.together import CorpusRow, rows
 from attnlab.studies.snell2021.trials import Field, Trial
-from attnlab.studies.study import Findings, Setting
 
 ITEM = "a9"
 SIZES = {"training examples": 3500, "median training length": 13, "vocabulary": 4691}
@@ -53,7 +53,7 @@ def two_starts(trial: Trial) -> dict[str, float]:
     }
 
 
-def _cells(row: Row) -> dict[str, Cell]:
+def _cells(row: CorpusRow) -> dict[str, Cell]:
     found = [two_starts(trial) for trial in row.trials]
     return {
         column: Cell(

@@ -16,14 +16,14 @@ from pathlib import Path
 
 import torch
 
-from attnlab.scheduling import Job, Scheduler
-from attnlab.store import write_text
-from attnlab.studies.compare.work import finished
-from attnlab.studies.snell2021.corpora import Corpus, Size
+from attnlab.experiments.schedulers import Job, Scheduler
+from attnlab.experiments.study import Scale, Setting
+from attnlab.experiments.work import finished
+from attnlab.files import write_text
 from attnlab.studies.snell2021.grown import alike, how_many, room_on, train_as_one
 from attnlab.studies.snell2021.measures import measure as measure_by_tables
+from attnlab.studies.snell2021.plan import LstmCorpus, ScaleSize
 from attnlab.studies.snell2021.trials import MEASURED, TRAINED, Field, Measure, Trial
-from attnlab.studies.study import Scale, Setting
 from attnlab.tasks.task import Task
 
 GOLD = "A"  # the role that others are compared with
@@ -32,7 +32,7 @@ Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
-class Row:
+class CorpusRow:
     """A corpus of an item and its trials, a seed each; none, and the reason, where it cannot be run."""
 
     field: Field
@@ -44,7 +44,7 @@ class Row:
 class Wanted:
     """A model that is to be trained and measured, said so that another process can do it."""
 
-    corpus: Corpus
+    corpus: LstmCorpus
     scale: Scale
     seed: int
     folder: Path  # the item's
@@ -77,11 +77,11 @@ class Wanted:
 
 
 def rows(
-    corpora: Iterable[Corpus],
+    corpora: Iterable[LstmCorpus],
     setting: Setting,
-    others: Callable[[Size], Iterable[str]],
+    others: Callable[[ScaleSize], Iterable[str]],
     measure: Measure = measure_by_tables,
-) -> list[Row]:
+) -> list[CorpusRow]:
     """A row of each corpus; where there is a scheduler, all its models are trained and measured by now.
 
     others    the roles beside A that the item reads of a corpus of this size
@@ -179,10 +179,10 @@ def _has_room(each: Wanted) -> bool:
     return how_many(trial.field.task, trial.recipe(each.role).training, room_on(torch.device(each.device))) > 0
 
 
-def _row(corpus: Corpus, setting: Setting) -> Row:
+def _row(corpus: LstmCorpus, setting: Setting) -> CorpusRow:
     field = Field(corpus, setting)
     reason = field.why_not()  # makes its vocabulary too, so that no two jobs do
-    return Row(field, () if reason else tuple(Trial(field, seed) for seed in setting.seeds), reason)
+    return CorpusRow(field, () if reason else tuple(Trial(field, seed) for seed in setting.seeds), reason)
 
 
 def _done(job: Job) -> bool:

@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from attnlab.experiments.study import Findings, Setting
+from attnlab.experiments.verdicts import Cell
 from attnlab.report.figures import curves
-from attnlab.studies.claims import Cell
 from attnlab.studies.snell2021.agreements import beside_a
-from attnlab.studies.snell2021.corpora import CORPORA
 from attnlab.studies.snell2021.measures import measure, reference
+from attnlab.studies.snell2021.plan import CORPORA
 from attnlab.studies.snell2021.published import TABLE5
 from attnlab.studies.snell2021.together import rows
 from attnlab.studies.snell2021.trials import Field, Trial
-from attnlab.studies.study import Findings, Setting
 
 ITEM = "fig2"
 PROBE, STARTS, PERFORMANCE = "A(α, β^uf(τ))", "A(α, α̂(τ))", "p̂(τ)"

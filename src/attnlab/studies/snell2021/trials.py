@@ -20,18 +20,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnlab.checkpointing import load_weights
 from attnlab.config import digest, nearest
+from attnlab.experiments import work
+from attnlab.experiments.study import SCALES, Setting
+from attnlab.files import write_text
 from attnlab.models.model import Model
 from attnlab.models.presets import Config, build
-from attnlab.recipe import Recipe
-from attnlab.store import RunFolder, read_checkpoint, write_text
-from attnlab.studies.compare import work
-from attnlab.studies.snell2021.corpora import CORPORA, SMS, Corpus, Size
-from attnlab.studies.study import SCALES, Setting
+from attnlab.studies.snell2021.plan import CORPORA, SMS, LstmCorpus, ScaleSize
 from attnlab.tasks import TASKS
 from attnlab.tasks.batching import plan_batches
 from attnlab.tasks.task import Batch, Task
+from attnlab.training.checkpoints import load_weights
+from attnlab.training.recipe import Recipe
+from attnlab.training.run_folder import RunFolder, read_checkpoint
 
 PARTS = ("valid", "train")
 TRAINED, MEASURED = "trained.json", "measured.json"
@@ -63,9 +64,9 @@ def asked_for(setting: Setting) -> Sequence[str]:
 class Field:
     """A corpus at a scale: what the trials of all its seeds share."""
 
-    def __init__(self, corpus: Corpus, setting: Setting) -> None:
+    def __init__(self, corpus: LstmCorpus, setting: Setting) -> None:
         self.corpus, self.setting = corpus, setting
-        self.size: Size = corpus.size(setting.scale)
+        self.size: ScaleSize = corpus.size(setting.scale)
         self.folder = setting.folder.parent / "runs" / f"{setting.scale}-{corpus.name}-{digest(self.size)}"
 
     def why_not(self) -> str:

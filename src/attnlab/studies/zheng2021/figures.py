@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from attnlab.report.figures import OKABE_ITO
-from attnlab.studies.zheng2021.models import LABELS
+from attnlab.studies.zheng2021.variants_of_paper import LABELS
 
 KINDS = ("encoder-self", "decoder-self", "cross")
 MARKERS = dict(zip(LABELS, "os^D", strict=True))

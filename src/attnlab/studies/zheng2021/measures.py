@@ -16,13 +16,13 @@ import numpy as np
 import pandas as pd
 
 from attnlab.analysis.diversity import Diversity
-from attnlab.evaluation import evaluated, targets_scored
-from attnlab.models.noised import with_noise
-from attnlab.models.watch import record
-from attnlab.runs import Run
-from attnlab.studies.trained import Measure
+from attnlab.decoding.evaluation import evaluated, targets_scored
+from attnlab.experiments.trained import Measure
+from attnlab.recording.noise_null import with_noise
+from attnlab.recording.watch import record
 from attnlab.tasks.batching import plan_batches
 from attnlab.tasks.task import Batch, Task
+from attnlab.training.runs import Run
 
 EXAMPLES, TOKENS = 1000, 4096  # of validation, at most, drawn once; in a batch
 DRAW, NOISE = 1, 3  # seeds: of the examples, and of the noise

@@ -1,0 +1,109 @@
+"""Alignments by IBM Model 1 of words, trained on the text itself or on another, and kept with its vocabularies.
+
+    FOLDER/ibm1.safetensors, source.txt, target.txt        what `save` writes and `load` reads
+
+By itself it is Model 1 as Brown et al. 1993 have it, by maximum likelihood; with the diagonal it is fast_align's model
+(Dyer et al. 2013), with fast_align's own numbers: where λ starts, p(NULL), and the prior on θ. They are taken from
+there, not chosen by any links.
+
+A target word is linked to the source word of the highest posterior; to none where that is NULL, and where no source
+word was ever seen with it.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attnlab.analysis.alignment import Aligned
+from attnlab.counting.cooccurrence import Cells, WordPairs
+from attnlab.counting.ibm1 import Ibm1, fit, link_prior
+from attnlab.tasks.vocabulary import Words
+
+FILE = "ibm1.safetensors"
+FAST_ALIGN: dict[str, Any] = {"null": 0.08, "diagonal": 4.0, "learn_diagonal": True, "prior": 0.01}  # its -d -o -v
+
+Sentences = Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True, eq=False)
+class WordModel:
+    """IBM Model 1 with the words that its ids stand for."""
+
+    model: Ibm1
+    source: Words
+    target: Words
+
+    @classmethod
+    def train(
+        cls, source: Sentences, target: Sentences, *, diagonal: bool = False, prior: float | None = None
+    ) -> "WordModel":
+        """On sentence pairs, to convergence.
+
+        diagonal   fast_align's model: with a learnt preference for it, and a prior on θ
+        prior      on θ, 0 for maximum likelihood; None: fast_align's with the diagonal, else 0
+        """
+        vocabularies = [_words(side) for side in (source, target)]
+        pairs = list(zip(*(_ids(v, side) for v, side in zip(vocabularies, (source, target), strict=True)), strict=True))
+        sizes = len(vocabularies[0]), len(vocabularies[1])
+        return cls(fit(pairs, sizes=sizes, **_options(diagonal, prior)), *vocabularies)
+
+    def align(self, source: Sentences, target: Sentences) -> Aligned:
+        """The links of sentence pairs, with their posteriors."""
+        corpus = WordPairs.of(zip(_ids(self.source, source), _ids(self.target, target), strict=True))
+        theta, null = self.model.theta, self.model.theta.shape[0] - 1
+        cells, aligned = Cells(theta), Aligned.empty([*map(len, target)])
+        for numbers, x, y in corpus.shapes():
+            words = np.concatenate([x, np.full((len(x), 1), null)], axis=1)  # (n,L+1)
+            joint = _looked_up(theta.data, cells, words, y)
+            joint *= link_prior(x.shape[1], y.shape[1], self.model.null, self.model.diagonal)
+            total, best = joint.sum(1), joint.argmax(1)  # (n,T)
+            linked = (best < x.shape[1]) & (total > 0)
+            posterior = np.divide(joint.max(1), total, out=np.zeros_like(total), where=linked)
+            for k, number in enumerate(numbers):
+                aligned.put(int(number), np.where(linked[k], best[k], -1), posterior[k])
+        return aligned
+
+    def save(self, folder: Path) -> None:
+        """The model last: a folder that has it has all."""
+        self.source.write(folder / "source.txt")
+        self.target.write(folder / "target.txt")
+        self.model.save(folder / FILE)
+
+    @classmethod
+    def load(cls, folder: Path) -> "WordModel":
+        return cls(Ibm1.load(folder / FILE), Words.read(folder / "source.txt"), Words.read(folder / "target.txt"))
+
+
+def folder_name(source: Sentences, target: Sentences, *, diagonal: bool, prior: float | None = None) -> str:
+    """A name that is the same for the same text and the same options, those that are not said too."""
+    text = hashlib.sha256(json.dumps(_options(diagonal, prior), sort_keys=True).encode())
+    for side in (source, target):
+        for words in side:
+            text.update(" ".join(words).encode(errors="surrogatepass") + b"\n")
+        text.update(b"\n\n")
+    return f"ibm1-{text.hexdigest()[:12]}"
+
+
+def _options(diagonal: bool, prior: float | None) -> dict[str, Any]:
+    """What `fit` is told."""
+    options = dict(FAST_ALIGN) if diagonal else {"prior": 0.0}
+    return options if prior is None else options | {"prior": float(prior)}
+
+
+def _looked_up(theta: np.ndarray, cells: Cells, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """θ(y_t|x_l) of n pairs of one shape, (n,L,T); 0 where the two never occurred together."""
+    places = np.minimum(cells.of(x, y), len(theta) - 1)
+    return np.where(cells.keys[places] == x[:, :, None] * cells.columns + y[:, None, :], theta[places], 0.0)
+
+
+def _words(sentences: Sentences) -> Words:
+    return Words.count(" ".join(words) for words in sentences)
+
+
+def _ids(vocabulary: Words, sentences: Sentences) -> list[Sequence[int]]:
+    return list(vocabulary.encode(" ".join(words) for words in sentences))

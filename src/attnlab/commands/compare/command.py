@@ -1,0 +1,41 @@
+"""`attnlab compare` from its words to its table."""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from attnlab.commands.compare.comparison import ComparisonTerms, compare
+from attnlab.commands.compare.comparison_page import remarks, table, write
+from attnlab.commands.compare.plan import planned
+from attnlab.commands.compare.summary import findings
+from attnlab.experiments.schedulers import scheduler
+from attnlab.provenance import surroundings
+from attnlab.terminal import Bar, show_table
+from attnlab.training.runs import ran_on
+
+
+def run(task: str, said: Mapping[str, str], *, controls: bool, on: str, jobs: int | None, command: str) -> bool:
+    """Compare, print and write; False where some run failed. KeyboardInterrupt where it was asked to stop."""
+    values = dict(said)
+    out, device = values.pop("out", None), values.pop("device", "auto")
+    folder = Path(values.pop("runs", "runs"))
+    plan = planned(task, values)
+    with scheduler(on, jobs=jobs, device=device) as where, Bar(1) as bar:
+        terms = ComparisonTerms(where, Path(out) if out else None, folder, controls, bar.note, bar.tick)
+        results, place = compare(plan, terms)
+        about: dict[str, str | int] = {"command": command, "on": on, "seeds": ", ".join(map(str, plan.seeds))}
+        about |= surroundings(torch.device(where.device if where.here else "cpu"))
+        trained = ran_on(Path(run) for outcome in results.outcomes for run in outcome.runs.values())
+        about |= {"trained on": "; ".join(trained)} if trained else {}
+    report = write(results, place, about)
+    for group in ("quality", "inside", "cost"):
+        shown = table(results, group)
+        if len(shown.columns) > 1:
+            show_table(f"{task}: {group}", list(shown.columns), [list(row) for row in shown.rows])
+    for line in (*findings(results), *remarks(results)):
+        print(line)
+    print(f"report: {report}")
+    sys.stdout.flush()
+    return not any(outcome.failed for outcome in results.outcomes)

@@ -1,0 +1,75 @@
+"""Sentences of the lexicon with their true alignments, as a model reads them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnlab.analysis.alignment import NOWHERE
+from attnlab.report.view import ViewGold
+from attnlab.tasks.lexicon import Links
+from attnlab.tasks.task import EOS, PAD, Batch
+
+SHOWN = 4  # sentences on the page
+
+
+@dataclass(frozen=True, eq=False)
+class Sentences:
+    """A batch, and which source word each target word is of.
+
+    links   of each sentence: (source word, target word), from 0
+    right   (b,i,j) bool: key j is a source of the word that row i predicts
+    """
+
+    batch: Batch
+    links: Sequence[Links]
+    right: Tensor
+    words: dict[str, list[list[str]]]
+
+    @classmethod
+    def of(cls, task: Any, part: str, indices: Sequence[int]) -> "Sentences":
+        """Some sentence pairs of a part of the lexicon."""
+        batch = task.batch(part, list(indices))
+        source, given = batch.inputs
+        links = [task.problem.links(part, index) for index in indices]
+        right = torch.zeros(*given.shape, source.shape[1], dtype=torch.bool)
+        for sentence, pairs in enumerate(links):
+            for word, target in pairs:
+                right[sentence, target, word] = True
+        sides = {"source": (task.problem.source, source), "target": (task.problem.target, given)}
+        words = {name: [known.tokens(row) for row in ids.tolist()] for name, (known, ids) in sides.items()}
+        return cls(batch, links, right, words)
+
+    @property
+    def rows(self) -> Tensor:
+        """The target word that each decoder row predicts, or NOWHERE: (b,i)."""
+        targets = self.batch.targets
+        scored = (targets != PAD) & (targets != EOS)
+        return torch.arange(targets.shape[1]).expand_as(targets).where(scored, NOWHERE)
+
+    @property
+    def keys(self) -> Tensor:
+        """The source word that each key is of: (b,j); that of </s> is none of them, and from `special` on."""
+        source = self.batch.inputs[0]
+        words = torch.arange(source.shape[1]).expand_as(source)
+        return words.where(source != EOS, self.special).where(source != PAD, NOWHERE)
+
+    @property
+    def special(self) -> int:
+        return self.batch.inputs[0].shape[1]
+
+    def gold(self) -> list[ViewGold]:
+        """The alignments as the viewer takes them, without padding."""
+        made = []
+        for links, source, given in zip(self.links, *(self.words[side] for side in ("source", "target")), strict=True):
+            keys, rows = len([w for w in source if w != "<pad>"]), len([w for w in given if w != "<pad>"])
+            made.append(ViewGold(links, frozenset(), (*range(rows - 1), NOWHERE), tuple(range(keys)), keys - 1))
+        return made
+
+
+def on_page(task: Any) -> list[int]:
+    """The held-out sentences on the page: those with the most words that are aligned, the first of them."""
+    links = task.alignments("valid")
+    return sorted(range(len(links)), key=lambda k: -len(links[k]))[:SHOWN]

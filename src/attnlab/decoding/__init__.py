@@ -1,0 +1,1 @@
+"""Decoding text from a model and scoring it."""

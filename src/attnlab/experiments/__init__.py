@@ -1,0 +1,1 @@
+"""Training and measuring many models: plans, jobs, the ledger, statistics and verdicts."""

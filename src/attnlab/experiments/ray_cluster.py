@@ -1,0 +1,80 @@
+"""Jobs on a Ray cluster: one task each, which Ray starts again elsewhere when its machine dies.
+
+The address is RAY_ADDRESS, or that of a cluster running here; where there is none, Ray is started on this machine. All
+machines must see the working folder and the run folders under the same paths: nothing else is sent back and forth.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from attnlab.experiments.jobs import POLL_S, RETRIES, Job, Scheduler, Waiting, attempt, told
+
+
+class OnRay(Scheduler):
+    here = False
+
+    def __init__(self, jobs: int | None, device: str) -> None:
+        try:
+            import ray
+        except ImportError:
+            raise ImportError("--on ray needs Ray: pip install 'attnlab[ray]', or say --on local") from None
+        if ":" in device:
+            raise ValueError(f"device={device}: Ray gives each run a card; say device=cuda")
+        self.ray: Any = ray
+        self.slots = jobs
+        self.joined = not ray.is_initialized()
+        if self.joined:
+            address = os.environ.get("RAY_ADDRESS")
+            _check_answers(address)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        cards = ray.cluster_resources().get("GPU", 0)
+        self.device = ("cuda" if cards else "cpu") if device == "auto" else device
+        if self.device == "cuda" and not cards:
+            self.__exit__()
+            raise ValueError("device=cuda, but no machine of this Ray cluster offers a GPU; say device=cpu")
+
+    def run(
+        self, jobs: Sequence[Job], *, alone: bool = False, watch: Callable[[], None] = lambda: None
+    ) -> dict[str, str]:
+        waiting, folder = Waiting(jobs), os.getcwd()
+        slots = 1 if alone else self.slots or len(waiting)
+        needs = {"num_cpus": 1, "num_gpus": 1 if self.device == "cuda" else 0}
+        task = self.ray.remote(max_retries=RETRIES, max_calls=1, **needs)(attempt)
+        running: dict[Any, Job] = {}
+        try:
+            while waiting or running:
+                while len(running) < slots and (job := waiting.take()):
+                    running[task.options(name=job.name).remote(job, folder)] = job
+                for done in self.ray.wait(list(running), timeout=POLL_S)[0]:
+                    waiting.ended(running.pop(done), self._reason(done))
+                watch()
+        except BaseException:
+            for task in running:
+                self.ray.cancel(task)  # as Ctrl-C: the run saves, and stops
+            self.ray.wait(list(running), num_returns=len(running)) if running else None
+            raise
+        return waiting.failed
+
+    def _reason(self, done: Any) -> str:
+        try:
+            return self.ray.get(done)
+        except self.ray.exceptions.RayError as error:
+            return f"Ray gave it up: {told(error)}"
+
+    def __exit__(self, *exception: object) -> None:
+        if self.joined:
+            self.ray.shutdown()
+
+
+def _check_answers(address: str | None) -> None:
+    """Refuse an address where nobody listens, for which Ray would wait minutes."""
+    host, colon, port = (address or "").rpartition("://")[2].rpartition(":")
+    if not colon or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=5.0).close()
+    except OSError as error:
+        raise ConnectionError(f"no Ray cluster answers at RAY_ADDRESS={address} ({error})") from None

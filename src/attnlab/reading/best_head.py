@@ -1,0 +1,39 @@
+"""The head of the cross attention that links words best, where there are alignments made by hand."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+
+from attnlab.analysis.alignment import chosen_words, counted, rate
+from attnlab.report.view import Best, Frame, ViewExample
+
+Links = set[tuple[int, int]]
+WHY = "lowest AER by weight on these examples"
+
+
+def best_aligned(examples: Sequence[ViewExample], frame: Frame) -> Best | None:
+    """The first of those with the lowest AER by weight, over all examples that have a gold alignment."""
+    proposed: dict[tuple[int, int], list[Links]] = defaultdict(list)  # of a layer and head, by example
+    gold = [example.gold for example in examples]
+    used: dict[int, None] = {}
+    for attention in frame.attentions:
+        true = gold[attention.example]
+        if true is None or attention.kind != "cross" or attention.index is None or not attention.heads:
+            continue
+        used[attention.example] = None
+        h = len(attention.heads)
+        rows, keys = (torch.tensor(places).expand(h, -1) for places in (true.rows, true.keys))
+        choice, _ = chosen_words(attention.maps["weight"], rows, keys, true.words)  # (h,I)
+        for head, sources in zip(attention.heads, choice.tolist(), strict=True):
+            links = {(source, target) for target, source in enumerate(sources) if source >= 0}
+            proposed[attention.index, head].append(links)
+    sure, possible = ([getattr(gold[n], name) for n in used] for name in ("sure", "possible"))
+    counts = {place: counted(links, sure, possible) for place, links in proposed.items()}
+    rates = {
+        place: rate("aer", found) for place, found in counts.items() if found[:, :2].any()
+    }  # some link, or a sure one
+    if len(rates) < 2:
+        return None
+    layer, head = min(rates, key=lambda place: rates[place])
+    return Best("cross", layer, head, WHY)

@@ -1,0 +1,1 @@
+"""Watching models of ours from outside: records, probes, ablation and gradients."""

@@ -1,0 +1,285 @@
+"""A View as JSON, and back: maps in 8 bits, compressed, so that a page of every head of a BERT fits into a mail.
+
+A map (h,i,j) becomes one byte a number with one scale a row, the row's largest size s:
+
+    number = s · (c / levels)^power        c = 0 … levels, of a signed map −levels … levels
+    power 2   steps are finest near 0      power 1   steps are equal
+
+A shown number is therefore within half a step of the true one, (s/levels)/2 for power 1, and for power 2
+
+    |shown − true| ≤ √(s·true)/levels + s/(4·levels²)
+
+which with 255 levels is below 1 % of every number above 0.16 s; a row of equal numbers is exact. What is written is the
+finest of LADDER that fits the budget, map by map, the largest made coarser first; each map says which it has.
+
+The document (format attnlab-view-1), arrays being deflated (zlib), then in base64, little-endian:
+
+    {"format", "title", "notes": […], "measures": {name: [label, what it is]}, "statistics": {name: label},
+     "kinds": {kind: [query side, key side]}, "masks": [{"shape": [i,j], "data": u8}],
+     "examples": [{"name", "sides": {"source": {"tokens": […], "words": […], "texts": […]}}, "gold": null or
+                   {"sure": [[source, target]], "possible": […], "rows": […], "keys": […], "words": n}}],
+     "runs": [{"name", "curves": {name: [steps, values]}, "best": null or {"kind", "layer", "head", "why"},
+               "frames": [{"step": n or null, "attentions": [
+         {"example", "kind", "index": n or null, "heads": […], "mask": n or null, "statistics": {name: [a head each]},
+          "vector": null or {"shape": [h,j], "data": f32},
+          "maps": {name: {"shape": [h,i,j], "signed", "levels", "power", "codes": u8 or i8, "scales": f32 (h,i)}}}]}]}]}
+"""
+
+import base64
+import json
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnlab.records.record import KINDS
+from attnlab.report.view import (
+    MEASURES,
+    STATISTICS,
+    Best,
+    Frame,
+    View,
+    ViewAttention,
+    ViewExample,
+    ViewGold,
+    ViewRun,
+    ViewSide,
+)
+
+FORMAT = "attnlab-view-1"
+LADDER = ((255, 2), (127, 2), (255, 1), (127, 1), (63, 1), (31, 1), (15, 1))  # levels and power, finest first
+SIGNED_LADDER = ((127, 2), (127, 1), (63, 1), (31, 1), (15, 1))
+SAMPLED = 64  # rows of a map that are compressed to estimate its size
+FIXED, PER_CELL = 1_300_000, 0.515  # bytes of a document, beside those for each of its numbers
+
+
+def _curve(xs: Sequence[float], ys: Sequence[float]) -> list[list[float]]:
+    """Its finite points: JSON has no other numbers."""
+    points = [(float(x), float(y)) for x, y in zip(xs, ys, strict=True) if math.isfinite(x) and math.isfinite(y)]
+    return [[x for x, _ in points], [y for _, y in points]]
+
+
+def packed(view: View, *, budget: int | None = None) -> dict[str, Any]:
+    """The document; budget: how many bytes its maps may take, by default 1.3 MB and 0.515 for each number."""
+    blocks: list[PackedBlock] = []
+    masks: dict[bytes, int] = {}
+    runs = [
+        {
+            "name": run.name,
+            "curves": {name: _curve(*line) for name, line in run.curves.items()},
+            "best": None if run.best is None else asdict(run.best),
+            "frames": [
+                {"step": frame.step, "attentions": [_attention(a, blocks, masks, run.name) for a in frame.attentions]}
+                for frame in run.frames
+            ],
+        }
+        for run in view.runs
+    ]
+    _fit(blocks, int(FIXED + PER_CELL * view.cells) if budget is None else budget)
+    for block in blocks:
+        block.place.update(block.written())
+    return {
+        "format": FORMAT,
+        "title": view.title,
+        "notes": list(view.notes),
+        "measures": {name: list(about) for name, about in MEASURES.items()},
+        "statistics": dict(STATISTICS),
+        "kinds": {kind: list(sides) for kind, sides in KINDS.items()},
+        "masks": [json.loads(mask) for mask in masks],
+        "examples": [_example(example) for example in view.examples],
+        "runs": runs,
+    }
+
+
+def unpacked(document: Mapping[str, Any]) -> View:
+    """The View of a document, its numbers as the document has them."""
+    if not isinstance(document, Mapping) or document.get("format") != FORMAT:
+        found = document.get("format") if isinstance(document, Mapping) else type(document).__name__
+        raise ValueError(f"this is not a view: its format is {found!r}, not {FORMAT!r}")
+    masks = [_array(mask, np.uint8) > 0 for mask in document["masks"]]
+    runs = [
+        ViewRun(
+            run["name"],
+            [Frame([_attention_back(a, masks) for a in frame["attentions"]], frame["step"]) for frame in run["frames"]],
+            {name: (xs, ys) for name, (xs, ys) in run["curves"].items()},
+            Best(**run["best"]) if run.get("best") else None,
+        )
+        for run in document["runs"]
+    ]
+    return View(document["title"], [_example_back(e) for e in document["examples"]], runs, document["notes"])
+
+
+def quantised(x: Tensor, levels: int, power: int, *, signed: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Codes (…,i,j), int8 where numbers may be negative, else uint8, and scales (…,i) float32."""
+    numbers = x.detach().float().cpu().numpy()
+    scales = np.abs(numbers).max(-1, initial=0.0).astype(np.float32)
+    share = np.abs(numbers) / np.where(scales > 0, scales, 1.0)[..., None]
+    size = np.rint((np.sqrt(share) if power == 2 else share) * levels)
+    return np.copysign(size, numbers).astype(np.int8) if signed else size.astype(np.uint8), scales
+
+
+def restored(codes: np.ndarray, scales: np.ndarray, levels: int, power: int) -> Tensor:
+    """What `quantised` kept."""
+    size = codes.astype(np.float32) / np.float32(levels)
+    return torch.from_numpy(np.sign(size) * np.abs(size) ** power * scales[..., None])
+
+
+@dataclass(eq=False)
+class PackedBlock:
+    """A map on its way into the document: as fine as the budget allows."""
+
+    map: Tensor  # (h,i,j)
+    place: dict[str, Any]  # where it is written
+    rung: int = 0
+    size: float = 0.0  # in the document; estimated, until it is compressed
+
+    def __post_init__(self) -> None:
+        self.signed = bool((self.map < 0).any())
+        self.ladder = SIGNED_LADDER if self.signed else LADDER
+        self.estimate()
+
+    def estimate(self) -> None:
+        """Of every row or, where there are many, of some."""
+        every = 1 + self.map.shape[1] // SAMPLED
+        self._compressed(every)
+        self.size = every * (len(self.codes) + len(self.scales)) * 4 / 3
+
+    def compress(self) -> None:
+        self._compressed(1)
+        self.size = (len(self.codes) + len(self.scales)) * 4 / 3
+
+    def coarser(self) -> bool:
+        """Go down the ladder until it is smaller; whether it is."""
+        before = self.size
+        while self.rung + 1 < len(self.ladder) and self.size >= before:
+            self.rung += 1
+            self.estimate()
+        return self.size < before
+
+    def written(self) -> dict[str, Any]:
+        levels, power = self.ladder[self.rung]
+        about = {"shape": list(self.map.shape), "signed": self.signed, "levels": levels, "power": power}
+        return about | {"codes": _base64(self.codes), "scales": _base64(self.scales)}
+
+    def _compressed(self, every: int) -> None:
+        codes, scales = quantised(self.map[:, ::every], *self.ladder[self.rung], signed=self.signed)
+        self.codes, self.scales = zlib.compress(codes.tobytes(), 6), zlib.compress(scales.astype("<f4").tobytes(), 6)
+
+
+def _fit(blocks: list[PackedBlock], budget: int) -> None:
+    """Make the largest map coarser, again and again, until all of them fit; or none can be coarser.
+
+    A map that is large when compressed has rows that are spread out: their scales, and so their steps, are small.
+    """
+    able = list(blocks)
+
+    def coarsen() -> None:
+        largest = max(able, key=lambda block: block.size)
+        if not largest.coarser():
+            able.remove(largest)
+
+    def over() -> bool:
+        return bool(able) and sum(block.size for block in blocks) > budget
+
+    while over():
+        coarsen()
+    for block in blocks:
+        block.compress()
+    while over():  # an estimate was too low
+        before = {id(block): block.rung for block in blocks}
+        coarsen()
+        for block in blocks:
+            if block.rung != before[id(block)]:
+                block.compress()
+
+
+def _attention(
+    attention: ViewAttention, blocks: list[PackedBlock], masks: dict[bytes, int], run: str
+) -> dict[str, Any]:
+    maps: dict[str, dict[str, Any]] = {}
+    for name, x in attention.maps.items():
+        if not bool(torch.isfinite(x).all()):
+            where = f"run {run!r}, {attention.kind} layer {attention.index}"
+            raise ValueError(f"{where}: its {name} is not finite everywhere, and has no place on a scale of colours")
+        maps[name] = {}
+        blocks.append(PackedBlock(x, maps[name]))
+    mask = None
+    if attention.mask is not None and not bool(attention.mask.all()):
+        shown = json.dumps(_packed_array(attention.mask.cpu().numpy().astype(np.uint8))).encode()
+        mask = masks.setdefault(shown, len(masks))
+    vector = None if attention.vector is None else _packed_array(attention.vector.float().cpu().numpy().astype("<f4"))
+    return {
+        "example": attention.example,
+        "kind": attention.kind,
+        "index": attention.index,
+        "heads": list(attention.heads),
+        "mask": mask,
+        "statistics": {name: [float(x) for x in values] for name, values in attention.statistics.items()},
+        "vector": vector,
+        "maps": maps,
+    }
+
+
+def _attention_back(stored: Mapping[str, Any], masks: list[np.ndarray]) -> ViewAttention:
+    maps = {}
+    for name, block in stored["maps"].items():
+        h, i, j = block["shape"]
+        codes = _array({"shape": [h, i, j], "data": block["codes"]}, np.int8 if block["signed"] else np.uint8)
+        scales = _array({"shape": [h, i], "data": block["scales"]}, np.dtype("<f4"))
+        maps[name] = restored(codes, scales, block["levels"], block["power"])
+    vector = stored["vector"]
+    return ViewAttention(
+        stored["example"],
+        stored["kind"],
+        stored["index"],
+        tuple(stored["heads"]),
+        maps,
+        None if vector is None else torch.from_numpy(_array(vector, np.dtype("<f4")).copy()),
+        None if stored["mask"] is None else torch.from_numpy(masks[stored["mask"]].copy()),
+        stored["statistics"],
+    )
+
+
+def _example(example: ViewExample) -> dict[str, Any]:
+    sides = {
+        name: {"tokens": list(side.tokens), "words": list(side.words), "texts": list(side.texts)}
+        for name, side in example.sides.items()
+    }
+    gold = example.gold
+    links: dict[str, Any] | None = None
+    if gold is not None:
+        links = {"sure": sorted(gold.sure), "possible": sorted(gold.possible)}
+        links |= {"rows": list(gold.rows), "keys": list(gold.keys), "words": gold.words}
+    return {"name": example.name, "sides": sides, "gold": links}
+
+
+def _example_back(stored: Mapping[str, Any]) -> ViewExample:
+    sides = {
+        name: ViewSide(tuple(side["tokens"]), tuple(side["words"]), tuple(side["texts"]))
+        for name, side in stored["sides"].items()
+    }
+    gold = stored["gold"]
+    if gold is None:
+        return ViewExample(stored["name"], sides)
+    sure, possible = (frozenset((int(s), int(t)) for s, t in gold[name]) for name in ("sure", "possible"))
+    return ViewExample(
+        stored["name"], sides, ViewGold(sure, possible, tuple(gold["rows"]), tuple(gold["keys"]), gold["words"])
+    )
+
+
+def _packed_array(x: np.ndarray) -> dict[str, Any]:
+    return {"shape": list(x.shape), "data": _base64(zlib.compress(x.tobytes(), 6))}
+
+
+def _array(stored: Mapping[str, Any], dtype: Any) -> np.ndarray:
+    numbers = np.frombuffer(zlib.decompress(base64.b64decode(stored["data"])), dtype=dtype)
+    return numbers.reshape(stored["shape"])
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()

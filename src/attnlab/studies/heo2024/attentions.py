@@ -1,0 +1,34 @@
+"""The attentions that are compared, by the names that attention= gives them.
+
+daGPAM's λ⁺ and λ⁻ are trained from 1, or fixed at the values in the name. How the paper starts them, and which fixed
+ones it tried, is not known. NON, NAP and de-attention (CoDA of Tay et al. 2019) are those it was held against.
+"""
+
+from collections.abc import Sequence
+
+from attnlab.experiments.corpora import Ground
+from attnlab.experiments.trained import Measure
+from attnlab.experiments.variants import Variant, Variants
+
+OPTIONS = ("data", "attention")  # data=ptb attention=softmax,dagpam: these only
+
+
+def fixed(plus: float, minus: float) -> Variant:
+    """daGPAM whose λ are not trained."""
+    values = {"attention": "dagpam", "initial": f"({plus},{minus})", "tied": "false", "fixed": "true"}
+    return Variant(f"dagpam-{plus:g}-{minus:g}", f"daGPAM, λ⁺ = {plus:g}, λ⁻ = {minus:g}", values)
+
+
+SOFTMAX = Variant("softmax", "softmax", {"attention": "softmax"})
+TRAINED = Variant("dagpam", "daGPAM, λ trained", {"attention": "dagpam", "initial": "(1.0,1.0)", "tied": "false"})
+GRID = tuple(fixed(*pair) for pair in ((1.0, 1.0), (0.5, 0.5), (1.0, 0.5), (0.5, 1.0)))
+OTHERS = (
+    Variant("nap", "NAP", {"attention": "nap"}),
+    Variant("non", "NON", {"attention": "non"}),
+    Variant("de-attention", "de-attention", {"attention": "de-attention"}),
+)
+ALL = (SOFTMAX, TRAINED, *GRID, *OTHERS)
+
+
+def trained_models(item: str, ground: Ground, variants: Sequence[Variant], measure: Measure) -> Variants:
+    return Variants(item, ground, variants, measure, tuple(variant.name for variant in ALL))

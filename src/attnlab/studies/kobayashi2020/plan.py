@@ -1,0 +1,129 @@
+"""The texts of the alignment items: what translators are trained on, and sentence pairs aligned by hand.
+
+At full scale Europarl, German–English, as the authors prepare it: tokenised by Moses, in lower case, without the pairs
+of which a side is in the gold set. They have the whole of Europarl v7; here it is a part of 160,000 pairs. The 508 gold
+pairs (Vilar et al. 2006) are fed as they are. At the other scales an artificial language pair with known alignments.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from attnlab.experiments.study import Setting
+from attnlab.files import write_bytes
+from attnlab.tasks.fetch import obtain
+from attnlab.tasks.links import Gold, read_gold
+from attnlab.tasks.parallel import parallel_text
+from attnlab.tasks.sources import NamedSet
+from attnlab.tasks.synthetic import Synthetic, SyntheticConfig
+from attnlab.tasks.task import TaskConfig
+from attnlab.tasks.text import Pairs, moses, read_parallel
+from attnlab.tasks.translation import TranslationConfig
+
+LANGUAGES = ("de", "en")
+GOLD = NamedSet(
+    "gold-alignments", "alignment", "non-commercial",
+    "https://www-i6.informatik.rwth-aachen.de/goldAlignment", "gold-alignments/de-en",
+    steps="ask for the German–English gold alignment of RWTH Aachen (Vilar et al. 2006) as de-en.de, de-en.en and "
+    "de-en.talp, lower-cased and tokenised",
+)  # fmt: skip
+ABOUT = "about.json"
+
+
+@dataclass(frozen=True, eq=False)
+class GoldCorpus:
+    """Training text as a task reads it, and sentences in words with their gold links."""
+
+    task: str
+    data: TaskConfig
+    source: list[list[str]]
+    target: list[list[str]]
+    gold: Gold
+    remark: str
+
+    @property
+    def pairs_digest(self) -> str:
+        """Of what is measured: the aligned pairs and their links."""
+        links = [[sorted(pair) for pair in each] for each in (self.gold.sure, self.gold.possible)]
+        return sha256(json.dumps([self.source, self.target, links]).encode()).hexdigest()[:12]
+
+
+def lexicon(examples: int) -> GoldCorpus:
+    """The artificial language pair of `attnlab train synthetic`; its test part is aligned."""
+    config = SyntheticConfig(data="lexicon", examples=examples)
+    task = Synthetic(config)
+    links = task.alignments("test")
+    source, target = ([line.split() for line in lines] for lines in (task.sources("test"), task.references("test")))
+    remark = f"An artificial language pair, {examples:,} training pairs, {len(links)} test pairs with known links."
+    return GoldCorpus("synthetic", config, source, target, Gold(links, links), remark)
+
+
+def europarl(setting: Setting) -> GoldCorpus:
+    """Europarl prepared once for all items of a results folder."""
+    lines, gold = aligned_by_hand(setting.data_dir)
+    source, target = ([line.split() for line in side] for side in lines)
+    folder = setting.folder.parent / "europarl-de-en"
+    if not (folder / ABOUT).exists():
+        _prepare(folder, lines, setting)
+    about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+    files = {part: [str(folder / f"{part}.{language}") for language in LANGUAGES] for part in PARTS}
+    config = TranslationConfig(
+        src=files["train"][0], tgt=files["train"][1], valid_src=files["valid"][0], valid_tgt=files["valid"][1],
+        test_src=files["test"][0], test_tgt=files["test"][1], pair="de-en", subwords="bpe", vocabulary=10_000,
+        joint=False, max_length=256, too_long="skip",
+    )  # fmt: skip
+    remark = (
+        f"Europarl, {about['pairs']:,} training pairs after removing {about['removed']} with a side in the gold set; "
+        f"{len(gold)} gold pairs."
+    )
+    return GoldCorpus("translation", config, source, target, gold, remark)
+
+
+def aligned_by_hand(data_dir: str | None) -> tuple[Pairs, Gold]:
+    """The lines of the gold pairs as they are, and their links."""
+    files = [obtain(GOLD, f"de-en.{name}", data_dir) for name in (*LANGUAGES, "talp")]
+    lines = read_parallel(files[0], files[1])
+    return lines, read_gold(files[2], [(len(x.split()), len(y.split())) for x, y in zip(*lines, strict=True)])
+
+
+PARTS = ("train", "valid", "test")
+
+
+def training_pairs(corpus: GoldCorpus, most: int | None = None) -> tuple[list[list[str]], list[list[str]]]:
+    """The first training pairs, in words."""
+    if isinstance(corpus.data, TranslationConfig):
+        lines = read_parallel(Path(corpus.data.src or ""), Path(corpus.data.tgt or ""))
+    else:
+        task = Synthetic(corpus.data)  # type: ignore[arg-type]
+        lines = task.sources("train"), task.references("train")
+    return [line.split() for line in lines[0][:most]], [line.split() for line in lines[1][:most]]
+
+
+def _prepare(folder: Path, gold: Pairs, setting: Setting) -> None:
+    text = parallel_text(TranslationConfig(data="europarl", pair="-".join(LANGUAGES), data_dir=setting.data_dir))
+    about = {"removed": 0, "pairs": 0}
+    for number, part in enumerate(PARTS):
+        setting.progress(number, len(PARTS), f"tokenising {part}")
+        pairs = tokenised(text.read(part))
+        kept = without(gold, pairs) if part == "train" else pairs
+        if part == "train":
+            about = {"removed": len(pairs) - len(kept), "pairs": len(kept)}
+        for side, language in enumerate(LANGUAGES):
+            written = "".join(f"{pair[side]}\n" for pair in kept)
+            write_bytes(folder / f"{part}.{language}", written.encode())
+    write_bytes(folder / ABOUT, (json.dumps(about) + "\n").encode())
+
+
+def tokenised(pairs: Pairs) -> list[tuple[str, str]]:
+    """By Moses, in lower case, without pairs of which a side is empty."""
+    sides = [[*map(moses(language)[0], side)] for language, side in zip(LANGUAGES, pairs, strict=True)]
+    made = ((x.strip().lower(), y.strip().lower()) for x, y in zip(*sides, strict=True))
+    return [(x, y) for x, y in made if x and y]
+
+
+def without(gold: Pairs, pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The pairs of which neither side is in the gold set."""
+    sources, targets = map(set, gold)
+    return [(x, y) for x, y in pairs if x not in sources and y not in targets]

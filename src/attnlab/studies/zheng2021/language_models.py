@@ -1,0 +1,68 @@
+"""Table 1 and Figure 2: language models, their perplexity and how much their heads differ (§5.2)."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from attnlab.experiments.corpora import grounds
+from attnlab.experiments.study import Findings, Setting
+from attnlab.experiments.verdicts import Cell
+from attnlab.studies.zheng2021.figures import heat_maps
+from attnlab.studies.zheng2021.parameters import millions
+from attnlab.studies.zheng2021.plan import LANGUAGE, NAMES
+from attnlab.studies.zheng2021.published import QUOTED, TABLE1
+from attnlab.studies.zheng2021.variants_of_paper import CODA, TRANSFORMER, trained_models
+
+PAIR = (TRANSFORMER, CODA)
+PARTS = {"valid": "validation perplexity", "test": "test perplexity"}
+
+
+def table1(setting: Setting) -> Findings:
+    """The item: perplexity of CODA and the Transformer."""
+    cells = [*_sizes(), *_quoted()]
+    for ground in grounds(LANGUAGE, setting, NAMES):
+        models = trained_models("table1", ground, PAIR)
+        for place, (part, column) in enumerate(PARTS.items(), start=1):
+            printed = {each.name: TABLE1[each.name][place] for each in PAIR}
+            value = lambda found, part=part: found["perplexity"][part]  # noqa: E731
+            cells += [models.level(each, column, value, printed[each.name]) for each in PAIR]
+            cells.append(models.contrast(CODA, TRANSFORMER, column, value, printed["coda"] - printed["softmax"]))
+    remark = (
+        "Each part is read in windows whose first tokens are context only, as the paper does (480 of 512 there, 96 of "
+        "128 on the stand-ins at full scale). A perplexity on another text cannot be held against the paper's; the "
+        "difference of two models can, for its sign."
+    )
+    return Findings(cells, remarks=(remark,))
+
+
+def fig2(setting: Setting) -> Findings:
+    """The item: how much the heads of the same models differ, and maps of it."""
+    cells: list[Cell] = []
+    figures: dict[str, tuple[Figure, str]] = {}
+    for ground in grounds(LANGUAGE, setting, NAMES):
+        models = trained_models("fig2", ground, PAIR)
+        column, value = "average JSD (nats)", lambda found: found["mean"]
+        cells += [models.level(each, column, value) for each in PAIR]
+        cells.append(models.contrast(CODA, TRANSFORMER, column, value, sign=1))
+        if shown := {each.name: found for each in PAIR if (found := models.of(each))}:
+            says = "divergence of every two heads by layer, the mean over seeds; darker differs more."
+            figures[ground.corpus.name] = heat_maps(shown), f"{ground.corpus.row}: {says}"
+    remark = (
+        "At the mean logits, on validation. The paper shows the maps of WikiText-103 and says that CODA's are clearly "
+        "darker; it prints no number."
+    )
+    return Findings(cells, figures, (remark,))
+
+
+def _sizes() -> Iterator[Cell]:
+    for model in PAIR:
+        size = millions("wikitext103", model.name)
+        about: dict[str, Any] = {"row": f"WikiText-103: {model.label}", "column": "million parameters"}
+        yield Cell(item="table1", published=TABLE1[model.name][0], values=(size,), exact=True, **about)
+
+
+def _quoted() -> Iterator[Cell]:
+    reason = "quoted by the paper from Baevski & Auli 2019, with contexts of 3072 and 2560 tokens; not a run of its own"
+    for column, published in zip(PARTS.values(), QUOTED[1:], strict=True):
+        yield Cell(item="table1", row="WikiText-103: Transformer†", column=column, published=published, not_run=reason)

@@ -1,0 +1,1 @@
+"""Training one model: recipe, loop, checkpoints and the run folder."""

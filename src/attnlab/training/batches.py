@@ -1,0 +1,130 @@
+"""The batches of each update, made from the plan of its epoch.
+
+Where shapes are captured, a batch is padded to one of a few widths. A batch of so many examples is as wide as its
+longest: should that be too much for one pass, or half of it padding that can be saved, its gradient is the sum of
+several, the longest examples first and few.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnlab.tasks.task import PAD, Batch, Task
+from attnlab.training.checkpoints import Position
+from attnlab.training.step import fit, ladder
+
+if TYPE_CHECKING:
+    from attnlab.training.loop import TrainConfig
+
+ROOM = 2**16  # positions of one pass, examples times width, where a batch has a number of examples
+
+
+class Batches:
+    """Called with a run's position: the batches of its next update. padded: to widths that can be captured."""
+
+    def __init__(self, task: Task, config: "TrainConfig", accelerator: Any, *, padded: bool) -> None:
+        self.task, self.config, self.accelerator = task, config, accelerator
+        self.widths: np.ndarray | None = None
+        if padded:
+            self.widths = _widths(np.maximum.reduce(task.lengths("train")), config)
+        self.epoch, self.plan = -1, list[list[int]]()
+
+    def __call__(self, position: Position) -> list[Batch]:
+        """This process's batches of the next update; moves the position on."""
+        each = self.config.accumulate * self.accelerator.num_processes
+        if position.epoch != self.epoch:
+            self.epoch, self.plan = position.epoch, self._plan(position.epoch)
+            if len(self.plan) < each:
+                raise ValueError(
+                    f"an update needs {each} batches but an epoch has {len(self.plan)}; "
+                    "lower batch_tokens= or accumulate="
+                )
+        start = position.index * each + self.accelerator.process_index
+        chosen = self.plan[start : (position.index + 1) * each : self.accelerator.num_processes]
+        position.index += 1
+        if (position.index + 1) * each > len(self.plan):
+            position.epoch, position.index = position.epoch + 1, 0
+        return [batch for indices in chosen for batch in self._passes(self.task.batch("train", indices))]
+
+    def agreed(self, update: list[Batch], stop: bool) -> tuple[int, bool]:
+        """How many targets all processes score in this update, and whether any of them is asked to stop after it."""
+        mine = [float(sum(batch.count for batch in update)), float(stop)]
+        if self.accelerator.num_processes > 1:
+            mine = self.accelerator.reduce(
+                torch.tensor(mine, dtype=torch.float64, device=self.accelerator.device)
+            ).tolist()
+        return round(mine[0]), mine[1] > 0
+
+    def sum_over_processes(self, value: float) -> float:
+        if self.accelerator.num_processes == 1:
+            return value
+        return float(self.accelerator.reduce(torch.tensor(value, dtype=torch.float64, device=self.accelerator.device)))
+
+    def _plan(self, epoch: int) -> list[list[int]]:
+        examples = self.config.batch_examples
+        tokens = self.config.batch_tokens if examples is None else None
+        seed = self.config.seed
+        return self.task.plan("train", tokens=tokens, examples=examples, seed=seed, epoch=epoch, widths=self.widths)
+
+    def _passes(self, batch: Batch) -> Iterator[Batch]:
+        """The batch; in several parts, where one is too large or most of it padding."""
+        examples = self.config.batch_examples
+        if examples is None or self.accelerator.num_processes > 1:
+            yield self._fitted(batch, examples or self.config.batch_tokens // self._width(_longest(batch)))
+            return
+        lengths = torch.stack([(x != PAD).sum(1) for x in _padded(batch)]).amax(0)
+        lengths, order = lengths.sort(descending=True, stable=True)
+        widths = [self._width(length) for length in lengths.tolist()]
+        if (rows := self._rows(widths, examples)) >= len(widths):
+            yield self._fitted(batch, rows)
+            return
+        start, indices = 0, [batch.indices[k] for k in order.tolist()]
+        while start < len(widths):
+            rows = self._rows(widths[start:], examples)
+            yield self._fitted(self.task.batch("train", indices[start : start + rows]), rows)
+            start += rows
+
+    def _rows(self, widths: list[int], examples: int) -> int:
+        """How many rows the next pass has, of examples by falling width: as many as there is room for; but a sixteenth
+        or a quarter of a batch, where half of all positions that would be captured are saved so."""
+        rows = examples
+        while rows > 1 and rows * widths[0] > ROOM:
+            rows = -(-rows // 2)
+        if self.widths is not None and rows >= len(widths):
+            for few in (examples // 4, examples // 16):
+                if 0 < few < len(widths) and 2 * (few * widths[0] + examples * widths[few]) <= rows * widths[0]:
+                    return few
+        return rows
+
+    def _width(self, longest: int) -> int:
+        return longest if self.widths is None else int(self.widths[np.searchsorted(self.widths, longest)])
+
+    def _fitted(self, batch: Batch, rows: int) -> Batch:
+        """The batch in the shape that is captured; as it is, where none is."""
+        if self.widths is None:
+            return batch
+        shaped = fit([*batch.inputs, batch.targets], rows, self._width(_longest(batch)))
+        *inputs, targets = (x.pin_memory() for x in shaped)
+        return replace(batch, inputs=tuple(inputs), targets=targets)
+
+
+def _widths(lengths: np.ndarray, config: "TrainConfig") -> np.ndarray:
+    """What batches are padded to; of so many examples, most are for the longest of a batch, a quarter for others."""
+    if config.batch_examples is None:
+        return ladder(lengths, config.rungs)
+    few = config.rungs // 4
+    wide = ladder(lengths, config.rungs - few, together=config.batch_examples)
+    return np.union1d(wide, ladder(lengths, few)) if few else wide
+
+
+def _padded(batch: Batch) -> list[Tensor]:
+    """Those of its tensors that have a width."""
+    return [x for x in (*batch.inputs, batch.targets) if x.dim() == 2]
+
+
+def _longest(batch: Batch) -> int:
+    return max(x.shape[1] for x in _padded(batch))

@@ -1,0 +1,232 @@
+"""A recipe is everything a run is made of: task, model, training, decoding. Each key finds its place in it.
+
+    attnlab train translation data=multi30k attention=coda heads=8 lr=1e-3 alpha=8
+
+`data` is the task's, `heads` the model's, `lr` the training's, `alpha` an option of the attention. A named recipe
+(model=iwslt14) carries all of its published values, and the data it was trained on; whatever is said beside it changes
+that value alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal
+
+from attnlab.config import changed, digest, nearest
+from attnlab.huggingface.adaptation import FROM_MODEL
+from attnlab.huggingface.fine_tuning import TunedConfig
+from attnlab.mechanisms import option_types, parse_options
+from attnlab.models.lstm_config import LSTMConfig
+from attnlab.models.presets import PRESETS, Config
+from attnlab.models.transformer import TransformerConfig
+from attnlab.tasks import TASKS
+from attnlab.tasks.task import Task, TaskConfig
+from attnlab.tasks.translation import TranslationConfig
+from attnlab.training.loop import TrainConfig
+
+MODELS: dict[str, Any] = {"translation": "translator", "language": "language-model", "classification": "classifier"}
+# of a model, but not the user's to say: from the task, or by model=
+FROM_TASK = ("model", "path", "vocabulary", "target_vocabulary", "classes", "padding", "max_length")
+SMALL: dict[str, Any] = {"layers": 3, "width": 256, "heads": 4, "feed_forward": 1024}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeConfig:
+    """How a trained translator is decoded."""
+
+    beam: int = 5
+    length_penalty: float = 1.0
+    average: int = 0  # decode with the mean of the last so many kept checkpoints; 0: with the best
+
+
+@dataclass(frozen=True)
+class Recipe:
+    task: str
+    data: TaskConfig
+    model: Config | TunedConfig  # but for what the task says of it
+    training: TrainConfig = field(default_factory=TrainConfig)
+    decoding: DecodeConfig = field(default_factory=DecodeConfig)
+
+    def values(self) -> dict[str, Any]:
+        """Every value, as it is stored with the run."""
+        parts = {part: asdict(getattr(self, part)) for part in ("data", "model", "training", "decoding")}
+        return {"task": self.task, **parts} | ({"code": code} if (code := self.code()) else {})
+
+    def code(self) -> dict[str, str]:
+        """Of attentions in files of one's own, what the file holds: an edited one makes another run."""
+        named = (self.model.attention, getattr(self.model, "cross_attention", None))
+        files = [name.rpartition(":")[0] for name in named if name and ":" in name]
+        return {file: sha256(Path(file).read_bytes()).hexdigest()[:12] for file in files if Path(file).is_file()}
+
+    def name(self) -> str:
+        own = "".join(f"-{code}" for code in self.code().values())
+        return f"{self.task}-{self.model.attention.rpartition(':')[2]}-{digest(self)}{own}"
+
+    def fitted(self, task: Task) -> Config | TunedConfig:
+        """The model's configuration with what the task says of it."""
+        sizes: dict[str, Any] = dict(task.sizes())
+        if isinstance(self.model, TunedConfig):
+            return replace(self.model, max_length=_longest(task), **sizes)
+        if task.architecture == "translation":
+            sizes = {"vocabulary": sizes["source_vocabulary"], "target_vocabulary": sizes["vocabulary"]}
+            if isinstance(self.model, LSTMConfig):
+                if self.model.share_embeddings and not getattr(self.data, "joint", True):
+                    raise ValueError("share_embeddings needs one vocabulary: say share_embeddings=false, or joint=true")
+            elif self.model.tie == "all":
+                del sizes["target_vocabulary"]
+        if isinstance(self.model, TransformerConfig) and self.model.positions == "learned":
+            longest = _longest(task)
+            sizes["max_length"] = 2 * longest + 21 if task.architecture == "translation" else longest  # as decoded
+        return replace(self.model, model=MODELS[task.architecture], **sizes)
+
+
+SNELL = TrainConfig(lr=1e-3, betas=(0.9, 0.999), schedule="constant", warmup=0, precision="fp32")
+COPYING = replace(SNELL, steps=200, batch_examples=128, evaluate_every=10, checkpoint_every=50, log_every=10)
+TRAINING: dict[str, tuple[TrainConfig, DecodeConfig]] = {
+    "iwslt14": (
+        TrainConfig(
+            steps=25_000, batch_tokens=4096, accumulate=4, optimiser="adamw", weight_decay=1e-4, lr=5e-4, warmup=4000,
+            label_smoothing=0.1, evaluate_every=250, checkpoint_every=250,
+        ),
+        DecodeConfig(beam=5),
+    ),
+    "wmt14": (
+        TrainConfig(
+            steps=275_000, batch_tokens=4096, accumulate=8, optimiser="adam", lr=7e-4, warmup=4000, label_smoothing=0.1,
+            evaluate_every=1000, checkpoint_every=1000, keep_last=10, seed=2,
+        ),
+        DecodeConfig(beam=4, length_penalty=0.6, average=10),
+    ),
+    "wikitext103": (
+        TrainConfig(
+            steps=286_000, batch_tokens=4096, accumulate=16, optimiser="nag", lr=1.0, schedule="cosine", warmup=16_000,
+            period=270_000, period_multiply=2.0, period_shrink=0.75, min_lr=1e-4, clip=0.1, evaluate_every=5000,
+            checkpoint_every=1000,
+        ),
+        DecodeConfig(),
+    ),
+    "lstm": (
+        replace(SNELL, steps=36_260, batch_examples=16, evaluate_every=2000, checkpoint_every=2000),
+        DecodeConfig(beam=5, length_penalty=0.0),
+    ),
+    "lstm-copy": (COPYING, DecodeConfig(beam=5, length_penalty=0.0)),
+    "lstm-multi-head": (COPYING, DecodeConfig(beam=5, length_penalty=0.0)),
+    "lstm-classifier": (
+        replace(SNELL, steps=4000, batch_examples=32, evaluate_every=250, checkpoint_every=250), DecodeConfig()
+    ),
+}  # fmt: skip
+DATA: dict[tuple[str, str | None], dict[str, Any]] = {  # what a preset is trained on unless data= says otherwise
+    ("translation", "iwslt14"): {"data": "iwslt14", "subwords": "bpe", "joint": False},
+    ("translation", "wmt14"): {"data": "wmt14", "subwords": "bpe", "vocabulary": 32_768},
+    ("language", "wikitext103"): {"data": "wikitext-103"},
+}
+TUNING = TrainConfig(lr=5e-5, clip=1.0, capture="no")  # of a model that is trained already
+
+
+def resolved(task: str, values: Mapping[str, str]) -> Recipe:
+    """The recipe that the keys of a command line describe; an unknown one names the nearest of all there are."""
+    if task not in TASKS:
+        raise ValueError(f"no task is called {task!r}{nearest(task, TASKS)}; there are {', '.join(TASKS)}")
+    given = dict(values)
+    preset = given.pop("model", None)
+    if preset in PRESETS and isinstance(PRESETS[preset], LSTMConfig):
+        preset = _lstm(task, preset, given)
+    own = preset is None or preset in PRESETS
+    parts = _new(task, preset, crossing="cross_attention" in given) if own else _tuned(task, str(preset), given)
+    owner = {f.name: part for part in reversed(parts) for f in fields(parts[part]) if _is_said(part, f.name)}
+    attention = given.get("attention", parts["model"].attention)
+    options = {key: text for key, text in given.items() if key not in owner}
+    decided = FROM_MODEL if isinstance(parts["model"], TunedConfig) else ("layer", "dropout")
+    known = [option for option in option_types(attention) if option not in decided]
+    for key in options:
+        if key not in known:
+            raise ValueError(f"unknown key {key!r}{nearest(key, [*owner, *known])}; attnlab list {task} lists them")
+    made = {
+        part: changed(config, {key: text for key, text in given.items() if owner.get(key) == part})
+        for part, config in parts.items()
+    }
+    made["model"] = replace(made["model"], attention_options=parse_options(attention, options))
+    return Recipe(task, **made)
+
+
+def keys(task: str) -> list[tuple[str, Any, str]]:
+    """Every key of attnlab train TASK: its default, and whose it is; options of an attention come on top."""
+    recipe = resolved(task, {})
+    parts = {part: getattr(recipe, part) for part in ("data", "model", "training", "decoding")}
+    found: dict[str, tuple[str, Any, str]] = {}
+    for part, config in parts.items():
+        for f in fields(config):
+            if _is_said(part, f.name):
+                found.setdefault(f.name, (f.name, getattr(config, f.name), part))
+    return list(found.values())
+
+
+def stored(values: Mapping[str, Any]) -> Recipe:
+    """The recipe of a run, from what its folder holds."""
+    task, values = values["task"], {part: _tuples(v) for part, v in values.items() if part not in ("task", "code")}
+    kinds: dict[str, Any] = {"path": TunedConfig, "embedding_width": LSTMConfig}
+    kind = next((kinds[key] for key in kinds if key in values["model"]), TransformerConfig)
+    data, model = TASKS[task].config_type(**values["data"]), kind(**values["model"])
+    return Recipe(task, data, model, TrainConfig(**values["training"]), DecodeConfig(**values["decoding"]))
+
+
+def _new(task: str, preset: str | None, *, crossing: bool) -> dict[str, Any]:
+    """The parts of a recipe for a model of our own, before anything is said of them; the task makes it its own kind.
+
+    crossing: cross attention will be said, which no other model than a translator takes
+    """
+    kind: Literal["translator", "classifier"] = "translator" if crossing else "classifier"
+    model = PRESETS[preset] if preset else TransformerConfig(model=kind, vocabulary=4, **SMALL)
+    training, decoding = TRAINING.get(preset or "", (TrainConfig(), DecodeConfig()))
+    data = replace(TASKS[task].config_type(), **DATA.get((task, preset), {}))
+    if isinstance(model, LSTMConfig) and isinstance(data, TranslationConfig):
+        data = replace(data, source_begin=True)
+    return {"data": data, "model": model, "training": training, "decoding": decoding}
+
+
+def _lstm(task: str, preset: str, given: Mapping[str, str]) -> str:
+    """The preset itself; model=lstm is the one for the task."""
+    if task == "language":
+        raise ValueError(f"model={preset} translates or classifies; it is no language model")
+    if preset != "lstm" or task == "translation":
+        return preset
+    classifies = task == "classification" or given.get("data") == "keyword"
+    return "lstm-classifier" if classifies else "lstm-copy"
+
+
+def _tuned(task: str, path: str, given: Mapping[str, str]) -> dict[str, Any]:
+    """The parts of a recipe that fine-tunes a Hugging Face model."""
+    if "/" not in path and not Path(path).is_dir():
+        there = f"there are {', '.join(PRESETS)}, or the folder of a Hugging Face model"
+        raise ValueError(f"no model is called {path!r}{nearest(path, PRESETS)}; {there}")
+    if task != "language":
+        raise ValueError(f"model={path} is fine-tuned as a language model (attnlab train language), not for {task}")
+    data = TASKS[task].config_type(tokenizer=path)
+    parts = {"data": data, "model": TunedConfig(path=path), "training": TUNING, "decoding": DecodeConfig()}
+    ours = {f.name for f in fields(TransformerConfig)} - {f.name for part in parts.values() for f in fields(part)}
+    for key in given:
+        if key in ours:
+            raise ValueError(f"{key}= says how a new model is made; model={path} is made already: leave it out")
+    if given.get("capture", "no") != "no":
+        raise ValueError("capture= is for models made here: CUDA graphs of a Hugging Face model are not recorded")
+    if given.get("tokenizer", path).lower() in ("none", ""):
+        raise ValueError(f"model={path} reads what its tokenizer makes of a text: leave tokenizer= out")
+    return parts
+
+
+def _longest(task: Task) -> int:
+    return max(int(n.max()) for part in ("train", "valid") for n in task.lengths(part))
+
+
+def _is_said(part: str, name: str) -> bool:
+    return part != "model" or (name not in FROM_TASK and not name.endswith("_options"))
+
+
+def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON knows only lists."""
+
+    def made(value: Any) -> Any:
+        return tuple(value) if isinstance(value, list) else _tuples(value) if isinstance(value, dict) else value
+
+    return {key: made(value) for key, value in values.items()}
