@@ -88,14 +88,14 @@ def timed(work: Callable):
 
 def random_run(folder, source, target):
     """An iwslt14 Transformer that was trained for one step, on words' pieces of this text."""
-    from attnlab.training.recipe import resolved
+    from attnlab.training.recipe import resolve_recipe
 
     for name, side in (("s", source), ("t", target)):
         (folder / name).write_text("".join(f"{' '.join(words)}\n" for words in side[:2000]))
     values = {"model": "iwslt14", "src": f"{folder}/s", "tgt": f"{folder}/t", "vocabulary": "4000", "joint": "false"}
     values |= {"subwords": "bpe", "steps": "1", "batch_tokens": "1024", "accumulate": "1", "compile": "no"}
-    recipe = resolved("translation", values)
-    runs.start(recipe, out=str(folder / "run"), device="cpu", report=lambda _: None, note=lambda _: None)
+    recipe = resolve_recipe("translation", values)
+    runs.start_run(recipe, out=str(folder / "run"), device="cpu", report=lambda _: None, note=lambda _: None)
     return folder / "run"
 
 

@@ -21,8 +21,8 @@ import torch
 
 from attnlab.config import split_pairs
 from attnlab.decoding.evaluation import evaluated
-from attnlab.training.recipe import resolved
-from attnlab.training.runs import open_run, start
+from attnlab.training.recipe import resolve_recipe
+from attnlab.training.runs import open_run, start_run
 from results import spread
 
 SETS = {
@@ -43,7 +43,7 @@ SETS = {
 def one(task, part, settings, folder):
     """Train (or find trained) one run and score it."""
     began = time.perf_counter()
-    _, outcome = start(resolved(task, settings), out=str(folder), report=lambda values: None, note=print)
+    _, outcome = start_run(resolve_recipe(task, settings), out=str(folder), report=lambda values: None, note=print)
     trained = time.perf_counter() - began
     if not outcome.finished:
         raise SystemExit(f"{folder} was stopped at step {outcome.step}; the same command goes on")

@@ -26,7 +26,7 @@ from attnlab.tasks.synthetic import Synthetic, SyntheticConfig
 from attnlab.tasks.task import BOS, EOS
 from attnlab.tasks.vocabulary import Subwords
 from attnlab.training import runs
-from attnlab.training.recipe import resolved
+from attnlab.training.recipe import resolve_recipe
 
 CPU = torch.device("cpu")
 TRAINING = {"steps": "1", "batch_examples": "8", "evaluate_every": "1", "checkpoint_every": "1", "compile": "no"}
@@ -47,8 +47,8 @@ def text(tmp_path_factory):
 
 
 def trained(folder, task, **values):
-    runs.start(
-        resolved(task, TRAINING | values), out=str(folder), device="cpu", report=lambda _: None, note=lambda _: None
+    runs.start_run(
+        resolve_recipe(task, TRAINING | values), out=str(folder), device="cpu", report=lambda _: None, note=lambda _: None
     )
     return folder
 

@@ -17,7 +17,7 @@ from attnlab.commands.compare.value_lists import split_list, split_options
 from attnlab.experiments.significance import bootstrap_p, holm, interval, paired
 from attnlab.models.presets import on_meta
 from attnlab.tasks import TASKS
-from attnlab.training.recipe import resolved
+from attnlab.training.recipe import resolve_recipe
 
 TINY = {"data": "lexicon", "examples": "100", "held_out": "10", "width": "12", "layers": "1", "heads": "2"}
 TINY |= {"feed_forward": "7", "batch_tokens": "200"}
@@ -144,7 +144,7 @@ def test_no_other_feed_forward_is_nearer_to_the_largest_row(attention, most):
     largest = max(counted(plan.recipe(row, 0, 1)) for row in plan.rows if not row.control)
     units = int(control.at[0]["feed_forward"])
     fixed = {key: text for key, text in TINY.items() if key != "feed_forward"}
-    near = {n: counted(resolved("synthetic", fixed | {"feed_forward": str(n)})) for n in range(units - 2, units + 3)}
+    near = {n: counted(resolve_recipe("synthetic", fixed | {"feed_forward": str(n)})) for n in range(units - 2, units + 3)}
     assert min(near, key=lambda n: abs(near[n] - largest)) == units
     assert f"feed_forward={units} instead of 7: {near[units]:,} parameters, {most} has {largest:,}" in control.says
     assert plan.recipe(control, 0, 1).model.attention == "softmax"
@@ -195,7 +195,7 @@ def test_flops_are_those_of_the_matrix_products():
         "layers": "1",
         "heads": "2",
     }
-    recipe = resolved("synthetic", said | {"feed_forward": "11", "batch_examples": "3"})
+    recipe = resolve_recipe("synthetic", said | {"feed_forward": "11", "batch_examples": "3"})
     size = Sizes(TASKS["synthetic"].prepare(recipe.data, Path())).of(recipe)
     b, n, e, f, classes = 3, 5, 8, 11, 2
     attention = 2 * b * n * e * e * 4 + 2 * 2 * b * n * n * e  # four projections; q kᵀ and the weights times v
@@ -204,7 +204,7 @@ def test_flops_are_those_of_the_matrix_products():
 
 
 def test_a_model_that_cannot_be_built_has_a_reason():
-    recipe = resolved("synthetic", TINY | {"attention": "shaped"})
+    recipe = resolve_recipe("synthetic", TINY | {"attention": "shaped"})
     sizes = Sizes(TASKS["synthetic"].prepare(recipe.data, Path()))
     assert sizes.of(recipe) is None
     assert "cannot be a cross attention" in sizes.why_not(recipe)
@@ -216,7 +216,7 @@ def test_flops_that_cannot_be_counted_have_a_reason(tmp_path):
     )
     code += "\n        assert float(q.sum()) < 1e9\n        return super().mix(q, *more, **named)\n"
     (tmp_path / "looks.py").write_text(code)
-    recipe = resolved("synthetic", TINY | {"attention": f"{tmp_path / 'looks.py'}:Looks"})
+    recipe = resolve_recipe("synthetic", TINY | {"attention": f"{tmp_path / 'looks.py'}:Looks"})
     size = Sizes(TASKS["synthetic"].prepare(recipe.data, Path())).of(recipe)
     assert size.parameters == counted(recipe)
     assert size.flops is None

@@ -22,7 +22,7 @@ from attnlab.experiments import work
 from attnlab.experiments.schedulers import scheduler
 from attnlab.tasks import TASKS
 from attnlab.training import runs
-from attnlab.training.recipe import resolved
+from attnlab.training.recipe import resolve_recipe
 from attnlab.training.run_folder import RunFolder
 from attnlab.training.runs import open_run
 
@@ -198,9 +198,9 @@ def test_a_number_that_is_not_finite_is_shown_and_one_that_is_none_is_counted(tm
 
 
 def test_a_run_of_attnlab_train_is_used(tmp_path):
-    recipe = resolved("synthetic", dict(word.split("=") for word in TINY if not word.startswith("device")))
+    recipe = resolve_recipe("synthetic", dict(word.split("=") for word in TINY if not word.startswith("device")))
     run = tmp_path / "runs" / recipe.name()
-    runs.start(recipe, out=str(run), device="cpu", report=lambda values: None, note=lambda line: None)
+    runs.start_run(recipe, out=str(run), device="cpu", report=lambda values: None, note=lambda line: None)
     before = (run / "last.safetensors").stat().st_mtime_ns
     (outcome,) = in_here(tmp_path, attention="softmax").outcomes
     assert outcome.runs == {1: str(run)}
@@ -264,7 +264,7 @@ def test_a_run_takes_the_vocabulary_that_was_made_once(tmp_path):
         (tmp_path / f"{part}.tsv").write_text("".join(lines[: 60 if part == "train" else 7]))
     words = {"data": str(tmp_path / "train.tsv"), "valid": str(tmp_path / "valid.tsv"), "units": "word", "steps": "2"}
     words |= {"layers": "1", "width": "8", "heads": "2", "feed_forward": "16", "batch_tokens": "100"}
-    recipe, vocabulary = resolved("translation", words), tmp_path / "vocabulary"
+    recipe, vocabulary = resolve_recipe("translation", words), tmp_path / "vocabulary"
     vocabulary.mkdir()
     TASKS["translation"].prepare(recipe.data, vocabulary)
     work.train(recipe, str(tmp_path / "r"), str(vocabulary), "cpu")

@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 
-from attnlab.config import changed, digest, parse, split_pairs
+from attnlab.config import compute_digest, parse_value, replace_values, split_pairs
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Example:
     ],
 )
 def test_values_are_read_by_their_type(text, value):
-    assert changed(Example(), split_pairs([text])) == Example(**value)
+    assert replace_values(Example(), split_pairs([text])) == Example(**value)
 
 
 @pytest.mark.parametrize(
@@ -54,15 +54,15 @@ def test_values_are_read_by_their_type(text, value):
 )
 def test_what_cannot_be_read_is_said(words, message):
     with pytest.raises(ValueError, match=message):
-        changed(Example(), split_pairs(words))
+        replace_values(Example(), split_pairs(words))
 
 
 def test_any_value_is_guessed():
     from typing import Any
 
-    assert [parse(text, Any, "x") for text in ("3", "0.5", "true", "word")] == [3, 0.5, True, "word"]
+    assert [parse_value(text, Any, "x") for text in ("3", "0.5", "true", "word")] == [3, 0.5, True, "word"]
 
 
 def test_the_digest_names_the_values_and_not_where_they_go():
-    assert digest(Example()) == digest(Example(out="elsewhere"))
-    assert digest(Example()) != digest(Example(width=9))
+    assert compute_digest(Example()) == compute_digest(Example(out="elsewhere"))
+    assert compute_digest(Example()) != compute_digest(Example(width=9))

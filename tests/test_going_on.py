@@ -12,12 +12,12 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
 
-from attnlab.config import FREE
+from attnlab.config import FREE_KEYS
 from attnlab.training import loop as train
-from attnlab.training.checkpoints import averaged
-from attnlab.training.recipe import resolved
+from attnlab.training.checkpoints import average_checkpoints
+from attnlab.training.recipe import resolve_recipe
 from attnlab.training.run_folder import Checkpoint, Metrics, RunFolder, write_checkpoint
-from attnlab.training.runs import open_run, start
+from attnlab.training.runs import open_run, start_run
 
 LEXICON = ["data=lexicon", "examples=600", "held_out=20", "width=16", "layers=1", "heads=2", "feed_forward=32"]
 LEXICON += ["batch_tokens=400"]
@@ -58,12 +58,12 @@ def test_only_checkpoints_are_averaged_not_steps_that_were_evaluated(tmp_path):
     folder.claim({"training": {"checkpoint_every": 5, "steps": 22, "evaluate_at": [18]}})
     for step in (10, 15, 18, 20, 22):
         saved(folder.kept(step), step, float(step))
-    assert averaged(folder, 3)["x"].tolist() == [pytest.approx(19.0)] * 3  # 15, 20 and the last step
+    assert average_checkpoints(folder, 3)["x"].tolist() == [pytest.approx(19.0)] * 3  # 15, 20 and the last step
     with pytest.raises(ValueError, match="keeps 4 checkpoints, fewer than the 5"):
-        averaged(folder, 5)
+        average_checkpoints(folder, 5)
 
 
-@pytest.mark.parametrize("key", FREE)
+@pytest.mark.parametrize("key", FREE_KEYS)
 def test_where_a_run_is_computed_makes_it_no_other_run(tmp_path, key):
     folder = RunFolder(tmp_path)
     folder.claim({"training": {key: "here", "lr": 1.0}})
@@ -86,8 +86,8 @@ def test_an_attention_that_was_edited_makes_another_run(tmp_path):
     file = tmp_path / "mine.py"
     code = "from attnlab.mechanisms.softmax import Softmax\n\n\nclass Mine(Softmax):\n    pass\n"
     file.write_text(code)
-    first = resolved("synthetic", {"attention": f"{file}:Mine"})
-    again = resolved("synthetic", {"attention": f"{file}:Mine"})
+    first = resolve_recipe("synthetic", {"attention": f"{file}:Mine"})
+    again = resolve_recipe("synthetic", {"attention": f"{file}:Mine"})
     assert (kept := first.name()) == again.name()
     file.write_text(code + "\n# edited\n")
     assert again.name() != kept
@@ -97,9 +97,9 @@ def test_an_attention_that_was_edited_makes_another_run(tmp_path):
 
 
 def test_a_preset_brings_its_data_unless_another_is_said():
-    assert resolved("translation", {"model": "iwslt14"}).data.data == "iwslt14"
-    assert resolved("translation", {"model": "iwslt14", "data": "multi30k"}).data.data == "multi30k"
-    assert resolved("language", {"model": "wikitext103"}).data.data == "wikitext-103"
+    assert resolve_recipe("translation", {"model": "iwslt14"}).data.data == "iwslt14"
+    assert resolve_recipe("translation", {"model": "iwslt14", "data": "multi30k"}).data.data == "multi30k"
+    assert resolve_recipe("language", {"model": "wikitext103"}).data.data == "wikitext-103"
 
 
 @pytest.mark.parametrize(
@@ -120,12 +120,12 @@ def test_values_that_mean_nothing_are_refused_before_anything_runs(tmp_path, wor
 def test_a_validation_that_was_interrupted_is_made_when_the_run_goes_on(tmp_path, monkeypatch):
     values = dict(word.split("=") for word in LEXICON) | {"steps": "12", "evaluate_every": "5", "checkpoint_every": "5"}
     started = {"device": "cpu", "report": lambda values: None, "note": print}
-    _, whole = start(resolved("synthetic", values), out=str(tmp_path / "whole"), **started)
+    _, whole = start_run(resolve_recipe("synthetic", values), out=str(tmp_path / "whole"), **started)
     with monkeypatch.context() as patch:
         patch.setattr("attnlab.training.loop.evaluate", lambda *a, asked, **k: None)  # as if Ctrl-C came then
-        folder, outcome = start(resolved("synthetic", values), out=str(tmp_path / "cut"), **started)
+        folder, outcome = start_run(resolve_recipe("synthetic", values), out=str(tmp_path / "cut"), **started)
     assert (outcome.finished, outcome.step, folder.position()["unevaluated"]) == (False, 5, True)
-    folder, outcome = start(resolved("synthetic", values), out=str(tmp_path / "cut"), **started)
+    folder, outcome = start_run(resolve_recipe("synthetic", values), out=str(tmp_path / "cut"), **started)
     assert outcome.finished
     rows = [[{k: v for k, v in row.items() if k != "tokens_per_second"} for row in o.history] for o in (whole, outcome)]
     assert rows[0] == rows[1]
@@ -135,8 +135,8 @@ def test_a_validation_that_was_interrupted_is_made_when_the_run_goes_on(tmp_path
 
 def test_a_validation_stops_between_two_batches_when_asked(tmp_path):
     values = dict(word.split("=") for word in LEXICON) | {"steps": "1"}
-    folder, _ = start(
-        resolved("synthetic", values), out=str(tmp_path), device="cpu", report=lambda values: None, note=print
+    folder, _ = start_run(
+        resolve_recipe("synthetic", values), out=str(tmp_path), device="cpu", report=lambda values: None, note=print
     )
     run, accelerator = open_run(folder.path, device="cpu"), Accelerator(cpu=True)
     asked = iter([False, True, True, True, True])

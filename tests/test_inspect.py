@@ -18,7 +18,7 @@ import attnlab
 from attnlab.cli import app
 from attnlab.commands.inspect.inspection import Request, inspect
 from attnlab.commands.inspect.inspection_page import SCHEMA, extremes
-from attnlab.config import whole_numbers
+from attnlab.config import parse_numbers
 from attnlab.reading.reader import PretrainedReader, RunReader, open_reader
 from attnlab.reading.survey import batches
 from attnlab.reading.text_stream import TextCorpus, TextExample
@@ -343,11 +343,11 @@ def test_a_folder_that_holds_another_inspection_is_left_alone(folder, tmp_path):
 
 
 def test_numbers_and_ranges():
-    assert whole_numbers("0,2-4,3", "layers") == (0, 2, 3, 4)
-    assert whole_numbers(None, "layers") is None
+    assert parse_numbers("0,2-4,3", "layers") == (0, 2, 3, 4)
+    assert parse_numbers(None, "layers") is None
     for wrong in ("", "4-2", "1-2-3", "-1", "1,,2"):
         with pytest.raises(ValueError, match="expected whole numbers and ranges"):
-            whole_numbers(wrong, "layers")
+            parse_numbers(wrong, "layers")
 
 
 # --- in a notebook ---

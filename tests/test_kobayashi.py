@@ -17,7 +17,7 @@ from attnlab.experiments.study import Setting
 from attnlab.studies import open_study
 from attnlab.studies.kobayashi2020 import bert, sequences
 from attnlab.training import runs
-from attnlab.training.recipe import resolved
+from attnlab.training.recipe import resolve_recipe
 
 CPU = torch.device("cpu")
 ITEMS = ("table1", "figure3", "table2", "figure4", "frequency")
@@ -200,7 +200,7 @@ def test_a_run_of_ours_is_no_bert(tmp_path):
     values = {"data": "lexicon", "steps": "1", "batch_examples": "8", "width": "12", "heads": "3", "layers": "1"}
     values |= {"evaluate_every": "1", "checkpoint_every": "1", "compile": "no"}
     quiet = {"report": lambda _: None, "note": lambda _: None}
-    runs.start(resolved("synthetic", values), out=str(tmp_path / "run"), device="cpu", **quiet)
+    runs.start_run(resolve_recipe("synthetic", values), out=str(tmp_path / "run"), device="cpu", **quiet)
     with pytest.raises(ValueError, match=r"run does not read \[CLS\] p1 \[SEP\] p2 \[SEP\]"):
         bert.surveyed(setting(tmp_path, model=str(tmp_path / "run")))
 

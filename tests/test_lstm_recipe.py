@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from attnlab.cli import app
 from attnlab.models.lstm_config import SETTINGS, LSTMConfig
-from attnlab.training.recipe import resolved, stored
+from attnlab.training.recipe import resolve_recipe, restore_recipe
 from attnlab.training.run_folder import RunFolder, read_checkpoint
 
 
@@ -33,7 +33,7 @@ def trained(tmp_path, *words):
     ],
 )
 def test_one_name_is_the_published_setting_of_each_task(task, values, setting):
-    recipe = resolved(task, {"model": "lstm", **values})
+    recipe = resolve_recipe(task, {"model": "lstm", **values})
     assert recipe.model == SETTINGS[setting]
     training = recipe.training
     assert (training.optimiser, training.lr, training.betas, training.eps) == ("adam", 1e-3, (0.9, 0.999), 1e-8)
@@ -44,9 +44,9 @@ def test_one_name_is_the_published_setting_of_each_task(task, values, setting):
 
 
 def test_what_is_said_beside_a_preset_changes_that_alone():
-    recipe = resolved("synthetic", {"data": "subset", "model": "lstm-multi-head", "join": "mean", "scale": "0.5"})
+    recipe = resolve_recipe("synthetic", {"data": "subset", "model": "lstm-multi-head", "join": "mean", "scale": "0.5"})
     assert (recipe.model.heads, recipe.model.join, recipe.model.attention_options) == (8, "mean", {"scale": 0.5})
-    again = stored(json.loads(json.dumps(recipe.values())))
+    again = restore_recipe(json.loads(json.dumps(recipe.values())))
     assert isinstance(again.model, LSTMConfig)
     assert again == recipe
 
@@ -62,7 +62,7 @@ def test_what_is_said_beside_a_preset_changes_that_alone():
 )
 def test_what_a_recipe_refuses(task, values, message):
     with pytest.raises(ValueError, match=message):
-        resolved(task, values)
+        resolve_recipe(task, values)
 
 
 def test_two_vocabularies_are_not_one(tmp_path):

@@ -23,7 +23,7 @@ from attnlab.studies.snell2021.plan import ScaleSize
 from attnlab.studies.snell2021.together import Wanted
 from attnlab.studies.snell2021.trials import Field, Trial
 from attnlab.training.run_folder import read_checkpoint
-from attnlab.training.runs import open_run, start
+from attnlab.training.runs import open_run, start_run
 
 CPU = torch.device("cpu")
 STEPS = (0, 3, 40)  # more than an epoch
@@ -102,7 +102,7 @@ def test_what_is_left_is_a_run(texts, tmp_path):
     one.train("A")
     assert folder.last.stat().st_mtime_ns == before  # finished, so not trained again
     with pytest.raises(ValueError, match="trained as one with others and is finished"):
-        start(one.recipe("A"), out=str(folder.path), device="cpu", report=print, note=print, task=one.field.task)
+        start_run(one.recipe("A"), out=str(folder.path), device="cpu", report=print, note=print, task=one.field.task)
 
 
 def test_an_interrupted_one_goes_on_from_where_it_was(texts, tmp_path, monkeypatch):

@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 
 from attnlab.cli import main
 from attnlab.training.loop import TrainConfig
-from attnlab.training.recipe import resolved
+from attnlab.training.recipe import resolve_recipe
 from attnlab.training.run_folder import RunFolder, read_checkpoint
-from attnlab.training.runs import listed, open_run
+from attnlab.training.runs import list_runs, open_run
 
 LEXICON = ["data=lexicon", "examples=600", "held_out=50", "width=16", "layers=1", "heads=2", "feed_forward=32"]
 LEXICON += ["batch_tokens=400"]
@@ -162,7 +162,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     for name, content in (("other", "{}"), ("number", "3"), ("broken", "{")):  # somebody else's folders are passed over
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(content)
-    (row,) = listed(tmp_path)
+    (row,) = list_runs(tmp_path)
     assert (row["run"], row["state"]) == ("mine", "interrupted")
 
 
@@ -253,10 +253,10 @@ def test_what_is_wrong_is_one_line(words, message, tmp_path, here):
 
 
 def test_recipes_carry_the_published_values():
-    recipe = resolved("translation", {"model": "iwslt14", "lr": "1e-3"})
+    recipe = resolve_recipe("translation", {"model": "iwslt14", "lr": "1e-3"})
     assert (recipe.training.lr, recipe.training.warmup, recipe.training.label_smoothing) == (1e-3, 4000, 0.1)
     assert (recipe.model.dropout, recipe.model.feed_forward, recipe.decoding.beam) == (0.3, 1024, 5)
-    wmt = resolved("translation", {"model": "wmt14"})
+    wmt = resolve_recipe("translation", {"model": "wmt14"})
     assert (wmt.training.lr, wmt.decoding.average, wmt.decoding.length_penalty) == (7e-4, 10, 0.6)
 
 
@@ -304,9 +304,9 @@ def test_a_tracker_is_given_every_measurement(tmp_path, monkeypatch):
     monkeypatch.setattr(Accelerator, "__init__", tracked(Accelerator.__init__))
     monkeypatch.setattr(Accelerator, "init_trackers", lambda self, name, config: told.append(config))
     monkeypatch.setattr(Accelerator, "log", lambda self, values, step: told.append((step, values["loss"])))
-    recipe = resolved("synthetic", dict(word.split("=") for word in LEXICON) | {"steps": "4", "logging": "tensorboard"})
+    recipe = resolve_recipe("synthetic", dict(word.split("=") for word in LEXICON) | {"steps": "4", "logging": "tensorboard"})
     monkeypatch.setattr("attnlab.training.loop.evaluate", lambda *a, **k: {"valid_loss": 1.0, "loss": 1.0})
-    runs.start(recipe, out=str(tmp_path), device="cpu", report=lambda values: None, note=print)
+    runs.start_run(recipe, out=str(tmp_path), device="cpu", report=lambda values: None, note=print)
     assert told[0]["training.steps"] == 4
     assert [step for step, _ in told[1:]] == [4, 4]
 

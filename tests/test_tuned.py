@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 import attnlab
 from attnlab.huggingface.fine_tuning import TunedConfig, tuned
 from attnlab.tasks.language import Language, LanguageConfig
-from attnlab.training.recipe import resolved
+from attnlab.training.recipe import resolve_recipe
 from attnlab.training.run_folder import DamagedError, RunFolder, read_checkpoint
 from attnlab.training.runs import open_run
 from attnlab.training.step import Objective
@@ -218,7 +218,7 @@ def test_a_killed_run_ends_as_one_that_was_not(tmp_path, folder, text):
 )
 def test_what_does_not_go_together_is_said(folder, task, given, said):
     with pytest.raises(ValueError, match=said):
-        resolved(task, {"model": str(folder), "attention": "dagpam"} | given)
+        resolve_recipe(task, {"model": str(folder), "attention": "dagpam"} | given)
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path, text):

@@ -11,8 +11,8 @@ from attnlab.training import batches as updates
 from attnlab.training.batches import Batches
 from attnlab.training.checkpoints import Position
 from attnlab.training.loop import TrainConfig
-from attnlab.training.recipe import resolved
-from attnlab.training.runs import start
+from attnlab.training.recipe import resolve_recipe
+from attnlab.training.runs import start_run
 
 LENGTHS = (90, 3, 7, 5, 2, 4, 1, 6, 9, 3, 2)
 ALONE = SimpleNamespace(num_processes=1, process_index=0)
@@ -105,11 +105,11 @@ def test_an_update_in_several_passes_is_the_update(texts, tmp_path, monkeypatch,
         data = {side: str(tmp_path / f"train.{side}") for side in ("src", "tgt")}
         data |= {f"valid_{side}": str(tmp_path / f"valid.{side}") for side in ("src", "tgt")} | {"vocabulary": "20"}
     said = {"steps": "3", "batch_examples": "8", "optimiser": "nag", "lr": "0.1", "label_smoothing": smoothing}
-    recipe, found = resolved(task, data | model | said), []
+    recipe, found = resolve_recipe(task, data | model | said), []
     for room in (10_000, 20):
         monkeypatch.setattr(updates, "ROOM", room)
         silent = {"report": lambda values: None, "note": lambda line: None}
-        folder, _ = start(recipe, out=str(tmp_path / str(room)), device="cpu", **silent)
+        folder, _ = start_run(recipe, out=str(tmp_path / str(room)), device="cpu", **silent)
         found.append([*folder.metrics(), load_file(folder.last)])
     (*losses, whole), (*again, parts) = found
     assert [x["loss"] for x in losses if "loss" in x] == pytest.approx([x["loss"] for x in again if "loss" in x])

@@ -7,16 +7,16 @@ import torch
 
 from attnlab.mechanisms import attention
 from attnlab.mechanisms.kernels.launch import LAUNCHED, note_launch
-from attnlab.training.recipe import resolved
-from attnlab.training.runs import start
+from attnlab.training.recipe import resolve_recipe
+from attnlab.training.runs import start_run
 
 SIZES = {"data": "lexicon", "examples": "300", "held_out": "40", "width": "32", "layers": "2", "heads": "2"}
 
 
 def ran(out, device, **words):
     values = SIZES | {"feed_forward": "32", "batch_tokens": "400", "evaluate_every": "100"} | words
-    recipe = resolved("synthetic", values)
-    start(recipe, out=str(out), device=device, report=lambda values: None, note=lambda line: None)
+    recipe = resolve_recipe("synthetic", values)
+    start_run(recipe, out=str(out), device=device, report=lambda values: None, note=lambda line: None)
     return json.loads((out / "ran.json").read_text())[-1]
 
 

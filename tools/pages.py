@@ -23,7 +23,7 @@ from attnlab.mechanisms import MECHANISMS, Mechanism, attention
 from attnlab.report.colours import NEGATIVE, POSITIVE
 from attnlab.report.figures import as_png, attention_maps
 from attnlab.tasks import TASKS
-from attnlab.training.recipe import keys
+from attnlab.training.recipe import list_keys
 
 ROOT = Path(__file__).resolve().parent.parent
 WORDS = ["the", "cat", "sat", "on", "the", "mat", "and", "slept"]
@@ -145,7 +145,7 @@ def picture(name: str) -> bytes:
 def task(name: str) -> str:
     """What a task is, its equation, a batch of it, and every key that training on it takes."""
     summary, rest = _docstring(TASKS[name])
-    lines = "\n".join(f"| `{key}` | `{value}` | {part} |" for key, value, part in keys(name))
+    lines = "\n".join(f"| `{key}` | `{value}` | {part} |" for key, value, part in list_keys(name))
     return f"""# {name}
 
 {summary}

@@ -56,10 +56,12 @@ def list_everything(
     import inspect
 
     if task is not None:
-        from attnlab.training.recipe import keys
+        from attnlab.training.recipe import list_keys
 
         show_table(
-            f"attnlab train {task}", ["key", "default", "of the"], [[name, x, part] for name, x, part in keys(task)]
+            f"attnlab train {task}",
+            ["key", "default", "of the"],
+            [[name, x, part] for name, x, part in list_keys(task)],
         )
         return
 
@@ -128,13 +130,13 @@ def train(
     """
     from attnlab.config import split_pairs
     from attnlab.training import runs
-    from attnlab.training.recipe import resolved
+    from attnlab.training.recipe import resolve_recipe
 
     values = split_pairs(settings or [])
     out, device = values.pop("out", None), values.pop("device", "auto")
-    recipe = resolved(task, values)
+    recipe = resolve_recipe(task, values)
     with Bar(recipe.training.steps) as progress:
-        folder, outcome = runs.start(recipe, out=out, device=device, report=progress.show, note=progress.note)
+        folder, outcome = runs.start_run(recipe, out=out, device=device, report=progress.show, note=progress.note)
     command = " ".join(["attnlab train", task, *(settings or [])])
     if int(os.environ.get("RANK", "0")):  # of several processes one speaks
         return
@@ -161,7 +163,7 @@ def evaluate(
     """
     import json
 
-    from attnlab.config import parse, split_pairs
+    from attnlab.config import parse_value, split_pairs
     from attnlab.decoding.evaluation import evaluated, text_evaluated
     from attnlab.decoding.scores import TextScore
     from attnlab.files import write_text
@@ -172,7 +174,7 @@ def evaluate(
     weights, source, target = (values.pop(key, None) for key in ("weights", "src", "tgt"))
     if (source is None) != (target is None):
         raise ValueError("src= and tgt= go together; only one is given")
-    given = {key: parse(values.pop(key), kind, key) for key, kind in EVALUATION.items() if key in values}
+    given = {key: parse_value(values.pop(key), kind, key) for key, kind in EVALUATION.items() if key in values}
     data: dict[str, str] = {key: values.pop(key) for key in ("data", "pair", "data_dir") if key in values}
     _refuse_unknown(values, ["part", "weights", "device", "src", "tgt", "data", "pair", "data_dir", *EVALUATION])
     samples, bootstrap = given.pop("eval_samples", 0), given.pop("bootstrap", 1000)
@@ -203,14 +205,14 @@ def translate(
     Settings: weights=best|last|N|at:STEP beam= length_penalty= device=auto; n_best=N: the N best of every line, each as
     NUMBER ||| TRANSLATION ||| SCORE, lines counted from 0; the score is log p over length to the length penalty
     """
-    from attnlab.config import parse, split_pairs
+    from attnlab.config import parse_value, split_pairs
     from attnlab.decoding.evaluation import translations, translator
     from attnlab.training.runs import open_run
 
     values = split_pairs(settings or [])
     device, weights = values.pop("device", "auto"), values.pop("weights", None)
     kinds: dict[str, Any] = {"beam": int, "length_penalty": float, "n_best": int}
-    rules = {key: parse(values.pop(key), kind, key) for key, kind in kinds.items() if key in values}
+    rules = {key: parse_value(values.pop(key), kind, key) for key, kind in kinds.items() if key in values}
     _refuse_unknown(values, ["weights", "device", *kinds])
     opened = open_run(run, device=device, weights=weights)
     translator(opened.task)
@@ -318,9 +320,9 @@ def align(
 @app.command("runs")
 def list_runs(root: Annotated[str, typer.Argument(help="the folder of runs")] = "runs") -> None:
     """Runs, their state and best metric."""
-    from attnlab.training.runs import listed
+    from attnlab.training.runs import list_runs
 
-    rows = listed(Path(root))
+    rows = list_runs(Path(root))
     if not rows:
         raise ValueError(f"no runs in {root}/; attnlab train … makes one")
     show_table(f"runs in {root}/", list(rows[0]), [list(row.values()) for row in rows])
@@ -332,13 +334,15 @@ def check(
     settings: Pairs = None,
 ) -> None:
     """Run every law on a mechanism and print what holds, with the numbers. Exit status 1 if one fails."""
-    from attnlab.config import parse, split_pairs
+    from attnlab.config import parse_value, split_pairs
     from attnlab.mechanisms import attention, find, parse_options
     from attnlab.mechanisms.laws import LAWS, judge
 
     find(mechanism)
     values = split_pairs(settings or [])
-    heads, head_dim = (parse(values.pop(key, text), int, key) for key, text in (("heads", "3"), ("head_dim", "6")))
+    heads, head_dim = (
+        parse_value(values.pop(key, text), int, key) for key, text in (("heads", "3"), ("head_dim", "6"))
+    )
     options = parse_options(mechanism, values)
     attention(mechanism, heads=heads, head_dim=head_dim, **{"layer": 1} | options)
     findings = [
@@ -384,18 +388,18 @@ def inspect(
     The same command goes on after an interruption; torchrun and accelerate launch share a file out over processes.
     """
     from attnlab.commands.inspect import inspection as inspecting
-    from attnlab.config import whole_numbers
-    from attnlab.provenance import surroundings
+    from attnlab.config import parse_numbers
+    from attnlab.provenance import collect_provenance
 
     request = inspecting.Request(
         model=model, text=text, pair=pair, file=file, limit=limit, examples=examples, max_length=max_length,
-        layers=whole_numbers(layers, "layers"), heads=whole_numbers(heads, "heads"), batch_tokens=batch_tokens,
+        layers=parse_numbers(layers, "layers"), heads=parse_numbers(heads, "heads"), batch_tokens=batch_tokens,
         dtype=dtype, categories=categories, frequency=frequency,
     )  # fmt: skip
     with Bar(1) as progress:
         page = inspecting.inspect(
             request, out=out, device=device, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code,
-            command=command_line(), made=surroundings, progress=progress.tick,
+            command=command_line(), made=collect_provenance, progress=progress.tick,
         )  # fmt: skip
     if page is not None:
         print(f"report: {page}")
@@ -447,7 +451,7 @@ def reproduce(
     from attnlab.experiments.study import known_scale
     from attnlab.experiments.study_page import brief, outcome_table, tally_table, write
     from attnlab.studies import open_study
-    from attnlab.training.runs import chosen_device
+    from attnlab.training.runs import choose_device
 
     chosen = open_study(study)
     options = {"seeds": seeds, "out": out, "data-dir": data_dir}
@@ -457,7 +461,7 @@ def reproduce(
     said = split_pairs(settings or [])
     command, folder = shlex.join(words), out or Path("results") / study / scale
     with resumable(), scheduler(on, jobs=jobs, device=device) as where, Bar(1) as progress:
-        terms = running.StudyTerms(known_scale(scale), chosen_device(device), seeds, data_dir, command, said, where)
+        terms = running.StudyTerms(known_scale(scale), choose_device(device), seeds, data_dir, command, said, where)
         outcomes = running.reproduce(
             chosen, terms, folder, only=only or (), again=again, note=progress.note, progress=progress.tick
         )
@@ -473,10 +477,10 @@ EVALUATION: dict[str, Any] = {"beam": int, "length_penalty": float, "eval_sample
 
 
 def _refuse_unknown(values: dict[str, str], known: list[str]) -> None:
-    from attnlab.config import nearest
+    from attnlab.config import suggest_nearest
 
     for key in values:
-        raise ValueError(f"unknown key {key!r}{nearest(key, known)}; there are {', '.join(known)}")
+        raise ValueError(f"unknown key {key!r}{suggest_nearest(key, known)}; there are {', '.join(known)}")
 
 
 def _lines(text: bytes) -> list[str]:

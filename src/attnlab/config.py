@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound="DataclassInstance")
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def suggest_nearest(word: str, known: Iterable[str]) -> str:
     """' (did you mean …?)' where something known looks like the word, else nothing: to be put into a message."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""
@@ -33,7 +33,7 @@ def split_pairs(words: Iterable[str]) -> dict[str, str]:
     return pairs
 
 
-def parse(text: str, hint: Any, key: str) -> Any:
+def parse_value(text: str, hint: Any, key: str) -> Any:
     """Read a value from the command line as the type a field or an option declares."""
     if hint is Any:
         return _guess(text)
@@ -43,7 +43,7 @@ def parse(text: str, hint: Any, key: str) -> Any:
             return None
         for argument in (a for a in arguments if a is not type(None)):
             try:
-                return parse(text, argument, key)
+                return parse_value(text, argument, key)
             except ValueError:
                 continue
     elif origin is Literal:
@@ -53,7 +53,7 @@ def parse(text: str, hint: Any, key: str) -> Any:
         parts = [part.strip() for part in text.strip("()").split(",") if part.strip()]
         kinds = [arguments[0]] * len(parts) if arguments[1:] == (...,) else list(arguments)
         if len(parts) == len(kinds):
-            return tuple(parse(part, kind, key) for part, kind in zip(parts, kinds, strict=True))
+            return tuple(parse_value(part, kind, key) for part, kind in zip(parts, kinds, strict=True))
     elif hint is bool:
         if text.lower() in ("true", "yes", "on", "1", "false", "no", "off", "0"):
             return text.lower() in ("true", "yes", "on", "1")
@@ -67,7 +67,7 @@ def parse(text: str, hint: Any, key: str) -> Any:
     raise ValueError(f"{key}={text}: expected {_spoken(hint)}")
 
 
-def whole_numbers(text: str | None, key: str) -> tuple[int, ...] | None:
+def parse_numbers(text: str | None, key: str) -> tuple[int, ...] | None:
     """Numbers and ranges with commas between them: 0,2-4 is 0, 2, 3, 4."""
     if text is None:
         return None
@@ -80,19 +80,21 @@ def whole_numbers(text: str | None, key: str) -> tuple[int, ...] | None:
     return tuple(sorted(found))
 
 
-def changed(config: C, values: Mapping[str, str], **fixed: Any) -> C:
+def replace_values(config: C, values: Mapping[str, str], **fixed: Any) -> C:
     """The configuration with some values read from the command line; an unknown key names the nearest."""
     hints = get_type_hints(type(config))
     for key in values:
         if key not in hints:
-            raise ValueError(f"unknown key {key!r}{nearest(key, hints)}; there are {', '.join(hints)}")
-    return dataclasses.replace(config, **{key: parse(text, hints[key], key) for key, text in values.items()}, **fixed)
+            raise ValueError(f"unknown key {key!r}{suggest_nearest(key, hints)}; there are {', '.join(hints)}")
+    return dataclasses.replace(
+        config, **{key: parse_value(text, hints[key], key) for key, text in values.items()}, **fixed
+    )
 
 
-FREE = ("out", "device", "logging", "data_dir")  # where a run is written and computed: it stays the same run
+FREE_KEYS = ("out", "device", "logging", "data_dir")  # where a run is written and computed: it stays the same run
 
 
-def digest(config: Any, *, without: Iterable[str] = FREE) -> str:
+def compute_digest(config: Any, *, without: Iterable[str] = FREE_KEYS) -> str:
     """Twelve hexadecimal digits that name a configuration; where it writes and runs makes no difference."""
     left = set(without)
 
@@ -106,7 +108,7 @@ def digest(config: Any, *, without: Iterable[str] = FREE) -> str:
 def _guess(text: str) -> Any:
     for hint in (int, float, bool):
         try:
-            return parse(text, hint, "")
+            return parse_value(text, hint, "")
         except ValueError:
             continue
     return text

@@ -10,7 +10,7 @@ import torch
 from attnlab import __version__
 
 
-def surroundings(device: torch.device) -> dict[str, str | int]:
+def collect_provenance(device: torch.device) -> dict[str, str | int]:
     return {
         "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "threads": torch.get_num_threads(),

@@ -11,7 +11,7 @@ from attnlab.aligning.pair_readers import pretrained_reader, run_reader
 from attnlab.analysis.alignment import Aligned
 from attnlab.models.lstm_config import LSTMConfig
 from attnlab.tasks.links import Gold
-from attnlab.training.runs import ROOT, Run, chosen_device, open_run
+from attnlab.training.runs import ROOT, Run, choose_device, open_run
 
 __all__ = ["Asked", "Choosing", "Reading", "align", "place"]
 
@@ -103,7 +103,7 @@ def align(model: str, pairs: Pairs, asked: Asked | None = None, *, tick: Tick = 
     if any((path / "model.json").is_file() for path in (Path(model), ROOT / model)):
         run = open_run(model, device=asked.device)
         return _by_attention(lambda some: run_reader(run, *some), pairs, asked, run, tick)
-    device = chosen_device(asked.device)
+    device = choose_device(asked.device)
     return _by_attention(lambda some: pretrained_reader(model, *some, device=device), pairs, asked, None, tick)
 
 

@@ -12,7 +12,7 @@ are the mean of their maps; the "layer mean" in the paper's table is another thi
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from attnlab.config import nearest
+from attnlab.config import suggest_nearest
 
 By = Literal["weight", "norm", "probe"]
 Way = Literal["awo", "awi"]
@@ -48,7 +48,9 @@ class Reading:
     def __post_init__(self) -> None:
         for name, value, known in (("by", self.by, get_args(By)), ("setting", self.setting, get_args(Way))):
             if value not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}{nearest(value, known)}")
+                raise ValueError(
+                    f"{name} must be one of {', '.join(known)}, not {value!r}{suggest_nearest(value, known)}"
+                )
         if len({place for place in (self.layer, self.head) if place in RULES}) > 1:
             raise ValueError("layer and head are chosen by one rule: say highest-norm, or best-on, for both")
 

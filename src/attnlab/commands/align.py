@@ -9,7 +9,7 @@ from attnlab.aligning import Asked, Choosing, Pairs, align
 from attnlab.aligning.extraction import Tick
 from attnlab.analysis.alignment import Score, score
 from attnlab.analysis.symmetrise import SYMMETRISATIONS, Links
-from attnlab.config import nearest
+from attnlab.config import suggest_nearest
 from attnlab.tasks.links import Gold, read_gold, written
 from attnlab.tasks.text import moses, read_parallel
 
@@ -45,7 +45,7 @@ class Options:
             raise ValueError("--symmetrise joins two directions: name the other model with --reverse")
         if self.symmetrise and self.symmetrise not in SYMMETRISATIONS:
             known = ", ".join(SYMMETRISATIONS)
-            guess = nearest(self.symmetrise, SYMMETRISATIONS)
+            guess = suggest_nearest(self.symmetrise, SYMMETRISATIONS)
             raise ValueError(f"--symmetrise must be one of {known}, not {self.symmetrise!r}{guess}")
         if self.scores and self.reverse:
             raise ValueError("--scores are those of one direction: leave out --reverse, or --scores")

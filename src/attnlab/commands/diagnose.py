@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from attnlab.counting.cooccurrence import alpha, beta, trans
 from attnlab.counting.diagnosis import VERDICTS, Diagnosis
 from attnlab.files import write_text
-from attnlab.provenance import surroundings
+from attnlab.provenance import collect_provenance
 from attnlab.report.count_figures import MOST, count_tables, word_scores
 from attnlab.report.drawing import draw
 from attnlab.report.page import Command, Facts, Part, Table, page
@@ -150,7 +150,7 @@ def _page(found: Diagnosis, text: CorpusText, table: pd.DataFrame, shown: Sequen
         ),
         ("Words", [Paragraph(said), Table(COLUMNS, cells)]),
         ("Figures", shown),
-        ("Make it again", [*([Command(command)] if command else []), Facts(surroundings(torch.device("cpu")))]),
+        ("Make it again", [*([Command(command)] if command else []), Facts(collect_provenance(torch.device("cpu")))]),
     ]
     return page(f"attnlab diagnose: {text.name}", sections)
 

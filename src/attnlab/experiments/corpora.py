@@ -10,12 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from attnlab.config import digest, nearest
+from attnlab.config import compute_digest, suggest_nearest
 from attnlab.experiments.study import Scale, Setting
 from attnlab.files import write_bytes
 from attnlab.tasks import TASKS
 from attnlab.tasks.lexicon import Lexicon
-from attnlab.training.recipe import Recipe, resolved
+from attnlab.training.recipe import Recipe, resolve_recipe
 
 ARTIFICIAL = "lexicon-text"  # the target side of the artificial language pair, as running text
 LINES = {"train": 1200, "valid": 60, "test": 60}
@@ -52,7 +52,7 @@ class Ground:
         settings = dict(self.corpus.settings[self.setting.scale])
         if settings.get("data") == ARTIFICIAL:
             settings |= artificial_text(self.setting.folder.parent / ARTIFICIAL)
-        made = resolved(self.corpus.task, {**settings, **values, "seed": str(seed)})
+        made = resolve_recipe(self.corpus.task, {**settings, **values, "seed": str(seed)})
         data: Any = made.data
         return replace(made, data=replace(data, data_dir=self.setting.data_dir)) if hasattr(data, "data_dir") else made
 
@@ -60,7 +60,7 @@ class Ground:
     def vocabulary(self) -> Path:
         """What the task makes of its data, once for all runs; OSError where the data are not at hand."""
         recipe = self.recipe(0, {})
-        folder = (self.setting.folder.parent / "vocabulary" / digest(recipe.data)).absolute()
+        folder = (self.setting.folder.parent / "vocabulary" / compute_digest(recipe.data)).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         TASKS[recipe.task].prepare(recipe.data, folder)
         return folder
@@ -101,7 +101,7 @@ def chosen(setting: Setting, key: str, names: Sequence[str]) -> list[str]:
     said = setting.options[key].split(",")
     for name in said:
         if name not in names:
-            raise ValueError(f"{key}: there is no {name!r}{nearest(name, names)}; there are {', '.join(names)}")
+            raise ValueError(f"{key}: there is no {name!r}{suggest_nearest(name, names)}; there are {', '.join(names)}")
     return [name for name in names if name in said]
 
 

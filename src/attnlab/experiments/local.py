@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from attnlab.experiments.jobs import POLL_S, RETRIES, Job, Scheduler, Waiting, attempt
-from attnlab.training.runs import chosen_device
+from attnlab.training.runs import choose_device
 
 PRELOADED = [  # what every run imports, and what measures it
     "attnlab.decoding.evaluation", "accelerate", "torch._dynamo", "pandas", "scipy.stats", "matplotlib.figure",
@@ -31,7 +31,7 @@ class Local(Scheduler):
     here = True
 
     def __init__(self, jobs: int | None, device: str) -> None:
-        where = chosen_device(device)
+        where = choose_device(device)
         self.device = where.type
         self.cards = _cards() if self.device == "cuda" else []
         if self.cards and where.index is not None and ":" in device:

@@ -33,7 +33,7 @@ from torch.linalg import vector_norm
 from torch.nn import functional as F
 
 from attnlab.models.affine import OneProduct
-from attnlab.training.loop import asked_to_stop
+from attnlab.training.loop import catch_stop
 from attnlab.training.run_folder import Checkpoint, DamagedError, read_checkpoint, write_checkpoint
 
 Stacked = tuple[Tensor, ...]  # a batch of each seed: inputs and targets, (s,b,…) each
@@ -373,7 +373,7 @@ def _together(
     measures: dict[str, list[Tensor]] = {}
     step, taken = _resumed(file, experiment, seeds, updates, measures)
     times = sorted(set(experiment.measured_at) | {experiment.steps})
-    with _fast_products(device), asked_to_stop() as stop:
+    with _fast_products(device), catch_stop() as stop:
         while True:
             if step in times[taken:]:
                 _measure(experiment, population, seeds, step, measures)

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
-from attnlab.config import digest
+from attnlab.config import compute_digest
 from attnlab.experiments.schedulers import Scheduler
 from attnlab.experiments.study import Findings, Item, Scale, Setting, Study
 from attnlab.experiments.verdicts import Cell
 from attnlab.files import write_bytes
-from attnlab.provenance import surroundings
+from attnlab.provenance import collect_provenance
 from attnlab.report.figures import as_files
 
 FORMAT = "attnlab-study-1"
@@ -42,7 +42,7 @@ class ItemConfig:
 
     @property
     def stem(self) -> str:
-        return f"{self.item}-{digest(self, without=() if self.options else ('options',))}"
+        return f"{self.item}-{compute_digest(self, without=() if self.options else ('options',))}"
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _run(
     )
     findings = item.run(setting)
     about: dict[str, Any] = {"command": terms.command, "begun": begun.isoformat(timespec="seconds")}
-    about |= {"wall_s": round(time.perf_counter() - clock, 1)} | surroundings(terms.device)
+    about |= {"wall_s": round(time.perf_counter() - clock, 1)} | collect_provenance(terms.device)
     return ItemResult(
         config, item.title, _own_cells(findings, config.item), _draw(findings, config, out), findings.remarks, about
     )

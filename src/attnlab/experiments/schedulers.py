@@ -9,7 +9,7 @@ that fails says why and the others go on. Interrupted, all stop as a run does on
 
 from collections.abc import Callable
 
-from attnlab.config import nearest
+from attnlab.config import suggest_nearest
 from attnlab.experiments.jobs import Job, Scheduler
 from attnlab.experiments.local import Local
 from attnlab.experiments.ray_cluster import OnRay
@@ -22,7 +22,7 @@ SCHEDULERS: dict[str, Callable[[int | None, str], Scheduler]] = {"local": Local,
 def scheduler(on: str, *, jobs: int | None = None, device: str = "auto") -> Scheduler:
     """Where jobs run; jobs: so many at a time at most, else as many as fit."""
     if on not in SCHEDULERS:
-        raise ValueError(f"--on {on}{nearest(on, SCHEDULERS)}: expected one of {', '.join(SCHEDULERS)}")
+        raise ValueError(f"--on {on}{suggest_nearest(on, SCHEDULERS)}: expected one of {', '.join(SCHEDULERS)}")
     if jobs is not None and jobs < 1:
         raise ValueError(f"--jobs must be at least 1, not {jobs}")
     return SCHEDULERS[on](jobs, device)

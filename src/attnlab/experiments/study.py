@@ -11,7 +11,7 @@ from typing import Literal, TypeVar, get_args
 import torch
 from matplotlib.figure import Figure
 
-from attnlab.config import nearest
+from attnlab.config import suggest_nearest
 from attnlab.experiments.schedulers import Scheduler
 from attnlab.experiments.verdicts import Cell
 
@@ -94,7 +94,7 @@ class Study:
         for name in names:
             if name not in self.items:
                 known = ", ".join(self.items)
-                hint = f" ({self.elsewhere[name]})" if name in self.elsewhere else nearest(name, self.items)
+                hint = f" ({self.elsewhere[name]})" if name in self.elsewhere else suggest_nearest(name, self.items)
                 raise ValueError(f"{self.name} has no item {name!r}{hint}; there are {known}")
         return {name: item for name, item in self.items.items() if not names or name in names}
 
@@ -108,4 +108,4 @@ class Study:
                 if takers := [name for name, item in self.items.items() if key in item.options]:
                     asked = ", ".join(self.chosen(only))
                     raise ValueError(f"{asked} of {self.name} has no option {key!r}; {', '.join(takers)} have it")
-                raise ValueError(f"{self.name} has no option {key!r}{nearest(key, known)}; there are {there}")
+                raise ValueError(f"{self.name} has no option {key!r}{suggest_nearest(key, known)}; there are {there}")

@@ -71,7 +71,7 @@ def trained(recipes: Mapping[K, Recipe], measure: Measure, vocabulary: Path, set
     reasons = _run(list(jobs.values()), setting)
     failed = {key: reasons[recipe.name()] for key, recipe in recipes.items() if recipe.name() in reasons}
     found = {key: _read(folders[key] / measure.file) for key in recipes if key not in failed}
-    return Trained(found, failed, tuple(runs.ran_on(folders.values())))
+    return Trained(found, failed, tuple(runs.list_hardware(folders.values())))
 
 
 def train_and_measure(recipe: Recipe, folder: str, vocabulary: str, device: str, measure: Measure) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Literal, get_args
 
 from scipy.special import betaincinv, stdtrit
 
-from attnlab.config import nearest
+from attnlab.config import suggest_nearest
 
 Verdict = Literal["reproduced", "same direction", "not reproduced", "no verdict", "not run"]
 Group = Literal["official", "stand-in", "not run"]
@@ -52,7 +52,9 @@ class Cell:
     def __post_init__(self) -> None:
         for tag in self.tags:
             if tag not in TAGS:
-                raise ValueError(f"{self}: unknown tag {tag!r}{nearest(tag, TAGS)}; there are {', '.join(TAGS)}")
+                raise ValueError(
+                    f"{self}: unknown tag {tag!r}{suggest_nearest(tag, TAGS)}; there are {', '.join(TAGS)}"
+                )
         if bool(self.values) == bool(self.not_run):
             raise ValueError(f"{self} must have values, or a reason why it was not run; and not both")
         if self.exact + self.correlation + self.share > 1:

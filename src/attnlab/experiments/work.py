@@ -22,7 +22,7 @@ import torch
 from attnlab.decoding.evaluation import evaluated
 from attnlab.experiments.inside import inside
 from attnlab.files import write_bytes, write_text
-from attnlab.provenance import surroundings
+from attnlab.provenance import collect_provenance
 from attnlab.tasks.task import Task
 from attnlab.training import runs
 from attnlab.training.recipe import Recipe
@@ -53,7 +53,7 @@ def train(
         return
     wait_for(there)
     take_vocabulary(Path(vocabulary), path)
-    _, outcome = runs.start(recipe, out=folder, device=device, report=report, note=_quiet, task=task)
+    _, outcome = runs.start_run(recipe, out=folder, device=device, report=report, note=_quiet, task=task)
     if not outcome.finished:
         raise KeyboardInterrupt
 
@@ -125,7 +125,7 @@ def time_training(recipe: Recipe, file: str, vocabulary: str, device: str) -> No
     with tempfile.TemporaryDirectory(prefix="attnlab-speed-") as scratch:
         shutil.copytree(vocabulary, scratch, dirs_exist_ok=True)
         try:
-            runs.start(replace(recipe, training=training), out=scratch, device=device, report=report, note=_quiet)
+            runs.start_run(replace(recipe, training=training), out=scratch, device=device, report=report, note=_quiet)
         except _EnoughError:
             pass
         else:
@@ -134,7 +134,7 @@ def time_training(recipe: Recipe, file: str, vocabulary: str, device: str) -> No
     timed = speeds[warm:]
     found: dict[str, Any] = {"edition": EDITION, "tokens_per_second": statistics.median(timed), "slowest": min(timed)}
     found |= {"fastest": max(timed), "memory": peak / 2**20, "updates_a_window": updates, "device": device}
-    about = surroundings(torch.device(device))
+    about = collect_provenance(torch.device(device))
     Path(file).parent.mkdir(parents=True, exist_ok=True)
     write_text(Path(file), json.dumps(found | {"about": about}, indent=1) + "\n")
 

@@ -17,7 +17,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from attnlab.config import nearest
+from attnlab.config import suggest_nearest
 from attnlab.huggingface import dispatch, inputs, native, proof
 from attnlab.huggingface.capture import Surroundings
 from attnlab.huggingface.carries import Cascade, Place
@@ -84,7 +84,7 @@ def plan(name: str | type[Mechanism], options: Mapping[str, Any], kinds: Collect
         raise ValueError(f"kinds is empty: name some of {', '.join(KINDS)}, or leave it out to adapt all")
     for asked in kinds or ():
         if asked not in KINDS:
-            close = nearest(str(asked), KINDS)
+            close = suggest_nearest(str(asked), KINDS)
             raise ValueError(f"no kind of attention is called {asked!r}{close}; there are {', '.join(KINDS)}")
     return Adaptation(_written(name) if isinstance(name, str) else kind, dict(options), tuple(kinds or ()))
 

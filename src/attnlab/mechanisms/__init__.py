@@ -3,7 +3,7 @@
 import inspect
 from typing import Any, get_type_hints
 
-from attnlab.config import nearest, parse
+from attnlab.config import parse_value, suggest_nearest
 from attnlab.mechanisms import own
 from attnlab.mechanisms.coda import Coda
 from attnlab.mechanisms.coda_cs import CodaCS
@@ -73,7 +73,7 @@ def find(name: str | type[Mechanism]) -> type[Mechanism]:
     if name not in MECHANISMS:
         known = ", ".join(MECHANISMS)
         raise ValueError(
-            f"no attention is called {name!r}{nearest(name, MECHANISMS)}; there are {known}, or ./file.py:Class"
+            f"no attention is called {name!r}{suggest_nearest(name, MECHANISMS)}; there are {known}, or ./file.py:Class"
         )
     return MECHANISMS[name]
 
@@ -99,11 +99,13 @@ def check_options(name: str | type[Mechanism], options: Any) -> None:
         if option not in known:
             if not known:
                 raise ValueError(f"the constructor of {name} must take **base and hand it to super().__init__")
-            raise ValueError(f"{name} has no option {option!r}{nearest(option, known)}; it has {', '.join(known)}")
+            raise ValueError(
+                f"{name} has no option {option!r}{suggest_nearest(option, known)}; it has {', '.join(known)}"
+            )
 
 
 def parse_options(name: str | type[Mechanism], values: dict[str, str]) -> dict[str, Any]:
     """Options written as text, read as the types that the mechanism declares."""
     check_options(name, values)
     known = option_types(name)
-    return {key: parse(text, known[key], key) for key, text in values.items()}
+    return {key: parse_value(text, known[key], key) for key, text in values.items()}

@@ -5,7 +5,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from attnlab.config import nearest
+from attnlab.config import suggest_nearest
 from attnlab.mechanisms.mechanism import Mechanism
 
 
@@ -35,7 +35,7 @@ def load(name: str) -> type[Mechanism]:
     classes = {n: c for n, c in vars(sys.modules[key]).items() if isinstance(c, type) and issubclass(c, Mechanism)}
     if wanted not in vars(sys.modules[key]):
         there = ", ".join(n for n in classes if n != "Mechanism") or "none"
-        raise ValueError(f"{path} has no {wanted!r}{nearest(wanted, classes)}; its mechanisms: {there}")
+        raise ValueError(f"{path} has no {wanted!r}{suggest_nearest(wanted, classes)}; its mechanisms: {there}")
     if wanted not in classes:
         raise ValueError(f"{wanted} in {path} is not a subclass of attnlab.Mechanism")
     if missing := classes[wanted].__abstractmethods__:

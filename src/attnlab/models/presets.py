@@ -19,7 +19,7 @@ from dataclasses import fields, replace
 import torch
 from torch import nn
 
-from attnlab.config import changed, nearest
+from attnlab.config import replace_values, suggest_nearest
 from attnlab.mechanisms import option_types, parse_options
 from attnlab.models import lstm, transformer
 from attnlab.models.lstm_config import SETTINGS, LSTMConfig
@@ -74,15 +74,15 @@ def build(config: Config) -> Model:
 def configured(name: str, values: Mapping[str, str]) -> Config:
     """A preset with some values read from text; a key the configuration does not have is an option of its attention."""
     if name not in PRESETS:
-        raise ValueError(f"no model is called {name!r}{nearest(name, PRESETS)}; there are {', '.join(PRESETS)}")
+        raise ValueError(f"no model is called {name!r}{suggest_nearest(name, PRESETS)}; there are {', '.join(PRESETS)}")
     mine = [f.name for f in fields(PRESETS[name]) if not f.name.endswith("options")]
-    config = changed(PRESETS[name], {key: text for key, text in values.items() if key in mine})
+    config = replace_values(PRESETS[name], {key: text for key, text in values.items() if key in mine})
     theirs = [option for option in option_types(config.attention) if option not in ("layer", "dropout")]
     options = {key: text for key, text in values.items() if key not in mine}
     for key in options:
         if key not in theirs:
             there = f"{config.model} has {', '.join(mine)}; attention={config.attention} has {', '.join(theirs)}"
-            raise ValueError(f"unknown key {key!r}{nearest(key, [*mine, *theirs])}; a {there}")
+            raise ValueError(f"unknown key {key!r}{suggest_nearest(key, [*mine, *theirs])}; a {there}")
     return replace(config, attention_options={**config.attention_options, **parse_options(config.attention, options)})
 
 

@@ -27,7 +27,7 @@ from attnlab.analysis.diversity import jsd
 from attnlab.analysis.mixing import mixing
 from attnlab.analysis.rollout import rollout
 from attnlab.analysis.words import numbered, texts
-from attnlab.config import nearest
+from attnlab.config import suggest_nearest
 from attnlab.reading.best_head import best_aligned
 from attnlab.records.record import KINDS, Layer, Record
 from attnlab.report.view import Best, Frame, View, ViewAttention, ViewExample, ViewGold, ViewRun, ViewSide
@@ -68,7 +68,9 @@ def view(
     runs = _runs(records)
     for name in best or ():
         if name not in runs:
-            raise ValueError(f"best: no run is called {name!r}{nearest(name, runs)}; there are {', '.join(runs)}")
+            raise ValueError(
+                f"best: no run is called {name!r}{suggest_nearest(name, runs)}; there are {', '.join(runs)}"
+            )
     first = next(iter(next(iter(runs.values())).values()))
     known = _examples(first, gold)
     together = _cells(runs, layers, heads) > CELLS

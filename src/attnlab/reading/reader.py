@@ -17,7 +17,7 @@ from attnlab.reading.text_stream import TextExample
 from attnlab.records.record import Record
 from attnlab.tasks.batching import Sequences
 from attnlab.tasks.task import SPECIALS
-from attnlab.training.runs import ROOT, Run, chosen_device, open_run
+from attnlab.training.runs import ROOT, Run, choose_device, open_run
 
 TWO_SIDED = ("encode_target", "source_vocabulary", "target_vocabulary")  # what a task of pairs needs to be read
 DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
@@ -73,7 +73,7 @@ def open_reader(
 
 def own_device(name: str) -> torch.device:
     """The device of that name; of several processes on one machine, each has a GPU to itself."""
-    chosen = chosen_device(name)
+    chosen = choose_device(name)
     if chosen.type == "cuda" and chosen.index is None:
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return chosen

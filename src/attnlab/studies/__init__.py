@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from attnlab.config import nearest
+from attnlab.config import suggest_nearest
 from attnlab.experiments.study import Study
 
 STUDIES: dict[str, str] = {  # the module of each, imported when it is asked for
@@ -16,5 +16,5 @@ STUDIES: dict[str, str] = {  # the module of each, imported when it is asked for
 def open_study(name: str) -> Study:
     """Import a study by its name; an unknown name names the nearest."""
     if name not in STUDIES:
-        raise ValueError(f"unknown study {name!r}{nearest(name, STUDIES)}; available: {', '.join(STUDIES)}")
+        raise ValueError(f"unknown study {name!r}{suggest_nearest(name, STUDIES)}; available: {', '.join(STUDIES)}")
     return import_module(STUDIES[name]).STUDY

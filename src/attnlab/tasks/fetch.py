@@ -18,7 +18,7 @@ from pathlib import Path
 from filelock import FileLock
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from attnlab.config import nearest
+from attnlab.config import suggest_nearest
 from attnlab.tasks.sources import SETS, Download, NamedSet
 from attnlab.tasks.unpack import CHUNK, members
 
@@ -202,7 +202,9 @@ def named(name: str, task: str) -> NamedSet:
     sets = {key: value for key, value in SETS.items() if value.task == task}
     if name not in sets:
         have = ", ".join(sets)
-        raise ValueError(f"data={name}: no such set{nearest(name, sets)}; there are {have}, or give {OWN[task]}")
+        raise ValueError(
+            f"data={name}: no such set{suggest_nearest(name, sets)}; there are {have}, or give {OWN[task]}"
+        )
     return sets[name]
 
 

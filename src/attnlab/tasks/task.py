@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 import numpy as np
 from torch import Tensor
 
-from attnlab.config import nearest
+from attnlab.config import suggest_nearest
 from attnlab.tasks.batching import plan_batches
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
@@ -100,7 +100,7 @@ class Task(ABC):
 
     def check_part(self, part: str) -> None:
         if part not in self.parts:
-            raise ValueError(f"no part {part!r}{nearest(part, self.parts)}; there are {', '.join(self.parts)}")
+            raise ValueError(f"no part {part!r}{suggest_nearest(part, self.parts)}; there are {', '.join(self.parts)}")
 
 
 class TaskConfig:

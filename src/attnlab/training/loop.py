@@ -22,7 +22,7 @@ from torch import nn
 from attnlab.tasks.task import PAD, Task
 from attnlab.training import optimisers as optimise
 from attnlab.training.batches import Batches
-from attnlab.training.checkpoints import Position, checkpoint_of, keep, restore, weights_of
+from attnlab.training.checkpoints import Position, make_checkpoint, keep_weights, restore_checkpoint, collect_weights
 from attnlab.training.run_folder import Metrics, RunFolder, write_checkpoint
 from attnlab.training.scoring import Scored, perplexity, score_batches
 from attnlab.training.step import Captured, Eager, Flat, Objective, Stepper
@@ -124,7 +124,7 @@ def train(
     position = Position(processes=accelerator.num_processes)
     stepper = _stepper(model, config, accelerator)
     if (checkpoint := folder.resume()) is not None:
-        position = restore(checkpoint, model, stepper, accelerator)
+        position = restore_checkpoint(checkpoint, model, stepper, accelerator)
     metrics = Metrics(folder.metrics_file, position.metrics_length) if main else None
     batches = Batches(task, config, accelerator, padded=isinstance(stepper, Captured))
     schedule, history = config.schedule_of(), folder.metrics() if main else []
@@ -138,9 +138,9 @@ def train(
 
     def save() -> None:
         position.loss = batches.sum_over_processes(float(stepper.loss))
-        state = checkpoint_of(position, model, stepper, accelerator)
+        state = make_checkpoint(position, model, stepper, accelerator)
         if main and config.keep_last:
-            keep(folder, weights_of(model, stepper, position), last=config.keep_last, evaluated=config.evaluate_at)
+            keep_weights(folder, collect_weights(model, stepper, position), last=config.keep_last, evaluated=config.evaluate_at)
         if metrics is not None:
             metrics.sync()
             folder.save(state)
@@ -154,14 +154,14 @@ def train(
         measured({"step": position.step, "epoch": position.epoch_of_last} | values)
         _note_best(position, values["valid_loss"], config)
         if main and position.since_best == 0:
-            write_checkpoint(weights_of(model, stepper, position), folder.best)
+            write_checkpoint(collect_weights(model, stepper, position), folder.best)
         if main and position.step in config.evaluate_at:
-            write_checkpoint(weights_of(model, stepper, position), folder.kept(position.step))
+            write_checkpoint(collect_weights(model, stepper, position), folder.kept(position.step))
 
     recent: deque[tuple[int, int, list[int]]] = deque(maxlen=max(LOOK_EVERY, config.log_every))
     alone, stopping = accelerator.num_processes == 1, False
     clock, timed, began = time.perf_counter(), 0, position.step
-    with asked_to_stop() as stop, closing(metrics) if metrics is not None else nullcontext():
+    with catch_stop() as stop, closing(metrics) if metrics is not None else nullcontext():
         while position.unevaluated or (position.step < config.steps and not position.finished):
             if not position.unevaluated:
                 epoch = position.epoch
@@ -290,7 +290,7 @@ def _where_it_went_wrong(
 
 
 @contextmanager
-def asked_to_stop() -> Iterator[threading.Event]:
+def catch_stop() -> Iterator[threading.Event]:
     """Set on the first Ctrl-C or SIGTERM, to stop after the current update; a second one stops at once."""
     stop = threading.Event()
 

@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
-from attnlab.config import changed, digest, nearest
+from attnlab.config import compute_digest, replace_values, suggest_nearest
 from attnlab.huggingface.adaptation import FROM_MODEL
 from attnlab.huggingface.fine_tuning import TunedConfig
 from attnlab.mechanisms import option_types, parse_options
@@ -61,7 +61,7 @@ class Recipe:
 
     def name(self) -> str:
         own = "".join(f"-{code}" for code in self.code().values())
-        return f"{self.task}-{self.model.attention.rpartition(':')[2]}-{digest(self)}{own}"
+        return f"{self.task}-{self.model.attention.rpartition(':')[2]}-{compute_digest(self)}{own}"
 
     def fitted(self, task: Task) -> Config | TunedConfig:
         """The model's configuration with what the task says of it."""
@@ -124,10 +124,10 @@ DATA: dict[tuple[str, str | None], dict[str, Any]] = {  # what a preset is train
 TUNING = TrainConfig(lr=5e-5, clip=1.0, capture="no")  # of a model that is trained already
 
 
-def resolved(task: str, values: Mapping[str, str]) -> Recipe:
+def resolve_recipe(task: str, values: Mapping[str, str]) -> Recipe:
     """The recipe that the keys of a command line describe; an unknown one names the nearest of all there are."""
     if task not in TASKS:
-        raise ValueError(f"no task is called {task!r}{nearest(task, TASKS)}; there are {', '.join(TASKS)}")
+        raise ValueError(f"no task is called {task!r}{suggest_nearest(task, TASKS)}; there are {', '.join(TASKS)}")
     given = dict(values)
     preset = given.pop("model", None)
     if preset in PRESETS and isinstance(PRESETS[preset], LSTMConfig):
@@ -141,18 +141,20 @@ def resolved(task: str, values: Mapping[str, str]) -> Recipe:
     known = [option for option in option_types(attention) if option not in decided]
     for key in options:
         if key not in known:
-            raise ValueError(f"unknown key {key!r}{nearest(key, [*owner, *known])}; attnlab list {task} lists them")
+            raise ValueError(
+                f"unknown key {key!r}{suggest_nearest(key, [*owner, *known])}; attnlab list {task} lists them"
+            )
     made = {
-        part: changed(config, {key: text for key, text in given.items() if owner.get(key) == part})
+        part: replace_values(config, {key: text for key, text in given.items() if owner.get(key) == part})
         for part, config in parts.items()
     }
     made["model"] = replace(made["model"], attention_options=parse_options(attention, options))
     return Recipe(task, **made)
 
 
-def keys(task: str) -> list[tuple[str, Any, str]]:
+def list_keys(task: str) -> list[tuple[str, Any, str]]:
     """Every key of attnlab train TASK: its default, and whose it is; options of an attention come on top."""
-    recipe = resolved(task, {})
+    recipe = resolve_recipe(task, {})
     parts = {part: getattr(recipe, part) for part in ("data", "model", "training", "decoding")}
     found: dict[str, tuple[str, Any, str]] = {}
     for part, config in parts.items():
@@ -162,7 +164,7 @@ def keys(task: str) -> list[tuple[str, Any, str]]:
     return list(found.values())
 
 
-def stored(values: Mapping[str, Any]) -> Recipe:
+def restore_recipe(values: Mapping[str, Any]) -> Recipe:
     """The recipe of a run, from what its folder holds."""
     task, values = values["task"], {part: _tuples(v) for part, v in values.items() if part not in ("task", "code")}
     kinds: dict[str, Any] = {"path": TunedConfig, "embedding_width": LSTMConfig}
@@ -199,7 +201,7 @@ def _tuned(task: str, path: str, given: Mapping[str, str]) -> dict[str, Any]:
     """The parts of a recipe that fine-tunes a Hugging Face model."""
     if "/" not in path and not Path(path).is_dir():
         there = f"there are {', '.join(PRESETS)}, or the folder of a Hugging Face model"
-        raise ValueError(f"no model is called {path!r}{nearest(path, PRESETS)}; {there}")
+        raise ValueError(f"no model is called {path!r}{suggest_nearest(path, PRESETS)}; {there}")
     if task != "language":
         raise ValueError(f"model={path} is fine-tuned as a language model (attnlab train language), not for {task}")
     data = TASKS[task].config_type(tokenizer=path)

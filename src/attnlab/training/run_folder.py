@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from attnlab.config import FREE
+from attnlab.config import FREE_KEYS
 from attnlab.files import write_text
 
 
@@ -90,7 +90,7 @@ class RunFolder:
             return
         there = json.loads(file.read_text(encoding="utf-8"))
         found = _differences(there, json.loads(text))
-        if differing := [each for each in found if each[0].split(".")[-1] not in FREE]:
+        if differing := [each for each in found if each[0].split(".")[-1] not in FREE_KEYS]:
             shown = "; ".join(f"{key}: {old!r} there, {new!r} now" for key, old, new in differing[:4])
             raise ValueError(f"{self.path} holds another run ({shown}); choose another out=, or delete it")
 
@@ -219,7 +219,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(tensors, json.loads(about["state"]))
 
 
-def all_runs(root: Path) -> list[RunFolder]:
+def list_run_folders(root: Path) -> list[RunFolder]:
     return [RunFolder(file.parent) for file in sorted(root.glob("*/config.json"))]
 
 

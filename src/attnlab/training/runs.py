@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from attnlab.config import changed
+from attnlab.config import replace_values
 from attnlab.files import write_text
 from attnlab.huggingface.fine_tuning import TunedConfig, TunedLanguageModel, tuned
 from attnlab.mechanisms.kernels.launch import LAUNCHED
@@ -21,10 +21,10 @@ from attnlab.models.model import Model
 from attnlab.models.presets import Config, build
 from attnlab.tasks import TASKS
 from attnlab.tasks.task import Task
-from attnlab.training.checkpoints import averaged, load_weights
+from attnlab.training.checkpoints import average_checkpoints, load_weights
 from attnlab.training.loop import TrainingResult, train
-from attnlab.training.recipe import Recipe, stored
-from attnlab.training.run_folder import RunFolder, all_runs, read_checkpoint
+from attnlab.training.recipe import Recipe, restore_recipe
+from attnlab.training.run_folder import RunFolder, list_run_folders, read_checkpoint
 
 ROOT = Path("runs")
 
@@ -40,7 +40,7 @@ class Run:
     weights: str  # where they are from: best, last or averaged
 
 
-def start(
+def start_run(
     recipe: Recipe,
     *,
     out: str | None = None,
@@ -95,7 +95,7 @@ def start(
             if tracker:
                 accelerator.end_training()
         if accelerator.is_main_process and outcome.step > began:
-            note_what_ran(folder, began, outcome, accelerator.device)
+            write_what_ran(folder, began, outcome, accelerator.device)
         if accelerator.is_main_process and outcome.finished and isinstance(model, TunedLanguageModel):
             _save_for_others(folder)
         return folder, outcome
@@ -111,14 +111,14 @@ def open_run(
     data     keys of other data of the same kind (data=, pair=, …), read with the run's vocabulary
     """
     folder = RunFolder(Path(path) if Path(path).exists() else ROOT / path)
-    recipe = stored(folder.config() | {"model": json.loads((folder.path / "model.json").read_text(encoding="utf-8"))})
+    recipe = restore_recipe(folder.config() | {"model": json.loads((folder.path / "model.json").read_text(encoding="utf-8"))})
     if data:
         recipe = replace(recipe, data=_other(recipe.data, data))
     task = TASKS[recipe.task].prepare(recipe.data, folder.path)
     model = _built(recipe.model)
     weights = weights or str(recipe.decoding.average or ("best" if folder.best.exists() else "last"))
     if weights.isdigit():
-        load_weights(model, averaged(folder, int(weights)))
+        load_weights(model, average_checkpoints(folder, int(weights)))
     elif weights in ("best", "last"):
         load_weights(model, read_checkpoint(getattr(folder, weights)).part("model/"))
     elif weights.startswith("at:") and weights[3:].isdigit():
@@ -127,10 +127,10 @@ def open_run(
         raise ValueError(
             f"weights={weights}: expected best, last, how many kept checkpoints to average, or at:STEP of evaluate_at="
         )
-    return Run(folder, recipe, task, model.eval().to(chosen_device(device)), weights)
+    return Run(folder, recipe, task, model.eval().to(choose_device(device)), weights)
 
 
-def note_what_ran(folder: RunFolder, began: int, outcome: TrainingResult, device: torch.device) -> None:
+def write_what_ran(folder: RunFolder, began: int, outcome: TrainingResult, device: torch.device) -> None:
     """ran.json: for each stretch of updates on what they ran, how they were made, and which fused kernels launched."""
     file = folder.path / "ran.json"
     before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
@@ -139,7 +139,7 @@ def note_what_ran(folder: RunFolder, began: int, outcome: TrainingResult, device
     write_text(file, json.dumps([*before, ran | {"kernels": sorted(LAUNCHED)}], indent=1) + "\n")
 
 
-def ran_on(folders: Iterable[Path]) -> list[str]:
+def list_hardware(folders: Iterable[Path]) -> list[str]:
     """The devices, with the torch, that runs were trained on, each once."""
     files = [folder / "ran.json" for folder in folders]
     known = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
@@ -150,13 +150,13 @@ def _other(config: Any, values: Mapping[str, str]) -> Any:
     """A task's configuration with other data: a named set takes the place of files of one's own."""
     files = ("src", "tgt", "valid", "valid_src", "valid_tgt", "test", "test_src", "test_tgt", "pair")
     kept = {name: None for name in files if "data" in values and hasattr(config, name)}
-    return changed(replace(config, **kept), dict(values))
+    return replace_values(replace(config, **kept), dict(values))
 
 
-def listed(root: Path = ROOT) -> list[dict[str, Any]]:
+def list_runs(root: Path = ROOT) -> list[dict[str, Any]]:
     """What stands in each run folder: state, step, best metric."""
     rows = []
-    for folder in all_runs(root):
+    for folder in list_run_folders(root):
         try:
             config = folder.config()
         except ValueError:
@@ -219,7 +219,7 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def chosen_device(name: str) -> torch.device:
+def choose_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -232,4 +232,4 @@ def chosen_device(name: str) -> torch.device:
 
 
 def _on_cpu(name: str) -> bool:
-    return chosen_device(name).type == "cpu"
+    return choose_device(name).type == "cpu"

@@ -11,9 +11,9 @@ from attnlab.commands.compare.comparison_page import remarks, table, write
 from attnlab.commands.compare.plan import planned
 from attnlab.commands.compare.summary import findings
 from attnlab.experiments.schedulers import scheduler
-from attnlab.provenance import surroundings
+from attnlab.provenance import collect_provenance
 from attnlab.terminal import Bar, show_table
-from attnlab.training.runs import ran_on
+from attnlab.training.runs import list_hardware
 
 
 def run(task: str, said: Mapping[str, str], *, controls: bool, on: str, jobs: int | None, command: str) -> bool:
@@ -26,8 +26,8 @@ def run(task: str, said: Mapping[str, str], *, controls: bool, on: str, jobs: in
         terms = ComparisonTerms(where, Path(out) if out else None, folder, controls, bar.note, bar.tick)
         results, place = compare(plan, terms)
         about: dict[str, str | int] = {"command": command, "on": on, "seeds": ", ".join(map(str, plan.seeds))}
-        about |= surroundings(torch.device(where.device if where.here else "cpu"))
-        trained = ran_on(Path(run) for outcome in results.outcomes for run in outcome.runs.values())
+        about |= collect_provenance(torch.device(where.device if where.here else "cpu"))
+        trained = list_hardware(Path(run) for outcome in results.outcomes for run in outcome.runs.values())
         about |= {"trained on": "; ".join(trained)} if trained else {}
     report = write(results, place, about)
     for group in ("quality", "inside", "cost"):

@@ -22,10 +22,10 @@ from attnlab.commands.compare.controls import with_controls
 from attnlab.commands.compare.cost import Sizes
 from attnlab.commands.compare.plan import ComparisonRow, Plan, said
 from attnlab.commands.compare.rows import ComparisonResults, RowResult
-from attnlab.config import digest
+from attnlab.config import compute_digest
 from attnlab.experiments import work
 from attnlab.experiments.schedulers import Job, Scheduler
-from attnlab.provenance import surroundings
+from attnlab.provenance import collect_provenance
 from attnlab.tasks import TASKS
 from attnlab.tasks.task import Task
 from attnlab.training.recipe import Recipe
@@ -61,7 +61,7 @@ class _Comparing:
         for key, path in (("out", self.out), ("runs", terms.runs)):
             if path.is_file():
                 raise ValueError(f"{key}={path} is a file; give a folder, or none")
-        self.vocabulary = self.out / "vocabulary" / digest(first.data)
+        self.vocabulary = self.out / "vocabulary" / compute_digest(first.data)
         self.vocabulary.mkdir(parents=True, exist_ok=True)
         self.task: Task = TASKS[first.task].prepare(first.data, self.vocabulary)
         self.sizes = Sizes(self.task)
@@ -117,7 +117,7 @@ class _Comparing:
         """Of each row, timed alone; what another machine took is timed again where all jobs run on this one."""
         recipes = {row.label: self._recipe(row, chosen[row.label]) for row in rows}
         files = {label: self.out / "speed" / f"{recipe.name()}.json" for label, recipe in recipes.items()}
-        here = surroundings(torch.device(self.terms.on.device))["hardware"] if self.terms.on.here else None
+        here = collect_provenance(torch.device(self.terms.on.device))["hardware"] if self.terms.on.here else None
         jobs = {}
         for label, recipe in recipes.items():
             if not work.timed(files[label], here):

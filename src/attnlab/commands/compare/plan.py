@@ -11,9 +11,9 @@ from itertools import product
 from typing import Any, get_args, get_origin, get_type_hints
 
 from attnlab.commands.compare.value_lists import split_list, split_options
-from attnlab.config import digest, nearest, parse
+from attnlab.config import compute_digest, parse_value, suggest_nearest
 from attnlab.mechanisms import find, option_types
-from attnlab.training.recipe import Recipe, resolved
+from attnlab.training.recipe import Recipe, resolve_recipe
 
 PARTS = ("data", "model", "training", "decoding")
 OWN = ("attention", "seeds")  # keys of the comparison itself
@@ -47,12 +47,12 @@ class Plan:
 
     def recipe(self, row: ComparisonRow, point: int, seed: int) -> Recipe:
         own = row.at[point] if row.at else {}
-        return resolved(self.task, {**self.fixed, **self.points[point], **row.values, **own, "seed": str(seed)})
+        return resolve_recipe(self.task, {**self.fixed, **self.points[point], **row.values, **own, "seed": str(seed)})
 
     @property
     def name(self) -> str:
         """Of the folder for the results: the same for the same question."""
-        return f"{self.task}-{digest(self, without=('notes',))}"
+        return f"{self.task}-{compute_digest(self, without=('notes',))}"
 
 
 def planned(task: str, given: Mapping[str, str]) -> Plan:
@@ -61,14 +61,14 @@ def planned(task: str, given: Mapping[str, str]) -> Plan:
     if "attention" not in values:
         raise ValueError("say what is compared: attention=softmax,coda,./mine.py:Mine")
     labels = split_list(values.pop("attention"), "attention")
-    count = parse(values.pop("seeds", str(USUAL)), int, "seeds")
+    count = parse_value(values.pop("seeds", str(USUAL)), int, "seeds")
     if count < FEWEST:
         raise ValueError(f"seeds must be at least {FEWEST}, not {count}; from 3 on there are intervals")
     named = {label: split_options(label) for label in labels}
     for name, _ in named.values():
         find(name)
     lists = {key: split_list(text, key) for key, text in values.items()}
-    base = resolved(task, {key: given[key] for key in ("model",) if key in given})
+    base = resolve_recipe(task, {key: given[key] for key in ("model",) if key in given})
     options = {label: set(option_types(name)) for label, (name, _) in named.items()}
     _check_keys(task, lists, base, set().union(*options.values()))
     known = _fields(base)
@@ -90,7 +90,7 @@ def planned(task: str, given: Mapping[str, str]) -> Plan:
     )
     grid = {key: parts for key, parts in lists.items() if len(parts) > 1}
     points = tuple(dict(zip(grid, point, strict=True)) for point in product(*grid.values()))
-    first = parse(shared.pop("seed"), int, "seed") if "seed" in shared else base.training.seed
+    first = parse_value(shared.pop("seed"), int, "seed") if "seed" in shared else base.training.seed
     plan = Plan(task, rows, points, tuple(range(first, first + count)), shared)
     for row, point in product(rows, range(len(points))):
         plan.recipe(row, point, first)  # what is wrong with a value is said before anything is trained
@@ -103,7 +103,7 @@ def _check_keys(task: str, lists: Mapping[str, Sequence[str]], base: Recipe, opt
     for key, parts in lists.items():
         if key not in owners and key not in options and key != "model":
             there = [*OWN, "model", *owners, *options]
-            raise ValueError(f"unknown key {key!r}{nearest(key, there)}; attnlab list {task} lists them")
+            raise ValueError(f"unknown key {key!r}{suggest_nearest(key, there)}; attnlab list {task} lists them")
         if len(parts) == 1:
             continue
         text = f"{key}={','.join(parts)}"

@@ -14,9 +14,9 @@ from attnlab.commands.demo.findings import findings
 from attnlab.commands.demo.learners import QUALITY, DemoResults, Learner
 from attnlab.commands.demo.sentences import Sentences, on_page
 from attnlab.commands.demo.settings import DemoConfig
-from attnlab.config import changed
+from attnlab.config import replace_values
 from attnlab.experiments.schedulers import Job, scheduler
-from attnlab.provenance import surroundings
+from attnlab.provenance import collect_provenance
 from attnlab.records.record import Record
 from attnlab.tasks import TASKS
 from attnlab.terminal import show_table
@@ -26,14 +26,14 @@ COPYING = "copying"
 
 def run(said: Mapping[str, str]) -> bool:
     """Train, measure, print and write; False where some run failed. KeyboardInterrupt where it was asked to stop."""
-    config = changed(DemoConfig(), dict(said))
+    config = replace_values(DemoConfig(), dict(said))
     folder = config.folder()
     failed = train(config, folder)
     results = collected(config, folder, failed)
     recipe = config.recipe(config.attention[0], config.seed)
     task = TASKS[recipe.task].prepare(recipe.data, folder)
     gold = Sentences.of(task, "valid", on_page(task)).gold()
-    about = {"command": config.command()} | surroundings(torch.device("cpu"))
+    about = {"command": config.command()} | collect_provenance(torch.device("cpu"))
     report = write(results, gold, about)
     shown = table(results.learners, QUALITY)
     show_table("learning to translate", list(shown.columns), [list(row) for row in shown.rows])

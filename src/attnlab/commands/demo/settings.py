@@ -8,7 +8,7 @@ from typing import Any
 from attnlab.mechanisms import find
 from attnlab.models.presets import Config, on_meta
 from attnlab.tasks import TASKS
-from attnlab.training.recipe import Recipe, resolved
+from attnlab.training.recipe import Recipe, resolve_recipe
 
 MODEL = {"layers": "2", "width": "64", "heads": "4", "feed_forward": "128", "dropout": "0"}
 DATA = {"data": "lexicon", "held_out": "200"}
@@ -52,7 +52,7 @@ class DemoConfig:
     def recipe(self, name: str, seed: int) -> Recipe:
         """What one run is made of. An attention that is for self-attention alone leaves the cross attention softmax."""
         said = {"attention": name, "steps": str(self.steps), "batch_examples": str(self.batch), "lr": str(self.lr)}
-        made = resolved("synthetic", {**DATA, **MODEL, **said, "seed": str(seed)})
+        made = resolve_recipe("synthetic", {**DATA, **MODEL, **said, "seed": str(seed)})
         training = replace(
             made.training, evaluate_every=self.steps, evaluate_at=self.moments[1:], checkpoint_every=100, log_every=10
         )

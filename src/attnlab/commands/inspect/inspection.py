@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from attnlab.commands.inspect.inspection_page import Shown, write
-from attnlab.config import digest
+from attnlab.config import compute_digest
 from attnlab.reading.reader import TextReader, open_reader
 from attnlab.reading.survey import Progress, SurveyConfig, processes, survey
 from attnlab.reading.text_stream import TextCorpus, TextExample
@@ -53,7 +53,7 @@ class Request(SurveyConfig):
     def folder(self) -> Path:
         """Where it is written unless --out says where."""
         name = "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(self.model).name or "model")
-        return ROOT / f"{name}-{digest(self)}"
+        return ROOT / f"{name}-{compute_digest(self)}"
 
 
 def inspect(

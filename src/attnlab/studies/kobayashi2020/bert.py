@@ -15,7 +15,7 @@ import pandas as pd
 from scipy.stats import spearmanr
 
 from attnlab.analysis.statistics import extremes
-from attnlab.config import digest
+from attnlab.config import compute_digest
 from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.verdicts import Cell, Interval
 from attnlab.reading.reader import PretrainedReader, open_reader
@@ -104,7 +104,7 @@ def surveyed(setting: Setting) -> DrawTables:
     for number, (seed, examples) in enumerate(zip(setting.seeds, drawings, strict=True)):
         statistics, contents = survey(
             reader, TextCorpus(examples), SurveyConfig(max_length=LENGTH, frequency=ranks),
-            setting.folder.parent / f"bert-{digest(config)}" / f"seed-{seed}", groups=GROUPS,
+            setting.folder.parent / f"bert-{compute_digest(config)}" / f"seed-{seed}", groups=GROUPS,
             progress=partial(_progress, setting, number),
         )  # fmt: skip
         made.append(statistics.tables())

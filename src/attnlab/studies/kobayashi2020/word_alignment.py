@@ -15,7 +15,7 @@ import numpy as np
 
 from attnlab.aligning.choice import By, Way
 from attnlab.analysis.alignment import counted, rate
-from attnlab.config import digest
+from attnlab.config import compute_digest
 from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.trained import Measure, trained
 from attnlab.experiments.verdicts import Cell
@@ -137,7 +137,7 @@ def _all_measured(
     Returns what was found of each attention, by seed, and remarks: on what they were trained, how well, what failed.
     """
     recipes = {(name, seed): recipe(corpus, name, seed, setting) for name in names for seed in setting.seeds}
-    folder = (setting.folder.parent / "vocabulary" / digest(corpus.data)).absolute()
+    folder = (setting.folder.parent / "vocabulary" / compute_digest(corpus.data)).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     TASKS[corpus.task].prepare(corpus.data, folder)
     pairs = (corpus.source, corpus.target, corpus.gold)

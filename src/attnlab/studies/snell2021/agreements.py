@@ -35,7 +35,7 @@ from attnlab.studies.snell2021.plan import CORPORA, LstmCorpus, ScaleSize
 from attnlab.studies.snell2021.published import AGREEMENTS, CONTEXTS, Printed
 from attnlab.studies.snell2021.together import rows
 from attnlab.studies.snell2021.trials import Curves, Field, Trial
-from attnlab.training.runs import ran_on
+from attnlab.training.runs import list_hardware
 
 CHANCE, BEST = AGREEMENTS[-1], CONTEXTS[-1]
 DEFINED, NEGATED, ONE = "A(β^uf, β^px), as defined", "A(−Δ, β^uf)", "A(α, β), of one model"
@@ -133,7 +133,7 @@ def cost(setting: Setting) -> str:
     done, trained, measured = (sum(each) for each in zip(*taken, strict=True))
     folders = [Trial(Field(corpus, setting), seed).folder(role).path
                for corpus in CORPORA for seed in setting.seeds for role in _roles(corpus)]  # fmt: skip
-    where = "; ".join(ran_on(folders))
+    where = "; ".join(list_hardware(folders))
     return (
         f"At full scale the models of one seed take so many thousand updates: {full}. "
         f"Here {done:,} updates took {trained:,.0f} s{f' on {where}' if where else ''}, and measuring what they made "

@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from attnlab.config import nearest
+from attnlab.config import suggest_nearest
 from attnlab.experiments.population import Experiment, Feed, Grown, Population, Stacked, grow
 from attnlab.experiments.schedulers import Job
 from attnlab.experiments.study import Findings, Setting
@@ -52,7 +52,9 @@ class CopyExperiment(Experiment):
 
     def __post_init__(self) -> None:
         if self.data not in (known := get_args(Data)):
-            raise ValueError(f"data={self.data!r}{nearest(self.data, known)}: it must be one of {', '.join(known)}")
+            raise ValueError(
+                f"data={self.data!r}{suggest_nearest(self.data, known)}: it must be one of {', '.join(known)}"
+            )
         if not 0 < self.length <= self.types:
             raise ValueError(f"length={self.length}: a sequence has at least one of the {self.types} types, each once")
         if not 0 <= self.shared < self.types or (self.shared and self.data != "mixture"):

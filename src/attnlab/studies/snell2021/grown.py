@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attnlab.config import digest
+from attnlab.config import compute_digest
 from attnlab.experiments.population import IGNORED, Experiment, Feed, Population, Stacked, grow
 from attnlab.experiments.work import take_vocabulary, wait_for
 from attnlab.files import write_text
@@ -30,7 +30,7 @@ from attnlab.training.checkpoints import Position
 from attnlab.training.loop import TrainConfig, TrainingResult
 from attnlab.training.recipe import Recipe
 from attnlab.training.run_folder import Checkpoint, RunFolder, read_checkpoint, write_checkpoint
-from attnlab.training.runs import note_what_ran
+from attnlab.training.runs import write_what_ran
 from attnlab.training.step import fit, ladder
 
 MOST = 2**19  # positions
@@ -123,13 +123,13 @@ class Runs(Experiment):
         """Say what a run ran on, and that it is finished."""
         folder, state = self.folders[seed], vars(Position(step=self.steps, finished=True))
         (folder.path / "ran.json").unlink(missing_ok=True)
-        note_what_ran(folder, 0, TrainingResult(self.steps, math.inf, 0, True, "population, tf32"), device)
+        write_what_ran(folder, 0, TrainingResult(self.steps, math.inf, 0, True, "population, tf32"), device)
         write_checkpoint(Checkpoint(read_checkpoint(folder.kept(self.steps)).tensors, state), folder.last)
 
 
 def alike(recipe: Recipe) -> str:
     """Equal for recipes that differ in their seed alone."""
-    return digest(replace(recipe, training=replace(recipe.training, seed=0)))
+    return compute_digest(replace(recipe, training=replace(recipe.training, seed=0)))
 
 
 def train_as_one(

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnlab.config import digest, nearest
+from attnlab.config import compute_digest, suggest_nearest
 from attnlab.experiments import work
 from attnlab.experiments.study import SCALES, Setting
 from attnlab.files import write_text
@@ -57,7 +57,9 @@ def asked_for(setting: Setting) -> Sequence[str]:
     names = setting.options["data"].split(",")
     for name in names:
         if name not in NAMES:
-            raise ValueError(f"data: no corpus is called {name!r}{nearest(name, NAMES)}; there are {', '.join(NAMES)}")
+            raise ValueError(
+                f"data: no corpus is called {name!r}{suggest_nearest(name, NAMES)}; there are {', '.join(NAMES)}"
+            )
     return names
 
 
@@ -67,7 +69,7 @@ class Field:
     def __init__(self, corpus: LstmCorpus, setting: Setting) -> None:
         self.corpus, self.setting = corpus, setting
         self.size: ScaleSize = corpus.size(setting.scale)
-        self.folder = setting.folder.parent / "runs" / f"{setting.scale}-{corpus.name}-{digest(self.size)}"
+        self.folder = setting.folder.parent / "runs" / f"{setting.scale}-{corpus.name}-{compute_digest(self.size)}"
 
     def why_not(self) -> str:
         """The reason why it cannot be run; empty where it can."""

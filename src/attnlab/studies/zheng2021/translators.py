@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from attnlab.config import whole_numbers
+from attnlab.config import parse_numbers
 from attnlab.experiments.corpora import grounds
 from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.trained import VALIDATION, perplexity
@@ -40,7 +40,7 @@ def table2(setting: Setting) -> Findings:
 
 def table3(setting: Setting) -> Findings:
     """The item: the two models with more and more heads, the width of all heads together staying the same."""
-    said = whole_numbers(setting.options.get("heads"), "heads")
+    said = parse_numbers(setting.options.get("heads"), "heads")
     counts = said or setting.at(smoke=(2, 4), small=(4, 8), full=(4, 8, 16, 32))
     cells: list[Cell] = []
     figures: dict[str, tuple[Figure, str]] = {}
