@@ -64,7 +64,7 @@ def ours(attention, device, dynamic):
     captured = device.type == "cuda"
     objective = Objective(model, smoothing=0.1)
     flat = Flat(model, torch.bfloat16 if captured else torch.float32)
-    optimizer = optimise.optimiser(flat.master, "adam", betas=(0.9, 0.98), eps=1e-8, momentum=0.0, weight_decay=0.0)
+    optimizer = optimise.build_optimiser(flat.master, "adam", betas=(0.9, 0.98), eps=1e-8, momentum=0.0, weight_decay=0.0)
     if captured:
         torch._dynamo.reset()
         objective.compile_parts(dynamic=dynamic)
@@ -76,7 +76,7 @@ def ours(attention, device, dynamic):
         def step():
             for _ in range(steps):
                 stepper.accumulate([source, target], goal, 1.0 / tokens)
-                optimise.set_rate(optimizer, 1e-4)
+                optimise.set_learning_rate(optimizer, 1e-4)
                 stepper.apply()
             return stepper.read_loss() / (tokens * steps)
 

@@ -154,7 +154,7 @@ def test_a_trained_model_aligns_far_better_than_chance_and_is_not_trained_twice(
         (values["norm, layer 1", "AWI"][0] + values["norm, layer 2", "AWI"][0]) / 2
     )
     assert all(cell.item == "alignment" for cell in found.cells)
-    monkeypatch.setattr(runs, "start", lambda *a, **k: pytest.fail("trained again"))
+    monkeypatch.setattr(runs, "start_run", lambda *a, **k: pytest.fail("trained again"))
     again = {(cell.row, cell.column): cell.values for cell in alignment(here).cells}
     assert again == values
     corpus = text_of(here)
@@ -219,7 +219,7 @@ def test_a_run_that_fails_costs_its_own_values_and_no_others(three_seeds, tmp_pa
 
 
 def test_attention_whose_output_is_no_sum_is_refused_before_anything_is_trained(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "start", lambda *a, **k: pytest.fail("trained"))
+    monkeypatch.setattr(runs, "start_run", lambda *a, **k: pytest.fail("trained"))
     with pytest.raises(ValueError, match="nap changes the mixed context"):
         mechanisms(setting(tmp_path, options={"attention": "softmax,nap"}))
 

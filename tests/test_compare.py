@@ -125,7 +125,7 @@ def test_what_is_wrong_is_said_before_anything_runs(said, message):
 
 def counted(recipe):
     task = TASKS["synthetic"].prepare(recipe.data, Path())
-    return sum(p.numel() for p in on_meta(recipe.fitted(task)).parameters())
+    return sum(p.numel() for p in on_meta(recipe.resolve_model(task)).parameters())
 
 
 def controlled(**said):

@@ -111,7 +111,7 @@ def test_the_error_rate_is_that_of_the_links_by_hand(task):
 def test_the_weight_on_the_source_is_the_mean_over_linked_words(task):
     torch.manual_seed(0)
     recipe = DemoConfig().recipe("dagpam", 0)
-    model = build(recipe.fitted(task)).eval()
+    model = build(recipe.resolve_model(task)).eval()
     sentences = Sentences.of(task, "valid", range(5))
     found = measures._looked_at(model, sentences)
     weights = record(model, sentences.batch.inputs).kind("cross")[1].weights  # (b,h,i,j)
@@ -180,7 +180,7 @@ def test_a_run_found_without_what_is_wanted_of_it_is_made_again_and_is_the_same(
 
 def test_what_is_finished_is_used_again(made, monkeypatch):
     folder, first = made
-    monkeypatch.setattr(work.runs, "start", lambda *_, **__: pytest.fail("trained again"))
+    monkeypatch.setattr(work.runs, "start_run", lambda *_, **__: pytest.fail("trained again"))
     assert demo(*SMALL, "attention=softmax,dagpam", f"out={folder}").stdout == first
 
 

@@ -19,14 +19,14 @@ def losses(name, impl, *, steps, batch, dtype, device, **sizes):
     model = build(TransformerConfig(model="translator", attention=name, **shape, **sizes)).to(device).train()
     flat = Flat(model, dtype)
     how = {"betas": (0.9, 0.98), "eps": 1e-8, "momentum": 0.0, "weight_decay": 0.0}
-    stepper = Eager(Objective(model), flat, optimise.optimiser(flat.master, "adam", **how), clip=1.0)
+    stepper = Eager(Objective(model), flat, optimise.build_optimiser(flat.master, "adam", **how), clip=1.0)
     draw, found = torch.Generator().manual_seed(1), []
     for step in range(steps):
         source = torch.randint(4, WORDS, (batch, 7 + step % 3), generator=draw)
         target = source.flip(1)
         begun = torch.cat([torch.ones(batch, 1, dtype=torch.long), target[:, :-1]], 1)
         stepper.accumulate([source, begun], target, 1 / target.numel())
-        optimise.set_rate(stepper.optimizer, 1e-3)
+        optimise.set_learning_rate(stepper.optimizer, 1e-3)
         stepper.apply()
         found.append(stepper.read_loss() / target.numel())
     return torch.tensor(found)

@@ -106,7 +106,7 @@ def test_each_has_the_environment_of_now(two, tmp_path, monkeypatch):
 
 
 def test_a_card_that_is_named_is_the_one(monkeypatch):
-    monkeypatch.setattr(local_module, "chosen_device", torch.device)
+    monkeypatch.setattr(local_module, "choose_device", torch.device)
     monkeypatch.setattr(local_module, "_cards", lambda: ["4", "7"])
     assert local_module.Local(None, "cuda:1").cards == ["7"]
     assert local_module.Local(None, "cuda").cards == ["4", "7"]

@@ -75,7 +75,7 @@ def test_a_run_trained_among_others_is_the_one_trained_alone(texts, tmp_path, mo
     for role, folder in zip(roles, folders, strict=True):
         alone.train(role)
         for step in STEPS[1:]:
-            mine, theirs = (read_checkpoint(where.kept(step)).part("model/") for where in (folder, alone.folder(role)))
+            mine, theirs = (read_checkpoint(where.step_file(step)).part("model/") for where in (folder, alone.folder(role)))
             assert mine.keys() == theirs.keys()
             began = {name: x.detach() for name, x in alone.model(role, 0).named_parameters()}
             if (
@@ -95,7 +95,7 @@ def test_what_is_left_is_a_run(texts, tmp_path):
     (ran,) = json.loads((folder.path / "ran.json").read_text())
     assert (ran["after"], ran["to"], ran["stepper"]) == (0, 40, "population, tf32")
     opened = open_run(folder.path, device="cpu")
-    kept = read_checkpoint(folder.kept(40)).part("model/")
+    kept = read_checkpoint(folder.step_file(40)).part("model/")
     assert all(torch.equal(x, kept[name]) for name, x in opened.model.named_parameters())
     assert not list(folder.path.parent.glob("as-one*"))
     before = folder.last.stat().st_mtime_ns

@@ -12,7 +12,7 @@ from transformers import get_cosine_schedule_with_warmup, get_inverse_sqrt_sched
 from attnlab.models.transformer import TransformerConfig, build
 from attnlab.training import optimisers as optimise
 from attnlab.training.loop import TrainConfig
-from attnlab.training.step import Captured, Eager, Flat, Objective, fit, ladder
+from attnlab.training.step import Captured, Eager, Flat, Objective, pad_tensors, choose_widths
 
 
 def tiny(**changes):
@@ -34,7 +34,7 @@ def test_an_update_is_what_torch_does_parameter_by_parameter(kind, clip):
         "nag": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, nesterov=True, weight_decay=0.1, foreach=False),
     }[kind](twin.parameters())
     flat = Flat(model, torch.float32)
-    optimizer = optimise.optimiser(flat.master, kind, betas=(0.9, 0.98), eps=1e-8, momentum=0.9, weight_decay=0.1)
+    optimizer = optimise.build_optimiser(flat.master, kind, betas=(0.9, 0.98), eps=1e-8, momentum=0.9, weight_decay=0.1)
     stepper = Eager(Objective(model, smoothing=0.1), flat, optimizer, clip=clip)
     for _ in range(3):
         batches = [
@@ -43,7 +43,7 @@ def test_an_update_is_what_torch_does_parameter_by_parameter(kind, clip):
         total = sum(int((goal != 0).sum()) for *_, goal in batches)
         for source, target, goal in batches:
             stepper.accumulate([source, target], goal, 1 / total)
-        optimise.set_rate(optimizer, 0.01)
+        optimise.set_learning_rate(optimizer, 0.01)
         stepper.apply()
         logits = torch.cat([twin(source, target).flatten(0, 1) for source, target, _ in batches])
         goals = torch.cat([goal.flatten() for *_, goal in batches])
@@ -64,10 +64,10 @@ def test_an_update_is_what_torch_does_parameter_by_parameter(kind, clip):
 def test_what_is_not_finite_is_never_applied_and_stays_noticed():
     model = tiny()
     flat = Flat(model, torch.float32)
-    optimizer = optimise.optimiser(flat.master, "adam", betas=(0.9, 0.98), eps=1e-8, momentum=0.9, weight_decay=0.0)
+    optimizer = optimise.build_optimiser(flat.master, "adam", betas=(0.9, 0.98), eps=1e-8, momentum=0.9, weight_decay=0.0)
     stepper = Eager(Objective(model), flat, optimizer, clip=0.0)
     batch = [torch.randint(1, 11, (3, 5)), torch.randint(1, 13, (3, 4))], torch.randint(1, 13, (3, 4))
-    optimise.set_rate(optimizer, 0.01)
+    optimise.set_learning_rate(optimizer, 0.01)
     scales = [0.1, 0.1, math.nan, 0.1]
     masters = []
     for scale in scales:
@@ -94,7 +94,7 @@ def test_a_model_in_bf16_is_a_copy_of_a_float32_master():
 def test_the_ladder_pads_least(rungs):
     """Against every choice of widths."""
     lengths = np.random.default_rng(0).integers(1, 30, 200)
-    chosen = ladder(lengths, rungs, multiple=1)
+    chosen = choose_widths(lengths, rungs, multiple=1)
     cost = chosen[np.searchsorted(chosen, lengths)].sum()
     choices = itertools.combinations(range(1, lengths.max()), rungs - 1)
     best = min(np.array([*c, lengths.max()])[np.searchsorted([*c, lengths.max()], lengths)].sum() for c in choices)
@@ -112,16 +112,16 @@ def test_the_ladder_of_batches_pads_least_what_is_as_wide_as_its_longest(batches
     def padded(widths):
         return widths[np.searchsorted(widths, longest)].sum()
 
-    chosen = padded(ladder(lengths, rungs, multiple=1, together=3, batches=batches))
+    chosen = padded(choose_widths(lengths, rungs, multiple=1, together=3, batches=batches))
     assert chosen == min(padded(np.array([*c, 34])) for c in itertools.combinations(range(1, 34), rungs - 1))
-    assert padded(ladder(lengths, rungs, multiple=1)) > chosen
-    assert padded(ladder(lengths, rungs, multiple=1, together=3, batches=3 - batches)) > chosen
+    assert padded(choose_widths(lengths, rungs, multiple=1)) > chosen
+    assert padded(choose_widths(lengths, rungs, multiple=1, together=3, batches=3 - batches)) > chosen
 
 
 def test_padding_to_a_shape_changes_no_loss():
     objective = Objective(tiny(attention="coda").eval().double())
     inputs, goal = [torch.randint(1, 11, (3, 5)), torch.randint(1, 13, (3, 4))], torch.randint(0, 13, (3, 4))
-    *wider, target = fit([*inputs, goal], rows=5, width=8)
+    *wider, target = pad_tensors([*inputs, goal], rows=5, width=8)
     assert [tuple(x.shape) for x in (*wider, target)] == [(5, 8)] * 3
     torch.testing.assert_close(objective(wider, target), objective(inputs, goal))
 
@@ -145,7 +145,7 @@ def test_schedules_are_those_of_transformers():
 def test_the_last_update_of_a_cosine_is_its_smallest():
     """A restart belongs to the update after the last."""
     config = TrainConfig(schedule="cosine", lr=2e-3, steps=400, warmup=40)
-    rates = [config.schedule_of()(step) for step in range(config.steps)]
+    rates = [config.build_schedule()(step) for step in range(config.steps)]
     assert rates.index(min(rates[40:])) == 399
     assert rates[399] < 1e-6
 
@@ -164,8 +164,8 @@ def test_a_first_step_that_is_skipped_leaves_no_junk_behind():
     torch.use_deterministic_algorithms(True)
     try:
         master = nn.Parameter(torch.zeros(5))
-        nag = optimise.optimiser(master, "nag", betas=(0.9, 0.9), eps=1e-8, momentum=0.9, weight_decay=0.0)
-        optimise.set_rate(nag, 0.1)
+        nag = optimise.build_optimiser(master, "nag", betas=(0.9, 0.9), eps=1e-8, momentum=0.9, weight_decay=0.0)
+        optimise.set_learning_rate(nag, 0.1)
         nag.found_inf, nag.grad_scale = torch.ones(()), None
         master.grad = torch.ones(5)
         nag.step()
@@ -177,7 +177,7 @@ def test_a_first_step_that_is_skipped_leaves_no_junk_behind():
 
 
 def test_a_length_that_fits_is_not_padded_beyond_the_longest():
-    assert ladder(np.array([100, 37, 5]), 8)[-1] == 100
+    assert choose_widths(np.array([100, 37, 5]), 8)[-1] == 100
 
 
 @pytest.mark.gpu
@@ -195,14 +195,14 @@ def test_captured_steps_are_eager_ones(kind, accumulate, compiled):
         if make is Captured and compiled != "no":
             objective.compile_parts(dynamic=False)
         how = {"betas": (0.9, 0.98), "eps": 1e-8, "momentum": 0.9, "weight_decay": 0.1}
-        steppers.append(make(objective, flat, optimise.optimiser(flat.master, kind, **how), clip=0.5))
+        steppers.append(make(objective, flat, optimise.build_optimiser(flat.master, kind, **how), clip=0.5))
     for step in range(6):
         batches = [
             ([torch.randint(1, 11, (3, n)), torch.randint(1, 13, (3, n))], torch.randint(0, 13, (3, n)))
             for n in (5, 8)[step % 2 :][:1] * accumulate
         ]
         for stepper in steppers:
-            optimise.set_rate(stepper.optimizer, 0.01)
+            optimise.set_learning_rate(stepper.optimizer, 0.01)
             for inputs, goal in batches:
                 stepper.accumulate(inputs, goal, 0.1)
             stepper.apply()

@@ -90,7 +90,7 @@ def test_runs_are_trained_once_and_shared_by_items(tmp_path, monkeypatch):
     first = variants(OWN.on(setting(tmp_path)))
     assert first.of(CODA) == [{"steps": 3, "seed": seed} for seed in (0, 1, 2)]
     assert len(list((tmp_path / "work" / "runs").iterdir())) == 6
-    monkeypatch.setattr(runs, "start", lambda *a, **k: pytest.fail("trained again"))
+    monkeypatch.setattr(runs, "start_run", lambda *a, **k: pytest.fail("trained again"))
     monkeypatch.setattr(runs, "open_run", lambda *a, **k: pytest.fail("measured again"))
     assert variants(OWN.on(setting(tmp_path))).trained == first.trained
 
@@ -105,7 +105,7 @@ def test_a_run_that_diverges_costs_its_own_values_and_is_not_tried_again(tmp_pat
     assert found.level(SOFTMAX, "steps", lambda x: x["steps"]).values == (3, 3)
     assert found.contrast(bad, SOFTMAX, "steps", lambda x: x["steps"]).not_run == made.not_run
     assert len(list((tmp_path / "work" / "runs").glob(f"*/{FAILED}"))) == 2
-    monkeypatch.setattr(runs, "start", lambda *a, **k: pytest.fail("tried again"))
+    monkeypatch.setattr(runs, "start_run", lambda *a, **k: pytest.fail("tried again"))
     assert variants(OWN.on(where), (SOFTMAX, bad)).level(bad, "steps", lambda x: x["steps"]) == made
 
 

@@ -175,7 +175,7 @@ def test_another_configuration_does_not_overwrite_a_run(tmp_path):
 
 def test_a_second_process_in_the_same_folder_is_refused(tmp_path):
     folder = RunFolder(tmp_path)
-    with folder.locked():
+    with folder.lock():
         done = run("train", "synthetic", *LEXICON, "steps=5", "device=cpu", f"out={tmp_path}")
     assert done.returncode == 2
     assert "is being trained by another process" in done.stderr
@@ -217,7 +217,7 @@ def test_weights_are_kept_at_chosen_steps_and_averaged(tmp_path):
     kept = sorted(int(path.stem) for path in (tmp_path / "steps").glob("*.safetensors"))
     assert kept == [3, 7, 15, 20]
     mean = dict(open_run(tmp_path, device="cpu", weights="2").model.named_parameters())
-    parts = [read_checkpoint(RunFolder(tmp_path).kept(step)).part("model/") for step in (15, 20)]
+    parts = [read_checkpoint(RunFolder(tmp_path).step_file(step)).part("model/") for step in (15, 20)]
     for name, parameter in mean.items():
         torch.testing.assert_close(parameter.detach(), (parts[0][name] + parts[1][name]) / 2)
 

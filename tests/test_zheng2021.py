@@ -179,7 +179,7 @@ def test_what_is_measured_of_models_that_were_trained(tmp_path, monkeypatch):
     again = measured(run)
     assert again["mean"] < again["noised_mean"]  # noise alone raises it
     assert found[f"{PAIR}: CODA-CS", JSD].values[0] < found[f"{PAIR}: CODA-CS", SAMPLED].values[0]
-    monkeypatch.setattr(runs, "start", lambda *a, **k: pytest.fail("trained again"))
+    monkeypatch.setattr(runs, "start_run", lambda *a, **k: pytest.fail("trained again"))
     assert cells(table4(here)) == found
     assert all(cell.values for (row, _), cell in cells(table2(here)).items() if row.startswith(PAIR))
     assert cells(section54(here))[f"{PAIR}: r over models and seeds", "JSD and BLEU"].values

@@ -111,7 +111,7 @@ def time_training(recipe: Recipe, file: str, vocabulary: str, device: str) -> No
     updates, warm = UPDATES[device], WARM[device]
     training = replace(recipe.training, steps=10**6, log_every=updates, evaluate_every=10**6, evaluate_at=(),
                        checkpoint_every=10**6, keep_last=0, patience=None, logging="none",
-                       warmup=recipe.training.warmed)  # fmt: skip
+                       warmup=recipe.training.warmup_steps)  # fmt: skip
     speeds: list[float] = []
 
     def report(values: dict[str, Any]) -> None:

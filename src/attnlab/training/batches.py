@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attnlab.tasks.task import PAD, Batch, Task
 from attnlab.training.checkpoints import Position
-from attnlab.training.step import fit, ladder
+from attnlab.training.step import pad_tensors, choose_widths
 
 if TYPE_CHECKING:
     from attnlab.training.loop import TrainConfig
@@ -50,7 +50,7 @@ class Batches:
             position.epoch, position.index = position.epoch + 1, 0
         return [batch for indices in chosen for batch in self._passes(self.task.batch("train", indices))]
 
-    def agreed(self, update: list[Batch], stop: bool) -> tuple[int, bool]:
+    def agree_on_update(self, update: list[Batch], stop: bool) -> tuple[int, bool]:
         """How many targets all processes score in this update, and whether any of them is asked to stop after it."""
         mine = [float(sum(batch.count for batch in update)), float(stop)]
         if self.accelerator.num_processes > 1:
@@ -74,18 +74,18 @@ class Batches:
         """The batch; in several parts, where one is too large or most of it padding."""
         examples = self.config.batch_examples
         if examples is None or self.accelerator.num_processes > 1:
-            yield self._fitted(batch, examples or self.config.batch_tokens // self._width(_longest(batch)))
+            yield self._fit_shape(batch, examples or self.config.batch_tokens // self._width(_longest(batch)))
             return
-        lengths = torch.stack([(x != PAD).sum(1) for x in _padded(batch)]).amax(0)
+        lengths = torch.stack([(x != PAD).sum(1) for x in _select_wide(batch)]).amax(0)
         lengths, order = lengths.sort(descending=True, stable=True)
         widths = [self._width(length) for length in lengths.tolist()]
         if (rows := self._rows(widths, examples)) >= len(widths):
-            yield self._fitted(batch, rows)
+            yield self._fit_shape(batch, rows)
             return
         start, indices = 0, [batch.indices[k] for k in order.tolist()]
         while start < len(widths):
             rows = self._rows(widths[start:], examples)
-            yield self._fitted(self.task.batch("train", indices[start : start + rows]), rows)
+            yield self._fit_shape(self.task.batch("train", indices[start : start + rows]), rows)
             start += rows
 
     def _rows(self, widths: list[int], examples: int) -> int:
@@ -103,11 +103,11 @@ class Batches:
     def _width(self, longest: int) -> int:
         return longest if self.widths is None else int(self.widths[np.searchsorted(self.widths, longest)])
 
-    def _fitted(self, batch: Batch, rows: int) -> Batch:
+    def _fit_shape(self, batch: Batch, rows: int) -> Batch:
         """The batch in the shape that is captured; as it is, where none is."""
         if self.widths is None:
             return batch
-        shaped = fit([*batch.inputs, batch.targets], rows, self._width(_longest(batch)))
+        shaped = pad_tensors([*batch.inputs, batch.targets], rows, self._width(_longest(batch)))
         *inputs, targets = (x.pin_memory() for x in shaped)
         return replace(batch, inputs=tuple(inputs), targets=targets)
 
@@ -115,16 +115,16 @@ class Batches:
 def _widths(lengths: np.ndarray, config: "TrainConfig") -> np.ndarray:
     """What batches are padded to; of so many examples, most are for the longest of a batch, a quarter for others."""
     if config.batch_examples is None:
-        return ladder(lengths, config.rungs)
+        return choose_widths(lengths, config.rungs)
     few = config.rungs // 4
-    wide = ladder(lengths, config.rungs - few, together=config.batch_examples)
-    return np.union1d(wide, ladder(lengths, few)) if few else wide
+    wide = choose_widths(lengths, config.rungs - few, together=config.batch_examples)
+    return np.union1d(wide, choose_widths(lengths, few)) if few else wide
 
 
-def _padded(batch: Batch) -> list[Tensor]:
+def _select_wide(batch: Batch) -> list[Tensor]:
     """Those of its tensors that have a width."""
     return [x for x in (*batch.inputs, batch.targets) if x.dim() == 2]
 
 
 def _longest(batch: Batch) -> int:
-    return max(x.shape[1] for x in _padded(batch))
+    return max(x.shape[1] for x in _select_wide(batch))

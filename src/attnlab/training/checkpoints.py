@@ -38,7 +38,7 @@ class Position:
         return self.epoch - (self.index == 0 and self.epoch > 0)
 
 
-def weights_of(model: nn.Module, stepper: Stepper, position: Position) -> Checkpoint:
+def collect_weights(model: nn.Module, stepper: Stepper, position: Position) -> Checkpoint:
     return Checkpoint(_tensors(model, stepper), {"step": position.step, "best": position.best})
 
 
@@ -59,19 +59,19 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
             x.copy_(tensors[name])
 
 
-def keep(folder: RunFolder, checkpoint: Checkpoint, *, last: int, evaluated: Sequence[int]) -> None:
+def keep_weights(folder: RunFolder, checkpoint: Checkpoint, *, last: int, evaluated: Sequence[int]) -> None:
     """Keep the weights of this checkpoint, and of no more than so many before it; those evaluated stay."""
-    write_checkpoint(checkpoint, folder.kept(checkpoint.state["step"]))
+    write_checkpoint(checkpoint, folder.step_file(checkpoint.state["step"]))
     for old in [step for step in _kept_steps(folder) if step not in evaluated][:-last]:
-        folder.kept(old).unlink()
+        folder.step_file(old).unlink()
 
 
-def averaged(folder: RunFolder, count: int) -> dict[str, Tensor]:
+def average_checkpoints(folder: RunFolder, count: int) -> dict[str, Tensor]:
     """The mean of the weights kept at the last so many checkpoints; not of steps that were only evaluated."""
     training = folder.config().get("training", {})
     every, end = training.get("checkpoint_every", 1), training.get("steps")
     steps = [step for step in _kept_steps(folder) if step % every == 0 or step == end]
-    paths = [folder.kept(step) for step in steps[-count:]]
+    paths = [folder.step_file(step) for step in steps[-count:]]
     if len(paths) < count:
         raise ValueError(
             f"{folder.path} keeps {len(paths)} checkpoints, fewer than the {count} to average; train with keep_last="
@@ -83,14 +83,14 @@ def averaged(folder: RunFolder, count: int) -> dict[str, Tensor]:
 
 
 def _kept_steps(folder: RunFolder) -> list[int]:
-    return sorted(int(path.stem) for path in folder.kept(0).parent.glob("*.safetensors"))
+    return sorted(int(path.stem) for path in folder.step_file(0).parent.glob("*.safetensors"))
 
 
-def checkpoint_of(position: Position, model: nn.Module, stepper: Stepper, accelerator: Any) -> Checkpoint:
+def make_checkpoint(position: Position, model: nn.Module, stepper: Stepper, accelerator: Any) -> Checkpoint:
     from accelerate.utils import gather_object
 
     tensors = _tensors(model, stepper)
-    tensors |= {f"optimiser/{key}": x for key, x in optimise.state_tensors(stepper.optimizer).items()}
+    tensors |= {f"optimiser/{key}": x for key, x in optimise.read_state(stepper.optimizer).items()}
     plain = []
     for rank, (torch_states, rest) in enumerate(gather_object([_random_state()])):
         tensors |= {f"random/{rank}/{name}": x for name, x in torch_states.items()}
@@ -98,7 +98,7 @@ def checkpoint_of(position: Position, model: nn.Module, stepper: Stepper, accele
     return Checkpoint(tensors, vars(position) | {"random": plain})
 
 
-def restore(checkpoint: Checkpoint, model: nn.Module, stepper: Stepper, accelerator: Any) -> Position:
+def restore_checkpoint(checkpoint: Checkpoint, model: nn.Module, stepper: Stepper, accelerator: Any) -> Position:
     """Put back what a checkpoint holds. Batches are shared out to processes, so there must be as many as before."""
     state, rank = dict(checkpoint.state), accelerator.process_index
     if "random" not in state:
@@ -111,7 +111,7 @@ def restore(checkpoint: Checkpoint, model: nn.Module, stepper: Stepper, accelera
     for name, view in stepper.flat.views(stepper.flat.master.data).items():
         view.copy_(weights[name])
     load_weights(model, weights)
-    optimise.load_state(stepper.optimizer, checkpoint.part("optimiser/"))
+    optimise.write_state(stepper.optimizer, checkpoint.part("optimiser/"))
     _set_random_state(checkpoint.part(f"random/{rank}/"), plain[rank])
     position = Position(**state)
     stepper.loss.fill_(position.loss if rank == 0 else 0.0)  # it is the sum over all processes

@@ -79,20 +79,20 @@ class TrainConfig:
             raise ValueError(f"evaluate_at={late[0]} is no step of a run of steps={self.steps}")
         if not 0.0 <= self.label_smoothing < 1.0:
             raise ValueError(f"label_smoothing must be in [0, 1), not {self.label_smoothing}")
-        if self.lr <= 0 or self.clip < 0 or self.warmed < 0:
+        if self.lr <= 0 or self.clip < 0 or self.warmup_steps < 0:
             raise ValueError(
                 f"lr must be above 0, clip and warmup not below: lr={self.lr} clip={self.clip} warmup={self.warmup}"
             )
 
     @property
-    def warmed(self) -> int:
+    def warmup_steps(self) -> int:
         """Updates of warm-up."""
         return min(400, self.steps // 10) if self.warmup is None else self.warmup
 
-    def schedule_of(self) -> optimise.Schedule:
-        period = self.period or max(1, self.steps - self.warmed)
+    def build_schedule(self) -> optimise.Schedule:
+        period = self.period or max(1, self.steps - self.warmup_steps)
         restarts = (self.period_multiply, self.period_shrink, self.min_lr)
-        return optimise.Schedule(self.schedule, self.lr, self.warmed, self.warmup_start, period, *restarts)
+        return optimise.Schedule(self.schedule, self.lr, self.warmup_steps, self.warmup_start, period, *restarts)
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def train(
         position = restore_checkpoint(checkpoint, model, stepper, accelerator)
     metrics = Metrics(folder.metrics_file, position.metrics_length) if main else None
     batches = Batches(task, config, accelerator, padded=isinstance(stepper, Captured))
-    schedule, history = config.schedule_of(), folder.metrics() if main else []
+    schedule, history = config.build_schedule(), folder.metrics() if main else []
 
     def measured(values: dict[str, Any]) -> None:
         history.append(values)
@@ -156,7 +156,7 @@ def train(
         if main and position.since_best == 0:
             write_checkpoint(collect_weights(model, stepper, position), folder.best)
         if main and position.step in config.evaluate_at:
-            write_checkpoint(collect_weights(model, stepper, position), folder.kept(position.step))
+            write_checkpoint(collect_weights(model, stepper, position), folder.step_file(position.step))
 
     recent: deque[tuple[int, int, list[int]]] = deque(maxlen=max(LOOK_EVERY, config.log_every))
     alone, stopping = accelerator.num_processes == 1, False
@@ -167,11 +167,11 @@ def train(
                 epoch = position.epoch
                 update = batches(position)
                 recent.append((position.step + 1, epoch, [index for batch in update for index in batch.indices]))
-                total, stopping = batches.agreed(update, stop.is_set())
+                total, stopping = batches.agree_on_update(update, stop.is_set())
                 for batch in update:
                     stepper.accumulate(batch.inputs, batch.targets, accelerator.num_processes / total)
                 rate = schedule(position.step)
-                optimise.set_rate(stepper.optimizer, rate)
+                optimise.set_learning_rate(stepper.optimizer, rate)
                 stepper.apply()
                 position.step += 1
                 position.targets, timed = position.targets + total, timed + total
@@ -256,7 +256,7 @@ def _stepper(model: nn.Module, config: TrainConfig, accelerator: Any) -> Stepper
     half = config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
     flat = Flat(model, torch.bfloat16 if half else torch.float32)
     how = {"betas": config.betas, "eps": config.eps, "momentum": config.momentum, "weight_decay": config.weight_decay}
-    optimizer = optimise.optimiser(flat.master, config.optimiser, **how)  # type: ignore[arg-type]
+    optimizer = optimise.build_optimiser(flat.master, config.optimiser, **how)  # type: ignore[arg-type]
     return (Captured if captured else Eager)(wrapped, flat, optimizer, clip=config.clip)
 
 

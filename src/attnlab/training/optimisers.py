@@ -47,7 +47,7 @@ class Schedule:
         return low + 0.5 * (high - low) * (1 + math.cos(math.pi * into / period))
 
 
-def optimiser(
+def build_optimiser(
     master: nn.Parameter,
     kind: Literal["adam", "adamw", "nag"],
     *,
@@ -68,18 +68,18 @@ def optimiser(
     return adam([master], lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True, capturable=capturable)
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
         group["lr"].fill_(rate)
 
 
-def state_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def read_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """What the optimiser remembers of the master: flat vectors, and the number of its steps."""
     (master,) = optimizer.param_groups[0]["params"]
     return {key: value for key, value in optimizer.state.get(master, {}).items() if isinstance(value, Tensor)}
 
 
-def load_state(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+def write_state(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     (master,) = optimizer.param_groups[0]["params"]
     for key, value in tensors.items():
         optimizer.state[master][key] = value.to(master.device)

@@ -63,7 +63,7 @@ class Recipe:
         own = "".join(f"-{code}" for code in self.code().values())
         return f"{self.task}-{self.model.attention.rpartition(':')[2]}-{compute_digest(self)}{own}"
 
-    def fitted(self, task: Task) -> Config | TunedConfig:
+    def resolve_model(self, task: Task) -> Config | TunedConfig:
         """The model's configuration with what the task says of it."""
         sizes: dict[str, Any] = dict(task.sizes())
         if isinstance(self.model, TunedConfig):
@@ -131,10 +131,10 @@ def resolve_recipe(task: str, values: Mapping[str, str]) -> Recipe:
     given = dict(values)
     preset = given.pop("model", None)
     if preset in PRESETS and isinstance(PRESETS[preset], LSTMConfig):
-        preset = _lstm(task, preset, given)
+        preset = _choose_lstm_preset(task, preset, given)
     own = preset is None or preset in PRESETS
-    parts = _new(task, preset, crossing="cross_attention" in given) if own else _tuned(task, str(preset), given)
-    owner = {f.name: part for part in reversed(parts) for f in fields(parts[part]) if _is_said(part, f.name)}
+    parts = _new_model_parts(task, preset, crossing="cross_attention" in given) if own else _fine_tuning_parts(task, str(preset), given)
+    owner = {f.name: part for part in reversed(parts) for f in fields(parts[part]) if _is_user_key(part, f.name)}
     attention = given.get("attention", parts["model"].attention)
     options = {key: text for key, text in given.items() if key not in owner}
     decided = FROM_MODEL if isinstance(parts["model"], TunedConfig) else ("layer", "dropout")
@@ -159,7 +159,7 @@ def list_keys(task: str) -> list[tuple[str, Any, str]]:
     found: dict[str, tuple[str, Any, str]] = {}
     for part, config in parts.items():
         for f in fields(config):
-            if _is_said(part, f.name):
+            if _is_user_key(part, f.name):
                 found.setdefault(f.name, (f.name, getattr(config, f.name), part))
     return list(found.values())
 
@@ -173,7 +173,7 @@ def restore_recipe(values: Mapping[str, Any]) -> Recipe:
     return Recipe(task, data, model, TrainConfig(**values["training"]), DecodeConfig(**values["decoding"]))
 
 
-def _new(task: str, preset: str | None, *, crossing: bool) -> dict[str, Any]:
+def _new_model_parts(task: str, preset: str | None, *, crossing: bool) -> dict[str, Any]:
     """The parts of a recipe for a model of our own, before anything is said of them; the task makes it its own kind.
 
     crossing: cross attention will be said, which no other model than a translator takes
@@ -187,7 +187,7 @@ def _new(task: str, preset: str | None, *, crossing: bool) -> dict[str, Any]:
     return {"data": data, "model": model, "training": training, "decoding": decoding}
 
 
-def _lstm(task: str, preset: str, given: Mapping[str, str]) -> str:
+def _choose_lstm_preset(task: str, preset: str, given: Mapping[str, str]) -> str:
     """The preset itself; model=lstm is the one for the task."""
     if task == "language":
         raise ValueError(f"model={preset} translates or classifies; it is no language model")
@@ -197,7 +197,7 @@ def _lstm(task: str, preset: str, given: Mapping[str, str]) -> str:
     return "lstm-classifier" if classifies else "lstm-copy"
 
 
-def _tuned(task: str, path: str, given: Mapping[str, str]) -> dict[str, Any]:
+def _fine_tuning_parts(task: str, path: str, given: Mapping[str, str]) -> dict[str, Any]:
     """The parts of a recipe that fine-tunes a Hugging Face model."""
     if "/" not in path and not Path(path).is_dir():
         there = f"there are {', '.join(PRESETS)}, or the folder of a Hugging Face model"
@@ -221,7 +221,7 @@ def _longest(task: Task) -> int:
     return max(int(n.max()) for part in ("train", "valid") for n in task.lengths(part))
 
 
-def _is_said(part: str, name: str) -> bool:
+def _is_user_key(part: str, name: str) -> bool:
     return part != "model" or (name not in FROM_TASK and not name.endswith("_options"))
 
 

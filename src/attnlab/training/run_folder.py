@@ -71,7 +71,7 @@ class RunFolder:
     def metrics_file(self) -> Path:
         return self.path / "metrics.jsonl"
 
-    def kept(self, step: int) -> Path:
+    def step_file(self, step: int) -> Path:
         return self.path / "steps" / f"{step:08d}.safetensors"
 
     def config(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class RunFolder:
             raise ValueError(f"{self.path} holds another run ({shown}); choose another out=, or delete it")
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Held while a process trains here; a second one is refused."""
         self.path.mkdir(parents=True, exist_ok=True)
         with open(self.path / ".lock", "a") as lock:

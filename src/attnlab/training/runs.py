@@ -58,7 +58,7 @@ def start_run(
         raise ValueError(f"logging={tracker}, but it is not installed: pip install {tracker}, or say logging=none")
     accelerator = Accelerator(cpu=_on_cpu(device), log_with=tracker, project_dir=str(folder.path))
     if tracker:
-        accelerator.init_trackers("attnlab", config=_flat(recipe.values()))
+        accelerator.init_trackers("attnlab", config=_flatten(recipe.values()))
 
     def told(values: dict[str, Any]) -> None:
         report(values)
@@ -66,13 +66,13 @@ def start_run(
             accelerator.log(values, step=values["step"])
 
     new = not folder.path.exists()
-    with folder.locked() if accelerator.is_main_process else nullcontext():
+    with folder.lock() if accelerator.is_main_process else nullcontext():
         if accelerator.is_main_process:
             folder.claim(recipe.values())
         try:
             with accelerator.main_process_first():
                 task = task or TASKS[recipe.task].prepare(recipe.data, folder.path)
-            fitted = recipe.fitted(task)
+            fitted = recipe.resolve_model(task)
             train_size, valid_size = (len(task.lengths(part)[0]) for part in ("train", "valid"))  # read now, to be told
         except Exception:
             if new and accelerator.is_main_process:  # nothing half-made: the mended command starts afresh
@@ -81,8 +81,8 @@ def start_run(
         torch.manual_seed(recipe.training.seed)
         if accelerator.is_main_process:
             write_text(folder.path / "model.json", json.dumps(asdict(fitted), indent=1) + "\n")
-        model = _built(fitted)
-        _take_vectors(model, task)
+        model = _build_model(fitted)
+        _load_embeddings(model, task)
         parameters = sum(p.numel() for p in model.parameters())
         size = f"{train_size:,} training and {valid_size:,} validation examples; {parameters:,} parameters"
         for line in [*task.notes, f"{size}; on {accelerator.device}"] if accelerator.is_main_process else []:
@@ -97,7 +97,7 @@ def start_run(
         if accelerator.is_main_process and outcome.step > began:
             write_what_ran(folder, began, outcome, accelerator.device)
         if accelerator.is_main_process and outcome.finished and isinstance(model, TunedLanguageModel):
-            _save_for_others(folder)
+            _save_for_hugging_face(folder)
         return folder, outcome
 
 
@@ -113,16 +113,16 @@ def open_run(
     folder = RunFolder(Path(path) if Path(path).exists() else ROOT / path)
     recipe = restore_recipe(folder.config() | {"model": json.loads((folder.path / "model.json").read_text(encoding="utf-8"))})
     if data:
-        recipe = replace(recipe, data=_other(recipe.data, data))
+        recipe = replace(recipe, data=_replace_data(recipe.data, data))
     task = TASKS[recipe.task].prepare(recipe.data, folder.path)
-    model = _built(recipe.model)
+    model = _build_model(recipe.model)
     weights = weights or str(recipe.decoding.average or ("best" if folder.best.exists() else "last"))
     if weights.isdigit():
         load_weights(model, average_checkpoints(folder, int(weights)))
     elif weights in ("best", "last"):
         load_weights(model, read_checkpoint(getattr(folder, weights)).part("model/"))
     elif weights.startswith("at:") and weights[3:].isdigit():
-        load_weights(model, read_checkpoint(folder.kept(int(weights[3:]))).part("model/"))
+        load_weights(model, read_checkpoint(folder.step_file(int(weights[3:]))).part("model/"))
     else:
         raise ValueError(
             f"weights={weights}: expected best, last, how many kept checkpoints to average, or at:STEP of evaluate_at="
@@ -146,7 +146,7 @@ def list_hardware(folders: Iterable[Path]) -> list[str]:
     return sorted({f"{ran['device']}, torch {ran['torch']}" for stretches in known for ran in stretches})
 
 
-def _other(config: Any, values: Mapping[str, str]) -> Any:
+def _replace_data(config: Any, values: Mapping[str, str]) -> Any:
     """A task's configuration with other data: a named set takes the place of files of one's own."""
     files = ("src", "tgt", "valid", "valid_src", "valid_tgt", "test", "test_src", "test_tgt", "pair")
     kept = {name: None for name in files if "data" in values and hasattr(config, name)}
@@ -180,11 +180,11 @@ def list_runs(root: Path = ROOT) -> list[dict[str, Any]]:
     return rows
 
 
-def _built(config: Config | TunedConfig) -> Model:
+def _build_model(config: Config | TunedConfig) -> Model:
     return tuned(config) if isinstance(config, TunedConfig) else build(config)
 
 
-def _save_for_others(folder: RunFolder) -> None:
+def _save_for_hugging_face(folder: RunFolder) -> None:
     """A fine-tuned model with its best weights, as Hugging Face models are saved; all of it or nothing."""
     if folder.hugging_face.exists():
         return
@@ -195,7 +195,7 @@ def _save_for_others(folder: RunFolder) -> None:
     part.rename(folder.hugging_face)
 
 
-def _take_vectors(model: Any, task: Any) -> None:
+def _load_embeddings(model: Any, task: Any) -> None:
     """Start the word embedding from the vectors that a task brings, where it brings some."""
     vectors = task.embeddings() if hasattr(task, "embeddings") else None
     if vectors is None:
@@ -210,11 +210,11 @@ def _take_vectors(model: Any, task: Any) -> None:
         words.copy_(vectors)
 
 
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested values under names with dots, as text where a tracker takes no other."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        inner = _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        inner = _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
         flat |= {name: x if isinstance(x, int | float | str | bool) else str(x) for name, x in inner.items()}
     return flat
 

@@ -49,17 +49,17 @@ class Scored:
 
     @property
     def accuracy(self) -> float:
-        return self.correct / _some(self.count, "targets")
+        return self.correct / _check_count(self.count, "targets")
 
 
 def perplexity(nats: float, count: int) -> float:
     """exp(nats / count); ∞ where that is too large a number."""
-    each = nats / _some(count, "targets")
+    each = nats / _check_count(count, "targets")
     return math.exp(each) if each < 709 else math.inf
 
 
 def bits_per_character(nats: float, characters: int) -> float:
-    return nats / (_some(characters, "characters") * math.log(2))
+    return nats / (_check_count(characters, "characters") * math.log(2))
 
 
 def score_targets(
@@ -146,7 +146,7 @@ def _check_model(model: nn.Module, samples: int) -> None:
         raise ValueError(f"samples={samples}, but no attention of this model has noise: every pass would be the same")
 
 
-def _some(count: int, what: str) -> int:
+def _check_count(count: int, what: str) -> int:
     if count < 1:
         raise ValueError(f"there are no {what} to divide by")
     return count

@@ -183,7 +183,7 @@ class Captured(Stepper):
         key = (self.first, *(tuple(x.shape) for x in tensors))
         if key not in self.graphs:
             buffers = [x.to(self.device) for x in tensors]
-            passes = self._captured(lambda: self._accumulate(buffers[:-1], buffers[-1], self.scale), rehearsals=2)
+            passes = self._capture(lambda: self._accumulate(buffers[:-1], buffers[-1], self.scale), rehearsals=2)
             self.graphs[key] = passes, buffers
         graph, buffers = self.graphs[key]
         self.scale.fill_(scale)
@@ -194,11 +194,11 @@ class Captured(Stepper):
 
     def apply(self) -> None:
         if self.update is None:
-            self.update = self._captured(self._apply, rehearsals=1)
+            self.update = self._capture(self._apply, rehearsals=1)
         self.update.replay()
         self.first = True
 
-    def _captured(self, work: Callable[[], None], rehearsals: int) -> torch.cuda.CUDAGraph:
+    def _capture(self, work: Callable[[], None], rehearsals: int) -> torch.cuda.CUDAGraph:
         """A graph of the work; rehearsed with the flag up, so that nothing is learnt, and all else put back."""
         state = torch.cuda.get_rng_state(self.device)
         changed = [self.loss, self.norm, self.bad, self.updates, self.flat.grad]
@@ -219,7 +219,7 @@ class Captured(Stepper):
         return graph
 
 
-def ladder(
+def choose_widths(
     lengths: np.ndarray, rungs: int = 8, multiple: int = 8, *, together: int = 1, batches: int = 1
 ) -> np.ndarray:
     """At most so many widths that every length fits under, chosen to pad least: (rungs,), rising.
@@ -256,7 +256,7 @@ def _chance_of_none_beyond(among: np.ndarray, drawn: int) -> np.ndarray:
     return np.prod(np.maximum(left, 0) / left[-1], axis=1)
 
 
-def fit(tensors: Iterable[Tensor], rows: int, width: int, padding: int = 0) -> list[Tensor]:
+def pad_tensors(tensors: Iterable[Tensor], rows: int, width: int, padding: int = 0) -> list[Tensor]:
     """Tensors (b,n) or (b,) padded to rows and, where they have a second axis, to a width."""
     return [
         F.pad(x, (0, width - x.shape[1], 0, rows - len(x)), value=padding) if x.dim() == 2

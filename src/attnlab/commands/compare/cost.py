@@ -55,7 +55,7 @@ class Sizes:
 
     def _measured(self, recipe: Recipe) -> ModelCost:
         training = recipe.training
-        key = (recipe.fitted(self.task), *recipe.code().items(), training.batch_tokens, training.batch_examples)
+        key = (recipe.resolve_model(self.task), *recipe.code().items(), training.batch_tokens, training.batch_examples)
         if key not in self.known:
             model, batch = self._model(recipe), first_batch(recipe, self.task)
             try:
@@ -65,7 +65,7 @@ class Sizes:
         return self.known[key]
 
     def _model(self, recipe: Recipe) -> nn.Module:
-        config = recipe.fitted(self.task)
+        config = recipe.resolve_model(self.task)
         return tuned(config).to("meta") if isinstance(config, TunedConfig) else on_meta(config)
 
 

@@ -36,7 +36,7 @@ def learn(recipe: Recipe, folder: str, moments: Sequence[int], recorded: bool) -
     if found(path, recorded) is not None:
         return
     there = RunFolder(path)
-    if there.position().get("finished") and not all(there.kept(step).exists() for step in moments[1:]):
+    if there.position().get("finished") and not all(there.step_file(step).exists() for step in moments[1:]):
         shutil.rmtree(path)  # measured otherwise before, and its weights were let go
     _, outcome = runs.start_run(recipe, out=folder, device="cpu", report=_quiet, note=_quiet)
     if not outcome.finished:

@@ -62,7 +62,7 @@ def _models(run: Run, moments: Sequence[int]) -> Iterator[tuple[int, Any]]:
         model = build(run.recipe.model).eval()  # type: ignore[arg-type]
     for step in moments:
         if step:
-            load_weights(model, read_checkpoint(run.folder.kept(step)).part("model/"))
+            load_weights(model, read_checkpoint(run.folder.step_file(step)).part("model/"))
         yield step, model
 
 

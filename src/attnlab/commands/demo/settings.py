@@ -62,7 +62,7 @@ class DemoConfig:
     def parameters(self, name: str) -> int:
         """How many the model with this attention has."""
         recipe = self.recipe(name, self.seed)
-        fitted = recipe.fitted(TASKS[recipe.task](recipe.data))  # type: ignore[call-arg]
+        fitted = recipe.resolve_model(TASKS[recipe.task](recipe.data))  # type: ignore[call-arg]
         assert isinstance(fitted, Config)
         return sum(p.numel() for p in on_meta(fitted).parameters())
 

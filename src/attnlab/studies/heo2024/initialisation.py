@@ -66,7 +66,7 @@ def at_start(ground: Ground, *, alone: bool) -> dict[Variant, list[By]]:
         setting.progress(number, len(VARIANTS), f"at initialisation, {variant.label}")
         found[variant] = []
         for seed in setting.seeds:
-            config = ground.recipe(seed, variant.values).fitted(task)
+            config = ground.recipe(seed, variant.values).resolve_model(task)
             assert isinstance(config, Config)
             model = as_started(config, seed).to(setting.device).double()
             tokens = [batch for batch, _ in batches_of(task, model)]

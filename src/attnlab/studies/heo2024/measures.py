@@ -97,5 +97,5 @@ def _on_the_way(run: Run) -> Iterator[tuple[int, nn.Module]]:
     model: Any = as_started(config, run.recipe.training.seed).to(next(run.model.parameters()).device)
     yield 0, model
     for step in run.recipe.training.evaluate_at:
-        load_weights(model, read_checkpoint(run.folder.kept(step)).part("model/"))
+        load_weights(model, read_checkpoint(run.folder.step_file(step)).part("model/"))
         yield step, model

@@ -31,7 +31,7 @@ from attnlab.training.loop import TrainConfig, TrainingResult
 from attnlab.training.recipe import Recipe
 from attnlab.training.run_folder import Checkpoint, RunFolder, read_checkpoint, write_checkpoint
 from attnlab.training.runs import write_what_ran
-from attnlab.training.step import fit, ladder
+from attnlab.training.step import pad_tensors, choose_widths
 
 MOST = 2**19  # positions
 BYTES = 40_000  # that a position takes of an LSTM of 256 in both directions
@@ -70,7 +70,7 @@ class Runs(Experiment):
         return alike(next(iter(self.recipes.values())))
 
     def model(self, seed: int) -> nn.Module:
-        config = self.recipes[seed].fitted(self.task)
+        config = self.recipes[seed].resolve_model(self.task)
         assert isinstance(config, Config)
         torch.manual_seed(seed)
         return build(config)
@@ -79,7 +79,7 @@ class Runs(Experiment):
         rows = self.training.batch_examples
         assert rows is not None
         lengths = np.maximum.reduce(self.task.lengths("train"))
-        widths, ordinary = ladder(lengths, self.training.rungs, together=rows, batches=len(seeds)), _ordinary(lengths)
+        widths, ordinary = choose_widths(lengths, self.training.rungs, together=rows, batches=len(seeds)), _ordinary(lengths)
         if 0 < ordinary < lengths.max():
             widths = np.union1d(widths, ordinary)
         epoch_steps = -(-len(lengths) // rows)
@@ -105,8 +105,8 @@ class Runs(Experiment):
             width = int(widths[np.searchsorted(widths, max(at_least, *(x.shape[1] for x in made.inputs)))])
             goals = made.targets.masked_fill(made.targets == PAD, IGNORED) if made.targets.dim() > 1 else made.targets
             each_own = [x.unflatten(0, (len(seeds), -1)) for x in (*made.inputs, goals)]
-            shaped = [torch.stack(fit(x, rows, width)) for x in each_own[:-1]]
-            shaped.append(torch.stack(fit(each_own[-1], rows, width, IGNORED)))
+            shaped = [torch.stack(pad_tensors(x, rows, width)) for x in each_own[:-1]]
+            shaped.append(torch.stack(pad_tensors(each_own[-1], rows, width, IGNORED)))
             return tuple(x.pin_memory() if device.type == "cuda" else x for x in shaped)
 
         return batches
@@ -116,7 +116,7 @@ class Runs(Experiment):
         held = population.weights | population.buffers
         for number, seed in enumerate(seeds if step else ()):
             kept = {f"model/{name}": x[number].detach().cpu() for name, x in held.items()}
-            write_checkpoint(Checkpoint(kept, {"step": step, "best": math.inf}), self.folders[seed].kept(step))
+            write_checkpoint(Checkpoint(kept, {"step": step, "best": math.inf}), self.folders[seed].step_file(step))
         return {}
 
     def finish(self, seed: int, device: torch.device) -> None:
@@ -124,7 +124,7 @@ class Runs(Experiment):
         folder, state = self.folders[seed], vars(Position(step=self.steps, finished=True))
         (folder.path / "ran.json").unlink(missing_ok=True)
         write_what_ran(folder, 0, TrainingResult(self.steps, math.inf, 0, True, "population, tf32"), device)
-        write_checkpoint(Checkpoint(read_checkpoint(folder.kept(self.steps)).tensors, state), folder.last)
+        write_checkpoint(Checkpoint(read_checkpoint(folder.step_file(self.steps)).tensors, state), folder.last)
 
 
 def alike(recipe: Recipe) -> str:
@@ -140,10 +140,10 @@ def train_as_one(
     with ExitStack() as locks:
         for seed, folder in runs.folders.items():
             wait_for(folder)
-            locks.enter_context(folder.locked())
+            locks.enter_context(folder.lock())
             folder.claim(runs.recipes[seed].values())
             take_vocabulary(vocabulary, folder.path)
-            fitted = asdict(runs.recipes[seed].fitted(task))
+            fitted = asdict(runs.recipes[seed].resolve_model(task))
             write_text(folder.path / "model.json", json.dumps(fitted, indent=1) + "\n")
         LAUNCHED.clear()
         seeds = list(runs.recipes)

@@ -164,7 +164,7 @@ class Trial:
             found = measure(self, role)
             found |= {"seconds": [self._trained_for(role), time.perf_counter() - clock]}
             write_text(folder.path / MEASURED, json.dumps(found, indent=1) + "\n")
-        kept = {folder.kept(step) for step in self.field.steps if step not in found.get("references", [])}
+        kept = {folder.step_file(step) for step in self.field.steps if step not in found.get("references", [])}
         for file in (*kept, folder.previous):
             file.unlink(missing_ok=True)
         return found
@@ -217,7 +217,7 @@ class Trial:
     def model(self, role: str, step: int) -> Model:
         """A role after so many updates, in evaluation mode; after none, as its seed makes it."""
         recipe = self.recipe(role)
-        config = recipe.fitted(self.field.task)
+        config = recipe.resolve_model(self.field.task)
         assert isinstance(config, Config)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.training.seed)
@@ -227,4 +227,4 @@ class Trial:
         return model.eval().to(self.field.setting.device)
 
     def _weights(self, role: str, step: int) -> dict[str, torch.Tensor]:
-        return read_checkpoint(self.folder(role).kept(step)).part("model/")
+        return read_checkpoint(self.folder(role).step_file(step)).part("model/")
