@@ -31,7 +31,7 @@ import torch
 
 from attnlab.reading.maps import view
 from attnlab.records.record import Record
-from attnlab.report.packing import packed
+from attnlab.report.packing import pack_view
 from attnlab.report.viewer_html import Viewer
 
 SEED, REPEATS, FRAMES = 0, 3, 120
@@ -110,7 +110,7 @@ def weights_alone(whole):
 
 def rungs(whole):
     """Levels and power of the finest and the coarsest weight map."""
-    attentions = packed(whole)["runs"][0]["frames"][0]["attentions"]
+    attentions = pack_view(whole)["runs"][0]["frames"][0]["attentions"]
     found = [(a["maps"]["weight"]["power"], a["maps"]["weight"]["levels"]) for a in attentions if "weight" in a["maps"]]
     return [f"{levels}/{power}" for power, levels in (max(found), min(found))]
 

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from scipy.stats import kendalltau
 
 from attnlab.analysis import agreement as room
-from attnlab.analysis.agreement import agreement, contextualised, kendall, random_baseline, shuffled, shuffled_baseline
+from attnlab.analysis.agreement import (
+    agreement,
+    contextualise_agreement,
+    kendall,
+    random_baseline,
+    shuffle_rows,
+    shuffled_baseline,
+)
 
 
 def slow_agreement(u, v, top=0.05):
@@ -145,22 +152,22 @@ def test_shuffling_comes_to_the_random_baseline():
 
 def test_shuffling_moves_only_what_a_row_holds():
     _, v, mask = ragged()
-    moved = shuffled(v, mask, seed=3)
+    moved = shuffle_rows(v, mask, seed=3)
     assert torch.equal(moved.isnan(), ~mask)
     sort = lambda x: x.nan_to_num(1e9).sort(-1).values  # noqa: E731
     assert torch.equal(sort(moved), sort(v))
     assert not torch.equal(moved.nan_to_num(), v.nan_to_num())
-    many = torch.stack([shuffled(torch.arange(3), seed=k) for k in range(3000)])
+    many = torch.stack([shuffle_rows(torch.arange(3), seed=k) for k in range(3000)])
     shares = torch.stack([(many == k).double().mean(0) for k in range(3)])
     assert (shares - 1 / 3).abs().max() < 0.04  # every value in every place alike
 
 
 def test_the_contextualised_agreement_is_the_first_performance_above():
     curve, performance = [0.1, 0.3, 0.3, 0.5, 0.2], [10.0, 20.0, 30.0, 40.0, 50.0]
-    assert contextualised(curve, performance, 0.05) == 10.0
-    assert contextualised(curve, performance, 0.1) == 20.0  # strictly above
-    assert contextualised(torch.tensor(curve), torch.tensor(performance), 0.4) == 40.0
-    assert contextualised(curve, performance, 0.5) is None
+    assert contextualise_agreement(curve, performance, 0.05) == 10.0
+    assert contextualise_agreement(curve, performance, 0.1) == 20.0  # strictly above
+    assert contextualise_agreement(torch.tensor(curve), torch.tensor(performance), 0.4) == 40.0
+    assert contextualise_agreement(curve, performance, 0.5) is None
 
 
 @pytest.mark.parametrize(
@@ -177,8 +184,8 @@ def test_the_contextualised_agreement_is_the_first_performance_above():
         (lambda: random_baseline([3, 0]), "none below 1"),
         (lambda: shuffled_baseline(torch.zeros(3), torch.zeros(3), repeats=0), "repeats must be at least 1"),
         (lambda: shuffled_baseline(torch.zeros(3), torch.zeros(3), mask=torch.zeros(3) > 0), "no row with a position"),
-        (lambda: contextualised([1.0], [1.0, 2.0], 0.5), r"they are \(1,\) and \(2,\)"),
-        (lambda: contextualised([math.nan], [1.0], 0.5), "NaN"),
+        (lambda: contextualise_agreement([1.0], [1.0, 2.0], 0.5), r"they are \(1,\) and \(2,\)"),
+        (lambda: contextualise_agreement([math.nan], [1.0], 0.5), "NaN"),
     ],
 )
 def test_what_does_not_fit_is_refused(call, message):

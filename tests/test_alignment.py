@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from attnlab.analysis.alignment import (
     NOWHERE,
-    Aligned,
+    CorpusAlignment,
     aer,
-    chosen_words,
+    assign_rows,
+    choose_words,
     precision,
     recall,
-    rows_of,
     score,
     word_maps,
 )
-from attnlab.tasks.links import read_gold, written
+from attnlab.tasks.links import format_links, read_gold
 
 LINKS = st.frozensets(st.tuples(st.integers(0, 4), st.integers(0, 6)), max_size=9)
 CORPUS = st.lists(st.tuples(LINKS, LINKS, LINKS), min_size=1, max_size=5)
@@ -136,7 +136,7 @@ def test_no_link_where_a_special_token_is_best_and_negative_weights_count():
     """Columns: words 0, 1 and 2 (which has no piece), then </s> as 3. Rows by hand."""
     maps = torch.tensor([[[0.2, 0.5, 0.3], [-0.1, -0.4, -0.2], [0.1, 0.2, 0.7]]])
     keys, rows = torch.tensor([[0, 1, 3]]), torch.tensor([[0, 1, 2]])
-    best, value = chosen_words(maps, rows, keys, words=3)
+    best, value = choose_words(maps, rows, keys, words=3)
     assert best.tolist() == [[1, 0, NOWHERE]]
     assert value[0, :2].tolist() == pytest.approx([0.5, -0.1])
 
@@ -144,16 +144,16 @@ def test_no_link_where_a_special_token_is_best_and_negative_weights_count():
 def test_rows_are_of_what_is_predicted_or_of_what_is_read():
     """The decoder reads <s> a a b and predicts a a b </s>."""
     labels = torch.tensor([[0, 0, 1, NOWHERE]])
-    assert rows_of(labels, "awo").tolist() == [[0, 0, 1, NOWHERE]]
-    assert rows_of(labels, "awi").tolist() == [[NOWHERE, 0, 0, 1]]
+    assert assign_rows(labels, "awo").tolist() == [[0, 0, 1, NOWHERE]]
+    assert assign_rows(labels, "awi").tolist() == [[NOWHERE, 0, 0, 1]]
     with pytest.raises(ValueError, match=r"awo .* or awi"):
-        rows_of(labels, "input")
+        assign_rows(labels, "input")
 
 
 def test_aligned_keeps_pairs_apart():
-    made = Aligned.empty([2, 0, 3])
-    made.put(2, np.array([4, NOWHERE, 1, 9]), np.array([0.5, 0.6, 0.7, 0.8]))  # the last is padding
-    made.put(0, np.array([3]), np.array([0.25]))  # nothing is known of the second word
+    made = CorpusAlignment.empty([2, 0, 3])
+    made.set_links(2, np.array([4, NOWHERE, 1, 9]), np.array([0.5, 0.6, 0.7, 0.8]))  # the last is padding
+    made.set_links(0, np.array([3]), np.array([0.25]))  # nothing is known of the second word
     assert made.links() == [{(3, 0)}, set(), {(4, 0), (1, 2)}]
     assert made.scores()[2] == pytest.approx({(4, 0): 0.5, (1, 2): 0.7})
     assert len(made) == 3
@@ -205,7 +205,7 @@ def test_the_base_can_be_said(tmp_path):
 @given(LINKS)
 def test_what_is_written_is_read_back(tmp_path_factory, links):
     path = tmp_path_factory.mktemp("links") / "a.txt"
-    path.write_text(written(links) + "\n")
+    path.write_text(format_links(links) + "\n")
     assert read_gold(path, [(5, 7)]).sure == [links]
-    path.write_text(written(dict.fromkeys(links, 0.12345678), scores=True) + "\n")
+    path.write_text(format_links(dict.fromkeys(links, 0.12345678), scores=True) + "\n")
     assert read_gold(path, [(5, 7)]).sure == [links]

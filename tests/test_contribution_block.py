@@ -128,7 +128,7 @@ def test_without_biases_the_contributions_add_up_to_the_blocks_output(norm):
     layers = attnlab.record(model, padded(), feed_forward=True).layers
     for layer, following in pairwise(layers):
         total = layer.around["residual"] + layer.outputs  # Σ_j c_ij
-        made_of_them = feed_forward.passed(layer, total[:, :, None], slice(None), "block")[:, :, 0]
+        made_of_them = feed_forward.pass_through(layer, total[:, :, None], slice(None), "block")[:, :, 0]
         torch.testing.assert_close(made_of_them, following.around["residual"], **exact)
 
 
@@ -168,7 +168,7 @@ def test_gated_slopes_against_scipy(g):
     def at(x: float) -> float:
         return float(g(torch.tensor(x, dtype=torch.float64)))
 
-    slope, mean = around.slopes(g, s, u)
+    slope, mean = around.compute_gated_slopes(g, s, u)
     for n, x in enumerate(s.tolist()):
         expected, _ = scipy.integrate.quad(lambda t, x=x: at(t * x), 0, 1, epsabs=1e-13, epsrel=1e-13, limit=200)
         assert abs(float(mean[n]) - expected) < 1e-12 * (1 + abs(x)) + 1e-6 * (x == 0)
@@ -177,8 +177,8 @@ def test_gated_slopes_against_scipy(g):
 
 def test_a_slope_at_zero_is_its_limit():
     zero = torch.zeros(1, dtype=torch.float64)
-    assert abs(float(around.slope(F.gelu, zero)) - 0.5) < 1e-5
-    assert float(around.slope(torch.tanh, zero)) == pytest.approx(1.0, abs=1e-6)
+    assert abs(float(around.compute_slope(F.gelu, zero)) - 0.5) < 1e-5
+    assert float(around.compute_slope(torch.tanh, zero)) == pytest.approx(1.0, abs=1e-6)
 
 
 # what a record holds of a block

@@ -10,7 +10,7 @@ from test_contribution import padded
 
 import attnlab
 from attnlab.analysis.contribution import norms
-from attnlab.analysis.words import by_word, numbered, texts
+from attnlab.analysis.words import join_pieces, number_words, pool_by_word
 from attnlab.huggingface import pretrained
 from attnlab.records.record import Record
 
@@ -94,9 +94,9 @@ def test_pictures_have_places_for_tokens():
 
 def test_a_word_gives_the_sum_and_receives_the_mean_of_its_pieces():
     x = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
-    assert by_word(x, [0, 0], [0, 1, 1]).tolist() == [[2.5, 8.0]]
-    assert by_word(x, [0, 1], [0, 0, 0]).tolist() == [[6.0], [15.0]]
-    assert torch.equal(by_word(x, [0, 1], [0, 1, 2]), x)
+    assert pool_by_word(x, [0, 0], [0, 1, 1]).tolist() == [[2.5, 8.0]]
+    assert pool_by_word(x, [0, 1], [0, 0, 0]).tolist() == [[6.0], [15.0]]
+    assert torch.equal(pool_by_word(x, [0, 1], [0, 1, 2]), x)
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_a_word_gives_the_sum_and_receives_the_mean_of_its_pieces():
     ],
 )  # fmt: skip
 def test_pieces_are_put_together_by_their_marks(pieces, words, text):
-    assert numbered(pieces) == words
-    assert texts(pieces, words) == text
+    assert number_words(pieces) == words
+    assert join_pieces(pieces, words) == text
 
 
 def test_words_of_a_real_model():
@@ -127,7 +127,7 @@ def test_words_of_a_real_model():
     assert shown == ["[CLS]", "the", "cat", "sat", "unbelievably", "still", ".", "[SEP]"]
     pieces = record.words["source"][0]
     assert len(pieces) > len(shown)
-    long = [n for n, word in enumerate(numbered(pieces)) if word == 4]
+    long = [n for n, word in enumerate(number_words(pieces)) if word == 4]
     found = norms(record.layers[2]).head[0, 3]
     into = first[(first["query"] == 4) & (first["key"] == 2)]["norm"].item()
     assert into == pytest.approx(float(found[long, 2].mean()), rel=1e-5)
@@ -175,4 +175,4 @@ def test_what_is_no_record():
     with pytest.raises(ValueError, match="this record has no layers"):
         attnlab.contribution(Record([]))
     with pytest.raises(ValueError, match=r"words of 2 queries and 3 keys do not fit a map \(3, 2\)"):
-        by_word(torch.zeros(3, 2), [0, 1], [0, 1, 2])
+        pool_by_word(torch.zeros(3, 2), [0, 1], [0, 1, 2])

@@ -168,7 +168,7 @@ def test_a_corpus_may_be_cut_anywhere_and_joined(record):
     whole.add(record)
     first.add(record[:1])
     second.add(record[1:])
-    first.join(second.tensors())
+    first.merge(second.tensors())
     for ours, theirs in ((first.pairs(), whole.pairs()), (first.heads(), whole.heads())):
         pd.testing.assert_frame_equal(ours, theirs, rtol=1e-5, atol=1e-6)
 

@@ -18,17 +18,17 @@ def test_words_of_any_script_are_drawn_in_a_font_that_has_them(monkeypatch):
     monkeypatch.setattr(figures, "fontManager", SimpleNamespace(ttflist=fonts))
     monkeypatch.setattr(figures, "findfont", lambda name: "own")
     monkeypatch.setattr(figures, "_letters", files.__getitem__)
-    assert figures.fonts_for("a cab") == []
-    assert figures.fonts_for("a 猫") == ["First"]
-    assert figures.fonts_for("猫 न") == ["First", "Second"]
-    assert figures.fonts_for("क") == []
+    assert figures.find_fonts("a cab") == []
+    assert figures.find_fonts("a 猫") == ["First"]
+    assert figures.find_fonts("猫 न") == ["First", "Second"]
+    assert figures.find_fonts("क") == []
 
 
 def test_a_text_keeps_its_font_and_gets_what_it_lacks(monkeypatch):
     monkeypatch.setattr(figures, "fonts_for", lambda text: ["DejaVu Serif"] if "q" in text else [])
-    figure = figures.attention_maps({"one": torch.rand(2, 2)}, ["a", "q"], ["b", "c"])
+    figure = figures.draw_attention_maps({"one": torch.rand(2, 2)}, ["a", "q"], ["b", "c"])
     before = [text.get_fontfamily() for text in figure.findobj(Text)]
-    figures.as_files(figure)
+    figures.render_files(figure)
     after = {text.get_text(): text.get_fontfamily() for text in figure.findobj(Text)}
     assert after["q"] == [*before[0], "DejaVu Serif"]
     assert after["a"] == before[0]

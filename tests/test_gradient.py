@@ -111,7 +111,7 @@ def test_the_table_of_jacobians():
     parts = Jacobians(), Jacobians()
     for part, some in zip(parts, (record[:1], record[1:]), strict=True):
         part.add(some)
-    parts[0].join(parts[1].tensors())
+    parts[0].merge(parts[1].tensors())
     pd.testing.assert_frame_equal(parts[0].table(), jacobians(record))
     for name in ("dagpam", "sparsemax", "uniform"):
         with pytest.raises(ValueError, match=f"those of {name} are not known to be"):

@@ -268,7 +268,7 @@ def test_bytes_written_as_letters_are_known_as_punctuation():
     from attnlab.analysis.categories import Categories
 
     side = PretrainedReader("tiny", tiny_models.gpt2(), Bytes()).sides["target"]
-    assert Categories.usual(side.texts, side.special).of_token[:4].tolist() == [0, 2, 1, 1]
+    assert Categories.default(side.texts, side.special).of_token[:4].tolist() == [0, 2, 1, 1]
     assert len(side.pieces) == tiny_models.VOCABULARY
 
 

@@ -23,7 +23,7 @@ from attnlab.analysis.rank import (
     weight_ranks,
 )
 from attnlab.models.transformer import TransformerConfig, build
-from attnlab.recording.depth import states, stripped
+from attnlab.recording.depth import record_states, strip_layers
 from attnlab.records.record import KINDS
 
 TOKENS = torch.tensor([[3, 4, 5, 6, 0], [7, 8, 9, 10, 11], [4, 0, 0, 0, 0]])
@@ -143,7 +143,7 @@ def test_a_corpus_may_be_cut_anywhere_and_joined():
     whole.add(record)
     first.add(record[:1])
     second.add(record[1:])
-    first.join(second.tensors())
+    first.merge(second.tensors())
     pd.testing.assert_frame_equal(first.states(), whole.states())
     pd.testing.assert_frame_equal(first.weights(), whole.weights())
 
@@ -154,7 +154,7 @@ def test_a_corpus_may_be_cut_anywhere_and_joined():
 @every_mechanism
 def test_the_last_state_is_what_the_readout_reads(name):
     model = made(TRANSLATOR, name, final_norm=False)
-    encoder, decoder = states(model, (TOKENS, TOKENS[:, :3]))
+    encoder, decoder = record_states(model, (TOKENS, TOKENS[:, :3]))
     assert (encoder.kind, decoder.kind) == ("encoder-self", "decoder-self")
     assert encoder.states.shape == (3, 3, 5, 12)
     assert torch.equal(encoder.mask, MASK)
@@ -165,12 +165,12 @@ def test_the_last_state_is_what_the_readout_reads(name):
 @pytest.mark.parametrize("name", ["softmax", "coda", "dagpam"])
 def test_stripped_of_nothing_is_the_model_itself(name, norm):
     model = made(TRANSLATOR, name, norm=norm)
-    same = stripped(model, skip=True, feed_forward=True, norm=True)
+    same = strip_layers(model, skip=True, feed_forward=True, norm=True)
     batch = (TOKENS, TOKENS[:, :3])
     assert torch.equal(same(*batch), model(*batch))
     assert same.encoder.blocks[0].attention.query.weight is model.encoder.blocks[0].attention.query.weight
     before = model(*batch)
-    assert not torch.allclose(stripped(model)(*batch), before)
+    assert not torch.allclose(strip_layers(model)(*batch), before)
     assert torch.equal(model(*batch), before)
 
 
@@ -178,8 +178,8 @@ def test_stripped_of_nothing_is_the_model_itself(name, norm):
 @pytest.mark.parametrize("feed_forward", [False, True])
 def test_stripped_models_are_the_equations(skip, feed_forward):
     model = made(LM, "realformer")
-    bare = stripped(model, skip=skip, feed_forward=feed_forward)
-    (found,) = states(bare, TOKENS)
+    bare = strip_layers(model, skip=skip, feed_forward=feed_forward)
+    (found,) = record_states(bare, TOKENS)
     assert torch.equal(bare.hidden(TOKENS), found.states[-1])  # no last norm either
     x, carry = model.decoder.embedding(TOKENS), None
     torch.testing.assert_close(found.states[0], x)
@@ -196,7 +196,7 @@ def test_pure_attention_collapses_at_initialisation_and_a_skip_prevents_it():
     config = TransformerConfig(model="classifier", vocabulary=97, layers=3, width=32, heads=2, feed_forward=64)
     model, tokens, left = build(config).double().eval(), torch.randint(1, 97, (3, 31)), {}
     for skip in (False, True):
-        (found,) = states(stripped(model, skip=skip), tokens)
+        (found,) = record_states(strip_layers(model, skip=skip), tokens)
         left[skip] = collapse(found.states, found.mask)
     assert list(left[False]["layer"]) == [0, 1, 2, 3]
     np.testing.assert_allclose(left[False].iloc[0], left[True].iloc[0])
@@ -226,4 +226,4 @@ def test_what_is_refused():
     with pytest.raises(TypeError, match="rank reads a Record"):
         rank(x)
     with pytest.raises(ValueError, match="in training mode"):
-        states(made(LM).train(), TOKENS)
+        record_states(made(LM).train(), TOKENS)

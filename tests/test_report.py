@@ -8,10 +8,10 @@ from importlib.resources import files
 
 import torch
 
-from attnlab.report.bundle import script
-from attnlab.report.colours import NEGATIVE, POSITIVE, scale
-from attnlab.report.figures import as_files, as_png, attention_maps, curves, seed_curves
-from attnlab.report.page import Command, Facts, Files, Picture, Table, Text, page
+from attnlab.report.bundle import join_scripts
+from attnlab.report.colours import NEGATIVE, POSITIVE, choose_colormap
+from attnlab.report.figures import draw_attention_maps, draw_curves, draw_seed_curves, render_files, render_png
+from attnlab.report.page import Command, Facts, Files, Picture, Table, Text, render_page
 
 HOSTILE = "\"><img onerror='alert(1)' src=x><script>alert(2)</script>"
 
@@ -31,10 +31,10 @@ class Tags(HTMLParser):
 
 
 def test_hostile_text_stays_text():
-    picture = Picture(as_png(curves({HOSTILE: ([0, 1], [0, 1])}, x="x", y="y")), HOSTILE)
+    picture = Picture(render_png(draw_curves({HOSTILE: ([0, 1], [0, 1])}, x="x", y="y")), HOSTILE)
     table = Table([HOSTILE], [[HOSTILE], ["reproduced"]], verdicts=HOSTILE)
     parts = [table, picture, Text(HOSTILE), Command(HOSTILE), Facts({HOSTILE: HOSTILE})]
-    tags = Tags(page(HOSTILE, [(HOSTILE, parts), ("b", []), ("c", [])]))
+    tags = Tags(render_page(HOSTILE, [(HOSTILE, parts), ("b", []), ("c", [])]))
     assert tags.tags.count("script") == 1  # the page's own
     assert tags.tags.count("img") == 1
     assert (
@@ -44,7 +44,7 @@ def test_hostile_text_stays_text():
 
 
 def test_the_policy_names_the_script_and_the_style_that_are_there():
-    html = page("t", [("a", [Text("b")])])
+    html = render_page("t", [("a", [Text("b")])])
     allowed = re.search(r'Content-Security-Policy\' content="([^"]*)"', html)[1]
     assert "default-src 'none'" in allowed
     for pattern in (r"<script type='module'>(.*?)</script>", r"<style>(.*?)</style>"):
@@ -54,7 +54,7 @@ def test_the_policy_names_the_script_and_the_style_that_are_there():
 
 
 def test_modules_are_joined_each_once_and_after_what_they_need():
-    joined = script(("viewer.js", "tables.js"))
+    joined = join_scripts(("viewer.js", "tables.js"))
     names = re.findall(r"^const (\w+_js) = \(\(\) => \{$", joined, re.MULTILINE)
     assert len(names) == len(set(names)) >= 10
     for name in names:
@@ -67,13 +67,13 @@ def test_modules_are_joined_each_once_and_after_what_they_need():
 
 
 def test_no_script_reads_html_or_asks_the_network():
-    text = script(("theme.js", "tables.js", "viewer.js"))
+    text = join_scripts(("theme.js", "tables.js", "viewer.js"))
     for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "fetch(", "XMLHttpRequest"):
         assert word not in text, word
 
 
 def test_a_figure_is_drawn_for_pages_and_papers_the_same_each_time():
-    drawn = [as_files(curves({"日本 $x$": ([0, 1], [0, 1])}, x="x", y="y")) for _ in range(2)]
+    drawn = [render_files(draw_curves({"日本 $x$": ([0, 1], [0, 1])}, x="x", y="y")) for _ in range(2)]
     assert drawn[0] == drawn[1]
     starts = {suffix: data[:5] for suffix, data in drawn[0].items()}
     assert starts == {".png": b"\x89PNG\r", ".svg": b"<?xml", ".pdf": b"%PDF-"}
@@ -81,10 +81,10 @@ def test_a_figure_is_drawn_for_pages_and_papers_the_same_each_time():
 
 def test_negative_weights_get_a_scale_that_is_zero_in_the_middle():
     maps = {"a": torch.tensor([[0.5, -0.25]]), "b": torch.tensor([[1.0, 0.0]])}
-    figure = attention_maps(maps, ["x"], ["y", "z"])
+    figure = draw_attention_maps(maps, ["x"], ["y", "z"])
     for axis in figure.axes[:2]:
         assert axis.images[0].get_clim() == (-1.0, 1.0)
-    positive = attention_maps({"a": torch.tensor([[0.5, 0.25]])}, ["x"], ["y", "z"])
+    positive = draw_attention_maps({"a": torch.tensor([[0.5, 0.25]])}, ["x"], ["y", "z"])
     assert positive.axes[0].images[0].get_clim() == (0.0, 0.5)
 
 
@@ -93,16 +93,19 @@ def test_figures_have_the_colours_of_the_viewer():
     light = files("attnlab.report").joinpath("viewer", "colour.js").read_text(encoding="utf-8").split("dark: {")[0]
     for name, stops in (("positive", POSITIVE), ("negative", NEGATIVE)):
         assert tuple(re.findall(r"#\w{6}", re.search(rf"{name}: \[(.*?)\]", light)[1])) == stops
-    below, above = (scale(signed=True)(x) for x in (0.1, 0.9))
+    below, above = (choose_colormap(signed=True)(x) for x in (0.1, 0.9))
     assert below[0] > below[2] + 0.2
     assert above[2] > above[0] + 0.2
-    assert scale(signed=True)(1.0) == scale(signed=False)(1.0)
-    signed = attention_maps({"a": torch.tensor([[0.5, -0.25]])}, ["x"], ["y", "z"])
-    assert signed.axes[0].images[0].get_cmap() == scale(signed=True)
+    assert choose_colormap(signed=True)(1.0) == choose_colormap(signed=False)(1.0)
+    signed = draw_attention_maps({"a": torch.tensor([[0.5, -0.25]])}, ["x"], ["y", "z"])
+    assert signed.axes[0].images[0].get_cmap() == choose_colormap(signed=True)
 
 
 def test_a_curve_of_one_point_is_seen():
-    drawn = [curves({"a": ([7], [0.5])}, x="x", y="y"), seed_curves({"a": ([7], torch.rand(3, 1))}, x="x", y="y")]
+    drawn = [
+        draw_curves({"a": ([7], [0.5])}, x="x", y="y"),
+        draw_seed_curves({"a": ([7], torch.rand(3, 1))}, x="x", y="y"),
+    ]
     for figure in drawn:
         assert all(line.get_marker() not in ("", "None") for line in figure.axes[0].lines)
 

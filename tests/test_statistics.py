@@ -13,9 +13,9 @@ from tiny_models import VOCABULARY, bert, gpt2, llama, marian, padded_batch
 
 import attnlab
 from attnlab.analysis.categories import Categories, is_punctuation
-from attnlab.analysis.categories import parse as parse_categories
+from attnlab.analysis.categories import parse_categories as parse_categories
 from attnlab.analysis.frequency import BINS, Frequency
-from attnlab.analysis.frequency import parse as parse_frequency
+from attnlab.analysis.frequency import parse_counts as parse_frequency
 from attnlab.analysis.joint import NORMS, WEIGHTS, Octaves, correlation
 from attnlab.analysis.statistics import Statistics
 from attnlab.records.record import KINDS
@@ -25,7 +25,7 @@ COUNTS = torch.arange(VOCABULARY) ** 2 + 1
 
 
 def counted(*records, **options):
-    made = Statistics(THREE, Frequency.of(COUNTS), **options)
+    made = Statistics(THREE, Frequency.from_counts(COUNTS), **options)
     for record in records:
         made.add(record)
     return made
@@ -168,10 +168,10 @@ def test_joined_parts_are_the_whole_and_stored_sums_lose_nothing():
     parts = [counted(record[0]), counted(record[1], record[2])]
     joined = counted()
     for part in parts:
-        joined.join(part.tensors())
+        joined.merge(part.tensors())
     assert_same(joined.tables(), whole.tables(), rtol=1e-12)
     again = counted()
-    again.join(whole.tensors())
+    again.merge(whole.tensors())
     assert_same(again.tables(), whole.tables(), check_exact=True)
     again.add(record), whole.add(record)
     assert_same(again.tables(), whole.tables(), check_exact=True)
@@ -237,10 +237,10 @@ def test_the_bound_is_met_by_the_worst_order_within_bins():
 def test_bins_rise_with_the_numbers_and_single_bins_hide_nothing():
     x = torch.rand(5003).mul(30).sub(20).exp2().sort().values
     for octaves in (WEIGHTS, NORMS, Octaves(-3, 2, 2)):
-        numbers = octaves.number(x)
+        numbers = octaves.find_bins(x)
         assert (numbers.diff() >= 0).all()
         assert 0 <= int(numbers.min()) <= int(numbers.max()) < octaves.size
-    assert Octaves(-3, 2, 2).number(torch.tensor([0.0, 0.125, 1.0, 1.25, 1.99, 2.0, 99.0])).tolist() == [
+    assert Octaves(-3, 2, 2).find_bins(torch.tensor([0.0, 0.125, 1.0, 1.25, 1.99, 2.0, 99.0])).tolist() == [
         0, 0, 12, 13, 15, 16, 19,
     ]  # fmt: skip
     table = torch.tensor([[5, 0, 2], [1, 4, 3]])
@@ -252,7 +252,7 @@ def test_bins_rise_with_the_numbers_and_single_bins_hide_nothing():
 
 def test_the_usual_categories():
     pieces = ["[CLS]", ",", "##.", "▁!", "Ġ", "cat", "##s", "a.b", "$", "##"]
-    made = Categories.usual(pieces, {0})
+    made = Categories.default(pieces, {0})
     assert [made.names[n] for n in made.of_token] == [
         "special", "punctuation", "punctuation", "punctuation", "other", "other", "other", "other", "punctuation",
         "punctuation",
@@ -264,11 +264,11 @@ def test_the_usual_categories():
 
 def test_categories_of_ones_own_are_tokens_as_written_or_as_plain_text():
     groups = parse_categories("ends\t[SEP] .\nanimals\tcat\n\n", "mine.tsv")
-    made = Categories.own(groups, ["[CLS]", "[SEP]", ".", "▁cat", "cat", "dog"])
+    made = Categories.from_groups(groups, ["[CLS]", "[SEP]", ".", "▁cat", "cat", "dog"])
     assert made.names == ("ends", "animals", "other")
     assert made.of_token.tolist() == [2, 0, 0, 1, 1, 2]
     with pytest.raises(ValueError, match="'animals': the model's vocabulary has no token 'cow'"):
-        Categories.own({"animals": ["cow"]}, ["cat"])
+        Categories.from_groups({"animals": ["cow"]}, ["cat"])
 
 
 @pytest.mark.parametrize(
@@ -289,16 +289,16 @@ def test_a_file_of_categories_that_is_wrong(text, message):
 def test_frequencies_share_bins_only_where_they_are_rare():
     """1009 tokens by Zipf's law: the bins rise with rank, equal counts share one, frequent tokens have their own."""
     counts = (10**6 / torch.arange(1, 1010)).long()
-    made = Frequency.of(counts)
+    made = Frequency.from_counts(counts)
     assert (made.bins.diff() >= 0).all()
     assert int(made.bins.max()) < BINS + 300
     assert made.bins[:50].tolist() == list(range(50))
     assert made.single[:50].all()
-    same = Frequency.of(torch.tensor([5, 0, 7, 5]))
+    same = Frequency.from_counts(torch.tensor([5, 0, 7, 5]))
     assert same.bins.tolist() == [1, -1, 0, 1]
     assert same.single.all()
     with pytest.raises(ValueError, match="no token has a count"):
-        Frequency.of(torch.zeros(3, dtype=torch.int64))
+        Frequency.from_counts(torch.zeros(3, dtype=torch.int64))
 
 
 def test_files_of_frequencies():

@@ -8,11 +8,11 @@ import torch
 from small_models import LM, TRANSLATOR, made
 
 import attnlab
-from attnlab.analysis.alignment import aer, chosen_words
+from attnlab.analysis.alignment import aer, choose_words
 from attnlab.analysis.contribution import norms
-from attnlab.analysis.words import by_word
+from attnlab.analysis.words import pool_by_word
 from attnlab.reading.maps import show, view
-from attnlab.recording.probe import probed
+from attnlab.recording.probe import record_probes
 from attnlab.report.view import ViewGold
 
 WORDS = ["[CLS]", "un", "##bel", "##iev", "##able", "cat", "s", "##at", ".", "[SEP]", "end"]
@@ -51,7 +51,7 @@ def translator(tmp_path_factory):
 def translated(name):
     """The record of one pair; what attends to what in its cross attentions is drawn at random."""
     source, target = torch.arange(4, 9)[None], torch.arange(4, 11)[None]
-    record = probed(made(TRANSLATOR, name), (source, target), target)
+    record = record_probes(made(TRANSLATOR, name), (source, target), target)
     drawn = [
         replace(layer, attended=torch.randn(1, 3, 7, 5).double().softmax(-1)) if layer.kind == "cross" else layer
         for layer in record.layers
@@ -61,7 +61,7 @@ def translated(name):
 
 def proposed(record, head=0):
     """The links that a head of the last cross attention draws."""
-    choice, _ = chosen_words(
+    choice, _ = choose_words(
         record.kind("cross")[1].weights[:, head], torch.tensor([ROWS]), torch.tensor([KEYS]), SPECIAL
     )
     return {(int(source), target) for target, source in enumerate(choice[0]) if source >= 0}
@@ -128,7 +128,7 @@ def test_words_are_sums_and_means_of_their_pieces(opened, encoder):
     page = opened(path).ready()
     page.get_by_label("words").check()
     numbers = [0, 1, 1, 1, 1, 2, 3, 3, 4, 5, 6]
-    want = by_word(record.layers[0].weights[0, 0], numbers, numbers)
+    want = pool_by_word(record.layers[0].weights[0, 0], numbers, numbers)
     for query, key in ((1, 3), (3, 1), (6, 6)):
         page.point(query, key)
         assert page.value() == pytest.approx(float(want[query, key]), abs=0.01)

@@ -18,10 +18,10 @@ from attnlab.analysis.rollout import rollout
 from attnlab.reading import maps as viewing
 from attnlab.reading.best_head import best_aligned
 from attnlab.reading.maps import joined, show, view
-from attnlab.recording.probe import probed
-from attnlab.report.packing import LADDER, SIGNED_LADDER, packed, quantised, restored, unpacked
+from attnlab.recording.probe import record_probes
+from attnlab.report.packing import LADDER, SIGNED_LADDER, pack_view, quantise_map, restore_map, unpack_view
 from attnlab.report.view import Best, Frame, View, ViewAttention, ViewExample, ViewGold, ViewRun, ViewSide, record_of
-from attnlab.report.viewer_html import Viewer, in_script
+from attnlab.report.viewer_html import Viewer, escape_script
 
 
 def plain_view(maps, *, heads, **options):
@@ -50,7 +50,7 @@ def bert_record():
 @pytest.mark.parametrize(("levels", "power"), LADDER)
 def test_a_number_is_within_half_a_step_of_the_true_one(levels, power):
     x = torch.rand(3, 7, 11) ** 5
-    shown = restored(*quantised(x, levels, power, signed=False), levels, power)
+    shown = restore_map(*quantise_map(x, levels, power, signed=False), levels, power)
     steps = torch.arange(levels + 1, dtype=torch.float64) / levels
     nodes = steps**power
     scale = x.amax(-1, keepdim=True).double()
@@ -64,7 +64,7 @@ def test_a_number_is_within_half_a_step_of_the_true_one(levels, power):
 
 def test_with_255_levels_large_numbers_are_within_one_percent():
     x = torch.rand(5, 13, 17)
-    shown = restored(*quantised(x, 255, 2, signed=False), 255, 2)
+    shown = restore_map(*quantise_map(x, 255, 2, signed=False), 255, 2)
     large = x > 0.16 * x.amax(-1, keepdim=True)
     assert float(((shown - x).abs() / x)[large].max()) < 0.01
 
@@ -73,8 +73,8 @@ def test_with_255_levels_large_numbers_are_within_one_percent():
 def test_signed_numbers_keep_their_sign_and_zero_is_zero(levels, power):
     x = torch.randn(2, 5, 7)
     x[0, 0], x[1, 2, 3] = 0.0, 0.0
-    codes, scales = quantised(x, levels, power, signed=True)
-    shown = restored(codes, scales, levels, power)
+    codes, scales = quantise_map(x, levels, power, signed=True)
+    shown = restore_map(codes, scales, levels, power)
     assert codes.dtype == np.int8
     assert bool((shown * x >= 0).all())
     assert bool((shown[x == 0] == 0).all())
@@ -83,7 +83,7 @@ def test_signed_numbers_keep_their_sign_and_zero_is_zero(levels, power):
 
 def test_a_row_of_equal_numbers_is_exact():
     for levels, power in LADDER:
-        shown = restored(*quantised(torch.full((1, 3, 512), 1 / 512), levels, power, signed=False), levels, power)
+        shown = restore_map(*quantise_map(torch.full((1, 3, 512), 1 / 512), levels, power, signed=False), levels, power)
         assert bool((shown == 1 / 512).all())
 
 
@@ -92,7 +92,7 @@ def test_a_row_of_equal_numbers_is_exact():
 
 def test_a_document_comes_back_as_the_same_view(bert_record):
     before = view(bert_record, title="a <title>")
-    after = unpacked(json.loads(json.dumps(packed(before))))
+    after = unpack_view(json.loads(json.dumps(pack_view(before))))
     assert after.title == "a <title>"
     assert after.examples == before.examples
     pairs = zip(before.runs[0].frames[0].attentions, after.runs[0].frames[0].attentions, strict=True)
@@ -109,7 +109,7 @@ def test_a_document_comes_back_as_the_same_view(bert_record):
 
 
 def test_a_document_comes_back_as_a_record_of_weights(bert_record):
-    found = record_of(unpacked(packed(view(bert_record))), example=1)
+    found = record_of(unpack_view(pack_view(view(bert_record))), example=1)
     assert found.kinds == ["encoder-self"] * 3
     want = bert_record[1].layers[2].weights[:, :, :7, :7]
     torch.testing.assert_close(found.layers[2].weights, want, atol=0.004, rtol=0.01)
@@ -120,10 +120,10 @@ def test_a_document_comes_back_as_a_record_of_weights(bert_record):
 def test_the_best_head_comes_back_and_an_older_document_has_none():
     best = Best("encoder-self", 1, 2, "a reason")
     record = attnlab.record(made(LM), torch.randint(1, 23, (1, 7)))
-    document = json.loads(json.dumps(packed(view({"a": record}, best={"a": replace(best, kind="decoder-self")}))))
-    assert unpacked(document).runs[0].best == replace(best, kind="decoder-self")
+    document = json.loads(json.dumps(pack_view(view({"a": record}, best={"a": replace(best, kind="decoder-self")}))))
+    assert unpack_view(document).runs[0].best == replace(best, kind="decoder-self")
     del document["runs"][0]["best"]
-    assert unpacked(document).runs[0].best is None
+    assert unpack_view(document).runs[0].best is None
     for given, message in (
         ({"a": best}, "encoder-self layer 1, head 2, which is not there"),
         ({"b": best}, "no run is called 'b'"),
@@ -147,17 +147,17 @@ def test_a_view_without_a_title_has_that_of_the_model(bert_record, meta, title):
 
 def test_a_causal_mask_is_stored_once_and_comes_back():
     record = attnlab.record(made(LM), torch.randint(1, 23, (1, 7)))
-    document = packed(view(record))
+    document = pack_view(view(record))
     assert len(document["masks"]) == 1
-    mask = unpacked(document).runs[0].frames[0].attentions[1].mask
+    mask = unpack_view(document).runs[0].frames[0].attentions[1].mask
     assert torch.equal(mask, torch.ones(7, 7).tril().bool())
 
 
 def test_what_is_not_a_view_is_refused():
     with pytest.raises(ValueError, match=r"not a view: its format is 'x'"):
-        unpacked({"format": "x"})
+        unpack_view({"format": "x"})
     with pytest.raises(ValueError, match="its weight is not finite everywhere"):
-        packed(plain_view({"weight": torch.full((1, 2, 3), torch.nan)}, heads=1))
+        pack_view(plain_view({"weight": torch.full((1, 2, 3), torch.nan)}, heads=1))
     with pytest.raises(ValueError, match=r"its weight is \(2, 2, 3\), but 1 heads, 2 queries and 3 keys"):
         plain_view({"weight": torch.rand(2, 2, 3)}, heads=1)
     with pytest.raises(ValueError, match="no measure is called 'height'"):
@@ -173,7 +173,7 @@ def test_what_is_not_a_view_is_refused():
 
 def test_nothing_in_a_script_element_ends_it():
     text = json.dumps({"a": "</script><!-- & \u2028 \u2029"}, ensure_ascii=False)
-    safe = in_script(text)
+    safe = escape_script(text)
     assert not set("<>&\u2028\u2029") & set(safe)
     assert json.loads(safe) == json.loads(text)
 
@@ -195,15 +195,15 @@ def test_every_head_of_bert_base_at_128_tokens_fits_into_3_megabytes():
 def test_a_budget_makes_maps_coarser_the_largest_first():
     x, small = torch.rand(3, 61, 67), torch.rand(3, 5, 67)
     both = plain_view({"weight": x}, heads=3)
-    sizes = [len(json.dumps(packed(both, budget=budget))) for budget in (10**9, 14_000, 8_000)]
+    sizes = [len(json.dumps(pack_view(both, budget=budget))) for budget in (10**9, 14_000, 8_000)]
     assert sizes[0] > sizes[1] > sizes[2]
     assert sizes[1] < 14_000 + 6_000  # the texts and all beside the maps
-    levels = packed(both, budget=8_000)["runs"][0]["frames"][0]["attentions"][0]["maps"]["weight"]
+    levels = pack_view(both, budget=8_000)["runs"][0]["frames"][0]["attentions"][0]["maps"]["weight"]
     assert levels["levels"] < 255
-    assert packed(plain_view({"weight": small}, heads=3))["runs"][0]["frames"][0]["attentions"][0]["maps"]["weight"][
+    assert pack_view(plain_view({"weight": small}, heads=3))["runs"][0]["frames"][0]["attentions"][0]["maps"]["weight"][
         "levels"
     ] == 255  # fmt: skip
-    packed(both, budget=1)  # as coarse as it gets
+    pack_view(both, budget=1)  # as coarse as it gets
 
 
 # --- from records ---
@@ -236,7 +236,7 @@ def test_the_statistics_of_a_head_against_scipy(bert_record):
 
 def test_probes_are_shown_and_beta_as_a_probability():
     source, target = torch.randint(4, 20, (2, 5)), torch.randint(4, 19, (2, 7))
-    record = probed(made(TRANSLATOR), (source, target), target)
+    record = record_probes(made(TRANSLATOR), (source, target), target)
     shown = [a for a in view(record).runs[0].frames[0].attentions if a.kind == "cross" and a.index == 1]
     layer = record.kind("cross")[1]
     for attention in shown:

@@ -12,7 +12,7 @@ from small_models import LM, made
 
 import attnlab
 from attnlab.reading.maps import show
-from attnlab.report.page import Command, Facts, Table, Text, page
+from attnlab.report.page import Command, Facts, Table, Text, render_page
 from attnlab.report.view import Frame, View, ViewAttention, ViewExample, ViewRun, ViewSide
 from attnlab.report.viewer_html import Viewer
 
@@ -165,7 +165,9 @@ STUB = "navigator.clipboard.writeText = async (text) => { window.copied = text }
 def report(tmp_path):
     table = Table(["name", "n", "value", "verdict", "range", "mixed", "share"], ROWS, verdicts="verdict")
     parts = [table, Facts({HOSTILE[0]: [1, 2], "seeds": (0, 1)}), Text(HOSTILE[1]), Command(HOSTILE[2])]
-    (tmp_path / "report.html").write_text(page("t", [("one", parts), ("two", []), ("three", [])]), encoding="utf-8")
+    (tmp_path / "report.html").write_text(
+        render_page("t", [("one", parts), ("two", []), ("three", [])]), encoding="utf-8"
+    )
     return tmp_path / "report.html"
 
 
@@ -228,7 +230,7 @@ LATEX = {
 def test_latex_is_what_pdflatex_sets(opened, tmp_path):
     """Signs that it does not know as letters become commands; what no command can set is named."""
     table = Table(["text"], [[text] for text in LATEX])
-    (tmp_path / "a.html").write_text(page("t", [("", [table])]), encoding="utf-8")
+    (tmp_path / "a.html").write_text(render_page("t", [("", [table])]), encoding="utf-8")
     lines = copied(opened, tmp_path / "a.html", "LaTeX").splitlines()
     assert lines[:3] == [r"% \usepackage{booktabs}", r"\begin{tabular}{l}", r"\toprule"]
     assert lines[5:-2] == [rf"{want} \\" for want in LATEX.values()]
@@ -239,7 +241,7 @@ def test_latex_is_what_pdflatex_sets(opened, tmp_path):
 
 def test_latex_says_which_signs_need_another_font(opened, tmp_path):
     table = Table(["text", "n"], [["日本 α", "1"], ["b", "2 ± 1"]])
-    (tmp_path / "a.html").write_text(page("t", [("", [table])]), encoding="utf-8")
+    (tmp_path / "a.html").write_text(render_page("t", [("", [table])]), encoding="utf-8")
     lines = copied(opened, tmp_path / "a.html", "LaTeX").splitlines()
     assert lines[1] == "% by xelatex or lualatex, with a font that has 日 本"
     assert lines[2] == r"\begin{tabular}{lr}"
@@ -251,7 +253,9 @@ def test_no_word_and_no_number_of_a_table_is_broken(opened, tmp_path, width):
     names = ["attention", "parameters", *(f"measure number {n}" for n in range(9))]
     row = ["permutations of two sets", "21,384", *["0.1607 ± 0.0012"] * 9]
     long = ["one", "2", *["a remark of some words that is broken between them, never inside of one"] * 9]
-    (tmp_path / "a.html").write_text(page("t", [("", [Table(names, [row]), Table(names, [long])])]), encoding="utf-8")
+    (tmp_path / "a.html").write_text(
+        render_page("t", [("", [Table(names, [row]), Table(names, [long])])]), encoding="utf-8"
+    )
     found = opened(tmp_path / "a.html")
     found.set_viewport_size({"width": width, "height": 800})
     assert found.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
@@ -315,7 +319,7 @@ def test_all_text_is_read_well_on_its_ground(opened, tmp_path, theme):
         ["a", "verdict"], [[1, v] for v in ("reproduced", "same direction", "not reproduced")], verdicts="verdict"
     )
     viewer = Viewer(show(record_of(SCRIPTS)).view)
-    text = page("t", [("one", [table, Facts({"a": 1}), viewer])])
+    text = render_page("t", [("one", [table, Facts({"a": 1}), viewer])])
     (tmp_path / "page.html").write_text(text, encoding="utf-8")
     opened_page = opened(tmp_path / "page.html", color_scheme=theme).ready()
     opened_page.click(3, 2)

@@ -21,7 +21,7 @@ from matplotlib.patches import Rectangle
 import attnlab
 from attnlab.mechanisms import MECHANISMS, Mechanism, attention
 from attnlab.report.colours import NEGATIVE, POSITIVE
-from attnlab.report.figures import as_png, attention_maps
+from attnlab.report.figures import draw_attention_maps, render_png
 from attnlab.tasks import TASKS
 from attnlab.training.recipe import list_keys
 
@@ -139,7 +139,7 @@ def picture(name: str) -> bytes:
     q, k = torch.randn(2, 1, 2, len(WORDS), 16, dtype=torch.float64)
     with torch.no_grad():
         weights = layer.weights(q, k, causal=True)[0][0]
-    return as_png(attention_maps({f"head {h}": weights[h] for h in range(2)}, WORDS, WORDS))
+    return render_png(draw_attention_maps({f"head {h}": weights[h] for h in range(2)}, WORDS, WORDS))
 
 
 def task(name: str) -> str:
@@ -178,7 +178,7 @@ def batch_picture(name: str) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         made = TASKS[name].prepare(TASKS[name].config_type(**_small_text(name, Path(folder))), Path(folder))
         part = "valid-context" if name == "language" else "valid"
-        return as_png(batch_grid(made, made.batch(part, list(range(min(3, made.size(part)))))))
+        return render_png(batch_grid(made, made.make_batch(part, list(range(min(3, made.count_examples(part)))))))
 
 
 def _small_text(name: str, folder: Path) -> dict[str, Any]:
@@ -214,11 +214,11 @@ def batch_grid(made: Any, batch: Any) -> Figure:
     ]
     rows = []
     for example in range(len(batch.targets)):
-        rows += [(label, known.tokens(ids[example].tolist()), POSITIVE[1]) for label, known, ids in words]
+        rows += [(label, known.get_tokens(ids[example].tolist()), POSITIVE[1]) for label, known, ids in words]
         if batch.targets.dim() == 1:
             rows.append(("class", [made.classes[batch.targets[example]]], NEGATIVE[1]))
         else:
-            rows.append(("target", words[-1][1].tokens(batch.targets[example].tolist()), NEGATIVE[1]))
+            rows.append(("target", words[-1][1].get_tokens(batch.targets[example].tolist()), NEGATIVE[1]))
     width = max(len(tokens) for _, tokens, _ in rows)
     figure = Figure(figsize=(1.0 + 0.72 * width, 0.3 * (len(rows) + len(batch.targets))), layout="constrained")
     axis, each = figure.subplots(), len(rows) // len(batch.targets)

@@ -35,12 +35,12 @@ from attnlab.analysis.optimal import optimal_attention
 from attnlab.analysis.rank import collapse
 from attnlab.models.presets import PRESETS
 from attnlab.models.transformer import TransformerConfig, build
-from attnlab.recording.depth import states, stripped
-from attnlab.recording.noise_null import noised
+from attnlab.recording.depth import record_states, strip_layers
+from attnlab.recording.noise_null import add_noise
 from attnlab.records.record import Record
-from attnlab.report.colours import GOLD, SEQUENTIAL, scale
-from attnlab.report.figures import OKABE_ITO, as_png, curves
-from attnlab.report.norm_figures import category_lines
+from attnlab.report.colours import GOLD, SEQUENTIAL, choose_colormap
+from attnlab.report.figures import OKABE_ITO, draw_curves, render_png
+from attnlab.report.norm_figures import draw_category_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES, RUNS = ROOT / "docs" / "images", ROOT / "runs" / "pictures"
@@ -117,7 +117,7 @@ def agreement() -> Figure:
     _, values, _ = learner()
     for name, key in {"A(α, β)": "agreement", "Â, chance": "chance", "accuracy of the next word": "accuracy"}.items():
         lines[name] = (values["moments"], [at[key] for at in values["at"]])
-    return curves(lines, x="training steps", y="share")
+    return draw_curves(lines, x="training steps", y="share")
 
 
 def optimal() -> Figure:
@@ -145,7 +145,7 @@ def diversity() -> Figure:
     """JSD of every two heads of MiniLM's layers a query, and of the same layers with noise on their logits."""
     record = minilm()
     queries = record.layers[0].context.shape[2]
-    shown = {"as it is": record, "with N(0,1) noise": noised(record, 3)}
+    shown = {"as it is": record, "with N(0,1) noise": add_noise(record, 3)}
     maps = {(name, k): jsd(layer.weights) / queries for name, of in shown.items() for k, layer in enumerate(of.layers)}
     most = max(float(x.max()) for x in maps.values())
     figure = Figure(figsize=(8.2, 3.2), layout="constrained")
@@ -170,12 +170,12 @@ def rank() -> Figure:
     parts |= {"+ skip": {"skip": True}, "+ skip + feed-forward": {"skip": True, "feed_forward": True}}
     lines = {}
     for name, kept in parts.items():
-        (passed,) = states(stripped(model, **kept), tokens)
+        (passed,) = record_states(strip_layers(model, **kept), tokens)
         found = collapse(passed.states, passed.mask)["relative_residual_mean"]
         lines[name] = (list(range(len(found))), found.tolist())
-    (passed,) = states(model, tokens)
+    (passed,) = record_states(model, tokens)
     found = collapse(passed.states, passed.mask)["relative_residual_mean"]
-    figure = curves(
+    figure = draw_curves(
         lines | {"the whole model": (list(range(len(found))), found.tolist())}, x="layer", y="rel. residual"
     )
     figure.axes[0].set_yscale("log")
@@ -208,7 +208,7 @@ def inspect() -> Figure:
     with tempfile.TemporaryDirectory() as folder:
         reader = open_reader(str(get_model_path()), device="cpu")
         statistics, _ = survey(reader, TextCorpus(tuple(map(TextExample, texts))), SurveyConfig(), Path(folder))
-    return category_lines(statistics.tables()["categories"])
+    return draw_category_lines(statistics.tables()["categories"])
 
 
 def diagnose() -> bytes:
@@ -219,7 +219,7 @@ def diagnose() -> bytes:
     task = Synthetic(SyntheticConfig(examples=2000))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for side, lines in (("source", task.sources("train")), ("target", task.references("train"))):
+        for side, lines in (("source", task.read_sources("train")), ("target", task.read_references("train"))):
             (folder / side).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         words = ["diagnose", str(folder / "source"), str(folder / "target"), "--out", str(folder / "found")]
         with contextlib.redirect_stdout(io.StringIO()):
@@ -274,7 +274,7 @@ def side_by_side(maps: Mapping[str, Tensor], rows: Sequence[str], columns: Seque
     for axis, (name, full) in zip(axes, maps.items(), strict=True):
         cells = full[: len(rows), : len(columns)].float()
         signed, most = bool((cells < 0).any()), float(cells.abs().max())
-        how = {"cmap": scale(signed=signed), "vmin": -most if signed else 0.0, "vmax": most}
+        how = {"cmap": choose_colormap(signed=signed), "vmin": -most if signed else 0.0, "vmax": most}
         image = axis.imshow(cells.numpy(), aspect="auto", interpolation="nearest", **how)
         axis.set_title(name, fontsize=10)
         axis.set_xticks(range(len(columns)), columns, fontsize=7, rotation=90)
@@ -316,7 +316,7 @@ def photographed(page: Path, *, height: int) -> bytes:
 
 def light(picture: Figure | bytes) -> bytes:
     """A PNG of at most HEAVIEST bytes: as it is, or else with a palette."""
-    image = Image.open(io.BytesIO(picture if isinstance(picture, bytes) else as_png(picture))).convert("RGB")
+    image = Image.open(io.BytesIO(picture if isinstance(picture, bytes) else render_png(picture))).convert("RGB")
     image.thumbnail((WIDEST, WIDEST))
     for form in (image, image.quantize(256, kmeans=2, dither=Image.Dither.NONE)):
         form.save(written := io.BytesIO(), "PNG", optimize=True)

@@ -8,7 +8,7 @@ from attnlab.aligning.choice import Reading, place
 from attnlab.aligning.extraction import PairReader, Sentences, Tick, find
 from attnlab.aligning.ibm1_aligner import FILE, WordModel, folder_name
 from attnlab.aligning.pair_readers import pretrained_reader, run_reader
-from attnlab.analysis.alignment import Aligned
+from attnlab.analysis.alignment import CorpusAlignment
 from attnlab.models.lstm_config import LSTMConfig
 from attnlab.tasks.links import Gold
 from attnlab.training.runs import ROOT, Run, choose_device, open_run
@@ -83,7 +83,7 @@ def _kept(model: str) -> Path | None:
 class Answer:
     """Links, and what is to be said of how they were made."""
 
-    aligned: Aligned
+    aligned: CorpusAlignment
     notes: list[str] = field(default_factory=list)
 
 
@@ -139,7 +139,7 @@ def _by_attention(
         how = {"with_norms": reading.rule == "highest-norm", "with_probe": reading.by == "probe"}
         found = find(reader, reading.candidates, **how, tick=tick)
     if not found.aligned:
-        return Answer(Aligned.empty(reader.target_words), [*notes, "no pair has words on both sides"])
+        return Answer(CorpusAlignment.empty(reader.target_words), [*notes, "no pair has words on both sides"])
     chosen = found.best(reading, choosing.gold if choosing else None)
     return Answer(found.aligned[chosen], [*notes, f"read {chosen}"])
 

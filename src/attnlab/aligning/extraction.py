@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnlab.aligning.choice import Candidate, Place, Reading
-from attnlab.analysis.alignment import NOWHERE, Aligned, chosen_words, counted, rate, rows_of
+from attnlab.analysis.alignment import NOWHERE, CorpusAlignment, assign_rows, choose_words, compute_rate, count_links
 from attnlab.analysis.contribution import norms
 from attnlab.records.record import Record
 from attnlab.tasks.batching import plan_batches
@@ -62,7 +62,7 @@ class PairReader:
 class FoundLinks:
     """What every candidate links, and the mean of the norms in the layers and heads that were looked at."""
 
-    aligned: dict[Candidate, Aligned]
+    aligned: dict[Candidate, CorpusAlignment]
     norm_sums: dict[tuple[Place, Place], list[float]] = field(default_factory=dict)  # their sum, and how many
 
     def norm(self, candidate: Candidate) -> float:
@@ -79,11 +79,11 @@ class FoundLinks:
             return max(candidates, key=self.norm)
         if gold is None:
             raise ValueError("best-on chooses by gold links, and there are none")
-        return min(candidates, key=lambda candidate: rate("aer", self.counts(candidate, gold)))
+        return min(candidates, key=lambda candidate: compute_rate("aer", self.counts(candidate, gold)))
 
     def counts(self, candidate: Candidate, gold: Gold) -> np.ndarray:
         """What the candidate's rates are made of, for each pair."""
-        return counted(self.aligned[candidate].links(), gold.sure, gold.possible)
+        return count_links(self.aligned[candidate].links(), gold.sure, gold.possible)
 
 
 def find(
@@ -103,7 +103,7 @@ def find(
             if not (layers := seen.record.kind("cross")):
                 raise ValueError("this model has no attention from a target to a source: nothing aligns them")
             candidates = offered(len(layers), layers[0].context.shape[1])
-            found = FoundLinks({candidate: Aligned.empty(reader.target_words) for candidate in candidates})
+            found = FoundLinks({candidate: CorpusAlignment.empty(reader.target_words) for candidate in candidates})
         _add(found, numbers, seen, with_norms)
         done += len(numbers)
         tick(done, int(reader.readable.sum()))
@@ -123,10 +123,10 @@ def _add(found: FoundLinks, numbers: Sequence[int], seen: Seen, with_norms: bool
             total[1] += float(real.sum())
         for candidate, aligned in found.aligned.items():
             if (candidate.by, candidate.layer, candidate.head) == spot:
-                rows = rows_of(seen.labels, candidate.setting)
-                best, value = (x.cpu().numpy() for x in chosen_words(made, rows, seen.keys, seen.words))
+                rows = assign_rows(seen.labels, candidate.setting)
+                best, value = (x.cpu().numpy() for x in choose_words(made, rows, seen.keys, seen.words))
                 for k, number in enumerate(numbers):
-                    aligned.put(number, best[k], value[k])
+                    aligned.set_links(number, best[k], value[k])
 
 
 def _maps(seen: Seen, spots: set[Spot]) -> Iterator[tuple[Spot, Tensor]]:

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.analysis.alignment import Aligned
+from attnlab.analysis.alignment import CorpusAlignment
 from attnlab.counting.cooccurrence import Cells, WordPairs
-from attnlab.counting.ibm1 import Ibm1, fit, link_prior
+from attnlab.counting.ibm1 import Ibm1, fit_ibm1, link_prior
 from attnlab.tasks.vocabulary import Words
 
 FILE = "ibm1.safetensors"
@@ -50,14 +50,14 @@ class WordModel:
         vocabularies = [_words(side) for side in (source, target)]
         pairs = list(zip(*(_ids(v, side) for v, side in zip(vocabularies, (source, target), strict=True)), strict=True))
         sizes = len(vocabularies[0]), len(vocabularies[1])
-        return cls(fit(pairs, sizes=sizes, **_options(diagonal, prior)), *vocabularies)
+        return cls(fit_ibm1(pairs, sizes=sizes, **_options(diagonal, prior)), *vocabularies)
 
-    def align(self, source: Sentences, target: Sentences) -> Aligned:
+    def align(self, source: Sentences, target: Sentences) -> CorpusAlignment:
         """The links of sentence pairs, with their posteriors."""
-        corpus = WordPairs.of(zip(_ids(self.source, source), _ids(self.target, target), strict=True))
+        corpus = WordPairs.gather(zip(_ids(self.source, source), _ids(self.target, target), strict=True))
         theta, null = self.model.theta, self.model.theta.shape[0] - 1
-        cells, aligned = Cells(theta), Aligned.empty([*map(len, target)])
-        for numbers, x, y in corpus.shapes():
+        cells, aligned = Cells(theta), CorpusAlignment.empty([*map(len, target)])
+        for numbers, x, y in corpus.iterate_shapes():
             words = np.concatenate([x, np.full((len(x), 1), null)], axis=1)  # (n,L+1)
             joint = _looked_up(theta.data, cells, words, y)
             joint *= link_prior(x.shape[1], y.shape[1], self.model.null, self.model.diagonal)
@@ -65,18 +65,18 @@ class WordModel:
             linked = (best < x.shape[1]) & (total > 0)
             posterior = np.divide(joint.max(1), total, out=np.zeros_like(total), where=linked)
             for k, number in enumerate(numbers):
-                aligned.put(int(number), np.where(linked[k], best[k], -1), posterior[k])
+                aligned.set_links(int(number), np.where(linked[k], best[k], -1), posterior[k])
         return aligned
 
     def save(self, folder: Path) -> None:
         """The model last: a folder that has it has all."""
-        self.source.write(folder / "source.txt")
-        self.target.write(folder / "target.txt")
+        self.source.save(folder / "source.txt")
+        self.target.save(folder / "target.txt")
         self.model.save(folder / FILE)
 
     @classmethod
     def load(cls, folder: Path) -> "WordModel":
-        return cls(Ibm1.load(folder / FILE), Words.read(folder / "source.txt"), Words.read(folder / "target.txt"))
+        return cls(Ibm1.load(folder / FILE), Words.load(folder / "source.txt"), Words.load(folder / "target.txt"))
 
 
 def folder_name(source: Sentences, target: Sentences, *, diagonal: bool, prior: float | None = None) -> str:
@@ -97,12 +97,12 @@ def _options(diagonal: bool, prior: float | None) -> dict[str, Any]:
 
 def _looked_up(theta: np.ndarray, cells: Cells, x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """θ(y_t|x_l) of n pairs of one shape, (n,L,T); 0 where the two never occurred together."""
-    places = np.minimum(cells.of(x, y), len(theta) - 1)
+    places = np.minimum(cells.locate(x, y), len(theta) - 1)
     return np.where(cells.keys[places] == x[:, :, None] * cells.columns + y[:, None, :], theta[places], 0.0)
 
 
 def _words(sentences: Sentences) -> Words:
-    return Words.count(" ".join(words) for words in sentences)
+    return Words.from_lines(" ".join(words) for words in sentences)
 
 
 def _ids(vocabulary: Words, sentences: Sentences) -> list[Sequence[int]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnlab.aligning.extraction import PairReader, Seen, Sentences, numbered, padded
 from attnlab.analysis.alignment import NOWHERE
-from attnlab.analysis.words import numbered as numbered_by_marks
+from attnlab.analysis.words import number_words as numbered_by_marks
 from attnlab.huggingface.recorder import record
 from attnlab.recording import probe
 from attnlab.tasks.synthetic import Synthetic
@@ -78,7 +78,7 @@ def pretrained_reader(name: str, source: Sentences, target: Sentences, *, device
         return Seen(found, labels.to(device), padded(keys).to(device), words)
 
     lengths = [np.array([len(of) for of in side], dtype=np.int64) for side in owned]
-    return _reader(source, target, lengths, inputs.positions(model), see)
+    return _reader(source, target, lengths, inputs.count_positions(model), see)
 
 
 SIDES = ("text", "text_target")  # what tokenizers call source and target

@@ -66,11 +66,11 @@ def shuffled_baseline(
     if not bool(seen.any()):
         raise ValueError("there is no row with a position: nothing can be shuffled")
     kept = seen.any(-1)
-    draws = [agreement(u, shuffled(v, seen, seed=seed + k), top, seen)[kept] for k in range(repeats)]
+    draws = [agreement(u, shuffle_rows(v, seen, seed=seed + k), top, seen)[kept] for k in range(repeats)]
     return torch.stack(draws).double().mean()
 
 
-def shuffled(v: Tensor, mask: Tensor | None = None, *, seed: int = 0) -> Tensor:
+def shuffle_rows(v: Tensor, mask: Tensor | None = None, *, seed: int = 0) -> Tensor:
     """v with the values of each row in random order; masked positions are left alone. The same on every device."""
     mask = torch.ones_like(v, dtype=torch.bool) if mask is None else mask.expand(v.shape)
     draw = torch.rand(v.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(v.device)
@@ -80,7 +80,7 @@ def shuffled(v: Tensor, mask: Tensor | None = None, *, seed: int = 0) -> Tensor:
     return v.gather(-1, place.scatter(-1, placed, taken))
 
 
-def contextualised(
+def contextualise_agreement(
     curve: Tensor | Sequence[float], performance: Tensor | Sequence[float], value: float
 ) -> float | None:
     """ξ: the performance p̂(τ) at the first τ at which the curve A(α, α̂(τ)) exceeds the value; None if it never does.

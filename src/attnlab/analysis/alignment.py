@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnlab.analysis.contribution import wide
+from attnlab.analysis.contribution import widen
 from attnlab.analysis.symmetrise import Link, Links
 
 NOWHERE = -1  # in a list of word numbers: a token that is of no word; in a list of choices: no link
@@ -40,17 +40,17 @@ def aer(links: Pair | Corpus, sure: Pair | Corpus, possible: Pair | Corpus) -> f
 
     possible may leave out what is sure.
     """
-    return rate("aer", counted(links, sure, possible))
+    return compute_rate("aer", count_links(links, sure, possible))
 
 
 def precision(links: Pair | Corpus, sure: Pair | Corpus, possible: Pair | Corpus) -> float:
     """Which share of the links is possible; the arguments are those of `aer`."""
-    return rate("precision", counted(links, sure, possible))
+    return compute_rate("precision", count_links(links, sure, possible))
 
 
 def recall(links: Pair | Corpus, sure: Pair | Corpus, possible: Pair | Corpus) -> float:
     """Which share of the sure links was found; the arguments are those of `aer`."""
-    return rate("recall", counted(links, sure, possible))
+    return compute_rate("recall", count_links(links, sure, possible))
 
 
 @dataclass(frozen=True)
@@ -78,8 +78,8 @@ def score(links: Corpus, sure: Corpus, possible: Corpus, *, bootstrap: int = 100
     """The rates of a corpus, with intervals from so many resamplings of its sentence pairs; 0: without."""
     if bootstrap < 0:
         raise ValueError(f"bootstrap={bootstrap} must be 0, for no interval, or a number of resamplings such as 1000")
-    counts = counted(links, sure, possible)
-    rate("aer", counts)
+    counts = count_links(links, sure, possible)
+    compute_rate("aer", counts)
     intervals = {}
     if bootstrap:
         draw = np.random.default_rng(seed)
@@ -90,7 +90,7 @@ def score(links: Corpus, sure: Corpus, possible: Corpus, *, bootstrap: int = 100
     return Score(**_rates(counts.sum(0)), intervals=intervals, pairs=len(counts), bootstrap=bootstrap)
 
 
-def counted(links: Pair | Corpus, sure: Pair | Corpus, possible: Pair | Corpus) -> np.ndarray:
+def count_links(links: Pair | Corpus, sure: Pair | Corpus, possible: Pair | Corpus) -> np.ndarray:
     """|A|, |S|, |A∩S| and |A∩P| of each sentence pair, (pairs, 4): all that the rates need."""
     proposed, right, allowed = (_corpus(given) for given in (links, sure, possible))
     if not len(proposed) == len(right) == len(allowed):
@@ -102,7 +102,7 @@ def counted(links: Pair | Corpus, sure: Pair | Corpus, possible: Pair | Corpus) 
     return np.array(rows, dtype=np.int64).reshape(-1, 4)
 
 
-def rate(name: str, counts: np.ndarray) -> float:
+def compute_rate(name: str, counts: np.ndarray) -> float:
     """One of aer, precision and recall, from what `counted` counted."""
     found = _rates(counts.sum(0))[name]
     if math.isnan(found):
@@ -111,7 +111,7 @@ def rate(name: str, counts: np.ndarray) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Aligned:
+class CorpusAlignment:
     """For every target word of every sentence pair the source word it is linked to, or NOWHERE, and how strongly."""
 
     starts: np.ndarray  # (pairs+1,) where the target words of each pair begin
@@ -119,7 +119,7 @@ class Aligned:
     value: np.ndarray  # (words,) float32
 
     @classmethod
-    def empty(cls, lengths: Sequence[int]) -> "Aligned":
+    def empty(cls, lengths: Sequence[int]) -> "CorpusAlignment":
         """No link yet, of targets of so many words."""
         starts = np.concatenate([[0], np.cumsum(np.asarray(lengths, dtype=np.int64))])
         return cls(starts, np.full(starts[-1], NOWHERE, dtype=np.int32), np.zeros(starts[-1], dtype=np.float32))
@@ -127,7 +127,7 @@ class Aligned:
     def __len__(self) -> int:
         return len(self.starts) - 1
 
-    def put(self, pair: int, choice: np.ndarray, value: np.ndarray) -> None:
+    def set_links(self, pair: int, choice: np.ndarray, value: np.ndarray) -> None:
         """What the first target words of one pair are linked to; what goes beyond its last one is padding."""
         here = slice(self.starts[pair], min(self.starts[pair + 1], self.starts[pair] + len(choice)))
         self.choice[here], self.value[here] = (x[: here.stop - here.start] for x in (choice, value))
@@ -153,12 +153,12 @@ def word_maps(maps: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
     NOWHERE is of no word. A key word without a key is −∞, a row word without a row is 0 elsewhere.
     """
     of_row, of_key = _membership(rows), _membership(keys)  # (b,I,i), (b,J,j)
-    share = (of_row / of_row.sum(-1, keepdim=True).clamp_min(1)).to(wide(maps))
-    made = share @ wide(maps) @ of_key.to(wide(maps)).mT
+    share = (of_row / of_row.sum(-1, keepdim=True).clamp_min(1)).to(widen(maps))
+    made = share @ widen(maps) @ of_key.to(widen(maps)).mT
     return made.masked_fill(~of_key.any(-1).unsqueeze(1), -torch.inf)
 
 
-def chosen_words(maps: Tensor, rows: Tensor, keys: Tensor, words: int) -> tuple[Tensor, Tensor]:
+def choose_words(maps: Tensor, rows: Tensor, keys: Tensor, words: int) -> tuple[Tensor, Tensor]:
     """The source word that each target word is linked to, or NOWHERE, and the value of its map; (b,I) each.
 
     words   keys numbered from there on are special tokens: what chooses them is linked to nothing
@@ -168,7 +168,7 @@ def chosen_words(maps: Tensor, rows: Tensor, keys: Tensor, words: int) -> tuple[
     return best.masked_fill(~linked, NOWHERE), value
 
 
-def rows_of(labels: Tensor, setting: str) -> Tensor:
+def assign_rows(labels: Tensor, setting: str) -> Tensor:
     """The word that each decoder row stands for, given the word of the piece that it predicts; (b,i) both."""
     if setting == "awo":
         return labels

@@ -2,19 +2,19 @@
 
 from torch import Tensor
 
-from attnlab.analysis.contribution import wide
+from attnlab.analysis.contribution import widen
 from attnlab.records.record import Layer
 
 
-def normed(layer: Layer, norm: str, x: Tensor, *, rows: slice = slice(None), scaled: bool = True) -> Tensor:
+def apply_norm(layer: Layer, norm: str, x: Tensor, *, rows: slice = slice(None), scaled: bool = True) -> Tensor:
     """γ·(x − mean x) or γ·x, over σ_i if scaled: then x is (b,i,k,e), its queries those in rows."""
-    gain = wide(part(layer, f"{norm}.gain"))
-    if bool(part(layer, f"{norm}.centred")):
+    gain = widen(read_part(layer, f"{norm}.gain"))
+    if bool(read_part(layer, f"{norm}.centred")):
         x = x - x.mean(-1, keepdim=True)
-    return x * gain * part(layer, f"{norm}.scale")[:, rows, None] if scaled else x * gain
+    return x * gain * read_part(layer, f"{norm}.scale")[:, rows, None] if scaled else x * gain
 
 
-def part(layer: Layer, name: str) -> Tensor:
+def read_part(layer: Layer, name: str) -> Tensor:
     """A part of the block around the attention, or a sentence on why it is not there."""
     if name in layer.around:
         return layer.around[name]

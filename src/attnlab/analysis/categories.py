@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnlab.analysis.words import BEGINS, bare
+from attnlab.analysis.words import BEGINS, strip_marks
 
 SPECIAL, PUNCTUATION, OTHER = "special", "punctuation", "other"
 MARKS = " " + "".join(BEGINS)  # a piece of nothing else is none of a text
@@ -28,19 +28,19 @@ class Categories:
     of_token: Tensor  # (vocabulary,) the place of each token's category in names
 
     @classmethod
-    def usual(cls, pieces: Sequence[str], special: Collection[int]) -> "Categories":
+    def default(cls, pieces: Sequence[str], special: Collection[int]) -> "Categories":
         """Special tokens by their numbers, punctuation by what the pieces are made of, and all the others."""
         numbers = [0 if token in special else 1 if is_punctuation(piece) else 2 for token, piece in enumerate(pieces)]
         return cls((SPECIAL, PUNCTUATION, OTHER), torch.tensor(numbers))
 
     @classmethod
-    def own(cls, groups: Mapping[str, Collection[str]], pieces: Sequence[str]) -> "Categories":
+    def from_groups(cls, groups: Mapping[str, Collection[str]], pieces: Sequence[str]) -> "Categories":
         """Groups of tokens by name; a token that the vocabulary does not have is an error."""
         names = (*(name for name in groups if name != OTHER), OTHER)
         of_token = torch.full((len(pieces),), len(names) - 1)
         places: dict[str, list[int]] = {}
         for token, piece in enumerate(pieces):
-            for text in {piece, bare(piece)}:
+            for text in {piece, strip_marks(piece)}:
                 places.setdefault(text, []).append(token)
         for number, name in enumerate(names[:-1]):
             for text in groups[name]:
@@ -50,7 +50,7 @@ class Categories:
         return cls(names, of_token)
 
 
-def parse(text: str, where: str) -> dict[str, list[str]]:
+def parse_categories(text: str, where: str) -> dict[str, list[str]]:
     """The categories of a file's text; where: what it is called in errors."""
     groups: dict[str, list[str]] = {}
     for number, line in enumerate(text.splitlines(), start=1):
@@ -76,5 +76,5 @@ def parse(text: str, where: str) -> dict[str, list[str]]:
 
 def is_punctuation(piece: str) -> bool:
     """Nothing but punctuation and symbols, the marks of the tokenizer aside."""
-    text = bare(piece).strip(MARKS) or piece.strip(MARKS)
+    text = strip_marks(piece).strip(MARKS) or piece.strip(MARKS)
     return bool(text) and all(unicodedata.category(character)[0] in "PS" for character in text)

@@ -40,7 +40,7 @@ def norms(layer: Layer, *, impl: Impl = "auto") -> "Norms":
 
     impl   "reference": plain PyTorch; "fused": a Triton pass for each map; "auto": that on a GPU, where it can
     """
-    check(layer)
+    check_linear(layer)
     keys = Keys(layer, impl)
     b, h, j, _ = keys.values.shape
     rows = max(ROWS, AT_ONCE // max(1, b * h * j)) if keys.values.is_cuda else ROWS
@@ -52,7 +52,7 @@ class Keys:
 
     def __init__(self, layer: Layer, impl: Impl = "auto") -> None:
         self.kernel = _kernel(layer, impl)
-        self.values, self.projection = wide(layer.values), wide(layer.output_weight)  # (b,h,j,d), (h,d,e)
+        self.values, self.projection = widen(layer.values), widen(layer.output_weight)  # (b,h,j,d), (h,d,e)
 
     @cached_property
     def value(self) -> Tensor:
@@ -158,7 +158,7 @@ class Norms:
         return self.keys.values.new_empty(b, self._queries, j)
 
 
-def check(layer: Layer) -> None:
+def check_linear(layer: Layer) -> None:
     """Refuse a layer whose output is no sum over its keys."""
     if layer.mixed is not layer.context and not torch.equal(layer.mixed, layer.context):
         raise ValueError(
@@ -182,7 +182,7 @@ def _kernel(layer: Layer, impl: Impl) -> ModuleType | None:
     return None if reason else contribution_kernel
 
 
-def wide(x: Tensor) -> Tensor:
+def widen(x: Tensor) -> Tensor:
     """x in at least float32: what norms are made in."""
     return x if x.dtype == torch.float64 else x.float()
 

@@ -18,8 +18,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from attnlab.analysis.contribution import norms, wide
-from attnlab.analysis.words import by_word, numbered, texts
+from attnlab.analysis.contribution import norms, widen
+from attnlab.analysis.words import join_pieces, number_words, pool_by_word
 from attnlab.records.record import KINDS, Layer, Record
 
 Words = Mapping[str, Sequence[Sequence[int]]]  # for each sequence and example, the number of each token's word
@@ -50,7 +50,7 @@ def contribution(
         raise ValueError("heads= chooses heads, and level='layer' has them together; leave one of them out")
     frames: list[pd.DataFrame] = []
     rows = 0
-    for layer in chosen(record, kinds, layers):
+    for layer in select_layers(record, kinds, layers):
         for frame in _frames(record, layer, level, heads, words):
             rows += len(frame)
             if rows > limit:
@@ -63,7 +63,7 @@ def contribution(
     return table.astype(dict.fromkeys(("kind", "query_token", "key_token"), "category"))
 
 
-def chosen(record: Record, kinds: Collection[str] | None, layers: Collection[int] | None) -> Iterator[Layer]:
+def select_layers(record: Record, kinds: Collection[str] | None, layers: Collection[int] | None) -> Iterator[Layer]:
     """The layers asked for, each made when its turn comes."""
     there = record.kinds
     if not there:
@@ -97,7 +97,7 @@ class TokenSide:
         return self.places.numpy() if self.words is None else np.arange(len(self.labels))
 
 
-def side(record: Record, name: str, example: int, length: int, words: bool | Words) -> TokenSide:
+def read_side(record: Record, name: str, example: int, length: int, words: bool | Words) -> TokenSide:
     """One side of one example; name: "source" or "target"."""
     mask = record.masks.get(name)
     places = torch.arange(length) if mask is None else mask[example].cpu().nonzero().flatten()
@@ -108,14 +108,14 @@ def side(record: Record, name: str, example: int, length: int, words: bool | Wor
     if words is True:
         if name not in record.words:
             raise ValueError(f"the record has no text of its {name}; words= can also number the word of each token")
-        numbers = numbered(labels)
+        numbers = number_words(labels)
     elif name not in words:
         raise ValueError(f"words= numbers no words of the {name}")
     else:
         numbers = list(words[name][example])
     if len(numbers) != len(labels):
         raise ValueError(f"words= has {len(numbers)} numbers for the {len(labels)} tokens of {name} {example}")
-    return TokenSide(places, numbers, np.array(texts(labels, numbers), dtype=object))
+    return TokenSide(places, numbers, np.array(join_pieces(labels, numbers), dtype=object))
 
 
 def _pieces(record: Record, name: str, example: int, length: int) -> Sequence[str]:
@@ -133,14 +133,16 @@ def _frames(
     found = norms(layer)
     if level == "head":
         numbers = _heads(layer, heads)
-        maps = [wide(layer.weights)[:, numbers], found.head[:, numbers]]  # (b,h,i,j)
+        maps = [widen(layer.weights)[:, numbers], found.head[:, numbers]]  # (b,h,i,j)
     else:
         numbers = [0]
         maps = [found.weight[:, None], found.layer[:, None]]
     b, _, i, j = maps[0].shape
     seen = layer.mask.expand(b, 1, i, j)
     for example in range(b):
-        query, key = (side(record, name, example, n, words) for name, n in zip(KINDS[layer.kind], (i, j), strict=True))
+        query, key = (
+            read_side(record, name, example, n, words) for name, n in zip(KINDS[layer.kind], (i, j), strict=True)
+        )
         weight, norm, visible = (_cut(x[example], query, key) for x in (*maps, seen.to(maps[0].dtype)))
         rows, columns = (visible[0] > 0).nonzero().T.cpu().numpy()
         where = {"example": example, "kind": layer.kind, "layer": layer.index}
@@ -156,7 +158,7 @@ def _frames(
 def _cut(x: Tensor, query: TokenSide, key: TokenSide) -> Tensor:
     """A map (h,i,j) without padding, and of words where rows are words."""
     x = x[:, query.places.to(x.device)][:, :, key.places.to(x.device)]
-    return x if query.words is None or key.words is None else by_word(x, query.words, key.words)
+    return x if query.words is None or key.words is None else pool_by_word(x, query.words, key.words)
 
 
 def _flat(x: Tensor, visible: Tensor) -> np.ndarray:

@@ -32,8 +32,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from attnlab.analysis.contribution import wide
-from attnlab.analysis.sums import Sums, checked_record, live, mean_over_queries, seen
+from attnlab.analysis.contribution import widen
+from attnlab.analysis.sums import Sums, build_pair_mask, check_record, mean_over_queries, read_token_masks
 from attnlab.records.record import KINDS, Layer, Record
 
 Impl = Literal["auto", "reference", "fused"]
@@ -60,7 +60,7 @@ def pair_entropy(weights: Tensor, mask: Tensor | None = None, *, impl: Impl = "a
     """Σ_i H(½(p_a,i + p_b,i)), (b,h,h) in float64; on its diagonal the entropies of the heads themselves."""
     if impl not in get_args(Impl):
         raise ValueError(f"impl must be one of {', '.join(get_args(Impl))}, not {impl!r}")
-    counted = _counted(weights, mask)
+    counted = _expand_mask(weights, mask)
     if impl == "fused" or (impl == "auto" and weights.is_cuda):
         from attnlab.analysis import diversity_kernel
 
@@ -87,12 +87,12 @@ def entropy(p: Tensor) -> Tensor:
 
 def diversity(record: Record) -> pd.DataFrame:
     """A row for every two heads a < b of every layer: see `Diversity.pairs`."""
-    return _added(record).pairs()
+    return _collect(record).pairs()
 
 
 def heads(record: Record, *, ignore: Collection[int] = (), dead_below: float = 0.1) -> pd.DataFrame:
     """A row for every head: see `Diversity.heads`."""
-    return _added(record, ignore=ignore).heads(dead_below=dead_below)
+    return _collect(record, ignore=ignore).heads(dead_below=dead_below)
 
 
 class Diversity(Sums):
@@ -108,14 +108,14 @@ class Diversity(Sums):
     @torch.no_grad()
     def add(self, record: Record) -> None:
         """Count the examples of one more record; one that is all padding is none."""
-        for layer in checked_record(record, "diversity").layers:
-            queries, keys = live(record, layer)
-            counted = seen(layer, queries, keys).expand(-1, 1, queries.shape[1], -1)
-            self._layer(layer, counted, keys, keys & self._looked_at(record, layer))
+        for layer in check_record(record, "diversity").layers:
+            queries, keys = read_token_masks(record, layer)
+            counted = build_pair_mask(layer, queries, keys).expand(-1, 1, queries.shape[1], -1)
+            self._layer(layer, counted, keys, keys & self._find_considered(record, layer))
             if "ablated_nll" in layer.extras:
                 dearer = layer.extras["ablated_nll"].double() - layer.extras["nll"].double()[:, None]  # (b,h)
-                self.note(layer, "ablation", dearer.sum(0))
-                self.note(layer, "scored", layer.extras["scored"].sum())
+                self.accumulate(layer, "ablation", dearer.sum(0))
+                self.accumulate(layer, "scored", layer.extras["scored"].sum())
 
     def pairs(self) -> pd.DataFrame:
         """kind, layer, head_a < head_b, jsd (nats, over a sentence), jsd_per_query (nats), jsd_bits (over a sentence).
@@ -123,9 +123,9 @@ class Diversity(Sums):
         Table 4's figure, over all pairs of heads of all layers of all kinds, is the mean of the column jsd.
         """
         frames = []
-        for kind, layer in self.layers():
-            examples = self.of(kind, layer, "examples").clamp_min(1)
-            jsd, per_query = (self.of(kind, layer, what) / examples for what in ("jsd", "jsd_per_query"))
+        for kind, layer in self.list_layers():
+            examples = self.get(kind, layer, "examples").clamp_min(1)
+            jsd, per_query = (self.get(kind, layer, what) / examples for what in ("jsd", "jsd_per_query"))
             a, b = torch.triu_indices(len(jsd), len(jsd), offset=1)
             columns = {"kind": kind, "layer": layer, "head_a": a.numpy(), "head_b": b.numpy()}
             columns |= {"jsd": jsd[a, b].numpy(), "jsd_per_query": per_query[a, b].numpy()}
@@ -135,42 +135,42 @@ class Diversity(Sums):
     def heads(self, *, dead_below: float = 0.1) -> pd.DataFrame:
         """kind, layer, head and the columns described above; ablation_nats only where it was measured."""
         frames = []
-        for kind, layer in self.layers():
-            examples = self.of(kind, layer, "examples").clamp_min(1)
-            columns = {name: (self.of(kind, layer, name) / examples).numpy() for name in MEASURES}
-            output = self.of(kind, layer, "output")
+        for kind, layer in self.list_layers():
+            examples = self.get(kind, layer, "examples").clamp_min(1)
+            columns = {name: (self.get(kind, layer, name) / examples).numpy() for name in MEASURES}
+            output = self.get(kind, layer, "output")
             share = output / output.sum().clamp_min(torch.finfo(output.dtype).tiny)
             columns |= {"output_share": share.numpy(), "dead": (share < dead_below / len(share)).numpy()}
             if self.has(kind, layer, "ablation"):
-                scored = self.of(kind, layer, "scored").clamp_min(1)
-                columns["ablation_nats"] = (self.of(kind, layer, "ablation") / scored).numpy()
+                scored = self.get(kind, layer, "scored").clamp_min(1)
+                columns["ablation_nats"] = (self.get(kind, layer, "ablation") / scored).numpy()
             frames.append(pd.DataFrame({"kind": kind, "layer": layer, "head": range(len(share))} | columns))
         return pd.concat(frames, ignore_index=True)
 
-    def _layer(self, layer: Layer, counted: Tensor, keys: Tensor, looked_at: Tensor) -> None:
+    def _layer(self, layer: Layer, counted: Tensor, keys: Tensor, considered: Tensor) -> None:
         b, h, i, _ = layer.context.shape
         queries = counted[:, 0].any(-1)  # (b,i) that see something
         count = queries.sum(1).clamp_min(1)
         first = keys.int().argmax(1)[:, None, None, None].expand(b, h, i, 1)
         entropies = torch.zeros(b, h, h, dtype=torch.float64, device=keys.device)
-        confidence, first_share = (wide(layer.context).new_zeros(b, h, i) for _ in range(2))
+        confidence, first_share = (widen(layer.context).new_zeros(b, h, i) for _ in range(2))
         for rows, weights in layer.chunks():
             entropies += pair_entropy(weights, counted[:, :, rows])
-            part = wide(weights).where(counted[:, :, rows], 0.0)
+            part = widen(weights).where(counted[:, :, rows], 0.0)
             first_share[:, :, rows] = part.gather(-1, first[:, :, rows])[..., 0]
             part = part.abs()
             size = part.sum(-1).clamp_min(torch.finfo(part.dtype).tiny)
-            confidence[:, :, rows] = part.where(looked_at[:, None, None], 0.0).amax(-1) / size
+            confidence[:, :, rows] = part.where(considered[:, None, None], 0.0).amax(-1) / size
         divergence = _divergence(entropies)
-        self.note(layer, "jsd", divergence.sum(0))
-        self.note(layer, "jsd_per_query", (divergence / count[:, None, None]).sum(0))
-        self.note(layer, "examples", queries.any(1).sum())
-        self.note(layer, "entropy_nats", (entropies.diagonal(dim1=1, dim2=2) / count[:, None]).sum(0))
-        self.note(layer, "confidence", mean_over_queries(confidence, queries).sum(0))
-        self.note(layer, "first_token_share", mean_over_queries(first_share, queries).sum(0))
-        self.note(layer, "output", mean_over_queries(output_norms(layer), queries).sum(0))
+        self.accumulate(layer, "jsd", divergence.sum(0))
+        self.accumulate(layer, "jsd_per_query", (divergence / count[:, None, None]).sum(0))
+        self.accumulate(layer, "examples", queries.any(1).sum())
+        self.accumulate(layer, "entropy_nats", (entropies.diagonal(dim1=1, dim2=2) / count[:, None]).sum(0))
+        self.accumulate(layer, "confidence", mean_over_queries(confidence, queries).sum(0))
+        self.accumulate(layer, "first_token_share", mean_over_queries(first_share, queries).sum(0))
+        self.accumulate(layer, "output", mean_over_queries(output_norms(layer), queries).sum(0))
 
-    def _looked_at(self, record: Record, layer: Layer) -> Tensor:
+    def _find_considered(self, record: Record, layer: Layer) -> Tensor:
         """Which keys confidence looks at, (b,j)."""
         side = KINDS[layer.kind][1]
         if not self.ignore:
@@ -186,7 +186,7 @@ MEASURES = ("confidence", "entropy_nats", "first_token_share")
 
 def output_norms(layer: Layer) -> Tensor:
     """‖mixed_hi W_h‖, what each head adds to the output of each query, (b,h,i)."""
-    mixed, projection = wide(layer.mixed), wide(layer.output_weight)
+    mixed, projection = widen(layer.mixed), widen(layer.output_weight)
     square = ((mixed @ (projection @ projection.mT)) * mixed).sum(-1)
     return square.clamp_min(0.0).sqrt()
 
@@ -197,13 +197,13 @@ def _divergence(entropies: Tensor) -> Tensor:
     return (entropies - (own[:, :, None] + own[:, None, :]) / 2).clamp_min(0.0)
 
 
-def _added(record: Record, **options: Collection[int]) -> Diversity:
+def _collect(record: Record, **options: Collection[int]) -> Diversity:
     found = Diversity(**options)
     found.add(record)
     return found
 
 
-def _counted(weights: Tensor, mask: Tensor | None) -> Tensor | None:
+def _expand_mask(weights: Tensor, mask: Tensor | None) -> Tensor | None:
     """The mask as (b,1,i,j); refuses what does not fit."""
     if not isinstance(weights, Tensor):
         raise TypeError(f"weights must be a torch tensor, not {type(weights).__name__}: say torch.as_tensor(weights)")
@@ -226,7 +226,7 @@ def _by_definition(weights: Tensor, counted: Tensor | None) -> Tensor:
     rows = max(1, AT_ONCE.get(weights.device.type, 2**18) // max(1, b * h * j))
     for start in range(0, i, rows):
         some = slice(start, start + rows)
-        part = wide(weights[:, :, some])
+        part = widen(weights[:, :, some])
         p = distribution(part if counted is None else part.where(counted[:, :, some], 0.0))
         for a in range(h):
             found[:, a, a:] += entropy((p[:, a : a + 1] + p[:, a:]) / 2).sum(-1)

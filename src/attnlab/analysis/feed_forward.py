@@ -17,40 +17,40 @@ no Gram form, and the vectors of some queries at a time are made: O(i j e f) ope
 import torch
 from torch import Tensor
 
-from attnlab.analysis.block import normed, part
-from attnlab.analysis.contribution import wide
+from attnlab.analysis.block import apply_norm, read_part
+from attnlab.analysis.contribution import widen
 from attnlab.records.record import Layer
 
 HELD = 2**24  # numbers of one tensor of vectors
 
 
-def passed(layer: Layer, c: Tensor, rows: slice, to: str) -> Tensor:
+def pass_through(layer: Layer, c: Tensor, rows: slice, to: str) -> Tensor:
     """Vectors c (b,i,k,e), before the norm, as they leave the feed-forward; of the queries in rows."""
-    m = normed(layer, "norm", c, rows=rows)
-    slope = part(layer, "feed_forward.slope")[:, rows, None]  # (b,i,1,f)
-    inner = (m @ wide(part(layer, "feed_forward.inner"))) * slope
+    m = apply_norm(layer, "norm", c, rows=rows)
+    slope = read_part(layer, "feed_forward.slope")[:, rows, None]  # (b,i,1,f)
+    inner = (m @ widen(read_part(layer, "feed_forward.inner"))) * slope
     if "feed_forward.factor" in layer.around:
-        factor_slope = part(layer, "feed_forward.factor_slope")[:, rows, None]
-        inner += (m @ wide(part(layer, "feed_forward.factor"))) * factor_slope
-    made = inner @ wide(part(layer, "feed_forward.output"))  # (b,i,k,e)
+        factor_slope = read_part(layer, "feed_forward.factor_slope")[:, rows, None]
+        inner += (m @ widen(read_part(layer, "feed_forward.factor"))) * factor_slope
+    made = inner @ widen(read_part(layer, "feed_forward.output"))  # (b,i,k,e)
     if to == "feed-forward":
         return made
-    pre = bool(part(layer, "feed_forward.pre"))
+    pre = bool(read_part(layer, "feed_forward.pre"))
     made = made + (c if pre else m)
-    return made if pre or to != "block" else normed(layer, "closing", made, rows=rows)
+    return made if pre or to != "block" else apply_norm(layer, "closing", made, rows=rows)
 
 
 def norms_after(layer: Layer, to: str, *, diagonal: bool) -> Tensor:
     """(b,i,j); the residual is on the diagonal if there is one."""
-    f = wide(layer.values) @ wide(layer.output_weight)  # (b,h,j,e)
+    f = widen(layer.values) @ widen(layer.output_weight)  # (b,h,j,e)
     b, _, j, e = f.shape
-    residual = wide(part(layer, "residual"))
-    width = max(e, part(layer, "feed_forward.inner").shape[-1])
+    residual = widen(read_part(layer, "residual"))
+    width = max(e, read_part(layer, "feed_forward.inner").shape[-1])
     size = max(1, HELD // (b * j * width))
     made = f.new_empty(b, layer.context.shape[2], j)
     for rows, weights in layer.chunks(size):
-        c = torch.einsum("bhij,bhje->bije", wide(weights), f)
+        c = torch.einsum("bhij,bhje->bije", widen(weights), f)
         if diagonal:
             c[:, :, rows].diagonal(dim1=1, dim2=2).add_(residual[:, rows].mT)
-        made[:, rows] = passed(layer, c, rows, to).norm(dim=-1)
+        made[:, rows] = pass_through(layer, c, rows, to).norm(dim=-1)
     return made

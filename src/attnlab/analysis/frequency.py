@@ -21,7 +21,7 @@ class Frequency:
     single: Tensor  # (bins,) bool: all its tokens have one rank
 
     @classmethod
-    def of(cls, counts: Tensor, here: Tensor | None = None) -> "Frequency":
+    def from_counts(cls, counts: Tensor, here: Tensor | None = None) -> "Frequency":
         """From counts (vocabulary,), 0 where not known; here: the counts in the corpus read, if these are another's."""
         known = counts > 0
         if not known.any():
@@ -41,7 +41,7 @@ class Frequency:
         return cls(of_token, torch.from_numpy(np.bincount(bins) == 1))
 
 
-def parse(text: str, pieces: Sequence[str], where: str) -> Tensor:
+def parse_counts(text: str, pieces: Sequence[str], where: str) -> Tensor:
     """The counts (vocabulary,) that a file's text gives; where: what it is called in errors."""
     counts = [0] * len(pieces)
     places: Mapping[str, int] = {piece: token for token, piece in enumerate(pieces)}

@@ -29,9 +29,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from attnlab.analysis.contribution import wide
+from attnlab.analysis.contribution import widen
 from attnlab.analysis.rank import composite_norm, residual
-from attnlab.analysis.sums import Sums, checked_record, live, mean_over_queries, seen
+from attnlab.analysis.sums import Sums, build_pair_mask, check_record, mean_over_queries, read_token_masks
 from attnlab.records.record import Record
 
 SOFTMAX = {"softmax", "dot", "realformer", "coda", "coda-cs"}  # mechanisms whose weights are the softmax of some logits
@@ -93,23 +93,23 @@ class Jacobians(Sums):
     @torch.no_grad()
     def add(self, record: Record) -> None:
         """Count the examples of one more record of a softmax attention."""
-        mechanism = str(checked_record(record, "jacobians").meta.get("mechanism", ""))
+        mechanism = str(check_record(record, "jacobians").meta.get("mechanism", ""))
         if not {name.strip() for name in mechanism.split(",")} <= SOFTMAX:
             raise ValueError(
                 f"the Jacobian is read off weights that are a softmax; those of {mechanism or 'this record'} are not "
                 f"known to be (those of {', '.join(sorted(SOFTMAX))} are)"
             )
         for layer in record.layers:
-            counted = seen(layer, *live(record, layer)).expand(-1, 1, layer.context.shape[2], -1)
+            counted = build_pair_mask(layer, *read_token_masks(record, layer)).expand(-1, 1, layer.context.shape[2], -1)
             keys = counted.sum(-1).clamp_min(1)  # (b,1,i)
             queries = counted[:, 0].any(-1)
-            size = wide(layer.context).new_zeros(layer.context.shape[:3])
+            size = widen(layer.context).new_zeros(layer.context.shape[:3])
             for rows, weights in layer.chunks():
-                size[:, :, rows] = softmax_jacobian_size(wide(weights).where(counted[:, :, rows], 0.0))
+                size[:, :, rows] = softmax_jacobian_size(widen(weights).where(counted[:, :, rows], 0.0))
             largest = largest_jacobian_size(keys.to(size.dtype)).expand_as(size)
-            self.note(layer, "size", mean_over_queries(size, queries).sum(0))
-            self.note(layer, "largest", mean_over_queries(largest, queries).sum(0))
-            self.note(layer, "examples", queries.any(1).sum())
+            self.accumulate(layer, "size", mean_over_queries(size, queries).sum(0))
+            self.accumulate(layer, "largest", mean_over_queries(largest, queries).sum(0))
+            self.accumulate(layer, "examples", queries.any(1).sum())
 
     def table(self) -> pd.DataFrame:
         """kind, layer, head, jacobian_size = Σ|J|, largest_size, what it is for uniform weights, and their quotient.
@@ -117,9 +117,9 @@ class Jacobians(Sums):
         Each is the mean over sentences of the mean over their queries.
         """
         frames = []
-        for kind, layer in self.layers():
-            count = self.of(kind, layer, "examples").clamp_min(1)
-            size, largest = (self.of(kind, layer, what) / count for what in ("size", "largest"))
+        for kind, layer in self.list_layers():
+            count = self.get(kind, layer, "examples").clamp_min(1)
+            size, largest = (self.get(kind, layer, what) / count for what in ("size", "largest"))
             columns = {"jacobian_size": size.numpy(), "largest_size": largest.numpy()}
             columns["share_of_largest"] = (size / largest).numpy()
             frames.append(pd.DataFrame({"kind": kind, "layer": layer, "head": range(len(size))} | columns))
@@ -149,17 +149,17 @@ def smallest_gamma(record: Record, projections: Mapping[str, Mapping[str, Tensor
     The lemma knows no biases and no padding; the model's biases are in the states that are measured here.
     """
     frames = []
-    for layer in checked_record(record, "smallest_gamma").layers:
+    for layer in check_record(record, "smallest_gamma").layers:
         if layer.kind == "cross":
             continue
         if layer.name not in projections:
             raise ValueError(f"no projections of {layer.name}; attnlab.recording.gradients.projections returns them")
-        queries, _ = live(record, layer)
+        queries, _ = read_token_masks(record, layer)
         query, key, value = (
-            wide(projections[layer.name][name]).to(queries.device) for name in ("query", "key", "value")
+            widen(projections[layer.name][name]).to(queries.device) for name in ("query", "key", "value")
         )
-        made = composite_norm(residual(wide(layer.context), queries[:, None].expand(layer.context.shape[:3])))  # (b,h)
-        cubed = composite_norm(residual(wide(layer.inputs), queries)) ** 3  # (b,)
+        made = composite_norm(residual(widen(layer.context), queries[:, None].expand(layer.context.shape[:3])))  # (b,h)
+        cubed = composite_norm(residual(widen(layer.inputs), queries)) ** 3  # (b,)
         terms = (
             residual_bound(1.0, float((q @ k.T).abs().sum(0).amax()), float(composite_norm(v)), 1.0, v.shape[1])
             for q, k, v in zip(query, key, value, strict=True)

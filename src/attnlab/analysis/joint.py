@@ -34,7 +34,7 @@ class Octaves:
     def size(self) -> int:
         return (self.high - self.low) << self.bits
 
-    def number(self, x: Tensor) -> Tensor:
+    def find_bins(self, x: Tensor) -> Tensor:
         """The bin of each x ≥ 0, int32: the leading bits of a float32 rise with it."""
         leading = x.float().contiguous().view(torch.int32) >> (MANTISSA - self.bits)
         return leading.sub_((self.low + BIAS) << self.bits).clamp_(0, self.size - 1)

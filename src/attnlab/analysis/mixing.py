@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from attnlab.analysis import feed_forward
-from attnlab.analysis.block import normed, part
-from attnlab.analysis.contribution import check, norms, wide
+from attnlab.analysis.block import apply_norm, read_part
+from attnlab.analysis.contribution import check_linear, norms, widen
 from attnlab.records.record import KINDS, Layer
 
 
@@ -60,7 +60,7 @@ def is_cross(layer: Layer) -> bool:
     return query != key
 
 
-def of_weights(layer: Layer, *, residual: bool) -> Mixing:
+def map_weights(layer: Layer, *, residual: bool) -> Mixing:
     """The mean weight over heads; with a residual that counts as much: α/2 + [i=j]/2."""
     weights = mean_weights(layer)
     own = torch.zeros_like(weights[..., 0])
@@ -75,19 +75,19 @@ def of_weights(layer: Layer, *, residual: bool) -> Mixing:
 
 def mean_weights(layer: Layer) -> Tensor:
     """The mean of α over heads, (b,i,j), where there need be no contributions."""
-    return torch.cat([wide(weights).mean(1) for _, weights in layer.chunks()], dim=1)
+    return torch.cat([widen(weights).mean(1) for _, weights in layer.chunks()], dim=1)
 
 
-def of_norms(layer: Layer, *, residual: bool, norm: bool) -> Mixing:
+def map_norms(layer: Layer, *, residual: bool, norm: bool) -> Mixing:
     """‖N_i(Σ_h α f_h(x_j) + [i=j] r_i)‖, without r or without N where they are not asked for."""
-    check(layer)
-    projection = wide(layer.output_weight)
-    r = wide(part(layer, "residual")) if residual else torch.zeros_like(wide(layer.outputs))
+    check_linear(layer)
+    projection = widen(layer.output_weight)
+    r = widen(read_part(layer, "residual")) if residual else torch.zeros_like(widen(layer.outputs))
     scale = r.new_ones(())
     if norm:
-        projection, r = (normed(layer, "norm", x, scaled=False) for x in (projection, r))
-        scale = part(layer, "norm.scale")  # (b,i,1)
-    own, others = split(replace(layer, output_weight=projection), r)
+        projection, r = (apply_norm(layer, "norm", x, scaled=False) for x in (projection, r))
+        scale = read_part(layer, "norm.scale")  # (b,i,1)
+    own, others = split_own(replace(layer, output_weight=projection), r)
     own, others = (scale * own).norm(dim=-1), (scale * others).norm(dim=-1)
     made = norms(replace(layer, output_weight=projection)).layer * scale
     if is_cross(layer):
@@ -96,23 +96,23 @@ def of_norms(layer: Layer, *, residual: bool, norm: bool) -> Mixing:
     return Mixing(made, None, _ratio(others, own))
 
 
-def through_feed_forward(layer: Layer, *, to: str) -> Mixing:
+def map_feed_forward(layer: Layer, *, to: str) -> Mixing:
     """The same, followed through the feed-forward: see attnlab.analysis.feed_forward."""
-    check(layer)
-    pair = torch.stack(split(layer, wide(part(layer, "residual"))), dim=2)  # (b,i,2,e)
-    own, others = feed_forward.passed(layer, pair, slice(None), to).norm(dim=-1).unbind(2)
+    check_linear(layer)
+    pair = torch.stack(split_own(layer, widen(read_part(layer, "residual"))), dim=2)  # (b,i,2,e)
+    own, others = feed_forward.pass_through(layer, pair, slice(None), to).norm(dim=-1).unbind(2)
     made = feed_forward.norms_after(layer, to, diagonal=not is_cross(layer))
     return Mixing(made, own if is_cross(layer) else None, _ratio(others, own))
 
 
-def split(layer: Layer, residual: Tensor) -> tuple[Tensor, Tensor]:
+def split_own(layer: Layer, residual: Tensor) -> tuple[Tensor, Tensor]:
     """What a query's own token gave it, residual and all, and what the others did: two vectors, (b,i,e) each."""
-    projection = wide(layer.output_weight)
-    total = torch.einsum("bhid,hde->bie", wide(layer.context), projection)
+    projection = widen(layer.output_weight)
+    total = torch.einsum("bhid,hde->bie", widen(layer.context), projection)
     if is_cross(layer):
         return residual, total
     at_itself = torch.cat([weights.diagonal(rows.start, 2, 3) for rows, weights in layer.chunks()], dim=-1)  # (b,h,i)
-    own = torch.einsum("bhi,bhid,hde->bie", wide(at_itself), wide(layer.values), projection)
+    own = torch.einsum("bhi,bhid,hde->bie", widen(at_itself), widen(layer.values), projection)
     return own + residual, total - own
 
 
@@ -121,12 +121,12 @@ def _ratio(others: Tensor, own: Tensor) -> Tensor:
 
 
 MAPS: dict[str, Callable[[Layer], Mixing]] = {
-    "weight": partial(of_weights, residual=False),  # Attn-W
-    "weight-residual": partial(of_weights, residual=True),  # AttnRes-W
-    "attention": partial(of_norms, residual=False, norm=False),  # Attn-N
-    "residual": partial(of_norms, residual=True, norm=False),  # AttnRes-N
-    "norm": partial(of_norms, residual=True, norm=True),  # AttnResLn-N
-    "feed-forward": partial(through_feed_forward, to="feed-forward"),  # AtbFf
-    "feed-forward-residual": partial(through_feed_forward, to="feed-forward-residual"),  # AtbFfRes
-    "block": partial(through_feed_forward, to="block"),  # AtbFfResLn; in a pre-norm block the same as the one before
+    "weight": partial(map_weights, residual=False),  # Attn-W
+    "weight-residual": partial(map_weights, residual=True),  # AttnRes-W
+    "attention": partial(map_norms, residual=False, norm=False),  # Attn-N
+    "residual": partial(map_norms, residual=True, norm=False),  # AttnRes-N
+    "norm": partial(map_norms, residual=True, norm=True),  # AttnResLn-N
+    "feed-forward": partial(map_feed_forward, to="feed-forward"),  # AtbFf
+    "feed-forward-residual": partial(map_feed_forward, to="feed-forward-residual"),  # AtbFfRes
+    "block": partial(map_feed_forward, to="block"),  # AtbFfResLn; in a pre-norm block the same as the one before
 }

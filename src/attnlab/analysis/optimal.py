@@ -47,7 +47,7 @@ def optimal_attention(gamma: Tensor, target: Tensor, bias: Tensor | None = None,
     good, one of them is returned.
     """
     gamma, target = torch.as_tensor(gamma), torch.as_tensor(target)
-    shape = _checked(gamma, target, bias, mask)
+    shape = _check_shapes(gamma, target, bias, mask)
     (length, words), count = gamma.shape[-2:], math.prod(shape)
     bias = gamma.new_zeros(words) if bias is None else bias
     mask = torch.ones(length, dtype=torch.bool, device=gamma.device) if mask is None else mask
@@ -56,7 +56,7 @@ def optimal_attention(gamma: Tensor, target: Tensor, bias: Tensor | None = None,
     parts = []
     for some in torch.arange(count, device=gamma.device).split(max(1, MOST_NUMBERS // (length * words))):
         where = torch.unravel_index(some, shape or (1,))
-        parts.append(_Problems.of(*(side[where] for side in whole)).solved())
+        parts.append(_Problems.from_logits(*(side[where] for side in whole)).solve())
     weights, gap = (torch.cat(part) for part in zip(*parts, strict=True))
     if bad := int((gap > TOLERANCE).sum()):
         worst = f"the worst gap is {float(gap.max()):.1e}"
@@ -75,7 +75,7 @@ class _Problems:
     seen: Tensor  # (n,l)
 
     @classmethod
-    def of(cls, gamma: Tensor, target: Tensor, bias: Tensor, mask: Tensor) -> "_Problems":
+    def from_logits(cls, gamma: Tensor, target: Tensor, bias: Tensor, mask: Tensor) -> "_Problems":
         gamma, bias = gamma.double().masked_fill(~mask[..., None], 0.0), bias.double()
         if not bool(gamma.isfinite().all() & bias.isfinite().all()):
             raise ValueError("gamma or bias is not finite at a position that is not masked")
@@ -83,7 +83,7 @@ class _Problems:
         right = gamma.gather(-1, own[:, None].expand(-1, gamma.shape[1], 1))  # (n,l,1)
         return cls(gamma - right, bias - bias.gather(-1, own), mask)
 
-    def only(self, some: Tensor) -> "_Problems":
+    def select(self, some: Tensor) -> "_Problems":
         return self if bool(some.all()) else _Problems(self.d[some], self.c[some], self.seen[some])
 
     def loss(self, alpha: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class _Problems:
     def gap(self, alpha: Tensor, slopes: Tensor) -> Tensor:
         return (slopes * alpha).sum(-1) - slopes.masked_fill(~self.seen, torch.inf).amin(-1)  # (n,)
 
-    def solved(self) -> tuple[Tensor, Tensor]:
+    def solve(self) -> tuple[Tensor, Tensor]:
         """The best weights (n,l) and their gaps (n,)."""
         alpha = self.seen.double() / self.seen.sum(-1, keepdim=True)
         best, gaps = alpha.clone(), alpha.new_full((len(alpha),), torch.inf)
@@ -113,11 +113,11 @@ class _Problems:
             going = gaps[left] > TOLERANCE / 2
             if not bool(going.any()):
                 break
-            problems = problems.only(going)
+            problems = problems.select(going)
             left, alpha, mu, s, slopes, p = (x[going] for x in (left, alpha, mu, s, slopes, p))
             mu = torch.minimum(mu, 0.1 * gaps[left] / problems.seen.sum(-1))
             alpha, s = problems.step(alpha, s, mu, slopes, p)
-        return self._without_traces(best, gaps)
+        return self._drop_traces(best, gaps)
 
     def step(self, alpha: Tensor, s: Tensor, mu: Tensor, slopes: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
         """One step of the interior-point method: the next α (n,l) and s (n,l)."""
@@ -134,11 +134,11 @@ class _Problems:
         )  # (n,l) each
         change = freely - evenly * (freely.sum(-1) / evenly.sum(-1))[:, None]
         change_s = centre - s - s / room * change
-        alpha = alpha + self._how_far(alpha, change, mu, slopes)[:, None] * change
-        s = s + (0.99 * _to_zero(s, change_s)).clamp_max(1.0)[:, None] * change_s
+        alpha = alpha + self._search_step(alpha, change, mu, slopes)[:, None] * change
+        s = s + (0.99 * _distance_to_zero(s, change_s)).clamp_max(1.0)[:, None] * change_s
         return alpha / alpha.sum(-1, keepdim=True), s
 
-    def _how_far(self, alpha: Tensor, change: Tensor, mu: Tensor, slopes: Tensor) -> Tensor:
+    def _search_step(self, alpha: Tensor, change: Tensor, mu: Tensor, slopes: Tensor) -> Tensor:
         """How much of the change (n,) makes the barrier function fall, halved until it does; α stays above 0."""
 
         def barrier(some: Tensor) -> Tensor:
@@ -147,7 +147,7 @@ class _Problems:
         now = barrier(alpha)
         fall = ((slopes - mu[:, None] / alpha.masked_fill(~self.seen, 1.0)) * change).sum(-1)
         noise = 1e-13 * (1.0 + now.abs())
-        share = (0.99 * _to_zero(alpha, change)).clamp_max(1.0)
+        share = (0.99 * _distance_to_zero(alpha, change)).clamp_max(1.0)
         for _ in range(MOST_HALVINGS):
             enough = barrier(alpha + share[:, None] * change) <= now + 1e-4 * share * fall + noise
             if bool(enough.all()):
@@ -155,7 +155,7 @@ class _Problems:
             share = torch.where(enough, share, share / 2)
         return share
 
-    def _without_traces(self, alpha: Tensor, gaps: Tensor) -> tuple[Tensor, Tensor]:
+    def _drop_traces(self, alpha: Tensor, gaps: Tensor) -> tuple[Tensor, Tensor]:
         """Weights that only the barrier keeps above 0 become 0, where the gap stays small enough without them."""
         bare = alpha.masked_fill(alpha < 1e-6, 0.0)
         bare = bare / bare.sum(-1, keepdim=True)
@@ -167,12 +167,12 @@ class _Problems:
         return (alpha[:, None] @ self.d)[:, 0] + self.c  # (n,o)
 
 
-def _to_zero(x: Tensor, change: Tensor) -> Tensor:
+def _distance_to_zero(x: Tensor, change: Tensor) -> Tensor:
     """The share of the change (n,) at which the first x would reach 0."""
     return torch.where(change < 0, -x / change, torch.inf).amin(-1)
 
 
-def _checked(gamma: Tensor, target: Tensor, bias: Tensor | None, mask: Tensor | None) -> torch.Size:
+def _check_shapes(gamma: Tensor, target: Tensor, bias: Tensor | None, mask: Tensor | None) -> torch.Size:
     """The shape of the batch of problems; refuses what does not fit."""
     if gamma.dim() < 2 or 0 in gamma.shape[-2:]:
         raise ValueError(f"gamma must be (…, positions, words), with some of both; its shape is {tuple(gamma.shape)}")

@@ -17,7 +17,7 @@ import pandas as pd
 from torch import Tensor
 
 from attnlab.analysis.agreement import agreement, kendall, random_baseline
-from attnlab.analysis.contribution_table import side
+from attnlab.analysis.contribution_table import read_side
 from attnlab.records.record import KINDS, Layer, Record
 
 
@@ -34,7 +34,7 @@ class Scores:
         """A row for every two positions, in the columns described above."""
         return pd.concat([self._frame(example) for example in range(len(self.seen))], ignore_index=True)
 
-    def compared(self, u: str, v: str, top: float = 0.05) -> dict[str, object]:
+    def compare_pair(self, u: str, v: str, top: float = 0.05) -> dict[str, object]:
         """How well v agrees with u, and what chance would give."""
         kept = self.seen.any(-1)
         if not bool(kept.any()):
@@ -54,12 +54,12 @@ class Scores:
 
     def summary(self, pairs: Sequence[tuple[str, str]], top: float) -> pd.DataFrame:
         """One row for each comparison."""
-        return pd.DataFrame([self.compared(u, v, top) for u, v in pairs])
+        return pd.DataFrame([self.compare_pair(u, v, top) for u, v in pairs])
 
     def _frame(self, example: int) -> pd.DataFrame:
         seen = self.seen[example].cpu()
         t, l = (places.numpy() for places in seen.nonzero().T)  # noqa: E741 (the paper's letter)
-        source = side(self.record, KINDS[self.layer.kind][1], example, seen.shape[1], False)
+        source = read_side(self.record, KINDS[self.layer.kind][1], example, seen.shape[1], False)
         token = dict(zip(source.places.tolist(), source.labels, strict=True))
         columns = {"example": example, "target_position": t, "source_position": l}
         columns |= {"source_token": [token[place] for place in l.tolist()]}
@@ -71,17 +71,19 @@ class Scores:
 def scores(record: Record, names: Sequence[str], *, layer: int = -1) -> Scores:
     """α and these probes of a cross attention, by default of the last, which is the one that is probed."""
     if not isinstance(record, Record):
-        raise TypeError(f"a Record is wanted, not a {type(record).__name__}; attnlab.recording.probe.probed makes one")
+        raise TypeError(
+            f"a Record is wanted, not a {type(record).__name__}; attnlab.recording.probe.record_probes makes one"
+        )
     layers = record.kind("cross")
     if not -len(layers) <= layer < len(layers):
         raise ValueError(f"there is no cross attention {layer} in {record!r}")
     chosen = layers[layer]
     weight = chosen.weights.mean(1).detach()  # (b,t,l)
-    found = {"weight": weight} | {name: _probe(chosen, name, weight) for name in names}
-    return Scores(record, chosen, found, _seen(record, chosen, weight))
+    found = {"weight": weight} | {name: _read_probe(chosen, name, weight) for name in names}
+    return Scores(record, chosen, found, _build_mask(record, chosen, weight))
 
 
-def _probe(layer: Layer, name: str, weight: Tensor) -> Tensor:
+def _read_probe(layer: Layer, name: str, weight: Tensor) -> Tensor:
     if name not in layer.extras:
         raise ValueError(f"{layer.name} has no {name} in its extras; attnlab.recording.probe adds it from the model")
     found = layer.extras[name].detach()
@@ -90,7 +92,7 @@ def _probe(layer: Layer, name: str, weight: Tensor) -> Tensor:
     return found
 
 
-def _seen(record: Record, layer: Layer, weight: Tensor) -> Tensor:
+def _build_mask(record: Record, layer: Layer, weight: Tensor) -> Tensor:
     """Where neither target nor source is padding, and the attention may look; (b,t,l)."""
     seen = layer.mask[(None,) * (4 - layer.mask.dim())][:, 0].expand(weight.shape)
     for name, axis in zip(KINDS[layer.kind], (2, 1), strict=True):

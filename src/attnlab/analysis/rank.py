@@ -28,9 +28,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from attnlab.analysis.contribution import wide
+from attnlab.analysis.contribution import widen
 from attnlab.analysis.diversity import entropy
-from attnlab.analysis.sums import Sums, checked_record, live, seen
+from attnlab.analysis.sums import Sums, build_pair_mask, check_record, read_token_masks
 from attnlab.records.record import Layer, Record
 
 Centre = Literal["mean", "median"]
@@ -45,7 +45,7 @@ def composite_norm(x: Tensor) -> Tensor:
 
 def residual(x: Tensor, mask: Tensor | None = None, centre: Centre = "mean") -> Tensor:
     """X − 1xᵀ of states (…,n,e), 0 at tokens that the mask (…,n) leaves out; x their mean or their median."""
-    live_tokens = _tokens(x, mask)
+    live_tokens = _token_mask(x, mask)
     if centre == "mean":
         middle = x.where(live_tokens, 0.0).sum(-2, keepdim=True) / live_tokens.sum(-2, keepdim=True).clamp_min(1)
     elif centre == "median":
@@ -59,14 +59,14 @@ def residual(x: Tensor, mask: Tensor | None = None, centre: Centre = "mean") -> 
 
 def relative_residual(x: Tensor, mask: Tensor | None = None, centre: Centre = "mean") -> Tensor:
     """‖res(X)‖_{1,∞} / ‖X‖_{1,∞} of states (…,n,e); (…), and nan where X is 0."""
-    x = x.where(_tokens(x, mask), 0.0)
+    x = x.where(_token_mask(x, mask), 0.0)
     x = x / x.abs().amax((-2, -1), keepdim=True)  # the product of two small norms would vanish before they do
     return composite_norm(residual(x, mask, centre)) / composite_norm(x)
 
 
 def mean_cosine(x: Tensor, mask: Tensor | None = None) -> Tensor:
     """The mean of cos(X_i, X_k) over tokens i ≠ k of states (…,n,e); (…). nan where not two have a state but 0."""
-    directed = _directed(x, mask)
+    directed = _find_nonzero(x, mask)
     scaled = x / x.abs().amax(-1, keepdim=True)
     unit = (scaled / scaled.norm(dim=-1, keepdim=True)).where(directed, 0.0)
     count = directed.sum((-2, -1))
@@ -93,9 +93,9 @@ def collapse(states: Tensor | Sequence[Tensor], mask: Tensor | None = None) -> p
     for number, x in enumerate(states):
         if x.dim() != 3:
             raise ValueError(f"the states after layer {number} must be (batch, tokens, size), not {tuple(x.shape)}")
-        if not bool((_tokens(x, mask).sum((-2, -1)) > 1).any()):
+        if not bool((_token_mask(x, mask).sum((-2, -1)) > 1).any()):
             raise ValueError("no example has two tokens: there is nothing to compare")
-        measured, count = _measured(x, mask)
+        measured, count = _measure_states(x, mask)
         rows.append({"layer": number} | {name: float(value / count) for name, value in measured.items()})
     return pd.DataFrame(rows)
 
@@ -120,16 +120,16 @@ class Rank(Sums):
     @torch.no_grad()
     def add(self, record: Record, *, states: bool = True, weights: bool = True) -> None:
         """Count the examples of one more record. weights: their ranks too, a singular value decomposition a head."""
-        for layer in checked_record(record, "rank").layers:
-            queries, keys = live(record, layer)
+        for layer in check_record(record, "rank").layers:
+            queries, keys = read_token_masks(record, layer)
             if states:
                 for of, x in _states(layer).items():
-                    measured, count = _measured(x, queries)
+                    measured, count = _measure_states(x, queries)
                     for name, value in measured.items():
-                        self.note(layer, f"{of}.{name}", value)
-                    self.note(layer, f"{of}.examples", count)
+                        self.accumulate(layer, f"{of}.{name}", value)
+                    self.accumulate(layer, f"{of}.examples", count)
             if weights:
-                self._weights(layer, queries, seen(layer, queries, keys))
+                self._weights(layer, queries, build_pair_mask(layer, queries, keys))
 
     def states(self) -> pd.DataFrame:
         """kind, layer, of, and the columns described above, with x the mean and the median; of is
@@ -139,34 +139,34 @@ class Rank(Sums):
         outputs   what it returns
         """
         rows = []
-        for kind, layer in self.layers():
+        for kind, layer in self.list_layers():
             for of in ("state", "inputs", "outputs"):
                 if self.has(kind, layer, f"{of}.examples"):
-                    count = self.of(kind, layer, f"{of}.examples")  # 0 makes NaN: of one token alone nothing is told
-                    values = {name: float(self.of(kind, layer, f"{of}.{name}") / count) for name in COLUMNS}
+                    count = self.get(kind, layer, f"{of}.examples")  # 0 makes NaN: of one token alone nothing is told
+                    values = {name: float(self.get(kind, layer, f"{of}.{name}") / count) for name in COLUMNS}
                     rows.append({"kind": kind, "layer": layer, "of": of} | values)
         return pd.DataFrame(rows)
 
     def weights(self) -> pd.DataFrame:
         """kind, layer, head, stable_rank, effective_rank of the weights, and tokens, which neither can exceed."""
         frames = []
-        for kind, layer in self.layers():
-            count = self.of(kind, layer, "weights.examples").clamp_min(1)
+        for kind, layer in self.list_layers():
+            count = self.get(kind, layer, "weights.examples").clamp_min(1)
             names = ("stable_rank", "effective_rank")
-            values = {name: (self.of(kind, layer, f"weights.{name}") / count).numpy() for name in names}
+            values = {name: (self.get(kind, layer, f"weights.{name}") / count).numpy() for name in names}
             head = range(len(values["stable_rank"]))
-            tokens = float(self.of(kind, layer, "weights.tokens") / count)
+            tokens = float(self.get(kind, layer, "weights.tokens") / count)
             frames.append(pd.DataFrame({"kind": kind, "layer": layer, "head": head, **values, "tokens": tokens}))
         return pd.concat(frames, ignore_index=True)
 
     def _weights(self, layer: Layer, queries: Tensor, counted: Tensor) -> None:
-        stable, effective = _ranks(wide(layer.weights).where(counted, 0.0))  # (b,h)
+        stable, effective = _ranks(widen(layer.weights).where(counted, 0.0))  # (b,h)
         least = torch.minimum(counted[:, 0].any(2).sum(1), counted[:, 0].any(1).sum(1))  # queries or keys, the fewer
         some = least > 1
-        self.note(layer, "weights.stable_rank", stable[some].sum(0))
-        self.note(layer, "weights.effective_rank", effective[some].sum(0))
-        self.note(layer, "weights.tokens", least[some].sum())
-        self.note(layer, "weights.examples", some.sum())
+        self.accumulate(layer, "weights.stable_rank", stable[some].sum(0))
+        self.accumulate(layer, "weights.effective_rank", effective[some].sum(0))
+        self.accumulate(layer, "weights.tokens", least[some].sum())
+        self.accumulate(layer, "weights.examples", some.sum())
 
 
 def _states(layer: Layer) -> dict[str, Tensor]:
@@ -174,10 +174,10 @@ def _states(layer: Layer) -> dict[str, Tensor]:
     return {"state": layer.around["residual"]} | found if "residual" in layer.around else found
 
 
-def _measured(x: Tensor, mask: Tensor | None) -> tuple[dict[str, Tensor], Tensor]:
+def _measure_states(x: Tensor, mask: Tensor | None) -> tuple[dict[str, Tensor], Tensor]:
     """The columns of states (b,n,e), summed over examples with two tokens that are not 0, and how many these are."""
-    x, mask = wide(x), None if mask is None else mask.to(x.device)
-    some = _directed(x, mask).sum((-2, -1)) > 1
+    x, mask = widen(x), None if mask is None else mask.to(x.device)
+    some = _find_nonzero(x, mask).sum((-2, -1)) > 1
     x, mask = x[some], None if mask is None else mask[some]
     found = {}
     for centre in get_args(Centre):
@@ -186,12 +186,12 @@ def _measured(x: Tensor, mask: Tensor | None) -> tuple[dict[str, Tensor], Tensor
     return found | {"cosine": mean_cosine(x, mask).double().sum()}, some.sum()
 
 
-def _directed(x: Tensor, mask: Tensor | None) -> Tensor:
+def _find_nonzero(x: Tensor, mask: Tensor | None) -> Tensor:
     """(…,n,1), tokens whose state is not 0."""
-    return _tokens(x, mask) & (x != 0).any(-1, keepdim=True)
+    return _token_mask(x, mask) & (x != 0).any(-1, keepdim=True)
 
 
-def _tokens(x: Tensor, mask: Tensor | None) -> Tensor:
+def _token_mask(x: Tensor, mask: Tensor | None) -> Tensor:
     """(…,n,1)."""
     if mask is None:
         return torch.ones(*x.shape[:-1], 1, dtype=torch.bool, device=x.device)
@@ -202,7 +202,7 @@ def _tokens(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _ranks(weights: Tensor) -> tuple[Tensor, Tensor]:
-    sigma = torch.linalg.svdvals(wide(weights))
+    sigma = torch.linalg.svdvals(widen(weights))
     top, total = sigma[..., 0], sigma.sum(-1, keepdim=True)
     some = top > 0
     stable = (sigma / top.where(some, 1.0).unsqueeze(-1)).square().sum(-1)

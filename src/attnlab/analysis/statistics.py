@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from attnlab.analysis.categories import Categories
-from attnlab.analysis.contribution import Keys, check, wide
+from attnlab.analysis.contribution import Keys, check_linear, widen
 from attnlab.analysis.frequency import Frequency
 from attnlab.analysis.joint import NORMS, WEIGHTS, Correlation, correlation
 from attnlab.records.record import KINDS, Layer, Record
@@ -113,7 +113,7 @@ class Statistics:
                 made[name] = x.cpu()
         return made
 
-    def join(self, tensors: Mapping[str, Tensor]) -> None:
+    def merge(self, tensors: Mapping[str, Tensor]) -> None:
         """Take in what tensors() of another gave."""
         for name, x in tensors.items():
             if name.endswith(PLACES):
@@ -152,10 +152,10 @@ class Statistics:
 
     def _layer(self, layer: Layer, sequences: SequenceKind) -> tuple[Tensor, Received]:
         """Count one layer; returns ‖f‖ (b,h,j) and what its keys received, in float64."""
-        check(layer)
+        check_linear(layer)
         heads = self._heads(layer)
         vector = Keys(layer).vector[:, heads]
-        received = self._received(layer, vector, heads, sequences)
+        received = self._count_received(layer, vector, heads, sequences)
         place, exact = f"{layer.kind}/{layer.index}/", vector.double()
         if not (exact.isfinite().all() and received.size.isfinite().all()):
             raise ValueError(f"{layer.name}: its weights or values are not all finite; try --dtype float32")
@@ -173,17 +173,17 @@ class Statistics:
         self._add(place + "max", exact[..., None].masked_fill(outside, -torch.inf).amax((0, 2)))
         return exact, received
 
-    def _received(self, layer: Layer, vector: Tensor, heads: list[int], sequences: SequenceKind) -> Received:
+    def _count_received(self, layer: Layer, vector: Tensor, heads: list[int], sequences: SequenceKind) -> Received:
         """One pass over the weights, some rows at a time: sums by key, entropies, and the table of pairs."""
         b, h, j = vector.shape
         mass, size, entropy, seen = (vector.new_zeros(s).double() for s in ((b, h, j), (b, h, j), (b, h), (b, j)))
         cells = WEIGHTS.size * NORMS.size
         whole = self._table(f"{layer.kind}/pairs", len(self.names) + 1, cells, vector.device)  # the last: pairs unseen
-        column = NORMS.number(vector) + (sequences.category * cells)[:, None].int()  # (b,h,j) where its row 0 begins
+        column = NORMS.find_bins(vector) + (sequences.category * cells)[:, None].int()  # (b,h,j) where its row 0 begins
         mask = layer.mask.expand(b, 1, layer.context.shape[2], j)
         for rows, weights in layer.chunks():
             visible = mask[:, :, rows] & sequences.queries[:, None, rows, None] & sequences.keys[:, None, None]
-            part = wide(weights if len(heads) == weights.shape[1] else weights[:, heads]).where(visible, 0.0)
+            part = widen(weights if len(heads) == weights.shape[1] else weights[:, heads]).where(visible, 0.0)
             mass += part.sum(2)
             part = part.abs()
             size += part.sum(2)
@@ -191,7 +191,7 @@ class Statistics:
             spread = torch.special.entr(part).sum(-1) / row_sum + row_sum.log()
             entropy += spread.nan_to_num(0.0, 0.0, 0.0).double().sum(-1)
             seen += visible[:, 0].sum(1)
-            cell = WEIGHTS.number(part).mul_(NORMS.size).add_(column[:, :, None])
+            cell = WEIGHTS.find_bins(part).mul_(NORMS.size).add_(column[:, :, None])
             cell = cell.masked_fill_(~visible, len(self.names) * cells).view(-1)
             whole.view(-1).index_add_(0, cell, _ONE.to(cell.device).expand(len(cell)))
         return Received(mass, size, entropy, seen)
@@ -202,7 +202,7 @@ class Statistics:
         known = sequences.keys & (sequences.rank >= 0)
         for what, x, bins in (("weight", weight, WEIGHTS), ("norm", norm, NORMS)):
             whole = self._table(f"{kind}/frequency.{what}", len(single), bins.size, x.device)
-            cell = sequences.rank[known] * bins.size + bins.number(x[known])
+            cell = sequences.rank[known] * bins.size + bins.find_bins(x[known])
             whole.view(-1).index_add_(0, cell, _ONE.to(cell.device).expand(len(cell)))
 
     def _single(self, kind: str) -> Tensor:
@@ -279,14 +279,14 @@ class Statistics:
         rows = []
         for name, counts in [*zip(self.names, table, strict=True), ("all", table.sum(0))]:
             found = correlation(counts)
-            rows.append({"kind": kind, "category": name, "pairs": found.count} | _told(found))
+            rows.append({"kind": kind, "category": name, "pairs": found.count} | _describe(found))
         return rows
 
     def _frequency_rows(self, kind: str) -> list[dict[str, Any]]:
         rows = []
         for what in ("norm", "weight"):
             found = correlation(self.sums[f"{kind}/frequency.{what}"], self._single(kind))
-            rows.append({"kind": kind, "of": what, "tokens": found.count} | _told(found))
+            rows.append({"kind": kind, "of": what, "tokens": found.count} | _describe(found))
         return rows
 
 
@@ -298,7 +298,7 @@ def _by_category(x: Tensor, sequences: SequenceKind) -> Tensor:
     return torch.einsum("bhj,bjc->hc", x, sequences.member)
 
 
-def _told(found: Correlation) -> dict[str, float]:
+def _describe(found: Correlation) -> dict[str, float]:
     return {"spearman": found.spearman, "error_bound": found.bound}
 
 

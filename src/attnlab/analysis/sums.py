@@ -14,7 +14,7 @@ class Sums:
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
 
-    def note(self, layer: Layer, what: str, value: Tensor) -> None:
+    def accumulate(self, layer: Layer, what: str, value: Tensor) -> None:
         """Add to one sum of a layer."""
         value = value.detach().double().cpu()
         if not bool(value.isfinite().all()):
@@ -25,18 +25,18 @@ class Sums:
         """All sums, to be stored or sent."""
         return dict(self.sums)
 
-    def join(self, tensors: Mapping[str, Tensor]) -> None:
+    def merge(self, tensors: Mapping[str, Tensor]) -> None:
         """Take in what tensors() of another gave."""
         for name, value in tensors.items():
             self._add(name, value)
 
-    def of(self, kind: str, layer: int, what: str) -> Tensor:
+    def get(self, kind: str, layer: int, what: str) -> Tensor:
         return self.sums[f"{kind}/{layer}/{what}"]
 
     def has(self, kind: str, layer: int, what: str) -> bool:
         return f"{kind}/{layer}/{what}" in self.sums
 
-    def layers(self) -> list[tuple[str, int]]:
+    def list_layers(self) -> list[tuple[str, int]]:
         """Kind and number of every layer that something was noted of, in order."""
         if not self.sums:
             raise ValueError("nothing was added: there is no table")
@@ -50,13 +50,13 @@ class Sums:
         self.sums[name] = value.clone() if there is None else there + value
 
 
-def checked_record(record: Record, reader: str) -> Record:
+def check_record(record: Record, reader: str) -> Record:
     if not isinstance(record, Record):
         raise TypeError(f"{reader} reads a Record, not a {type(record).__name__}; attnlab.record makes one")
     return record
 
 
-def live(record: Record, layer: Layer) -> tuple[Tensor, Tensor]:
+def read_token_masks(record: Record, layer: Layer) -> tuple[Tensor, Tensor]:
     """Which queries (b,i) and keys (b,j) of a layer are tokens, not padding; all, where the record has no mask."""
     b, _, i, _ = layer.context.shape
     found = []
@@ -70,7 +70,7 @@ def live(record: Record, layer: Layer) -> tuple[Tensor, Tensor]:
     return found[0], found[1]
 
 
-def seen(layer: Layer, queries: Tensor, keys: Tensor) -> Tensor:
+def build_pair_mask(layer: Layer, queries: Tensor, keys: Tensor) -> Tensor:
     """What is counted of the weights, (b,1,i,j): a query that is a token, and a key that is one and is visible."""
     return layer.mask[(None,) * (4 - layer.mask.dim())] & queries[:, None, :, None] & keys[:, None, None, :]
 

@@ -15,7 +15,7 @@ ENDS = "</w>"  # marks the last piece: BPE
 UNFINISHED = "@@"  # marks all but the last: subword-nmt
 
 
-def numbered(pieces: Sequence[str]) -> list[int]:
+def number_words(pieces: Sequence[str]) -> list[int]:
     """The number of the word that each piece belongs to, from 0, by the marks that tokenizers leave in pieces.
 
     Without any marks each piece is a word. So is always what looks like a special token: <s>, [CLS], <|endoftext|>.
@@ -25,15 +25,15 @@ def numbered(pieces: Sequence[str]) -> list[int]:
     return [count - 1 for count in accumulate(starts)]
 
 
-def texts(pieces: Sequence[str], words: Sequence[int]) -> list[str]:
+def join_pieces(pieces: Sequence[str], words: Sequence[int]) -> list[str]:
     """The words as text, without the marks."""
     made = [""] * (max(words, default=-1) + 1)
     for piece, word in zip(pieces, words, strict=True):
-        made[word] += piece if _is_special(piece) else bare(piece)
+        made[word] += piece if _is_special(piece) else strip_marks(piece)
     return made
 
 
-def by_word(x: Tensor, queries: Sequence[int], keys: Sequence[int]) -> Tensor:
+def pool_by_word(x: Tensor, queries: Sequence[int], keys: Sequence[int]) -> Tensor:
     """A map (…,i,j) of pieces as one of words, given the number of the word that each query and each key is of."""
     if (len(queries), len(keys)) != tuple(x.shape[-2:]):
         raise ValueError(f"words of {len(queries)} queries and {len(keys)} keys do not fit a map {tuple(x.shape)}")
@@ -63,7 +63,7 @@ def _is_special(piece: str) -> bool:
     return len(piece) > 2 and (piece[0], piece[-1]) in (("<", ">"), ("[", "]")) and piece != ENDS
 
 
-def bare(piece: str) -> str:
+def strip_marks(piece: str) -> str:
     """A piece without the marks of its tokenizer."""
     for mark in (*BEGINS, CONTINUES):
         piece = piece.removeprefix(mark)

@@ -24,7 +24,7 @@ from attnlab.experiments.study import Findings, Item, Scale, Setting, Study
 from attnlab.experiments.verdicts import Cell
 from attnlab.files import write_bytes
 from attnlab.provenance import collect_provenance
-from attnlab.report.figures import as_files
+from attnlab.report.figures import render_files
 
 FORMAT = "attnlab-study-1"
 
@@ -170,7 +170,7 @@ def _draw(findings: Findings, config: ItemConfig, out: Path) -> tuple[tuple[str,
     files = []
     for name, (figure, says) in findings.figures.items():
         stem = f"figures/{config.stem}-{name}"
-        for suffix, drawn in as_files(figure).items():
+        for suffix, drawn in render_files(figure).items():
             write_bytes(out / f"{stem}{suffix}", drawn)
         files.append((f"{stem}.png", says))
     return tuple(files)

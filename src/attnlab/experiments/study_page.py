@@ -13,7 +13,7 @@ from attnlab.experiments.reproduction import FORMAT, ItemResult
 from attnlab.experiments.study import Study
 from attnlab.experiments.verdicts import VERDICTS, Cell, tally
 from attnlab.files import write_bytes
-from attnlab.report.page import Command, Facts, Part, Picture, Table, Text, page
+from attnlab.report.page import Command, Facts, Part, Picture, Table, Text, render_page
 
 CSV_COLUMNS = (
     "item", "row", "column", "published", "published_low", "published_high", "mean", "low", "high", "seeds", "values",
@@ -98,7 +98,7 @@ def _page(study: Study, outcomes: Sequence[ItemResult], missing: Sequence[str], 
         sections.append((outcome.title, [*parts, Facts(own)] if own else parts))
     if same:
         sections.append(("How all of it was run", [Facts(same)]))
-    return page(f"attnlab reproduce {study.name}", sections)
+    return render_page(f"attnlab reproduce {study.name}", sections)
 
 
 def _found(outcome: ItemResult, out: Path) -> list[Part]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from attnlab.analysis.alignment import chosen_words, counted, rate
+from attnlab.analysis.alignment import choose_words, compute_rate, count_links
 from attnlab.report.view import Best, Frame, ViewExample
 
 Links = set[tuple[int, int]]
@@ -24,14 +24,14 @@ def best_aligned(examples: Sequence[ViewExample], frame: Frame) -> Best | None:
         used[attention.example] = None
         h = len(attention.heads)
         rows, keys = (torch.tensor(places).expand(h, -1) for places in (true.rows, true.keys))
-        choice, _ = chosen_words(attention.maps["weight"], rows, keys, true.words)  # (h,I)
+        choice, _ = choose_words(attention.maps["weight"], rows, keys, true.words)  # (h,I)
         for head, sources in zip(attention.heads, choice.tolist(), strict=True):
             links = {(source, target) for target, source in enumerate(sources) if source >= 0}
             proposed[attention.index, head].append(links)
     sure, possible = ([getattr(gold[n], name) for n in used] for name in ("sure", "possible"))
-    counts = {place: counted(links, sure, possible) for place, links in proposed.items()}
+    counts = {place: count_links(links, sure, possible) for place, links in proposed.items()}
     rates = {
-        place: rate("aer", found) for place, found in counts.items() if found[:, :2].any()
+        place: compute_rate("aer", found) for place, found in counts.items() if found[:, :2].any()
     }  # some link, or a sure one
     if len(rates) < 2:
         return None

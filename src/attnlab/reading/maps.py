@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlab.analysis.contribution import Norms, norms, wide
-from attnlab.analysis.contribution_table import chosen, side
+from attnlab.analysis.contribution import Norms, norms, widen
+from attnlab.analysis.contribution_table import read_side, select_layers
 from attnlab.analysis.diversity import jsd
 from attnlab.analysis.mixing import mixing
 from attnlab.analysis.rollout import rollout
-from attnlab.analysis.words import numbered, texts
+from attnlab.analysis.words import join_pieces, number_words
 from attnlab.config import suggest_nearest
 from attnlab.reading.best_head import best_aligned
 from attnlab.records.record import KINDS, Layer, Record
@@ -149,7 +149,7 @@ def _cells(
     counted = each = 0
     for steps in runs.values():
         for record in steps.values():
-            for layer in chosen(record, None, layers):
+            for layer in select_layers(record, None, layers):
                 b, h, i, _ = layer.context.shape
                 each += (pairs := b * i * layer.grouped_values.shape[2])
                 counted += pairs * (h if heads is None else len(set(heads)))
@@ -177,9 +177,9 @@ def _examples(record: Record, gold: Sequence[ViewGold | None] | None) -> list[Vi
 
 
 def _side(record: Record, name: str, example: int, length: int) -> ViewSide:
-    tokens = [str(token) for token in side(record, name, example, length, False).labels]
-    words = numbered(tokens) if name in record.words else list(range(len(tokens)))
-    return ViewSide(tuple(tokens), tuple(words), tuple(texts(tokens, words) if name in record.words else tokens))
+    tokens = [str(token) for token in read_side(record, name, example, length, False).labels]
+    words = number_words(tokens) if name in record.words else list(range(len(tokens)))
+    return ViewSide(tuple(tokens), tuple(words), tuple(join_pieces(tokens, words) if name in record.words else tokens))
 
 
 def _same_texts(first: Record, record: Record, name: str) -> None:
@@ -199,7 +199,7 @@ def _attentions(
     notes: dict[str, None],
 ) -> list[ViewAttention]:
     made = []
-    for layer in chosen(record, None, layers):
+    for layer in select_layers(record, None, layers):
         made += _layer(record, layer, heads, together, notes)
     try:
         whole = rollout(record, "norm")
@@ -231,13 +231,13 @@ def _layer(
         shown = {name: _cut(record, layer.kind, example, x[example][None]) for name, x in maps.items()}
         vector, statistics = None, {}
         if together:
-            weights = found.weight if found is not None else wide(layer.weights).mean(1)
+            weights = found.weight if found is not None else widen(layer.weights).mean(1)
             shown = {"weight": _cut(record, layer.kind, example, weights[example][None])} | shown
         else:
-            cut = _cut(record, layer.kind, example, wide(layer.weights[example, numbers]))
+            cut = _cut(record, layer.kind, example, widen(layer.weights[example, numbers]))
             shown = {"weight": cut} | shown
             if found is not None:
-                keys = side(record, KINDS[layer.kind][1], example, j, False).places
+                keys = read_side(record, KINDS[layer.kind][1], example, j, False).places
                 vector = found.vector[example, numbers][:, keys.to(found.vector.device)]
             statistics = _statistics(cut, vector)
         mask = _cut(record, layer.kind, example, seen[example])[0]

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from attnlab.analysis.categories import Categories
-from attnlab.analysis.categories import parse as parse_categories
+from attnlab.analysis.categories import parse_categories as parse_categories
 from attnlab.analysis.frequency import Frequency
-from attnlab.analysis.frequency import parse as parse_frequency
+from attnlab.analysis.frequency import parse_counts as parse_frequency
 from attnlab.analysis.statistics import Statistics
 from attnlab.files import write_bytes
 from attnlab.reading.reader import TextReader
@@ -78,7 +78,7 @@ def survey(
     counts = None if config.frequency is None else read_text(Path(config.frequency))
     made = _Tokens.of(reader, groups, counts, str(config.frequency))
     contents = first_reading(reader, corpus, progress)
-    frequency = {side: Frequency.of(made.counts.get(side, here), here) for side, here in contents.counts.items()}
+    frequency = {side: Frequency.from_counts(made.counts.get(side, here), here) for side, here in contents.counts.items()}
     statistics = Statistics(made.categories, frequency, layers=config.layers, heads=config.heads)
     about: dict[str, Any] = {"model": reader.name, "weights": weights_digest(reader.model)}
     about |= {"corpus": contents.fingerprint, "groups": groups, "processes": world.num_processes}
@@ -198,9 +198,9 @@ class _Tokens:
             if twin := next((other for other in made.categories if reader.sides[other] is found), None):
                 made.categories[side] = made.categories[twin]
             elif groups is None:
-                made.categories[side] = Categories.usual(found.texts, found.special)
+                made.categories[side] = Categories.default(found.texts, found.special)
             else:
-                made.categories[side] = Categories.own(groups, found.pieces)
+                made.categories[side] = Categories.from_groups(groups, found.pieces)
             if text is not None:
                 made.counts[side] = parse_frequency(text, found.pieces, where)
         return made
@@ -217,7 +217,7 @@ def _resumed(statistics: Statistics, path: Path) -> dict[str, int]:
         stored = read_checkpoint(path)
     except DamagedError as error:
         raise ValueError(f"{error}; delete it, and its part is counted again") from None
-    statistics.join(stored.tensors)
+    statistics.merge(stored.tensors)
     return stored.state
 
 
@@ -236,5 +236,5 @@ def _joined(statistics: Statistics, world: Any) -> Statistics:
     whole = Statistics(statistics.categories, statistics.frequency, layers=statistics.layers, heads=statistics.heads)
     parts: Sequence[dict[str, Tensor]] = gather_object([statistics.tensors()])
     for part in parts:
-        whole.join(part)
+        whole.merge(part)
     return whole

@@ -120,12 +120,12 @@ class LazyLayers(Sequence[Layer]):
 
     def __getitem__(self, k: Any) -> Any:
         if isinstance(k, slice):
-            return self.only(range(len(self))[k])
+            return self.select(range(len(self))[k])
         if not -len(self) <= k < len(self):
             raise IndexError(f"layer {k} of {len(self)}")
         return self.make(k % len(self))
 
-    def only(self, places: Sequence[int]) -> "LazyLayers":
+    def select(self, places: Sequence[int]) -> "LazyLayers":
         """Some of the layers, as lazy as all."""
         return LazyLayers([self.kinds[place] for place in places], lambda k: self.make(places[k]))
 
@@ -189,7 +189,7 @@ class Record:
             raise ValueError(f"no kind of layer is called {kind!r}; there are {', '.join(KINDS)}")
         places = [place for place, found in enumerate(self.kinds) if found == kind]
         layers = self.layers
-        return layers.only(places) if isinstance(layers, LazyLayers) else [layers[place] for place in places]
+        return layers.select(places) if isinstance(layers, LazyLayers) else [layers[place] for place in places]
 
     def save(self, path: str | Path) -> None:
         """Write one safetensors file, whole or not at all; a tensor that several names share is stored once."""
@@ -201,7 +201,7 @@ class Record:
             place = (x.device, x.data_ptr(), x.shape, x.stride(), x.dtype)
             if place not in keys:
                 keys[place] = f"{len(stored):05d}.{name}", x
-                stored[keys[place][0]] = _unexpanded(x).detach().cpu().contiguous().clone()
+                stored[keys[place][0]] = _collapse_expanded(x).detach().cpu().contiguous().clone()
             return {"key": keys[place][0], "shape": list(x.shape)}
 
         index = {
@@ -279,6 +279,6 @@ class Record:
         return replace(self, layers=changed, tokens=tokens, masks=masks, readout=readout)
 
 
-def _unexpanded(x: Tensor) -> Tensor:
+def _collapse_expanded(x: Tensor) -> Tensor:
     """x with every axis that was only expanded cut back to size 1."""
     return x[tuple(slice(0, 1) if step == 0 else slice(None) for step in x.stride())]

@@ -21,7 +21,7 @@ STYLES = ("page.css", "viewer.css")
 
 
 @cache
-def script(entries: tuple[str, ...]) -> str:
+def join_scripts(entries: tuple[str, ...]) -> str:
     """These modules, and all that they import, each once and after what it needs."""
     joined: dict[str, str] = {}
 
@@ -30,12 +30,12 @@ def script(entries: tuple[str, ...]) -> str:
             raise ValueError(f"{name} imports itself by way of {' → '.join(above)}")
         if name in joined:
             return
-        text = _read(name)
+        text = _read_file(name)
         for _, other in IMPORT.findall(text):
             join(other, (*above, name))
         given = ", ".join(found for _, found in EXPORT.findall(text))
-        body = IMPORT.sub(lambda m: f"const {{{m[1]}}} = {_called(m[2])};", EXPORT.sub(r"\1", text))
-        joined[name] = f"const {_called(name)} = (() => {{\n{body}return {{ {given} }};\n}})();\n"
+        body = IMPORT.sub(lambda m: f"const {{{m[1]}}} = {_name_module(m[2])};", EXPORT.sub(r"\1", text))
+        joined[name] = f"const {_name_module(name)} = (() => {{\n{body}return {{ {given} }};\n}})();\n"
 
     for entry in entries:
         join(entry)
@@ -43,16 +43,16 @@ def script(entries: tuple[str, ...]) -> str:
 
 
 @cache
-def style() -> str:
-    return "".join(_read(name) for name in STYLES)
+def join_styles() -> str:
+    return "".join(_read_file(name) for name in STYLES)
 
 
-def policy(*, scripts: str, styles: str) -> str:
+def build_policy(*, scripts: str, styles: str) -> str:
     """What the page may do: run this script, have this style, show pictures that it holds itself."""
     rules = {
         "default-src": "'none'",
-        "script-src": _hash(scripts),
-        "style-src": _hash(styles),
+        "script-src": _hash_text(scripts),
+        "style-src": _hash_text(styles),
         "img-src": "data: blob:",
         "base-uri": "'none'",
         "form-action": "'none'",
@@ -60,13 +60,13 @@ def policy(*, scripts: str, styles: str) -> str:
     return "; ".join(f"{what} {where}" for what, where in rules.items())
 
 
-def _read(name: str) -> str:
+def _read_file(name: str) -> str:
     return files("attnlab.report").joinpath("viewer", name).read_text(encoding="utf-8")
 
 
-def _called(name: str) -> str:
+def _name_module(name: str) -> str:
     return name.replace(".", "_").replace("-", "_")
 
 
-def _hash(text: str) -> str:
+def _hash_text(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -13,5 +13,5 @@ SEQUENTIAL = LinearSegmentedColormap.from_list("attnlab", POSITIVE)
 DIVERGING = LinearSegmentedColormap.from_list("attnlab-signed", (*reversed(NEGATIVE), *POSITIVE[1:]))
 
 
-def scale(*, signed: bool) -> Colormap:
+def choose_colormap(*, signed: bool) -> Colormap:
     return DIVERGING if signed else SEQUENTIAL

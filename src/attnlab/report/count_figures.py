@@ -11,7 +11,7 @@ from attnlab.report.figures import OKABE_ITO
 MOST = 40  # words drawn on a side
 
 
-def count_tables(tables: Mapping[str, np.ndarray], rows: Sequence[str], columns: Sequence[str]) -> Figure:
+def draw_count_tables(tables: Mapping[str, np.ndarray], rows: Sequence[str], columns: Sequence[str]) -> Figure:
     """Tables (source words, target words) side by side, each on a scale of its own from 0 (Snell et al. Fig. 1, 4)."""
     rows, columns = rows[:MOST], columns[:MOST]
     width, height = 1.6 + 0.28 * len(columns), 1.4 + 0.2 * len(rows)
@@ -21,13 +21,13 @@ def count_tables(tables: Mapping[str, np.ndarray], rows: Sequence[str], columns:
         cells = table[: len(rows), : len(columns)]
         image = axis.imshow(cells, cmap=SEQUENTIAL, vmin=0.0, vmax=max(float(cells.max()), 1e-12), aspect="auto")
         axis.set_title(title, fontsize=10)
-        axis.set_xticks(range(len(columns)), [_plain(word) for word in columns], fontsize=7, rotation=90)
-        axis.set_yticks(range(len(rows)), [_plain(word) for word in rows], fontsize=7)
+        axis.set_xticks(range(len(columns)), [_escape_dollars(word) for word in columns], fontsize=7, rotation=90)
+        axis.set_yticks(range(len(rows)), [_escape_dollars(word) for word in rows], fontsize=7)
         figure.colorbar(image, ax=axis, shrink=0.8)
     return figure
 
 
-def word_scores(count: np.ndarray, gain: np.ndarray, common: np.ndarray) -> Figure:
+def draw_word_scores(count: np.ndarray, gain: np.ndarray, common: np.ndarray) -> Figure:
     """Gain and common of every output word (nats) against how often it occurs."""
     figure = Figure(figsize=(6.2, 3.4), layout="constrained")
     axis = figure.subplots()
@@ -43,6 +43,6 @@ def word_scores(count: np.ndarray, gain: np.ndarray, common: np.ndarray) -> Figu
     return figure
 
 
-def _plain(word: str) -> str:
+def _escape_dollars(word: str) -> str:
     """A word as it stands: matplotlib would read dollars as mathematics."""
     return word.replace("$", r"\$")

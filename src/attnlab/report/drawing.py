@@ -5,13 +5,13 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from attnlab.files import write_bytes
-from attnlab.report.figures import as_files
+from attnlab.report.figures import render_files
 from attnlab.report.page import Picture
 
 
-def draw(stem: Path, figure: Figure, says: str) -> Picture:
+def save_figure(stem: Path, figure: Figure, says: str) -> Picture:
     """Write stem.png, .svg and .pdf."""
-    files = as_files(figure)
+    files = render_files(figure)
     for suffix, drawn in files.items():
         write_bytes(stem.with_name(stem.name + suffix), drawn)
     return Picture(files[".png"], says)

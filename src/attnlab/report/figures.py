@@ -13,14 +13,14 @@ from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from attnlab.report.colours import scale
+from attnlab.report.colours import choose_colormap
 
 
-def attention_maps(maps: Mapping[str, Tensor], rows: Sequence[str], columns: Sequence[str]) -> Figure:
+def draw_attention_maps(maps: Mapping[str, Tensor], rows: Sequence[str], columns: Sequence[str]) -> Figure:
     """Weights (i,j) side by side on one colour scale; a diverging one where some are negative."""
     signed = any(bool((weights < -1e-3).any()) for weights in maps.values())
     most = max(float(weights.abs().max()) for weights in maps.values())
-    norm, colours = Normalize(-most if signed else 0.0, most), scale(signed=signed)
+    norm, colours = Normalize(-most if signed else 0.0, most), choose_colormap(signed=signed)
     figure = Figure(figsize=(3.1 * len(maps) + 0.6, 3.4), layout="constrained")
     axes = figure.subplots(1, len(maps), squeeze=False)[0]
     for axis, (title, weights) in zip(axes, maps.items(), strict=True):
@@ -34,7 +34,7 @@ def attention_maps(maps: Mapping[str, Tensor], rows: Sequence[str], columns: Seq
     return figure
 
 
-def curves(lines: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, x: str, y: str) -> Figure:
+def draw_curves(lines: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, x: str, y: str) -> Figure:
     """One line for each name: (x values, y values); told apart by colour, dash and marker."""
     figure = Figure(figsize=(6.2, 3.2), layout="constrained")
     axis = figure.subplots()
@@ -50,7 +50,7 @@ def curves(lines: Mapping[str, tuple[Sequence[float], Sequence[float]]], *, x: s
     return figure
 
 
-def side_by_side(
+def draw_panels(
     panels: Mapping[str, Mapping[str, tuple[Sequence[float], Sequence[float]]]], *, x: str, y: str
 ) -> Figure:
     """A panel each, with a line for each name; a name has one colour in all of them, and the legend lies above."""
@@ -70,7 +70,7 @@ def side_by_side(
     return figure
 
 
-def seed_curves(cases: Mapping[str, tuple[Sequence[float], Tensor]], *, x: str, y: str) -> Figure:
+def draw_seed_curves(cases: Mapping[str, tuple[Sequence[float], Tensor]], *, x: str, y: str) -> Figure:
     """Side by side, for each case a thin line a seed and a thick one for their mean: (x values, y values (s,n))."""
     figure = Figure(figsize=(2.9 * len(cases) + 0.4, 2.8), layout="constrained")
     axes = figure.subplots(1, len(cases), squeeze=False, sharey=True)[0]
@@ -87,7 +87,7 @@ def seed_curves(cases: Mapping[str, tuple[Sequence[float], Tensor]], *, x: str, 
     return figure
 
 
-def scatter(groups: Mapping[str, Sequence[tuple[float, float]]], *, x: str, y: str) -> Figure:
+def draw_scatter(groups: Mapping[str, Sequence[tuple[float, float]]], *, x: str, y: str) -> Figure:
     """Points (across, up), of a colour and a mark for each group."""
     figure = Figure(figsize=(6.2, 3.8), layout="constrained")
     axis = figure.subplots()
@@ -102,43 +102,43 @@ def scatter(groups: Mapping[str, Sequence[tuple[float, float]]], *, x: str, y: s
     return figure
 
 
-def as_png(figure: Figure) -> bytes:
-    return _drawn(figure, "png", {"Software": None})
+def render_png(figure: Figure) -> bytes:
+    return _render(figure, "png", {"Software": None})
 
 
-def as_files(figure: Figure) -> dict[str, bytes]:
+def render_files(figure: Figure) -> dict[str, bytes]:
     """The figure by suffix: .png for pages, .svg and .pdf for papers; the same bytes each time."""
     unnamed = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None, "Producer": None}}
     files = {}
     for suffix, metadata in unnamed.items():
-        files[suffix] = _drawn(figure, suffix[1:], metadata)
+        files[suffix] = _render(figure, suffix[1:], metadata)
         figure.set_layout_engine("none")  # found once, it is kept
     return files
 
 
-def _drawn(figure: Figure, form: str, metadata: Mapping[str, None]) -> bytes:
+def _render(figure: Figure, form: str, metadata: Mapping[str, None]) -> bytes:
     buffer = io.BytesIO()
     for text in figure.findobj(Text):
-        text.set_fontfamily(list(dict.fromkeys([*text.get_fontfamily(), *fonts_for(text.get_text())])))
+        text.set_fontfamily(list(dict.fromkeys([*text.get_fontfamily(), *find_fonts(text.get_text())])))
     with warnings.catch_warnings(), rc_context({"svg.hashsalt": "attnlab"}):
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # that no font has; a box stands for it
         figure.savefig(buffer, format=form, dpi=160, metadata=metadata)
     return buffer.getvalue()
 
 
-def fonts_for(text: str) -> list[str]:
+def find_fonts(text: str) -> list[str]:
     """Fonts of this system for what matplotlib's own has not, as many as it takes: words are of any script."""
-    missing, needed = {ord(letter) for letter in text} - _letters(findfont("DejaVu Sans")), []
+    missing, needed = {ord(letter) for letter in text} - _list_letters(findfont("DejaVu Sans")), []
     for font in fontManager.ttflist if missing else ():
         own = font.fname.startswith(get_data_path())  # for formulas
-        if not own and font.style == "normal" and "Emoji" not in font.name and missing & _letters(font.fname):
+        if not own and font.style == "normal" and "Emoji" not in font.name and missing & _list_letters(font.fname):
             needed.append(font.name)
-            missing -= _letters(font.fname)
+            missing -= _list_letters(font.fname)
     return needed
 
 
 @cache
-def _letters(file: str) -> frozenset[int]:
+def _list_letters(file: str) -> frozenset[int]:
     """The code points that a font has."""
     return frozenset(get_font(file).get_charmap())
 

@@ -7,14 +7,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
-from attnlab.report.colours import SEQUENTIAL, scale
+from attnlab.report.colours import SEQUENTIAL, choose_colormap
 from attnlab.report.figures import OKABE_ITO
 
 NAMED = 40  # tokens of a text whose names still fit beside a map
 DASHES, MARKERS = ("-", "--", "-.", ":"), "os^Dv"
 
 
-def category_lines(categories: pd.DataFrame) -> Figure:
+def draw_category_lines(categories: pd.DataFrame) -> Figure:
     """Fig. 3: how much each category gets, layer by layer, in the mean over heads: by weight, and by norm."""
     means = categories.groupby(["category", "layer"], sort=False)[["weight_share", "norm_sum"]].mean()
     figure = Figure(figsize=(9.0, 3.3), layout="constrained")
@@ -23,7 +23,7 @@ def category_lines(categories: pd.DataFrame) -> Figure:
         for number, category in enumerate(categories["category"].unique()):
             line = means.loc[category, column].sort_index()
             style = {"marker": MARKERS[number % 5], "color": OKABE_ITO[number % 7], "markersize": 4}
-            axis.plot(line.index, line, DASHES[number % 4], label=_plain(category), **style)
+            axis.plot(line.index, line, DASHES[number % 4], label=_escape_dollars(category), **style)
         axis.set_title(title, fontsize=11)
         axis.set_xlabel("layer, from 0")
         axis.set_ylim(bottom=min(0.0, float(means[column].min())))
@@ -33,7 +33,7 @@ def category_lines(categories: pd.DataFrame) -> Figure:
     return figure
 
 
-def head_maps(categories: pd.DataFrame, category: str) -> Figure:
+def draw_head_maps(categories: pd.DataFrame, category: str) -> Figure:
     """Fig. 4: what each head gives the tokens of one category in weight, and how long their vectors are in it."""
     part = categories[categories["category"] == category]
     figure = Figure(figsize=(9.0, 0.9 + 0.22 * max(part["layer"].nunique(), 8)), layout="constrained")
@@ -42,7 +42,7 @@ def head_maps(categories: pd.DataFrame, category: str) -> Figure:
         grid = part.pivot(index="layer", columns="head", values=column).sort_index()
         low = min(0.0, float(grid.min().min()))
         image = axis.imshow(grid.to_numpy(), cmap=SEQUENTIAL, vmin=low, aspect="auto", interpolation="nearest")
-        axis.set_title(_plain(title), fontsize=11)
+        axis.set_title(_escape_dollars(title), fontsize=11)
         axis.set_xlabel("head, from 0")
         axis.set_xticks(range(len(grid.columns)), grid.columns, fontsize=7)
         axis.set_yticks(range(len(grid.index)), grid.index, fontsize=7)
@@ -51,7 +51,7 @@ def head_maps(categories: pd.DataFrame, category: str) -> Figure:
     return figure
 
 
-def text_maps(
+def draw_text_maps(
     layers: Sequence[str],
     weights: Sequence[Tensor],
     norms: Sequence[Tensor],
@@ -66,21 +66,21 @@ def text_maps(
         for axis, name, cells in zip(axes[line], layers, maps, strict=True):
             signed = bool((cells < 0).any())
             most = max(float(cells.abs().max()), 1e-12)
-            colours = {"cmap": scale(signed=signed), "vmin": -most if signed else 0.0, "vmax": most}
+            colours = {"cmap": choose_colormap(signed=signed), "vmin": -most if signed else 0.0, "vmax": most}
             axis.imshow(cells.cpu().numpy(), **colours, aspect="auto", interpolation="nearest")
             axis.set_title(f"{name}: {what}, to {most:.2g}", fontsize=8)
-            _names(axis.set_xticks, columns if line == 1 else (), rotation=90)
-            _names(axis.set_yticks, rows if axis is axes[line][0] else ())
+            _label_axis(axis.set_xticks, columns if line == 1 else (), rotation=90)
+            _label_axis(axis.set_yticks, rows if axis is axes[line][0] else ())
     figure.supxlabel("attends to", fontsize=9)
     return figure
 
 
-def _names(place, names: Sequence[str], **how: int) -> None:
+def _label_axis(place, names: Sequence[str], **how: int) -> None:
     """Tokens along an axis, where they fit."""
     shown = names if len(names) <= NAMED else ()
-    place(range(len(shown)), [_plain(name) for name in shown], fontsize=6, **how)
+    place(range(len(shown)), [_escape_dollars(name) for name in shown], fontsize=6, **how)
 
 
-def _plain(text: str) -> str:
+def _escape_dollars(text: str) -> str:
     """As it stands: matplotlib would read dollars as mathematics."""
     return text.replace("$", r"\$")

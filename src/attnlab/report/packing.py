@@ -58,31 +58,34 @@ SAMPLED = 64  # rows of a map that are compressed to estimate its size
 FIXED, PER_CELL = 1_300_000, 0.515  # bytes of a document, beside those for each of its numbers
 
 
-def _curve(xs: Sequence[float], ys: Sequence[float]) -> list[list[float]]:
+def _pack_curve(xs: Sequence[float], ys: Sequence[float]) -> list[list[float]]:
     """Its finite points: JSON has no other numbers."""
     points = [(float(x), float(y)) for x, y in zip(xs, ys, strict=True) if math.isfinite(x) and math.isfinite(y)]
     return [[x for x, _ in points], [y for _, y in points]]
 
 
-def packed(view: View, *, budget: int | None = None) -> dict[str, Any]:
+def pack_view(view: View, *, budget: int | None = None) -> dict[str, Any]:
     """The document; budget: how many bytes its maps may take, by default 1.3 MB and 0.515 for each number."""
     blocks: list[PackedBlock] = []
     masks: dict[bytes, int] = {}
     runs = [
         {
             "name": run.name,
-            "curves": {name: _curve(*line) for name, line in run.curves.items()},
+            "curves": {name: _pack_curve(*line) for name, line in run.curves.items()},
             "best": None if run.best is None else asdict(run.best),
             "frames": [
-                {"step": frame.step, "attentions": [_attention(a, blocks, masks, run.name) for a in frame.attentions]}
+                {
+                    "step": frame.step,
+                    "attentions": [_pack_attention(a, blocks, masks, run.name) for a in frame.attentions],
+                }
                 for frame in run.frames
             ],
         }
         for run in view.runs
     ]
-    _fit(blocks, int(FIXED + PER_CELL * view.cells) if budget is None else budget)
+    _fit_budget(blocks, int(FIXED + PER_CELL * view.cells) if budget is None else budget)
     for block in blocks:
-        block.place.update(block.written())
+        block.place.update(block.build_entry())
     return {
         "format": FORMAT,
         "title": view.title,
@@ -91,30 +94,33 @@ def packed(view: View, *, budget: int | None = None) -> dict[str, Any]:
         "statistics": dict(STATISTICS),
         "kinds": {kind: list(sides) for kind, sides in KINDS.items()},
         "masks": [json.loads(mask) for mask in masks],
-        "examples": [_example(example) for example in view.examples],
+        "examples": [_pack_example(example) for example in view.examples],
         "runs": runs,
     }
 
 
-def unpacked(document: Mapping[str, Any]) -> View:
+def unpack_view(document: Mapping[str, Any]) -> View:
     """The View of a document, its numbers as the document has them."""
     if not isinstance(document, Mapping) or document.get("format") != FORMAT:
         found = document.get("format") if isinstance(document, Mapping) else type(document).__name__
         raise ValueError(f"this is not a view: its format is {found!r}, not {FORMAT!r}")
-    masks = [_array(mask, np.uint8) > 0 for mask in document["masks"]]
+    masks = [_unpack_array(mask, np.uint8) > 0 for mask in document["masks"]]
     runs = [
         ViewRun(
             run["name"],
-            [Frame([_attention_back(a, masks) for a in frame["attentions"]], frame["step"]) for frame in run["frames"]],
+            [
+                Frame([_unpack_attention(a, masks) for a in frame["attentions"]], frame["step"])
+                for frame in run["frames"]
+            ],
             {name: (xs, ys) for name, (xs, ys) in run["curves"].items()},
             Best(**run["best"]) if run.get("best") else None,
         )
         for run in document["runs"]
     ]
-    return View(document["title"], [_example_back(e) for e in document["examples"]], runs, document["notes"])
+    return View(document["title"], [_unpack_example(e) for e in document["examples"]], runs, document["notes"])
 
 
-def quantised(x: Tensor, levels: int, power: int, *, signed: bool) -> tuple[np.ndarray, np.ndarray]:
+def quantise_map(x: Tensor, levels: int, power: int, *, signed: bool) -> tuple[np.ndarray, np.ndarray]:
     """Codes (…,i,j), int8 where numbers may be negative, else uint8, and scales (…,i) float32."""
     numbers = x.detach().float().cpu().numpy()
     scales = np.abs(numbers).max(-1, initial=0.0).astype(np.float32)
@@ -123,7 +129,7 @@ def quantised(x: Tensor, levels: int, power: int, *, signed: bool) -> tuple[np.n
     return np.copysign(size, numbers).astype(np.int8) if signed else size.astype(np.uint8), scales
 
 
-def restored(codes: np.ndarray, scales: np.ndarray, levels: int, power: int) -> Tensor:
+def restore_map(codes: np.ndarray, scales: np.ndarray, levels: int, power: int) -> Tensor:
     """What `quantised` kept."""
     size = codes.astype(np.float32) / np.float32(levels)
     return torch.from_numpy(np.sign(size) * np.abs(size) ** power * scales[..., None])
@@ -146,14 +152,14 @@ class PackedBlock:
     def estimate(self) -> None:
         """Of every row or, where there are many, of some."""
         every = 1 + self.map.shape[1] // SAMPLED
-        self._compressed(every)
+        self._compress_rows(every)
         self.size = every * (len(self.codes) + len(self.scales)) * 4 / 3
 
     def compress(self) -> None:
-        self._compressed(1)
+        self._compress_rows(1)
         self.size = (len(self.codes) + len(self.scales)) * 4 / 3
 
-    def coarser(self) -> bool:
+    def coarsen(self) -> bool:
         """Go down the ladder until it is smaller; whether it is."""
         before = self.size
         while self.rung + 1 < len(self.ladder) and self.size >= before:
@@ -161,17 +167,17 @@ class PackedBlock:
             self.estimate()
         return self.size < before
 
-    def written(self) -> dict[str, Any]:
+    def build_entry(self) -> dict[str, Any]:
         levels, power = self.ladder[self.rung]
         about = {"shape": list(self.map.shape), "signed": self.signed, "levels": levels, "power": power}
-        return about | {"codes": _base64(self.codes), "scales": _base64(self.scales)}
+        return about | {"codes": _encode(self.codes), "scales": _encode(self.scales)}
 
-    def _compressed(self, every: int) -> None:
-        codes, scales = quantised(self.map[:, ::every], *self.ladder[self.rung], signed=self.signed)
+    def _compress_rows(self, every: int) -> None:
+        codes, scales = quantise_map(self.map[:, ::every], *self.ladder[self.rung], signed=self.signed)
         self.codes, self.scales = zlib.compress(codes.tobytes(), 6), zlib.compress(scales.astype("<f4").tobytes(), 6)
 
 
-def _fit(blocks: list[PackedBlock], budget: int) -> None:
+def _fit_budget(blocks: list[PackedBlock], budget: int) -> None:
     """Make the largest map coarser, again and again, until all of them fit; or none can be coarser.
 
     A map that is large when compressed has rows that are spread out: their scales, and so their steps, are small.
@@ -180,7 +186,7 @@ def _fit(blocks: list[PackedBlock], budget: int) -> None:
 
     def coarsen() -> None:
         largest = max(able, key=lambda block: block.size)
-        if not largest.coarser():
+        if not largest.coarsen():
             able.remove(largest)
 
     def over() -> bool:
@@ -198,7 +204,7 @@ def _fit(blocks: list[PackedBlock], budget: int) -> None:
                 block.compress()
 
 
-def _attention(
+def _pack_attention(
     attention: ViewAttention, blocks: list[PackedBlock], masks: dict[bytes, int], run: str
 ) -> dict[str, Any]:
     maps: dict[str, dict[str, Any]] = {}
@@ -210,9 +216,9 @@ def _attention(
         blocks.append(PackedBlock(x, maps[name]))
     mask = None
     if attention.mask is not None and not bool(attention.mask.all()):
-        shown = json.dumps(_packed_array(attention.mask.cpu().numpy().astype(np.uint8))).encode()
+        shown = json.dumps(_pack_array(attention.mask.cpu().numpy().astype(np.uint8))).encode()
         mask = masks.setdefault(shown, len(masks))
-    vector = None if attention.vector is None else _packed_array(attention.vector.float().cpu().numpy().astype("<f4"))
+    vector = None if attention.vector is None else _pack_array(attention.vector.float().cpu().numpy().astype("<f4"))
     return {
         "example": attention.example,
         "kind": attention.kind,
@@ -225,13 +231,13 @@ def _attention(
     }
 
 
-def _attention_back(stored: Mapping[str, Any], masks: list[np.ndarray]) -> ViewAttention:
+def _unpack_attention(stored: Mapping[str, Any], masks: list[np.ndarray]) -> ViewAttention:
     maps = {}
     for name, block in stored["maps"].items():
         h, i, j = block["shape"]
-        codes = _array({"shape": [h, i, j], "data": block["codes"]}, np.int8 if block["signed"] else np.uint8)
-        scales = _array({"shape": [h, i], "data": block["scales"]}, np.dtype("<f4"))
-        maps[name] = restored(codes, scales, block["levels"], block["power"])
+        codes = _unpack_array({"shape": [h, i, j], "data": block["codes"]}, np.int8 if block["signed"] else np.uint8)
+        scales = _unpack_array({"shape": [h, i], "data": block["scales"]}, np.dtype("<f4"))
+        maps[name] = restore_map(codes, scales, block["levels"], block["power"])
     vector = stored["vector"]
     return ViewAttention(
         stored["example"],
@@ -239,13 +245,13 @@ def _attention_back(stored: Mapping[str, Any], masks: list[np.ndarray]) -> ViewA
         stored["index"],
         tuple(stored["heads"]),
         maps,
-        None if vector is None else torch.from_numpy(_array(vector, np.dtype("<f4")).copy()),
+        None if vector is None else torch.from_numpy(_unpack_array(vector, np.dtype("<f4")).copy()),
         None if stored["mask"] is None else torch.from_numpy(masks[stored["mask"]].copy()),
         stored["statistics"],
     )
 
 
-def _example(example: ViewExample) -> dict[str, Any]:
+def _pack_example(example: ViewExample) -> dict[str, Any]:
     sides = {
         name: {"tokens": list(side.tokens), "words": list(side.words), "texts": list(side.texts)}
         for name, side in example.sides.items()
@@ -258,7 +264,7 @@ def _example(example: ViewExample) -> dict[str, Any]:
     return {"name": example.name, "sides": sides, "gold": links}
 
 
-def _example_back(stored: Mapping[str, Any]) -> ViewExample:
+def _unpack_example(stored: Mapping[str, Any]) -> ViewExample:
     sides = {
         name: ViewSide(tuple(side["tokens"]), tuple(side["words"]), tuple(side["texts"]))
         for name, side in stored["sides"].items()
@@ -272,14 +278,14 @@ def _example_back(stored: Mapping[str, Any]) -> ViewExample:
     )
 
 
-def _packed_array(x: np.ndarray) -> dict[str, Any]:
-    return {"shape": list(x.shape), "data": _base64(zlib.compress(x.tobytes(), 6))}
+def _pack_array(x: np.ndarray) -> dict[str, Any]:
+    return {"shape": list(x.shape), "data": _encode(zlib.compress(x.tobytes(), 6))}
 
 
-def _array(stored: Mapping[str, Any], dtype: Any) -> np.ndarray:
+def _unpack_array(stored: Mapping[str, Any], dtype: Any) -> np.ndarray:
     numbers = np.frombuffer(zlib.decompress(base64.b64decode(stored["data"])), dtype=dtype)
     return numbers.reshape(stored["shape"])
 
 
-def _base64(data: bytes) -> str:
+def _encode(data: bytes) -> str:
     return base64.b64encode(data).decode()

@@ -11,7 +11,7 @@ from html import escape
 from typing import Protocol
 from urllib.parse import quote
 
-from attnlab.report.bundle import policy, script, style
+from attnlab.report.bundle import build_policy, join_scripts, join_styles
 
 MODULES = ("theme.js", "tables.js")
 LONG = 24  # characters beyond which a cell is a text of several lines; what is shorter is never broken
@@ -55,18 +55,18 @@ class Facts:
     facts: Mapping[str, object]
 
     def html(self) -> str:
-        rows = "".join(f"<dt>{escape(str(k))}</dt><dd>{escape(_told(v))}</dd>" for k, v in self.facts.items())
+        rows = "".join(f"<dt>{escape(str(k))}</dt><dd>{escape(_format_value(v))}</dd>" for k, v in self.facts.items())
         return f"<dl class='facts'>{rows}</dl>"
 
 
 @dataclass(frozen=True)
 class Picture:
     png: bytes
-    says: str  # what one sees in it, for those who cannot
+    caption: str  # also the alternative text
 
     def html(self) -> str:
         data = base64.b64encode(self.png).decode()
-        told = escape(self.says, quote=True)
+        told = escape(self.caption, quote=True)
         return f"<figure><img alt='{told}' src='data:image/png;base64,{data}'><figcaption>{told}</figcaption></figure>"
 
 
@@ -100,20 +100,20 @@ class Files:
         return f"<ul class='files'>{links}</ul>"
 
 
-def page(title: str, sections: Sequence[tuple[str, Sequence[Part]]]) -> str:
+def render_page(title: str, sections: Sequence[tuple[str, Sequence[Part]]]) -> str:
     """A title and headed sections of parts, as one document; a section without a heading has none."""
     headings = [heading for heading, _ in sections if heading]
-    links = "".join(f"<li><a href='#{_anchor(n)}'>{escape(h)}</a></li>" for n, h in enumerate(headings))
+    links = "".join(f"<li><a href='#{_name_anchor(n)}'>{escape(h)}</a></li>" for n, h in enumerate(headings))
     contents = f"<nav aria-label='contents'><ul>{links}</ul></nav>" if len(headings) > 2 else ""
     parts, number = "", 0
     for heading, body in sections:
         shown = "".join(part.html() for part in body)
         if heading:
-            shown, number = f"<h2 id='{_anchor(number)}'>{escape(heading)}</h2>{shown}", number + 1
+            shown, number = f"<h2 id='{_name_anchor(number)}'>{escape(heading)}</h2>{shown}", number + 1
         parts += f"<section>{shown}</section>"
     wanted = [name for _, body in sections for part in body for name in getattr(part, "modules", ())]
-    scripts, styles = script((*MODULES, *dict.fromkeys(wanted))), style()
-    allowed = policy(scripts=scripts, styles=styles)
+    scripts, styles = join_scripts((*MODULES, *dict.fromkeys(wanted))), join_styles()
+    allowed = build_policy(scripts=scripts, styles=styles)
     head = (
         f"<meta charset='utf-8'><meta http-equiv='Content-Security-Policy' content=\"{allowed}\">"
         f"<meta name='viewport' content='width=device-width, initial-scale=1'><title>{escape(title)}</title>"
@@ -124,11 +124,11 @@ def page(title: str, sections: Sequence[tuple[str, Sequence[Part]]]) -> str:
     return f"<!doctype html><html lang='en'><head>{head}</head><body>{whole}</body></html>\n"
 
 
-def _anchor(number: int) -> str:
+def _name_anchor(number: int) -> str:
     return f"section-{number + 1}"
 
 
-def _told(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return ", ".join(map(str, value))
     return str(value)

@@ -6,8 +6,8 @@ from html import escape
 from pathlib import Path
 from typing import ClassVar
 
-from attnlab.report.packing import packed
-from attnlab.report.page import page
+from attnlab.report.packing import pack_view
+from attnlab.report.page import render_page
 from attnlab.report.view import View
 
 TALL = 900  # pixels of the frame in a notebook
@@ -25,17 +25,17 @@ class Viewer:
         without = "This part needs JavaScript: it shows the attention maps of the page's data."
         return (
             f"<div class='viewer' role='group' aria-label='attention viewer'><noscript>{without}</noscript>"
-            f"<script type='application/json'>{in_script(self.json())}</script></div>"
+            f"<script type='application/json'>{escape_script(self.json())}</script></div>"
         )
 
     def json(self) -> str:
         """The document that `packed` describes."""
-        document = packed(self.view, budget=self.budget)
+        document = pack_view(self.view, budget=self.budget)
         return json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
     def page(self) -> str:
         """A page of it alone."""
-        return page(self.view.title or "attention", [("", [self])])
+        return render_page(self.view.title or "attention", [("", [self])])
 
     def save(self, path: str | Path) -> Path:
         """Write a page (.html), or the document alone (.json)."""
@@ -56,7 +56,7 @@ class Viewer:
         return f"Viewer({self.view.title!r}; {len(self.view.examples)} examples; {names})"
 
 
-def in_script(text: str) -> str:
+def escape_script(text: str) -> str:
     """JSON as it can stand in a script element: no character of it ends the element or begins another."""
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")

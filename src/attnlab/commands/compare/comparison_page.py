@@ -28,8 +28,8 @@ from attnlab.experiments.significance import Contrast, interval
 from attnlab.experiments.study_page import number
 from attnlab.experiments.verdicts import FEWEST_SEEDS
 from attnlab.files import write_bytes
-from attnlab.report.drawing import draw
-from attnlab.report.page import Command, Facts, Part, Picture, Table, Text, page
+from attnlab.report.drawing import save_figure
+from attnlab.report.page import Command, Facts, Part, Picture, Table, Text, render_page
 
 FORMAT = "attnlab-comparison-1"
 STEADY = 1.5  # fastest over slowest window, above which a timing is doubted
@@ -47,7 +47,7 @@ def write(results: ComparisonResults, out: Path, about: Mapping[str, Any]) -> Pa
     shown = table(results)
     write_bytes(out / "table.csv", _csv([shown.columns, *shown.rows]))
     write_bytes(out / "cells.csv", _csv([CELL_COLUMNS, *_cells(results)]))
-    pictures = [draw(out / "figures" / name, *drawn) for name, drawn in figures.all_of(results).items()]
+    pictures = [save_figure(out / "figures" / name, *drawn) for name, drawn in figures.all_of(results).items()]
     report = out / "report.html"
     write_bytes(report, _page(results, pictures, about).encode())
     return report
@@ -168,7 +168,7 @@ def _page(results: ComparisonResults, pictures: Sequence[Picture], about: Mappin
     sections.append(("How to read it", [Text(line) for line in remarks(results)]))
     facts = {key: value for key, value in about.items() if key != "command"}
     sections.append(("Make it again", [Command(str(about["command"])), Facts(facts)]))
-    return page(f"attnlab compare {results.plan.task}: {labels}", sections)
+    return render_page(f"attnlab compare {results.plan.task}: {labels}", sections)
 
 
 def _trials(results: ComparisonResults) -> Table:

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from attnlab.commands.compare.measures import ComparisonMeasure
 from attnlab.commands.compare.rows import ComparisonResults, RowResult
 from attnlab.experiments.significance import interval
-from attnlab.report.figures import OKABE_ITO, curves
+from attnlab.report.figures import OKABE_ITO, draw_curves
 
 MARKERS, DASHES = "os^Dv", ("-", "--", "-.", ":")
 MOST = 4  # measures side by side
@@ -89,7 +89,7 @@ def _learning(outcomes: Sequence[RowResult]) -> Figure:
         steps = sorted(set.intersection(*(set(dict(curve)) for curve in outcome.curves.values())))
         means = [statistics.fmean(dict(curve)[step] for curve in outcome.curves.values()) for step in steps]
         lines[plain(outcome.row.label)] = (steps, means)
-    return curves(lines, x="updates", y="validation loss (nats a target)")
+    return draw_curves(lines, x="updates", y="validation loss (nats a target)")
 
 
 def _speed(outcomes: Sequence[RowResult], measure: ComparisonMeasure) -> Figure:

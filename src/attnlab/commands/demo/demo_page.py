@@ -24,8 +24,8 @@ from attnlab.commands.demo.settings import DATA, MODEL
 from attnlab.experiments.study_page import cell_table
 from attnlab.files import write_bytes
 from attnlab.reading.maps import show
-from attnlab.report.drawing import draw
-from attnlab.report.page import Command, Facts, Part, Picture, Table, Text, page
+from attnlab.report.drawing import save_figure
+from attnlab.report.page import Command, Facts, Part, Picture, Table, Text, render_page
 from attnlab.report.view import Best, ViewGold
 
 FORMAT = "attnlab-demo-1"
@@ -43,7 +43,7 @@ def write(results: DemoResults, gold: Sequence[ViewGold], about: Mapping[str, An
     csv.writer(lines, lineterminator="\n").writerows([shown.columns, *shown.rows])
     write_bytes(folder / "table.csv", lines.getvalue().encode())
     drawn = {
-        name: draw(results.folder / "figures" / name, *made) for name, made in figures.all_of(results, gold[0]).items()
+        name: save_figure(results.folder / "figures" / name, *made) for name, made in figures.all_of(results, gold[0]).items()
     }
     report = folder / "report.html"
     write_bytes(report, _page(results, gold, drawn, about).encode())
@@ -73,7 +73,7 @@ def _page(
     facts = {"attentions": names, "seeds": config.all_seeds, "steps": config.steps, "sentences a step": config.batch}
     facts |= {"learning rate": config.lr, "model": _said(MODEL), "task": _said(DATA), **about}
     sections.append(("Make it again", [Command(str(facts.pop("command"))), Facts(facts)]))
-    return page(f"attnlab: {_count(len(learners))} learning to translate", sections)
+    return render_page(f"attnlab: {_count(len(learners))} learning to translate", sections)
 
 
 WATCH = (

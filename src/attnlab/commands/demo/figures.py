@@ -12,7 +12,7 @@ from attnlab.commands.compare.figures import plain
 from attnlab.commands.demo import learners as r
 from attnlab.commands.demo.learners import DemoResults, Learner, Values
 from attnlab.experiments.significance import interval
-from attnlab.report.colours import GOLD, scale
+from attnlab.report.colours import GOLD, choose_colormap
 from attnlab.report.figures import OKABE_ITO
 from attnlab.report.view import ViewGold
 
@@ -42,7 +42,7 @@ def maps(learners: Sequence[Learner], gold: ViewGold) -> Figure:
     moments = _columns(learners[0].moments)
     drawn = [[_map(learner, step, gold) for step in moments] for learner in learners]
     signed = any(bool((x < -1e-3).any()) for row in drawn for x in row)
-    norm, colours = Normalize(-1.0 if signed else 0.0, 1.0), scale(signed=signed)
+    norm, colours = Normalize(-1.0 if signed else 0.0, 1.0), choose_colormap(signed=signed)
     source, target = (learners[0].records[moments[-1]].words[side][0] for side in ("source", "target"))
     rows, columns = drawn[0][0].shape
     figure = Figure(figsize=(2.0 * len(moments) + 0.9, 2.1 * len(learners) + 0.5), layout="constrained")

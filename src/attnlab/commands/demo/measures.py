@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 
 from attnlab.analysis.agreement import agreement, random_baseline
-from attnlab.analysis.alignment import NOWHERE, chosen_words, rate
+from attnlab.analysis.alignment import NOWHERE, choose_words, compute_rate
 from attnlab.analysis.contribution import norms
 from attnlab.commands.demo.sentences import Sentences, on_page
 from attnlab.experiments.inside import inside
 from attnlab.models.presets import build
-from attnlab.recording.probe import beta, probed
+from attnlab.recording.probe import beta, record_probes
 from attnlab.recording.watch import record
 from attnlab.records.record import Layer
 from attnlab.tasks.task import PAD
@@ -39,15 +39,15 @@ from attnlab.training.scoring import score_batches
 def measured(run: Run, moments: Sequence[int], records: Path | None) -> dict[str, Any]:
     """All of it; the records of the page's sentences go to a folder, one at each moment."""
     task: Any = run.task
-    held_out = Sentences.of(task, "valid", range(task.size("valid")))
+    held_out = Sentences.of(task, "valid", range(task.count_examples("valid")))
     page = Sentences.of(task, "valid", on_page(task))
     found: dict[str, Any] = {"moments": list(moments), "at": []}
     for step, model in _models(run, moments):
         found["at"].append(_looked_at(model, held_out))
         if records is not None:
-            seen = probed(model, page.batch.inputs, page.batch.targets)
+            seen = record_probes(model, page.batch.inputs, page.batch.targets)
             replace(seen, words=page.words).save(records / f"{step}.safetensors")
-    found["head"] = _best_head(model, Sentences.of(task, "test", range(task.size("test"))))
+    found["head"] = _best_head(model, Sentences.of(task, "test", range(task.count_examples("test"))))
     try:
         found["inside"] = inside(replace(run, model=model))
     except ValueError as error:  # an attention that an analysis does not cover: the rest is still worth knowing
@@ -91,11 +91,11 @@ def _error_rates(layer: Layer, sentences: Sentences, by: str) -> list[float] | N
 
 def _error_rate(links: Tensor, sentences: Sentences) -> float:
     """The AER of one map (b,i,j), in which all that is right is also sure."""
-    chosen, _ = chosen_words(links, sentences.rows, sentences.keys, sentences.special)  # (b,I)
+    chosen, _ = choose_words(links, sentences.rows, sentences.keys, sentences.special)  # (b,I)
     right = sentences.right[:, : chosen.shape[1]]
     hit = right.gather(2, chosen.clamp_min(0).unsqueeze(2))[..., 0] & (chosen != NOWHERE)
     counts = [int((chosen != NOWHERE).sum()), int(sentences.right.sum()), int(hit.sum()), int(hit.sum())]
-    return rate("aer", np.array([counts]))
+    return compute_rate("aer", np.array([counts]))
 
 
 def _agreement(weights: Tensor, probe: Tensor) -> dict[str, float]:

@@ -21,14 +21,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from attnlab.analysis.contribution import norms
-from attnlab.analysis.contribution_table import chosen, contribution, side
+from attnlab.analysis.contribution_table import contribution, read_side, select_layers
 from attnlab.analysis.statistics import extremes
 from attnlab.files import write_bytes
 from attnlab.reading.maps import CELLS, joined, named, view
 from attnlab.records.record import KINDS, Layer, Record
-from attnlab.report.drawing import draw
-from attnlab.report.norm_figures import category_lines, head_maps, text_maps
-from attnlab.report.page import Command, Facts, Files, Part, Picture, Table, Text, page
+from attnlab.report.drawing import save_figure
+from attnlab.report.norm_figures import draw_category_lines, draw_head_maps, draw_text_maps
+from attnlab.report.page import Command, Facts, Files, Part, Picture, Table, Text, render_page
 from attnlab.report.view import View
 from attnlab.report.viewer_html import Viewer
 
@@ -112,7 +112,7 @@ def write(
     told = {key: value for key, value in {**about, **made}.items() if value is not None}
     sections.append(("Make it again", [Command(command), Facts(told)]))
     report = folder / "report.html"
-    write_bytes(report, page(f"attnlab inspect: {named(str(about['model']))}", sections).encode())
+    write_bytes(report, render_page(f"attnlab inspect: {named(str(about['model']))}", sections).encode())
     return report
 
 
@@ -129,15 +129,15 @@ def _statistics(folder: Path, tables: Mapping[str, pd.DataFrame]) -> list[tuple[
     categories = tables["categories"]
     sections: list[tuple[str, Sequence[Part]]] = []
     for kind, part in categories.groupby("kind", sort=False):
-        pictures = {f"{kind}-categories": (category_lines(part), f"{kind}: weight and norm by category and layer")}
+        pictures = {f"{kind}-categories": (draw_category_lines(part), f"{kind}: weight and norm by category and layer")}
         for category in part["category"].unique():
             says = f"{kind}: weight on {category}, and the mean norm of its vectors, by layer and head"
             if part.loc[part["category"] == category, "tokens"].any():
-                pictures[f"{kind}-heads-{_file_name(category)}"] = (head_maps(part, category), says)
+                pictures[f"{kind}-heads-{_file_name(category)}"] = (draw_head_maps(part, category), says)
         body: list[Part] = [
             Text("Left what a reader of weights sees; right what really arrives: ‖α f(x)‖, and how long f(x) is.")
         ]
-        body += [draw(folder / "figures" / name, *drawn) for name, drawn in pictures.items()]
+        body += [save_figure(folder / "figures" / name, *drawn) for name, drawn in pictures.items()]
         sections.append((f"{kind}: weights beside norms", body))
     numbers: list[Part] = [
         Text("How ‖f(x)‖ varies over the tokens of the corpus."),
@@ -171,7 +171,7 @@ def _example(folder: Path, shown: Shown) -> list[Part]:
     pictures: list[Part] = []
     files: dict[str, str] = {}
     for kind in dict.fromkeys(record.kinds):
-        layers = list(chosen(record, [kind], shown.layers))
+        layers = list(select_layers(record, [kind], shown.layers))
         for start in range(0, len(layers), DRAWN):
             some = layers[start : start + DRAWN]
             says = (
@@ -179,11 +179,11 @@ def _example(folder: Path, shown: Shown) -> list[Part]:
                 "norm of what it brings"
             )
             name = f"maps-{kind}-{some[0].index}"
-            pictures.append(draw(folder / name, _maps(record, some), says))
+            pictures.append(save_figure(folder / name, _maps(record, some), says))
             files[f"{where}/{name}.pdf"] = f"text {shown.number}, {kind}: the maps, for print"
     write_table(folder / "layers", contribution(record, level="layer", layers=shown.layers))
     files[f"{where}/layers.csv"] = f"text {shown.number}, every weight and norm, heads together"
-    pairs = sum(layer.context.shape[2] * layer.grouped_values.shape[2] for layer in chosen(record, None, shown.layers))
+    pairs = sum(layer.context.shape[2] * layer.grouped_values.shape[2] for layer in select_layers(record, None, shown.layers))
     rows = pairs * (record.layers[0].context.shape[1] if shown.heads is None else len(shown.heads))
     if rows > ROWS:
         left = Text(f"Head by head it would be {rows:,} rows and is not written: choose --layers or --heads.")
@@ -196,13 +196,13 @@ def _example(folder: Path, shown: Shown) -> list[Part]:
 def _maps(record: Record, layers: Sequence[Layer]) -> Figure:
     """Layers of one kind, as a reader of weights sees the first example, and by norm."""
     sizes = layers[0].context.shape[2], layers[0].grouped_values.shape[2]
-    query, key = (side(record, name, 0, n, False) for name, n in zip(KINDS[layers[0].kind], sizes, strict=True))
+    query, key = (read_side(record, name, 0, n, False) for name, n in zip(KINDS[layers[0].kind], sizes, strict=True))
     found = [norms(layer) for layer in layers]
     weights, sums = (
         [x[0][query.places][:, key.places] for x in maps]
         for maps in ([n.weight for n in found], [n.layer for n in found])
     )
-    return text_maps([f"layer {layer.index}" for layer in layers], weights, sums, list(query.labels), list(key.labels))
+    return draw_text_maps([f"layer {layer.index}" for layer in layers], weights, sums, list(query.labels), list(key.labels))
 
 
 def _shown_table(table: pd.DataFrame) -> Table:

@@ -21,7 +21,7 @@ from attnlab.experiments.verdicts import Cell, Interval
 from attnlab.reading.reader import PretrainedReader, open_reader
 from attnlab.reading.survey import SurveyConfig, survey
 from attnlab.reading.text_stream import TextCorpus
-from attnlab.report.norm_figures import category_lines, head_maps
+from attnlab.report.norm_figures import draw_category_lines, draw_head_maps
 from attnlab.studies.kobayashi2020.sequences import LENGTH, SEQUENCES, drawn
 
 OPTIONS = ("model", "file", "frequency")
@@ -176,7 +176,7 @@ def figure3(setting: Setting) -> Findings:
     figures = {}
     if found.tables:
         says = "by weight, [CLS], [SEP], commas and periods against all other tokens; by norm, the same"
-        figures["categories"] = (category_lines(found.mean("categories", ["kind", "layer", "head", "category"])), says)
+        figures["categories"] = (draw_category_lines(found.mean("categories", ["kind", "layer", "head", "category"])), says)
     return Findings(found.cells("figure3", measures), figures, found.remarks)
 
 
@@ -209,7 +209,7 @@ def figure4(setting: Setting) -> Findings:
     figures = {}
     if found.tables:
         mean = found.mean("categories", ["kind", "layer", "head", "category"])
-        figures["heads"] = (head_maps(mean, "[SEP]"), "weight on [SEP] and the mean norm of its vectors, head by head")
+        figures["heads"] = (draw_head_maps(mean, "[SEP]"), "weight on [SEP] and the mean norm of its vectors, head by head")
     cells = found.cells("figure4", [TableMeasure("[SEP]", column, over_heads, sign=-1, note="the paper shows a map")])
     return Findings(cells, figures, found.remarks)
 

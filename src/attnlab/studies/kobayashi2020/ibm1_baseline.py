@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attnlab.aligning.ibm1_aligner import FAST_ALIGN, FILE, WordModel, folder_name
-from attnlab.analysis.alignment import counted, rate
+from attnlab.analysis.alignment import count_links, compute_rate
 from attnlab.analysis.symmetrise import SYMMETRISATIONS, Links
 from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.verdicts import Cell
@@ -58,7 +58,7 @@ def _cells(row: str, text: Text, corpus: GoldCorpus, setting: Setting) -> Iterat
         directions[name] = [join(a, b) for a, b in zip(ahead, turned, strict=True)]
     tags = ("other data",) if setting.scale == "full" else ("other data", "smaller scale")
     for column, links in directions.items():
-        error = 100 * rate("aer", counted(links, corpus.gold.sure, corpus.gold.possible))
+        error = 100 * compute_rate("aer", count_links(links, corpus.gold.sure, corpus.gold.possible))
         yield Cell(item=ITEM, row=row, column=column, values=(error,), exact=True, tags=tags)
 
 

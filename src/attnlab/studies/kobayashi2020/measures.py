@@ -11,7 +11,7 @@ from scipy.stats import pearsonr, spearmanr
 from attnlab.aligning.choice import By, Candidate, Place, Way
 from attnlab.aligning.extraction import find
 from attnlab.aligning.pair_readers import run_reader
-from attnlab.analysis.alignment import rate
+from attnlab.analysis.alignment import compute_rate
 from attnlab.tasks.links import Gold
 from attnlab.training import runs
 
@@ -34,7 +34,7 @@ class Measured:
 
     def error(self, by: By, setting: Way, layer: Place, head: Place = "mean") -> float:
         """AER in %."""
-        return 100 * rate("aer", self.counts[Candidate(by, setting, layer, head)])
+        return 100 * compute_rate("aer", self.counts[Candidate(by, setting, layer, head)])
 
     def by_layer(self, by: By, setting: Way) -> list[float]:
         return [self.error(by, setting, layer) for layer in range(self.layers)]
@@ -51,9 +51,9 @@ class Measured:
         half = np.random.default_rng(0).permutation(len(layers[0])) % 2
         scored = []
         for here in (0, 1):
-            best = min(range(self.layers), key=lambda layer: rate("aer", layers[layer][half == here]))
+            best = min(range(self.layers), key=lambda layer: compute_rate("aer", layers[layer][half == here]))
             scored.append(layers[best][half != here])
-        return 100 * rate("aer", np.concatenate(scored))
+        return 100 * compute_rate("aer", np.concatenate(scored))
 
     def rows(self, setting: Way) -> dict[str, float]:
         """The table's rows for AWO or AWI."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from attnlab.aligning.choice import By, Way
-from attnlab.analysis.alignment import counted, rate
+from attnlab.analysis.alignment import compute_rate, count_links
 from attnlab.config import compute_digest
 from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.trained import Measure, trained
@@ -23,7 +23,7 @@ from attnlab.mechanisms import find
 from attnlab.mechanisms.mechanism import Mechanism
 from attnlab.models.presets import PRESETS
 from attnlab.models.transformer import TransformerConfig
-from attnlab.report.figures import curves, side_by_side
+from attnlab.report.figures import draw_curves, draw_panels
 from attnlab.studies.kobayashi2020.measures import METHODS, RELATIONS, SETTINGS, Measured, kept
 from attnlab.studies.kobayashi2020.plan import GoldCorpus, europarl, lexicon
 from attnlab.tasks import TASKS
@@ -213,7 +213,7 @@ def chance_error(corpus: GoldCorpus, seed: int) -> float:
         {(int(draw.integers(len(x))), place) for place in range(len(y))}
         for x, y in zip(corpus.source, corpus.target, strict=True)
     ]
-    return 100 * rate("aer", counted(links, corpus.gold.sure, corpus.gold.possible))
+    return 100 * compute_rate("aer", count_links(links, corpus.gold.sure, corpus.gold.possible))
 
 
 def _not_run(item: str, reason: str) -> list[Cell]:
@@ -225,7 +225,7 @@ def _not_run(item: str, reason: str) -> list[Cell]:
 
 def _figure(models: Sequence[Measured]) -> Any:
     lines = {f"{by}, {way.upper()}": _mean_by_layer(models, by, way) for by, way in product(METHODS, SETTINGS)}
-    return curves(lines, x="layer", y="AER (%), mean over seeds")
+    return draw_curves(lines, x="layer", y="AER (%), mean over seeds")
 
 
 def _by_attention(found: Mapping[str, Mapping[int, Measured]]) -> Any:
@@ -235,7 +235,7 @@ def _by_attention(found: Mapping[str, Mapping[int, Measured]]) -> Any:
         }
         for way in SETTINGS
     }
-    return side_by_side(panels, x="layer", y="AER (%), mean over seeds")
+    return draw_panels(panels, x="layer", y="AER (%), mean over seeds")
 
 
 def _mean_by_layer(models: Sequence[Measured], by: By, way: Way) -> tuple[range, list[float]]:

@@ -26,7 +26,7 @@ from typing import Literal
 
 import numpy as np
 
-from attnlab.analysis.agreement import contextualised
+from attnlab.analysis.agreement import contextualise_agreement
 from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.verdicts import Cell, contrast
 from attnlab.studies.snell2021 import published
@@ -119,7 +119,7 @@ def read(trial: Trial, reading: ScorePair) -> CorpusReading:
     found[BEST] = max(gold[f"{part}/{judged_by}"])
     starred = set()
     for column, context in zip(AGREEMENTS[:-1], CONTEXTS[:-1], strict=True):
-        reached = contextualised(between_starts, performance, found[column])
+        reached = contextualise_agreement(between_starts, performance, found[column])
         found[context] = found[BEST] if reached is None else reached
         starred |= {context} if reached is None else set()
     return CorpusReading(found, frozenset(starred))

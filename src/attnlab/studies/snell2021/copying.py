@@ -25,7 +25,7 @@ from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.verdicts import Cell
 from attnlab.models.lstm import LSTMTranslator, build
 from attnlab.models.lstm_config import SETTINGS
-from attnlab.report.figures import seed_curves
+from attnlab.report.figures import draw_seed_curves
 
 BEGIN, END, FIRST = 0, 1, 2  # <s>, which is also the padding that never occurs; </s>; the first type
 Data = Literal["permutations", "subset", "mixture", "function"]
@@ -128,7 +128,7 @@ def in_chunks(draw: Callable[[int, int], Stacked], examples: int) -> Feed:
 
 def attended(model: LSTMTranslator, source: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
     """Logits (b,n,words) and attention weights (b,h,n,n)."""
-    memory, mask, start = model.encoded(source)
+    memory, mask, start = model.encode(source)
     states, _ = model.decoder(given, None, start)
     weights, _ = model.attention.mechanism.weights(model.attention.queries(states), memory.unsqueeze(1), mask)
     context, _ = model.attention(states, memory, mask)
@@ -237,7 +237,7 @@ def _figures(grown: dict[str, Grown]) -> dict:
         "attention": "Share of targets whose largest weight is on the position to copy, one line a seed.",
     }
     return {
-        name: (seed_curves({case: (g.steps, g.measures[name]) for case, g in grown.items()}, x="updates", y=name), says)
+        name: (draw_seed_curves({case: (g.steps, g.measures[name]) for case, g in grown.items()}, x="updates", y=name), says)
         for name, says in said.items()
     }
 

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 from torch.autograd.functional import jvp
 
-from attnlab.counting.cooccurrence import counts
+from attnlab.counting.cooccurrence import count_cooccurrences
 from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.verdicts import Cell
-from attnlab.report.figures import curves
+from attnlab.report.figures import draw_curves
 
 INPUTS, OUTPUTS, PAIRS, LONGEST = 31, 23, 53, 11
 
@@ -64,7 +64,7 @@ def flow(pairs: Sequence[Pair], e: Tensor, w: Tensor) -> GradientFlow:
 
 def limit(pairs: Sequence[Pair], inputs: int, outputs: int) -> Tensor:
     """2 (C − C̄), (|I|,|O|)."""
-    table = torch.from_numpy(counts(pairs, sizes=(inputs, outputs)).toarray())
+    table = torch.from_numpy(count_cooccurrences(pairs, sizes=(inputs, outputs)).toarray())
     return 2.0 * (table - table.mean(-1, keepdim=True))
 
 
@@ -108,7 +108,7 @@ def derivative(setting: Setting) -> Findings:
         "eq. 15 with 1/|O|": (widths, np.mean(of_probabilities, axis=0).tolist()),
         "∝ 1/√d": (widths, [np.mean(of_logits, axis=0)[0] * math.sqrt(widths[0] / d) for d in widths]),
     }
-    figure = curves(lines, x="d", y="relative error, mean over seeds")
+    figure = draw_curves(lines, x="d", y="relative error, mean over seeds")
     figure.axes[0].set_xscale("log", base=2)
     figure.axes[0].set_yscale("log")
     says = "The relative error of both limits falls along a line of slope −1/2 in a double logarithmic plot."

@@ -23,7 +23,7 @@ from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.verdicts import Cell
 from attnlab.models.lstm import LSTMTranslator, build
 from attnlab.models.lstm_config import SETTINGS
-from attnlab.report.figures import seed_curves
+from attnlab.report.figures import draw_seed_curves
 from attnlab.studies.snell2021.copying import CopyExperiment, each_grown_in, grown_in, sized
 
 STREAMS = 3
@@ -96,7 +96,7 @@ def fig6(setting: Setting) -> Findings:
     cases = {name: _combination(base, backbone, chosen, streams) for name, chosen in conditions.items()}
     grown = dict(each_grown_in(setting, cases, range(runs)))
     lines = {name: (g.steps, g.measures["accuracy"]) for name, g in grown.items()}
-    figure = seed_curves(lines, x="updates", y="accuracy")
+    figure = draw_seed_curves(lines, x="updates", y="accuracy")
     said = "Accuracy of eight heads together, one line a run."
     return Findings(_cells(grown, tags), {"accuracy": (figure, said)}, (remark,))
 

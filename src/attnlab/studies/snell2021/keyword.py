@@ -25,7 +25,7 @@ from attnlab.experiments.verdicts import Cell
 from attnlab.models.lstm import build
 from attnlab.models.lstm_classifier import BinaryReadout, LSTMClassifier
 from attnlab.models.lstm_config import SETTINGS
-from attnlab.report.figures import curves
+from attnlab.report.figures import draw_curves
 from attnlab.studies.snell2021.copying import each_grown_in, in_chunks
 
 KEYWORD, FIRST = 1, 1  # ids; 0 is the padding that never occurs
@@ -107,7 +107,7 @@ def fig7(setting: Setting) -> Findings:
         cells += _cells(grown, name, () if setting.scale == "full" else ("smaller scale",))
         lines = {place: (grown.steps, grown.measures[place].mean(0).tolist()) for place in PLACES}
         said = f"The log-odds at four places over training, {name}, mean over the seeds."
-        figures[name.replace(" ", "-")] = (curves(lines, x="updates", y="γ"), said)
+        figures[name.replace(" ", "-")] = (draw_curves(lines, x="updates", y="γ"), said)
     remark = (
         f"Sequences of {length} of {length} types; uniform attention, never trained; {base.steps} updates of "
         f"{base.examples}. Early is the measure where γ_l* first exceeds γ̄ by 1, late is the last. A hypothesis holds "

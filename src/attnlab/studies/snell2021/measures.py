@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnlab.analysis.agreement import agreement, kendall, shuffled
+from attnlab.analysis.agreement import agreement, kendall, shuffle_rows
 from attnlab.counting.proxy import Proxy, train_proxy
 from attnlab.models.model import Model
 from attnlab.recording.probe import beta, saliency
@@ -171,7 +171,7 @@ def _pairs(own: Scores, gold: Scores, mask: Tensor, *, seed: int) -> Pairs:
     if "attention" in own:
         alpha = own["attention"]
         pairs |= {"attention": (gold["attention"], alpha)}
-        pairs |= {"chance": (gold["attention"], shuffled(alpha, mask, seed=seed))}
+        pairs |= {"chance": (gold["attention"], shuffle_rows(alpha, mask, seed=seed))}
     if "probe" in own:
         pairs["probe"] = (gold["attention"], own["probe"])
     if "saliency" in gold:
@@ -183,9 +183,9 @@ def _pairs(own: Scores, gold: Scores, mask: Tensor, *, seed: int) -> Pairs:
 def _proxy(field: Field, seed: int, *, authors: bool) -> Proxy:
     """The bag-of-words proxy of a field's training part, in the authors' form or that of eq. 5."""
     task, size = field.task, field.size
-    whole = {part: task.batch(part, list(range(task.size(part)))) for part in PARTS}
+    whole = {part: task.make_batch(part, list(range(task.count_examples(part)))) for part in PARTS}
     sides = {part: tuple(x.to(field.setting.device) for x in (b.inputs[0], b.targets)) for part, b in whole.items()}
-    sizes = task.sizes()
+    sizes = task.get_sizes()
     assert size.proxy_epochs is not None
     return train_proxy(
         *sides["train"],

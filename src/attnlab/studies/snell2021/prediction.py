@@ -18,7 +18,7 @@ from scipy.stats import spearmanr
 from attnlab.counting.diagnosis import diagnose
 from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.verdicts import Cell
-from attnlab.report.figures import scatter
+from attnlab.report.figures import draw_scatter
 from attnlab.studies.snell2021.copying import CopyExperiment, each_grown_in, sized
 
 WEIGHTS = (1.0, 2.0, 0.5, 3.0, 0.0)  # the first of the best is taken
@@ -105,7 +105,7 @@ def prediction(setting: Setting) -> Findings:
     )
     placed = dict(zip(cases, zip(scores.tolist(), shares, strict=True), strict=True))
     drawn = {family: [placed[name] for name in named] for family, named in families.items()}
-    figure = scatter(drawn, x=f"score, gain − {weight:g} common", y="share of seeds that learn")
+    figure = draw_scatter(drawn, x=f"score, gain − {weight:g} common", y="share of seeds that learn")
     said = "Each point is a distribution: its score from counts alone, and how many seeds learnt to attend."
     own = np.array(gains) - np.array(commons)  # the score of attnlab diagnose
     diagnosed = f"attnlab diagnose has the weight 1: {told_rank(own[CHOOSING], did[CHOOSING])} and "

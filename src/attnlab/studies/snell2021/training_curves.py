@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.verdicts import Cell
-from attnlab.report.figures import curves
+from attnlab.report.figures import draw_curves
 from attnlab.studies.snell2021.agreements import beside_a
 from attnlab.studies.snell2021.measures import measure, reference
 from attnlab.studies.snell2021.plan import CORPORA
@@ -82,7 +82,7 @@ def _cells(field: Field, lines: list[list[float]], reason: str) -> Iterator[Cell
 
 def _drawn(field: Field, lines: list[dict[str, list[float]]]) -> tuple[Figure, str]:
     drawn = {name: (field.steps, np.mean([line[name] for line in lines], axis=0).tolist()) for name in lines[0]}
-    figure = curves(drawn, x="updates", y="per cent, mean over seeds")
+    figure = draw_curves(drawn, x="updates", y="per cent, mean over seeds")
     figure.axes[0].set_xscale("symlog", linthresh=field.steps[1])
     last = fmean(line[PROBE][-1] for line in lines)
     says = f"{field.corpus.row}: agreement and accuracy over training; A(α, β^uf) ends at {last:.1f}."
