@@ -34,7 +34,7 @@ from attnlab.analysis.symmetrise import grow_diag_final_and
 from attnlab.studies.kobayashi2020.ibm1_baseline import MODELS
 from attnlab.studies.kobayashi2020.plan import aligned_by_hand, tokenised, without
 from attnlab.tasks.links import read_gold
-from attnlab.tasks.parallel import parallel_text
+from attnlab.tasks.parallel import find_parallel_text
 from attnlab.tasks.text import read_parallel
 from attnlab.tasks.translation import TranslationConfig
 from attnlab.training import runs
@@ -55,7 +55,7 @@ def europarl(pairs):
     lines, gold = aligned_by_hand(None)
     if pairs < len(gold):
         raise SystemExit(f"--pairs {pairs}: the {len(gold)} gold pairs come first, say at least so many")
-    read = parallel_text(TranslationConfig(data="europarl", pair="de-en")).read("train")
+    read = find_parallel_text(TranslationConfig(data="europarl", pair="de-en")).read_part("train")
     more = without(lines, tokenised((read[0][:pairs], read[1][:pairs])))[: pairs - len(gold)]
     return [own + [pair[side] for pair in more] for side, own in enumerate(lines)], gold
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from attnlab.counting.diagnosis import diagnose
-from attnlab.counting.ibm1 import counts, fit
+from attnlab.counting.ibm1 import count_cooccurrences, fit_ibm1
 from attnlab.tasks.task import SPECIALS
 from attnlab.tasks.text import read_parallel
 from attnlab.tasks.vocabulary import Words
@@ -39,7 +39,7 @@ def read(source, target, number, types):
     sides = [side[:number] for side in read_parallel(Path(source), Path(target))]
     encoded = []
     for side in sides:
-        vocabulary = Words(Words.count(side).words[len(SPECIALS) : types])
+        vocabulary = Words(Words.from_lines(side).words[len(SPECIALS) : types])
         encoded.append(list(vocabulary.encode(side)))
     return list(zip(*encoded, strict=True))
 
@@ -61,9 +61,9 @@ def measured(given, name, answer):
     before = measuring.process_peak_mebibytes()
     tasks = {
         "count table, plain loop × 40": lambda: loop(pairs[::40]),
-        "count table": lambda: counts(pairs),
-        "EM": lambda: fit(pairs, iterations=given.iterations, tolerance=0.0),
-        "EM, diagonal learnt": lambda: fit(
+        "count table": lambda: count_cooccurrences(pairs),
+        "EM": lambda: fit_ibm1(pairs, iterations=given.iterations, tolerance=0.0),
+        "EM, diagonal learnt": lambda: fit_ibm1(
             pairs, null=0.08, diagonal=4.0, learn_diagonal=True, iterations=given.iterations, tolerance=0.0
         ),
         "diagnosis": lambda: diagnose(pairs),

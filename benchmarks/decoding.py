@@ -17,7 +17,7 @@ from dataclasses import replace
 import measuring
 import torch
 
-from attnlab.decoding.decode import BeamSearch, Session, plain
+from attnlab.decoding.decode import BeamSearch, Session, search_plain
 from attnlab.decoding.search import Rules
 from attnlab.models.presets import PRESETS
 from attnlab.models.transformer import build
@@ -102,8 +102,8 @@ def check_equal(model, config, device):
     room = Session(model, rules, 8, 16, 64, device, captured=device.type == "cuda")
     for _ in range(3):
         source = sources(8, config, device, 16)
-        limits = rules.limits(source)
-        got, expected = room.run(source, limits), plain(model, rules, source, limits)
+        limits = rules.compute_limits(source)
+        got, expected = room.run(source, limits), search_plain(model, rules, source, limits)
         for ours, theirs in zip(got.hypotheses, expected.hypotheses, strict=True):
             if [h.tokens for h in ours] != [h.tokens for h in theirs]:
                 raise ValueError("the captured search and the plain one differ in their tokens")

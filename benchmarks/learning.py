@@ -20,7 +20,7 @@ import measuring
 import torch
 
 from attnlab.config import split_pairs
-from attnlab.decoding.evaluation import evaluated
+from attnlab.decoding.evaluation import evaluate_part
 from attnlab.training.recipe import resolve_recipe
 from attnlab.training.runs import open_run, start_run
 from results import spread
@@ -48,7 +48,7 @@ def one(task, part, settings, folder):
     if not outcome.finished:
         raise SystemExit(f"{folder} was stopped at step {outcome.step}; the same command goes on")
     run = open_run(folder)
-    found = evaluated(run, part, bootstrap=0)
+    found = evaluate_part(run, part, bootstrap=0)
     speeds = [row["tokens_per_second"] for row in outcome.history if "tokens_per_second" in row]
     row = {
         "test_perplexity": found["perplexity"], "valid_loss": outcome.best, "best_step": outcome.best_step,

@@ -38,7 +38,7 @@ def text(tmp_path_factory):
     """Two files of an artificial language pair and its links: 20 pairs, the third with an empty target."""
     folder = tmp_path_factory.mktemp("text")
     task = Synthetic(SyntheticConfig(held_out=20))
-    lines, links = [task.sources("test"), task.references("test")], list(task.alignments("test"))
+    lines, links = [task.read_sources("test"), task.read_references("test")], list(task.read_alignments("test"))
     lines[1][2], links[2] = "", frozenset()
     for name, side in zip(("s", "t"), lines, strict=True):
         (folder / name).write_text("\n".join(side) + "\n")
@@ -259,7 +259,7 @@ def test_ibm1_is_trained_once_saved_and_opened_again(text, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     folder, source, target, links = text
     task = Synthetic(SyntheticConfig(examples=600))
-    for name, side in (("big.s", task.sources("train")), ("big.t", task.references("train"))):
+    for name, side in (("big.s", task.read_sources("train")), ("big.t", task.read_references("train"))):
         (tmp_path / name).write_text("\n".join(side) + "\n")
     words = ["ibm1", folder / "s", folder / "t", "--train-on", "big.s", "big.t", "--gold", folder / "gold"]
     first, second = cli(*words), cli(*words)

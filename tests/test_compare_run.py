@@ -17,7 +17,7 @@ import pytest
 from attnlab.commands.compare.comparison import ComparisonTerms, compare
 from attnlab.commands.compare.comparison_page import CELL_COLUMNS, remarks, table, write
 from attnlab.commands.compare.plan import planned
-from attnlab.decoding.evaluation import evaluated
+from attnlab.decoding.evaluation import evaluate_part
 from attnlab.experiments import work
 from attnlab.experiments.schedulers import scheduler
 from attnlab.tasks import TASKS
@@ -79,7 +79,7 @@ def rows(results):
 def test_the_values_are_those_that_evaluate_gives(rows):
     for row in ("dagpam", "softmax, twice the heads"):
         for seed, folder in rows[row]["runs"].items():
-            found = evaluated(open_run(folder, device="cpu"), "test", bootstrap=0)
+            found = evaluate_part(open_run(folder, device="cpu"), "test", bootstrap=0)
             assert rows[row]["measures"]["perplexity"]["seeds"][seed] == found["perplexity"]
             assert rows[row]["measures"]["BLEU"]["seeds"][seed] == found["text"][0]["value"]
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from attnlab.decoding import decode
-from attnlab.decoding.decode import BeamSearch, Pinnable, Session, beam, greedy
+from attnlab.decoding.decode import BeamSearch, Pinnable, Session, decode_beam, decode_greedy
 from attnlab.decoding.search import Hypothesis, Rules
 from attnlab.mechanisms import MECHANISMS
 from attnlab.mechanisms.noise import sampled
-from attnlab.models.cache import Static
+from attnlab.models.cache import StaticCache
 from attnlab.models.transformer import TransformerConfig, build
 
 PAD, BOS, EOS = 0, 1, 2
@@ -92,8 +92,8 @@ def by_hand(model, source, *, beam, n_best=1, length_penalty=1.0, limit, min_len
 def static(model, source, *, batch=6, width=8, device="cpu", captured=False, **rules):
     """What a GPU would replay, run as it stands."""
     made = Rules(**rules)
-    limits = made.limits(source)
-    longest = decode._room(int(limits.max()))
+    limits = made.compute_limits(source)
+    longest = decode._find_room(int(limits.max()))
     return Session(model, made, batch, width, longest, torch.device(device), captured=captured).run(source, limits)
 
 
@@ -115,7 +115,7 @@ def assert_same(got: list[list[Hypothesis]], expected: list[list[Hypothesis]]):
 def test_beam_search_is_the_one_described(seed, width, limit, penalty, floor):
     table = 2 * torch.randn(3, limit, 7, 7, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     rules = {"beam": width, "n_best": (width + 1) // 2, "length_penalty": penalty, "min_length": min(floor, limit)}
-    got = beam(Bigrams(table), torch.ones(3, 1).long(), max_length=limit, **rules).hypotheses
+    got = decode_beam(Bigrams(table), torch.ones(3, 1).long(), max_length=limit, **rules).hypotheses
     for row, found in zip(table, got, strict=True):
         expected = by_hand(Bigrams(row[None]), None, limit=limit, **rules)
         assert [hypothesis.tokens for hypothesis in found] == [tokens for tokens, _ in expected]
@@ -126,7 +126,7 @@ def test_beam_search_is_the_one_described(seed, width, limit, penalty, floor):
 def test_a_wide_beam_finds_the_argmax_of_all_translations(penalty):
     model, source = translator(vocabulary=6), sources()[:2]
     every = [(*words, EOS) for n in range(4) for words in itertools.product([3, 4, 5], repeat=n)]
-    found = beam(model, source, beam=len(every) + 1, n_best=7, length_penalty=penalty, max_length=4).hypotheses
+    found = decode_beam(model, source, beam=len(every) + 1, n_best=7, length_penalty=penalty, max_length=4).hypotheses
     for row, hypotheses in zip(source, found, strict=True):
         row = row[row != PAD][None]
         scores = {y: float(log_probs(model, row, y).sum()) / len(y) ** penalty for y in every}
@@ -137,7 +137,7 @@ def test_a_wide_beam_finds_the_argmax_of_all_translations(penalty):
 def test_scores_equal_a_full_pass(name):
     model, source = translator(name), sources()
     rules = {"beam": 3, "n_best": 2, "length_penalty": 0.6, "max_length": (1.0, 3.0)}
-    decoded = beam(model, source, **rules)
+    decoded = decode_beam(model, source, **rules)
     assert not decoded.captured
     for row, found in zip(source, decoded.hypotheses, strict=True):
         for hypothesis in found:
@@ -152,8 +152,8 @@ def test_scores_equal_a_full_pass(name):
 def test_beam_1_is_greedy(seed, penalty):
     torch.manual_seed(seed)
     model, source = translator("coda"), sources()
-    by_greedy = greedy(model, source, max_length=9, min_length=3, length_penalty=penalty)
-    assert_same(beam(model, source, beam=1, length_penalty=penalty, max_length=9, min_length=3).hypotheses,
+    by_greedy = decode_greedy(model, source, max_length=9, min_length=3, length_penalty=penalty)
+    assert_same(decode_beam(model, source, beam=1, length_penalty=penalty, max_length=9, min_length=3).hypotheses,
                 by_greedy.hypotheses)  # fmt: skip
     for row, hypothesis in zip(source, by_greedy.best, strict=True):
         logits = model(row[None], torch.tensor([[BOS, *hypothesis.tokens[:-1]]]))[0]
@@ -165,18 +165,18 @@ def test_beam_1_is_greedy(seed, penalty):
 @every_mechanism
 def test_neither_company_nor_padding_changes_a_sentence(name):
     model, source = translator(name), sources()
-    together = beam(model, source, beam=3, max_length=(1.5, 2.0)).hypotheses
+    together = decode_beam(model, source, beam=3, max_length=(1.5, 2.0)).hypotheses
     for number, row in enumerate(source):
-        assert_same(beam(model, row[row != PAD][None], beam=3, max_length=(1.5, 2.0)).hypotheses, [together[number]])
+        assert_same(decode_beam(model, row[row != PAD][None], beam=3, max_length=(1.5, 2.0)).hypotheses, [together[number]])
     wider = torch.nn.functional.pad(source[[3, 1, 1]], (0, 5), value=PAD)
-    assert_same(beam(model, wider, beam=3, max_length=(1.5, 2.0)).hypotheses, [together[n] for n in (3, 1, 1)])
+    assert_same(decode_beam(model, wider, beam=3, max_length=(1.5, 2.0)).hypotheses, [together[n] for n in (3, 1, 1)])
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
 def test_caches_seen_in_part_are_the_same(positions, monkeypatch):
     model, source = translator(positions=positions, max_length=13), sources()
     rules = {"beam": 3, "max_length": (1.0, 5.0), "min_length": 5}
-    expected = beam(model, source, **rules)
+    expected = decode_beam(model, source, **rules)
     for room in (1, 4, 32):  # 1, 2, 4, 8, 13 places; or 4, 8, 13; or 13 at once
         monkeypatch.setattr(decode, "SMALLEST_ROOM", room)
         assert_same(static(model, source, **rules).hypotheses, expected.hypotheses)
@@ -191,13 +191,13 @@ def test_a_session_forgets_the_batch_before(monkeypatch):
     broken.decoder.blocks[0].attention.value.bias.data.fill_(torch.nan)
     session.model = broken
     with pytest.raises(ValueError, match="NaN"):
-        session.run(source, rules.limits(source))
+        session.run(source, rules.compute_limits(source))
     session.model = model
     for batch in (source, source[:1], source[1:2, :4], source[[2, 0, 3]]):
-        got, expected = session.run(batch, rules.limits(batch)), beam(model, batch, beam=3, max_length=(1.0, 3.0))
+        got, expected = session.run(batch, rules.compute_limits(batch)), decode_beam(model, batch, beam=3, max_length=(1.0, 3.0))
         assert_same(got.hypotheses, expected.hypotheses)
         assert got.steps == expected.steps
-    assert all(cache.kept[0].shape == (15, 3, 32, 4) for cache, _ in session.state.caches if isinstance(cache, Static))
+    assert all(cache.kept[0].shape == (15, 3, 32, 4) for cache, _ in session.state.caches if isinstance(cache, StaticCache))
 
 
 @every_mechanism
@@ -208,9 +208,9 @@ def test_what_is_captured_never_waits_for_a_value(name):
         session = Session(build(config).eval(), Rules(beam=3), 5, 8, 64, torch.device("cpu"), captured=False)
         session.begin()
         for room in (32, 64):
-            session._step(room)()
+            session._get_step(room)()
         with pytest.raises(DataDependentOutputException):
-            session.search.over()
+            session.search.is_over()
 
 
 @torch.no_grad()
@@ -226,7 +226,7 @@ def test_what_is_captured_stays_in_its_place():
     session.search.limit.fill_(9)
     session.begin()
     for room in (32, 64):
-        session._step(room)()
+        session._get_step(room)()
     assert int(session.state.length) == int(session.search.time) == 2
     assert places() == before
 
@@ -236,14 +236,14 @@ def test_keys_of_the_source_are_never_reordered(monkeypatch):
     kept = type(model.start(sources()).caches[0][1])
     original = kept.select
     monkeypatch.setattr(kept, "select", lambda self, rows: selected.append(len(rows)) or original(self, rows))
-    beam(model, sources(), beam=3, max_length=6, min_length=6)
+    decode_beam(model, sources(), beam=3, max_length=6, min_length=6)
     assert selected == [12, 12]  # once a layer, when they were repeated
 
 
 def test_a_sentence_that_is_won_stops():
     table = torch.full((1, 50, 5, 5), -9.0)
     table[..., EOS] = 9.0
-    decoded = beam(Bigrams(table), torch.ones(1, 1).long(), length_penalty=0.0, max_length=50)
+    decoded = decode_beam(Bigrams(table), torch.ones(1, 1).long(), length_penalty=0.0, max_length=50)
     assert (decoded.steps, decoded.best[0].tokens) == (1, (EOS,))
 
 
@@ -251,9 +251,9 @@ def test_a_sentence_that_may_yet_be_won_goes_on():
     table = torch.full((1, 11, 4, 4), -torch.inf)  # eos at once: −1; one word, then certainty up to eos: −2.5
     table[:, 0, BOS] = torch.tensor([1 - math.exp(-1) - math.exp(-2.5), 0, math.exp(-1), math.exp(-2.5)]).log()
     table[:, 1:, :, 3], table[:, 10, :, 3], table[:, 10, :, EOS] = 0.0, -torch.inf, 0.0
-    found = beam(Bigrams(table), torch.ones(1, 1).long(), beam=3, n_best=2, max_length=11).hypotheses[0]
+    found = decode_beam(Bigrams(table), torch.ones(1, 1).long(), beam=3, n_best=2, max_length=11).hypotheses[0]
     assert [(len(h.tokens), round(h.score, 5)) for h in found] == [(11, round(-2.5 / 11, 5)), (1, -1.0)]
-    alone = beam(Bigrams(table), torch.ones(1, 1).long(), beam=3, max_length=11).best[0]
+    alone = decode_beam(Bigrams(table), torch.ones(1, 1).long(), beam=3, max_length=11).best[0]
     assert alone == found[0]
 
 
@@ -261,7 +261,7 @@ def test_a_penalty_below_0_makes_the_next_length_the_best_ahead():
     table = torch.full((1, 11, 4, 4), -torch.inf)  # eos at once: −1; a word and then eos: −0.5 · 2^0.7
     table[:, 0, BOS] = torch.tensor([1 - math.exp(-1) - math.exp(-0.5), 0, math.exp(-1), math.exp(-0.5)]).log()
     table[:, 1:, :, EOS] = 0.0
-    found = beam(Bigrams(table), torch.ones(1, 1).long(), beam=3, length_penalty=-0.7, max_length=11).best[0]
+    found = decode_beam(Bigrams(table), torch.ones(1, 1).long(), beam=3, length_penalty=-0.7, max_length=11).best[0]
     assert found.tokens == (3, EOS)
     assert found.score == pytest.approx(-0.5 * 2**0.7)
 
@@ -270,7 +270,7 @@ def test_the_limit_is_each_sentences_own():
     table = torch.zeros(3, 7, 5, 5)
     table[..., EOS] = -50.0
     source = torch.tensor([[3, 3, 3], [3, 0, 0], [0, 0, 0]])
-    for decode_by in (greedy, beam):
+    for decode_by in (decode_greedy, decode_beam):
         found = decode_by(Bigrams(table), source, max_length=(2.0, 1.0)).best
         assert [(len(h.tokens), h.tokens[-1], h.cut) for h in found] == [(7, EOS, True), (3, EOS, True), (1, EOS, True)]
 
@@ -278,7 +278,7 @@ def test_the_limit_is_each_sentences_own():
 def test_an_empty_source_can_be_translated():
     model = translator()
     nothing, padded = torch.empty(2, 0).long(), torch.zeros(2, 3).long()
-    for decode_by in (greedy, beam, static):
+    for decode_by in (decode_greedy, decode_beam, static):
         assert_same(
             decode_by(model, nothing, max_length=5).hypotheses, decode_by(model, padded, max_length=5).hypotheses
         )
@@ -287,10 +287,10 @@ def test_an_empty_source_can_be_translated():
 
 def test_weights_in_another_type():
     model, source = translator().float(), sources()
-    got = beam(model, source, weights=torch.bfloat16, max_length=5)
-    assert got == beam(translator_in(model, torch.bfloat16), source, max_length=5)
+    got = decode_beam(model, source, weights=torch.bfloat16, max_length=5)
+    assert got == decode_beam(translator_in(model, torch.bfloat16), source, max_length=5)
     assert next(model.parameters()).dtype == torch.float32
-    assert got != beam(model, source, max_length=5)
+    assert got != decode_beam(model, source, max_length=5)
 
 
 def translator_in(model, dtype):
@@ -313,7 +313,7 @@ def test_what_decoding_leaves_as_it_was():
 def test_nan_is_refused():
     table = torch.randn(3, 5, 5, 5)
     table[1, 0, :, 3], table[1, 1] = 9.0, torch.nan  # sentence 1, after its first token
-    for decode_by in (greedy, beam):
+    for decode_by in (decode_greedy, decode_beam):
         with pytest.raises(ValueError, match="sentence 1: the model's logits are NaN or infinite at or before token 2"):
             decode_by(Bigrams(table), torch.ones(3, 1).long(), max_length=5)
 
@@ -331,26 +331,26 @@ def test_what_is_refused():
         (("captured", True),): "captured=True needs a CUDA device, but the source is on cpu",
     }.items():
         with pytest.raises(ValueError, match=message):
-            beam(model, source, **dict(rules))
+            decode_beam(model, source, **dict(rules))
     with pytest.raises(TypeError, match="width"):
-        beam(model, source, width=3)
+        decode_beam(model, source, width=3)
     with pytest.raises(ValueError, match="greedy decoding follows one hypothesis, not beam=2"):
-        greedy(model, source, beam=2)
+        decode_greedy(model, source, beam=2)
     with pytest.raises(ValueError, match=r"source must be whole numbers \(batch, length\), not torch.int64 \(7,\)"):
-        beam(model, source[0])
+        decode_beam(model, source[0])
     with pytest.raises(ValueError, match="max_length allows 14 tokens, but the model has positions for 13"):
         static(model, source, max_length=14)
     with sampled(model, 3):
-        beam(model, source, max_length=3)  # there is no noise in this model
+        decode_beam(model, source, max_length=3)  # there is no noise in this model
     stochastic = translator("coda")
     with sampled(stochastic, 3), pytest.raises(ValueError, match="noise is for scoring, not for decoding"):
-        beam(stochastic, source)
+        decode_beam(stochastic, source)
     with pytest.raises(ValueError, match=r"the model is in training mode.*model.eval\(\)"):
-        beam(model.train(), source)
+        decode_beam(model.train(), source)
     never = torch.zeros(1, 3, 5, 5)
     never[..., EOS] = -torch.inf
     with pytest.raises(ValueError, match="sentence 0: no hypothesis can end, the model gives eos probability 0"):
-        beam(Bigrams(never), torch.ones(1, 1).long(), max_length=3)
+        decode_beam(Bigrams(never), torch.ones(1, 1).long(), max_length=3)
 
 
 def test_a_state_of_ours_can_be_pinned_and_what_cannot_says_so():
@@ -364,7 +364,7 @@ def test_a_state_of_ours_can_be_pinned_and_what_cannot_says_so():
     with pytest.raises(ValueError, match="only static caches can be pinned"):
         model.start(sources()).pin(torch.device("cpu"))
     with pytest.raises(ValueError, match="no 3 places to share: the cache has 5, allocated by the first step"):
-        model.start(sources(), static=5).within(3)
+        model.start(sources(), static=5).share_prefix(3)
     with pytest.raises(ValueError, match="restart_ takes a state that has seen no token into a pinned one"):
         model.start(sources(), static=5).restart_(model.start(sources()))
 
@@ -378,13 +378,13 @@ def test_captured_equals_plain(name):
         for source in (sources().cuda(), sources()[:3, :5].cuda()):
             got = search(source)
             assert got.captured
-            expected = beam(model, source, captured=False, **vars(search.rules))
+            expected = decode_beam(model, source, captured=False, **vars(search.rules))
             assert not expected.captured
             assert_same(got.hypotheses, expected.hypotheses)
         for parameter in model.parameters():
             parameter.data.mul_(1.01)  # as an optimiser does, in place
     model.double().cpu().cuda()
-    assert_same(search(source).hypotheses, beam(model, source, captured=False, **vars(search.rules)).hypotheses)
+    assert_same(search(source).hypotheses, decode_beam(model, source, captured=False, **vars(search.rules)).hypotheses)
 
 
 @pytest.mark.gpu
@@ -403,6 +403,6 @@ def test_captured_refuses_nan_and_recovers():
 @pytest.mark.gpu
 def test_captured_where_the_state_cannot_be_pinned():
     table, source = torch.randn(2, 4, 5, 5, device="cuda"), torch.ones(2, 1, device="cuda").long()
-    assert not beam(Bigrams(table), source, max_length=4).captured
+    assert not decode_beam(Bigrams(table), source, max_length=4).captured
     with pytest.raises(TypeError, match="captured=True needs a state that can be pinned; a State cannot"):
-        beam(Bigrams(table), source, max_length=4, captured=True)
+        decode_beam(Bigrams(table), source, max_length=4, captured=True)

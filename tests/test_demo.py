@@ -81,8 +81,8 @@ def test_sentences_say_which_word_is_of_which(task):
     indices = [0, 3, 7]
     sentences = Sentences.of(task, "valid", indices)
     for place, index in enumerate(indices):
-        source, target = (side[index].split() for side in (task.sources("valid"), task.references("valid")))
-        links = task.alignments("valid")[index]
+        source, target = (side[index].split() for side in (task.read_sources("valid"), task.read_references("valid")))
+        links = task.read_alignments("valid")[index]
         assert {(int(j), int(i)) for i, j in sentences.right[place].nonzero()} == set(links)
         assert sentences.words["source"][place][: len(source) + 1] == [*source, "</s>"]
         assert sentences.words["target"][place][: len(target) + 1] == ["<s>", *target]
@@ -99,11 +99,11 @@ def test_the_error_rate_is_that_of_the_links_by_hand(task):
     torch.manual_seed(0)
     maps = torch.rand(11, given.shape[1], source.shape[1]) * (source != 0)[:, None]
     links = []
-    for k, (left, right) in enumerate(zip(task.sources("valid"), task.references("valid"), strict=True)):
+    for k, (left, right) in enumerate(zip(task.read_sources("valid"), task.read_references("valid"), strict=True)):
         words = len(left.split())
         best = maps[k, : len(right.split()), : words + 1].argmax(-1).tolist()
         links.append({(j, i) for i, j in enumerate(best) if j < words})
-    gold = task.alignments("valid")
+    gold = task.read_alignments("valid")
     assert measures._error_rate(maps, sentences) == pytest.approx(aer(links, gold, gold))
     assert measures._error_rate(sentences.right.float(), sentences) < measures._error_rate(maps, sentences)
 

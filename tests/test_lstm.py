@@ -9,12 +9,12 @@ from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from attnlab.decoding.decode import BeamSearch, Pinnable, Session, beam, greedy
+from attnlab.decoding.decode import BeamSearch, Pinnable, Session, decode_beam, decode_greedy
 from attnlab.decoding.search import Rules
 from attnlab.mechanisms import MECHANISMS
-from attnlab.models.lstm import LSTMTranslator, build, take_backbone
+from attnlab.models.lstm import LSTMTranslator, build, load_backbone
 from attnlab.models.lstm_config import COPY, SETTINGS, TRANSLATION, LSTMConfig
-from attnlab.models.presets import on_meta, parameter_table
+from attnlab.models.presets import build_on_meta, parameter_table
 from attnlab.recording.watch import record
 
 SMALL = replace(TRANSLATION, vocabulary=23, width=5, embedding_width=7, dropout=0.0)
@@ -47,7 +47,7 @@ def batch(examples=3, source=7, target=6):
 )
 def test_published_counts(config, with_words, without):
     """Facts of A.8 and of the authors' code: translation, copying of 40, 60, 80 types, the seven classifiers."""
-    model = on_meta(config)
+    model = build_on_meta(config)
     assert sum(p.numel() for p in model.parameters()) == with_words
     assert with_words - model.encoder.embedding.words.weight.numel() == without
     assert sum(count for _, count in parameter_table(model)) == with_words
@@ -61,7 +61,7 @@ def test_words_of_the_published_classifiers():
 
 
 def test_parameters_by_block():
-    table = dict(parameter_table(on_meta(TRANSLATION)))
+    table = dict(parameter_table(build_on_meta(TRANSLATION)))
     assert table == {
         "encoder embedding: words": 2_048_000,
         "encoder layer 0: LSTM": 1_052_672,
@@ -294,7 +294,7 @@ def test_beams_in_place_equal_plain_ones():
     rules = {"beam": 3, "n_best": 3, "max_length": 9}
     session = Session(model, Rules(**rules), 3, 7, 32, x.device, captured=False)
     for source in (x, x.flip(0), x.flip(1)):
-        plain, pinned = beam(model, source, **rules), session.run(source, Rules(**rules).limits(source))
+        plain, pinned = decode_beam(model, source, **rules), session.run(source, Rules(**rules).compute_limits(source))
         for ours, theirs in zip(chain(*plain.hypotheses), chain(*pinned.hypotheses), strict=True):
             assert (ours.tokens, pytest.approx(ours.score)) == (theirs.tokens, theirs.score)
         for row, best in zip(source, plain.best, strict=True):
@@ -302,7 +302,7 @@ def test_beams_in_place_equal_plain_ones():
             assert best.log_probs == pytest.approx([forced[t, token].item() for t, token in enumerate(best.tokens)])
     assert isinstance(model.start(x), Pinnable)
     one = BeamSearch(model, beam=1, max_length=9, length_penalty=0.0)(x).best
-    assert [h.tokens for h in one] == [h.tokens for h in greedy(model, x, max_length=9).best]
+    assert [h.tokens for h in one] == [h.tokens for h in decode_greedy(model, x, max_length=9).best]
 
 
 @pytest.mark.parametrize("config", [SMALL, CLASSIFIER], ids=["translator", "classifier"])
@@ -314,7 +314,7 @@ def test_many_models_at_once_equal_one_by_one(config, name):
     x, y = batch(examples=5)
     inputs = (x, y) if config.model == "translator" else (x,)
     parameters, buffers = stack_module_state(models)
-    skeleton = on_meta(config)
+    skeleton = build_on_meta(config)
 
     def loss(weights, state):
         return functional_call(skeleton, (weights, state), inputs).log_softmax(-1)[..., 1].sum()
@@ -336,7 +336,7 @@ def test_only_the_attention_is_trained_where_beta_is_frozen():
     other = made(CLASSIFIER)
     model = made(CLASSIFIER, trained="attention")
     before = model.attention.key.weight.clone()
-    take_backbone(model, other.state_dict())
+    load_backbone(model, other.state_dict())
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     assert trained == {f"attention.{name}" for name in ("key.weight", "key.bias", "score.weight", "score.bias")}
     assert torch.equal(model.encoder.layers[0].input_weight, other.encoder.layers[0].input_weight)
@@ -345,7 +345,7 @@ def test_only_the_attention_is_trained_where_beta_is_frozen():
     model(batch()[0]).sin().sum().backward()
     assert model.attention.key.weight.grad.any()
     with pytest.raises(ValueError, match="the weights are of another model: encoder"):
-        take_backbone(model, made(CLASSIFIER, vocabulary=29).state_dict())
+        load_backbone(model, made(CLASSIFIER, vocabulary=29).state_dict())
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from attnlab.decoding.scores import bleu, chrf, compound_split, compound_split_bleu
+from attnlab.decoding.scores import compute_bleu, compute_chrf, compute_split_bleu, split_compounds
 from attnlab.mechanisms import MECHANISMS
 from attnlab.mechanisms.noise import sampled
 from attnlab.models.transformer import TransformerConfig, build
@@ -36,59 +36,59 @@ def pairs():
 def test_bleu_and_chrf_are_sacrebleus():
     import sacrebleu
 
-    assert bleu(OURS, THEIRS).value == sacrebleu.corpus_bleu(OURS, [THEIRS]).score
-    assert chrf(OURS, THEIRS).value == sacrebleu.corpus_chrf(OURS, [THEIRS]).score
-    assert bleu(OURS, [THEIRS, OURS]).value == pytest.approx(100.0)
+    assert compute_bleu(OURS, THEIRS).value == sacrebleu.corpus_bleu(OURS, [THEIRS]).score
+    assert compute_chrf(OURS, THEIRS).value == sacrebleu.corpus_chrf(OURS, [THEIRS]).score
+    assert compute_bleu(OURS, [THEIRS, OURS]).value == pytest.approx(100.0)
     upper = [line.upper() for line in OURS]
-    assert bleu(upper, THEIRS).value < bleu(upper, THEIRS, lowercase=True).value == bleu(OURS, THEIRS).value
-    assert "tok:13a" in bleu(OURS, THEIRS).signature
-    assert sacrebleu.__version__ in bleu(OURS, THEIRS).signature
-    assert chrf(OURS, THEIRS, word_order=2).name == "chrF2++"
+    assert compute_bleu(upper, THEIRS).value < compute_bleu(upper, THEIRS, lowercase=True).value == compute_bleu(OURS, THEIRS).value
+    assert "tok:13a" in compute_bleu(OURS, THEIRS).signature
+    assert sacrebleu.__version__ in compute_bleu(OURS, THEIRS).signature
+    assert compute_chrf(OURS, THEIRS, word_order=2).name == "chrF2++"
 
 
 def test_bleu_by_hand():
     """Of 5 words 4 are right, of 4 pairs 3, of 3 triples 2, of 2 fours 1; one word too short."""
     expected = 100 * math.exp(1 - 6 / 5) * (4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25
-    got = compound_split_bleu(["a b c d e"], ["a b c d f g"])
+    got = compute_split_bleu(["a b c d e"], ["a b c d f g"])
     assert got.value == pytest.approx(expected, abs=1e-10)
-    assert compound_split_bleu(["a b c d e"], ["a b c x e"]).value == 0.0  # no four is right, and none is smoothed in
+    assert compute_split_bleu(["a b c d e"], ["a b c x e"]).value == 0.0  # no four is right, and none is smoothed in
 
 
 def test_hyphens_are_split():
-    assert compound_split("a well-known fact - or x-y-z , - a- b") == (
+    assert split_compounds("a well-known fact - or x-y-z , - a- b") == (
         "a well ##AT##-##AT## known fact - or x ##AT##-##AT## y-z , - a- b"
     )
-    assert compound_split("été-là\u00a0-x") == "été ##AT##-##AT## là\u00a0 ##AT##-##AT## x"  # as bytes, no space there
+    assert split_compounds("été-là\u00a0-x") == "été ##AT##-##AT## là\u00a0 ##AT##-##AT## x"  # as bytes, no space there
     split = [[line.replace("-", " ##AT##-##AT## ") for line in lines] for lines in (OURS, THEIRS)]
-    assert compound_split_bleu(OURS, THEIRS).value == bleu(*split, tokenize="none", smooth_method="none").value
-    assert compound_split_bleu(OURS, THEIRS).value > bleu(OURS, THEIRS, tokenize="none").value
+    assert compute_split_bleu(OURS, THEIRS).value == compute_bleu(*split, tokenize="none", smooth_method="none").value
+    assert compute_split_bleu(OURS, THEIRS).value > compute_bleu(OURS, THEIRS, tokenize="none").value
 
 
 def test_intervals_are_the_bootstraps():
     right = ["this line is quite the same"]
     ours, theirs = OURS * 7 + right, THEIRS * 7 + right
-    got, again = (bleu(ours, theirs, bootstrap=37) for _ in range(2))
+    got, again = (compute_bleu(ours, theirs, bootstrap=37) for _ in range(2))
     assert got == again
     assert "bs:37|seed:12345" in got.signature
     assert 0 < got.margin < got.mean
-    assert got.value == bleu(ours, theirs).value
+    assert got.value == compute_bleu(ours, theirs).value
     assert f"± {got.margin:.2f}" in str(got)
-    assert bleu(OURS, THEIRS).margin is None
+    assert compute_bleu(OURS, THEIRS).margin is None
 
 
 def test_what_is_refused_of_texts(monkeypatch):
     with pytest.raises(ValueError, match="2 hypotheses but 1 references; give one for each"):
-        bleu(OURS, THEIRS[:1])
+        compute_bleu(OURS, THEIRS[:1])
     with pytest.raises(ValueError, match="2 hypotheses but 3 references"):
-        chrf(OURS, [THEIRS, [*THEIRS, "x"]])
+        compute_chrf(OURS, [THEIRS, [*THEIRS, "x"]])
     for nothing in ([], "text"):
         with pytest.raises(ValueError, match="hypotheses must be a list of lines, one or more"):
-            bleu(nothing, nothing)
+            compute_bleu(nothing, nothing)
     with pytest.raises(ValueError, match="bootstrap=1 must be 0, for no interval, or a number of resamplings"):
-        bleu(OURS, THEIRS, bootstrap=1)
+        compute_bleu(OURS, THEIRS, bootstrap=1)
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     with pytest.raises(ImportError, match="pip install sacrebleu"):
-        bleu(OURS, THEIRS)
+        compute_bleu(OURS, THEIRS)
 
 
 def test_perplexity_and_bits():
@@ -187,6 +187,6 @@ def test_what_is_refused_of_models():
 
 def test_too_little_text_for_an_interval_is_scored_without_one():
     """Some resamplings of two sentences score exactly 0, which sacrebleu cannot average with the others."""
-    score = chrf(["jipy", "zzz"], ["jipy", "vyje"], bootstrap=30)
+    score = compute_chrf(["jipy", "zzz"], ["jipy", "vyje"], bootstrap=30)
     assert (score.mean, score.margin) == (None, None)
     assert score.value > 0

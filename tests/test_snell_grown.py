@@ -70,7 +70,7 @@ def test_a_run_trained_among_others_is_the_one_trained_alone(texts, tmp_path, mo
     if how == "long ones apart":
         monkeypatch.setattr(grown, "LONG", 12)
     alone, among = trial(texts, tmp_path / "alone"), trial(texts, tmp_path / "among")
-    assert among.field.task.size("train") % 32, "the last batch of an epoch should be a smaller one"
+    assert among.field.task.count_examples("train") % 32, "the last batch of an epoch should be a smaller one"
     folders = grown_from(among, roles)
     for role, folder in zip(roles, folders, strict=True):
         alone.train(role)
@@ -142,16 +142,16 @@ def test_a_translator_has_no_padding_among_its_targets(pairs, tmp_path):
     ((source, given, goal),) = runs.feed(seeds, CPU)(0)
     assert source.shape[:2] == given.shape[:2] == goal.shape[:2] == (2, 16)
     assert bool(((goal == population.IGNORED) == (goal <= 0)).all())
-    plan = one.field.task.plan("train", examples=16, seed=seeds[1], epoch=0)
-    longest = np.maximum.reduce(one.field.task.lengths("train"))
-    batch = one.field.task.batch("train", sorted(plan[0], key=lambda index: -longest[index]))
+    plan = one.field.task.plan_batches("train", examples=16, seed=seeds[1], epoch=0)
+    longest = np.maximum.reduce(one.field.task.get_lengths("train"))
+    batch = one.field.task.make_batch("train", sorted(plan[0], key=lambda index: -longest[index]))
     assert torch.equal(source[1, :, : batch.inputs[0].shape[1]], batch.inputs[0])
     assert int((goal[1] > 0).sum()) == batch.count
 
 
 def test_long_texts_are_passed_apart_and_the_others_not_padded_to_them(texts, tmp_path, monkeypatch):
     one = trial(texts, tmp_path)
-    task, lengths = one.field.task, one.field.task.lengths("train")[0]
+    task, lengths = one.field.task, one.field.task.get_lengths("train")[0]
     monkeypatch.setattr(grown, "LONG", 13)
     short, long = (iter(np.flatnonzero(which).tolist()) for which in (lengths <= 13, lengths > 13))
     plan = [[next(long) for _ in range(many)] + [next(short) for _ in range(rows - many)]
@@ -165,7 +165,7 @@ def test_long_texts_are_passed_apart_and_the_others_not_padded_to_them(texts, tm
                       [(4, 16), (28, 13)], [(4, 16)]]  # fmt: skip
     for step in range(len(plan)):
         for number, seed in enumerate(seeds):
-            batch = task.batch("train", plans[seed][step])
+            batch = task.make_batch("train", plans[seed][step])
             given = [(text(row), int(label)) for row, label in zip(batch.inputs[0], batch.targets, strict=True)]
             parts = [zip(tokens[number], goal[number], strict=True) for tokens, goal in feed(step)]
             passed = [(text(row), int(label)) for part in parts for row, label in part if label != population.IGNORED]
@@ -243,7 +243,7 @@ def test_what_diverges_among_others_is_trained_alone_and_all_are_measured(texts,
 
 def test_so_many_are_trained_as_one_as_there_is_room_for(texts, tmp_path):
     task, training = trial(texts, tmp_path).field.task, corpora.SST.recipe("full", "A", 0).training
-    longest = int(task.lengths("train")[0].max())
+    longest = int(task.get_lengths("train")[0].max())
     for room, expected in ((32 * longest * 5 + 1, 5), (32 * longest * 2 - 1, 1), (1, 0)):
         assert how_many(task, training, room) == expected
     assert how_many(task, replace(training, batch_examples=None), 10**6) == 0

@@ -122,7 +122,7 @@ def test_curves_are_the_means_of_single_sentences(pairs, tmp_path):
     a, uniform = trial.model("A", gold), trial.model("uniform", 40)
     held = {"probe": [], "saliency": [], "negated": []}
     for k in trial.field.chosen["train"]:
-        batch = trial.field.task.batch("train", [k])
+        batch = trial.field.task.make_batch("train", [k])
         assert bool((batch.inputs[0] != 0).all())
         judged = beta(uniform, batch.inputs, batch.targets)[0]
         alpha = record(a, batch.inputs).kind("cross")[-1].weights[0, 0]

@@ -110,9 +110,9 @@ def test_most_train_keeps_a_draw_of_so_many_and_leaves_validation_alone(tmp_path
             prepared(0), prepared(1, most_train=11), prepared(2, most_train=11),
             prepared(3, most_train=11, data_seed=5),
         )  # fmt: skip
-        assert [task.size("train") for task in (whole, some, again, other)] == [37, 11, 11, 11]
-        assert some.size("valid") == 37
-    kept = [task.sources("train") for task in (whole, some, again, other)]
+        assert [task.count_examples("train") for task in (whole, some, again, other)] == [37, 11, 11, 11]
+        assert some.count_examples("valid") == 37
+    kept = [task.read_sources("train") for task in (whole, some, again, other)]
     assert kept[1] == kept[2] != kept[3]
     assert kept[1] == [x for x in kept[0] if x in set(kept[1])]
 

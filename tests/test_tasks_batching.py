@@ -17,26 +17,26 @@ def plan(lengths, **changes):
 
 
 def test_sequences_keep_what_they_are_given_and_add_ends():
-    plain, ended = Sequences.of(LINES), Sequences.of(iter(LINES), begin=1, end=2)
+    plain, ended = Sequences.from_ids(LINES), Sequences.from_ids(iter(LINES), begin=1, end=2)
     assert [row.tolist() for row in plain] == LINES
     assert [row.tolist() for row in ended] == [[1, *line, 2] for line in LINES]
     assert plain.lengths.tolist() == [3, 0, 1, 5]
-    assert len(Sequences.of([])) == 0
+    assert len(Sequences.from_ids([])) == 0
 
 
 def test_padding_is_on_the_right_and_shifting_drops_ends():
-    rows = Sequences.of(LINES, begin=1, end=2)
-    assert rows.padded([0, 2]).tolist() == [[1, 7, 8, 9, 2], [1, 5, 2, 0, 0]]
-    assert rows.padded([0, 2], drop=1).tolist() == [[1, 7, 8, 9], [1, 5, 0, 0]]
-    assert rows.padded([0, 2], skip=1).tolist() == [[7, 8, 9, 2], [5, 2, 0, 0]]
-    assert rows.padded([1]).dtype == torch.int64
+    rows = Sequences.from_ids(LINES, begin=1, end=2)
+    assert rows.pad([0, 2]).tolist() == [[1, 7, 8, 9, 2], [1, 5, 2, 0, 0]]
+    assert rows.pad([0, 2], drop=1).tolist() == [[1, 7, 8, 9], [1, 5, 0, 0]]
+    assert rows.pad([0, 2], skip=1).tolist() == [[7, 8, 9, 2], [5, 2, 0, 0]]
+    assert rows.pad([1]).dtype == torch.int64
 
 
 def test_choosing_and_cutting_agree_with_lists():
-    rows = Sequences.of(LINES, end=2)
+    rows = Sequences.from_ids(LINES, end=2)
     kept = np.array([True, False, False, True])
-    assert [row.tolist() for row in rows.only(kept)] == [[7, 8, 9, 2], [6, 6, 6, 6, 6, 2]]
-    assert [row.tolist() for row in rows.cut(3)] == [[7, 8, 2], [2], [5, 2], [6, 6, 2]]
+    assert [row.tolist() for row in rows.select(kept)] == [[7, 8, 9, 2], [6, 6, 6, 6, 6, 2]]
+    assert [row.tolist() for row in rows.truncate(3)] == [[7, 8, 2], [2], [5, 2], [6, 6, 2]]
 
 
 @given(

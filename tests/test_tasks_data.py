@@ -42,47 +42,47 @@ def test_the_files_are_the_official_ones(data, folder):
 
 def test_multi30k(tmp_path):
     task = translation(tmp_path)
-    assert {part: task.size(part) for part in task.parts} == {
+    assert {part: task.count_examples(part) for part in task.parts} == {
         "train": 29_000, "valid": 1_014, "test": 1_000, "test2017": 1_000, "mscoco": 461, "test2018": 1_071,
     }  # fmt: skip
-    assert task.sizes() == {"source_vocabulary": 8000, "vocabulary": 8000}
-    assert abs(task.lengths("valid")[0].sum() / 15_630 - 1) < 0.01  # as SentencePiece 0.2.2 cuts it
-    assert np.median(task.lengths("valid")[0]) - 1 == 14
+    assert task.get_sizes() == {"source_vocabulary": 8000, "vocabulary": 8000}
+    assert abs(task.get_lengths("valid")[0].sum() / 15_630 - 1) < 0.01  # as SentencePiece 0.2.2 cuts it
+    assert np.median(task.get_lengths("valid")[0]) - 1 == 14
     seen = 0
-    for indices in task.plan("train", tokens=4096, seed=1, epoch=0):
-        batch = task.batch("train", indices)
+    for indices in task.plan_batches("train", tokens=4096, seed=1, epoch=0):
+        batch = task.make_batch("train", indices)
         assert max(batch.targets.numel(), batch.inputs[0].numel()) <= 4096
         assert batch.count == int((batch.targets != PAD).sum())
         seen += batch.count
-    assert seen == task.lengths("train")[0].sum()
+    assert seen == task.get_lengths("train")[0].sum()
     line = 7
-    assert task.decode(task.batch("test", [line]).targets[0].tolist()) == task.references("test")[line]
-    assert task.references("test")[line].startswith("A boy in a red uniform")
+    assert task.decode(task.make_batch("test", [line]).targets[0].tolist()) == task.read_references("test")[line]
+    assert task.read_references("test")[line].startswith("A boy in a red uniform")
 
 
 @pytest.mark.parametrize(("pair", "tests"), [("en-de", 4), ("en-fr", 4), ("en-cs", 2), ("fr-de", 4)])
 def test_multi30k_in_other_pairs(tmp_path, pair, tests):
     task = translation(tmp_path, pair=pair, units="word")
     assert len(task.parts) == 2 + tests
-    assert len(task.sources("test2018")) == len(task.references("test2018")) == 1_071
+    assert len(task.read_sources("test2018")) == len(task.read_references("test2018")) == 1_071
     assert task.text.languages == tuple(pair.split("-"))
 
 
 def test_tatoeba_shares_no_english_sentence_between_parts(tmp_path):
     task = translation(tmp_path, data="tatoeba", pair="de-en", units="word", vocabulary=1000)
-    parts = {part: set(task.references(part)) for part in task.parts}
-    assert sum(task.size(part) for part in task.parts) == 169_813
+    parts = {part: set(task.read_references(part)) for part in task.parts}
+    assert sum(task.count_examples(part) for part in task.parts) == 169_813
     for one, other in (("train", "valid"), ("train", "test"), ("valid", "test")):
         assert not parts[one] & parts[other]
-    assert 0.045 < task.size("valid") / 169_813 < 0.055
+    assert 0.045 < task.count_examples("valid") / 169_813 < 0.055
     assert "Hi." in set().union(*parts.values())
 
 
 def test_europarl_in_both_directions(tmp_path):
     one = translation(tmp_path / "a", data="europarl", pair="it-pt", units="word", joint=False)
-    assert {part: one.size(part) for part in one.parts} == {"train": 60_000, "valid": 3_000, "test": 3_000}
+    assert {part: one.count_examples(part) for part in one.parts} == {"train": 60_000, "valid": 3_000, "test": 3_000}
     other = translation(tmp_path / "b", data="europarl", pair="pt-it", units="word", joint=False)
-    assert other.sources("test") == one.references("test")
+    assert other.read_sources("test") == one.read_references("test")
 
 
 def test_iwslt14_without_its_training_part_says_how_to_come_by_it(tmp_path):
@@ -100,11 +100,11 @@ def test_iwslt14_without_its_training_part_says_how_to_come_by_it(tmp_path):
 )
 def test_language_modelling_sets(tmp_path, name, vocabulary, tokens):
     task = Language.prepare(LanguageConfig(data=name), tmp_path)
-    assert task.sizes() == {"vocabulary": vocabulary}
-    assert {part: task.counts(part)["tokens"] for part in tokens} == tokens
+    assert task.get_sizes() == {"vocabulary": vocabulary}
+    assert {part: task.count_units(part)["tokens"] for part in tokens} == tokens
     for part in ("valid", "valid-context"):
-        plan = task.plan(part, tokens=2**17, shuffle=False)
-        assert sum(task.batch(part, indices).count for indices in plan) == tokens["valid"]
+        plan = task.plan_batches(part, tokens=2**17, shuffle=False)
+        assert sum(task.make_batch(part, indices).count for indices in plan) == tokens["valid"]
 
 
 @pytest.mark.parametrize(
@@ -121,16 +121,16 @@ def test_language_modelling_sets(tmp_path, name, vocabulary, tokens):
 )
 def test_classification_sets(tmp_path, name, sizes, medians):
     task = Classification.prepare(ClassificationConfig(data=name), tmp_path)
-    assert {part: task.size(part) for part in task.parts} == sizes
+    assert {part: task.count_examples(part) for part in task.parts} == sizes
     for part, median in zip(("train", "valid"), medians, strict=True):
-        assert median is None or np.median(task.lengths(part)[0]) - 2 == median
-    assert task.sizes()["classes"] == 2
-    balance = task.batch("train", list(range(sizes["train"]))).targets.float().mean()
+        assert median is None or np.median(task.get_lengths(part)[0]) - 2 == median
+    assert task.get_sizes()["classes"] == 2
+    balance = task.make_batch("train", list(range(sizes["train"]))).targets.float().mean()
     assert 0.1 < balance < 0.9
-    assert name == "sms-spam" or task.lengths("train")[0].max() > 40
+    assert name == "sms-spam" or task.get_lengths("train")[0].max() > 40
 
 
 def test_what_validates_can_be_held_out_of_training_instead(tmp_path):
     task = Classification.prepare(ClassificationConfig(data="20newsgroups", valid_from="train"), tmp_path)
-    assert task.size("train") + task.size("valid") == 1_197
-    assert task.size("test") == 796
+    assert task.count_examples("train") + task.count_examples("valid") == 1_197
+    assert task.count_examples("test") == 796

@@ -13,7 +13,7 @@ import pytest
 
 from attnlab.tasks import fetch, unpack
 from attnlab.tasks.classification import Classification, ClassificationConfig
-from attnlab.tasks.conversions import imdb, newsgroups
+from attnlab.tasks.conversions import convert_imdb, convert_newsgroups
 from attnlab.tasks.sources import SETS, Download, NamedSet
 from attnlab.tasks.translation import Translation, TranslationConfig
 
@@ -92,7 +92,7 @@ def test_a_file_arrives_whole_and_the_licence_is_said_once(server, tmp_path, cap
     toy = a_set(*(Download((f"{server.url}/{name}",), {name: None}, sha(CONTENT)) for name in names), licence="toys")
     for _ in range(2):
         for name in names:
-            assert fetch.obtain(toy, name).read_bytes() == CONTENT
+            assert fetch.obtain_file(toy, name).read_bytes() == CONTENT
     assert len(server.asked) == 2
     assert capsys.readouterr().err == "toy: licence: toys (http://toy)\n"
     assert left(tmp_path) == ["a.txt", "b.txt"]
@@ -102,14 +102,14 @@ def test_a_download_larger_than_any_set_is_refused(server, tmp_path, monkeypatch
     monkeypatch.setattr(fetch, "MOST_BYTES", len(CONTENT) - 1)
     server.files["/a.txt"] = CONTENT
     with pytest.raises(OSError, match="1,049,344 bytes, more than any set has; refused"):
-        fetch.obtain(a_set(Download((f"{server.url}/a.txt",), {"a.txt": None}, sha(CONTENT))), "a.txt")
+        fetch.obtain_file(a_set(Download((f"{server.url}/a.txt",), {"a.txt": None}, sha(CONTENT))), "a.txt")
     assert left(tmp_path) == []
 
 
 def test_a_cut_connection_is_taken_up_where_it_ended(server):
     server.files["/a.txt"], server.cut = CONTENT, 2
     toy = a_set(Download((f"{server.url}/a.txt",), {"a.txt": None}, sha(CONTENT)))
-    assert fetch.obtain(toy, "a.txt").read_bytes() == CONTENT
+    assert fetch.obtain_file(toy, "a.txt").read_bytes() == CONTENT
     half, quarters = len(CONTENT) // 2, len(CONTENT) // 2 + (len(CONTENT) - len(CONTENT) // 2) // 2
     assert server.asked == [None, f"bytes={half}-", f"bytes={quarters}-"]
 
@@ -120,9 +120,9 @@ def test_a_later_command_goes_on_from_what_an_earlier_one_left(server, tmp_path)
     with pytest.raises(
         OSError, match=r"the connection ended after [\d,]+ of 1,049,344 bytes; the same command goes on"
     ):
-        fetch.obtain(toy, "a.txt")
+        fetch.obtain_file(toy, "a.txt")
     assert left(tmp_path) == [".download-a.txt.part"]
-    assert fetch.obtain(toy, "a.txt").read_bytes() == CONTENT
+    assert fetch.obtain_file(toy, "a.txt").read_bytes() == CONTENT
     assert server.asked[-1] is not None
     assert left(tmp_path) == ["a.txt"]
 
@@ -130,7 +130,7 @@ def test_a_later_command_goes_on_from_what_an_earlier_one_left(server, tmp_path)
 def test_a_server_without_ranges_is_asked_for_everything_again(server):
     server.files["/a.txt"], server.cut, server.ranges = CONTENT, 1, False
     toy = a_set(Download((f"{server.url}/a.txt",), {"a.txt": None}, sha(CONTENT)))
-    assert fetch.obtain(toy, "a.txt").read_bytes() == CONTENT
+    assert fetch.obtain_file(toy, "a.txt").read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize("stale", [b"something else", CONTENT + b"and more"])
@@ -140,7 +140,7 @@ def test_a_stale_part_is_thrown_away(server, tmp_path, stale):
     (folder / ".download-a.txt.part").write_bytes(stale)
     server.files["/a.txt"] = CONTENT
     toy = a_set(Download((f"{server.url}/a.txt",), {"a.txt": None}, sha(CONTENT)))
-    assert fetch.obtain(toy, "a.txt").read_bytes() == CONTENT
+    assert fetch.obtain_file(toy, "a.txt").read_bytes() == CONTENT
 
 
 def test_a_whole_part_needs_no_more_bytes(server, tmp_path):
@@ -149,14 +149,14 @@ def test_a_whole_part_needs_no_more_bytes(server, tmp_path):
     (folder / ".download-a.txt.part").write_bytes(CONTENT)
     server.files["/a.txt"] = CONTENT
     toy = a_set(Download((f"{server.url}/a.txt",), {"a.txt": None}, sha(CONTENT)))
-    assert fetch.obtain(toy, "a.txt").read_bytes() == CONTENT
+    assert fetch.obtain_file(toy, "a.txt").read_bytes() == CONTENT
     assert server.asked == [f"bytes={len(CONTENT)}-"]
 
 
 def test_two_at_once_fetch_it_once(server):
     server.files["/a.txt"] = CONTENT
     toy = a_set(Download((f"{server.url}/a.txt",), {"a.txt": None}, sha(CONTENT)))
-    threads = [threading.Thread(target=fetch.obtain, args=(toy, "a.txt")) for _ in range(5)]
+    threads = [threading.Thread(target=fetch.obtain_file, args=(toy, "a.txt")) for _ in range(5)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -168,7 +168,7 @@ def test_a_wrong_checksum_leaves_nothing(server, tmp_path):
     server.files["/a.txt"] = CONTENT
     toy = a_set(Download((f"{server.url}/a.txt",), {"a.txt": None}, sha(b"other")))
     with pytest.raises(OSError, match=r"toy could not be fetched:\n.*wrong checksum; nothing was kept\nTo use it"):
-        fetch.obtain(toy, "a.txt")
+        fetch.obtain_file(toy, "a.txt")
     assert left(tmp_path) == []
 
 
@@ -176,10 +176,10 @@ def test_wrong_content_leaves_nothing(server, tmp_path, monkeypatch):
     server.files["/a.txt.gz"] = gzip.compress(CONTENT)
     monkeypatch.setattr("attnlab.tasks.sources.CONTENTS", {"toy": {"a.txt": "0" * 64}})
     with pytest.raises(OSError, match=r"a\.txt: wrong checksum after unpacking; nothing was kept"):
-        fetch.obtain(a_set(Download((f"{server.url}/a.txt.gz",), {"a.txt": None})), "a.txt")
+        fetch.obtain_file(a_set(Download((f"{server.url}/a.txt.gz",), {"a.txt": None})), "a.txt")
     assert left(tmp_path) == []
     monkeypatch.setattr("attnlab.tasks.sources.CONTENTS", {"toy": {"a.txt": hashlib.sha256(CONTENT).hexdigest()}})
-    path = fetch.obtain(a_set(Download((f"{server.url}/a.txt.gz",), {"a.txt": None})), "a.txt")
+    path = fetch.obtain_file(a_set(Download((f"{server.url}/a.txt.gz",), {"a.txt": None})), "a.txt")
     assert path.read_bytes() == CONTENT
 
 
@@ -188,13 +188,13 @@ def test_a_mirror_is_tried_when_the_first_address_fails(server):
     server.files["/bad/a.txt"] = b"an error page"
     urls = tuple(f"{server.url}/{place}/a.txt" for place in ("gone", "bad", "good"))
     toy = a_set(Download(urls, {"a.txt": None}, sha(CONTENT)))
-    assert fetch.obtain(toy, "a.txt").read_bytes() == CONTENT
+    assert fetch.obtain_file(toy, "a.txt").read_bytes() == CONTENT
 
 
 def test_every_failure_is_told_with_what_to_do(server):
     toy = a_set(Download((f"{server.url}/a.txt", "file:///etc/hostname"), {"a.txt": None}, sha(CONTENT)))
     with pytest.raises(OSError, match="toy could not be fetched") as caught:
-        fetch.obtain(toy, "a.txt")
+        fetch.obtain_file(toy, "a.txt")
     message = str(caught.value)
     assert "HTTP Error 404" in message
     assert "only http and https addresses are fetched" in message
@@ -206,7 +206,7 @@ def test_every_failure_is_told_with_what_to_do(server):
 def test_what_cannot_be_checked_is_not_fetched(server):
     server.files["/a.txt"] = CONTENT
     with pytest.raises(FileNotFoundError, match=r"a\.txt is not at hand\. To use it, get it from"):
-        fetch.obtain(a_set(Download((f"{server.url}/a.txt",), {"a.txt": None})), "a.txt")
+        fetch.obtain_file(a_set(Download((f"{server.url}/a.txt",), {"a.txt": None})), "a.txt")
     assert server.asked == []
 
 
@@ -215,12 +215,12 @@ def test_ones_own_folder_comes_first_and_data_dir_before_all(tmp_path, monkeypat
         (tmp_path / name / "toy").mkdir(parents=True)
         (tmp_path / name / "toy/a.txt.gz").write_bytes(gzip.compress(content))
     toy = a_set()
-    assert "cache" in str(fetch.obtain(toy, "a.txt"))
+    assert "cache" in str(fetch.obtain_file(toy, "a.txt"))
     monkeypatch.setenv("ATTNLAB_DATA", str(tmp_path / "env"))
-    assert fetch.obtain(toy, "a.txt") == tmp_path / "env/toy/a.txt.gz"
-    assert fetch.obtain(toy, "a.txt", str(tmp_path / "given")) == tmp_path / "given/toy/a.txt.gz"
+    assert fetch.obtain_file(toy, "a.txt") == tmp_path / "env/toy/a.txt.gz"
+    assert fetch.obtain_file(toy, "a.txt", str(tmp_path / "given")) == tmp_path / "given/toy/a.txt.gz"
     with pytest.raises(FileNotFoundError, match=r"given/toy/b\.txt\[\.gz\] is not there\. To use it"):
-        fetch.obtain(toy, "b.txt", str(tmp_path / "given"))
+        fetch.obtain_file(toy, "b.txt", str(tmp_path / "given"))
 
 
 def tar_of(members):
@@ -254,7 +254,7 @@ PACKERS = {"set.tar.gz": tar_of, "set.tgz": tar_of, "set.zip": zip_of}
 def test_members_come_out_under_our_names_alone(server, tmp_path, archive):
     server.files[f"/{archive}"] = data = PACKERS[archive]({"deep/in/it.txt": b"wanted", "other.txt": b"not"})
     toy = a_set(Download((f"{server.url}/{archive}",), {"a.txt": "deep/in/it.txt"}, sha(data)))
-    assert fetch.obtain(toy, "a.txt").read_bytes() == b"wanted"
+    assert fetch.obtain_file(toy, "a.txt").read_bytes() == b"wanted"
     assert left(tmp_path) == ["a.txt"]
 
 
@@ -278,7 +278,7 @@ def test_hostile_archives_are_refused_whole(server, tmp_path, monkeypatch, archi
     server.files[f"/{archive}"] = data = PACKERS[archive](members)
     toy = a_set(Download((f"{server.url}/{archive}",), {"a.txt": "a.txt"}, sha(data)))
     with pytest.raises(OSError, match=message):
-        fetch.obtain(toy, "a.txt")
+        fetch.obtain_file(toy, "a.txt")
     assert left(tmp_path) == []
 
 
@@ -287,14 +287,14 @@ def test_a_gzip_bomb_and_a_member_that_lies_about_its_size_are_refused(tmp_path,
     path = tmp_path / "bomb.txt.gz"
     path.write_bytes(gzip.compress(bytes(2**24)))
     with pytest.raises(ValueError, match="unpacks to more than is allowed"):
-        [list(pieces) for _, pieces in unpack.members(path, lambda _: True)]
+        [list(pieces) for _, pieces in unpack.read_members(path, lambda _: True)]
     lying = bytearray(zip_of({"a.txt": bytes(2**24)}))
     for signature, offset in ((b"PK\x01\x02", 24), (b"PK\x03\x04", 22)):
         at = lying.index(signature) + offset
         lying[at : at + 4] = (5).to_bytes(4, "little")
     (tmp_path / "lying.zip").write_bytes(lying)
     with pytest.raises(ValueError, match=r"damaged|more than is allowed"):
-        [list(pieces) for _, pieces in unpack.members(tmp_path / "lying.zip", lambda _: True)]
+        [list(pieces) for _, pieces in unpack.read_members(tmp_path / "lying.zip", lambda _: True)]
 
 
 @pytest.mark.parametrize("archive", PACKERS)
@@ -303,7 +303,7 @@ def test_a_damaged_archive_is_refused(server, tmp_path, archive):
     server.files[f"/{archive}"] = data = data[: len(data) // 2]
     toy = a_set(Download((f"{server.url}/{archive}",), {"a.txt": "a.txt"}, sha(data)))
     with pytest.raises(OSError, match="damaged"):
-        fetch.obtain(toy, "a.txt")
+        fetch.obtain_file(toy, "a.txt")
     assert left(tmp_path) == []
 
 
@@ -312,7 +312,7 @@ def test_archives_of_single_files_become_one_file_a_part(tmp_path):
                "aclImdb/train/pos/0_9.txt": b"good", "aclImdb/train/unsup/0_0.txt": b"?",
                "aclImdb/test/pos/3_10.txt": "schön".encode(), "aclImdb/README": b""}  # fmt: skip
     (tmp_path / "imdb.tar.gz").write_bytes(tar_of(reviews))
-    assert dict(imdb(tmp_path / "imdb.tar.gz")) == {
+    assert dict(convert_imdb(tmp_path / "imdb.tar.gz")) == {
         "train.tsv": b"0\t1\t9\tworse\n0\t2\t10\tbad very\n1\t9\t0\tgood\n",
         "test.tsv": "1\t10\t3\tschön\n".encode(),
     }
@@ -320,7 +320,7 @@ def test_archives_of_single_files_become_one_file_a_part(tmp_path):
              "20news-bydate-test/rec.sport.baseball/104": b"Subject: x\n\ny"}  # fmt: skip
     (tmp_path / "news.tar.gz").write_bytes(tar_of(posts))
     made = {
-        name: [json.loads(line) for line in data.splitlines()] for name, data in newsgroups(tmp_path / "news.tar.gz")
+        name: [json.loads(line) for line in data.splitlines()] for name, data in convert_newsgroups(tmp_path / "news.tar.gz")
     }
     assert made == {
         "train.jsonl": [{"label": "rec.sport.hockey", "id": "52", "text": "café"}],

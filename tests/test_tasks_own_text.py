@@ -45,7 +45,7 @@ def translation(folder, **settings):
 class TestTranslation:
     def test_batches_are_what_the_model_reads_and_is_scored_on(self, pairs, tmp_path):
         task = translation(tmp_path / "run", **pairs)
-        batch = task.batch("valid", [0, 3])
+        batch = task.make_batch("valid", [0, 3])
         source, target_in = batch.inputs
         assert task.decode(source[0].tolist()) == GERMAN[0]
         assert task.decode(batch.targets[1].tolist()) == ENGLISH[3]
@@ -53,18 +53,18 @@ class TestTranslation:
         assert torch.equal(target_in[:, 1:], batch.targets[:, :-1])
         assert (source[:, -1] == EOS).all()
         assert batch.count == 2 * 7
-        assert task.sizes()["source_vocabulary"] == task.sizes()["vocabulary"]
+        assert task.get_sizes()["source_vocabulary"] == task.get_sizes()["vocabulary"]
 
     def test_the_source_may_begin_with_bos(self, pairs, tmp_path):
         task = translation(tmp_path / "run", **pairs, source_begin=True)
-        assert (task.batch("valid", [0]).inputs[0][:, 0] == BOS).all()
-        assert task.encode(GERMAN[:1]).padded([0]).tolist() == task.batch("valid", [0]).inputs[0].tolist()
+        assert (task.make_batch("valid", [0]).inputs[0][:, 0] == BOS).all()
+        assert task.encode(GERMAN[:1]).pad([0]).tolist() == task.make_batch("valid", [0]).inputs[0].tolist()
 
     def test_separate_vocabularies_know_their_own_language_alone(self, pairs, tmp_path):
         task = translation(tmp_path / "run", **pairs, joint=False)
         assert "Hund" in task.source_vocabulary.ids
         assert "Hund" not in task.target_vocabulary.ids
-        assert task.sizes() == {"source_vocabulary": 4 + 11, "vocabulary": 4 + 11}
+        assert task.get_sizes() == {"source_vocabulary": 4 + 11, "vocabulary": 4 + 11}
 
     def test_the_run_folder_is_all_that_translating_needs(self, pairs, tmp_path):
         config = TranslationConfig(**pairs, units="subword", vocabulary=50)
@@ -78,10 +78,10 @@ class TestTranslation:
     def test_without_validation_text_some_is_held_out_and_shares_no_source(self, files, tmp_path):
         paths = files(a__tsv=[f"{d}\t{e}" for d, e in zip(GERMAN * 3, ENGLISH * 3, strict=True)])
         task = translation(tmp_path / "run", data=paths["a__tsv"], held_out=0.2)
-        train, valid = set(task.sources("train")), set(task.sources("valid"))
+        train, valid = set(task.read_sources("train")), set(task.read_sources("valid"))
         assert not train & valid
         assert train | valid == set(GERMAN)
-        assert task.size("valid") == 9  # three of twelve sentences, each there three times
+        assert task.count_examples("valid") == 9  # three of twelve sentences, each there three times
         assert task.parts == ("train", "valid")
 
     def test_lower_case_and_moses(self, files, tmp_path):
@@ -89,9 +89,9 @@ class TestTranslation:
         paths = files(a__de=german, a__en=english)
         own = {"src": paths["a__de"], "tgt": paths["a__en"], "valid_src": paths["a__de"], "valid_tgt": paths["a__en"]}
         task = translation(tmp_path / "run", **own, pair="de-en", moses=True, lower=True)
-        assert task.references("valid")[0] == english[0].lower()
-        batch = task.batch("valid", [0])
-        assert task.target_vocabulary.tokens(batch.targets[0].tolist())[:4] == ["the", "dog", ",", "it"]
+        assert task.read_references("valid")[0] == english[0].lower()
+        batch = task.make_batch("valid", [0])
+        assert task.target_vocabulary.get_tokens(batch.targets[0].tolist())[:4] == ["the", "dog", ",", "it"]
         assert task.decode(batch.targets[0].tolist()) == english[0].lower()
 
     def test_long_sentences_are_refused_cut_or_skipped_and_counted(self, files, tmp_path):
@@ -99,23 +99,23 @@ class TestTranslation:
         own = {"src": paths["a__de"], "tgt": paths["a__en"], "valid_src": paths["a__de"], "valid_tgt": paths["a__en"]}
         settings = own | {"max_length": 11}
         with pytest.raises(ValueError, match=r"train: 1 of 13 pairs have more than 11 tokens .*pair 13 \(31 tokens\)"):
-            translation(tmp_path / "a", **settings).size("train")
+            translation(tmp_path / "a", **settings).count_examples("train")
         cut = translation(tmp_path / "b", **settings, too_long="truncate")
-        assert cut.size("train") == 13
-        assert cut.batch("train", [12]).inputs[0].tolist()[0][-1] == EOS
-        assert cut.batch("train", [12]).inputs[0].shape == (1, 11)
+        assert cut.count_examples("train") == 13
+        assert cut.make_batch("train", [12]).inputs[0].tolist()[0][-1] == EOS
+        assert cut.make_batch("train", [12]).inputs[0].shape == (1, 11)
         assert cut.notes == ["train: 1 of 13 pairs have more than 11 tokens on a side: cut to 11"]
         skipped = translation(tmp_path / "c", **settings, too_long="skip")
-        assert skipped.size("train") == 12 == len(skipped.references("train"))
-        assert skipped.references("train") == ENGLISH
+        assert skipped.count_examples("train") == 12 == len(skipped.read_references("train"))
+        assert skipped.read_references("train") == ENGLISH
         assert "skipped" in skipped.notes[0]
 
     def test_empty_sides_are_left_out_of_training_alone_and_counted(self, files, tmp_path):
         paths = files(a__de=[*GERMAN, "", "x"], a__en=[*ENGLISH, "y", " "])
         own = {"src": paths["a__de"], "tgt": paths["a__en"], "valid_src": paths["a__de"], "valid_tgt": paths["a__en"]}
         task = translation(tmp_path / "run", **own)
-        assert task.size("train") == 12
-        assert task.size("valid") == 14
+        assert task.count_examples("train") == 12
+        assert task.count_examples("valid") == 14
         assert task.notes == ["train: 2 of 14 pairs have an empty side: left out"]
 
     def test_bad_text_leaves_no_vocabulary_behind(self, pairs, files, tmp_path):
@@ -159,54 +159,54 @@ class TestLanguage:
     @pytest.mark.parametrize("part", ["train", "valid", "valid-context"])
     def test_every_token_is_scored_once_given_the_one_before(self, task, part):
         stream = self.stream(task, part)
-        batch = task.batch(part, list(range(task.size(part))))
+        batch = task.make_batch(part, list(range(task.count_examples(part))))
         scored = batch.targets != PAD
         assert batch.targets[scored].tolist() == stream
         assert batch.inputs[0][scored].tolist() == [EOS, *stream[:-1]]
-        assert batch.count == len(stream) == task.counts(part)["tokens"]
+        assert batch.count == len(stream) == task.count_units(part)["tokens"]
 
     def test_a_window_sees_its_context_and_scores_the_rest(self, task):
         stream = [EOS, *self.stream(task, "valid")]
-        for index in range(task.size("valid-context")):
-            batch = task.batch("valid-context", [index])
+        for index in range(task.count_examples("valid-context")):
+            batch = task.make_batch("valid-context", [index])
             start, first = max(0, 3 * index - 8), 3 * index
             assert batch.inputs[0][0].tolist() == stream[start : min(first + 3, len(stream) - 1)]
             assert (batch.targets[0, : first - start] == PAD).all()
             assert batch.count == min(3, len(stream) - 1 - first)
 
     def test_plans_hold_whole_blocks(self, task):
-        for indices in task.plan("train", tokens=45, seed=1, epoch=0):
-            batch = task.batch("train", indices)
+        for indices in task.plan_batches("train", tokens=45, seed=1, epoch=0):
+            batch = task.make_batch("train", indices)
             assert batch.inputs[0].numel() <= 45
         with pytest.raises(ValueError, match=r"has 11 tokens, more than a batch may hold \(tokens=10\).*block="):
-            task.plan("train", tokens=10)
+            task.plan_batches("train", tokens=10)
 
     @pytest.mark.parametrize("units", ["character", "byte"])
     def test_characters_and_bytes_give_the_text_back(self, files, tmp_path, units):
         paths = files(a__txt=["über 🂡\ttab", "zweite\\n"] * 30)
         task = Language.prepare(LanguageConfig(data=paths["a__txt"], units=units, block=7, context=3), tmp_path / "run")
-        batch = task.batch("valid", list(range(task.size("valid"))))
+        batch = task.make_batch("valid", list(range(task.count_examples("valid"))))
         text = task.decode(batch.targets[batch.targets != PAD].tolist())
-        counts = task.counts("valid")
+        counts = task.count_units("valid")
         assert text
         assert set(text.splitlines()) <= {"über 🂡\ttab", "zweite\\n"}
         assert counts["tokens"] == counts["characters" if units == "character" else "bytes"] == batch.count
         assert counts["bytes"] == len(text.encode())
-        assert task.sizes()["vocabulary"] == 4 + len(set("über 🂡\ttabzweite\\n\n" if units == "character" else
+        assert task.get_sizes()["vocabulary"] == 4 + len(set("über 🂡\ttabzweite\\n\n" if units == "character" else
                                                          "über 🂡\ttabzweite\\n\n".encode()))  # fmt: skip
 
     def test_the_end_of_the_text_validates_cut_at_a_line(self, files, tmp_path):
         paths = files(a__txt=LINES)
         task = Language.prepare(LanguageConfig(data=paths["a__txt"], units="word", held_out=0.1), tmp_path / "run")
-        assert task.counts("train")["words"] + task.counts("valid")["words"] == 40 * 7
-        assert 3 <= task.counts("valid")["words"] / 7 <= 4
+        assert task.count_units("train")["words"] + task.count_units("valid")["words"] == 40 * 7
+        assert 3 <= task.count_units("valid")["words"] / 7 <= 4
         assert task.parts == ("train", "valid", "valid-context")
 
     def test_subwords_count_words_too(self, files, tmp_path):
         paths = files(a__txt=LINES)
         task = Language.prepare(LanguageConfig(data=paths["a__txt"], vocabulary=31), tmp_path / "run")
         assert task.unit == "subword"
-        assert task.counts("valid")["tokens"] > task.counts("valid")["words"]
+        assert task.count_units("valid")["tokens"] > task.count_units("valid")["words"]
 
     def test_bad_settings_are_refused(self, files, tmp_path):
         with pytest.raises(ValueError, match="context=512 must be less than block=512"):
@@ -241,20 +241,20 @@ class TestClassification:
     def test_texts_become_words_between_ends_and_labels_classes(self, path, tmp_path):
         task = Classification.prepare(ClassificationConfig(data=str(path), valid=str(path)), tmp_path / "run")
         assert task.classes == ["neg", "pos"]
-        batch = task.batch("train", [0, 1])
-        words = [task.vocabulary.tokens(row) for row in batch.inputs[0].tolist()]
+        batch = task.make_batch("train", [0, 1])
+        words = [task.vocabulary.get_tokens(row) for row in batch.inputs[0].tolist()]
         assert words[0] == ["<s>", "a", "fine", "film", "fine", "indeed", "<unk>", "</s>"]
         assert words[1] == ["<s>", "a", "dull", "film", "<unk>", "</s>", "<pad>", "<pad>"]
         assert batch.targets.tolist() == [1, 0]
         assert batch.count == 2
-        assert task.sizes() == {"vocabulary": 4 + 7, "classes": 2}
+        assert task.get_sizes() == {"vocabulary": 4 + 7, "classes": 2}
 
     def test_what_validates_is_held_out(self, path, tmp_path):
         task = Classification.prepare(ClassificationConfig(data=str(path), held_out=0.3), tmp_path / "run")
-        assert task.size("train") + task.size("valid") == 20
-        assert task.size("valid") == 6
+        assert task.count_examples("train") + task.count_examples("valid") == 20
+        assert task.count_examples("valid") == 6
         few = Classification.prepare(ClassificationConfig(data=str(path), held_out=0.3, most_valid=2), tmp_path / "few")
-        assert few.size("valid") == 2
+        assert few.count_examples("valid") == 2
 
     def test_the_run_folder_holds_classes_and_vocabulary(self, path, tmp_path):
         config = ClassificationConfig(data=str(path), valid=str(path))
@@ -268,15 +268,15 @@ class TestClassification:
         vectors.write_text("cast 1 2 3\n7 -1 -2 -3\nunseen 9 9 9\n")
         config = ClassificationConfig(data=str(path), valid=str(path), embeddings=str(vectors))
         task = Classification.prepare(config, tmp_path / "run")
-        table = task.embeddings()
+        table = task.read_embeddings()
         assert table.shape == (len(task.vocabulary), 3)
         assert table[task.vocabulary.ids["cast"]].tolist() == [1, 2, 3]
         assert table[task.vocabulary.ids["7"]].tolist() == [-1, -2, -3]  # it occurs once
         assert "unseen" not in task.vocabulary.ids
         assert table[PAD].tolist() == [0, 0, 0]
-        assert torch.equal(table, task.embeddings())
+        assert torch.equal(table, task.read_embeddings())
         assert task.notes == [f"embeddings: 2 of {len(task.vocabulary):,} words are in {vectors}"]
-        assert Classification.prepare(ClassificationConfig(data=str(path)), tmp_path / "none").embeddings() is None
+        assert Classification.prepare(ClassificationConfig(data=str(path)), tmp_path / "none").read_embeddings() is None
 
     @pytest.mark.parametrize(
         ("content", "message"),
@@ -290,26 +290,26 @@ class TestClassification:
         (tmp_path / "glove.txt").write_text(content)
         config = ClassificationConfig(data=str(path), valid=str(path), embeddings=str(tmp_path / "glove.txt"))
         with pytest.raises(ValueError, match=message):
-            Classification.prepare(config, tmp_path / "run").embeddings()
+            Classification.prepare(config, tmp_path / "run").read_embeddings()
 
     def test_long_texts_are_refused_cut_or_skipped(self, path, tmp_path):
         settings = {"data": str(path), "valid": str(path), "max_length": 6}
         long = sum(len(split_words(text)) + 1 > 4 for text, _ in REVIEWS)
         with pytest.raises(ValueError, match=rf"train: {long} of 20 texts have more than 6 tokens"):
-            Classification.prepare(ClassificationConfig(**settings), tmp_path / "a").size("train")
+            Classification.prepare(ClassificationConfig(**settings), tmp_path / "a").count_examples("train")
         cut = Classification.prepare(ClassificationConfig(**settings, too_long="truncate"), tmp_path / "b")
-        assert cut.size("train") == 20
-        assert cut.lengths("train")[0].max() == 6
+        assert cut.count_examples("train") == 20
+        assert cut.get_lengths("train")[0].max() == 6
         skipped = Classification.prepare(ClassificationConfig(**settings, too_long="skip"), tmp_path / "c")
-        assert skipped.size("train") == 20 - long
-        assert set(np.concatenate([skipped.batch("train", [k]).targets for k in range(20 - long)])) == {0, 1}
+        assert skipped.count_examples("train") == 20 - long
+        assert set(np.concatenate([skipped.make_batch("train", [k]).targets for k in range(20 - long)])) == {0, 1}
 
     def test_a_label_not_seen_in_training_is_named(self, path, tmp_path):
         other = tmp_path / "valid.jsonl"
         other.write_text('{"text": "fine", "label": "so-so"}\n')
         task = Classification.prepare(ClassificationConfig(data=str(path), valid=str(other)), tmp_path / "run")
         with pytest.raises(ValueError, match="label 'so-so' of the valid part is not in training: neg, pos"):
-            task.size("valid")
+            task.count_examples("valid")
 
     def test_words_by_the_papers_rules(self):
         assert split_words("It's GOOD_stuff, 10/10 — éa") == ["it", "s", "good_stuff", "10", "10", "éa"]
@@ -335,8 +335,8 @@ class TestHub:
         self.rows("train", both)
         self.rows("validation", both[:5])
         task = translation(tmp_path / "run", data=f"hf:{self.folder}", pair="en-de")
-        assert task.sources("valid") == ENGLISH[:5]
-        assert task.references("train") == GERMAN
+        assert task.read_sources("valid") == ENGLISH[:5]
+        assert task.read_references("train") == GERMAN
         with pytest.raises(ValueError, match="has de, en, not en and fr; set pair="):
             translation(tmp_path / "other", data=f"hf:{self.folder}", pair="en-fr")
 
@@ -344,13 +344,13 @@ class TestHub:
         for part in ("train", "validation", "test"):
             self.rows(part, [{"text": line} for line in LINES])
         task = Language.prepare(LanguageConfig(data=f"hf:{self.folder}", units="word"), tmp_path / "run")
-        assert task.counts("test")["words"] == 40 * 7
+        assert task.count_units("test")["words"] == 40 * 7
 
     def test_classification(self, tmp_path):
         self.rows("train", [{"text": f"{text} {k}", "label": label} for k, (text, label) in enumerate(REVIEWS)])
         task = Classification.prepare(ClassificationConfig(data=f"hf:{self.folder}"), tmp_path / "run")
         assert task.classes == ["neg", "pos"]
-        assert task.size("train") + task.size("valid") == 20
+        assert task.count_examples("train") + task.count_examples("valid") == 20
 
     def test_what_is_missing_is_named(self, tmp_path):
         self.rows("train", [{"review": "x", "label": 1}])

@@ -19,32 +19,32 @@ def task(data, **changes):
 
 def drawn(data, number=600, **changes):
     made = task(data, examples=number, **changes)
-    return made, made.batch("train", list(range(number)))
+    return made, made.make_batch("train", list(range(number)))
 
 
 @pytest.mark.parametrize("data", ALL)
 def test_examples_are_a_function_of_seed_part_and_index(data):
     one, other = task(data, examples=50), task(data, examples=50, data_seed=1)
-    batch, again = one.batch("train", [3, 41, 7]), task(data, examples=50).batch("train", [3, 41, 7])
+    batch, again = one.make_batch("train", [3, 41, 7]), task(data, examples=50).make_batch("train", [3, 41, 7])
     assert torch.equal(batch.targets, again.targets)
     assert torch.equal(batch.inputs[0], again.inputs[0])
-    alone = one.batch("train", [41])
+    alone = one.make_batch("train", [41])
     width = alone.inputs[0].shape[1]
     assert torch.equal(batch.inputs[0][1, :width], alone.inputs[0][0])
-    assert not torch.equal(one.batch("valid", [0, 1]).inputs[0], one.batch("test", [0, 1]).inputs[0])
+    assert not torch.equal(one.make_batch("valid", [0, 1]).inputs[0], one.make_batch("test", [0, 1]).inputs[0])
     assert (
-        one.batch("train", list(range(50))).inputs[0].tolist()
-        != other.batch("train", list(range(50))).inputs[0].tolist()
+        one.make_batch("train", list(range(50))).inputs[0].tolist()
+        != other.make_batch("train", list(range(50))).inputs[0].tolist()
     )
 
 
 @pytest.mark.parametrize("data", ALL)
 def test_batches_fit_the_sizes_and_count_what_is_scored(data):
     made = task(data, examples=211, held_out=31)
-    sizes = made.sizes()
+    sizes = made.get_sizes()
     for part, number in (("train", 211), ("valid", 31), ("test", 31)):
-        batches = [made.batch(part, indices) for indices in made.plan(part, tokens=600, seed=5, epoch=0)]
-        assert sum(len(batch.indices) for batch in batches) == number == made.size(part)
+        batches = [made.make_batch(part, indices) for indices in made.plan_batches(part, tokens=600, seed=5, epoch=0)]
+        assert sum(len(batch.indices) for batch in batches) == number == made.count_examples(part)
         for batch in batches:
             assert all(
                 tensor.max() < sizes.get("source_vocabulary", sizes["vocabulary"]) for tensor in batch.inputs[:1]
@@ -67,19 +67,19 @@ def test_training_never_repeats_over_epochs_and_seeds(data):
         tuple(row)
         for seed in (0, 1)
         for epoch in (0, 1, 2)
-        for indices in made.plan("train", examples=16, seed=seed, epoch=epoch)
-        for row in made.batch("train", indices).inputs[0].tolist()
+        for indices in made.plan_batches("train", examples=16, seed=seed, epoch=epoch)
+        for row in made.make_batch("train", indices).inputs[0].tolist()
     ]
     assert len(rows) == 6 * 97
     assert len(set(rows)) > 0.99 * len(rows)
-    assert made.plan("valid", examples=16, epoch=0, shuffle=False) == made.plan(
+    assert made.plan_batches("valid", examples=16, epoch=0, shuffle=False) == made.plan_batches(
         "valid", examples=16, epoch=4, shuffle=False
     )
 
 
 def test_a_lexicon_is_seen_again_every_epoch():
     made = task("lexicon", examples=50)
-    plans = [made.plan("train", examples=16, seed=2, epoch=epoch) for epoch in (0, 1)]
+    plans = [made.plan_batches("train", examples=16, seed=2, epoch=epoch) for epoch in (0, 1)]
     assert plans[0] != plans[1]
     for plan in plans:
         assert sorted(index for batch in plan for index in batch) == list(range(50))
@@ -96,7 +96,7 @@ def test_a_lexicon_is_seen_again_every_epoch():
 )
 def test_copying_has_the_papers_distribution(data, vocabulary, supports):
     made, batch = drawn(data)
-    assert made.sizes() == {"source_vocabulary": vocabulary, "vocabulary": vocabulary}
+    assert made.get_sizes() == {"source_vocabulary": vocabulary, "vocabulary": vocabulary}
     x, y = batch.inputs[0], batch.targets
     assert x.shape == y.shape == (600, 41)
     assert (x[:, -1] == EOS).all()
@@ -115,11 +115,11 @@ def test_copies_are_in_order_but_for_the_permutation_function():
     for data in COPYING:
         made, batch = drawn(data)
         x, y = batch.inputs[0][:, :-1], batch.targets[:, :-1]
-        links = made.alignments("train")[0]
+        links = made.read_alignments("train")[0]
         assert all(torch.equal(x[:, source], y[:, target]) for source, target in links)
         assert len(links) == 40
         assert (links == frozenset((k, k) for k in range(40))) == (data != "permutation-function")
-        assert made.alignments("train")[1] == links
+        assert made.read_alignments("train")[1] == links
 
 
 def test_the_keyword_is_there_once_or_never():
@@ -132,13 +132,13 @@ def test_the_keyword_is_there_once_or_never():
     expected = counts.sum() / 39
     assert ((counts - expected) ** 2 / expected).sum() < 39 + 5 * (2 * 39) ** 0.5
     with pytest.raises(ValueError, match="classification task: nothing in it is aligned"):
-        made.alignments("train")
+        made.read_alignments("train")
 
 
 def test_the_lexicon_links_words_with_their_translations_and_nothing_else():
     lexicon = Lexicon(7)
     markers = crossings = doubled = 0
-    for sentence in lexicon.sentences(0, 400):
+    for sentence in lexicon.draw_sentences(0, 400):
         linked = {place for place, _ in sentence.links}
         assert {sentence.source[i] for i in range(len(sentence.source)) if i not in linked} <= set(
             lexicon.classes["determiner"]
@@ -158,7 +158,7 @@ def test_the_lexicon_links_words_with_their_translations_and_nothing_else():
 
 def test_the_lexicon_differs_between_parts_and_seeds_and_stays_small():
     lexicon = Lexicon(0)
-    parts = [{" ".join(s.source) for s in lexicon.sentences(part, 200)} for part in (0, 1)]
+    parts = [{" ".join(s.source) for s in lexicon.draw_sentences(part, 200)} for part in (0, 1)]
     assert parts[0] != parts[1]
     assert lexicon.source_words != Lexicon(1).source_words
     assert not set(lexicon.source_words) & set(lexicon.target_words)
@@ -168,11 +168,11 @@ def test_the_lexicon_differs_between_parts_and_seeds_and_stays_small():
 
 def test_text_goes_in_and_comes_out():
     made = task("lexicon", held_out=20)
-    source, reference = made.sources("test")[3], made.references("test")[3]
-    batch = made.batch("test", [3])
-    assert made.encode([source]).padded([0]).tolist() == batch.inputs[0].tolist()
+    source, reference = made.read_sources("test")[3], made.read_references("test")[3]
+    batch = made.make_batch("test", [3])
+    assert made.encode([source]).pad([0]).tolist() == batch.inputs[0].tolist()
     assert made.decode(batch.targets[0].tolist()) == reference
-    links = made.alignments("test")[3]
+    links = made.read_alignments("test")[3]
     assert all(i < len(source.split()) and j < len(reference.split()) for i, j in links)
 
 
@@ -184,7 +184,7 @@ def test_bad_settings_are_refused():
     with pytest.raises(ValueError, match="examples must be at least 1, not 0"):
         SyntheticConfig(examples=0)
     with pytest.raises(ValueError, match=r"no part 'valdi' \(did you mean 'valid'\?\)"):
-        task("lexicon").batch("valdi", [0])
+        task("lexicon").make_batch("valdi", [0])
 
 
 def test_the_registry_names_tasks_and_their_configurations():
@@ -196,7 +196,7 @@ def test_the_registry_names_tasks_and_their_configurations():
 @pytest.mark.parametrize("data", ALL)
 def test_the_text_of_an_example_is_read_as_the_example_itself(data):
     made = task(data, examples=7, held_out=5)
-    batch, indices = made.batch("valid", list(range(5))), list(range(5))
-    assert torch.equal(made.encode(made.sources("valid")).padded(indices), batch.inputs[0])
+    batch, indices = made.make_batch("valid", list(range(5))), list(range(5))
+    assert torch.equal(made.encode(made.read_sources("valid")).pad(indices), batch.inputs[0])
     if made.architecture == "translation":
-        assert torch.equal(made.encode_target(made.references("valid")).padded(indices), batch.inputs[1])
+        assert torch.equal(made.encode_target(made.read_references("valid")).pad(indices), batch.inputs[1])

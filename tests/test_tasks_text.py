@@ -5,6 +5,7 @@ import gzip
 import numpy as np
 import pytest
 
+from attnlab.files import write_bytes
 from attnlab.tasks import text
 from attnlab.tasks.vocabulary import Characters, Subwords, Words
 
@@ -110,11 +111,11 @@ def test_a_label_of_zero_is_a_label(write):
 
 def test_what_is_held_out_shares_no_key_with_the_rest():
     keys = [f"k{n % 37}" for n in range(500)]
-    out = text.held_out(keys, 0.2, seed=3)
+    out = text.draw_held_out(keys, 0.2, seed=3)
     assert not {k for k, o in zip(keys, out, strict=True) if o} & {k for k, o in zip(keys, out, strict=True) if not o}
     assert 0.2 <= out.mean() < 0.2 + 14 / 500
-    assert np.array_equal(out, text.held_out(keys, 0.2, seed=3))
-    assert not np.array_equal(out, text.held_out(keys, 0.2, seed=4))
+    assert np.array_equal(out, text.draw_held_out(keys, 0.2, seed=3))
+    assert not np.array_equal(out, text.draw_held_out(keys, 0.2, seed=4))
 
 
 def test_numeric_lines():
@@ -123,44 +124,44 @@ def test_numeric_lines():
 
 
 def test_moses_splits_and_joins():
-    split, join = text.moses("en")
+    split, join = text.load_moses("en")
     assert split("It's \"fine\", isn't it?") == "It 's \" fine \" , isn 't it ?"
     assert join(split("Hello, world.")) == "Hello, world."
 
 
 def test_writing_is_all_or_nothing(tmp_path, monkeypatch):
     path = tmp_path / "a" / "file"
-    text.write_bytes(path, b"old")
+    write_bytes(path, b"old")
     monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        text.write_bytes(path, b"new")
+        write_bytes(path, b"new")
     assert path.read_bytes() == b"old"
     assert [child.name for child in path.parent.iterdir()] == ["file"]
 
 
 def test_words_are_counted_encoded_and_kept(tmp_path):
-    words = Words.count(["b a b <unk>", "c b a \\x"], at_least=2, keep=frozenset({"c"}))
+    words = Words.from_lines(["b a b <unk>", "c b a \\x"], at_least=2, keep=frozenset({"c"}))
     assert words.words == ["<pad>", "<s>", "</s>", "<unk>", "b", "a", "c"]
     assert list(words.encode(["a z b <unk>", ""])) == [[5, 3, 4, 3], []]
     assert words.decode([1, 5, 3, 4, 2, 4]) == "a <unk> b"
-    words.write(tmp_path / "v.txt")
-    assert Words.read(tmp_path / "v.txt").words == words.words
+    words.save(tmp_path / "v.txt")
+    assert Words.load(tmp_path / "v.txt").words == words.words
 
 
 def test_characters_survive_the_file_they_are_kept_in(tmp_path):
     line = "Tab\t, \\ and\r\nline\u2028breaks \u00a0 ü 🂡"
-    characters = Characters.count([line])
-    characters.write(tmp_path / "v.txt")
-    read = Characters.read(tmp_path / "v.txt")
+    characters = Characters.from_lines([line])
+    characters.save(tmp_path / "v.txt")
+    read = Characters.load(tmp_path / "v.txt")
     assert read.decode(next(read.encode([line]))) == line
     assert next(read.encode(["é"])).tolist() == [3]
 
 
 def test_a_file_that_is_no_vocabulary_is_refused(write):
     with pytest.raises(ValueError, match="not a vocabulary of attnlab"):
-        Words.read(write("v.txt", "a\nb\nc\nd\ne\n"))
+        Words.load(write("v.txt", "a\nb\nc\nd\ne\n"))
     with pytest.raises(ValueError, match="not a SentencePiece model"):
-        Subwords.read(write("v.model", b"nonsense"))
+        Subwords.load(write("v.model", b"nonsense"))
 
 
 CORPUS = [f"der {a} hund sieht {b} katzen" for a in ("alte", "junge", "kluge") for b in ("zwei", "drei", "vier")] * 5
@@ -170,12 +171,12 @@ CORPUS = [f"der {a} hund sieht {b} katzen" for a in ("alte", "junge", "kluge") f
 def test_subwords_give_the_text_back_and_are_the_same_each_time(kind, tmp_path):
     subwords = Subwords.train(CORPUS, 31, kind=kind)
     assert len(subwords) == 31
-    assert subwords.tokens([0, 1, 2, 3]) == ["<pad>", "<s>", "</s>", "<unk>"]
+    assert subwords.get_tokens([0, 1, 2, 3]) == ["<pad>", "<s>", "</s>", "<unk>"]
     for line, ids in zip(CORPUS, subwords.encode(CORPUS), strict=True):
         assert subwords.decode([1, *ids, 2, 7]) == line
     assert Subwords.train(CORPUS, 31, kind=kind).model == subwords.model
-    subwords.write(tmp_path / "v.model")
-    assert Subwords.read(tmp_path / "v.model").model == subwords.model
+    subwords.save(tmp_path / "v.model")
+    assert Subwords.load(tmp_path / "v.model").model == subwords.model
 
 
 def test_too_many_subwords_are_refused_in_plain_words():

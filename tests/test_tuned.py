@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import attnlab
-from attnlab.huggingface.fine_tuning import TunedConfig, tuned
+from attnlab.huggingface.fine_tuning import TunedConfig, open_tuned_model
 from attnlab.tasks.language import Language, LanguageConfig
 from attnlab.training.recipe import resolve_recipe
 from attnlab.training.run_folder import DamagedError, RunFolder, read_checkpoint
@@ -72,10 +72,10 @@ def test_tokens_are_those_of_the_tokenizer_and_text_comes_back(text, folder):
     task, theirs = language(text, folder), tiny_models.tokenizer()
     ids = next(iter(task.vocabulary.encode(["the cat saw a mat ."])))
     assert [k - 4 for k in ids] == theirs("the cat saw a mat .")["input_ids"]
-    assert task.vocabulary.tokens([2, *ids]) == ["</s>", "the", "cat", "saw", "<unk>", "mat", "."]
+    assert task.vocabulary.get_tokens([2, *ids]) == ["</s>", "the", "cat", "saw", "<unk>", "mat", "."]
     assert task.decode([0, *ids, 2, 5]) == theirs.decode(theirs("the cat saw a mat .")["input_ids"])
     assert len(task.vocabulary) == 4 + len(tiny_models.WORDS)
-    stream = np.concatenate([task.batch("valid", [k]).inputs[0][0] for k in range(task.size("valid"))])
+    stream = np.concatenate([task.make_batch("valid", [k]).inputs[0][0] for k in range(task.count_examples("valid"))])
     whole = theirs(task._text("valid"))["input_ids"]
     assert stream.tolist() == [2, *(k + 4 for k in whole)][:-1]
 
@@ -87,7 +87,7 @@ def test_line_breaks_are_tokens_where_the_tokenizer_has_them(text, folder):
     letters.enable_truncation(7)
     letters.save(str(folder / "tokenizer.json"))
     task = language(text, folder, valid=str(text))
-    tokens = np.concatenate([task.batch("valid", [k]).targets[0] for k in range(task.size("valid"))])
+    tokens = np.concatenate([task.make_batch("valid", [k]).targets[0] for k in range(task.count_examples("valid"))])
     assert task.decode(tokens) == text.read_text()
 
 
@@ -99,9 +99,9 @@ def test_text_that_looks_like_the_end_is_text(text, folder):
 def test_the_loss_is_that_of_the_model_itself(text, folder):
     """Of whole blocks, and of padded ones by what is not padding; before a first token stands the end."""
     task, theirs = language(text, folder), tiny_models.gpt2()
-    model = tuned(TunedConfig(path=str(folder))).eval()
-    for indices in ([0, 1, 2], [0, task.size("train") - 1]):
-        batch = task.batch("train", indices)
+    model = open_tuned_model(TunedConfig(path=str(folder))).eval()
+    for indices in ([0, 1, 2], [0, task.count_examples("train") - 1]):
+        batch = task.make_batch("train", indices)
         mask = batch.targets != 0
         ids = torch.where(batch.inputs[0] == 2, 1, (batch.inputs[0] - 4).clamp_min(0))
         labels = torch.where(mask, batch.targets - 4, -100)
@@ -115,7 +115,7 @@ def test_the_loss_is_that_of_the_model_itself(text, folder):
 
 
 def test_what_is_predicted_is_a_distribution_over_the_ids_of_the_task(folder):
-    model = tuned(TunedConfig(path=str(folder))).eval()
+    model = open_tuned_model(TunedConfig(path=str(folder))).eval()
     tokens = torch.tensor([[2, 7, 9, 8, 15]])
     logits, own = model(tokens), tiny_models.gpt2()(input_ids=torch.tensor([[1, 3, 5, 4, 11]])).logits
     assert logits.shape == (1, 5, tiny_models.VOCABULARY + 4)
@@ -129,7 +129,7 @@ def test_what_is_predicted_is_a_distribution_over_the_ids_of_the_task(folder):
 
 
 def test_softmax_leaves_the_model_as_it_is_and_others_replace_its_attention(folder):
-    plain, changed = (tuned(TunedConfig(path=str(folder), attention=name)).eval() for name in ("softmax", "dagpam"))
+    plain, changed = (open_tuned_model(TunedConfig(path=str(folder), attention=name)).eval() for name in ("softmax", "dagpam"))
     assert not any(isinstance(module, attnlab.Mechanism) for module in plain.modules())
     assert sum(isinstance(module, attnlab.Mechanism) for module in changed.modules()) == 3
 
@@ -142,8 +142,8 @@ def test_fine_tuning_learns_and_hugging_face_gets_the_best_weights(tmp_path, fol
     done = trained(out, folder, text, "attention=dagpam", "steps=120", "evaluate_every=40")
     losses = [row["valid_loss"] for row in RunFolder(out).metrics() if "valid_loss" in row]
     opened = open_run(out, device="cpu")
-    batch = opened.task.batch("valid", [0, 1])
-    before = tuned(TunedConfig(path=str(folder), attention="dagpam")).eval()
+    batch = opened.task.make_batch("valid", [0, 1])
+    before = open_tuned_model(TunedConfig(path=str(folder), attention="dagpam")).eval()
     untrained = (Objective(before)(batch.inputs, batch.targets) / batch.count).item()
     assert min(losses) < 1.3 < 2.5 < untrained  # log 12 would be a guess among all words
     assert f"attnlab.record: {out / 'hugging_face'}" in done.stdout
@@ -243,7 +243,7 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path, text):
 def test_models_that_are_not_causal_or_have_no_end_are_refused(tmp_path, make, said):
     make().save_pretrained(tmp_path / "model")
     with pytest.raises(ValueError, match=said):
-        tuned(TunedConfig(path=str(tmp_path / "model")))
+        open_tuned_model(TunedConfig(path=str(tmp_path / "model")))
 
 
 @pytest.mark.parametrize(
@@ -254,11 +254,11 @@ def test_models_that_are_not_causal_or_have_no_end_are_refused(tmp_path, make, s
     ],
 )
 def test_what_does_not_fit_the_model_is_refused(folder, sizes, said):
-    tuned(TunedConfig(path=str(folder), vocabulary=101, max_length=53))
+    open_tuned_model(TunedConfig(path=str(folder), vocabulary=101, max_length=53))
     with pytest.raises(ValueError, match=said):
-        tuned(TunedConfig(path=str(folder), **sizes))
+        open_tuned_model(TunedConfig(path=str(folder), **sizes))
 
 
 def test_label_smoothing_is_refused(folder):
     with pytest.raises(ValueError, match="label_smoothing needs a softmax over all words of the task"):
-        Objective(tuned(TunedConfig(path=str(folder))), smoothing=0.1)
+        Objective(open_tuned_model(TunedConfig(path=str(folder))), smoothing=0.1)

@@ -57,7 +57,7 @@ def test_no_pass_is_larger_than_there_is_room_unless_one_example_is(texts, room,
 
 @pytest.mark.parametrize("room", [1, 17, 10_000])
 def test_every_example_is_in_one_pass(texts, room, monkeypatch):
-    plan = texts.plan("train", examples=4, seed=1, epoch=0)
+    plan = texts.plan_batches("train", examples=4, seed=1, epoch=0)
     monkeypatch.setattr(updates, "ROOM", room)
     parts = passes(texts, 4)
     assert [sorted(k for batch in update for k in batch.indices) for update in parts] == [sorted(x) for x in plan]

@@ -167,7 +167,7 @@ def test_what_is_measured_of_models_that_were_trained(tmp_path, monkeypatch):
     assert set(folders) == {"coda", "realformer", "softmax"}
     run = runs.open_run(folders["softmax"], device="cpu")
     values = []
-    batch = run.task.batch("valid", list(range(60)))
+    batch = run.task.make_batch("valid", list(range(60)))
     for layer in record(run.model, batch.inputs).layers:
         source, target = batch.inputs[0] != 0, batch.inputs[1] != 0
         rows = source if layer.kind == "encoder-self" else target

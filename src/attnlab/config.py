@@ -20,6 +20,14 @@ def suggest_nearest(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
+def check_keys(keys: Iterable[str], known: Iterable[str]) -> None:
+    """Raise ValueError for the first unknown key, with the nearest known one."""
+    known = list(known)
+    for key in keys:
+        if key not in known:
+            raise ValueError(f"unknown key {key!r}{suggest_nearest(key, known)}; the known keys are {', '.join(known)}")
+
+
 def split_pairs(words: Iterable[str]) -> dict[str, str]:
     """['a=1', 'b=x'] -> {'a': '1', 'b': 'x'}."""
     pairs: dict[str, str] = {}
@@ -36,7 +44,7 @@ def split_pairs(words: Iterable[str]) -> dict[str, str]:
 def parse_value(text: str, hint: Any, key: str) -> Any:
     """Read a value from the command line as the type a field or an option declares."""
     if hint is Any:
-        return _guess(text)
+        return _guess_value(text)
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         if type(None) in arguments and text.lower() in ("none", ""):
@@ -64,7 +72,7 @@ def parse_value(text: str, hint: Any, key: str) -> Any:
             pass
     elif hint is str:
         return text
-    raise ValueError(f"{key}={text}: expected {_spoken(hint)}")
+    raise ValueError(f"{key}={text}: expected {_describe_type(hint)}")
 
 
 def parse_numbers(text: str | None, key: str) -> tuple[int, ...] | None:
@@ -83,9 +91,7 @@ def parse_numbers(text: str | None, key: str) -> tuple[int, ...] | None:
 def replace_values(config: C, values: Mapping[str, str], **fixed: Any) -> C:
     """The configuration with some values read from the command line; an unknown key names the nearest."""
     hints = get_type_hints(type(config))
-    for key in values:
-        if key not in hints:
-            raise ValueError(f"unknown key {key!r}{suggest_nearest(key, hints)}; there are {', '.join(hints)}")
+    check_keys(values, hints)
     return dataclasses.replace(
         config, **{key: parse_value(text, hints[key], key) for key, text in values.items()}, **fixed
     )
@@ -105,7 +111,7 @@ def compute_digest(config: Any, *, without: Iterable[str] = FREE_KEYS) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
-def _guess(text: str) -> Any:
+def _guess_value(text: str) -> Any:
     for hint in (int, float, bool):
         try:
             return parse_value(text, hint, "")
@@ -114,12 +120,12 @@ def _guess(text: str) -> Any:
     return text
 
 
-def _spoken(hint: Any) -> str:
+def _describe_type(hint: Any) -> str:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Literal:
         return "one of " + ", ".join(map(str, arguments))
     if origin in (Union, types.UnionType):
-        return " or ".join(_spoken(argument) for argument in arguments)
+        return " or ".join(_describe_type(argument) for argument in arguments)
     if hint is type(None):
         return "none"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}

@@ -1,6 +1,7 @@
 """attnlab align: two files of text to lines of links, in one direction or in both, and their score."""
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,8 +11,9 @@ from attnlab.aligning.extraction import Tick
 from attnlab.analysis.alignment import Score, score
 from attnlab.analysis.symmetrise import SYMMETRISATIONS, Links
 from attnlab.config import suggest_nearest
-from attnlab.tasks.links import Gold, read_gold, written
-from attnlab.tasks.text import moses, read_parallel
+from attnlab.files import write_text
+from attnlab.tasks.links import Gold, format_links, read_gold
+from attnlab.tasks.text import load_moses, read_parallel
 
 
 @dataclass(frozen=True)
@@ -74,9 +76,21 @@ def align_files(
         links = [join(ahead, _turn(behind)) for ahead, behind in zip(links, back.aligned.links(), strict=True)]
         notes += [f"reverse: {note}" for note in back.notes]
     told = answer.aligned.scores() if options.scores else links
-    lines = [written(of_pair, scores=options.scores) for of_pair in told]
+    lines = [format_links(of_pair, scores=options.scores) for of_pair in told]
     found = score(links, gold.sure, gold.possible, bootstrap=options.bootstrap) if gold else None
     return AlignedFiles(lines, notes, found)
+
+
+def write_alignment(outcome: AlignedFiles, out: Path | None) -> None:
+    """Write the lines to a file or to standard output, and the notes and the score to standard error."""
+    text = "".join(f"{line}\n" for line in outcome.lines)
+    if out is None:
+        sys.stdout.write(text)
+    else:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_text(out, text)
+    for line in [*outcome.notes, *([str(outcome.score)] if outcome.score else [])]:
+        sys.stderr.write(f"{line}\n")
 
 
 def read_words(source: Path, target: Path, options: Options) -> Pairs:
@@ -84,7 +98,7 @@ def read_words(source: Path, target: Path, options: Options) -> Pairs:
     lines: Sequence[list[str]] = read_parallel(source, target)
     if options.tokenize == "moses":
         languages = (options.pair or "").split("-")
-        lines = [[*map(moses(language)[0], side)] for language, side in zip(languages, lines, strict=True)]
+        lines = [[*map(load_moses(language)[0], side)] for language, side in zip(languages, lines, strict=True)]
     return [line.split() for line in lines[0]], [line.split() for line in lines[1]]
 
 

@@ -1,4 +1,4 @@
-"""attnlab diagnose: read a parallel corpus or a labelled file, judge it by its counts, and print and write the result."""
+"""attnlab diagnose: judge a parallel corpus or a labelled file by its counts, and print and write the result."""
 
 import json
 import re
@@ -121,7 +121,7 @@ def summarise(found: Diagnosis) -> dict[str, str]:
 
 
 def list_hardest(table: pd.DataFrame, number: int) -> Table:
-    """Return the first `number` words that the counts cannot teach, by falling frequency; words seen once are left out."""
+    """Return the `number` most frequent words that the counts cannot teach, without words that occur once."""
     rows = table[~table["learnable"] & (table["count"] > 1)].head(number)
     columns = ["word", "count", "gain", "at least", "common", "agreement"]
     return Table(columns, [
@@ -134,7 +134,9 @@ def list_hardest(table: pd.DataFrame, number: int) -> Table:
 def list_notes(text: CorpusText, table: pd.DataFrame) -> list[str]:
     """Say which pairs were left out and how many words are too rare to be judged."""
     once, what = int((table["count"] == 1).sum()), "labels" if text.labelled else "output words"
-    rare = f"{once:,} of {len(table):,} {what} occur only once beside several source words: too rare to learn from counts"
+    rare = (
+        f"{once:,} of {len(table):,} {what} occur only once beside several source words: too rare to learn from counts"
+    )
     return [*text.notes, *([rare] if once else [])]
 
 
@@ -170,7 +172,7 @@ def _render_report(
     first = table.head(SHOWN)
     cells = [[_format_cell(x) for x in row] for row in first.itertuples(index=False)]
     caption = f"The {len(first):,} most frequent of {len(table):,} output words; words.csv has all of them."
-    verdict = [Facts(summarise(found)), *(Paragraph(note) for note in list_notes(text, table))]
+    verdict: list[Part] = [Facts(summarise(found)), *(Paragraph(note) for note in list_notes(text, table))]
     provenance = Facts(collect_provenance(torch.device("cpu")))
     sections: list[tuple[str, Sequence[Part]]] = [
         ("Can attention be learnt from this corpus?", verdict),
@@ -218,7 +220,9 @@ def _read_labelled(path: Path, limit: int | None, size: int, units: str, text: s
     vocabulary: Vocabulary = Subwords.train(lines, size) if units == "subword" else _count_words(lines, size)
     number = {name: k for k, name in enumerate(names)}
     pairs: IdPairs = list(zip(vocabulary.encode(lines), ([number[name]] for name in labels), strict=True))
-    return CorpusText(str(path), pairs, vocabulary.get_tokens(range(len(vocabulary))), names, True, _describe_skipped(pairs))
+    return CorpusText(
+        str(path), pairs, vocabulary.get_tokens(range(len(vocabulary))), names, True, _describe_skipped(pairs)
+    )
 
 
 def split_text(line: str) -> list[str]:

@@ -47,7 +47,7 @@ class Pinnable(Protocol):
 
 
 @dataclass(frozen=True)
-class Decoded:
+class DecodedBatch:
     hypotheses: list[list[Hypothesis]]  # of each sentence, the best first
     captured: bool  # whether CUDA graphs ran
     steps: int  # of the model
@@ -58,7 +58,7 @@ class Decoded:
 
 
 @torch.no_grad()
-def greedy(model: Stepwise, source: Tensor, **rules: Any) -> Decoded:
+def decode_greedy(model: Stepwise, source: Tensor, **rules: Any) -> DecodedBatch:
     """The likeliest token, again and again. rules are `Rules`; score is Σ log p unless length_penalty is given.
 
     On a GPU, beam(model, source, beam=1) gives the same sooner.
@@ -66,14 +66,14 @@ def greedy(model: Stepwise, source: Tensor, **rules: Any) -> Decoded:
     made = Rules(**{"beam": 1, "length_penalty": 0.0} | rules)
     if made.beam != 1:
         raise ValueError(f"greedy decoding follows one hypothesis, not beam={made.beam}")
-    source = _checked(model, source, made)
-    limits, state = made.limits(source), model.start(source)
+    source = _check_source(model, source, made)
+    limits, state = made.compute_limits(source), model.start(source)
     last, done = source.new_full((len(source), 1), made.bos), torch.zeros_like(limits, dtype=torch.bool)
     tokens, log_probs = [], []
     for length in range(1, int(limits.max()) + 1):
         logits = model.step(last, state)[:, -1]
         made.check_vocabulary(logits.shape[1])
-        log_prob = logits.log_softmax(-1, dtype=_dtype(model))  # (b,vocabulary)
+        log_prob = logits.log_softmax(-1, dtype=_choose_dtype(model))  # (b,vocabulary)
         refuse_nan((log_prob.isnan().any(1) & ~done).nonzero(), length)
         allowed = log_prob.clone()
         allowed[:, [made.padding, made.bos] + [made.eos] * (length < made.min_length)] = -torch.inf
@@ -84,17 +84,17 @@ def greedy(model: Stepwise, source: Tensor, **rules: Any) -> Decoded:
         if done.all():
             break
     rows = zip(torch.cat(tokens, 1).tolist(), torch.cat(log_probs, 1).tolist(), limits.tolist(), strict=True)
-    return Decoded([[_until_eos(*row, made)] for row in rows], captured=False, steps=len(tokens))
+    return DecodedBatch([[_build_hypothesis(*row, made)] for row in rows], captured=False, steps=len(tokens))
 
 
-def beam(
+def decode_beam(
     model: Stepwise,
     source: Tensor,
     *,
     captured: bool | None = None,
     weights: torch.dtype | None = None,
     **rules: Any,
-) -> Decoded:
+) -> DecodedBatch:
     """The best hypotheses for each row of source (b,j), padded on the right; for more batches keep a `BeamSearch`."""
     return BeamSearch(model, captured=captured, weights=weights, **rules)(source)
 
@@ -117,15 +117,15 @@ class BeamSearch:
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def __call__(self, source: Tensor) -> Decoded:
-        source = _checked(self.model, source, self.rules)
-        limits = self.rules.limits(source)
+    def __call__(self, source: Tensor) -> DecodedBatch:
+        source = _check_source(self.model, source, self.rules)
+        limits = self.rules.compute_limits(source)
         with torch.cuda.device(source.device) if source.is_cuda else nullcontext():
-            if self._captures(source):
-                return self._session(source, int(limits.max())).run(source, limits)
-            return plain(self.model, self.rules, source, limits)
+            if self._can_capture(source):
+                return self._get_session(source, int(limits.max())).run(source, limits)
+            return search_plain(self.model, self.rules, source, limits)
 
-    def _captures(self, source: Tensor) -> bool:
+    def _can_capture(self, source: Tensor) -> bool:
         if self.captured is False or (self.captured is None and not source.is_cuda):
             return False
         if not source.is_cuda:
@@ -137,13 +137,13 @@ class BeamSearch:
             raise TypeError(f"captured=True needs a state that can be pinned; a {type(state).__name__} cannot")
         return isinstance(state, Pinnable)
 
-    def _session(self, source: Tensor, longest: int) -> "Session":
+    def _get_session(self, source: Tensor, longest: int) -> "Session":
         """The session for batches of this size, rounded up; when the tensors of the model have moved, a new one."""
         model = self.model if isinstance(self.model, nn.Module) else nn.Module()
         tensors = tuple(x.data_ptr() for x in chain(model.parameters(), model.buffers()))
         if tensors != self._tensors:
             self._sessions, self._tensors = {}, tensors
-        batch, width, room = _rounded(len(source)), _rounded(source.shape[1], 8), _room(longest)
+        batch, width, room = _round_size(len(source)), _round_size(source.shape[1], 8), _find_room(longest)
         size = (batch, width, room, source.get_device())
         if size not in self._sessions:
             if len(self._sessions) == SESSIONS:
@@ -152,25 +152,25 @@ class BeamSearch:
         return self._sessions[size]
 
 
-def plain(model: Stepwise, rules: Rules, source: Tensor, limits: Tensor) -> Decoded:
-    search = Search(rules, limits, int(limits.max()), _dtype(model))
-    state = model.start(source).select(_repeated(source, rules.beam))
+def search_plain(model: Stepwise, rules: Rules, source: Tensor, limits: Tensor) -> DecodedBatch:
+    search = Search(rules, limits, int(limits.max()), _choose_dtype(model))
+    state = model.start(source).select(_repeat_rows(source, rules.beam))
     found: dict[int, list[Hypothesis]] = {}
     over = False
     while not over:
         search.advance(model.step(search.tokens, state))
-        over, done = search.over(), search.done
+        over, done = search.is_over(), search.done
         if done.any():
-            ended = search.keep(done)
-            found.update(zip(ended.sentences.tolist(), ended.hypotheses(), strict=True))
+            ended = search.select(done)
+            found.update(zip(ended.sentences.tolist(), ended.list_hypotheses(), strict=True))
         if over:
             break
         rows = search.rows[~done].flatten()
         if len(rows) == search.rows.numel() and hasattr(state, "reorder_"):
             state.reorder_(rows)
         else:
-            state, search = state.select(rows), search.keep(~done)
-    return Decoded([found[n] for n in range(len(source))], captured=False, steps=int(search.time))
+            state, search = state.select(rows), search.select(~done)
+    return DecodedBatch([found[n] for n in range(len(source))], captured=False, steps=int(search.time))
 
 
 class Session:
@@ -193,14 +193,14 @@ class Session:
     ) -> None:
         self.model, self.rules, self.longest, self.captured = model, rules, longest, captured
         self.source = torch.full((batch, width), rules.padding, device=device)
-        self.search = Search(rules, torch.zeros(batch, dtype=torch.long, device=device), longest, _dtype(model))
-        self.state = self._fresh()
+        self.search = Search(rules, torch.zeros(batch, dtype=torch.long, device=device), longest, _choose_dtype(model))
+        self.state = self._start_state()
         self.state.pin(device)
         model.step(self.search.tokens, self.state)  # allocates the caches
-        self.begin = self._replayed(self._begin)
+        self.begin = self._make_replay(self._begin)
         self.steps: dict[int, Callable[[], None]] = {}  # by the places that they see
 
-    def run(self, source: Tensor, limits: Tensor) -> Decoded:
+    def run(self, source: Tensor, limits: Tensor) -> DecodedBatch:
         (b, j), last = source.shape, int(limits.max())
         places = self.longest if self.state.limit is None else self.state.limit
         if last > places:
@@ -209,35 +209,35 @@ class Session:
         self.search.limit.zero_()[:b] = limits
         self.begin()
         for step in range(1, last + 1):
-            self._step(min(_room(step), places))()
-            if (step == last or step % LOOK_EVERY == 0) and self.search.over():
+            self._get_step(min(_find_room(step), places))()
+            if (step == last or step % LOOK_EVERY == 0) and self.search.is_over():
                 break
-        found = self.search.keep(self.search.sentences[:b]).hypotheses()
-        return Decoded(found, captured=self.captured, steps=step)
+        found = self.search.select(self.search.sentences[:b]).list_hypotheses()
+        return DecodedBatch(found, captured=self.captured, steps=step)
 
     def _begin(self) -> None:
-        self.state.restart_(self._fresh())
+        self.state.restart_(self._start_state())
         self.search.restart_()
 
-    def _fresh(self) -> Any:
-        return self.model.start(self.source, static=self.longest).select(_repeated(self.source, self.rules.beam))
+    def _start_state(self) -> Any:
+        return self.model.start(self.source, static=self.longest).select(_repeat_rows(self.source, self.rules.beam))
 
-    def _step(self, places: int) -> Callable[[], None]:
+    def _get_step(self, places: int) -> Callable[[], None]:
         if places not in self.steps:
-            state = self.state.within(places)
+            state = self.state.share_prefix(places)
 
             def step() -> None:
                 self.search.advance(self.model.step(self.search.tokens, state))
                 state.reorder_(self.search.rows.flatten())
 
-            self.steps[places] = self._replayed(step)
+            self.steps[places] = self._make_replay(step)
         return self.steps[places]
 
-    def _replayed(self, function: Callable[[], None]) -> Callable[[], None]:
-        return Replayed(function) if self.captured else function
+    def _make_replay(self, function: Callable[[], None]) -> Callable[[], None]:
+        return GraphReplay(function) if self.captured else function
 
 
-class Replayed:
+class GraphReplay:
     """A function that runs the first time, is captured as a CUDA graph the second, and is replayed from then on."""
 
     def __init__(self, function: Callable[[], None]) -> None:
@@ -259,7 +259,7 @@ class Replayed:
         self.graph.replay()
 
 
-def _checked(model: Any, source: Tensor, rules: Rules) -> Tensor:
+def _check_source(model: Any, source: Tensor, rules: Rules) -> Tensor:
     """The source, with at least one column; refuses what cannot be decoded."""
     if getattr(model, "training", False):
         raise ValueError("the model is in training mode, where dropout and noise are on; call model.eval() first")
@@ -277,28 +277,28 @@ def _in_type(model: Any, dtype: torch.dtype) -> Any:
     return deepcopy(model).to(dtype)
 
 
-def _until_eos(tokens: list[int], log_probs: list[float], limit: int, rules: Rules) -> Hypothesis:
+def _build_hypothesis(tokens: list[int], log_probs: list[float], limit: int, rules: Rules) -> Hypothesis:
     length = tokens.index(rules.eos) + 1
     score = sum(log_probs[:length]) / length**rules.length_penalty
     return Hypothesis(tuple(tokens[:length]), tuple(log_probs[:length]), score, cut=length == limit)
 
 
-def _dtype(model: Any) -> torch.dtype:
+def _choose_dtype(model: Any) -> torch.dtype:
     """In what log-probabilities are summed: at least float32."""
     parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
     return torch.float64 if parameter is None else torch.promote_types(parameter.dtype, torch.float32)
 
 
-def _repeated(source: Tensor, times: int) -> Tensor:
+def _repeat_rows(source: Tensor, times: int) -> Tensor:
     return torch.arange(len(source) * times, device=source.device) // times
 
 
-def _room(length: int) -> int:
+def _find_room(length: int) -> int:
     """The first of 32, 64, 128, … that holds so many."""
     return max(SMALLEST_ROOM, 1 << (length - 1).bit_length())
 
 
-def _rounded(size: int, step: int = 1) -> int:
+def _round_size(size: int, step: int = 1) -> int:
     """Up to a multiple of step and to one of four sizes between a power of two and the next."""
     step = max(step, 1 << max(size.bit_length() - 3, 0))
     return -(-size // step) * step

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from attnlab.decoding.decode import BeamSearch
-from attnlab.decoding.scores import TextScore, bleu, chrf, compound_split_bleu
+from attnlab.decoding.scores import TextScore, compute_bleu, compute_chrf, compute_split_bleu
 from attnlab.tasks.task import Task
 from attnlab.tasks.text import read_parallel
 from attnlab.training.runs import Run
@@ -18,12 +18,12 @@ TOKENS = 8192  # source tokens of a batch that is translated, times the beam
 Tick = Callable[[int, int], None]  # is told how many sentences are done, of how many
 
 
-def targets_scored(run: Run, part: str, *, samples: int = 0, seed: int = 0, tokens: int = 4096) -> Scored:
+def score_targets(run: Run, part: str, *, samples: int = 0, seed: int = 0, tokens: int = 4096) -> Scored:
     """Perplexity and accuracy on a part; samples: by that many noisy passes instead of the mean logits."""
     device = next(run.model.parameters()).device
-    longest = int(np.maximum.reduce(run.task.lengths(part)).max())
-    plan = run.task.plan(part, tokens=max(tokens, longest), shuffle=False)
-    made = (run.task.batch(part, indices) for indices in plan)
+    longest = int(np.maximum.reduce(run.task.get_lengths(part)).max())
+    plan = run.task.plan_batches(part, tokens=max(tokens, longest), shuffle=False)
+    made = (run.task.make_batch(part, indices) for indices in plan)
     batches = (([x.to(device) for x in batch.inputs], batch.targets.to(device)) for batch in made)
     padding = None if run.task.architecture == "classification" else 0
     return score_batches(run.model, batches, padding=padding, samples=samples, seed=seed)
@@ -35,24 +35,24 @@ class DecodedText:
     score: float  # log p, divided by its length to the power of the length penalty
 
 
-def translated(run: Run, lines: Sequence[str], **rules: Any) -> Iterator[tuple[int, str]]:
+def translate_lines(run: Run, lines: Sequence[str], **rules: Any) -> Iterator[tuple[int, str]]:
     """(line number, translation) of every line, in the order they are done: similar lengths together."""
-    yield from ((number, found[0].text) for number, found in translations(run, lines, **rules))
+    yield from ((number, found[0].text) for number, found in translate_nbest(run, lines, **rules))
 
 
-def translations(run: Run, lines: Sequence[str], **rules: Any) -> Iterator[tuple[int, list[DecodedText]]]:
+def translate_nbest(run: Run, lines: Sequence[str], **rules: Any) -> Iterator[tuple[int, list[DecodedText]]]:
     """As `translated`, with the n_best of each line and their scores; of a blank line the one empty translation."""
     settings = {"beam": run.recipe.decoding.beam, "length_penalty": run.recipe.decoding.length_penalty} | rules
-    yield from _found(BeamSearch(run.model, **settings), run.task, lines)  # type: ignore[arg-type]
+    yield from _search_batches(BeamSearch(run.model, **settings), run.task, lines)  # type: ignore[arg-type]
 
 
-def searched(search: BeamSearch, of: Task, lines: Sequence[str]) -> Iterator[tuple[int, str]]:
+def search_lines(search: BeamSearch, of: Task, lines: Sequence[str]) -> Iterator[tuple[int, str]]:
     """As `translated`, by a search that can be kept for further lines or for other weights of its model."""
-    yield from ((number, found[0].text) for number, found in _found(search, of, lines))
+    yield from ((number, found[0].text) for number, found in _search_batches(search, of, lines))
 
 
-def _found(search: BeamSearch, of: Task, lines: Sequence[str]) -> Iterator[tuple[int, list[DecodedText]]]:
-    task: Any = translator(of)
+def _search_batches(search: BeamSearch, of: Task, lines: Sequence[str]) -> Iterator[tuple[int, list[DecodedText]]]:
+    task: Any = check_translator(of)
     model: Any = search.model
     encoded, device = task.encode(lines), next(model.parameters()).device
     blank = [number for number, line in enumerate(lines) if not line.strip()]
@@ -62,16 +62,16 @@ def _found(search: BeamSearch, of: Task, lines: Sequence[str]) -> Iterator[tuple
     while todo:
         count = max(1, TOKENS // (int(encoded.lengths[todo[0]]) * search.rules.beam))
         now, todo = todo[:count], todo[count:]
-        found = search(encoded.padded(now).to(device)).hypotheses
+        found = search(encoded.pad(now).to(device)).hypotheses
         for number, hypotheses in zip(now, found, strict=True):
             yield number, [DecodedText(task.decode(each.tokens), each.score) for each in hypotheses]
 
 
-def text_scores(hypotheses: Sequence[str], references: Sequence[str], *, bootstrap: int = 1000) -> list[TextScore]:
-    return [score(hypotheses, references, bootstrap=bootstrap) for score in (bleu, chrf, compound_split_bleu)]
+def score_text(hypotheses: Sequence[str], references: Sequence[str], *, bootstrap: int = 1000) -> list[TextScore]:
+    return [score(hypotheses, references, bootstrap=bootstrap) for score in (compute_bleu, compute_chrf, compute_split_bleu)]
 
 
-def evaluated(
+def evaluate_part(
     run: Run,
     part: str,
     *,
@@ -81,7 +81,7 @@ def evaluated(
     **rules: Any,
 ) -> dict[str, Any]:
     """Everything that is measured on a part: targets, and for a translator its text."""
-    scored = targets_scored(run, part, samples=samples)
+    scored = score_targets(run, part, samples=samples)
     values: dict[str, Any] = {
         "run": str(run.folder.path), "weights": run.weights, "part": part, "targets": scored.count,
         "loss": scored.nll_sum / scored.count, "perplexity": scored.perplexity, "accuracy": scored.accuracy,
@@ -92,31 +92,31 @@ def evaluated(
         values["bits_per_character"] = bits_per_character(scored.nll_sum, scored.count)
     if run.task.architecture == "translation":
         task: Any = run.task
-        sources = task.sources(part)
+        sources = task.read_sources(part)
         texts = [""] * len(sources)
-        for done, (number, text) in enumerate(translated(run, sources, **rules), start=1):
+        for done, (number, text) in enumerate(translate_lines(run, sources, **rules), start=1):
             texts[number] = text
             tick(done, len(sources))
-        values["text"] = [asdict(score) for score in text_scores(texts, task.references(part), bootstrap=bootstrap)]
+        values["text"] = [asdict(score) for score in score_text(texts, task.read_references(part), bootstrap=bootstrap)]
         values["translations"] = texts
     return values
 
 
-def text_evaluated(
+def evaluate_files(
     run: Run, source: Path, target: Path, *, bootstrap: int = 1000, tick: Tick = lambda done, of: None, **rules: Any
 ) -> dict[str, Any]:
     """The translation of a file scored against another, line by line."""
     lines, references = read_parallel(source, target)
     texts = [""] * len(lines)
-    for done, (number, text) in enumerate(translated(run, lines, **rules), start=1):
+    for done, (number, text) in enumerate(translate_lines(run, lines, **rules), start=1):
         texts[number] = text
         tick(done, len(lines))
-    scores = [asdict(score) for score in text_scores(texts, references, bootstrap=bootstrap)]
+    scores = [asdict(score) for score in score_text(texts, references, bootstrap=bootstrap)]
     about = {"run": str(run.folder.path), "weights": run.weights, "source": str(source), "sentences": len(lines)}
     return about | {"text": scores, "translations": texts}
 
 
-def translator(task: Task) -> Task:
+def check_translator(task: Task) -> Task:
     if task.architecture != "translation":
         raise ValueError(f"this run is a {task.architecture} model: only a translation run translates")
     return task

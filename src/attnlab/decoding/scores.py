@@ -21,37 +21,37 @@ class TextScore:
         return f"{self.name} {self.value:.2f}{spread}  {self.signature}"
 
 
-def bleu(hypotheses: Texts, references: Texts | Sequence[Texts], *, bootstrap: int = 0, **options: Any) -> TextScore:
+def compute_bleu(hypotheses: Texts, references: Texts | Sequence[Texts], *, bootstrap: int = 0, **options: Any) -> TextScore:
     """sacrebleu's BLEU of plain text, against one reference each or several sets of them.
 
     bootstrap   how many resamplings the interval is from; 0: no interval
     options     sacrebleu's own: lowercase=, tokenize=, …
     """
-    return _by_sacrebleu("BLEU", hypotheses, references, bootstrap, options)
+    return _run_sacrebleu("BLEU", hypotheses, references, bootstrap, options)
 
 
-def chrf(hypotheses: Texts, references: Texts | Sequence[Texts], *, bootstrap: int = 0, **options: Any) -> TextScore:
+def compute_chrf(hypotheses: Texts, references: Texts | Sequence[Texts], *, bootstrap: int = 0, **options: Any) -> TextScore:
     """sacrebleu's chrF of plain text; word_order=2 makes it chrF++."""
-    return _by_sacrebleu("CHRF", hypotheses, references, bootstrap, options)
+    return _run_sacrebleu("CHRF", hypotheses, references, bootstrap, options)
 
 
-def compound_split_bleu(hypotheses: Texts, references: Texts, *, bootstrap: int = 0) -> TextScore:
+def compute_split_bleu(hypotheses: Texts, references: Texts, *, bootstrap: int = 0) -> TextScore:
     """BLEU of tokenised text with hyphenated words split: what the CODA scripts report.
 
     Not to be compared with BLEU elsewhere: it depends on the tokeniser. No smoothing, as in fairseq's scorer.
     """
-    ours, theirs = ([compound_split(line) for line in lines] for lines in (hypotheses, references))
+    ours, theirs = ([split_compounds(line) for line in lines] for lines in (hypotheses, references))
     options = {"tokenize": "none", "smooth_method": "none", "force": True}
-    made = _by_sacrebleu("BLEU", ours, theirs, bootstrap, options)
+    made = _run_sacrebleu("BLEU", ours, theirs, bootstrap, options)
     return TextScore("compound-split BLEU", made.value, made.signature, made.mean, made.margin)
 
 
-def compound_split(line: str) -> str:
+def split_compounds(line: str) -> str:
     """Put the hyphen of well-known between spaces, marked; of two around one letter only the first, as the script."""
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line, flags=re.ASCII)
 
 
-def _by_sacrebleu(
+def _run_sacrebleu(
     kind: str, hypotheses: Texts, references: Texts | Sequence[Texts], bootstrap: int, options: dict[str, Any]
 ) -> TextScore:
     try:

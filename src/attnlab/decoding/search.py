@@ -47,7 +47,7 @@ class Rules:
         if self.min_length < 1:
             raise ValueError(f"min_length={self.min_length} must be at least 1: eos is counted")
 
-    def limits(self, source: Tensor) -> Tensor:
+    def compute_limits(self, source: Tensor) -> Tensor:
         """The longest length of each sentence, (b,)."""
         rate, more = (0.0, self.max_length) if isinstance(self.max_length, int) else self.max_length
         limits = [int(rate * n + more) for n in (source != self.padding).sum(1).tolist()]
@@ -110,7 +110,7 @@ class Search:
         final = (length == self.limit).unsqueeze(1)
         value, word = log_prob.index_fill_(2, self.barred, -torch.inf).topk(min(k, log_prob.shape[2]))  # (b,k,≤k)
         total, place = (self.total.unsqueeze(2) + value).flatten(1).masked_fill(final, -torch.inf).topk(k)  # (b,k)
-        self._finish(self.total + end, total, length)
+        self._finish_hypotheses(self.total + end, total, length)
         slot, word, value = place // value.shape[2], word.flatten(1).gather(1, place), value.flatten(1).gather(1, place)
         pasts = (self.words, self.parents, self.log_probs, self.ends)
         for past, new in zip(pasts, (word, slot, value, end), strict=True):
@@ -120,7 +120,7 @@ class Search:
         self.total.copy_(total)
         self.time += 1
 
-    def _finish(self, stopped: Tensor, total: Tensor, length: Tensor) -> None:
+    def _finish_hypotheses(self, stopped: Tensor, total: Tensor, length: Tensor) -> None:
         """Keep the best k of the finished and of those that end now with Σ log p stopped (b,k); total (b,k) runs on.
 
         At the longest length nothing runs on, total is −∞ and so is what can be reached: the sentence is done.
@@ -138,7 +138,7 @@ class Search:
         reachable = torch.maximum(total[:, 0] / soonest, total[:, 0] / latest)
         self.done |= (self.count >= k) | (best[:, self.rules.n_best - 1] >= reachable)
 
-    def keep(self, sentences: Tensor) -> "Search":
+    def select(self, sentences: Tensor) -> "Search":
         """The search of these sentences alone, (m,) indices or (b,) bool."""
         other = object.__new__(Search)
         other.rules, other.barred, other.time = self.rules, self.barred, self.time
@@ -148,14 +148,14 @@ class Search:
             setattr(other, name, getattr(self, name)[:, sentences])
         return other
 
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether every sentence is done; refuses NaN. The host waits here for the device."""
         over, broken = torch.stack([self.done.all(), self.broken.any()]).tolist()
         if broken:
             refuse_nan(self.sentences[self.broken], int(self.time))
         return over
 
-    def hypotheses(self) -> list[list[Hypothesis]]:
+    def list_hypotheses(self) -> list[list[Hypothesis]]:
         """The n_best finished hypotheses of each sentence, the best first."""
         pasts = [past[: int(self.time)].tolist() for past in (self.words, self.parents, self.log_probs, self.ends)]
         found = []
@@ -167,10 +167,10 @@ class Search:
             if not ends:
                 sentence = int(self.sentences[n])
                 raise ValueError(f"sentence {sentence}: no hypothesis can end, the model gives eos probability 0")
-            found.append([self._traced(pasts, n, slot, length, score, limit) for score, length, slot in ends])
+            found.append([self._trace_back(pasts, n, slot, length, score, limit) for score, length, slot in ends])
         return found
 
-    def _traced(self, pasts: list, n: int, slot: int, length: int, score: float, limit: int) -> Hypothesis:
+    def _trace_back(self, pasts: list, n: int, slot: int, length: int, score: float, limit: int) -> Hypothesis:
         """From the end of a hypothesis back to its beginning."""
         words, parents, log_probs, ends = pasts
         tokens, chances = [self.rules.eos], [ends[length - 1][n][slot]]

@@ -110,7 +110,7 @@ def artificial_text(folder: Path) -> dict[str, str]:
     lexicon = Lexicon(0)
     for number, (part, lines) in enumerate(LINES.items()):
         if not (folder / f"{part}.txt").exists():
-            text = "".join(" ".join(sentence.target) + "\n" for sentence in lexicon.sentences(number, lines))
+            text = "".join(" ".join(sentence.target) + "\n" for sentence in lexicon.draw_sentences(number, lines))
             write_bytes(folder / f"{part}.txt", text.encode())
     files = {part: str((folder / f"{part}.txt").absolute()) for part in LINES}
     return {"data": files["train"], "valid": files["valid"], "test": files["test"], "units": "word"}

@@ -48,7 +48,7 @@ def inside(run: Run) -> dict[str, Any]:
             if model is not None:
                 gradients[name].append(pd.DataFrame(batch_gradient_norms(model, inputs, targets)))
     layers = _by_layer(diversity.pairs(), rank.states(), {name: rows for name, rows in gradients.items() if rows})
-    return _summary(layers) | {"examples": min(EXAMPLES, run.task.size("valid")), "layers": _records(layers)}
+    return _summary(layers) | {"examples": min(EXAMPLES, run.task.count_examples("valid")), "layers": _records(layers)}
 
 
 def _by_layer(pairs: pd.DataFrame, states: pd.DataFrame, gradients: dict[str, list[pd.DataFrame]]) -> pd.DataFrame:
@@ -78,18 +78,18 @@ def _summary(layers: pd.DataFrame) -> dict[str, Any]:
 
 def _batches(task: Task) -> Iterator[Batch]:
     """The same examples in the same batches, whatever the model."""
-    size = task.size("valid")
+    size = task.count_examples("valid")
     drawn = np.sort(np.random.default_rng(DRAW).permutation(size)[:EXAMPLES])
-    lengths = tuple(each[drawn] for each in task.lengths("valid"))
+    lengths = tuple(each[drawn] for each in task.get_lengths("valid"))
     budget = max(TOKENS, *(int(each.max()) for each in lengths))
     for places in plan_batches(lengths, tokens=budget, examples=None, seed=0, epoch=0, shuffle=False):
-        yield task.batch("valid", [int(drawn[place]) for place in places])
+        yield task.make_batch("valid", [int(drawn[place]) for place in places])
 
 
 def _as_it_started(run: Run) -> torch.nn.Module | None:
     """The model with the weights that its seed makes; None where some came from elsewhere."""
     config, task = run.recipe.model, run.task
-    if isinstance(config, TunedConfig) or (hasattr(task, "embeddings") and task.embeddings() is not None):
+    if isinstance(config, TunedConfig) or (hasattr(task, "read_embeddings") and task.read_embeddings() is not None):
         return None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(run.recipe.training.seed)

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from attnlab.decoding.evaluation import evaluated
+from attnlab.decoding.evaluation import evaluate_part
 from attnlab.experiments.inside import inside
 from attnlab.files import write_bytes, write_text
 from attnlab.provenance import collect_provenance
@@ -65,7 +65,7 @@ def train_and_measure(recipe: Recipe, folder: str, vocabulary: str, device: str)
     train(recipe, folder, vocabulary, device)
     run = runs.open_run(folder, device=device)
     part = "test" if "test" in run.task.parts else "valid"
-    found: dict[str, Any] = {"edition": EDITION, **evaluated(run, part, bootstrap=0)}
+    found: dict[str, Any] = {"edition": EDITION, **evaluate_part(run, part, bootstrap=0)}
     found["scores"] = {score["name"]: score["value"] for score in found.pop("text", [])}
     found["valid_loss"] = run.folder.position()["best"]
     try:

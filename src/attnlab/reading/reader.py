@@ -88,7 +88,7 @@ class PretrainedReader(TextReader):
         least = 1 + tokenizer.num_special_tokens_to_add()
         if max_length is not None and max_length < least:
             raise ValueError(f"max_length must be at least {least} with this tokenizer, not {max_length}")
-        limit = inputs.positions(model)
+        limit = inputs.count_positions(model)
         if max_length is not None and limit is not None and max_length > limit:
             raise ValueError(f"max_length={max_length}, but {name} has only {limit} positions")
         self.sides = dict.fromkeys(("source", "target"), self._side())
@@ -109,7 +109,7 @@ class PretrainedReader(TextReader):
         return made
 
     def record(self, examples: Sequence[TextExample]) -> Record:
-        lazy = dispatch.adaptation_of(self.model) is None  # weights are then made a few rows at a time
+        lazy = dispatch.find_adaptation(self.model) is None  # weights are then made a few rows at a time
         how = {"tokenizer": self.tokenizer, "lazy": lazy}
         if any(example.second is not None for example in examples) and not self.two_sided:
             return record(self.model, self._padded(self._encoded(examples)), **how)
@@ -143,7 +143,7 @@ class PretrainedReader(TextReader):
         }
 
     def _check_lengths(self, examples: Sequence[TextExample], made: Mapping[str, list[list[int]]]) -> None:
-        limit = inputs.positions(self.model)
+        limit = inputs.count_positions(self.model)
         for rows in made.values():
             for example, row in zip(examples, rows, strict=True):
                 if not row:
@@ -184,7 +184,7 @@ class RunReader(TextReader):
 
     def record(self, examples: Sequence[TextExample]) -> Record:
         encoded = self._encoded(examples)
-        batch = tuple(rows.padded(range(len(rows))).to(self.device) for rows in encoded.values())
+        batch = tuple(rows.pad(range(len(rows))).to(self.device) for rows in encoded.values())
         made = record(self.model, batch)
         words = {
             side: [[self.sides[side].pieces[token] for token in row] for row in ids.tolist()]
@@ -211,6 +211,6 @@ class RunReader(TextReader):
         both = (task.source_vocabulary, task.target_vocabulary) if self.two_sided else (task.vocabulary,) * 2
         made = {}
         for name, vocabulary in zip(("source", "target"), both, strict=True):
-            pieces = vocabulary.tokens(range(len(vocabulary)))
+            pieces = vocabulary.get_tokens(range(len(vocabulary)))
             made[name] = SideTokens(pieces, pieces, frozenset(range(len(SPECIALS))))
         return made

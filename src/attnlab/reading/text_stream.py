@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from attnlab.tasks.text import stem_suffix
+from attnlab.tasks.text import get_suffix
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class TextCorpus:
 
 def read(path: Path) -> Iterator[TextExample]:
     """The examples of a text file (.gz too), line by line; what is wrong is named by its line."""
-    paired, found = stem_suffix(path) == ".tsv", False
+    paired, found = get_suffix(path) == ".tsv", False
     for number, line in _lines(path):
         if not line.strip():
             continue

@@ -17,10 +17,10 @@ class Sequences:
     offsets: np.ndarray  # int64, (n+1,)
 
     @classmethod
-    def of(cls, sequences: Iterable[Sequence[int]], *, begin: int | None = None, end: int | None = None) -> "Sequences":
+    def from_ids(cls, sequences: Iterable[Sequence[int]], *, begin: int | None = None, end: int | None = None) -> "Sequences":
         """Gather sequences, each with a token put before it and after it where they are given."""
         pieces, counts = [], []
-        for some in _chunks(sequences):
+        for some in _split_chunks(sequences):
             counts.append(np.fromiter(map(len, some), dtype=np.int64, count=len(some)))
             pieces.append(np.fromiter(chain.from_iterable(some), dtype=np.int32, count=int(counts[-1].sum())))
         plain = np.concatenate([np.zeros(0, dtype=np.int32), *pieces])
@@ -43,16 +43,16 @@ class Sequences:
     def lengths(self) -> np.ndarray:
         return np.diff(self.offsets)
 
-    def lengths_of(self, indices: Sequence[int]) -> np.ndarray:
+    def get_lengths(self, indices: Sequence[int]) -> np.ndarray:
         rows = np.asarray(indices, dtype=np.int64)
         return self.offsets[rows + 1] - self.offsets[rows]
 
-    def only(self, kept: np.ndarray) -> "Sequences":
+    def select(self, kept: np.ndarray) -> "Sequences":
         """The sequences a boolean array keeps, in order."""
         lengths = self.lengths
         return Sequences(self.ids[np.repeat(kept, lengths)], np.concatenate([[0], np.cumsum(lengths[kept])]))
 
-    def cut(self, longest: int) -> "Sequences":
+    def truncate(self, longest: int) -> "Sequences":
         """The same sequences without what lies beyond `longest` tokens, but each with its own last token at its end."""
         lengths = self.lengths
         place = np.arange(len(self.ids)) - np.repeat(self.offsets[:-1], lengths)
@@ -60,20 +60,20 @@ class Sequences:
         kept = (place < longest - 1) | last
         return Sequences(self.ids[kept], np.concatenate([[0], np.cumsum(np.minimum(lengths, longest))]))
 
-    def padded(self, indices: Sequence[int], *, skip: int = 0, drop: int = 0) -> Tensor:
+    def pad(self, indices: Sequence[int], *, skip: int = 0, drop: int = 0) -> Tensor:
         """Some sequences as one tensor (b,n), 0 on the right; without their first `skip` and last `drop` tokens."""
         rows = np.asarray(indices, dtype=np.int64)
         start = self.offsets[rows] + skip
-        return padded(self.ids, start, self.offsets[rows + 1] - drop - start)
+        return pad_rows(self.ids, start, self.offsets[rows + 1] - drop - start)
 
 
-def _chunks(sequences: Iterable[Sequence[int]], size: int = 65536) -> Iterator[list[Sequence[int]]]:
+def _split_chunks(sequences: Iterable[Sequence[int]], size: int = 65536) -> Iterator[list[Sequence[int]]]:
     remaining = iter(sequences)
     while some := list(islice(remaining, size)):
         yield some
 
 
-def padded(ids: np.ndarray, start: np.ndarray, lengths: np.ndarray) -> Tensor:
+def pad_rows(ids: np.ndarray, start: np.ndarray, lengths: np.ndarray) -> Tensor:
     """Rows ids[start_k : start_k + lengths_k] as one tensor (b,n), 0 on the right."""
     columns = np.arange(lengths.max(initial=0))
     inside = columns < lengths[:, None]
@@ -94,11 +94,11 @@ def plan_batches(
         return [order[start : start + examples].tolist() for start in range(0, len(order), examples)]
     assert tokens is not None
     order = order[np.lexsort([length[order] for length in reversed(lengths)])]
-    batches = _cut(order, np.maximum.reduce(lengths)[order], tokens)
+    batches = _cut_batches(order, np.maximum.reduce(lengths)[order], tokens)
     return [batches[k] for k in draw.permutation(len(batches))] if shuffle else batches[::-1]
 
 
-def _cut(order: np.ndarray, widths: np.ndarray, tokens: int) -> list[list[int]]:
+def _cut_batches(order: np.ndarray, widths: np.ndarray, tokens: int) -> list[list[int]]:
     """Greedily: each batch takes what follows while (its longest) · (its number) stays within the budget."""
     if len(widths) and (longest := widths.max()) > tokens:
         raise ValueError(

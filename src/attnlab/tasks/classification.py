@@ -13,11 +13,11 @@ from torch import Tensor
 
 from attnlab.files import write_bytes
 from attnlab.tasks.batching import Sequences
-from attnlab.tasks.embeddings import read_vectors, vector_words
-from attnlab.tasks.labelled import LabelledText, labelled_text
+from attnlab.tasks.embeddings import read_vectors, read_words
+from attnlab.tasks.labelled import LabelledText, find_labelled_text
 from attnlab.tasks.pairs import TooLong
 from attnlab.tasks.task import BOS, EOS, PAD, Batch, Task, TaskConfig
-from attnlab.tasks.text import Labelled, drawn, read_lines
+from attnlab.tasks.text import Labelled, draw_mask, read_lines
 from attnlab.tasks.vocabulary import Words
 
 
@@ -56,28 +56,28 @@ class Classification(Task):
 
     @classmethod
     def prepare(cls, config: ClassificationConfig, folder: Path) -> "Classification":
-        return cls(config, labelled_text(config), folder)
+        return cls(config, find_labelled_text(config), folder)
 
     @property
     def parts(self) -> tuple[str, ...]:
         return tuple(self.text.readers)
 
-    def sizes(self) -> dict[str, int]:
+    def get_sizes(self) -> dict[str, int]:
         return {"vocabulary": len(self.vocabulary), "classes": len(self.classes)}
 
-    def lengths(self, part: str) -> tuple[np.ndarray, ...]:
+    def get_lengths(self, part: str) -> tuple[np.ndarray, ...]:
         return (self._encoded(part)[0].lengths,)
 
-    def batch(self, part: str, indices: list[int]) -> Batch:
+    def make_batch(self, part: str, indices: list[int]) -> Batch:
         sequences, classes = self._encoded(part)
-        return Batch((sequences.padded(indices),), torch.from_numpy(classes[indices]), len(indices), list(indices))
+        return Batch((sequences.pad(indices),), torch.from_numpy(classes[indices]), len(indices), list(indices))
 
     def encode(self, texts: Sequence[str]) -> Sequences:
         """Texts as the model reads them."""
         words = (" ".join(self.text.split(text)) for text in texts)
-        return Sequences.of(self.vocabulary.encode(words), begin=BOS, end=EOS)
+        return Sequences.from_ids(self.vocabulary.encode(words), begin=BOS, end=EOS)
 
-    def embeddings(self) -> Tensor | None:
+    def read_embeddings(self) -> Tensor | None:
         """The vectors (vocabulary, size) of the file embeddings=, N(0,1) where it has none, 0 for <pad>; or None."""
         if self.config.embeddings is None:
             return None
@@ -88,7 +88,7 @@ class Classification(Task):
         for word, vector in found.items():
             vectors[self.vocabulary.ids[word]] = torch.from_numpy(vector)
         vectors[PAD] = 0.0
-        self.note(f"embeddings: {len(found):,} of {len(self.vocabulary):,} words are in {self.config.embeddings}")
+        self.add_notes(f"embeddings: {len(found):,} of {len(self.vocabulary):,} words are in {self.config.embeddings}")
         return vectors
 
     def _read(self, part: str) -> Labelled:
@@ -97,7 +97,7 @@ class Classification(Task):
         if not texts:
             raise ValueError(f"{self.text.name}: the {part} part has no example")
         if part == "train":
-            kept = drawn(len(texts), self.config.most_train, self.config.data_seed)
+            kept = draw_mask(len(texts), self.config.most_train, self.config.data_seed)
             texts, labels = list(compress(texts, kept)), list(compress(labels, kept))
         return texts, labels
 
@@ -124,12 +124,12 @@ class Classification(Task):
                 "raise max_length=, or set too_long=truncate or too_long=skip"
             )
         if self.config.too_long == "truncate":
-            self.note(f"{found}: cut to {longest}")
-            return sequences.cut(longest), classes
+            self.add_notes(f"{found}: cut to {longest}")
+            return sequences.truncate(longest), classes
         if long.all():
             raise ValueError(f"{found}: nothing would be left; raise max_length=")
-        self.note(f"{found}: skipped")
-        return sequences.only(~long), classes[~long]
+        self.add_notes(f"{found}: skipped")
+        return sequences.select(~long), classes[~long]
 
     def _learnt(self, folder: Path) -> tuple[list[str], Words]:
         """The classes and the vocabulary: read from the folder where they are, else made from training and written."""
@@ -140,8 +140,8 @@ class Classification(Task):
             names = sorted(set(labels))
             if len(names) < 2:
                 raise ValueError(f"{self.text.name}: every training example has the label {names[0]!r}")
-            keep = vector_words(Path(self.config.embeddings)) if self.config.embeddings else frozenset()
+            keep = read_words(Path(self.config.embeddings)) if self.config.embeddings else frozenset()
             lines = (" ".join(self.text.split(text)) for text in texts)
-            Words.count(lines, at_least=self.config.at_least, keep=keep).write(words)
+            Words.from_lines(lines, at_least=self.config.at_least, keep=keep).save(words)
             write_bytes(classes, "".join(f"{name}\n" for name in names).encode())
-        return read_lines(classes), Words.read(words)
+        return read_lines(classes), Words.load(words)

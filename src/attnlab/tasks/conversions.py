@@ -4,17 +4,17 @@ import json
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from attnlab.tasks.unpack import members
+from attnlab.tasks.unpack import read_members
 
 GROUPS = ("rec.sport.baseball", "rec.sport.hockey")
 
 
-def imdb(archive: Path) -> Iterator[tuple[str, bytes]]:
+def convert_imdb(archive: Path) -> Iterator[tuple[str, bytes]]:
     """train.tsv and test.tsv of aclImdb_v1: label (0 or 1), rating, number, text; by label, then number."""
     rows: dict[str, list[tuple[int, int, int, str]]] = {"train": [], "test": []}
     labels = {"neg": 0, "pos": 1}
-    for name, pieces in members(archive, lambda name: _imdb_place(name) is not None):
-        part, label, number, rating = _imdb_place(name) or ("", "", 0, 0)
+    for name, pieces in read_members(archive, lambda name: _parse_imdb_name(name) is not None):
+        part, label, number, rating = _parse_imdb_name(name) or ("", "", 0, 0)
         text = " ".join(b"".join(pieces).decode("utf-8").split("\t"))
         rows[part].append((labels[label], number, rating, text.replace("\n", " ")))
     for part, examples in rows.items():
@@ -22,7 +22,7 @@ def imdb(archive: Path) -> Iterator[tuple[str, bytes]]:
         yield f"{part}.tsv", "".join(lines).encode()
 
 
-def _imdb_place(name: str) -> tuple[str, str, int, int] | None:
+def _parse_imdb_name(name: str) -> tuple[str, str, int, int] | None:
     """Part, label, number and rating of aclImdb/train/neg/12416_3.txt."""
     parts = PurePosixPath(name).parts
     if len(parts) != 4 or parts[1] not in ("train", "test") or parts[2] not in ("neg", "pos"):
@@ -31,18 +31,18 @@ def _imdb_place(name: str) -> tuple[str, str, int, int] | None:
     return (parts[1], parts[2], int(number), int(rating)) if number.isdigit() and rating.isdigit() else None
 
 
-def newsgroups(archive: Path) -> Iterator[tuple[str, bytes]]:
+def convert_newsgroups(archive: Path) -> Iterator[tuple[str, bytes]]:
     """train.jsonl and test.jsonl of 20news-bydate, baseball and hockey alone: label, id, text with its header."""
     rows: dict[str, list[tuple[str, int, str]]] = {"train": [], "test": []}
-    for name, pieces in members(archive, lambda name: _newsgroup(name) in GROUPS and name.rpartition("/")[2].isdigit()):
+    for name, pieces in read_members(archive, lambda name: _parse_group(name) in GROUPS and name.rpartition("/")[2].isdigit()):
         part = name.partition("/")[0].rpartition("-")[2]
         text = b"".join(pieces).decode("latin-1")
-        rows[part].append((_newsgroup(name), int(name.rpartition("/")[2]), text))
+        rows[part].append((_parse_group(name), int(name.rpartition("/")[2]), text))
     for part, examples in rows.items():
         lines = [json.dumps({"label": group, "id": str(k), "text": text}) + "\n" for group, k, text in sorted(examples)]
         yield f"{part}.jsonl", "".join(lines).encode()
 
 
-def _newsgroup(name: str) -> str:
+def _parse_group(name: str) -> str:
     parts = PurePosixPath(name).parts
     return parts[1] if len(parts) == 3 else ""

@@ -6,16 +6,16 @@ from pathlib import Path
 import numpy as np
 
 
-def vector_words(path: Path) -> frozenset[str]:
+def read_words(path: Path) -> frozenset[str]:
     """The words a file has vectors of."""
-    return frozenset(word for _, word, _ in _lines(path))
+    return frozenset(word for _, word, _ in _read_lines(path))
 
 
 def read_vectors(path: Path, wanted: Container[str]) -> dict[str, np.ndarray]:
     """The vectors of the wanted words, float32, all of one size."""
     found: dict[str, np.ndarray] = {}
     size = 0
-    for number, word, rest in _lines(path):
+    for number, word, rest in _read_lines(path):
         if word not in wanted:
             continue
         try:
@@ -31,7 +31,7 @@ def read_vectors(path: Path, wanted: Container[str]) -> dict[str, np.ndarray]:
     return found
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str, str]]:
+def _read_lines(path: Path) -> Iterator[tuple[int, str, str]]:
     if not path.exists():
         raise FileNotFoundError(f"embeddings={path}: there is no such file")
     with path.open("rb") as file:

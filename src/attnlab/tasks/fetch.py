@@ -20,74 +20,74 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from attnlab.config import suggest_nearest
 from attnlab.tasks.sources import SETS, Download, NamedSet
-from attnlab.tasks.unpack import CHUNK, members
+from attnlab.tasks.unpack import CHUNK, read_members
 
 ATTEMPTS = 3  # of each address, each going on where the last one ended
 TIMEOUT_S = 60
 MOST_BYTES = 4 * 2**30  # of one download
 
 
-def obtain(dataset: NamedSet, name: str, data_dir: str | None = None) -> Path:
+def obtain_file(dataset: NamedSet, name: str, data_dir: str | None = None) -> Path:
     """The path of one file of a set, fetched if need be; the file may be there as name or as name.gz."""
-    if path := found(dataset, name, data_dir):
+    if path := find_file(dataset, name, data_dir):
         return path
     if data_dir:
-        raise FileNotFoundError(f"{Path(data_dir) / dataset.folder / name}[.gz] is not there. {dataset.by_hand()}")
+        raise FileNotFoundError(f"{Path(data_dir) / dataset.folder / name}[.gz] is not there. {dataset.describe_steps()}")
     download = next((d for d in dataset.downloads if name in d.files), None)
     if download is None or not (download.checksum or name in dataset.contents):
-        raise FileNotFoundError(f"{dataset.name}: {name} is not at hand. {dataset.by_hand()}")
-    with FileLock(_lock(dataset)):
-        if not (path := cache() / dataset.folder / name).exists():  # else another process has fetched it meanwhile
-            _say_licence(dataset.name, dataset.licence, dataset.home)
-            fetch(download, dataset)
+        raise FileNotFoundError(f"{dataset.name}: {name} is not at hand. {dataset.describe_steps()}")
+    with FileLock(_prepare_lock(dataset)):
+        if not (path := get_cache_folder() / dataset.folder / name).exists():  # else another process has fetched it meanwhile
+            _print_licence(dataset.name, dataset.licence, dataset.home)
+            fetch_files(download, dataset)
     return path
 
 
-def found(dataset: NamedSet, name: str, data_dir: str | None = None) -> Path | None:
+def find_file(dataset: NamedSet, name: str, data_dir: str | None = None) -> Path | None:
     """Where a file of a set lies: in data_dir if that is given, else in ATTNLAB_DATA or in the cache."""
     own = os.environ.get("ATTNLAB_DATA")
     for key, said in (("ATTNLAB_DATA", own), ("data_dir", data_dir)):
         if said and not Path(said).is_dir():
             raise FileNotFoundError(f"{key}={said}: there is no such folder")
-    for folder in [Path(data_dir)] if data_dir else [*([Path(own)] if own else []), cache()]:
+    for folder in [Path(data_dir)] if data_dir else [*([Path(own)] if own else []), get_cache_folder()]:
         for path in (folder / dataset.folder / name, folder / dataset.folder / f"{name}.gz"):
             if path.exists():
                 return path
     return None
 
 
-def cache() -> Path:
+def get_cache_folder() -> Path:
     """Where fetched sets are kept."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attnlab" / "data"
 
 
-def fetch(download: Download, dataset: NamedSet) -> None:
+def fetch_files(download: Download, dataset: NamedSet) -> None:
     """Download, check, unpack, check what came out, and put it in place; or leave nothing."""
-    folder = cache() / dataset.folder
+    folder = get_cache_folder() / dataset.folder
     folder.mkdir(parents=True, exist_ok=True)
     errors = []
     for url in download.urls:
         archive = folder / f".download-{url.rpartition('/')[2]}"
         try:
-            retrieve(url, archive, download.checksum)
+            download_file(url, archive, download.checksum)
             try:
-                _unpack(archive, download, dataset, folder)
+                _unpack_archive(archive, download, dataset, folder)
             finally:
                 archive.unlink(missing_ok=True)
             return
         except (OSError, HTTPException, ValueError) as error:
             errors.append(f"{url}: {error}")
-    raise OSError(f"{dataset.name} could not be fetched:\n  " + "\n  ".join(errors) + f"\n{dataset.by_hand()}")
+    raise OSError(f"{dataset.name} could not be fetched:\n  " + "\n  ".join(errors) + f"\n{dataset.describe_steps()}")
 
 
-def retrieve(url: str, path: Path, checksum: str | None) -> None:
+def download_file(url: str, path: Path, checksum: str | None) -> None:
     """One address to one file, going on from what an earlier attempt left; kept only with the right checksum."""
     if not url.startswith(("http://", "https://")):
         raise ValueError("only http and https addresses are fetched")
     part = path.with_name(f"{path.name}.part")
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            resumed = _receive(url, part)
+            resumed = _receive_bytes(url, part)
         except urllib.error.HTTPError:
             raise
         except ValueError:  # too large
@@ -97,7 +97,7 @@ def retrieve(url: str, path: Path, checksum: str | None) -> None:
             if attempt == ATTEMPTS:
                 raise
             continue
-        if checksum is None or digest(part, checksum.partition(":")[0]) == checksum.partition(":")[2]:
+        if checksum is None or compute_checksum(part, checksum.partition(":")[0]) == checksum.partition(":")[2]:
             part.replace(path)
             return
         part.unlink()
@@ -106,7 +106,7 @@ def retrieve(url: str, path: Path, checksum: str | None) -> None:
     raise ValueError("wrong checksum; nothing was kept")
 
 
-def _receive(url: str, part: Path) -> bool:
+def _receive_bytes(url: str, part: Path) -> bool:
     """Append to a .part file what it lacks; True if there was something to go on from."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(
@@ -127,7 +127,7 @@ def _receive(url: str, part: Path) -> bool:
         total = int(length) + (have if resumed else 0) if length else None
         if total is not None and total > MOST_BYTES:
             raise ValueError(f"{total:,} bytes, more than any set has; refused")
-        with part.open("ab" if resumed else "wb") as file, _progress(url, total) as progress:
+        with part.open("ab" if resumed else "wb") as file, _make_progress(url, total) as progress:
             task = progress.add_task("", total=total, completed=have if resumed else 0)
             while piece := response.read(CHUNK):
                 if file.tell() + len(piece) > MOST_BYTES:
@@ -142,18 +142,18 @@ def _receive(url: str, part: Path) -> bool:
     return resumed
 
 
-def _unpack(archive: Path, download: Download, dataset: NamedSet, folder: Path) -> None:
+def _unpack_archive(archive: Path, download: Download, dataset: NamedSet, folder: Path) -> None:
     """Write the files a download holds beside their places, check each, and only then move them all in."""
     staged = folder / ".unpacked"
     shutil.rmtree(staged, ignore_errors=True)  # of a process that was killed: the lock is ours
     staged.mkdir()
     try:
-        for name, pieces in _files(archive, download):
+        for name, pieces in _read_files(archive, download):
             path = staged / name
             with path.open("wb") as file:
                 for piece in pieces:
                     file.write(piece)
-            if (right := dataset.contents.get(name)) and digest(path, "sha256") != right:
+            if (right := dataset.contents.get(name)) and compute_checksum(path, "sha256") != right:
                 raise ValueError(f"{name}: wrong checksum after unpacking; nothing was kept")
         if missing := set(download.files) - {path.name for path in staged.iterdir()}:
             raise ValueError(f"the archive lacks {', '.join(sorted(missing))}; nothing was kept")
@@ -163,52 +163,52 @@ def _unpack(archive: Path, download: Download, dataset: NamedSet, folder: Path) 
         shutil.rmtree(staged, ignore_errors=True)
 
 
-def _files(archive: Path, download: Download) -> Iterator[tuple[str, Iterator[bytes]]]:
+def _read_files(archive: Path, download: Download) -> Iterator[tuple[str, Iterator[bytes]]]:
     if download.convert is not None:
         yield from ((name, iter([data])) for name, data in download.convert(archive))
     elif (only := next(iter(download.files.items())))[1] is None:
-        yield from ((only[0], pieces) for _, pieces in members(archive, lambda _: True))
+        yield from ((only[0], pieces) for _, pieces in read_members(archive, lambda _: True))
     else:
         names = {member: name for name, member in download.files.items()}
-        yield from ((names[member], pieces) for member, pieces in members(archive, names.__contains__))
+        yield from ((names[member], pieces) for member, pieces in read_members(archive, names.__contains__))
 
 
-def digest(path: Path, kind: str) -> str:
+def compute_checksum(path: Path, kind: str) -> str:
     """The checksum of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, kind).hexdigest()
 
 
-def _progress(url: str, total: int | None) -> Progress:
+def _make_progress(url: str, total: int | None) -> Progress:
     name = url.rpartition("/")[2]
     columns = (TextColumn(name), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     return Progress(*columns, transient=True, disable=not sys.stderr.isatty())
 
 
 @cache_calls
-def _say_licence(name: str, licence: str, home: str) -> None:
+def _print_licence(name: str, licence: str, home: str) -> None:
     """Once, however many files are fetched."""
     print(f"{name}: licence: {licence} ({home})", file=sys.stderr)
 
 
-def _lock(dataset: NamedSet) -> Path:
-    folder = cache() / dataset.folder
+def _prepare_lock(dataset: NamedSet) -> Path:
+    folder = get_cache_folder() / dataset.folder
     folder.mkdir(parents=True, exist_ok=True)
     return folder / ".lock"
 
 
-def named(name: str, task: str) -> NamedSet:
+def find_set(name: str, task: str) -> NamedSet:
     """A set by its name."""
     sets = {key: value for key, value in SETS.items() if value.task == task}
     if name not in sets:
         have = ", ".join(sets)
         raise ValueError(
-            f"data={name}: no such set{suggest_nearest(name, sets)}; there are {have}, or give {OWN[task]}"
+            f"data={name}: no such set{suggest_nearest(name, sets)}; there are {have}, or give {ALTERNATIVES[task]}"
         )
     return sets[name]
 
 
-OWN = {
+ALTERNATIVES = {
     "translation": "src= and tgt=, or a .tsv or .tmx file",
     "language": "a text file that exists",
     "classification": "a .csv, .tsv or .jsonl file",

@@ -8,11 +8,11 @@ PREFIX = "hf:"
 SPLITS = {"train": ("train",), "valid": ("validation", "valid", "dev"), "test": ("test",)}
 
 
-def is_hub(data: str) -> bool:
+def is_hub_name(data: str) -> bool:
     return data.startswith(PREFIX)
 
 
-def load(data: str) -> dict[str, Any]:
+def load_splits(data: str) -> dict[str, Any]:
     """The splits of a set, by our names for them; train there must be."""
     try:
         import datasets
@@ -29,7 +29,7 @@ def load(data: str) -> dict[str, Any]:
     return {part: split for part, split in named.items() if split is not None}
 
 
-def pairs(split: Any, languages: tuple[str, str], data: str) -> Pairs:
+def read_pairs(split: Any, languages: tuple[str, str], data: str) -> Pairs:
     """Sentence pairs: of a column `translation` that holds both languages, or of a column for each."""
     source, target = languages
     if "translation" in split.column_names:
@@ -37,17 +37,17 @@ def pairs(split: Any, languages: tuple[str, str], data: str) -> Pairs:
         if rows and not {source, target} <= set(rows[0]):
             raise ValueError(f"data={data}: has {', '.join(rows[0])}, not {source} and {target}; set pair=")
         return [row[source] for row in rows], [row[target] for row in rows]
-    return _column(split, source, data), _column(split, target, data)
+    return _read_column(split, source, data), _read_column(split, target, data)
 
 
-def texts(split: Any, data: str) -> str:
+def read_text(split: Any, data: str) -> str:
     """The column `text`, a line each."""
-    return "".join(f"{line}\n" for line in (text.removesuffix("\n") for text in _column(split, "text", data)))
+    return "".join(f"{line}\n" for line in (text.removesuffix("\n") for text in _read_column(split, "text", data)))
 
 
-def labelled(split: Any, text: str, label: str, data: str) -> Labelled:
+def read_labelled(split: Any, text: str, label: str, data: str) -> Labelled:
     """Two columns; a label that has a name goes by it."""
-    texts, labels = _column(split, text, data), _column(split, label, data)
+    texts, labels = _read_column(split, text, data), _read_column(split, label, data)
     for number, value in enumerate(labels, start=1):
         if value in (None, "", -1):
             raise ValueError(f"data={data}: example {number:,} has no label (column {label!r})")
@@ -55,7 +55,7 @@ def labelled(split: Any, text: str, label: str, data: str) -> Labelled:
     return texts, [names[value] if names else str(value) for value in labels]
 
 
-def _column(split: Any, name: str, data: str) -> list[Any]:
+def _read_column(split: Any, name: str, data: str) -> list[Any]:
     if name not in split.column_names:
         raise ValueError(f"data={data}: has no column {name!r}; there are {', '.join(split.column_names)}")
     return list(split[name])

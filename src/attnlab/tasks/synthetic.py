@@ -56,9 +56,9 @@ class Problem(Protocol):
     source: Vocabulary
     target: Vocabulary
 
-    def lengths(self, part: str) -> tuple[np.ndarray, ...]: ...
-    def batch(self, part: str, indices: list[int]) -> Batch: ...
-    def links(self, part: str, index: int) -> Links: ...
+    def get_lengths(self, part: str) -> tuple[np.ndarray, ...]: ...
+    def make_batch(self, part: str, indices: list[int]) -> Batch: ...
+    def get_links(self, part: str, index: int) -> Links: ...
 
 
 class Synthetic(Task):
@@ -77,25 +77,25 @@ class Synthetic(Task):
     def parts(self) -> tuple[str, ...]:
         return PARTS
 
-    def sizes(self) -> dict[str, int]:
+    def get_sizes(self) -> dict[str, int]:
         if self.architecture == "classification":
             return {"vocabulary": len(self.problem.source), "classes": 2}
         return {"source_vocabulary": len(self.problem.source), "vocabulary": len(self.problem.target)}
 
-    def lengths(self, part: str) -> tuple[np.ndarray, ...]:
+    def get_lengths(self, part: str) -> tuple[np.ndarray, ...]:
         self.check_part(part)
-        return self.problem.lengths(part)
+        return self.problem.get_lengths(part)
 
-    def plan(self, part: str, *, seed: int = 0, epoch: int = 0, shuffle: bool = True, **budget) -> list[list[int]]:
+    def plan_batches(self, part: str, *, seed: int = 0, epoch: int = 0, shuffle: bool = True, **budget) -> list[list[int]]:
         """As any task's; but in training, what never repeats is not shuffled: each (seed, epoch) has its own."""
         if not (self.problem.fresh and part == "train"):
-            return super().plan(part, seed=seed, epoch=epoch, shuffle=shuffle, **budget)
-        first = (seed << 32) + epoch * self.size(part)
-        return [[first + index for index in batch] for batch in super().plan(part, shuffle=False, **budget)]
+            return super().plan_batches(part, seed=seed, epoch=epoch, shuffle=shuffle, **budget)
+        first = (seed << 32) + epoch * self.count_examples(part)
+        return [[first + index for index in batch] for batch in super().plan_batches(part, shuffle=False, **budget)]
 
-    def batch(self, part: str, indices: list[int]) -> Batch:
+    def make_batch(self, part: str, indices: list[int]) -> Batch:
         self.check_part(part)
-        return self.problem.batch(part, indices)
+        return self.problem.make_batch(part, indices)
 
     @property
     def source_vocabulary(self) -> Vocabulary:
@@ -113,35 +113,35 @@ class Synthetic(Task):
     def encode(self, lines: Sequence[str]) -> Sequences:
         """Lines of words as the model reads them."""
         end = EOS if self.architecture == "translation" else None
-        return Sequences.of(self.problem.source.encode(lines), end=end)
+        return Sequences.from_ids(self.problem.source.encode(lines), end=end)
 
     def encode_target(self, lines: Sequence[str]) -> Sequences:
         """Lines of the target's words as the decoder reads them, <s> before each."""
-        return Sequences.of(self.problem.target.encode(lines), begin=BOS)
+        return Sequences.from_ids(self.problem.target.encode(lines), begin=BOS)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.problem.target.decode(ids)
 
-    def sources(self, part: str) -> list[str]:
+    def read_sources(self, part: str) -> list[str]:
         """The input of every example, as text."""
         return [self.problem.source.decode(row) for row in self._all(part).inputs[0].tolist()]
 
-    def references(self, part: str) -> list[str]:
+    def read_references(self, part: str) -> list[str]:
         """The output that every example asks for, as text."""
         return [self.problem.target.decode(row) for row in self._all(part).targets.tolist()]
 
-    def alignments(self, part: str) -> list[Links]:
+    def read_alignments(self, part: str) -> list[Links]:
         """For every example, the pairs (source word, target word), from 0, of which the one produces the other."""
         self.check_part(part)
         if self.architecture != "translation":
             raise ValueError(f"{self.config.data} is a {self.architecture} task: nothing in it is aligned")
-        return [self.problem.links(part, index) for index in range(self.size(part))]
+        return [self.problem.get_links(part, index) for index in range(self.count_examples(part))]
 
     def _all(self, part: str) -> Batch:
-        return self.batch(part, list(range(self.size(part))))
+        return self.make_batch(part, list(range(self.count_examples(part))))
 
 
-class LanguagePair:
+class LexiconProblem:
     """The lexicon: a fixed set of sentence pairs in each part."""
 
     architecture: Architecture = "translation"
@@ -155,22 +155,22 @@ class LanguagePair:
 
     def _drawn(self, part: str) -> tuple[SentencePairs, list[Links]]:
         number = self.config.examples if part == "train" else self.config.held_out
-        sentences = self.lexicon.sentences(PARTS.index(part), number)
+        sentences = self.lexicon.draw_sentences(PARTS.index(part), number)
         source = self.source.encode([" ".join(sentence.source) for sentence in sentences])
         target = self.target.encode([" ".join(sentence.target) for sentence in sentences])
-        return SentencePairs.of(source, target, begin=False), [sentence.links for sentence in sentences]
+        return SentencePairs.from_ids(source, target, begin=False), [sentence.links for sentence in sentences]
 
-    def lengths(self, part: str) -> tuple[np.ndarray, ...]:
+    def get_lengths(self, part: str) -> tuple[np.ndarray, ...]:
         return self._part(part)[0].lengths
 
-    def batch(self, part: str, indices: list[int]) -> Batch:
-        return self._part(part)[0].batch(indices)
+    def make_batch(self, part: str, indices: list[int]) -> Batch:
+        return self._part(part)[0].make_batch(indices)
 
-    def links(self, part: str, index: int) -> Links:
+    def get_links(self, part: str, index: int) -> Links:
         return self._part(part)[1][index]
 
 
-class Drawn(ABC):
+class SequenceProblem(ABC):
     """Sequences of one length, drawn a page at a time from (seed, part, page): example k is always the same."""
 
     fresh = True
@@ -195,7 +195,7 @@ class Drawn(ABC):
         return self.config.examples if part == "train" else self.config.held_out
 
 
-class Copying(Drawn):
+class CopyProblem(SequenceProblem):
     """Copy a sequence in which no type occurs twice, in its order or in that of a fixed permutation π."""
 
     architecture: Architecture = "translation"
@@ -214,22 +214,22 @@ class Copying(Drawn):
         shuffled = np.argsort(draw.random((PAGE, each)), axis=1)[:, : self.config.length]
         return shuffled + each * draw.integers(self.sets, size=(PAGE, 1))
 
-    def lengths(self, part: str) -> tuple[np.ndarray, ...]:
+    def get_lengths(self, part: str) -> tuple[np.ndarray, ...]:
         width = np.full(self.number(part), self.config.length + 1)
         return width, width
 
-    def batch(self, part: str, indices: list[int]) -> Batch:
+    def make_batch(self, part: str, indices: list[int]) -> Batch:
         x = torch.from_numpy(self.rows(part, indices) + FIRST)  # (b,length)
         y = x[:, torch.from_numpy(self.order)]
         begin, end = torch.full((len(x), 1), BOS), torch.full((len(x), 1), EOS)
         targets = torch.cat([y, end], dim=1)
         return Batch((torch.cat([x, end], 1), torch.cat([begin, y], 1)), targets, targets.numel(), list(indices))
 
-    def links(self, part: str, index: int) -> Links:
+    def get_links(self, part: str, index: int) -> Links:
         return frozenset((int(source), target) for target, source in enumerate(self.order))
 
 
-class Keyword(Drawn):
+class KeywordProblem(SequenceProblem):
     """Is type 1 in the sequence? It is there once in every other example, and never in the rest."""
 
     architecture: Architecture = "classification"
@@ -243,22 +243,22 @@ class Keyword(Drawn):
         x[positive == 1, draw.integers(self.config.length, size=PAGE)[positive == 1]] = 0
         return np.concatenate([x, positive[:, None]], axis=1)
 
-    def lengths(self, part: str) -> tuple[np.ndarray, ...]:
+    def get_lengths(self, part: str) -> tuple[np.ndarray, ...]:
         return (np.full(self.number(part), self.config.length),)
 
-    def batch(self, part: str, indices: list[int]) -> Batch:
+    def make_batch(self, part: str, indices: list[int]) -> Batch:
         rows = torch.from_numpy(self.rows(part, indices))
         return Batch((rows[:, :-1] + FIRST,), rows[:, -1], len(rows), list(indices))
 
-    def links(self, part: str, index: int) -> Links:
+    def get_links(self, part: str, index: int) -> Links:
         return frozenset()
 
 
 PROBLEMS: dict[str, Callable[[SyntheticConfig], Problem]] = {
-    "lexicon": LanguagePair,
-    "permutation": Copying,
-    "subset": Copying,
-    "mixture": Copying,
-    "permutation-function": Copying,
-    "keyword": Keyword,
+    "lexicon": LexiconProblem,
+    "permutation": CopyProblem,
+    "subset": CopyProblem,
+    "mixture": CopyProblem,
+    "permutation-function": CopyProblem,
+    "keyword": KeywordProblem,
 }

@@ -55,18 +55,18 @@ class Task(ABC):
         """The names of the parts."""
 
     @abstractmethod
-    def sizes(self) -> dict[str, int]:
+    def get_sizes(self) -> dict[str, int]:
         """What the model must fit: "vocabulary", and "source_vocabulary" or "classes"."""
 
     @abstractmethod
-    def lengths(self, part: str) -> tuple[np.ndarray, ...]:
+    def get_lengths(self, part: str) -> tuple[np.ndarray, ...]:
         """How wide each example is in each padded tensor, (examples,) each; the first sorts before the second."""
 
     @abstractmethod
-    def batch(self, part: str, indices: list[int]) -> Batch:
+    def make_batch(self, part: str, indices: list[int]) -> Batch:
         """The examples of these indices, padded to the longest of them."""
 
-    def plan(
+    def plan_batches(
         self,
         part: str,
         *,
@@ -85,16 +85,16 @@ class Task(ABC):
         of any length, the last one fewer. Shuffled, the order is drawn from (seed, epoch); else longest first, or
         with examples as they stand.
         """
-        lengths = self.lengths(part)
+        lengths = self.get_lengths(part)
         if widths is not None:
             lengths = (widths[np.searchsorted(widths, np.maximum.reduce(lengths))],)
         return plan_batches(lengths, tokens=tokens, examples=examples, seed=seed, epoch=epoch, shuffle=shuffle)
 
-    def size(self, part: str) -> int:
+    def count_examples(self, part: str) -> int:
         """How many examples a part has."""
-        return len(self.lengths(part)[0])
+        return len(self.get_lengths(part)[0])
 
-    def note(self, *lines: str) -> None:
+    def add_notes(self, *lines: str) -> None:
         """Keep lines for the log, each once."""
         self.notes += [line for line in lines if line not in self.notes]
 

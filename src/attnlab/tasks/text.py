@@ -65,7 +65,7 @@ def read_parallel(source: Path, target: Path) -> Pairs:
 
 def read_pairs(path: Path, languages: Sequence[str]) -> Pairs:
     """Pairs from a TSV file (source, target, anything more is left out) or a TMX file (by their languages)."""
-    kind = stem_suffix(path)
+    kind = get_suffix(path)
     if kind == ".tsv":
         rows = [line.split("\t") for line in read_lines(path)]
         for number, row in enumerate(rows, start=1):
@@ -81,9 +81,9 @@ def _read_tmx(path: Path, languages: Sequence[str]) -> Pairs:
     pairs: Pairs = ([], [])
     try:
         for _, unit in ElementTree.iterparse(io.BytesIO(read_bytes(path))):
-            if _plain(unit.tag) != "tu":
+            if _strip_namespace(unit.tag) != "tu":
                 continue
-            texts = {language: _segment(unit, language) for language in languages}
+            texts = {language: _find_segment(unit, language) for language in languages}
             if all(text is not None for text in texts.values()):
                 for side, language in zip(pairs, languages, strict=True):
                     side.append(texts[language] or "")
@@ -95,17 +95,17 @@ def _read_tmx(path: Path, languages: Sequence[str]) -> Pairs:
     return pairs
 
 
-def _segment(unit: ElementTree.Element, language: str) -> str | None:
+def _find_segment(unit: ElementTree.Element, language: str) -> str | None:
     """The text of a translation unit in a language ("de" also takes "de-AT"), without mark-up and line breaks."""
     for variant in unit:
         code = variant.get("{http://www.w3.org/XML/1998/namespace}lang") or variant.get("lang") or ""
-        if _plain(variant.tag) == "tuv" and re.split("[-_]", code.lower())[0] == language:
-            segment = next((child for child in variant if _plain(child.tag) == "seg"), None)
+        if _strip_namespace(variant.tag) == "tuv" and re.split("[-_]", code.lower())[0] == language:
+            segment = next((child for child in variant if _strip_namespace(child.tag) == "seg"), None)
             return None if segment is None else " ".join("".join(segment.itertext()).split())
     return None
 
 
-def _plain(tag: str) -> str:
+def _strip_namespace(tag: str) -> str:
     return tag.rpartition("}")[2]
 
 
@@ -116,10 +116,10 @@ def read_sgm(path: Path) -> list[str]:
 
 def read_labelled(path: Path, text: str, label: str) -> Labelled:
     """Texts and labels from the named fields of a CSV or TSV file with a header, or of a JSON-lines file."""
-    kind = stem_suffix(path)
+    kind = get_suffix(path)
     if kind not in LABELLED_FILES:
         raise ValueError(f"{path}: labelled text is read from {', '.join(LABELLED_FILES)} files (.gz too)")
-    rows = _json_rows(path) if kind == ".jsonl" else _csv_rows(path, "\t" if kind == ".tsv" else ",")
+    rows = _read_json_rows(path) if kind == ".jsonl" else _read_csv_rows(path, "\t" if kind == ".tsv" else ",")
     texts, labels = [], []
     for number, row in rows:
         for field in (text, label):
@@ -134,7 +134,7 @@ def read_labelled(path: Path, text: str, label: str) -> Labelled:
     return texts, labels
 
 
-def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _read_json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in enumerate(read_lines(path), start=1):
         if not line.strip():
             continue
@@ -147,7 +147,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, row
 
 
-def _csv_rows(path: Path, delimiter: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def _read_csv_rows(path: Path, delimiter: str) -> Iterator[tuple[int, dict[str, Any]]]:
     csv.field_size_limit(2**27)
     reader = csv.DictReader(io.StringIO(read_text(path), newline=""), delimiter=delimiter, strict=True)
     first = 1
@@ -161,12 +161,12 @@ def _csv_rows(path: Path, delimiter: str) -> Iterator[tuple[int, dict[str, Any]]
         raise ValueError(f"{path}:{first}: {error}") from None
 
 
-def stem_suffix(path: Path) -> str:
+def get_suffix(path: Path) -> str:
     """'.tsv' of both x.tsv and x.tsv.gz."""
     return path.with_suffix("").suffix.lower() if path.suffix == ".gz" else path.suffix.lower()
 
 
-def held_out(keys: Sequence[str], share: float, seed: int) -> np.ndarray:
+def draw_held_out(keys: Sequence[str], share: float, seed: int) -> np.ndarray:
     """Which examples are held out: about a share of them, drawn by key, so that equal keys stay together."""
     numbers: dict[str, int] = {}
     group = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
@@ -175,7 +175,7 @@ def held_out(keys: Sequence[str], share: float, seed: int) -> np.ndarray:
     return np.isin(group, order[before < share * len(keys)])
 
 
-def drawn(count: int, most: int | None, seed: int) -> np.ndarray:
+def draw_mask(count: int, most: int | None, seed: int) -> np.ndarray:
     """Which of so many examples are kept where at most `most` may be: all, or a draw of that many; bool (count,)."""
     order = np.random.default_rng(seed).permutation(count)
     return order < (count if most is None else most)
@@ -187,7 +187,7 @@ def is_numeric(line: str) -> bool:
     return "N" in kinds and "L" not in kinds
 
 
-def moses(language: str) -> tuple[Callable[[str], str], Callable[[str], str]]:
+def load_moses(language: str) -> tuple[Callable[[str], str], Callable[[str], str]]:
     """Moses' tokeniser and detokeniser of a language (sacremoses), without escaping."""
     try:
         from sacremoses import MosesDetokenizer, MosesTokenizer

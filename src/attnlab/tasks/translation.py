@@ -10,10 +10,10 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from attnlab.tasks.batching import Sequences
-from attnlab.tasks.pairs import SentencePairs, TooLong, limited, source_batch
-from attnlab.tasks.parallel import ParallelText, parallel_text
+from attnlab.tasks.pairs import SentencePairs, TooLong, encode_sources, limit_lengths
+from attnlab.tasks.parallel import ParallelText, find_parallel_text
 from attnlab.tasks.task import BOS, Batch, Task, TaskConfig
-from attnlab.tasks.text import Pairs, drawn, moses
+from attnlab.tasks.text import Pairs, draw_mask, load_moses
 from attnlab.tasks.vocabulary import Subwords, Vocabulary, Words
 
 
@@ -67,46 +67,46 @@ class Translation(Task):
         self.config, self.text, self.notes = config, text, []
         self._texts: dict[str, Pairs] = {}
         self._encoded = lru_cache(maxsize=None)(self._encode)
-        self._moses = [moses(language) for language in text.languages] if config.moses else None
+        self._moses = [load_moses(language) for language in text.languages] if config.moses else None
         self.source_vocabulary, self.target_vocabulary = self._vocabularies(folder)
 
     @classmethod
     def prepare(cls, config: TranslationConfig, folder: Path) -> "Translation":
-        return cls(config, parallel_text(config), folder)
+        return cls(config, find_parallel_text(config), folder)
 
     @property
     def parts(self) -> tuple[str, ...]:
         return self.text.parts
 
-    def sizes(self) -> dict[str, int]:
+    def get_sizes(self) -> dict[str, int]:
         return {"source_vocabulary": len(self.source_vocabulary), "vocabulary": len(self.target_vocabulary)}
 
-    def lengths(self, part: str) -> tuple[np.ndarray, ...]:
+    def get_lengths(self, part: str) -> tuple[np.ndarray, ...]:
         return self._encoded(part)[0].lengths
 
-    def batch(self, part: str, indices: list[int]) -> Batch:
-        return self._encoded(part)[0].batch(indices)
+    def make_batch(self, part: str, indices: list[int]) -> Batch:
+        return self._encoded(part)[0].make_batch(indices)
 
     def encode(self, lines: Sequence[str]) -> Sequences:
         """Lines of the source language as the model reads them."""
         lines = [line.lower() for line in lines] if self.config.lower else lines
-        return source_batch(self.source_vocabulary, self._split(lines, 0), begin=self.config.source_begin)
+        return encode_sources(self.source_vocabulary, self._split(lines, 0), begin=self.config.source_begin)
 
     def encode_target(self, lines: Sequence[str]) -> Sequences:
         """Lines of the target language as the decoder reads them, <s> before each."""
         lines = [line.lower() for line in lines] if self.config.lower else lines
-        return Sequences.of(self.target_vocabulary.encode(self._split(lines, 1)), begin=BOS)
+        return Sequences.from_ids(self.target_vocabulary.encode(self._split(lines, 1)), begin=BOS)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The target text of ids, detokenised."""
         line = self.target_vocabulary.decode(ids)
         return self._moses[1][1](line) if self._moses else line
 
-    def sources(self, part: str) -> list[str]:
+    def read_sources(self, part: str) -> list[str]:
         """The source text of every example, as it stands in the file but for the case."""
         return self._kept(part, 0)
 
-    def references(self, part: str) -> list[str]:
+    def read_references(self, part: str) -> list[str]:
         """The target text of every example, as it stands in the file but for the case: what is scored against."""
         return self._kept(part, 1)
 
@@ -121,17 +121,17 @@ class Translation(Task):
         return self._texts[part]
 
     def _read(self, part: str) -> Pairs:
-        source, target = self.text.read(part)
+        source, target = self.text.read_part(part)
         if self.config.lower:
             source, target = [line.lower() for line in source], [line.lower() for line in target]
         full = [bool(x.strip() and y.strip()) for x, y in zip(source, target, strict=True)]
         if part == "train" and not all(full):
-            self.note(f"train: {full.count(False):,} of {len(full):,} pairs have an empty side: left out")
+            self.add_notes(f"train: {full.count(False):,} of {len(full):,} pairs have an empty side: left out")
             source, target = list(compress(source, full)), list(compress(target, full))
         if not source:
             raise ValueError(f"{self.text.name}: the {part} part has no sentence pair")
         if part == "train":
-            kept = drawn(len(source), self.config.most_train, self.config.data_seed)
+            kept = draw_mask(len(source), self.config.most_train, self.config.data_seed)
             source, target = list(compress(source, kept)), list(compress(target, kept))
         return source, target
 
@@ -140,13 +140,13 @@ class Translation(Task):
 
     def _encode(self, part: str) -> tuple[SentencePairs, np.ndarray]:
         source, target = self._cleaned(part)
-        pairs = SentencePairs.of(
+        pairs = SentencePairs.from_ids(
             self.source_vocabulary.encode(self._split(source, 0)),
             self.target_vocabulary.encode(self._split(target, 1)),
             begin=self.config.source_begin,
         )
-        pairs, kept, notes = limited(pairs, self.config.max_length, self.config.too_long, part)
-        self.note(*notes)
+        pairs, kept, notes = limit_lengths(pairs, self.config.max_length, self.config.too_long, part)
+        self.add_notes(*notes)
         if part == "train":
             del self._texts[part]  # its text is large, and seldom asked for again
         return pairs, kept
@@ -160,12 +160,12 @@ class Translation(Task):
             self._cleaned("valid")  # what is wrong with it is said now, not after an epoch
             sides = [self._split(side, k) for k, side in enumerate(self._cleaned("train"))]
             for path, lines in zip(paths, [sides[0] + sides[1]] if self.config.joint else sides, strict=True):
-                self._learn(lines).write(path)
-        made = [kind.read(path) for path in paths]
+                self._learn(lines).save(path)
+        made = [kind.load(path) for path in paths]
         return made[0], made[-1]
 
     def _learn(self, lines: list[str]) -> Vocabulary:
         if self.config.units == "word":
-            return Words.count(lines, at_least=self.config.at_least)
+            return Words.from_lines(lines, at_least=self.config.at_least)
         size, coverage = self.config.vocabulary, self.config.coverage
         return Subwords.train(lines, size, kind=self.config.subwords, coverage=coverage)

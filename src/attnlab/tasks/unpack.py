@@ -25,7 +25,7 @@ class Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
-def members(archive: Path, wanted: Wanted) -> Iterator[tuple[str, Iterator[bytes]]]:
+def read_members(archive: Path, wanted: Wanted) -> Iterator[tuple[str, Iterator[bytes]]]:
     """The wanted members of a tar or zip file, each with its content in pieces; a .gz has one, its own name less .gz.
 
     Content must be used before the next member is asked for.
@@ -33,9 +33,9 @@ def members(archive: Path, wanted: Wanted) -> Iterator[tuple[str, Iterator[bytes
     budget = _Budget(archive)
     try:
         if archive.name.endswith((".tar.gz", ".tgz", ".tar")):
-            yield from _tar(archive, wanted, budget)
+            yield from _read_tar(archive, wanted, budget)
         elif archive.suffix == ".zip":
-            yield from _zip(archive, wanted, budget)
+            yield from _read_zip(archive, wanted, budget)
         elif archive.suffix == ".gz":
             with gzip.open(archive) as unzipped:
                 yield archive.stem, budget.pieces(unzipped)
@@ -78,7 +78,7 @@ class _Budget:
             raise ValueError(f"{self.archive.name}: damaged ({error})") from None
 
 
-def _tar(archive: Path, wanted: Wanted, budget: _Budget) -> Iterator[tuple[str, Iterator[bytes]]]:
+def _read_tar(archive: Path, wanted: Wanted, budget: _Budget) -> Iterator[tuple[str, Iterator[bytes]]]:
     with tarfile.open(archive, "r:*" if archive.suffix == ".tar" else "r:gz") as tar:
         for member in tar:
             budget.admit(member.name, size=member.size)
@@ -91,7 +91,7 @@ def _tar(archive: Path, wanted: Wanted, budget: _Budget) -> Iterator[tuple[str, 
             yield member.name, budget.pieces(stream)
 
 
-def _zip(archive: Path, wanted: Wanted, budget: _Budget) -> Iterator[tuple[str, Iterator[bytes]]]:
+def _read_zip(archive: Path, wanted: Wanted, budget: _Budget) -> Iterator[tuple[str, Iterator[bytes]]]:
     with zipfile.ZipFile(archive) as file:
         for member in file.infolist():
             budget.admit(member.filename, size=member.file_size)

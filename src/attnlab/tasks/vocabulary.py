@@ -29,11 +29,11 @@ class Vocabulary(ABC):
 
     @classmethod
     @abstractmethod
-    def read(cls, path: Path) -> "Vocabulary":
+    def load(cls, path: Path) -> "Vocabulary":
         """What `write` wrote."""
 
     @abstractmethod
-    def write(self, path: Path) -> None:
+    def save(self, path: Path) -> None:
         """To a file, atomically."""
 
     @abstractmethod
@@ -44,7 +44,7 @@ class Vocabulary(ABC):
         """The ids of each line, in turn."""
 
     @abstractmethod
-    def tokens(self, ids: Sequence[int]) -> list[str]:
+    def get_tokens(self, ids: Sequence[int]) -> list[str]:
         """Each id as text, specials too."""
 
     @abstractmethod
@@ -59,7 +59,7 @@ class Subwords(Vocabulary):
 
     def __init__(self, model: bytes) -> None:
         self.model = model
-        self.processor = _sentencepiece().SentencePieceProcessor(model_proto=model)
+        self.processor = _import_sentencepiece().SentencePieceProcessor(model_proto=model)
 
     @classmethod
     def train(cls, lines: Sequence[str], size: int, *, kind: str = "unigram", coverage: float = 0.9995) -> "Subwords":
@@ -67,7 +67,7 @@ class Subwords(Vocabulary):
         written = BytesIO()
         sentences = (line for line in lines[:: 1 + len(lines) // MOST_LINES] if line.strip())
         try:
-            _sentencepiece().SentencePieceTrainer.train(
+            _import_sentencepiece().SentencePieceTrainer.train(
                 sentence_iterator=sentences, model_writer=written, model_type=kind, vocab_size=size,
                 character_coverage=coverage, pad_id=PAD, bos_id=BOS, eos_id=EOS, unk_id=UNK, pad_piece=SPECIALS[PAD],
                 num_threads=SENTENCEPIECE_THREADS, minloglevel=2,
@@ -78,13 +78,13 @@ class Subwords(Vocabulary):
         return cls(written.getvalue())
 
     @classmethod
-    def read(cls, path: Path) -> "Subwords":
+    def load(cls, path: Path) -> "Subwords":
         try:
             return cls(path.read_bytes())
         except RuntimeError:
             raise ValueError(f"{path}: not a SentencePiece model; delete it and it is made again") from None
 
-    def write(self, path: Path) -> None:
+    def save(self, path: Path) -> None:
         write_bytes(path, self.model)
 
     def __len__(self) -> int:
@@ -95,11 +95,11 @@ class Subwords(Vocabulary):
         while some := list(islice(remaining, 65536)):
             yield from self.processor.encode(some, num_threads=1)
 
-    def tokens(self, ids: Sequence[int]) -> list[str]:
+    def get_tokens(self, ids: Sequence[int]) -> list[str]:
         return [self.processor.id_to_piece(int(token)) for token in ids]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self.processor.decode(text_ids(ids))
+        return self.processor.decode(strip_specials(ids))
 
 
 class Words(Vocabulary):
@@ -117,21 +117,21 @@ class Words(Vocabulary):
             raise ValueError("the words of a vocabulary must differ, and none may be a special token")
 
     @classmethod
-    def count(cls, lines: Iterable[str], *, at_least: int = 1, keep: frozenset[str] = frozenset()) -> "Words":
+    def from_lines(cls, lines: Iterable[str], *, at_least: int = 1, keep: frozenset[str] = frozenset()) -> "Words":
         """The words that occur so often, or are to be kept; more frequent ones first, equally frequent ones by name."""
         counts = Counter(word for line in lines for word in line.split())
         kept = [word for word, n in counts.items() if (n >= at_least or word in keep) and word not in SPECIALS]
         return cls(sorted(kept, key=lambda word: (-counts[word], word)))
 
     @classmethod
-    def read(cls, path: Path) -> "Words":
-        words = [_unescaped(line) for line in read_lines(path)]
+    def load(cls, path: Path) -> "Words":
+        words = [_unescape_word(line) for line in read_lines(path)]
         if tuple(words[: len(SPECIALS)]) != SPECIALS:
             raise ValueError(f"{path}: not a vocabulary of attnlab; delete it and it is made again")
         return cls(words[len(SPECIALS) :])
 
-    def write(self, path: Path) -> None:
-        write_bytes(path, "".join(f"{_escaped(word)}\n" for word in self.words).encode())
+    def save(self, path: Path) -> None:
+        write_bytes(path, "".join(f"{_escape_word(word)}\n" for word in self.words).encode())
 
     def __len__(self) -> int:
         return len(self.words)
@@ -141,11 +141,11 @@ class Words(Vocabulary):
         for line in lines:
             yield [known.get(word, UNK) for word in line.split()]
 
-    def tokens(self, ids: Sequence[int]) -> list[str]:
+    def get_tokens(self, ids: Sequence[int]) -> list[str]:
         return [self.words[token] for token in ids]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return " ".join(self.words[token] for token in text_ids(ids))
+        return " ".join(self.words[token] for token in strip_specials(ids))
 
 
 class Characters(Words):
@@ -159,17 +159,17 @@ class Characters(Words):
                 self.table[ord(character)] = k
 
     @classmethod
-    def count(cls, lines: Iterable[str], *, at_least: int = 1, keep: frozenset[str] = frozenset()) -> "Characters":
-        points, counts = np.unique(np.concatenate([_points(line) for line in lines]), return_counts=True)
+    def from_lines(cls, lines: Iterable[str], *, at_least: int = 1, keep: frozenset[str] = frozenset()) -> "Characters":
+        points, counts = np.unique(np.concatenate([_get_code_points(line) for line in lines]), return_counts=True)
         order = np.lexsort([points, -counts])
         kept = [chr(points[k]) for k in order if counts[k] >= at_least or chr(points[k]) in keep]
         return cls(kept)
 
     def encode(self, lines: Iterable[str]) -> Iterator[Sequence[int]]:
-        return (cast(Sequence[int], self.table[_points(line)]) for line in lines)
+        return (cast(Sequence[int], self.table[_get_code_points(line)]) for line in lines)
 
     def decode(self, ids: Sequence[int]) -> str:
-        return "".join(self.words[token] for token in text_ids(ids))
+        return "".join(self.words[token] for token in strip_specials(ids))
 
 
 class Pretrained(Vocabulary):
@@ -178,33 +178,33 @@ class Pretrained(Vocabulary):
     suffix = ".json"
 
     def __init__(self, tokenizer: str) -> None:
-        self.tokenizer = _tokenizers().Tokenizer.from_str(tokenizer)
+        self.tokenizer = _import_tokenizers().Tokenizer.from_str(tokenizer)
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.tokenizer.encode_special_tokens = True
 
     @classmethod
-    def of(cls, name: str) -> "Pretrained":
+    def find(cls, name: str) -> "Pretrained":
         """The tokenizer in a model's folder, or of an id on the Hugging Face hub."""
         folder = Path(name).expanduser()
         if folder.is_dir():
             if not (folder / "tokenizer.json").is_file():
                 raise ValueError(f"{name} has no tokenizer.json: say a folder that has one with tokenizer=")
-            return cls.read(folder / "tokenizer.json")
+            return cls.load(folder / "tokenizer.json")
         try:
-            return cls(_tokenizers().Tokenizer.from_pretrained(name).to_str())
+            return cls(_import_tokenizers().Tokenizer.from_pretrained(name).to_str())
         except Exception as error:  # what is raised where there is none is not one class
             reason = str(error).strip().split("\n")[0]
             raise ValueError(f"no tokenizer {name}, neither a folder here nor on the hub ({reason})") from None
 
     @classmethod
-    def read(cls, path: Path) -> "Pretrained":
+    def load(cls, path: Path) -> "Pretrained":
         try:
             return cls(path.read_text(encoding="utf-8"))
         except Exception as error:  # tokenizers raises no class of its own
             raise ValueError(f"{path}: not a tokenizer ({error})") from None
 
-    def write(self, path: Path) -> None:
+    def save(self, path: Path) -> None:
         write_bytes(path, self.tokenizer.to_str().encode())
 
     def __len__(self) -> int:
@@ -216,22 +216,22 @@ class Pretrained(Vocabulary):
             for encoding in self.tokenizer.encode_batch_fast(some, add_special_tokens=False):
                 yield [token + len(SPECIALS) for token in encoding.ids]
 
-    def tokens(self, ids: Sequence[int]) -> list[str]:
+    def get_tokens(self, ids: Sequence[int]) -> list[str]:
         return [
             SPECIALS[token] if token < len(SPECIALS) else self.tokenizer.id_to_token(token - len(SPECIALS))
             for token in map(int, ids)
         ]
 
     def decode(self, ids: Sequence[int]) -> str:
-        own = [token - len(SPECIALS) for token in text_ids(ids) if token != UNK]
+        own = [token - len(SPECIALS) for token in strip_specials(ids) if token != UNK]
         return self.tokenizer.decode(own, skip_special_tokens=False)
 
 
-def _points(text: str) -> np.ndarray:
+def _get_code_points(text: str) -> np.ndarray:
     return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), dtype=np.uint32)
 
 
-def text_ids(ids: Sequence[int]) -> list[int]:
+def strip_specials(ids: Sequence[int]) -> list[int]:
     """The ids up to the first </s>, without <pad> and <s>."""
     line = [int(token) for token in ids]
     if EOS in line:
@@ -239,15 +239,15 @@ def text_ids(ids: Sequence[int]) -> list[int]:
     return [token for token in line if token not in (PAD, BOS)]
 
 
-def _escaped(word: str) -> str:
+def _escape_word(word: str) -> str:
     return word.encode("unicode_escape").decode() if not word.isprintable() or "\\" in word else word
 
 
-def _unescaped(word: str) -> str:
+def _unescape_word(word: str) -> str:
     return word.encode("ascii").decode("unicode_escape") if "\\" in word else word
 
 
-def _sentencepiece():
+def _import_sentencepiece():
     try:
         import sentencepiece
     except ImportError:
@@ -255,7 +255,7 @@ def _sentencepiece():
     return sentencepiece
 
 
-def _tokenizers():
+def _import_tokenizers():
     try:
         import tokenizers
     except ImportError:

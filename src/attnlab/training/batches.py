@@ -30,7 +30,7 @@ class Batches:
         self.task, self.config, self.accelerator = task, config, accelerator
         self.widths: np.ndarray | None = None
         if padded:
-            self.widths = _widths(np.maximum.reduce(task.lengths("train")), config)
+            self.widths = _widths(np.maximum.reduce(task.get_lengths("train")), config)
         self.epoch, self.plan = -1, list[list[int]]()
 
     def __call__(self, position: Position) -> list[Batch]:
@@ -48,7 +48,7 @@ class Batches:
         position.index += 1
         if (position.index + 1) * each > len(self.plan):
             position.epoch, position.index = position.epoch + 1, 0
-        return [batch for indices in chosen for batch in self._passes(self.task.batch("train", indices))]
+        return [batch for indices in chosen for batch in self._passes(self.task.make_batch("train", indices))]
 
     def agree_on_update(self, update: list[Batch], stop: bool) -> tuple[int, bool]:
         """How many targets all processes score in this update, and whether any of them is asked to stop after it."""
@@ -68,7 +68,7 @@ class Batches:
         examples = self.config.batch_examples
         tokens = self.config.batch_tokens if examples is None else None
         seed = self.config.seed
-        return self.task.plan("train", tokens=tokens, examples=examples, seed=seed, epoch=epoch, widths=self.widths)
+        return self.task.plan_batches("train", tokens=tokens, examples=examples, seed=seed, epoch=epoch, widths=self.widths)
 
     def _passes(self, batch: Batch) -> Iterator[Batch]:
         """The batch; in several parts, where one is too large or most of it padding."""
@@ -85,7 +85,7 @@ class Batches:
         start, indices = 0, [batch.indices[k] for k in order.tolist()]
         while start < len(widths):
             rows = self._rows(widths[start:], examples)
-            yield self._fit_shape(self.task.batch("train", indices[start : start + rows]), rows)
+            yield self._fit_shape(self.task.make_batch("train", indices[start : start + rows]), rows)
             start += rows
 
     def _rows(self, widths: list[int], examples: int) -> int:

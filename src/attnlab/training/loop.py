@@ -221,10 +221,10 @@ def evaluate(
     None if it was asked, between two batches, to stop.
     """
     model.eval()
-    longest = int(np.maximum.reduce(task.lengths(part)).max())
-    plan = task.plan(part, tokens=max(config.batch_tokens, longest), shuffle=False)
+    longest = int(np.maximum.reduce(task.get_lengths(part)).max())
+    plan = task.plan_batches(part, tokens=max(config.batch_tokens, longest), shuffle=False)
     mine = plan[accelerator.process_index :: accelerator.num_processes]
-    made = (task.batch(part, indices) for indices in mine if asked is None or not asked())
+    made = (task.make_batch(part, indices) for indices in mine if asked is None or not asked())
     batches = (([x.to(accelerator.device) for x in b.inputs], b.targets.to(accelerator.device)) for b in made)
     padding = None if task.architecture == "classification" else PAD
     try:

@@ -65,7 +65,7 @@ class Recipe:
 
     def resolve_model(self, task: Task) -> Config | TunedConfig:
         """The model's configuration with what the task says of it."""
-        sizes: dict[str, Any] = dict(task.sizes())
+        sizes: dict[str, Any] = dict(task.get_sizes())
         if isinstance(self.model, TunedConfig):
             return replace(self.model, max_length=_longest(task), **sizes)
         if task.architecture == "translation":
@@ -218,7 +218,7 @@ def _fine_tuning_parts(task: str, path: str, given: Mapping[str, str]) -> dict[s
 
 
 def _longest(task: Task) -> int:
-    return max(int(n.max()) for part in ("train", "valid") for n in task.lengths(part))
+    return max(int(n.max()) for part in ("train", "valid") for n in task.get_lengths(part))
 
 
 def _is_user_key(part: str, name: str) -> bool:

@@ -15,7 +15,7 @@ from torch import nn
 
 from attnlab.config import replace_values
 from attnlab.files import write_text
-from attnlab.huggingface.fine_tuning import TunedConfig, TunedLanguageModel, tuned
+from attnlab.huggingface.fine_tuning import TunedConfig, TunedLanguageModel, open_tuned_model
 from attnlab.mechanisms.kernels.launch import LAUNCHED
 from attnlab.models.model import Model
 from attnlab.models.presets import Config, build
@@ -73,7 +73,7 @@ def start_run(
             with accelerator.main_process_first():
                 task = task or TASKS[recipe.task].prepare(recipe.data, folder.path)
             fitted = recipe.resolve_model(task)
-            train_size, valid_size = (len(task.lengths(part)[0]) for part in ("train", "valid"))  # read now, to be told
+            train_size, valid_size = (len(task.get_lengths(part)[0]) for part in ("train", "valid"))  # read now, to be told
         except Exception:
             if new and accelerator.is_main_process:  # nothing half-made: the mended command starts afresh
                 shutil.rmtree(folder.path, ignore_errors=True)
@@ -181,7 +181,7 @@ def list_runs(root: Path = ROOT) -> list[dict[str, Any]]:
 
 
 def _build_model(config: Config | TunedConfig) -> Model:
-    return tuned(config) if isinstance(config, TunedConfig) else build(config)
+    return open_tuned_model(config) if isinstance(config, TunedConfig) else build(config)
 
 
 def _save_for_hugging_face(folder: RunFolder) -> None:
@@ -197,7 +197,7 @@ def _save_for_hugging_face(folder: RunFolder) -> None:
 
 def _load_embeddings(model: Any, task: Any) -> None:
     """Start the word embedding from the vectors that a task brings, where it brings some."""
-    vectors = task.embeddings() if hasattr(task, "embeddings") else None
+    vectors = task.read_embeddings() if hasattr(task, "read_embeddings") else None
     if vectors is None:
         return
     words = model.encoder.embedding.words.weight

@@ -83,7 +83,7 @@ class _Comparing:
         outcomes = tuple(self._outcome(row, chosen, trials, speeds) for row in plan.rows)
         part = "test" if "test" in task.parts else "valid"
         known: Any = task
-        references = (lambda: known.references(part)) if task.architecture == "translation" else None
+        references = (lambda: known.read_references(part)) if task.architecture == "translation" else None
         return ComparisonResults(plan, task.architecture, part, outcomes, references), self.out
 
     def _can_be_built(self, row: ComparisonRow) -> bool:

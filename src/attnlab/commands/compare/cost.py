@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnlab.experiments.jobs import told
-from attnlab.huggingface.fine_tuning import TunedConfig, tuned
-from attnlab.models.presets import on_meta
+from attnlab.huggingface.fine_tuning import TunedConfig, open_tuned_model
+from attnlab.models.presets import build_on_meta
 from attnlab.tasks.task import Batch, Task
 from attnlab.training.recipe import Recipe
 from attnlab.training.step import Objective
@@ -66,7 +66,7 @@ class Sizes:
 
     def _model(self, recipe: Recipe) -> nn.Module:
         config = recipe.resolve_model(self.task)
-        return tuned(config).to("meta") if isinstance(config, TunedConfig) else on_meta(config)
+        return open_tuned_model(config).to("meta") if isinstance(config, TunedConfig) else build_on_meta(config)
 
 
 def _count(model: nn.Module) -> int:
@@ -78,7 +78,7 @@ def first_batch(recipe: Recipe, task: Task) -> Batch:
     budget: Any = (
         {"examples": training.batch_examples} if training.batch_examples else {"tokens": training.batch_tokens}
     )
-    return task.batch("train", task.plan("train", seed=training.seed, epoch=0, **budget)[0])
+    return task.make_batch("train", task.plan_batches("train", seed=training.seed, epoch=0, **budget)[0])
 
 
 def flops(model: nn.Module, batch: Batch) -> int:

@@ -31,15 +31,15 @@ class Sentences:
     @classmethod
     def of(cls, task: Any, part: str, indices: Sequence[int]) -> "Sentences":
         """Some sentence pairs of a part of the lexicon."""
-        batch = task.batch(part, list(indices))
+        batch = task.make_batch(part, list(indices))
         source, given = batch.inputs
-        links = [task.problem.links(part, index) for index in indices]
+        links = [task.problem.get_links(part, index) for index in indices]
         right = torch.zeros(*given.shape, source.shape[1], dtype=torch.bool)
         for sentence, pairs in enumerate(links):
             for word, target in pairs:
                 right[sentence, target, word] = True
         sides = {"source": (task.problem.source, source), "target": (task.problem.target, given)}
-        words = {name: [known.tokens(row) for row in ids.tolist()] for name, (known, ids) in sides.items()}
+        words = {name: [known.get_tokens(row) for row in ids.tolist()] for name, (known, ids) in sides.items()}
         return cls(batch, links, right, words)
 
     @property
@@ -71,5 +71,5 @@ class Sentences:
 
 def on_page(task: Any) -> list[int]:
     """The held-out sentences on the page: those with the most words that are aligned, the first of them."""
-    links = task.alignments("valid")
+    links = task.read_alignments("valid")
     return sorted(range(len(links)), key=lambda k: -len(links[k]))[:SHOWN]

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from attnlab.analysis.gradient import history
 from attnlab.analysis.rank import collapse
-from attnlab.decoding.evaluation import evaluated, targets_scored
+from attnlab.decoding.evaluation import evaluate_part, score_targets
 from attnlab.experiments.trained import Measure
 from attnlab.models.presets import Config, build
-from attnlab.recording.depth import states
+from attnlab.recording.depth import record_states
 from attnlab.recording.gradients import batch_gradient_norms
 from attnlab.tasks.task import Task
 from attnlab.training.checkpoints import load_weights
@@ -33,9 +33,9 @@ COLUMNS = {"relative_residual_mean": "relative residual", "residual_mean": "resi
 
 def quality(run: Run) -> dict[str, Any]:
     suffix = "-context" if run.task.architecture == "language" else ""
-    test = evaluated(run, f"test{suffix}", bootstrap=0)
+    test = evaluate_part(run, f"test{suffix}", bootstrap=0)
     return {
-        "perplexity": {"valid": targets_scored(run, f"valid{suffix}").perplexity, "test": test["perplexity"]},
+        "perplexity": {"valid": score_targets(run, f"valid{suffix}").perplexity, "test": test["perplexity"]},
         "scores": {score["name"]: score["value"] for score in test.get("text", [])},
         "steps": run.folder.position()["step"],
         "best_step": run.folder.position()["best_step"],
@@ -69,19 +69,19 @@ def collapsed(model: nn.Module, batches: list[Tensor]) -> dict[str, list[float]]
     """Of a language model: each column by layer, the mean over sentences."""
     tables = []
     for tokens in batches:
-        (passed,) = states(model, tokens)
+        (passed,) = record_states(model, tokens)
         tables.append(collapse(passed.states, passed.mask) * (len(tokens) / sum(map(len, batches))))
     return {name: sum(table[column] for table in tables).tolist() for column, name in COLUMNS.items()}
 
 
 def batches_of(task: Task, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
     """Tokens and targets of whole blocks of validation, the same whatever the model."""
-    (lengths,) = task.lengths("valid")
+    (lengths,) = task.get_lengths("valid")
     whole = np.flatnonzero(lengths == lengths.max())
     drawn = np.sort(np.random.default_rng(DRAW).permutation(whole)[:EXAMPLES])
     device = next(model.parameters()).device
     for start in range(0, len(drawn), AT_ONCE):
-        batch = task.batch("valid", [int(k) for k in drawn[start : start + AT_ONCE]])
+        batch = task.make_batch("valid", [int(k) for k in drawn[start : start + AT_ONCE]])
         yield batch.inputs[0].to(device), batch.targets.to(device)
 
 

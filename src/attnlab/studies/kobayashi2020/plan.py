@@ -13,13 +13,13 @@ from pathlib import Path
 
 from attnlab.experiments.study import Setting
 from attnlab.files import write_bytes
-from attnlab.tasks.fetch import obtain
+from attnlab.tasks.fetch import obtain_file
 from attnlab.tasks.links import Gold, read_gold
-from attnlab.tasks.parallel import parallel_text
+from attnlab.tasks.parallel import find_parallel_text
 from attnlab.tasks.sources import NamedSet
 from attnlab.tasks.synthetic import Synthetic, SyntheticConfig
 from attnlab.tasks.task import TaskConfig
-from attnlab.tasks.text import Pairs, moses, read_parallel
+from attnlab.tasks.text import Pairs, load_moses, read_parallel
 from attnlab.tasks.translation import TranslationConfig
 
 LANGUAGES = ("de", "en")
@@ -54,8 +54,8 @@ def lexicon(examples: int) -> GoldCorpus:
     """The artificial language pair of `attnlab train synthetic`; its test part is aligned."""
     config = SyntheticConfig(data="lexicon", examples=examples)
     task = Synthetic(config)
-    links = task.alignments("test")
-    source, target = ([line.split() for line in lines] for lines in (task.sources("test"), task.references("test")))
+    links = task.read_alignments("test")
+    source, target = ([line.split() for line in lines] for lines in (task.read_sources("test"), task.read_references("test")))
     remark = f"An artificial language pair, {examples:,} training pairs, {len(links)} test pairs with known links."
     return GoldCorpus("synthetic", config, source, target, Gold(links, links), remark)
 
@@ -83,7 +83,7 @@ def europarl(setting: Setting) -> GoldCorpus:
 
 def aligned_by_hand(data_dir: str | None) -> tuple[Pairs, Gold]:
     """The lines of the gold pairs as they are, and their links."""
-    files = [obtain(GOLD, f"de-en.{name}", data_dir) for name in (*LANGUAGES, "talp")]
+    files = [obtain_file(GOLD, f"de-en.{name}", data_dir) for name in (*LANGUAGES, "talp")]
     lines = read_parallel(files[0], files[1])
     return lines, read_gold(files[2], [(len(x.split()), len(y.split())) for x, y in zip(*lines, strict=True)])
 
@@ -97,16 +97,16 @@ def training_pairs(corpus: GoldCorpus, most: int | None = None) -> tuple[list[li
         lines = read_parallel(Path(corpus.data.src or ""), Path(corpus.data.tgt or ""))
     else:
         task = Synthetic(corpus.data)  # type: ignore[arg-type]
-        lines = task.sources("train"), task.references("train")
+        lines = task.read_sources("train"), task.read_references("train")
     return [line.split() for line in lines[0][:most]], [line.split() for line in lines[1][:most]]
 
 
 def _prepare(folder: Path, gold: Pairs, setting: Setting) -> None:
-    text = parallel_text(TranslationConfig(data="europarl", pair="-".join(LANGUAGES), data_dir=setting.data_dir))
+    text = find_parallel_text(TranslationConfig(data="europarl", pair="-".join(LANGUAGES), data_dir=setting.data_dir))
     about = {"removed": 0, "pairs": 0}
     for number, part in enumerate(PARTS):
         setting.progress(number, len(PARTS), f"tokenising {part}")
-        pairs = tokenised(text.read(part))
+        pairs = tokenised(text.read_part(part))
         kept = without(gold, pairs) if part == "train" else pairs
         if part == "train":
             about = {"removed": len(pairs) - len(kept), "pairs": len(kept)}
@@ -118,7 +118,7 @@ def _prepare(folder: Path, gold: Pairs, setting: Setting) -> None:
 
 def tokenised(pairs: Pairs) -> list[tuple[str, str]]:
     """By Moses, in lower case, without pairs of which a side is empty."""
-    sides = [[*map(moses(language)[0], side)] for language, side in zip(LANGUAGES, pairs, strict=True)]
+    sides = [[*map(load_moses(language)[0], side)] for language, side in zip(LANGUAGES, pairs, strict=True)]
     made = ((x.strip().lower(), y.strip().lower()) for x, y in zip(*sides, strict=True))
     return [(x, y) for x, y in made if x and y]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from attnlab.reading.text_stream import TextExample
-from attnlab.tasks.fetch import obtain
+from attnlab.tasks.fetch import obtain_file
 from attnlab.tasks.sources import SETS
 from attnlab.tasks.text import read_lines
 
@@ -39,7 +39,7 @@ def plain(text: str, unknown: str) -> str:
 
 def drawn(file: str | None, count: int, seed: int, unknown: str, data_dir: str | None) -> tuple[TextExample, ...]:
     """So many pairs of paragraphs, in an order drawn by the seed; unknown: the model's unknown token."""
-    path = obtain(SETS["wikitext-2"], "train.txt", data_dir) if file is None else Path(file)
+    path = obtain_file(SETS["wikitext-2"], "train.txt", data_dir) if file is None else Path(file)
     pairs = neighbours(read_lines(path))
     if len(pairs) < count:
         raise ValueError(f"{path} has {len(pairs)} pairs of neighbouring paragraphs, and {count} are needed")

@@ -134,15 +134,15 @@ def statistics(task: Task) -> dict[str, float]:
     """The columns of Table 9 for a loaded set."""
     found: dict[str, float] = {}
     for part, name in (("train", "training"), ("valid", "validation")):
-        found[f"{name} examples"] = task.size(part)
-        lengths = task.lengths(part)
+        found[f"{name} examples"] = task.count_examples(part)
+        lengths = task.get_lengths(part)
         if len(lengths) == 1:
             found[f"median {name} length"] = float(np.median(lengths[0])) - 2  # <s>, </s>
         else:
             target, source = lengths
             found[f"median {name} length, source"] = float(np.median(source)) - 2
             found[f"median {name} length, target"] = float(np.median(target)) - 1  # </s>
-    return found | {"vocabulary": task.sizes()["vocabulary"]}
+    return found | {"vocabulary": task.get_sizes()["vocabulary"]}
 
 
 def _cells(row: DatasetRow, found: list[dict[str, float]], reason: str) -> Iterator[Cell]:

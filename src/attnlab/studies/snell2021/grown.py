@@ -31,7 +31,7 @@ from attnlab.training.loop import TrainConfig, TrainingResult
 from attnlab.training.recipe import Recipe
 from attnlab.training.run_folder import Checkpoint, RunFolder, read_checkpoint, write_checkpoint
 from attnlab.training.runs import write_what_ran
-from attnlab.training.step import pad_tensors, choose_widths
+from attnlab.training.step import choose_widths, pad_tensors
 
 MOST = 2**19  # positions
 BYTES = 40_000  # that a position takes of an LSTM of 256 in both directions
@@ -78,7 +78,7 @@ class Runs(Experiment):
     def feed(self, seeds: Sequence[int], device: torch.device) -> Feed:
         rows = self.training.batch_examples
         assert rows is not None
-        lengths = np.maximum.reduce(self.task.lengths("train"))
+        lengths = np.maximum.reduce(self.task.get_lengths("train"))
         widths, ordinary = choose_widths(lengths, self.training.rungs, together=rows, batches=len(seeds)), _ordinary(lengths)
         if 0 < ordinary < lengths.max():
             widths = np.union1d(widths, ordinary)
@@ -88,7 +88,7 @@ class Runs(Experiment):
         def planned(epoch: int) -> list[list[list[int]]]:
             if epoch not in plans:
                 plans.clear()
-                plans[epoch] = [self.task.plan("train", examples=rows, seed=seed, epoch=epoch) for seed in seeds]
+                plans[epoch] = [self.task.plan_batches("train", examples=rows, seed=seed, epoch=epoch) for seed in seeds]
             return plans[epoch]
 
         def batches(step: int) -> tuple[Stacked, ...]:
@@ -101,7 +101,7 @@ class Runs(Experiment):
             return (head, padded(rest, rows - first, ordinary)) if rest[0] else (head,)  # one width: few shapes
 
         def padded(each: list[list[int]], rows: int, at_least: int = 0) -> Stacked:
-            made = self.task.batch("train", [index for indices in each for index in indices])  # padded alike
+            made = self.task.make_batch("train", [index for indices in each for index in indices])  # padded alike
             width = int(widths[np.searchsorted(widths, max(at_least, *(x.shape[1] for x in made.inputs)))])
             goals = made.targets.masked_fill(made.targets == PAD, IGNORED) if made.targets.dim() > 1 else made.targets
             each_own = [x.unflatten(0, (len(seeds), -1)) for x in (*made.inputs, goals)]
@@ -162,7 +162,7 @@ def how_many(task: Task, training: TrainConfig, room: int) -> int:
     """How many runs there is room for as one: as many as have so many positions in one pass, at the widest."""
     if (rows := training.batch_examples) is None:
         return 0
-    lengths = np.maximum.reduce(task.lengths("train"))
+    lengths = np.maximum.reduce(task.get_lengths("train"))
     first = _apart(min(rows, int((lengths > LONG).sum())), rows)
     return room // max(rows * _ordinary(lengths), first * int(lengths.max()))
 

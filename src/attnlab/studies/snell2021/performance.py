@@ -1,8 +1,8 @@
 """How good a model is on what is measured of each part: accuracy of its targets and BLEU of its text, in per cent."""
 
 from attnlab.decoding.decode import BeamSearch
-from attnlab.decoding.evaluation import searched
-from attnlab.decoding.scores import bleu
+from attnlab.decoding.evaluation import search_lines
+from attnlab.decoding.scores import compute_bleu
 from attnlab.models.model import Model
 from attnlab.studies.snell2021.trials import PARTS, Field
 from attnlab.tasks.task import PAD
@@ -39,5 +39,5 @@ class Performance:
         if self.search is None or self.search.model is not model:
             self.search = BeamSearch(model, beam=BEAM, length_penalty=0.0, max_length=self.field.size.output)  # type: ignore[arg-type]
         sources, references = self.field.texts[part]
-        texts = dict(searched(self.search, self.field.task, sources))
-        return bleu([texts[number] for number in range(len(sources))], references).value
+        texts = dict(search_lines(self.search, self.field.task, sources))
+        return compute_bleu([texts[number] for number in range(len(sources))], references).value

@@ -106,15 +106,15 @@ class Field:
     @cached_property
     def chosen(self) -> dict[str, list[int]]:
         """The examples that are measured: all of validation, or as many as the scale says, and as many of training."""
-        most = min(self.task.size("valid"), self.size.measured or self.task.size("valid"))
-        orders = {part: np.random.default_rng(DRAW).permutation(self.task.size(part)) for part in PARTS}
+        most = min(self.task.count_examples("valid"), self.size.measured or self.task.count_examples("valid"))
+        orders = {part: np.random.default_rng(DRAW).permutation(self.task.count_examples(part)) for part in PARTS}
         return {part: np.sort(order[:most]).tolist() for part, order in orders.items()}
 
     @cached_property
     def texts(self) -> dict[str, tuple[list[str], list[str]]]:
         """Of a translation: source and reference of every example that is measured."""
         task: Any = self.task
-        sides = {part: (task.sources(part), task.references(part)) for part in PARTS}
+        sides = {part: (task.read_sources(part), task.read_references(part)) for part in PARTS}
         return {
             part: ([source[k] for k in self.chosen[part]], [reference[k] for k in self.chosen[part]])
             for part, (source, reference) in sides.items()
@@ -129,10 +129,10 @@ class Field:
 
     def _batches(self, part: str) -> Iterator[Batch]:
         chosen, device = self.chosen[part], self.setting.device
-        lengths = tuple(each[chosen] for each in self.task.lengths(part))
+        lengths = tuple(each[chosen] for each in self.task.get_lengths(part))
         budget = max(TOKENS[device.type], *(int(each.max()) for each in lengths))
         for places in plan_batches(lengths, tokens=budget, examples=None, seed=0, epoch=0, shuffle=False):
-            batch = self.task.batch(part, [chosen[place] for place in places])
+            batch = self.task.make_batch(part, [chosen[place] for place in places])
             inputs = tuple(x.to(device) for x in batch.inputs)
             yield replace(batch, inputs=inputs, targets=batch.targets.to(device))
 

@@ -16,9 +16,9 @@ import numpy as np
 import pandas as pd
 
 from attnlab.analysis.diversity import Diversity
-from attnlab.decoding.evaluation import evaluated, targets_scored
+from attnlab.decoding.evaluation import evaluate_part, score_targets
 from attnlab.experiments.trained import Measure
-from attnlab.recording.noise_null import with_noise
+from attnlab.recording.noise_null import make_noisy_model
 from attnlab.recording.watch import record
 from attnlab.tasks.batching import plan_batches
 from attnlab.tasks.task import Batch, Task
@@ -31,9 +31,9 @@ DRAW, NOISE = 1, 3  # seeds: of the examples, and of the noise
 def measured(run: Run) -> dict[str, Any]:
     language = run.task.architecture == "language"
     suffix = "-context" if language else ""
-    test = evaluated(run, f"test{suffix}", bootstrap=0)
+    test = evaluate_part(run, f"test{suffix}", bootstrap=0)
     found: dict[str, Any] = {
-        "perplexity": {"valid": targets_scored(run, f"valid{suffix}").perplexity, "test": test["perplexity"]},
+        "perplexity": {"valid": score_targets(run, f"valid{suffix}").perplexity, "test": test["perplexity"]},
         "scores": {score["name"]: score["value"] for score in test.get("text", [])},
         "steps": run.folder.position()["step"],
         "best_step": run.folder.position()["best_step"],
@@ -51,7 +51,7 @@ def diverse(run: Run) -> dict[str, Any]:
     if attention in ("coda", "coda-cs"):
         found["sampled_mean"] = float(_pairs(run, run.model, noise=NOISE)["jsd"].mean())
     if attention == "softmax":
-        found["noised_mean"] = float(_pairs(run, with_noise(run.model), noise=NOISE)["jsd"].mean())
+        found["noised_mean"] = float(_pairs(run, make_noisy_model(run.model), noise=NOISE)["jsd"].mean())
     return found
 
 
@@ -68,8 +68,8 @@ def _pairs(run: Run, model: Any, noise: int | None = None) -> pd.DataFrame:
 
 def _batches(task: Task) -> Iterator[Batch]:
     """The same examples in the same batches, whatever the model."""
-    drawn = np.sort(np.random.default_rng(DRAW).permutation(task.size("valid"))[:EXAMPLES])
-    lengths = tuple(each[drawn] for each in task.lengths("valid"))
+    drawn = np.sort(np.random.default_rng(DRAW).permutation(task.count_examples("valid"))[:EXAMPLES])
+    lengths = tuple(each[drawn] for each in task.get_lengths("valid"))
     budget = max(TOKENS, *(int(each.max()) for each in lengths))
     for places in plan_batches(lengths, tokens=budget, examples=None, seed=0, epoch=0, shuffle=False):
-        yield task.batch("valid", [int(drawn[place]) for place in places])
+        yield task.make_batch("valid", [int(drawn[place]) for place in places])
