@@ -42,14 +42,14 @@ def test_values_are_read_by_their_type(text, value):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["widht=3"], "unknown key 'widht' .did you mean 'width'"),
-        (["width=wide"], "width=wide: expected a whole number"),
-        (["width=1.5"], "expected a whole number"),
-        (["norm=both"], "norm=both: expected one of pre, post"),
-        (["tied=maybe"], "expected true or false"),
-        (["pair=1,2,3"], "expected values separated by commas or a number"),
-        (["width"], "'width' is not of the form key=value"),
-        (["width=1", "width=2"], "width is given twice: '1' and '2'"),
+        (["widht=3"], "did you mean 'width'"),
+        (["width=wide"], "whole number"),
+        (["width=1.5"], "whole number"),
+        (["norm=both"], "one of pre, post"),
+        (["tied=maybe"], "true or false"),
+        (["pair=1,2,3"], "separated by commas or a number"),
+        (["width"], "key=value"),
+        (["width=1", "width=2"], "twice"),
     ],
 )
 def test_what_cannot_be_read_is_said(words, message):

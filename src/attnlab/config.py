@@ -1,4 +1,4 @@
-"""Configurations are frozen dataclasses; each default is written once, and an unknown key names the nearest."""
+"""Configurations as frozen dataclasses: parse command-line values into them and name them by a digest."""
 
 import dataclasses
 import difflib
@@ -15,7 +15,7 @@ C = TypeVar("C", bound="DataclassInstance")
 
 
 def suggest_nearest(word: str, known: Iterable[str]) -> str:
-    """' (did you mean …?)' where something known looks like the word, else nothing: to be put into a message."""
+    """Return " (did you mean …?)" with the most similar known word, or "" if none is similar."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
@@ -29,12 +29,12 @@ def check_keys(keys: Iterable[str], known: Iterable[str]) -> None:
 
 
 def split_pairs(words: Iterable[str]) -> dict[str, str]:
-    """['a=1', 'b=x'] -> {'a': '1', 'b': 'x'}."""
+    """Split key=value words: ['a=1', 'b=x'] -> {'a': '1', 'b': 'x'}. Raises ValueError for a repeated key."""
     pairs: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:
-            raise ValueError(f"{word!r} is not of the form key=value")
+            raise ValueError(f"{word!r} must have the form key=value")
         if key in pairs:
             raise ValueError(f"{key} is given twice: {pairs[key]!r} and {value!r}")
         pairs[key] = value
@@ -42,7 +42,7 @@ def split_pairs(words: Iterable[str]) -> dict[str, str]:
 
 
 def parse_value(text: str, hint: Any, key: str) -> Any:
-    """Read a value from the command line as the type a field or an option declares."""
+    """Parse a command-line value as the type that a field or an option declares."""
     if hint is Any:
         return _guess_value(text)
     origin, arguments = get_origin(hint), get_args(hint)
@@ -76,38 +76,37 @@ def parse_value(text: str, hint: Any, key: str) -> Any:
 
 
 def parse_numbers(text: str | None, key: str) -> tuple[int, ...] | None:
-    """Numbers and ranges with commas between them: 0,2-4 is 0, 2, 3, 4."""
+    """Parse comma-separated numbers and ranges, sorted: 0,2-4 gives 0, 2, 3, 4."""
     if text is None:
         return None
-    found: set[int] = set()
+    numbers: set[int] = set()
     for part in text.split(","):
         ends = part.strip().split("-")
         if not all(end.isdigit() for end in ends) or len(ends) > 2 or int(ends[0]) > int(ends[-1]):
-            raise ValueError(f"{key}={text}: expected whole numbers and ranges, as 0,2-4")
-        found.update(range(int(ends[0]), int(ends[-1]) + 1))
-    return tuple(sorted(found))
+            raise ValueError(f"{key}={text}: expected whole numbers and ranges, for example 0,2-4")
+        numbers.update(range(int(ends[0]), int(ends[-1]) + 1))
+    return tuple(sorted(numbers))
 
 
 def replace_values(config: C, values: Mapping[str, str], **fixed: Any) -> C:
-    """The configuration with some values read from the command line; an unknown key names the nearest."""
+    """Return the configuration with values from the command line. Raises ValueError for an unknown key."""
     hints = get_type_hints(type(config))
     check_keys(values, hints)
-    return dataclasses.replace(
-        config, **{key: parse_value(text, hints[key], key) for key, text in values.items()}, **fixed
-    )
+    parsed = {key: parse_value(text, hints[key], key) for key, text in values.items()}
+    return dataclasses.replace(config, **parsed, **fixed)
 
 
-FREE_KEYS = ("out", "device", "logging", "data_dir")  # where a run is written and computed: it stays the same run
+FREE_KEYS = ("out", "device", "logging", "data_dir")  # where a run is stored and computed; not part of the digest
 
 
 def compute_digest(config: Any, *, without: Iterable[str] = FREE_KEYS) -> str:
-    """Twelve hexadecimal digits that name a configuration; where it writes and runs makes no difference."""
-    left = set(without)
+    """Return twelve hexadecimal digits that name a configuration, ignoring the keys in `without` at every level."""
+    ignored = set(without)
 
-    def named(value: Any) -> Any:
-        return {k: named(v) for k, v in value.items() if k not in left} if isinstance(value, dict) else value
+    def drop_ignored(value: Any) -> Any:
+        return {k: drop_ignored(v) for k, v in value.items() if k not in ignored} if isinstance(value, dict) else value
 
-    values = named(dataclasses.asdict(config))
+    values = drop_ignored(dataclasses.asdict(config))
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 

@@ -1,11 +1,11 @@
-"""Durable files: a name never holds half a file, whatever happens while it is written."""
+"""Durable, atomic writes: after a crash, a path holds either the old file or the new one, never a part of it."""
 
 import os
 from pathlib import Path
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Write a whole file, or leave the old one: into a scratch file, flushed to disk, then renamed."""
+    """Write a file atomically: write a scratch file, flush it to disk, then rename it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -19,5 +19,5 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a whole text file as UTF-8, or leave the old one."""
+    """Write a UTF-8 text file atomically."""
     write_bytes(path, text.encode("utf-8"))
