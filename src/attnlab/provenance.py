@@ -1,4 +1,4 @@
-"""Where a number was taken: hardware, versions, commit."""
+"""Provenance of a measured number: hardware, versions, commit."""
 
 import os
 import platform
@@ -11,32 +11,41 @@ from attnlab import __version__
 
 
 def collect_provenance(device: torch.device) -> dict[str, str | int]:
+    """Return the hardware, the number of threads, the versions and the commit of this process."""
     return {
-        "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        "hardware": name_hardware(device),
         "threads": torch.get_num_threads(),
         "attnlab": __version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
-        "commit": os.environ.get("ATTNLAB_COMMIT") or _commit(),
+        "commit": find_commit(),
     }
 
 
-def _commit() -> str:
-    """Of the source this runs from, with a + where files differ from it; unknown where there is none."""
-    package = Path(__file__).parents[1]
+def find_commit() -> str:
+    """Return the commit of the running source, with a + if files differ from it; "unknown" outside a repository.
+
+    The environment variable ATTNLAB_COMMIT overrides it.
+    """
+    if commit := os.environ.get("ATTNLAB_COMMIT"):
+        return commit
+    package = Path(__file__).parent
 
     def git(*words: str) -> str:
         return subprocess.run(["git", *words], cwd=package, capture_output=True, text=True, check=False).stdout.strip()
 
     try:
-        if not git("ls-files", "__init__.py"):  # installed, perhaps below somebody else's repository
+        if not git("ls-files", "__init__.py"):  # installed, perhaps inside another repository
             return "unknown"
         return git("rev-parse", "--short", "HEAD") + ("+" if git("status", "--porcelain", "--", ".") else "")
-    except OSError:  # no git
+    except OSError:  # git is not installed
         return "unknown"
 
 
-def _processor() -> str:
+def name_hardware(device: torch.device) -> str:
+    """Return the name of the GPU or of the processor."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))

@@ -1,4 +1,4 @@
-"""What the command line shows: a bar or plain lines while it works, tables when it is done, a word if interrupted."""
+"""What the command line prints: a progress bar or plain lines, tables, and how to resume after an interruption."""
 
 import os
 import shlex
@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.table import Table
 from typer.core import TyperGroup
 
-LONG = 50  # letters of a first column that is not broken
+LONG = 50  # a first column up to this many characters is not wrapped
 
 
 class Bar:
-    """A bar on a terminal, plain lines elsewhere."""
+    """Progress on standard error: a bar on a terminal, plain lines elsewhere."""
 
     def __init__(self, steps: int) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -40,17 +40,19 @@ class Bar:
         self.console.print(line, markup=False, highlight=False, soft_wrap=not self.console.is_terminal)
 
     def show(self, values: dict[str, Any]) -> None:
-        told = {
-            key: f"{x:,.0f}" if key == "tokens_per_second" else f"{x:.4g}" for key, x in values.items() if key != "step"
-        }
-        line = "  ".join(f"{key} {text}" for key, text in told.items())
+        """Show one measurement of a training: as a line if it is a validation or there is no bar."""
+        line = "  ".join(
+            f"{key} {x:,.0f}" if key == "tokens_per_second" else f"{key} {x:.4g}"
+            for key, x in values.items()
+            if key != "step"
+        )
         if self.bar.disable or "valid_loss" in values:
             self.note(f"step {values['step']}  {line}")
         self.bar.update(self.task, completed=values["step"], description="" if "valid_loss" in values else line)
 
 
 class Interruptible(TyperGroup):
-    """Commands that say so when they are interrupted: typer itself says nothing."""
+    """Commands that print "interrupted" on Ctrl-C, where Typer alone prints nothing."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -62,25 +64,25 @@ class Interruptible(TyperGroup):
 
 @contextmanager
 def resumable() -> Iterator[None]:
-    """What is interrupted in it says how to go on."""
+    """On Ctrl-C inside this context, print the command that resumes, and exit with status 130."""
     try:
         yield
     except KeyboardInterrupt:
-        sys.stderr.write(f"attnlab: stopped, nothing is lost; to go on: {command_line()}\n")
+        sys.stderr.write(f"attnlab: stopped, nothing is lost; to resume: {command_line()}\n")
         raise typer.Exit(130) from None
 
 
 def command_line() -> str:
-    """What was typed, to be typed again."""
+    """Return the command as the user typed it, quoted for a shell."""
     return shlex.join(["attnlab", *sys.argv[1:]])
 
 
 def show_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
-    """Print a table; its first column is broken only where it is long."""
-    whole = max((len(str(row[0])) for row in rows), default=0) <= LONG
+    """Print a table. Its first column is wrapped only if it is wider than LONG."""
+    fits = max((len(str(row[0])) for row in rows), default=0) <= LONG
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for number, column in enumerate(columns):
-        table.add_column(column, overflow="fold", no_wrap=number == 0 and whole)
+        table.add_column(column, overflow="fold", no_wrap=number == 0 and fits)
     for row in rows:
         table.add_row(*(str(cell) for cell in row))
     Console(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else 140, emoji=False).print(table)

@@ -41,7 +41,7 @@ class CorpusText:
     source: list[str]  # by id
     target: list[str]
     labelled: bool
-    list_notes: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def check_sentence(self, number: int | None) -> None:
         if number is not None and not 1 <= number <= len(self.pairs):

@@ -1,0 +1,43 @@
+"""attnlab evaluate: score a run, print the scores and write them to its folder."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from attnlab.config import check_keys, parse_value, split_pairs
+from attnlab.decoding.evaluation import evaluate_files, evaluate_part
+from attnlab.decoding.scores import TextScore
+from attnlab.files import write_text
+from attnlab.terminal import Bar, show_table
+from attnlab.training.runs import open_run
+
+TYPES: dict[str, Any] = {"beam": int, "length_penalty": float, "eval_samples": int, "bootstrap": int}
+DATA_KEYS = ("data", "pair", "data_dir")
+
+
+def evaluate_run(run: str, settings: Sequence[str]) -> None:
+    """Score a run on a part of its data, on other data (data=), or on two text files (src= and tgt=)."""
+    values = split_pairs(settings)
+    check_keys(values, ["part", "weights", "device", "src", "tgt", *DATA_KEYS, *TYPES])
+    part, source, target = values.get("part", "test"), values.get("src"), values.get("tgt")
+    if (source is None) != (target is None):
+        raise ValueError("src= and tgt= must be given together: only one of them is set")
+    data = {key: values[key] for key in DATA_KEYS if key in values}
+    rules = {key: parse_value(values[key], kind, key) for key, kind in TYPES.items() if key in values}
+    samples, bootstrap = rules.pop("eval_samples", 0), rules.pop("bootstrap", 1000)
+    opened = open_run(run, device=values.get("device", "auto"), weights=values.get("weights"), data=data)
+    with Bar(1) as progress:
+        if source and target:
+            part, how = Path(source).name, {"bootstrap": bootstrap, "tick": progress.tick, **rules}
+            scores = evaluate_files(opened, Path(source), Path(target), **how)
+        else:
+            scores = evaluate_part(opened, part, samples=samples, bootstrap=bootstrap, tick=progress.tick, **rules)
+    translations, text_scores = scores.pop("translations", None), scores.pop("text", [])
+    rows = [[key, f"{x:.4f}" if isinstance(x, float) else x] for key, x in scores.items()]
+    rows += [[score["name"], str(TextScore(**score)).removeprefix(f"{score['name']} ")] for score in text_scores]
+    show_table(f"{run} on {part}", ["measure", "value"], rows)
+    file = opened.folder.path / f"evaluation-{'-'.join([*data.values(), part]).replace('/', '_')}.json"
+    stored = scores | {"text": text_scores, "translations": translations}
+    write_text(file, json.dumps(stored, ensure_ascii=False, indent=1) + "\n")
+    print(f"written: {file}")

@@ -1,0 +1,37 @@
+"""attnlab translate: translate standard input, one sentence per line, to standard output."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from attnlab.config import check_keys, parse_value, split_pairs
+from attnlab.decoding.evaluation import check_translator, translate_nbest
+from attnlab.terminal import Bar
+from attnlab.training.runs import open_run
+
+TYPES: dict[str, Any] = {"beam": int, "length_penalty": float, "n_best": int}
+
+
+def translate_input(run: str, settings: Sequence[str]) -> None:
+    """Print the best translation of each line; with n_best=, its N best as NUMBER ||| TRANSLATION ||| SCORE."""
+    values = split_pairs(settings)
+    check_keys(values, ["weights", "device", *TYPES])
+    rules = {key: parse_value(values[key], kind, key) for key, kind in TYPES.items() if key in values}
+    opened = open_run(run, device=values.get("device", "auto"), weights=values.get("weights"))
+    check_translator(opened.task)
+    lines, best = _decode_lines(sys.stdin.buffer.read()), {}
+    with Bar(1) as progress:
+        for number, candidates in translate_nbest(opened, lines, **rules):
+            best[number] = candidates
+            progress.tick(len(best), len(lines))
+    for number in range(len(lines)):
+        for each in best[number]:
+            print(f"{number} ||| {each.text} ||| {each.score:.4f}" if "n_best" in rules else each.text)
+
+
+def _decode_lines(text: bytes) -> list[str]:
+    try:
+        return text.decode("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        line = text[: error.start].count(b"\n") + 1
+        raise ValueError(f"standard input, line {line}: not UTF-8 ({error.reason})") from None
