@@ -1,21 +1,27 @@
-# make demo, make test: on a machine with Python >= 3.11, git and make, each does all its own set-up in .venv
+# make demo, make test, …: on a machine with Python >= 3.11, git and make, each does all its own set-up in .venv
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test test-slow test-gpu lint browser docs clean
+.PHONY: demo test test-browser test-docs test-slow test-gpu lint browser docs clean
 demo: .venv/ready
 	$(BIN)/attnlab demo
 
 test: lint
 	$(BIN)/pytest -q -n 2
 
+test-browser: .venv/ready  # the viewer and the pages in Chromium: make browser installs it
+	$(BIN)/pytest -q -n 2 -m browser
+
+test-docs: .venv/ready  # the site is built, and what its pages show is run
+	$(BIN)/pytest -q -m docs
+
 test-slow: .venv/ready
 	$(BIN)/pytest -q -m slow
 
 test-gpu: .venv/ready
-	$(BIN)/pytest -q -m 'gpu or kernel' -W default  # torch's compiler warns of itself
+	$(BIN)/pytest -q -m '(gpu or kernel) and not slow' -W default  # torch's compiler warns of itself
 
 browser:  # Chromium, which the tests of the viewer drive
 	@if command -v chromium >/dev/null; then chromium --version; \

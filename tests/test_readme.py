@@ -36,6 +36,7 @@ RUN = [
 ]  # fmt: skip
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize(
     "page", [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in RUN)], ids=lambda page: page.name
 )
@@ -55,6 +56,7 @@ from attnlab.mechanisms.softmax import Softmax as Mine
 """
 
 
+@pytest.mark.docs
 def test_commands_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(MINE)
@@ -71,6 +73,7 @@ def test_commands_run(tmp_path, monkeypatch):
         assert result.exit_code == 0, (words, result.output, result.exception)
 
 
+@pytest.mark.docs
 def test_the_results_page_is_what_the_results_say():
     import runpy
 
