@@ -1,1 +1,1 @@
-"""The one door to transformers: record, adapt, load and fine-tune Hugging Face models."""
+"""The only room that uses transformers: record, adapt, load and fine-tune Hugging Face models."""

@@ -1,7 +1,7 @@
-"""What the layers of an adapted Hugging Face model hand on: the carries of mechanisms such as RealFormer and CODA.
+"""Carries between the layers of an adapted Hugging Face model, for mechanisms such as RealFormer and CODA.
 
-A mechanism that carries gets what the layer before it in its cascade returned. These carries live in a Flow, from the
-moment the model is called until it returns or fails. Nothing here imports transformers.
+Such a mechanism receives the carry that the previous layer of its cascade returned. A CarryFlow holds these carries
+from the call of the model until it returns or fails. Nothing here imports transformers.
 """
 
 from collections.abc import Callable
@@ -15,24 +15,24 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, eq=False)
 class Cascade:
-    """The attention modules that carry one to the next: those whose names differ in numbers only."""
+    """Attention modules that pass a carry from one to the next: their names differ only in numbers."""
 
     name: str
 
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """Where an attention module stands in its model."""
+    """The position of an attention module in its model."""
 
     name: str
-    kind: str  # a key of recording.KINDS
+    kind: str  # a key of records.record.KINDS
     cascade: Cascade
-    layer: int  # its number in the cascade, from 0
+    layer: int  # index in the cascade, from 0
 
 
 @dataclass(frozen=True, eq=False)
-class Carried:
-    """What one layer hands to the next, with what it could see."""
+class LayerCarry:
+    """The carry of one layer, with the mask that the layer used."""
 
     carry: Tensor  # (b,h,i,j)
     mask: Tensor | None
@@ -43,61 +43,64 @@ class Carried:
 class CarryFlow:
     """The carries of one forward pass."""
 
-    owner: nn.Module | None  # the model whose call began it; None while a checkpoint is recomputed
+    owner: nn.Module | None  # the model whose call began the flow; None while a checkpoint is recomputed
     with_gradients: bool
-    carries: dict[Cascade, Carried] = field(default_factory=dict)
-    outer: "CarryFlow | None" = None  # that of the call within which this one began
+    carries: dict[Cascade, LayerCarry] = field(default_factory=dict)
+    outer: "CarryFlow | None" = None  # the flow of the enclosing call
 
-    def holds(self, model: nn.Module) -> bool:
-        """Whether the model is called as a part of the one that began this."""
+    def contains(self, model: nn.Module) -> bool:
+        """Return whether the model is a part of the flow's owner."""
         return self.owner is None or (model is not self.owner and any(model is part for part in self.owner.modules()))
 
 
 _FLOW: ContextVar[CarryFlow | None] = ContextVar("attnlab_flow", default=None)
 
 
-def arriving(place: Place, heads: int, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor | None:
-    """The carry of a layer before, of so many heads; None for the first. Refuses where it would be silently wrong."""
+def take_carry(place: Place, heads: int, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor | None:
+    """Return the carry (b,heads,i,j) of the previous layer, or None for the first layer of a cascade.
+
+    Raises an error where the carry would be silently wrong: without a model call, without gradients, or if its shape or
+    mask does not fit.
+    """
     flow = _FLOW.get()
     if flow is None:
         raise RuntimeError(
-            f"{place.name} was called outside a call of its model, so there is no carry to hand it; "
-            "checkpoint with model.gradient_checkpointing_enable(), not by hand"
+            f"{place.name} runs outside a call of its model, so it gets no carry; for checkpointing, call "
+            "model.gradient_checkpointing_enable() instead of wrapping layers"
         )
     if flow.with_gradients and not torch.is_grad_enabled():
         raise RuntimeError(
-            f"{place.name} runs without gradients inside a pass with them: reentrant checkpointing (or no_grad) "
-            'would cut its carry out of the gradient; use gradient_checkpointing_enable({"use_reentrant": False})'
+            f"{place.name} runs without gradients inside a pass with gradients: reentrant checkpointing (or no_grad) "
+            'drops the gradient of its carry; use gradient_checkpointing_enable({"use_reentrant": False})'
         )
     last = flow.carries.get(place.cascade)
-    if last is None or last.place.layer >= place.layer:  # the model goes through its layers again
+    if last is None or last.place.layer >= place.layer:  # the model runs through its layers a second time
         return None
     shape = (len(query), heads, query.shape[2], key.shape[2])
     if tuple(last.carry.shape) != shape:
         raise ValueError(
-            f"{last.place.name} hands on a carry of shape {tuple(last.carry.shape)} and {place.name} needs {shape}: "
-            "layers with caches of unequal length, or of different heads, cannot carry"
+            f"{last.place.name} passes a carry of shape {tuple(last.carry.shape)} but {place.name} needs {shape}: "
+            "layers with caches of unequal length, or with different numbers of heads, cannot share a carry"
         )
-    if not _same(mask, last.mask):
-        raise ValueError(
-            f"{last.place.name} and {place.name} see different keys, so a carry between them means nothing"
-        )
+    if not _is_same_mask(mask, last.mask):
+        raise ValueError(f"{last.place.name} and {place.name} see different keys, so they cannot share a carry")
     return last.carry.to(query.device)
 
 
-def hand_on(place: Place, carry: Tensor | None, mask: Tensor | None) -> None:
-    """Leave a carry for the next layer of the cascade."""
+def pass_carry(place: Place, carry: Tensor | None, mask: Tensor | None) -> None:
+    """Store a carry for the next layer of the cascade."""
     if carry is not None and (flow := _FLOW.get()) is not None:
-        flow.carries[place.cascade] = Carried(carry, mask, place)
+        flow.carries[place.cascade] = LayerCarry(carry, mask, place)
 
 
-def begin(model: nn.Module, _inputs: Any = None) -> None:
-    """Before a model whose mechanisms carry, or a model inside it, is called: the outermost call begins a flow.
+def begin_flow(model: nn.Module, _inputs: Any = None) -> None:
+    """Begin a flow before the outermost call of a model with carries (a forward pre-hook).
 
-    One of its own may be left over, and is dropped: hooks after a call do not run if the keyboard interrupted it.
+    A flow may be left over from an earlier call of the model, because hooks do not run after a keyboard interrupt. It
+    is dropped.
     """
     flow = outer = _FLOW.get()
-    if flow is not None and flow.holds(model):
+    if flow is not None and flow.contains(model):
         return
     while flow is not None:
         outer, flow = flow.outer if flow.owner is model else outer, flow.outer
@@ -108,15 +111,15 @@ def begin(model: nn.Module, _inputs: Any = None) -> None:
             layer._gradient_checkpointing_func = CarryingCheckpoint(checkpoint)  # type: ignore[assignment]
 
 
-def end(model: nn.Module, _inputs: Any = None, _output: Any = None) -> None:
-    """After it returned or failed: a flow ends with the call that began it."""
+def end_flow(model: nn.Module, _inputs: Any = None, _output: Any = None) -> None:
+    """End the flow after the call that began it has returned or failed (a forward hook)."""
     flow = _FLOW.get()
     if flow is not None and flow.owner is model:
         _FLOW.set(flow.outer)
 
 
 class CarryingCheckpoint:
-    """Checkpointing of a layer that also reads a carry: its recomputation, in the backward pass, gets the same one."""
+    """Gradient checkpointing of a layer that reads a carry: its recomputation gets the same carry as the first pass."""
 
     def __init__(self, checkpoint: Callable[..., Any]) -> None:
         self.checkpoint = checkpoint
@@ -125,23 +128,23 @@ class CarryingCheckpoint:
         flow = _FLOW.get()
         if flow is None:
             return self.checkpoint(function, *inputs, **options)
-        arrived, recomputing = dict(flow.carries), False
+        carries, recomputing = dict(flow.carries), False
 
-        def again(*inputs: Any, **named: Any) -> Any:
+        def run_again(*inputs: Any, **named: Any) -> Any:
             nonlocal recomputing
             if not recomputing:
                 recomputing = True
                 return function(*inputs, **named)
-            token = _FLOW.set(CarryFlow(None, True, dict(arrived)))
+            token = _FLOW.set(CarryFlow(None, True, dict(carries)))
             try:
                 return function(*inputs, **named)
             finally:
                 _FLOW.reset(token)
 
-        return self.checkpoint(again, *inputs, **options)
+        return self.checkpoint(run_again, *inputs, **options)
 
 
-def _same(mask: Tensor | None, other: Tensor | None) -> bool:
+def _is_same_mask(mask: Tensor | None, other: Tensor | None) -> bool:
     if mask is None or other is None:
         return mask is other
     return mask is other or (mask.shape == other.shape and torch.equal(mask, other.to(mask.device)))

@@ -1,7 +1,7 @@
-"""What the attention modules of a Hugging Face model call, and how to have them call something else for a while.
+"""The attention functions that Hugging Face models call through attnlab, and switching between them.
 
-Each adapted attention module holds its mechanism as the submodule `attnlab` and its `Place` beside it. Nothing here
-imports transformers: its models are known by what they can do.
+Each adapted attention module holds its mechanism as the submodule `attnlab`, and its `Place` as `attnlab_place`.
+Nothing here imports transformers.
 """
 
 import inspect
@@ -17,9 +17,9 @@ from attnlab.huggingface import carries as cascade
 from attnlab.huggingface import native
 from attnlab.mechanisms import Mechanism
 
-# names among the implementations of transformers
+# names under which transformers knows these implementations
 ADAPTED = "attnlab"
-WATCHED = "attnlab-watched"  # with additive masks, as the eager implementation has them
+WATCHED = "attnlab-watched"  # with additive masks, like the eager implementation
 WATCHED_BOOL = "attnlab-watched-bool"
 
 Attend = Callable[..., tuple[Tensor, Tensor | None]]
@@ -30,27 +30,27 @@ _ATTEND: ContextVar[Attend] = ContextVar("attnlab_attend")
 def attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """What an adapted model calls as its attention: (b,h,i,d), (b,g,j,d), (b,g,j,d) -> (b,i,h,d).
+    """Compute the attention of an adapted model: (b,h,i,d), (b,g,j,d), (b,g,j,d) -> (b,i,h,d).
 
-    A module that was left as it was keeps its own attention, on the same bool mask.
+    A module without a mechanism keeps its own attention, with the same bool mask.
     """
     if not isinstance(mechanism := getattr(module, "attnlab", None), Mechanism):
-        if not native.fused_refuses(options):
-            return native.fused(module, query, key, value, attention_mask, options), None
-        seen = native.visible(module, query, key, attention_mask, options)
-        return native.eager_context(module, query, key, value, seen, options), None
-    given = arguments(module, mechanism, query, key, attention_mask, options)
+        if not native.needs_eager(options):
+            return native.run_fused(module, query, key, value, attention_mask, options), None
+        seen = native.build_bool_mask(module, query, key, attention_mask, options)
+        return native.run_eager_in_chunks(module, query, key, value, seen, options), None
+    given = build_arguments(module, mechanism, query, key, attention_mask, options)
     mixed, carry = mechanism(query, key, value, **given)
-    cascade.hand_on(place_of(module), carry, attention_mask)
+    cascade.pass_carry(get_place(module), carry, attention_mask)
     return mixed.transpose(1, 2).contiguous(), None
 
 
-def watched(module: nn.Module, *tensors: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
-    """What a watched model calls: the function that it was switched to."""
+def attend_watched(module: nn.Module, *tensors: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+    """Call the function that the watched model was switched to."""
     return _ATTEND.get()(module, *tensors, **options)
 
 
-def arguments(
+def build_arguments(
     module: nn.Module,
     mechanism: Mechanism,
     query: Tensor,
@@ -58,63 +58,64 @@ def arguments(
     attention_mask: Tensor | None,
     options: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """mask, carry, causal and bias for the mechanism, from what the attention module was going to call."""
-    place = place_of(module)
-    given = understood(place.name, attention_mask, options) | {"causal": native.causal(module, attention_mask, options)}
+    """Return mask, carry, causal and bias for the mechanism, from the arguments of the attention module's call."""
+    place = get_place(module)
+    given = read_mask_and_bias(place.name, attention_mask, options)
+    given["causal"] = native.is_causal_call(module, attention_mask, options)
     decoding = query.shape[2] < key.shape[2]
     if mechanism.self_only and decoding and attention_mask is not None and not attention_mask[..., -1, -1].any():
         kind = type(mechanism).__name__
-        raise ValueError(f"{place.name}: with a static cache, {kind} cannot know which key is a query's own")
+        raise ValueError(f"{place.name}: with a static cache, {kind} cannot find a query's own key; use another cache")
     if mechanism.training:
-        mechanism.dropout = float(options.get("dropout") or 0.0)  # the model says it at each call
+        mechanism.dropout = float(options.get("dropout") or 0.0)  # the model passes it at each call
     heads = mechanism.carry_heads
-    carry = cascade.arriving(place, heads, query, key, attention_mask) if mechanism.carries else None
+    carry = cascade.take_carry(place, heads, query, key, attention_mask) if mechanism.carries else None
     return given | {"carry": carry}
 
 
-def understood(name: str, attention_mask: Tensor | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The mask and the bias among an attention module's arguments; refuses those that a mechanism has no place for."""
+def read_mask_and_bias(name: str, attention_mask: Tensor | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the mask and the bias of an attention call. Raises ValueError for arguments that no mechanism has."""
     if attention_mask is not None and attention_mask.dtype != torch.bool:
         raise ValueError(
-            f"{name} was given a mask of {attention_mask.dtype}, not bool: either the attention_mask passed was "
-            "additive (pass a bool one), or this architecture makes its masks by itself and is not supported"
+            f"{name} got a mask of {attention_mask.dtype}, expected bool: either the attention_mask is additive "
+            "(pass a bool one), or this architecture builds its own masks and is not supported"
         )
     if options.get("softcap") is not None:
         raise ValueError(
-            f"{name} caps its logits (softcap={options['softcap']}), which no mechanism here has: not supported"
+            f"{name} caps its logits (softcap={options['softcap']}), which no mechanism of attnlab supports"
         )
     for option, value in options.items():
         if isinstance(value, Tensor) and option not in ("position_bias", *native.HARMLESS):
             raise ValueError(
-                f"{name} passes the tensor {option!r} to its attention, which no mechanism here has: not supported"
+                f"{name} passes the tensor {option!r} to its attention, which no mechanism of attnlab supports"
             )
     return {"mask": attention_mask, "bias": options.get("position_bias")}
 
 
-def guard(model: nn.Module, _inputs: tuple, named: dict[str, Any]) -> None:
-    """Before an adapted model is called: refuse if it would not use its mechanisms, or could not do what is asked."""
+def check_call(model: nn.Module, _inputs: tuple, named: dict[str, Any]) -> None:
+    """Refuse a call of an adapted model that would bypass its mechanisms or asks for attentions (a pre-hook)."""
     if named.get("output_attentions"):
-        raise ValueError("an adapted model returns no attentions under output_attentions: attnlab.record shows them")
+        raise ValueError("an adapted model does not support output_attentions; use attnlab.record to see its weights")
     chosen = str(model.config._attn_implementation)  # type: ignore[union-attr]
     if not chosen.startswith(ADAPTED):
         raise RuntimeError(
-            f"this model was adapted, but its attention implementation is now {chosen!r}, which knows nothing of that; "
-            f"set_attn_implementation({ADAPTED!r}) sets it back"
+            f"this model is adapted, but its attention implementation is {chosen!r}, which bypasses the mechanisms; "
+            f"call set_attn_implementation({ADAPTED!r})"
         )
 
 
-def call(model: Any, inputs: Mapping[str, Tensor], **options: Any) -> Any:
-    """One forward pass, without a cache."""
+def run_forward(model: Any, inputs: Mapping[str, Tensor], **options: Any) -> Any:
+    """Run one forward pass without a cache."""
     if "use_cache" in inspect.signature(model.forward).parameters:
         options["use_cache"] = False
     return model(**inputs, **options, return_dict=True)
 
 
 @contextmanager
-def switched(model: nn.Module, implementation: str, function: Attend | None = None) -> Iterator[None]:
-    """Within, the model's attention is of this implementation; a watched one calls the function."""
-    configs = [part.config for part in parts(model)]
-    for config in configs:  # and those inside them, which join the list
+def switch_attention(model: nn.Module, implementation: str, function: Attend | None = None) -> Iterator[None]:
+    """Switch the model to an attention implementation while the context is open; watched ones call the function."""
+    configs = [part.config for part in list_models(model)]
+    for config in configs:  # the list grows by the configs inside them
         configs += [sub for key in config.sub_configs if (sub := getattr(config, key, None)) is not None]
     before = [(config, config._attn_implementation) for config in configs]
     token = None if function is None else _ATTEND.set(function)
@@ -123,41 +124,43 @@ def switched(model: nn.Module, implementation: str, function: Attend | None = No
         yield
     finally:
         for config, own in before:
-            config._attn_implementation_internal = own  # the property would hand it down to other configs
+            config._attn_implementation_internal = own  # setting the property would change other configs too
         if token is not None:
             _ATTEND.reset(token)
 
 
 def set_implementation(model: nn.Module, implementation: str) -> None:
-    """Of the model and all models in it: older transformers pass over those with a config of the same class (T5)."""
-    for part in parts(model):
+    """Set the implementation of the model and all models in it.
+
+    Older versions of transformers skip inner models whose config has the same class (T5).
+    """
+    for part in list_models(model):
         if part.config._attn_implementation != implementation:
             part.set_attn_implementation(implementation)
 
 
-def parts(model: nn.Module) -> list[Any]:
-    """The model and the models inside it."""
+def list_models(model: nn.Module) -> list[Any]:
+    """Return the model and the models inside it."""
     return [part for part in model.modules() if hasattr(part, "set_attn_implementation")]
 
 
-def encoder(model: Any) -> nn.Module | None:
-    """That of an encoder-decoder model."""
+def find_encoder(model: Any) -> nn.Module | None:
+    """Return the encoder of an encoder-decoder model, else None."""
     return model.get_encoder() if model.config.is_encoder_decoder else None
 
 
-def place_of(module: nn.Module) -> cascade.Place:
-    """Where an adapted attention module stands."""
+def get_place(module: nn.Module) -> cascade.Place:
     return module.attnlab_place  # type: ignore[return-value]
 
 
-def adaptation_of(model: nn.Module) -> Any:
-    """What was put into the model, or a model in it; None if nothing was."""
+def find_adaptation(model: nn.Module) -> Any:
+    """Return the adaptation of the model or of a model in it, or None."""
     return next((vars(m)["attnlab_adaptation"] for m in model.modules() if "attnlab_adaptation" in vars(m)), None)
 
 
-def by_itself(model: nn.Module) -> str:
-    """Why a model that calls nothing of this is refused."""
+def explain_refusal(model: nn.Module) -> str:
+    """Return the error message for a model that does not use transformers' AttentionInterface."""
     return (
-        f"{type(model).__name__} computes its attention by itself, not through transformers' AttentionInterface, "
-        "so it can neither be recorded nor adapted: not supported"
+        f"{type(model).__name__} is not supported: it computes attention in its own code, not through transformers' "
+        "AttentionInterface, so it cannot be recorded or adapted"
     )

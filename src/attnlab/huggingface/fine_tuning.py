@@ -1,10 +1,10 @@
-"""A causal Hugging Face model as a language model of ours, to be fine-tuned: its attention replaced, or its own.
+"""Fine-tune a causal Hugging Face model as an attnlab language model, with its own attention or another.
 
-    id of the task    0 <pad>    1 <s>    2 </s>    3 <unk>    4 + t
-    of the model        –          –      its end     –          t
+    id of the task      0 <pad>    1 <s>    2 </s>       3 <unk>    4 + t
+    id of the model       –          –      eos token      –          t
 
-Text holds no end but </s>, so the end's own 4 + t is never met. The model's logits are taken as it returns them,
-whatever it does to them last. Nothing here imports transformers.
+The end of a text is always </s>, so id 4 + t of the eos token never occurs. The logits are those that the model
+returns, after any transformation of its own. Nothing here imports transformers.
 """
 
 import os
@@ -21,58 +21,58 @@ from attnlab.huggingface import dispatch
 from attnlab.models.embedding import Readout
 from attnlab.models.transformer import Transformer
 
-SPECIALS = 4  # ids of the task before those of the model
+SPECIALS = 4  # number of task ids that precede the model's ids
 PADDING = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class TunedConfig:
-    """Which model is fine-tuned, and with what attention."""
+    """The model to fine-tune and its attention."""
 
     path: str  # a folder, or an id on the Hugging Face hub
-    attention: str = "softmax"  # leaves the model's own as it is
+    attention: str = "softmax"  # softmax keeps the model's own attention
     attention_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    vocabulary: int = 0  # of the task
-    max_length: int = 0  # of its examples
+    vocabulary: int = 0  # size of the task's vocabulary
+    max_length: int = 0  # number of tokens in the task's longest example
 
 
 class TunedLanguageModel(Transformer):
     """p(token_{t+1} | token_1 … token_t) by the model. Padding on the right lies in the future, so it needs no mask."""
 
-    readout: "Renumbered"
+    readout: "TaskReadout"
 
     def __init__(self, model: Any, end: int) -> None:
         super().__init__()
-        self.model, self.readout = model, Renumbered(end)
+        self.model, self.readout = model, TaskReadout(end)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens (b,n) -> logits (b,n,4+v)."""
+        """Compute logits (b,n,4+v) from tokens (b,n)."""
         return self.readout(self.hidden(tokens))
 
     def hidden(self, tokens: Tensor) -> Tensor:
-        """The model's own logits (b,n,v)."""
-        return dispatch.call(self.model, {"input_ids": self.readout.own(tokens)}).logits
+        """Compute the model's own logits (b,n,v)."""
+        return dispatch.run_forward(self.model, {"input_ids": self.readout.to_model_ids(tokens)}).logits
 
     def sequences(self, tokens: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         return {"target": (tokens, tokens != PADDING)}
 
     def save(self, folder: Path, tokenizer: str) -> None:
-        """As transformers saves a model, with its tokenizer, for attnlab.load and attnlab.record."""
+        """Save the model and its tokenizer in the format of transformers, for attnlab.load and attnlab.record."""
         from attnlab.huggingface import pretrained
 
         self.model.save_pretrained(folder)
         pretrained.open_tokenizer(os.path.expanduser(tokenizer), False).save_pretrained(folder)
 
 
-class Renumbered(Readout):
-    """From the model's logits (…,v) to those of the task's ids (…,4+v); −∞ for what is no token of the model."""
+class TaskReadout(Readout):
+    """Maps the model's logits (…,v) to the task's ids (…,4+v); ids without a token of the model get −∞."""
 
     def __init__(self, end: int) -> None:
         super().__init__()
         self.end = end
 
-    def own(self, ids: Tensor) -> Tensor:
-        """The task's ids as the model's; what it has no token for is the end, where nothing looks."""
+    def to_model_ids(self, ids: Tensor) -> Tensor:
+        """Map the task's ids to the model's. Ids without a token become the eos token, whose output is never used."""
         return torch.where(ids < SPECIALS, self.end, ids - SPECIALS)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -86,53 +86,53 @@ class Renumbered(Readout):
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         logits = hidden.flatten(0, -2)
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return F.cross_entropy(wide, self.own(targets).flatten(), reduction="none").view_as(targets)
+        return F.cross_entropy(wide, self.to_model_ids(targets).flatten(), reduction="none").view_as(targets)
 
 
-def tuned(config: TunedConfig) -> TunedLanguageModel:
-    """The model of a configuration with the weights it comes with; a mechanism's own parameters are new."""
+def open_tuned_model(config: TunedConfig) -> TunedLanguageModel:
+    """Load the model with its pretrained weights. The mechanism's own parameters get their initial values."""
     from attnlab.huggingface import pretrained
 
     how: dict[str, Any] = {"trust_remote_code": False, "device": None, "dtype": torch.float32}
     name = os.path.expanduser(config.path)
     model = pretrained.open_model(name, allow_pickle=False, allow_code=False, **how)
-    words = _words(model, config.path)
-    end = _end(model, config.path, words)
+    words = _count_words(model, config.path)
+    end = _find_end_token(model, config.path, words)
     _check_sizes(model, config, words)
     if config.attention != "softmax":
         pretrained.adapt(model, config.attention, **config.attention_options)
     return TunedLanguageModel(model, end)
 
 
-def _end(model: Any, path: str, words: int) -> int:
-    """The token that ends a text, which is </s> of the task."""
+def _find_end_token(model: Any, path: str, words: int) -> int:
+    """Return the model's eos token, which is the task's </s>."""
     given = getattr(model.config, "eos_token_id", None)
     end = given[0] if isinstance(given, list) else given
     if end is None or not 0 <= end < words:
-        raise ValueError(f"{path} names no token that ends a text (eos_token_id={given}): say one in its config.json")
+        raise ValueError(f"{path} has no valid eos token (eos_token_id={given}): set one in its config.json")
     return end
 
 
 @torch.no_grad()
-def _words(model: Any, path: str) -> int:
-    """How many words the model predicts; refuses one in which a token changes what was predicted before it."""
+def _count_words(model: Any, path: str) -> int:
+    """Return the size of the vocabulary that the model predicts. Raises ValueError if the model is not causal."""
     refusal = f"{path} is a {type(model).__name__}, not a causal language model"
     if model.config.is_encoder_decoder or model.main_input_name != "input_ids":
         raise ValueError(refusal)
     texts = torch.tensor([[0, 1, 0], [0, 1, 1]])
-    logits = getattr(dispatch.call(model, {"input_ids": texts}), "logits", None)
+    logits = getattr(dispatch.run_forward(model, {"input_ids": texts}), "logits", None)
     if logits is None or logits.shape[:-1] != texts.shape:
-        raise ValueError(f"{refusal}: it predicts no words")
+        raise ValueError(f"{refusal}: it does not predict a token at each position")
     if not torch.allclose(logits[0, :-1], logits[1, :-1], rtol=1e-3, atol=1e-4):
-        raise ValueError(f"{refusal}: it sees the words that it is to predict")
+        raise ValueError(f"{refusal}: it sees the tokens that it should predict")
     return logits.shape[-1]
 
 
 def _check_sizes(model: Any, config: TunedConfig, words: int) -> None:
     if config.vocabulary > SPECIALS + words:
         more = f"{config.vocabulary - SPECIALS} tokens, more than the {words} of {config.path}"
-        raise ValueError(f"the tokenizer has {more}: say another tokenizer=")
+        raise ValueError(f"the tokenizer has {more}: choose another tokenizer=")
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions is not None and config.max_length > positions:
-        reads = f"{config.path} reads {positions} tokens and the task's examples have {config.max_length}"
-        raise ValueError(f"{reads}: say block={positions} or less, and a context= below it")
+        reads = f"{config.path} reads at most {positions} tokens and the task's examples have {config.max_length}"
+        raise ValueError(f"{reads}: set block={positions} or less, and context= below block=")

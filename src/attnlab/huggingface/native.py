@@ -1,7 +1,8 @@
-"""The attention that a Hugging Face model brings along: its own file's eager function, and torch's fused one.
+"""The attention functions of a Hugging Face model: the eager one from its own file, and torch's fused one.
 
-Every model that dispatches its attention has, in its own file, `eager_attention_forward`: softcap, sinks, position bias
-and grouped heads are followed there. It is found through the attention module, so nothing here imports transformers.
+Every model that dispatches its attention has a function `eager_attention_forward` in its own file. That function
+handles softcap, sinks, position bias and grouped heads. It is found through the attention module, so nothing here
+imports transformers.
 """
 
 import copy
@@ -12,92 +13,92 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-ROWS = 256  # queries at a time, where weights are made in ranges
-# tensors that reach attention functions among their keywords and mean nothing there
+ROWS = 256  # number of queries in one chunk
+# tensors that attention functions receive as keywords and do not use
 HARMLESS = ("position_ids", "cache_position", "position_embeddings", "num_items_in_batch")
 
 
-def eager(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The eager function of the file that the attention module, or a class it comes from, is written in."""
+def find_eager(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return the eager function from the file that defines the attention module's class or one of its base classes."""
     for kind in type(module).__mro__:
-        found = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
-        if found is not None:
-            return found
+        function = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
+        if function is not None:
+            return function
     raise ValueError(
-        f"{type(module).__name__} has no eager_attention_forward in its file, so its weights cannot be had"
+        f"{type(module).__name__} is not supported: its file has no eager_attention_forward to compute weights with"
     )
 
 
 def is_causal(module: nn.Module, options: Mapping[str, Any]) -> bool:
-    """Whether attention without a mask is causal: what the call says, else the module, as transformers reads them."""
-    said = options.get("is_causal")
-    return getattr(module, "is_causal", True) if said is None else said
+    """Return whether attention without a mask is causal: is_causal of the call, else of the module."""
+    option = options.get("is_causal")
+    return getattr(module, "is_causal", True) if option is None else option
 
 
-def causal(module: nn.Module, attention_mask: Tensor | None, options: Mapping[str, Any]) -> bool:
-    """A mask says everything by itself; without one, attention is causal if the module is."""
+def is_causal_call(module: nn.Module, attention_mask: Tensor | None, options: Mapping[str, Any]) -> bool:
+    """Return whether the call is causal without a mask. A mask, if given, already hides the future."""
     return attention_mask is None and is_causal(module, options)
 
 
-def visible(
+def build_bool_mask(
     module: nn.Module, query: Tensor, key: Tensor, attention_mask: Tensor | None, options: Mapping[str, Any]
 ) -> Tensor:
-    """Where a query may look, as one bool tensor that broadcasts to (b,1,i,j)."""
+    """Return a bool tensor that broadcasts to (b,1,i,j): True where a query may attend."""
     if attention_mask is not None:
         return attention_mask
     i, j = query.shape[2], key.shape[2]
-    if causal(module, attention_mask, options) and i > 1:
+    if is_causal_call(module, attention_mask, options) and i > 1:
         return torch.ones(i, j, dtype=torch.bool, device=query.device).tril(j - i)[None, None]
     return torch.ones(1, 1, 1, j, dtype=torch.bool, device=query.device)
 
 
-def fused_refuses(options: Mapping[str, Any]) -> bool:
-    """torch's fused attention has no softcap, and would overlook sinks."""
+def needs_eager(options: Mapping[str, Any]) -> bool:
+    """Return whether the call needs eager attention: torch's fused attention supports neither softcap nor sinks."""
     return options.get("softcap") is not None or options.get("s_aux") is not None
 
 
-def fused(
+def run_fused(
     module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: Mapping[str, Any]
 ) -> Tensor:
-    """The context (b,i,h,d) by the model's sdpa; mask is bool, or None with the module saying whether it is causal."""
+    """Compute the context (b,i,h,d) with the model's sdpa. mask is bool; without one, the module may be causal."""
     for kind in type(module).__mro__:
         functions = getattr(sys.modules.get(kind.__module__), "ALL_ATTENTION_FUNCTIONS", None)
         if functions is not None:
             return functions["sdpa"](module, q, k, v, mask, **options)[0]
-    raise ValueError(f"{type(module).__name__} has no table of attention functions in its file")
+    raise ValueError(f"{type(module).__name__} is not supported: its file has no ALL_ATTENTION_FUNCTIONS")
 
 
-def rows(
+def attend_rows(
     module: nn.Module, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, options: Mapping[str, Any], start: int, stop: int
 ) -> tuple[Tensor, Tensor]:
-    """Context (b,stop−start,h,d) and weights (b,h,stop−start,j) of some queries, by the eager function.
+    """Compute context (b,stop−start,h,d) and weights (b,h,stop−start,j) of some queries with the eager function.
 
-    seen is bool and broadcasts to (b,1,i,j); a query that sees nothing gets what the eager function gives it.
+    seen is bool and broadcasts to (b,1,i,j). A query that sees no key gets whatever the eager function returns.
     """
     part = seen.expand(-1, -1, q.shape[2], -1)[:, :, start:stop]
     options = {name: value for name, value in options.items() if name not in HARMLESS}
     if (bias := options.get("position_bias")) is not None:
         options["position_bias"] = bias[:, :, start:stop] if bias.shape[2] == q.shape[2] else bias
-    return eager(module)(module, q[:, :, start:stop], k, v, additive(part, q.dtype), **options)
+    return find_eager(module)(module, q[:, :, start:stop], k, v, to_additive(part, q.dtype), **options)
 
 
-def eager_context(
+def run_eager_in_chunks(
     module: nn.Module, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, options: Mapping[str, Any]
 ) -> Tensor:
-    """The context (b,i,h,d) by the eager function, without ever holding all the weights."""
+    """Compute the context (b,i,h,d) with the eager function, in chunks of ROWS queries to save memory."""
     starts = range(0, q.shape[2], ROWS)
-    return torch.cat([rows(module, q, k, v, seen, options, start, start + ROWS)[0] for start in starts], dim=1)
+    return torch.cat([attend_rows(module, q, k, v, seen, options, start, start + ROWS)[0] for start in starts], dim=1)
 
 
-def additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
-    """A bool mask as the eager functions take it: 0 where visible, the least number elsewhere."""
+def to_additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert a bool mask to the additive mask of eager functions: 0 where visible, the dtype's minimum elsewhere."""
     return torch.zeros((), dtype=dtype, device=seen.device).where(seen, torch.finfo(dtype).min)
 
 
-def light(module: nn.Module) -> nn.Module:
-    """The attention module with nothing in it but what its eager function reads: no submodules, parameters copied.
+def strip_module(module: nn.Module) -> nn.Module:
+    """Return a copy of the attention module that has what its eager function reads: copied parameters, no submodules.
 
-    Weights made from it later keep no model alive, and do not change when the model is trained on.
+    The copy does not keep the model alive, and later training does not change it.
     """
     alone = copy.copy(module)
     alone._modules = {}

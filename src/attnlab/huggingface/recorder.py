@@ -1,4 +1,4 @@
-"""Record any model: one of ours, or a Hugging Face model. transformers is imported only for the latter."""
+"""Record any model, of attnlab or of Hugging Face. Only the latter imports transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,16 @@ def record(
 ) -> Record:
     """Record what a model in evaluation mode attends to on one batch.
 
-    model         a model of ours; a Hugging Face model, its id or its folder
-    batch         for ours, what forward takes: a tensor, a tuple or a mapping; for Hugging Face models, text
-    noise         a seed: one sampled pass of a stochastic mechanism, instead of the mean
-    feed_forward  also what the feed-forward after each attention does; its weights take memory
-    options       for Hugging Face models: those of attnlab.huggingface.pretrained.record
+    model         an attnlab model; or a Hugging Face model, its id or its folder
+    batch         for attnlab models, the inputs of forward: a tensor, a tuple or a mapping; for Hugging Face models, text
+    noise         seed for one sampled pass of a stochastic mechanism, instead of its mean
+    feed_forward  also record the feed-forward after each attention; its weights take memory
+    options       for Hugging Face models: the options of attnlab.huggingface.pretrained.record
     """
-    inner = model if isinstance(model, str | Path) else watch.unwrapped(model)
+    inner = model if isinstance(model, str | Path) else watch.unwrap_model(model)
     if isinstance(inner, Model):
         if options:
-            raise TypeError(f"{', '.join(options)}: only for Hugging Face models; {type(inner).__name__} is not one")
+            raise TypeError(f"{', '.join(options)}: only for Hugging Face models, got {type(inner).__name__}")
         return watch.record(inner, batch, noise=noise, feed_forward=feed_forward)
     from attnlab.huggingface import pretrained
 

@@ -1,0 +1,130 @@
+"""Hugging Face models that cannot be adapted, and calls that an adapted model refuses."""
+
+import pytest
+import tiny_models
+import torch
+import transformers
+from adapted_models import MODELS, output, tiny
+
+import attnlab
+from attnlab.huggingface import pretrained
+from attnlab.mechanisms import Mechanism
+
+
+@pytest.mark.parametrize(
+    ("name", "mechanism", "options", "message"),
+    [
+        ("bert", "sofmax", {}, "did you mean 'softmax'"),
+        ("bert", "dagpam", {"inital": 0.0}, "did you mean 'initial'"),
+        ("bert", "softmax", {"scale": 1.0}, "scale"),
+        ("bert", "softmax", {"kinds": ["self"]}, "kind of attention 'self'"),
+        ("bert", "softmax", {"kinds": ["encoder"]}, "'encoder'.*did you mean 'encoder-self'"),
+        ("bert", "softmax", {"kinds": ()}, "kinds is empty"),
+        ("bert", "softmax", {"kinds": ["cross"]}, "no cross attention"),
+        ("bert", "dagpam", {"initial": torch.ones(2)}, "cannot be saved"),
+        ("t5", "shaped", {}, r"kinds=\('encoder-self', 'decoder-self'\)"),
+        ("gemma2", "softmax", {}, r"layers\.0\.self_attn.*softcap=3\.0"),
+        ("gpt_oss", "softmax", {}, r"layers\.0\.self_attn.*'s_aux'"),
+        ("albert", "realformer", {}, "several layers"),
+    ],
+)
+def test_what_cannot_be_adapted(name, mechanism, options, message):
+    model = getattr(tiny_models, name)()
+    batch = tiny_models.padded_batch(model)
+    before = output(model, batch)
+    with pytest.raises((ValueError, TypeError), match=message):
+        pretrained.adapt(model, mechanism, **options)
+    assert not any(isinstance(module, Mechanism) for module in model.modules())
+    assert torch.equal(output(model, batch), before)
+
+
+def test_a_mechanism_that_cannot_be_built_leaves_the_model_alone():
+    model = tiny("bert")
+    with pytest.raises(ValueError, match=r"head_dim.*5"):
+        pretrained.adapt(model, "differential")
+    assert not hasattr(model.encoder.layer[0].attention.self, "attnlab")
+    pretrained.adapt(model, "softmax")
+
+
+def test_adapted_once_only():
+    model = pretrained.adapt(tiny("bert"), "softmax")
+    with pytest.raises(ValueError, match="already adapted"):
+        pretrained.adapt(model, "dagpam")
+    with pytest.raises(TypeError, match=r"Hugging Face.*str"):
+        pretrained.adapt("bert", "dagpam")
+
+
+def test_another_implementation_would_forget_the_mechanisms():
+    model = pretrained.adapt(tiny("t5"), "softmax")
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(RuntimeError, match=r"'sdpa'.*set_attn_implementation\('attnlab'\)"):
+        model(**tiny_models.padded_batch(model))
+    model.set_attn_implementation("attnlab")
+    model(**tiny_models.padded_batch(model))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_output_attentions_would_be_empty(name):
+    model = pretrained.adapt(tiny(name), "softmax")
+    with pytest.raises(ValueError, match=r"output_attentions.*attnlab\.record"):
+        model(**tiny_models.padded_batch(model), output_attentions=True)
+
+
+def test_additive_masks_are_refused():
+    model = pretrained.adapt(tiny("gpt2"), "softmax")
+    with pytest.raises(ValueError, match=r"h\.0\.attn.*torch\.float64"):
+        model(torch.ones(1, 3).long(), attention_mask=torch.zeros(1, 1, 3, 3).double())
+
+
+def test_what_a_model_does_beside_softmax_is_found_by_the_dry_run(monkeypatch):
+    file = transformers.models.bert.modeling_bert
+    own = file.eager_attention_forward
+
+    def sharpened(module, query, *rest, **named):
+        return own(module, query * 1.5, *rest, **named)
+
+    monkeypatch.setattr(file, "eager_attention_forward", sharpened)
+    with pytest.raises(
+        ValueError,
+        match=r"BertModel.*encoder\.layer\.0\.attention\.self, plain softmax",
+    ):
+        pretrained.adapt(tiny("bert"), "dagpam")
+
+
+def test_a_model_that_is_another_through_the_door_is_found_by_the_dry_run():
+    model = tiny("bert")
+
+    def otherwise(module, args):
+        return args if model.config._attn_implementation == "eager" else (args[0] * 1.5, *args[1:])
+
+    model.encoder.layer[1].register_forward_pre_hook(otherwise)
+    with pytest.raises(ValueError, match=r"BertModel.*output"):
+        pretrained.adapt(model, "dagpam")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_deep_model_is_not_refused_for_its_rounding(dtype):
+    """In so many layers and large weights a last bit becomes the whole difference."""
+    model = tiny_models.llama(num_hidden_layers=24, initializer_range=1.0).to(dtype)
+    model = pretrained.adapt(model, "realformer")
+    assert output(model, tiny_models.padded_batch(model)).isfinite().all()
+
+
+def test_models_that_read_no_tokens_are_refused():
+    with pytest.raises(ValueError, match="ViTModel reads pixel_values"):
+        pretrained.adapt(tiny_models.vit(), "softmax")
+
+
+def test_lazy_records_are_of_a_models_own_attention():
+    model = pretrained.adapt(tiny("bert"), "softmax")
+    with pytest.raises(ValueError, match="lazy"):
+        attnlab.record(model, tiny_models.padded_batch(model), lazy=True)
+
+
+def test_one_sampled_pass_of_an_adapted_model():
+    model = pretrained.adapt(tiny("gpt2"), "coda")
+    batch = tiny_models.padded_batch(model)
+    mean, one, same, other = (attnlab.record(model, batch, noise=seed).layers[2].weights for seed in (None, 1, 1, 2))
+    assert torch.equal(one, same)
+    assert not torch.allclose(one, mean, atol=1e-3)
+    assert not torch.allclose(one, other, atol=1e-3)
