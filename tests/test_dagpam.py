@@ -55,17 +55,10 @@ def test_mix_is_one_call_with_two_query_heads_for_each_key_head():
     assert (queries.shape[1], keys.shape[1], options["is_causal"]) == (8, 2, True)
 
 
-def test_dropout_falls_on_each_branch():
-    """With one key of value 1 the context is the dropped weight: 0, 2(1+λ), −2λ, or their sum."""
-    mechanism = attention("dagpam", heads=1, head_dim=1, initial=3.0, dropout=0.5).train()
-    x = torch.ones(2000, 1, 1, 1)
-    assert sorted(mechanism(x, x, x)[0].detach().round(decimals=4).unique().tolist()) == [-6.0, 0.0, 2.0, 8.0]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"initial": (3.0, 1.0)}, "say tied=False"),
+        ({"initial": (3.0, 1.0)}, "tied=False"),
         ({"negative_init": "zeros"}, "'xavier' or 'minus-identity'"),
     ],
 )

@@ -14,7 +14,7 @@ from attnlab.decoding import decode
 from attnlab.decoding.decode import BeamSearch, Pinnable, Session, decode_beam, decode_greedy
 from attnlab.decoding.search import Hypothesis, Rules
 from attnlab.mechanisms import MECHANISMS
-from attnlab.mechanisms.noise import sampled
+from attnlab.mechanisms.noise import seed_noise
 from attnlab.models.cache import StaticCache
 from attnlab.models.transformer import TransformerConfig, build
 
@@ -340,10 +340,10 @@ def test_what_is_refused():
         decode_beam(model, source[0])
     with pytest.raises(ValueError, match="max_length allows 14 tokens, but the model has positions for 13"):
         static(model, source, max_length=14)
-    with sampled(model, 3):
+    with seed_noise(model, 3):
         decode_beam(model, source, max_length=3)  # there is no noise in this model
     stochastic = translator("coda")
-    with sampled(stochastic, 3), pytest.raises(ValueError, match="noise is for scoring, not for decoding"):
+    with seed_noise(stochastic, 3), pytest.raises(ValueError, match="noise is for scoring, not for decoding"):
         decode_beam(stochastic, source)
     with pytest.raises(ValueError, match=r"the model is in training mode.*model.eval\(\)"):
         decode_beam(model.train(), source)

@@ -5,8 +5,8 @@ import torch
 from small_models import LM, TRANSLATOR, every_mechanism, made
 
 from attnlab.mechanisms import MECHANISMS
-from attnlab.mechanisms.noise import sampled
-from attnlab.models.cache import Static
+from attnlab.mechanisms.noise import seed_noise
+from attnlab.models.cache import StaticCache
 
 both_caches = pytest.mark.parametrize("static", [None, 11], ids=["growing", "static"])
 close = {"rtol": 0.0, "atol": 1e-11}
@@ -59,7 +59,7 @@ def test_adaptive_softmax(static):
 @pytest.mark.parametrize("name", [name for name, kind in MECHANISMS.items() if kind.stochastic])
 def test_noise_is_the_same_step_by_step(name, static):
     model, tokens = made(LM, name), torch.randint(1, 23, (2, 7))
-    with sampled(model, 5):
+    with seed_noise(model, 5):
         full, state = model(tokens), model.start(static=static)
         logits = torch.cat([model.step(chunk, state) for chunk in tokens.split([1, 4, 2], dim=1)], dim=1)
     torch.testing.assert_close(logits, full, **close)
@@ -70,7 +70,7 @@ def test_noise_is_the_same_step_by_step(name, static):
 @pytest.mark.parametrize("name", [name for name, kind in MECHANISMS.items() if kind.stochastic])
 def test_noise_is_the_same_step_by_step_in_cross_attention_too(name, static):
     model, source, target = made(TRANSLATOR, name), padded_source(), torch.randint(1, 19, (3, 5))
-    with sampled(model, 5):
+    with seed_noise(model, 5):
         full, state = model(source, target), model.start(source, static=static)
         logits = torch.cat([model.step(target[:, t : t + 1], state) for t in range(5)], dim=1)
     torch.testing.assert_close(logits, full, **close)
@@ -130,4 +130,4 @@ def test_what_is_refused():
         with pytest.raises(ValueError, match=r"holds 2 examples but the step has 3; change the batch by state.select"):
             model.step(torch.ones(3, 1, dtype=torch.long), state)
     with pytest.raises(ValueError, match="a static cache needs at"):
-        Static(5).extend(lambda: (torch.ones(1, 1, 1, 1),) * 2, None)
+        StaticCache(5).extend(lambda: (torch.ones(1, 1, 1, 1),) * 2, None)

@@ -12,35 +12,20 @@ Q, K = torch.zeros(2, 4, 3, 6), torch.zeros(2, 2, 5, 6)
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "message"),
     [
-        ((Q[0], K), {}, ValueError, r"q is \(4, 3, 6\), expected \(batch, 4, length, 6\)"),
+        ((Q[0], K), {}, ValueError, r"\(batch, 4, length, 6\), got \(4, 3, 6\)"),
         ((Q, K[0]), {}, ValueError, r"k must be \(batch, heads, length, head_dim\)"),
         ((Q[:1], K), {}, ValueError, "differ in batch or head_dim"),
         ((Q, K[..., :4]), {}, ValueError, "differ in batch or head_dim"),
-        (
-            (Q[..., :4], K),
-            {},
-            ValueError,
-            r"has 4 heads of size 6; q is \(2, 4, 3, 4\), expected \(batch, 4, length, 6\)",
-        ),
-        ((Q[:, :3], K), {}, ValueError, r"has 4 heads of size 6; q is \(2, 3, 3, 6\)"),
+        ((Q[..., :4], K), {}, ValueError, r"\(batch, 4, length, 6\), got \(2, 4, 3, 4\)"),
+        ((Q[:, :3], K), {}, ValueError, r"\(batch, 4, length, 6\), got \(2, 3, 3, 6\)"),
         ((Q, torch.zeros(2, 3, 5, 6)), {}, ValueError, "4 query heads cannot share 3 key heads: 3 does not divide 4"),
-        (
-            (Q, K),
-            {"bias": torch.zeros(3, 5) > 0},
-            TypeError,
-            "bias .*must be floating-point, not torch.bool; for a mask use",
-        ),
-        (
-            (Q, K, torch.zeros(3, 5)),
-            {},
-            TypeError,
-            "mask must be bool .* not torch.float32; for an additive mask use bias=",
-        ),
-        ((Q, K, torch.ones(2, 4, 3, 5) > 0), {}, ValueError, "has a head axis: a mask is the same for all heads"),
+        ((Q, K), {"bias": torch.zeros(3, 5) > 0}, TypeError, "bias must be floating-point, got torch.bool.* mask="),
+        ((Q, K, torch.zeros(3, 5)), {}, TypeError, "mask must be bool .*got torch.float32.* bias="),
+        ((Q, K, torch.ones(2, 4, 3, 5) > 0), {}, ValueError, "differs between heads"),
         ((Q, K, torch.ones(3, 4) > 0), {}, ValueError, r"does not broadcast to \(b,1,i,j\) = \(2, 1, 3, 5\)"),
         ((Q, K, torch.ones(1, 2, 1, 3, 5) > 0), {}, ValueError, "does not broadcast"),
-        ((Q, K), {"at": torch.arange(2)}, ValueError, "one key index for each of the 3 queries"),
-        ((Q, K), {"at": torch.zeros(3)}, ValueError, "one key index for each of the 3 queries; got torch.float32"),
+        ((Q, K), {"at": torch.arange(2)}, ValueError, "one key index for each of the 3"),
+        ((Q, K), {"at": torch.zeros(3)}, ValueError, "one key index .*got torch.float32"),
     ],
 )
 def test_bad_arguments(method, arguments, options, error, message):
@@ -55,18 +40,18 @@ def test_bad_arguments(method, arguments, options, error, message):
     ("name", "options", "message"),
     [
         ("sofmax", {}, "no attention is called 'sofmax' .did you mean 'softmax'.*there are softmax, realformer"),
-        ("softmax", {"heads": 0}, "heads must be a whole number, at least 1, not 0"),
-        ("softmax", {"head_dim": 2.0}, "head_dim must be a whole number, at least 1, not 2.0"),
-        ("softmax", {"layer": -1}, "layer must be a whole number, at least 0, not -1"),
-        ("softmax", {"scale": float("nan")}, "scale must be a positive number, not nan"),
+        ("softmax", {"heads": 0}, "heads must be .*at least 1, got 0"),
+        ("softmax", {"head_dim": 2.0}, "head_dim must be .*at least 1, got 2.0"),
+        ("softmax", {"layer": -1}, "layer must be .*at least 0, got -1"),
+        ("softmax", {"scale": float("nan")}, "scale must be .*got nan"),
         ("dagpam", {"initial": (1.0, 2.0, 3.0)}, "initial must be a number λ or a pair"),
         ("softmax", {"dropout": 1.0}, r"dropout must be in \[0, 1\)"),
         ("dagpam", {"inital": 1.0}, "dagpam has no option 'inital' .did you mean 'initial'"),
-        ("dagpam", {"impl": "fast"}, "impl must be 'auto', 'reference' or 'fused'"),
-        ("differential", {"head_dim": 5}, "head_dim must be even, not 5"),
+        ("dagpam", {"impl": "fast"}, "impl must be .*got 'fast'"),
+        ("differential", {"head_dim": 5}, "head_dim must be even.*5"),
         ("coda", {"alpha": 3}, "alpha must be 2, 4 or 8"),
         ("coda", {"variant": "book"}, "variant must be 'code' or 'paper'"),
-        ("coda", {"residual": False}, "residual=False belongs to variant='paper'"),
+        ("coda", {"residual": False}, "residual=False needs variant='paper'"),
         ("softmax1", {"n": 0.0}, "n must be positive"),
     ],
 )
@@ -89,18 +74,18 @@ def test_values_must_fit_the_keys():
 
 @pytest.mark.parametrize("name", ["realformer", "coda"])
 def test_a_carry_must_fit_and_not_come_to_layer_0(name):
-    with pytest.raises(ValueError, match=r"a carry came to layer 0; build .* with layer= its place in the stack"):
+    with pytest.raises(ValueError, match="layer 0 takes no carry"):
         attention(name, heads=4, head_dim=6).weights(Q, K, None, torch.zeros(2, 4, 3, 5))
-    with pytest.raises(ValueError, match=r"the carry is \(2, 4, 3, 4\) but this layer's logits are \(2, 4, 3, 5\)"):
+    with pytest.raises(ValueError, match=r"the carry is \(2, 4, 3, 4\) .*\(2, 4, 3, 5\)"):
         attention(name, heads=4, head_dim=6, layer=1).weights(Q, K, None, torch.zeros(2, 4, 3, 4))
 
 
 def test_fused_dagpam_says_what_it_does_not_cover(monkeypatch):
     pytest.importorskip("triton")
     mechanism = attention("dagpam", heads=4, head_dim=6, impl="fused")
-    with pytest.raises(ValueError, match=r"impl='fused' does not cover torch\.float64"):
+    with pytest.raises(ValueError, match=r"does not cover torch\.float64"):
         mechanism(Q.double(), K.double(), K.double())
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="impl='fused' does not cover tensors on cpu"):
+        with pytest.raises(ValueError, match="does not cover tensors on cpu"):
             mechanism(Q, K, K)

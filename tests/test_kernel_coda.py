@@ -239,7 +239,7 @@ def test_torch_compile_takes_it_whole():
 def test_the_second_derivative_is_refused():
     mechanism, case = shaken("realformer", 2, 4, impl="fused"), Case(1, 2, 5, 5, 4)
     q = case.qkv[0].requires_grad_()
-    with pytest.raises(NotImplementedError, match="no second derivative; build the attention with impl='reference'"):
+    with pytest.raises(NotImplementedError, match="second derivative"):
         torch.autograd.grad(mechanism(*case.qkv)[0].sum(), q, create_graph=True)
 
 
@@ -257,9 +257,9 @@ def test_what_is_not_covered_is_said(name, monkeypatch):
             mechanism(*arguments, **options)
     with pytest.raises(ValueError, match="head_dim=130"):
         attention(name, heads=1, head_dim=130, impl="fused").to(DEVICE)(*torch.randn(3, 1, 1, 2, 130, device=DEVICE))
-    with pytest.raises(ValueError, match="a carry came to layer 0"):
+    with pytest.raises(ValueError, match="layer 0 takes no carry"):
         shaken(name, 4, 6, layer=0, impl="fused")(q, q, q, None, torch.zeros(2, 4, 5, 5, device=DEVICE))
-    with pytest.raises(ValueError, match=r"the carry is .* but this layer's logits are"):
+    with pytest.raises(ValueError, match="the carry is"):
         mechanism(q, q, q, None, torch.zeros(2, 4, 5, 6, device=DEVICE))
     for option in ({"impl": "flash"}, {"carry_dtype": "half"}):
         with pytest.raises(ValueError, match=f"{next(iter(option))} must be"):
@@ -308,7 +308,7 @@ for kind, dtype, heads, d, on in CONFIGURATIONS:
         (cascade._attend_backward, flags | {"DROPPED": on, "HANDED": on}),
         (cascade._product, {"CAUSAL": on, "TURNED": on}),
     ):
-        tile = tiles.tile_sizes(torch.empty(1, 1, 1, d, dtype=dtype), backward=kernel is cascade._attend_backward)
+        tile = tiles.choose_tile(torch.empty(1, 1, 1, d, dtype=dtype), backward=kernel is cascade._attend_backward)
         build(kernel, kind, tile, **more)
     build(tiles._delta, kind, {"BI": 32, "D": d, "WIDE": d})
 print("compiled")

@@ -92,7 +92,7 @@ def test_fused_mechanism_equals_its_reference(options):
     k, v = torch.randn(2, 2, 2, 37, 16, device=DEVICE)
     mask = torch.rand(2, 1, 37, 37, device=DEVICE) < 0.8
     results = []
-    for mechanism in (fused, reference):
+    for mechanism in (fused, reference):  # the reference is weights(…) @ v: test_impl.py
         inputs = [x.clone().requires_grad_() for x in (q, k, v)]
         context, _ = mechanism(*inputs, mask, causal=True)
         results.append([context, *torch.autograd.grad(context, [*inputs, *mechanism.parameters()], g)])

@@ -277,10 +277,10 @@ def test_step_by_step_equals_the_full_pass():
 
 
 def test_noise_step_by_step_equals_the_full_pass():
-    from attnlab.mechanisms.noise import sampled
+    from attnlab.mechanisms.noise import seed_noise
 
     model, (x, y) = made(attention="coda-cs"), batch()
-    with sampled(model, 5):
+    with seed_noise(model, 5):
         expected, state = model(x, y), model.start(x)
         stepped = torch.cat([model.step(y[:, t : t + 1], state) for t in range(y.shape[1])], dim=1)
     torch.testing.assert_close(stepped, expected, **close)

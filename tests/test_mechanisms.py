@@ -10,7 +10,7 @@ from scipy.special import expit, softmax
 from torch.nn import functional as F
 
 from attnlab.mechanisms import MECHANISMS, attention
-from attnlab.mechanisms.laws import _shaken
+from attnlab.mechanisms.laws import shake_parameters
 
 HEADS, SIZE, QUERIES, KEYS = 3, 6, 5, 7
 
@@ -25,7 +25,7 @@ def tensors():
 
 
 def built(name, **options):
-    return _shaken(attention(name, heads=HEADS, head_dim=SIZE, **options))
+    return shake_parameters(attention(name, heads=HEADS, head_dim=SIZE, **options))
 
 
 def row_by_row(mechanism, q, k, mask, row):
@@ -96,7 +96,7 @@ def test_weights_are_the_definition(name, tensors):
 ROWS |= {
     "coda+dagpam": ROWS["dagpam"],
     "realformer+dagpam": ROWS["dagpam"],
-}  # in the first layer; the others: test_dual
+}  # in the first layer; the others: test_signed_cascades
 
 
 def test_every_mechanism_has_a_definition_here():

@@ -6,7 +6,7 @@ import torch
 from scipy import stats
 
 from attnlab.mechanisms import attention
-from attnlab.mechanisms.noise import gaussian, philox, sampled
+from attnlab.mechanisms.noise import gaussian, philox, seed_noise
 
 WORDS = 2**32
 
@@ -68,7 +68,7 @@ def test_sampled_gives_every_mechanism_its_own_draw_and_takes_it_back():
     model = torch.nn.ModuleList(attention("coda-cs", heads=3, head_dim=5).eval() for _ in range(2))
     q, k = torch.randn(2, 2, 3, 7, 5)
     mean = model[0].weights(q, k)[0]
-    with sampled(model, 4):
+    with seed_noise(model, 4):
         first, again, second = (model[n].weights(q, k)[0] for n in (0, 0, 1))
     assert torch.equal(first, again)
     assert not torch.allclose(first, second)
@@ -76,5 +76,5 @@ def test_sampled_gives_every_mechanism_its_own_draw_and_takes_it_back():
 
 
 def test_a_seed_out_of_range_is_refused():
-    with pytest.raises(ValueError, match="noise seed is a whole number"), sampled(torch.nn.ModuleList(), -1):
+    with pytest.raises(ValueError, match="noise seed is a whole number"), seed_noise(torch.nn.ModuleList(), -1):
         pass

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from attnlab.models.presets import PRESETS, configured, on_meta, parameter_table
+from attnlab.models.presets import PRESETS, configure_model, build_on_meta, parameter_table
 from attnlab.models.transformer import build
 
 PUBLISHED = [
@@ -24,14 +24,14 @@ PUBLISHED = [
 
 @pytest.mark.parametrize(("name", "changes", "count"), PUBLISHED)
 def test_published_counts(name, changes, count):
-    model = on_meta(replace(PRESETS[name], **changes))
+    model = build_on_meta(replace(PRESETS[name], **changes))
     assert all(p.is_meta for p in model.parameters())
     assert sum(p.numel() for p in model.parameters()) == count
     assert sum(parameters for _, parameters in parameter_table(model)) == count
 
 
 def test_parameters_by_block():
-    table = dict(parameter_table(on_meta(replace(PRESETS["iwslt14"], attention="coda"))))
+    table = dict(parameter_table(build_on_meta(replace(PRESETS["iwslt14"], attention="coda"))))
     assert table["encoder embedding: words"] == 8848 * 512
     assert table["decoder embedding: words"] == 6632 * 512
     for block in (
@@ -48,25 +48,25 @@ def test_parameters_by_block():
 
 def test_parameters_of_other_forms():
     config = replace(PRESETS["tiny"], positions="learned", max_length=101, tie="none")
-    table = dict(parameter_table(on_meta(config)))
+    table = dict(parameter_table(build_on_meta(config)))
     assert table["decoder embedding: positions"] == 101 * 64
     assert table["decoder final norm"] == 2 * 64
     assert table["readout"] == 256 * 64
-    assert dict(parameter_table(on_meta(PRESETS["wikitext103"])))["readout"] == 2 * 1024  # the classes of two bands
+    assert dict(parameter_table(build_on_meta(PRESETS["wikitext103"])))["readout"] == 2 * 1024  # the classes of two bands
 
 
 def test_shared_embeddings_are_counted_once():
-    table = dict(parameter_table(on_meta(PRESETS["wmt14"])))
+    table = dict(parameter_table(build_on_meta(PRESETS["wmt14"])))
     assert table["encoder embedding: words"] == 32768 * 512
     assert "decoder embedding: words" not in table
 
 
 def test_settings_are_read_as_text():
-    config = configured("iwslt14", {"attention": "coda", "alpha": "8", "heads": "16", "tie": "none"})
+    config = configure_model("iwslt14", {"attention": "coda", "alpha": "8", "heads": "16", "tie": "none"})
     expected = replace(PRESETS["iwslt14"], attention="coda", attention_options={"alpha": 8}, heads=16, tie="none")
     assert config == expected
-    assert configured("tiny", {"dropout": "0.5"}).dropout == 0.5
-    assert configured("tiny", {"scale": "0.5"}).attention_options == {"scale": 0.5}
+    assert configure_model("tiny", {"dropout": "0.5"}).dropout == 0.5
+    assert configure_model("tiny", {"scale": "0.5"}).attention_options == {"scale": 0.5}
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_settings_are_read_as_text():
             r"unknown key 'head' \(did you mean 'heads'\?\); a language-model has model",
         ),
         ("tiny", {"attention": "coda", "alfa": "2"}, r"unknown key 'alfa' \(did you mean 'alpha'\?\)"),
-        ("tiny", {"alpha": "2"}, "unknown key 'alpha'.*attention=softmax has impl, scale"),
+        ("tiny", {"alpha": "2"}, "unknown key 'alpha'.*attention=softmax has scale, impl"),
         ("tiny", {"layer": "2"}, r"unknown key 'layer' \(did you mean 'layers'\?\)"),
         ("tiny", {"heads": "two"}, "heads=two: expected a whole number"),
         ("tiny", {"heads": "5"}, "width=64 is not divisible by heads=5"),
@@ -88,7 +88,7 @@ def test_settings_are_read_as_text():
 )
 def test_settings_that_are_refused(name, values, message):
     with pytest.raises(ValueError, match=message):
-        configured(name, values)
+        configure_model(name, values)
 
 
 def test_only_our_models_have_a_table():

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from attnlab.decoding.scores import compute_bleu, compute_chrf, compute_split_bleu, split_compounds
 from attnlab.mechanisms import MECHANISMS
-from attnlab.mechanisms.noise import sampled
+from attnlab.mechanisms.noise import seed_noise
 from attnlab.models.transformer import TransformerConfig, build
 from attnlab.training import scoring as score
 from attnlab.training.scoring import Scored, bits_per_character, perplexity, score_batches, score_targets
@@ -146,7 +146,7 @@ def test_the_expectation_of_noise(name):
     model, (inputs, targets) = made(attention=name), pairs()
     seen, passes = targets != 0, []
     for seed in (5, 6, 7):
-        with sampled(model, seed), torch.no_grad():
+        with seed_noise(model, seed), torch.no_grad():
             passes.append(model(*inputs).softmax(-1)[seen])  # (m,v)
     of_targets = torch.stack(passes)[:, range(len(targets[seen])), targets[seen]]  # (3,m)
     got = score_targets(model, inputs, targets, samples=3, seed=5)

@@ -38,7 +38,7 @@ def test_a_note_is_what_the_compiler_takes_for_constant():
     ("name", "impl", "kernels"),
     [
         ("softmax", "fused", {"softmax"}),
-        ("softmax", "sdpa", set()),
+        ("softmax", "reference", set()),
         ("dagpam", "reference", set()),
         ("coda", "fused", {"cascade", "coda"}),
         ("coda-cs", "fused", {"coda_cs"}),

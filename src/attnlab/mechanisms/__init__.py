@@ -7,17 +7,18 @@ from attnlab.config import parse_value, suggest_nearest
 from attnlab.mechanisms import own
 from attnlab.mechanisms.coda import Coda
 from attnlab.mechanisms.coda_cs import CodaCS
+from attnlab.mechanisms.coda_dagpam import CodaDaGPAM
 from attnlab.mechanisms.cog import Cog
 from attnlab.mechanisms.dagpam import DaGPAM
 from attnlab.mechanisms.de_attention import DeAttention
 from attnlab.mechanisms.differential import Differential
 from attnlab.mechanisms.dot import Dot
-from attnlab.mechanisms.dual import DualCoda, DualRealFormer
 from attnlab.mechanisms.entmax15 import Entmax15
 from attnlab.mechanisms.mechanism import Mechanism
 from attnlab.mechanisms.nap import NAP
 from attnlab.mechanisms.non import NON
 from attnlab.mechanisms.realformer import RealFormer
+from attnlab.mechanisms.realformer_dagpam import RealFormerDaGPAM
 from attnlab.mechanisms.shaped import Shaped
 from attnlab.mechanisms.sigmoid import Sigmoid
 from attnlab.mechanisms.softmax import Softmax
@@ -32,8 +33,8 @@ MECHANISMS: dict[str, type[Mechanism]] = {
     "coda": Coda,
     "coda-cs": CodaCS,
     "dagpam": DaGPAM,
-    "coda+dagpam": DualCoda,
-    "realformer+dagpam": DualRealFormer,
+    "coda+dagpam": CodaDaGPAM,
+    "realformer+dagpam": RealFormerDaGPAM,
     "nap": NAP,
     "non": NON,
     "de-attention": DeAttention,
@@ -52,7 +53,7 @@ MECHANISMS: dict[str, type[Mechanism]] = {
 
 def attention(name: str | type[Mechanism], *, heads: int, head_dim: int, **options: Any) -> Mechanism:
     """Build a mechanism by its name, as a file and a class in it (`./mine.py:Mine`), or from its class."""
-    kind = find(name)
+    kind = find_mechanism(name)
     check_options(name, options)
     try:
         return kind(heads, head_dim, **options)
@@ -64,12 +65,12 @@ def attention(name: str | type[Mechanism], *, heads: int, head_dim: int, **optio
         raise ValueError(f"{name} cannot be built: {type(error).__name__}: {error}") from error
 
 
-def find(name: str | type[Mechanism]) -> type[Mechanism]:
+def find_mechanism(name: str | type[Mechanism]) -> type[Mechanism]:
     """The class behind a name."""
     if isinstance(name, type):
         return name
     if own.is_own(name):
-        return own.load(name)
+        return own.load_mechanism(name)
     if name not in MECHANISMS:
         known = ", ".join(MECHANISMS)
         raise ValueError(
@@ -78,10 +79,10 @@ def find(name: str | type[Mechanism]) -> type[Mechanism]:
     return MECHANISMS[name]
 
 
-def option_types(name: str | type[Mechanism]) -> dict[str, Any]:
+def read_option_types(name: str | type[Mechanism]) -> dict[str, Any]:
     """The options of a mechanism and their types: its own, and those that every mechanism has."""
     types: dict[str, Any] = {}
-    for kind in find(name).__mro__:
+    for kind in find_mechanism(name).__mro__:
         if issubclass(kind, Mechanism) and "__init__" in vars(kind):
             hints = get_type_hints(kind.__init__)
             for parameter in inspect.signature(kind.__init__).parameters.values():
@@ -94,7 +95,7 @@ def option_types(name: str | type[Mechanism]) -> dict[str, Any]:
 
 def check_options(name: str | type[Mechanism], options: Any) -> None:
     """Refuse an option that the mechanism does not have, naming the nearest."""
-    known = option_types(name)
+    known = read_option_types(name)
     for option in options:
         if option not in known:
             if not known:
@@ -107,5 +108,5 @@ def check_options(name: str | type[Mechanism], options: Any) -> None:
 def parse_options(name: str | type[Mechanism], values: dict[str, str]) -> dict[str, Any]:
     """Options written as text, read as the types that the mechanism declares."""
     check_options(name, values)
-    known = option_types(name)
+    known = read_option_types(name)
     return {key: parse_value(text, known[key], key) for key, text in values.items()}

@@ -2,45 +2,47 @@
 
     Z = S + ε,  ε ~ N(0, I) in training       Z = S at evaluation       P = softmax(Z)
 
-What the noise does by itself; nothing is handed on, so the fused kernel keeps no logits: O(n) memory. Without noise any
-impl but the reference is plain softmax attention.
+It shows the effect of the noise alone. Layers pass nothing on, so the fused kernel stores no logits: O(n) memory.
+Without noise, any impl but "reference" computes plain softmax attention.
 """
 
 import torch
+from torch import Tensor
 
-from attnlab.mechanisms.cascade import Impl, check_impl, takes_kernels
+from attnlab.mechanisms.cascade import is_case_covered
 from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax
 from attnlab.mechanisms.noise import logit_noise, noise_rows, noise_seed
-from attnlab.mechanisms.softmax import fused
+from attnlab.mechanisms.softmax import attend, find_gap
 
 
 class CodaCS(Mechanism):
     stochastic = True
-
-    def __init__(self, heads: int, head_dim: int, *, impl: Impl = "auto", **base) -> None:
-        super().__init__(heads, head_dim, **base)
-        check_impl(impl)
-        self.impl: Impl = impl
-
     row_sum = 1.0
 
-    def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None, noise=None):
+    def weights(
+        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None, noise: int | Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """noise: a draw (b,h,i,j) or a seed; by default a fresh draw in training and none at evaluation."""
         seen = self.visible(q, k, mask, causal=causal, at=at)
         z = logits(q, k, self.scale, bias)
         z = z + logit_noise(self, z, noise_rows(q, k, causal, at), noise)
         return masked_softmax(z, seen), None
 
-    def mix(self, q, k, v, mask=None, carry=None, *, causal=False, at=None, bias=None):
-        dropout = self.dropout if self.training else 0.0
-        noisy = self.training or self.sample_seed is not None
+    def mix(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        self.check(q, k, mask, at, v)
+        rate, noisy = self.dropout if self.training else 0.0, self.training or self.sample_seed is not None
         if self.impl != "reference" and not noisy:
-            self.check(q, k, mask, at, v)
-            return fused(q, k, v, mask, causal=causal, at=at, bias=bias, scale=self.scale, dropout=dropout), None
-        if not takes_kernels(self, self.impl, q, k, v, mask, None, at=at, bias=bias):
+            kernel = self.wants_kernels(q) and find_gap(q, k, v, at, bias) is None
+            options = {"causal": causal, "at": at, "bias": bias, "scale": self.scale, "dropout": rate}
+            return attend(q, k, v, mask, kernel=kernel, **options), None
+        if not self.wants_kernels(q) or not is_case_covered(self, q, k, v, None, at=at, bias=bias):
             return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
         from attnlab.mechanisms.kernels.coda_cs import noisy_softmax
 
         seed, layer = noise_seed(self, q.device)
-        dropping = torch.randint(2**62, (), device=q.device) if dropout else None
-        return noisy_softmax(q, k, v, mask, seed, dropping, causal, self.scale, dropout, layer)[0], None
+        dropping = torch.randint(2**62, (), device=q.device) if rate else None
+        return noisy_softmax(q, k, v, mask, seed, dropping, causal, self.scale, rate, layer)[0], None

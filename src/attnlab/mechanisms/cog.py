@@ -5,11 +5,16 @@
 The row sum varies; a row of equal signs is softmax, or minus it.
 """
 
+from torch import Tensor
+
 from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax
 
 
 class Cog(Mechanism):
-    def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
+    def weights(
+        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
         s = logits(q, k, self.scale, bias)
         return s.sign() * masked_softmax(s.abs(), seen), None

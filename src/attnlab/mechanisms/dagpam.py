@@ -2,46 +2,35 @@
 
     Q⁻ = ReLU(Q) W⁻        P± = softmax(Q± Kᵀ / √d)        P = (1 + λ⁺) P⁺ − λ⁻ P⁻        Σ_j P_ij = 1 + λ⁺ − λ⁻
 
-Keys and values are shared, so a KV cache does not grow. No source states how λ starts, whether there is one a layer or
-one a head, whether W⁻ is shared by the heads, or where dropout falls: these are options (dropout: on each branch).
-The printed equation could not be had either; with λ⁺ free, the other reading λ⁺'P⁺ − λ⁻P⁻ is λ⁺' = 1 + λ⁺.
+Keys and values are shared, so a KV cache does not grow. No public source gives the initial λ, says whether λ is per
+layer or per head, whether heads share W⁻, or where dropout applies. These are options; dropout applies to P⁺ and to P⁻.
+The printed equation is not public either. With λ⁺ free, the other reading λ⁺'P⁺ − λ⁻P⁻ is the case λ⁺' = 1 + λ⁺.
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax
-from attnlab.mechanisms.softmax import fused
+from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax, repeat_heads
+from attnlab.mechanisms.softmax import attend, find_gap
 
 
 class DaGPAM(Mechanism):
     def __init__(
-        self,
-        heads: int,
-        head_dim: int,
-        *,
-        initial: float | tuple[float, float] = 1.0,
-        fixed: bool = False,
-        tied: bool = True,
-        per_head: bool = False,
-        shared: bool = False,
-        negative_init: Literal["xavier", "minus-identity"] = "xavier",
-        impl: Literal["auto", "reference", "fused"] = "auto",
-        **base,
-    ) -> None:
-        """initial: λ, or (λ⁺, λ⁻); tied keeps λ⁺ = λ⁻; per_head: a λ for each head; shared: one W⁻ for all heads."""
+        self, heads: int, head_dim: int, *, initial: float | tuple[float, float] = 1.0, fixed: bool = False,
+        tied: bool = True, per_head: bool = False, shared: bool = False,
+        negative_init: Literal["xavier", "minus-identity"] = "xavier", **base: Any,
+    ) -> None:  # fmt: skip
+        """initial: λ, or (λ⁺, λ⁻); tied: λ⁺ = λ⁻; fixed: λ is not trained; per_head: one λ per head; shared: one W⁻."""
         super().__init__(heads, head_dim, **base)
-        if impl not in ("auto", "reference", "fused"):
-            raise ValueError(f"impl must be 'auto', 'reference' or 'fused', not {impl!r}")
-        self.impl = impl
         plus, minus = initial if isinstance(initial, tuple) and len(initial) == 2 else (initial, initial)
         if not all(isinstance(x, int | float) and math.isfinite(x) for x in (plus, minus)):
-            raise ValueError(f"initial must be a number λ or a pair (λ⁺, λ⁻), not {initial!r}")
+            raise ValueError(f"initial must be a number λ or a pair (λ⁺, λ⁻), got {initial!r}")
         if tied and plus != minus:
-            raise ValueError(f"initial={initial} gives λ⁺ and λ⁻ different values; say tied=False")
+            raise ValueError(f"initial={initial} gives λ⁺ and λ⁻ different values, which needs tied=False")
         start = torch.tensor([plus] if tied else [plus, minus])[:, None].repeat(1, heads if per_head else 1)
         self.lambdas = nn.Parameter(start, requires_grad=not fixed)  # (1 tied or 2, h or 1)
         self.negative = nn.Parameter(torch.empty(1 if shared else heads, head_dim, head_dim))  # W⁻
@@ -51,7 +40,7 @@ class DaGPAM(Mechanism):
             elif negative_init == "minus-identity":
                 nn.init.eye_(matrix).data.neg_()
             else:
-                raise ValueError(f"negative_init must be 'xavier' or 'minus-identity', not {negative_init!r}")
+                raise ValueError(f"negative_init must be 'xavier' or 'minus-identity', got {negative_init!r}")
 
     @property
     def plus(self) -> Tensor:
@@ -67,48 +56,59 @@ class DaGPAM(Mechanism):
     def row_sum(self) -> Tensor:
         return (1 + self.plus - self.minus).flatten()
 
-    def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
+    def weights(
+        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None, **noise: Any,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        both, carry = self.branches(q, k, mask, carry, causal=causal, at=at, bias=bias, **noise)
+        return self.combine(both), carry
+
+    def branches(
+        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """P⁺ and P⁻ of each head, interleaved: (b,2h,i,j)."""
         seen = self.visible(q, k, mask, causal=causal, at=at)
-        positive = masked_softmax(logits(q, k, self.scale, bias), seen)
-        negative = masked_softmax(logits(self.negated(q), k, self.scale, bias), seen)
-        return self.signed(positive, negative), None
+        return masked_softmax(logits(self.interleave(q), k, self.scale, repeat_bias(bias)), seen), None
 
-    def negated(self, q: Tensor) -> Tensor:
-        """Q⁻."""
-        return q.relu() @ self.negative
+    def interleave(self, q: Tensor) -> Tensor:
+        """Q⁺ and Q⁻ of each head, interleaved: (b,2h,i,d)."""
+        return torch.stack([q, q.relu() @ self.negative], dim=2).flatten(1, 2)
 
-    def signed(self, positive: Tensor, negative: Tensor) -> Tensor:
-        """(1 + λ⁺)·positive − λ⁻·negative: weights, or contexts."""
+    def combine(self, both: Tensor) -> Tensor:
+        """(1 + λ⁺)·positive − λ⁻·negative of interleaved weights or contexts: (b,2h,i,·) -> (b,h,i,·)."""
+        positive, negative = both.unflatten(1, (-1, 2)).unbind(2)
         return (1 + self.plus) * positive - self.minus * negative
 
-    def mix(self, q, k, v, mask=None, carry=None, *, causal=False, at=None, bias=None):
-        """One fused softmax attention with two query heads, Q⁺ and Q⁻, where there was one."""
+    def mix(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """One softmax attention with two query heads, Q⁺ and Q⁻, for each head."""
         self.check(q, k, mask, at, v)
-        kernel = self._kernel(q)
-        both = kernel.stack(q, self.negative) if kernel else torch.stack([q, self.negated(q)], dim=2)
-        bias = for_both(bias)
-        dropout = self.dropout if self.training else 0.0
-        options = {"causal": causal, "at": at, "bias": bias, "scale": self.scale, "dropout": dropout}
-        context = fused(both.flatten(1, 2), k, v, mask, impl="sdpa" if self.impl == "reference" else "auto", **options)
-        if kernel:
-            return kernel.combine(context, self.lambdas[0], self.lambdas[-1]), None
-        return self.signed(*context.unflatten(1, (-1, 2)).unbind(2)), None
-
-    def _kernel(self, q):
-        """The Triton passes around the attention, where they are asked for or, under "auto", where there is a GPU."""
-        if self.impl == "reference" or (self.impl == "auto" and not q.is_cuda):
-            return None
+        if self.impl == "reference":
+            return self.mix_branches(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
+        options: dict[str, Any] = {"causal": causal, "at": at, "bias": repeat_bias(bias), "scale": self.scale}
+        options["dropout"] = self.dropout if self.training else 0.0
+        if not self.wants_kernels(q):
+            return self.combine(attend(self.interleave(q), k, v, mask, kernel=False, **options)), None
         from attnlab.mechanisms.kernels import dagpam
 
-        if reason := dagpam.unsupported(q, self.head_dim):
-            if self.impl == "fused":
-                raise ValueError(f"impl='fused' does not cover {reason}; say impl='auto' or 'reference'")
-            return None
-        return dagpam
+        passes = self.is_covered(dagpam.find_gap(q, self.head_dim))
+        both = dagpam.stack(q, self.negative).flatten(1, 2) if passes else self.interleave(q)
+        context = attend(both, k, v, mask, kernel=find_gap(both, k, v, at, bias) is None, **options)
+        return dagpam.combine(context, self.lambdas[0], self.lambdas[-1]) if passes else self.combine(context), None
+
+    def mix_branches(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, carry: Tensor | None, **options: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """The definition, with dropout on each branch: ((1 + λ⁺) D⁺∘P⁺ − λ⁻ D⁻∘P⁻) v."""
+        both, carry = self.branches(q, k, mask, carry, **options)
+        return self.combine(F.dropout(both, self.dropout, self.training)) @ repeat_heads(v, self.heads), carry
 
 
-def for_both(bias: Tensor | None) -> Tensor | None:
-    """A bias of h heads as one of 2h, where it has heads: each beside its negative one."""
+def repeat_bias(bias: Tensor | None) -> Tensor | None:
+    """Repeat a bias of h heads for 2h interleaved heads; one without a head axis stays as it is."""
     if bias is None or bias.dim() < 3 or bias.shape[-3] == 1:
         return bias
     return bias.repeat_interleave(2, dim=-3)

@@ -6,12 +6,16 @@ The factor 2 lets the gate reach 1 where q = k. The authors' code was not to be 
 """
 
 import torch
+from torch import Tensor
 
 from attnlab.mechanisms.mechanism import Mechanism, logits, repeat_heads, wide
 
 
 class DeAttention(Mechanism):
-    def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
+    def weights(
+        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
         keys = wide(repeat_heads(k, self.heads))  # cdist knows no type narrower than float32
         rows = max(1, 2**28 // max(keys.numel(), 1))  # cdist's gradient holds rows · keys.numel() numbers at once

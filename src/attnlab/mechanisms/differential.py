@@ -7,6 +7,7 @@ Rows sum to 1 − λ; the four λ vectors are shared by the heads of a layer.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax
 
 
 class Differential(Mechanism):
-    def __init__(self, heads: int, head_dim: int, *, scale: float | None = None, **base) -> None:
+    def __init__(self, heads: int, head_dim: int, *, scale: float | None = None, **base: Any) -> None:
         if head_dim % 2:
             raise ValueError(f"differential attention halves each head, so head_dim must be even, not {head_dim}")
         super().__init__(heads, head_dim, scale=(head_dim // 2) ** -0.5 if scale is None else scale, **base)
@@ -34,11 +35,14 @@ class Differential(Mechanism):
     def row_sum(self) -> Tensor:
         return 1 - self.subtracted
 
-    def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
+    def weights(
+        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
         halves = zip(q.chunk(2, dim=-1), k.chunk(2, dim=-1), strict=True)
         kept, removed = (masked_softmax(logits(half_q, half_k, self.scale, bias), seen) for half_q, half_k in halves)
         return kept - self.subtracted * removed, None
 
-    def finish(self, context):
+    def finish(self, context: Tensor) -> Tensor:
         return (1 - self.lambda_init) * self.norm(context)

@@ -2,17 +2,26 @@
 
     S = q kᵀ        P = softmax(S)
 
-`mix` is the definition, P v: torch's fused function has no batching rule for torch.func.vmap, nor kernels for heads as
-large as a state of an LSTM.
+`mix` is always the definition, P v: torch's fused function has no batching rule for torch.func.vmap, and no kernels for
+heads as large as an LSTM's state.
 """
 
-from attnlab.mechanisms.mechanism import Mechanism
-from attnlab.mechanisms.softmax import Softmax
+from typing import Any
+
+from torch import Tensor
+
+from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax
 
 
 class Dot(Mechanism):
     row_sum = 1.0
-    weights = Softmax.weights
 
-    def __init__(self, heads: int, head_dim: int, *, scale: float | None = 1.0, **base) -> None:
+    def __init__(self, heads: int, head_dim: int, *, scale: float | None = 1.0, **base: Any) -> None:
         super().__init__(heads, head_dim, scale=scale, **base)
+
+    def weights(
+        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        seen = self.visible(q, k, mask, causal=causal, at=at)
+        return masked_softmax(logits(q, k, self.scale, bias), seen), None

@@ -5,6 +5,8 @@
 The projection itself is the package `entmax`'s.
 """
 
+from torch import Tensor
+
 from attnlab.mechanisms.mechanism import Mechanism, logits
 from attnlab.mechanisms.sparsemax import masked_projection
 
@@ -12,7 +14,10 @@ from attnlab.mechanisms.sparsemax import masked_projection
 class Entmax15(Mechanism):
     row_sum = 1.0
 
-    def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
+    def weights(
+        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         from entmax import entmax15
 
         seen = self.visible(q, k, mask, causal=causal, at=at)

@@ -53,20 +53,20 @@ class LawTrial:
         return self.mechanism(self.q, self.k, self.v, mask, self.carry, **options)[0]
 
 
-def trial(build: Build, *, queries: int = LENGTH, keys: int = LENGTH, groups: int | None = None) -> LawTrial:
+def make_trial(build: Build, *, queries: int = LENGTH, keys: int = LENGTH, groups: int | None = None) -> LawTrial:
     """Random arguments; a mechanism that carries is taken at layer 1, with the carry its layer 0 gave."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        first = _shaken(build(0))
+        first = shake_parameters(build(0))
         heads, size = first.heads, first.head_dim
         q0, q = torch.randn(2, BATCH, heads, queries, size, dtype=torch.float64)
         k0, k, v = torch.randn(3, BATCH, groups or heads, keys, size, dtype=torch.float64)
         if not first.carries:
             return LawTrial(first, q, k, v, None)
-        return LawTrial(_shaken(build(1)), q, k, v, first.weights(q0, k0)[1])
+        return LawTrial(shake_parameters(build(1)), q, k, v, first.weights(q0, k0)[1])
 
 
-def padding(example: LawTrial) -> Tensor:
+def make_padding(example: LawTrial) -> Tensor:
     """A mask (b,1,1,j) that hides the last two keys of the second example."""
     mask = torch.ones(BATCH, 1, 1, example.k.shape[2], dtype=torch.bool)
     mask[1, ..., -2:] = False
@@ -74,23 +74,23 @@ def padding(example: LawTrial) -> Tensor:
 
 
 def rows_sum_as_declared(build: Build) -> Measured:
-    example = trial(build)
+    example = make_trial(build)
     declared = example.mechanism.row_sum
     if declared is None:
         return None
     expected = torch.as_tensor(declared, dtype=torch.float64).reshape(-1, 1)  # (h,1) or (1,1)
     plain = _distance(example.weights().sum(-1), expected)
     causal = _distance(example.weights(causal=True).sum(-1), expected)
-    padded = example.weights(mask := padding(example)).sum(-1)
+    padded = example.weights(mask := make_padding(example)).sum(-1)
     if example.mechanism.self_only:  # a query that cannot see itself is itself padding
         padded = torch.where(mask[:, :, 0], padded, expected)
     return _worst(plain, causal, _distance(padded, expected)), "Σ_j weights against row_sum: plain, causal, padded"
 
 
 def mix_equals_weights_times_values(build: Build) -> Measured:
-    example = trial(build)
+    example = make_trial(build)
     worst = 0.0
-    for mask in (None, padding(example)):
+    for mask in (None, make_padding(example)):
         for causal in (False, True):
             context = example.weights(mask, causal=causal) @ example.v
             worst = _worst(worst, _distance(example.context(mask, causal=causal), context))
@@ -98,7 +98,7 @@ def mix_equals_weights_times_values(build: Build) -> Measured:
 
 
 def future_has_no_influence(build: Build) -> Measured:
-    example, now = trial(build), LENGTH // 2
+    example, now = make_trial(build), LENGTH // 2
     later = replace(example, k=_far_after(example.k, now), v=_far_after(example.v, now))
     moved = _distance(example.output(causal=True)[:, :, : now + 1], later.output(causal=True)[:, :, : now + 1])
     gradients = _gradients(example, lambda e: e.output(causal=True)[:, :, : now + 1])
@@ -107,8 +107,8 @@ def future_has_no_influence(build: Build) -> Measured:
 
 
 def hidden_keys_have_no_influence(build: Build) -> Measured:
-    example = trial(build)
-    mask = padding(example)
+    example = make_trial(build)
+    mask = make_padding(example)
     hidden = ~mask[:, :, 0, :, None]
     other = replace(example, k=example.k.masked_fill(hidden, FAR), v=example.v.masked_fill(hidden, FAR))
     moved = _distance(example.output(mask), other.output(mask))
@@ -118,12 +118,12 @@ def hidden_keys_have_no_influence(build: Build) -> Measured:
 
 
 def hidden_carry_is_never_read(build: Build) -> Measured:
-    example = trial(build)
+    example = make_trial(build)
     if example.carry is None:
         return None
     triangle = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
     worst = 0.0
-    for mask in (padding(example), triangle):
+    for mask in (make_padding(example), triangle):
         poisoned = replace(example, carry=example.carry.masked_fill(~mask, float("nan")))
         gradients = _gradients(poisoned, partial(LawTrial.output, mask=mask))
         finite = all(gradient.isfinite().all() for gradient in gradients.values())
@@ -133,12 +133,12 @@ def hidden_carry_is_never_read(build: Build) -> Measured:
 
 
 def order_of_keys_is_irrelevant(build: Build) -> Measured:
-    example = trial(build)
+    example = make_trial(build)
     order = torch.tensor([4, 0, 6, 2, 5, 1, 3])
     at = torch.arange(LENGTH)
     carry = None if example.carry is None else example.carry[..., order]
     shuffled = replace(example, k=example.k[:, :, order], v=example.v[:, :, order], carry=carry)
-    mask = padding(example)
+    mask = make_padding(example)
     weights = shuffled.weights(mask[..., order], at=order.argsort()[at])
     contexts = _distance(example.context(mask, at=at), shuffled.context(mask[..., order], at=order.argsort()[at]))
     return _worst(contexts, _distance(example.weights(mask, at=at)[..., order], weights)), (
@@ -147,7 +147,7 @@ def order_of_keys_is_irrelevant(build: Build) -> Measured:
 
 
 def blind_row_is_zero(build: Build) -> Measured:
-    example = trial(build)
+    example = make_trial(build)
     mask = torch.ones(BATCH, 1, LENGTH, LENGTH, dtype=torch.bool)
     mask[0, :, 3], mask[1] = False, False
     blind = ~mask.any(-1).expand(-1, example.mechanism.heads, -1)
@@ -160,13 +160,13 @@ def blind_row_is_zero(build: Build) -> Measured:
 
 
 def causal_equals_a_triangular_mask(build: Build) -> Measured:
-    example = trial(build)
+    example = make_trial(build)
     triangle = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
     return _distance(example.context(causal=True), example.context(triangle)), "causal=True against a triangular mask"
 
 
 def one_query_at_a_time(build: Build) -> Measured:
-    example = trial(build)
+    example = make_trial(build)
     full, worst = example.output(causal=True), 0.0
     for now in range(LENGTH):
         carry = None if example.carry is None else example.carry[:, :, now : now + 1]
@@ -179,7 +179,7 @@ def one_query_at_a_time(build: Build) -> Measured:
 
 
 def grouped_heads_equal_repeated_heads(build: Build) -> Measured:
-    grouped = trial(build, groups=1)
+    grouped = make_trial(build, groups=1)
     heads = grouped.mechanism.heads
     repeated = replace(grouped, k=grouped.k.expand(-1, heads, -1, -1), v=grouped.v.expand(-1, heads, -1, -1))
     worst = _worst(*(_distance(grouped.context(causal=c), repeated.context(causal=c)) for c in (False, True)))
@@ -189,17 +189,17 @@ def grouped_heads_equal_repeated_heads(build: Build) -> Measured:
 def cross_attention_works(build: Build) -> Measured:
     if build(0).self_only:
         return None
-    example = trial(build, queries=5, keys=LENGTH)
-    context = example.weights(padding(example)) @ example.v
+    example = make_trial(build, queries=5, keys=LENGTH)
+    context = example.weights(make_padding(example)) @ example.v
     alone = replace(example, q=example.q[:, :, 2:3], carry=None if example.carry is None else example.carry[:, :, 2:3])
-    apart = _distance(example.output(padding(example))[:, :, 2:3], alone.output(padding(example)))
-    return _worst(apart, _distance(example.context(padding(example)), context)), (
+    apart = _distance(example.output(make_padding(example))[:, :, 2:3], alone.output(make_padding(example)))
+    return _worst(apart, _distance(example.context(make_padding(example)), context)), (
         "5 queries on 7 keys with padding: mix against weights @ v, and one query alone against itself among others"
     )
 
 
 def examples_do_not_mix(build: Build) -> Measured:
-    example = trial(build)
+    example = make_trial(build)
     carry = None if example.carry is None else example.carry[:1]
     alone = replace(example, q=example.q[:1], k=example.k[:1], v=example.v[:1], carry=carry)
     return _distance(
@@ -208,17 +208,17 @@ def examples_do_not_mix(build: Build) -> Measured:
 
 
 def zero_bias_changes_nothing(build: Build) -> Measured:
-    example = trial(build)
+    example = make_trial(build)
     bias = torch.zeros(1, example.mechanism.heads, LENGTH, LENGTH, dtype=torch.float64)
     moved = _worst(*(_distance(example.context(causal=c), example.context(causal=c, bias=bias)) for c in (False, True)))
     return moved, "bias=0 against no bias"
 
 
 def bias_reaches_the_logits(build: Build) -> Measured:
-    example = trial(build)
+    example = make_trial(build)
     heads = example.mechanism.heads
     bias = torch.linspace(-1, 1, heads * LENGTH * LENGTH, dtype=torch.float64).view(1, heads, LENGTH, LENGTH).sin()
-    mask = padding(example)
+    mask = make_padding(example)
     weights = example.weights(mask, bias=bias, causal=True)
     unmoved = 0.0 if _distance(weights, example.weights(mask, causal=True)) > 1e-6 else float("inf")
     fewer = _distance(weights, example.weights(mask, bias=bias[0], causal=True))
@@ -227,7 +227,7 @@ def bias_reaches_the_logits(build: Build) -> Measured:
 
 
 def carry_is_what_is_declared(build: Build) -> Measured:
-    example = trial(build)
+    example = make_trial(build)
     carry = example.mechanism.mix(example.q, example.k, example.v, None, example.carry)[1]
     expected = (BATCH, example.mechanism.carry_heads, LENGTH, LENGTH) if example.mechanism.carries else None
     given = None if carry is None else tuple(carry.shape)
@@ -235,12 +235,12 @@ def carry_is_what_is_declared(build: Build) -> Measured:
 
 
 def evaluation_is_deterministic(build: Build) -> Measured:
-    example = trial(build)
+    example = make_trial(build)
     return _distance(example.context(), example.context()), "two evaluations of the same arguments"
 
 
 def dropout_falls_in_training(build: Build) -> Measured:
-    example = trial(build)
+    example = make_trial(build)
     example.mechanism.dropout = 0.5
     still = _distance(example.context(), replace(example).context())
     example.mechanism.train()
@@ -253,8 +253,8 @@ def dropout_falls_in_training(build: Build) -> Measured:
 
 
 def gradients_are_right(build: Build) -> Measured:
-    example = trial(build)
-    mask = padding(example)
+    example = make_trial(build)
+    mask = make_padding(example)
     names = ["q", "k", "v"] + ["carry"] * (example.carry is not None)
 
     def outputs(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -295,7 +295,7 @@ LAWS: dict[str, tuple[Callable[[Build], Measured], float]] = {
 }
 
 
-def judge(name: str, build: Build) -> Finding:
+def judge_law(name: str, build: Build) -> Finding:
     """One law on one mechanism; a law that raises does not hold, and says what was raised."""
     law, allowed = LAWS[name]
     try:
@@ -308,7 +308,7 @@ def judge(name: str, build: Build) -> Finding:
     return Finding(name, worst <= allowed, worst, allowed, compared)
 
 
-def _shaken(mechanism: Mechanism) -> Mechanism:
+def shake_parameters(mechanism: Mechanism) -> Mechanism:
     for parameter in mechanism.parameters():
         if parameter.requires_grad:
             parameter.data.add_(0.1 * torch.randn_like(parameter))

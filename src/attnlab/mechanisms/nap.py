@@ -7,21 +7,26 @@ Rows sum to nÂ·b_h over n visible keys. The standard deviation is floored at 10â
 and a gradient of 0, not of infinity. A row of one visible key has no deviation at all: its weight is b_h.
 """
 
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.mechanisms.mechanism import Mechanism, logits, wide
 
 
 class NAP(Mechanism):
-    def __init__(self, heads: int, head_dim: int, *, scale: float | None = None, **base) -> None:
+    def __init__(self, heads: int, head_dim: int, *, scale: float | None = None, **base: Any) -> None:
         super().__init__(heads, head_dim, scale=1.0 if scale is None else scale, **base)
         self.gain = nn.Parameter(torch.ones(heads, 1, 1))
         self.shift = nn.Parameter(torch.zeros(heads, 1, 1))
         self.norm = nn.LayerNorm(heads * head_dim)
 
-    def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
+    def weights(
+        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
         s = wide(logits(q, k, self.scale, bias)).masked_fill(~seen, 0.0)
         n = seen.sum(-1, keepdim=True).clamp_min(1)
@@ -29,6 +34,6 @@ class NAP(Mechanism):
         deviation = (away.square().sum(-1, keepdim=True) / n).clamp_min(1e-12).sqrt()
         return (self.gain * away / (deviation + 1e-3) + self.shift).masked_fill(~seen, 0.0).to(q.dtype), None
 
-    def finish(self, context):
+    def finish(self, context: Tensor) -> Tensor:
         heads = context.transpose(1, 2)  # (b,i,h,d)
         return F.gelu(self.norm(heads.flatten(2))).view_as(heads).transpose(1, 2)

@@ -49,7 +49,7 @@ def logit_noise(mechanism: Mechanism, z: Tensor, rows: Tensor, given: int | Tens
         return given
     seed, layer = noise_seed(mechanism, z.device) if given is None else (given, mechanism.layer)
     b, h, _, j = z.shape
-    return 0.0 if seed is None else _drawn(seed, layer, b, h, rows, j, z.dtype)
+    return 0.0 if seed is None else _draw_gaussian(seed, layer, b, h, rows, j, z.dtype)
 
 
 def noise_seed(mechanism: Mechanism, device: torch.device) -> tuple[Tensor | None, int]:
@@ -61,7 +61,7 @@ def noise_seed(mechanism: Mechanism, device: torch.device) -> tuple[Tensor | Non
     return None, 0
 
 
-def _drawn(
+def _draw_gaussian(
     seed: int | Tensor, layer: int, batch: int, heads: int, rows: Tensor, keys: int, dtype: torch.dtype
 ) -> Tensor:
     """`gaussian` by its definition, or on a GPU by the kernel that equals it."""
@@ -79,7 +79,7 @@ def noise_rows(q: Tensor, k: Tensor, causal: bool, at: Tensor | None) -> Tensor:
 
 
 @contextmanager
-def sampled(model: nn.Module, seed: int) -> Iterator[None]:
+def seed_noise(model: nn.Module, seed: int) -> Iterator[None]:
     """Within, every stochastic mechanism of the model draws its noise from this seed, each its own."""
     if not 0 <= seed <= _WORD:
         raise ValueError(f"a noise seed is a whole number from 0 to {_WORD}, not {seed}")

@@ -6,11 +6,16 @@ The authors divide by the root of the sequence length; counting the visible keys
 causal row be computed before the rows after it exist.
 """
 
+from torch import Tensor
+
 from attnlab.mechanisms.mechanism import Mechanism, logits, wide
 
 
 class NON(Mechanism):
-    def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
+    def weights(
+        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
         s = wide(logits(q, k, self.scale, bias))
         n = seen.sum(-1, keepdim=True).clamp_min(1).to(s.dtype)

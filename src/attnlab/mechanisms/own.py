@@ -13,7 +13,7 @@ def is_own(name: str) -> bool:
     return ".py:" in name or name.endswith(".py")
 
 
-def load(name: str) -> type[Mechanism]:
+def load_mechanism(name: str) -> type[Mechanism]:
     """The class in the file; a file is run once, however often its classes are asked for."""
     file, _, wanted = name.rpartition(":")
     path = Path(file).expanduser().resolve()

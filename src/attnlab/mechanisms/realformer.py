@@ -2,42 +2,45 @@
 
     Z_l = S_l + Z_{l−1}        P = softmax(Z_l)        or, with mean=True, softmax(Z_l / (l+1))
 
-The sum itself is what is handed on, in both forms (as in the authors' code). impl and carry_dtype: see cascade.py.
+Both forms pass the sum itself to the next layer, as the authors' code does. carry_dtype: see cascade.py.
 """
 
-from attnlab.mechanisms.cascade import CarryDtype, Impl, check_choices, handed_on, run_kernels, takes_kernels
+from typing import Any
+
+from torch import Tensor
+
+from attnlab.mechanisms.cascade import CarryDtype, cast_carry, check_carry_dtype, is_case_covered, run_kernels
 from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax
 
 
 class RealFormer(Mechanism):
     carries = True
-
-    def __init__(
-        self,
-        heads: int,
-        head_dim: int,
-        *,
-        mean: bool = False,
-        impl: Impl = "auto",
-        carry_dtype: CarryDtype = "input",
-        **base,
-    ) -> None:
-        super().__init__(heads, head_dim, **base)
-        check_choices(impl, carry_dtype)
-        self.mean, self.impl, self.carry_dtype = mean, impl, carry_dtype
-
     row_sum = 1.0
 
-    def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
+    def __init__(
+        self, heads: int, head_dim: int, *, mean: bool = False, carry_dtype: CarryDtype = "input", **base: Any
+    ) -> None:
+        super().__init__(heads, head_dim, **base)
+        check_carry_dtype(carry_dtype)
+        self.mean, self.carry_dtype = mean, carry_dtype
+
+    def weights(
+        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
         z = logits(q, k, self.scale, bias)
         if carry is not None:
-            z = z + self.previous(carry, z, seen).to(z.dtype)
+            z = z + self.read_carry(carry, z, seen)
         weights = masked_softmax(z / (self.layer + 1) if self.mean else z, seen)
-        return weights, handed_on(z, self.carry_dtype)
+        return weights, cast_carry(z, self.carry_dtype)
 
-    def mix(self, q, k, v, mask=None, carry=None, *, causal=False, at=None, bias=None):
-        if not takes_kernels(self, self.impl, q, k, v, mask, carry, at=at, bias=bias):
+    def mix(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        self.check(q, k, mask, at, v)
+        if not self.wants_kernels(q) or not is_case_covered(self, q, k, v, carry, at=at, bias=bias):
             return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
         sharp = 1 / (self.layer + 1) if self.mean else 1.0
         return run_kernels(self, q, k, v, mask, carry, causal=causal, carry_dtype=self.carry_dtype, sharp=sharp)

@@ -6,6 +6,8 @@ One α, β, γ for each head, 1 at the start. Rows sum to α + β − γ. The pa
 the weights α I; that belongs to the model, not to the mechanism. I needs to know which key is a query's own (`at`).
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +17,7 @@ from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax, posi
 class Shaped(Mechanism):
     self_only = True
 
-    def __init__(self, heads: int, head_dim: int, **base) -> None:
+    def __init__(self, heads: int, head_dim: int, **base: Any) -> None:
         super().__init__(heads, head_dim, **base)
         self.alpha, self.beta, self.gamma = (nn.Parameter(torch.ones(heads, 1, 1)) for _ in range(3))
 
@@ -23,7 +25,10 @@ class Shaped(Mechanism):
     def row_sum(self) -> Tensor:
         return (self.alpha + self.beta - self.gamma).flatten()
 
-    def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
+    def weights(
+        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
         if at is None and q.shape[2] > k.shape[2]:
             raise ValueError(

@@ -5,15 +5,22 @@
 The authors set c to −ln of the training length; offset=NUMBER does that.
 """
 
+from typing import Any
+
+from torch import Tensor
+
 from attnlab.mechanisms.mechanism import Mechanism, logits, wide
 
 
 class Sigmoid(Mechanism):
-    def __init__(self, heads: int, head_dim: int, *, offset: float | None = None, **base) -> None:
+    def __init__(self, heads: int, head_dim: int, *, offset: float | None = None, **base: Any) -> None:
         super().__init__(heads, head_dim, **base)
         self.offset = offset
 
-    def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
+    def weights(
+        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
         s = wide(logits(q, k, self.scale, bias))
         c = -seen.sum(-1, keepdim=True).clamp_min(1).to(s.dtype).log() if self.offset is None else self.offset

@@ -2,12 +2,10 @@
 
     S = q kᵀ / √d        P = softmax(S)
 
-`mix` is torch's `scaled_dot_product_attention`, or on a GPU a kernel for short rows. impl says which:
-
-    auto    the kernel where it covers the case        sdpa    torch's        fused   the kernel, or an error
+impl="auto" is a Triton kernel for short rows on a GPU, elsewhere torch's `scaled_dot_product_attention`.
 """
 
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,62 +13,59 @@ from torch.nn import functional as F
 
 from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax, repeat_heads, visible
 
-Impl = Literal["auto", "sdpa", "fused"]
-
 
 class Softmax(Mechanism):
     row_sum = 1.0
 
-    def __init__(self, heads: int, head_dim: int, *, impl: Impl = "auto", **base) -> None:
-        super().__init__(heads, head_dim, **base)
-        if impl not in get_args(Impl):
-            raise ValueError(f"impl must be one of {', '.join(get_args(Impl))}, not {impl!r}")
-        self.impl: Impl = impl
-
-    def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
+    def weights(
+        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
         return masked_softmax(logits(q, k, self.scale, bias), seen), None
 
-    def mix(self, q, k, v, mask=None, carry=None, *, causal=False, at=None, bias=None):
+    def mix(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        if self.impl == "reference":
+            return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
         self.check(q, k, mask, at, v)
+        kernel = self.wants_kernels(q) and self.is_covered(find_gap(q, k, v, at, bias))
         dropout = self.dropout if self.training else 0.0
         options = {"causal": causal, "at": at, "bias": bias, "scale": self.scale, "dropout": dropout}
-        return fused(q, k, v, mask, impl=self.impl, **options), None
+        return attend(q, k, v, mask, kernel=kernel, **options), None
 
 
-def fused(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None = None,
-    *,
-    causal: bool = False,
-    at: Tensor | None = None,
-    bias: Tensor | None = None,
-    scale: float,
-    dropout: float = 0.0,
-    impl: Impl = "auto",
-) -> Tensor:
-    """softmax(scale·qkᵀ + bias) v, fused; what a blind row gives does not depend on the backend.
+def find_gap(q: Tensor, k: Tensor, v: Tensor, at: Tensor | None, bias: Tensor | None) -> str | None:
+    """Name what the kernel for short rows does not cover, or return None."""
+    if at is not None or bias is not None:
+        return "a bias, or queries placed by at="
+    from attnlab.mechanisms.kernels import softmax
 
-    No mask tensor is made where torch needs none: every key visible, or causal with as many queries as keys.
-    A blind row is shown every key and its context erased, so that no backend ever meets a row of −∞.
+    return softmax.find_gap(q, k, v)
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool, at: Tensor | None, bias: Tensor | None,
+    scale: float, dropout: float, kernel: bool,
+) -> Tensor:  # fmt: skip
+    """softmax(scale·qkᵀ + bias) v without ever storing the weights: by the kernel for short rows, or by torch.
+
+    torch gets no mask tensor where it needs none: all keys visible, or causal with as many queries as keys.
+    A row without visible keys attends to every key and its context is set to 0, so no backend meets a row of −∞.
     """
     if bias is not None and not bias.is_floating_point():
-        raise TypeError(f"bias must be floating-point, not {bias.dtype}; for a mask use mask=")
-    if impl == "fused" or (impl == "auto" and q.is_cuda):
-        from attnlab.mechanisms.kernels import softmax as kernel
+        raise TypeError(f"bias must be floating-point, got {bias.dtype}; pass a boolean mask as mask=")
+    if kernel:
+        from attnlab.mechanisms.kernels.softmax import short_softmax
 
-        reason = "a bias, or queries placed by at=" if at is not None or bias is not None else None
-        if (reason := reason or kernel.unsupported(q, k, v)) is None:
-            seed = torch.randint(2**62, (), device=q.device) if dropout else None
-            return kernel.short_softmax(q, k, v, mask, seed, causal, scale, dropout)
-        if impl == "fused":
-            raise ValueError(f"impl='fused' does not cover {reason}; say impl='auto' or 'sdpa'")
+        seed = torch.randint(2**62, (), device=q.device) if dropout else None
+        return short_softmax(q, k, v, mask, seed, causal, scale, dropout)
     bias = None if bias is None else bias[(None,) * (4 - bias.dim())]
     bare = mask is None and bias is None
     if q.is_cuda and q.shape[1] != k.shape[1] and not (bare and q.dtype in (torch.bfloat16, torch.float16)):
-        k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])  # no fused backend has groups then
+        k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])  # no fused backend supports groups then
     options: dict[str, Any] = {"scale": scale, "dropout_p": dropout, "enable_gqa": q.shape[1] != k.shape[1]}
     causal = causal and not (q.shape[2] == 1 and at is None)  # the last query sees every key
     square = causal and at is None and q.shape[2] == k.shape[2]

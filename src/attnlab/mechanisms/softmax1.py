@@ -5,19 +5,25 @@
 Rows sum to less than 1. Shifted by max(0, max_j S_j), so that neither term overflows.
 """
 
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from attnlab.mechanisms.mechanism import Mechanism, logits, wide
 
 
 class Softmax1(Mechanism):
-    def __init__(self, heads: int, head_dim: int, *, n: float = 1.0, **base) -> None:
+    def __init__(self, heads: int, head_dim: int, *, n: float = 1.0, **base: Any) -> None:
         super().__init__(heads, head_dim, **base)
         if n <= 0:
             raise ValueError(f"n must be positive, not {n}; n=0 is softmax")
         self.n = n
 
-    def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
+    def weights(
+        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
         s = wide(logits(q, k, self.scale, bias)).masked_fill(~seen, -torch.inf)
         shift = s.detach().amax(-1, keepdim=True).clamp_min(0.0)

@@ -16,7 +16,10 @@ from attnlab.mechanisms.mechanism import Mechanism, logits, wide
 class Sparsemax(Mechanism):
     row_sum = 1.0
 
-    def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
+    def weights(
+        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         from entmax import sparsemax
 
         seen = self.visible(q, k, mask, causal=causal, at=at)

@@ -5,6 +5,8 @@
 Rows of head h sum to Σ_h' M_P[h, h'].
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -12,7 +14,7 @@ from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax
 
 
 class TalkingHeads(Mechanism):
-    def __init__(self, heads: int, head_dim: int, **base) -> None:
+    def __init__(self, heads: int, head_dim: int, **base: Any) -> None:
         super().__init__(heads, head_dim, **base)
         self.before = nn.Parameter(torch.eye(heads))  # M_S
         self.after = nn.Parameter(torch.eye(heads))  # M_P
@@ -21,7 +23,10 @@ class TalkingHeads(Mechanism):
     def row_sum(self) -> Tensor:
         return self.after.sum(-1)
 
-    def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
+    def weights(
+        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
         s = torch.einsum("gh,bhij->bgij", self.before, logits(q, k, self.scale, bias))
         return torch.einsum("gh,bhij->bgij", self.after, masked_softmax(s, seen)), None

@@ -1,12 +1,12 @@
-"""Configurations by name, and the parameters of a model by block.
+"""Named configurations, and the number of parameters of a model by block.
 
-The three of the papers reproduce the counts published by Zheng et al. 2021, with fairseq's dictionaries:
+Three presets reproduce the parameter counts published by Zheng et al. 2021, with fairseq's dictionaries:
 
     iwslt14      39,469,056    attention=coda  39,476,616        German–English
     wmt14        60,915,712    attention=coda  60,944,656        English–German
     wikitext103 246,933,504    attention=coda 246,959,232        language model of Baevski & Auli 2019
 
-and the LSTM models those of Snell et al. 2021, without its embeddings and with them:
+The LSTM presets reproduce the counts of Snell et al. 2021, without embeddings and with them:
 
     lstm              6,132,544    8,180,544        translation, 8,000 subwords
     lstm-copy         1,326,378    1,337,130        copying of 40 types
@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from attnlab.config import replace_values, suggest_nearest
-from attnlab.mechanisms import option_types, parse_options
+from attnlab.mechanisms import parse_options, read_option_types
 from attnlab.models import lstm, transformer
 from attnlab.models.lstm_config import SETTINGS, LSTMConfig
 from attnlab.models.model import Model
@@ -67,44 +67,47 @@ PRESETS: dict[str, Config] = {
 
 
 def build(config: Config) -> Model:
-    """The model of a configuration, initialised."""
+    """Build the model of a configuration, with random initialization."""
     return lstm.build(config) if isinstance(config, LSTMConfig) else transformer.build(config)
 
 
-def configured(name: str, values: Mapping[str, str]) -> Config:
-    """A preset with some values read from text; a key the configuration does not have is an option of its attention."""
+def configure_model(name: str, values: Mapping[str, str]) -> Config:
+    """Return a preset with values replaced by parsed texts. A key that is no field is an option of its attention.
+
+    Raises ValueError for an unknown preset or key, with the nearest known name.
+    """
     if name not in PRESETS:
         raise ValueError(f"no model is called {name!r}{suggest_nearest(name, PRESETS)}; there are {', '.join(PRESETS)}")
-    mine = [f.name for f in fields(PRESETS[name]) if not f.name.endswith("options")]
-    config = replace_values(PRESETS[name], {key: text for key, text in values.items() if key in mine})
-    theirs = [option for option in option_types(config.attention) if option not in ("layer", "dropout")]
-    options = {key: text for key, text in values.items() if key not in mine}
+    keys = [f.name for f in fields(PRESETS[name]) if not f.name.endswith("options")]
+    config = replace_values(PRESETS[name], {key: text for key, text in values.items() if key in keys})
+    option_keys = [option for option in read_option_types(config.attention) if option not in ("layer", "dropout")]
+    options = {key: text for key, text in values.items() if key not in keys}
     for key in options:
-        if key not in theirs:
-            there = f"{config.model} has {', '.join(mine)}; attention={config.attention} has {', '.join(theirs)}"
-            raise ValueError(f"unknown key {key!r}{suggest_nearest(key, [*mine, *theirs])}; a {there}")
+        if key not in option_keys:
+            known = f"{config.model} has {', '.join(keys)}; attention={config.attention} has {', '.join(option_keys)}"
+            raise ValueError(f"unknown key {key!r}{suggest_nearest(key, [*keys, *option_keys])}; a {known}")
     return replace(config, attention_options={**config.attention_options, **parse_options(config.attention, options)})
 
 
-def on_meta(config: Config) -> Model:
-    """The model of a configuration without its memory: every shape, no number."""
+def build_on_meta(config: Config) -> Model:
+    """Build the model of a configuration on the meta device: it has shapes but no values and takes no memory."""
     with torch.device("meta"):
         return build(config)
 
 
 def parameter_table(model: nn.Module) -> list[tuple[str, int]]:
-    """(block, parameters) in the order of the model; a parameter that blocks share is counted in the first of them."""
+    """Return (block, number of parameters) in the model's order. A shared parameter counts in its first block."""
     if not isinstance(model, Model):
-        raise TypeError(f"parameter_table takes a model made by attnlab's build, not a {type(model).__name__}")
+        raise TypeError(f"parameter_table needs a model from attnlab's build, got a {type(model).__name__}")
     table: dict[str, int] = {}
     for name, parameter in model.named_parameters():
-        block = _block(name.split("."))
+        block = _name_block(name.split("."))
         table[block] = table.get(block, 0) + parameter.numel()
     return list(table.items())
 
 
-def _block(path: list[str]) -> str:
-    """['encoder', 'blocks', '3', 'cross', 'query', 'weight'] -> 'encoder layer 3: cross-attention'."""
+def _name_block(path: list[str]) -> str:
+    """Name a block: ['encoder', 'blocks', '3', 'cross', 'query', 'weight'] -> 'encoder layer 3: cross-attention'."""
     match path:
         case [stack, "blocks", layer, ("attention" | "cross") as part, "mechanism", *_]:
             return f"{stack} layer {layer}: {'self' if part == 'attention' else part}-attention mechanism"

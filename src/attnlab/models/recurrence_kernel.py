@@ -1,19 +1,19 @@
-"""A whole LSTM recurrence as one Triton launch, forward and one backward; `recurrence.py` defines it.
+"""A whole LSTM recurrence as one Triton launch for the forward and one for the backward; `recurrence.py` defines it.
 
-A program has one recurrence and a tile of its batch, and goes through time by itself: nothing waits for another
-program, nothing is launched between two positions. What a step needs of all units, h_{t−1} or δ_t, it writes and reads
-again behind a barrier; W is read anew at every position, from the cache that all programs share, while the units
-before are worked on.
+A program handles one recurrence and a tile of its batch, and loops over time by itself. It waits for no other program,
+and nothing is launched between two positions. A step needs h_{t−1} or δ_t of all units: the program writes them and
+reads them again after a barrier. W is read at every position, from the cache that all programs share. Its next tiles
+load while the current one is used.
 
     forward    a tile of W has the rows i, f, g, o of some units; W h_{t−1} for them, then the gates, c_t and h_t
     backward   δ_t of all units from ∂L/∂h_t, then ∂L/∂h_{t−1} = Wᵀ δ_t, its sum over tiles of gates
 
-Where none of a program's examples has a token the state is passed on, forth and back, and W is not read.
+At a position where all examples of a program are padding, both passes copy the state and do not read W.
 
-Sums and the state are float32. Where nn.LSTM's products of float32 may be tf32 (torch.backends.cudnn.rnn, which says so
-unless told otherwise) these are of float16: it has tf32's ten bits in half the bytes, its range does for h and W, and
-each example's δ_t is brought to it by its largest. Else each is three of tf32, of what it keeps and what it drops, as
-exact as float32's own.
+Sums and the state are float32. If nn.LSTM may use tf32 for float32 products (torch.backends.cudnn.rnn, the default),
+products here use float16. It has the ten mantissa bits of tf32 in half the bytes, and its range suffices for h and W;
+δ_t of each example is divided by its largest entry first. Otherwise each product is three tf32 products (tf32x3) of the
+rounded values and the remainders, as exact as float32.
 """
 
 from collections.abc import Callable
@@ -24,13 +24,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.mechanisms.kernels.launch import launching_on, note_launch
+from attnlab.mechanisms.kernels.launch import note_launch, select_device
 
-LARGEST = 512  # units
-TILE_BYTES = 64 * 1024  # of W, at most
-CELLS = 8  # of a thread, of which δ is made at a time; not fewer than one, or two threads would write one cell
-STAGES = 3  # tiles of W on their way and worked on
-HOPPER = 227 * 1024  # bytes of shared memory, where there is no GPU to ask
+LARGEST = 512  # maximum number of units
+TILE_BYTES = 64 * 1024  # maximum size of a tile of W
+CELLS = 8  # cells of δ that a thread computes at a time; below one, two threads would write the same cell
+STAGES = 3  # maximum number of tiles of W in flight (num_stages)
+HOPPER = 227 * 1024  # bytes of shared memory of a Hopper GPU, the default without a GPU
 
 
 @triton.jit
@@ -40,7 +40,7 @@ def _sigmoid(x):
 
 @triton.jit
 def _tanh(x):
-    """By its series near 0, where the other form has nothing left of it."""
+    """tanh, by its series near 0, where the other form loses all digits."""
     y = x * x
     near = x * (1.0 + y * (-1.0 / 3 + y * (2.0 / 15 + y * (-17.0 / 315 + y * (62.0 / 2835)))))
     return tl.where(y < 0.09, near, 2.0 / (1.0 + tl.exp(-2.0 * x)) - 1.0)
@@ -57,6 +57,7 @@ def _forward(
     gates_s, gates_b, gates_n, live_s, live_b, live_n, outputs_s, outputs_b, outputs_n,
     MASKED: tl.constexpr, B: tl.constexpr, U: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
+    """Long, with many parameters, because Triton takes pointers, sizes and strides one by one in one function."""
     s = tl.program_id(0).to(tl.int64)
     rows = (tl.program_id(1) * B + tl.arange(0, B)).to(tl.int64)
     inputs, row = tl.arange(0, D), tl.arange(0, 4 * U)  # a row of a tile of W: gate row % 4 of unit row // 4
@@ -106,7 +107,7 @@ def _forward(
                 tl.store(kept + size, f, inside)
                 tl.store(kept + 2 * size, g, inside)
                 tl.store(kept + 3 * size, o, inside)
-        else:  # padding only: the state stays, and no gate is looked at again
+        else:  # padding only: copy the state; nothing reads the gates later
             whole = here[:, None] & known[None, :]
             state = rows[:, None] * size + inputs[None, :]  # (B,D)
             tl.store(cells + state, tl.load(cell_before + state, whole, 0.0), whole)
@@ -127,7 +128,10 @@ def _backward(
     MASKED: tl.constexpr, SCALED: tl.constexpr,
     B: tl.constexpr, U: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
 ):  # fmt: skip
-    """grad, live and delta are given at the last position, and are gone through from there."""
+    """grad, live and delta point to the last position and move backwards.
+
+    Long, with many parameters, for the same reason as `_forward`.
+    """
     s = tl.program_id(0).to(tl.int64)
     rows = (tl.program_id(1) * B + tl.arange(0, B)).to(tl.int64)
     here = rows < batch
@@ -199,7 +203,7 @@ def _backward(
             on_h = dh + rows[None, :] * size + outs[:, None]
             inside = (outs < size)[:, None] & here[None, :]
             tl.store(on_h, tl.load(on_h, inside, 0.0) + total, inside)
-        else:  # padding only: what comes later passes by
+        else:  # padding only: pass the gradient through
             whole = here[:, None] & (outs < size)[None, :]
             state = dh + rows[:, None] * size + outs[None, :]  # (B,D)
             own = _load(grad, rows, outs, grad_b, whole).to(tl.float32)
@@ -212,8 +216,8 @@ def _backward(
         delta -= delta_n
 
 
-def covers(x: Tensor, h: Tensor) -> bool:
-    """Whether these kernels are for it: not float64, and not so many units that a tile of W has too few rows."""
+def supports(x: Tensor, h: Tensor) -> bool:
+    """Return whether the kernels support these inputs: not float64, not empty, and at most LARGEST units."""
     return x.dtype != torch.float64 and 0 < h.shape[-1] <= LARGEST and x.numel() > 0
 
 
@@ -227,15 +231,15 @@ def forward(
     cells: Tensor,
     active: Tensor,
 ) -> None:
-    """As `recurrence.forward`; the last axis of gates and outputs lies together, the others have any strides."""
+    """Compute `recurrence.forward`. The last axis of gates and outputs must be contiguous."""
     note_launch("recurrence")
     (s, b, n, _), size = gates.shape, h.shape[-1]
-    weight, seen = _factor(weight).contiguous(), gates if live is None else live
-    tiles = Tiles.of(s, b, size, weight)
-    with launching_on(gates):
+    weight, mask = _cast_weight(weight).contiguous(), gates if live is None else live
+    tiles = Tiles.choose(s, b, size, weight)
+    with select_device(gates):
         _forward[(s, triton.cdiv(b, tiles.rows))](
-            gates, weight, h, c, seen, outputs, cells, active, n, b, size,
-            *_strides(gates), *_strides(live), outputs.stride(0), outputs.stride(2), outputs.stride(1),
+            gates, weight, h, c, mask, outputs, cells, active, n, b, size,
+            *_first_strides(gates), *_first_strides(live), outputs.stride(0), outputs.stride(2), outputs.stride(1),
             MASKED=live is not None, **tiles.forward,
         )  # fmt: skip
 
@@ -251,31 +255,33 @@ def backward(
     dh: Tensor,
     dc: Tensor,
 ) -> None:
-    """As `recurrence.backward`; the last axis of grad and delta lies together, the others have any strides."""
+    """Compute `recurrence.backward`. The last axis of grad and delta must be contiguous."""
     (s, n, b, _), size = grad.shape, c.shape[-1]
-    weight, seen = _factor(weight).mT.contiguous(), grad[:, -1] if live is None else live[:, :, -1]
-    tiles = Tiles.of(s, b, size, weight)
-    with launching_on(grad):
+    weight, mask = _cast_weight(weight).mT.contiguous(), grad[:, -1] if live is None else live[:, :, -1]
+    tiles = Tiles.choose(s, b, size, weight)
+    with select_device(grad):
         _backward[(s, triton.cdiv(b, tiles.rows))](
-            grad[:, -1], weight, c, seen, cells, active, delta[:, -1], dh, dc, n, b, size,
-            *_strides(grad), *_strides(live), *_strides(delta),
+            grad[:, -1], weight, c, mask, cells, active, delta[:, -1], dh, dc, n, b, size,
+            *_first_strides(grad), *_first_strides(live), *_first_strides(delta),
             MASKED=live is not None, SCALED=weight.dtype != delta.dtype, **tiles.backward,
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """What a program works on: some rows of the batch, all units, and rows of W, tile by tile, of which some are on
-    their way (num_stages) while one is worked on: as many, and as large, as the shared memory takes."""
+    """The tile sizes of a program: rows of the batch, all units, and tiles of W.
 
-    rows: int
-    width: int  # units, up to a power of two
-    element: int  # bytes of a number of W
-    memory: int  # bytes
+    Several tiles of W load ahead (num_stages). Their number and size are the largest that fit into shared memory.
+    """
+
+    rows: int  # of the batch
+    width: int  # number of units, rounded up to a power of two
+    element: int  # bytes of one entry of W
+    memory: int  # bytes of shared memory
 
     @classmethod
-    def of(cls, s: int, b: int, size: int, weight: Tensor, memory: int | None = None) -> "Tiles":
-        """Few rows of the batch, unless there would be more programs than can run at once."""
+    def choose(cls, s: int, b: int, size: int, weight: Tensor, memory: int | None = None) -> "Tiles":
+        """Choose few rows of the batch, unless that makes more programs than can run at once."""
         width, together = max(16, triton.next_power_of_2(size)), 1
         if weight.is_cuda:
             device = triton.runtime.driver.active.utils.get_device_properties(weight.device.index)
@@ -283,13 +289,13 @@ class Tiles:
         rows = next((rows for rows in (16, 32) if s * triton.cdiv(b, rows) <= together), 64)
         rows = min(rows, max(16, triton.next_power_of_2(b)))
         tiles = cls(rows, width, weight.element_size(), memory or HOPPER)
-        while tiles.rows > 16 and tiles.of_batch > tiles.memory // 2:  # half of it is for W
+        while tiles.rows > 16 and tiles.batch_bytes > tiles.memory // 2:  # reserve half for W
             tiles = replace(tiles, rows=tiles.rows // 2)
         return tiles
 
     @property
-    def of_batch(self) -> int:
-        """Bytes that h_{t−1} takes; the products of older chips have it once more."""
+    def batch_bytes(self) -> int:
+        """Bytes of h_{t−1} in shared memory; products on older chips hold one more copy."""
         return self.rows * self.width * (5 if self.memory >= HOPPER else 7)
 
     @property
@@ -298,41 +304,43 @@ class Tiles:
 
     @property
     def forward(self) -> dict[str, int]:
-        """Of W as tall a tile as there is room for: fewer stages do."""
+        """Launch options of the forward: the tallest tile of W that fits, with fewer stages if necessary."""
         choices = [(tall, stages) for tall in self._heights for stages in range(STAGES, 1, -1)]
-        of_weight, stages = self._fitting(choices, lambda tall: 0, self.of_batch)
+        of_weight, stages = self._find_fit(choices, lambda tall: 0, self.batch_bytes)
         return {"B": self.rows, "U": of_weight // 4, "D": self.width, "num_warps": self.warps, "num_stages": stages}
 
     @property
     def backward(self) -> dict[str, int]:
-        """All stages: a lower tile does."""
+        """Launch options of the backward: the most stages that fit, with a lower tile of W if necessary."""
         units = min(self.width, CELLS * 32 * self.warps // self.rows)
         choices = [(tall, stages) for stages in range(STAGES, 1, -1) for tall in self._heights]
-        of_weight, stages = self._fitting(choices, lambda tall: 4 * self.rows * tall, 0)
-        told = {"B": self.rows, "U": units, "G": of_weight, "D": self.width}
-        return told | {"num_warps": self.warps, "num_stages": stages}
+        of_weight, stages = self._find_fit(choices, lambda tall: 4 * self.rows * tall, 0)
+        sizes = {"B": self.rows, "U": units, "G": of_weight, "D": self.width}
+        return sizes | {"num_warps": self.warps, "num_stages": stages}
 
     @property
     def _heights(self) -> list[int]:
-        """Rows that a tile of W may have, falling."""
+        """Candidate numbers of rows of a tile of W, in decreasing order."""
         tallest = min(128, 4 * self.width, TILE_BYTES // (self.width * self.element))
         return [tallest >> times for times in range(tallest.bit_length()) if tallest >> times > 16]
 
-    def _fitting(self, choices: list[tuple[int, int]], beside: Callable[[int], int], once: int) -> tuple[int, int]:
-        """The first rows of a tile of W, and stages, that there is room for; beside: bytes that go with each of so many
-        rows, once: with all of them."""
+    def _find_fit(self, choices: list[tuple[int, int]], beside: Callable[[int], int], once: int) -> tuple[int, int]:
+        """Return the first (rows of a tile of W, stages) that fits into shared memory.
+
+        beside: extra bytes of each stage, given the rows of its tile; once: extra bytes independent of the stages.
+        """
         for tall, stages in choices:
             if stages * (tall * self.width * self.element + beside(tall)) + once <= self.memory:
                 return tall, stages
         return 16, 1
 
 
-def _factor(weight: Tensor) -> Tensor:
-    """W as the products take it."""
-    said = torch.backends.cudnn.rnn.fp32_precision  # type: ignore[attr-defined]
-    return weight.half() if weight.dtype == torch.float32 and said == "tf32" else weight
+def _cast_weight(weight: Tensor) -> Tensor:
+    """Return W in the dtype of the products."""
+    precision = torch.backends.cudnn.rnn.fp32_precision  # type: ignore[attr-defined]
+    return weight.half() if weight.dtype == torch.float32 and precision == "tf32" else weight
 
 
-def _strides(x: Tensor | None) -> tuple[int, ...]:
-    """Of its first three axes."""
+def _first_strides(x: Tensor | None) -> tuple[int, ...]:
+    """Return the strides of the first three axes."""
     return (0, 0, 0) if x is None else x.stride()[:3]

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from attnlab.mechanisms import MECHANISMS
 from attnlab.mechanisms.mechanism import Mechanism, visible
-from attnlab.mechanisms.noise import sampled
+from attnlab.mechanisms.noise import seed_noise
 from attnlab.models.attention import Attention
 from attnlab.models.model import Model
-from attnlab.recording.around import Around
+from attnlab.recording.around import BlockWatcher
 from attnlab.records.record import Layer, Record
 
 
@@ -30,27 +30,27 @@ def record(model: nn.Module, batch: Any, *, noise: int | None = None, feed_forwa
     feed_forward  also what the feed-forward after each attention does with it; its weights take room
 
     """
-    inner = unwrapped(model)
+    inner = unwrap_model(model)
     if not isinstance(inner, Model):
         raise TypeError(f"a {type(inner).__name__} is a Hugging Face model; attnlab.record records it")
     if any(module.training for module in inner.modules()):
         raise ValueError(f"this {type(inner).__name__} is in training mode; call model.eval() before recording it")
-    positional, named = _arguments(inner, batch)
+    positional, named = _split_batch(inner, batch)
     eagerly = torch.compiler.set_stance("force_eager")  # hooks on compiled code never fire
-    around = Around(inner, feed_forward=feed_forward)
-    with _watching(inner, around) as (layers, readout), sampling(inner, noise), torch.no_grad(), eagerly:
+    around = BlockWatcher(inner, feed_forward=feed_forward)
+    with _watch_model(inner, around) as (layers, readout), sample_noise(inner, noise), torch.no_grad(), eagerly:
         inner(*positional, **named)
     sequences = inner.sequences(*positional, **named)
     return Record(
-        around.added(layers),
+        around.describe_layers(layers),
         tokens={name: tokens.clone() for name, (tokens, _) in sequences.items()},
         masks={name: mask.clone() for name, (_, mask) in sequences.items()},
         readout=readout,
-        meta={"model": type(inner).__name__, "mechanism": _mechanisms(inner), "noise": noise},
+        meta={"model": type(inner).__name__, "mechanism": _name_mechanisms(inner), "noise": noise},
     )
 
 
-def unwrapped(model: nn.Module) -> Any:
+def unwrap_model(model: nn.Module) -> Any:
     """Our or a Hugging Face model, out of torch.compile's, DistributedDataParallel's or DataParallel's wrapper."""
     inner: Any = model
     while not isinstance(inner, Model) and not _is_transformers(inner):
@@ -63,20 +63,20 @@ def unwrapped(model: nn.Module) -> Any:
     return inner
 
 
-def sampling(model: nn.Module, seed: int | None) -> AbstractContextManager[None]:
+def sample_noise(model: nn.Module, seed: int | None) -> AbstractContextManager[None]:
     """Within, a model with a stochastic mechanism draws its noise from this seed; None leaves it as it is."""
     if seed is None:
         return nullcontext()
     if not isinstance(seed, int):
         raise TypeError(f"noise= is a seed, a whole number, not {seed!r}")
     if not any(isinstance(module, Mechanism) and module.stochastic for module in model.modules()):
-        kinds = _mechanisms(model) or type(model).__name__
+        kinds = _name_mechanisms(model) or type(model).__name__
         raise ValueError(f"noise={seed} was asked for, but {kinds} draws none; leave noise out")
-    return sampled(model, seed)
+    return seed_noise(model, seed)
 
 
 @contextmanager
-def _watching(model: Model, around: Around) -> Iterator[tuple[list[Layer], dict[str, Tensor]]]:
+def _watch_model(model: Model, around: BlockWatcher) -> Iterator[tuple[list[Layer], dict[str, Tensor]]]:
     """Within, each attention that runs appends a Layer, and the readout leaves what it was given."""
     layers: list[Layer] = []
     readout: dict[str, Tensor] = {}
@@ -89,15 +89,15 @@ def _watching(model: Model, around: Around) -> Iterator[tuple[list[Layer], dict[
     with ExitStack() as hooks:
         for name, module in model.named_modules():
             if isinstance(module, Attention):
-                hear, make = _listener(name, layers, masks, around)
+                hear, make = _make_hooks(name, layers, masks, around)
                 hooks.enter_context(module.mechanism.register_forward_hook(hear, with_kwargs=True))
                 hooks.enter_context(module.register_forward_hook(make))
         hooks.enter_context(model.readout.register_forward_pre_hook(read))
-        hooks.enter_context(around.watched())
+        hooks.enter_context(around.watch())
         yield layers, readout
 
 
-def _listener(name: str, layers: list[Layer], masks: dict, around: Around) -> tuple[Callable, Callable]:
+def _make_hooks(name: str, layers: list[Layer], masks: dict, around: BlockWatcher) -> tuple[Callable, Callable]:
     """Two hooks: what the mechanism is given and returns, and the layer made of it when the attention is done."""
     heard: dict[str, Any] = {}
 
@@ -126,13 +126,13 @@ def _listener(name: str, layers: list[Layer], masks: dict, around: Around) -> tu
                 **heard,
             )
         )
-        around.attended(layers[-1])
+        around.add_attention(layers[-1])
         heard.clear()
 
     return hear, make
 
 
-def _arguments(model: Model, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _split_batch(model: Model, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What forward is called with; refuses what it does not take."""
     if isinstance(batch, Tensor):
         batch = (batch,)
@@ -152,14 +152,14 @@ def _arguments(model: Model, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any
     return positional, named
 
 
-def _hint(model: Any) -> str:
+def _suggest_part(model: Any) -> str:
     """Which part of a foreign module could be recorded, if there is one."""
     parts = model.named_modules() if isinstance(model, nn.Module) else ()
     found = next((name for name, part in parts if isinstance(part, Model) or _is_transformers(part)), None)
     return "" if found is None else f"; give the model inside it, its {found!r}"
 
 
-def _mechanisms(model: nn.Module) -> str:
+def _name_mechanisms(model: nn.Module) -> str:
     """The names of the model's mechanisms, as in the registry where they are there."""
     names = {kind: name for name, kind in MECHANISMS.items()}
     found = [module for module in model.modules() if isinstance(module, Mechanism)]

@@ -1,10 +1,9 @@
-"""A recipe is everything a run is made of: task, model, training, decoding. Each key finds its place in it.
+"""Recipes: the configuration of one run, in four parts: task, model, training, decoding.
 
     attnlab train translation data=multi30k attention=coda heads=8 lr=1e-3 alpha=8
 
-`data` is the task's, `heads` the model's, `lr` the training's, `alpha` an option of the attention. A named recipe
-(model=iwslt14) carries all of its published values, and the data it was trained on; whatever is said beside it changes
-that value alone.
+Here `data` belongs to the task, `heads` to the model, `lr` to the training, and `alpha` is an option of the attention.
+A preset (model=iwslt14) sets all published values and its data; every other key changes that value alone.
 """
 
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from typing import Any, Literal
 from attnlab.config import compute_digest, replace_values, suggest_nearest
 from attnlab.huggingface.adaptation import FROM_MODEL
 from attnlab.huggingface.fine_tuning import TunedConfig
-from attnlab.mechanisms import option_types, parse_options
+from attnlab.mechanisms import parse_options, read_option_types
 from attnlab.models.lstm_config import LSTMConfig
 from attnlab.models.presets import PRESETS, Config
 from attnlab.models.transformer import TransformerConfig
@@ -26,35 +25,37 @@ from attnlab.tasks.translation import TranslationConfig
 from attnlab.training.loop import TrainConfig
 
 MODELS: dict[str, Any] = {"translation": "translator", "language": "language-model", "classification": "classifier"}
-# of a model, but not the user's to say: from the task, or by model=
+# fields of a model that the user does not set: they come from the task or from model=
 FROM_TASK = ("model", "path", "vocabulary", "target_vocabulary", "classes", "padding", "max_length")
 SMALL: dict[str, Any] = {"layers": 3, "width": 256, "heads": 4, "feed_forward": 1024}
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeConfig:
-    """How a trained translator is decoded."""
+    """How to decode a trained translator."""
 
     beam: int = 5
     length_penalty: float = 1.0
-    average: int = 0  # decode with the mean of the last so many kept checkpoints; 0: with the best
+    average: int = 0  # number of kept checkpoints whose mean decodes; 0: the best checkpoint
 
 
 @dataclass(frozen=True)
 class Recipe:
+    """The configuration of one run."""
+
     task: str
     data: TaskConfig
-    model: Config | TunedConfig  # but for what the task says of it
+    model: Config | TunedConfig  # without the sizes that the task decides
     training: TrainConfig = field(default_factory=TrainConfig)
     decoding: DecodeConfig = field(default_factory=DecodeConfig)
 
     def values(self) -> dict[str, Any]:
-        """Every value, as it is stored with the run."""
+        """Return every value, as it is stored with the run."""
         parts = {part: asdict(getattr(self, part)) for part in ("data", "model", "training", "decoding")}
         return {"task": self.task, **parts} | ({"code": code} if (code := self.code()) else {})
 
     def code(self) -> dict[str, str]:
-        """Of attentions in files of one's own, what the file holds: an edited one makes another run."""
+        """Return a hash of each file of user-written attentions, so that an edited file makes another run."""
         named = (self.model.attention, getattr(self.model, "cross_attention", None))
         files = [name.rpartition(":")[0] for name in named if name and ":" in name]
         return {file: sha256(Path(file).read_bytes()).hexdigest()[:12] for file in files if Path(file).is_file()}
@@ -64,7 +65,7 @@ class Recipe:
         return f"{self.task}-{self.model.attention.rpartition(':')[2]}-{compute_digest(self)}{own}"
 
     def resolve_model(self, task: Task) -> Config | TunedConfig:
-        """The model's configuration with what the task says of it."""
+        """Return the model's configuration with the sizes that the task decides."""
         sizes: dict[str, Any] = dict(task.get_sizes())
         if isinstance(self.model, TunedConfig):
             return replace(self.model, max_length=_longest(task), **sizes)
@@ -72,12 +73,14 @@ class Recipe:
             sizes = {"vocabulary": sizes["source_vocabulary"], "target_vocabulary": sizes["vocabulary"]}
             if isinstance(self.model, LSTMConfig):
                 if self.model.share_embeddings and not getattr(self.data, "joint", True):
-                    raise ValueError("share_embeddings needs one vocabulary: say share_embeddings=false, or joint=true")
+                    raise ValueError("share_embeddings needs one vocabulary: set share_embeddings=false or joint=true")
             elif self.model.tie == "all":
                 del sizes["target_vocabulary"]
         if isinstance(self.model, TransformerConfig) and self.model.positions == "learned":
             longest = _longest(task)
-            sizes["max_length"] = 2 * longest + 21 if task.architecture == "translation" else longest  # as decoded
+            sizes["max_length"] = (
+                2 * longest + 21 if task.architecture == "translation" else longest
+            )  # decoding may go this far
         return replace(self.model, model=MODELS[task.architecture], **sizes)
 
 
@@ -116,56 +119,57 @@ TRAINING: dict[str, tuple[TrainConfig, DecodeConfig]] = {
         replace(SNELL, steps=4000, batch_examples=32, evaluate_every=250, checkpoint_every=250), DecodeConfig()
     ),
 }  # fmt: skip
-DATA: dict[tuple[str, str | None], dict[str, Any]] = {  # what a preset is trained on unless data= says otherwise
+DATA: dict[tuple[str, str | None], dict[str, Any]] = {  # a preset's data, unless data= is given
     ("translation", "iwslt14"): {"data": "iwslt14", "subwords": "bpe", "joint": False},
     ("translation", "wmt14"): {"data": "wmt14", "subwords": "bpe", "vocabulary": 32_768},
     ("language", "wikitext103"): {"data": "wikitext-103"},
 }
-TUNING = TrainConfig(lr=5e-5, clip=1.0, capture="no")  # of a model that is trained already
+TUNING = TrainConfig(lr=5e-5, clip=1.0, capture="no")  # for pretrained models
 
 
 def resolve_recipe(task: str, values: Mapping[str, str]) -> Recipe:
-    """The recipe that the keys of a command line describe; an unknown one names the nearest of all there are."""
+    """Return the recipe that command-line keys describe. An unknown key is an error that names the nearest key."""
     if task not in TASKS:
-        raise ValueError(f"no task is called {task!r}{suggest_nearest(task, TASKS)}; there are {', '.join(TASKS)}")
+        raise ValueError(f"unknown task {task!r}{suggest_nearest(task, TASKS)}; the tasks are {', '.join(TASKS)}")
     given = dict(values)
     preset = given.pop("model", None)
     if preset in PRESETS and isinstance(PRESETS[preset], LSTMConfig):
         preset = _choose_lstm_preset(task, preset, given)
-    own = preset is None or preset in PRESETS
-    parts = _new_model_parts(task, preset, crossing="cross_attention" in given) if own else _fine_tuning_parts(task, str(preset), given)
+    if preset is None or preset in PRESETS:
+        parts = _new_model_parts(task, preset, crossing="cross_attention" in given)
+    else:
+        parts = _fine_tuning_parts(task, preset, given)
     owner = {f.name: part for part in reversed(parts) for f in fields(parts[part]) if _is_user_key(part, f.name)}
     attention = given.get("attention", parts["model"].attention)
     options = {key: text for key, text in given.items() if key not in owner}
     decided = FROM_MODEL if isinstance(parts["model"], TunedConfig) else ("layer", "dropout")
-    known = [option for option in option_types(attention) if option not in decided]
+    known = [option for option in read_option_types(attention) if option not in decided]
     for key in options:
         if key not in known:
-            raise ValueError(
-                f"unknown key {key!r}{suggest_nearest(key, [*owner, *known])}; attnlab list {task} lists them"
-            )
-    made = {
+            nearest = suggest_nearest(key, [*owner, *known])
+            raise ValueError(f"unknown key {key!r}{nearest}; attnlab list {task} lists all keys")
+    changed = {
         part: replace_values(config, {key: text for key, text in given.items() if owner.get(key) == part})
         for part, config in parts.items()
     }
-    made["model"] = replace(made["model"], attention_options=parse_options(attention, options))
-    return Recipe(task, **made)
+    changed["model"] = replace(changed["model"], attention_options=parse_options(attention, options))
+    return Recipe(task, **changed)
 
 
 def list_keys(task: str) -> list[tuple[str, Any, str]]:
-    """Every key of attnlab train TASK: its default, and whose it is; options of an attention come on top."""
+    """Return (key, default, part) for every key of `attnlab train TASK`, without the options of attentions."""
     recipe = resolve_recipe(task, {})
     parts = {part: getattr(recipe, part) for part in ("data", "model", "training", "decoding")}
-    found: dict[str, tuple[str, Any, str]] = {}
+    rows: dict[str, tuple[str, Any, str]] = {}
     for part, config in parts.items():
         for f in fields(config):
             if _is_user_key(part, f.name):
-                found.setdefault(f.name, (f.name, getattr(config, f.name), part))
-    return list(found.values())
+                rows.setdefault(f.name, (f.name, getattr(config, f.name), part))
+    return list(rows.values())
 
 
 def restore_recipe(values: Mapping[str, Any]) -> Recipe:
-    """The recipe of a run, from what its folder holds."""
+    """Return the recipe whose values a run's folder holds."""
     task, values = values["task"], {part: _tuples(v) for part, v in values.items() if part not in ("task", "code")}
     kinds: dict[str, Any] = {"path": TunedConfig, "embedding_width": LSTMConfig}
     kind = next((kinds[key] for key in kinds if key in values["model"]), TransformerConfig)
@@ -174,9 +178,9 @@ def restore_recipe(values: Mapping[str, Any]) -> Recipe:
 
 
 def _new_model_parts(task: str, preset: str | None, *, crossing: bool) -> dict[str, Any]:
-    """The parts of a recipe for a model of our own, before anything is said of them; the task makes it its own kind.
+    """Return the default parts of a recipe for a new model; the task decides the kind of model later.
 
-    crossing: cross attention will be said, which no other model than a translator takes
+    crossing: the user sets cross_attention=, which only a translator accepts
     """
     kind: Literal["translator", "classifier"] = "translator" if crossing else "classifier"
     model = PRESETS[preset] if preset else TransformerConfig(model=kind, vocabulary=4, **SMALL)
@@ -188,9 +192,9 @@ def _new_model_parts(task: str, preset: str | None, *, crossing: bool) -> dict[s
 
 
 def _choose_lstm_preset(task: str, preset: str, given: Mapping[str, str]) -> str:
-    """The preset itself; model=lstm is the one for the task."""
+    """Return the preset; for model=lstm, the LSTM preset that fits the task."""
     if task == "language":
-        raise ValueError(f"model={preset} translates or classifies; it is no language model")
+        raise ValueError(f"model={preset} translates or classifies; it is not a language model")
     if preset != "lstm" or task == "translation":
         return preset
     classifies = task == "classification" or given.get("data") == "keyword"
@@ -198,22 +202,22 @@ def _choose_lstm_preset(task: str, preset: str, given: Mapping[str, str]) -> str
 
 
 def _fine_tuning_parts(task: str, path: str, given: Mapping[str, str]) -> dict[str, Any]:
-    """The parts of a recipe that fine-tunes a Hugging Face model."""
+    """Return the default parts of a recipe that fine-tunes a Hugging Face model."""
     if "/" not in path and not Path(path).is_dir():
-        there = f"there are {', '.join(PRESETS)}, or the folder of a Hugging Face model"
-        raise ValueError(f"no model is called {path!r}{suggest_nearest(path, PRESETS)}; {there}")
+        known = f"use {', '.join(PRESETS)}, or the folder of a Hugging Face model"
+        raise ValueError(f"unknown model {path!r}{suggest_nearest(path, PRESETS)}; {known}")
     if task != "language":
-        raise ValueError(f"model={path} is fine-tuned as a language model (attnlab train language), not for {task}")
+        raise ValueError(f"model={path} can only be fine-tuned by attnlab train language, not for {task}")
     data = TASKS[task].config_type(tokenizer=path)
     parts = {"data": data, "model": TunedConfig(path=path), "training": TUNING, "decoding": DecodeConfig()}
     ours = {f.name for f in fields(TransformerConfig)} - {f.name for part in parts.values() for f in fields(part)}
     for key in given:
         if key in ours:
-            raise ValueError(f"{key}= says how a new model is made; model={path} is made already: leave it out")
+            raise ValueError(f"{key}= configures a new model, but model={path} is pretrained: leave {key}= out")
     if given.get("capture", "no") != "no":
-        raise ValueError("capture= is for models made here: CUDA graphs of a Hugging Face model are not recorded")
+        raise ValueError("capture= does not support Hugging Face models: leave it out")
     if given.get("tokenizer", path).lower() in ("none", ""):
-        raise ValueError(f"model={path} reads what its tokenizer makes of a text: leave tokenizer= out")
+        raise ValueError(f"model={path} needs its own tokenizer: leave tokenizer= out")
     return parts
 
 
@@ -226,9 +230,9 @@ def _is_user_key(part: str, name: str) -> bool:
 
 
 def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON knows only lists."""
+    """Turn lists, the only sequences of JSON, into tuples."""
 
-    def made(value: Any) -> Any:
+    def convert(value: Any) -> Any:
         return tuple(value) if isinstance(value, list) else _tuples(value) if isinstance(value, dict) else value
 
-    return {key: made(value) for key, value in values.items()}
+    return {key: convert(value) for key, value in values.items()}

@@ -20,20 +20,20 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.mechanisms.mechanism import Mechanism
-from attnlab.mechanisms.noise import sampled
+from attnlab.mechanisms.noise import seed_noise
 from attnlab.models.model import Model
 
-ROWS = 256  # targets whose whole distributions are held at once
+ROWS = 256  # targets whose full distributions are in memory at once
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What targets cost, in sums over them; that of two batches is the one plus the other."""
+    """Sums over scored targets. The score of two batches is the sum of their scores."""
 
     nll_sum: float = 0.0  # nats
     bound_sum: float = 0.0  # nats
     count: int = 0  # targets
-    correct: int = 0  # of them the likeliest
+    correct: int = 0  # targets that are the model's first choice
 
     def __add__(self, other: "Scored") -> "Scored":
         mine, theirs = vars(self).values(), vars(other).values()
@@ -53,7 +53,7 @@ class Scored:
 
 
 def perplexity(nats: float, count: int) -> float:
-    """exp(nats / count); ∞ where that is too large a number."""
+    """Return exp(nats / count), or ∞ if it overflows."""
     each = nats / _check_count(count, "targets")
     return math.exp(each) if each < 709 else math.inf
 
@@ -71,9 +71,9 @@ def score_targets(
     samples: int = 0,
     seed: int = 0,
 ) -> Scored:
-    """What the targets cost under softmax(model(*inputs)).
+    """Score targets under softmax(model(*inputs)).
 
-    targets   token ids (b,n), those that are padding not scored; or classes (b,) with padding=None, all scored
+    targets   token ids (b,n), of which padding is not scored; or classes (b,) with padding=None, all scored
     samples   0: one pass without noise; n: n passes with the noise of seeds seed, seed + 1, …
     """
     return score_batches(model, [(inputs, targets)], padding=padding, samples=samples, seed=seed)
@@ -88,7 +88,7 @@ def score_batches(
     samples: int = 0,
     seed: int = 0,
 ) -> Scored:
-    """The sum of `score_targets` over batches of (inputs, targets); the noise of each batch has seeds of its own."""
+    """Sum `score_targets` over batches of (inputs, targets). Each batch has different seeds for its noise."""
     _check_model(model, samples)
     sums: Tensor | float = 0.0
     for number, (inputs, targets) in enumerate(batches):
@@ -99,31 +99,31 @@ def score_batches(
         passes = [_pass(model, arguments, scored, one) for one in seeds]
         sums = sums + _sums(model, passes, targets[scored])
     if not isinstance(sums, Tensor):
-        raise ValueError("there is no batch to score")
+        raise ValueError("no batches to score: the iterable is empty")
     nll, bound, count, correct = sums.tolist()
     return Scored(nll, bound, int(count), int(correct))
 
 
 def _pass(model: nn.Module, inputs: tuple[Tensor, ...], scored: Tensor, seed: int | None) -> Tensor:
-    """At the scored places, what the readout of a model of ours reads (m,e), or any other model's logits (m,v)."""
-    with nullcontext() if seed is None else sampled(model, seed):
-        made = model.hidden(*inputs) if isinstance(model, Model) else model(*inputs)
-    if not isinstance(made, Tensor):
-        raise TypeError(f"{type(model).__name__} returned a {type(made).__name__}, not logits")
-    if made.shape[:-1] != scored.shape:
-        raise ValueError(f"targets {tuple(scored.shape)} do not fit what the model predicts, {tuple(made.shape[:-1])}")
-    return made[scored]
+    """Return at the scored positions the input of the readout (m,e) of our models, or the logits (m,v) of others."""
+    with nullcontext() if seed is None else seed_noise(model, seed):
+        outputs = model.hidden(*inputs) if isinstance(model, Model) else model(*inputs)
+    if not isinstance(outputs, Tensor):
+        raise TypeError(f"{type(model).__name__} returned a {type(outputs).__name__}, not logits")
+    if outputs.shape[:-1] != scored.shape:
+        raise ValueError(f"targets {tuple(scored.shape)} do not fit the predictions {tuple(outputs.shape[:-1])}")
+    return outputs[scored]
 
 
 def _sums(model: nn.Module, passes: list[Tensor], targets: Tensor) -> Tensor:
-    """(nll, bound, count, correct) over the targets (m,), a few rows at a time: (4,)."""
+    """Return (nll, bound, count, correct) summed over the targets (m,), computed ROWS at a time: (4,)."""
     sums = torch.zeros(4, dtype=torch.float64, device=targets.device)
     for rows in torch.arange(len(targets), device=targets.device).split(ROWS):
         right = targets[rows].unsqueeze(1)
         mixture = _log_prob(model, passes[0][rows])  # log Σ_s p(· | z_s), (rows,v)
         total = mixture.gather(1, right).double()  # Σ_s log p(y | z_s)
-        for made in passes[1:]:
-            log_prob = _log_prob(model, made[rows])
+        for outputs in passes[1:]:
+            log_prob = _log_prob(model, outputs[rows])
             mixture, total = torch.logaddexp(mixture, log_prob), total + log_prob.gather(1, right)
         nll = math.log(len(passes)) - mixture.gather(1, right).double()
         correct = mixture.argmax(1, keepdim=True) == right
@@ -131,22 +131,22 @@ def _sums(model: nn.Module, passes: list[Tensor], targets: Tensor) -> Tensor:
     return sums
 
 
-def _log_prob(model: nn.Module, made: Tensor) -> Tensor:
+def _log_prob(model: nn.Module, outputs: Tensor) -> Tensor:
     if isinstance(model, Model):
-        return model.readout.log_prob(made)
-    return made.log_softmax(-1, dtype=torch.promote_types(made.dtype, torch.float32))
+        return model.readout.log_prob(outputs)
+    return outputs.log_softmax(-1, dtype=torch.promote_types(outputs.dtype, torch.float32))
 
 
 def _check_model(model: nn.Module, samples: int) -> None:
     if model.training:
-        raise ValueError("the model is in training mode, where dropout and noise are on; call model.eval() first")
+        raise ValueError("the model is in training mode, with dropout and noise; call model.eval() first")
     if samples < 0:
-        raise ValueError(f"samples={samples} must be 0, for one pass without noise, or more")
+        raise ValueError(f"samples must be at least 0, got {samples}")
     if samples and not any(isinstance(m, Mechanism) and m.stochastic for m in model.modules()):
-        raise ValueError(f"samples={samples}, but no attention of this model has noise: every pass would be the same")
+        raise ValueError(f"samples={samples}, but no attention of this model has noise; use samples=0")
 
 
 def _check_count(count: int, what: str) -> int:
     if count < 1:
-        raise ValueError(f"there are no {what} to divide by")
+        raise ValueError(f"at least one of the {what} is needed, got {count}")
     return count

@@ -12,7 +12,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from attnlab.commands.compare.value_lists import split_list, split_options
 from attnlab.config import compute_digest, parse_value, suggest_nearest
-from attnlab.mechanisms import find, option_types
+from attnlab.mechanisms import find_mechanism, read_option_types
 from attnlab.training.recipe import Recipe, resolve_recipe
 
 PARTS = ("data", "model", "training", "decoding")
@@ -66,10 +66,10 @@ def planned(task: str, given: Mapping[str, str]) -> Plan:
         raise ValueError(f"seeds must be at least {FEWEST}, not {count}; from 3 on there are intervals")
     named = {label: split_options(label) for label in labels}
     for name, _ in named.values():
-        find(name)
+        find_mechanism(name)
     lists = {key: split_list(text, key) for key, text in values.items()}
     base = resolve_recipe(task, {key: given[key] for key in ("model",) if key in given})
-    options = {label: set(option_types(name)) for label, (name, _) in named.items()}
+    options = {label: set(read_option_types(name)) for label, (name, _) in named.items()}
     _check_keys(task, lists, base, set().union(*options.values()))
     known = _fields(base)
     for label, (_, own) in named.items():

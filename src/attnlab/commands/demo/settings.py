@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from attnlab.mechanisms import find
-from attnlab.models.presets import Config, on_meta
+from attnlab.mechanisms import find_mechanism
+from attnlab.models.presets import Config, build_on_meta
 from attnlab.tasks import TASKS
 from attnlab.training.recipe import Recipe, resolve_recipe
 
@@ -56,7 +56,7 @@ class DemoConfig:
         training = replace(
             made.training, evaluate_every=self.steps, evaluate_at=self.moments[1:], checkpoint_every=100, log_every=10
         )
-        changes: dict[str, Any] = {"model": "translator", "cross_attention": "softmax"} if find(name).self_only else {}
+        changes: dict[str, Any] = {"model": "translator", "cross_attention": "softmax"} if find_mechanism(name).self_only else {}
         return replace(made, training=training, model=replace(made.model, **changes))
 
     def parameters(self, name: str) -> int:
@@ -64,7 +64,7 @@ class DemoConfig:
         recipe = self.recipe(name, self.seed)
         fitted = recipe.resolve_model(TASKS[recipe.task](recipe.data))  # type: ignore[call-arg]
         assert isinstance(fitted, Config)
-        return sum(p.numel() for p in on_meta(fitted).parameters())
+        return sum(p.numel() for p in build_on_meta(fitted).parameters())
 
     def folder(self) -> Path:
         """Where it will be written; made, and found to be writable, before anything is trained."""

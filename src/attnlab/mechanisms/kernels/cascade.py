@@ -17,9 +17,23 @@ import triton.language as tl
 from torch import Tensor
 
 from attnlab.mechanisms.kernels import coda
-from attnlab.mechanisms.kernels.launch import empty_by_token, launching_on, note_launch
-from attnlab.mechanisms.kernels.pairs import Sight, first_query, kept, last_key, seen_at, sight
-from attnlab.mechanisms.kernels.tiles import delta_of, logits_of, not_tiled, tile_of, tile_sizes, write_tile
+from attnlab.mechanisms.kernels.launch import empty_by_token, note_launch, select_device
+from attnlab.mechanisms.kernels.pairs import (
+    Visibility,
+    describe_visibility,
+    draw_dropout,
+    first_query,
+    is_visible,
+    last_key,
+)
+from attnlab.mechanisms.kernels.tiles import (
+    choose_tile,
+    compute_delta,
+    compute_logits,
+    find_tile_gap,
+    load_tile,
+    write_tile,
+)
 
 
 @triton.jit
@@ -42,9 +56,9 @@ def _scores(
     top, left = tile // columns * BI, tile % columns * BJ
     if left < last_key(top + BI, rows, keys, CAUSAL):
         i, j = top + tl.arange(0, BI), left + tl.arange(0, BJ)
-        x = tile_of(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
-        y = tile_of(k, b, h, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
-        z = logits_of(x, y, seed, b, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ)
+        x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
+        y = load_tile(k, b, h, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
+        z = compute_logits(x, y, seed, b, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ)
         place, inside = _pairs(head, i, j, rows, keys)
         if CARRIED:
             z += tl.load(carry + place, mask=inside, other=0.0).to(tl.float32)
@@ -68,7 +82,7 @@ def _attend(
     context = tl.zeros((BI, WIDE), dtype=tl.float32)
     for left in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
         j = left + tl.arange(0, BJ)
-        seen = seen_at(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
+        seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
         place, inside = _pairs(head, i, j, rows, keys)
         s = tl.load(z + place, mask=inside, other=0.0).to(tl.float32) * (sharp * 1.4426950408889634)
         s = tl.where(seen, s, float("-inf"))
@@ -78,8 +92,8 @@ def _attend(
         fade = tl.exp2(top - calm)
         total = total * fade + tl.sum(p, 1)
         if DROPPED:
-            p *= kept(tl.load(seed), rate, head, i[:, None], (left // 4 + tl.arange(0, BJ // 4))[None, :])
-        y = tile_of(v, b, h, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
+            p *= draw_dropout(tl.load(seed), rate, head, i[:, None], (left // 4 + tl.arange(0, BJ // 4))[None, :])
+        y = load_tile(v, b, h, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
         context = tl.dot(p.to(y.dtype), y, context * fade[:, None], input_precision="ieee")
         top = higher
     blind = total == 0.0
@@ -100,7 +114,7 @@ def _attend_backward(
     head, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
     b, h = head // heads, head % heads
     j = tile * BJ + tl.arange(0, BJ)
-    y = tile_of(v, b, h, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
+    y = load_tile(v, b, h, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
     sum_v = tl.zeros((BJ, WIDE), dtype=tl.float32)
     start = first_query(tile * BJ, rows, keys, CAUSAL) // BI * BI
     for above in range(0, tl.minimum(start, rows), BI):
@@ -109,16 +123,17 @@ def _attend_backward(
         tl.store(dz + place, tl.zeros((BI, BJ), dtype=tl.float32), mask=inside)
     for below in range(start, rows, BI):
         i = below + tl.arange(0, BI)
-        seen = seen_at(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
+        seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
         place, inside = _pairs(head, i, j, rows, keys)
         s = tl.load(z + place, mask=inside, other=0.0).to(tl.float32) * (sharp * 1.4426950408889634)
         level = tl.load(lse + head * rows + i, mask=i < rows, other=0.0)
         p = tl.where(seen, tl.exp2(s - level[:, None]), 0.0)
-        g = tile_of(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
+        g = load_tile(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
         dp = tl.dot(g, tl.trans(y), input_precision="ieee")
         taken = p
         if DROPPED:
-            keep = kept(tl.load(seed), rate, head, i[:, None], (tile * BJ // 4 + tl.arange(0, BJ // 4))[None, :])
+            quad = tile * BJ // 4 + tl.arange(0, BJ // 4)
+            keep = draw_dropout(tl.load(seed), rate, head, i[:, None], quad[None, :])
             taken, dp = p * keep, dp * keep
         sum_v = tl.dot(tl.trans(taken.to(g.dtype)), g, sum_v, input_precision="ieee")
         ds = p * (dp - tl.load(delta + head * rows + i, mask=i < rows, other=0.0)[:, None]) * sharp
@@ -143,7 +158,7 @@ def _product(
         for top in range(first_query(tile * BJ, rows, keys, CAUSAL) // BI * BI, rows, BI):
             i = top + tl.arange(0, BI)
             place, inside = _pairs(head, i, j, rows, keys)
-            y = tile_of(x, b, h, i, rows, x_b, x_h, x_n, x_d, D, WIDE)
+            y = load_tile(x, b, h, i, rows, x_b, x_h, x_n, x_d, D, WIDE)
             part = tl.load(ds + place, mask=inside, other=0.0).to(y.dtype)
             total = tl.dot(tl.trans(part), y, total, input_precision="ieee")
         write_tile(out, total * scale, b, h, j, heads, keys, D, WIDE)
@@ -154,7 +169,7 @@ def _product(
         for left in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
             j = left + tl.arange(0, BJ)
             place, inside = _pairs(head, i, j, rows, keys)
-            y = tile_of(x, b, h, j, keys, x_b, x_h, x_n, x_d, D, WIDE)
+            y = load_tile(x, b, h, j, keys, x_b, x_h, x_n, x_d, D, WIDE)
             part = tl.load(ds + place, mask=inside, other=0.0).to(y.dtype)
             total = tl.dot(part, y, total, input_precision="ieee")
         write_tile(out, total * scale, b, h, i, heads, rows, D, WIDE)
@@ -174,13 +189,13 @@ def cascade(
     """
     note_launch("cascade")
     out, z, lse = _empty(q, k, wide)
-    seen, carry = sight(mask, causal, q, k), None if carry is None else carry.contiguous()
+    seen, carry = describe_visibility(mask, causal, q, k), None if carry is None else carry.contiguous()
     mixed = net is not None and carry is not None
     _make_scores(q, k, z, None if mixed else carry, None if mixed else noise, causal, scale, layer)
     if net is not None and carry is not None:
         coda.collide(z, carry, net, seen, noise, layer, width, own, residual, q.dtype)
-    (b, h, i, _), tile = q.shape, tile_sizes(q)
-    with launching_on(q):
+    (b, h, i, _), tile = q.shape, choose_tile(q)
+    with select_device(q):
         _attend[(b * h * triton.cdiv(i, tile["BI"]),)](
             z, v, seen.mask, q if dropping is None else dropping, out, lse, h, i, k.shape[2], *v.stride(),
             *seen.strides, sharp, rate, DROPPED=dropping is not None, **seen.flags, **tile,
@@ -195,7 +210,7 @@ def cascade_backward(
     sharp: float, rate: float, layer: int, width: int, own: bool, residual: bool, wide: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """dQ, dK, dV, and the gradients of the carry and of net, each empty where there is none."""
-    seen, carry = sight(mask, causal, q, k), None if carry is None else carry.contiguous()
+    seen, carry = describe_visibility(mask, causal, q, k), None if carry is None else carry.contiguous()
     dz, dv = _values_backward(grad, grad_z, v, out, z, lse, carry, seen, dropping, sharp, rate)
     dcarry, dnet = dz if carry is not None else dz.new_empty(0), q.new_empty(0)
     if carry is not None and net is not None:
@@ -206,9 +221,9 @@ def cascade_backward(
             dcarry = torch.zeros_like(carry)
         dnet = coda.collide_backward(s, carry, net, seen, dz, dcarry, width, own, residual, q.dtype)
     dq, dk = empty_by_token(q), empty_by_token(k)
-    (b, h, i, _), j, tile = q.shape, k.shape[2], tile_sizes(q)
+    (b, h, i, _), j, tile = q.shape, k.shape[2], choose_tile(q)
     flags = {"CAUSAL": causal} | tile
-    with launching_on(q):
+    with select_device(q):
         queries, keys = (b * h * triton.cdiv(i, tile["BI"]),), (b * h * triton.cdiv(j, tile["BJ"]),)
         _product[queries](dz, k, dq, h, i, j, *k.stride(), scale, TURNED=False, **flags)
         _product[keys](dz, q, dk, h, i, j, *q.stride(), scale, TURNED=True, **flags)
@@ -226,8 +241,8 @@ def _make_scores(
     layer: int,
 ) -> None:
     """out = scale·qkᵀ + carry + ε, where a tile is not hidden as a whole."""
-    (b, h, i, _), j, tile = q.shape, k.shape[2], tile_sizes(q)
-    with launching_on(q):
+    (b, h, i, _), j, tile = q.shape, k.shape[2], choose_tile(q)
+    with select_device(q):
         _scores[(b * h * triton.cdiv(i, tile["BI"]) * triton.cdiv(j, tile["BJ"]),)](
             q, k, q if carry is None else carry, q if noise is None else noise, out, h, i, j, *q.stride(),
             *k.stride(), scale, layer, CAUSAL=causal, CARRIED=carry is not None, NOISY=noise is not None, **tile,
@@ -236,14 +251,14 @@ def _make_scores(
 
 def _values_backward(
     grad: Tensor, grad_z: Tensor | None, v: Tensor, out: Tensor, z: Tensor, lse: Tensor, carry: Tensor | None,
-    seen: Sight, dropping: Tensor | None, sharp: float, rate: float,
+    seen: Visibility, dropping: Tensor | None, sharp: float, rate: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """dZ, in the type of the carry whose gradient it becomes, and dV."""
     b, h, i, j = z.shape
     dz, dv = torch.empty_like(z if carry is None else carry), empty_by_token(v)
-    delta, tile = delta_of(grad, out), tile_sizes(v, backward=True)
+    delta, tile = compute_delta(grad, out), choose_tile(v, backward=True)
     handed = z if grad_z is None else grad_z.contiguous()
-    with launching_on(v):
+    with select_device(v):
         _attend_backward[(b * h * triton.cdiv(j, tile["BJ"]),)](
             z, v, seen.mask, v if dropping is None else dropping, grad, handed, lse, delta, dz, dv, h, i, j,
             *v.stride(), *grad.stride(), *seen.strides, sharp, rate, DROPPED=dropping is not None,
@@ -293,9 +308,9 @@ def _gradients(ctx, grad, grad_z, _):
 cascade.register_autograd(_gradients, setup_context=_keep)
 
 
-def unsupported(q: Tensor, k: Tensor, v: Tensor, width: int) -> str | None:
+def find_gap(q: Tensor, k: Tensor, v: Tensor, width: int) -> str | None:
     """What keeps these kernels from a case, or None; width: of σ's hidden layers, 0 where there is no σ."""
-    return not_tiled(q, k, v) or (coda.unsupported(q.shape[1], width, q.dtype) if width else None)
+    return find_tile_gap(q, k, v) or (coda.find_gap(q.shape[1], width, q.dtype) if width else None)
 
 
 def _empty(q: Tensor, k: Tensor, wide: bool) -> tuple[Tensor, Tensor, Tensor]:

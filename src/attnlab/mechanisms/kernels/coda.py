@@ -18,8 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.mechanisms.kernels.launch import launching_on, note_launch
-from attnlab.mechanisms.kernels.pairs import Sight, last_key, normals, seen_at
+from attnlab.mechanisms.kernels.launch import note_launch, select_device
+from attnlab.mechanisms.kernels.pairs import Visibility, is_visible, last_key, normals
 
 MOST_HEADS = 32
 WIDEST = {torch.float32: 64, torch.float16: 128, torch.bfloat16: 128}  # hidden units of σ
@@ -41,7 +41,7 @@ def _inside(h, i, j, heads, rows, keys):
 
 
 @triton.jit
-def _read(x, b, h, i, j, heads, rows, keys):
+def _load_pairs(x, b, h, i, j, heads, rows, keys):
     """x at the heads h of pairs (i, j), in float32; of hidden ones too, so that loads are wide."""
     place = _at_pairs(x, b, h, i, j, heads, rows, keys)
     return tl.load(place, mask=_inside(h, i, j, heads, rows, keys), other=0.0).to(tl.float32)
@@ -50,10 +50,10 @@ def _read(x, b, h, i, j, heads, rows, keys):
 @triton.jit
 def _inner(z, carry, b, h, i, j, seen, heads, rows, keys, OWN: tl.constexpr):
     """What goes into σ, and the carry: (heads, pairs) in float32, 0 where hidden."""
-    c = _read(carry, b, h, i, j, heads, rows, keys)
+    c = _load_pairs(carry, b, h, i, j, heads, rows, keys)
     x = c
     if OWN:
-        x = c + _read(z, b, h, i, j, heads, rows, keys)
+        x = c + _load_pairs(z, b, h, i, j, heads, rows, keys)
     return tl.where(seen[None, :], x, 0.0), tl.where(seen[None, :], c, 0.0)
 
 
@@ -98,7 +98,7 @@ def _collide(
     w3, b3 = _matrix(net, heads, width, H, WIDE, T), _vector(net + heads * width, heads, H)
     for begin in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
         j = begin + pair % BJ
-        seen = seen_at(mask, b, i, j, rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
+        seen = is_visible(mask, b, i, j, rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
         x, c = _inner(z, carry, b, h, i, j, seen, heads, rows, keys, OWN)
         fed = x
         if K > H:
@@ -110,7 +110,7 @@ def _collide(
         if OWN:
             mixed += x
         else:
-            mixed += _read(z, b, h, i, j, heads, rows, keys)
+            mixed += _load_pairs(z, b, h, i, j, heads, rows, keys)
             if RESIDUAL:
                 mixed += c
         if NOISY:
@@ -148,9 +148,9 @@ def _collide_backward(
         i = first + pair // BJ
         for begin in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
             j = begin + pair % BJ
-            seen = seen_at(mask, b, i, j, rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
+            seen = is_visible(mask, b, i, j, rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
             x, _ = _inner(z, carry, b, h, i, j, seen, heads, rows, keys, OWN)
-            g = _read(grad, b, h, i, j, heads, rows, keys)
+            g = _load_pairs(grad, b, h, i, j, heads, rows, keys)
             fed, back = tl.trans(x).to(T), tl.trans(g).to(T)  # (pairs, K)
             y1 = _linear_leaky(fed, w1, b1, T)  # (pairs, WIDE)
             y2 = y1
@@ -186,14 +186,14 @@ def _collide_backward(
 
 
 def collide(
-    z: Tensor, carry: Tensor, net: Tensor, seen: Sight, noise: Tensor | None, layer: int, width: int, own: bool,
+    z: Tensor, carry: Tensor, net: Tensor, seen: Visibility, noise: Tensor | None, layer: int, width: int, own: bool,
     residual: bool, dtype: torch.dtype,
 ) -> None:  # fmt: skip
     """z (b,h,i,j) from S to Z, in place, wherever it is visible; products in dtype; noise: the seed of ε, or None."""
     note_launch("coda")
     b, heads, rows, keys = z.shape
     tile = _tile(dtype, heads, width, keys)
-    with launching_on(z):
+    with select_device(z):
         _collide[(b * triton.cdiv(rows, tile["BI"]),)](
             z, carry, net, seen.mask, z if noise is None else noise, heads, width, rows, keys, *seen.strides, layer,
             NOISY=noise is not None, OWN=own, RESIDUAL=residual, DEEP=_deep(net, heads, width),
@@ -202,7 +202,7 @@ def collide(
 
 
 def collide_backward(
-    s: Tensor, carry: Tensor, net: Tensor, seen: Sight, grad: Tensor, out: Tensor, width: int, own: bool,
+    s: Tensor, carry: Tensor, net: Tensor, seen: Visibility, grad: Tensor, out: Tensor, width: int, own: bool,
     residual: bool, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
     """The gradient of net; out (b,h,i,j), which may be grad, becomes that of the carry where a tile is not hidden."""
@@ -210,7 +210,7 @@ def collide_backward(
     tile = _tile(dtype, heads, width, keys, backward=True)
     programs = min(PROGRAMS, b * triton.cdiv(rows, tile["BI"]))
     parts = net.new_empty(programs, len(net), dtype=torch.float32)
-    with launching_on(s):
+    with select_device(s):
         _collide_backward[(programs,)](
             s, carry, net, seen.mask, grad, out, parts, b, heads, width, rows, keys, *seen.strides, len(net),
             OWN=own, RESIDUAL=residual, DEEP=_deep(net, heads, width), **seen.flags, **tile,
@@ -218,7 +218,7 @@ def collide_backward(
     return parts.sum(0).to(net.dtype)
 
 
-def unsupported(heads: int, width: int, dtype: torch.dtype) -> str | None:
+def find_gap(heads: int, width: int, dtype: torch.dtype) -> str | None:
     """What keeps these kernels from a case, or None: σ's weights must fit into a multiprocessor's memory."""
     if heads > MOST_HEADS or width > WIDEST[dtype]:
         covered = f"at most {MOST_HEADS} and {WIDEST[dtype]}"

@@ -13,9 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.mechanisms.kernels.launch import empty_by_token, launching_on, note_launch
-from attnlab.mechanisms.kernels.pairs import first_query, kept, last_key, seen_at, sight
-from attnlab.mechanisms.kernels.tiles import delta_of, logits_of, tile_of, tile_sizes, write_tile
+from attnlab.mechanisms.kernels.launch import empty_by_token, note_launch, select_device
+from attnlab.mechanisms.kernels.pairs import describe_visibility, draw_dropout, first_query, is_visible, last_key
+from attnlab.mechanisms.kernels.tiles import choose_tile, compute_delta, compute_logits, load_tile, write_tile
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -32,15 +32,15 @@ def _forward(
     b, h = head // heads, head % heads
     first = (tiles - 1 - tile) * BI  # causal: the longest rows are the last, and start first
     i = first + tl.arange(0, BI)
-    x = tile_of(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
+    x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
     top = tl.full((BI,), float("-inf"), tl.float32)
     total = tl.zeros((BI,), dtype=tl.float32)
     context = tl.zeros((BI, WIDE), dtype=tl.float32)
     for left in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
         j = left + tl.arange(0, BJ)
-        y = tile_of(k, b, h, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
-        s = logits_of(x, y, noise, b, h, i, left, rows, keys, scale, layer, True, CAUSAL, BJ) * LOG2_E
-        seen = seen_at(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
+        y = load_tile(k, b, h, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
+        s = compute_logits(x, y, noise, b, h, i, left, rows, keys, scale, layer, True, CAUSAL, BJ) * LOG2_E
+        seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
         s = tl.where(seen, s, float("-inf"))
         higher = tl.maximum(top, tl.max(s, 1))
         calm = tl.where(higher == float("-inf"), 0.0, higher)
@@ -48,8 +48,8 @@ def _forward(
         fade = tl.exp2(top - calm)
         total = total * fade + tl.sum(p, 1)
         if DROPPED:
-            p *= kept(tl.load(dropping), rate, head, i[:, None], (left // 4 + tl.arange(0, BJ // 4))[None, :])
-        z = tile_of(v, b, h, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
+            p *= draw_dropout(tl.load(dropping), rate, head, i[:, None], (left // 4 + tl.arange(0, BJ // 4))[None, :])
+        z = load_tile(v, b, h, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
         context = tl.dot(p.to(z.dtype), z, context * fade[:, None], input_precision="ieee")
         top = higher
     blind = total == 0.0
@@ -65,13 +65,13 @@ def _slope(
 ):  # fmt: skip
     """P ∘ D and dS of queries i, rows x with gradients g, and the BJ keys from `left` on, rows y with values z."""
     j = left + tl.arange(0, BJ)
-    s = logits_of(x, y, noise, b, h, i, left, rows, keys, scale, layer, True, CAUSAL, BJ) * LOG2_E
-    seen = seen_at(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
+    s = compute_logits(x, y, noise, b, h, i, left, rows, keys, scale, layer, True, CAUSAL, BJ) * LOG2_E
+    seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
     level = tl.load(lse + head * rows + i, mask=i < rows, other=0.0)
     p = tl.where(seen, tl.exp2(s - level[:, None]), 0.0)
     taken, dp = p, tl.dot(g, tl.trans(z), input_precision="ieee")
     if DROPPED:
-        keep = kept(tl.load(dropping), rate, head, i[:, None], (left // 4 + tl.arange(0, BJ // 4))[None, :])
+        keep = draw_dropout(tl.load(dropping), rate, head, i[:, None], (left // 4 + tl.arange(0, BJ // 4))[None, :])
         taken, dp = p * keep, dp * keep
     return taken, p * (dp - tl.load(delta + head * rows + i, mask=i < rows, other=0.0)[:, None])
 
@@ -90,13 +90,13 @@ def _backward(
     if OF_KEYS:
         left = tile * BJ
         j = left + tl.arange(0, BJ)
-        y = tile_of(k, b, h, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
-        z = tile_of(v, b, h, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
+        y = load_tile(k, b, h, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
+        z = load_tile(v, b, h, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
         sum_k, sum_v = tl.zeros((BJ, WIDE), dtype=tl.float32), tl.zeros((BJ, WIDE), dtype=tl.float32)
         for above in range(first_query(left, rows, keys, CAUSAL) // BI * BI, rows, BI):
             i = above + tl.arange(0, BI)
-            x = tile_of(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
-            g = tile_of(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
+            x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
+            g = load_tile(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
             taken, ds = _slope(
                 x, y, z, g, mask, noise, dropping, lse, delta, head, b, h, i, left, rows, keys, m_b, m_i, m_j,
                 scale, rate, layer, MASKED, CAUSAL, DROPPED, BJ,
@@ -108,13 +108,13 @@ def _backward(
     else:
         first = (tiles - 1 - tile) * BI
         i = first + tl.arange(0, BI)
-        x = tile_of(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
-        g = tile_of(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
+        x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
+        g = load_tile(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
         sum_q = tl.zeros((BI, WIDE), dtype=tl.float32)
         for left in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
             j = left + tl.arange(0, BJ)
-            y = tile_of(k, b, h, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
-            z = tile_of(v, b, h, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
+            y = load_tile(k, b, h, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
+            z = load_tile(v, b, h, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
             _, ds = _slope(
                 x, y, z, g, mask, noise, dropping, lse, delta, head, b, h, i, left, rows, keys, m_b, m_i, m_j,
                 scale, rate, layer, MASKED, CAUSAL, DROPPED, BJ,
@@ -130,9 +130,9 @@ def noisy_softmax(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Context (b,h,i,d) and its log₂-sums (b,h,i); noise and dropping: the seeds of ε and of dropout, with its rate."""
     note_launch("coda_cs")
-    (b, h, i, _), seen, tile = q.shape, sight(mask, causal, q, k), tile_sizes(q)
+    (b, h, i, _), seen, tile = q.shape, describe_visibility(mask, causal, q, k), choose_tile(q)
     out, lse = _empty(q)
-    with launching_on(q):
+    with select_device(q):
         _forward[(b * h * triton.cdiv(i, tile["BI"]),)](
             q, k, v, seen.mask, noise, noise if dropping is None else dropping, out, lse, h, i, k.shape[2], *q.stride(),
             *k.stride(), *v.stride(), *seen.strides, scale, rate, layer, DROPPED=dropping is not None, **seen.flags,
@@ -147,11 +147,11 @@ def noisy_softmax_backward(
     out: Tensor, lse: Tensor, causal: bool, scale: float, rate: float, layer: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """dQ, dK, dV."""
-    (b, h, i, _), j, seen = q.shape, k.shape[2], sight(mask, causal, q, k)
+    (b, h, i, _), j, seen = q.shape, k.shape[2], describe_visibility(mask, causal, q, k)
     dq, dk, dv = (empty_by_token(x) for x in (q, k, v))
-    tile, delta = tile_sizes(q, backward=True), delta_of(grad, out)
+    tile, delta = choose_tile(q, backward=True), compute_delta(grad, out)
     strides = (*q.stride(), *k.stride(), *v.stride(), *grad.stride(), *seen.strides)
-    with launching_on(q):
+    with select_device(q):
         for of_keys, programs in ((True, triton.cdiv(j, tile["BJ"])), (False, triton.cdiv(i, tile["BI"]))):
             _backward[(b * h * programs,)](
                 q, k, v, seen.mask, noise, noise if dropping is None else dropping, grad, lse, delta, dq, dk, dv,

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attnlab.mechanisms.kernels.launch import launching_on, mapped, note_launch
+from attnlab.mechanisms.kernels.launch import is_mapped, note_launch, select_device
 
 ROWS = 64  # queries in a tile
 PROGRAMS = 512  # about four for each multiprocessor of a large GPU: the parts that dW⁻ is summed from
@@ -114,7 +114,7 @@ class _Stack(torch.autograd.Function):
         b, h, i, d = q.shape
         w = negative.contiguous()
         both = q.new_empty(b, h, 2, i, d)
-        with launching_on(q):
+        with select_device(q):
             _stack_forward[(b * h, triton.cdiv(i, ROWS))](q, w, both, h, i, *q.stride(), _per_head(w), **_tile(d))
         ctx.save_for_backward(q, w)
         return both
@@ -128,7 +128,7 @@ class _Stack(torch.autograd.Function):
         shares = min(b * triton.cdiv(i, ROWS), max(1, PROGRAMS // h))
         parts = q.new_empty(shares, h, d, d, dtype=torch.float32)
         strides = (*q.stride(), *grad.stride(), _per_head(w))
-        with launching_on(q):
+        with select_device(q):
             _stack_backward[(h, shares)](q, w, grad, dq, parts, b, h, i, *strides, **_tile(d))
         return dq, parts.sum((0, 1) if len(w) == 1 else 0).view_as(w).to(w.dtype)
 
@@ -139,7 +139,7 @@ class _Combine(torch.autograd.Function):
         b, hh, i, d = context.shape
         out = context.new_empty(b, i, hh // 2, d).transpose(1, 2)
         grid = (b * hh // 2, triton.cdiv(i, ROWS))
-        with launching_on(context):
+        with select_device(context):
             _combine_forward[grid](
                 context, plus, minus, out, hh // 2, i, *context.stride(), _per_head(plus), **_tile(d)
             )
@@ -155,7 +155,7 @@ class _Combine(torch.autograd.Function):
         parts = context.new_empty(2, b, hh // 2, tiles, dtype=torch.float32)
         arguments = (context, grad, plus, minus, do, parts, hh // 2, i)
         strides = (*context.stride(), *grad.stride(), _per_head(plus), parts.stride(0))
-        with launching_on(context):
+        with select_device(context):
             _combine_backward[(b * hh // 2, tiles)](*arguments, *strides, **_tile(d))
         dplus, dminus = parts.sum((1, 2, 3) if len(plus) == 1 else (1, 3)).view(2, -1).to(plus.dtype)
         return do, dplus, dminus
@@ -172,12 +172,12 @@ def combine(context: Tensor, plus: Tensor, minus: Tensor) -> Tensor:
     return _Combine.apply(context, plus, minus)
 
 
-def unsupported(q: Tensor, head_dim: int) -> str | None:
+def find_gap(q: Tensor, head_dim: int) -> str | None:
     """What keeps these kernels from a case, or None: the tiles of a head must fit into a multiprocessor's memory."""
     largest = {torch.float32: 64, torch.float16: 128, torch.bfloat16: 128}
     if not q.is_cuda and not os.environ.get("TRITON_INTERPRET"):
         return f"tensors on {q.device}"
-    if mapped(q):
+    if is_mapped(q):
         return "tensors that torch.func maps over"
     if q.dtype not in largest:
         return str(q.dtype)

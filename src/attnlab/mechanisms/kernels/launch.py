@@ -8,7 +8,7 @@ from torch import Tensor
 LAUNCHED: set[str] = set()  # the kernels that this process has run; whoever asks empties it first
 
 
-def launching_on(x: Tensor) -> AbstractContextManager:
+def select_device(x: Tensor) -> AbstractContextManager:
     """Triton launches on the current device: make it the tensor's."""
     return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
 
@@ -27,7 +27,7 @@ def note_launch(kernel: str) -> bool:
 note_launch._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def mapped(x: Tensor) -> bool:
+def is_mapped(x: Tensor) -> bool:
     """Whether torch.func maps over x: custom operators have no batching rule."""
     return not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(x)
 

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.mechanisms.kernels.launch import launching_on, note_launch
+from attnlab.mechanisms.kernels.launch import note_launch, select_device
 
 COUNTERS = 256  # in a program
 
@@ -40,7 +40,7 @@ def gaussian(seed: Tensor, layer: int, batch: int, heads: int, rows: Tensor, key
     out = rows.new_empty(batch, heads, len(rows), keys, dtype=dtype)
     total = batch * heads * len(rows) * triton.cdiv(keys, 4)
     note_launch("noise")
-    with launching_on(rows):
+    with select_device(rows):
         _gaussian[(triton.cdiv(total, COUNTERS),)](
             seed, rows, out, layer, total, heads, len(rows), keys, COUNTERS=COUNTERS
         )

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 
-class Sight(NamedTuple):
+class Visibility(NamedTuple):
     """Which pairs are visible, as `seen_at` is told: the mask as bytes, its strides, and what of both there is."""
 
     mask: Tensor
@@ -20,17 +20,17 @@ class Sight(NamedTuple):
     flags: dict[str, bool]
 
 
-def sight(mask: Tensor | None, causal: bool, q: Tensor, k: Tensor) -> Sight:
+def describe_visibility(mask: Tensor | None, causal: bool, q: Tensor, k: Tensor) -> Visibility:
     """mask: bool, broadcastable to (b,1,i,j), or None; where there is none, a pointer that is never read."""
     flags = {"MASKED": mask is not None, "CAUSAL": causal}
     if mask is None:
-        return Sight(q, (0, 0, 0), flags)
+        return Visibility(q, (0, 0, 0), flags)
     b, _, i, j = mask[(None,) * (4 - mask.dim())].expand(q.shape[0], 1, q.shape[2], k.shape[2]).stride()
-    return Sight(mask.view(torch.uint8), (b, i, j), flags)
+    return Visibility(mask.view(torch.uint8), (b, i, j), flags)
 
 
 @triton.jit
-def seen_at(mask, b, i, j, rows, keys, m_b, m_i, m_j, MASKED: tl.constexpr, CAUSAL: tl.constexpr):
+def is_visible(mask, b, i, j, rows, keys, m_b, m_i, m_j, MASKED: tl.constexpr, CAUSAL: tl.constexpr):
     """Whether query i sees key j; False outside of both. i and j broadcast against each other."""
     seen = (i < rows) & (j < keys)
     if MASKED:
@@ -69,7 +69,7 @@ def normals(seed, layer, b, h, i, quad):
 
 
 @triton.jit
-def kept(seed, rate, head, i, quad):
+def draw_dropout(seed, rate, head, i, quad):
     """Dropout's keep / (1 − rate) of keys 4·quad … 4·quad + 3; head counts through the batch."""
     c0, c1 = tl.broadcast(quad.to(tl.uint32), i.to(tl.uint32))
     w0, w1, w2, w3 = tl.philox(seed, c0, c1, head.to(tl.uint32), 0)

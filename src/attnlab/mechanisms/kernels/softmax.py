@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.mechanisms.kernels.launch import empty_by_token, launching_on, mapped, note_launch
+from attnlab.mechanisms.kernels.launch import empty_by_token, is_mapped, note_launch, select_device
 
 LONGEST = 64  # queries or keys
 WIDEST = {torch.float32: 64, torch.float16: 128, torch.bfloat16: 128}  # head size
@@ -111,9 +111,9 @@ def short_softmax(
     note_launch("softmax")
     out = empty_by_token(q)
     strides = (*q.stride(), *k.stride(), *v.stride(), *_strides(mask, q, k))
-    with launching_on(q):
+    with select_device(q):
         _forward[(q.shape[0] * q.shape[1],)](
-            q, k, v, *_given(q, mask, seed), out, q.shape[1], q.shape[2], k.shape[2], *strides, scale, rate,
+            q, k, v, *_choose_pointers(q, mask, seed), out, q.shape[1], q.shape[2], k.shape[2], *strides, scale, rate,
             MASKED=mask is not None, CAUSAL=causal, DROPPED=seed is not None, **_tile(q, k),
         )  # fmt: skip
     return out
@@ -127,10 +127,10 @@ def short_softmax_backward(
     """dQ, dK, dV."""
     dq, dk, dv = empty_by_token(q), empty_by_token(k), empty_by_token(v)
     strides = (*q.stride(), *k.stride(), *v.stride(), *grad.stride(), *_strides(mask, q, k))
-    with launching_on(q):
+    with select_device(q):
         _backward[(k.shape[0] * k.shape[1],)](
-            q, k, v, *_given(q, mask, seed), grad, dq, dk, dv, q.shape[1], q.shape[2], k.shape[2], *strides, scale,
-            rate, MASKED=mask is not None, CAUSAL=causal, DROPPED=seed is not None, **_tile(q, k),
+            q, k, v, *_choose_pointers(q, mask, seed), grad, dq, dk, dv, q.shape[1], q.shape[2], k.shape[2], *strides,
+            scale, rate, MASKED=mask is not None, CAUSAL=causal, DROPPED=seed is not None, **_tile(q, k),
         )  # fmt: skip
     return dq, dk, dv
 
@@ -157,11 +157,11 @@ def _gradients(ctx, grad):
 short_softmax.register_autograd(_gradients, setup_context=_keep)
 
 
-def unsupported(q: Tensor, k: Tensor, v: Tensor) -> str | None:
+def find_gap(q: Tensor, k: Tensor, v: Tensor) -> str | None:
     """What keeps this kernel from a case, or None."""
     if not q.is_cuda and not os.environ.get("TRITON_INTERPRET"):
         return f"tensors on {q.device}"
-    if mapped(q):
+    if is_mapped(q):
         return "tensors that torch.func maps over"
     if q.dtype not in WIDEST:
         return str(q.dtype)
@@ -172,7 +172,7 @@ def unsupported(q: Tensor, k: Tensor, v: Tensor) -> str | None:
     return None
 
 
-def _given(q: Tensor, mask: Tensor | None, seed: Tensor | None) -> tuple[Tensor, Tensor]:
+def _choose_pointers(q: Tensor, mask: Tensor | None, seed: Tensor | None) -> tuple[Tensor, Tensor]:
     """The pointers; where there is no mask or no dropout, one that is never read."""
     return q if mask is None else mask.view(torch.uint8), q if seed is None else seed
 

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.mechanisms.kernels.launch import launching_on, mapped
+from attnlab.mechanisms.kernels.launch import is_mapped, select_device
 from attnlab.mechanisms.kernels.pairs import normals
 
 WIDEST = 128  # head size
@@ -16,7 +16,7 @@ TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @triton.jit
-def tile_of(x, b, h, n, size, x_b, x_h, x_n, x_d, D: tl.constexpr, WIDE: tl.constexpr):
+def load_tile(x, b, h, n, size, x_b, x_h, x_n, x_d, D: tl.constexpr, WIDE: tl.constexpr):
     """Rows n of x (b,h,size,D), with any strides; 0 outside."""
     d = tl.arange(0, WIDE)
     inside = (n < size)[:, None] & (d < D)[None, :]
@@ -32,7 +32,7 @@ def write_tile(x, value, b, h, n, heads, size, D: tl.constexpr, WIDE: tl.constex
 
 
 @triton.jit
-def logits_of(
+def compute_logits(
     x, y, seed, b, h, i, left, rows, keys, scale, layer, NOISY: tl.constexpr, CAUSAL: tl.constexpr, BJ: tl.constexpr
 ):
     """scale·x yᵀ + ε of queries i and the BJ keys from `left` on, in float32."""
@@ -51,26 +51,26 @@ def _delta(grad, out, delta, heads, rows, g_b, g_h, g_i, g_d, BI: tl.constexpr, 
     head, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
     b, h = head // heads, head % heads
     i = tile * BI + tl.arange(0, BI)
-    g = tile_of(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE).to(tl.float32)
-    o = tile_of(out, b, h, i, rows, rows * heads * D, D, heads * D, 1, D, WIDE).to(tl.float32)
+    g = load_tile(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE).to(tl.float32)
+    o = load_tile(out, b, h, i, rows, rows * heads * D, D, heads * D, 1, D, WIDE).to(tl.float32)
     tl.store(delta + head * rows + i, tl.sum(g * o, 1), mask=i < rows)
 
 
-def delta_of(grad: Tensor, out: Tensor) -> Tensor:
+def compute_delta(grad: Tensor, out: Tensor) -> Tensor:
     """Σ_d grad ∘ out, (b,h,i); out lies as (b,i,h,d)."""
     b, h, i, _ = out.shape
-    delta, tile = out.new_empty(b, h, i, dtype=torch.float32), tile_sizes(out)
+    delta, tile = out.new_empty(b, h, i, dtype=torch.float32), choose_tile(out)
     sizes = {name: tile[name] for name in ("BI", "D", "WIDE")}
-    with launching_on(out):
+    with select_device(out):
         _delta[(b * h * triton.cdiv(i, tile["BI"]),)](grad, out, delta, h, i, *grad.stride(), **sizes)
     return delta
 
 
-def not_tiled(q: Tensor, k: Tensor, v: Tensor) -> str | None:
+def find_tile_gap(q: Tensor, k: Tensor, v: Tensor) -> str | None:
     """What of q, k and v cannot be read by tiles, or None."""
     if not q.is_cuda and not os.environ.get("TRITON_INTERPRET"):
         return f"tensors on {q.device}"
-    if mapped(q):
+    if is_mapped(q):
         return "tensors that torch.func maps over"
     if q.dtype not in TYPES or not q.dtype == k.dtype == v.dtype:
         return f"q, k, v in {q.dtype}, {k.dtype}, {v.dtype}"
@@ -83,7 +83,7 @@ def not_tiled(q: Tensor, k: Tensor, v: Tensor) -> str | None:
     return None
 
 
-def tile_sizes(x: Tensor, *, backward: bool = False) -> dict[str, Any]:
+def choose_tile(x: Tensor, *, backward: bool = False) -> dict[str, Any]:
     """Queries and keys of a tile, and who works at it: more warps where it keeps more in registers."""
     d, single = x.shape[3], x.dtype == torch.float32
     side = 32 if single else 64

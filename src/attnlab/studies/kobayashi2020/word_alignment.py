@@ -19,7 +19,7 @@ from attnlab.config import compute_digest
 from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.trained import Measure, trained
 from attnlab.experiments.verdicts import Cell
-from attnlab.mechanisms import find
+from attnlab.mechanisms import find_mechanism
 from attnlab.mechanisms.mechanism import Mechanism
 from attnlab.models.presets import PRESETS
 from attnlab.models.transformer import TransformerConfig
@@ -71,7 +71,7 @@ def mechanisms(setting: Setting) -> Findings:
     """The item: the same of models with other attention, and how they differ from the first, seed by seed."""
     names = tuple(dict.fromkeys(setting.options.get("attention", ",".join(MECHANISMS)).split(",")))
     for name in names:
-        if find(name).finish is not Mechanism.finish:
+        if find_mechanism(name).finish is not Mechanism.finish:
             raise ValueError(f"{name} changes the mixed context, so its output is no sum of α·f(x): leave it out")
     try:
         corpus = text_of(setting)

@@ -1,0 +1,61 @@
+"""CODA with daGPAM's two signs (Zheng et al. 2021 with Heo & Choi 2024): heads of both signs collide in one σ.
+
+    Q⁻ = ReLU(Q) W⁻        S = [Q⁺ Kᵀ; Q⁻ Kᵀ] / √d, 2h heads        P = (1 + λ⁺) P⁺ − λ⁻ P⁻
+    Z_l = S_l + Z_{l−1} + σ(S_l + Z_{l−1}) + ε        [P⁺; P⁻] = softmax(Z_l)        σ: 2h → 8h → 8h → 2h, as in coda.py
+
+No paper has this combination. The carry Z holds both signs of each head, interleaved: (b,2h,i,j). Options: daGPAM's.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from attnlab.mechanisms.cascade import is_case_covered, run_kernels
+from attnlab.mechanisms.coda import apply_head_net, flatten_net, make_head_net
+from attnlab.mechanisms.dagpam import DaGPAM, repeat_bias
+from attnlab.mechanisms.mechanism import logits, masked_softmax, repeat_heads
+from attnlab.mechanisms.noise import logit_noise, noise_rows, noise_seed
+
+
+class CodaDaGPAM(DaGPAM):
+    carries = True
+    stochastic = True
+
+    def __init__(self, heads: int, head_dim: int, **options: Any) -> None:
+        super().__init__(heads, head_dim, **options)
+        self.width = 8 * heads
+        self.sigma = make_head_net(2 * heads, self.width, hidden=2)
+        self.sigma.requires_grad_(self.layer > 0)
+
+    @property
+    def carry_heads(self) -> int:
+        return 2 * self.heads
+
+    def branches(
+        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None, noise: int | Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """noise: as in Coda.weights, (b,2h,i,j)."""
+        seen = self.visible(q, k, mask, causal=causal, at=at)
+        z = logits(self.interleave(q), k, self.scale, repeat_bias(bias))  # S, (b,2h,i,j)
+        if carry is not None:
+            z = z + self.read_carry(carry, z, seen)
+            z = z + apply_head_net(self.sigma, z, seen)
+        z = z + logit_noise(self, z, noise_rows(q, k, causal, at), noise)
+        return masked_softmax(z, seen), z
+
+    def mix(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """CODA's kernels with 2h heads, or the definition."""
+        self.check(q, k, mask, at, v)
+        width, net = (0, None) if carry is None else (self.width, flatten_net(self.sigma))
+        if self.wants_kernels(q):
+            both, keys, values = self.interleave(q), *(repeat_heads(x, 2 * self.heads) for x in (k, v))
+            if is_case_covered(self, both, keys, values, carry, at=at, bias=bias, width=width):
+                seed, layer = noise_seed(self, q.device)
+                options = {"causal": causal, "seed": seed, "layer": layer, "net": net, "width": width}
+                context, z = run_kernels(self, both, keys, values, mask, carry, **options)
+                return self.combine(context), z
+        return self.mix_branches(q, k, v, mask, carry, causal=causal, at=at, bias=bias)

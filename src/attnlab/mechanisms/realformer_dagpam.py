@@ -1,0 +1,43 @@
+"""RealFormer with daGPAM's two signs (He et al. 2020 with Heo & Choi 2024): each sign has its own sum of logits.
+
+    Q⁻ = ReLU(Q) W⁻        Z±_l = Q±_l K_lᵀ / √d + Z±_{l−1}        P± = softmax(Z±_l)        P = (1 + λ⁺) P⁺ − λ⁻ P⁻
+
+No paper has this combination. The carry holds Z⁺ and Z⁻ of each head, interleaved: (b,2h,i,j). Options: daGPAM's.
+"""
+
+from torch import Tensor
+
+from attnlab.mechanisms.cascade import is_case_covered, run_kernels
+from attnlab.mechanisms.dagpam import DaGPAM, repeat_bias
+from attnlab.mechanisms.mechanism import logits, masked_softmax, repeat_heads
+
+
+class RealFormerDaGPAM(DaGPAM):
+    carries = True
+
+    @property
+    def carry_heads(self) -> int:
+        return 2 * self.heads
+
+    def branches(
+        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        seen = self.visible(q, k, mask, causal=causal, at=at)
+        z = logits(self.interleave(q), k, self.scale, repeat_bias(bias))  # Z⁺ and Z⁻, (b,2h,i,j)
+        if carry is not None:
+            z = z + self.read_carry(carry, z, seen)
+        return masked_softmax(z, seen), z
+
+    def mix(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        """RealFormer's kernels with 2h heads, or the definition."""
+        self.check(q, k, mask, at, v)
+        if self.wants_kernels(q):
+            both, keys, values = self.interleave(q), *(repeat_heads(x, 2 * self.heads) for x in (k, v))
+            if is_case_covered(self, both, keys, values, carry, at=at, bias=bias):
+                context, z = run_kernels(self, both, keys, values, mask, carry, causal=causal)
+                return self.combine(context), z
+        return self.mix_branches(q, k, v, mask, carry, causal=causal, at=at, bias=bias)

@@ -1,0 +1,119 @@
+"""One meaning of impl: reference is weights(…) @ v, and what else computes mix equals it, with every gradient."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from attnlab.mechanisms import MECHANISMS, Mechanism, attention
+from attnlab.mechanisms.kernels.launch import LAUNCHED
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+KERNELS = {
+    "softmax": {"softmax"},
+    "realformer": {"cascade"},
+    "coda": {"cascade", "coda"},
+    "coda-cs": {"coda_cs"},
+    "dagpam": {"dagpam", "softmax"},
+    "coda+dagpam": {"cascade", "coda"},
+    "realformer+dagpam": {"cascade"},
+}
+CASES = {
+    "plain": {},
+    "causal": {"causal": True},
+    "padded": {"mask": True, "causal": True},
+    "grouped": {"groups": 2},
+    "biased": {"biased": True, "mask": True},
+    "placed": {"at": [6, 0, 3, 1, 1], "causal": True},
+    "without noise": {"quiet": True, "mask": True},
+}
+
+
+class Case:
+    """Arguments of one layer with 4 heads, 5 queries and 7 keys."""
+
+    def __init__(self, name, dtype, *, mask=False, causal=False, groups=4, biased=False, at=None, quiet=False):
+        def draw(*shape):
+            return torch.randn(*shape, dtype=dtype, device=DEVICE)
+
+        self.name, self.dtype, self.seed = name, dtype, None if quiet else 3
+        self.mask = torch.rand(2, 1, 5, 7, device=DEVICE) < 0.6 if mask else None  # some rows see nothing
+        self.options = {"causal": causal, "at": None if at is None else torch.tensor(at, device=DEVICE)}
+        self.inputs = {"q": draw(2, 4, 5, 16), "k": draw(2, groups, 7, 16), "v": draw(2, groups, 7, 16)}
+        if MECHANISMS[name].carries:
+            self.inputs["carry"] = draw(2, attention(name, heads=4, head_dim=16).carry_heads, 5, 7)
+        if biased:
+            self.inputs["bias"] = draw(4, 5, 7)
+        self.direction = draw(2, 4, 5, 16)
+
+    def build(self, impl):
+        torch.manual_seed(1)
+        mechanism = attention(self.name, heads=4, head_dim=16, layer=1, impl=impl).to(DEVICE, self.dtype).eval()
+        mechanism.sample_seed = self.seed
+        return mechanism
+
+    def compute(self, impl):
+        """Context, carry where it is defined, and the gradients of both by every argument and parameter."""
+        mechanism = self.build(impl)
+        leaves = {name: x.clone().requires_grad_() for name, x in self.inputs.items()}
+        q, k, v, carry, bias = (leaves.get(name) for name in ("q", "k", "v", "carry", "bias"))
+        context, z = mechanism(q, k, v, self.mask, carry, bias=bias, **self.options)
+        loss, results = (context * self.direction).sum(), {"context": context}
+        if z is not None:
+            results["carry"] = z.masked_fill(~mechanism.visible(q, k, self.mask, **self.options), 0.0)
+            loss = loss + results["carry"].square().sum()
+        leaves |= dict(mechanism.named_parameters())
+        gradients = torch.autograd.grad(loss, list(leaves.values()))
+        return results | {f"gradient of {name}": x for name, x in zip(leaves, gradients, strict=True)}
+
+    def assert_equal(self, impl, tolerance):
+        expected = self.compute("reference")
+        for name, x in self.compute(impl).items():
+            error = (x - expected[name]).norm() / expected[name].norm().clamp_min(1e-2)
+            assert error < tolerance, f"{name}: {error:.1e}"
+
+
+def test_the_mechanisms_with_a_mix_of_their_own_are_these():
+    assert {name for name, kind in MECHANISMS.items() if kind.mix is not Mechanism.mix} == set(KERNELS)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("case", CASES)
+def test_reference_is_weights_times_values(name, case, monkeypatch):
+    """To the bit, and without any fused call."""
+    monkeypatch.setattr(F, "scaled_dot_product_attention", None)
+    LAUNCHED.clear()
+    case = Case(name, torch.float64, **CASES[case])
+    mechanism, (q, k, v, *_) = case.build("reference"), case.inputs.values()
+    carry, options = case.inputs.get("carry"), {"bias": case.inputs.get("bias"), **case.options}
+    weights, _ = mechanism.weights(q, k, case.mask, carry, **options)
+    context, _ = mechanism.mix(q, k, v, case.mask, carry, **options)
+    assert torch.equal(context, weights @ v.repeat_interleave(4 // v.shape[1], 1))
+    assert {"noise"} >= LAUNCHED
+
+
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("case", CASES)
+def test_auto_equals_the_reference(name, case):
+    """In float64, which no kernel covers: by torch's fused attention, where the mechanism uses it."""
+    Case(name, torch.float64, **CASES[case]).assert_equal("auto", 1e-12)
+
+
+@pytest.mark.kernel
+@pytest.mark.filterwarnings("ignore:.*FP_FUSION.*:UserWarning")
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("case", ["plain", "padded"])
+def test_fused_equals_the_reference(name, case):
+    pytest.importorskip("triton")
+    LAUNCHED.clear()
+    Case(name, torch.float32, **CASES[case]).assert_equal("fused", 2e-5)
+    assert LAUNCHED - {"noise"} == KERNELS[name]
+
+
+@pytest.mark.parametrize("name", sorted(set(MECHANISMS) - set(KERNELS)))
+def test_without_kernels_fused_is_refused_and_the_others_are_the_reference(name):
+    with pytest.raises(ValueError, match="no kernels"):
+        attention(name, heads=2, head_dim=4, impl="fused")
+    q = torch.randn(1, 2, 5, 4)
+    auto, reference = (attention(name, heads=2, head_dim=4, impl=impl) for impl in ("auto", "reference"))
+    reference.load_state_dict(auto.state_dict())
+    assert torch.equal(auto(q, q, q)[0], reference(q, q, q)[0])
