@@ -177,16 +177,16 @@ def test_every_format_says_the_same(name, tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "options", "message"),
     [
-        ("a.talp", "0-1\n", {}, r"a.talp:1: source word 0, counted from 1, of a sentence of 2 words.*--gold-base 0"),
-        ("a.txt", "0-2\n", {}, r"a.txt:1: target word 2, counted from 0.*--gold-base 1"),
-        ("a.txt", "", {}, "a.txt: the file is empty; a pair without links has an empty line"),
+        ("a.talp", "0-1\n", {}, r"a.talp:1: source word 0.*--gold-base 0"),
+        ("a.txt", "0-2\n", {}, r"a.txt:1: target word 2.*--gold-base 1"),
+        ("a.txt", "", {}, "a.txt: the file is empty"),
         ("a.txt", "0-0\n0-0\n", {}, "2 lines for 1 sentence pairs"),
-        ("a.txt", "0-0 1~1\n", {}, "a.txt:1: '1~1' is not a link such as"),
-        ("a.naacl", "1 1\n", {}, "a.naacl:1: a line is sentence, source word, target word"),
-        ("a.naacl", "1 1 1 X\n", {}, "S .sure. or P .possible., not 'X'"),
-        ("a.naacl", "7 1 1\n", {}, "sentence 7; there are 1 to 1"),
-        ("a.txt", "0-0\n", {"form": "giza"}, "no format of alignments is called 'giza'"),
-        ("a.txt", "0-0\n", {"base": 2}, "called 0 or 1, not 2"),
+        ("a.txt", "0-0 1~1\n", {}, "a.txt:1: '1~1' must be a link"),
+        ("a.naacl", "1 1\n", {}, "a.naacl:1: a line must be"),
+        ("a.naacl", "1 1 1 X\n", {}, "S .sure. or P .possible., got 'X'"),
+        ("a.naacl", "7 1 1\n", {}, "sentence must be from 1 to 1"),
+        ("a.txt", "0-0\n", {"form": "giza"}, "unknown alignment format 'giza'"),
+        ("a.txt", "0-0\n", {"base": 2}, "must be 0 or 1, got 2"),
     ],
 )
 def test_a_bad_file_is_named_with_its_line(name, text, options, message, tmp_path):

@@ -101,7 +101,7 @@ def test_a_file_arrives_whole_and_the_licence_is_said_once(server, tmp_path, cap
 def test_a_download_larger_than_any_set_is_refused(server, tmp_path, monkeypatch):
     monkeypatch.setattr(fetch, "MOST_BYTES", len(CONTENT) - 1)
     server.files["/a.txt"] = CONTENT
-    with pytest.raises(OSError, match="1,049,344 bytes, more than any set has; refused"):
+    with pytest.raises(OSError, match="1,049,344 bytes, more than"):
         fetch.obtain_file(a_set(Download((f"{server.url}/a.txt",), {"a.txt": None}, sha(CONTENT))), "a.txt")
     assert left(tmp_path) == []
 
@@ -117,9 +117,7 @@ def test_a_cut_connection_is_taken_up_where_it_ended(server):
 def test_a_later_command_goes_on_from_what_an_earlier_one_left(server, tmp_path):
     server.files["/a.txt"], server.cut = CONTENT, fetch.ATTEMPTS
     toy = a_set(Download((f"{server.url}/a.txt",), {"a.txt": None}, sha(CONTENT)))
-    with pytest.raises(
-        OSError, match=r"the connection ended after [\d,]+ of 1,049,344 bytes; the same command goes on"
-    ):
+    with pytest.raises(OSError, match=r"the connection ended after [\d,]+ of 1,049,344 bytes.*resume"):
         fetch.obtain_file(toy, "a.txt")
     assert left(tmp_path) == [".download-a.txt.part"]
     assert fetch.obtain_file(toy, "a.txt").read_bytes() == CONTENT
@@ -167,7 +165,7 @@ def test_two_at_once_fetch_it_once(server):
 def test_a_wrong_checksum_leaves_nothing(server, tmp_path):
     server.files["/a.txt"] = CONTENT
     toy = a_set(Download((f"{server.url}/a.txt",), {"a.txt": None}, sha(b"other")))
-    with pytest.raises(OSError, match=r"toy could not be fetched:\n.*wrong checksum; nothing was kept\nTo use it"):
+    with pytest.raises(OSError, match=r"cannot fetch toy:\n.*wrong checksum.*\nTo use it"):
         fetch.obtain_file(toy, "a.txt")
     assert left(tmp_path) == []
 
@@ -193,11 +191,11 @@ def test_a_mirror_is_tried_when_the_first_address_fails(server):
 
 def test_every_failure_is_told_with_what_to_do(server):
     toy = a_set(Download((f"{server.url}/a.txt", "file:///etc/hostname"), {"a.txt": None}, sha(CONTENT)))
-    with pytest.raises(OSError, match="toy could not be fetched") as caught:
+    with pytest.raises(OSError, match="cannot fetch toy") as caught:
         fetch.obtain_file(toy, "a.txt")
     message = str(caught.value)
     assert "HTTP Error 404" in message
-    assert "only http and https addresses are fetched" in message
+    assert "must begin with http" in message
     assert message.endswith(
         "To use it, get it from http://toy; put it into a folder DIR/toy/ and set ATTNLAB_DATA=DIR or data_dir=DIR."
     )
@@ -205,7 +203,7 @@ def test_every_failure_is_told_with_what_to_do(server):
 
 def test_what_cannot_be_checked_is_not_fetched(server):
     server.files["/a.txt"] = CONTENT
-    with pytest.raises(FileNotFoundError, match=r"a\.txt is not at hand\. To use it, get it from"):
+    with pytest.raises(FileNotFoundError, match=r"a\.txt is missing\. To use it"):
         fetch.obtain_file(a_set(Download((f"{server.url}/a.txt",), {"a.txt": None})), "a.txt")
     assert server.asked == []
 
@@ -219,7 +217,7 @@ def test_ones_own_folder_comes_first_and_data_dir_before_all(tmp_path, monkeypat
     monkeypatch.setenv("ATTNLAB_DATA", str(tmp_path / "env"))
     assert fetch.obtain_file(toy, "a.txt") == tmp_path / "env/toy/a.txt.gz"
     assert fetch.obtain_file(toy, "a.txt", str(tmp_path / "given")) == tmp_path / "given/toy/a.txt.gz"
-    with pytest.raises(FileNotFoundError, match=r"given/toy/b\.txt\[\.gz\] is not there\. To use it"):
+    with pytest.raises(FileNotFoundError, match=r"given/toy/b\.txt\[\.gz\] does not exist\. To use it"):
         fetch.obtain_file(toy, "b.txt", str(tmp_path / "given"))
 
 
@@ -267,8 +265,8 @@ def test_members_come_out_under_our_names_alone(server, tmp_path, archive):
         ({"C:\\evil": b"x", "a.txt": b"y"}, "leads outside the archive"),
         ({"a.txt": "/etc/passwd"}, "is a link"),
         ({"b.txt": b"y"}, "the archive lacks a.txt"),
-        ({"a.txt": bytes(2**21)}, "unpacks to more than is allowed"),
-        ({"b.txt": bytes(2**21), "a.txt": b"y"}, "unpacks to more than is allowed"),
+        ({"a.txt": bytes(2**21)}, "unpacks to more than"),
+        ({"b.txt": bytes(2**21), "a.txt": b"y"}, "unpacks to more than"),
         ({f"{k}.txt": b"" for k in range(99)}, "more than 50 members"),
     ],
 )
@@ -286,7 +284,7 @@ def test_a_gzip_bomb_and_a_member_that_lies_about_its_size_are_refused(tmp_path,
     monkeypatch.setattr(unpack, "MOST_BYTES", 2**20)
     path = tmp_path / "bomb.txt.gz"
     path.write_bytes(gzip.compress(bytes(2**24)))
-    with pytest.raises(ValueError, match="unpacks to more than is allowed"):
+    with pytest.raises(ValueError, match="unpacks to more than"):
         [list(pieces) for _, pieces in unpack.read_members(path, lambda _: True)]
     lying = bytearray(zip_of({"a.txt": bytes(2**24)}))
     for signature, offset in ((b"PK\x01\x02", 24), (b"PK\x03\x04", 22)):
@@ -320,7 +318,8 @@ def test_archives_of_single_files_become_one_file_a_part(tmp_path):
              "20news-bydate-test/rec.sport.baseball/104": b"Subject: x\n\ny"}  # fmt: skip
     (tmp_path / "news.tar.gz").write_bytes(tar_of(posts))
     made = {
-        name: [json.loads(line) for line in data.splitlines()] for name, data in convert_newsgroups(tmp_path / "news.tar.gz")
+        name: [json.loads(line) for line in data.splitlines()]
+        for name, data in convert_newsgroups(tmp_path / "news.tar.gz")
     }
     assert made == {
         "train.jsonl": [{"label": "rec.sport.hockey", "id": "52", "text": "café"}],
@@ -345,9 +344,7 @@ def test_without_data_and_network_the_error_says_what_to_do(monkeypatch, tmp_pat
         raise OSError("no network")
 
     monkeypatch.setattr("urllib.request.urlopen", nothing)
-    with pytest.raises(
-        OSError, match=r"(?s)multi30k could not be fetched.*no network.*set ATTNLAB_DATA=DIR or data_dir="
-    ):
+    with pytest.raises(OSError, match=r"(?s)cannot fetch multi30k.*no network.*set ATTNLAB_DATA=DIR or data_dir="):
         Translation.prepare(TranslationConfig(), tmp_path / "run")
     with pytest.raises(FileNotFoundError, match="accept Yelp's terms"):
         Classification.prepare(ClassificationConfig(data="yelp"), tmp_path / "run")

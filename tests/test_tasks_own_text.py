@@ -104,7 +104,7 @@ class TestTranslation:
         assert cut.count_examples("train") == 13
         assert cut.make_batch("train", [12]).inputs[0].tolist()[0][-1] == EOS
         assert cut.make_batch("train", [12]).inputs[0].shape == (1, 11)
-        assert cut.notes == ["train: 1 of 13 pairs have more than 11 tokens on a side: cut to 11"]
+        assert cut.notes == ["train: 1 of 13 pairs have more than 11 tokens on a side: truncated to 11"]
         skipped = translation(tmp_path / "c", **settings, too_long="skip")
         assert skipped.count_examples("train") == 12 == len(skipped.read_references("train"))
         assert skipped.read_references("train") == ENGLISH
@@ -116,26 +116,26 @@ class TestTranslation:
         task = translation(tmp_path / "run", **own)
         assert task.count_examples("train") == 12
         assert task.count_examples("valid") == 14
-        assert task.notes == ["train: 2 of 14 pairs have an empty side: left out"]
+        assert task.notes == ["train: 2 of 14 pairs have an empty side: dropped"]
 
     def test_bad_text_leaves_no_vocabulary_behind(self, pairs, files, tmp_path):
         bad = files(b__de=GERMAN[:3])["b__de"]
-        with pytest.raises(ValueError, match=r"b\.de has 3 lines but .*v\.en has 5"):
+        with pytest.raises(ValueError, match=r"b\.de has 3 lines and .*v\.en 5"):
             translation(tmp_path / "run", **(pairs | {"valid_src": bad}))
         assert not (tmp_path / "run").exists()
 
     def test_bad_settings_are_refused(self, pairs):
-        with pytest.raises(ValueError, match="src= and tgt= go together"):
+        with pytest.raises(ValueError, match="src= and tgt= must be given together"):
             TranslationConfig(src="a.de")
         with pytest.raises(ValueError, match="pair=de: expected two languages"):
             TranslationConfig(pair="de")
         with pytest.raises(ValueError, match="too_long must be one of error, truncate, skip"):
             TranslationConfig(too_long="drop")
-        with pytest.raises(ValueError, match=r"no such set \(did you mean 'multi30k'\?\); there are multi30k, iwslt14"):
+        with pytest.raises(ValueError, match=r"did you mean 'multi30k'\?\); available: multi30k, iwslt14"):
             Translation.prepare(TranslationConfig(data="multi30"), None)
         with pytest.raises(ValueError, match="pair=de-nl: multi30k has de-en, "):
             Translation.prepare(TranslationConfig(pair="de-nl"), None)
-        with pytest.raises(ValueError, match="valid_src= goes with src= and tgt="):
+        with pytest.raises(ValueError, match="valid_src= needs src="):
             Translation.prepare(TranslationConfig(valid_src="a", valid_tgt="b"), None)
         with pytest.raises(ValueError, match="name the languages with pair="):
             Translation.prepare(TranslationConfig(data="a.tmx"), None)
@@ -178,7 +178,7 @@ class TestLanguage:
         for indices in task.plan_batches("train", tokens=45, seed=1, epoch=0):
             batch = task.make_batch("train", indices)
             assert batch.inputs[0].numel() <= 45
-        with pytest.raises(ValueError, match=r"has 11 tokens, more than a batch may hold \(tokens=10\).*block="):
+        with pytest.raises(ValueError, match="11 tokens.*at most 10.*block="):
             task.plan_batches("train", tokens=10)
 
     @pytest.mark.parametrize("units", ["character", "byte"])
@@ -213,9 +213,9 @@ class TestLanguage:
             LanguageConfig(context=512)
         with pytest.raises(ValueError, match=r"no such set \(did you mean 'wikitext-2'\?\)"):
             Language.prepare(LanguageConfig(data="wikitext2"), tmp_path)
-        with pytest.raises(ValueError, match=r"data=/no/file\.txt: no such set; .*or give a text file that exists"):
+        with pytest.raises(ValueError, match=r"no such set.*existing text file"):
             Language.prepare(LanguageConfig(data="/no/file.txt"), tmp_path)
-        with pytest.raises(ValueError, match="valid= and test= go with a file"):
+        with pytest.raises(ValueError, match="valid= and test= need a file"):
             LanguageConfig(data="ptb", valid="a.txt")
         with pytest.raises(ValueError, match=r"a\.txt: too few lines to hold out 5%"):
             Language.prepare(LanguageConfig(data=files(a__txt=["one line"])["a__txt"]), tmp_path)
@@ -281,9 +281,9 @@ class TestClassification:
     @pytest.mark.parametrize(
         ("content", "message"),
         [
-            ("cast 1 2 x\n", r"glove\.txt:1: '1 2 x' are not numbers"),
-            ("cast 1 2\nfilm 1\n", r"glove\.txt:2: 1 numbers after 'film', but 2 before"),
-            ("unseen 1\n", "has no vector of any word"),
+            ("cast 1 2 x\n", r"glove\.txt:1: expected numbers, got '1 2 x'"),
+            ("cast 1 2\nfilm 1\n", r"glove\.txt:2: 'film' has 1 numbers"),
+            ("unseen 1\n", "no vector for any word"),
         ],
     )
     def test_bad_vectors_are_named(self, path, tmp_path, content, message):
@@ -308,7 +308,7 @@ class TestClassification:
         other = tmp_path / "valid.jsonl"
         other.write_text('{"text": "fine", "label": "so-so"}\n')
         task = Classification.prepare(ClassificationConfig(data=str(path), valid=str(other)), tmp_path / "run")
-        with pytest.raises(ValueError, match="label 'so-so' of the valid part is not in training: neg, pos"):
+        with pytest.raises(ValueError, match="label 'so-so' of the valid part"):
             task.count_examples("valid")
 
     def test_words_by_the_papers_rules(self):
@@ -354,7 +354,7 @@ class TestHub:
 
     def test_what_is_missing_is_named(self, tmp_path):
         self.rows("train", [{"review": "x", "label": 1}])
-        with pytest.raises(ValueError, match="has no column 'text'; there are review, label"):
+        with pytest.raises(ValueError, match="column 'text'; available: review, label"):
             Classification.prepare(ClassificationConfig(data=f"hf:{self.folder}"), tmp_path / "run")
         with pytest.raises(ValueError, match="data=hf:/nowhere/at/all: "):
             Classification.prepare(ClassificationConfig(data="hf:/nowhere/at/all"), tmp_path / "run")

@@ -131,7 +131,7 @@ def test_the_keyword_is_there_once_or_never():
     counts = np.bincount(x[x != 4].numpy(), minlength=44)[5:]
     expected = counts.sum() / 39
     assert ((counts - expected) ** 2 / expected).sum() < 39 + 5 * (2 * 39) ** 0.5
-    with pytest.raises(ValueError, match="classification task: nothing in it is aligned"):
+    with pytest.raises(ValueError, match="no alignments"):
         made.read_alignments("train")
 
 
@@ -177,11 +177,11 @@ def test_text_goes_in_and_comes_out():
 
 
 def test_bad_settings_are_refused():
-    with pytest.raises(ValueError, match=r"data must be one of lexicon, .*, not 'copy'"):
+    with pytest.raises(ValueError, match=r"must be one of lexicon, .*'copy'"):
         SyntheticConfig(data="copy")
     with pytest.raises(ValueError, match="types=39 must be at least length=40"):
         SyntheticConfig(data="subset", types=39)
-    with pytest.raises(ValueError, match="examples must be at least 1, not 0"):
+    with pytest.raises(ValueError, match="examples must be at least 1"):
         SyntheticConfig(examples=0)
     with pytest.raises(ValueError, match=r"no part 'valdi' \(did you mean 'valid'\?\)"):
         task("lexicon").make_batch("valdi", [0])

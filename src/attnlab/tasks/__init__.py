@@ -1,4 +1,4 @@
-"""Tasks by name: what a model is trained on. To add one: a file beside these and a line below."""
+"""Tasks by name: the data a model trains on. To add a task, add a file beside these and a line below."""
 
 from attnlab.tasks.classification import Classification
 from attnlab.tasks.language import Language

@@ -1,12 +1,15 @@
-"""Sequences as one flat array with offsets, and the plan that cuts them into batches by a token budget."""
+"""Sequences as one flat array with offsets, and the plan that divides them into batches."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
+from typing import Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -17,12 +20,12 @@ class Sequences:
     offsets: np.ndarray  # int64, (n+1,)
 
     @classmethod
-    def from_ids(cls, sequences: Iterable[Sequence[int]], *, begin: int | None = None, end: int | None = None) -> "Sequences":
-        """Gather sequences, each with a token put before it and after it where they are given."""
+    def from_ids(cls, sequences: Iterable[Sequence[int]], *, begin: int | None = None, end: int | None = None) -> Self:
+        """Gather sequences, adding the token `begin` before each and the token `end` after each, if given."""
         pieces, counts = [], []
-        for some in _split_chunks(sequences):
-            counts.append(np.fromiter(map(len, some), dtype=np.int64, count=len(some)))
-            pieces.append(np.fromiter(chain.from_iterable(some), dtype=np.int32, count=int(counts[-1].sum())))
+        for chunk in split_chunks(sequences):
+            counts.append(np.fromiter(map(len, chunk), dtype=np.int64, count=len(chunk)))
+            pieces.append(np.fromiter(chain.from_iterable(chunk), dtype=np.int32, count=int(counts[-1].sum())))
         plain = np.concatenate([np.zeros(0, dtype=np.int32), *pieces])
         lengths = np.concatenate([np.zeros(0, dtype=np.int64), *counts]) + (begin is not None) + (end is not None)
         offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -47,34 +50,35 @@ class Sequences:
         rows = np.asarray(indices, dtype=np.int64)
         return self.offsets[rows + 1] - self.offsets[rows]
 
-    def select(self, kept: np.ndarray) -> "Sequences":
-        """The sequences a boolean array keeps, in order."""
+    def select(self, mask: np.ndarray) -> "Sequences":
+        """Return the sequences where mask (n,) is True, in order."""
         lengths = self.lengths
-        return Sequences(self.ids[np.repeat(kept, lengths)], np.concatenate([[0], np.cumsum(lengths[kept])]))
+        return Sequences(self.ids[np.repeat(mask, lengths)], np.concatenate([[0], np.cumsum(lengths[mask])]))
 
-    def truncate(self, longest: int) -> "Sequences":
-        """The same sequences without what lies beyond `longest` tokens, but each with its own last token at its end."""
+    def truncate(self, limit: int) -> "Sequences":
+        """Truncate every sequence to `limit` tokens, keeping its last token as the last one."""
         lengths = self.lengths
         place = np.arange(len(self.ids)) - np.repeat(self.offsets[:-1], lengths)
         last = place == np.repeat(lengths, lengths) - 1
-        kept = (place < longest - 1) | last
-        return Sequences(self.ids[kept], np.concatenate([[0], np.cumsum(np.minimum(lengths, longest))]))
+        kept = (place < limit - 1) | last
+        return Sequences(self.ids[kept], np.concatenate([[0], np.cumsum(np.minimum(lengths, limit))]))
 
     def pad(self, indices: Sequence[int], *, skip: int = 0, drop: int = 0) -> Tensor:
-        """Some sequences as one tensor (b,n), 0 on the right; without their first `skip` and last `drop` tokens."""
+        """Return some sequences, without their first `skip` and last `drop` tokens, as (b,n), padded right with 0."""
         rows = np.asarray(indices, dtype=np.int64)
         start = self.offsets[rows] + skip
         return pad_rows(self.ids, start, self.offsets[rows + 1] - drop - start)
 
 
-def _split_chunks(sequences: Iterable[Sequence[int]], size: int = 65536) -> Iterator[list[Sequence[int]]]:
-    remaining = iter(sequences)
-    while some := list(islice(remaining, size)):
-        yield some
+def split_chunks(items: Iterable[T], size: int = 65536) -> Iterator[list[T]]:
+    """Yield the items in lists of at most `size`."""
+    remaining = iter(items)
+    while chunk := list(islice(remaining, size)):
+        yield chunk
 
 
 def pad_rows(ids: np.ndarray, start: np.ndarray, lengths: np.ndarray) -> Tensor:
-    """Rows ids[start_k : start_k + lengths_k] as one tensor (b,n), 0 on the right."""
+    """Return the rows ids[start_k : start_k + lengths_k] as one tensor (b,n), padded on the right with 0."""
     columns = np.arange(lengths.max(initial=0))
     inside = columns < lengths[:, None]
     rows = np.zeros(inside.shape, dtype=np.int64)
@@ -85,9 +89,9 @@ def pad_rows(ids: np.ndarray, start: np.ndarray, lengths: np.ndarray) -> Tensor:
 def plan_batches(
     lengths: tuple[np.ndarray, ...], *, tokens: int | None, examples: int | None, seed: int, epoch: int, shuffle: bool
 ) -> list[list[int]]:
-    """Indices in batches: by a budget of padded tokens with similar lengths together, or by a number of examples."""
+    """Divide examples into batches by a budget of padded tokens or by a number of examples; see Task.plan_batches."""
     if (tokens is None) == (examples is None):
-        raise ValueError("give either tokens= (a budget of padded tokens) or examples= (a number) for each batch")
+        raise ValueError("give either tokens= (padded tokens in a batch) or examples= (examples in a batch)")
     draw = np.random.default_rng((seed, epoch))
     order = draw.permutation(len(lengths[0])) if shuffle else np.arange(len(lengths[0]))
     if examples is not None:
@@ -99,17 +103,17 @@ def plan_batches(
 
 
 def _cut_batches(order: np.ndarray, widths: np.ndarray, tokens: int) -> list[list[int]]:
-    """Greedily: each batch takes what follows while (its longest) · (its number) stays within the budget."""
+    """Fill batches greedily, in order, while (longest example) · (number of examples) stays within the budget."""
     if len(widths) and (longest := widths.max()) > tokens:
         raise ValueError(
-            f"example {order[widths.argmax()]} has {longest} tokens, more than a batch may hold (tokens={tokens}): "
-            "raise it (batch_tokens=), batch by examples (batch_examples=), or shorten what is too long "
-            "(max_length= with too_long=truncate or skip; of a language model block=)"
+            f"example {order[widths.argmax()]} has {longest} tokens, but a batch holds at most {tokens}: "
+            "raise batch_tokens=, use batch_examples= instead, or shorten the examples "
+            "(max_length= with too_long=truncate or skip; for a language model, block=)"
         )
     batches, start = [], 0
     while start < len(order):
         window = np.maximum.accumulate(widths[start : start + tokens // max(widths[start], 1)])
-        taken = int((window * np.arange(1, len(window) + 1) <= tokens).sum())
-        batches.append(order[start : start + taken].tolist())
-        start += taken
+        count = int((window * np.arange(1, len(window) + 1) <= tokens).sum())
+        batches.append(order[start : start + count].tolist())
+        start += count
     return batches

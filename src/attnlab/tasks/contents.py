@@ -1,4 +1,4 @@
-"""The sha256 of the files of the official sets, decompressed, as they lie in ATTNLAB_DATA and in the cache."""
+"""The sha256 checksums of the decompressed files of the official sets, by their names in ATTNLAB_DATA."""
 
 CONTENTS: dict[str, dict[str, str]] = {
     "multi30k": {

@@ -1,4 +1,4 @@
-"""Archives of one file an example, as one file a part: the layout of ATTNLAB_DATA."""
+"""Convert archives with one file per example to one file per part, the layout of ATTNLAB_DATA."""
 
 import json
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ GROUPS = ("rec.sport.baseball", "rec.sport.hockey")
 
 
 def convert_imdb(archive: Path) -> Iterator[tuple[str, bytes]]:
-    """train.tsv and test.tsv of aclImdb_v1: label (0 or 1), rating, number, text; by label, then number."""
+    """Yield train.tsv and test.tsv of aclImdb_v1: label (0 or 1), rating, number, text; by label, then number."""
     rows: dict[str, list[tuple[int, int, int, str]]] = {"train": [], "test": []}
     labels = {"neg": 0, "pos": 1}
     for name, pieces in read_members(archive, lambda name: _parse_imdb_name(name) is not None):
@@ -23,7 +23,7 @@ def convert_imdb(archive: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _parse_imdb_name(name: str) -> tuple[str, str, int, int] | None:
-    """Part, label, number and rating of aclImdb/train/neg/12416_3.txt."""
+    """Return part, label, number and rating of a name such as aclImdb/train/neg/12416_3.txt, or None."""
     parts = PurePosixPath(name).parts
     if len(parts) != 4 or parts[1] not in ("train", "test") or parts[2] not in ("neg", "pos"):
         return None
@@ -32,9 +32,11 @@ def _parse_imdb_name(name: str) -> tuple[str, str, int, int] | None:
 
 
 def convert_newsgroups(archive: Path) -> Iterator[tuple[str, bytes]]:
-    """train.jsonl and test.jsonl of 20news-bydate, baseball and hockey alone: label, id, text with its header."""
+    """Yield train.jsonl and test.jsonl of 20news-bydate, only baseball and hockey: label, id, text with its header."""
     rows: dict[str, list[tuple[str, int, str]]] = {"train": [], "test": []}
-    for name, pieces in read_members(archive, lambda name: _parse_group(name) in GROUPS and name.rpartition("/")[2].isdigit()):
+    for name, pieces in read_members(
+        archive, lambda name: _parse_group(name) in GROUPS and name.rpartition("/")[2].isdigit()
+    ):
         part = name.partition("/")[0].rpartition("-")[2]
         text = b"".join(pieces).decode("latin-1")
         rows[part].append((_parse_group(name), int(name.rpartition("/")[2]), text))

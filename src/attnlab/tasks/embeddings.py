@@ -1,4 +1,4 @@
-"""Word vectors in GloVe's text format: a line is a word and its numbers, separated by single spaces."""
+"""Read word vectors in GloVe's text format: each line is a word and its numbers, separated by single spaces."""
 
 from collections.abc import Container, Iterator
 from pathlib import Path
@@ -7,13 +7,13 @@ import numpy as np
 
 
 def read_words(path: Path) -> frozenset[str]:
-    """The words a file has vectors of."""
+    """Read the words of a file of vectors."""
     return frozenset(word for _, word, _ in _read_lines(path))
 
 
 def read_vectors(path: Path, wanted: Container[str]) -> dict[str, np.ndarray]:
-    """The vectors of the wanted words, float32, all of one size."""
-    found: dict[str, np.ndarray] = {}
+    """Read the float32 vectors of the wanted words. Raises ValueError if their sizes differ or the file has none."""
+    vectors: dict[str, np.ndarray] = {}
     size = 0
     for number, word, rest in _read_lines(path):
         if word not in wanted:
@@ -21,19 +21,19 @@ def read_vectors(path: Path, wanted: Container[str]) -> dict[str, np.ndarray]:
         try:
             vector = np.array(rest.split(), dtype=np.float32)
         except ValueError:
-            raise ValueError(f"{path}:{number}: {rest[:40]!r} are not numbers") from None
+            raise ValueError(f"{path}:{number}: expected numbers, got {rest[:40]!r}") from None
         size = size or len(vector)
         if len(vector) != size or not size:
-            raise ValueError(f"{path}:{number}: {len(vector)} numbers after {word!r}, but {size} before")
-        found[word] = vector
-    if not found:
-        raise ValueError(f"{path}: has no vector of any word of the vocabulary")
-    return found
+            raise ValueError(f"{path}:{number}: {word!r} has {len(vector)} numbers, but earlier words have {size}")
+        vectors[word] = vector
+    if not vectors:
+        raise ValueError(f"{path} has no vector for any word of the vocabulary")
+    return vectors
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, str, str]]:
     if not path.exists():
-        raise FileNotFoundError(f"embeddings={path}: there is no such file")
+        raise FileNotFoundError(f"embeddings={path}: no such file")
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:

@@ -1,7 +1,7 @@
-"""The files of a named set: from a folder of one's own, from the cache, or from its official source.
+"""Find or fetch the files of a named set: in a folder of the user, in the cache, or at its official source.
 
-A download is resumable (what has come stays in a .part file), checked, and put in place in one step; with a wrong
-checksum nothing of it is kept. A set is asked for file by file, so that only what is used is fetched.
+A download resumes from its .part file, is checked by its checksum, and is moved into place in one step. With a wrong
+checksum, nothing is kept. Files are requested one by one, so only the files in use are fetched.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from functools import cache as cache_calls
+from functools import cache
 from http.client import HTTPException
 from pathlib import Path
 
@@ -22,34 +22,38 @@ from attnlab.config import suggest_nearest
 from attnlab.tasks.sources import SETS, Download, NamedSet
 from attnlab.tasks.unpack import CHUNK, read_members
 
-ATTEMPTS = 3  # of each address, each going on where the last one ended
+ATTEMPTS = 3  # for each address, each resuming the last one
 TIMEOUT_S = 60
 MOST_BYTES = 4 * 2**30  # of one download
 
 
 def obtain_file(dataset: NamedSet, name: str, data_dir: str | None = None) -> Path:
-    """The path of one file of a set, fetched if need be; the file may be there as name or as name.gz."""
+    """Return the path of one file of a set, stored as name or name.gz; fetch it if it is missing.
+
+    Raises FileNotFoundError if the file cannot be fetched.
+    """
     if path := find_file(dataset, name, data_dir):
         return path
     if data_dir:
-        raise FileNotFoundError(f"{Path(data_dir) / dataset.folder / name}[.gz] is not there. {dataset.describe_steps()}")
+        path = Path(data_dir) / dataset.folder / name
+        raise FileNotFoundError(f"{path}[.gz] does not exist. {dataset.describe_steps()}")
     download = next((d for d in dataset.downloads if name in d.files), None)
     if download is None or not (download.checksum or name in dataset.contents):
-        raise FileNotFoundError(f"{dataset.name}: {name} is not at hand. {dataset.describe_steps()}")
+        raise FileNotFoundError(f"{dataset.name}: {name} is missing. {dataset.describe_steps()}")
     with FileLock(_prepare_lock(dataset)):
-        if not (path := get_cache_folder() / dataset.folder / name).exists():  # else another process has fetched it meanwhile
+        if not (path := get_cache_folder() / dataset.folder / name).exists():  # another process may have fetched it
             _print_licence(dataset.name, dataset.licence, dataset.home)
             fetch_files(download, dataset)
     return path
 
 
 def find_file(dataset: NamedSet, name: str, data_dir: str | None = None) -> Path | None:
-    """Where a file of a set lies: in data_dir if that is given, else in ATTNLAB_DATA or in the cache."""
-    own = os.environ.get("ATTNLAB_DATA")
-    for key, said in (("ATTNLAB_DATA", own), ("data_dir", data_dir)):
-        if said and not Path(said).is_dir():
-            raise FileNotFoundError(f"{key}={said}: there is no such folder")
-    for folder in [Path(data_dir)] if data_dir else [*([Path(own)] if own else []), get_cache_folder()]:
+    """Find a file of a set in data_dir, if given, or else in ATTNLAB_DATA and the cache."""
+    root = os.environ.get("ATTNLAB_DATA")
+    for key, value in (("ATTNLAB_DATA", root), ("data_dir", data_dir)):
+        if value and not Path(value).is_dir():
+            raise FileNotFoundError(f"{key}={value}: no such folder")
+    for folder in [Path(data_dir)] if data_dir else [*([Path(root)] if root else []), get_cache_folder()]:
         for path in (folder / dataset.folder / name, folder / dataset.folder / f"{name}.gz"):
             if path.exists():
                 return path
@@ -57,12 +61,12 @@ def find_file(dataset: NamedSet, name: str, data_dir: str | None = None) -> Path
 
 
 def get_cache_folder() -> Path:
-    """Where fetched sets are kept."""
+    """Return the folder of fetched sets."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attnlab" / "data"
 
 
 def fetch_files(download: Download, dataset: NamedSet) -> None:
-    """Download, check, unpack, check what came out, and put it in place; or leave nothing."""
+    """Download and unpack, check the checksums, and move the files into place; keep nothing on an error."""
     folder = get_cache_folder() / dataset.folder
     folder.mkdir(parents=True, exist_ok=True)
     errors = []
@@ -77,13 +81,13 @@ def fetch_files(download: Download, dataset: NamedSet) -> None:
             return
         except (OSError, HTTPException, ValueError) as error:
             errors.append(f"{url}: {error}")
-    raise OSError(f"{dataset.name} could not be fetched:\n  " + "\n  ".join(errors) + f"\n{dataset.describe_steps()}")
+    raise OSError(f"cannot fetch {dataset.name}:\n  " + "\n  ".join(errors) + f"\n{dataset.describe_steps()}")
 
 
 def download_file(url: str, path: Path, checksum: str | None) -> None:
-    """One address to one file, going on from what an earlier attempt left; kept only with the right checksum."""
+    """Download an address to a file, resuming earlier attempts; keep it only if the checksum is right."""
     if not url.startswith(("http://", "https://")):
-        raise ValueError("only http and https addresses are fetched")
+        raise ValueError("the address must begin with http:// or https://")
     part = path.with_name(f"{path.name}.part")
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -101,13 +105,13 @@ def download_file(url: str, path: Path, checksum: str | None) -> None:
             part.replace(path)
             return
         part.unlink()
-        if not resumed:  # else what was there before may be at fault: once more from the start
-            raise ValueError("wrong checksum; nothing was kept")
+        if not resumed:  # if resumed, the old part may be wrong: try again from the start
+            break
     raise ValueError("wrong checksum; nothing was kept")
 
 
 def _receive_bytes(url: str, part: Path) -> bool:
-    """Append to a .part file what it lacks; True if there was something to go on from."""
+    """Append the missing bytes to a .part file; return whether it resumed an earlier download."""
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(
         url, headers={"User-Agent": "attnlab"} | ({"Range": f"bytes={have}-"} if have else {})
@@ -115,37 +119,35 @@ def _receive_bytes(url: str, part: Path) -> bool:
     try:
         response = urllib.request.urlopen(request, timeout=TIMEOUT_S)
     except urllib.error.HTTPError as error:
-        if error.code == 416 and have:  # nothing beyond what is there: whole, or not of this file
+        if error.code == 416 and have:  # no bytes beyond these: complete, or a part of another file
             return True
         raise
     with response:
         starts = response.headers.get("Content-Range", "")
         resumed = response.status == 206 and starts.startswith(f"bytes {have}-")
         if have and not resumed and response.status == 206:
-            raise OSError(f"asked for bytes from {have} on, was sent {starts!r}")
+            raise OSError(f"asked for bytes from {have}, got {starts!r}")
         length = response.headers.get("Content-Length")
         total = int(length) + (have if resumed else 0) if length else None
         if total is not None and total > MOST_BYTES:
-            raise ValueError(f"{total:,} bytes, more than any set has; refused")
+            raise ValueError(f"the download has {total:,} bytes, more than {MOST_BYTES:,}")
         with part.open("ab" if resumed else "wb") as file, _make_progress(url, total) as progress:
             task = progress.add_task("", total=total, completed=have if resumed else 0)
             while piece := response.read(CHUNK):
                 if file.tell() + len(piece) > MOST_BYTES:
-                    raise ValueError(f"more than {MOST_BYTES:,} bytes; refused")
+                    raise ValueError(f"the download has more than {MOST_BYTES:,} bytes")
                 file.write(piece)
                 progress.update(task, advance=len(piece))
             received = file.tell()
     if total is not None and received != total:
-        raise OSError(
-            f"the connection ended after {received:,} of {total:,} bytes; the same command goes on from there"
-        )
+        raise OSError(f"the connection ended after {received:,} of {total:,} bytes; run the command again to resume")
     return resumed
 
 
 def _unpack_archive(archive: Path, download: Download, dataset: NamedSet, folder: Path) -> None:
-    """Write the files a download holds beside their places, check each, and only then move them all in."""
+    """Unpack the files of a download into a temporary folder, check each, then move all of them into place."""
     staged = folder / ".unpacked"
-    shutil.rmtree(staged, ignore_errors=True)  # of a process that was killed: the lock is ours
+    shutil.rmtree(staged, ignore_errors=True)  # from a killed process: this one holds the lock
     staged.mkdir()
     try:
         for name, pieces in _read_files(archive, download):
@@ -153,7 +155,7 @@ def _unpack_archive(archive: Path, download: Download, dataset: NamedSet, folder
             with path.open("wb") as file:
                 for piece in pieces:
                     file.write(piece)
-            if (right := dataset.contents.get(name)) and compute_checksum(path, "sha256") != right:
+            if (expected := dataset.contents.get(name)) and compute_checksum(path, "sha256") != expected:
                 raise ValueError(f"{name}: wrong checksum after unpacking; nothing was kept")
         if missing := set(download.files) - {path.name for path in staged.iterdir()}:
             raise ValueError(f"the archive lacks {', '.join(sorted(missing))}; nothing was kept")
@@ -174,7 +176,7 @@ def _read_files(archive: Path, download: Download) -> Iterator[tuple[str, Iterat
 
 
 def compute_checksum(path: Path, kind: str) -> str:
-    """The checksum of a file, in hexadecimal."""
+    """Return the checksum of a file in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, kind).hexdigest()
 
@@ -185,9 +187,9 @@ def _make_progress(url: str, total: int | None) -> Progress:
     return Progress(*columns, transient=True, disable=not sys.stderr.isatty())
 
 
-@cache_calls
+@cache
 def _print_licence(name: str, licence: str, home: str) -> None:
-    """Once, however many files are fetched."""
+    """Print the licence of a set once, however many files are fetched."""
     print(f"{name}: licence: {licence} ({home})", file=sys.stderr)
 
 
@@ -198,18 +200,16 @@ def _prepare_lock(dataset: NamedSet) -> Path:
 
 
 def find_set(name: str, task: str) -> NamedSet:
-    """A set by its name."""
+    """Find a named set of a task. Raises ValueError for an unknown name."""
     sets = {key: value for key, value in SETS.items() if value.task == task}
     if name not in sets:
-        have = ", ".join(sets)
-        raise ValueError(
-            f"data={name}: no such set{suggest_nearest(name, sets)}; there are {have}, or give {ALTERNATIVES[task]}"
-        )
+        hint, files = suggest_nearest(name, sets), ALTERNATIVES[task]
+        raise ValueError(f"data={name}: no such set{hint}; available: {', '.join(sets)}, or give {files}")
     return sets[name]
 
 
 ALTERNATIVES = {
     "translation": "src= and tgt=, or a .tsv or .tmx file",
-    "language": "a text file that exists",
+    "language": "an existing text file",
     "classification": "a .csv, .tsv or .jsonl file",
 }

@@ -1,7 +1,7 @@
-"""Where labelled text comes from: files of one's own, or a named set, part by part; and how it becomes words.
+"""Sources of labelled text: user files, a named set or the Hugging Face hub, part by part; and its split into words.
 
-Words are runs of letters, digits and underscores in lower case. Snell et al. do not say how they split; this gives
-their median lengths of IMDB (181) and 20 Newsgroups with headers (183) exactly (Table 9).
+Words are runs of letters, digits and underscores in lower case. Snell et al. do not describe their tokenization. This
+one gives exactly their median lengths of IMDB (181) and 20 Newsgroups with headers (183) (Table 9).
 """
 
 import csv
@@ -9,17 +9,15 @@ import io
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from attnlab.tasks import hub
 from attnlab.tasks.fetch import find_file, find_set, obtain_file
 from attnlab.tasks.sources import SETS, NamedSet
 from attnlab.tasks.task import SPECIALS, UNK
-from attnlab.tasks.text import Labelled, draw_held_out, read_labelled, read_lines, read_text
+from attnlab.tasks.text import Labelled, draw_held_out, draw_mask, pick_rows, read_labelled, read_lines, read_text
 
 if TYPE_CHECKING:
     from attnlab.tasks.classification import ClassificationConfig
@@ -33,14 +31,14 @@ def split_words(text: str) -> list[str]:
 
 
 def split_without_numbers(text: str) -> list[str]:
-    """As split_words, but also at underscores, and every integer of more than one digit is unknown (A.8)."""
+    """Split as split_words does, but also at underscores; integers of several digits become <unk> (A.8)."""
     words = split_words(text.replace("_", " "))
     return [SPECIALS[UNK] if len(word) > 1 and word.isdecimal() else word for word in words]
 
 
 @dataclass(frozen=True)
 class LabelledText:
-    """Parts by name, each read when it is asked for, and how its texts are split."""
+    """A labelled corpus in named parts, each read on demand, and the function that splits a text into words."""
 
     name: str
     readers: dict[str, Reader]
@@ -48,185 +46,173 @@ class LabelledText:
 
 
 def find_labelled_text(config: "ClassificationConfig") -> LabelledText:
-    """What a configuration asks for: one's own files, or a named set."""
+    """Find the corpus of a configuration: a hub set, user files or a named set."""
     if hub.is_hub_name(config.data):
         return _open_hub(config)
     if config.data not in SETS and Path(config.data).suffix:
         return _open_files(config)
     if config.valid or config.test:
-        raise ValueError(f"valid= and test= go with a file as data=; data={config.data} has its own parts")
+        raise ValueError(f"valid= and test= need a file as data=: data={config.data} has its own parts")
     dataset = find_set(config.data, "classification")
     return READERS[dataset.name](config, dataset)
 
 
 def _open_files(config: "ClassificationConfig") -> LabelledText:
-    def reader(file: str) -> Reader:
+    def make_reader(file: str) -> Reader:
         return lambda: read_labelled(Path(file), config.text, config.label)
 
-    train = reader(config.data)
-    readers = {"train": train, "valid": reader(config.valid)} if config.valid else _hold_out(train, config)
-    return LabelledText(config.data, readers | ({"test": reader(config.test)} if config.test else {}))
+    train = make_reader(config.data)
+    readers = {"train": train, "valid": make_reader(config.valid)} if config.valid else _hold_out(train, config)
+    return LabelledText(config.data, readers | ({"test": make_reader(config.test)} if config.test else {}))
 
 
 def _open_hub(config: "ClassificationConfig") -> LabelledText:
     splits = hub.load_splits(config.data)
 
-    def reader(part: str) -> Reader:
-        return lambda: hub.read_labelled(splits[part], config.text, config.label, config.data)
+    def read_part(part: str) -> Labelled:
+        return hub.read_labelled(splits[part], config.text, config.label, config.data)
 
-    readers = {part: reader(part) for part in splits}
+    readers: dict[str, Reader] = {part: partial(read_part, part) for part in splits}
     if "valid" not in readers:
         train, test = readers["train"], readers.get("test")
-        readers |= _validate_on_test(train, test, config) if test else _hold_out(train, config)
+        readers |= _add_validation(train, test, config) if test else _hold_out(train, config)
     return LabelledText(config.data, readers)
 
 
-def _hold_out(whole: Reader, config: "ClassificationConfig") -> dict[str, Reader]:
-    """A share of one text validates, equal texts together, and at most so many as the paper has."""
+def _hold_out(read_all: Reader, config: "ClassificationConfig") -> dict[str, Reader]:
+    """Hold out a share of one text for validation, at most most_valid examples; equal texts stay together."""
 
     @lru_cache(maxsize=1)
-    def parts() -> tuple[Labelled, Labelled]:
-        texts, labels = whole()
+    def read_parts() -> tuple[Labelled, Labelled]:
+        texts, labels = read_all()
         share = min(config.held_out, config.most_valid / len(texts))
         out = draw_held_out(texts, share, config.data_seed)
         if out.all() or not out.any():
             raise ValueError(f"{len(texts)} examples are too few to hold out {share:.0%} of them; give valid=")
-        return _pick_examples((texts, labels), ~out), _pick_examples((texts, labels), out)
+        return pick_rows((texts, labels), ~out), pick_rows((texts, labels), out)
 
-    return {"train": lambda: parts()[0], "valid": lambda: parts()[1]}
+    return {"train": lambda: read_parts()[0], "valid": lambda: read_parts()[1]}
 
 
-def _validate_on_test(train: Reader, test: Reader, config: "ClassificationConfig") -> dict[str, Reader]:
-    """Official training and test parts; what validates is drawn from the test part as in the paper, or held out."""
+def _add_validation(train: Reader, test: Reader, config: "ClassificationConfig") -> dict[str, Reader]:
+    """Add a validation part to official ones: drawn from the test part, as in the paper, or held out of training."""
     if config.valid_from == "train":
         return _hold_out(train, config) | {"test": test}
 
-    def valid() -> Labelled:
-        whole = test()
-        if len(whole[0]) <= config.most_valid:
-            return whole
-        drawn = np.random.default_rng(config.data_seed).permutation(len(whole[0])) < config.most_valid
-        return _pick_examples(whole, drawn)
+    def read_valid() -> Labelled:
+        examples = test()
+        return pick_rows(examples, draw_mask(len(examples[0]), config.most_valid, config.data_seed))
 
-    return {"train": train, "valid": valid, "test": test}
-
-
-def _pick_examples(whole: Labelled, kept: np.ndarray) -> Labelled:
-    places = np.flatnonzero(kept).tolist()
-    return [whole[0][k] for k in places], [whole[1][k] for k in places]
+    return {"train": train, "valid": read_valid, "test": test}
 
 
 def _select_labels(rows: list[tuple[str, str]], names: dict[str, str]) -> Labelled:
-    """Texts whose label has a name, by that name."""
+    """Keep the rows whose label is in `names`, and rename the labels."""
     kept = [(text, names[label]) for text, label in rows if label in names]
     return [text for text, _ in kept], [label for _, label in kept]
 
 
+def _read_split(config: "ClassificationConfig", dataset: NamedSet, name: str, sep: str, fields: int) -> list[list[str]]:
+    """Read a file of a set and split each line at `sep` into at most `fields` fields."""
+    return [line.split(sep, fields - 1) for line in read_lines(obtain_file(dataset, name, config.data_dir))]
+
+
+def _read_csv(config: "ClassificationConfig", dataset: NamedSet, name: str) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(read_text(obtain_file(dataset, name, config.data_dir)), newline="")))
+
+
 POLARITY = {"0": "negative", "1": "positive"}
+TOPICS = {"1": "world", "3": "business"}
 
 
 def _open_imdb(config: "ClassificationConfig", dataset: NamedSet) -> LabelledText:
-    def reader(name: str) -> Reader:
-        def read() -> Labelled:
-            rows = [line.split("\t", 3) for line in read_lines(obtain_file(dataset, name, config.data_dir))]
-            return _select_labels([(row[3], row[0]) for row in rows], POLARITY)
+    def read_part(name: str) -> Labelled:
+        rows = _read_split(config, dataset, name, "\t", 4)
+        return _select_labels([(row[3], row[0]) for row in rows], POLARITY)
 
-        return read
-
-    return LabelledText(dataset.name, _validate_on_test(reader("train.tsv"), reader("test.tsv"), config))
+    readers = _add_validation(partial(read_part, "train.tsv"), partial(read_part, "test.tsv"), config)
+    return LabelledText(dataset.name, readers)
 
 
 def _open_ag_news(config: "ClassificationConfig", dataset: NamedSet) -> LabelledText:
-    """World against business: title and description."""
+    """Open AG News, world or business: title and description."""
 
-    def reader(name: str) -> Reader:
-        def read() -> Labelled:
-            rows = csv.reader(io.StringIO(read_text(obtain_file(dataset, name, config.data_dir)), newline=""))
-            return _select_labels([(" ".join(row[1:]), row[0]) for row in rows], {"1": "world", "3": "business"})
+    def read_part(name: str) -> Labelled:
+        return _select_labels([(" ".join(row[1:]), row[0]) for row in _read_csv(config, dataset, name)], TOPICS)
 
-        return read
-
-    readers = _validate_on_test(reader("train.csv"), reader("test.csv"), config)
+    readers = _add_validation(partial(read_part, "train.csv"), partial(read_part, "test.csv"), config)
     return LabelledText(dataset.name, readers, split_without_numbers)
 
 
 def _open_ag_news_sample(config: "ClassificationConfig", dataset: NamedSet) -> LabelledText:
-    """The same, but for training on two samples of the official part: title, full stop, description."""
-    names = {"1": "world", "3": "business"}
+    """Open AG News with two samples of the official training part: title, full stop, description."""
 
-    def train() -> Labelled:
-        first, second = (
-            list(csv.reader(io.StringIO(read_text(obtain_file(dataset, name, config.data_dir)), newline="")))[1:]
-            for name in ("heldout12k_from_train.csv", "noisyag_val10k_from_train.csv")
-        )
+    def read_train() -> Labelled:
+        names = ("heldout12k_from_train.csv", "noisyag_val10k_from_train.csv")
+        first, second = (_read_csv(config, dataset, name)[1:] for name in names)
         rows = {f"{row[1]} . {row[2]}": row[0] for row in first} | {row[2]: str(int(row[1]) + 1) for row in second}
-        tested = set(test()[0])
-        return _select_labels([row for row in rows.items() if row[0] not in tested], names)
+        test_texts = set(read_test()[0])
+        return _select_labels([row for row in rows.items() if row[0] not in test_texts], TOPICS)
 
     @lru_cache(maxsize=1)
-    def test() -> Labelled:
-        rows = csv.reader(io.StringIO(read_text(obtain_file(dataset, "test.csv", config.data_dir)), newline=""))
-        return _select_labels([(f"{row[1]} . {row[2]}", row[0]) for row in rows], names)
+    def read_test() -> Labelled:
+        rows = _read_csv(config, dataset, "test.csv")
+        return _select_labels([(f"{row[1]} . {row[2]}", row[0]) for row in rows], TOPICS)
 
-    return LabelledText(dataset.name, _validate_on_test(train, test, config), split_without_numbers)
+    return LabelledText(dataset.name, _add_validation(read_train, read_test, config), split_without_numbers)
 
 
 def _open_newsgroups(config: "ClassificationConfig", dataset: NamedSet) -> LabelledText:
-    """Baseball against hockey, by date, with headers."""
+    """Open 20 Newsgroups, baseball or hockey, split by date, with headers."""
     names = {"rec.sport.baseball": "baseball", "rec.sport.hockey": "hockey"}
 
-    def reader(name: str) -> Reader:
-        def read() -> Labelled:
-            texts, labels = read_labelled(obtain_file(dataset, name, config.data_dir), "text", "label")
-            return _select_labels(list(zip(texts, labels, strict=True)), names)
+    def read_part(name: str) -> Labelled:
+        texts, labels = read_labelled(obtain_file(dataset, name, config.data_dir), "text", "label")
+        return _select_labels(list(zip(texts, labels, strict=True)), names)
 
-        return read
-
-    readers = _validate_on_test(reader("train.jsonl"), reader("test.jsonl"), config)
+    readers = _add_validation(partial(read_part, "train.jsonl"), partial(read_part, "test.jsonl"), config)
     return LabelledText(dataset.name, readers, split_without_numbers)
 
 
 def _open_sst(config: "ClassificationConfig", dataset: NamedSet) -> LabelledText:
-    """Sentences, neutral ones left out, in their official parts."""
+    """Open the Stanford Sentiment Treebank: sentences without the neutral ones, in the official parts."""
 
-    def reader(part: str) -> Reader:
-        def read() -> Labelled:
-            rows = [line.split(" ", 1) for line in read_lines(obtain_file(dataset, f"stsa.binary.{part}", config.data_dir))]
-            return _select_labels([(row[1], row[0]) for row in rows], POLARITY)
+    def read_part(part: str) -> Labelled:
+        rows = _read_split(config, dataset, f"stsa.binary.{part}", " ", 2)
+        return _select_labels([(row[1], row[0]) for row in rows], POLARITY)
 
-        return read
-
-    return LabelledText(dataset.name, {"train": reader("train"), "valid": reader("dev"), "test": reader("test")})
+    names = {"train": "train", "valid": "dev", "test": "test"}
+    return LabelledText(dataset.name, {part: partial(read_part, name) for part, name in names.items()})
 
 
 def _open_amazon(config: "ClassificationConfig", dataset: NamedSet) -> LabelledText:
-    """Reviews of fewer than 400 words."""
+    """Open the Amazon reviews of fewer than 400 words."""
 
-    def read() -> Labelled:
-        rows = [line.split("\t", 3) for line in read_lines(obtain_file(dataset, "reviews.tsv", config.data_dir))]
+    def read_all() -> Labelled:
+        rows = _read_split(config, dataset, "reviews.tsv", "\t", 4)
         return _select_labels([(row[3], row[1]) for row in rows if len(split_words(row[3])) < 400], POLARITY)
 
-    return LabelledText(dataset.name, _hold_out(read, config))
+    return LabelledText(dataset.name, _hold_out(read_all, config))
 
 
 def _open_yelp(config: "ClassificationConfig", dataset: NamedSet) -> LabelledText:
-    """At most two stars against at least four."""
+    """Open the Yelp reviews: negative with one or two stars, positive with four or five."""
     stars = {"1": "negative", "2": "negative", "4": "positive", "5": "positive"}
 
-    def read() -> Labelled:
+    def read_all() -> Labelled:
         path = find_file(dataset, "yelp.jsonl", config.data_dir) or obtain_file(dataset, "yelp.csv", config.data_dir)
         texts, labels = read_labelled(path, "text", "stars")
-        return _select_labels([(text, label.removesuffix(".0")) for text, label in zip(texts, labels, strict=True)], stars)
+        return _select_labels(list(zip(texts, (label.removesuffix(".0") for label in labels), strict=True)), stars)
 
-    return LabelledText(dataset.name, _hold_out(read, config))
+    return LabelledText(dataset.name, _hold_out(read_all, config))
 
 
 def _open_sms_spam(config: "ClassificationConfig", dataset: NamedSet) -> LabelledText:
-    def read() -> Labelled:
-        rows = [line.split("\t", 1) for line in read_lines(obtain_file(dataset, "SMSSpamCollection.tsv", config.data_dir))]
+    def read_all() -> Labelled:
+        rows = _read_split(config, dataset, "SMSSpamCollection.tsv", "\t", 2)
         return _select_labels([(row[1], row[0]) for row in rows], {"ham": "ham", "spam": "spam"})
 
-    return LabelledText(dataset.name, _hold_out(read, config))
+    return LabelledText(dataset.name, _hold_out(read_all, config))
 
 
 READERS: dict[str, Callable[["ClassificationConfig", NamedSet], LabelledText]] = {

@@ -3,19 +3,19 @@
     source   [adverb] NP verb NP        NP = [determiner] adjective* noun     subject, verb, object; adjectives before
     target   [adverb] NP NP marker verb NP = noun adjective*                  verb last; adjectives after
 
-A word of the source has a fertility: most have one translation of one word; every fourth noun has one of two words;
-determiners have none and are left unaligned, as is the marker that the target puts after every object. Words are drawn
-with Zipf's frequencies, p ∝ 1/rank.
+Each source word has a fertility. Most words translate into one word, every fourth noun into two, and determiners into
+none. Determiners are unaligned, and so is the marker that follows every object of the target. Words are drawn with
+Zipf's frequencies, p ∝ 1/rank.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-Links = frozenset[tuple[int, int]]  # (source word, target word), from 0
+Links = frozenset[tuple[int, int]]  # (source word, target word), counted from 0
 
 NOUNS, ADJECTIVES, VERBS, ADVERBS, DETERMINERS = 24, 8, 12, 6, 2
-SOUNDS = (("bdgklmnrst", "aeiou"), ("fhjpvwz", "aeiouy"))  # of either language: consonants, vowels
+SOUNDS = (("bdgklmnrst", "aeiou"), ("fhjpvwz", "aeiouy"))  # consonants and vowels of each language
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Sentence:
 
 
 class Lexicon:
-    """The words of both languages and the grammar above."""
+    """The words of both languages, and sentence pairs by the grammar above."""
 
     def __init__(self, seed: int) -> None:
         draw = np.random.default_rng((seed, 0))
@@ -43,18 +43,18 @@ class Lexicon:
                 two = name == "noun" and k % 4 == 3
                 self.translations[word] = [next(right) for _ in range(2 if two else 1)]
 
-    def draw_sentences(self, part: int, number: int) -> list[Sentence]:
-        """So many sentence pairs, the same ones whenever asked for; parts differ."""
+    def draw_sentences(self, part: int, count: int) -> list[Sentence]:
+        """Draw `count` sentence pairs. The result depends only on the seed and the part."""
         draw = np.random.default_rng((self.seed, 1, part))
-        return [self._draw_sentence(draw) for _ in range(number)]
+        return [self._draw_sentence(draw) for _ in range(count)]
 
     def _draw_sentence(self, draw: np.random.Generator) -> Sentence:
         adverb = [self._draw_word(draw, "adverb")] if draw.random() < 0.4 else []
-        subject, verb, thing = self._draw_phrase(draw), [self._draw_word(draw, "verb")], self._draw_phrase(draw)
-        source = [*adverb, *subject, *verb, *thing]
+        subject, verb, object_ = self._draw_phrase(draw), [self._draw_word(draw, "verb")], self._draw_phrase(draw)
+        source = [*adverb, *subject, *verb, *object_]
         first = len(adverb)
         at_verb = first + len(subject)
-        order = [*range(first), *_put_noun_first(first, subject), *_put_noun_first(at_verb + 1, thing), None, at_verb]
+        order = [*range(first), *_put_noun_first(first, subject), *_put_noun_first(at_verb + 1, object_), None, at_verb]
         target: list[str] = []
         links = set()
         for place in order:
@@ -66,8 +66,8 @@ class Lexicon:
 
     def _draw_phrase(self, draw: np.random.Generator) -> list[str]:
         determiner = [self._draw_word(draw, "determiner")] if draw.random() < 0.6 else []
-        number = int(np.searchsorted([0.5, 0.85], draw.random()))  # none, one or two with p = 0.5, 0.35, 0.15
-        adjectives = [self._draw_word(draw, "adjective") for _ in range(number)]
+        count = int(np.searchsorted([0.5, 0.85], draw.random()))  # 0, 1 or 2 with p = 0.5, 0.35, 0.15
+        adjectives = [self._draw_word(draw, "adjective") for _ in range(count)]
         return [*determiner, *adjectives, self._draw_word(draw, "noun")]
 
     def _draw_word(self, draw: np.random.Generator, name: str) -> str:
@@ -81,11 +81,11 @@ def _put_noun_first(start: int, phrase: list[str]) -> list[int]:
     return [places[-1], *places[:-1]]
 
 
-def _draw_words(draw: np.random.Generator, number: int, language: int) -> list[str]:
-    """Different pronounceable words of two or three syllables."""
+def _draw_words(draw: np.random.Generator, count: int, language: int) -> list[str]:
+    """Draw distinct pronounceable words of two or three syllables."""
     consonants, vowels = SOUNDS[language]
     words: dict[str, None] = {}
-    while len(words) < number:
+    while len(words) < count:
         syllables = range(draw.integers(2, 4))
         words["".join(draw.choice(list(consonants)) + draw.choice(list(vowels)) for _ in syllables)] = None
     return list(words)

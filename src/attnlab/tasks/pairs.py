@@ -1,8 +1,8 @@
-"""Sentence pairs as ids: what translation and the synthetic sequence tasks train on."""
+"""Sentence pairs as token ids, for translation and the synthetic sequence tasks."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 
@@ -15,14 +15,14 @@ TooLong = Literal["error", "truncate", "skip"]
 
 @dataclass(frozen=True, eq=False)
 class SentencePairs:
-    """Pairs of one part; the model reads the source and <s> y_1 … y_n, and is scored on y_1 … y_n </s>."""
+    """The pairs of one part. The model reads the source and <s> y_1 … y_n, and is scored on y_1 … y_n </s>."""
 
-    source: Sequences  # x_1 … x_m </s>, with <s> before it where asked for
+    source: Sequences  # x_1 … x_m </s>, optionally with <s> before it
     target: Sequences  # <s> y_1 … y_n </s>
 
     @classmethod
-    def from_ids(cls, source: Iterable[Sequence[int]], target: Iterable[Sequence[int]], *, begin: bool) -> "SentencePairs":
-        """Pairs of ids without special tokens; begin: put <s> before the source too."""
+    def from_ids(cls, source: Iterable[Sequence[int]], target: Iterable[Sequence[int]], *, begin: bool) -> Self:
+        """Build pairs from ids without special tokens; begin adds <s> before the source."""
         source_ids = Sequences.from_ids(source, begin=BOS if begin else None, end=EOS)
         return cls(source_ids, Sequences.from_ids(target, begin=BOS, end=EOS))
 
@@ -36,34 +36,34 @@ class SentencePairs:
         count = int((self.target.get_lengths(indices) - 1).sum())
         return Batch((source, target_in), targets, count, list(indices))
 
-    def select(self, kept: np.ndarray) -> "SentencePairs":
-        return SentencePairs(self.source.select(kept), self.target.select(kept))
+    def select(self, mask: np.ndarray) -> "SentencePairs":
+        return SentencePairs(self.source.select(mask), self.target.select(mask))
 
 
 def limit_lengths(
-    pairs: SentencePairs, longest: int | None, too_long: TooLong, part: str
+    pairs: SentencePairs, limit: int | None, too_long: TooLong, part: str
 ) -> tuple[SentencePairs, np.ndarray, list[str]]:
-    """The pairs of which no side is longer than a model allows, which of them are left, and a note on what was done."""
+    """Apply max_length and too_long. Return the pairs, a mask of the pairs kept, and notes for the log."""
     kept = np.ones(len(pairs.source), dtype=bool)
-    long = np.maximum.reduce(pairs.lengths) > (longest or np.iinfo(np.int64).max)
+    long = np.maximum.reduce(pairs.lengths) > (limit or np.iinfo(np.int64).max)
     if not (number := int(long.sum())):
         return pairs, kept, []
-    assert longest is not None
-    found = f"{part}: {number:,} of {len(kept):,} pairs have more than {longest} tokens on a side"
+    assert limit is not None
+    problem = f"{part}: {number:,} of {len(kept):,} pairs have more than {limit} tokens on a side"
     if too_long == "error":
-        where = int(long.argmax())
+        first = int(long.argmax())
         raise ValueError(
-            f"{found}, the first is pair {where + 1:,} ({max(length[where] for length in pairs.lengths)} tokens); "
+            f"{problem}; the first is pair {first + 1:,} ({max(length[first] for length in pairs.lengths)} tokens): "
             "raise max_length=, or set too_long=truncate or too_long=skip"
         )
     if too_long == "truncate":
-        cut = SentencePairs(pairs.source.truncate(longest), pairs.target.truncate(longest + 1))
-        return cut, kept, [f"{found}: cut to {longest}"]
+        cut = SentencePairs(pairs.source.truncate(limit), pairs.target.truncate(limit + 1))
+        return cut, kept, [f"{problem}: truncated to {limit}"]
     if long.all():
-        raise ValueError(f"{found}: nothing would be left; raise max_length=")
-    return pairs.select(~long), ~long, [f"{found}: skipped"]
+        raise ValueError(f"{problem}: too_long=skip would skip all of them; raise max_length=")
+    return pairs.select(~long), ~long, [f"{problem}: skipped"]
 
 
 def encode_sources(vocabulary: Vocabulary, lines: Sequence[str], *, begin: bool) -> Sequences:
-    """Lines as a model reads them, as the source of what is to be translated."""
+    """Encode source lines as the model reads them, with </s> after each and optionally <s> before."""
     return Sequences.from_ids(vocabulary.encode(lines), begin=BOS if begin else None, end=EOS)

@@ -1,4 +1,4 @@
-"""Where sentence pairs come from: files of one's own, or a named set, part by part."""
+"""Sources of sentence pairs: user files, a named set or the Hugging Face hub, part by part."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,19 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnlab.tasks import hub
+from attnlab.tasks import hub, text
 from attnlab.tasks.fetch import find_set, obtain_file
 from attnlab.tasks.sources import NamedSet
-from attnlab.tasks.text import (
-    PAIR_FILES,
-    Pairs,
-    draw_held_out,
-    get_suffix,
-    is_numeric,
-    read_pairs,
-    read_parallel,
-    read_sgm,
-)
+from attnlab.tasks.text import PAIR_FILES, Pairs
 
 if TYPE_CHECKING:
     from attnlab.tasks.translation import TranslationConfig
@@ -28,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ParallelText:
-    """Parts by name, each read when it is asked for."""
+    """A parallel corpus in named parts, each read on demand."""
 
     name: str
     languages: tuple[str, str]
@@ -43,16 +34,14 @@ class ParallelText:
 
 
 def find_parallel_text(config: "TranslationConfig") -> ParallelText:
-    """What a configuration asks for: one's own files where src= or a file is given, else a named set."""
-    if config.src is not None or get_suffix(Path(config.data)) in PAIR_FILES:
+    """Find the corpus of a configuration: user files (src= or a file as data=), a hub set or a named set."""
+    if config.src is not None or text.get_suffix(Path(config.data)) in PAIR_FILES:
         return _open_files(config)
     if hub.is_hub_name(config.data):
         return _open_hub(config)
     given = [key for key in OWN_FILES if getattr(config, key) is not None]
     if given:
-        raise ValueError(
-            f"{given[0]}= goes with src= and tgt=, or a file as data=; data={config.data} has its own parts"
-        )
+        raise ValueError(f"{given[0]}= needs src= and tgt=, or a file as data=: data={config.data} has its own parts")
     dataset = find_set(config.data, "translation")
     return READERS[dataset.name](config, dataset)
 
@@ -64,16 +53,16 @@ Readers = dict[str, Callable[[], Pairs]]
 def _open_files(config: "TranslationConfig") -> ParallelText:
     pair = tuple(config.languages) if config.pair else ("", "")
     if not config.pair and (config.moses or any(".tmx" in (f or "") for f in (config.data, config.valid, config.test))):
-        raise ValueError("name the languages with pair=, as pair=de-en: Moses and TMX files need them")
+        raise ValueError("Moses and TMX files need the languages: set pair=, for example pair=de-en")
 
-    def reader(file: str | None, source: str | None, target: str | None) -> Callable[[], Pairs] | None:
+    def make_reader(file: str | None, source: str | None, target: str | None) -> Callable[[], Pairs] | None:
         if source is not None and target is not None:
-            return lambda: read_parallel(Path(source), Path(target))
-        return (lambda: read_pairs(Path(file), pair)) if file is not None else None
+            return lambda: text.read_parallel(Path(source), Path(target))
+        return (lambda: text.read_pairs(Path(file), pair)) if file is not None else None
 
-    train = reader(config.data, config.src, config.tgt)
-    valid = reader(config.valid, config.valid_src, config.valid_tgt)
-    test = reader(config.test, config.test_src, config.test_tgt)
+    train = make_reader(config.data, config.src, config.tgt)
+    valid = make_reader(config.valid, config.valid_src, config.valid_tgt)
+    test = make_reader(config.test, config.test_src, config.test_tgt)
     assert train is not None
     readers = {"train": train, "valid": valid} if valid else _split_pairs(train, 0, config.held_out, config.data_seed)
     return ParallelText(config.src or config.data, (pair[0], pair[1]), readers | ({"test": test} if test else {}))
@@ -81,50 +70,49 @@ def _open_files(config: "TranslationConfig") -> ParallelText:
 
 def _open_hub(config: "TranslationConfig") -> ParallelText:
     if not config.pair:
-        raise ValueError(f"data={config.data}: name the languages with pair=, as pair=de-en")
+        raise ValueError(f"data={config.data} needs the languages: set pair=, for example pair=de-en")
     source, target = config.languages
     splits = hub.load_splits(config.data)
 
-    def reader(part: str) -> Callable[[], Pairs]:
+    def make_reader(part: str) -> Callable[[], Pairs]:
         return lambda: hub.read_pairs(splits[part], (source, target), config.data)
 
-    readers = {part: reader(part) for part in splits}
+    readers = {part: make_reader(part) for part in splits}
     if "valid" not in readers:
         readers |= _split_pairs(readers["train"], 0, config.held_out, config.data_seed)
     return ParallelText(config.data, (source, target), readers)
 
 
-def _split_pairs(whole: Callable[[], Pairs], side: int, share: float, seed: int) -> Readers:
-    """Two parts of one text, such that no sentence of a side is in both."""
+def _split_pairs(read_all: Callable[[], Pairs], side: int, share: float, seed: int) -> Readers:
+    """Split one text into training and validation parts that share no sentence on the given side."""
 
     @lru_cache(maxsize=1)
-    def parts() -> tuple[Pairs, Pairs]:
-        pairs = whole()
-        out = draw_held_out(pairs[side], share, seed)
+    def read_parts() -> tuple[Pairs, Pairs]:
+        pairs = read_all()
+        out = text.draw_held_out(pairs[side], share, seed)
         if out.all() or not out.any():
             raise ValueError(f"{len(out)} pairs are too few to hold out {share:.0%} of them; give validation text")
-        return _pick_pairs(pairs, ~out), _pick_pairs(pairs, out)
+        return text.pick_rows(pairs, ~out), text.pick_rows(pairs, out)
 
-    return {"train": lambda: parts()[0], "valid": lambda: parts()[1]}
-
-
-def _pick_pairs(pairs: Pairs, kept: np.ndarray) -> Pairs:
-    places = np.flatnonzero(kept).tolist()
-    return [pairs[0][k] for k in places], [pairs[1][k] for k in places]
+    return {"train": lambda: read_parts()[0], "valid": lambda: read_parts()[1]}
 
 
 def _choose_languages(config: "TranslationConfig", dataset: NamedSet, *pairs: str) -> tuple[str, str]:
-    """The pair asked for, or the first one; either direction of the pairs a set has."""
-    asked = config.pair or pairs[0]
+    """Return the languages of pair=, in either direction of the pairs of a set; the default is its first pair."""
+    pair = config.pair or pairs[0]
     known = {*pairs, *("-".join(reversed(pair.split("-"))) for pair in pairs)}
-    if asked not in known:
-        raise ValueError(f"pair={asked}: {dataset.name} has {', '.join(pairs)}, in either direction")
-    source, target = asked.split("-")
+    if pair not in known:
+        raise ValueError(f"pair={pair}: {dataset.name} has {', '.join(pairs)}, in either direction")
+    source, target = pair.split("-")
     return source, target
 
 
-def _make_reader(config: "TranslationConfig", dataset: NamedSet, source: str, target: str) -> Callable[[], Pairs]:
-    return lambda: read_parallel(obtain_file(dataset, source, config.data_dir), obtain_file(dataset, target, config.data_dir))
+def _make_reader(
+    config: "TranslationConfig", dataset: NamedSet, stem: str, languages: tuple[str, str]
+) -> Callable[[], Pairs]:
+    """Return a function that reads the files stem.SOURCE and stem.TARGET."""
+    source, target = (f"{stem}.{language}" for language in languages)
+    return lambda: text.read_parallel(*(obtain_file(dataset, name, config.data_dir) for name in (source, target)))
 
 
 def _open_multi30k(config: "TranslationConfig", dataset: NamedSet) -> ParallelText:
@@ -133,16 +121,13 @@ def _open_multi30k(config: "TranslationConfig", dataset: NamedSet) -> ParallelTe
              "mscoco": "test_2017_mscoco", "test2018": "test_2018_flickr"}  # fmt: skip
     if "cs" in languages:
         del stems["test2017"], stems["mscoco"]
-    readers = {
-        part: _make_reader(config, dataset, *(f"{stem}.{language}" for language in languages)) for part, stem in stems.items()
-    }
+    readers = {part: _make_reader(config, dataset, stem, languages) for part, stem in stems.items()}
     return ParallelText(dataset.name, languages, readers)
 
 
 def _open_iwslt14(config: "TranslationConfig", dataset: NamedSet) -> ParallelText:
     languages = _choose_languages(config, dataset, "de-en")
-    parts = ("train", "valid", "test")
-    readers = {part: _make_reader(config, dataset, *(f"{part}.{language}" for language in languages)) for part in parts}
+    readers = {part: _make_reader(config, dataset, part, languages) for part in ("train", "valid", "test")}
     return ParallelText(dataset.name, languages, readers)
 
 
@@ -150,43 +135,42 @@ def _open_europarl(config: "TranslationConfig", dataset: NamedSet) -> ParallelTe
     stored = ("en-de", "en-nl", "en-pt", "it-pt")
     languages = _choose_languages(config, dataset, *stored)
     stem = "-".join(languages) if "-".join(languages) in stored else "-".join(reversed(languages))
-    readers = {
-        part: _make_reader(config, dataset, *(f"{stem}.{part}.{language}" for language in languages))
-        for part in ("train", "valid", "test")
-    }
+    parts = ("train", "valid", "test")
+    readers = {part: _make_reader(config, dataset, f"{stem}.{part}", languages) for part in parts}
     return ParallelText(dataset.name, languages, readers)
 
 
 def _open_news_commentary(config: "TranslationConfig", dataset: NamedSet) -> ParallelText:
-    """Nine tenths for training, one for validation; lines without a letter left out (Snell et al., A.5, A.8)."""
+    """Open News Commentary: 90 % training, 10 % validation, without numeric lines (Snell et al., A.5, A.8)."""
     stored = ("en-nl", "en-pt", "it-pt")
     languages = _choose_languages(config, dataset, *stored)
     stem = "-".join(languages) if "-".join(languages) in stored else "-".join(reversed(languages))
 
-    def whole() -> Pairs:
+    def read_all() -> Pairs:
         path = obtain_file(dataset, f"news-commentary-v14.{stem}.tsv", config.data_dir)
-        pairs = _order_sides(read_pairs(path, stem.split("-")), stem, languages)
+        pairs = _order_sides(text.read_pairs(path, stem.split("-")), stem, languages)
         kept = [
-            bool(x.strip() and y.strip()) and not (is_numeric(x) or is_numeric(y)) for x, y in zip(*pairs, strict=True)
+            bool(x.strip() and y.strip()) and not (text.is_numeric(x) or text.is_numeric(y))
+            for x, y in zip(*pairs, strict=True)
         ]
-        return _pick_pairs(pairs, np.array(kept))
+        return text.pick_rows(pairs, np.array(kept))
 
-    return ParallelText(dataset.name, languages, _split_pairs(whole, 0, 0.1, config.data_seed))
+    return ParallelText(dataset.name, languages, _split_pairs(read_all, 0, 0.1, config.data_seed))
 
 
 def _open_tatoeba(config: "TranslationConfig", dataset: NamedSet) -> ParallelText:
-    """Split by the English side, which many pairs share: 90 % for training, 5 % each for validation and test."""
+    """Open Tatoeba, split by the English side, which many pairs share: 90 % training, 5 % validation, 5 % test."""
     languages = _choose_languages(config, dataset, "en-de")
     english = languages.index("en")
 
-    def whole() -> Pairs:
-        return _order_sides(read_pairs(obtain_file(dataset, "en-de.tsv", config.data_dir), ("en", "de")), "en-de", languages)
+    def read_all() -> Pairs:
+        path = obtain_file(dataset, "en-de.tsv", config.data_dir)
+        return _order_sides(text.read_pairs(path, ("en", "de")), "en-de", languages)
 
-    outer = _split_pairs(whole, english, 0.1, config.data_seed)
+    outer = _split_pairs(read_all, english, 0.1, config.data_seed)
     inner = _split_pairs(outer["valid"], english, 0.5, config.data_seed)
-    return ParallelText(
-        dataset.name, languages, {"train": outer["train"], "valid": inner["train"], "test": inner["valid"]}
-    )
+    readers = {"train": outer["train"], "valid": inner["train"], "test": inner["valid"]}
+    return ParallelText(dataset.name, languages, readers)
 
 
 def _order_sides(pairs: Pairs, stem: str, languages: tuple[str, str]) -> Pairs:
@@ -194,21 +178,21 @@ def _order_sides(pairs: Pairs, stem: str, languages: tuple[str, str]) -> Pairs:
 
 
 def _open_wmt14(config: "TranslationConfig", dataset: NamedSet) -> ParallelText:
-    """Europarl v7, Common Crawl and News Commentary v9; newstest2013 validates, newstest2014 tests."""
+    """Open Europarl v7, Common Crawl and News Commentary v9; validate on newstest2013, test on newstest2014."""
     languages = _choose_languages(config, dataset, "en-de")
     stems = ("europarl-v7.de-en", "commoncrawl.de-en", "news-commentary-v9.de-en")
 
-    def train() -> Pairs:
-        texts = [_make_reader(config, dataset, *(f"{stem}.{language}" for language in languages))() for stem in stems]
-        return [line for text in texts for line in text[0]], [line for text in texts for line in text[1]]
+    def read_train() -> Pairs:
+        texts = [_make_reader(config, dataset, stem, languages)() for stem in stems]
+        return [line for pairs in texts for line in pairs[0]], [line for pairs in texts for line in pairs[1]]
 
-    def test() -> Pairs:
+    def read_test() -> Pairs:
         names = {"de": "newstest2014-deen-src.de.sgm", "en": "newstest2014-deen-ref.en.sgm"}
-        sides = [read_sgm(obtain_file(dataset, names[language], config.data_dir)) for language in languages]
+        sides = [text.read_sgm(obtain_file(dataset, names[language], config.data_dir)) for language in languages]
         return sides[0], sides[1]
 
-    valid = _make_reader(config, dataset, *(f"newstest2013.{language}" for language in languages))
-    return ParallelText(dataset.name, languages, {"train": train, "valid": valid, "test": test})
+    read_valid = _make_reader(config, dataset, "newstest2013", languages)
+    return ParallelText(dataset.name, languages, {"train": read_train, "valid": read_valid, "test": read_test})
 
 
 READERS: dict[str, Callable[["TranslationConfig", NamedSet], ParallelText]] = {

@@ -1,8 +1,8 @@
-"""The named sets: where each comes from, under which licence, and how what arrives is checked.
+"""The named sets: their sources, licences and checksums.
 
-A download is checked by the archive's published checksum, by the sha256 of what comes out of it (contents.py), or by
-both; a file with neither is never fetched. Checksums of archives are those that torchtext, TensorFlow Datasets and
-scikit-learn publish. To add a set: an entry here, and a reader in the room of its task.
+A download is checked by the published checksum of the archive, by the sha256 of the unpacked files (contents.py), or by
+both. A file with neither is never fetched. The checksums of archives are those that torchtext, TensorFlow Datasets and
+scikit-learn publish. To add a set, add an entry here and a reader in the module of its task.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -17,33 +17,35 @@ Convert = Callable[[Path], Iterator[tuple[str, bytes]]]
 
 @dataclass(frozen=True)
 class Download:
-    """One file to fetch, from any of its addresses, and what it holds: our file names, each with its member's name."""
+    """One file to fetch from any of its addresses, and the files it contains: our names and the members' names."""
 
     urls: tuple[str, ...]
     files: Mapping[str, str | None]  # None: the download itself, decompressed if it ends in .gz
     checksum: str | None = None  # sha256:… or md5:…, of the download
-    convert: Convert | None = None  # makes the files from the archive, where they are not members of it
+    convert: Convert | None = None  # builds the files from the archive if they are not members of it
 
 
 @dataclass(frozen=True)
 class NamedSet:
+    """A data set with a name: its task, licence, home page, folder and downloads."""
+
     name: str
     task: str
     licence: str
     home: str
     folder: str  # in ATTNLAB_DATA and in the cache
     downloads: tuple[Download, ...] = ()
-    steps: str = ""  # how to come by it where it cannot be fetched
+    steps: str = ""  # how to get it if it cannot be fetched
 
     @property
     def contents(self) -> Mapping[str, str]:
-        """The sha256 of its files, where known."""
+        """The known sha256 checksums of its files."""
         return CONTENTS.get(self.folder, {})
 
     def describe_steps(self) -> str:
-        """What a person can do."""
-        how = self.steps or f"get it from {self.home}"
-        return f"To use it, {how}; put it into a folder DIR/{self.folder}/ and set ATTNLAB_DATA=DIR or data_dir=DIR."
+        """Say how to get the set by hand."""
+        steps = self.steps or f"get it from {self.home}"
+        return f"To use it, {steps}; put it into a folder DIR/{self.folder}/ and set ATTNLAB_DATA=DIR or data_dir=DIR."
 
 
 def _list_downloads(base: str, *names: str, suffix: str = "") -> tuple[Download, ...]:
@@ -110,8 +112,8 @@ TRANSLATION = (
     ),
     NamedSet(
         "europarl", "translation", "none stated", "https://www.statmt.org/europarl", "europarl",
-        steps="cut it as you like into {pair}.{train,valid,test}.{language}: this set, split by disjoint sittings, "
-        "has no official source",
+        steps="split it into {pair}.{train,valid,test}.{language}: this set, split by disjoint sittings, has no "
+        "official source",
     ),
     NamedSet(
         "tatoeba", "translation", "CC BY 2.0", "https://www.manythings.org/anki", "tatoeba",
@@ -194,8 +196,8 @@ CLASSIFICATION = (
     NamedSet(
         "ag-news-sample", "classification", "non-commercial",
         "http://groups.di.unipi.it/~gulli/AG_corpus_of_news_articles.html", "ag-news",
-        steps="use ag-news, the whole set; this one is 20,967 of its training articles from two samples, which have no "
-        "official source",
+        steps="use the whole set, ag-news, instead: this one has 20,967 of its training articles, from two samples "
+        "without an official source",
     ),
     NamedSet(
         "20newsgroups", "classification", "none stated", "http://qwone.com/~jason/20Newsgroups", "20newsgroups",

@@ -1,14 +1,14 @@
-"""Synthetic tasks, drawn from a seed, with no download.
+"""Synthetic tasks, drawn from a seed, without a download.
 
     lexicon               an artificial language pair with gold word alignments (lexicon.py)
     permutation           copy x, a permutation of the same 40 types             Snell et al. 2021, §3.3
     subset                copy x, 40 of 60 types in random order                 its control
     mixture               copy x, a permutation of one of two sets of 40 types   App. A.3
     permutation-function  y_t = x_π(t) for one fixed π, x 40 of 60 types         §6.2, eq. 26
-    keyword               is type 1, there once or never, among 40 draws of 40?  §6.1
+    keyword               is type 1 (once or never) among 40 draws of 40 types?  §6.1
 
-All but the lexicon never repeat an example: those of epoch e are drawn for it. Types are the words "1", "2", …, ids 4,
-5, …. As in the authors' code a sequence to copy ends with </s>, which is predicted too; the keyword task has none.
+All but the lexicon draw new examples for each epoch and never repeat one. Types are the words "1", "2", …, ids 4, 5, ….
+As in the authors' code, a sequence to copy ends with </s>, which is predicted too; the keyword task has no </s>.
 """
 
 from abc import ABC, abstractmethod
@@ -35,24 +35,24 @@ FIRST = len(SPECIALS)  # the id of the first type
 @dataclass(frozen=True, kw_only=True)
 class SyntheticConfig(TaskConfig):
     data: Literal["lexicon", "permutation", "subset", "mixture", "permutation-function", "keyword"] = "lexicon"
-    length: int = 40  # of every sequence; not the lexicon's
-    types: int = 60  # to choose from, in subset and permutation-function; elsewhere the task says how many
-    examples: int = 10_000  # of an epoch
-    held_out: int = 500  # of the validation part, and of the test part
+    length: int = 40  # of every sequence; not used by the lexicon
+    types: int = 60  # number of types to draw from, in subset and permutation-function; fixed by the other tasks
+    examples: int = 10_000  # examples in an epoch
+    held_out: int = 500  # examples in the validation part and in the test part
     data_seed: int = 0
 
     def check(self) -> None:
         if self.data in ("subset", "permutation-function") and self.types < self.length:
             raise ValueError(f"types={self.types} must be at least length={self.length}: no type occurs twice")
         if self.data == "keyword" and self.length < 2:
-            raise ValueError("length must be at least 2")
+            raise ValueError(f"length must be at least 2 for the keyword task, got {self.length}")
 
 
 class Problem(Protocol):
     """One of the tasks above."""
 
     architecture: Architecture
-    fresh: bool  # each epoch has examples of its own
+    fresh: bool  # whether each epoch draws new examples
     source: Vocabulary
     target: Vocabulary
 
@@ -86,8 +86,10 @@ class Synthetic(Task):
         self.check_part(part)
         return self.problem.get_lengths(part)
 
-    def plan_batches(self, part: str, *, seed: int = 0, epoch: int = 0, shuffle: bool = True, **budget) -> list[list[int]]:
-        """As any task's; but in training, what never repeats is not shuffled: each (seed, epoch) has its own."""
+    def plan_batches(
+        self, part: str, *, seed: int = 0, epoch: int = 0, shuffle: bool = True, **budget
+    ) -> list[list[int]]:
+        """Plan batches as any task does; a fresh problem trains on the new examples of (seed, epoch), unshuffled."""
         if not (self.problem.fresh and part == "train"):
             return super().plan_batches(part, seed=seed, epoch=epoch, shuffle=shuffle, **budget)
         first = (seed << 32) + epoch * self.count_examples(part)
@@ -107,42 +109,42 @@ class Synthetic(Task):
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """Of what a classifier reads."""
+        """The vocabulary of a classifier's input."""
         return self.problem.source
 
     def encode(self, lines: Sequence[str]) -> Sequences:
-        """Lines of words as the model reads them."""
+        """Encode lines of source words as the model reads them."""
         end = EOS if self.architecture == "translation" else None
         return Sequences.from_ids(self.problem.source.encode(lines), end=end)
 
     def encode_target(self, lines: Sequence[str]) -> Sequences:
-        """Lines of the target's words as the decoder reads them, <s> before each."""
+        """Encode lines of target words as the decoder reads them, with <s> before each."""
         return Sequences.from_ids(self.problem.target.encode(lines), begin=BOS)
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.problem.target.decode(ids)
 
     def read_sources(self, part: str) -> list[str]:
-        """The input of every example, as text."""
-        return [self.problem.source.decode(row) for row in self._all(part).inputs[0].tolist()]
+        """Return the input of every example as text."""
+        return [self.problem.source.decode(row) for row in self._make_whole(part).inputs[0].tolist()]
 
     def read_references(self, part: str) -> list[str]:
-        """The output that every example asks for, as text."""
-        return [self.problem.target.decode(row) for row in self._all(part).targets.tolist()]
+        """Return the correct output of every example as text."""
+        return [self.problem.target.decode(row) for row in self._make_whole(part).targets.tolist()]
 
     def read_alignments(self, part: str) -> list[Links]:
-        """For every example, the pairs (source word, target word), from 0, of which the one produces the other."""
+        """Return the gold links of every example: pairs (source word, target word), counted from 0."""
         self.check_part(part)
         if self.architecture != "translation":
-            raise ValueError(f"{self.config.data} is a {self.architecture} task: nothing in it is aligned")
+            raise ValueError(f"data={self.config.data} is a {self.architecture} task: it has no alignments")
         return [self.problem.get_links(part, index) for index in range(self.count_examples(part))]
 
-    def _all(self, part: str) -> Batch:
+    def _make_whole(self, part: str) -> Batch:
         return self.make_batch(part, list(range(self.count_examples(part))))
 
 
 class LexiconProblem:
-    """The lexicon: a fixed set of sentence pairs in each part."""
+    """The lexicon task: a fixed set of sentence pairs in each part."""
 
     architecture: Architecture = "translation"
     fresh = False
@@ -151,9 +153,9 @@ class LexiconProblem:
         self.config, self.lexicon = config, Lexicon(config.data_seed)
         self.source: Vocabulary = Words(self.lexicon.source_words)
         self.target: Vocabulary = Words(self.lexicon.target_words)
-        self._part = lru_cache(maxsize=None)(self._drawn)
+        self._get_part = lru_cache(maxsize=None)(self._draw_part)
 
-    def _drawn(self, part: str) -> tuple[SentencePairs, list[Links]]:
+    def _draw_part(self, part: str) -> tuple[SentencePairs, list[Links]]:
         number = self.config.examples if part == "train" else self.config.held_out
         sentences = self.lexicon.draw_sentences(PARTS.index(part), number)
         source = self.source.encode([" ".join(sentence.source) for sentence in sentences])
@@ -161,17 +163,17 @@ class LexiconProblem:
         return SentencePairs.from_ids(source, target, begin=False), [sentence.links for sentence in sentences]
 
     def get_lengths(self, part: str) -> tuple[np.ndarray, ...]:
-        return self._part(part)[0].lengths
+        return self._get_part(part)[0].lengths
 
     def make_batch(self, part: str, indices: list[int]) -> Batch:
-        return self._part(part)[0].make_batch(indices)
+        return self._get_part(part)[0].make_batch(indices)
 
     def get_links(self, part: str, index: int) -> Links:
-        return self._part(part)[1][index]
+        return self._get_part(part)[1][index]
 
 
 class SequenceProblem(ABC):
-    """Sequences of one length, drawn a page at a time from (seed, part, page): example k is always the same."""
+    """Sequences of one length, drawn page by page from (seed, part, page), so example k is always the same."""
 
     fresh = True
 
@@ -179,47 +181,46 @@ class SequenceProblem(ABC):
         self.config, self.types = config, types
         self.source: Vocabulary = Words([str(k + 1) for k in range(types)])
         self.target: Vocabulary = self.source
-        self._page = lru_cache(maxsize=16)(self._drawn)
+        self._get_page = lru_cache(maxsize=16)(self._draw_page)
 
     @abstractmethod
-    def page(self, draw: np.random.Generator) -> np.ndarray:
-        """PAGE sequences of types from 0, (PAGE, length), with whatever else an example has in further columns."""
+    def draw_rows(self, draw: np.random.Generator) -> np.ndarray:
+        """Draw PAGE sequences of types counted from 0, (PAGE, length); further columns may hold labels."""
 
-    def rows(self, part: str, indices: list[int]) -> np.ndarray:
-        return np.stack([self._page(part, index // PAGE)[index % PAGE] for index in indices])
+    def _get_rows(self, part: str, indices: list[int]) -> np.ndarray:
+        return np.stack([self._get_page(part, index // PAGE)[index % PAGE] for index in indices])
 
-    def _drawn(self, part: str, page: int) -> np.ndarray:
-        return self.page(np.random.default_rng((self.config.data_seed, 2, PARTS.index(part), page)))
+    def _draw_page(self, part: str, page: int) -> np.ndarray:
+        return self.draw_rows(np.random.default_rng((self.config.data_seed, 2, PARTS.index(part), page)))
 
-    def number(self, part: str) -> int:
+    def _count_examples(self, part: str) -> int:
         return self.config.examples if part == "train" else self.config.held_out
 
 
 class CopyProblem(SequenceProblem):
-    """Copy a sequence in which no type occurs twice, in its order or in that of a fixed permutation π."""
+    """Copy a sequence without repeated types, in its own order or in the order of a fixed permutation π."""
 
     architecture: Architecture = "translation"
 
     def __init__(self, config: SyntheticConfig) -> None:
         length = config.length
         self.sets = 2 if config.data == "mixture" else 1
-        chosen_from = {"permutation": length, "mixture": 2 * length}.get(config.data, config.types)
-        super().__init__(config, chosen_from)
+        super().__init__(config, {"permutation": length, "mixture": 2 * length}.get(config.data, config.types))
         identity = np.arange(length)
         draw = np.random.default_rng((config.data_seed, 1))
         self.order = draw.permutation(length) if config.data == "permutation-function" else identity  # π
 
-    def page(self, draw: np.random.Generator) -> np.ndarray:
+    def draw_rows(self, draw: np.random.Generator) -> np.ndarray:
         each = self.types // self.sets
         shuffled = np.argsort(draw.random((PAGE, each)), axis=1)[:, : self.config.length]
         return shuffled + each * draw.integers(self.sets, size=(PAGE, 1))
 
     def get_lengths(self, part: str) -> tuple[np.ndarray, ...]:
-        width = np.full(self.number(part), self.config.length + 1)
+        width = np.full(self._count_examples(part), self.config.length + 1)
         return width, width
 
     def make_batch(self, part: str, indices: list[int]) -> Batch:
-        x = torch.from_numpy(self.rows(part, indices) + FIRST)  # (b,length)
+        x = torch.from_numpy(self._get_rows(part, indices) + FIRST)  # (b,length)
         y = x[:, torch.from_numpy(self.order)]
         begin, end = torch.full((len(x), 1), BOS), torch.full((len(x), 1), EOS)
         targets = torch.cat([y, end], dim=1)
@@ -230,24 +231,24 @@ class CopyProblem(SequenceProblem):
 
 
 class KeywordProblem(SequenceProblem):
-    """Is type 1 in the sequence? It is there once in every other example, and never in the rest."""
+    """Decide whether type 1 is in the sequence. It occurs once in half of the examples, and never in the others."""
 
     architecture: Architecture = "classification"
 
     def __init__(self, config: SyntheticConfig) -> None:
         super().__init__(config, config.length)
 
-    def page(self, draw: np.random.Generator) -> np.ndarray:
+    def draw_rows(self, draw: np.random.Generator) -> np.ndarray:
         x = draw.integers(1, self.types, size=(PAGE, self.config.length))
         positive = draw.permutation(PAGE) % 2
         x[positive == 1, draw.integers(self.config.length, size=PAGE)[positive == 1]] = 0
         return np.concatenate([x, positive[:, None]], axis=1)
 
     def get_lengths(self, part: str) -> tuple[np.ndarray, ...]:
-        return (np.full(self.number(part), self.config.length),)
+        return (np.full(self._count_examples(part), self.config.length),)
 
     def make_batch(self, part: str, indices: list[int]) -> Batch:
-        rows = torch.from_numpy(self.rows(part, indices))
+        rows = torch.from_numpy(self._get_rows(part, indices))
         return Batch((rows[:, :-1] + FIRST,), rows[:, -1], len(rows), list(indices))
 
     def get_links(self, part: str, index: int) -> Links:

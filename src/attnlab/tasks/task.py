@@ -1,7 +1,7 @@
-"""A task: examples in parts ("train", "valid", "test", …), cut into batches of padded token ids on the CPU.
+"""A task: examples in parts ("train", "valid", "test", …), served as batches of padded token ids on the CPU.
 
-The batches of an epoch are a plan, lists of example indices, and a pure function of (part, budget, seed, epoch): to
-resume is to make the plan again and go on at an index; with w processes, process r takes batches r, r+w, ….
+The plan of an epoch is a list of batches, each a list of example indices. It is a pure function of (part, budget, seed,
+epoch): a resumed run computes the same plan and skips to its index. Of w processes, process r takes batches r, r+w, ….
 """
 
 from abc import ABC, abstractmethod
@@ -23,12 +23,12 @@ Architecture = Literal["translation", "language", "classification"]
 
 @dataclass(frozen=True)
 class Batch:
-    """b examples.
+    """A batch of b examples.
 
-    inputs   what the model's forward takes, in order, padded with PAD on the right: translation (source, target_in);
+    inputs   arguments of the model's forward, in order, padded on the right with PAD: translation (source, target_in);
              language (tokens,); classification (tokens,)
     targets  token ids (b,n), PAD where nothing is scored; or class ids (b,), all scored
-    count    how many targets are scored, known without asking a device
+    count    number of scored targets, known without a device synchronization
     """
 
     inputs: tuple[Tensor, ...]
@@ -38,7 +38,7 @@ class Batch:
 
 
 class Task(ABC):
-    """Examples of one kind of problem. `notes` holds a line for the log for everything done to the data."""
+    """The examples of one kind of problem. `notes` lists, for the log, every change made to the data."""
 
     architecture: Architecture
     config_type: ClassVar[type]
@@ -47,7 +47,7 @@ class Task(ABC):
     @classmethod
     @abstractmethod
     def prepare(cls, config: Any, folder: Path) -> "Task":
-        """The task of a configuration; its vocabulary is made and stored in folder, or read from it if it is there."""
+        """Build the task of a configuration. The vocabulary is loaded from folder, or built and stored there."""
 
     @property
     @abstractmethod
@@ -56,15 +56,15 @@ class Task(ABC):
 
     @abstractmethod
     def get_sizes(self) -> dict[str, int]:
-        """What the model must fit: "vocabulary", and "source_vocabulary" or "classes"."""
+        """Return the sizes the model needs: "vocabulary", and "source_vocabulary" or "classes"."""
 
     @abstractmethod
     def get_lengths(self, part: str) -> tuple[np.ndarray, ...]:
-        """How wide each example is in each padded tensor, (examples,) each; the first sorts before the second."""
+        """Return the length of each example in each padded tensor, (examples,) each, the primary sort key first."""
 
     @abstractmethod
     def make_batch(self, part: str, indices: list[int]) -> Batch:
-        """The examples of these indices, padded to the longest of them."""
+        """Build the batch of these examples, padded to the longest of them."""
 
     def plan_batches(
         self,
@@ -77,13 +77,12 @@ class Task(ABC):
         shuffle: bool = True,
         widths: np.ndarray | None = None,
     ) -> list[list[int]]:
-        """The batches of an epoch: similar lengths together, at most so many padded tokens in any of its tensors.
+        """Divide an epoch into batches of example indices. Give either tokens or examples.
 
-        widths, rising, are those that batches will be padded to: an example counts as the first it fits under.
-
-        tokens bounds (longest example) · (examples), fairseq's rule. With examples instead, a batch holds so many
-        of any length, the last one fewer. Shuffled, the order is drawn from (seed, epoch); else longest first, or
-        with examples as they stand.
+        tokens    upper bound on (longest example) · (examples) of a batch, as in fairseq; groups similar lengths
+        examples  number of examples in a batch, whatever their lengths; the last batch may have fewer
+        shuffle   draw the order from (seed, epoch); otherwise longest first with tokens, file order with examples
+        widths    ascending widths that batches are padded to; an example counts as the first width that holds it
         """
         lengths = self.get_lengths(part)
         if widths is not None:
@@ -91,31 +90,32 @@ class Task(ABC):
         return plan_batches(lengths, tokens=tokens, examples=examples, seed=seed, epoch=epoch, shuffle=shuffle)
 
     def count_examples(self, part: str) -> int:
-        """How many examples a part has."""
+        """Return the number of examples in a part."""
         return len(self.get_lengths(part)[0])
 
     def add_notes(self, *lines: str) -> None:
-        """Keep lines for the log, each once."""
+        """Add lines to the notes, skipping those already there."""
         self.notes += [line for line in lines if line not in self.notes]
 
     def check_part(self, part: str) -> None:
         if part not in self.parts:
-            raise ValueError(f"no part {part!r}{suggest_nearest(part, self.parts)}; there are {', '.join(self.parts)}")
+            hint = suggest_nearest(part, self.parts)
+            raise ValueError(f"unknown part {part!r}{hint}; available: {', '.join(self.parts)}")
 
 
 class TaskConfig:
-    """What the configurations of tasks have in common: each value is one its field allows."""
+    """Base of the task configurations. Raises ValueError for a value that its field does not allow."""
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))
         for field in fields(self):  # type: ignore[arg-type]
             value, hint = getattr(self, field.name), hints[field.name]
             if get_origin(hint) is Literal and value not in get_args(hint):
-                raise ValueError(f"{field.name} must be one of {', '.join(get_args(hint))}, not {value!r}")
-            least = 0 if field.name == "data_seed" else 1
-            if hint in (int, int | None) and value is not None and value < least:
-                raise ValueError(f"{field.name} must be at least {least}, not {value}")
+                raise ValueError(f"{field.name} must be one of {', '.join(get_args(hint))}, got {value!r}")
+            minimum = 0 if field.name == "data_seed" else 1
+            if hint in (int, int | None) and value is not None and value < minimum:
+                raise ValueError(f"{field.name} must be at least {minimum}, got {value}")
         self.check()
 
     def check(self) -> None:
-        """What one field asks of another."""
+        """Raise ValueError if fields do not fit together."""

@@ -1,4 +1,4 @@
-"""Text files: lines, pairs and labelled examples, read strictly. Whatever is wrong is named by file and line."""
+"""Read text files strictly: lines, sentence pairs and labelled examples. Errors name the file and the line."""
 
 import csv
 import gzip
@@ -8,6 +8,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -21,60 +22,59 @@ PAIR_FILES, LABELLED_FILES = (".tsv", ".tmx"), (".csv", ".tsv", ".jsonl")
 
 
 def read_bytes(path: Path) -> bytes:
-    """A file's content, decompressed if its name ends in .gz."""
+    """Read a file, decompressing it if its name ends in .gz."""
     try:
         return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except FileNotFoundError:
-        raise FileNotFoundError(f"{path}: there is no such file") from None
+        raise FileNotFoundError(f"{path}: no such file") from None
     except (OSError, EOFError) as error:
         raise ValueError(f"{path}: cannot be read ({error})") from None
 
 
 def read_text(path: Path) -> str:
-    """A file as UTF-8, without a byte order mark; the error names the line that is not."""
+    """Read a UTF-8 file without its byte order mark."""
     data = read_bytes(path)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise ValueError(
-            f"{path}:{line}: not UTF-8 (byte 0x{data[error.start]:02x}); convert it, say with iconv -t utf-8"
-        ) from None
+        byte = f"byte 0x{data[error.start]:02x}"
+        raise ValueError(f"{path}:{line}: not UTF-8 ({byte}); convert it, for example with iconv -t utf-8") from None
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a file, ended by \\n or \\r\\n alone: a sentence may hold other Unicode line separators."""
+    """Read the lines of a file. Only \\n and \\r\\n end a line; a sentence may contain other Unicode separators."""
     lines = read_text(path).replace("\r\n", "\n").split("\n")
     if lines[-1] == "":
         lines.pop()
     if not any(line.strip() for line in lines):
-        raise ValueError(f"{path}: the file is empty, or has blank lines alone")
+        raise ValueError(f"{path}: the file is empty or has only blank lines")
     return lines
 
 
 def read_parallel(source: Path, target: Path) -> Pairs:
-    """Two files, line k of one the translation of line k of the other."""
+    """Read two files in which line k of one translates line k of the other."""
     left, right = read_lines(source), read_lines(target)
     if len(left) != len(right):
         raise ValueError(
-            f"{source} has {len(left):,} lines but {target} has {len(right):,}: line k of one must translate line k "
-            f"of the other; line {min(len(left), len(right)) + 1:,} is the first without a partner"
+            f"{source} has {len(left):,} lines and {target} {len(right):,}: "
+            f"line {min(len(left), len(right)) + 1:,} has no partner"
         )
     return left, right
 
 
 def read_pairs(path: Path, languages: Sequence[str]) -> Pairs:
-    """Pairs from a TSV file (source, target, anything more is left out) or a TMX file (by their languages)."""
+    """Read pairs from a TSV file (source, target; further columns are ignored) or a TMX file (by language)."""
     kind = get_suffix(path)
     if kind == ".tsv":
         rows = [line.split("\t") for line in read_lines(path)]
         for number, row in enumerate(rows, start=1):
             if len(row) < 2:
-                raise ValueError(f"{path}:{number}: no tab; a line is source, tab, target")
+                raise ValueError(f"{path}:{number}: no tab; a line must be source, tab, target")
         return [row[0] for row in rows], [row[1] for row in rows]
     if kind == ".tmx":
         return _read_tmx(path, languages)
-    raise ValueError(f"{path}: pairs are read from {' or '.join(PAIR_FILES)} files (.gz too)")
+    raise ValueError(f"{path}: sentence pairs must be in a {' or '.join(PAIR_FILES)} file (optionally .gz)")
 
 
 def _read_tmx(path: Path, languages: Sequence[str]) -> Pairs:
@@ -91,12 +91,12 @@ def _read_tmx(path: Path, languages: Sequence[str]) -> Pairs:
     except ElementTree.ParseError as error:
         raise ValueError(f"{path}:{error.position[0]}: not well-formed XML ({error})") from None
     if not pairs[0]:
-        raise ValueError(f"{path}: no unit has both {' and '.join(languages)}; name the languages with pair=")
+        raise ValueError(f"{path}: no unit has both {' and '.join(languages)}; set pair= to two languages of the file")
     return pairs
 
 
 def _find_segment(unit: ElementTree.Element, language: str) -> str | None:
-    """The text of a translation unit in a language ("de" also takes "de-AT"), without mark-up and line breaks."""
+    """Return the text of a translation unit in a language ("de" matches "de-AT"), without markup and line breaks."""
     for variant in unit:
         code = variant.get("{http://www.w3.org/XML/1998/namespace}lang") or variant.get("lang") or ""
         if _strip_namespace(variant.tag) == "tuv" and re.split("[-_]", code.lower())[0] == language:
@@ -110,23 +110,23 @@ def _strip_namespace(tag: str) -> str:
 
 
 def read_sgm(path: Path) -> list[str]:
-    """The segments of one of WMT's test sets."""
+    """Read the segments of a WMT test set."""
     return [" ".join(html.unescape(s).split()) for s in re.findall(r"<seg[^>]*>(.*?)</seg>", read_text(path), re.S)]
 
 
 def read_labelled(path: Path, text: str, label: str) -> Labelled:
-    """Texts and labels from the named fields of a CSV or TSV file with a header, or of a JSON-lines file."""
+    """Read texts and labels from the named fields of a CSV or TSV file with a header, or of a JSON-lines file."""
     kind = get_suffix(path)
     if kind not in LABELLED_FILES:
-        raise ValueError(f"{path}: labelled text is read from {', '.join(LABELLED_FILES)} files (.gz too)")
+        raise ValueError(f"{path}: labelled text must be in a {', '.join(LABELLED_FILES)} file (optionally .gz)")
     rows = _read_json_rows(path) if kind == ".jsonl" else _read_csv_rows(path, "\t" if kind == ".tsv" else ",")
     texts, labels = [], []
     for number, row in rows:
         for field in (text, label):
             if row.get(field) in (None, ""):
-                have = ", ".join(str(key) for key in row if row[key] not in (None, ""))
-                what = "label" if field == label else "text"
-                raise ValueError(f"{path}:{number}: no {what} (field {field!r}); there are {have or 'none'}")
+                filled = ", ".join(str(key) for key in row if row[key] not in (None, "")) or "none"
+                name = "label" if field == label else "text"
+                raise ValueError(f"{path}:{number}: no {name} (field {field!r}); fields with a value: {filled}")
         texts.append(str(row[text]))
         labels.append(str(row[label]))
     if not texts:
@@ -143,7 +143,7 @@ def _read_json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         except json.JSONDecodeError as error:
             raise ValueError(f"{path}:{number}: not JSON ({error})") from None
         if not isinstance(row, dict):
-            raise ValueError(f"{path}:{number}: a line must be a JSON object, not {type(row).__name__}")
+            raise ValueError(f"{path}:{number}: a line must be a JSON object, got {type(row).__name__}")
         yield number, row
 
 
@@ -162,12 +162,12 @@ def _read_csv_rows(path: Path, delimiter: str) -> Iterator[tuple[int, dict[str, 
 
 
 def get_suffix(path: Path) -> str:
-    """'.tsv' of both x.tsv and x.tsv.gz."""
+    """Return the lower-case suffix without .gz: ".tsv" for both x.tsv and x.tsv.gz."""
     return path.with_suffix("").suffix.lower() if path.suffix == ".gz" else path.suffix.lower()
 
 
 def draw_held_out(keys: Sequence[str], share: float, seed: int) -> np.ndarray:
-    """Which examples are held out: about a share of them, drawn by key, so that equal keys stay together."""
+    """Return a mask that holds out about a share of the examples, drawn by key: equal keys stay together."""
     numbers: dict[str, int] = {}
     group = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
     order = np.random.default_rng(seed).permutation(len(numbers))
@@ -175,20 +175,25 @@ def draw_held_out(keys: Sequence[str], share: float, seed: int) -> np.ndarray:
     return np.isin(group, order[before < share * len(keys)])
 
 
-def draw_mask(count: int, most: int | None, seed: int) -> np.ndarray:
-    """Which of so many examples are kept where at most `most` may be: all, or a draw of that many; bool (count,)."""
+def draw_mask(count: int, limit: int | None, seed: int) -> np.ndarray:
+    """Return a mask (count,) that keeps a random `limit` of `count` examples, or all of them if limit is None."""
     order = np.random.default_rng(seed).permutation(count)
-    return order < (count if most is None else most)
+    return order < (count if limit is None else limit)
+
+
+def pick_rows(columns: tuple[list[str], list[str]], mask: np.ndarray) -> tuple[list[str], list[str]]:
+    """Return two columns without the rows where mask (rows,) is False."""
+    return list(compress(columns[0], mask)), list(compress(columns[1], mask))
 
 
 def is_numeric(line: str) -> bool:
-    """No letter at all, but a digit."""
+    """Return whether a line has digits but no letters."""
     kinds = {unicodedata.category(character)[0] for character in line}
     return "N" in kinds and "L" not in kinds
 
 
 def load_moses(language: str) -> tuple[Callable[[str], str], Callable[[str], str]]:
-    """Moses' tokeniser and detokeniser of a language (sacremoses), without escaping."""
+    """Load the Moses tokenizer and detokenizer of a language (sacremoses), without escaping."""
     try:
         from sacremoses import MosesDetokenizer, MosesTokenizer
     except ImportError:

@@ -1,7 +1,7 @@
-"""Reading archives that may be hostile: no member is written by its own name, and what comes out is bounded.
+"""Read archives safely: no member is written under its own name, and the unpacked size is bounded.
 
-A member whose name leads outside, a link where a file is wanted, or more bytes or members than a data set can have are
-refused before anything is kept.
+Raises ValueError for a member name that leads outside the archive, for a link in place of a file, and for more bytes or
+members than any data set has. Nothing is kept then.
 """
 
 import gzip
@@ -14,7 +14,7 @@ from typing import Protocol
 
 CHUNK = 2**20
 MOST_MEMBERS = 250_000
-MOST_BYTES = 8 * 2**30  # of everything unpacked
+MOST_BYTES = 8 * 2**30  # in total, unpacked
 
 DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, gzip.BadGzipFile)
 
@@ -26,9 +26,9 @@ class Readable(Protocol):
 
 
 def read_members(archive: Path, wanted: Wanted) -> Iterator[tuple[str, Iterator[bytes]]]:
-    """The wanted members of a tar or zip file, each with its content in pieces; a .gz has one, its own name less .gz.
+    """Yield the wanted members of a tar or zip file, each with its content in pieces.
 
-    Content must be used before the next member is asked for.
+    A .gz file has one member, named like the file without .gz. Read the pieces before requesting the next member.
     """
     budget = _Budget(archive)
     try:
@@ -38,40 +38,40 @@ def read_members(archive: Path, wanted: Wanted) -> Iterator[tuple[str, Iterator[
             yield from _read_zip(archive, wanted, budget)
         elif archive.suffix == ".gz":
             with gzip.open(archive) as unzipped:
-                yield archive.stem, budget.pieces(unzipped)
+                yield archive.stem, budget.read_pieces(unzipped)
         else:
             with archive.open("rb") as stream:
-                yield archive.name, budget.pieces(stream)
+                yield archive.name, budget.read_pieces(stream)
     except DAMAGE as error:
         raise ValueError(f"{archive.name}: damaged ({error})") from None
 
 
 class _Budget:
-    """How much may still come out of an archive."""
+    """The bytes and members that an archive may still yield."""
 
     def __init__(self, archive: Path) -> None:
         self.archive, self.bytes, self.members = archive, MOST_BYTES, MOST_MEMBERS
 
-    def admit(self, name: str, *, size: int) -> None:
-        """Count a member, wanted or not, by the size it claims, and refuse a name that leads outside."""
+    def count_member(self, name: str, *, size: int) -> None:
+        """Count a member, wanted or not, and check its name and the size it declares."""
         path = PurePosixPath(name.replace("\\", "/"))
         if path.is_absolute() or ".." in path.parts or PureWindowsPath(name).drive:
-            raise ValueError(f"{self.archive.name}: member {name!r} leads outside the archive; refused")
+            raise ValueError(f"{self.archive.name}: member {name!r} leads outside the archive")
         self.members -= 1
         if self.members < 0:
-            raise ValueError(f"{self.archive.name}: more than {MOST_MEMBERS:,} members; refused")
+            raise ValueError(f"{self.archive.name} has more than {MOST_MEMBERS:,} members")
         if size > self.bytes:
-            raise ValueError(f"{self.archive.name}: unpacks to more than is allowed; refused")
+            raise ValueError(f"{self.archive.name} unpacks to more than {MOST_BYTES:,} bytes")
 
-    def pieces(self, stream: Readable) -> Iterator[bytes]:
-        """What a stream holds; refused where it is more than is left, whatever its size was said to be."""
-        while piece := self._read(stream):
+    def read_pieces(self, stream: Readable) -> Iterator[bytes]:
+        """Yield the content of a stream, counting the real bytes whatever size the archive declares."""
+        while piece := self._read_piece(stream):
             self.bytes -= len(piece)
             if self.bytes < 0:
-                raise ValueError(f"{self.archive.name}: unpacks to more than is allowed; refused")
+                raise ValueError(f"{self.archive.name} unpacks to more than {MOST_BYTES:,} bytes")
             yield piece
 
-    def _read(self, stream: Readable) -> bytes:
+    def _read_piece(self, stream: Readable) -> bytes:
         try:
             return stream.read(CHUNK)
         except DAMAGE as error:
@@ -81,22 +81,22 @@ class _Budget:
 def _read_tar(archive: Path, wanted: Wanted, budget: _Budget) -> Iterator[tuple[str, Iterator[bytes]]]:
     with tarfile.open(archive, "r:*" if archive.suffix == ".tar" else "r:gz") as tar:
         for member in tar:
-            budget.admit(member.name, size=member.size)
+            budget.count_member(member.name, size=member.size)
             if not wanted(member.name):
-                budget.bytes -= member.size  # skipping unpacks it too
+                budget.bytes -= member.size  # tarfile unpacks skipped members too
                 continue
             stream = tar.extractfile(member) if member.isreg() else None
             if stream is None:
-                raise ValueError(f"{archive.name}: member {member.name!r} is a link or no file; refused")
-            yield member.name, budget.pieces(stream)
+                raise ValueError(f"{archive.name}: member {member.name!r} is a link or special file")
+            yield member.name, budget.read_pieces(stream)
 
 
 def _read_zip(archive: Path, wanted: Wanted, budget: _Budget) -> Iterator[tuple[str, Iterator[bytes]]]:
     with zipfile.ZipFile(archive) as file:
         for member in file.infolist():
-            budget.admit(member.filename, size=member.file_size)
+            budget.count_member(member.filename, size=member.file_size)
             if wanted(member.filename):
                 if (member.external_attr >> 16) & 0o170000 == 0o120000:
-                    raise ValueError(f"{archive.name}: member {member.filename!r} is a link; refused")
+                    raise ValueError(f"{archive.name}: member {member.filename!r} is a link")
                 with file.open(member) as stream:
-                    yield member.filename, budget.pieces(stream)
+                    yield member.filename, budget.read_pieces(stream)

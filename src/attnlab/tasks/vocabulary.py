@@ -1,6 +1,6 @@
 """Vocabularies: text to ids and back. Ids 0 … 3 are <pad>, <s>, </s>, <unk> in all of them.
 
-A vocabulary is made from the training part, stored as one file beside a run, and read back from it.
+A vocabulary is learned from the training part, saved as one file in the run folder, and loaded from there.
 """
 
 import sys
@@ -8,52 +8,52 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
-from itertools import islice
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 
 from attnlab.files import write_bytes
+from attnlab.tasks.batching import split_chunks
 from attnlab.tasks.task import BOS, EOS, PAD, SPECIALS, UNK
 from attnlab.tasks.text import read_lines
 
-MOST_LINES = 4_000_000  # that subwords are learnt from
-SENTENCEPIECE_THREADS = 4  # a constant: the sums of its training, and so its pieces, depend on it
+MOST_LINES = 4_000_000  # maximum number of lines for learning subwords
+SENTENCEPIECE_THREADS = 4  # fixed, because the learned pieces depend on it
 
 
 class Vocabulary(ABC):
-    """Ids of text. `encode` adds no special token; `decode` leaves <pad>, <s> and </s> out."""
+    """A mapping between text and ids. `encode` adds no special tokens; `decode` drops <pad>, <s> and </s>."""
 
     suffix: str
 
     @classmethod
     @abstractmethod
     def load(cls, path: Path) -> "Vocabulary":
-        """What `write` wrote."""
+        """Load a vocabulary that `save` wrote."""
 
     @abstractmethod
     def save(self, path: Path) -> None:
-        """To a file, atomically."""
+        """Write the vocabulary to a file, atomically."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def encode(self, lines: Iterable[str]) -> Iterator[Sequence[int]]:
-        """The ids of each line, in turn."""
+        """Yield the ids of each line."""
 
     @abstractmethod
     def get_tokens(self, ids: Sequence[int]) -> list[str]:
-        """Each id as text, specials too."""
+        """Return each id as text, special tokens included."""
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """The line of some ids, read up to the first </s>."""
+        """Return the line of these ids, up to the first </s>."""
 
 
 class Subwords(Vocabulary):
-    """SentencePiece, unigram or BPE."""
+    """A SentencePiece vocabulary, unigram or BPE."""
 
     suffix = ".model"
 
@@ -63,26 +63,26 @@ class Subwords(Vocabulary):
 
     @classmethod
     def train(cls, lines: Sequence[str], size: int, *, kind: str = "unigram", coverage: float = 0.9995) -> "Subwords":
-        """Learn `size` pieces (specials included) from lines; of more than MOST_LINES, from every n-th."""
-        written = BytesIO()
+        """Learn `size` pieces (special tokens included) from the lines, or from every n-th if over MOST_LINES."""
+        model = BytesIO()
         sentences = (line for line in lines[:: 1 + len(lines) // MOST_LINES] if line.strip())
         try:
             _import_sentencepiece().SentencePieceTrainer.train(
-                sentence_iterator=sentences, model_writer=written, model_type=kind, vocab_size=size,
+                sentence_iterator=sentences, model_writer=model, model_type=kind, vocab_size=size,
                 character_coverage=coverage, pad_id=PAD, bos_id=BOS, eos_id=EOS, unk_id=UNK, pad_piece=SPECIALS[PAD],
                 num_threads=SENTENCEPIECE_THREADS, minloglevel=2,
             )  # fmt: skip
         except RuntimeError as error:
             reason = str(error).rpartition("] ")[2] or str(error)
             raise ValueError(f"vocabulary={size} does not fit this training text: {reason}") from None
-        return cls(written.getvalue())
+        return cls(model.getvalue())
 
     @classmethod
     def load(cls, path: Path) -> "Subwords":
         try:
             return cls(path.read_bytes())
         except RuntimeError:
-            raise ValueError(f"{path}: not a SentencePiece model; delete it and it is made again") from None
+            raise ValueError(f"{path}: not a SentencePiece model; delete it to create it again") from None
 
     def save(self, path: Path) -> None:
         write_bytes(path, self.model)
@@ -91,9 +91,8 @@ class Subwords(Vocabulary):
         return self.processor.get_piece_size()
 
     def encode(self, lines: Iterable[str]) -> Iterator[Sequence[int]]:
-        remaining = iter(lines)
-        while some := list(islice(remaining, 65536)):
-            yield from self.processor.encode(some, num_threads=1)
+        for chunk in split_chunks(lines):
+            yield from self.processor.encode(chunk, num_threads=1)
 
     def get_tokens(self, ids: Sequence[int]) -> list[str]:
         return [self.processor.id_to_piece(int(token)) for token in ids]
@@ -103,9 +102,9 @@ class Subwords(Vocabulary):
 
 
 class Words(Vocabulary):
-    """A list of words, by falling frequency; a line is split at white space.
+    """A list of words in order of decreasing frequency. A line is split at white space.
 
-    The words of the text that look like a special token are that token: <unk> in the official language modelling sets.
+    A word that looks like a special token is that token, such as <unk> in the official language modelling sets.
     """
 
     suffix = ".txt"
@@ -114,11 +113,11 @@ class Words(Vocabulary):
         self.words = [*SPECIALS, *words]
         self.ids = {word: k for k, word in enumerate(self.words)}
         if len(self.ids) != len(self.words):
-            raise ValueError("the words of a vocabulary must differ, and none may be a special token")
+            raise ValueError("the words of a vocabulary must be distinct, and none may be a special token")
 
     @classmethod
     def from_lines(cls, lines: Iterable[str], *, at_least: int = 1, keep: frozenset[str] = frozenset()) -> "Words":
-        """The words that occur so often, or are to be kept; more frequent ones first, equally frequent ones by name."""
+        """Collect the words that occur at_least times or are in keep, by decreasing frequency, then by name."""
         counts = Counter(word for line in lines for word in line.split())
         kept = [word for word, n in counts.items() if (n >= at_least or word in keep) and word not in SPECIALS]
         return cls(sorted(kept, key=lambda word: (-counts[word], word)))
@@ -127,7 +126,7 @@ class Words(Vocabulary):
     def load(cls, path: Path) -> "Words":
         words = [_unescape_word(line) for line in read_lines(path)]
         if tuple(words[: len(SPECIALS)]) != SPECIALS:
-            raise ValueError(f"{path}: not a vocabulary of attnlab; delete it and it is made again")
+            raise ValueError(f"{path}: not an attnlab vocabulary; delete it to create it again")
         return cls(words[len(SPECIALS) :])
 
     def save(self, path: Path) -> None:
@@ -149,7 +148,7 @@ class Words(Vocabulary):
 
 
 class Characters(Words):
-    """The characters of a text; a line break is one of them."""
+    """The characters of a text, line breaks included."""
 
     def __init__(self, words: Sequence[str]) -> None:
         super().__init__(words)
@@ -173,7 +172,10 @@ class Characters(Words):
 
 
 class Pretrained(Vocabulary):
-    """The tokenizer of a Hugging Face model: its token t is id 4 + t. Text that looks like a special token is text."""
+    """The tokenizer of a Hugging Face model, whose token t has the id 4 + t.
+
+    Text that looks like a special token stays text.
+    """
 
     suffix = ".json"
 
@@ -185,23 +187,23 @@ class Pretrained(Vocabulary):
 
     @classmethod
     def find(cls, name: str) -> "Pretrained":
-        """The tokenizer in a model's folder, or of an id on the Hugging Face hub."""
+        """Find the tokenizer of a model, given its folder or its id on the Hugging Face hub."""
         folder = Path(name).expanduser()
         if folder.is_dir():
             if not (folder / "tokenizer.json").is_file():
-                raise ValueError(f"{name} has no tokenizer.json: say a folder that has one with tokenizer=")
+                raise ValueError(f"{name} has no tokenizer.json; set tokenizer= to a folder that has one")
             return cls.load(folder / "tokenizer.json")
         try:
             return cls(_import_tokenizers().Tokenizer.from_pretrained(name).to_str())
-        except Exception as error:  # what is raised where there is none is not one class
+        except Exception as error:  # a missing tokenizer raises many types
             reason = str(error).strip().split("\n")[0]
-            raise ValueError(f"no tokenizer {name}, neither a folder here nor on the hub ({reason})") from None
+            raise ValueError(f"no tokenizer {name!r}, neither as a folder nor on the hub ({reason})") from None
 
     @classmethod
     def load(cls, path: Path) -> "Pretrained":
         try:
             return cls(path.read_text(encoding="utf-8"))
-        except Exception as error:  # tokenizers raises no class of its own
+        except Exception as error:  # tokenizers raises a plain Exception
             raise ValueError(f"{path}: not a tokenizer ({error})") from None
 
     def save(self, path: Path) -> None:
@@ -211,9 +213,8 @@ class Pretrained(Vocabulary):
         return len(SPECIALS) + max(self.tokenizer.get_vocab().values()) + 1
 
     def encode(self, lines: Iterable[str]) -> Iterator[Sequence[int]]:
-        remaining = iter(lines)
-        while some := list(islice(remaining, 65536)):
-            for encoding in self.tokenizer.encode_batch_fast(some, add_special_tokens=False):
+        for chunk in split_chunks(lines):
+            for encoding in self.tokenizer.encode_batch_fast(chunk, add_special_tokens=False):
                 yield [token + len(SPECIALS) for token in encoding.ids]
 
     def get_tokens(self, ids: Sequence[int]) -> list[str]:
@@ -232,7 +233,7 @@ def _get_code_points(text: str) -> np.ndarray:
 
 
 def strip_specials(ids: Sequence[int]) -> list[int]:
-    """The ids up to the first </s>, without <pad> and <s>."""
+    """Return the ids up to the first </s>, without <pad> and <s>."""
     line = [int(token) for token in ids]
     if EOS in line:
         line = line[: line.index(EOS)]
