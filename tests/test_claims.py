@@ -369,7 +369,7 @@ def test_what_is_interrupted_says_how_to_go_on(from_the_command_line, tmp_path):
     said = run("--out", str(tmp_path))
     assert said.exit_code == 130
     assert said.stderr.endswith(
-        f"attnlab: stopped, nothing is lost; to go on: attnlab reproduce bench --out {tmp_path}\n"
+        f"attnlab: stopped, nothing is lost; to resume: attnlab reproduce bench --out {tmp_path}\n"
     )
 
 

@@ -237,7 +237,7 @@ def test_interrupted_it_says_how_to_go_on_and_goes_on(tmp_path):
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, told = process.communicate(timeout=60)
     assert process.returncode == 130, told
-    assert "attnlab: stopped, nothing is lost; to go on: attnlab compare synthetic data=lexicon" in told
+    assert "attnlab: stopped, nothing is lost; to resume: attnlab compare synthetic data=lexicon" in told
     stood = {folder: folder.position() for folder in map(RunFolder, (tmp_path / "runs").iterdir())}
     assert not any(folder.is_locked() for folder in stood)
     assert all(50 <= position["step"] < 500 for position in stood.values())

@@ -219,7 +219,7 @@ def test_interrupted_it_leaves_nothing_half_written(tmp_path):
     _, told = running.communicate(timeout=60)
     assert running.returncode == 130, told
     assert told.splitlines()[-1].startswith(
-        "attnlab: stopped, nothing is lost; to go on: attnlab demo attention=softmax"
+        "attnlab: stopped, nothing is lost; to resume: attnlab demo attention=softmax"
     )
     assert not (tmp_path / "report.html").exists()
     assert not [file for file in tmp_path.rglob(".*") if file.name != ".lock"]

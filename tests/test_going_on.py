@@ -10,6 +10,7 @@ import time
 import pytest
 import torch
 from accelerate import Accelerator
+from in_process import run_attnlab
 from safetensors.torch import load_file
 
 from attnlab.config import FREE_KEYS
@@ -21,13 +22,10 @@ from attnlab.training.runs import open_run, start_run
 
 LEXICON = ["data=lexicon", "examples=600", "held_out=20", "width=16", "layers=1", "heads=2", "feed_forward=32"]
 LEXICON += ["batch_tokens=400"]
-CALL = [sys.executable, "-c", "from attnlab.cli import main; main()", "train", "synthetic", *LEXICON]
 
 
 def trained(out, *words):
-    return subprocess.run(
-        [*CALL, *words, "device=cpu", f"out={out}"], capture_output=True, text=True, check=False, timeout=300
-    )
+    return run_attnlab("train", "synthetic", *LEXICON, *words, "device=cpu", f"out={out}")
 
 
 def saved(path, step, value=0.0):
@@ -37,7 +35,7 @@ def saved(path, step, value=0.0):
 def test_an_early_stop_does_not_hide_what_was_not_finite(tmp_path):
     done = trained(tmp_path, "lr=1e20", "warmup=3", "steps=40", "evaluate_every=10", "patience=1")
     assert done.returncode == 2
-    assert "was not finite at step" in done.stderr
+    assert "not finite at step" in done.stderr
     assert not (tmp_path / "last.safetensors").exists()
 
 
@@ -59,7 +57,7 @@ def test_only_checkpoints_are_averaged_not_steps_that_were_evaluated(tmp_path):
     for step in (10, 15, 18, 20, 22):
         saved(folder.step_file(step), step, float(step))
     assert average_checkpoints(folder, 3)["x"].tolist() == [pytest.approx(19.0)] * 3  # 15, 20 and the last step
-    with pytest.raises(ValueError, match="keeps 4 checkpoints, fewer than the 5"):
+    with pytest.raises(ValueError, match="keeps 4 checkpoints.* 5"):
         average_checkpoints(folder, 5)
 
 
@@ -75,7 +73,7 @@ def test_where_a_run_is_computed_makes_it_no_other_run(tmp_path, key):
 def test_measurements_that_were_lost_are_said_and_leave_no_hole(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n')
-    with pytest.warns(UserWarning, match="has lost its last 8 bytes"):
+    with pytest.warns(UserWarning, match="8 bytes"):
         metrics = Metrics(path, 20)
     metrics.append({"step": 2})
     metrics.close()
@@ -105,10 +103,10 @@ def test_a_preset_brings_its_data_unless_another_is_said():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["batch_examples=0"], "batch_examples must be at least 1"),
-        (["period=0", "schedule=cosine"], "period must be at least 1"),
-        (["evaluate_at=50"], "evaluate_at=50 is no step of a run of steps=4"),
-        (["keep_last=-1"], "keep_last must not be below 0"),
+        (["batch_examples=0"], "batch_examples must"),
+        (["period=0", "schedule=cosine"], "period must"),
+        (["evaluate_at=50"], "steps=4, got 50"),
+        (["keep_last=-1"], "keep_last must"),
     ],
 )
 def test_values_that_mean_nothing_are_refused_before_anything_runs(tmp_path, words, message):
@@ -122,7 +120,7 @@ def test_a_validation_that_was_interrupted_is_made_when_the_run_goes_on(tmp_path
     started = {"device": "cpu", "report": lambda values: None, "note": print}
     _, whole = start_run(resolve_recipe("synthetic", values), out=str(tmp_path / "whole"), **started)
     with monkeypatch.context() as patch:
-        patch.setattr("attnlab.training.loop.evaluate", lambda *a, asked, **k: None)  # as if Ctrl-C came then
+        patch.setattr("attnlab.training.loop.evaluate", lambda *a, should_stop, **k: None)  # as if Ctrl-C came then
         folder, outcome = start_run(resolve_recipe("synthetic", values), out=str(tmp_path / "cut"), **started)
     assert (outcome.finished, outcome.step, folder.position()["unevaluated"]) == (False, 5, True)
     folder, outcome = start_run(resolve_recipe("synthetic", values), out=str(tmp_path / "cut"), **started)
@@ -141,8 +139,8 @@ def test_a_validation_stops_between_two_batches_when_asked(tmp_path):
     run, accelerator = open_run(folder.path, device="cpu"), Accelerator(cpu=True)
     asked = iter([False, True, True, True, True])
     given = (run.model, run.task, run.recipe.training, accelerator)
-    assert train.evaluate(*given, asked=lambda: next(asked)) is None
-    assert train.evaluate(*given, asked=lambda: False)["valid_loss"] > 0
+    assert train.evaluate(*given, should_stop=lambda: next(asked)) is None
+    assert train.evaluate(*given, should_stop=lambda: False)["valid_loss"] > 0
 
 
 def both(out, *words):
@@ -170,4 +168,4 @@ def test_two_processes_stop_together_go_on_together_and_share_a_small_validation
     assert RunFolder(tmp_path).position()["processes"] == 2
     alone = trained(tmp_path, *words)
     assert alone.returncode == 2
-    assert "trained by 2 process(es), and now there are 1" in alone.stderr
+    assert "by 2 process(es), but now there are 1" in alone.stderr

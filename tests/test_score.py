@@ -40,7 +40,11 @@ def test_bleu_and_chrf_are_sacrebleus():
     assert compute_chrf(OURS, THEIRS).value == sacrebleu.corpus_chrf(OURS, [THEIRS]).score
     assert compute_bleu(OURS, [THEIRS, OURS]).value == pytest.approx(100.0)
     upper = [line.upper() for line in OURS]
-    assert compute_bleu(upper, THEIRS).value < compute_bleu(upper, THEIRS, lowercase=True).value == compute_bleu(OURS, THEIRS).value
+    assert (
+        compute_bleu(upper, THEIRS).value
+        < compute_bleu(upper, THEIRS, lowercase=True).value
+        == compute_bleu(OURS, THEIRS).value
+    )
     assert "tok:13a" in compute_bleu(OURS, THEIRS).signature
     assert sacrebleu.__version__ in compute_bleu(OURS, THEIRS).signature
     assert compute_chrf(OURS, THEIRS, word_order=2).name == "chrF2++"
@@ -98,7 +102,7 @@ def test_perplexity_and_bits():
     assert Scored(nll_sum=math.log(9), bound_sum=math.log(25), count=2, correct=1).perplexity == pytest.approx(3)
     assert Scored(nll_sum=math.log(9), bound_sum=math.log(25), count=2, correct=1).bound_perplexity == pytest.approx(5)
     for nothing in (lambda: perplexity(1.0, 0), lambda: Scored().accuracy):
-        with pytest.raises(ValueError, match="there are no targets to divide by"):
+        with pytest.raises(ValueError, match="number of targets"):
             nothing()
 
 
@@ -173,13 +177,13 @@ def test_one_sample_is_its_own_bound_and_none_is_the_mean(name):
 
 def test_what_is_refused_of_models():
     model, (inputs, targets) = made(), pairs()
-    with pytest.raises(ValueError, match="samples=4, but no attention of this model has noise"):
+    with pytest.raises(ValueError, match="samples=4.*noise"):
         score_targets(model, inputs, targets, samples=4)
-    with pytest.raises(ValueError, match="samples=-1 must be 0"):
+    with pytest.raises(ValueError, match="samples .*-1"):
         score_targets(model, inputs, targets, samples=-1)
-    with pytest.raises(ValueError, match=r"targets \(3, 5\) do not fit what the model predicts, \(3, 6\)"):
+    with pytest.raises(ValueError, match=r"targets \(3, 5\) do not fit .*\(3, 6\)"):
         score_targets(model, inputs, targets[:, 1:])
-    with pytest.raises(ValueError, match="there is no batch to score"):
+    with pytest.raises(ValueError, match="no batches"):
         score_batches(model, [])
     with pytest.raises(ValueError, match=r"call model.eval\(\) first"):
         score_targets(model.train(), inputs, targets)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+from in_process import run_attnlab
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -51,7 +52,7 @@ def command(*words):
 
 
 def train(*words):
-    return subprocess.run(command(*words), capture_output=True, text=True, check=False)
+    return run_attnlab("train", *words)
 
 
 def trained(out, folder, text, *words):
@@ -129,7 +130,9 @@ def test_what_is_predicted_is_a_distribution_over_the_ids_of_the_task(folder):
 
 
 def test_softmax_leaves_the_model_as_it_is_and_others_replace_its_attention(folder):
-    plain, changed = (open_tuned_model(TunedConfig(path=str(folder), attention=name)).eval() for name in ("softmax", "dagpam"))
+    plain, changed = (
+        open_tuned_model(TunedConfig(path=str(folder), attention=name)).eval() for name in ("softmax", "dagpam")
+    )
     assert not any(isinstance(module, attnlab.Mechanism) for module in plain.modules())
     assert sum(isinstance(module, attnlab.Mechanism) for module in changed.modules()) == 3
 
@@ -153,9 +156,7 @@ def test_fine_tuning_learns_and_hugging_face_gets_the_best_weights(tmp_path, fol
     torch.testing.assert_close(opened.model.hidden(tokens), own)
     record = attnlab.record(out / "hugging_face", "nobody saw the cat .")
     assert len(record.kind("decoder-self")) == 3
-    evaluated = subprocess.run(
-        [*command()[:-1], "evaluate", str(out), "part=valid", "device=cpu"], capture_output=True, text=True, check=False
-    )
+    evaluated = run_attnlab("evaluate", out, "part=valid", "device=cpu")
     (loss,) = re.findall(r"loss +([\d.]+)", evaluated.stdout)
     assert float(loss) == pytest.approx(min(losses), abs=1e-4)
 
@@ -181,6 +182,7 @@ def step_of(folder):
     return 0
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_as_one_that_was_not(tmp_path, folder, text):
     words = ["attention=coda", "steps=90", "checkpoint_every=5", "evaluate_every=40"]
     trained(tmp_path / "whole", folder, text, *words)
@@ -207,13 +209,13 @@ def test_a_killed_run_ends_as_one_that_was_not(tmp_path, folder, text):
 @pytest.mark.parametrize(
     ("task", "given", "said"),
     [
-        ("translation", {}, "is fine-tuned as a language model .attnlab train language., not for translation"),
-        ("language", {"width": "32"}, "width= says how a new model is made; model=.* is made already"),
+        ("translation", {}, "attnlab train language.*translation"),
+        ("language", {"width": "32"}, "width= .*pretrained"),
         ("language", {"scale": "2"}, "unknown key 'scale'"),
-        ("language", {"capture": "auto"}, "capture= is for models made here"),
-        ("language", {"tokenizer": "none"}, "reads what its tokenizer makes of a text"),
+        ("language", {"capture": "auto"}, "capture="),
+        ("language", {"tokenizer": "none"}, "tokenizer"),
         ("language", {"units": "word"}, "units=word, but tokenizer= has units of its own"),
-        ("language", {"model": "gpt3"}, "no model is called 'gpt3'.*or the folder of a Hugging Face model"),
+        ("language", {"model": "gpt3"}, "'gpt3'.*Hugging Face"),
     ],
 )
 def test_what_does_not_go_together_is_said(folder, task, given, said):
@@ -231,13 +233,13 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path, text):
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (tiny_models.bert, "is a BertModel, not a causal language model: it predicts no words"),
+        (tiny_models.bert, "BertModel, not a causal language model"),
         (
             lambda: tiny_models._model(tiny_models.hf.BertForMaskedLM, tiny_models.bert().config),
-            "is a BertForMaskedLM, not a causal language model: it sees the words that it is to predict",
+            "BertForMaskedLM, not a causal language model.* sees",
         ),
-        (tiny_models.marian, "is a MarianMTModel, not a causal language model"),
-        (lambda: tiny_models.llama(eos_token_id=None), "names no token that ends a text .eos_token_id=None."),
+        (tiny_models.marian, "MarianMTModel, not a causal language model"),
+        (lambda: tiny_models.llama(eos_token_id=None), "eos_token_id=None"),
     ],
 )
 def test_models_that_are_not_causal_or_have_no_end_are_refused(tmp_path, make, said):
@@ -249,8 +251,8 @@ def test_models_that_are_not_causal_or_have_no_end_are_refused(tmp_path, make, s
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [
-        ({"vocabulary": 102}, "the tokenizer has 98 tokens, more than the 97 of"),
-        ({"max_length": 54}, "reads 53 tokens and the task's examples have 54: say block=53 or less"),
+        ({"vocabulary": 102}, "98 tokens.* 97"),
+        ({"max_length": 54}, "53 tokens.* 54: .*block=53"),
     ],
 )
 def test_what_does_not_fit_the_model_is_refused(folder, sizes, said):
@@ -260,5 +262,5 @@ def test_what_does_not_fit_the_model_is_refused(folder, sizes, said):
 
 
 def test_label_smoothing_is_refused(folder):
-    with pytest.raises(ValueError, match="label_smoothing needs a softmax over all words of the task"):
+    with pytest.raises(ValueError, match="label_smoothing"):
         Objective(open_tuned_model(TunedConfig(path=str(folder))), smoothing=0.1)

@@ -1,8 +1,8 @@
-"""The batches of each update, made from the plan of its epoch.
+"""The batches of each update, taken from the plan of its epoch.
 
-Where shapes are captured, a batch is padded to one of a few widths. A batch of so many examples is as wide as its
-longest: should that be too much for one pass, or half of it padding that can be saved, its gradient is the sum of
-several, the longest examples first and few.
+For captured steps, a batch is padded to one of a few widths. A batch with a fixed number of examples (batch_examples=)
+is as wide as its longest example. If that is too large for one pass, or splitting saves half of the positions, the
+batch is computed in several passes whose gradients add up, the longest examples first.
 """
 
 from collections.abc import Iterator
@@ -15,16 +15,19 @@ from torch import Tensor
 
 from attnlab.tasks.task import PAD, Batch, Task
 from attnlab.training.checkpoints import Position
-from attnlab.training.step import pad_tensors, choose_widths
+from attnlab.training.step import choose_widths, pad_tensors
 
 if TYPE_CHECKING:
     from attnlab.training.loop import TrainConfig
 
-ROOM = 2**16  # positions of one pass, examples times width, where a batch has a number of examples
+ROOM = 2**16  # largest number of positions (examples × width) in one pass of a batch with a fixed number of examples
 
 
 class Batches:
-    """Called with a run's position: the batches of its next update. padded: to widths that can be captured."""
+    """A source of batches: called with a run's position, it returns the batches of the next update.
+
+    padded: pad batches to a few widths, so that steps can be captured
+    """
 
     def __init__(self, task: Task, config: "TrainConfig", accelerator: Any, *, padded: bool) -> None:
         self.task, self.config, self.accelerator = task, config, accelerator
@@ -34,15 +37,13 @@ class Batches:
         self.epoch, self.plan = -1, list[list[int]]()
 
     def __call__(self, position: Position) -> list[Batch]:
-        """This process's batches of the next update; moves the position on."""
+        """Return this process's batches of the next update, and advance the position."""
         each = self.config.accumulate * self.accelerator.num_processes
         if position.epoch != self.epoch:
             self.epoch, self.plan = position.epoch, self._plan(position.epoch)
             if len(self.plan) < each:
-                raise ValueError(
-                    f"an update needs {each} batches but an epoch has {len(self.plan)}; "
-                    "lower batch_tokens= or accumulate="
-                )
+                needs = f"an update needs {each} batches, but an epoch has only {len(self.plan)}"
+                raise ValueError(f"{needs}; lower batch_tokens= or accumulate=")
         start = position.index * each + self.accelerator.process_index
         chosen = self.plan[start : (position.index + 1) * each : self.accelerator.num_processes]
         position.index += 1
@@ -51,13 +52,12 @@ class Batches:
         return [batch for indices in chosen for batch in self._passes(self.task.make_batch("train", indices))]
 
     def agree_on_update(self, update: list[Batch], stop: bool) -> tuple[int, bool]:
-        """How many targets all processes score in this update, and whether any of them is asked to stop after it."""
-        mine = [float(sum(batch.count for batch in update)), float(stop)]
+        """Return the number of targets of this update in all processes, and whether any process should stop."""
+        values = [float(sum(batch.count for batch in update)), float(stop)]
         if self.accelerator.num_processes > 1:
-            mine = self.accelerator.reduce(
-                torch.tensor(mine, dtype=torch.float64, device=self.accelerator.device)
-            ).tolist()
-        return round(mine[0]), mine[1] > 0
+            sums = torch.tensor(values, dtype=torch.float64, device=self.accelerator.device)
+            values = self.accelerator.reduce(sums).tolist()
+        return round(values[0]), values[1] > 0
 
     def sum_over_processes(self, value: float) -> float:
         if self.accelerator.num_processes == 1:
@@ -68,10 +68,12 @@ class Batches:
         examples = self.config.batch_examples
         tokens = self.config.batch_tokens if examples is None else None
         seed = self.config.seed
-        return self.task.plan_batches("train", tokens=tokens, examples=examples, seed=seed, epoch=epoch, widths=self.widths)
+        return self.task.plan_batches(
+            "train", tokens=tokens, examples=examples, seed=seed, epoch=epoch, widths=self.widths
+        )
 
     def _passes(self, batch: Batch) -> Iterator[Batch]:
-        """The batch; in several parts, where one is too large or most of it padding."""
+        """Yield the batch, in several passes if one is too large or half padding."""
         examples = self.config.batch_examples
         if examples is None or self.accelerator.num_processes > 1:
             yield self._fit_shape(batch, examples or self.config.batch_tokens // self._width(_longest(batch)))
@@ -89,8 +91,11 @@ class Batches:
             start += rows
 
     def _rows(self, widths: list[int], examples: int) -> int:
-        """How many rows the next pass has, of examples by falling width: as many as there is room for; but a sixteenth
-        or a quarter of a batch, where half of all positions that would be captured are saved so."""
+        """Return the number of rows of the next pass; widths are those of the remaining examples, in falling order.
+
+        The pass takes as many examples as fit into ROOM; or only a quarter or a sixteenth of the batch, if that saves
+        half of the positions.
+        """
         rows = examples
         while rows > 1 and rows * widths[0] > ROOM:
             rows = -(-rows // 2)
@@ -104,7 +109,7 @@ class Batches:
         return longest if self.widths is None else int(self.widths[np.searchsorted(self.widths, longest)])
 
     def _fit_shape(self, batch: Batch, rows: int) -> Batch:
-        """The batch in the shape that is captured; as it is, where none is."""
+        """Pad the batch to its captured shape; return it unchanged if steps are not captured."""
         if self.widths is None:
             return batch
         shaped = pad_tensors([*batch.inputs, batch.targets], rows, self._width(_longest(batch)))
@@ -113,7 +118,7 @@ class Batches:
 
 
 def _widths(lengths: np.ndarray, config: "TrainConfig") -> np.ndarray:
-    """What batches are padded to; of so many examples, most are for the longest of a batch, a quarter for others."""
+    """Choose the widths to pad to. With batch_examples=, three quarters suit the longest examples of whole batches."""
     if config.batch_examples is None:
         return choose_widths(lengths, config.rungs)
     few = config.rungs // 4
@@ -122,7 +127,7 @@ def _widths(lengths: np.ndarray, config: "TrainConfig") -> np.ndarray:
 
 
 def _select_wide(batch: Batch) -> list[Tensor]:
-    """Those of its tensors that have a width."""
+    """Return the tensors of a batch that have a width, (b,n)."""
     return [x for x in (*batch.inputs, batch.targets) if x.dim() == 2]
 
 

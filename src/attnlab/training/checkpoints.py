@@ -1,4 +1,4 @@
-"""What a run needs to go on: weights, optimiser, position, and the random state of every process."""
+"""Checkpoints: the weights, optimiser state, position and random states that a run needs to resume."""
 
 import math
 import random
@@ -17,65 +17,65 @@ from attnlab.training.step import Stepper
 
 @dataclass
 class Position:
-    """Where a run stands: after `step` updates, the next being number `index` of the epoch."""
+    """The progress of a run: `step` updates are done, and the next one is number `index` of the epoch."""
 
     step: int = 0
     epoch: int = 0
     index: int = 0
-    best: float = math.inf  # validation loss, nats a target
+    best: float = math.inf  # validation loss, nats per target
     best_step: int = 0
-    since_best: int = 0  # evaluations
-    metrics_length: int = 0
-    loss: float = 0.0  # summed since the last line of the metrics, over so many targets
+    since_best: int = 0  # evaluations since the best one
+    metrics_length: int = 0  # bytes
+    loss: float = 0.0  # summed over `targets` since the last line of the metrics
     targets: int = 0
     finished: bool = False
-    processes: int = 1  # that train together
+    processes: int = 1  # number of processes that train together
     unevaluated: bool = False  # an evaluation is due at this step
 
     @property
     def epoch_of_last(self) -> int:
-        """The epoch that the last update was of."""
+        """Epoch of the last update."""
         return self.epoch - (self.index == 0 and self.epoch > 0)
 
 
 def collect_weights(model: nn.Module, stepper: Stepper, position: Position) -> Checkpoint:
+    """Return a checkpoint with the weights alone, for decoding and averaging."""
     return Checkpoint(_tensors(model, stepper), {"step": position.step, "best": position.best})
 
 
 def _tensors(model: nn.Module, stepper: Stepper) -> dict[str, Tensor]:
-    """Every parameter and buffer once; the trained ones in float32, as the master has them."""
+    """Return every parameter and buffer; trained parameters in float32, from the master copy."""
     named = {name: x.detach() for name, x in [*model.named_parameters(), *model.named_buffers()]}
     return {f"model/{name}": x for name, x in (named | stepper.flat.views(stepper.flat.master.data)).items()}
 
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Put saved weights into a model, each of them, and nothing else."""
+    """Copy saved weights into a model. Raises ValueError unless the names are the same."""
     own = dict([*model.named_parameters(), *model.named_buffers()])
     if set(own) != set(tensors):
         missing, extra = sorted(set(own) - set(tensors)), sorted(set(tensors) - set(own))
-        raise ValueError(f"the weights are of another model: missing {missing[:3]}, unknown {extra[:3]}")
+        raise ValueError(f"the weights belong to another model: missing {missing[:3]}, unknown {extra[:3]}")
     with torch.no_grad():
         for name, x in own.items():
             x.copy_(tensors[name])
 
 
 def keep_weights(folder: RunFolder, checkpoint: Checkpoint, *, last: int, evaluated: Sequence[int]) -> None:
-    """Keep the weights of this checkpoint, and of no more than so many before it; those evaluated stay."""
+    """Keep these weights and delete all but the `last` newest; those at the steps in `evaluated` stay."""
     write_checkpoint(checkpoint, folder.step_file(checkpoint.state["step"]))
     for old in [step for step in _kept_steps(folder) if step not in evaluated][:-last]:
         folder.step_file(old).unlink()
 
 
 def average_checkpoints(folder: RunFolder, count: int) -> dict[str, Tensor]:
-    """The mean of the weights kept at the last so many checkpoints; not of steps that were only evaluated."""
+    """Return the mean weights of the last `count` kept checkpoints, without steps kept only by evaluate_at=."""
     training = folder.config().get("training", {})
     every, end = training.get("checkpoint_every", 1), training.get("steps")
     steps = [step for step in _kept_steps(folder) if step % every == 0 or step == end]
     paths = [folder.step_file(step) for step in steps[-count:]]
     if len(paths) < count:
-        raise ValueError(
-            f"{folder.path} keeps {len(paths)} checkpoints, fewer than the {count} to average; train with keep_last="
-        )
+        kept = f"{folder.path} keeps {len(paths)} checkpoints, fewer than the {count} to average"
+        raise ValueError(f"{kept}; train with keep_last={count}")
     parts = [read_checkpoint(path).part("model/") for path in paths]
     return {
         name: torch.stack([part[name].float() for part in parts]).mean(0).to(x.dtype) for name, x in parts[0].items()
@@ -87,6 +87,7 @@ def _kept_steps(folder: RunFolder) -> list[int]:
 
 
 def make_checkpoint(position: Position, model: nn.Module, stepper: Stepper, accelerator: Any) -> Checkpoint:
+    """Return everything that the run needs to resume. Every process must call it."""
     from accelerate.utils import gather_object
 
     tensors = _tensors(model, stepper)
@@ -99,14 +100,17 @@ def make_checkpoint(position: Position, model: nn.Module, stepper: Stepper, acce
 
 
 def restore_checkpoint(checkpoint: Checkpoint, model: nn.Module, stepper: Stepper, accelerator: Any) -> Position:
-    """Put back what a checkpoint holds. Batches are shared out to processes, so there must be as many as before."""
+    """Load a checkpoint into the model and the stepper, and return its position.
+
+    Raises ValueError if the number of processes differs, because each process has its own batches.
+    """
     state, rank = dict(checkpoint.state), accelerator.process_index
     if "random" not in state:
-        raise ValueError("this run was trained as one with others and is finished: nothing is left to train")
+        raise ValueError("this run was trained in a population and is finished: it cannot be resumed")
     plain = state.pop("random")
     if (before := state.get("processes", 1)) != accelerator.num_processes:
         now = accelerator.num_processes
-        raise ValueError(f"this run was trained by {before} process(es), and now there are {now}: start as many again")
+        raise ValueError(f"this run was trained by {before} process(es), but now there are {now}: start {before}")
     weights = checkpoint.part("model/")
     for name, view in stepper.flat.views(stepper.flat.master.data).items():
         view.copy_(weights[name])
@@ -114,7 +118,7 @@ def restore_checkpoint(checkpoint: Checkpoint, model: nn.Module, stepper: Steppe
     optimise.write_state(stepper.optimizer, checkpoint.part("optimiser/"))
     _set_random_state(checkpoint.part(f"random/{rank}/"), plain[rank])
     position = Position(**state)
-    stepper.loss.fill_(position.loss if rank == 0 else 0.0)  # it is the sum over all processes
+    stepper.loss.fill_(position.loss if rank == 0 else 0.0)  # position.loss is the sum over all processes
     return position
 
 

@@ -1,8 +1,8 @@
 """The training loop: one function, on Accelerate, for any task and any model.
 
-Batches are a pure function of (seed, epoch): process r of w takes batches r, r+w, … of each update, so an interrupted
-run goes on where it stood, and w processes do what one does with w times the accumulation. A run that is killed and
-started again ends, on a CPU, bit-identical to one that was not.
+Batches are a pure function of (seed, epoch). Process r of w takes batches r, r+w, … of each update, so w processes
+compute what one process computes with w times the accumulation. On a CPU, a run that is killed and resumed ends
+bit-identical to an uninterrupted one.
 """
 
 import random
@@ -22,12 +22,12 @@ from torch import nn
 from attnlab.tasks.task import PAD, Task
 from attnlab.training import optimisers as optimise
 from attnlab.training.batches import Batches
-from attnlab.training.checkpoints import Position, make_checkpoint, keep_weights, restore_checkpoint, collect_weights
-from attnlab.training.run_folder import Metrics, RunFolder, write_checkpoint
+from attnlab.training.checkpoints import Position, collect_weights, keep_weights, make_checkpoint, restore_checkpoint
+from attnlab.training.run_folder import Checkpoint, Metrics, RunFolder, write_checkpoint
 from attnlab.training.scoring import Scored, perplexity, score_batches
 from attnlab.training.step import Captured, Eager, Flat, Objective, Stepper
 
-LOOK_EVERY = 50  # updates between two looks at the device's flag
+CHECK_EVERY = 50  # updates between two reads of the device's flag for values that are not finite
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,61 +35,61 @@ class TrainConfig:
     """How a model is trained. None of it depends on the task or on the attention."""
 
     steps: int = 5000  # updates
-    batch_tokens: int = 4096  # padded target tokens in a batch, at most
-    batch_examples: int | None = None  # instead: so many examples in a batch
-    accumulate: int = 1  # batches in an update
+    batch_tokens: int = 4096  # largest number of padded target tokens per batch
+    batch_examples: int | None = None  # examples per batch; replaces batch_tokens
+    accumulate: int = 1  # batches per update
     optimiser: Literal["adam", "adamw", "nag"] = "adam"
     lr: float = 5e-4
     betas: tuple[float, float] = (0.9, 0.98)
     eps: float = 1e-8
-    momentum: float = 0.99  # of nag
+    momentum: float = 0.99  # for nag
     weight_decay: float = 0.0
     schedule: Literal["inverse-sqrt", "cosine", "constant"] = "inverse-sqrt"
-    warmup: int | None = None  # updates; None: 400, or a tenth of all where that is fewer
+    warmup: int | None = None  # updates; None: 400, or a tenth of all updates if that is fewer
     warmup_start: float = 1e-7
-    period: int | None = None  # of the cosine; None: all steps after the warm-up
+    period: int | None = None  # updates of the first cosine period; None: all after the warm-up
     period_multiply: float = 1.0
     period_shrink: float = 1.0
     min_lr: float = 0.0
-    clip: float = 0.0  # the largest norm of the gradient; 0: no limit
+    clip: float = 0.0  # largest norm of the gradient; 0: no clipping
     label_smoothing: float = 0.0
     seed: int = 1
     evaluate_every: int = 500
-    evaluate_at: tuple[int, ...] = ()  # further steps to evaluate at, whose weights are kept
+    evaluate_at: tuple[int, ...] = ()  # additional steps at which to evaluate and keep the weights
     checkpoint_every: int = 500
-    keep_last: int = 0  # weights kept at the last so many checkpoints, for averaging
-    patience: int | None = None  # stop after so many evaluations without a better one
+    keep_last: int = 0  # number of checkpoints whose weights are kept for averaging
+    patience: int | None = None  # evaluations without improvement before training stops
     log_every: int = 50
-    logging: Literal["none", "tensorboard", "wandb"] = "none"  # a tracker beside metrics.jsonl, if it is installed
+    logging: Literal["none", "tensorboard", "wandb"] = "none"  # a tracker in addition to metrics.jsonl
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on a GPU
     capture: Literal["auto", "yes", "no"] = "auto"  # CUDA graphs; auto: on one GPU
-    rungs: int = 8  # widths that batches are padded to where they are captured
-    compile: Literal["no", "dynamic", "static"] = "dynamic"  # the blocks where captured; static: each width by itself
+    rungs: int = 8  # number of widths to which captured batches are padded
+    compile: Literal["no", "dynamic", "static"] = "dynamic"  # for captured blocks; static: once per width
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_tokens", "accumulate", "evaluate_every", "checkpoint_every", "log_every", "rungs"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("batch_examples", "period", "patience"):
             if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, or left out, not {value}")
+                raise ValueError(f"{name} must be at least 1 or none, got {value}")
         if self.keep_last < 0:
-            raise ValueError(f"keep_last must not be below 0, as {self.keep_last} is")
+            raise ValueError(f"keep_last must be at least 0, got {self.keep_last}")
         if late := [step for step in self.evaluate_at if not 1 <= step <= self.steps]:
-            raise ValueError(f"evaluate_at={late[0]} is no step of a run of steps={self.steps}")
+            raise ValueError(f"evaluate_at must be between 1 and steps={self.steps}, got {late[0]}")
         if not 0.0 <= self.label_smoothing < 1.0:
-            raise ValueError(f"label_smoothing must be in [0, 1), not {self.label_smoothing}")
+            raise ValueError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
         if self.lr <= 0 or self.clip < 0 or self.warmup_steps < 0:
-            raise ValueError(
-                f"lr must be above 0, clip and warmup not below: lr={self.lr} clip={self.clip} warmup={self.warmup}"
-            )
+            values = f"lr={self.lr} clip={self.clip} warmup={self.warmup}"
+            raise ValueError(f"lr must be above 0, clip and warmup at least 0, got {values}")
 
     @property
     def warmup_steps(self) -> int:
-        """Updates of warm-up."""
+        """Number of warm-up updates."""
         return min(400, self.steps // 10) if self.warmup is None else self.warmup
 
     def build_schedule(self) -> optimise.Schedule:
+        """Return the learning-rate schedule."""
         period = self.period or max(1, self.steps - self.warmup_steps)
         restarts = (self.period_multiply, self.period_shrink, self.min_lr)
         return optimise.Schedule(self.schedule, self.lr, self.warmup_steps, self.warmup_start, period, *restarts)
@@ -97,7 +97,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What a run came to."""
+    """Where a call of `train` ended."""
 
     step: int
     best: float
@@ -108,7 +108,7 @@ class TrainingResult:
 
 
 class NotFiniteError(ValueError):
-    """A loss or a gradient was infinite or no number."""
+    """A loss or a gradient is infinite or not a number."""
 
 
 Report = Callable[[dict[str, Any]], None]
@@ -117,91 +117,122 @@ Report = Callable[[dict[str, Any]], None]
 def train(
     task: Task, model: nn.Module, config: TrainConfig, folder: RunFolder, accelerator: Any, report: Report
 ) -> TrainingResult:
-    """Train the model on the task until config.steps, from where folder stands; report is given every measurement."""
-    device, main = accelerator.device, accelerator.is_main_process
-    _seed(config.seed + accelerator.process_index)
-    model.to(device)
-    position = Position(processes=accelerator.num_processes)
-    stepper = _stepper(model, config, accelerator)
-    if (checkpoint := folder.resume()) is not None:
-        position = restore_checkpoint(checkpoint, model, stepper, accelerator)
-    metrics = Metrics(folder.metrics_file, position.metrics_length) if main else None
-    batches = Batches(task, config, accelerator, padded=isinstance(stepper, Captured))
-    schedule, history = config.build_schedule(), folder.metrics() if main else []
+    """Train a model up to config.steps, from the folder's checkpoint if it has one; report gets every measurement."""
+    return _Training(task, model, config, folder, accelerator, report).run()
 
-    def measured(values: dict[str, Any]) -> None:
-        history.append(values)
-        if metrics is not None:
-            metrics.append(values)
-            position.metrics_length = metrics.length()
-            report(values)
 
-    def save() -> None:
-        position.loss = batches.sum_over_processes(float(stepper.loss))
-        state = make_checkpoint(position, model, stepper, accelerator)
-        if main and config.keep_last:
-            keep_weights(folder, collect_weights(model, stepper, position), last=config.keep_last, evaluated=config.evaluate_at)
-        if metrics is not None:
-            metrics.sync()
-            folder.save(state)
+class _Training:
+    """One call of `train`: the model, its optimiser, the position in the data, and the actions of the loop."""
 
-    def validate() -> None:
-        """Evaluate, unless asked to stop meanwhile: then that is still to be done when the run goes on."""
-        values = evaluate(model, task, config, accelerator, asked=stop.is_set if alone else None)
-        if values is None:
-            return
-        position.unevaluated = False
-        measured({"step": position.step, "epoch": position.epoch_of_last} | values)
-        _note_best(position, values["valid_loss"], config)
-        if main and position.since_best == 0:
-            write_checkpoint(collect_weights(model, stepper, position), folder.best)
-        if main and position.step in config.evaluate_at:
-            write_checkpoint(collect_weights(model, stepper, position), folder.step_file(position.step))
+    def __init__(
+        self, task: Task, model: nn.Module, config: TrainConfig, folder: RunFolder, accelerator: Any, report: Report
+    ) -> None:
+        self.task, self.model, self.config, self.folder = task, model, config, folder
+        self.accelerator, self.report = accelerator, report
+        self.is_main, self.is_alone = accelerator.is_main_process, accelerator.num_processes == 1
+        _seed(config.seed + accelerator.process_index)
+        model.to(accelerator.device)
+        self.position = Position(processes=accelerator.num_processes)
+        self.stepper = _build_stepper(model, config, accelerator)
+        if (checkpoint := folder.resume()) is not None:
+            self.position = restore_checkpoint(checkpoint, model, self.stepper, accelerator)
+        self.metrics = Metrics(folder.metrics_file, self.position.metrics_length) if self.is_main else None
+        self.history = folder.metrics() if self.is_main else []
+        self.batches = Batches(task, config, accelerator, padded=isinstance(self.stepper, Captured))
+        self.schedule = config.build_schedule()
+        self.recent: deque[tuple[int, int, list[int]]] = deque(maxlen=max(CHECK_EVERY, config.log_every))
+        self.first_step = self.position.step
+        self.stop = threading.Event()
+        self.clock, self.timed = time.perf_counter(), 0
 
-    recent: deque[tuple[int, int, list[int]]] = deque(maxlen=max(LOOK_EVERY, config.log_every))
-    alone, stopping = accelerator.num_processes == 1, False
-    clock, timed, began = time.perf_counter(), 0, position.step
-    with catch_stop() as stop, closing(metrics) if metrics is not None else nullcontext():
-        while position.unevaluated or (position.step < config.steps and not position.finished):
-            if not position.unevaluated:
-                epoch = position.epoch
-                update = batches(position)
-                recent.append((position.step + 1, epoch, [index for batch in update for index in batch.indices]))
-                total, stopping = batches.agree_on_update(update, stop.is_set())
-                for batch in update:
-                    stepper.accumulate(batch.inputs, batch.targets, accelerator.num_processes / total)
-                rate = schedule(position.step)
-                optimise.set_learning_rate(stepper.optimizer, rate)
-                stepper.apply()
-                position.step += 1
-                position.targets, timed = position.targets + total, timed + total
-                position.unevaluated = _is_evaluated(position.step, config)
-                last, stopping = position.step == config.steps, stopping or (alone and stop.is_set())
-                saving = position.step % config.checkpoint_every == 0 or last or stopping
-                if (position.step % LOOK_EVERY == 0 or saving or position.unevaluated) and stepper.bad:
-                    raise NotFiniteError(_where_it_went_wrong(folder, recent, began + int(stepper.updates) + 1, config))
-                if position.step % config.log_every == 0 or last:
-                    loss = batches.sum_over_processes(stepper.read_loss()) / position.targets
-                    speed = timed / (time.perf_counter() - clock)
-                    how = {"lr": rate, "norm": float(stepper.norm), "tokens_per_second": speed}
-                    measured({"step": position.step, "epoch": epoch, "loss": loss} | how)
-                    clock, timed, position.targets = time.perf_counter(), 0, 0
-                if saving:
-                    save()
-            if position.unevaluated and not stopping:
-                validate()
-                clock, timed = time.perf_counter(), 0
-                if position.unevaluated:
-                    save()
+    def run(self) -> TrainingResult:
+        """Alternate updates and validations until the last step, an early stop, or a stop by the user."""
+        position, config = self.position, self.config
+        with catch_stop() as self.stop, closing(self.metrics) if self.metrics is not None else nullcontext():
+            while position.unevaluated or (position.step < config.steps and not position.finished):
+                stopping = False if position.unevaluated else self._update()
+                if position.unevaluated and not stopping:
+                    self._validate()
+                    if position.unevaluated:  # the user stopped the validation: a resumed run makes it
+                        self._save()
+                        stopping = True
+                if stopping:
                     break
-            if stopping:
-                break
-            if position.step == config.steps or position.finished:
-                position.finished = True
-                save()
-    return TrainingResult(
-        position.step, position.best, position.best_step, position.finished, type(stepper).__name__.lower(), history
-    )
+                if position.step == config.steps or position.finished:
+                    position.finished = True
+                    self._save()
+        stepper = type(self.stepper).__name__.lower()
+        return TrainingResult(
+            position.step, position.best, position.best_step, position.finished, stepper, self.history
+        )
+
+    def _update(self) -> bool:
+        """Apply one update; log and save where that is due. Return whether to stop now."""
+        position, config, stepper, epoch = self.position, self.config, self.stepper, self.position.epoch
+        update = self.batches(position)
+        self.recent.append((position.step + 1, epoch, [index for batch in update for index in batch.indices]))
+        targets, stopping = self.batches.agree_on_update(update, self.stop.is_set())
+        for batch in update:
+            stepper.accumulate(batch.inputs, batch.targets, self.accelerator.num_processes / targets)
+        lr = self.schedule(position.step)
+        optimise.set_learning_rate(stepper.optimizer, lr)
+        stepper.apply()
+        position.step += 1
+        position.targets, self.timed = position.targets + targets, self.timed + targets
+        position.unevaluated = _is_evaluated(position.step, config)
+        last, stopping = position.step == config.steps, stopping or (self.is_alone and self.stop.is_set())
+        saving = position.step % config.checkpoint_every == 0 or last or stopping
+        if (position.step % CHECK_EVERY == 0 or saving or position.unevaluated) and stepper.bad:
+            bad = self.first_step + int(stepper.updates) + 1
+            raise NotFiniteError(_describe_failure(self.folder, self.recent, bad, config))
+        if position.step % config.log_every == 0 or last:
+            self._log(epoch, lr)
+        if saving:
+            self._save()
+        return stopping
+
+    def _log(self, epoch: int, lr: float) -> None:
+        position = self.position
+        loss = self.batches.sum_over_processes(self.stepper.read_loss()) / position.targets
+        speed = self.timed / (time.perf_counter() - self.clock)
+        values = {"lr": lr, "norm": float(self.stepper.norm), "tokens_per_second": speed}
+        self._measure({"step": position.step, "epoch": epoch, "loss": loss} | values)
+        self.clock, self.timed, position.targets = time.perf_counter(), 0, 0
+
+    def _validate(self) -> None:
+        """Evaluate and keep the best weights. A stop by the user leaves position.unevaluated set."""
+        position, config = self.position, self.config
+        should_stop = self.stop.is_set if self.is_alone else None
+        values = evaluate(self.model, self.task, config, self.accelerator, should_stop=should_stop)
+        if values is not None:
+            position.unevaluated = False
+            self._measure({"step": position.step, "epoch": position.epoch_of_last} | values)
+            _note_best(position, values["valid_loss"], config)
+            if self.is_main and position.since_best == 0:
+                write_checkpoint(self._weights(), self.folder.best)
+            if self.is_main and position.step in config.evaluate_at:
+                write_checkpoint(self._weights(), self.folder.step_file(position.step))
+        self.clock, self.timed = time.perf_counter(), 0
+
+    def _save(self) -> None:
+        config, position = self.config, self.position
+        position.loss = self.batches.sum_over_processes(float(self.stepper.loss))
+        checkpoint = make_checkpoint(position, self.model, self.stepper, self.accelerator)
+        if self.is_main and config.keep_last:
+            keep_weights(self.folder, self._weights(), last=config.keep_last, evaluated=config.evaluate_at)
+        if self.metrics is not None:
+            self.metrics.sync()
+            self.folder.save(checkpoint)
+
+    def _measure(self, values: dict[str, Any]) -> None:
+        self.history.append(values)
+        if self.metrics is not None:
+            self.metrics.append(values)
+            self.position.metrics_length = self.metrics.length()
+            self.report(values)
+
+    def _weights(self) -> Checkpoint:
+        return collect_weights(self.model, self.stepper, self.position)
 
 
 def _is_evaluated(step: int, config: TrainConfig) -> bool:
@@ -214,45 +245,43 @@ def evaluate(
     config: TrainConfig,
     accelerator: Any,
     part: str = "valid",
-    asked: Callable[[], bool] | None = None,
+    should_stop: Callable[[], bool] | None = None,
 ) -> dict[str, float] | None:
-    """Loss in nats a target, perplexity and accuracy on a part, without label smoothing, noise or dropout.
+    """Return loss (nats per target), perplexity and accuracy on a part, without label smoothing, noise or dropout.
 
-    None if it was asked, between two batches, to stop.
+    Returns None if should_stop() is true between two batches.
     """
     model.eval()
     longest = int(np.maximum.reduce(task.get_lengths(part)).max())
     plan = task.plan_batches(part, tokens=max(config.batch_tokens, longest), shuffle=False)
     mine = plan[accelerator.process_index :: accelerator.num_processes]
-    made = (task.make_batch(part, indices) for indices in mine if asked is None or not asked())
-    batches = (([x.to(accelerator.device) for x in b.inputs], b.targets.to(accelerator.device)) for b in made)
+    unread = (task.make_batch(part, indices) for indices in mine if should_stop is None or not should_stop())
+    batches = (([x.to(accelerator.device) for x in b.inputs], b.targets.to(accelerator.device)) for b in unread)
     padding = None if task.architecture == "classification" else PAD
     try:
         scored = score_batches(model, batches, padding=padding) if mine else Scored(0.0, 0.0, 0, 0)
     except ValueError:
-        if asked is None or not asked():
+        if should_stop is None or not should_stop():
             raise
     finally:
         model.train()
-    if asked is not None and asked():
+    if should_stop is not None and should_stop():
         return None
     sums = torch.tensor([scored.nll_sum, scored.correct, scored.count], dtype=torch.float64, device=accelerator.device)
     nll, correct, count = accelerator.reduce(sums).tolist()
     return {"valid_loss": nll / count, "valid_perplexity": perplexity(nll, count), "valid_accuracy": correct / count}
 
 
-def _stepper(model: nn.Module, config: TrainConfig, accelerator: Any) -> Stepper:
+def _build_stepper(model: nn.Module, config: TrainConfig, accelerator: Any) -> Stepper:
     device = accelerator.device
     able = device.type == "cuda" and accelerator.num_processes == 1
     if config.capture == "yes" and not able:
-        raise ValueError("capture=yes needs one process on a CUDA device; say capture=auto or capture=no")
+        raise ValueError("capture=yes needs one process on a CUDA device; use capture=auto or capture=no")
     captured = able and config.capture != "no"
     objective = Objective(model.train(), smoothing=config.label_smoothing)
     if captured and config.compile != "no":
         objective.compile_parts(dynamic=config.compile == "dynamic")
-    wrapped = (
-        accelerator.prepare_model(objective) if accelerator.num_processes > 1 else objective
-    )  # it moves parameters
+    wrapped = accelerator.prepare_model(objective) if accelerator.num_processes > 1 else objective  # moves parameters
     half = config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
     flat = Flat(model, torch.bfloat16 if half else torch.float32)
     how = {"betas": config.betas, "eps": config.eps, "momentum": config.momentum, "weight_decay": config.weight_decay}
@@ -275,26 +304,26 @@ def _seed(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-def _where_it_went_wrong(
+def _describe_failure(
     folder: RunFolder, recent: Iterable[tuple[int, int, list[int]]], bad: int, config: TrainConfig
 ) -> str:
-    """bad is the number of the first update that was not applied."""
+    """Describe a value that is not finite; `bad` is the first update that was not applied."""
     epoch, examples = next(((epoch, examples) for step, epoch, examples in recent if step == bad), ("?", []))
     shown = ", ".join(map(str, examples[:8])) + (", …" if len(examples) > 8 else "")
     good = folder.last if folder.last.exists() else "none yet"
     return (
         f"the loss or a gradient was not finite at step {bad} (epoch {epoch}, training examples {shown}); "
-        f"nothing after it was applied, and the last good checkpoint is {good}; "
+        f"no later update was applied, and the last good checkpoint is {good}; "
         f"try a lower lr (now {config.lr}), clip=1, or a longer warmup"
     )
 
 
 @contextmanager
 def catch_stop() -> Iterator[threading.Event]:
-    """Set on the first Ctrl-C or SIGTERM, to stop after the current update; a second one stops at once."""
+    """Yield an event that the first Ctrl-C or SIGTERM sets; a second signal raises KeyboardInterrupt."""
     stop = threading.Event()
 
-    def ask(number: int, frame: Any) -> None:
+    def request_stop(number: int, frame: Any) -> None:
         if stop.is_set():
             raise KeyboardInterrupt
         stop.set()
@@ -302,7 +331,7 @@ def catch_stop() -> Iterator[threading.Event]:
     if threading.current_thread() is not threading.main_thread():
         yield stop
         return
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, request_stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield stop
     finally:

@@ -1,4 +1,4 @@
-"""Optimisers and learning-rate schedules, with fairseq's conventions so that published recipes mean what they meant.
+"""Optimisers and learning-rate schedules, with fairseq's conventions, so that published recipes can be used unchanged.
 
 inverse-sqrt   lr · √(warmup / step)                                                    after the warm-up
 cosine         min + ½ (lr − min)(1 + cos(π t/T_i)), period T_i growing by `multiply` and lr shrinking by `shrink`
@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Schedule:
+    """A learning-rate schedule: a function of the number of updates."""
+
     kind: Literal["inverse-sqrt", "cosine", "constant"]
     lr: float
     warmup: int
@@ -26,7 +28,7 @@ class Schedule:
     min_lr: float
 
     def __call__(self, step: int) -> float:
-        """The learning rate after so many updates, which the next one is made with."""
+        """Return the learning rate of the update that follows `step` updates."""
         if step < self.warmup:
             return self.warmup_start + (self.lr - self.warmup_start) * step / self.warmup
         if self.kind == "inverse-sqrt":
@@ -56,12 +58,12 @@ def build_optimiser(
     momentum: float,
     weight_decay: float,
 ) -> torch.optim.Optimizer:
-    """Fused, with the learning rate as a tensor on the device, so that a captured step can change it."""
+    """Build a fused optimiser whose learning rate is a tensor on the device, so that captured steps can change it."""
     lr = torch.zeros((), device=master.device)
     if kind == "nag":
         how = {"momentum": momentum, "nesterov": True, "weight_decay": weight_decay, "fused": True}
         nag = torch.optim.SGD([master], lr=lr, **how)  # type: ignore[arg-type]
-        nag.state[master]["momentum_buffer"] = torch.zeros_like(master)  # else a first step that is skipped leaves junk
+        nag.state[master]["momentum_buffer"] = torch.zeros_like(master)  # else a skipped first step leaves it undefined
         return nag
     adam = torch.optim.Adam if kind == "adam" else torch.optim.AdamW
     capturable = master.is_cuda
@@ -74,7 +76,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def read_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """What the optimiser remembers of the master: flat vectors, and the number of its steps."""
+    """Return the optimiser's state of the master: flat vectors and the number of steps."""
     (master,) = optimizer.param_groups[0]["params"]
     return {key: value for key, value in optimizer.state.get(master, {}).items() if isinstance(value, Tensor)}
 

@@ -1,12 +1,12 @@
-"""A run's folder: what was asked, what was measured, and checkpoints that survive being killed at any moment.
+"""A run's folder: configuration, metrics, and checkpoints that survive a kill at any moment.
 
-    config.json       the resolved configuration: every value, none left to a default
-    metrics.jsonl     one line a measurement; cut back on resume to what the checkpoint knew
+    config.json       the resolved configuration, with every value
+    metrics.jsonl     one line per measurement; a resumed run truncates it to the length stored in the checkpoint
     last.safetensors  the newest checkpoint         previous.safetensors  the one before
     best.safetensors  the best weights              steps/N.safetensors   weights kept at chosen steps
 
-A file is written beside its place and renamed into it, so a name never holds half a file. Each checkpoint carries a
-SHA-256 of its tensors and state; one that does not agree with it is named, and the previous one is used.
+A file is written under a temporary name and then renamed, so no file is ever incomplete. Each checkpoint stores a
+SHA-256 of its tensors and state. If it does not match, a warning names the file and the previous checkpoint is used.
 """
 
 import fcntl
@@ -30,24 +30,24 @@ from attnlab.files import write_text
 
 
 class DamagedError(ValueError):
-    """A checkpoint that is not what was written."""
+    """A checkpoint whose content differs from what was written."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Tensors by name, and what else must be known to go on."""
+    """Tensors by name, and the other state that a run needs to resume."""
 
     tensors: dict[str, Tensor]
     state: dict[str, Any]
 
     def part(self, prefix: str) -> dict[str, Tensor]:
-        """The tensors whose names start with the prefix, without it."""
+        """Return the tensors whose names start with the prefix, under their names without it."""
         return {name.removeprefix(prefix): x for name, x in self.tensors.items() if name.startswith(prefix)}
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run on disk."""
+    """The folder of one run."""
 
     path: Path
 
@@ -77,34 +77,33 @@ class RunFolder:
     def config(self) -> dict[str, Any]:
         file = self.path / "config.json"
         if not file.is_file():
-            raise FileNotFoundError(f"{self.path} is not a run: it has no config.json")
+            raise FileNotFoundError(f"{self.path} is not a run: it has no config.json; attnlab runs lists the runs")
         return json.loads(file.read_text(encoding="utf-8"))
 
     def claim(self, config: Mapping[str, Any]) -> None:
-        """Write the configuration, or make sure that it is the one already there."""
+        """Write the configuration, or check that the folder already has the same one."""
         file = self.path / "config.json"
         text = json.dumps(config, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
         if not file.exists():
             self.path.mkdir(parents=True, exist_ok=True)
             write_text(file, text)
             return
-        there = json.loads(file.read_text(encoding="utf-8"))
-        found = _differences(there, json.loads(text))
-        if differing := [each for each in found if each[0].split(".")[-1] not in FREE_KEYS]:
+        differences = _list_differences(json.loads(file.read_text(encoding="utf-8")), json.loads(text))
+        if differing := [each for each in differences if each[0].split(".")[-1] not in FREE_KEYS]:
             shown = "; ".join(f"{key}: {old!r} there, {new!r} now" for key, old, new in differing[:4])
-            raise ValueError(f"{self.path} holds another run ({shown}); choose another out=, or delete it")
+            raise ValueError(f"{self.path} holds another run ({shown}); choose another out=, or delete the folder")
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Held while a process trains here; a second one is refused."""
+        """Hold the folder while training. Raises ValueError if another process holds it."""
         self.path.mkdir(parents=True, exist_ok=True)
         with open(self.path / ".lock", "a") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise ValueError(f"{self.path} is being trained by another process") from None
+                raise ValueError(f"{self.path} is in use: another process trains this run") from None
             for scratch in (*self.path.glob(".*.safetensors.*"), *self.path.glob("steps/.*.safetensors.*")):
-                scratch.unlink(missing_ok=True)  # of a process that was killed while it wrote
+                scratch.unlink(missing_ok=True)  # left by a process that was killed while writing
             yield
 
     def is_locked(self) -> bool:
@@ -118,7 +117,7 @@ class RunFolder:
         return False
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Make this the last checkpoint; the one that was last becomes the previous."""
+        """Save as the last checkpoint; the former last checkpoint becomes the previous one."""
         scratch = write_checkpoint(checkpoint, self.last, place=False)
         if self.last.exists():
             os.replace(self.last, self.previous)
@@ -126,25 +125,25 @@ class RunFolder:
         _sync_folder(self.path)
 
     def resume(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole, or None where there never was one."""
+        """Return the newest intact checkpoint, or None if there is no checkpoint."""
         damaged: list[str] = []
         for path in (self.last, self.previous):
             if path.exists():
                 try:
-                    found = read_checkpoint(path)
-                    if damaged:  # so that the next save does not put it in the place of the one that is whole
-                        with suppress(FileNotFoundError):  # another process was first
+                    checkpoint = read_checkpoint(path)
+                    if damaged:  # else the next save would replace the intact checkpoint by the damaged one
+                        with suppress(FileNotFoundError):  # another process was faster
                             self.last.rename(self.last.with_suffix(".damaged"))
-                    return found
+                    return checkpoint
                 except DamagedError as error:
                     damaged.append(str(error))
-                    warnings.warn(f"{error}; trying the checkpoint before it", stacklevel=2)
+                    warnings.warn(f"{error}; trying the previous checkpoint", stacklevel=2)
         if damaged:
-            raise DamagedError("no checkpoint is whole: " + "; ".join(damaged))
+            raise DamagedError("all checkpoints are damaged: " + "; ".join(damaged))
         return None
 
     def position(self) -> dict[str, Any]:
-        """Where the run stands, as its newest checkpoint says; empty where there is none. Tensors are not read."""
+        """Return the state in the newest checkpoint, without reading its tensors; empty if there is no checkpoint."""
         for path in (self.last, self.previous):
             try:
                 with safe_open(path, "pt") as file:
@@ -164,14 +163,14 @@ class RunFolder:
 
 
 class Metrics:
-    """The metrics file, open for appending; cut back first to what the checkpoint knew."""
+    """The metrics file, truncated to the length stored in the checkpoint and opened for appending."""
 
     def __init__(self, path: Path, length: int) -> None:
         self.file = open(path, "a+b")  # noqa: SIM115 (closed by close)
-        there = self.file.seek(0, os.SEEK_END)
-        if there < length:
-            warnings.warn(f"{path} has lost its last {length - there} bytes; going on without them", stacklevel=2)
-        self.file.truncate(min(there, length))
+        size = self.file.seek(0, os.SEEK_END)
+        if size < length:
+            warnings.warn(f"{path} lacks its last {length - size} bytes; training continues without them", stacklevel=2)
+        self.file.truncate(min(size, length))
         self.file.seek(0, os.SEEK_END)
 
     def append(self, values: Mapping[str, Any]) -> None:
@@ -182,7 +181,7 @@ class Metrics:
         return self.file.tell()
 
     def sync(self) -> None:
-        """Have the disk hold what was measured: a checkpoint that knows of it comes next."""
+        """Write the measurements to disk, before the checkpoint that stores their length."""
         os.fsync(self.file.fileno())
 
     def close(self) -> None:
@@ -190,12 +189,12 @@ class Metrics:
 
 
 def write_checkpoint(checkpoint: Checkpoint, path: Path, *, place: bool = True) -> Path:
-    """Write beside the path, and unless place is False rename into it; returns where it is."""
+    """Write a checkpoint under a temporary name and rename it, unless place is False; return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: x.detach().cpu().contiguous() for name, x in checkpoint.tensors.items()}
     state = json.dumps(checkpoint.state, ensure_ascii=False)
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    save_file(tensors, scratch, metadata={"state": state, "sha256": _digest(tensors, state)})
+    save_file(tensors, scratch, metadata={"state": state, "sha256": _compute_checksum(tensors, state)})
     with open(scratch, "rb") as file:
         os.fsync(file.fileno())
     if not place:
@@ -205,25 +204,26 @@ def write_checkpoint(checkpoint: Checkpoint, path: Path, *, place: bool = True) 
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """A checkpoint, checked; DamagedError, naming the file, if it is not what was written."""
+    """Read a checkpoint and compare its checksum. Raises DamagedError with the file's name if it does not match."""
     try:
         with safe_open(path, "pt") as file:
-            about = file.metadata() or {}
+            metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except FileNotFoundError:
         raise FileNotFoundError(f"no checkpoint at {path}") from None
-    except (SafetensorError, OSError, RuntimeError) as error:  # RuntimeError: torch cannot map what is cut short
+    except (SafetensorError, OSError, RuntimeError) as error:  # RuntimeError: torch cannot map a truncated file
         raise DamagedError(f"{path} is damaged ({error})") from None
-    if about.get("sha256") != _digest(tensors, about.get("state", "")):
-        raise DamagedError(f"{path} is damaged (its checksum does not agree)")
-    return Checkpoint(tensors, json.loads(about["state"]))
+    if metadata.get("sha256") != _compute_checksum(tensors, metadata.get("state", "")):
+        raise DamagedError(f"{path} is damaged (its checksum does not match)")
+    return Checkpoint(tensors, json.loads(metadata["state"]))
 
 
 def list_run_folders(root: Path) -> list[RunFolder]:
+    """Return the folders directly in `root` that have a config.json."""
     return [RunFolder(file.parent) for file in sorted(root.glob("*/config.json"))]
 
 
-def _digest(tensors: Mapping[str, Tensor], state: str) -> str:
+def _compute_checksum(tensors: Mapping[str, Tensor], state: str) -> str:
     digest = hashlib.sha256(state.encode())
     for name in sorted(tensors):
         x = tensors[name]
@@ -232,10 +232,10 @@ def _digest(tensors: Mapping[str, Tensor], state: str) -> str:
     return digest.hexdigest()
 
 
-def _differences(old: Any, new: Any, key: str = "") -> list[tuple[str, Any, Any]]:
+def _list_differences(old: Any, new: Any, key: str = "") -> list[tuple[str, Any, Any]]:
     if isinstance(old, dict) and isinstance(new, dict):
         keys = sorted(set(old) | set(new))
-        return [d for k in keys for d in _differences(old.get(k), new.get(k), f"{key}.{k}".lstrip("."))]
+        return [d for k in keys for d in _list_differences(old.get(k), new.get(k), f"{key}.{k}".lstrip("."))]
     return [] if old == new else [(key, old, new)]
 
 

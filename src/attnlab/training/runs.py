@@ -1,4 +1,4 @@
-"""Runs: started from a recipe, opened again from their folder."""
+"""Start runs from a recipe, and open or list the runs in a folder."""
 
 import json
 import math
@@ -37,7 +37,7 @@ class Run:
     recipe: Recipe
     task: Task
     model: nn.Module
-    weights: str  # where they are from: best, last or averaged
+    weights: str  # as given to `open_run`
 
 
 def start_run(
@@ -49,69 +49,91 @@ def start_run(
     note: Callable[[str], None],
     task: Task | None = None,
 ) -> tuple[RunFolder, TrainingResult]:
-    """Train a recipe, or go on with it where its folder stands; task: the recipe's, where it is at hand already."""
+    """Train a recipe, or resume it from its folder.
+
+    out     the run's folder; default: runs/NAME with the name of the recipe
+    report  receives every measurement; note receives lines for the user
+    task    the recipe's task, if the caller has prepared it already
+    """
     from accelerate import Accelerator
 
     folder = RunFolder(Path(out) if out else ROOT / recipe.name())
     tracker = None if recipe.training.logging == "none" else recipe.training.logging
     if tracker and find_spec(tracker) is None:
-        raise ValueError(f"logging={tracker}, but it is not installed: pip install {tracker}, or say logging=none")
-    accelerator = Accelerator(cpu=_on_cpu(device), log_with=tracker, project_dir=str(folder.path))
+        raise ValueError(f"logging={tracker} needs a package that is not installed: pip install {tracker}")
+    cpu = choose_device(device).type == "cpu"
+    accelerator = Accelerator(cpu=cpu, log_with=tracker, project_dir=str(folder.path))
+    main = accelerator.is_main_process
     if tracker:
         accelerator.init_trackers("attnlab", config=_flatten(recipe.values()))
 
-    def told(values: dict[str, Any]) -> None:
+    def report_and_track(values: dict[str, Any]) -> None:
         report(values)
         if tracker:
             accelerator.log(values, step=values["step"])
 
-    new = not folder.path.exists()
-    with folder.lock() if accelerator.is_main_process else nullcontext():
-        if accelerator.is_main_process:
-            folder.claim(recipe.values())
+    is_new = not folder.path.exists()
+    with folder.lock() if main else nullcontext():
         try:
-            with accelerator.main_process_first():
-                task = task or TASKS[recipe.task].prepare(recipe.data, folder.path)
-            fitted = recipe.resolve_model(task)
-            train_size, valid_size = (len(task.get_lengths(part)[0]) for part in ("train", "valid"))  # read now, to be told
+            task, config = _prepare(recipe, folder, accelerator, task)
         except Exception:
-            if new and accelerator.is_main_process:  # nothing half-made: the mended command starts afresh
+            if is_new and main:  # the corrected command starts from an empty folder
                 shutil.rmtree(folder.path, ignore_errors=True)
             raise
         torch.manual_seed(recipe.training.seed)
-        if accelerator.is_main_process:
-            write_text(folder.path / "model.json", json.dumps(asdict(fitted), indent=1) + "\n")
-        model = _build_model(fitted)
+        model = _build_model(config)
         _load_embeddings(model, task)
-        parameters = sum(p.numel() for p in model.parameters())
-        size = f"{train_size:,} training and {valid_size:,} validation examples; {parameters:,} parameters"
-        for line in [*task.notes, f"{size}; on {accelerator.device}"] if accelerator.is_main_process else []:
+        for line in [*task.notes, _describe(task, model, accelerator.device)] if main else []:
             note(line)
         LAUNCHED.clear()
-        began = folder.position().get("step", 0)
+        first = folder.position().get("step", 0)
         try:
-            outcome = train(task, model, recipe.training, folder, accelerator, told)
+            outcome = train(task, model, recipe.training, folder, accelerator, report_and_track)
         finally:
             if tracker:
                 accelerator.end_training()
-        if accelerator.is_main_process and outcome.step > began:
-            write_what_ran(folder, began, outcome, accelerator.device)
-        if accelerator.is_main_process and outcome.finished and isinstance(model, TunedLanguageModel):
+        if main and outcome.step > first:
+            write_what_ran(folder, first, outcome, accelerator.device)
+        if main and outcome.finished and isinstance(model, TunedLanguageModel):
             _save_for_hugging_face(folder)
         return folder, outcome
+
+
+def _prepare(
+    recipe: Recipe, folder: RunFolder, accelerator: Any, task: Task | None
+) -> tuple[Task, Config | TunedConfig]:
+    """Claim the folder, read the data, and write model.json. Errors in the settings or the data are raised here."""
+    if accelerator.is_main_process:
+        folder.claim(recipe.values())
+    with accelerator.main_process_first():
+        task = task or TASKS[recipe.task].prepare(recipe.data, folder.path)
+    config = recipe.resolve_model(task)
+    for part in ("train", "valid"):
+        task.get_lengths(part)
+    if accelerator.is_main_process:
+        write_text(folder.path / "model.json", json.dumps(asdict(config), indent=1) + "\n")
+    return task, config
+
+
+def _describe(task: Task, model: nn.Module, device: torch.device) -> str:
+    training, validation = (len(task.get_lengths(part)[0]) for part in ("train", "valid"))
+    parameters = sum(p.numel() for p in model.parameters())
+    return f"{training:,} training and {validation:,} validation examples; {parameters:,} parameters; on {device}"
 
 
 def open_run(
     path: str | Path, *, device: str = "auto", weights: str | None = None, data: Mapping[str, str] | None = None
 ) -> Run:
-    """The model of a run in evaluation mode, with its task.
+    """Open a run: its task, and its model in evaluation mode.
 
-    weights  best, last, the mean of so many kept ones ("5"), or those kept at a step ("at:5000"); best, unless said,
-             or the mean that its recipe says; last, where nothing was evaluated
+    weights  "best", "last", "5" for the mean of 5 kept checkpoints, or "at:5000" for those of step 5000. Default: the
+             recipe's average=, if it is set; else best; else last, if the run was never evaluated
     data     keys of other data of the same kind (data=, pair=, …), read with the run's vocabulary
     """
     folder = RunFolder(Path(path) if Path(path).exists() else ROOT / path)
-    recipe = restore_recipe(folder.config() | {"model": json.loads((folder.path / "model.json").read_text(encoding="utf-8"))})
+    recipe = restore_recipe(
+        folder.config() | {"model": json.loads((folder.path / "model.json").read_text(encoding="utf-8"))}
+    )
     if data:
         recipe = replace(recipe, data=_replace_data(recipe.data, data))
     task = TASKS[recipe.task].prepare(recipe.data, folder.path)
@@ -124,49 +146,47 @@ def open_run(
     elif weights.startswith("at:") and weights[3:].isdigit():
         load_weights(model, read_checkpoint(folder.step_file(int(weights[3:]))).part("model/"))
     else:
-        raise ValueError(
-            f"weights={weights}: expected best, last, how many kept checkpoints to average, or at:STEP of evaluate_at="
-        )
+        raise ValueError(f"weights={weights}: expected best, last, a number of checkpoints to average, or at:STEP")
     return Run(folder, recipe, task, model.eval().to(choose_device(device)), weights)
 
 
-def write_what_ran(folder: RunFolder, began: int, outcome: TrainingResult, device: torch.device) -> None:
-    """ran.json: for each stretch of updates on what they ran, how they were made, and which fused kernels launched."""
+def write_what_ran(folder: RunFolder, first: int, outcome: TrainingResult, device: torch.device) -> None:
+    """Append to ran.json the updates after step `first`: device, versions, stepper and the fused kernels launched."""
     file = folder.path / "ran.json"
     before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    ran = {"after": began, "to": outcome.step, "device": name, "torch": torch.__version__, "stepper": outcome.stepper}
+    ran = {"after": first, "to": outcome.step, "device": name, "torch": torch.__version__, "stepper": outcome.stepper}
     write_text(file, json.dumps([*before, ran | {"kernels": sorted(LAUNCHED)}], indent=1) + "\n")
 
 
 def list_hardware(folders: Iterable[Path]) -> list[str]:
-    """The devices, with the torch, that runs were trained on, each once."""
+    """Return the devices and torch versions that runs were trained on, without repetition."""
     files = [folder / "ran.json" for folder in folders]
     known = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
     return sorted({f"{ran['device']}, torch {ran['torch']}" for stretches in known for ran in stretches})
 
 
 def _replace_data(config: Any, values: Mapping[str, str]) -> Any:
-    """A task's configuration with other data: a named set takes the place of files of one's own."""
+    """Return a task's configuration with other data; a named data set replaces the files of the run."""
     files = ("src", "tgt", "valid", "valid_src", "valid_tgt", "test", "test_src", "test_tgt", "pair")
-    kept = {name: None for name in files if "data" in values and hasattr(config, name)}
-    return replace_values(replace(config, **kept), dict(values))
+    unset = {name: None for name in files if "data" in values and hasattr(config, name)}
+    return replace_values(replace(config, **unset), dict(values))
 
 
 def list_runs(root: Path = ROOT) -> list[dict[str, Any]]:
-    """What stands in each run folder: state, step, best metric."""
+    """Return one row per run folder: state, step, best validation loss."""
     rows = []
     for folder in list_run_folders(root):
         try:
             config = folder.config()
         except ValueError:
             config = {}
-        if not isinstance(config, dict) or "training" not in config:  # somebody else's config.json
+        if not isinstance(config, dict) or "training" not in config:  # not a run of ours
             continue
-        stands = folder.position()
-        step, best = stands.get("step", 0), stands.get("best", math.inf)
-        ended = "finished" if stands.get("finished") else "interrupted" if stands else "not started"
-        state = "running" if folder.is_locked() else ended
+        position = folder.position()
+        step, best = position.get("step", 0), position.get("best", math.inf)
+        state = "finished" if position.get("finished") else "interrupted" if position else "not started"
+        state = "running" if folder.is_locked() else state
         rows.append(
             {
                 "run": folder.path.name,
@@ -185,7 +205,7 @@ def _build_model(config: Config | TunedConfig) -> Model:
 
 
 def _save_for_hugging_face(folder: RunFolder) -> None:
-    """A fine-tuned model with its best weights, as Hugging Face models are saved; all of it or nothing."""
+    """Save a fine-tuned model with its best weights in the format of Hugging Face, all files or none."""
     if folder.hugging_face.exists():
         return
     run: Any = open_run(folder.path, device="cpu", weights="best")
@@ -196,22 +216,22 @@ def _save_for_hugging_face(folder: RunFolder) -> None:
 
 
 def _load_embeddings(model: Any, task: Any) -> None:
-    """Start the word embedding from the vectors that a task brings, where it brings some."""
+    """Initialize the word embedding with the task's vectors, if it has any."""
     vectors = task.read_embeddings() if hasattr(task, "read_embeddings") else None
     if vectors is None:
         return
     words = model.encoder.embedding.words.weight
     if words.shape != vectors.shape:
         raise ValueError(
-            f"embeddings= has vectors of size {vectors.shape[1]}, the model words of {words.shape[1]}: say width=, "
-            "or embedding_width= of an LSTM"
+            f"embeddings= has vectors of size {vectors.shape[1]}, but the model's words have size {words.shape[1]}: "
+            "set width=, or embedding_width= for an LSTM"
         )
     with torch.no_grad():
         words.copy_(vectors)
 
 
 def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values under names with dots, as text where a tracker takes no other."""
+    """Flatten nested values to dotted names; values that trackers do not accept become text."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         inner = _flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
@@ -220,6 +240,7 @@ def _flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def choose_device(name: str) -> torch.device:
+    """Return the device called `name`; auto is the GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -227,9 +248,5 @@ def choose_device(name: str) -> torch.device:
     except RuntimeError:
         raise ValueError(f"device={name}: expected auto, cpu or cuda") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device=cuda, but this torch finds no CUDA device; say device=cpu")
+        raise ValueError("device=cuda, but torch finds no CUDA device; use device=cpu")
     return device
-
-
-def _on_cpu(name: str) -> bool:
-    return choose_device(name).type == "cpu"

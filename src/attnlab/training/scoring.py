@@ -148,5 +148,5 @@ def _check_model(model: nn.Module, samples: int) -> None:
 
 def _check_count(count: int, what: str) -> int:
     if count < 1:
-        raise ValueError(f"at least one of the {what} is needed, got {count}")
+        raise ValueError(f"the number of {what} must be at least 1, got {count}")
     return count

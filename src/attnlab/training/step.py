@@ -1,14 +1,15 @@
-"""One update of the parameters: gradients of some batches, clipped, and applied unless something is not finite.
+"""One update of the parameters: accumulate the gradients of batches, clip them, and apply them if they are finite.
 
     g = Σ_batches ∇ (scale · Σ_targets loss)        scale = processes / targets of the whole update
 
-All trained parameters lie in one flat float32 vector, the master, which the optimiser updates; a model in bf16
-computes with a copy of it. A flag on the device says that a loss or a gradient was not finite. It stays up, and while
-it is up the fused optimiser changes nothing, so the weights remain those of the last good update; the host looks at it
-now and then.
+All trained parameters lie in one flat float32 vector, the master, which the optimiser updates. A model in bf16
+computes with a copy of it. A flag on the device is set when a loss or a gradient is not finite. While it is set, the
+fused optimiser changes nothing, so the weights stay those of the last good update. The host reads the flag from time
+to time.
 
-`Captured` records the passes of each batch shape, and the update, as CUDA graphs: a step then costs what the device
-computes, not what Python launches. Batches are padded to one of a few shapes; dropout and noise are new at each replay.
+`Captured` records the passes of each batch shape, and the update, as CUDA graphs. A step then takes the time of the
+device's work, without the time of Python's launches. Batches are padded to one of a few shapes. Each replay draws new
+dropout and noise.
 """
 
 from abc import ABC, abstractmethod
@@ -20,9 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-ALIGNED = 64  # numbers: where a parameter may start in the flat vector, so that matrix products stay fast
-PROGRAMS = 64  # that one block may be compiled to: each width of batch, in training or not, first of its stack or not
-# inductor's joint pass over rows and columns makes the gradient of a layer norm over many tokens slower
+ALIGNED = 64  # parameters start at multiples of this in the flat vector, so that matrix products stay fast
+PROGRAMS = 64  # compiled programs per block: one for each width, mode (training or not) and place (first or not)
+# inductor's mixed-order reduction makes the gradient of a layer norm over many tokens slower
 COMPILING: dict[str, str | int | bool | Callable] = {"triton.mix_order_reduction": False}
 
 
@@ -34,16 +35,16 @@ class Objective(nn.Module):
         self.model, self.smoothing, self.padding = model, smoothing, padding
         self.adaptive = not hasattr(model.readout, "weight")
         if self.adaptive and smoothing:
-            raise ValueError("label_smoothing needs a softmax over all words of the task, which this model has not")
+            raise ValueError("label_smoothing needs a softmax over all words, which this model lacks: leave it out")
         self.tail: Callable[..., Tensor] = self._tail
 
     def forward(self, inputs: Sequence[Tensor], targets: Tensor) -> Tensor:
         return self.tail(self.model.hidden(*inputs), targets)  # type: ignore[operator]
 
     def compile_parts(self, *, dynamic: bool) -> None:
-        """Compile what repeats, and the loss; not the whole, which would take minutes. dynamic: once for all shapes.
+        """Compile the blocks and the loss; compiling the whole model would take minutes. dynamic: once for all shapes.
 
-        Raises the process's limit of programs for one function, beyond which torch.compile gives up without an error.
+        This also raises torch's limit of programs per function, above which torch.compile gives up without an error.
         """
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, PROGRAMS)
         for block in self.model.all_blocks():  # type: ignore[operator]
@@ -63,9 +64,9 @@ class Objective(nn.Module):
 
 
 class Flat:
-    """The trained parameters of a model as one vector: `master` in float32, `work` the copy the model computes with.
+    """The trained parameters of a model as one vector: `master` in float32, and `work`, with which the model computes.
 
-    After this the model's parameters are views of the working copy. Where that is float32 too, the two are one.
+    The model's parameters become views of `work`. If its dtype is float32, `work` and `master` share their memory.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
@@ -87,11 +88,11 @@ class Flat:
         self._parts, self._added_parts = (list(self.views(flat).values()) for flat in (self.grad, self._added))
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """Each parameter's part of a flat vector, by name."""
+        """Return a view of a flat vector for each parameter, by name."""
         return {name: flat[start : start + shape.numel()].view(shape) for name, (start, shape) in self.places.items()}
 
     def gather(self, *, first: bool) -> None:
-        """Put the model's gradients into the master's, or add them to it, and forget them; one not reached is 0."""
+        """Copy the model's gradients into the master's, or add them unless first, and clear them; missing ones are 0."""
         into, parts = (self.grad, self._parts) if first else (self._added, self._added_parts)
         pairs = [(part, p.grad) for part, p in zip(parts, self.named.values(), strict=True) if p.grad is not None]
         if len(pairs) < len(parts):
@@ -103,34 +104,34 @@ class Flat:
             parameter.grad = None
 
     def publish(self) -> None:
-        """Let the model compute with what the master has become."""
+        """Copy the master into the model's working copy."""
         if self.work.data_ptr() != self.master.data_ptr():
             self.work.copy_(self.master.data)
 
 
 class Stepper(ABC):
-    """Accumulates gradients and applies them. What it measures stays on the device until it is asked for."""
+    """Accumulates gradients and applies them. Its measurements stay on the device until they are read."""
 
     def __init__(self, objective: nn.Module, flat: Flat, optimizer: torch.optim.Optimizer, *, clip: float) -> None:
         self.objective, self.flat, self.optimizer, self.clip = objective, flat, optimizer, clip
         self.device = flat.master.device
         self.loss = torch.zeros((), device=self.device)  # summed since it was last read
-        self.norm = torch.zeros((), device=self.device)  # of the gradient of the last update
-        self.bad = torch.zeros((), device=self.device)  # 1 once something was not finite
-        self.updates = torch.zeros((), dtype=torch.int64, device=self.device)  # good ones
-        self.first = True  # whether the next batch is the first of its update
+        self.norm = torch.zeros((), device=self.device)  # of the last update's gradient
+        self.bad = torch.zeros((), device=self.device)  # 1 after a value that is not finite
+        self.updates = torch.zeros((), dtype=torch.int64, device=self.device)  # number of applied updates
+        self.first = True  # the next batch is the first of its update
         optimizer.found_inf, optimizer.grad_scale = self.bad, None  # type: ignore[attr-defined]
 
     @abstractmethod
     def accumulate(self, inputs: Sequence[Tensor], targets: Tensor, scale: float) -> None:
-        """Add the gradient of one batch, given on the CPU or the device."""
+        """Add the gradient of one batch, which may be on the CPU or on the device."""
 
     @abstractmethod
     def apply(self) -> None:
-        """Update the parameters and forget the gradient."""
+        """Update the parameters and start a new gradient."""
 
     def read_loss(self) -> float:
-        """The summed loss since this was last asked; waits for the device."""
+        """Return the loss summed since the last call; this waits for the device."""
         value = float(self.loss)
         self.loss.zero_()
         return value
@@ -144,10 +145,10 @@ class Stepper(ABC):
     def _apply(self) -> None:
         gradient = self.flat.grad
         self.norm.copy_(gradient.norm())
-        wrong = (~(self.norm + self.loss).isfinite()).to(self.bad.dtype)
+        bad = (~(self.norm + self.loss).isfinite()).to(self.bad.dtype)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(wrong, torch.distributed.ReduceOp.MAX)  # losses are each process's own
-        self.bad.copy_(torch.maximum(self.bad, wrong))
+            torch.distributed.all_reduce(bad, torch.distributed.ReduceOp.MAX)  # each process has its own loss
+        self.bad.copy_(torch.maximum(self.bad, bad))
         self.updates += self.bad == 0
         if self.clip > 0:
             gradient *= (self.clip / (self.norm + 1e-6)).clamp(max=1.0)
@@ -156,7 +157,7 @@ class Stepper(ABC):
 
 
 class Eager(Stepper):
-    """As Python runs it: on a CPU, on several processes, and wherever shapes vary freely."""
+    """Runs each operation from Python: on a CPU, in several processes, or if shapes vary freely."""
 
     def accumulate(self, inputs: Sequence[Tensor], targets: Tensor, scale: float) -> None:
         self._accumulate([x.to(self.device) for x in inputs], targets.to(self.device), scale)
@@ -168,7 +169,7 @@ class Eager(Stepper):
 
 
 class Captured(Stepper):
-    """One CUDA graph for each shape of batch, one for the update; made when first needed."""
+    """Replays one CUDA graph per batch shape and one for the update, each captured at its first use."""
 
     def __init__(self, objective: nn.Module, flat: Flat, optimizer: torch.optim.Optimizer, *, clip: float) -> None:
         super().__init__(objective, flat, optimizer, clip=clip)
@@ -199,7 +200,7 @@ class Captured(Stepper):
         self.first = True
 
     def _capture(self, work: Callable[[], None], rehearsals: int) -> torch.cuda.CUDAGraph:
-        """A graph of the work; rehearsed with the flag up, so that nothing is learnt, and all else put back."""
+        """Capture a graph of the work. Rehearsals run with the flag set, so no weight changes; other state is restored."""
         state = torch.cuda.get_rng_state(self.device)
         changed = [self.loss, self.norm, self.bad, self.updates, self.flat.grad]
         before = [x.clone() for x in changed]
@@ -209,12 +210,12 @@ class Captured(Stepper):
             for _ in range(rehearsals):
                 work()
         torch.cuda.current_stream().wait_stream(self.stream)
-        torch.cuda.empty_cache()  # the rehearsals' memory: the graph has its own
+        torch.cuda.empty_cache()  # frees the rehearsals' memory: the graph has its own
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.pool, stream=self.stream):
             work()
-        for x, kept in zip(changed, before, strict=True):
-            x.copy_(kept)
+        for x, old in zip(changed, before, strict=True):
+            x.copy_(old)
         torch.cuda.set_rng_state(state, self.device)
         return graph
 
@@ -222,17 +223,17 @@ class Captured(Stepper):
 def choose_widths(
     lengths: np.ndarray, rungs: int = 8, multiple: int = 8, *, together: int = 1, batches: int = 1
 ) -> np.ndarray:
-    """At most so many widths that every length fits under, chosen to pad least: (rungs,), rising.
+    """Choose at most `rungs` widths with the least padding, so that every length fits: (rungs,), rising.
 
-    multiple   each is one, or the longest length itself
-    together   so many examples of any length make a batch; 1 also where those of a batch are of about one length
-    batches    so many, drawn each by itself, are padded to one width
+    multiple   each width is a multiple of this, or the largest length
+    together   number of examples of any length in a batch; 1 if a batch holds examples of similar length
+    batches    number of independent batches that are padded to the same width
 
     The exact optimum over the lengths that occur: cost(a, b) = width(b) · P(a < longest of all ≤ b).
     """
     rounded = np.minimum(-(-np.maximum(lengths, 1) // multiple) * multiple, max(lengths.max(), 1))
     widths, counts = np.unique(rounded, return_counts=True)
-    upto = _chance_of_none_beyond(np.concatenate([[0], np.cumsum(counts)]), min(together, len(lengths))) ** batches
+    upto = _probability_within(np.concatenate([[0], np.cumsum(counts)]), min(together, len(lengths))) ** batches
     best = np.full((rungs + 1, len(widths) + 1), np.inf)
     came = np.zeros_like(best, dtype=int)
     best[:, 0] = 0.0
@@ -250,14 +251,14 @@ def choose_widths(
     return np.array(chosen[::-1])
 
 
-def _chance_of_none_beyond(among: np.ndarray, drawn: int) -> np.ndarray:
-    """That so many, drawn of the last number, are all of the first `among`: C(among, drawn) / C(all, drawn)."""
-    left = among[:, None] - np.arange(drawn)  # one fewer after each draw
+def _probability_within(among: np.ndarray, draws: int) -> np.ndarray:
+    """Return the probability that all draws without replacement are in the first `among`: C(among, n) / C(all, n)."""
+    left = among[:, None] - np.arange(draws)  # one fewer after each draw
     return np.prod(np.maximum(left, 0) / left[-1], axis=1)
 
 
 def pad_tensors(tensors: Iterable[Tensor], rows: int, width: int, padding: int = 0) -> list[Tensor]:
-    """Tensors (b,n) or (b,) padded to rows and, where they have a second axis, to a width."""
+    """Pad tensors (b,n) to `rows` and `width`, and tensors (b,), the classes, to `rows`."""
     return [
         F.pad(x, (0, width - x.shape[1], 0, rows - len(x)), value=padding) if x.dim() == 2
         else F.pad(x, (0, rows - len(x)), value=-100)
