@@ -57,7 +57,7 @@ def test_only_checkpoints_are_averaged_not_steps_that_were_evaluated(tmp_path):
     for step in (10, 15, 18, 20, 22):
         saved(folder.step_file(step), step, float(step))
     assert average_checkpoints(folder, 3)["x"].tolist() == [pytest.approx(19.0)] * 3  # 15, 20 and the last step
-    with pytest.raises(ValueError, match="keeps 4 checkpoints.* 5"):
+    with pytest.raises(ValueError, match=r"keeps 4 checkpoints.* 5"):
         average_checkpoints(folder, 5)
 
 

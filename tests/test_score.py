@@ -177,9 +177,9 @@ def test_one_sample_is_its_own_bound_and_none_is_the_mean(name):
 
 def test_what_is_refused_of_models():
     model, (inputs, targets) = made(), pairs()
-    with pytest.raises(ValueError, match="samples=4.*noise"):
+    with pytest.raises(ValueError, match=r"samples=4.*noise"):
         score_targets(model, inputs, targets, samples=4)
-    with pytest.raises(ValueError, match="samples .*-1"):
+    with pytest.raises(ValueError, match=r"samples .*-1"):
         score_targets(model, inputs, targets, samples=-1)
     with pytest.raises(ValueError, match=r"targets \(3, 5\) do not fit .*\(3, 6\)"):
         score_targets(model, inputs, targets[:, 1:])

@@ -55,21 +55,13 @@ def start_run(
     report  receives every measurement; note receives lines for the user
     task    the recipe's task, if the caller has prepared it already
     """
-    from accelerate import Accelerator
-
     folder = RunFolder(Path(out) if out else ROOT / recipe.name())
-    tracker = None if recipe.training.logging == "none" else recipe.training.logging
-    if tracker and find_spec(tracker) is None:
-        raise ValueError(f"logging={tracker} needs a package that is not installed: pip install {tracker}")
-    cpu = choose_device(device).type == "cpu"
-    accelerator = Accelerator(cpu=cpu, log_with=tracker, project_dir=str(folder.path))
-    main = accelerator.is_main_process
-    if tracker:
-        accelerator.init_trackers("attnlab", config=_flatten(recipe.values()))
+    accelerator = _open_accelerator(recipe, folder, choose_device(device))
+    main, tracking = accelerator.is_main_process, recipe.training.logging != "none"
 
     def report_and_track(values: dict[str, Any]) -> None:
         report(values)
-        if tracker:
+        if tracking:
             accelerator.log(values, step=values["step"])
 
     is_new = not folder.path.exists()
@@ -90,13 +82,26 @@ def start_run(
         try:
             outcome = train(task, model, recipe.training, folder, accelerator, report_and_track)
         finally:
-            if tracker:
+            if tracking:
                 accelerator.end_training()
         if main and outcome.step > first:
             write_what_ran(folder, first, outcome, accelerator.device)
         if main and outcome.finished and isinstance(model, TunedLanguageModel):
             _save_for_hugging_face(folder)
         return folder, outcome
+
+
+def _open_accelerator(recipe: Recipe, folder: RunFolder, device: torch.device) -> Any:
+    """Return an Accelerator, with the recipe's tracker if it has one."""
+    from accelerate import Accelerator
+
+    tracker = None if recipe.training.logging == "none" else recipe.training.logging
+    if tracker and find_spec(tracker) is None:
+        raise ValueError(f"logging={tracker} needs a package that is not installed: pip install {tracker}")
+    accelerator = Accelerator(cpu=device.type == "cpu", log_with=tracker, project_dir=str(folder.path))
+    if tracker:
+        accelerator.init_trackers("attnlab", config=_flatten(recipe.values()))
+    return accelerator
 
 
 def _prepare(
