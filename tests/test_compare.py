@@ -5,8 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from properties import given, st
 from scipy import stats
 
 from attnlab.commands.compare.controls import HEADS, MATCHED, with_controls
@@ -15,7 +14,7 @@ from attnlab.commands.compare.measures import measures
 from attnlab.commands.compare.plan import planned
 from attnlab.commands.compare.value_lists import split_list, split_options
 from attnlab.experiments.significance import bootstrap_p, holm, interval, paired
-from attnlab.models.presets import on_meta
+from attnlab.models.presets import build_on_meta
 from attnlab.tasks import TASKS
 from attnlab.training.recipe import resolve_recipe
 
@@ -125,7 +124,7 @@ def test_what_is_wrong_is_said_before_anything_runs(said, message):
 
 def counted(recipe):
     task = TASKS["synthetic"].prepare(recipe.data, Path())
-    return sum(p.numel() for p in on_meta(recipe.resolve_model(task)).parameters())
+    return sum(p.numel() for p in build_on_meta(recipe.resolve_model(task)).parameters())
 
 
 def controlled(**said):

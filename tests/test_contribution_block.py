@@ -205,9 +205,7 @@ def test_weights_of_the_feed_forward_only_where_asked_for():
     plain, with_it = (pretrained.record(model, batch, feed_forward=asked) for asked in (False, True))
     assert set(plain.layers[0].around) == {"residual", "norm.gain", "norm.centred", "norm.scale"}
     assert "feed_forward.inner" in with_it.layers[0].around
-    with pytest.raises(
-        ValueError, match=r"h\.0\.attn: its feed-forward was not recorded; record with feed_forward=True"
-    ):
+    with pytest.raises(ValueError, match=r"h\.0\.attn: .* feed_forward=True"):
         mixing(plain.layers[0], "block")
 
 
@@ -224,13 +222,9 @@ def test_training_on_does_not_change_a_record():
 @pytest.mark.parametrize(
     ("name", "by", "message"),
     [
-        (
-            "gemma2",
-            "residual",
-            r"self_attn: .* not understood: .*post_attention_layernorm does not read the attention's",
-        ),
-        ("gpt_oss", "block", r"not understood: no feed-forward W₂ g\(W₁ x\) or W₂ \(g\(W₁ x\) · W₃ x\) comes after"),
-        ("modernbert", "feed-forward", "not understood: no feed-forward"),
+        ("gemma2", "residual", r"self_attn: .* not supported: .*post_attention_layernorm"),
+        ("gpt_oss", "block", "not supported: no feed-forward"),
+        ("modernbert", "feed-forward", "not supported: no feed-forward"),
     ],
 )
 def test_blocks_that_are_not_understood_say_so(name, by, message):
@@ -283,9 +277,9 @@ def test_parts_that_are_not_what_they_look_like():
     model.decoder.blocks[0].feed_forward.activation = Sorted()
     model.decoder.blocks[1].feed_forward_residual.norm = Bent(12).double()
     first, second = attnlab.record(model.eval(), padded(), feed_forward=True).layers
-    with pytest.raises(ValueError, match=r"feed_forward\.activation does not act on each number by itself"):
+    with pytest.raises(ValueError, match=r"feed_forward\.activation .*elementwise"):
         mixing(first, "block")
-    with pytest.raises(ValueError, match=r"residual\.norm \(Bent\) is neither a LayerNorm nor an RMSNorm"):
+    with pytest.raises(ValueError, match=r"residual\.norm \(Bent\)"):
         mixing(second, "norm")
     assert mixing(second, "residual").map.isfinite().all()
 
@@ -299,14 +293,12 @@ def test_a_pre_norm_model_without_a_last_norm():
 
 def test_wrong_names_and_shapes():
     layer = attnlab.record(made(LM), padded()).layers[0]
-    with pytest.raises(
-        ValueError, match="no map is called 'norms'; there are weight, weight-residual, attention, residu"
-    ):
+    with pytest.raises(ValueError, match=r"'norms'; .* weight, weight-residual, attention"):
         mixing(layer, "norms")
-    with pytest.raises(ValueError, match="this record does not hold the block around the attention; record it again"):
+    with pytest.raises(ValueError, match="record it again"):
         mixing(replace(layer, around={}), "norm")
     short = replace(
         layer, attended=layer.weights[:, :, :3], context=layer.context[:, :, :3], mixed=layer.mixed[:, :, :3]
     )
-    with pytest.raises(ValueError, match="3 queries and 7 keys of one sequence"):
+    with pytest.raises(ValueError, match="3 queries and 7 keys"):
         mixing(short, "weight")

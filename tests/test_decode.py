@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from properties import given, settings, st
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from attnlab.decoding import decode

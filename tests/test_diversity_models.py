@@ -14,8 +14,8 @@ from attnlab.analysis.diversity import diversity, heads, jsd
 from attnlab.models.attention import MultiHead
 from attnlab.models.lstm import LSTMTranslator
 from attnlab.models.presets import SETTINGS, build
-from attnlab.recording.ablation import ablated
-from attnlab.recording.noise_null import noised, with_noise
+from attnlab.recording.ablation import record_ablation
+from attnlab.recording.noise_null import add_noise, make_noisy_model
 from attnlab.records.record import Record
 from attnlab.training.scoring import score_targets
 
@@ -32,7 +32,7 @@ def without_head(attention, head):
 @every_mechanism
 def test_ablation_is_a_projection_without_the_head(name):
     model = made(TRANSLATOR, name)
-    record = ablated(model, (SOURCE, TARGET), NEXT)
+    record = record_ablation(model, (SOURCE, TARGET), NEXT)
     state = {key: value.clone() for key, value in model.state_dict().items()}
     whole = score_targets(model, (SOURCE, TARGET), NEXT)
     for layer in record.layers:
@@ -47,7 +47,7 @@ def test_ablation_is_a_projection_without_the_head(name):
 
 def test_the_table_has_what_a_target_costs_more():
     model = made(LM)
-    record = ablated(model, TARGET, NEXT)
+    record = record_ablation(model, TARGET, NEXT)
     layer = record.layers[1]
     want = (layer.extras["ablated_nll"].sum(0) - layer.extras["nll"].sum()) / 7
     table = heads(record)
@@ -56,12 +56,12 @@ def test_the_table_has_what_a_target_costs_more():
 
 
 def test_ablation_of_a_classifier_and_of_an_lstm(tmp_path):
-    record = ablated(made(CLASSIFIER), SOURCE, torch.tensor([1, 4]))
+    record = record_ablation(made(CLASSIFIER), SOURCE, torch.tensor([1, 4]))
     assert record.layers[0].extras["ablated_nll"].shape == (2, 3)
     config = replace(SETTINGS["translation"], vocabulary=23, width=6, embedding_width=7, heads=3)
     model = build(config).double().eval()
     assert isinstance(model, LSTMTranslator)
-    record = ablated(model, (SOURCE, TARGET), NEXT)
+    record = record_ablation(model, (SOURCE, TARGET), NEXT)
     record.save(tmp_path / "ablated.safetensors")
     kept = Record.load(tmp_path / "ablated.safetensors")
     assert torch.equal(kept.layers[0].extras["ablated_nll"], record.layers[0].extras["ablated_nll"])
@@ -71,9 +71,9 @@ def test_ablation_of_a_classifier_and_of_an_lstm(tmp_path):
 def test_what_ablation_refuses():
     model = made(LM)
     with pytest.raises(ValueError, match="targets must be whole numbers"):
-        ablated(model, TARGET, NEXT[:, :2])
+        record_ablation(model, TARGET, NEXT[:, :2])
     with pytest.raises(ValueError, match="in training mode"):
-        ablated(model.train(), TARGET, NEXT)
+        record_ablation(model.train(), TARGET, NEXT)
 
 
 # --- noise ---
@@ -82,13 +82,13 @@ def test_what_ablation_refuses():
 def test_noise_on_a_record_is_what_coda_cs_draws_where_layers_do_not_feel_one_another():
     model = made(TRANSLATOR, "coda-cs")
     mean, sampled = (attnlab.record(model, (SOURCE, TARGET), noise=seed) for seed in (None, 5))
-    later, felt = (noised(mean, 5).layers[1], sampled.layers[1])
+    later, felt = (add_noise(mean, 5).layers[1], sampled.layers[1])
     assert not torch.allclose(later.weights, felt.weights)
     for module in model.modules():
         if isinstance(module, MultiHead):
             module.output.weight.data.zero_()
     mean, sampled = (attnlab.record(model, (SOURCE, TARGET), noise=seed) for seed in (None, 5))
-    null = noised(mean, 5)
+    null = add_noise(mean, 5)
     assert null.meta["noise"] == 5
     for ours, theirs, before in zip(null.layers, sampled.layers, mean.layers, strict=True):
         for name in ("weights", "context", "mixed", "outputs"):
@@ -100,7 +100,7 @@ def test_noise_on_a_record_is_what_coda_cs_draws_where_layers_do_not_feel_one_an
 def test_a_softmax_model_with_noise_is_coda_cs_and_stays_as_it_was():
     model, other = made(TRANSLATOR), made(TRANSLATOR, "coda-cs")
     other.load_state_dict(model.state_dict())
-    noisy = with_noise(model)
+    noisy = make_noisy_model(model)
     for seed in (None, 5):
         ours, theirs = (attnlab.record(each, (SOURCE, TARGET), noise=seed) for each in (noisy, other))
         for mine, its in zip(ours.layers, theirs.layers, strict=True):
@@ -109,7 +109,7 @@ def test_a_softmax_model_with_noise_is_coda_cs_and_stays_as_it_was():
     with pytest.raises(ValueError, match="draws none"):
         attnlab.record(model, (SOURCE, TARGET), noise=5)
     with pytest.raises(ValueError, match="RealFormer; the null is of a model whose attentions are softmax"):
-        with_noise(made(LM, "realformer"))
+        make_noisy_model(made(LM, "realformer"))
 
 
 def test_noise_alone_makes_equal_heads_differ():
@@ -121,7 +121,7 @@ def test_noise_alone_makes_equal_heads_differ():
             part.bias.data.zero_()
     record = attnlab.record(model, torch.randint(1, 23, (40, 29)))
     assert diversity(record)["jsd"].max() == 0.0
-    found = diversity(noised(record, 3))
+    found = diversity(add_noise(record, 3))
     random, rows = np.random.default_rng(0), []
     for keys in range(1, 30):
         p = torch.from_numpy(random.standard_normal((4000, 2, 1, keys))).softmax(-1)
@@ -133,18 +133,18 @@ def test_noise_alone_makes_equal_heads_differ():
 @pytest.mark.parametrize("name", ["dagpam", "sigmoid", "nap", "softmax1"])
 def test_weights_without_logits_are_refused(name):
     with pytest.raises(ValueError, match=r"decoder.blocks.0.attention: its (weights are not|mechanism changes)"):
-        noised(attnlab.record(made(LM, name), TARGET), 5)
+        add_noise(attnlab.record(made(LM, name), TARGET), 5)
 
 
 def test_noise_on_a_hugging_face_record_and_what_is_no_seed():
     model = gpt2()
     batch = padded_batch(model)
-    lazy, eager = (noised(attnlab.record(model, batch, lazy=flag), 7) for flag in (True, False))
+    lazy, eager = (add_noise(attnlab.record(model, batch, lazy=flag), 7) for flag in (True, False))
     for mine, its in zip(lazy.layers, eager.layers, strict=True):
         torch.testing.assert_close(mine.weights, its.weights, atol=1e-5, rtol=1e-4)
     assert math.isfinite(diversity(lazy)["jsd"].mean())
     for seed in (-1, 1.5, 2**32):
         with pytest.raises(ValueError, match="a noise seed is a whole number from 0"):
-            noised(eager, seed)
+            add_noise(eager, seed)
     with pytest.raises(TypeError, match="takes a Record, not a"):
-        noised(model, 7)
+        add_noise(model, 7)

@@ -12,7 +12,7 @@ from scipy.optimize import minimize_scalar
 from attnlab.analysis.symmetrise import grow_diag_final_and
 from attnlab.counting import cooccurrence
 from attnlab.counting.cooccurrence import WordPairs
-from attnlab.counting.ibm1 import Ibm1, alpha, beta, counts, fit, link_prior, trans
+from attnlab.counting.ibm1 import Ibm1, alpha, beta, count_cooccurrences, fit_ibm1, link_prior, trans
 
 
 def corpus(seed=0, number=97, types=(13, 11), longest=7):
@@ -61,29 +61,29 @@ def slow_em(pairs, iterations, null, diagonal):
 
 def test_the_count_table_by_hand():
     """Figure 1's idea: x = (0 1), y = (0 1) adds 1/2 to four cells; x = (0 2 2), y = (0) adds 1/3 and 2/3."""
-    table = counts([([0, 1], [0, 1]), ([0, 2, 2], [0])]).toarray()
+    table = count_cooccurrences([([0, 1], [0, 1]), ([0, 2, 2], [0])]).toarray()
     np.testing.assert_allclose(table, [[1 / 2 + 1 / 3, 1 / 2], [1 / 2, 1 / 2], [2 / 3, 0]])
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
 def test_the_count_table_is_that_of_equation_16_however_it_is_cut(chunk, monkeypatch):
-    monkeypatch.setattr(cooccurrence.chunks, "__defaults__", (chunk,))
+    monkeypatch.setattr(cooccurrence.iterate_chunks, "__defaults__", (chunk,))
     pairs = corpus()
-    table = counts(iter(pairs))
+    table = count_cooccurrences(iter(pairs))
     assert table.shape == (13, 11)
     assert dict(table.todok()) == pytest.approx(dict(slow_counts(pairs)))
-    assert counts(pairs, sizes=(17, 19)).shape == (17, 19)
+    assert count_cooccurrences(pairs, sizes=(17, 19)).shape == (17, 19)
 
 
 def test_the_whole_table_counts_the_target_words():
     pairs = corpus(1)
-    assert counts(pairs).sum() == pytest.approx(sum(len(y) for x, y in pairs if x))
+    assert count_cooccurrences(pairs).sum() == pytest.approx(sum(len(y) for x, y in pairs if x))
 
 
 def test_trans_beta_and_alpha_are_equations_17_to_19():
     pairs = corpus(2)
     table, (x, y) = slow_counts(pairs), ([3, 5, 3, 0], [1, 10, 2])
-    translation = trans(counts(pairs))
+    translation = trans(count_cooccurrences(pairs))
     assert translation.sum(1) == pytest.approx(np.ones(13))
     row = defaultdict(float)
     for (i, _), n in table.items():
@@ -98,7 +98,7 @@ def test_trans_beta_and_alpha_are_equations_17_to_19():
 @pytest.mark.parametrize(("null", "diagonal"), [("uniform", 0.0), (0.0, 0.0), (0.08, 4.0), (0.3, 1.7)])
 def test_em_equals_a_slow_transcription(null, diagonal):
     pairs = corpus(3)
-    model = fit(pairs, null=null, diagonal=diagonal, iterations=4, tolerance=0.0)
+    model = fit_ibm1(pairs, null=null, diagonal=diagonal, iterations=4, tolerance=0.0)
     theta, _ = slow_em(pairs, 4, null, diagonal)
     found = {(i if i < 13 else "NULL", o): p for (i, o), p in model.theta.todok().items()}
     assert found == pytest.approx({key: p for key, p in theta.items() if p}, abs=1e-12)
@@ -108,15 +108,15 @@ def test_em_equals_a_slow_transcription(null, diagonal):
 
 def test_the_first_iteration_without_null_is_trans_of_the_count_table():
     pairs = [(x, y) for x, y in corpus(4) if x and y]
-    theta = fit(pairs, null=0, iterations=1).theta.toarray()
-    np.testing.assert_allclose(theta[:-1], trans(counts(pairs)).toarray(), atol=1e-15)
+    theta = fit_ibm1(pairs, null=0, iterations=1).theta.toarray()
+    np.testing.assert_allclose(theta[:-1], trans(count_cooccurrences(pairs)).toarray(), atol=1e-15)
     assert not theta[-1].any()
 
 
 @pytest.mark.parametrize("learnt", [False, True])
 @pytest.mark.parametrize("null", ["uniform", 0.1])
 def test_em_never_lowers_the_likelihood_and_rows_sum_to_1(learnt, null):
-    model = fit(corpus(5), null=null, diagonal=2.0, learn_diagonal=learnt, iterations=30, tolerance=0.0)
+    model = fit_ibm1(corpus(5), null=null, diagonal=2.0, learn_diagonal=learnt, iterations=30, tolerance=0.0)
     gains = np.diff(model.log_likelihood)
     assert (gains > -1e-12).all()
     assert gains[0] > 0.01
@@ -125,12 +125,12 @@ def test_em_never_lowers_the_likelihood_and_rows_sum_to_1(learnt, null):
 
 
 def test_it_stops_when_an_iteration_gains_less_than_the_tolerance():
-    model = fit(corpus(6), tolerance=1e-2)
+    model = fit_ibm1(corpus(6), tolerance=1e-2)
     gains = np.diff(model.log_likelihood)
     assert model.converged
     assert (gains[:-1] >= 1e-2).all()
     assert gains[-1] < 1e-2
-    assert not fit(corpus(6), tolerance=0.0, iterations=3).converged
+    assert not fit_ibm1(corpus(6), tolerance=0.0, iterations=3).converged
 
 
 @pytest.mark.parametrize(("length", "words"), [(1, 1), (3, 7), (11, 2)])
@@ -151,7 +151,7 @@ def monotone(seed, number=211, types=23):
 
 def test_a_dictionary_is_found_and_both_directions_agree():
     pairs = monotone(7)
-    forward, backward = fit(pairs), fit((y, x) for x, y in pairs)
+    forward, backward = fit_ibm1(pairs), fit_ibm1((y, x) for x, y in pairs)
     for x, y in pairs[:20]:
         diagonal = {(k, k) for k in range(len(x))}
         turned = {(s, t) for t, s in backward.links(y, x)}
@@ -161,8 +161,8 @@ def test_a_dictionary_is_found_and_both_directions_agree():
 def test_a_steep_diagonal_is_learnt_where_there_is_one():
     """All words are alike, so only places can tell; NULL takes what no place explains."""
     pairs = [([0] * n, [0] * n) for n in (5, 7)]
-    flat = fit(pairs, null=0.1, diagonal=3.0, learn_diagonal=True, iterations=20, tolerance=0.0)
-    steep = fit(monotone(8), null=0.1, diagonal=1.0, learn_diagonal=True)
+    flat = fit_ibm1(pairs, null=0.1, diagonal=3.0, learn_diagonal=True, iterations=20, tolerance=0.0)
+    steep = fit_ibm1(monotone(8), null=0.1, diagonal=1.0, learn_diagonal=True)
     assert flat.diagonal == pytest.approx(3.0)  # nothing prefers any λ: it stays
     assert steep.diagonal > 20.0
 
@@ -182,7 +182,7 @@ def test_the_learnt_diagonal_makes_the_expected_links_likeliest():
                 total -= sum(q / sum(joint) * math.log(p) for q, p in zip(joint[:-1], prior[:-1], strict=True))
         return total
 
-    model = fit(pairs, null=0.2, diagonal=3.0, learn_diagonal=True, iterations=2, tolerance=0.0)
+    model = fit_ibm1(pairs, null=0.2, diagonal=3.0, learn_diagonal=True, iterations=2, tolerance=0.0)
     best = minimize_scalar(lost, bounds=(0.0, 100.0), method="bounded", options={"xatol": 1e-6})
     assert 0.1 < best.x < 99.0
     assert model.diagonal == pytest.approx(best.x, abs=0.01)
@@ -191,7 +191,7 @@ def test_the_learnt_diagonal_makes_the_expected_links_likeliest():
 def test_a_word_that_is_best_explained_by_null_has_no_link():
     """23 stands in every target, whatever the source."""
     pairs = [(x, [*y, 23]) for x, y in monotone(9)]
-    model = fit(pairs, iterations=50)
+    model = fit_ibm1(pairs, iterations=50)
     x, y = pairs[0]
     assert model.posterior(x, y).shape == (len(y), len(x) + 1)
     assert model.posterior(x, y)[-1].argmax() == len(x)
@@ -200,7 +200,7 @@ def test_a_word_that_is_best_explained_by_null_has_no_link():
 
 
 def test_a_model_survives_being_written(tmp_path):
-    model = fit(corpus(10), null=0.1, diagonal=2.0, learn_diagonal=True, iterations=5)
+    model = fit_ibm1(corpus(10), null=0.1, diagonal=2.0, learn_diagonal=True, iterations=5)
     model.save(tmp_path / "new" / "m.safetensors")
     again = Ibm1.load(tmp_path / "new" / "m.safetensors")
     assert (again.theta != model.theta).nnz == 0
@@ -223,7 +223,7 @@ def test_what_is_not_a_model_is_refused(tmp_path):
 def test_shapes_hold_every_pair_with_words_once():
     pairs = corpus(11)
     seen = {}
-    for numbers, x, y in WordPairs.of(pairs).shapes(most=30):
+    for numbers, x, y in WordPairs.gather(pairs).iterate_shapes(max_cells=30):
         assert len(numbers) == 1 or x.shape[0] * x.shape[1] * y.shape[1] <= 30
         seen |= {n: (a.tolist(), b.tolist()) for n, a, b in zip(numbers.tolist(), x, y, strict=True)}
     assert seen == {n: (x, y) for n, (x, y) in enumerate(pairs) if x and y}
@@ -232,19 +232,19 @@ def test_shapes_hold_every_pair_with_words_once():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: counts([([0], [1]), ([0, -2], [1])]), "pair 2: the source has the id -2"),
-        (lambda: counts([([0], [1]), [0, 1, 2]]), r"pair 2 must be \(source ids, target ids\)"),
-        (lambda: counts([([0], ["a"])]), "a target from pair 1 on is not a sequence of ids"),
-        (lambda: counts([([0], [1]), ([0, 1.9], [1])]), "a source from pair 1 on is not a sequence of ids"),
-        (lambda: counts([([5], [1])], sizes=(3, 3)), "do not fit"),
-        (lambda: beta(trans(counts([([0], [1])])), [1], [0]), "the source has an id outside the table's 1 types"),
-        (lambda: fit([([], [1]), ([0], [])]), "none of the 2 pairs has words on both sides"),
-        (lambda: fit([([0], [1])], null=1.0), "null, the probability of NULL"),
-        (lambda: fit([([0], [1])], null="even"), 'a probability or "uniform"'),
-        (lambda: fit([([0], [1])], diagonal=-1.0), "diagonal must be"),
-        (lambda: fit([([0], [1])], iterations=0), "iterations must be"),
-        (lambda: fit([([0], [1])], tolerance=math.nan), "tolerance must be"),
-        (lambda: fit([([0], [1])]).posterior([1], [0]), "the model has 1 types"),
+        (lambda: count_cooccurrences([([0], [1]), ([0, -2], [1])]), "pair 2: the source has the id -2"),
+        (lambda: count_cooccurrences([([0], [1]), [0, 1, 2]]), r"pair 2 must be \(source ids, target ids\)"),
+        (lambda: count_cooccurrences([([0], ["a"])]), "a target from pair 1 on is not a sequence of ids"),
+        (lambda: count_cooccurrences([([0], [1]), ([0, 1.9], [1])]), "a source from pair 1 on is not a sequence of ids"),
+        (lambda: count_cooccurrences([([5], [1])], sizes=(3, 3)), "do not fit"),
+        (lambda: beta(trans(count_cooccurrences([([0], [1])])), [1], [0]), "the source has an id outside the table's 1 types"),
+        (lambda: fit_ibm1([([], [1]), ([0], [])]), "none of the 2 pairs has words on both sides"),
+        (lambda: fit_ibm1([([0], [1])], null=1.0), "null, the probability of NULL"),
+        (lambda: fit_ibm1([([0], [1])], null="even"), 'a probability or "uniform"'),
+        (lambda: fit_ibm1([([0], [1])], diagonal=-1.0), "diagonal must be"),
+        (lambda: fit_ibm1([([0], [1])], iterations=0), "iterations must be"),
+        (lambda: fit_ibm1([([0], [1])], tolerance=math.nan), "tolerance must be"),
+        (lambda: fit_ibm1([([0], [1])]).posterior([1], [0]), "the model has 1 types"),
     ],
 )
 def test_wrong_input_is_named(call, message):

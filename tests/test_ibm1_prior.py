@@ -15,8 +15,8 @@ from scipy.special import digamma
 from test_ibm1 import corpus, slow_prior
 from torch.distributions import Dirichlet, kl_divergence
 
-from attnlab.aligning.ibm1_aligner import FAST_ALIGN, WordModel, folder_name
-from attnlab.counting.ibm1 import FORMAT, Ibm1, best_theta, fit, trans
+from attnlab.aligning.ibm1_aligner import FAST_ALIGN, WordModel, name_folder
+from attnlab.counting.ibm1 import FORMAT, Ibm1, maximise_theta, fit_ibm1, trans
 
 
 def slow_mean_field(pairs, iterations, null, diagonal, prior):
@@ -76,7 +76,7 @@ def log_evidence(pairs, prior):
 @pytest.mark.parametrize(("null", "diagonal"), [("uniform", 0.0), (0.0, 0.0), (0.08, 4.0)])
 def test_mean_field_equals_a_slow_transcription(null, diagonal, prior):
     pairs = corpus(3, number=37, types=(31, 29))  # few of the types occur together
-    model = fit(pairs, null=null, diagonal=diagonal, prior=prior, iterations=4, tolerance=0.0)
+    model = fit_ibm1(pairs, null=null, diagonal=diagonal, prior=prior, iterations=4, tolerance=0.0)
     theta, history = slow_mean_field(pairs, 4, null, diagonal, prior)
     found = {(i if i < 31 else "NULL", o): p for (i, o), p in model.theta.todok().items()}
     assert found == pytest.approx(theta, rel=1e-9)
@@ -86,7 +86,7 @@ def test_mean_field_equals_a_slow_transcription(null, diagonal, prior):
 def test_the_m_step_by_hand():
     """ψ(x + 1) = ψ(x) + 1/x. Row 0: n + a = 2, 3, in all 5; row 1 has no cell; row 2, of one type, is certain."""
     links = sparse.csr_array((np.array([1.0, 2.0, 7.0]), np.array([0, 4, 1]), np.array([0, 2, 2, 3])), shape=(3, 5))
-    theta, divergence = best_theta(links, 1.0)
+    theta, divergence = maximise_theta(links, 1.0)
     assert theta == pytest.approx([math.exp(-1 / 2 - 1 / 3 - 1 / 4), math.exp(-1 / 3 - 1 / 4), 1.0])
     own = math.log(24 / 1) - math.log(1 * 2) - 1 * (1 / 2 + 1 / 3 + 1 / 4) - 2 * (1 / 3 + 1 / 4)
     assert divergence == pytest.approx(own)
@@ -94,14 +94,14 @@ def test_the_m_step_by_hand():
 
 def test_without_a_prior_the_m_step_is_that_of_maximum_likelihood():
     links = sparse.csr_array(np.random.default_rng(0).random((7, 11)))
-    theta, divergence = best_theta(links, 0.0)
+    theta, divergence = maximise_theta(links, 0.0)
     assert np.array_equal(theta, trans(links).data)
     assert divergence == 0.0
 
 
 def test_a_prior_is_forgotten_where_there_is_much_to_count():
     links = sparse.csr_array(np.random.default_rng(1).random((7, 11)))
-    few, many = (np.abs(best_theta(links * n, 0.01)[0] - trans(links).data).max() for n in (1.0, 1e7))
+    few, many = (np.abs(maximise_theta(links * n, 0.01)[0] - trans(links).data).max() for n in (1.0, 1e7))
     assert many < 1e-6 < few
 
 
@@ -110,7 +110,7 @@ def test_a_prior_is_forgotten_where_there_is_much_to_count():
 @pytest.mark.parametrize("prior", [0.002, 0.01, 1.0])
 def test_the_bound_never_falls_and_rows_are_positive_and_sum_to_less_than_1(learnt, null, prior):
     how = {"null": null, "diagonal": 2.0, "learn_diagonal": learnt, "prior": prior}
-    model = fit(corpus(5), **how, iterations=30, tolerance=0.0)
+    model = fit_ibm1(corpus(5), **how, iterations=30, tolerance=0.0)
     gains = np.diff(model.log_likelihood[1:])  # even θ, before the first iteration, has no bound
     assert (gains > -1e-12).all()
     assert gains[0] > 0.01
@@ -124,20 +124,20 @@ def test_the_bound_is_below_the_evidence_and_equal_to_it_where_links_are_certain
     open_pairs = [([0, 1], [0, 1]), ([0, 2], [0, 2]), ([1, 2, 2], [1, 3])]
     certain = [([0], [0, 1, 0]), ([1], [2, 2]), ([0], [2])]
     for pairs, at_most in ((open_pairs, 0.5), (certain, 1e-12)):
-        model = fit(pairs, null=0, prior=prior, iterations=200, tolerance=0.0)
+        model = fit_ibm1(pairs, null=0, prior=prior, iterations=200, tolerance=0.0)
         bound = model.log_likelihood[-1] * sum(len(y) for _, y in pairs)
         assert -1e-12 < (log_evidence(pairs, prior) - bound) / abs(bound) < at_most
 
 
 def test_it_stops_by_the_bound_and_not_at_the_first_which_may_lie_below_even_theta():
-    model = fit(corpus(6), prior=0.01, tolerance=1e-2)
+    model = fit_ibm1(corpus(6), prior=0.01, tolerance=1e-2)
     assert model.log_likelihood[1] < model.log_likelihood[0]
     gains = np.diff(model.log_likelihood[1:])
     assert model.converged
     assert len(gains) > 2
     assert (gains[:-1] >= 1e-2).all()
     assert gains[-1] < 1e-2
-    assert not fit(corpus(6), prior=0.01, tolerance=0.0, iterations=3).converged
+    assert not fit_ibm1(corpus(6), prior=0.01, tolerance=0.0, iterations=3).converged
 
 
 def test_a_rare_word_no_longer_collects_what_others_explain():
@@ -148,7 +148,7 @@ def test_a_rare_word_no_longer_collects_what_others_explain():
     """
     often = [([i], [5 * i + k]) for i in (0, 1) for k in range(5)] * 4
     once = ([0, 1, 2], [0, 5, 10])
-    likeliest, bayes = (fit([*often, once], null=0, prior=a, tolerance=1e-9, iterations=100) for a in (0.0, 0.01))
+    likeliest, bayes = (fit_ibm1([*often, once], null=0, prior=a, tolerance=1e-9, iterations=100) for a in (0.0, 0.01))
     own = likeliest.theta.toarray()
     assert own[2, 10] == pytest.approx(own[2, 0] + own[0, 0], abs=1e-3)
     assert own[2, 0] == pytest.approx(0.26, abs=0.005)
@@ -158,7 +158,7 @@ def test_a_rare_word_no_longer_collects_what_others_explain():
 
 
 def test_the_prior_is_written_and_a_file_from_before_it_is_maximum_likelihood(tmp_path):
-    model = fit(corpus(10), prior=0.01, iterations=5)
+    model = fit_ibm1(corpus(10), prior=0.01, iterations=5)
     model.save(tmp_path / "new")
     again = Ibm1.load(tmp_path / "new")
     assert again.prior == 0.01
@@ -179,7 +179,7 @@ def test_words_are_modelled_by_likelihood_and_with_the_diagonal_as_fast_align_do
 
 def test_what_is_trained_in_another_way_has_another_folder():
     text = [["a", "b"], ["a"]], [["x", "y"], ["x"]]
-    names = {(d, p): folder_name(*text, diagonal=d, prior=p) for d in (False, True) for p in (None, 0, 0.01, 0.5)}
+    names = {(d, p): name_folder(*text, diagonal=d, prior=p) for d in (False, True) for p in (None, 0, 0.01, 0.5)}
     assert names[False, None] == names[False, 0]
     assert names[True, None] == names[True, 0.01]
     assert len(set(names.values())) == 6
@@ -199,4 +199,4 @@ def test_a_prior_that_is_none_is_refused(prior):
     with pytest.raises(
         ValueError, match=r"prior must be 0, for maximum likelihood, or a number from 0.002 to 1e\+06, not"
     ):
-        fit([([0], [1])], prior=prior)
+        fit_ibm1([([0], [1])], prior=prior)

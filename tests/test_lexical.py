@@ -10,7 +10,7 @@ from attnlab.analysis import lexical, saliency
 from attnlab.analysis.agreement import agreement, kendall, random_baseline
 from attnlab.models.lstm import build
 from attnlab.models.lstm_config import SETTINGS
-from attnlab.recording.probe import probed
+from attnlab.recording.probe import record_probes
 from attnlab.records.record import Layer, Record
 
 B, H, T, L, D = 3, 2, 5, 7, 4
@@ -93,7 +93,7 @@ def test_a_probed_model_has_a_table():
         ("classification", (source,), torch.tensor([0, 1, 1]), int(SOURCE.sum())),
     ):
         model = build(replace(SETTINGS[name], vocabulary=19, width=6, embedding_width=5)).eval()
-        made = probed(model, batch, wanted)
+        made = record_probes(model, batch, wanted)
         table = saliency.saliency(made)
         assert len(table) == rows
         assert (table["beta"] <= 0).all()
@@ -105,9 +105,9 @@ def test_a_probed_model_has_a_table():
 @pytest.mark.parametrize(
     ("made", "options", "message"),
     [
-        (lambda: record(extras={}), {}, "attention has no beta in its extras: probes need the model"),
-        (lambda: record(extras={"beta": torch.zeros(B, T, 1)}), {}, r"is \(3, 5, 1\), but its weights are \(3, 5, 7\)"),
-        (record, {"layer": 1}, r"no cross attention 1 in Record\(3 examples"),
+        (lambda: record(extras={}), {}, "attention has no beta"),
+        (lambda: record(extras={"beta": torch.zeros(B, T, 1)}), {}, r"\(3, 5, 1\), but its weights have \(3, 5, 7\)"),
+        (record, {"layer": 1}, r"layer 1 .*Record\(3 examples"),
     ],
 )
 def test_what_is_not_there_is_said(made, options, message):
@@ -116,7 +116,7 @@ def test_what_is_not_there_is_said(made, options, message):
 
 
 def test_something_else_than_a_record_is_refused():
-    with pytest.raises(TypeError, match="a Record is wanted, not a dict"):
+    with pytest.raises(TypeError, match="Record, got a dict"):
         lexical.lexical({})
 
 

@@ -11,7 +11,7 @@ from torch.func import functional_call
 from attnlab.models.lstm import build
 from attnlab.models.lstm_config import SETTINGS, TRANSLATION
 from attnlab.models.transformer import TransformerConfig
-from attnlab.recording.probe import beta, gamma, probed, saliency
+from attnlab.recording.probe import beta, gamma, record_probes, saliency
 from attnlab.recording.watch import record
 from attnlab.records.record import Record
 
@@ -184,7 +184,7 @@ def test_saliency_has_the_right_sign():
 @pytest.mark.parametrize("name", ["lstm", "transformer"])
 def test_a_record_holds_its_probes(name, tmp_path):
     model, (inputs, targets) = MODELS[name](), batch()
-    found = probed(model, inputs, targets)
+    found = record_probes(model, inputs, targets)
     *others, last = found.kind("cross")
     assert set(last.extras) == {"targets", "beta", "saliency"}
     assert all(not layer.extras for layer in others)
@@ -194,13 +194,13 @@ def test_a_record_holds_its_probes(name, tmp_path):
     again = Record.load(tmp_path / "found.safetensors")[2].kind("cross")[-1]
     for key, value in last.extras.items():
         assert torch.equal(again.extras[key], value[2:])
-    named = probed(model, dict(zip(("source", "target"), inputs, strict=True)), targets)
+    named = record_probes(model, dict(zip(("source", "target"), inputs, strict=True)), targets)
     assert torch.equal(named.kind("cross")[-1].extras["beta"], last.extras["beta"])
 
 
 def test_a_classifiers_record_holds_its_probes():
     model, ((source, _), _) = made(CLASSIFIER), batch()
-    layer = probed(model, source, torch.tensor([0, 1, 1])).layers[0]
+    layer = record_probes(model, source, torch.tensor([0, 1, 1])).layers[0]
     assert layer.extras["beta"].shape == layer.extras["saliency"].shape == (3, 1, 7)
     assert layer.extras["targets"].tolist() == [[0], [1], [1]]
 

@@ -8,7 +8,7 @@ import torch
 from scipy.optimize import minimize
 from torch.nn.utils.rnn import pad_sequence
 
-from attnlab.counting.proxy import STRENGTHS, Proxy, best_logistic, logistic, loss, polarity, shares, train_proxy
+from attnlab.counting.proxy import STRENGTHS, Proxy, fit_best_logistic, fit_logistic, proxy_loss, polarity, word_shares, train_proxy
 
 SOURCE = torch.tensor([[4, 2, 4, 0, 0], [3, 1, 2, 5, 6], [6, 0, 0, 0, 0]])
 TARGET = torch.tensor([[2, 3, 0], [1, 4, 2], [4, 0, 0]])
@@ -27,11 +27,11 @@ def slow_loss(e, w, source, target, bias=None):
 
 def test_the_loss_and_its_gradients_are_equation_14():
     model = Proxy(7, 5, width=3).double()
-    loss(model, SOURCE, TARGET).backward()
+    proxy_loss(model, SOURCE, TARGET).backward()
     e, w = (x.detach().clone().requires_grad_() for x in (model.embedding, model.weight))
     expected = slow_loss(e, w, SOURCE, TARGET)
     expected.backward()
-    torch.testing.assert_close(loss(model, SOURCE, TARGET), expected)
+    torch.testing.assert_close(proxy_loss(model, SOURCE, TARGET), expected)
     torch.testing.assert_close(model.embedding.grad, e.grad)
     torch.testing.assert_close(model.weight.grad, w.grad)
 
@@ -41,14 +41,14 @@ def test_the_authors_form_predicts_begin_and_padding_too():
     log_p = model(SOURCE).log_softmax(-1)
     extra = -log_p[:, 1].sum() - sum(log_p[row, 0] * int((TARGET[row] == 0).sum()) for row in range(3))
     expected = slow_loss(model.embedding, model.weight, SOURCE, TARGET, model.bias) + extra
-    torch.testing.assert_close(loss(model, SOURCE, TARGET, authors=True), expected)
+    torch.testing.assert_close(proxy_loss(model, SOURCE, TARGET, authors=True), expected)
     assert Proxy(7, 5).bias is None
 
 
 def test_padding_has_no_influence():
     model = Proxy(7, 5, width=3)
-    short = loss(model, SOURCE[[0]][:, :3], TARGET[[0]][:, :2])
-    torch.testing.assert_close(loss(model, SOURCE[[0]], TARGET[[0]]), short)
+    short = proxy_loss(model, SOURCE[[0]][:, :3], TARGET[[0]][:, :2])
+    torch.testing.assert_close(proxy_loss(model, SOURCE[[0]], TARGET[[0]]), short)
 
 
 def test_theta_and_beta_are_equations_13_and_6():
@@ -73,7 +73,7 @@ def test_the_probe_of_a_classifier_is_equation_9():
         assert beta[b, place].item() == pytest.approx(expected, rel=1e-5)
     p = model(SOURCE)[:, 0].sigmoid()
     own = torch.where(labels == 1, p, 1 - p)
-    torch.testing.assert_close(loss(model, SOURCE, labels), -own.log().sum())
+    torch.testing.assert_close(proxy_loss(model, SOURCE, labels), -own.log().sum())
 
 
 def dictionary(number=400, types=11):
@@ -118,9 +118,9 @@ def test_the_epoch_that_validates_best_is_kept():
     sizes = {"source_types": 13, "outputs": 15, "width": 5, "lr": 0.05}
     kept = train_proxy(source, target, **sizes, epochs=12, valid=(source, turned))
     models = [train_proxy(source, target, **sizes, epochs=n) for n in range(1, 13)]
-    losses = [loss(model, source, turned).item() for model in models]
+    losses = [proxy_loss(model, source, turned).item() for model in models]
     assert min(losses) < losses[-1]
-    assert loss(kept, source, turned).item() == pytest.approx(min(losses))
+    assert proxy_loss(kept, source, turned).item() == pytest.approx(min(losses))
 
 
 def texts(number=83, types=13, seed=0):
@@ -134,7 +134,7 @@ def test_logistic_regression_is_at_the_optimum_of_its_objective():
     """By an independent minimiser without gradients, on shares computed by hand."""
     rows, labels = texts(types=3)
     table = np.array([[row.count(w) / len(row) for w in range(3)] for row in rows])
-    np.testing.assert_allclose(shares(rows, 3).toarray(), table)
+    np.testing.assert_allclose(word_shares(rows, 3).toarray(), table)
     labels[0] = 1 - labels[1]
 
     def cost(p):
@@ -142,16 +142,16 @@ def test_logistic_regression_is_at_the_optimum_of_its_objective():
         return 0.5 * p[:3] @ p[:3] + 2.0 * np.log1p(np.exp(-margin)).sum()
 
     slow = minimize(cost, np.zeros(4), method="Nelder-Mead", options={"maxiter": 9000, "xatol": 1e-8, "fatol": 1e-10})
-    model = logistic(rows, labels, types=3, strength=2.0)
+    model = fit_logistic(rows, labels, types=3, strength=2.0)
     np.testing.assert_allclose([*model.weights, model.bias], slow.x, atol=1e-4)
     np.testing.assert_allclose(model.logits(rows), table @ model.weights + model.bias)
 
 
 def test_the_strength_that_validates_best_is_chosen():
     train, valid = texts(), texts(seed=1)
-    model, strength = best_logistic(train, valid, types=13)
+    model, strength = fit_best_logistic(train, valid, types=13)
     right = [
-        np.mean((logistic(*train, types=13, strength=s).logits(valid[0]) > 0) == valid[1]) for s in (1e-5, strength)
+        np.mean((fit_logistic(*train, types=13, strength=s).logits(valid[0]) > 0) == valid[1]) for s in (1e-5, strength)
     ]
     assert len(STRENGTHS) == 19
     assert right[1] > max(right[0], 0.8)
@@ -169,10 +169,10 @@ def test_the_strength_that_validates_best_is_chosen():
         (lambda: train_proxy(SOURCE, TARGET, source_types=7, outputs=1), r"expected sources \(m,n\) and labels"),
         (lambda: train_proxy(SOURCE, TARGET, source_types=6, outputs=5), "source ids go from 0 to 6"),
         (lambda: train_proxy(SOURCE * 0, TARGET, source_types=6, outputs=5), "source 0 is empty"),
-        (lambda: logistic([[1], [2]], [1, 1], types=3), "both 0 and 1"),
-        (lambda: logistic([[1], [2]], [0, 1], types=2), "there are 2 types"),
-        (lambda: logistic([[1], []], [0, 1], types=2), "text 1 is empty"),
-        (lambda: logistic([[1], [0]], [0, 1], types=2, strength=0.0), "strength must be"),
+        (lambda: fit_logistic([[1], [2]], [1, 1], types=3), "both 0 and 1"),
+        (lambda: fit_logistic([[1], [2]], [0, 1], types=2), "there are 2 types"),
+        (lambda: fit_logistic([[1], []], [0, 1], types=2), "text 1 is empty"),
+        (lambda: fit_logistic([[1], [0]], [0, 1], types=2, strength=0.0), "strength must be"),
     ],
 )
 def test_wrong_input_is_named(call, message):

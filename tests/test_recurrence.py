@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from gpu_compile import assert_compiles
+from gpu_compile import assert_compiles, some_and_all
 from torch import nn
 from torch.func import grad, vmap
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
@@ -290,8 +290,8 @@ def test_what_the_kernels_are_for():
     for size, dtype, covered in (
         (512, torch.float32, True), (513, torch.float32, False), (8, torch.float64, False), (8, torch.bfloat16, True)
     ):  # fmt: skip
-        assert kernels.covers(torch.zeros(1, 1, 1, 4 * size, dtype=dtype), torch.zeros(1, 1, size)) is covered
-    assert not kernels.covers(torch.zeros(1, 1, 0, 32), torch.zeros(1, 1, 8))
+        assert kernels.supports(torch.zeros(1, 1, 1, 4 * size, dtype=dtype), torch.zeros(1, 1, size)) is covered
+    assert not kernels.supports(torch.zeros(1, 1, 0, 32), torch.zeros(1, 1, 8))
 
 
 def exact():
@@ -329,8 +329,9 @@ memory = {80: 163 * 1024, 89: 99 * 1024, 90: 227 * 1024}
 cases = [(90, *case) for case in itertools.product((24, 256), (16, 32, 64), [full], (full, half))]
 cases += [(90, 512, 64, full, full), (90, 512, 64, full, half), (90, 256, 32, brief, brief), (90, 256, 64, half, half)]
 cases += [(chip, size, 64, full, factor) for chip in (80, 89) for size in (256, 512) for factor in (full, half)]
+cases = cases if EVERY else [(90, 24, 32, full, full), (90, 256, 64, half, half), (89, 512, 64, full, half)]
 for (chip, size, b, dtype, factor), kernel in itertools.product(cases, (kernels._forward, kernels._backward)):
-    tiles = kernels.Tiles.of(1, b, size, torch.empty(0, dtype=factor), memory[chip])
+    tiles = kernels.Tiles.choose(1, b, size, torch.empty(0, dtype=factor), memory[chip])
     constants = tiles.forward if kernel is kernels._forward else tiles.backward
     options = {name: constants.pop(name) for name in ("num_warps", "num_stages")}
     constants |= {"MASKED": size == 256} | ({"SCALED": factor != dtype} if kernel is kernels._backward else {})
@@ -348,10 +349,11 @@ print("compiled")
 
 
 @kernel
-def test_the_kernels_compile_for_gpus_that_are_not_here():
+@some_and_all
+def test_the_kernels_compile_for_gpus_that_are_not_here(every):
     """With every kind of tile, in the memory that a program can have there."""
     pytest.importorskip("triton")
-    assert_compiles(COMPILE)
+    assert_compiles(COMPILE, every)
 
 
 @pytest.mark.gpu
@@ -411,7 +413,7 @@ def test_the_setting_of_products_is_changed_for_a_gpu_alone_and_put_back(monkeyp
         fp32_precision = "none"
 
     def fails(x):
-        with module._products_as_nn_lstm_has_them(x):
+        with module._match_nn_lstm_precision(x):
             raise ZeroDivisionError(settings.fp32_precision)
 
     settings = Settings()
@@ -421,7 +423,7 @@ def test_the_setting_of_products_is_changed_for_a_gpu_alone_and_put_back(monkeyp
         with pytest.raises(ZeroDivisionError, match=f"^{seen}$"):
             fails(x)
         assert settings.fp32_precision == "none"
-    with torch.backends.cudnn.flags(allow_tf32=False), module._products_as_nn_lstm_has_them(on_gpu):
+    with torch.backends.cudnn.flags(allow_tf32=False), module._match_nn_lstm_precision(on_gpu):
         assert settings.fp32_precision == "none"
 
 
@@ -430,5 +432,5 @@ def test_the_setting_of_products_is_changed_for_a_gpu_alone_and_put_back(monkeyp
 def test_no_two_threads_write_one_cell_of_the_backward_pass(chip):
     kernels = pytest.importorskip("attnlab.models.recurrence_kernel")
     for size, b, factor in itertools.product((5, 24, 256, 512), (1, 16, 33, 128), (torch.float32, torch.float16)):
-        tiles = kernels.Tiles.of(1, b, size, torch.empty(0, dtype=factor), chip * 1024)
+        tiles = kernels.Tiles.choose(1, b, size, torch.empty(0, dtype=factor), chip * 1024)
         assert tiles.backward["B"] * tiles.backward["U"] >= 32 * tiles.backward["num_warps"], (size, b, factor)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from attnlab.mechanisms import MECHANISMS, Mechanism, attention
 from attnlab.models.attention import MultiHead
-from attnlab.models.embedding import AdaptiveEmbedding, AdaptiveReadout, LinearReadout, Sinusoidal
+from attnlab.models.embedding import AdaptiveEmbedding, AdaptiveReadout, LinearReadout, SinusoidalPositions
 from attnlab.models.transformer import TransformerConfig, build
 
 close = {"rtol": 0.0, "atol": 1e-10}
@@ -262,7 +262,7 @@ def test_sinusoids_by_hand(width):
         for c in range(half):
             angle = (t + 3) / 10000 ** (c / max(half - 1, 1))
             expected[t, c], expected[t, c + half] = math.sin(angle), math.cos(angle)
-    torch.testing.assert_close(Sinusoidal()(torch.zeros(1, 5, width, dtype=torch.float64), 3), expected, **close)
+    torch.testing.assert_close(SinusoidalPositions()(torch.zeros(1, 5, width, dtype=torch.float64), 3), expected, **close)
 
 
 def test_initialisation_of_fairseq():

@@ -11,7 +11,7 @@ import attnlab
 from attnlab.analysis.alignment import aer, choose_words
 from attnlab.analysis.contribution import norms
 from attnlab.analysis.words import pool_by_word
-from attnlab.reading.maps import show, view
+from attnlab.reading.maps import build_view, show
 from attnlab.recording.probe import record_probes
 from attnlab.report.view import ViewGold
 
@@ -288,7 +288,7 @@ def test_zooming_keeps_the_cells_and_fit_goes_back(opened, encoder):
 def test_the_overview_is_sorted_by_a_statistic_and_chooses(opened, encoder):
     path, record = encoder
     page = opened(path).ready()
-    shown = [a for a in view(record).runs[0].frames[0].attentions if a.example == 0 and a.index is not None]
+    shown = [a for a in build_view(record).runs[0].frames[0].attentions if a.example == 0 and a.index is not None]
     page.get_by_label("Sort by").focus()
     for name, label in (("entropy", "entropy (nats)"), ("sink", "sink share"), ("norm", "mean norm Σ‖αf(x)‖")):
         page.get_by_label("Sort by").select_option(label)

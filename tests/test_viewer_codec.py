@@ -16,8 +16,8 @@ from attnlab.analysis.contribution import norms
 from attnlab.analysis.mixing import mixing
 from attnlab.analysis.rollout import rollout
 from attnlab.reading import maps as viewing
-from attnlab.reading.best_head import best_aligned
-from attnlab.reading.maps import joined, show, view
+from attnlab.reading.best_head import find_best_head
+from attnlab.reading.maps import build_view, join_views, show
 from attnlab.recording.probe import record_probes
 from attnlab.report.packing import LADDER, SIGNED_LADDER, pack_view, quantise_map, restore_map, unpack_view
 from attnlab.report.view import Best, Frame, View, ViewAttention, ViewExample, ViewGold, ViewRun, ViewSide, record_of
@@ -91,7 +91,7 @@ def test_a_row_of_equal_numbers_is_exact():
 
 
 def test_a_document_comes_back_as_the_same_view(bert_record):
-    before = view(bert_record, title="a <title>")
+    before = build_view(bert_record, title="a <title>")
     after = unpack_view(json.loads(json.dumps(pack_view(before))))
     assert after.title == "a <title>"
     assert after.examples == before.examples
@@ -109,7 +109,7 @@ def test_a_document_comes_back_as_the_same_view(bert_record):
 
 
 def test_a_document_comes_back_as_a_record_of_weights(bert_record):
-    found = record_of(unpack_view(pack_view(view(bert_record))), example=1)
+    found = record_of(unpack_view(pack_view(build_view(bert_record))), example=1)
     assert found.kinds == ["encoder-self"] * 3
     want = bert_record[1].layers[2].weights[:, :, :7, :7]
     torch.testing.assert_close(found.layers[2].weights, want, atol=0.004, rtol=0.01)
@@ -120,16 +120,18 @@ def test_a_document_comes_back_as_a_record_of_weights(bert_record):
 def test_the_best_head_comes_back_and_an_older_document_has_none():
     best = Best("encoder-self", 1, 2, "a reason")
     record = attnlab.record(made(LM), torch.randint(1, 23, (1, 7)))
-    document = json.loads(json.dumps(pack_view(view({"a": record}, best={"a": replace(best, kind="decoder-self")}))))
+    document = json.loads(
+        json.dumps(pack_view(build_view({"a": record}, best={"a": replace(best, kind="decoder-self")})))
+    )
     assert unpack_view(document).runs[0].best == replace(best, kind="decoder-self")
     del document["runs"][0]["best"]
     assert unpack_view(document).runs[0].best is None
     for given, message in (
-        ({"a": best}, "encoder-self layer 1, head 2, which is not there"),
+        ({"a": best}, "no encoder-self layer 1, head 2"),
         ({"b": best}, "no run is called 'b'"),
     ):
         with pytest.raises(ValueError, match=message):
-            view({"a": record}, best=given)
+            build_view({"a": record}, best=given)
 
 
 @pytest.mark.parametrize(
@@ -142,32 +144,32 @@ def test_the_best_head_comes_back_and_an_older_document_has_none():
     ],
 )
 def test_a_view_without_a_title_has_that_of_the_model(bert_record, meta, title):
-    assert view(replace(bert_record, meta=meta)).title == title
+    assert build_view(replace(bert_record, meta=meta)).title == title
 
 
 def test_a_causal_mask_is_stored_once_and_comes_back():
     record = attnlab.record(made(LM), torch.randint(1, 23, (1, 7)))
-    document = pack_view(view(record))
+    document = pack_view(build_view(record))
     assert len(document["masks"]) == 1
     mask = unpack_view(document).runs[0].frames[0].attentions[1].mask
     assert torch.equal(mask, torch.ones(7, 7).tril().bool())
 
 
 def test_what_is_not_a_view_is_refused():
-    with pytest.raises(ValueError, match=r"not a view: its format is 'x'"):
+    with pytest.raises(ValueError, match=r"not a view: .* 'x'"):
         unpack_view({"format": "x"})
-    with pytest.raises(ValueError, match="its weight is not finite everywhere"):
+    with pytest.raises(ValueError, match=r"weight .* not finite"):
         pack_view(plain_view({"weight": torch.full((1, 2, 3), torch.nan)}, heads=1))
-    with pytest.raises(ValueError, match=r"its weight is \(2, 2, 3\), but 1 heads, 2 queries and 3 keys"):
+    with pytest.raises(ValueError, match=r"\(2, 2, 3\), expected 1 heads .* 2 queries and 3 keys"):
         plain_view({"weight": torch.rand(2, 2, 3)}, heads=1)
-    with pytest.raises(ValueError, match="no measure is called 'height'"):
+    with pytest.raises(ValueError, match="measure 'height'"):
         plain_view({"height": torch.rand(1, 2, 3)}, heads=1)
-    with pytest.raises(ValueError, match="no attention to show"):
+    with pytest.raises(ValueError, match="no attention"):
         View("t", [], [])
     one = plain_view({"weight": torch.rand(1, 2, 3)}, heads=1)
-    with pytest.raises(ValueError, match=r"must have rising steps, not \[5, 3\]"):
+    with pytest.raises(ValueError, match=r"steps, got \[5, 3\]"):
         View("t", one.examples, [ViewRun("r", [Frame([], 5), Frame([], 3)])])
-    with pytest.raises(ValueError, match=r"must end in \.html, for a page, or \.json"):
+    with pytest.raises(ValueError, match=r"\.html .* \.json"):
         Viewer(one).save("x.txt")
 
 
@@ -210,7 +212,7 @@ def test_a_budget_makes_maps_coarser_the_largest_first():
 
 
 def test_the_view_holds_the_maps_of_the_analyses_without_padding(bert_record):
-    shown = view(bert_record)
+    shown = build_view(bert_record)
     own = [a for a in shown.runs[0].frames[0].attentions if a.example == 1 and a.index is not None]
     for attention, layer in zip(own, bert_record.layers, strict=True):
         found = norms(layer)
@@ -224,7 +226,7 @@ def test_the_view_holds_the_maps_of_the_analyses_without_padding(bert_record):
 
 
 def test_the_statistics_of_a_head_against_scipy(bert_record):
-    found = view(bert_record).runs[0].frames[0].attentions[0]
+    found = build_view(bert_record).runs[0].frames[0].attentions[0]
     weights = found.maps["weight"].double().numpy()  # (3,11,11)
     np.testing.assert_allclose(found.statistics["entropy"], entropy(weights, axis=-1).mean(-1), rtol=1e-4)
     np.testing.assert_allclose(found.statistics["sink"], weights.mean(1).max(-1), rtol=1e-4)
@@ -237,7 +239,7 @@ def test_the_statistics_of_a_head_against_scipy(bert_record):
 def test_probes_are_shown_and_beta_as_a_probability():
     source, target = torch.randint(4, 20, (2, 5)), torch.randint(4, 19, (2, 7))
     record = record_probes(made(TRANSLATOR), (source, target), target)
-    shown = [a for a in view(record).runs[0].frames[0].attentions if a.kind == "cross" and a.index == 1]
+    shown = [a for a in build_view(record).runs[0].frames[0].attentions if a.kind == "cross" and a.index == 1]
     layer = record.kind("cross")[1]
     for attention in shown:
         want = layer.extras["beta"][attention.example].exp()
@@ -249,48 +251,48 @@ def test_several_records_and_steps():
     tokens = torch.randint(1, 23, (1, 5))
     first, second = (attnlab.record(made(LM, name), tokens) for name in ("softmax", "dagpam"))
     curves = {"accuracy": ([0, 7], [0.1, 0.9])}
-    steps = view({7: second, 0: first}, curves=curves)
+    steps = build_view({7: second, 0: first}, curves=curves)
     assert [frame.step for frame in steps.runs[0].frames] == [0, 7]
     assert steps.runs[0].curves == curves
-    both = view({"softmax": first, "dagpam": {3: second}}, curves={"dagpam": curves})
+    both = build_view({"softmax": first, "dagpam": {3: second}}, curves={"dagpam": curves})
     assert [(run.name, dict(run.curves)) for run in both.runs] == [("softmax", {}), ("dagpam", curves)]
-    two = joined([view(first), view(attnlab.record(made(LM), torch.randint(1, 23, (1, 3))))])
+    two = join_views([build_view(first), build_view(attnlab.record(made(LM), torch.randint(1, 23, (1, 3))))])
     assert [len(example.sides["target"].tokens) for example in two.examples] == [5, 3]
     assert {a.example for a in two.runs[0].frames[0].attentions} == {0, 1}
 
 
 def test_what_cannot_be_shown_is_said(bert_record, monkeypatch):
     other = attnlab.record(tiny_models.bert(), {"input_ids": torch.randint(3, 97, (3, 11))})
-    with pytest.raises(ValueError, match="b was recorded on other tokens"):
-        view({"a": bert_record, "b": other})
-    with pytest.raises(TypeError, match="not a str"):
+    with pytest.raises(ValueError, match="b was recorded"):
+        build_view({"a": bert_record, "b": other})
+    with pytest.raises(TypeError, match="str"):
         show("record")
-    with pytest.raises(TypeError, match=r"the viewer shows Records"):
-        view({"a": {0: "x"}})
-    with pytest.raises(ValueError, match=r"gold has 1 alignments for 3 examples"):
-        view(bert_record, gold=[None])
-    with pytest.raises(ValueError, match=r"has no head 5; heads are 0 … 2"):
-        view(bert_record, heads=[5])
-    monkeypatch.setattr(viewing, "MOST", 100)
-    with pytest.raises(ValueError, match="more than a browser holds"):
-        view(bert_record)
+    with pytest.raises(TypeError, match="Records"):
+        build_view({"a": {0: "x"}})
+    with pytest.raises(ValueError, match="gold has 1"):
+        build_view(bert_record, gold=[None])
+    with pytest.raises(ValueError, match="head 5"):
+        build_view(bert_record, heads=[5])
+    monkeypatch.setattr(viewing, "MAX_PAIRS", 100)
+    with pytest.raises(ValueError, match="browser"):
+        build_view(bert_record)
 
 
 def test_too_many_heads_are_shown_together(bert_record, monkeypatch):
-    monkeypatch.setattr(viewing, "CELLS", 1000)
-    shown = view(bert_record)
+    monkeypatch.setattr(viewing, "HEAD_CELLS", 1000)
+    shown = build_view(bert_record)
     attention = shown.runs[0].frames[0].attentions[0]
     assert attention.heads == ()
     torch.testing.assert_close(attention.maps["weight"][0], bert_record.layers[0].weights[0].mean(0))
-    assert "Heads are shown together" in shown.notes[0]
+    assert "mean of the heads" in shown.notes[0]
 
 
 def test_a_block_that_is_not_understood_still_shows_its_weights(bert_record):
     strange = [replace(layer, around={}, strange="odd") for layer in bert_record.layers]
-    shown = view(replace(bert_record, layers=strange))
+    shown = build_view(replace(bert_record, layers=strange))
     assert "norm-layer" in shown.runs[0].frames[0].attentions[0].maps
     assert "norm-block" not in shown.runs[0].frames[0].attentions[0].maps
-    assert any("No rollout" in note for note in shown.notes)
+    assert any("rollout" in note for note in shown.notes)
 
 
 def test_points_of_a_curve_that_are_no_number_are_left_out():
@@ -307,4 +309,4 @@ def test_gold_that_no_head_can_be_judged_by_chooses_none():
     gold = ViewGold(frozenset(), frozenset({(0, 0)}), (0, -1), (0, 1), 1)
     weights = torch.tensor([[[0.1, 0.9], [0.1, 0.9]]] * 2)
     frame = Frame([ViewAttention(0, "cross", 0, (0, 1), {"weight": weights})])
-    assert best_aligned([ViewExample("1", {"source": source, "target": target}, gold)], frame) is None
+    assert find_best_head([ViewExample("1", {"source": source, "target": target}, gold)], frame) is None

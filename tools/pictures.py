@@ -35,7 +35,7 @@ from attnlab.analysis.optimal import optimal_attention
 from attnlab.analysis.rank import collapse
 from attnlab.models.presets import PRESETS
 from attnlab.models.transformer import TransformerConfig, build
-from attnlab.recording.depth import record_states, strip_layers
+from attnlab.recording.depth import record_states, strip_model
 from attnlab.recording.noise_null import add_noise
 from attnlab.records.record import Record
 from attnlab.report.colours import GOLD, SEQUENTIAL, choose_colormap
@@ -170,7 +170,7 @@ def rank() -> Figure:
     parts |= {"+ skip": {"skip": True}, "+ skip + feed-forward": {"skip": True, "feed_forward": True}}
     lines = {}
     for name, kept in parts.items():
-        (passed,) = record_states(strip_layers(model, **kept), tokens)
+        (passed,) = record_states(strip_model(model, **kept), tokens)
         found = collapse(passed.states, passed.mask)["relative_residual_mean"]
         lines[name] = (list(range(len(found))), found.tolist())
     (passed,) = record_states(model, tokens)

@@ -1,13 +1,13 @@
-"""Alignments by IBM Model 1 of words, trained on the text itself or on another, and kept with its vocabularies.
+"""Word alignment by IBM Model 1, trained on the text to align or on another, and saved with its vocabularies.
 
-    FOLDER/ibm1.safetensors, source.txt, target.txt        what `save` writes and `load` reads
+    FOLDER/ibm1.safetensors, source.txt, target.txt        written by `save`, read by `load`
 
-By itself it is Model 1 as Brown et al. 1993 have it, by maximum likelihood; with the diagonal it is fast_align's model
-(Dyer et al. 2013), with fast_align's own numbers: where λ starts, p(NULL), and the prior on θ. They are taken from
-there, not chosen by any links.
+By default it is Model 1 of Brown et al. 1993, fitted by maximum likelihood. With the diagonal it is fast_align's model
+(Dyer et al. 2013), with fast_align's defaults for the initial λ, p(NULL) and the prior on θ. None of them was tuned on
+gold links.
 
-A target word is linked to the source word of the highest posterior; to none where that is NULL, and where no source
-word was ever seen with it.
+A target word is linked to the source word with the highest posterior. It gets no link if that is NULL, or if no source
+word of the sentence occurred with it in training.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ Sentences = Sequence[Sequence[str]]
 
 @dataclass(frozen=True, eq=False)
 class WordModel:
-    """IBM Model 1 with the words that its ids stand for."""
+    """IBM Model 1 with the vocabularies of its two sides."""
 
     model: Ibm1
     source: Words
@@ -42,24 +42,25 @@ class WordModel:
     def train(
         cls, source: Sentences, target: Sentences, *, diagonal: bool = False, prior: float | None = None
     ) -> "WordModel":
-        """On sentence pairs, to convergence.
+        """Train on sentence pairs until convergence.
 
-        diagonal   fast_align's model: with a learnt preference for it, and a prior on θ
-        prior      on θ, 0 for maximum likelihood; None: fast_align's with the diagonal, else 0
+        diagonal   use fast_align's model: a learnt preference for the diagonal, and a prior on θ
+        prior      prior on θ, 0 for maximum likelihood; by default fast_align's with the diagonal, else 0
         """
-        vocabularies = [_words(side) for side in (source, target)]
-        pairs = list(zip(*(_ids(v, side) for v, side in zip(vocabularies, (source, target), strict=True)), strict=True))
+        vocabularies = [_count_words(side) for side in (source, target)]
+        ids = [_encode(v, side) for v, side in zip(vocabularies, (source, target), strict=True)]
+        pairs = list(zip(*ids, strict=True))
         sizes = len(vocabularies[0]), len(vocabularies[1])
-        return cls(fit_ibm1(pairs, sizes=sizes, **_options(diagonal, prior)), *vocabularies)
+        return cls(fit_ibm1(pairs, sizes=sizes, **_fit_options(diagonal, prior)), *vocabularies)
 
     def align(self, source: Sentences, target: Sentences) -> CorpusAlignment:
-        """The links of sentence pairs, with their posteriors."""
-        corpus = WordPairs.gather(zip(_ids(self.source, source), _ids(self.target, target), strict=True))
+        """Return the links of sentence pairs, with their posteriors."""
+        corpus = WordPairs.gather(zip(_encode(self.source, source), _encode(self.target, target), strict=True))
         theta, null = self.model.theta, self.model.theta.shape[0] - 1
         cells, aligned = Cells(theta), CorpusAlignment.empty([*map(len, target)])
         for numbers, x, y in corpus.iterate_shapes():
             words = np.concatenate([x, np.full((len(x), 1), null)], axis=1)  # (n,L+1)
-            joint = _looked_up(theta.data, cells, words, y)
+            joint = _look_up_theta(theta.data, cells, words, y)
             joint *= link_prior(x.shape[1], y.shape[1], self.model.null, self.model.diagonal)
             total, best = joint.sum(1), joint.argmax(1)  # (n,T)
             linked = (best < x.shape[1]) & (total > 0)
@@ -69,7 +70,7 @@ class WordModel:
         return aligned
 
     def save(self, folder: Path) -> None:
-        """The model last: a folder that has it has all."""
+        """Save the vocabularies and then the model, so that a folder with a model is complete."""
         self.source.save(folder / "source.txt")
         self.target.save(folder / "target.txt")
         self.model.save(folder / FILE)
@@ -79,9 +80,9 @@ class WordModel:
         return cls(Ibm1.load(folder / FILE), Words.load(folder / "source.txt"), Words.load(folder / "target.txt"))
 
 
-def folder_name(source: Sentences, target: Sentences, *, diagonal: bool, prior: float | None = None) -> str:
-    """A name that is the same for the same text and the same options, those that are not said too."""
-    text = hashlib.sha256(json.dumps(_options(diagonal, prior), sort_keys=True).encode())
+def name_folder(source: Sentences, target: Sentences, *, diagonal: bool, prior: float | None = None) -> str:
+    """Return a folder name that depends on the text and on all options, defaults included."""
+    text = hashlib.sha256(json.dumps(_fit_options(diagonal, prior), sort_keys=True).encode())
     for side in (source, target):
         for words in side:
             text.update(" ".join(words).encode(errors="surrogatepass") + b"\n")
@@ -89,21 +90,21 @@ def folder_name(source: Sentences, target: Sentences, *, diagonal: bool, prior: 
     return f"ibm1-{text.hexdigest()[:12]}"
 
 
-def _options(diagonal: bool, prior: float | None) -> dict[str, Any]:
-    """What `fit` is told."""
+def _fit_options(diagonal: bool, prior: float | None) -> dict[str, Any]:
+    """Return the options of `fit_ibm1`."""
     options = dict(FAST_ALIGN) if diagonal else {"prior": 0.0}
     return options if prior is None else options | {"prior": float(prior)}
 
 
-def _looked_up(theta: np.ndarray, cells: Cells, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """θ(y_t|x_l) of n pairs of one shape, (n,L,T); 0 where the two never occurred together."""
+def _look_up_theta(theta: np.ndarray, cells: Cells, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return θ(y_t|x_l) of n pairs of one shape, (n,L,T); 0 for words that never occurred together."""
     places = np.minimum(cells.locate(x, y), len(theta) - 1)
     return np.where(cells.keys[places] == x[:, :, None] * cells.columns + y[:, None, :], theta[places], 0.0)
 
 
-def _words(sentences: Sentences) -> Words:
+def _count_words(sentences: Sentences) -> Words:
     return Words.from_lines(" ".join(words) for words in sentences)
 
 
-def _ids(vocabulary: Words, sentences: Sentences) -> list[Sequence[int]]:
+def _encode(vocabulary: Words, sentences: Sentences) -> list[Sequence[int]]:
     return list(vocabulary.encode(" ".join(words) for words in sentences))

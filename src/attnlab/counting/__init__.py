@@ -1,1 +1,1 @@
-"""Models that only count: co-occurrence, IBM Model 1, the bag-of-words proxy, and the diagnosis of a corpus."""
+"""Models of word counts: co-occurrence, IBM Model 1, the bag-of-words proxy, and the diagnosis of a corpus."""

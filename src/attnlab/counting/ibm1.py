@@ -5,30 +5,29 @@ Every word y_t of a target of T words is the translation of one of the L words o
     p(y|x) = Π_t Σ_l δ(l|t) θ(y_t|x_l)          l = 1 … L, and NULL
     δ(NULL|t) = p0      δ(l|t) = (1 − p0) e^{λ h(l,t)} / Σ_l' e^{λ h(l',t)}      h(l,t) = −|t/T − l/L|
 
-λ = 0 is Model 1 itself; the diagonal is that of Dyer et al. 2013. With p0 = "uniform" NULL is one word among the
-others, δ = 1/(L+1), as in Brown et al.; with p0 = 0 there is none, and the first iteration from even θ gives Trans of
-Snell et al. 2021 (eq. 17) exactly.
+λ = 0 is Model 1 itself; the diagonal is that of Dyer et al. 2013. With p0 = "uniform" NULL is one more word of the
+source, δ = 1/(L+1), as in Brown et al. With p0 = 0 there is no NULL, and the first iteration from uniform θ gives Trans
+of Snell et al. 2021 (eq. 17) exactly.
 
     E: expected links p(l|t) ∝ δ(l|t) θ(y_t|x_l)
     M: θ(o|i) = n_io / n_i      n_io = Σ p(l|t) over the links of i with o      λ = argmax Σ p(l|t) log δ(l|t)
 
-This is maximum likelihood, under which a source word that occurs once is free to take links that other words explain.
-A prior, θ_i ~ Dirichlet(a, …, a) over the O_i types that occur with i, says for a < 1 that a word has few translations.
-By mean field (variational Bayes, as in Dyer et al.) q(θ_i) = Dirichlet(n_i + a), and what stands for θ in E, and is
-kept, is its geometric mean: less than n_io / n_i where links are few, in rows that sum to ≤ 1.
+This is maximum likelihood. Under it, a source word that occurs once can take links that other words explain. A prior
+θ_i ~ Dirichlet(a, …, a) over the O_i types that occur with i expresses, for a < 1, that a word has few translations. By
+mean field (variational Bayes, as in Dyer et al.) q(θ_i) = Dirichlet(n_i + a). Its geometric mean replaces θ in E and is
+stored: it is smaller than n_io / n_i where links are few, and its rows sum to ≤ 1.
 
     M: θ(o|i) = exp E_q[log θ(o|i)] = exp ψ(n_io + a) / exp ψ(n_i + a O_i)
 
-Either way no iteration lowers one quantity, and its gain tells when to stop: the log-likelihood Σ log p(y|x), or with a
-prior the lower bound Σ log p(y|x) − KL(q‖prior) of log ∫ p(y|x,θ) p(θ) dθ. There the first term alone may fall.
+No iteration lowers the log-likelihood Σ log p(y|x) or, with a prior, the lower bound Σ log p(y|x) − KL(q‖prior) of
+log ∫ p(y|x,θ) p(θ) dθ. Its gain decides when to stop. With a prior, the first term alone may decrease.
 
-θ is held only for types that occur in a common pair. Memory: 4 bytes for each cell (a word of a source, or NULL, with a
-word of its target) and about 50 for each two types that occur together, 60 with a prior.
+θ is stored only for types that occur together in a pair. Memory: 4 bytes for each cell (a word of a source, or NULL,
+with a word of its target) and about 50 for each pair of types that occur together, 60 with a prior.
 """
 
 import json
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -37,18 +36,19 @@ import numpy as np
 import scipy.sparse as sparse
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from scipy.optimize import minimize_scalar
 from scipy.special import digamma, gammaln
 
-from attnlab.counting.cooccurrence import Cells, Ids, Pairs, WordPairs, alpha, beta, counts, trans
+from attnlab.counting.cooccurrence import Cells, Ids, Pairs, WordPairs, alpha, beta, count_cooccurrences, trans
+from attnlab.files import write_bytes
 
-__all__ = ["Ibm1", "alpha", "beta", "counts", "fit", "trans"]
+__all__ = ["Ibm1", "alpha", "beta", "count_cooccurrences", "fit_ibm1", "trans"]
 
 FORMAT = "attnlab-ibm1-1"
-STEEPEST = 100.0  # the largest λ that is looked for
-WEAKEST = 0.002  # the least prior: e^ψ(a) is about e^(−1/a), and with less it could vanish in float64
-STRONGEST = 1e6  # the greatest: with more the bound is rounding
+STEEPEST = 100.0  # the largest λ
+WEAKEST = 0.002  # the smallest prior: e^ψ(a) is about e^(−1/a), and below this it could underflow in float64
+STRONGEST = 1e6  # the largest prior: above it, rounding dominates the bound
 
 Null = float | Literal["uniform"]
 
@@ -57,59 +57,52 @@ Null = float | Literal["uniform"]
 class Ibm1:
     """A fitted model. Source words are ids 0 … I−1; row I of theta is NULL."""
 
-    theta: sparse.csr_array  # θ(o|i), (I+1, O), float64; a row that occurred sums to 1, with a prior to ≤ 1
+    theta: sparse.csr_array  # θ(o|i), (I+1, O), float64; the row of a seen word sums to 1, with a prior to ≤ 1
     null: Null  # p0
     diagonal: float  # λ
-    log_likelihood: tuple[float, ...] = ()  # or the bound; nats a target word of the training pairs, by iteration
+    log_likelihood: tuple[float, ...] = ()  # or the bound, by iteration; nats per target word of the training pairs
     converged: bool = False
-    prior: float = 0.0  # a; where there is one, log_likelihood is from its second value on the bound
+    prior: float = 0.0  # a; if it is not 0, log_likelihood holds the bound from its second value on
 
     def posterior(self, source: Ids, target: Ids) -> np.ndarray:
-        """p(l|t) of one pair, (T, L+1), NULL last; even where no word of the source was ever seen with y_t."""
+        """Return p(l|t) of one pair, (T, L+1), NULL last; uniform if no word of the source was seen with y_t."""
         words = np.append(np.asarray(source, dtype=np.int64), self.theta.shape[0] - 1)
         if (words[:-1] >= words[-1]).any():
-            raise ValueError(f"the source has the id {words.max()}; the model has {words[-1]} types")
+            raise ValueError(f"source ids must be below {words[-1]}, the model's number of types, got {words.max()}")
         prior = link_prior(len(words) - 1, len(target), self.null, self.diagonal).T
         return alpha(prior * beta(self.theta, words, target))
 
     def links(self, source: Ids, target: Ids) -> frozenset[tuple[int, int]]:
-        """(source place, target place), from 0: the best word for each target word; none where that is NULL."""
+        """Return (source position, target position), from 0: the best word of each target word, except NULL."""
         best = self.posterior(source, target).argmax(1)
-        return frozenset((int(place), t) for t, place in enumerate(best) if place < len(source))
+        return frozenset((int(position), t) for t, position in enumerate(best) if position < len(source))
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file, whole or not at all."""
-        path = Path(path)
+        """Write one safetensors file, atomically."""
         about = {"null": self.null, "diagonal": self.diagonal, "shape": list(self.theta.shape)}
         about |= {"log_likelihood": list(self.log_likelihood), "converged": self.converged, "prior": self.prior}
         named = {name: torch.from_numpy(np.array(getattr(self.theta, name))) for name in ("data", "indices", "indptr")}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            save_file(named, scratch, metadata={FORMAT: json.dumps(about)})
-            os.replace(scratch, path)
-        finally:
-            scratch.unlink(missing_ok=True)
+        write_bytes(Path(path), save(named, metadata={FORMAT: json.dumps(about)}))
 
     @classmethod
     def load(cls, path: str | Path) -> "Ibm1":
-        """Read what `save` wrote."""
+        """Read a file of `save`. Raises FileNotFoundError or, for another or damaged file, ValueError."""
         try:
             with safe_open(path, "pt") as file:
                 about = file.metadata() or {}
                 parts = [file.get_tensor(name).numpy() for name in ("data", "indices", "indptr") if FORMAT in about]
         except FileNotFoundError:
-            raise FileNotFoundError(f"no model at {path}") from None
+            raise FileNotFoundError(f"{path} does not exist") from None
         except (SafetensorError, OSError) as error:
-            raise ValueError(f"{path} is not a safetensors file, or is damaged: {error}") from None
+            raise ValueError(f"{path} is not a safetensors file or is damaged: {error}") from None
         if not parts:
-            raise ValueError(f"{path} is a safetensors file but not a fitted IBM Model 1 ({FORMAT})")
-        told = json.loads(about[FORMAT])
-        theta = sparse.csr_array((parts[0], parts[1], parts[2]), shape=tuple(told.pop("shape")))
-        return cls(theta, log_likelihood=tuple(told.pop("log_likelihood")), **told)
+            raise ValueError(f"{path} is a safetensors file, but not a fitted IBM Model 1 ({FORMAT})")
+        values = json.loads(about[FORMAT])
+        theta = sparse.csr_array((parts[0], parts[1], parts[2]), shape=tuple(values.pop("shape")))
+        return cls(theta, log_likelihood=tuple(values.pop("log_likelihood")), **values)
 
 
-def fit(
+def fit_ibm1(
     pairs: Pairs,
     *,
     null: Null = "uniform",
@@ -120,35 +113,39 @@ def fit(
     tolerance: float = 1e-3,
     sizes: tuple[int, int] | None = None,
 ) -> Ibm1:
-    """Expectation maximisation from even θ, until an iteration gains less than tolerance nats a target word.
+    """Fit by expectation maximisation from uniform θ, until an iteration gains less than `tolerance`.
 
-    With a prior the gain is that of the bound. Even θ has none: its log-likelihood is kept, and not compared.
+    The gain is in nats per target word, of the log-likelihood or, with a prior, of the bound. Uniform θ has no bound:
+    its log-likelihood is stored but not compared.
 
-    pairs     (source ids, target ids); one with an empty side says nothing and is left out. For the other
-              direction exchange the two
-    null      p0, or "uniform"              diagonal   λ, where it starts if it is learnt
-    prior     a, or 0 for maximum likelihood
-    sizes     how many types there are, where not only those up to the largest id
+    pairs            (source ids, target ids); pairs with an empty side are left out. Swap the two sides for the other
+                     direction
+    null             p0, or "uniform"
+    diagonal         λ; its first value if learn_diagonal=True
+    prior            a, or 0 for maximum likelihood
+    sizes            numbers of source and target types; default: up to the largest id
+
+    Raises ValueError for values out of range and if no pair has words on both sides.
     """
     _check(null, diagonal, prior, iterations, tolerance)
-    corpus = _gathered(pairs)
+    corpus = _gather_pairs(pairs)
     blocks = _Blocks(corpus, sizes, null)
     theta = np.full(blocks.pattern.nnz, 1.0 / blocks.pattern.shape[1])
     history: list[float] = []
     divergence, converged = 0.0, False
     for _ in range(iterations):
-        expected = blocks.expect(theta, null, diagonal, drawn=learn_diagonal)
+        expected = blocks.expect(theta, null, diagonal, by_position=learn_diagonal)
         history.append((expected.log_likelihood - divergence) / blocks.words)
         if converged := len(history) > 1 + bool(prior) and history[-1] - history[-2] < tolerance:
             break
-        theta, divergence = best_theta(blocks.table(expected.links), prior)
+        theta, divergence = maximise_theta(blocks.table(expected.links), prior)
         if learn_diagonal:
             diagonal = expected.best_diagonal(diagonal)
     return Ibm1(blocks.table(theta), null, diagonal, tuple(history), converged, prior)
 
 
-def best_theta(links: sparse.csr_array, prior: float) -> tuple[np.ndarray, float]:
-    """The M step: θ in the cells of a table of expected links, and KL(q‖prior), which is 0 where there is no prior.
+def maximise_theta(links: sparse.csr_array, prior: float) -> tuple[np.ndarray, float]:
+    """Compute the M step: θ in the cells of a table of expected links, and KL(q‖prior), 0 without a prior.
 
     KL = Σ_i log Γ(n_i + a O_i)/Γ(a O_i) − Σ_io log Γ(n_io + a)/Γ(a) + Σ_io n_io log θ(o|i)
     """
@@ -158,14 +155,14 @@ def best_theta(links: sparse.csr_array, prior: float) -> tuple[np.ndarray, float
     total = links.sum(axis=1) + prior * types
     log_theta = digamma(links.data + prior)
     log_theta -= np.repeat(digamma(total), types)
-    some = types > 0
-    divergence = (gammaln(total[some]) - gammaln(prior * types[some])).sum() + links.data @ log_theta
+    used = types > 0
+    divergence = (gammaln(total[used]) - gammaln(prior * types[used])).sum() + links.data @ log_theta
     divergence -= (gammaln(links.data + prior) - gammaln(prior)).sum()
     return np.exp(log_theta), float(divergence)
 
 
 def link_prior(length: int, words: int, null: Null, diagonal: float) -> np.ndarray:
-    """δ(l|t) of a source of so many words and a target of so many, (L+1, T), NULL last."""
+    """Return δ(l|t) of a source of L = `length` and a target of T = `words` words, (L+1, T), NULL last."""
     if null == "uniform":
         null = 1.0 / (length + 1)
     near = np.exp(diagonal * nearness(length, words))  # (L,T)
@@ -174,97 +171,96 @@ def link_prior(length: int, words: int, null: Null, diagonal: float) -> np.ndarr
 
 
 def nearness(length: int, words: int) -> np.ndarray:
-    """h(l,t) = −|t/T − l/L|, (L,T)."""
+    """Return h(l,t) = −|t/T − l/L|, (L,T)."""
     down, across = (np.arange(1, n + 1) / max(n, 1) for n in (length, words))
     return -np.abs(across[None] - down[:, None])
 
 
 @dataclass
-class _Expected:
-    """What an E step found: Σ log p(y_t|x), the expected links of every cell, and where they lie."""
+class _Expectation:
+    """The result of an E step: Σ log p(y_t|x) and the expected links, by cell and by position."""
 
     log_likelihood: float
     links: np.ndarray
-    drawn: dict[tuple[int, int], np.ndarray]  # for each shape (L,T): expected links of l with t, (L,T)
+    by_position: dict[tuple[int, int], np.ndarray]  # for each shape (L,T): expected links of l with t, (L,T)
 
     def best_diagonal(self, before: float) -> float:
-        """The λ under which these links are likeliest, unless it is no better than the one before."""
+        """Return the λ that maximises the likelihood of these links, or the one before if that is no worse."""
 
-        def lost(slope: float) -> float:
+        def cost_of(slope: float) -> float:
             cost = 0.0
-            for (length, words), links in self.drawn.items():
+            for (length, words), links in self.by_position.items():
                 log_prior = slope * nearness(length, words)
                 log_prior -= np.log(np.exp(log_prior).sum(0))
                 cost -= float((links * log_prior).sum())
             return cost
 
-        found = float(minimize_scalar(lost, bounds=(0.0, STEEPEST), method="bounded", options={"xatol": 1e-3}).x)
-        return found if lost(found) < lost(before) else before
+        best = float(minimize_scalar(cost_of, bounds=(0.0, STEEPEST), method="bounded", options={"xatol": 1e-3}).x)
+        return best if cost_of(best) < cost_of(before) else before
 
 
 class _Blocks:
-    """The pairs by shape, and for every cell its place in the table of θ: (n, L+1, T), or (n, L, T) without NULL."""
+    """The pairs by shape, as indices of their cells in the table of θ: (n, L+1, T), or (n, L, T) without NULL."""
 
     def __init__(self, corpus: WordPairs, sizes: tuple[int, int] | None, null: Null) -> None:
-        self.pattern = _pattern(corpus, sizes, null)
+        self.pattern = _build_pattern(corpus, sizes, null)
         self.words = int(corpus.target_lengths.sum())
         cells, last = Cells(self.pattern), self.pattern.shape[0] - 1
         self.blocks = []
-        for numbers, x, y in corpus.shapes():
+        for numbers, x, y in corpus.iterate_shapes():
             with_null = x if null == 0 else np.concatenate([x, np.full((len(numbers), 1), last)], axis=1)
-            self.blocks.append(cells.of(with_null, y).astype(np.int32))
+            self.blocks.append(cells.locate(with_null, y).astype(np.int32))
 
     def table(self, values: np.ndarray) -> sparse.csr_array:
         return sparse.csr_array((values, self.pattern.indices, self.pattern.indptr), shape=self.pattern.shape)
 
-    def expect(self, theta: np.ndarray, null: Null, diagonal: float, *, drawn: bool) -> _Expected:
-        """The E step; drawn: also keep where in its sentence each expected link lies."""
-        found = _Expected(0.0, np.zeros_like(theta), {})
-        for places in self.blocks:
-            length, words = places.shape[1] - (null != 0), places.shape[2]
-            joint = theta[places] * link_prior(length, words, null, diagonal)[: places.shape[1]]
+    def expect(self, theta: np.ndarray, null: Null, diagonal: float, *, by_position: bool) -> _Expectation:
+        """Compute the E step; by_position: also sum the expected links by their positions in the sentences."""
+        result = _Expectation(0.0, np.zeros_like(theta), {})
+        for cells in self.blocks:
+            length, words = cells.shape[1] - (null != 0), cells.shape[2]
+            joint = theta[cells] * link_prior(length, words, null, diagonal)[: cells.shape[1]]
             total = joint.sum(1, keepdims=True)  # (n,1,T)
-            found.log_likelihood += float(np.log(total).sum())
+            result.log_likelihood += float(np.log(total).sum())
             joint /= total
-            np.add.at(found.links, places.ravel(), joint.ravel())
-            if drawn:
+            np.add.at(result.links, cells.ravel(), joint.ravel())
+            if by_position:
                 shape = (length, words)
-                found.drawn[shape] = found.drawn.get(shape, 0.0) + joint[:, :length].sum(0)
-        return found
+                result.by_position[shape] = result.by_position.get(shape, 0.0) + joint[:, :length].sum(0)
+        return result
 
 
-def _pattern(corpus: WordPairs, sizes: tuple[int, int] | None, null: Null) -> sparse.csr_array:
-    """Which types occur together, with NULL, which stands in every source, as the last row."""
+def _build_pattern(corpus: WordPairs, sizes: tuple[int, int] | None, null: Null) -> sparse.csr_array:
+    """Return a table of the types that occur together. The last row is NULL, a word of every source."""
     sizes = corpus.sizes if sizes is None else sizes
-    if any(have > most for have, most in zip(corpus.sizes, sizes, strict=True)):
-        raise ValueError(f"ids up to {corpus.sizes} do not fit {sizes=}")
+    if any(actual > limit for actual, limit in zip(corpus.sizes, sizes, strict=True)):
+        raise ValueError(f"sizes must be at least {corpus.sizes}, got {sizes}")
     occurring = np.zeros((1, sizes[1]))
     if null != 0:
         occurring[0, corpus.target] = 1.0
-    stacked = sparse.vstack([corpus.counts(sizes), sparse.csr_array(occurring)], format="csr")
+    stacked = sparse.vstack([corpus.count_cells(sizes), sparse.csr_array(occurring)], format="csr")
     stacked.sort_indices()
     return stacked
 
 
-def _gathered(pairs: Pairs) -> WordPairs:
-    corpus = WordPairs.of(pairs)
-    full = corpus.only((corpus.source_lengths > 0) & (corpus.target_lengths > 0))
+def _gather_pairs(pairs: Pairs) -> WordPairs:
+    corpus = WordPairs.gather(pairs)
+    full = corpus.drop_empty()
     if not len(full):
-        raise ValueError(f"none of the {len(corpus)} pairs has words on both sides: there is nothing to learn from")
+        raise ValueError(f"none of the {len(corpus)} pairs has words on both sides")
     return full
 
 
 def _check(null: Null, diagonal: float, prior: float, iterations: int, tolerance: float) -> None:
     if isinstance(null, str) and null != "uniform":
-        raise ValueError(f'null is a probability or "uniform", not {null!r}')
+        raise ValueError(f'null must be a probability or "uniform", got {null!r}')
     if not isinstance(null, str) and not 0.0 <= null < 1.0:
-        raise ValueError(f"null, the probability of NULL, must be in [0, 1), not {null}")
+        raise ValueError(f"null, the probability of NULL, must be in [0, 1), got {null}")
     if not (math.isfinite(diagonal) and 0.0 <= diagonal <= STEEPEST):
-        raise ValueError(f"diagonal must be a number from 0 to {STEEPEST:g}, not {diagonal}")
+        raise ValueError(f"diagonal must be from 0 to {STEEPEST:g}, got {diagonal}")
     if isinstance(prior, str) or (prior != 0 and not WEAKEST <= prior <= STRONGEST):
-        most = f"{WEAKEST:g} to {STRONGEST:g}"
-        raise ValueError(f"prior must be 0, for maximum likelihood, or a number from {most}, not {prior!r}")
+        raise ValueError(f"prior must be 0, or from {WEAKEST:g} to {STRONGEST:g}, got {prior!r}")
     if iterations < 1:
-        raise ValueError(f"iterations must be at least 1, not {iterations}")
+        raise ValueError(f"iterations must be at least 1, got {iterations}")
     if not tolerance >= 0.0:
-        raise ValueError(f"tolerance must be a number from 0, not {tolerance}")
+        raise ValueError(f"tolerance must be at least 0, got {tolerance}")

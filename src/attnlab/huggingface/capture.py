@@ -29,22 +29,13 @@ OTHER_SEQUENCE = ("key_value_states", "encoder_hidden_states")  # arguments of a
 
 
 def record_pass(
-    model: Any,
-    batch: Mapping[str, Tensor],
-    *,
-    tokenizer: Any = None,
-    lazy: bool = False,
-    feed_forward: bool = False,
+    model: Any, batch: Mapping[str, Tensor], *, tokenizer: Any = None, lazy: bool = False, feed_forward: bool = False
 ) -> tuple[Record, Tensor]:
     """Return the Record of one forward pass of a Hugging Face model, and the first output of that pass."""
     adaptation = dispatch.find_adaptation(model)
     capture = Capture(model, lazy=lazy, feed_forward=feed_forward)
     masks_as = dispatch.WATCHED if adaptation is None and not lazy else dispatch.WATCHED_BOOL
-    with (
-        dispatch.switch_attention(model, masks_as, capture.attend),
-        capture.watch_attention(),
-        _watch_readout(model) as readout,
-    ):
+    with dispatch.switch_attention(model, masks_as, capture.attend), capture.watch_pass() as readout:
         output = dispatch.run_forward(model, batch)[0]
     if not capture.layers:
         raise ValueError(dispatch.explain_refusal(model))
@@ -127,15 +118,15 @@ class Capture:
         self._weights: dict[nn.Module, tuple[Tensor, Tensor | None]] = {}
 
     @contextmanager
-    def watch_attention(self) -> Iterator[None]:
-        """Turn calls of `attend` into layers while the context is open. Each call needs an output projection."""
+    def watch_pass(self) -> Iterator[dict[str, Tensor]]:
+        """Yield the readout, and turn calls of `attend` into layers. Raises ValueError if one has no projection."""
         with ExitStack() as stack:
             stack.enter_context(self.calls.watch_modules())
             for module in self.model.modules():
                 if is_linear(module):
                     stack.callback(module.register_forward_hook(self._complete_layer).remove)
             stack.enter_context(self.around.watch())
-            yield
+            yield stack.enter_context(_watch_readout(self.model))
             self._check_projected()
 
     def attend(
@@ -162,7 +153,8 @@ class Capture:
             mixed, attended = self._attend_lazily(module, query, key, value, attention_mask, seen, options)
             context = mixed
         else:
-            given_mask = native.to_additive(seen, query.dtype) if _is_bool(attention_mask) else attention_mask
+            is_bool = attention_mask is not None and attention_mask.dtype == torch.bool
+            given_mask = native.to_additive(seen, query.dtype) if is_bool else attention_mask
             output, attended = native.find_eager(module)(module, query, key, value, given_mask, **options)
             context = mixed = output.transpose(1, 2)
             self.implementations.add("eager")
@@ -195,7 +187,7 @@ class Capture:
         else:
             origin = id(attention_mask)
         if origin not in self._masks:
-            if attention_mask is None or _is_bool(attention_mask):
+            if attention_mask is None or attention_mask.dtype == torch.bool:
                 seen = native.build_bool_mask(module, query, key, attention_mask, options)
             else:
                 seen = attention_mask > torch.finfo(attention_mask.dtype).min / 2
@@ -268,7 +260,3 @@ def _watch_readout(model: Any) -> Iterator[dict[str, Tensor]]:
         yield readout
     finally:
         handle.remove()
-
-
-def _is_bool(mask: Tensor | None) -> bool:
-    return mask is not None and mask.dtype == torch.bool

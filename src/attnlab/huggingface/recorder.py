@@ -16,7 +16,7 @@ def record(
     """Record what a model in evaluation mode attends to on one batch.
 
     model         an attnlab model; or a Hugging Face model, its id or its folder
-    batch         for attnlab models, the inputs of forward: a tensor, a tuple or a mapping; for Hugging Face models, text
+    batch         for attnlab models, the inputs of forward: a tensor, tuple or mapping; for Hugging Face models, text
     noise         seed for one sampled pass of a stochastic mechanism, instead of its mean
     feed_forward  also record the feed-forward after each attention; its weights take memory
     options       for Hugging Face models: the options of attnlab.huggingface.pretrained.record

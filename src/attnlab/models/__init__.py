@@ -1,1 +1,1 @@
-"""Models: what holds a mechanism, and what watches it."""
+"""Models that contain attention mechanisms: Transformers and LSTMs."""

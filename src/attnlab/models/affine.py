@@ -1,7 +1,7 @@
-"""Linear maps of many models at once, y = x Wᵀ + b, each as one product: what `population.py` maps its model within.
+"""Linear maps y = x Wᵀ + b of many models at once, each as one product; `population.py` uses it.
 
-vmap of F.linear    for every example a product with a copy of W, then the bias; as many ∂L/∂W, then their sum
-here                torch.baddbmm(b, x, Wᵀ) of (models, tokens, inputs), and ∂L/∂W by one product
+vmap of F.linear    one product per example with a copy of W, then the bias; one ∂L/∂W per example, then their sum
+this module         torch.baddbmm(b, x, Wᵀ) of (models, tokens, inputs), and one product for ∂L/∂W
 """
 
 from typing import Any
@@ -11,12 +11,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from attnlab.models.batching_rule import as_one_call
+from attnlab.models.batching_rule import apply_as_one_call
 
 
 class OneProduct(TorchFunctionMode):
-    """Within, a linear map is one product of all tokens of a model, bias and all: vmap would repeat its weights for
-    every example, add up as many gradients, and add the bias by itself."""
+    """A mode in which each linear map is one product of all tokens of a model, bias included.
+
+    Without it, vmap repeats the weights for every example, sums the gradients of all examples and adds the bias apart.
+    """
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         if func is F.linear and not kwargs and len(args) == 3 and args[2] is not None:
@@ -29,7 +31,7 @@ class OneProduct(TorchFunctionMode):
 
 
 class Affine(torch.autograd.Function):
-    """bias + x Wᵀ of some maps, (s,1,o), (s,n,i), (s,o,i) -> (s,n,o); under vmap of more maps, as one call."""
+    """bias + x Wᵀ of s maps, (s,1,o), (s,n,i), (s,o,i) -> (s,n,o). vmap over more maps stays one call."""
 
     @staticmethod
     def forward(bias: Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -43,9 +45,10 @@ class Affine(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         products = (lambda: grad.sum(1, keepdim=True)), (lambda: grad @ weight), (lambda: grad.mT @ x)
-        return tuple(made() if asked else None for made, asked in zip(products, ctx.needs_input_grad, strict=True))
+        pairs = zip(products, ctx.needs_input_grad, strict=True)
+        return tuple(compute() if needed else None for compute, needed in pairs)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *given: Tensor) -> tuple[Tensor, int]:
-        (made,) = as_one_call(Affine, info.batch_size, in_dims, given)
-        return made, 0
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[Tensor, int]:
+        (output,) = apply_as_one_call(Affine, info.batch_size, in_dims, inputs)
+        return output, 0

@@ -17,22 +17,25 @@ from attnlab.records.record import KINDS
 
 
 class Attention(nn.Module, ABC):
-    """What recording sees: a mechanism, and the projection of what it returns. forward gives (output, carry)."""
+    """A mechanism and the projection of its output, as recording sees them. forward returns (output, carry)."""
 
     mechanism: Mechanism
     kind: str  # "encoder-self", "decoder-self" or "cross"
-    index: int  # its place among the attentions of its kind
+    index: int  # position among the attentions of its kind
 
     @abstractmethod
     def output_projection(self) -> tuple[Tensor, Tensor | None]:
-        """Weight (h,d,e) and bias (e,) in output = Σ_h context_h · weight_h + bias."""
+        """Return weight (h,d,e) and bias (e,) of output = Σ_h context_h · weight_h + bias."""
 
 
 class MultiHead(Attention):
-    """Projections of queries, keys, values and output; the mechanism is given already built.
+    """Projections of queries, keys, values and output around a mechanism that is already built.
 
-    kind   "encoder-self", "decoder-self" or "cross"            index   its place among the attentions of its kind
-    key_value_heads   fewer than heads: each key head serves as many query heads in a row
+    kind              "encoder-self", "decoder-self" or "cross"
+    index             position among the attentions of its kind
+    key_value_heads   number of key heads; if smaller than heads, consecutive query heads share a key head
+
+    Raises ValueError for an unknown kind, a self-only mechanism as cross attention, or heads that do not divide.
     """
 
     def __init__(
@@ -49,14 +52,14 @@ class MultiHead(Attention):
         heads, head_dim = mechanism.heads, mechanism.head_dim
         groups = heads if key_value_heads is None else key_value_heads
         if kind not in KINDS:
-            raise ValueError(f"kind must be one of {', '.join(KINDS)}, not {kind!r}")
+            raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
         if kind == "cross" and mechanism.self_only:
             raise ValueError(
-                f"{type(mechanism).__name__} means nothing where queries and keys are different sequences, "
-                "so it cannot be a cross attention; choose another one there (in a configuration: cross_attention=…)"
+                f"{type(mechanism).__name__} is defined for self-attention only and cannot be a cross attention; "
+                "choose another mechanism with cross_attention=NAME"
             )
         if groups < 1 or heads % groups:
-            raise ValueError(f"{heads} query heads cannot share {groups} key heads: {groups} does not divide {heads}")
+            raise ValueError(f"key_value_heads must divide heads={heads}, got {groups}")
         self.mechanism, self.kind, self.index = mechanism, kind, index
         self.query = nn.Linear(width, heads * head_dim, bias=bias)
         self.key = nn.Linear(width, groups * head_dim, bias=bias)
@@ -74,20 +77,20 @@ class MultiHead(Attention):
         at: Tensor | None = None,
         cache: Cache | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """x (b,i,e), memory (b,j,e) -> output (b,i,e) and the mechanism's carry."""
-        source = self._source(x, memory, cache)
+        """Map x (b,i,e) and memory (b,j,e) to the output (b,i,e) and the mechanism's carry."""
+        source = self._select_source(x, memory, cache)
         if cache is not None:
-            q, (k, v) = self._split(self.query(x)), cache.extend(lambda: self.keys_values(source), at)
+            q, (k, v) = self._split_heads(self.query(x)), cache.extend(lambda: self.project_keys_values(source), at)
         elif source is x:
-            q, k, v = self._jointly(x, self.query, self.key, self.value)
+            q, k, v = self._project_jointly(x, self.query, self.key, self.value)
         else:
-            q, (k, v) = self._split(self.query(x)), self._jointly(source, self.key, self.value)
+            q, (k, v) = self._split_heads(self.query(x)), self._project_jointly(source, self.key, self.value)
         context, carry = self.mechanism(q, k, v, mask, carry, causal=causal, at=at)
         return self.output(context.transpose(1, 2).flatten(2)), carry
 
-    def keys_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
-        """(b,j,e) -> k, v (b,g,j,d)."""
-        return self._split(self.key(source)), self._split(self.value(source))
+    def project_keys_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
+        """Project (b,j,e) to k and v, (b,g,j,d) each."""
+        return self._split_heads(self.key(source)), self._split_heads(self.value(source))
 
     def output_projection(self) -> tuple[Tensor, Tensor | None]:
         return self.output.weight.T.unflatten(0, (self.mechanism.heads, -1)), self.output.bias
@@ -95,20 +98,20 @@ class MultiHead(Attention):
     def extra_repr(self) -> str:
         return f"kind={self.kind!r}, index={self.index}"
 
-    def _source(self, x: Tensor, memory: Tensor | None, cache: Cache | None) -> Tensor:
-        """What keys and values are made of. A cross attention with a cache has made them before."""
+    def _select_source(self, x: Tensor, memory: Tensor | None, cache: Cache | None) -> Tensor:
+        """Return the input of keys and values. It is not used in a cross attention whose cache holds them already."""
         if self.kind != "cross" and memory is not None:
-            raise ValueError(f"a {self.kind} attention attends to its own input and takes no memory")
+            raise ValueError(f"a {self.kind} attention takes no memory: it attends to its own input")
         if self.kind == "cross" and memory is None and cache is None:
-            raise ValueError("a cross attention needs a memory to attend to, or the cache that was made from it")
+            raise ValueError("a cross attention needs a memory, or the cache that was built from it")
         return x if memory is None else memory
 
-    def _jointly(self, x: Tensor, *linears: nn.Linear) -> tuple[Tensor, ...]:
-        """x through several linears by one matrix product: over many tokens, joining the weights costs next to none."""
+    def _project_jointly(self, x: Tensor, *linears: nn.Linear) -> tuple[Tensor, ...]:
+        """Apply several linear maps to x by one matrix product. Joining their weights is cheap for many tokens."""
         weight = torch.cat([linear.weight for linear in linears])
         bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
         parts = F.linear(x, weight, bias).split([linear.out_features for linear in linears], dim=-1)
-        return tuple(self._split(part) for part in parts)
+        return tuple(self._split_heads(part) for part in parts)
 
-    def _split(self, x: Tensor) -> Tensor:
+    def _split_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.mechanism.head_dim)).transpose(1, 2)  # (b,n,g·d) -> (b,g,n,d)

@@ -1,4 +1,4 @@
-"""torch.func.vmap of a function that is made for many at once: one call, not one for each."""
+"""A rule of torch.func.vmap for functions with a leading batch axis: one call for all, not one for each."""
 
 from collections.abc import Sequence
 
@@ -6,17 +6,19 @@ import torch
 from torch import Tensor
 
 
-def as_one_call(
-    function: type[torch.autograd.Function], count: int, in_dims: Sequence[int | None], given: Sequence[Tensor | None]
+def apply_as_one_call(
+    function: type[torch.autograd.Function], count: int, in_dims: Sequence[int | None], inputs: Sequence[Tensor | None]
 ) -> tuple[Tensor, ...]:
-    """What a function gives whose tensors have an axis of so many alike in front: vmap's axis, of this count, joins it
-    and leaves it again. What it gives has that axis in front."""
+    """Apply a function on a leading batch axis to inputs of vmap, whose axis of size `count` joins the batch axis.
 
-    def joined(x: Tensor | None, dim: int | None) -> Tensor | None:
+    In the results vmap's axis comes first.
+    """
+
+    def fold_axis(x: Tensor | None, dim: int | None) -> Tensor | None:
         if x is None:
             return None
         return (x.expand(count, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
 
-    made = function.apply(*(joined(x, dim) for x, dim in zip(given, in_dims, strict=True)))
-    several = made if isinstance(made, tuple) else (made,)
-    return tuple(x.unflatten(0, (count, -1)) for x in several)
+    result = function.apply(*(fold_axis(x, dim) for x, dim in zip(inputs, in_dims, strict=True)))
+    outputs = result if isinstance(result, tuple) else (result,)
+    return tuple(x.unflatten(0, (count, -1)) for x in outputs)

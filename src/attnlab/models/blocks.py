@@ -7,27 +7,27 @@ from typing import cast
 from torch import Tensor, nn
 
 from attnlab.models.attention import MultiHead
-from attnlab.models.cache import Cache, Decoding, Growing, Kept, Static
+from attnlab.models.cache import Cache, CrossCache, Decoding, GrowingCache, StaticCache
 from attnlab.models.dropout import Dropout
 from attnlab.models.embedding import InputEmbedding
 
-Carries = tuple[Tensor | None, Tensor | None]  # of self and of cross attention
+Carries = tuple[Tensor | None, Tensor | None]  # of self-attention and of cross attention
 
 
 class Residual(nn.Module):
-    """A part f beside the identity:  x + dropout(f(norm(x)))  if pre,  else  norm(x + dropout(f(x)))."""
+    """A residual connection around a part f:  x + dropout(f(norm(x)))  if pre,  else  norm(x + dropout(f(x)))."""
 
     def __init__(self, width: int, *, pre: bool, dropout: float) -> None:
         super().__init__()
         self.norm, self.pre = nn.LayerNorm(width), pre
         self.dropout = Dropout(dropout)
 
-    def before(self, x: Tensor) -> Tensor:
-        """What the part is given."""
+    def prepare(self, x: Tensor) -> Tensor:
+        """Return the input of the part."""
         return self.norm(x) if self.pre else x
 
-    def after(self, x: Tensor, part: Tensor) -> Tensor:
-        """The sum with what the part returned."""
+    def add(self, x: Tensor, part: Tensor) -> Tensor:
+        """Add the output of the part to x."""
         x = x + self.dropout(part)
         return x if self.pre else self.norm(x)
 
@@ -45,7 +45,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Self-attention, cross attention where there is one, feed-forward; each beside its residual."""
+    """Self-attention, optional cross attention and feed-forward, each with a residual connection."""
 
     def __init__(
         self,
@@ -73,31 +73,31 @@ class Block(nn.Module):
         *,
         causal: bool,
         at: Tensor | None,
-        places: Tensor | None,
+        positions: Tensor | None,
         caches: tuple[Cache | None, Cache | None],
     ) -> tuple[Tensor, Carries]:
-        """at and places: where the queries stand among the keys, and in their own sequence."""
-        own, crossed = carries
+        """Map x (b,n,e) to (b,n,e) and new carries; at (n,): key index of each query, positions (n,): its position."""
+        own, crossed = carries  # self-attention, cross attention
         residual = self.attention_residual
-        y, own = self.attention(residual.before(x), None, mask, own, causal=causal, at=at, cache=caches[0])
-        x = residual.after(x, y)
+        y, own = self.attention(residual.prepare(x), None, mask, own, causal=causal, at=at, cache=caches[0])
+        x = residual.add(x, y)
         if self.cross is not None and self.cross_residual is not None:
             residual = self.cross_residual
-            y, crossed = self.cross(residual.before(x), memory, memory_mask, crossed, at=places, cache=caches[1])
-            x = residual.after(x, y)
+            y, crossed = self.cross(residual.prepare(x), memory, memory_mask, crossed, at=positions, cache=caches[1])
+            x = residual.add(x, y)
         residual = self.feed_forward_residual
-        return residual.after(x, self.feed_forward(residual.before(x))), (own, crossed)
+        return residual.add(x, self.feed_forward(residual.prepare(x))), (own, crossed)
 
-    def caches(self, memory: Tensor | None, static: int | None) -> tuple[Cache, Cache | None]:
-        """Empty caches for decoding step by step; the keys and values of the memory are made here, once."""
-        own = Growing() if static is None else Static(static)
-        return own, None if self.cross is None or memory is None else Kept(self.cross.keys_values(memory))
+    def make_caches(self, memory: Tensor | None, static: int | None) -> tuple[Cache, Cache | None]:
+        """Make empty caches for incremental decoding. Keys and values of the memory are computed here, once."""
+        own = GrowingCache() if static is None else StaticCache(static)
+        return own, None if self.cross is None or memory is None else CrossCache(self.cross.project_keys_values(memory))
 
 
 class Stack(nn.Module):
-    """Embedding, blocks and a last norm where there is one: tokens (b,n) -> hidden (b,n,e).
+    """Embedding, blocks and an optional final norm: tokens (b,n) -> hidden (b,n,e).
 
-    Each kind of attention has its own carry, from layer to layer of one pass.
+    Each kind of attention passes its own carry from layer to layer.
     """
 
     def __init__(
@@ -115,15 +115,15 @@ class Stack(nn.Module):
         memory_mask: Tensor | None = None,
         state: Decoding | None = None,
     ) -> Tensor:
-        """Masks are (b,1,1,j). With a state, tokens are those after the ones it has seen, and it moves on."""
+        """Map tokens (b,n), which follow those that the state has seen, to hidden (b,n,e). Masks are (b,1,1,j)."""
         x = self.embedding(tokens, 0 if state is None else state.length)
-        places = None if state is None else state.places(tokens.shape[1], tokens.device)
-        at = None if state is None or state.limit is None else places  # keys that grow end with the queries
+        positions = None if state is None else state.positions(tokens.shape[1], tokens.device)
+        at = None if state is None or state.limit is None else positions  # growing: queries are the last keys
         caches = repeat((None, None), len(self.blocks)) if state is None else state.caches
         carries: Carries = (None, None)
         for block, kept in zip(self.blocks, caches, strict=True):
             x, carries = block(
-                x, memory, mask, memory_mask, carries, causal=self.causal, at=at, places=places, caches=kept
+                x, memory, mask, memory_mask, carries, causal=self.causal, at=at, positions=positions, caches=kept
             )
         if state is not None:
             state.advance(tokens.shape[1])
@@ -132,11 +132,11 @@ class Stack(nn.Module):
     def start(
         self, memory: Tensor | None = None, memory_mask: Tensor | None = None, *, static: int | None = None
     ) -> Decoding:
-        """The state before the first token; static: caches are allocated for so many tokens, else they grow.
+        """Return the decoding state before the first token; state.limit is the capacity of its caches.
 
-        state.limit says for how many: there are never more than learned positions.
+        static   number of tokens to allocate caches for, at most that of learned positions; None: caches grow
         """
         if static is not None and self.embedding.limit is not None:
             static = min(static, self.embedding.limit)
-        caches = [cast(Block, block).caches(memory, static) for block in self.blocks]
+        caches = [cast(Block, block).make_caches(memory, static) for block in self.blocks]
         return Decoding(caches, memory_mask, limit=static)

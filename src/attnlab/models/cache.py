@@ -1,10 +1,11 @@
-"""Keys and values kept between the steps of incremental decoding.
+"""Caches of keys and values for incremental decoding.
 
-A `Growing` cache concatenates: queries are the last keys, as in the full pass. A `Static` one is allocated once and
-written in place at the positions `at`; what is not yet written lies in the future, so causal attention hides it. `Kept`
-holds what a cross attention computed once. Only keys and values are kept: a carry belongs to one step.
+A `GrowingCache` concatenates: the queries are the last keys, as in the full pass. A `StaticCache` is allocated once and
+written in place at the positions `at`. Entries that are not written yet lie in the future, so causal attention hides
+them. A `CrossCache` holds the keys and values of the memory, which a cross attention computes once. No cache holds a
+carry, because a carry belongs to one step.
 
-A pinned state has its position on the device and changes only in place, so one step captured as a CUDA graph serves
+A pinned state keeps its position on the device and changes only in place. So one step captured as a CUDA graph serves
 every position (`decode.py`).
 """
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 KeysValues = tuple[Tensor, Tensor]  # (b,g,n,d) each
-Project = Callable[[], KeysValues]  # makes those of the new tokens
+Project = Callable[[], KeysValues]  # computes keys and values of the new tokens
 
 
 class Cache(ABC):
@@ -24,18 +25,20 @@ class Cache(ABC):
 
     @abstractmethod
     def extend(self, project: Project, at: Tensor | None) -> KeysValues:
-        """All keys and values (b,g,j,d), those of the new tokens included; at (n,) says where these are written."""
+        """Return all keys and values (b,g,j,d), new tokens included; at (n,) holds the positions of the new tokens."""
 
     @abstractmethod
     def select(self, examples: Tensor) -> "Cache":
-        """A new cache of these examples of the batch, in this order, some perhaps several times."""
+        """Return a new cache of these examples of the batch, in this order; an example may occur several times."""
 
     @abstractmethod
     def reorder_(self, examples: Tensor) -> None:
-        """The same in place, as many examples as before, each from one with the same source."""
+        """Select in place; the batch size stays, and each example replaces one with the same source."""
 
 
-class Growing(Cache):
+class GrowingCache(Cache):
+    """A cache that concatenates the keys and values of each step."""
+
     def __init__(self, kept: KeysValues | None = None) -> None:
         self.kept = kept
 
@@ -47,17 +50,19 @@ class Growing(Cache):
         self.kept = new
         return new
 
-    def select(self, examples: Tensor) -> "Growing":
-        return Growing(_selected(self.kept, examples))
+    def select(self, examples: Tensor) -> "GrowingCache":
+        return GrowingCache(_select_examples(self.kept, examples))
 
     def reorder_(self, examples: Tensor) -> None:
-        self.kept = _selected(self.kept, examples)
+        self.kept = _select_examples(self.kept, examples)
 
 
-class Static(Cache):
+class StaticCache(Cache):
+    """A cache of `limit` positions that is allocated once and written in place."""
+
     def __init__(self, limit: int, kept: KeysValues | None = None) -> None:
         if limit < 1:
-            raise ValueError(f"a static cache holds at least 1 token, not {limit}; start(static=LENGTH) says how many")
+            raise ValueError(f"start(static=LENGTH) must allocate at least 1 token, got {limit}")
         self.limit, self.kept = limit, kept
 
     def extend(self, project: Project, at: Tensor | None) -> KeysValues:
@@ -72,57 +77,59 @@ class Static(Cache):
         self.kept[1].index_copy_(2, at, v)
         return self.kept
 
-    def select(self, examples: Tensor) -> "Static":
-        return Static(self.limit, _selected(self.kept, examples))
+    def select(self, examples: Tensor) -> "StaticCache":
+        return StaticCache(self.limit, _select_examples(self.kept, examples))
 
     def reorder_(self, examples: Tensor) -> None:
         for kept in self.kept or ():
             kept.copy_(kept.index_select(0, examples))
 
-    def within(self, limit: int) -> "Static":
-        """The first places of this cache, in the same memory."""
+    def share_prefix(self, limit: int) -> "StaticCache":
+        """Return a cache of the first `limit` positions that shares the memory of this one."""
         if self.kept is None or limit > self.limit:
-            raise ValueError(f"no {limit} places to share: the cache has {self.limit}, allocated by the first step")
-        return Static(limit, (self.kept[0][:, :, :limit], self.kept[1][:, :, :limit]))
+            raise ValueError(f"cannot share {limit} positions: the cache has {self.limit}, allocated in the first step")
+        return StaticCache(limit, (self.kept[0][:, :, :limit], self.kept[1][:, :, :limit]))
 
     def clear_(self) -> None:
         for kept in self.kept or ():
             kept.zero_()
 
 
-class Kept(Cache):
+class CrossCache(Cache):
+    """The fixed keys and values of a cross attention."""
+
     def __init__(self, kept: KeysValues) -> None:
         self.kept = kept
 
     def extend(self, project: Project, at: Tensor | None) -> KeysValues:
         return self.kept
 
-    def select(self, examples: Tensor) -> "Kept":
-        return Kept((self.kept[0].index_select(0, examples), self.kept[1].index_select(0, examples)))
+    def select(self, examples: Tensor) -> "CrossCache":
+        return CrossCache((self.kept[0].index_select(0, examples), self.kept[1].index_select(0, examples)))
 
     def reorder_(self, examples: Tensor) -> None:
-        pass  # what comes from the source is the same
+        pass  # the source is the same
 
-    def copy_(self, other: "Kept") -> None:
+    def copy_(self, other: "CrossCache") -> None:
         for kept, new in zip(self.kept, other.kept, strict=True):
             kept.copy_(new)
 
 
 @dataclass
 class Decoding:
-    """Where an incremental decoding stands; a model's start() makes it and each step() moves it on."""
+    """The state of an incremental decoding; a model's start() creates it and each step() advances it."""
 
-    caches: list[tuple[Cache, Cache | None]]  # of each block: self and cross attention
-    memory_mask: Tensor | None = None  # (b,1,1,j) which tokens of the source are real
-    limit: int | None = None  # how many tokens static caches hold; None: they grow
-    length: int | Tensor = 0  # tokens seen; a number on the device once pinned
+    caches: list[tuple[Cache, Cache | None]]  # self-attention and cross attention of each block
+    memory_mask: Tensor | None = None  # (b,1,1,j), False at padding of the source
+    limit: int | None = None  # capacity of static caches in tokens; None: caches grow
+    length: int | Tensor = 0  # number of tokens seen; a tensor on the device if pinned
 
-    def places(self, new: int, device: torch.device) -> Tensor:
-        """Where each new token stands in its sequence, (n,): in a static cache, the index of its key."""
+    def positions(self, new: int, device: torch.device) -> Tensor:
+        """Return the position of each new token in its sequence, (n,); in a static cache it is the index of its key."""
         if isinstance(self.length, Tensor):
             return self.length + torch.arange(new, device=device)
         if self.limit is not None and self.length + new > self.limit:
-            raise ValueError(f"the static cache holds {self.limit} tokens; {new} more after {self.length} do not fit")
+            raise ValueError(f"the static cache holds {self.limit} tokens: {new} more after {self.length} do not fit")
         return torch.arange(self.length, self.length + new, device=device)
 
     def advance(self, new: int) -> None:
@@ -132,7 +139,7 @@ class Decoding:
             self.length += new
 
     def select(self, examples: Tensor) -> "Decoding":
-        """The state of these examples, (m,) indices into the batch: what beam search reorders, repeats and drops by."""
+        """Return the state of these examples, (m,) indices into the batch, as beam search needs it."""
         caches = [
             (own.select(examples), None if cross is None else cross.select(examples)) for own, cross in self.caches
         ]
@@ -141,45 +148,45 @@ class Decoding:
         return Decoding(caches, mask, self.limit, length)
 
     def reorder_(self, examples: Tensor) -> None:
-        """As select, in place, where each example continues one with the same source: beams of one sentence."""
+        """Select in place; each example must continue one with the same source, as beams of one sentence do."""
         for own, _ in self.caches:
             own.reorder_(examples)
 
     def pin(self, device: torch.device) -> None:
-        """Count on the device from here on; nobody then checks that the static caches are not yet full."""
+        """Move the position to the device. After this, nothing checks whether the static caches are full."""
         if self.limit is None:
-            raise ValueError("only static caches can be pinned; start(static=LENGTH) makes them")
+            raise ValueError("only static caches can be pinned; create them with start(static=LENGTH)")
         self.length = torch.as_tensor(self.length, device=device)
 
-    def within(self, limit: int) -> "Decoding":
-        """This pinned state with no more than so many places in its static caches, in the same memory."""
-        caches: list[tuple[Cache, Cache | None]] = [(_static(own).within(limit), cross) for own, cross in self.caches]
-        return Decoding(caches, self.memory_mask, limit, self.length)
+    def share_prefix(self, limit: int) -> "Decoding":
+        """Return this pinned state with the first `limit` positions of its static caches, in the same memory."""
+        caches = [(_require_static(own).share_prefix(limit), cross) for own, cross in self.caches]
+        return Decoding([*caches], self.memory_mask, limit, self.length)
 
     def restart_(self, fresh: "Decoding") -> None:
-        """Become, in the same memory, a state of the same shape that has seen no token."""
+        """Become, in the same memory, a state of the same shape that has seen no token yet."""
         if not isinstance(self.length, Tensor) or fresh.length != 0:
-            raise ValueError("restart_ takes a state that has seen no token into a pinned one")
+            raise ValueError("restart_ needs a pinned state, and a fresh one that has seen no token")
         for (own, cross), (_, other) in zip(self.caches, fresh.caches, strict=True):
-            _static(own).clear_()
-            if isinstance(cross, Kept) and isinstance(other, Kept):
+            _require_static(own).clear_()
+            if isinstance(cross, CrossCache) and isinstance(other, CrossCache):
                 cross.copy_(other)
         if self.memory_mask is not None and fresh.memory_mask is not None:
             self.memory_mask.copy_(fresh.memory_mask)
         self.length.zero_()
 
 
-def _static(cache: Cache) -> Static:
-    if not isinstance(cache, Static):
-        raise ValueError("only static caches stay in their place; start(static=LENGTH) makes them")
+def _require_static(cache: Cache) -> StaticCache:
+    if not isinstance(cache, StaticCache):
+        raise ValueError("this needs static caches; create them with start(static=LENGTH)")
     return cache
 
 
-def _selected(kept: KeysValues | None, examples: Tensor) -> KeysValues | None:
+def _select_examples(kept: KeysValues | None, examples: Tensor) -> KeysValues | None:
     return None if kept is None else (kept[0].index_select(0, examples), kept[1].index_select(0, examples))
 
 
 def _check_batch(kept: KeysValues, new: KeysValues) -> None:
     if len(kept[0]) != len(new[0]):
-        sizes = f"the decoding holds {len(kept[0])} examples but the step has {len(new[0])}"
-        raise ValueError(f"{sizes}; change the batch by state.select(…)")
+        sizes = f"the state holds {len(kept[0])} examples but the step has {len(new[0])}"
+        raise ValueError(f"{sizes}; change the batch with state.select(…)")

@@ -1,7 +1,7 @@
 """Dropout:  x ∘ mask / (1 − p),  each entry of the mask 0 with probability p, else 1 (Srivastava et al. 2014).
 
-torch draws a mask on a CPU number by number, which was a tenth of a training step there. Here a random word of 64 bits
-serves four entries, so p is a multiple of 1/65536, the nearest, and the kept entries are divided by 1 − that.
+On a CPU torch draws one random number per entry, which took a tenth of a training step. Here one random word of 64 bits
+serves four entries. So p is rounded to a multiple of 1/65536, and kept entries are divided by 1 − the rounded p.
 """
 
 import torch
@@ -11,13 +11,13 @@ LEVELS = 2**16
 
 
 class Dropout(nn.Dropout):
-    """torch's, but for the way a mask is drawn on a CPU."""
+    """torch's Dropout with a faster mask on a CPU."""
 
     def forward(self, x: Tensor) -> Tensor:
-        kept = round((1.0 - self.p) * LEVELS)  # of the levels
+        kept = round((1.0 - self.p) * LEVELS)  # number of levels that keep an entry
         if not self.training or x.device.type != "cpu" or kept in (0, LEVELS):
             return super().forward(x)
         words = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
-        levels = words.view(torch.int16)[: x.numel()].view(x.shape)  # from −2^15
+        levels = words.view(torch.int16)[: x.numel()].view(x.shape)  # −2^15 … 2^15 − 1
         mask = (levels < kept - LEVELS // 2).to(x.dtype).mul_(LEVELS / kept)
         return x * mask

@@ -1,15 +1,15 @@
-"""Where tokens become vectors and vectors become words again.
+"""Embeddings of input tokens, and readouts that predict words or classes.
 
-    in     x_t = scale · E[token_t] + position_t              out    log p(w) = log softmax(hidden Wᵀ + b)_w
+    input     x_t = scale · E[token_t] + position_t           output    log p(w) = log softmax(hidden Wᵀ + b)_w
 
-Adaptive input and softmax (Baevski & Auli 2019, §3; Grave et al. 2017): the vocabulary, frequent words first, is cut
-into bands; band k has vectors of size width / factor^k and a projection P_k to the width. Words of band 0 and one class
-for each further band share one softmax; a further band has its own:
+Adaptive input and softmax (Baevski & Auli 2019, §3; Grave et al. 2017): the vocabulary is sorted by frequency and split
+into bands. Band k has vectors of size width / factor^k and a projection P_k to the width. One softmax covers the words
+of band 0 and one class for each other band. Each other band has a softmax of its words:
 
     log p(w) = log softmax([E_0; C] hidden)_w                                             w in band 0
     log p(w) = log softmax([E_0; C] hidden)_class(k) + log softmax(E_k P_kᵀ hidden)_w     w in band k
 
-Embeddings and projections of input and output are the same. Band 0 is projected on the input side only.
+Input and output share embeddings and projections. Band 0 is projected on the input side only.
 """
 
 import math
@@ -24,11 +24,11 @@ from torch.nn import functional as F
 from attnlab.models.dropout import Dropout
 
 
-class Sinusoidal(nn.Module):
+class SinusoidalPositions(nn.Module):
     """sin(t·ω_c) in the first half of the channels c, cos(t·ω_c) in the second; ω from 1 to 10⁻⁴ (fairseq's layout)."""
 
     def forward(self, x: Tensor, start: int | Tensor) -> Tensor:
-        """The positions start, start+1, … to add to x (b,n,e): (n,e); start may be a number on the device."""
+        """Return the vectors (n,e) of positions start, start+1, … to add to x (b,n,e); start may be a tensor."""
         length, width = x.shape[1:]
         half, dtype = width // 2, torch.promote_types(x.dtype, torch.float32)
         channel = torch.arange(half, device=x.device, dtype=dtype)
@@ -37,7 +37,7 @@ class Sinusoidal(nn.Module):
         return F.pad(torch.cat([angle.sin(), angle.cos()], dim=1), (0, width % 2)).to(x.dtype)
 
 
-class Learned(nn.Module):
+class LearnedPositions(nn.Module):
     """A trained vector for each position."""
 
     def __init__(self, max_length: int, width: int) -> None:
@@ -49,19 +49,19 @@ class Learned(nn.Module):
             return self.table(start + torch.arange(x.shape[1], device=x.device))
         stop = start + x.shape[1]
         if stop > self.table.num_embeddings:
-            raise ValueError(f"{stop} tokens, but learned positions end at max_length={self.table.num_embeddings}")
+            raise ValueError(f"the sequence has {stop} tokens, but max_length={self.table.num_embeddings}")
         return self.table.weight[start:stop]
 
 
 class AdaptiveEmbedding(nn.Module):
-    """E_k[token] P_kᵀ for a token of band k. Every band is computed and the right one kept: no wait for the device."""
+    """E_k[token] P_kᵀ for a token of band k. Every band is computed for every token, which avoids a device sync."""
 
     def __init__(
         self, vocabulary: int, width: int, cutoffs: tuple[int, ...], *, factor: int = 4, padding: int = 0
     ) -> None:
         super().__init__()
         if not 0 <= padding < cutoffs[0]:
-            raise ValueError(f"padding={padding} must be in the first band, below {cutoffs[0]}")
+            raise ValueError(f"padding must be a token of the first band, 0 to {cutoffs[0] - 1}, got {padding}")
         self.edges, self.padding = (0, *cutoffs, vocabulary), padding
         sizes = [width // factor**k for k in range(len(cutoffs) + 1)]
         counts = [stop - start for start, stop in pairwise(self.edges)]
@@ -73,7 +73,7 @@ class AdaptiveEmbedding(nn.Module):
         return torch.stack([self._band(tokens, *edges, words, projection) for edges, words, projection in bands]).sum(0)
 
     def _band(self, tokens: Tensor, start: int, stop: int, words: Tensor, projection: Tensor) -> Tensor:
-        """The vectors of the tokens of one band, 0 for the others; a token of no band is left for torch to refuse."""
+        """Return the vectors of the tokens of one band, 0 for the others. torch raises on a token outside all bands."""
         inside = (tokens >= start) & (tokens < stop)
         lowest, highest = None if start == 0 else 0, None if stop == self.edges[-1] else stop - start - 1
         place = (tokens - start).clamp(lowest, highest)
@@ -93,44 +93,43 @@ class InputEmbedding(nn.Module):
 
     @property
     def limit(self) -> int | None:
-        """How many tokens there are positions for; None: any number."""
-        return self.positions.table.num_embeddings if isinstance(self.positions, Learned) else None
+        """Maximum sequence length; None: unlimited."""
+        return self.positions.table.num_embeddings if isinstance(self.positions, LearnedPositions) else None
 
     def forward(self, tokens: Tensor, start: int | Tensor = 0) -> Tensor:
-        """Tokens (b,n) at positions start, start+1, … -> (b,n,e)."""
+        """Embed tokens (b,n) at positions start, start+1, …: (b,n,e)."""
         if tokens.dim() != 2 or tokens.is_floating_point():
-            raise ValueError(f"tokens must be whole numbers (batch, length), not {tokens.dtype} {tuple(tokens.shape)}")
+            raise ValueError(f"tokens must be integers (batch, length), got {tokens.dtype} {tuple(tokens.shape)}")
         try:
             x = self.words(tokens) if self.scale == 1 else self.scale * self.words(tokens)
-        except IndexError:  # torch's word for it, on a CPU; nothing is read back where all goes well
+        except IndexError:  # raised by torch on a CPU; checking here only keeps the normal path free of device syncs
             words: Any = self.words
             vocabulary = words.edges[-1] if isinstance(words, AdaptiveEmbedding) else len(words.weight)
             wrong = tokens[(tokens < 0) | (tokens >= vocabulary)].tolist()
             if not wrong:
                 raise
-            known = f"0 to {vocabulary - 1} are"
-            raise ValueError(f"{wrong[0]} is no token of a vocabulary of {vocabulary}: {known}") from None
+            raise ValueError(f"tokens must be from 0 to {vocabulary - 1}, the vocabulary, got {wrong[0]}") from None
         return self.dropout(x if self.positions is None else x + self.positions(x, start))
 
 
 class Readout(nn.Module, ABC):
-    """From hidden vectors (…,e) to a distribution over words or classes: softmax(forward(hidden))."""
+    """A map from hidden vectors (…,e) to a distribution over words or classes: softmax(forward(hidden))."""
 
     @abstractmethod
     def forward(self, hidden: Tensor) -> Tensor:
-        """Logits (…,vocabulary)."""
+        """Return logits (…,vocabulary)."""
 
     @abstractmethod
     def log_prob(self, hidden: Tensor) -> Tensor:
-        """log p (…,vocabulary)."""
+        """Return log p, (…,vocabulary)."""
 
     @abstractmethod
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """−log p(target) of each target (…), without more logits than that needs."""
+        """Return −log p(target) of each target (…), computing only the logits it needs."""
 
 
 class LinearReadout(Readout):
-    """hidden Wᵀ + b; W is a parameter of its own, or that of an embedding (tied)."""
+    """hidden Wᵀ + b. W may be the weight of an embedding (tied)."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         super().__init__()
@@ -144,14 +143,14 @@ class LinearReadout(Readout):
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         logits = self(hidden).flatten(0, -2)
-        loss = F.cross_entropy(logits.to(_wide(logits)), targets.flatten(), reduction="none")
+        loss = F.cross_entropy(logits.to(_wide_dtype(logits)), targets.flatten(), reduction="none")
         return loss.view_as(targets)
 
 
 class AdaptiveReadout(Readout):
-    """The adaptive softmax over the bands of an adaptive embedding, whose vectors and projections it shares.
+    """The adaptive softmax over the bands of an adaptive embedding; it shares that embedding's vectors and projections.
 
-    Its logits are log-probabilities. dropout falls on the hidden vectors and on their projections into a band.
+    Its logits are log-probabilities. Dropout applies to the hidden vectors and to their projections into a band.
     """
 
     def __init__(self, embedding: AdaptiveEmbedding, *, dropout: float = 0.0) -> None:
@@ -182,18 +181,18 @@ class AdaptiveReadout(Readout):
         return -log_prob.view(targets.shape)
 
     def _head(self, hidden: Tensor) -> Tensor:
-        """log p of each word of band 0, then of each further band: (…, words + bands − 1)."""
+        """Return log p of each word of band 0, then of each other band: (…, words + bands − 1)."""
         return _log_softmax(torch.cat([F.linear(hidden, self.words[0]), self.classes(hidden)], dim=-1))
 
     def _tail(self, hidden: Tensor, band: int) -> Tensor:
-        """log p of each word of a band, given the band."""
+        """Return log p of each word of a band, given the band."""
         inner = self.dropout(hidden @ self.projections[band])
         return _log_softmax(F.linear(inner, self.words[band]))
 
 
-def _wide(x: Tensor) -> torch.dtype:
+def _wide_dtype(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
 def _log_softmax(logits: Tensor) -> Tensor:
-    return logits.log_softmax(-1, dtype=_wide(logits))
+    return logits.log_softmax(-1, dtype=_wide_dtype(logits))

@@ -1,11 +1,11 @@
-"""How a Transformer's weights start. A mechanism has set its own parameters, and they are left alone.
+"""Random initialization of a Transformer. Parameters inside a mechanism keep the values that the mechanism gave them.
 
-"fairseq" (as in the release of January 2021, from which CODA's authors worked):
+"fairseq" (the release of January 2021, which CODA's authors used):
     words, positions and an untied readout   N(0, size^−½), the padding row 0
-    query, key, value                        Xavier uniform with gain 1/√2; biases as torch starts them
+    query, key, value                        Xavier uniform with gain 1/√2; biases as in torch
     output of an attention                   Xavier uniform, bias 0
     adaptive projections and classes         Xavier uniform
-    feed-forward                             as torch starts a linear layer: U(±fan_in^−½), bias too
+    feed-forward                             as in torch's linear layer: U(±fan_in^−½), bias too
 
 "normal" (GPT-2):
     words, positions, readouts, linears      N(0, 0.02), biases and the padding row 0
@@ -20,11 +20,11 @@ from attnlab.models.blocks import FeedForward, Stack
 from attnlab.models.embedding import AdaptiveEmbedding, AdaptiveReadout, LinearReadout
 
 
-def initialise(model: nn.Module, how: str) -> None:
-    """Set every weight outside the mechanisms; how is "fairseq" or "normal"."""
+def initialise(model: nn.Module, scheme: str) -> None:
+    """Set every weight outside the mechanisms; scheme is "fairseq" or "normal"."""
     inside = {part for module in model.modules() if isinstance(module, Mechanism) for part in module.modules()}
     modules = [module for module in model.modules() if module not in inside]
-    {"fairseq": _fairseq, "normal": _normal}[how](modules)
+    {"fairseq": _initialise_fairseq, "normal": _initialise_normal}[scheme](modules)
     for module in modules:
         if isinstance(module, AdaptiveEmbedding):
             nn.init.zeros_(module.words[0][module.padding])
@@ -32,7 +32,7 @@ def initialise(model: nn.Module, how: str) -> None:
             nn.init.zeros_(module.weight[module.padding_idx])
 
 
-def _fairseq(modules: list[nn.Module]) -> None:
+def _initialise_fairseq(modules: list[nn.Module]) -> None:
     for module in modules:
         if isinstance(module, LinearReadout | nn.Embedding):
             nn.init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
@@ -50,7 +50,7 @@ def _fairseq(modules: list[nn.Module]) -> None:
                 nn.init.zeros_(module.output.bias)
 
 
-def _normal(modules: list[nn.Module]) -> None:
+def _initialise_normal(modules: list[nn.Module]) -> None:
     for module in modules:
         if isinstance(module, nn.Linear | nn.Embedding | LinearReadout):
             nn.init.normal_(module.weight, std=0.02)

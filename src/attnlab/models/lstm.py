@@ -1,16 +1,16 @@
-"""LSTM encoder and decoder with attention (Snell et al. 2021, §2.1 and A.1; as the authors' code has it).
+"""LSTM encoder and decoder with attention (Snell et al. 2021, §2.1 and A.1; the form of the authors' code).
 
-    h_l    encoder of the source                        s_t    decoder of the target, from the encoder's last state
+    h_l    encoder states of the source                 s_t    decoder states of the target, started from the encoder
     q_t = W s_t + b        α_t = mechanism(q_t, h)        c_t = Σ_l α_{t,l} h_l                        eq. 1
     p_t = softmax(W_v act(W_n [s_t, P c_t + p] + b_n) + b_v)                                           eq. 2
     p_t = softmax(W_v (s_t + P c_t + p) + b_v)                                            combine=add, eq. 32
 
 The paper has neither b nor P; its code and its parameter counts have both. The context does not feed the recurrence.
-With several heads each has its own W and b; their contexts are added (eq. 21), or each is projected by a P of its own
-and the results averaged (join=mean, as in the authors' multi-head study). The decoder starts from the mean over
-directions of the encoder's last h and c, layer by layer. All weights start as torch starts them.
+With several heads, each head has its own W and b. Their contexts are added (eq. 21), or each head has its own P and the
+projections are averaged (join=mean, as in the authors' multi-head study). The decoder starts from the mean over
+directions of the encoder's last h and c, layer by layer. All weights have torch's random initialization.
 
-`build` makes the model of a configuration: this one, or the classifier of `lstm_classifier.py`.
+`build` builds the model of a configuration: this one, or the classifier of `lstm_classifier.py`.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from attnlab.mechanisms.mechanism import Mechanism
 from attnlab.models.attention import Attention
 from attnlab.models.embedding import InputEmbedding, LinearReadout, Readout
-from attnlab.models.lstm_classifier import classifier
+from attnlab.models.lstm_classifier import build_classifier
 from attnlab.models.lstm_config import LSTMConfig
 from attnlab.models.lstm_decoding import LSTMDecoding
 from attnlab.models.lstm_layers import LSTMLayer, LSTMStack, State
@@ -30,10 +30,10 @@ from attnlab.models.model import Model
 
 
 class StateAttention(Attention):
-    """Attention of decoder states to encoder states, which are keys and values of every head.
+    """Attention of decoder states to encoder states, which are the keys and values of every head.
 
-    In a Record: kind "cross"; inputs s_t; values h_l, one group for all heads; context c_t of each head; output
-    weight P, the same for every head under sum, P_k / heads under mean; outputs what is combined with s_t.
+    In a Record: kind "cross"; inputs s_t; values h_l, one group for all heads; context c_t of each head; output weight
+    P for every head with join=sum, P_k / heads with join=mean; outputs are the vectors that are combined with s_t.
     """
 
     kind, index = "cross", 0
@@ -42,8 +42,8 @@ class StateAttention(Attention):
         super().__init__()
         if mechanism.self_only:
             raise ValueError(
-                f"{type(mechanism).__name__} means nothing where queries and keys are different sequences, "
-                "so an LSTM cannot attend by it"
+                f"{type(mechanism).__name__} is defined for self-attention only, and an LSTM has only cross attention; "
+                "choose another attention"
             )
         heads, memory = mechanism.heads, mechanism.head_dim
         self.mechanism, self.join = mechanism, join
@@ -53,16 +53,16 @@ class StateAttention(Attention):
     def forward(
         self, states: Tensor, memory: Tensor, mask: Tensor | None = None, *, at: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """states (b,i,e), memory (b,j,m), mask to (b,1,i,j) -> output (b,i,e) and the mechanism's carry."""
-        kept = memory.unsqueeze(1)  # (b,1,j,m)
-        context, carry = self.mechanism(self.queries(states), kept, kept, mask, None, causal=False, at=at)
+        """Map states (b,i,e) and memory (b,j,m), with a mask to (b,1,i,j), to the output (b,i,e) and the carry."""
+        h = memory.unsqueeze(1)  # (b,1,j,m)
+        context, carry = self.mechanism(self.queries(states), h, h, mask, None, causal=False, at=at)
         if self.join == "sum":
             return self.outputs[0](context.sum(1) if context.shape[1] > 1 else context.squeeze(1)), carry
         weight, bias = self.output_projection()
         return torch.einsum("bhid,hde->bie", context, weight) + bias, carry
 
     def queries(self, states: Tensor) -> Tensor:
-        """(b,i,e) -> (b,h,i,m)."""
+        """Map states (b,i,e) to queries (b,h,i,m)."""
         return self.query(states).unflatten(-1, (self.mechanism.heads, -1)).transpose(1, 2)
 
     def output_projection(self) -> tuple[Tensor, Tensor]:
@@ -72,8 +72,8 @@ class StateAttention(Attention):
         return (weight.expand(heads, -1, -1), bias) if self.join == "sum" else (weight / heads, bias)
 
 
-class Concatenated(nn.Module):
-    """act(W [s, context] + b), the hidden layer of N in eq. 2."""
+class Concatenation(nn.Module):
+    """act(W [s, context] + b), the hidden layer of N in eq. 2 (combine=concatenate)."""
 
     def __init__(self, width: int, activation: Literal["relu", "tanh"]) -> None:
         super().__init__()
@@ -84,8 +84,8 @@ class Concatenated(nn.Module):
         return self.activation(self.inner(torch.cat([states, context], dim=-1)))
 
 
-class Added(nn.Module):
-    """s + context, of eq. 32."""
+class Addition(nn.Module):
+    """s + context, eq. 32 (combine=add)."""
 
     def forward(self, states: Tensor, context: Tensor) -> Tensor:
         return states + context
@@ -99,7 +99,7 @@ class LSTMTranslator(Model):
         encoder: LSTMStack,
         decoder: LSTMStack,
         attention: StateAttention,
-        combine: Concatenated | Added,
+        combine: Concatenation | Addition,
         readout: Readout,
         *,
         padding: int = 0,
@@ -109,12 +109,12 @@ class LSTMTranslator(Model):
         self.readout, self.padding = readout, padding
 
     def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Source (b,j) and decoder input (b,i) -> logits (b,i,vocabulary)."""
+        """Map source (b,j) and decoder input (b,i) to logits (b,i,vocabulary)."""
         return self.readout(self.hidden(source, target))
 
     def hidden(self, source: Tensor, target: Tensor) -> Tensor:
-        memory, mask, start = self.encoded(source)
-        states, _ = self.decoder(target, None, start)  # padding on the right is in the future of every token
+        memory, mask, start = self.encode(source)
+        states, _ = self.decoder(target, None, start)  # needs no mask: padding follows every token
         context, _ = self.attention(states, memory, mask)
         return self.combine(states, context)
 
@@ -123,73 +123,73 @@ class LSTMTranslator(Model):
 
     @torch.no_grad()
     def start(self, source: Tensor, *, static: int | None = None) -> LSTMDecoding:
-        """Encode the source and begin decoding. Nothing grows with the target, so static= makes no difference."""
-        memory, mask, (h, c) = self.encoded(source)
+        """Encode the source and start decoding. No tensor grows with the target, so static= has no effect."""
+        memory, mask, (h, c) = self.encode(source)
         return LSTMDecoding(memory, mask, h, c)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: LSTMDecoding) -> Tensor:
-        """Logits (b,n,vocabulary) after the next n target tokens (b,n); moves the state on.
+        """Return logits (b,n,vocabulary) after the next n target tokens (b,n), and advance the state.
 
-        Call model.eval() before.
+        Call model.eval() first.
         """
-        at = state.places(tokens)
+        at = state.positions(tokens)
         states, last = self.decoder(tokens, None, (state.h, state.c))
         context, _ = self.attention(states, state.memory, state.mask, at=at)
         state.advance(last, tokens.shape[1])
         return self.readout(self.combine(states, context))
 
-    def encoded(self, source: Tensor) -> tuple[Tensor, Tensor, State]:
-        """The memory (b,j,m), its mask (b,1,1,j) and the decoder's first state (layers,1,b,e)."""
+    def encode(self, source: Tensor) -> tuple[Tensor, Tensor, State]:
+        """Return the memory (b,j,m), its mask (b,1,1,j) and the decoder's first state (layers,1,b,e)."""
         live = source != self.padding
         memory, (h, c) = self.encoder(source, live)
         return memory, live[:, None, None, :], (h.mean(1, keepdim=True), c.mean(1, keepdim=True))
 
 
 def build(config: LSTMConfig) -> Model:
-    """The model of a configuration, initialised."""
+    """Build the model of a configuration, with random initialization."""
     if not isinstance(config, LSTMConfig):
-        raise TypeError(f"build takes an LSTMConfig, not {config!r}: SETTINGS in attnlab.models.lstm_config has some")
-    words = _words(config, config.vocabulary)
-    encoder = _stack(config, words, directions=2 if config.bidirectional else 1)
+        raise TypeError(f"build needs an LSTMConfig, as in attnlab.models.lstm_config.SETTINGS, got {config!r}")
+    words = _build_words(config, config.vocabulary)
+    encoder = _build_stack(config, words, directions=2 if config.bidirectional else 1)
     if config.model == "classifier":
-        model: Model = classifier(config, encoder)
+        model: Model = build_classifier(config, encoder)
     else:
         vocabulary = config.target_vocabulary or config.vocabulary
-        target = _shared(words) if config.share_embeddings else _words(config, vocabulary)
-        around = StateAttention(config.mechanism(config.memory_width), config.width, join=config.join)
-        combine = Concatenated(config.width, config.activation) if config.combine == "concatenate" else Added()
+        target = _share_parameter(words) if config.share_embeddings else _build_words(config, vocabulary)
+        attention = StateAttention(config.build_mechanism(config.memory_width), config.width, join=config.join)
+        combine = Concatenation(config.width, config.activation) if config.combine == "concatenate" else Addition()
         linear = nn.Linear(config.width, vocabulary)
         readout = LinearReadout(linear.weight, linear.bias)
-        decoder = _stack(config, target, directions=1)
-        model = LSTMTranslator(encoder, decoder, around, combine, readout, padding=config.padding)
+        decoder = _build_stack(config, target, directions=1)
+        model = LSTMTranslator(encoder, decoder, attention, combine, readout, padding=config.padding)
     if config.trained == "attention":
         model.requires_grad_(False).attention.requires_grad_(True)
     return model
 
 
-def take_backbone(model: Model, tensors: Mapping[str, Tensor]) -> None:
-    """Put the weights of another model, by name, everywhere but into the attention: with trained=attention, A.6."""
+def load_backbone(model: Model, tensors: Mapping[str, Tensor]) -> None:
+    """Copy the weights of another model by name, except those of the attention (A.6, with trained=attention)."""
     own = {name: x for name, x in model.named_parameters() if not name.startswith("attention.")}
     if missing := sorted(name for name, x in own.items() if name not in tensors or tensors[name].shape != x.shape):
-        raise ValueError(f"the weights are of another model: {', '.join(missing[:3])} is missing or of another shape")
+        raise ValueError(f"the weights do not fit the model: {', '.join(missing[:3])} is missing or has another shape")
     with torch.no_grad():
         for name, x in own.items():
             x.copy_(tensors[name])
 
 
-def _words(config: LSTMConfig, vocabulary: int) -> nn.Embedding:
+def _build_words(config: LSTMConfig, vocabulary: int) -> nn.Embedding:
     return nn.Embedding(vocabulary, config.embedding_width, config.padding)
 
 
-def _shared(words: nn.Embedding) -> nn.Embedding:
-    """Another module with the same parameter: functional_call would not restore a module that is in two places."""
+def _share_parameter(words: nn.Embedding) -> nn.Embedding:
+    """Return another module with the same parameter: functional_call does not restore a module that occurs twice."""
     other = nn.Embedding(words.num_embeddings, words.embedding_dim, words.padding_idx, device="meta")
     other.weight = words.weight
     return other
 
 
-def _stack(config: LSTMConfig, words: nn.Embedding, *, directions: int) -> LSTMStack:
+def _build_stack(config: LSTMConfig, words: nn.Embedding, *, directions: int) -> LSTMStack:
     sizes = [config.embedding_width] + [directions * config.width] * (config.layers - 1)
     layers = [LSTMLayer(size, config.width, directions=directions) for size in sizes]
     return LSTMStack(InputEmbedding(words, None), layers, dropout=config.dropout)

@@ -3,10 +3,10 @@
     a_l = v·ReLU(Q h_l + b) + b_v        α = mechanism(a)        context = Σ_l α_l h_l                  eq. 7
     p(positive) = σ(w·context + b_w)                                                                    eq. 8
 
-The paper prints no bias; its code and its parameter count have them, of which b_v changes nothing under softmax. All is
+The paper prints no biases; its code and its parameter count have them. b_v has no effect under softmax. The logit is
 linear in the context, so with β_l = σ((2y − 1)(w·h_l + b_w)) of eq. 9, p(correct) = σ(Σ_l α_l σ⁻¹(β_l)), eq. 12.
 
-As a mechanism sees it, the query is v, the keys are ReLU(Q h_l + b), the values h_l, and b_v is the bias of the logits.
+For the mechanism, the query is v, the keys are ReLU(Q h_l + b), the values are h_l, and b_v is the bias of the logits.
 """
 
 import torch
@@ -22,10 +22,10 @@ from attnlab.models.model import Model
 
 
 class WordAttention(Attention):
-    """One learnt question v, put to the words of a text.
+    """Attention of one learnt query v to the words of a text.
 
-    In a Record: kind "cross" with one query, one head; inputs v; values h_l; context and outputs Σ_l α_l h_l, so that
-    the output weight is the identity.
+    In a Record: kind "cross" with one query and one head; inputs v; values h_l; context and outputs Σ_l α_l h_l. So the
+    output weight is the identity.
     """
 
     kind, index = "cross", 0
@@ -34,19 +34,19 @@ class WordAttention(Attention):
         super().__init__()
         if type(mechanism).finish is not Mechanism.finish and memory != mechanism.head_dim:
             raise ValueError(
-                f"{type(mechanism).__name__} transforms contexts of the size of its keys, {mechanism.head_dim}, but "
-                f"here they are encoder states of size {memory}: say bidirectional=false, or choose another attention"
+                f"{type(mechanism).__name__} transforms contexts of size {mechanism.head_dim}, that of its keys, but "
+                f"encoder states have size {memory}; set bidirectional=false, or choose another attention"
             )
         self.mechanism, self.memory = mechanism, memory
         self.key = nn.Linear(memory, mechanism.head_dim)  # Q, b
         self.score = nn.Linear(mechanism.head_dim, 1)  # v, b_v
 
-    def question(self, examples: int) -> Tensor:
-        """v for each example, (b,1,e)."""
+    def expand_question(self, examples: int) -> Tensor:
+        """Return v for each example, (b,1,e)."""
         return self.score.weight.expand(examples, 1, -1)
 
     def forward(self, question: Tensor, memory: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """question (b,1,e), memory (b,j,m), mask to (b,1,1,j) -> context (b,1,m) and the mechanism's carry."""
+        """Map question (b,1,e) and memory (b,j,m), with a mask to (b,1,1,j), to context (b,1,m) and the carry."""
         k, v = self.key(memory).relu().unsqueeze(1), memory.unsqueeze(1)  # (b,1,j,e), (b,1,j,m)
         offset = self.score.bias.view(1, 1, 1, 1)
         context, carry = self.mechanism(question.unsqueeze(1), k, v, mask, None, causal=False, at=None, bias=offset)
@@ -65,7 +65,7 @@ class BinaryReadout(Readout):
 
     @property
     def weight(self) -> Tensor:
-        """(2,e), of which the first row is 0."""
+        """(2,e); the first row is 0."""
         return F.pad(self.positive.weight, (0, 0, 1, 0))
 
     @property
@@ -76,7 +76,7 @@ class BinaryReadout(Readout):
         return F.pad(self.positive(hidden), (1, 0))
 
     def log_prob(self, hidden: Tensor) -> Tensor:
-        """log σ(−z), log σ(z): their order survives where the probabilities round to 1."""
+        """Return log σ(−z) and log σ(z). Their order is kept even where the probabilities round to 1."""
         z = wide(self.positive(hidden))
         return F.logsigmoid(torch.cat([-z, z], dim=-1))
 
@@ -92,25 +92,25 @@ class LSTMClassifier(Model):
         self.encoder, self.attention, self.readout, self.padding = encoder, attention, readout, padding
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens (b,n) -> logits (b,classes)."""
+        """Map tokens (b,n) to logits (b,classes)."""
         return self.readout(self.hidden(tokens))
 
     def hidden(self, tokens: Tensor) -> Tensor:
         live = tokens != self.padding
         memory, _ = self.encoder(tokens, live)
-        context, _ = self.attention(self.attention.question(len(tokens)), memory, live[:, None, None, :])
+        context, _ = self.attention(self.attention.expand_question(len(tokens)), memory, live[:, None, None, :])
         return context.squeeze(1)
 
     def sequences(self, tokens: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         return {"source": (tokens, tokens != self.padding)}
 
 
-def classifier(config: LSTMConfig, encoder: LSTMStack) -> LSTMClassifier:
-    """The classifier of a configuration; two classes are read from one logit, more from one each."""
+def build_classifier(config: LSTMConfig, encoder: LSTMStack) -> LSTMClassifier:
+    """Build the classifier of a configuration. Two classes have one logit; more classes have one logit each."""
     memory = config.memory_width
-    around = WordAttention(config.mechanism(config.width), memory)
+    attention = WordAttention(config.build_mechanism(config.width), memory)
     readout: Readout = BinaryReadout(memory)
     if config.classes > 2:
         linear = nn.Linear(memory, config.classes)
         readout = LinearReadout(linear.weight, linear.bias)
-    return LSTMClassifier(encoder, around, readout, padding=config.padding)
+    return LSTMClassifier(encoder, attention, readout, padding=config.padding)

@@ -1,4 +1,4 @@
-"""Where the step-by-step decoding of an LSTM translator stands: the encoded source and the decoder's last state."""
+"""The state of incremental decoding of an LSTM translator: the encoded source and the decoder's last state."""
 
 from dataclasses import dataclass
 
@@ -10,20 +10,20 @@ from attnlab.models.lstm_layers import State
 
 @dataclass
 class LSTMDecoding:
-    """A model's start() makes it and each step() moves it on; `models.cache.Decoding` says what the methods are for."""
+    """The state of one decoding; a model's start() creates it and each step() advances it, as `cache.Decoding`."""
 
     memory: Tensor  # (b,j,m)
-    mask: Tensor  # (b,1,1,j) which tokens of the source are real
+    mask: Tensor  # (b,1,1,j), False at padding of the source
     h: Tensor  # (layers,1,b,e)
     c: Tensor  # (layers,1,b,e)
-    length: int | Tensor = 0  # tokens seen; a number on the device once pinned
-    limit: int | None = None  # there is no limit
+    length: int | Tensor = 0  # number of tokens seen; a tensor on the device if pinned
+    limit: int | None = None  # no limit
 
-    def places(self, tokens: Tensor) -> Tensor:
-        """Where each new token (b,n) stands in its sequence, (n,)."""
+    def positions(self, tokens: Tensor) -> Tensor:
+        """Return the position of each new token (b,n) in its sequence, (n,)."""
         if len(tokens) != len(self.memory):
-            sizes = f"the decoding holds {len(self.memory)} examples but the step has {len(tokens)}"
-            raise ValueError(f"{sizes}; change the batch by state.select(…)")
+            sizes = f"the state holds {len(self.memory)} examples but the step has {len(tokens)}"
+            raise ValueError(f"{sizes}; change the batch with state.select(…)")
         return self.length + torch.arange(tokens.shape[1], device=tokens.device)
 
     def advance(self, last: State, new: int) -> None:
@@ -35,28 +35,28 @@ class LSTMDecoding:
             (self.h, self.c), self.length = last, self.length + new
 
     def select(self, examples: Tensor) -> "LSTMDecoding":
-        """The state of these examples, (m,) indices into the batch."""
+        """Return the state of these examples, (m,) indices into the batch."""
         memory, mask = (x.index_select(0, examples) for x in (self.memory, self.mask))
         h, c = (x.index_select(2, examples) for x in (self.h, self.c))
         return LSTMDecoding(memory, mask, h, c, self.length.clone() if isinstance(self.length, Tensor) else self.length)
 
     def reorder_(self, examples: Tensor) -> None:
-        """As select, in place, where each example continues one with the same source: beams of one sentence."""
+        """Select in place; each example must continue one with the same source, as beams of one sentence do."""
         for x in (self.h, self.c):
             x.copy_(x.index_select(2, examples))
 
     def pin(self, device: torch.device) -> None:
-        """Change only in place from here on, and count on the device."""
+        """Move the position to the device; after this, the state changes only in place."""
         self.length = torch.as_tensor(self.length, device=device)
 
-    def within(self, limit: int) -> "LSTMDecoding":
-        """This state: none of its tensors grows with the target."""
+    def share_prefix(self, limit: int) -> "LSTMDecoding":
+        """Return this state: none of its tensors grows with the target."""
         return self
 
     def restart_(self, fresh: "LSTMDecoding") -> None:
-        """Become, in the same memory, a state of the same shape that has seen no token."""
+        """Become, in the same memory, a state of the same shape that has seen no token yet."""
         if not isinstance(self.length, Tensor) or fresh.length != 0:
-            raise ValueError("restart_ takes a state that has seen no token into a pinned one")
+            raise ValueError("restart_ needs a pinned state, and a fresh one that has seen no token")
         for name in ("memory", "mask", "h", "c"):
             getattr(self, name).copy_(getattr(fresh, name))
         self.length.zero_()

@@ -1,26 +1,56 @@
-"""What training, scoring and recording ask of a model, whatever it is made of."""
+"""The interface of a model to training, scoring and recording, and the checks of its configuration."""
 
 from abc import ABC, abstractmethod
-from typing import Any
+from dataclasses import fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from torch import Tensor, nn
 
 from attnlab.models.embedding import Readout
 
 
+class ModelConfig:
+    """The checks of a configuration, which is a dataclass with these fields and others."""
+
+    model: str
+    vocabulary: int
+    target_vocabulary: int | None
+    padding: int
+
+    def check_values(self) -> None:
+        """Raise ValueError for a value outside its range or its list of names."""
+        for name, hint in get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            if get_origin(hint) is Literal and value not in get_args(hint):
+                raise ValueError(f"{name} must be one of {', '.join(get_args(hint))}, got {value!r}")
+            if name.endswith("dropout") and not 0.0 <= value < 1.0:
+                raise ValueError(f"{name} must be in [0, 1), got {value}")
+            if hint in (int, int | None) and name != "padding" and value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if not 0 <= self.padding < min(self.vocabulary, self.target_vocabulary or self.vocabulary):
+            raise ValueError(f"padding must be a token of the vocabulary, got {self.padding}")
+
+    def reject_keys(self, *names: str, owner: str) -> None:
+        """Raise ValueError if one of these fields, which only `owner` have, differs from its default."""
+        defaults = {f.name: f.default for f in fields(self)}  # type: ignore[arg-type]
+        for name in names:
+            if getattr(self, name) != defaults[name]:
+                raise ValueError(f"{name} is for {owner} only, got {getattr(self, name)!r} for a {self.model}")
+
+
 class Model(nn.Module, ABC):
-    """softmax(readout(hidden(…))) is what a model predicts."""
+    """A model that predicts softmax(readout(hidden(…)))."""
 
     readout: Readout
 
     @abstractmethod
     def hidden(self, *batch: Any, **named: Any) -> Tensor:
-        """What the readout reads; takes what forward takes."""
+        """Return the input of the readout; takes the arguments of forward."""
 
     def all_blocks(self) -> list[nn.Module]:
-        """The layers of every stack: what is worth compiling, as each is the same code many times."""
+        """Return the layers of every stack. Compiling them pays off because all layers share the same code."""
         return []
 
     @abstractmethod
     def sequences(self, *batch: Any, **named: Any) -> dict[str, tuple[Tensor, Tensor]]:
-        """Tokens and mask, (b,n) each, of the "source" and the "target" in what forward takes."""
+        """Return tokens and mask, (b,n) each, of "source" and "target" in a batch; takes the arguments of forward."""

@@ -72,10 +72,7 @@ def build(config: Config) -> Model:
 
 
 def configure_model(name: str, values: Mapping[str, str]) -> Config:
-    """Return a preset with values replaced by parsed texts. A key that is no field is an option of its attention.
-
-    Raises ValueError for an unknown preset or key, with the nearest known name.
-    """
+    """Return a preset with values replaced by parsed texts. A key that is no field is an option of its attention."""
     if name not in PRESETS:
         raise ValueError(f"no model is called {name!r}{suggest_nearest(name, PRESETS)}; there are {', '.join(PRESETS)}")
     keys = [f.name for f in fields(PRESETS[name]) if not f.name.endswith("options")]

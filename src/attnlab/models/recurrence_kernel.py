@@ -222,15 +222,9 @@ def supports(x: Tensor, h: Tensor) -> bool:
 
 
 def forward(
-    gates: Tensor,
-    weight: Tensor,
-    h: Tensor,
-    c: Tensor,
-    live: Tensor | None,
-    outputs: Tensor,
-    cells: Tensor,
-    active: Tensor,
-) -> None:
+    gates: Tensor, weight: Tensor, h: Tensor, c: Tensor, live: Tensor | None,
+    outputs: Tensor, cells: Tensor, active: Tensor,
+) -> None:  # fmt: skip
     """Compute `recurrence.forward`. The last axis of gates and outputs must be contiguous."""
     note_launch("recurrence")
     (s, b, n, _), size = gates.shape, h.shape[-1]
@@ -245,16 +239,9 @@ def forward(
 
 
 def backward(
-    grad: Tensor,
-    weight: Tensor,
-    c: Tensor,
-    live: Tensor | None,
-    cells: Tensor,
-    active: Tensor,
-    delta: Tensor,
-    dh: Tensor,
-    dc: Tensor,
-) -> None:
+    grad: Tensor, weight: Tensor, c: Tensor, live: Tensor | None, cells: Tensor, active: Tensor,
+    delta: Tensor, dh: Tensor, dc: Tensor,
+) -> None:  # fmt: skip
     """Compute `recurrence.backward`. The last axis of grad and delta must be contiguous."""
     (s, n, b, _), size = grad.shape, c.shape[-1]
     weight, mask = _cast_weight(weight).mT.contiguous(), grad[:, -1] if live is None else live[:, :, -1]

@@ -1,1 +1,1 @@
-"""Watching models of ours from outside: records, probes, ablation and gradients."""
+"""Records of our own models, made from outside by hooks: attention, probes, ablation and gradients."""

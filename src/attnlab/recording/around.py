@@ -1,18 +1,19 @@
-"""What stands around each attention of a model: its residual, the norm after it and, where asked for, the feed-forward.
+"""The block around each attention of a model: its residual, the norm after it and, optionally, the feed-forward.
 
-Found by what flows, not by names. With x what the attention was given and o what it returned,
+Modules are recognized by the tensors that flow through them, not by their names. With x the attention's input and o its
+output:
 
-    residual       r is x, or what a norm that gave x had read; the next norm reads exactly r + o
-    norm           LayerNorm or RMSNorm: its own output is made again from its weight, or it is not understood
-    feed-forward   W₂ g(W₁ m), or gated W₂ (g(W₁ m) · W₃ m), of m, what the norm gave; the next norm reads what it
-                   returned + m (post-norm) or + (r + o) (pre-norm)
+    residual       r is x, or the input of a norm whose output is x; the next norm reads exactly r + o
+    norm           a LayerNorm or RMSNorm whose output can be recomputed from its weight
+    feed-forward   W₂ g(W₁ m), or gated W₂ (g(W₁ m) · W₃ m), of the norm's output m; the next norm reads the
+                   feed-forward's output + m (post-norm) or + (r + o) (pre-norm)
 
-What is not of this form (parallel blocks, norms on the attention's output, mixtures of experts) is said in the layer's
-`strange`, and no analysis guesses.
+If a block has another form (parallel blocks, norms on the attention's output, mixtures of experts), the layer's
+`strange` says what differs, and no analysis guesses.
 
-The feed-forward is recorded as the linear map that integrated gradients from 0 make of it at each query (Kobayashi et
-al. 2024). Let each input be a sum m = Σ_j m_j, one term for each token and one for all biases. For an elementwise g
-with g(0) = 0 and s = W₁ m, s_j = W₁ m_j,
+The feed-forward is recorded as a linear map at each query, by integrated gradients from 0 (Kobayashi et al. 2024). Let
+each input be a sum m = Σ_j m_j, with one term for each token and one for all biases. For an elementwise g with g(0) = 0
+and s = W₁ m, s_j = W₁ m_j,
 
     ∫₀¹ s_j g'(ts) dt = s_j · g(s)/s        slope = g(s)/s
 
@@ -20,8 +21,8 @@ and for a gated one with u = W₃ m the same integral along (ts, tu) is, by part
 
     ∫₀¹ (s_j g'(ts) tu + u_j g(ts)) dt = s_j · u (g(s) − ḡ)/s + u_j · ḡ,        ḡ = ∫₀¹ g(ts) dt
 
-ḡ is one number for each query and neuron, made by Gauss–Legendre quadrature; the terms add up to g(s)·u whatever its
-error is. With NODES nodes ḡ is right to 1e-12 of 1 + |s| for SiLU and GELU up to |s| = 50 (tested).
+ḡ is one number for each query and neuron, computed by Gauss–Legendre quadrature. The terms add up to g(s)·u whatever
+its error. With NODES nodes the error of ḡ is below 1e-12 · (1 + |s|) for SiLU and GELU up to |s| = 50 (tested).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,164 +34,166 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attnlab.recording.tolerance import CHECKED, close
+from attnlab.recording.tolerance import CHECKED_POSITIONS, is_close
 from attnlab.records.record import Layer
 
 NODES = 64
-MISSED = {  # what a block waited for, and what it means that it did not come
+MISSED = {  # the next expected module, and what `strange` says if it does not come
     "norm": "no norm reads the attention's output plus its residual",
     "feed-forward": "no feed-forward W₂ g(W₁ x) or W₂ (g(W₁ x) · W₃ x) comes after its norm",
     "closing norm": "no norm reads its feed-forward's output plus a residual",
 }
 
 
-class Around:
-    """Hears the norms, linear maps and activations of one forward pass, and is told of each attention in it."""
+class BlockWatcher:
+    """Hooks on the norms, linear maps and activations of a model; call `add_attention` after each attention."""
 
     def __init__(self, model: nn.Module, *, feed_forward: bool) -> None:
         self.model, self.feed_forward = model, feed_forward
         self.blocks: list[SurroundingBlock] = []
-        self._block = SurroundingBlock(
-            (), torch.empty(0), None, waits_for="nothing"
-        )  # the last one; before the first, this
-        self._norms: list[tuple[Tensor, Tensor]] = []  # what norms read and gave since the last attention
+        self._block = SurroundingBlock((), torch.empty(0), None, expected="nothing")  # before the first attention
+        self._norms: list[tuple[Tensor, Tensor]] = []  # inputs and outputs of norms since the last attention
         self._matrices: dict[nn.Module, Tensor] = {}
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
+    def watch(self) -> Iterator[None]:
+        """Install the hooks within this context."""
         with ExitStack() as stack:
             for name, module in self.model.named_modules():
-                if (what := _what(module)) == "norm" or (what and self.feed_forward):
-                    stack.callback(module.register_forward_hook(self._listener(what, name, module)).remove)
+                if (role := _classify_module(module)) == "norm" or (role and self.feed_forward):
+                    stack.callback(module.register_forward_hook(self._make_hook(role, name, module)).remove)
             yield
 
-    def attended(self, layer: Layer) -> None:
-        """An attention has run, and returned what is in the layer."""
+    def add_attention(self, layer: Layer) -> None:
+        """Start the block of an attention that has just run and is recorded in this layer."""
         self._block.end()
-        residuals = [layer.inputs, *(read for read, gave in self._norms if _same(gave, layer.inputs))]
+        residuals = [layer.inputs, *(x for x, output in self._norms if _is_same(output, layer.inputs))]
         self._block = SurroundingBlock(residuals, layer.outputs, self._matrix if self.feed_forward else None)
         self.blocks.append(self._block)
         self._norms.clear()
 
-    def added(self, layers: Sequence[Layer]) -> list[Layer]:
-        """The layers, in the order in which they were told of, with what was found around each."""
+    def describe_layers(self, layers: Sequence[Layer]) -> list[Layer]:
+        """Return the layers, in the order of `add_attention`, with the parts of the block around each."""
         self._block.end()
         pairs = zip(layers, self.blocks, strict=True)
-        return [replace(layer, around=block.found, strange=block.strange) for layer, block in pairs]
+        return [replace(layer, around=block.parts, strange=block.strange) for layer, block in pairs]
 
-    def _listener(self, what: str, name: str, module: nn.Module) -> Callable[..., None]:
-        def hear(_module: nn.Module, read: tuple[Any, ...], gave: Any) -> None:
-            if read and isinstance(read[0], Tensor) and isinstance(gave, Tensor):
-                if what == "norm":
-                    self._norms.append((read[0], gave))
-                getattr(self._block, what)(name, module, read[0], gave)
+    def _make_hook(self, role: str, name: str, module: nn.Module) -> Callable[..., None]:
+        def hook(_module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
+                if role == "norm":
+                    self._norms.append((args[0], output))
+                getattr(self._block, f"handle_{role}")(name, module, args[0], output)
 
-        return hear
+        return hook
 
     def _matrix(self, module: nn.Module) -> Tensor:
-        """(in,out), copied once: training on must not change a record."""
+        """Return a copy (in,out) of a linear map's weight: later training must not change a record."""
         if module not in self._matrices:
-            self._matrices[module] = matrix(module).clone()
+            self._matrices[module] = weight_matrix(module).clone()
         return self._matrices[module]
 
 
 class SurroundingBlock:
-    """What was found around one attention. It waits for a norm, then for a feed-forward, then for a norm again."""
+    """The block around one attention. It expects a norm, then a feed-forward, then the closing norm.
+
+    Each `handle_…` receives a module of that role, in the order of the forward pass, with its input x and its output.
+    """
 
     def __init__(
         self,
         residuals: Sequence[Tensor],
         outputs: Tensor,
-        copied: Callable[[nn.Module], Tensor] | None,
-        waits_for: str = "norm",
+        copy_matrix: Callable[[nn.Module], Tensor] | None,
+        expected: str = "norm",
     ) -> None:
-        """residuals: what the outputs may be added to; copied: a linear map's matrix, None without feed-forward."""
-        self.found: dict[str, Tensor] = {}
+        """residuals: candidates for the residual; copy_matrix: copies a linear map's matrix, None: no feed-forward."""
+        self.parts: dict[str, Tensor] = {}
         self.strange = ""
-        self.waits_for = waits_for
-        self.residuals, self.outputs, self.copied = residuals, outputs, copied
-        self.total = self.normed = outputs  # r + o, and the norm of it, once they are known
-        self.inner: list[tuple[nn.Module, Tensor]] = []  # linear maps that read the normed, and what they gave
-        self.active: tuple[int, nn.Module, Tensor] | None = None  # which of them, its activation, what that gave
+        self.expected = expected
+        self.residuals, self.outputs, self.copy_matrix = residuals, outputs, copy_matrix
+        self.total = self.normed = outputs  # r + o and its norm, once they are known
+        self.inner: list[tuple[nn.Module, Tensor]] = []  # linear maps that read the norm's output, and their outputs
+        self.active: tuple[int, nn.Module, Tensor] | None = None  # index of one of them, its activation, the output
 
-    def norm(self, name: str, module: nn.Module, read: Tensor, gave: Tensor) -> None:
-        if self.waits_for == "nothing" or read.shape != self.outputs.shape:
+    def handle_norm(self, name: str, module: nn.Module, x: Tensor, output: Tensor) -> None:
+        if self.expected == "nothing" or x.shape != self.outputs.shape:
             return
-        if self.waits_for == "feed-forward":
+        if self.expected == "feed-forward":
             self.end()
-        elif self.waits_for == "norm":
-            self._first(name, module, read, gave)
-        elif _same(read, self.total + self.outputs):
-            self._understood({"feed_forward.pre": torch.tensor(True)}, then="nothing")
-        elif _same(read, self.normed + self.outputs):
-            parts = self._norm_parts("closing", name, module, read, gave)
-            self._understood({"feed_forward.pre": torch.tensor(False)} | parts, then="nothing")
+        elif self.expected == "norm":
+            self._match_first_norm(name, module, x, output)
+        elif _is_same(x, self.total + self.outputs):
+            self._store_parts({"feed_forward.pre": torch.tensor(True)}, then="nothing")
+        elif _is_same(x, self.normed + self.outputs):
+            parts = self._read_norm("closing", name, module, x, output)
+            self._store_parts({"feed_forward.pre": torch.tensor(False)} | parts, then="nothing")
         else:
             self.end(f"{name} does not read its feed-forward's output plus a residual")
 
-    def _first(self, name: str, module: nn.Module, read: Tensor, gave: Tensor) -> None:
-        residual = next((r for r in self.residuals if _same(read, r + self.outputs)), None)
+    def _match_first_norm(self, name: str, module: nn.Module, x: Tensor, output: Tensor) -> None:
+        residual = next((r for r in self.residuals if _is_same(x, r + self.outputs)), None)
         if residual is None:
             return self.end(f"{name} does not read the attention's output plus its residual")
-        self.total, self.normed = read, gave
-        parts = self._norm_parts("norm", name, module, read, gave)
-        then = "nothing" if self.copied is None or not parts else "feed-forward"
-        self._understood({"residual": residual} | parts, then=then)
+        self.total, self.normed = x, output
+        parts = self._read_norm("norm", name, module, x, output)
+        then = "nothing" if self.copy_matrix is None or not parts else "feed-forward"
+        self._store_parts({"residual": residual} | parts, then=then)
 
-    def linear(self, _name: str, module: nn.Module, read: Tensor, gave: Tensor) -> None:
-        if self.waits_for != "feed-forward":
+    def handle_linear(self, _name: str, module: nn.Module, x: Tensor, output: Tensor) -> None:
+        if self.expected != "feed-forward":
             return
-        if _same(read, self.normed):
-            self.inner.append((module, gave))
+        if _is_same(x, self.normed):
+            self.inner.append((module, output))
         elif self.active and len(self.inner) <= 2:
             which, activation, activated = self.active
             other = self.inner[1 - which] if len(self.inner) == 2 else None
-            if _same(read, activated if other is None else activated * other[1]):
-                self._fed_forward(which, activation, other, module)
-                self.outputs = gave
+            if _is_same(x, activated if other is None else activated * other[1]):
+                self._store_mlp(which, activation, other, module)
+                self.outputs = output
 
-    def activation(self, name: str, module: nn.Module, read: Tensor, gave: Tensor) -> None:
-        if self.waits_for != "feed-forward":
+    def handle_activation(self, name: str, module: nn.Module, x: Tensor, output: Tensor) -> None:
+        if self.expected != "feed-forward":
             return
-        for which, (_, made) in enumerate(self.inner):
-            if _same(read, made):
-                if reason := _not_elementwise(module, made, gave):
+        for which, (_, inner) in enumerate(self.inner):
+            if _is_same(x, inner):
+                if reason := _find_misfit(module, inner, output):
                     return self.end(f"its activation {name} {reason}")
-                self.active = which, module, gave
+                self.active = which, module, output
 
     def end(self, reason: str | None = None) -> None:
-        """Nothing more will be found; if something was waited for, this is why."""
-        if self.waits_for != "nothing":
-            self.strange = reason or MISSED[self.waits_for]
-        self._understood({}, then="nothing")
+        """End the search; if a module is still expected, store the reason in `strange`."""
+        if self.expected != "nothing":
+            self.strange = reason or MISSED[self.expected]
+        self._store_parts({}, then="nothing")
 
-    def _fed_forward(self, which: int, activation: Any, other: tuple[nn.Module, Tensor] | None, output: Any) -> None:
-        assert self.copied is not None
+    def _store_mlp(self, which: int, activation: Any, other: tuple[nn.Module, Tensor] | None, output: Any) -> None:
+        assert self.copy_matrix is not None
         module, s = self.inner[which]
-        parts = {"inner": self.copied(module), "output": self.copied(output)}
+        parts = {"inner": self.copy_matrix(module), "output": self.copy_matrix(output)}
         if other is None:
-            parts["slope"] = slope(activation.forward, s)
+            parts["slope"] = compute_slope(activation.forward, s)
         else:
-            parts["factor"] = self.copied(other[0])
-            parts["slope"], parts["factor_slope"] = slopes(activation.forward, s, other[1])
-        self._understood({f"feed_forward.{name}": x for name, x in parts.items()}, then="closing norm")
+            parts["factor"] = self.copy_matrix(other[0])
+            parts["slope"], parts["factor_slope"] = compute_gated_slopes(activation.forward, s, other[1])
+        self._store_parts({f"feed_forward.{name}": x for name, x in parts.items()}, then="closing norm")
 
-    def _norm_parts(self, prefix: str, name: str, module: nn.Module, read: Tensor, gave: Tensor) -> dict[str, Tensor]:
-        parts = norm_parts(module, read, gave)
+    def _read_norm(self, prefix: str, name: str, module: nn.Module, x: Tensor, output: Tensor) -> dict[str, Tensor]:
+        parts = match_norm(module, x, output)
         if not parts:
             self.strange = f"{name} ({type(module).__name__}) is neither a LayerNorm nor an RMSNorm"
         return {f"{prefix}.{part}": x for part, x in parts.items()}
 
-    def _understood(self, parts: dict[str, Tensor], *, then: str) -> None:
-        self.found |= parts
-        self.waits_for = then
-        if then == "nothing":  # let go of everything that was only held to be compared
+    def _store_parts(self, parts: dict[str, Tensor], *, then: str) -> None:
+        self.parts |= parts
+        self.expected = then
+        if then == "nothing":  # free the tensors that were kept for comparison
             self.residuals, self.inner, self.active = (), [], None
             self.total = self.normed = self.outputs = torch.empty(0)
 
 
-def _what(module: nn.Module) -> str:
-    """What a module may be, by what it has: a vector for a weight, a matrix, or no parameters at all."""
+def _classify_module(module: nn.Module) -> str:
+    """Return the role that a module may have, by its weight: a vector, a matrix or none; "" for no role."""
     if next(module.children(), None) is not None or isinstance(module, nn.Dropout | nn.Identity):
         return ""
     if isinstance(weight := getattr(module, "weight", None), Tensor) and weight.dim() == 1:
@@ -200,64 +203,64 @@ def _what(module: nn.Module) -> str:
     return "activation" if next(module.parameters(), None) is None else ""
 
 
-def norm_parts(module: nn.Module, read: Tensor, gave: Tensor) -> dict[str, Tensor]:
-    """gain (e,), centred () and scale (b,i,1) of a norm that read and gave these; nothing if it is no such norm."""
-    x, weight = _wide(read), _wide(module.weight.detach())  # type: ignore[operator]
+def match_norm(module: nn.Module, x: Tensor, output: Tensor) -> dict[str, Tensor]:
+    """Return gain (e,), centred () and scale (b,i,1) of a norm that mapped x to output; {} if it is no such norm."""
+    dtype, x, weight = x.dtype, _wide(x), _wide(module.weight.detach())  # type: ignore[operator]
     bias = getattr(module, "bias", None)
     eps = getattr(module, "eps", getattr(module, "variance_epsilon", None))
-    eps = torch.finfo(read.dtype).eps if eps is None else eps
-    added = 0.0 if bias is None else _wide(bias.detach())
-    few = slice(CHECKED)
+    eps = torch.finfo(dtype).eps if eps is None else eps
+    offset = 0.0 if bias is None else _wide(bias.detach())
+    few = slice(CHECKED_POSITIONS)
     for centred in (True, False):
-        away = x - x.mean(-1, keepdim=True) if centred else x
-        scale = (away.square().mean(-1, keepdim=True) + eps).rsqrt()
-        for gain in (weight, 1 + weight):  # Gemma's norms hold what is added to 1
-            if close(away[..., few, :] * scale[..., few, :] * gain + added, gave[..., few, :]):
+        shifted = x - x.mean(-1, keepdim=True) if centred else x
+        scale = (shifted.square().mean(-1, keepdim=True) + eps).rsqrt()
+        for gain in (weight, 1 + weight):  # Gemma's norms store gain − 1
+            if is_close(shifted[..., few, :] * scale[..., few, :] * gain + offset, output[..., few, :]):
                 return {"gain": gain.clone(), "centred": torch.tensor(centred), "scale": scale}
     return {}
 
 
-def slope(g: Callable[[Tensor], Tensor], s: Tensor) -> Tensor:
-    """g(s)/s, at 0 its limit to six digits."""
-    s = _away_from_zero(s)
+def compute_slope(g: Callable[[Tensor], Tensor], s: Tensor) -> Tensor:
+    """Return g(s)/s; at s = 0, its limit to six digits."""
+    s = _replace_zeros(s)
     return g(s) / s
 
 
-def slopes(g: Callable[[Tensor], Tensor], s: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-    """u (g(s) − ḡ)/s and ḡ = ∫₀¹ g(ts) dt: what IG multiplies s_j and u_j by in g(s)·u."""
-    s, mean = _away_from_zero(s), torch.zeros_like(_wide(s))
+def compute_gated_slopes(g: Callable[[Tensor], Tensor], s: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """Return u (g(s) − ḡ)/s and ḡ = ∫₀¹ g(ts) dt, the factors of s_j and u_j in the integrated gradients of g(s)·u."""
+    s, mean = _replace_zeros(s), torch.zeros_like(_wide(s))
     nodes, weights = np.polynomial.legendre.leggauss(NODES)
     for node, weight in zip((1 + nodes) / 2, weights / 2, strict=True):
         mean += float(weight) * g(float(node) * s)
     return _wide(u) * (g(s) - mean) / s, mean
 
 
-def matrix(module: nn.Module) -> Tensor:
-    """The weight of a linear map as (in,out): y = x·matrix + bias."""
+def weight_matrix(module: nn.Module) -> Tensor:
+    """Return the weight of a linear map as (in,out): y = x·matrix + bias."""
     weight: Tensor = module.weight.detach()  # type: ignore[operator]
     return weight.T if isinstance(module, nn.Linear) else weight
 
 
 def is_linear(module: nn.Module) -> bool:
-    """A Linear, or transformers' Conv1D: a linear map that keeps its weight transposed."""
+    """Return whether a module is a Linear, or a Conv1D of transformers: a linear map with a transposed weight."""
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
-def _not_elementwise(activation: Any, read: Tensor, gave: Tensor) -> str:
-    """Why an activation cannot be passed through: it is not 0 at 0, or more than one number makes one of its own."""
-    at_zero = float(activation.forward(torch.zeros(1, dtype=read.dtype, device=read.device)))
+def _find_misfit(activation: Any, x: Tensor, output: Tensor) -> str:
+    """Return why an activation cannot be linearized: it is not 0 at 0, or not elementwise; "" if it can."""
+    at_zero = float(activation.forward(torch.zeros(1, dtype=x.dtype, device=x.device)))
     if at_zero != 0.0:
-        return f"is {at_zero:.3g} at 0, and only an activation that is 0 there can be shared out among tokens"
-    alone = activation.forward(read[..., :1])
-    return "" if close(alone, gave[..., :1]) else "does not act on each number by itself"
+        return f"is {at_zero:.3g} at 0, and only an activation that is 0 at 0 can be split among tokens"
+    alone = activation.forward(x[..., :1])
+    return "" if is_close(alone, output[..., :1]) else "is not elementwise"
 
 
-def _away_from_zero(s: Tensor) -> Tensor:
+def _replace_zeros(s: Tensor) -> Tensor:
     s = _wide(s)
     return s.masked_fill(s == 0, 1e-6)
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
+def _is_same(a: Tensor, b: Tensor) -> bool:
     return a is b or (a.shape == b.shape and torch.equal(a, b))
 
 

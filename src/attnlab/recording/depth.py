@@ -1,12 +1,12 @@
-"""What the states of a Transformer become with depth, with parts of its layers left out (Dong et al. 2021).
+"""The states of a Transformer at every depth, optionally without some parts of its layers (Dong et al. 2021).
 
     pure attention     x ← attention(x)                       skip=False, feed_forward=False, norm=False
     with skip          x ← x + attention(x)                   skip=True,  feed_forward=False, norm=False
     with MLP           x ← attention(x), x ← MLP(x)           skip=False, feed_forward=True,  norm=False
-    the layer itself                                          skip=True,  feed_forward=True,  norm=True
+    the whole layer                                           skip=True,  feed_forward=True,  norm=True
 
-The model may stand at its initialisation or be trained: its own weights are used. A part that is left out is the
-identity; without skip, what a part returns takes the place of what it was given.
+The model may be freshly initialized or trained: its own weights are used. A part that is left out is the identity.
+Without skip, the output of a part replaces its input.
 """
 
 import copy
@@ -18,12 +18,12 @@ from torch import Tensor, nn
 
 from attnlab.models.blocks import Block, Residual, Stack
 from attnlab.models.transformer import Transformer
-from attnlab.recording.probe import Batch, called, evaluated
+from attnlab.recording.probe import Batch, call_with_batch, require_eval_model
 from attnlab.records.record import KINDS
 
 
-class Passed(NamedTuple):
-    """The states of one stack: before its first layer and after each, before any last norm."""
+class StackStates(NamedTuple):
+    """The states of one stack: before its first layer and after each layer, without the final norm."""
 
     kind: str  # of its self-attention
     states: Tensor  # (layers+1,b,n,e)
@@ -31,67 +31,67 @@ class Passed(NamedTuple):
 
 
 @torch.no_grad()
-def states(model: nn.Module, batch: Batch) -> list[Passed]:
-    """The states of every stack of a Transformer of ours, in evaluation mode; a translator's encoder comes first."""
-    inner = _transformer(model)
+def record_states(model: nn.Module, batch: Batch) -> list[StackStates]:
+    """Return the states of every stack of a Transformer in evaluation mode; a translator's encoder comes first."""
+    inner = _require_transformer(model)
     stacks = [module for module in inner.modules() if isinstance(module, Stack)]
-    passed: list[list[Tensor]] = [[] for _ in stacks]
+    states: list[list[Tensor]] = [[] for _ in stacks]
     with ExitStack() as hooks:
-        for stack, found in zip(stacks, passed, strict=True):
+        for stack, own in zip(stacks, states, strict=True):
             first, *_ = blocks = list(stack.blocks)
-            hooks.enter_context(first.register_forward_pre_hook(lambda _, args, to=found: to.append(args[0])))
+            hooks.enter_context(first.register_forward_pre_hook(lambda _, args, to=own: to.append(args[0])))
             for block in blocks:
-                hooks.enter_context(block.register_forward_hook(lambda _, args, out, to=found: to.append(out[0])))
+                hooks.enter_context(block.register_forward_hook(lambda _, args, out, to=own: to.append(out[0])))
         hooks.enter_context(torch.compiler.set_stance("force_eager"))  # hooks on compiled code never fire
-        called(inner.hidden, batch)
-    sequences, made = called(inner.sequences, batch), []
-    for stack, found in zip(stacks, passed, strict=True):
-        kind = stack.blocks[0].attention.kind  # type: ignore[union-attr]
-        made.append(Passed(str(kind), torch.stack(found), sequences[KINDS[str(kind)][0]][1]))
-    return made
+        call_with_batch(inner.hidden, batch)
+    sequences, results = call_with_batch(inner.sequences, batch), []
+    for stack, own in zip(stacks, states, strict=True):
+        kind = str(stack.blocks[0].attention.kind)  # type: ignore[union-attr]
+        results.append(StackStates(kind, torch.stack(own), sequences[KINDS[kind][0]][1]))
+    return results
 
 
-def stripped(model: nn.Module, *, skip: bool = False, feed_forward: bool = False, norm: bool = False) -> Transformer:
-    """The same Transformer with only these parts around its attentions; by default pure attention, layer on layer.
+def strip_model(model: nn.Module, *, skip: bool = False, feed_forward: bool = False, norm: bool = False) -> Transformer:
+    """Return the same Transformer with only these parts around its attentions; by default pure attention.
 
-    It shares its weights with the model, and is for evaluation: nothing is dropped.
+    It shares its weights with the model. Use it for evaluation only: it has no dropout.
     """
-    inner = _transformer(model)
+    inner = _require_transformer(model)
     shared = {id(x): x for x in (*inner.parameters(), *inner.buffers())}
-    made = copy.deepcopy(inner, shared)
-    for module in list(made.modules()):
+    stripped = copy.deepcopy(inner, shared)
+    for module in list(stripped.modules()):
         if isinstance(module, Stack) and not norm:
             module.norm = None
         elif isinstance(module, Block):
             for name, part in list(module.named_children()):
                 if isinstance(part, Residual):
-                    kept = feed_forward or name != "feed_forward_residual"
-                    setattr(module, name, Reduced(part, skip=skip, norm=norm, kept=kept))
+                    active = feed_forward or name != "feed_forward_residual"
+                    setattr(module, name, ReducedResidual(part, skip=skip, norm=norm, active=active))
             if not feed_forward:
                 module.feed_forward = nn.Identity()  # type: ignore[assignment]
-    return made
+    return stripped
 
 
-class Reduced(nn.Module):
-    """As Residual, but for what is left out; kept=False leaves out the part itself."""
+class ReducedResidual(nn.Module):
+    """A Residual without its skip connection or its norm; active=False also leaves out the part itself."""
 
-    def __init__(self, residual: Residual, *, skip: bool, norm: bool, kept: bool) -> None:
+    def __init__(self, residual: Residual, *, skip: bool, norm: bool, active: bool) -> None:
         super().__init__()
         self.norm = residual.norm if norm else nn.Identity()
-        self.pre, self.skip, self.kept = residual.pre, skip, kept
+        self.pre, self.skip, self.active = residual.pre, skip, active
 
-    def before(self, x: Tensor) -> Tensor:
+    def prepare(self, x: Tensor) -> Tensor:
         return self.norm(x) if self.pre else x
 
-    def after(self, x: Tensor, part: Tensor) -> Tensor:
-        if not self.kept:
+    def add(self, x: Tensor, part: Tensor) -> Tensor:
+        if not self.active:
             return x
         x = x + part if self.skip else part
         return x if self.pre else self.norm(x)
 
 
-def _transformer(model: nn.Module) -> Transformer:
-    inner = evaluated(model)
+def _require_transformer(model: nn.Module) -> Transformer:
+    inner = require_eval_model(model)
     if not isinstance(inner, Transformer):
-        raise ValueError(f"depth is of a Transformer made by build; a {type(inner).__name__} is not one")
+        raise ValueError(f"this needs a Transformer from attnlab's build, got a {type(inner).__name__}")
     return inner

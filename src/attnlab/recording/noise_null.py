@@ -1,13 +1,13 @@
-"""What noise alone does to attention weights: the null that CODA's sampled weights are to be held against.
+"""The effect of noise alone on attention weights: the null hypothesis for CODA's sampled weights.
 
-A mechanism that draws N(0,1) noise on its logits has more different heads for that alone. How much is seen on a
-model that has learnt without noise, given the same noise:
+A mechanism that adds N(0,1) noise to its logits has more diverse heads because of the noise alone. To measure this
+effect, add the same noise to a model that was trained without noise:
 
-    with_noise(model)      the model, its softmax attentions drawing noise in every layer: record(…, noise=SEED)
-    noised(record, SEED)   a record, each layer noised by itself: P' = softmax(ln P + ε), which is softmax(logits + ε)
+    make_noisy_model(model)   a model whose softmax attentions draw noise in every layer: record(…, noise=SEED)
+    add_noise(record, SEED)   a record with noise in each layer: P' = softmax(ln P + ε), which is softmax(logits + ε)
 
-In the second no layer feels the noise of the layers before it, and no model is needed. Both draw what CODA-CS with
-this seed would draw at the same place (mechanisms/noise.py).
+In the second form no layer sees the noise of the layers before it, and no model is needed. Both draw the noise that
+CODA-CS draws at the same layer and entry with the same seed (mechanisms/noise.py).
 """
 
 import copy
@@ -22,57 +22,60 @@ from attnlab.mechanisms.mechanism import masked_softmax, wide
 from attnlab.mechanisms.noise import gaussian
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.models.attention import Attention
-from attnlab.recording.probe import evaluated
+from attnlab.recording.probe import require_eval_model
 from attnlab.records.record import Layer, Record
 
-OFF = 1e-2  # how far a row of a softmax may sum from 1, in half precision
+SUM_TOLERANCE = 1e-2  # allowed error of a row sum of a softmax, in half precision
 
 
-def with_noise(model: nn.Module) -> Any:
-    """A softmax model of ours as one whose attentions are CODA-CS; it shares its weights, and the model stays."""
-    inner = evaluated(model)
-    made = copy.deepcopy(inner, {id(x): x for x in (*inner.parameters(), *inner.buffers())})
-    for name, attention in made.named_modules():
+def make_noisy_model(model: nn.Module) -> Any:
+    """Return a copy of a softmax model with CODA-CS as its attentions; the two share their weights."""
+    inner = require_eval_model(model)
+    noisy = copy.deepcopy(inner, {id(x): x for x in (*inner.parameters(), *inner.buffers())})
+    for name, attention in noisy.named_modules():
         if isinstance(attention, Attention):
             old = attention.mechanism
             if type(old) is not Softmax:
-                raise ValueError(f"{name} is {type(old).__name__}; the null is of a model whose attentions are softmax")
+                raise ValueError(f"{name} is {type(old).__name__}; this needs a model whose attentions are all softmax")
             new = CodaCS(old.heads, old.head_dim, layer=old.layer, scale=old.scale, dropout=old.dropout)
             attention.mechanism = new.eval()
-    return made
+    return noisy
 
 
 @torch.no_grad()
-def noised(record: Record, seed: int) -> Record:
-    """The same record with N(0,1) noise on the logits of every layer; context, mixed and outputs follow the weights."""
+def add_noise(record: Record, seed: int) -> Record:
+    """Return the record with N(0,1) noise on the logits of every layer. Context, mixed and outputs are recomputed.
+
+    Raises ValueError if a layer is not a softmax attention.
+    """
     if not isinstance(record, Record):
-        raise TypeError(f"noised takes a Record, not a {type(record).__name__}; attnlab.record makes one")
+        raise TypeError(f"add_noise needs a Record, as from attnlab.record, got a {type(record).__name__}")
     if not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise ValueError(f"a noise seed is a whole number from 0 to {2**32 - 1}, not {seed!r}")
-    layers = [_noised(layer, seed | (place << 32)) for place, layer in enumerate(record.layers)]
+        raise ValueError(f"seed must be an integer from 0 to {2**32 - 1}, got {seed!r}")
+    layers = [_add_layer_noise(layer, seed | (place << 32)) for place, layer in enumerate(record.layers)]
     return replace(record, layers=layers, meta={**record.meta, "noise": seed})
 
 
-def _noised(layer: Layer, seed: int) -> Layer:
+def _add_layer_noise(layer: Layer, seed: int) -> Layer:
     if layer.mixed is not layer.context and not torch.equal(layer.mixed, layer.context):
-        raise ValueError(f"{layer.name}: its mechanism changes the mixed context (finish): it is no softmax attention")
+        raise ValueError(f"{layer.name} is no softmax attention: its mechanism transforms the mixed context (finish)")
     weights = layer.weights
     visible = layer.mask[(None,) * (4 - layer.mask.dim())]
     _check_softmax(layer.name, weights, visible)
     b, h, i, j = weights.shape
-    drawn = gaussian(seed, layer.index, b, h, torch.arange(i, device=weights.device), j)
-    made = masked_softmax(wide(weights).log() + drawn.to(wide(weights).dtype), visible).to(weights.dtype)
-    context = made @ layer.values
+    noise = gaussian(seed, layer.index, b, h, torch.arange(i, device=weights.device), j)
+    noisy = masked_softmax(wide(weights).log() + noise.to(wide(weights).dtype), visible).to(weights.dtype)
+    context = noisy @ layer.values
     outputs = torch.einsum("bhid,hde->bie", context, layer.output_weight)
     if layer.output_bias is not None:
         outputs = outputs + layer.output_bias
-    strange = "noise was added to its weights after it had run"
+    strange = "noise was added to its weights after the forward pass"
     states = {"context": context, "mixed": context, "outputs": outputs}
-    return replace(layer, attended=made, around={}, strange=strange, **states)  # type: ignore[arg-type]
+    return replace(layer, attended=noisy, around={}, strange=strange, **states)  # type: ignore[arg-type]
 
 
 def _check_softmax(name: str, weights: Tensor, visible: Tensor) -> None:
     total = wide(weights).sum(-1)
-    wrong = (total - 1.0).abs() > OFF
+    wrong = (total - 1.0).abs() > SUM_TOLERANCE
     if bool((weights < 0).any()) or bool((wrong & visible.any(-1)).any()):
-        raise ValueError(f"{name}: its weights are not a softmax's (not negative, a sum of 1), so they have no logits")
+        raise ValueError(f"{name} is no softmax attention: its weights are negative or do not sum to 1")

@@ -1,19 +1,19 @@
-"""How far two tensors that should be equal may lie apart: as far as their number type rounds, and no further."""
+"""Tolerances for comparing two tensors that should be equal up to the rounding of their dtype."""
 
 import torch
 from torch import Tensor
 
-CHECKED = 16  # positions of which a map that is the same for all of them is made again
-# relative to 1 + the largest; many models take their softmax in float32, whatever their own type
+CHECKED_POSITIONS = 16  # number of positions to recompute where a map is the same at all positions
+# relative to 1 + the largest absolute value; many models compute their softmax in float32, whatever their dtype
 TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
-def difference(made: Tensor, expected: Tensor, rounding: float = 0.0) -> tuple[float, float]:
-    """The largest difference of two tensors, and the largest that rounding excuses: as their type rounds, and more."""
+def measure_difference(actual: Tensor, expected: Tensor, rounding: float = 0.0) -> tuple[float, float]:
+    """Return the largest difference of two tensors and the largest that is allowed: by their dtype, plus `rounding`."""
     allowed = (TOLERANCE[expected.dtype] + rounding) * (1 + expected.abs().max().item())
-    return (made - expected).abs().max().item(), allowed
+    return (actual - expected).abs().max().item(), allowed
 
 
-def close(made: Tensor, expected: Tensor) -> bool:
-    error, allowed = difference(made, expected)
+def is_close(actual: Tensor, expected: Tensor) -> bool:
+    error, allowed = measure_difference(actual, expected)
     return error <= allowed

@@ -5,78 +5,87 @@ residual soon falls below the rounding of float32.
 """
 
 from collections.abc import Sequence
+from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from attnlab.experiments.corpora import Ground, grounds
+from attnlab.experiments.corpora import Ground, list_grounds
+from attnlab.experiments.plan import Calculation, Workplace, describe_recipe, prepare_vocabulary
 from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.variants import Variant
 from attnlab.experiments.verdicts import Cell
 from attnlab.models.presets import Config
-from attnlab.recording.depth import stripped
-from attnlab.studies.heo2024.attentions import SOFTMAX, fixed
-from attnlab.studies.heo2024.figures import by_layer
-from attnlab.studies.heo2024.measures import as_started, batches_of, collapsed
+from attnlab.recording.depth import strip_model
+from attnlab.studies.heo2024.attentions import SOFTMAX, fix_lambdas
+from attnlab.studies.heo2024.figures import draw_by_layer
+from attnlab.studies.heo2024.measures import draw_batches, initialize_model, measure_states
 from attnlab.studies.heo2024.plan import DEEP, NAMES
 from attnlab.tasks import TASKS
+from attnlab.training.recipe import Recipe
 
 ITEM = "faithfulness"
 PLUS = (0.0, 0.5, 1.0, 2.0, 4.0)
-VARIANTS = (SOFTMAX, *(fixed(plus, 1.0) for plus in PLUS))
+VARIANTS = (SOFTMAX, *(fix_lambdas(plus, 1.0) for plus in PLUS))
 CLAIMED = VARIANTS[1 + PLUS.index(1.0)]  # λ⁺ = λ⁻ = 1: rows sum to 1, as those of softmax do
 SHOWN = ("relative residual", "mean cosine")
 PARTS = {"attention alone": True, "the whole model": False}
 By = dict[str, list[float]]  # by column, a value for each layer
+REMARK = (
+    "The paper's Figure 5 varies λ⁺ with λ⁻ = 1. Its curves are not available, only the claim that daGPAM keeps more "
+    "of the residual. The claim is compared with λ⁺ = 1, where rows sum to 1 as in softmax. A λ⁺ far above λ⁻ is a "
+    "softmax with a gain."
+)
 
 
 def faithfulness(setting: Setting) -> Findings:
     """The item: residual and cosine by layer of models that have learnt nothing."""
     cells: list[Cell] = []
     figures: dict[str, tuple[Figure, str]] = {}
-    for ground in grounds(DEEP, setting, NAMES):
-        reason = ground.why_not()
+    for ground in list_grounds(DEEP, setting, NAMES):
+        reason = ground.explain_absence()
         for name, alone in PARTS.items():
-            found = {} if reason else at_start(ground, alone=alone)
-            cells += _cells(ground, name, found, reason)
+            found = {} if reason else read_start(ground, alone=alone)
+            if not reason and not any(found.values()):
+                reason, found = ground.explain_missing(), {}
+            cells += _make_cells(ground, name, found, reason)
             if found:
                 says = f"at initialisation, {name}: residual and cosine by layer, λ⁻ = 1; the mean over seeds."
-                lines = {variant.label: seeds for variant, seeds in found.items()}
-                figure = by_layer(lines, SHOWN)
-                figures[f"{ground.corpus.name}-{'alone' if alone else 'whole'}"] = (
-                    figure,
-                    f"{ground.corpus.row}: {says}",
-                )
-    remark = (
-        "The paper's Figure 5 varies λ⁺ with λ⁻ = 1; its curves could not be had, only that daGPAM keeps more of the "
-        "residual. The claim is held against λ⁺ = 1, where rows sum to 1 as in softmax. A λ⁺ far above λ⁻ is a softmax "
-        "with a gain."
-    )
-    return Findings(cells, figures, (remark,))
+                figure = draw_by_layer({variant.label: seeds for variant, seeds in found.items()}, SHOWN)
+                key = f"{ground.corpus.name}-{'alone' if alone else 'whole'}"
+                figures[key] = (figure, f"{ground.corpus.row}: {says}")
+    return Findings(cells, figures, (REMARK,))
 
 
-def at_start(ground: Ground, *, alone: bool) -> dict[Variant, list[By]]:
-    """Of every variant and seed, each column by layer."""
-    found: dict[Variant, list[By]] = {}
-    setting = ground.setting
-    recipe = ground.recipe(0, {})
-    task = TASKS[recipe.task].prepare(recipe.data, ground.vocabulary)
-    for number, variant in enumerate(VARIANTS):
-        setting.progress(number, len(VARIANTS), f"at initialisation, {variant.label}")
-        found[variant] = []
-        for seed in setting.seeds:
-            config = ground.recipe(seed, variant.values).resolve_model(task)
-            assert isinstance(config, Config)
-            model = as_started(config, seed).to(setting.device).double()
-            tokens = [batch for batch, _ in batches_of(task, model)]
-            found[variant].append(collapsed(stripped(model) if alone else model, tokens))
-    return found
+def read_start(ground: Ground, *, alone: bool) -> dict[Variant, list[By]]:
+    """Read each column by layer, of every variant and seed."""
+    plan = {}
+    for variant, seed in product(VARIANTS, ground.setting.seeds):
+        recipe = ground.recipe(seed, variant.values)
+        values = {**describe_recipe(recipe, ground.text), "attention alone": alone}
+        function = partial(measure_start, recipe, alone)
+        plan[variant, seed] = Calculation("states at initialisation", values, function, seed)
+    measured = ground.setting.rows.read(plan)
+    if ground.setting.running and measured.failures:
+        raise ValueError(next(iter(measured.failures.values())))
+    return {variant: [x for (of, _), x in measured.values.items() if of == variant] for variant in VARIANTS}
 
 
-def _cells(ground: Ground, parts: str, found: dict[Variant, list[By]], reason: str) -> list[Cell]:
+def measure_start(recipe: Recipe, alone: bool, place: Workplace, seed: int | None) -> By:
+    """Return each column by layer of a model as its seed initializes it, in float64."""
+    task = TASKS[recipe.task].prepare(recipe.data, prepare_vocabulary(recipe, place))
+    config = recipe.resolve_model(task)
+    assert isinstance(config, Config)
+    model = initialize_model(config, seed or 0).to(place.device).double()
+    tokens = [batch for batch, _ in draw_batches(task, model)]
+    return measure_states(strip_model(model) if alone else model, tokens)
+
+
+def _make_cells(ground: Ground, parts: str, found: dict[Variant, list[By]], reason: str) -> list[Cell]:
     cells = []
-    reasons = {variant: reason or _vanished(found[variant]) for variant in VARIANTS}
+    reasons = {variant: reason or _explain_vanishing(found[variant]) for variant in VARIANTS}
     for column in SHOWN:
         means = {variant: () if reasons[variant] else _means(found[variant], column) for variant in VARIANTS}
         where: dict[str, Any] = {"item": ITEM, "column": f"{column}, mean over layers", "tags": ground.tags}
@@ -92,7 +101,7 @@ def _cells(ground: Ground, parts: str, found: dict[Variant, list[By]], reason: s
     return cells
 
 
-def _vanished(seeds: Sequence[By]) -> str:
+def _explain_vanishing(seeds: Sequence[By]) -> str:
     """Why there is no mean over layers: after some, states are too small for any number; empty where they are not."""
     none = [layer for seed in seeds for layer, value in enumerate(seed["mean cosine"]) if np.isnan(value)]
     return (

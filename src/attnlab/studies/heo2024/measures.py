@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from attnlab.analysis.gradient import history
 from attnlab.analysis.rank import collapse
 from attnlab.decoding.evaluation import evaluate_part, score_targets
-from attnlab.experiments.trained import Measure
+from attnlab.experiments.plan import Measure, Workplace
 from attnlab.models.presets import Config, build
 from attnlab.recording.depth import record_states
 from attnlab.recording.gradients import batch_gradient_norms
@@ -31,7 +31,8 @@ EXAMPLES, AT_ONCE, DRAW = 64, 16, 1  # of validation; in a batch; the seed by wh
 COLUMNS = {"relative_residual_mean": "relative residual", "residual_mean": "residual norm", "cosine": "mean cosine"}
 
 
-def quality(run: Run) -> dict[str, Any]:
+def measure_quality(run: Run, place: Workplace) -> dict[str, Any]:
+    """Measure perplexity and BLEU."""
     suffix = "-context" if run.task.architecture == "language" else ""
     test = evaluate_part(run, f"test{suffix}", bootstrap=0)
     return {
@@ -44,12 +45,12 @@ def quality(run: Run) -> dict[str, Any]:
     }
 
 
-def deep(run: Run) -> dict[str, Any]:
-    """All of it."""
-    batches = list(batches_of(run.task, run.model))
-    found = quality(run) | {"states": collapsed(run.model, [tokens for tokens, _ in batches])}
+def measure_depth(run: Run, place: Workplace) -> dict[str, Any]:
+    """Measure quality, rank collapse and gradients."""
+    batches = list(draw_batches(run.task, run.model))
+    found = measure_quality(run, place) | {"states": measure_states(run.model, [tokens for tokens, _ in batches])}
     norms = {}
-    for step, model in _on_the_way(run):
+    for step, model in _load_checkpoints(run):
         rows = pd.concat(pd.DataFrame(batch_gradient_norms(model, *batch)) for batch in batches)
         means = rows.groupby(["kind", "layer", "projection"], as_index=False)["norm"].mean()
         norms[step] = means[means["projection"] == "query"].to_dict("records")
@@ -57,15 +58,15 @@ def deep(run: Run) -> dict[str, Any]:
     return found
 
 
-def delete_kept(run: Run) -> None:
+def delete_steps(run: Run) -> None:
     """The weights that were kept on the way for the gradients."""
     shutil.rmtree(run.folder.path / "steps", ignore_errors=True)
 
 
-QUALITY, DEEP = Measure("heo2024", quality), Measure("heo2024-deep", deep, then=delete_kept)
+QUALITY, DEEP = Measure("heo2024", measure_quality), Measure("heo2024-deep", measure_depth, clean=delete_steps)
 
 
-def collapsed(model: nn.Module, batches: list[Tensor]) -> dict[str, list[float]]:
+def measure_states(model: nn.Module, batches: list[Tensor]) -> dict[str, list[float]]:
     """Of a language model: each column by layer, the mean over sentences."""
     tables = []
     for tokens in batches:
@@ -74,7 +75,7 @@ def collapsed(model: nn.Module, batches: list[Tensor]) -> dict[str, list[float]]
     return {name: sum(table[column] for table in tables).tolist() for column, name in COLUMNS.items()}
 
 
-def batches_of(task: Task, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+def draw_batches(task: Task, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
     """Tokens and targets of whole blocks of validation, the same whatever the model."""
     (lengths,) = task.get_lengths("valid")
     whole = np.flatnonzero(lengths == lengths.max())
@@ -85,16 +86,16 @@ def batches_of(task: Task, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
         yield batch.inputs[0].to(device), batch.targets.to(device)
 
 
-def as_started(config: Config, seed: int) -> nn.Module:
+def initialize_model(config: Config, seed: int) -> nn.Module:
     """The model with the weights that its seed makes, in evaluation mode."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build(config).eval()
 
 
-def _on_the_way(run: Run) -> Iterator[tuple[int, nn.Module]]:
+def _load_checkpoints(run: Run) -> Iterator[tuple[int, nn.Module]]:
     config: Any = run.recipe.model
-    model: Any = as_started(config, run.recipe.training.seed).to(next(run.model.parameters()).device)
+    model: Any = initialize_model(config, run.recipe.training.seed).to(next(run.model.parameters()).device)
     yield 0, model
     for step in run.recipe.training.evaluate_at:
         load_weights(model, read_checkpoint(run.folder.step_file(step)).part("model/"))

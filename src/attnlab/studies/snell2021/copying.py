@@ -10,17 +10,17 @@ to be copied. Accuracy alone hides a second, slow route: it may rise without any
 As in the authors' code each sequence ends with </s>, which is predicted too; every step has new examples.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from attnlab.config import suggest_nearest
-from attnlab.experiments.population import Experiment, Feed, Grown, Population, Stacked, grow
-from attnlab.experiments.schedulers import Job
+from attnlab.experiments.population import Experiment, Feed, Population, Stacked
+from attnlab.experiments.population_training import SeedResults
+from attnlab.experiments.seed_run import SeedRun
 from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.verdicts import Cell
 from attnlab.models.lstm import LSTMTranslator, build
@@ -76,7 +76,7 @@ class CopyExperiment(Experiment):
         return build(replace(SETTINGS["copy"], vocabulary=self.words, heads=self.heads, **width))  # type: ignore[arg-type]
 
     def feed(self, seeds: Sequence[int], device: torch.device) -> Feed:
-        return in_chunks(lambda part, number: self.draw(seeds, part, number, device), self.examples)
+        return draw_in_chunks(lambda part, number: self.draw(seeds, part, number, device), self.examples)
 
     def draw(self, seeds: Sequence[int], part: int, number: int, device: torch.device) -> tuple[Tensor, ...]:
         """Source, decoder input and targets, (s,number,length+1) each; part says which draw of the seed it is."""
@@ -94,7 +94,7 @@ class CopyExperiment(Experiment):
 
     def measure(self, population: Population, seeds: Sequence[int], step: int) -> dict[str, Tensor]:
         source, given, targets = self.draw(seeds, -1 - step, self.held_out, population.device)
-        logits, weights = population.map(attended, source, given)  # (s,b,n,words), (s,b,h,n,n)
+        logits, weights = population.map(attend, source, given)  # (s,b,n,words), (s,b,h,n,n)
         right = self.order().to(targets.device)
         on = weights[..., : self.length, :].argmax(-1) == right  # (s,b,h,length)
         return {
@@ -112,7 +112,7 @@ class CopyExperiment(Experiment):
         return order + (self.types - self.shared) * second
 
 
-def in_chunks(draw: Callable[[int, int], Stacked], examples: int) -> Feed:
+def draw_in_chunks(draw: Callable[[int, int], Stacked], examples: int) -> Feed:
     """Batches of so many examples, drawn for CHUNK steps at once: draw(part, number) gives (s,number,…) each."""
     drawn: dict[int, Stacked] = {}
 
@@ -126,7 +126,7 @@ def in_chunks(draw: Callable[[int, int], Stacked], examples: int) -> Feed:
     return batches
 
 
-def attended(model: LSTMTranslator, source: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+def attend(model: LSTMTranslator, source: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
     """Logits (b,n,words) and attention weights (b,h,n,n)."""
     memory, mask, start = model.encode(source)
     states, _ = model.decoder(given, None, start)
@@ -135,9 +135,9 @@ def attended(model: LSTMTranslator, source: Tensor, given: Tensor) -> tuple[Tens
     return model.readout(model.combine(states, context)), weights
 
 
-def sized(setting: Setting, **said: Any) -> CopyExperiment:
-    """Permutations of as many types as a scale has, or as is said."""
-    length = said.get("length", setting.at(smoke=8, small=16, full=40))
+def make_experiment(setting: Setting, **changes: Any) -> CopyExperiment:
+    """Return permutations of as many types as the scale has, with these changes."""
+    length = changes.get("length", setting.at(smoke=8, small=16, full=40))
     shape = {
         "length": length,
         "types": length,
@@ -146,22 +146,22 @@ def sized(setting: Setting, **said: Any) -> CopyExperiment:
         "examples": setting.at(smoke=32, small=128, full=128),
         "lr": setting.at(smoke=8e-3, small=1e-3, full=1e-3),
     }
-    return CopyExperiment(**shape | said)
+    return CopyExperiment(**shape | changes)
 
 
 def fig3(setting: Setting) -> Findings:
     """Permutations of 40, 40 of 60, and a mixture of permutations."""
-    base = sized(setting)
+    base = make_experiment(setting)
     length = base.length
     cases = {
         f"permutations of {length}": base,
         f"{length} of {length * 3 // 2}": replace(base, data="subset", types=length * 3 // 2),
         f"mixture of two sets of {length}": replace(base, data="mixture"),
     }
-    grown = dict(each_grown_in(setting, cases, setting.seeds))
+    grown = read_seeds(setting, cases, setting.seeds)
     hard, easy, mixed = cases
     tags = () if setting.scale == "full" else ("smaller scale",)
-    cells = [_share_cell("fig3", name, result, 1.0 if name == easy else None, tags) for name, result in grown.items()]
+    cells = [_make_share("fig3", name, result, 1.0 if name == easy else None, tags) for name, result in grown.items()]
     for name in (hard, mixed):
         gain = grown[easy].measures["accuracy"][:, -1] - grown[name].measures["accuracy"][:, -1]
         says = f"final accuracy: {easy} − this"
@@ -169,61 +169,51 @@ def fig3(setting: Setting) -> Findings:
         cells.append(
             Cell(item="fig3", row=name, column=says, values=tuple(gain.tolist()), sign=1, tags=tags, note=note)
         )
-    return Findings(cells, _figures(grown), (_horizon(base),))
+    return Findings(cells, _draw_figures(grown), (_describe_horizon(base),))
 
 
 def section62(setting: Setting) -> Findings:
     """Copying is learnt within 300 updates; the permutation function is not, however long."""
-    base = sized(setting, data="subset", steps=setting.at(smoke=70, small=300, full=300))
+    base = make_experiment(setting, data="subset", steps=setting.at(smoke=70, small=300, full=300))
     base = replace(base, types=base.length * 3 // 2)
     horizon = setting.at(smoke=100, small=600, full=2000)
     cases = {"copy": base, "permutation function": replace(base, data="function", steps=horizon, every=horizon // 20)}
-    grown = dict(each_grown_in(setting, cases, setting.seeds))
+    grown = read_seeds(setting, cases, setting.seeds)
     tags = () if setting.scale == "full" else ("smaller scale",)
     cells = [
-        _share_cell("section62", "copy", grown["copy"], 1.0, tags),
-        _share_cell("section62", "permutation function", grown["permutation function"], 0.0, tags),
+        _make_share("section62", "copy", grown["copy"], 1.0, tags),
+        _make_share("section62", "permutation function", grown["permutation function"], 0.0, tags),
     ]
-    return Findings(cells, _figures(grown), (_horizon(cases["permutation function"]),))
+    return Findings(cells, _draw_figures(grown), (_describe_horizon(cases["permutation function"]),))
 
 
-def learnt(grown: Grown) -> Tensor:
-    """Which seeds reached the accuracy at any measure, (s,) of 0 and 1."""
-    return (grown.measures["accuracy"] >= LEARNT).any(1).float()
+def find_learnt(results: SeedResults) -> Tensor:
+    """Return which seeds reached the accuracy at any measure, (s,) of 0 and 1."""
+    return (results.measures["accuracy"] >= LEARNT).any(1).float()
 
 
-def each_grown_in(
-    setting: Setting, cases: Mapping[str, Experiment], seeds: Sequence[int]
-) -> Iterator[tuple[str, Grown]]:
-    """The seeds of several cases of an item, each with its name; where they train as one on a CPU, side by side."""
-    if _as_one(setting) and setting.device.type == "cpu" and setting.on is not None and setting.on.here:
-        setting.on.run([Job(name, _train, (case, seeds, setting.folder / name)) for name, case in cases.items()])
-    for name, case in cases.items():
-        yield name, grown_in(setting, name, case, seeds)
+def read_seeds(setting: Setting, cases: Mapping[str, Experiment], seeds: Sequence[int]) -> dict[str, SeedResults]:
+    """Read the seeds of several cases from the ledger, by the names of the cases.
+
+    At smoke scale seeds train as one on a CPU too: Python takes most of the time.
+    """
+    together = setting.scale == "smoke"
+    plan = {(name, seed): SeedRun(case, seed, together) for name, case in cases.items() for seed in seeds}
+    measured = setting.rows.read(plan)
+    results = {}
+    for name in cases:
+        rows = {seed: measured.values[name, seed] for seed in seeds if (name, seed) in measured.values}
+        if not rows or (setting.running and len(rows) < len(seeds)):
+            raise ValueError(f"{name}: {next(iter(measured.failures.values()))}")
+        first = next(iter(rows.values()))
+        curves = {key: torch.tensor([row["measures"][key] for row in rows.values()]) for key in first["measures"]}
+        finite = torch.tensor([row["is_finite"] for row in rows.values()])
+        results[name] = SeedResults(tuple(rows), tuple(first["steps"]), curves, {}, finite)
+    return results
 
 
-def grown_in(setting: Setting, name: str, case: Experiment, seeds: Sequence[int]) -> Grown:
-    """The seeds of one case of an item, kept in its folder."""
-
-    def told(done: int, total: int) -> None:
-        setting.progress(done, total, name)
-
-    folder, as_one = setting.folder / name, _as_one(setting)
-    return grow(case, seeds, device=setting.device, folder=folder, as_one=as_one, progress=told)
-
-
-def _train(case: Experiment, seeds: Sequence[int], folder: Path) -> None:
-    """A job: what it grows is in its folder, to be read from there."""
-    grow(case, seeds, device="cpu", folder=folder, as_one=True)
-
-
-def _as_one(setting: Setting) -> bool:
-    """At smoke scale it is Python that takes the time."""
-    return setting.scale == "smoke"
-
-
-def _share_cell(item: str, row: str, grown: Grown, published: float | None, tags: tuple[str, ...]) -> Cell:
-    values = learnt(grown)[grown.finite].tolist()
+def _make_share(item: str, row: str, grown: SeedResults, published: float | None, tags: tuple[str, ...]) -> Cell:
+    values = find_learnt(grown)[grown.finite].tolist()
     ends = grown.measures["attention"][:, -1]
     on = f"attention on the right position at the end: {float(ends.mean()):.2f} on average over the seeds"
     about: dict[str, Any] = {"tags": tags, "note": f"within {grown.steps[-1]} updates; {on}"}
@@ -231,18 +221,25 @@ def _share_cell(item: str, row: str, grown: Grown, published: float | None, tags
     return Cell(item=item, row=row, column=column, published=published, values=tuple(values), share=True, **about)
 
 
-def _figures(grown: dict[str, Grown]) -> dict:
+def _draw_figures(grown: dict[str, SeedResults]) -> dict:
     said = {
         "accuracy": "Accuracy on new sequences, one line a seed.",
         "attention": "Share of targets whose largest weight is on the position to copy, one line a seed.",
     }
     return {
-        name: (draw_seed_curves({case: (g.steps, g.measures[name]) for case, g in grown.items()}, x="updates", y=name), says)
+        name: (
+            draw_seed_curves({case: (g.steps, g.measures[name]) for case, g in grown.items()}, x="updates", y=name),
+            says,
+        )
         for name, says in said.items()
     }
 
 
-def _horizon(case: CopyExperiment) -> str:
+def _list_curves(results: dict[str, SeedResults], name: str) -> dict[str, tuple[tuple[int, ...], Tensor]]:
+    return {case: (each.steps, each.measures[name]) for case, each in results.items()}
+
+
+def _describe_horizon(case: CopyExperiment) -> str:
     return (
         f"{case.steps} updates of {case.examples} new sequences of {case.length} + </s>, width {case.width}, Adam "
         f"{case.lr}; measured on {case.held_out} new sequences every {case.every} updates. What has not been learnt by "

@@ -15,6 +15,7 @@ growing d: the relative error falls as 1/√d (eq. 48–50), and ∂θ/∂τ is 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 from torch.autograd.functional import jvp
 
 from attnlab.counting.cooccurrence import count_cooccurrences
+from attnlab.experiments.plan import Calculation, Workplace
 from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.verdicts import Cell
 from attnlab.report.figures import draw_curves
@@ -82,27 +84,35 @@ def slope(widths: Sequence[int], errors: Sequence[float]) -> float:
     return float(np.polyfit(np.log(widths), np.log(errors), 1)[0])
 
 
-def drawn(width: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """e (|I|,d) and W (|O|,d) from N(0, I/d), float64."""
+def draw_parameters(width: int, seed: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return e (|I|,d) and W (|O|,d) from N(0, I/d), float64."""
     draw = torch.Generator().manual_seed(seed * 1_000_003 + width)
     e, w = (torch.randn(n, width, generator=draw, dtype=torch.float64) for n in (INPUTS, OUTPUTS))
     return (e / math.sqrt(width)).to(device), (w / math.sqrt(width)).to(device)
 
 
+def measure_derivative(widths: Sequence[int], place: Workplace, seed: int | None) -> dict[str, list[float]]:
+    """Return the relative errors of both limits by width, and measured ÷ formula at the largest width."""
+    pairs, device = corpus(), torch.device(place.device)
+    formula = limit(pairs, INPUTS, OUTPUTS).to(device)
+    flows = [flow(pairs, *draw_parameters(width, seed or 0, device)) for width in widths]
+    widest = flows[-1]
+    return {
+        "logit errors": [error(f.logits, formula) for f in flows],
+        "probability errors": [error(f.probabilities, formula / OUTPUTS) for f in flows],
+        "scales": [scale(widest.logits, formula), scale(widest.probabilities, formula),
+                   scale(widest.probabilities, formula / OUTPUTS)],
+    }  # fmt: skip
+
+
 def derivative(setting: Setting) -> Findings:
     """The item: how fast the error falls, and how large the derivative is beside its formula at the largest d."""
     widths = [2**k for k in setting.at(smoke=range(7, 12), small=range(7, 14), full=range(8, 17))]
-    pairs = corpus()
-    formula = limit(pairs, INPUTS, OUTPUTS).to(setting.device)
-    found: list[list[GradientFlow]] = []
-    for k, seed in enumerate(setting.seeds):
-        found.append([])
-        for width in widths:
-            found[-1].append(flow(pairs, *drawn(width, seed, setting.device)))
-            setting.progress(k * len(widths) + len(found[-1]), len(setting.seeds) * len(widths), f"d = {width}")
-    of_logits = [[error(f.logits, formula) for f in flows] for flows in found]
-    of_probabilities = [[error(f.probabilities, formula / OUTPUTS) for f in flows] for flows in found]
-    cells = _cells(widths, of_logits, of_probabilities, [flows[-1] for flows in found], formula)
+    function = partial(measure_derivative, widths)
+    plan = {seed: Calculation("derivative", {"widths": widths}, function, seed) for seed in setting.seeds}
+    found = list(setting.rows.read(plan).values.values())
+    of_logits, of_probabilities = ([each[name] for each in found] for name in ("logit errors", "probability errors"))
+    cells = _make_cells(widths, of_logits, of_probabilities, [each["scales"] for each in found])
     lines = {
         "eq. 54, logits": (widths, np.mean(of_logits, axis=0).tolist()),
         "eq. 15 with 1/|O|": (widths, np.mean(of_probabilities, axis=0).tolist()),
@@ -112,24 +122,21 @@ def derivative(setting: Setting) -> Findings:
     figure.axes[0].set_xscale("log", base=2)
     figure.axes[0].set_yscale("log")
     says = "The relative error of both limits falls along a line of slope −1/2 in a double logarithmic plot."
-    return Findings(cells, {"error": (figure, says)}, (_remark(widths[-1]),))
+    return Findings(cells, {"error": (figure, says)}, (_describe(widths[-1]),))
 
 
-def _cells(
-    widths: list[int],
-    of_logits: list[list[float]],
-    of_probabilities: list[list[float]],
-    widest: list[GradientFlow],
-    formula: Tensor,
+def _make_cells(
+    widths: list[int], of_logits: list[list[float]], of_probabilities: list[list[float]], scales: list[list[float]]
 ) -> list[Cell]:
     logits, printed, right = "∂θ̂/∂τ, eq. 54", "∂θ/∂τ, eq. 15 as printed", "∂θ/∂τ, eq. 15 with 1/|O|"
     power, size = "error ∝ d to the power of", "measured ÷ formula"
     slip = f"the printed form lacks the factor 1/|O| of the chain rule; here 1/|O| = 1/{OUTPUTS} = {1 / OUTPUTS:.4f}"
-    given: list[tuple[str, str, float, list[float], tuple[str, ...], str]] = [
+    of_eq54, as_printed, corrected = zip(*scales, strict=True)
+    given: list[tuple[str, str, float, Sequence[float], tuple[str, ...], str]] = [
         (logits, power, -0.5, [slope(widths, errors) for errors in of_logits], (), "the rate of eq. 48–50"),
-        (logits, size, 1.0, [scale(f.logits, formula) for f in widest], (), ""),
-        (printed, size, 1.0, [scale(f.probabilities, formula) for f in widest], ("erratum",), slip),
-        (right, size, 1.0, [scale(f.probabilities, formula / OUTPUTS) for f in widest], ("erratum",), "as corrected"),
+        (logits, size, 1.0, of_eq54, (), ""),
+        (printed, size, 1.0, as_printed, ("erratum",), slip),
+        (right, size, 1.0, corrected, ("erratum",), "as corrected"),
         (right, power, -0.5, [slope(widths, errors) for errors in of_probabilities], ("erratum",), "as corrected"),
     ]
     return [
@@ -138,7 +145,7 @@ def _cells(
     ]
 
 
-def _remark(widest: int) -> str:
+def _describe(widest: int) -> str:
     return (
         f"{PAIRS + 1} random sentence pairs, {INPUTS} input and {OUTPUTS} output words; derivatives by automatic "
         f"differentiation in float64; sizes at d = {widest:,}."

@@ -17,7 +17,7 @@ import pandas as pd
 
 from attnlab.analysis.diversity import Diversity
 from attnlab.decoding.evaluation import evaluate_part, score_targets
-from attnlab.experiments.trained import Measure
+from attnlab.experiments.plan import Measure, Workplace
 from attnlab.recording.noise_null import make_noisy_model
 from attnlab.recording.watch import record
 from attnlab.tasks.batching import plan_batches
@@ -28,7 +28,8 @@ EXAMPLES, TOKENS = 1000, 4096  # of validation, at most, drawn once; in a batch
 DRAW, NOISE = 1, 3  # seeds: of the examples, and of the noise
 
 
-def measured(run: Run) -> dict[str, Any]:
+def measure_quality(run: Run, place: Workplace) -> dict[str, Any]:
+    """Measure quality and head diversity."""
     language = run.task.architecture == "language"
     suffix = "-context" if language else ""
     test = evaluate_part(run, f"test{suffix}", bootstrap=0)
@@ -55,7 +56,7 @@ def diverse(run: Run) -> dict[str, Any]:
     return found
 
 
-QUALITY_AND_HEADS = Measure("zheng2021", measured)
+QUALITY_AND_HEADS = Measure("zheng2021", measure_quality)
 
 
 def _pairs(run: Run, model: Any, noise: int | None = None) -> pd.DataFrame:
