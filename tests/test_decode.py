@@ -166,7 +166,9 @@ def test_neither_company_nor_padding_changes_a_sentence(name):
     model, source = translator(name), sources()
     together = decode_beam(model, source, beam=3, max_length=(1.5, 2.0)).hypotheses
     for number, row in enumerate(source):
-        assert_same(decode_beam(model, row[row != PAD][None], beam=3, max_length=(1.5, 2.0)).hypotheses, [together[number]])
+        assert_same(
+            decode_beam(model, row[row != PAD][None], beam=3, max_length=(1.5, 2.0)).hypotheses, [together[number]]
+        )
     wider = torch.nn.functional.pad(source[[3, 1, 1]], (0, 5), value=PAD)
     assert_same(decode_beam(model, wider, beam=3, max_length=(1.5, 2.0)).hypotheses, [together[n] for n in (3, 1, 1)])
 
@@ -193,10 +195,15 @@ def test_a_session_forgets_the_batch_before(monkeypatch):
         session.run(source, rules.compute_limits(source))
     session.model = model
     for batch in (source, source[:1], source[1:2, :4], source[[2, 0, 3]]):
-        got, expected = session.run(batch, rules.compute_limits(batch)), decode_beam(model, batch, beam=3, max_length=(1.0, 3.0))
+        got, expected = (
+            session.run(batch, rules.compute_limits(batch)),
+            decode_beam(model, batch, beam=3, max_length=(1.0, 3.0)),
+        )
         assert_same(got.hypotheses, expected.hypotheses)
         assert got.steps == expected.steps
-    assert all(cache.kept[0].shape == (15, 3, 32, 4) for cache, _ in session.state.caches if isinstance(cache, StaticCache))
+    assert all(
+        cache.kept[0].shape == (15, 3, 32, 4) for cache, _ in session.state.caches if isinstance(cache, StaticCache)
+    )
 
 
 @every_mechanism
@@ -313,42 +320,42 @@ def test_nan_is_refused():
     table = torch.randn(3, 5, 5, 5)
     table[1, 0, :, 3], table[1, 1] = 9.0, torch.nan  # sentence 1, after its first token
     for decode_by in (decode_greedy, decode_beam):
-        with pytest.raises(ValueError, match="sentence 1: the model's logits are NaN or infinite at or before token 2"):
+        with pytest.raises(ValueError, match=r"sentence 1: .* NaN .* token 2"):
             decode_by(Bigrams(table), torch.ones(3, 1).long(), max_length=5)
 
 
 def test_what_is_refused():
     model, source = translator(positions="learned", max_length=13), sources()
     for rules, message in {
-        (("beam", 0),): "n_best=1 must be from 1 to beam=0",
-        (("n_best", 6),): "n_best=6 must be from 1 to beam=5",
-        (("eos", 1),): "bos=1, eos=1 and padding=0 must be three tokens",
-        (("min_length", 0),): "min_length=0 must be at least 1",
-        (("max_length", (0.5, 0.0)),): r"max_length=\(0.5, 0.0\) leaves a sentence 0 tokens, less than min_length=1",
-        (("padding", 4),): "padding=4, but the model's is 0",
-        (("eos", 11),): "bos=1, eos=11 and padding=0 are not all in the model's vocabulary of 11",
-        (("captured", True),): "captured=True needs a CUDA device, but the source is on cpu",
+        (("beam", 0),): "n_best=1 .* beam=0",
+        (("n_best", 6),): "n_best=6 .* beam=5",
+        (("eos", 1),): "three different tokens",
+        (("min_length", 0),): "min_length must be at least 1",
+        (("max_length", (0.5, 0.0)),): r"max_length=\(0.5, 0.0\) .* 0 tokens",
+        (("padding", 4),): "padding=4 must be that of the model, 0",
+        (("eos", 11),): "eos=11 .* vocabulary of 11",
+        (("captured", True),): "needs a CUDA device",
     }.items():
         with pytest.raises(ValueError, match=message):
             decode_beam(model, source, **dict(rules))
     with pytest.raises(TypeError, match="width"):
         decode_beam(model, source, width=3)
-    with pytest.raises(ValueError, match="greedy decoding follows one hypothesis, not beam=2"):
+    with pytest.raises(ValueError, match="beam must be 1"):
         decode_greedy(model, source, beam=2)
-    with pytest.raises(ValueError, match=r"source must be whole numbers \(batch, length\), not torch.int64 \(7,\)"):
+    with pytest.raises(ValueError, match=r"source must be integers .* \(7,\)"):
         decode_beam(model, source[0])
-    with pytest.raises(ValueError, match="max_length allows 14 tokens, but the model has positions for 13"):
+    with pytest.raises(ValueError, match=r"14 tokens.* 13 positions"):
         static(model, source, max_length=14)
     with seed_noise(model, 3):
         decode_beam(model, source, max_length=3)  # there is no noise in this model
     stochastic = translator("coda")
-    with seed_noise(stochastic, 3), pytest.raises(ValueError, match="noise is for scoring, not for decoding"):
+    with seed_noise(stochastic, 3), pytest.raises(ValueError, match="seed_noise"):
         decode_beam(stochastic, source)
-    with pytest.raises(ValueError, match=r"the model is in training mode.*model.eval\(\)"):
+    with pytest.raises(ValueError, match=r"model\.eval\(\)"):
         decode_beam(model.train(), source)
     never = torch.zeros(1, 3, 5, 5)
     never[..., EOS] = -torch.inf
-    with pytest.raises(ValueError, match="sentence 0: no hypothesis can end, the model gives eos probability 0"):
+    with pytest.raises(ValueError, match="sentence 0: no hypothesis can end"):
         decode_beam(Bigrams(never), torch.ones(1, 1).long(), max_length=3)
 
 
@@ -360,11 +367,11 @@ def test_a_state_of_ours_can_be_pinned_and_what_cannot_says_so():
     pinned.pin(torch.device("cpu"))
     model.step(torch.full((2, 1), BOS), pinned.select(torch.tensor([2, 0])))
     assert pinned.length == 0
-    with pytest.raises(ValueError, match="only static caches can be pinned"):
+    with pytest.raises(ValueError, match="static"):
         model.start(sources()).pin(torch.device("cpu"))
-    with pytest.raises(ValueError, match="no 3 places to share: the cache has 5, allocated by the first step"):
+    with pytest.raises(ValueError, match="share 3 positions"):
         model.start(sources(), static=5).share_prefix(3)
-    with pytest.raises(ValueError, match="restart_ takes a state that has seen no token into a pinned one"):
+    with pytest.raises(ValueError, match="restart_"):
         model.start(sources(), static=5).restart_(model.start(sources()))
 
 
@@ -393,7 +400,7 @@ def test_captured_refuses_nan_and_recovers():
     expected = [search(source) for _ in range(2)][1]
     kept = model.decoder.blocks[0].attention.value.bias.data.clone()
     model.decoder.blocks[0].attention.value.bias.data.fill_(torch.nan)
-    with pytest.raises(ValueError, match="sentence 0: the model's logits are NaN"):
+    with pytest.raises(ValueError, match=r"sentence 0: .* NaN"):
         search(source)
     model.decoder.blocks[0].attention.value.bias.data.copy_(kept)
     assert_same(search(source).hypotheses, expected.hypotheses)
@@ -403,5 +410,5 @@ def test_captured_refuses_nan_and_recovers():
 def test_captured_where_the_state_cannot_be_pinned():
     table, source = torch.randn(2, 4, 5, 5, device="cuda"), torch.ones(2, 1, device="cuda").long()
     assert not decode_beam(Bigrams(table), source, max_length=4).captured
-    with pytest.raises(TypeError, match="captured=True needs a state that can be pinned; a State cannot"):
+    with pytest.raises(TypeError, match="pinned, got State"):
         decode_beam(Bigrams(table), source, max_length=4, captured=True)

@@ -81,14 +81,14 @@ def test_intervals_are_the_bootstraps():
 
 
 def test_what_is_refused_of_texts(monkeypatch):
-    with pytest.raises(ValueError, match="2 hypotheses but 1 references; give one for each"):
+    with pytest.raises(ValueError, match="2 hypotheses but 1 references"):
         compute_bleu(OURS, THEIRS[:1])
     with pytest.raises(ValueError, match="2 hypotheses but 3 references"):
         compute_chrf(OURS, [THEIRS, [*THEIRS, "x"]])
     for nothing in ([], "text"):
-        with pytest.raises(ValueError, match="hypotheses must be a list of lines, one or more"):
+        with pytest.raises(ValueError, match="hypotheses must be a list"):
             compute_bleu(nothing, nothing)
-    with pytest.raises(ValueError, match="bootstrap=1 must be 0, for no interval, or a number of resamplings"):
+    with pytest.raises(ValueError, match="bootstrap must be 0"):
         compute_bleu(OURS, THEIRS, bootstrap=1)
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     with pytest.raises(ImportError, match="pip install sacrebleu"):

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from properties import given, st
 
 from attnlab.tasks.batching import Sequences, plan_batches
 

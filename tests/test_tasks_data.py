@@ -86,7 +86,7 @@ def test_europarl_in_both_directions(tmp_path):
 
 
 def test_iwslt14_without_its_training_part_says_how_to_come_by_it(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"iwslt14: train\.de is not at hand.*prepare-iwslt14\.sh"):
+    with pytest.raises(FileNotFoundError, match=r"iwslt14: train\.de is missing.*prepare-iwslt14\.sh"):
         translation(tmp_path, data="iwslt14")
 
 

@@ -183,7 +183,7 @@ def test_bad_settings_are_refused():
         SyntheticConfig(data="subset", types=39)
     with pytest.raises(ValueError, match="examples must be at least 1"):
         SyntheticConfig(examples=0)
-    with pytest.raises(ValueError, match=r"no part 'valdi' \(did you mean 'valid'\?\)"):
+    with pytest.raises(ValueError, match="did you mean 'valid'"):
         task("lexicon").make_batch("valdi", [0])
 
 

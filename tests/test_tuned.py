@@ -214,7 +214,7 @@ def test_a_killed_run_ends_as_one_that_was_not(tmp_path, folder, text):
         ("language", {"scale": "2"}, "unknown key 'scale'"),
         ("language", {"capture": "auto"}, "capture="),
         ("language", {"tokenizer": "none"}, "tokenizer"),
-        ("language", {"units": "word"}, "units=word, but tokenizer= has units of its own"),
+        ("language", {"units": "word"}, "exclude each other"),
         ("language", {"model": "gpt3"}, "'gpt3'.*Hugging Face"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Decoding text from a model and scoring it."""
+"""Decode text from a model, score it and evaluate runs."""

@@ -1,15 +1,15 @@
-"""Beam search as tensors on one device: what is searched for, what is found so far, and the step from length to length.
+"""Beam search as tensors on one device: the rules, the state of the search, and the step from one length to the next.
 
     score(y) = Σ_t log p(y_t | source, y_<t) / |y|^length_penalty            |y| counts eos, as in fairseq
 
-Each sentence is searched on its own, as fairseq does. At each length the continuations of the K running hypotheses are
-ranked by Σ log p. Those that end and are among the first K are finished; the K best that do not end run on. A sentence
-is done when K hypotheses have finished, or when no running one can still beat the n_best-th finished one,
+Sentences are searched independently, as in fairseq. At each length, the continuations of the K running hypotheses are
+ranked by Σ log p. Those among the first K that end are finished; the K best that do not end keep running. A sentence is
+done when K hypotheses have finished, or when no running hypothesis can still beat the n_best-th finished one:
 
-    max over the lengths ahead of  Σ log p so far / length^length_penalty  ≤  that one's score,
+    max over the lengths ahead of  Σ log p so far / length^length_penalty  ≤  its score.
 
-which never changes a result, since log p ≤ 0. At its longest length only eos may follow, so every hypothesis ends.
-Padding and bos are never emitted; probabilities are the model's own, not renormalised.
+This early stop never changes a result, since log p ≤ 0. At the maximum length only eos may follow, so every hypothesis
+ends. Padding and bos are never emitted. Probabilities are those of the model and are not renormalised.
 """
 
 from dataclasses import dataclass
@@ -20,20 +20,22 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Hypothesis:
+    """A finished output sequence."""
+
     tokens: tuple[int, ...]  # the last one is eos
     log_probs: tuple[float, ...]  # of each token
     score: float
-    cut: bool  # as long as allowed: nothing but eos could follow
+    cut: bool  # whether it reached the maximum length, where only eos could follow
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What is searched for. Lengths count eos."""
+    """The settings of a search. Lengths count eos."""
 
     beam: int = 5
     n_best: int = 1
     length_penalty: float = 1.0
-    max_length: int | tuple[float, float] = (2.0, 20.0)  # a number, or (a, b): a · tokens of the source + b
+    max_length: int | tuple[float, float] = (2.0, 20.0)  # a number, or (a, b) for a · (source tokens) + b
     min_length: int = 1
     bos: int = 1
     eos: int = 2
@@ -43,17 +45,17 @@ class Rules:
         if not 1 <= self.n_best <= self.beam:
             raise ValueError(f"n_best={self.n_best} must be from 1 to beam={self.beam}")
         if len({self.bos, self.eos, self.padding}) < 3 or min(self.bos, self.eos, self.padding) < 0:
-            raise ValueError(f"bos={self.bos}, eos={self.eos} and padding={self.padding} must be three tokens")
+            raise ValueError(f"bos={self.bos}, eos={self.eos}, padding={self.padding} must be three different tokens")
         if self.min_length < 1:
-            raise ValueError(f"min_length={self.min_length} must be at least 1: eos is counted")
+            raise ValueError(f"min_length must be at least 1, since eos counts, got {self.min_length}")
 
     def compute_limits(self, source: Tensor) -> Tensor:
-        """The longest length of each sentence, (b,)."""
-        rate, more = (0.0, self.max_length) if isinstance(self.max_length, int) else self.max_length
-        limits = [int(rate * n + more) for n in (source != self.padding).sum(1).tolist()]
+        """Compute the maximum length of each sentence, (b,)."""
+        slope, offset = (0.0, self.max_length) if isinstance(self.max_length, int) else self.max_length
+        limits = [int(slope * n + offset) for n in (source != self.padding).sum(1).tolist()]
         if (shortest := min(limits)) < self.min_length:
-            least = f"min_length={self.min_length}"
-            raise ValueError(f"max_length={self.max_length} leaves a sentence {shortest} tokens, less than {least}")
+            minimum = f"min_length={self.min_length}"
+            raise ValueError(f"max_length={self.max_length} allows a sentence {shortest} tokens, fewer than {minimum}")
         return torch.tensor(limits, device=source.device)
 
     def check_vocabulary(self, size: int) -> None:
@@ -63,24 +65,24 @@ class Rules:
 
 
 class Search:
-    """The tensors of a search over b sentences with k beams, and the step that advances them all, in place.
+    """The tensors of a search over b sentences with k beams, and the step that advances all of them in place.
 
-    Nothing in `restart_` and `advance` waits for the device, so a CUDA graph can hold them. A sentence with limit 0 is
+    `restart_` and `advance` never wait for the device, so a CUDA graph can capture them. A sentence with limit 0 is
     done from the start.
     """
 
     def __init__(self, rules: Rules, limit: Tensor, longest: int, dtype: torch.dtype) -> None:
         b, k = len(limit), rules.beam
         self.rules, self.limit = rules, limit  # (b,)
-        self.sentences = torch.arange(b, device=limit.device)  # their numbers
-        self.barred = limit.new_tensor([rules.padding, rules.bos, rules.eos])  # no hypothesis runs on with these
-        self.time = limit.new_zeros(1)  # tokens chosen
+        self.sentences = torch.arange(b, device=limit.device)  # sentence numbers
+        self.barred = limit.new_tensor([rules.padding, rules.bos, rules.eos])  # never continue a running hypothesis
+        self.time = limit.new_zeros(1)  # number of tokens chosen
         self.last = limit.new_zeros(b, k)  # the newest token of each running hypothesis
-        self.rows = limit.new_zeros(b, k)  # which of the b·k rows before it continues
-        self.total = limit.new_zeros(b, k, dtype=dtype)  # Σ log p of the running; −∞: none
-        self.best = torch.zeros_like(self.total)  # scores of the finished, the best first; −∞: none
-        self.ending = limit.new_zeros(b, k)  # where they end: length · k + slot
-        self.count = limit.new_zeros(b)  # how many have finished
+        self.rows = limit.new_zeros(b, k)  # the former row, of b·k, that each running hypothesis continues
+        self.total = limit.new_zeros(b, k, dtype=dtype)  # Σ log p of the running hypotheses; −∞: none
+        self.best = torch.zeros_like(self.total)  # scores of the finished hypotheses, best first; −∞: none
+        self.ending = limit.new_zeros(b, k)  # where the finished hypotheses end: length · k + slot
+        self.count = limit.new_zeros(b)  # number of finished hypotheses
         self.done, self.broken = (limit.new_zeros(b, dtype=torch.bool) for _ in range(2))
         self.words, self.parents = (limit.new_zeros(longest, b, k) for _ in range(2))  # of the running, at each length
         self.log_probs, self.ends = (limit.new_zeros(longest, b, k, dtype=dtype) for _ in range(2))  # of word, of eos
@@ -96,11 +98,11 @@ class Search:
 
     @property
     def tokens(self) -> Tensor:
-        """What the model is to see next, (b·k,1)."""
+        """The next input of the model, (b·k,1)."""
         return self.last.view(-1, 1)
 
     def advance(self, logits: Tensor) -> None:
-        """Choose by the logits (b·k,1,vocabulary) after `tokens`; the model's state is then to be reordered by rows."""
+        """Extend the hypotheses by the logits (b·k,1,vocabulary) after `tokens`. Then reorder the state by `rows`."""
         (b, k), length = self.total.shape, self.time + 1
         log_prob = logits[:, -1].log_softmax(-1, dtype=self.total.dtype).unflatten(0, (b, k))
         self.rules.check_vocabulary(log_prob.shape[2])
@@ -121,9 +123,10 @@ class Search:
         self.time += 1
 
     def _finish_hypotheses(self, stopped: Tensor, total: Tensor, length: Tensor) -> None:
-        """Keep the best k of the finished and of those that end now with Σ log p stopped (b,k); total (b,k) runs on.
+        """Keep the k best finished hypotheses, including those that end now, and mark the sentences that are done.
 
-        At the longest length nothing runs on, total is −∞ and so is what can be reached: the sentence is done.
+        stopped (b,k)   Σ log p of the hypotheses if they end now
+        total (b,k)     Σ log p of those that keep running; −∞ at the maximum length, so that the sentence is done
         """
         k, penalty, dtype = self.rules.beam, self.rules.length_penalty, total.dtype
         bar = torch.cat([total, stopped], 1).topk(k).values[:, -1:]
@@ -139,7 +142,7 @@ class Search:
         self.done |= (self.count >= k) | (best[:, self.rules.n_best - 1] >= reachable)
 
     def select(self, sentences: Tensor) -> "Search":
-        """The search of these sentences alone, (m,) indices or (b,) bool."""
+        """Return the search of some sentences, given as (m,) indices or a (b,) mask."""
         other = object.__new__(Search)
         other.rules, other.barred, other.time = self.rules, self.barred, self.time
         for name in ("limit", "sentences", "last", "rows", "total", "best", "ending", "count", "done", "broken"):
@@ -149,16 +152,16 @@ class Search:
         return other
 
     def is_over(self) -> bool:
-        """Whether every sentence is done; refuses NaN. The host waits here for the device."""
-        over, broken = torch.stack([self.done.all(), self.broken.any()]).tolist()
-        if broken:
+        """Return whether every sentence is done, waiting for the device. Raises ValueError for NaN logits."""
+        is_over, is_broken = torch.stack([self.done.all(), self.broken.any()]).tolist()
+        if is_broken:
             refuse_nan(self.sentences[self.broken], int(self.time))
-        return over
+        return is_over
 
     def list_hypotheses(self) -> list[list[Hypothesis]]:
-        """The n_best finished hypotheses of each sentence, the best first."""
+        """Return the n_best finished hypotheses of each sentence, best first."""
         pasts = [past[: int(self.time)].tolist() for past in (self.words, self.parents, self.log_probs, self.ends)]
-        found = []
+        hypotheses = []
         for n, (scores, endings, limit) in enumerate(
             zip(self.best.tolist(), self.ending.tolist(), self.limit.tolist(), strict=True)
         ):
@@ -166,12 +169,12 @@ class Search:
             ends = [end for end in ends[: self.rules.n_best] if end[0] > -torch.inf]
             if not ends:
                 sentence = int(self.sentences[n])
-                raise ValueError(f"sentence {sentence}: no hypothesis can end, the model gives eos probability 0")
-            found.append([self._trace_back(pasts, n, slot, length, score, limit) for score, length, slot in ends])
-        return found
+                raise ValueError(f"sentence {sentence}: no hypothesis can end because eos has probability 0")
+            hypotheses.append([self._trace_back(pasts, n, slot, length, score, limit) for score, length, slot in ends])
+        return hypotheses
 
     def _trace_back(self, pasts: list, n: int, slot: int, length: int, score: float, limit: int) -> Hypothesis:
-        """From the end of a hypothesis back to its beginning."""
+        """Collect the tokens of a hypothesis from its end to its beginning."""
         words, parents, log_probs, ends = pasts
         tokens, chances = [self.rules.eos], [ends[length - 1][n][slot]]
         for t in reversed(range(length - 1)):
@@ -182,7 +185,7 @@ class Search:
 
 
 def refuse_nan(sentences: Tensor, length: int) -> None:
-    """Raise if there are sentences whose log-probabilities were NaN."""
+    """Raise ValueError if there are sentences with NaN log-probabilities."""
     if len(sentences):
         sentence = int(sentences[0])
         raise ValueError(f"sentence {sentence}: the model's logits are NaN or infinite at or before token {length}")
