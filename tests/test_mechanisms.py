@@ -65,7 +65,7 @@ ROWS = {
     "differential": lambda m: (
         lambda h, q, k: (
             softmax(k[:, : SIZE // 2] @ q[: SIZE // 2] / math.sqrt(SIZE // 2))
-            - float(m.subtracted) * softmax(k[:, SIZE // 2 :] @ q[SIZE // 2 :] / math.sqrt(SIZE // 2))
+            - float(m.subtraction) * softmax(k[:, SIZE // 2 :] @ q[SIZE // 2 :] / math.sqrt(SIZE // 2))
         )
     ),
     "sparsemax": lambda m: lambda h, q, k: project_onto_the_simplex(k @ q / math.sqrt(SIZE)),

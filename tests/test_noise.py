@@ -76,5 +76,5 @@ def test_sampled_gives_every_mechanism_its_own_draw_and_takes_it_back():
 
 
 def test_a_seed_out_of_range_is_refused():
-    with pytest.raises(ValueError, match="noise seed is a whole number"), seed_noise(torch.nn.ModuleList(), -1):
+    with pytest.raises(ValueError, match="noise seed must be"), seed_noise(torch.nn.ModuleList(), -1):
         pass

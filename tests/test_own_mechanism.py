@@ -73,7 +73,7 @@ def test_check_fails_a_leaky_one_with_the_numbers(mine):
         ("./mine.py:Main", "has no 'Main' .did you mean 'Mine'.*its mechanisms: Mine, Forgetful"),
         ("./mine.py:NotOne", "is not a subclass of attnlab.Mechanism"),
         ("./mine.py:Unfinished", "does not define weights"),
-        ("./mine.py", "say the class too, as in ./mine.py:Mine"),
+        ("./mine.py", "write ./mine.py:Mine"),
         ("./absent.py:Mine", "no file ./absent.py"),
     ],
 )

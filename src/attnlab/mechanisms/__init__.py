@@ -1,4 +1,4 @@
-"""Attention mechanisms by name. To add one: a file beside these and a line below; the laws then cover it."""
+"""The registry of attention mechanisms. To add one, add a file and a line below; the laws then cover it."""
 
 import inspect
 from typing import Any, get_type_hints
@@ -27,6 +27,10 @@ from attnlab.mechanisms.sparsemax import Sparsemax
 from attnlab.mechanisms.talking_heads import TalkingHeads
 from attnlab.mechanisms.uniform import Uniform
 
+__all__ = [
+    "MECHANISMS", "Mechanism", "attention", "check_options", "find_mechanism", "parse_options", "read_option_types",
+]  # fmt: skip
+
 MECHANISMS: dict[str, type[Mechanism]] = {
     "softmax": Softmax,
     "realformer": RealFormer,
@@ -52,7 +56,10 @@ MECHANISMS: dict[str, type[Mechanism]] = {
 
 
 def attention(name: str | type[Mechanism], *, heads: int, head_dim: int, **options: Any) -> Mechanism:
-    """Build a mechanism by its name, as a file and a class in it (`./mine.py:Mine`), or from its class."""
+    """Build a mechanism from its name, from a file and a class in it (`./mine.py:Mine`), or from its class.
+
+    Raises ValueError for an unknown name or option, and for an option with a bad value.
+    """
     kind = find_mechanism(name)
     check_options(name, options)
     try:
@@ -66,7 +73,7 @@ def attention(name: str | type[Mechanism], *, heads: int, head_dim: int, **optio
 
 
 def find_mechanism(name: str | type[Mechanism]) -> type[Mechanism]:
-    """The class behind a name."""
+    """Return the class of a name. Raises ValueError if there is none."""
     if isinstance(name, type):
         return name
     if own.is_own(name):
@@ -80,7 +87,7 @@ def find_mechanism(name: str | type[Mechanism]) -> type[Mechanism]:
 
 
 def read_option_types(name: str | type[Mechanism]) -> dict[str, Any]:
-    """The options of a mechanism and their types: its own, and those that every mechanism has."""
+    """Return the options of a mechanism with their types: its own first, then those of every mechanism."""
     types: dict[str, Any] = {}
     for kind in find_mechanism(name).__mro__:
         if issubclass(kind, Mechanism) and "__init__" in vars(kind):
@@ -94,19 +101,19 @@ def read_option_types(name: str | type[Mechanism]) -> dict[str, Any]:
 
 
 def check_options(name: str | type[Mechanism], options: Any) -> None:
-    """Refuse an option that the mechanism does not have, naming the nearest."""
+    """Raise ValueError for an option that the mechanism does not have; the message suggests the nearest."""
     known = read_option_types(name)
     for option in options:
         if option not in known:
             if not known:
-                raise ValueError(f"the constructor of {name} must take **base and hand it to super().__init__")
+                raise ValueError(f"the constructor of {name} must accept **base and pass it to super().__init__")
             raise ValueError(
                 f"{name} has no option {option!r}{suggest_nearest(option, known)}; it has {', '.join(known)}"
             )
 
 
 def parse_options(name: str | type[Mechanism], values: dict[str, str]) -> dict[str, Any]:
-    """Options written as text, read as the types that the mechanism declares."""
+    """Convert options from text to the types that the mechanism declares."""
     check_options(name, values)
     known = read_option_types(name)
     return {key: parse_value(text, known[key], key) for key, text in values.items()}

@@ -6,6 +6,8 @@ It shows the effect of the noise alone. Layers pass nothing on, so the fused ker
 Without noise, any impl but "reference" computes plain softmax attention.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -37,7 +39,7 @@ class CodaCS(Mechanism):
         rate, noisy = self.dropout if self.training else 0.0, self.training or self.sample_seed is not None
         if self.impl != "reference" and not noisy:
             kernel = self.wants_kernels(q) and find_gap(q, k, v, at, bias) is None
-            options = {"causal": causal, "at": at, "bias": bias, "scale": self.scale, "dropout": rate}
+            options: dict[str, Any] = {"causal": causal, "at": at, "bias": bias, "scale": self.scale, "dropout": rate}
             return attend(q, k, v, mask, kernel=kernel, **options), None
         if not self.wants_kernels(q) or not is_case_covered(self, q, k, v, None, at=at, bias=bias):
             return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)

@@ -55,7 +55,7 @@ class CodaDaGPAM(DaGPAM):
             both, keys, values = self.interleave(q), *(repeat_heads(x, 2 * self.heads) for x in (k, v))
             if is_case_covered(self, both, keys, values, carry, at=at, bias=bias, width=width):
                 seed, layer = noise_seed(self, q.device)
-                options = {"causal": causal, "seed": seed, "layer": layer, "net": net, "width": width}
+                options: dict[str, Any] = {"causal": causal, "seed": seed, "layer": layer, "net": net, "width": width}
                 context, z = run_kernels(self, both, keys, values, mask, carry, **options)
                 return self.combine(context), z
         return self.mix_branches(q, k, v, mask, carry, causal=causal, at=at, bias=bias)

@@ -1,8 +1,8 @@
-"""Cog attention (Lv et al. 2024): the sign of each logit is taken out of the softmax and put on its weight.
+"""Cog attention (Lv et al. 2024): the softmax sees absolute logits, and each weight gets the sign of its logit.
 
     weights = sign(S) ⊙ softmax(|S|)        Σ_j |weights| = 1
 
-The row sum varies; a row of equal signs is softmax, or minus it.
+The row sum varies. A row of equal signs is softmax, or its negative.
 """
 
 from torch import Tensor

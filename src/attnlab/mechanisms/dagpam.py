@@ -77,8 +77,7 @@ class DaGPAM(Mechanism):
 
     def combine(self, both: Tensor) -> Tensor:
         """(1 + λ⁺)·positive − λ⁻·negative of interleaved weights or contexts: (b,2h,i,·) -> (b,h,i,·)."""
-        positive, negative = both.unflatten(1, (-1, 2)).unbind(2)
-        return (1 + self.plus) * positive - self.minus * negative
+        return (1 + self.plus) * both[:, 0::2] - self.minus * both[:, 1::2]
 
     def mix(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,

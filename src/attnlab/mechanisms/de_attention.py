@@ -2,7 +2,7 @@
 
     weights = tanh(S) ⊙ 2σ(−D)        S = q kᵀ / √d        D = ‖q − k‖₁ / √d
 
-The factor 2 lets the gate reach 1 where q = k. The authors' code was not to be had: this is the form in public use.
+The factor 2 lets the gate reach 1 where q = k. The authors' code is not public; this is the form in public use.
 """
 
 import torch
@@ -17,8 +17,8 @@ class DeAttention(Mechanism):
         causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
-        keys = wide(repeat_heads(k, self.heads))  # cdist knows no type narrower than float32
-        rows = max(1, 2**28 // max(keys.numel(), 1))  # cdist's gradient holds rows · keys.numel() numbers at once
-        parts = [torch.cdist(part, keys, p=1.0) for part in wide(q).split(rows, dim=2)]
+        keys = wide(repeat_heads(k, self.heads))  # cdist needs at least float32
+        rows = max(1, 2**28 // max(keys.numel(), 1))  # cdist's gradient allocates rows · keys.numel() numbers
+        parts = [torch.cdist(part, keys, p=1.0) for part in torch.split(wide(q), rows, dim=2)]
         gate = 2 * torch.sigmoid(-torch.cat(parts, dim=2) * self.scale).to(q.dtype)
         return (logits(q, k, self.scale, bias).tanh() * gate).masked_fill(~seen, 0.0), None

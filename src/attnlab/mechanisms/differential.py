@@ -3,7 +3,7 @@
     P = softmax(q₁k₁ᵀ/√(d/2)) − λ softmax(q₂k₂ᵀ/√(d/2))        λ = exp(λ_q1·λ_k1) − exp(λ_q2·λ_k2) + λ_init
     finish: (1 − λ_init) RMSNorm(each head)                      λ_init = 0.8 − 0.6 exp(−0.3 layer)
 
-Rows sum to 1 − λ; the four λ vectors are shared by the heads of a layer.
+Rows sum to 1 − λ. The heads of a layer share the four λ vectors.
 """
 
 import math
@@ -18,7 +18,7 @@ from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax
 class Differential(Mechanism):
     def __init__(self, heads: int, head_dim: int, *, scale: float | None = None, **base: Any) -> None:
         if head_dim % 2:
-            raise ValueError(f"differential attention halves each head, so head_dim must be even, not {head_dim}")
+            raise ValueError(f"head_dim must be even, because differential attention halves each head, got {head_dim}")
         super().__init__(heads, head_dim, scale=(head_dim // 2) ** -0.5 if scale is None else scale, **base)
         self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * self.layer)
         self.lambda_q = nn.Parameter(torch.randn(2, head_dim // 2) * 0.1)
@@ -26,14 +26,14 @@ class Differential(Mechanism):
         self.norm = nn.RMSNorm(head_dim, eps=1e-5)
 
     @property
-    def subtracted(self) -> Tensor:
+    def subtraction(self) -> Tensor:
         """λ, a number."""
-        first, second = (self.lambda_q * self.lambda_k).sum(-1).exp()
-        return first - second + self.lambda_init
+        pair = (self.lambda_q * self.lambda_k).sum(-1).exp()
+        return pair[0] - pair[1] + self.lambda_init
 
     @property
     def row_sum(self) -> Tensor:
-        return 1 - self.subtracted
+        return 1 - self.subtraction
 
     def weights(
         self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
@@ -41,8 +41,9 @@ class Differential(Mechanism):
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
         halves = zip(q.chunk(2, dim=-1), k.chunk(2, dim=-1), strict=True)
-        kept, removed = (masked_softmax(logits(half_q, half_k, self.scale, bias), seen) for half_q, half_k in halves)
-        return kept - self.subtracted * removed, None
+        first, second = (masked_softmax(logits(half_q, half_k, self.scale, bias), seen) for half_q, half_k in halves)
+        return first - self.subtraction * second, None
 
     def finish(self, context: Tensor) -> Tensor:
-        return (1 - self.lambda_init) * self.norm(context)
+        normed: Tensor = self.norm(context)
+        return (1 - self.lambda_init) * normed

@@ -2,7 +2,7 @@
 
     weights = argmax_{p ∈ Δ} pᵀS + H_{1.5}(p) = [S/2 − τ]²₊,  τ such that they sum to 1
 
-The projection itself is the package `entmax`'s.
+The projection comes from the package `entmax`.
 """
 
 from torch import Tensor

@@ -1,7 +1,7 @@
-"""What every attention mechanism must obey, as numbers: each law measures its worst violation, in float64.
+"""The laws of attention mechanisms. Each law measures its worst violation, in float64.
 
-The test suite runs them over the registry, `attnlab check` on a mechanism of the user's own. A law takes a function
-that builds the mechanism (layer → Mechanism) and returns its worst violation and what was compared, or None where it
+The test suite runs them on the registry, `attnlab check` on one mechanism. A law takes a function that builds the
+mechanism (layer → Mechanism). It returns its worst violation and a description of what was compared, or None if the law
 does not apply.
 """
 
@@ -17,14 +17,14 @@ from torch import Tensor
 from attnlab.mechanisms.mechanism import Mechanism
 
 Build = Callable[[int], Mechanism]
-Measured = tuple[float, str] | None
+Measurement = tuple[float, str] | None
 
 BATCH, LENGTH, FAR = 2, 7, 1e3
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One law on one mechanism. holds is None where the law does not apply."""
+    """The result of one law on one mechanism. holds is None if the law does not apply."""
 
     law: str
     holds: bool | None
@@ -35,7 +35,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class LawTrial:
-    """A mechanism with its parameters shaken away from their special starting values, and arguments for it."""
+    """A mechanism with perturbed parameters, since initial values may be special, and arguments for it."""
 
     mechanism: Mechanism
     q: Tensor
@@ -50,11 +50,12 @@ class LawTrial:
         return self.mechanism.mix(self.q, self.k, self.v, mask, self.carry, **options)[0]
 
     def output(self, mask: Tensor | None = None, **options: Any) -> Tensor:
-        return self.mechanism(self.q, self.k, self.v, mask, self.carry, **options)[0]
+        output: Tensor = self.mechanism(self.q, self.k, self.v, mask, self.carry, **options)[0]
+        return output
 
 
 def make_trial(build: Build, *, queries: int = LENGTH, keys: int = LENGTH, groups: int | None = None) -> LawTrial:
-    """Random arguments; a mechanism that carries is taken at layer 1, with the carry its layer 0 gave."""
+    """Draw random arguments. A mechanism that carries is built for layer 1 and gets the carry of a layer 0."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         first = shake_parameters(build(0))
@@ -67,13 +68,13 @@ def make_trial(build: Build, *, queries: int = LENGTH, keys: int = LENGTH, group
 
 
 def make_padding(example: LawTrial) -> Tensor:
-    """A mask (b,1,1,j) that hides the last two keys of the second example."""
+    """Make a mask (b,1,1,j) that hides the last two keys of the second example."""
     mask = torch.ones(BATCH, 1, 1, example.k.shape[2], dtype=torch.bool)
     mask[1, ..., -2:] = False
     return mask
 
 
-def rows_sum_as_declared(build: Build) -> Measured:
+def rows_sum_as_declared(build: Build) -> Measurement:
     example = make_trial(build)
     declared = example.mechanism.row_sum
     if declared is None:
@@ -82,12 +83,12 @@ def rows_sum_as_declared(build: Build) -> Measured:
     plain = _distance(example.weights().sum(-1), expected)
     causal = _distance(example.weights(causal=True).sum(-1), expected)
     padded = example.weights(mask := make_padding(example)).sum(-1)
-    if example.mechanism.self_only:  # a query that cannot see itself is itself padding
+    if example.mechanism.self_only:  # a query that cannot see itself is padding
         padded = torch.where(mask[:, :, 0], padded, expected)
     return _worst(plain, causal, _distance(padded, expected)), "Σ_j weights against row_sum: plain, causal, padded"
 
 
-def mix_equals_weights_times_values(build: Build) -> Measured:
+def mix_equals_weights_times_values(build: Build) -> Measurement:
     example = make_trial(build)
     worst = 0.0
     for mask in (None, make_padding(example)):
@@ -97,7 +98,7 @@ def mix_equals_weights_times_values(build: Build) -> Measured:
     return worst, "mix against weights @ v: plain, causal, padded, both"
 
 
-def future_has_no_influence(build: Build) -> Measured:
+def future_has_no_influence(build: Build) -> Measurement:
     example, now = make_trial(build), LENGTH // 2
     later = replace(example, k=_far_after(example.k, now), v=_far_after(example.v, now))
     moved = _distance(example.output(causal=True)[:, :, : now + 1], later.output(causal=True)[:, :, : now + 1])
@@ -106,7 +107,7 @@ def future_has_no_influence(build: Build) -> Measured:
     return _worst(moved, leaked), "context and gradients of queries ≤ 3 when keys and values > 3 change; causal"
 
 
-def hidden_keys_have_no_influence(build: Build) -> Measured:
+def hidden_keys_have_no_influence(build: Build) -> Measurement:
     example = make_trial(build)
     mask = make_padding(example)
     hidden = ~mask[:, :, 0, :, None]
@@ -117,7 +118,7 @@ def hidden_keys_have_no_influence(build: Build) -> Measured:
     return _worst(moved, leaked), "context and gradients when hidden keys and values change; padded"
 
 
-def hidden_carry_is_never_read(build: Build) -> Measured:
+def hidden_carry_is_never_read(build: Build) -> Measurement:
     example = make_trial(build)
     if example.carry is None:
         return None
@@ -132,7 +133,7 @@ def hidden_carry_is_never_read(build: Build) -> Measured:
     return worst, "output and gradients when hidden entries of the carry are NaN: padded, causal"
 
 
-def order_of_keys_is_irrelevant(build: Build) -> Measured:
+def order_of_keys_is_irrelevant(build: Build) -> Measurement:
     example = make_trial(build)
     order = torch.tensor([4, 0, 6, 2, 5, 1, 3])
     at = torch.arange(LENGTH)
@@ -146,7 +147,7 @@ def order_of_keys_is_irrelevant(build: Build) -> Measured:
     )
 
 
-def blind_row_is_zero(build: Build) -> Measured:
+def blind_row_is_zero(build: Build) -> Measurement:
     example = make_trial(build)
     mask = torch.ones(BATCH, 1, LENGTH, LENGTH, dtype=torch.bool)
     mask[0, :, 3], mask[1] = False, False
@@ -155,17 +156,17 @@ def blind_row_is_zero(build: Build) -> Measured:
     both = [_gradients(example, lambda e: e.context(mask)), _gradients(example, lambda e: e.weights(mask))]
     finite = all(g.isfinite().all() for gradients in both for g in gradients.values())
     return _worst(*values, 0.0 if finite else float("inf")), (
-        "rows that see no key: weights and context are 0, and all gradients finite"
+        "rows without visible keys: weights and context are 0, and all gradients finite"
     )
 
 
-def causal_equals_a_triangular_mask(build: Build) -> Measured:
+def causal_equals_a_triangular_mask(build: Build) -> Measurement:
     example = make_trial(build)
     triangle = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
     return _distance(example.context(causal=True), example.context(triangle)), "causal=True against a triangular mask"
 
 
-def one_query_at_a_time(build: Build) -> Measured:
+def one_query_at_a_time(build: Build) -> Measurement:
     example = make_trial(build)
     full, worst = example.output(causal=True), 0.0
     for now in range(LENGTH):
@@ -178,7 +179,7 @@ def one_query_at_a_time(build: Build) -> Measured:
     return worst, "each row alone, over a growing and over a preallocated cache, against the full causal pass"
 
 
-def grouped_heads_equal_repeated_heads(build: Build) -> Measured:
+def grouped_heads_equal_repeated_heads(build: Build) -> Measurement:
     grouped = make_trial(build, groups=1)
     heads = grouped.mechanism.heads
     repeated = replace(grouped, k=grouped.k.expand(-1, heads, -1, -1), v=grouped.v.expand(-1, heads, -1, -1))
@@ -186,7 +187,7 @@ def grouped_heads_equal_repeated_heads(build: Build) -> Measured:
     return worst, "one key head for all query heads against the same key head repeated"
 
 
-def cross_attention_works(build: Build) -> Measured:
+def cross_attention_works(build: Build) -> Measurement:
     if build(0).self_only:
         return None
     example = make_trial(build, queries=5, keys=LENGTH)
@@ -198,7 +199,7 @@ def cross_attention_works(build: Build) -> Measured:
     )
 
 
-def examples_do_not_mix(build: Build) -> Measured:
+def examples_do_not_mix(build: Build) -> Measurement:
     example = make_trial(build)
     carry = None if example.carry is None else example.carry[:1]
     alone = replace(example, q=example.q[:1], k=example.k[:1], v=example.v[:1], carry=carry)
@@ -207,14 +208,14 @@ def examples_do_not_mix(build: Build) -> Measured:
     ), "an example in a batch against itself alone"
 
 
-def zero_bias_changes_nothing(build: Build) -> Measured:
+def zero_bias_changes_nothing(build: Build) -> Measurement:
     example = make_trial(build)
     bias = torch.zeros(1, example.mechanism.heads, LENGTH, LENGTH, dtype=torch.float64)
     moved = _worst(*(_distance(example.context(causal=c), example.context(causal=c, bias=bias)) for c in (False, True)))
     return moved, "bias=0 against no bias"
 
 
-def bias_reaches_the_logits(build: Build) -> Measured:
+def bias_reaches_the_logits(build: Build) -> Measurement:
     example = make_trial(build)
     heads = example.mechanism.heads
     bias = torch.linspace(-1, 1, heads * LENGTH * LENGTH, dtype=torch.float64).view(1, heads, LENGTH, LENGTH).sin()
@@ -226,7 +227,7 @@ def bias_reaches_the_logits(build: Build) -> Measured:
     return _worst(unmoved, fewer, context), "a bias per head changes weights; 3-D as 4-D; mix against weights @ v"
 
 
-def carry_is_what_is_declared(build: Build) -> Measured:
+def carry_is_what_is_declared(build: Build) -> Measurement:
     example = make_trial(build)
     carry = example.mechanism.mix(example.q, example.k, example.v, None, example.carry)[1]
     expected = (BATCH, example.mechanism.carry_heads, LENGTH, LENGTH) if example.mechanism.carries else None
@@ -234,25 +235,25 @@ def carry_is_what_is_declared(build: Build) -> Measured:
     return (0.0 if given == expected else float("inf")), f"carry of shape {given}, declared {expected}"
 
 
-def evaluation_is_deterministic(build: Build) -> Measured:
+def evaluation_is_deterministic(build: Build) -> Measurement:
     example = make_trial(build)
     return _distance(example.context(), example.context()), "two evaluations of the same arguments"
 
 
-def dropout_falls_in_training(build: Build) -> Measured:
+def dropout_falls_in_training(build: Build) -> Measurement:
     example = make_trial(build)
     example.mechanism.dropout = 0.5
     still = _distance(example.context(), replace(example).context())
     example.mechanism.train()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2)
-        example.mechanism.sample_seed = 3  # the same noise in both, so that only dropout differs
+        example.mechanism.sample_seed = 3  # the same noise in both passes: only dropout differs
         first, second = example.context(), example.context()
     differs = _distance(first, second) > 1e-6
     return _worst(still, 0.0 if differs else float("inf")), "dropout=0.5: two training passes differ, two others do not"
 
 
-def gradients_are_right(build: Build) -> Measured:
+def gradients_are_right(build: Build) -> Measurement:
     example = make_trial(build)
     mask = make_padding(example)
     names = ["q", "k", "v"] + ["carry"] * (example.carry is not None)
@@ -273,7 +274,7 @@ def gradients_are_right(build: Build) -> Measured:
     return 0.0, "gradcheck of context and carry by q, k, v, carry and every parameter; causal, padded"
 
 
-LAWS: dict[str, tuple[Callable[[Build], Measured], float]] = {
+LAWS: dict[str, tuple[Callable[[Build], Measurement], float]] = {
     "rows sum as declared": (rows_sum_as_declared, 1e-12),
     "mix equals weights times values": (mix_equals_weights_times_values, 1e-12),
     "the future has no influence": (future_has_no_influence, 1e-12),
@@ -296,7 +297,7 @@ LAWS: dict[str, tuple[Callable[[Build], Measured], float]] = {
 
 
 def judge_law(name: str, build: Build) -> Finding:
-    """One law on one mechanism; a law that raises does not hold, and says what was raised."""
+    """Apply one law to one mechanism. A law that raises does not hold; the finding names the exception."""
     law, allowed = LAWS[name]
     try:
         measured = law(build)
@@ -309,6 +310,7 @@ def judge_law(name: str, build: Build) -> Finding:
 
 
 def shake_parameters(mechanism: Mechanism) -> Mechanism:
+    """Add noise to all trained parameters; return the mechanism in float64, for evaluation."""
     for parameter in mechanism.parameters():
         if parameter.requires_grad:
             parameter.data.add_(0.1 * torch.randn_like(parameter))
@@ -320,13 +322,13 @@ def _far_after(x: Tensor, now: int) -> Tensor:
 
 
 def _gradients(example: LawTrial, output: Callable[[LawTrial], Tensor]) -> dict[str, Tensor]:
-    """The gradient of a random combination of the output by every argument it depends on."""
+    """Gradients of a linear combination of the output by every argument."""
     names = ["q", "k", "v"] + ["carry"] * (example.carry is not None)
     inputs: dict[str, Any] = {name: getattr(example, name).clone().requires_grad_() for name in names}
     y = output(replace(example, **inputs))
     direction = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)
-    found = torch.autograd.grad((y * direction).sum(), list(inputs.values()), allow_unused=True)
-    return {name: torch.zeros_like(inputs[name]) if g is None else g for name, g in zip(names, found, strict=True)}
+    gradients = torch.autograd.grad((y * direction).sum(), list(inputs.values()), allow_unused=True)
+    return {name: torch.zeros_like(inputs[name]) if g is None else g for name, g in zip(names, gradients, strict=True)}
 
 
 def _distance(x: Tensor, y: Tensor) -> float:
@@ -334,5 +336,5 @@ def _distance(x: Tensor, y: Tensor) -> float:
 
 
 def _worst(*numbers: float) -> float:
-    """The largest; what is no number is as bad as can be."""
+    """The largest number; NaN counts as infinity."""
     return max(float("inf") if math.isnan(number) else number for number in numbers)

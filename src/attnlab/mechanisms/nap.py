@@ -3,8 +3,8 @@
     z = (S − mean S) / (std S + 10⁻³),  S = q kᵀ without 1/√d        weights = g_h z + b_h
     finish: GELU(LayerNorm(the concatenated heads))
 
-Rows sum to n·b_h over n visible keys. The standard deviation is floored at 10⁻⁶, so that equal logits give weights b_h
-and a gradient of 0, not of infinity. A row of one visible key has no deviation at all: its weight is b_h.
+Rows sum to n·b_h over n visible keys. The standard deviation is at least 10⁻⁶, so equal logits give weights b_h and a
+gradient of 0 instead of infinity. In a row with one visible key the weight is b_h.
 """
 
 from typing import Any

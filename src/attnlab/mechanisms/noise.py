@@ -1,8 +1,8 @@
-"""Gaussian noise as a pure function of its place: ε(seed, layer, b, h, i, j).
+"""Gaussian noise as a pure function of its position: ε(seed, layer, b, h, i, j).
 
-Philox4x32-10 (Salmon et al. 2011) with key = seed and counter = (j // 4, i, b, layer·2¹⁶ + h); its four words become
-four normals by Box–Muller, one for each j mod 4. Nothing is stored and nothing depends on how long a row is, so a
-kernel redraws the same noise in its backward pass, and one token at a time sees what the full pass saw.
+Philox4x32-10 (Salmon et al. 2011) with key = seed and counter = (j // 4, i, b, layer·2¹⁶ + h). Its four words become
+four normals by Box–Muller, one for each j mod 4. Nothing is stored, and nothing depends on the length of a row. So a
+kernel draws the same noise again in its backward pass, and decoding one token at a time has the noise of the full pass.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _WORD = 0xFFFFFFFF
 
 
 def philox(seed: Tensor, c0: Tensor, c1: Tensor, c2: Tensor, c3: Tensor) -> list[Tensor]:
-    """Four 32-bit words for each counter (c0, c1, c2, c3), as int64; the key is the low and high word of seed."""
+    """Four 32-bit words for each counter (c0, c1, c2, c3), as int64. The key is the low and high word of seed."""
     k0, k1 = seed & _WORD, (seed >> 32) & _WORD
     for _ in range(10):
         (high0, low0), (high1, low1) = _multiply(0xD2511F53, c0), _multiply(0xCD9E8D57, c2)
@@ -39,24 +39,24 @@ def gaussian(seed: int | Tensor, layer: int, batch: int, heads: int, rows: Tenso
     return torch.stack([n for pair in pairs for n in pair], dim=-1).flatten(-2)[..., :keys]
 
 
-def logit_noise(mechanism: Mechanism, z: Tensor, rows: Tensor, given: int | Tensor | None = None) -> Tensor | float:
-    """The noise on logits z: a given draw (b,h,i,j) or seed; else, in training, that of a fresh seed; else none.
+def logit_noise(mechanism: Mechanism, z: Tensor, rows: Tensor, noise: int | Tensor | None = None) -> Tensor | float:
+    """The noise of logits z: `noise` as a draw (b,h,i,j) or a seed; by default a fresh seed in training, else 0.
 
-    The fresh seed comes from torch's generator on the device, so reruns, checkpointing and CUDA graphs treat it as they
-    treat dropout. Inside `sampled` the seed is the one said there, in evaluation too.
+    The fresh seed comes from torch's generator on the device, so checkpointing and CUDA graphs treat it like dropout.
+    Inside `seed_noise` its seed is used, also at evaluation.
     """
-    if isinstance(given, Tensor) and given.dim() == 4:
-        return given
-    seed, layer = noise_seed(mechanism, z.device) if given is None else (given, mechanism.layer)
+    if isinstance(noise, Tensor) and noise.dim() == 4:
+        return noise
+    seed, layer = noise_seed(mechanism, z.device) if noise is None else (noise, mechanism.layer)
     b, h, _, j = z.shape
     return 0.0 if seed is None else _draw_gaussian(seed, layer, b, h, rows, j, z.dtype)
 
 
 def noise_seed(mechanism: Mechanism, device: torch.device) -> tuple[Tensor | None, int]:
-    """The seed and layer that noise is drawn from, or None where there is to be none."""
+    """The seed and layer of the noise. The seed is None if there is no noise."""
     if mechanism.sample_seed is not None:
         return torch.tensor(mechanism.sample_seed, device=device), mechanism.layer
-    if mechanism.training:  # a fresh seed is this call's alone: no need to tell layers apart, nor to compile one by one
+    if mechanism.training:  # each call has a fresh seed, so layers need no number and share one compiled program
         return torch.randint(2**62, (), device=device), 0
     return None, 0
 
@@ -64,25 +64,26 @@ def noise_seed(mechanism: Mechanism, device: torch.device) -> tuple[Tensor | Non
 def _draw_gaussian(
     seed: int | Tensor, layer: int, batch: int, heads: int, rows: Tensor, keys: int, dtype: torch.dtype
 ) -> Tensor:
-    """`gaussian` by its definition, or on a GPU by the kernel that equals it."""
+    """Draw `gaussian` by its definition, or on a GPU by the equivalent kernel."""
     if not rows.is_cuda:
         return gaussian(seed, layer, batch, heads, rows, keys).to(dtype)
     from attnlab.mechanisms.kernels.noise import gaussian as fused
 
     seed = torch.as_tensor(seed, dtype=torch.int64, device=rows.device)
-    return fused(seed, layer, batch, heads, rows, keys, dtype)
+    noise: Tensor = fused(seed, layer, batch, heads, rows, keys, dtype)
+    return noise
 
 
 def noise_rows(q: Tensor, k: Tensor, causal: bool, at: Tensor | None) -> Tensor:
-    """The position of each query, (i,): where it is said or causal, its key index; else simply 0, 1, …"""
+    """The position of each query, (i,): its key index if causal or if `at` is given, else 0, 1, …"""
     return position(q, k, at) if causal or at is not None else torch.arange(q.shape[2], device=q.device)
 
 
 @contextmanager
 def seed_noise(model: nn.Module, seed: int) -> Iterator[None]:
-    """Within, every stochastic mechanism of the model draws its noise from this seed, each its own."""
+    """Let every stochastic mechanism of the model draw its own noise from this seed, within the context."""
     if not 0 <= seed <= _WORD:
-        raise ValueError(f"a noise seed is a whole number from 0 to {_WORD}, not {seed}")
+        raise ValueError(f"the noise seed must be a whole number from 0 to {_WORD}, got {seed}")
     stochastic = [m for m in model.modules() if isinstance(m, Mechanism) and m.stochastic]
     try:
         for index, mechanism in enumerate(stochastic):
@@ -94,18 +95,19 @@ def seed_noise(model: nn.Module, seed: int) -> Iterator[None]:
 
 
 def _multiply(a: int, x: Tensor) -> tuple[Tensor, Tensor]:
-    """High and low word of the 64-bit product of two words, in signed 64-bit arithmetic that must not overflow."""
+    """High and low word of the 64-bit product of two words, without overflow of signed 64-bit numbers."""
     low, high = a * (x & 0xFFFF), a * (x >> 16)
     return (high + (low >> 16)) >> 16, (low + ((high & 0xFFFF) << 16)) & _WORD
 
 
 def _normals(word0: Tensor, word1: Tensor) -> tuple[Tensor, Tensor]:
+    """Two normals from two words, by Box–Muller."""
     radius = (-2.0 * _uniform(word0).clamp_min(1e-7).log()).sqrt()
     angle = 6.283185307179586 * _uniform(word1)
     return radius * angle.cos(), radius * angle.sin()
 
 
 def _uniform(word: Tensor) -> Tensor:
-    """In [0,1): the word read as a signed number, folded, as Triton reads it."""
+    """Map words to [0,1) as Triton does: read as signed numbers, and folded."""
     signed = torch.where(word > 0x7FFFFFFF, word - 0x100000000, word)
     return torch.where(signed < 0, -signed - 1, signed).float() * 4.6566127342e-10

@@ -2,8 +2,8 @@
 
     weights = S / √n        S = q kᵀ / √d, n visible keys
 
-The authors divide by the root of the sequence length; counting the visible keys is the same on a full row, and lets a
-causal row be computed before the rows after it exist.
+The authors divide by the root of the sequence length. Counting visible keys is the same on a full row, and lets a
+causal row be computed before later rows exist.
 """
 
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""A mechanism of the user's own, named by its file and class: `./mine.py:Mine`."""
+"""User-defined mechanisms, named by file and class: `./mine.py:Mine`."""
 
 import hashlib
 import importlib.util
@@ -10,17 +10,18 @@ from attnlab.mechanisms.mechanism import Mechanism
 
 
 def is_own(name: str) -> bool:
+    """Whether a name refers to a file."""
     return ".py:" in name or name.endswith(".py")
 
 
 def load_mechanism(name: str) -> type[Mechanism]:
-    """The class in the file; a file is run once, however often its classes are asked for."""
+    """Import the class from its file. Each file is executed once. Raises ValueError or FileNotFoundError."""
     file, _, wanted = name.rpartition(":")
     path = Path(file).expanduser().resolve()
     if not file or not wanted:
-        raise ValueError(f"{name}: say the class too, as in {name.rstrip(':')}:Mine")
+        raise ValueError(f"{name} does not name a class; write {name.rstrip(':')}:Mine")
     if not path.is_file():
-        raise FileNotFoundError(f"no file {file} (looked at {path})")
+        raise FileNotFoundError(f"no file {file} ({path})")
     key = f"attnlab_own_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if key not in sys.modules:
         spec = importlib.util.spec_from_file_location(key, path)

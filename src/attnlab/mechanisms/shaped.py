@@ -1,9 +1,9 @@
-"""Shaped attention (Noci et al. 2023; He & Hofmann 2024, eq. 4–5): near the identity, however deep.
+"""Shaped attention (Noci et al. 2023; He & Hofmann 2024, eq. 4–5): near the identity at any depth.
 
     weights = α I + β P − γ C        P = softmax(S)        C = P at zero logits: 1/n over the n visible keys
 
-One α, β, γ for each head, 1 at the start. Rows sum to α + β − γ. The papers also start W_Q at 0, which makes P = C and
-the weights α I; that belongs to the model, not to the mechanism. I needs to know which key is a query's own (`at`).
+Each head has its α, β and γ, initialized to 1. Rows sum to α + β − γ. The papers also initialize W_Q to 0, so P = C and
+the weights are α I; that belongs to the model, not to the mechanism. For I, `at` gives the key index of each query.
 """
 
 from typing import Any
@@ -31,9 +31,7 @@ class Shaped(Mechanism):
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
         if at is None and q.shape[2] > k.shape[2]:
-            raise ValueError(
-                f"shaped attention is self-attention: {q.shape[2]} queries cannot be among {k.shape[2]} keys"
-            )
+            raise ValueError(f"shaped attention is self-attention, but got {q.shape[2]} queries and {k.shape[2]} keys")
         softmax = masked_softmax(logits(q, k, self.scale, bias), seen)
         own = (position(q, k, at)[:, None] == torch.arange(k.shape[2], device=q.device)) & seen
         centre = seen.to(q.dtype) / seen.sum(-1, keepdim=True).clamp_min(1)

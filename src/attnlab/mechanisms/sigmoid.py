@@ -1,8 +1,8 @@
-"""Sigmoid attention (Ramapuram et al. 2024): each key is weighed by itself.
+"""Sigmoid attention (Ramapuram et al. 2024): each weight depends on its own key only.
 
-    weights = σ(S + c)        c = −ln n over the n visible keys, so that a row starts near sum 1
+    weights = σ(S + c)        c = −ln n over the n visible keys, so that row sums are initially near 1
 
-The authors set c to −ln of the training length; offset=NUMBER does that.
+The authors set c to −ln of the training length; offset=NUMBER sets c.
 """
 
 from typing import Any

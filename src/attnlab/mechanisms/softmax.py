@@ -33,7 +33,7 @@ class Softmax(Mechanism):
         self.check(q, k, mask, at, v)
         kernel = self.wants_kernels(q) and self.is_covered(find_gap(q, k, v, at, bias))
         dropout = self.dropout if self.training else 0.0
-        options = {"causal": causal, "at": at, "bias": bias, "scale": self.scale, "dropout": dropout}
+        options: dict[str, Any] = {"causal": causal, "at": at, "bias": bias, "scale": self.scale, "dropout": dropout}
         return attend(q, k, v, mask, kernel=kernel, **options), None
 
 
@@ -61,7 +61,8 @@ def attend(
         from attnlab.mechanisms.kernels.softmax import short_softmax
 
         seed = torch.randint(2**62, (), device=q.device) if dropout else None
-        return short_softmax(q, k, v, mask, seed, causal, scale, dropout)
+        context: Tensor = short_softmax(q, k, v, mask, seed, causal, scale, dropout)
+        return context
     bias = None if bias is None else bias[(None,) * (4 - bias.dim())]
     bare = mask is None and bias is None
     if q.is_cuda and q.shape[1] != k.shape[1] and not (bare and q.dtype in (torch.bfloat16, torch.float16)):

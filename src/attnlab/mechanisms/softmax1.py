@@ -2,7 +2,7 @@
 
     weights = exp(S) / (n + Σ_j exp(S_j))        n = 1
 
-Rows sum to less than 1. Shifted by max(0, max_j S_j), so that neither term overflows.
+Rows sum to less than 1. Logits are shifted by max(0, max_j S_j), so that no term overflows.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ class Softmax1(Mechanism):
     def __init__(self, heads: int, head_dim: int, *, n: float = 1.0, **base: Any) -> None:
         super().__init__(heads, head_dim, **base)
         if n <= 0:
-            raise ValueError(f"n must be positive, not {n}; n=0 is softmax")
+            raise ValueError(f"n must be positive, got {n}; for n=0 use softmax")
         self.n = n
 
     def weights(

@@ -2,7 +2,7 @@
 
     weights = argmin_{p ∈ Δ} ‖p − S‖²
 
-The projection itself is the package `entmax`'s.
+The projection comes from the package `entmax`.
 """
 
 from collections.abc import Callable
@@ -27,9 +27,9 @@ class Sparsemax(Mechanism):
 
 
 def masked_projection(project: Callable[..., Tensor], s: Tensor, seen: Tensor) -> Tensor:
-    """A sparse projection over the visible keys, at least in float32; a row that sees nothing is 0.
+    """Project the logits of the visible keys, at least in float32. A row without visible keys is 0.
 
-    A logit more than 2 below the largest has weight 0 in sparsemax and in 1.5-entmax: hidden keys are put there.
+    In sparsemax and 1.5-entmax a logit more than 2 below the largest has weight 0, so hidden keys get such a logit.
     """
     seen = seen & (s > -torch.inf)
     top = wide(s).detach().masked_fill(~seen, -torch.inf).amax(-1, keepdim=True).nan_to_num(neginf=0.0)

@@ -1,6 +1,6 @@
 """Talking-heads attention (Shazeer et al. 2020): heads are mixed before and after the softmax.
 
-    P = softmax(M_S S)        weights = M_P P        M_S, M_P: h × h over the head axis, the identity at the start
+    P = softmax(M_S S)        weights = M_P P        M_S, M_P: h × h over the head axis, initially the identity
 
 Rows of head h sum to Σ_h' M_P[h, h'].
 """

@@ -1,8 +1,8 @@
-"""Uniform attention (Snell et al. 2021, §3.2): every visible key weighs the same, whatever q and k are.
+"""Uniform attention (Snell et al. 2021, §3.2): every visible key has the same weight.
 
-    P = softmax(0 + bias)        1/n over the n visible keys where there is no bias
+    P = softmax(0 + bias)        without a bias, 1/n over the n visible keys
 
-Nothing in it is learnt: the gradient of q and k is 0.
+Nothing is learnt: the gradient of q and k is 0.
 """
 
 from torch import Tensor

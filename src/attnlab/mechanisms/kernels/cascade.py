@@ -1,15 +1,17 @@
-"""Attention whose logits are handed on: RealFormer, and CODA, whose heads meet in `coda.py` on the way.
+"""Attention that passes its logits to the next layer: RealFormer, and CODA, whose heads collide in `coda.py`.
 
     scores     S = scale·QKᵀ; without σ already Z = S + C + ε, with C the carry      collide   S becomes Z (coda.py)
-    attend     P = softmax(sharp·Z) over what is seen, online      O = (P ∘ D) V      L = log₂ Σ 2^Z'   D: dropout
+    attend     P = softmax(sharp·Z) over visible keys, online      O = (P ∘ D) V      L = log₂ Σ 2^Z'   D: dropout
     backward   dV = (P ∘ D)ᵀ G      dZ = sharp·P ∘ ((G Vᵀ) ∘ D − δ) + the gradient of Z itself      δ = Σ_d G ∘ O
                S again, then dS and dC from dZ (coda.py; else dS = dC = dZ)      dQ = scale·dS K      dK = scale·dSᵀ Q
 
-Z must be written anyway, for the next layer, so it is also what the other kernels read: none but `collide` holds more
-than one head, and none redraws the noise. Tiles above the diagonal are skipped: there Z stays unwritten and unread, and
-the gradient of C is 0. dZ has one buffer, which becomes dS and is returned as the gradient of C.
-Every sum is made in float32 and in a fixed order.
+Z is written for the next layer, so the other kernels read it too. Only `collide` holds more than one head, and no other
+kernel draws the noise again. Tiles above the diagonal are skipped: Z is neither written nor read there, and the
+gradient of C is 0. dZ has one buffer, which becomes dS and is returned as the gradient of C.
+Every sum is computed in float32 and in a fixed order.
 """
+
+from typing import Any
 
 import torch
 import triton
@@ -38,7 +40,7 @@ from attnlab.mechanisms.kernels.tiles import (
 
 @triton.jit
 def _pairs(head, i, j, rows, keys):
-    """Where the pairs of a head lie, and which exist: a tile is read whole, so that loads are wide, then masked."""
+    """Offsets of a head's pairs, and which exist. A tile is loaded whole, so that loads are wide, and masked later."""
     return head * rows * keys + i[:, None] * keys + j[None, :], (i < rows)[:, None] & (j < keys)[None, :]
 
 
@@ -48,7 +50,7 @@ def _scores(
     CAUSAL: tl.constexpr, CARRIED: tl.constexpr, NOISY: tl.constexpr,
     BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """One tile of one head; what it writes at hidden pairs is never used."""
+    """One tile of one head. Its values at hidden pairs are never used."""
     columns = tl.cdiv(keys, BJ)
     tiles = tl.cdiv(rows, BI) * columns
     head, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
@@ -71,7 +73,7 @@ def _attend(
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr,
     BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """BI queries of one head; powers are of 2, with sharp · log₂ e in the logits."""
+    """BI queries of one head; exponentials have base 2, with sharp · log₂ e in the logits."""
     tiles = tl.cdiv(rows, BI)
     head, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
     b, h = head // heads, head % heads
@@ -109,7 +111,7 @@ def _attend_backward(
     m_b, m_i, m_j, sharp, rate, MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr,
     HANDED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """BJ keys of one head: dV, and dZ down the columns, 0 where hidden. HANDED: Z has a gradient of its own, grad_z."""
+    """BJ keys of one head: dV, and dZ down the columns, 0 where hidden. HANDED: the next layer's gradient grad_z."""
     tiles = tl.cdiv(keys, BJ)
     head, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
     b, h = head // heads, head % heads
@@ -148,7 +150,7 @@ def _product(
     ds, x, out, heads, rows, keys, x_b, x_h, x_n, x_d, scale, CAUSAL: tl.constexpr, TURNED: tl.constexpr,
     BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """scale·dS x for BI queries of one head, or TURNED, scale·dSᵀ x for BJ keys."""
+    """scale·dS x for BI queries of one head; with TURNED, scale·dSᵀ x for BJ keys."""
     tiles = tl.cdiv(keys, BJ) if TURNED else tl.cdiv(rows, BI)
     head, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
     b, h = head // heads, head % heads
@@ -183,15 +185,15 @@ def cascade(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Context (b,h,i,d), logits Z (b,h,i,j) and their log₂-sums (b,h,i); q (b,h,i,d), k and v (b,h,j,d).
 
-    net       σ's parameters as one vector, with its width, own and residual as in coda.py; None: no σ
-    noise     the seed of ε, or None           dropping   the seed of dropout, with its rate, or None
+    net       σ's parameters as one vector, or None; width, own and residual describe σ as in coda.py
+    noise     the seed of ε, or None           dropping   the seed of dropout, or None; rate: of dropout
     sharp     P = softmax(sharp·Z)             wide       Z in float32, else in q's type
     """
     note_launch("cascade")
-    out, z, lse = _empty(q, k, wide)
+    out, z, lse = _allocate_outputs(q, k, wide)
     seen, carry = describe_visibility(mask, causal, q, k), None if carry is None else carry.contiguous()
     mixed = net is not None and carry is not None
-    _make_scores(q, k, z, None if mixed else carry, None if mixed else noise, causal, scale, layer)
+    _write_scores(q, k, z, None if mixed else carry, None if mixed else noise, causal, scale, layer)
     if net is not None and carry is not None:
         coda.collide(z, carry, net, seen, noise, layer, width, own, residual, q.dtype)
     (b, h, i, _), tile = q.shape, choose_tile(q)
@@ -209,14 +211,14 @@ def cascade_backward(
     net: Tensor | None, dropping: Tensor | None, out: Tensor, z: Tensor, lse: Tensor, causal: bool, scale: float,
     sharp: float, rate: float, layer: int, width: int, own: bool, residual: bool, wide: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """dQ, dK, dV, and the gradients of the carry and of net, each empty where there is none."""
+    """dQ, dK, dV, and the gradients of carry and net, each empty if its argument is None."""
     seen, carry = describe_visibility(mask, causal, q, k), None if carry is None else carry.contiguous()
     dz, dv = _values_backward(grad, grad_z, v, out, z, lse, carry, seen, dropping, sharp, rate)
     dcarry, dnet = dz if carry is not None else dz.new_empty(0), q.new_empty(0)
     if carry is not None and net is not None:
         s = torch.empty_like(carry)
         if own:
-            _make_scores(q, k, s, None, None, causal, scale, layer)
+            _write_scores(q, k, s, None, None, causal, scale, layer)
         else:
             dcarry = torch.zeros_like(carry)
         dnet = coda.collide_backward(s, carry, net, seen, dz, dcarry, width, own, residual, q.dtype)
@@ -230,17 +232,11 @@ def cascade_backward(
     return dq, dk, dv, dcarry, dnet
 
 
-def _make_scores(
-    q: Tensor,
-    k: Tensor,
-    out: Tensor,
-    carry: Tensor | None,
-    noise: Tensor | None,
-    causal: bool,
-    scale: float,
+def _write_scores(
+    q: Tensor, k: Tensor, out: Tensor, carry: Tensor | None, noise: Tensor | None, causal: bool, scale: float,
     layer: int,
-) -> None:
-    """out = scale·qkᵀ + carry + ε, where a tile is not hidden as a whole."""
+) -> None:  # fmt: skip
+    """Write out = scale·qkᵀ + carry + ε, except in tiles that are hidden as a whole."""
     (b, h, i, _), j, tile = q.shape, k.shape[2], choose_tile(q)
     with select_device(q):
         _scores[(b * h * triton.cdiv(i, tile["BI"]) * triton.cdiv(j, tile["BJ"]),)](
@@ -253,7 +249,7 @@ def _values_backward(
     grad: Tensor, grad_z: Tensor | None, v: Tensor, out: Tensor, z: Tensor, lse: Tensor, carry: Tensor | None,
     seen: Visibility, dropping: Tensor | None, sharp: float, rate: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """dZ, in the type of the carry whose gradient it becomes, and dV."""
+    """dZ, in the type of the carry, and dV."""
     b, h, i, j = z.shape
     dz, dv = torch.empty_like(z if carry is None else carry), empty_by_token(v)
     delta, tile = compute_delta(grad, out), choose_tile(v, backward=True)
@@ -268,52 +264,46 @@ def _values_backward(
 
 
 @cascade.register_fake
-def _(q, k, v, mask, carry, net, noise, dropping, causal, scale, sharp, rate, layer, width, own, residual, wide):
-    return _empty(q, k, wide)
+def _(q: Tensor, k: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return _allocate_outputs(q, k, rest[-1])
 
 
 @cascade_backward.register_fake
-def _(grad, grad_z, q, k, v, mask, carry, net, dropping, out, z, lse, *options):
-    nothing = q.new_empty(0)
+def _(
+    grad: Tensor, grad_z: Tensor | None, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, carry: Tensor | None,
+    net: Tensor | None, dropping: Tensor | None, out: Tensor, z: Tensor, *rest: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
     dcarry = z.new_empty(0) if carry is None else torch.empty_like(carry, memory_format=torch.contiguous_format)
-    mixed = carry is not None and net is not None
-    return (
-        empty_by_token(q),
-        empty_by_token(k),
-        empty_by_token(v),
-        dcarry,
-        net.new_empty(net.shape) if mixed else nothing,
-    )
+    dnet = q.new_empty(0) if carry is None or net is None else net.new_empty(net.shape)
+    return empty_by_token(q), empty_by_token(k), empty_by_token(v), dcarry, dnet
 
 
-def _keep(ctx, inputs, output):
+def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     q, k, v, mask, carry, net, _, dropping, *ctx.options = inputs
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(output[2])
     ctx.save_for_backward(q, k, v, mask, carry, net, dropping, *output)
 
 
-def _gradients(ctx, grad, grad_z, _):
+def _gradients(ctx: Any, grad: Tensor | None, grad_z: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     if torch.is_grad_enabled():
-        raise NotImplementedError(
-            "the fused cascade has no second derivative; build the attention with impl='reference'"
-        )
+        raise NotImplementedError("the fused cascade has no second derivative; use impl='reference'")
     _, _, _, _, carry, net, _, out, *_ = ctx.saved_tensors
     grad = torch.zeros_like(out) if grad is None else grad
     dq, dk, dv, dcarry, dnet = cascade_backward(grad, grad_z, *ctx.saved_tensors, *ctx.options)
-    given = (dq, dk, dv, None, None if carry is None else dcarry, None if carry is None or net is None else dnet)
-    return *given, *(None,) * (2 + len(ctx.options))
+    gradients = (dq, dk, dv, None, None if carry is None else dcarry, None if carry is None or net is None else dnet)
+    return *gradients, *(None,) * (2 + len(ctx.options))
 
 
-cascade.register_autograd(_gradients, setup_context=_keep)
+cascade.register_autograd(_gradients, setup_context=_save_inputs)
 
 
 def find_gap(q: Tensor, k: Tensor, v: Tensor, width: int) -> str | None:
-    """What keeps these kernels from a case, or None; width: of σ's hidden layers, 0 where there is no σ."""
+    """Name what these kernels do not cover, or return None. width: hidden units of σ, 0 without σ."""
     return find_tile_gap(q, k, v) or (coda.find_gap(q.shape[1], width, q.dtype) if width else None)
 
 
-def _empty(q: Tensor, k: Tensor, wide: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _allocate_outputs(q: Tensor, k: Tensor, wide: bool) -> tuple[Tensor, Tensor, Tensor]:
     b, h, i, _ = q.shape
     logits = q.new_empty(b, h, i, k.shape[2], dtype=torch.float32 if wide else q.dtype)
     return empty_by_token(q), logits, q.new_empty(b, h, i, dtype=torch.float32)

@@ -1,14 +1,14 @@
-"""CODA's σ at every visible (query, key), over the heads: logits S become Z in place, and gradients of Z those of S.
+"""CODA's σ over the heads, at every visible (query, key): turns logits S into Z in place, and gradients of Z into dS.
 
     forward    Z = S + C + σ(S + C) + ε      C: the carry;  variant "paper": Z = S [+ C] + σ(C) + ε
                σ(x) = W₃ l(W₂ l(W₁ x + b₁) + b₂) + b₃        l: LeakyReLU 0.2;  "paper" has no W₂, b₂
-    backward   activations are made again; e₃ = G, e₂ = l'∘W₃ᵀe₃, e₁ = l'∘W₂ᵀe₂, dX = G + W₁ᵀe₁ (of S and of C)
+    backward   activations are recomputed; e₃ = G, e₂ = l'∘W₃ᵀe₃, e₁ = l'∘W₂ᵀe₂, dX = G + W₁ᵀe₁ (of S and of C)
                dW_n = Σ e_n x_{n−1}ᵀ, db_n = Σ e_n over the pairs
 
-A program takes a few rows of one example, all heads of a pair at once, and walks along the keys. Pairs are the rows of
-every product, so activations go from one product to the next in registers, as in flash attention, and only the weights
-lie in shared memory. σ's parameters travel as one flat vector: W₁, b₁, W₂, b₂, W₃, b₃. Each program adds up its own
-part of their gradient; the parts are summed in a fixed order, so results do not vary from run to run.
+A program takes a few rows of one example, with all heads of a pair, and loops over the keys. Pairs are the rows of all
+products, so activations stay in registers from one product to the next, as in flash attention, and only the weights are
+in shared memory. σ's parameters are one flat vector: W₁, b₁, W₂, b₂, W₃, b₃. Each program adds up its part of their
+gradient. The parts are summed in a fixed order, so results are deterministic.
 """
 
 from typing import Any
@@ -23,14 +23,14 @@ from attnlab.mechanisms.kernels.pairs import Visibility, is_visible, last_key, n
 
 MOST_HEADS = 32
 WIDEST = {torch.float32: 64, torch.float16: 128, torch.bfloat16: 128}  # hidden units of σ
-PRECISION = tl.constexpr("tf32x3")  # of float32: three products in tf32, of what it keeps and what it drops
-PROGRAMS = 264  # two for each multiprocessor of a large GPU: the parts that σ's gradient is summed from
+PRECISION = tl.constexpr("tf32x3")  # for float32: three products in tf32, of the high and the low bits
+PROGRAMS = 264  # two for each multiprocessor of a large GPU; each computes a part of σ's gradient
 TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
 @triton.jit
 def _at_pairs(x, b, h, i, j, heads, rows, keys):
-    """Where x (b,h,i,j) holds the heads h of pairs (i, j): (heads, pairs)."""
+    """Pointers to the heads h of pairs (i, j) in x (b,h,i,j): (heads, pairs)."""
     plane = b * heads + h.to(tl.int64)[:, None]
     return x + plane * (rows * keys) + (i * keys + j)[None, :]
 
@@ -42,14 +42,14 @@ def _inside(h, i, j, heads, rows, keys):
 
 @triton.jit
 def _load_pairs(x, b, h, i, j, heads, rows, keys):
-    """x at the heads h of pairs (i, j), in float32; of hidden ones too, so that loads are wide."""
+    """x at the heads h of pairs (i, j), in float32; hidden pairs too, so that loads are wide."""
     place = _at_pairs(x, b, h, i, j, heads, rows, keys)
     return tl.load(place, mask=_inside(h, i, j, heads, rows, keys), other=0.0).to(tl.float32)
 
 
 @triton.jit
 def _inner(z, carry, b, h, i, j, seen, heads, rows, keys, OWN: tl.constexpr):
-    """What goes into σ, and the carry: (heads, pairs) in float32, 0 where hidden."""
+    """The input of σ, and the carry: (heads, pairs) in float32, 0 where hidden. OWN: the input includes S."""
     c = _load_pairs(carry, b, h, i, j, heads, rows, keys)
     x = c
     if OWN:
@@ -59,7 +59,7 @@ def _inner(z, carry, b, h, i, j, seen, heads, rows, keys, OWN: tl.constexpr):
 
 @triton.jit
 def _matrix(net, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr, T: tl.constexpr):
-    """A matrix (rows,columns), filled up with zeros."""
+    """Load a matrix (rows,columns), padded with zeros."""
     m, n = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
     return tl.load(net + m * columns + n, mask=(m < rows) & (n < columns), other=0.0).to(T)
 
@@ -84,7 +84,7 @@ def _collide(
     DEEP: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, H: tl.constexpr, K: tl.constexpr, WIDE: tl.constexpr,
     T: tl.constexpr,
 ):  # fmt: skip
-    """BI rows of one example. K: the heads as an inner axis of a product, at least 16."""
+    """BI rows of one example. K: the number of heads as the inner size of a product, at least 16."""
     bands = tl.cdiv(rows, BI)
     b = (tl.program_id(0) // bands).to(tl.int64)
     first = (bands - 1 - tl.program_id(0) % bands) * BI  # causal: the longest rows are the last, and start first
@@ -129,7 +129,10 @@ def _collide_backward(
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, OWN: tl.constexpr, RESIDUAL: tl.constexpr, DEEP: tl.constexpr,
     BI: tl.constexpr, BJ: tl.constexpr, K: tl.constexpr, WIDE: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """A share of the bands of BI rows. z holds S; grad is 0 where hidden, and may be out."""
+    """A share of the bands of BI rows. z holds S; grad is 0 where hidden, and may be the same tensor as out.
+
+    Over 50 lines, because every activation and gradient of σ stays in registers.
+    """
     h, pair = tl.arange(0, K), tl.arange(0, BI * BJ)
     w1, b1 = _matrix(net, width, heads, WIDE, K, T), _vector(net + width * heads, width, WIDE)
     net += width * heads + width
@@ -189,7 +192,7 @@ def collide(
     z: Tensor, carry: Tensor, net: Tensor, seen: Visibility, noise: Tensor | None, layer: int, width: int, own: bool,
     residual: bool, dtype: torch.dtype,
 ) -> None:  # fmt: skip
-    """z (b,h,i,j) from S to Z, in place, wherever it is visible; products in dtype; noise: the seed of ε, or None."""
+    """Turn z (b,h,i,j) from S into Z, in place, where visible; products in dtype; noise: the seed of ε, or None."""
     note_launch("coda")
     b, heads, rows, keys = z.shape
     tile = _tile(dtype, heads, width, keys)
@@ -205,7 +208,7 @@ def collide_backward(
     s: Tensor, carry: Tensor, net: Tensor, seen: Visibility, grad: Tensor, out: Tensor, width: int, own: bool,
     residual: bool, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
-    """The gradient of net; out (b,h,i,j), which may be grad, becomes that of the carry where a tile is not hidden."""
+    """Return the gradient of net, and write the carry's to out (b,h,i,j), which may be grad; skip hidden tiles."""
     b, heads, rows, keys = carry.shape
     tile = _tile(dtype, heads, width, keys, backward=True)
     programs = min(PROGRAMS, b * triton.cdiv(rows, tile["BI"]))
@@ -219,7 +222,7 @@ def collide_backward(
 
 
 def find_gap(heads: int, width: int, dtype: torch.dtype) -> str | None:
-    """What keeps these kernels from a case, or None: σ's weights must fit into a multiprocessor's memory."""
+    """Name what these kernels do not cover, or return None. σ's weights must fit into a multiprocessor's memory."""
     if heads > MOST_HEADS or width > WIDEST[dtype]:
         covered = f"at most {MOST_HEADS} and {WIDEST[dtype]}"
         return f"{heads} heads with {width} hidden units in σ in {dtype} ({covered})"
@@ -232,7 +235,7 @@ def _deep(net: Tensor, heads: int, width: int) -> bool:
 
 
 def _tile(dtype: torch.dtype, heads: int, width: int, keys: int, *, backward: bool = False) -> dict[str, Any]:
-    """BI rows of BJ keys: as many pairs as the registers hold beside σ's widest layer and, backward, its gradient."""
+    """BI rows of BJ keys: as many pairs as fit into registers beside σ's widest layer and, backward, its gradient."""
     wide = max(16, triton.next_power_of_2(width))
     pairs = 32 if dtype == torch.float32 else 64 if backward or wide == 128 else 128
     columns = min(64, pairs, max(16, triton.next_power_of_2(keys)))

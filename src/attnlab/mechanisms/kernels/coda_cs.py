@@ -4,9 +4,11 @@
     backward   dV = (P ∘ D)ᵀ G      dS = P ∘ ((G Vᵀ) ∘ D − δ)      δ = Σ_d G ∘ O
                dQ = scale·dS K      dK = scale·dSᵀ Q
 
-No logit is ever written: ε is a function of its place, so each pass draws it again. One kernel goes through the queries
-of its keys, for dK and dV, and one through the keys of its queries, for dQ; every sum is made in a fixed order.
+No logit is ever written. ε is a function of its position, so each pass draws it again. In the backward pass one kernel
+loops over the queries for dK and dV, and one over the keys for dQ. Every sum has a fixed order.
 """
+
+from typing import Any
 
 import torch
 import triton
@@ -26,7 +28,7 @@ def _forward(
     v_b, v_h, v_j, v_d, m_b, m_i, m_j, scale, rate, layer, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
     DROPPED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """BI queries of one head; powers are of 2, with log₂ e in the logits."""
+    """BI queries of one head; exponentials have base 2, with log₂ e in the logits."""
     tiles = tl.cdiv(rows, BI)
     head, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
     b, h = head // heads, head % heads
@@ -63,7 +65,7 @@ def _slope(
     x, y, z, g, mask, noise, dropping, lse, delta, head, b, h, i, left, rows, keys, m_b, m_i, m_j, scale, rate, layer,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
-    """P ∘ D and dS of queries i, rows x with gradients g, and the BJ keys from `left` on, rows y with values z."""
+    """P ∘ D and dS of queries i (rows x, gradients g) and the BJ keys from `left` on (rows y, values z)."""
     j = left + tl.arange(0, BJ)
     s = compute_logits(x, y, noise, b, h, i, left, rows, keys, scale, layer, True, CAUSAL, BJ) * LOG2_E
     seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
@@ -83,7 +85,7 @@ def _backward(
     OF_KEYS: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr,
     BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """dQ of BI queries of one head; or OF_KEYS, dK and dV of BJ keys."""
+    """dQ of BI queries of one head; with OF_KEYS, dK and dV of BJ keys."""
     tiles = tl.cdiv(keys, BJ) if OF_KEYS else tl.cdiv(rows, BI)
     head, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
     b, h = head // heads, head % heads
@@ -128,7 +130,7 @@ def noisy_softmax(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, noise: Tensor, dropping: Tensor | None, causal: bool,
     scale: float, rate: float, layer: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Context (b,h,i,d) and its log₂-sums (b,h,i); noise and dropping: the seeds of ε and of dropout, with its rate."""
+    """Context (b,h,i,d) and log₂-sums L (b,h,i). noise and dropping are the seeds of ε and of dropout."""
     note_launch("coda_cs")
     (b, h, i, _), seen, tile = q.shape, describe_visibility(mask, causal, q, k), choose_tile(q)
     out, lse = _empty(q)
@@ -162,28 +164,28 @@ def noisy_softmax_backward(
 
 
 @noisy_softmax.register_fake
-def _(q, k, v, mask, noise, dropping, causal, scale, rate, layer):
+def _(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return _empty(q)
 
 
 @noisy_softmax_backward.register_fake
-def _(grad, q, k, v, *rest):
+def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     return empty_by_token(q), empty_by_token(k), empty_by_token(v)
 
 
-def _keep(ctx, inputs, output):
+def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, mask, noise, dropping, *ctx.options = inputs
     ctx.mark_non_differentiable(output[1])
     ctx.save_for_backward(q, k, v, mask, noise, dropping, *output)
 
 
-def _gradients(ctx, grad, _):
+def _gradients(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
     if torch.is_grad_enabled():
-        raise NotImplementedError("this kernel has no second derivative; build the attention with impl='reference'")
+        raise NotImplementedError("the fused kernel of coda-cs has no second derivative; use impl='reference'")
     return *noisy_softmax_backward(grad, *ctx.saved_tensors, *ctx.options), *(None,) * (3 + len(ctx.options))
 
 
-noisy_softmax.register_autograd(_gradients, setup_context=_keep)
+noisy_softmax.register_autograd(_gradients, setup_context=_save_inputs)
 
 
 def _empty(q: Tensor) -> tuple[Tensor, Tensor]:

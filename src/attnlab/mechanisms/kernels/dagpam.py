@@ -1,13 +1,14 @@
-"""daGPAM around one fused softmax attention: both queries in one pass over q, both contexts combined in one pass.
+"""daGPAM around one fused softmax attention: one pass computes both queries, one pass combines both contexts.
 
     stack     q, ReLU(q) W⁻                    dq = g⁺ + 1[q>0] (g⁻ W⁻ᵀ)      dW⁻ = Σ ReLU(q)ᵀ g⁻
     combine   (1 + λ⁺) o⁺ − λ⁻ o⁻              do⁺ = (1 + λ⁺) g               do⁻ = −λ⁻ g
                                                dλ⁺ = Σ g·o⁺                   dλ⁻ = −Σ g·o⁻
 
-Tensors may have any strides. Sums are made in float32 and in a fixed order, so results do not vary from run to run.
+Tensors may have any strides. Sums are computed in float32 and in a fixed order, so results are deterministic.
 """
 
 import os
+from typing import Any
 
 import torch
 import triton
@@ -18,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from attnlab.mechanisms.kernels.launch import is_mapped, note_launch, select_device
 
 ROWS = 64  # queries in a tile
-PROGRAMS = 512  # about four for each multiprocessor of a large GPU: the parts that dW⁻ is summed from
+PROGRAMS = 512  # about four for each multiprocessor of a large GPU; each computes a part of dW⁻
 
 
 @triton.jit
@@ -72,6 +73,7 @@ def _combine_forward(
     o, plus, minus, out, heads, length, o_b, o_h, o_i, o_d, lambda_h,
     D: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
+    """One tile of one head."""
     bh = tl.program_id(0).to(tl.int64)
     b, h = bh // heads, bh % heads
     i = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -91,7 +93,7 @@ def _combine_backward(
     o, g, plus, minus, do, dlambda, heads, length, o_b, o_h, o_i, o_d, g_b, g_h, g_i, g_d, lambda_h, dlambda_s,
     D: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """do has the strides of o; dlambda (2, …) holds one part a tile."""
+    """One tile of one head. do has the strides of o; dlambda (2, …) has one part for each tile."""
     bh, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, h = bh // heads, bh % heads
     i = tile * ROWS + tl.arange(0, ROWS)
@@ -110,7 +112,7 @@ def _combine_backward(
 
 class _Stack(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, negative):
+    def forward(ctx: Any, q: Tensor, negative: Tensor) -> Tensor:
         b, h, i, d = q.shape
         w = negative.contiguous()
         both = q.new_empty(b, h, 2, i, d)
@@ -121,7 +123,7 @@ class _Stack(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         q, w = ctx.saved_tensors
         b, h, i, d = q.shape
         dq = q.new_empty(b, i, h, d).transpose(1, 2)
@@ -135,7 +137,7 @@ class _Stack(torch.autograd.Function):
 
 class _Combine(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, context, plus, minus):
+    def forward(ctx: Any, context: Tensor, plus: Tensor, minus: Tensor) -> Tensor:
         b, hh, i, d = context.shape
         out = context.new_empty(b, i, hh // 2, d).transpose(1, 2)
         grid = (b * hh // 2, triton.cdiv(i, ROWS))
@@ -148,7 +150,7 @@ class _Combine(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         context, plus, minus = ctx.saved_tensors
         (b, hh, i, d), tiles = context.shape, triton.cdiv(context.shape[2], ROWS)
         do = torch.empty_strided(context.shape, context.stride(), dtype=context.dtype, device=context.device)
@@ -164,16 +166,18 @@ class _Combine(torch.autograd.Function):
 def stack(q: Tensor, negative: Tensor) -> Tensor:
     """q (b,h,i,d), W⁻ (h or 1,d,d) -> (b,h,2,i,d): q and ReLU(q) W⁻."""
     note_launch("dagpam")
-    return _Stack.apply(q, negative)
+    both: Tensor = _Stack.apply(q, negative)
+    return both
 
 
 def combine(context: Tensor, plus: Tensor, minus: Tensor) -> Tensor:
     """context (b,2h,i,d), λ⁺ and λ⁻ (h,) or (1,) -> (1 + λ⁺) context⁺ − λ⁻ context⁻, (b,h,i,d)."""
-    return _Combine.apply(context, plus, minus)
+    combined: Tensor = _Combine.apply(context, plus, minus)
+    return combined
 
 
 def find_gap(q: Tensor, head_dim: int) -> str | None:
-    """What keeps these kernels from a case, or None: the tiles of a head must fit into a multiprocessor's memory."""
+    """Name what these kernels do not cover, or return None. A head's tiles must fit into a multiprocessor's memory."""
     largest = {torch.float32: 64, torch.float16: 128, torch.bfloat16: 128}
     if not q.is_cuda and not os.environ.get("TRITON_INTERPRET"):
         return f"tensors on {q.device}"
@@ -187,7 +191,7 @@ def find_gap(q: Tensor, head_dim: int) -> str | None:
 
 
 def _per_head(x: Tensor) -> int:
-    """The step from one head's entry to the next; 0 where all heads share one."""
+    """The stride from one head's entry to the next; 0 where all heads share one."""
     return x.stride(0) if len(x) > 1 else 0
 
 

@@ -1,7 +1,7 @@
-"""The noise of `mechanisms/noise.py`, drawn by one pass that only writes: four normals for each Philox counter.
+"""The noise of `mechanisms/noise.py` in one pass that only writes: four normals for each Philox counter.
 
-In plain PyTorch the ten rounds are some hundred passes over 64-bit words; here they stay in registers. The words are
-the same to the bit, the normals to the rounding of the device's logarithm and sine.
+In plain PyTorch the ten rounds are about a hundred passes over 64-bit words; here they stay in registers. The words are
+identical; the normals are equal up to the rounding of the device's logarithm and sine.
 """
 
 import torch
@@ -36,7 +36,7 @@ def _gaussian(seed, rows, out, layer, total, heads, length, keys, COUNTERS: tl.c
 
 @torch.library.custom_op("attnlab::gaussian", mutates_args=())
 def gaussian(seed: Tensor, layer: int, batch: int, heads: int, rows: Tensor, keys: int, dtype: torch.dtype) -> Tensor:
-    """As the definition, with the seed on the device: (b,h,i,j)."""
+    """ε (b,h,i,j), with the seed on the device."""
     out = rows.new_empty(batch, heads, len(rows), keys, dtype=dtype)
     total = batch * heads * len(rows) * triton.cdiv(keys, 4)
     note_launch("noise")
@@ -48,5 +48,5 @@ def gaussian(seed: Tensor, layer: int, batch: int, heads: int, rows: Tensor, key
 
 
 @gaussian.register_fake
-def _(seed, layer, batch, heads, rows, keys, dtype):
+def _(seed: Tensor, layer: int, batch: int, heads: int, rows: Tensor, keys: int, dtype: torch.dtype) -> Tensor:
     return rows.new_empty(batch, heads, rows.shape[0], keys, dtype=dtype)

@@ -1,7 +1,7 @@
-"""What a (query, key) pair sees and draws, inside a kernel.
+"""Visibility, noise and dropout of (query, key) pairs, inside a kernel.
 
-Philox gives four words for each counter, which serve four keys in a row: counters are made for every fourth key, and
-their draws laid side by side. The normals are those of `mechanisms/noise.py`.
+Philox gives four words for each counter, one for each of four consecutive keys. Counters exist for every fourth key,
+and their draws are laid side by side. The normals are those of `mechanisms/noise.py`.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 class Visibility(NamedTuple):
-    """Which pairs are visible, as `seen_at` is told: the mask as bytes, its strides, and what of both there is."""
+    """Which pairs are visible, as arguments of `is_visible`: the mask as bytes, its strides, and two flags."""
 
     mask: Tensor
     strides: tuple[int, int, int]
@@ -21,7 +21,7 @@ class Visibility(NamedTuple):
 
 
 def describe_visibility(mask: Tensor | None, causal: bool, q: Tensor, k: Tensor) -> Visibility:
-    """mask: bool, broadcastable to (b,1,i,j), or None; where there is none, a pointer that is never read."""
+    """Describe a mask (bool, broadcastable to (b,1,i,j), or None); without a mask the pointer is never read."""
     flags = {"MASKED": mask is not None, "CAUSAL": causal}
     if mask is None:
         return Visibility(q, (0, 0, 0), flags)
@@ -31,7 +31,7 @@ def describe_visibility(mask: Tensor | None, causal: bool, q: Tensor, k: Tensor)
 
 @triton.jit
 def is_visible(mask, b, i, j, rows, keys, m_b, m_i, m_j, MASKED: tl.constexpr, CAUSAL: tl.constexpr):
-    """Whether query i sees key j; False outside of both. i and j broadcast against each other."""
+    """Whether query i sees key j; False outside the sequences. i and j broadcast against each other."""
     seen = (i < rows) & (j < keys)
     if MASKED:
         seen = seen & (tl.load(mask + b * m_b + i * m_i + j * m_j, mask=seen, other=0) != 0)
@@ -42,7 +42,7 @@ def is_visible(mask, b, i, j, rows, keys, m_b, m_i, m_j, MASKED: tl.constexpr, C
 
 @triton.jit
 def last_key(after, rows, keys, CAUSAL: tl.constexpr):
-    """The keys from here on are hidden from every query before the query `after`."""
+    """The end of the keys that a query before `after` may see."""
     end = keys
     if CAUSAL:
         end = tl.minimum(keys, after + (keys - rows))
@@ -51,7 +51,7 @@ def last_key(after, rows, keys, CAUSAL: tl.constexpr):
 
 @triton.jit
 def first_query(j, rows, keys, CAUSAL: tl.constexpr):
-    """The queries before this one do not see key j or any later one."""
+    """The first query that may see key j or a later one."""
     start = 0
     if CAUSAL:
         start = tl.maximum(0, j - (keys - rows))
@@ -60,7 +60,7 @@ def first_query(j, rows, keys, CAUSAL: tl.constexpr):
 
 @triton.jit
 def normals(seed, layer, b, h, i, quad):
-    """ε of keys 4·quad … 4·quad + 3, in float32: the last of two axes grows fourfold. i is where a query stands."""
+    """ε of keys 4·quad … 4·quad + 3, in float32; i is the query's position. The last of two axes grows fourfold."""
     c0, c1 = tl.broadcast(quad.to(tl.uint32), i.to(tl.uint32))
     w0, w1, w2, w3 = tl.philox(seed, c0, c1, b.to(tl.uint32), (h + (layer << 16)).to(tl.uint32))
     n0, n1 = _box_muller(w0, w1)
@@ -79,7 +79,7 @@ def draw_dropout(seed, rate, head, i, quad):
 
 @triton.jit
 def _box_muller(w0, w1):
-    """Two normals of two words. The angle is within one turn, so polynomials within 45° serve for sin and cos."""
+    """Two normals from two words. The angle is within one turn, so polynomials within 45° give sin and cos."""
     radius = tl.sqrt(-2.0 * tl.log(tl.maximum(1.0e-7, tl.uint_to_uniform_float(w0))))
     quarters = 4.0 * tl.uint_to_uniform_float(w1)
     nearest = tl.floor(quarters + 0.5)

@@ -1,14 +1,15 @@
 """Softmax attention over short rows: one program holds all queries and keys of a head at once.
 
-    P = softmax(scale·QKᵀ) over what is seen      C = (P ∘ D) V           D: dropout's keep / (1 − rate)
+    P = softmax(scale·QKᵀ) over visible keys      C = (P ∘ D) V           D: dropout's keep / (1 − rate)
     dV = (P ∘ D)ᵀ G        dP = (G Vᵀ) ∘ D        dS = P ∘ (dP − Σ_j P∘dP)        dQ = scale·dS K      dK = scale·dSᵀ Q
 
-Sentences are shorter than the tiles that flash attention works with, which then mostly waits. Here nothing is kept for
-the backward pass but the inputs: it makes P again, and dropout draws the same D from its seed. Query heads that share
-a key head follow each other in one program, so dK and dV are plain sums in a fixed order.
+Sentences are shorter than flash attention's tiles, which are then mostly idle. Here only the inputs are stored for the
+backward pass: it recomputes P, and dropout draws the same D from its seed. One program handles all query heads that
+share a key head, so dK and dV are plain sums in a fixed order.
 """
 
 import os
+from typing import Any
 
 import torch
 import triton
@@ -26,7 +27,7 @@ def _weights(
     x, y, mask, seed, b, head, rows, keys, m_b, m_i, m_j, scale, rate,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """P and D of one head, (ROWS,KEYS) each; a row that sees nothing is 0."""
+    """P and D of one head, (ROWS,KEYS) each; a row without visible keys is 0."""
     i, j = tl.arange(0, ROWS), tl.arange(0, KEYS)
     seen = (i < rows)[:, None] & (j < keys)[None, :]
     if MASKED:
@@ -52,8 +53,9 @@ def _forward(
     m_b, m_i, m_j, scale, rate, MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr, SHARED: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
+    """One query head."""
     program = tl.program_id(0).to(tl.int64)
-    b, h = program // heads, program % heads  # h: of the query
+    b, h = program // heads, program % heads
     g = h // SHARED
     i, j, d = tl.arange(0, ROWS), tl.arange(0, KEYS), tl.arange(0, WIDE)
     inside, behind = (i < rows)[:, None] & (d < D)[None, :], (j < keys)[:, None] & (d < D)[None, :]
@@ -136,29 +138,29 @@ def short_softmax_backward(
 
 
 @short_softmax.register_fake
-def _(q, k, v, mask, seed, causal, scale, rate):
+def _(q: Tensor, *rest: Any) -> Tensor:
     return empty_by_token(q)
 
 
 @short_softmax_backward.register_fake
-def _(grad, q, k, v, mask, seed, causal, scale, rate):
+def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     return empty_by_token(q), empty_by_token(k), empty_by_token(v)
 
 
-def _keep(ctx, inputs, output):
+def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     q, k, v, mask, seed, *ctx.options = inputs
     ctx.save_for_backward(q, k, v, mask, seed)
 
 
-def _gradients(ctx, grad):
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return *short_softmax_backward(grad, *ctx.saved_tensors, *ctx.options), None, None, None, None, None
 
 
-short_softmax.register_autograd(_gradients, setup_context=_keep)
+short_softmax.register_autograd(_gradients, setup_context=_save_inputs)
 
 
 def find_gap(q: Tensor, k: Tensor, v: Tensor) -> str | None:
-    """What keeps this kernel from a case, or None."""
+    """Name what this kernel does not cover, or return None."""
     if not q.is_cuda and not os.environ.get("TRITON_INTERPRET"):
         return f"tensors on {q.device}"
     if is_mapped(q):
@@ -173,7 +175,7 @@ def find_gap(q: Tensor, k: Tensor, v: Tensor) -> str | None:
 
 
 def _choose_pointers(q: Tensor, mask: Tensor | None, seed: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The pointers; where there is no mask or no dropout, one that is never read."""
+    """Pointers to mask and seed; a missing one is replaced by a pointer that is never read."""
     return q if mask is None else mask.view(torch.uint8), q if seed is None else seed
 
 
@@ -186,7 +188,7 @@ def _strides(mask: Tensor | None, q: Tensor, k: Tensor) -> tuple[int, int, int]:
 
 def _tile(q: Tensor, k: Tensor) -> dict[str, int]:
     def wide(n: int) -> int:
-        return max(16, triton.next_power_of_2(n))
+        return max(16, int(triton.next_power_of_2(n)))
 
     sizes = {"ROWS": wide(q.shape[2]), "KEYS": wide(k.shape[2]), "D": q.shape[3], "WIDE": wide(q.shape[3])}
     return sizes | {"SHARED": q.shape[1] // k.shape[1]}

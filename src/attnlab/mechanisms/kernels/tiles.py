@@ -1,4 +1,4 @@
-"""Tiles of queries and keys of one head: how attention's kernels read, score and write them."""
+"""Tiles of queries and keys of one head: how the kernels load, score and store them."""
 
 import os
 from typing import Any
@@ -17,7 +17,7 @@ TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 @triton.jit
 def load_tile(x, b, h, n, size, x_b, x_h, x_n, x_d, D: tl.constexpr, WIDE: tl.constexpr):
-    """Rows n of x (b,h,size,D), with any strides; 0 outside."""
+    """Load rows n of x (b,h,size,D), with any strides; 0 outside."""
     d = tl.arange(0, WIDE)
     inside = (n < size)[:, None] & (d < D)[None, :]
     return tl.load(x + b * x_b + h * x_h + n[:, None] * x_n + d[None, :] * x_d, mask=inside, other=0.0)
@@ -25,7 +25,7 @@ def load_tile(x, b, h, n, size, x_b, x_h, x_n, x_d, D: tl.constexpr, WIDE: tl.co
 
 @triton.jit
 def write_tile(x, value, b, h, n, heads, size, D: tl.constexpr, WIDE: tl.constexpr):
-    """The same of an x that lies as (b,size,h,D)."""
+    """Store rows n of an x with the memory layout (b,size,h,D)."""
     d = tl.arange(0, WIDE)
     inside = (n < size)[:, None] & (d < D)[None, :]
     tl.store(x + ((b * size + n[:, None]) * heads + h) * D + d[None, :], value, mask=inside)
@@ -57,7 +57,7 @@ def _delta(grad, out, delta, heads, rows, g_b, g_h, g_i, g_d, BI: tl.constexpr, 
 
 
 def compute_delta(grad: Tensor, out: Tensor) -> Tensor:
-    """Σ_d grad ∘ out, (b,h,i); out lies as (b,i,h,d)."""
+    """δ = Σ_d grad ∘ out, (b,h,i); out has the memory layout (b,i,h,d)."""
     b, h, i, _ = out.shape
     delta, tile = out.new_empty(b, h, i, dtype=torch.float32), choose_tile(out)
     sizes = {name: tile[name] for name in ("BI", "D", "WIDE")}
@@ -67,7 +67,7 @@ def compute_delta(grad: Tensor, out: Tensor) -> Tensor:
 
 
 def find_tile_gap(q: Tensor, k: Tensor, v: Tensor) -> str | None:
-    """What of q, k and v cannot be read by tiles, or None."""
+    """Name what keeps q, k and v from being read by tiles, or return None."""
     if not q.is_cuda and not os.environ.get("TRITON_INTERPRET"):
         return f"tensors on {q.device}"
     if is_mapped(q):
@@ -77,14 +77,14 @@ def find_tile_gap(q: Tensor, k: Tensor, v: Tensor) -> str | None:
     if k.shape[1] != q.shape[1]:
         return f"{q.shape[1]} query heads on {k.shape[1]} key heads"
     if q.shape[2] * k.shape[2] >= 2**31 or max(x.shape[2] * x.stride(2) for x in (q, k, v)) >= 2**31:
-        return f"{q.shape[2]:,} queries on {k.shape[2]:,} keys, whose places 31 bits cannot count"
+        return f"{q.shape[2]:,} queries on {k.shape[2]:,} keys, whose offsets exceed 31 bits"
     if q.shape[3] > WIDEST or v.shape[3] != q.shape[3]:
         return f"head_dim={q.shape[3]} with values of {v.shape[3]} (at most {WIDEST}, and equal)"
     return None
 
 
 def choose_tile(x: Tensor, *, backward: bool = False) -> dict[str, Any]:
-    """Queries and keys of a tile, and who works at it: more warps where it keeps more in registers."""
+    """Queries and keys of a tile, and its launch options: more warps where it keeps more in registers."""
     d, single = x.shape[3], x.dtype == torch.float32
     side = 32 if single else 64
     sizes = {"BI": side, "BJ": side, "D": d, "WIDE": max(16, triton.next_power_of_2(d))}
