@@ -4,8 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from properties import given, settings, st
 from scipy.stats import kendalltau
 
 from attnlab.analysis import agreement as room
@@ -173,18 +172,18 @@ def test_the_contextualised_agreement_is_the_first_performance_above():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: agreement(torch.zeros(3), torch.zeros(5)), "do not broadcast"),
-        (lambda: agreement(torch.zeros(3), torch.zeros(1)), "must have the same positions"),
-        (lambda: agreement(torch.zeros(2, 0), torch.zeros(2, 0)), "at least one"),
-        (lambda: agreement(torch.tensor(1.0), torch.zeros(3)), "a single number"),
-        (lambda: agreement(torch.zeros(3), torch.zeros(3), top=0.0), "top is a share"),
-        (lambda: agreement(torch.tensor([torch.nan]), torch.zeros(1)), "u is NaN at a position that is not masked"),
+        (lambda: agreement(torch.zeros(3), torch.zeros(5)), "broadcast"),
+        (lambda: agreement(torch.zeros(3), torch.zeros(1)), "same number"),
+        (lambda: agreement(torch.zeros(2, 0), torch.zeros(2, 0)), "at least 1"),
+        (lambda: agreement(torch.tensor(1.0), torch.zeros(3)), "scalar"),
+        (lambda: agreement(torch.zeros(3), torch.zeros(3), top=0.0), "top must"),
+        (lambda: agreement(torch.tensor([torch.nan]), torch.zeros(1)), "u is NaN"),
         (lambda: kendall(torch.zeros(1), torch.tensor([torch.nan])), "v is NaN"),
-        (lambda: random_baseline([]), "at least one"),
-        (lambda: random_baseline([3, 0]), "none below 1"),
-        (lambda: shuffled_baseline(torch.zeros(3), torch.zeros(3), repeats=0), "repeats must be at least 1"),
-        (lambda: shuffled_baseline(torch.zeros(3), torch.zeros(3), mask=torch.zeros(3) > 0), "no row with a position"),
-        (lambda: contextualise_agreement([1.0], [1.0, 2.0], 0.5), r"they are \(1,\) and \(2,\)"),
+        (lambda: random_baseline([]), "non-empty"),
+        (lambda: random_baseline([3, 0]), "at least 1"),
+        (lambda: shuffled_baseline(torch.zeros(3), torch.zeros(3), repeats=0), "repeats"),
+        (lambda: shuffled_baseline(torch.zeros(3), torch.zeros(3), mask=torch.zeros(3) > 0), "hides every position"),
+        (lambda: contextualise_agreement([1.0], [1.0, 2.0], 0.5), r"\(1,\) and \(2,\)"),
         (lambda: contextualise_agreement([math.nan], [1.0], 0.5), "NaN"),
     ],
 )
@@ -194,5 +193,5 @@ def test_what_does_not_fit_is_refused(call, message):
 
 
 def test_a_mask_of_numbers_is_refused():
-    with pytest.raises(TypeError, match="mask must be bool"):
+    with pytest.raises(TypeError, match="bool"):
         agreement(torch.zeros(3), torch.zeros(3), mask=torch.ones(3))

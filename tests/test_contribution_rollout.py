@@ -99,9 +99,9 @@ def test_every_kind_may_have_its_own_map():
     record = attnlab.record(made(TRANSLATOR, norm="post"), (padded(), padded(length=5)), feed_forward=True)
     by = {"encoder-self": "block", "decoder-self": "norm", "cross": "block"}
     assert not torch.allclose(rollout(record, by)["cross"], rollout(record, "norm")["cross"])
-    with pytest.raises(ValueError, match=r"blocks\.0\.attention: the block .* is not understood: no feed-forward W₂"):
+    with pytest.raises(ValueError, match=r"blocks\.0\.attention: .* not supported: no feed-forward"):
         rollout(record, "block")
-    with pytest.raises(ValueError, match="by= names no map for cross, encoder-self"):
+    with pytest.raises(ValueError, match="no map for cross, encoder-self"):
         rollout(record, {"decoder-self": "norm"})
 
 
@@ -154,7 +154,7 @@ def test_layers_are_read_one_at_a_time(tmp_path):
 
 def test_negative_weights_are_rolled_out_by_their_norms():
     record = attnlab.record(made(LM, "dagpam"), padded())
-    with pytest.raises(ValueError, match=r"some of its weights are negative.*roll out norms, by='norm'"):
+    with pytest.raises(ValueError, match=r"negative .*by='norm'"):
         rollout(record, "weight")
     found = rollout(record)["decoder-self"]
     assert (found >= 0).all()
@@ -166,5 +166,5 @@ def test_a_query_that_sees_nothing_has_no_share():
 
 
 def test_nothing_to_roll_out():
-    with pytest.raises(ValueError, match="no layers to roll out"):
+    with pytest.raises(ValueError, match="no layers"):
         rollout(Record([]))

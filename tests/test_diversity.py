@@ -6,8 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from properties import given, settings, st
 from scipy.spatial.distance import jensenshannon
 from small_models import LM, TRANSLATOR, every_mechanism, made
 from tiny_models import bert, gpt2, marian, padded_batch
@@ -90,21 +89,21 @@ def test_it_is_made_in_pieces_of_any_size(monkeypatch):
 
 def test_what_does_not_fit_is_refused():
     weights = torch.rand(2, 3, 5, 7)
-    with pytest.raises(TypeError, match=r"a torch tensor, not ndarray: say torch.as_tensor"):
+    with pytest.raises(TypeError, match=r"ndarray; use torch\.as_tensor"):
         jsd(weights.numpy())
-    with pytest.raises(ValueError, match=r"weights must be floating-point .* not torch.float32 \(3, 5, 7\)"):
+    with pytest.raises(ValueError, match=r"got torch.float32 \(3, 5, 7\)"):
         jsd(weights[0])
-    with pytest.raises(ValueError, match=r"broadcast to \(b,1,i,j\) = \(2, 1, 5, 7\), not torch.bool \(2, 7\)"):
+    with pytest.raises(ValueError, match=r"\(2, 1, 5, 7\), got torch.bool \(2, 7\)"):
         jsd(weights, torch.ones(2, 7, dtype=torch.bool))
-    with pytest.raises(ValueError, match=r"not torch.float32"):
+    with pytest.raises(ValueError, match=r"got torch.float32"):
         jsd(weights, torch.ones(2, 1, 5, 7))
-    with pytest.raises(ValueError, match="impl must be one of auto, reference, fused"):
+    with pytest.raises(ValueError, match="impl must be"):
         jsd(weights, impl="triton")
-    with pytest.raises(ValueError, match=r"does not cover torch.float64"):
+    with pytest.raises(ValueError, match=r"cover torch.float64"):
         jsd(weights.double(), impl="fused")
-    with pytest.raises(TypeError, match="diversity reads a Record, not a Tensor"):
+    with pytest.raises(TypeError, match=r"diversity .* got a Tensor"):
         diversity(weights)
-    with pytest.raises(ValueError, match="nothing was added"):
+    with pytest.raises(ValueError, match="no record"):
         Diversity().pairs()
 
 
@@ -218,5 +217,5 @@ def test_numbers_that_are_none_are_refused():
     model = made(LM)
     model.decoder.blocks[0].attention.query.weight.data[0, 0] = torch.nan
     record = attnlab.record(model, torch.tensor([[3, 4, 5, 6]]))
-    with pytest.raises(ValueError, match=r"decoder.blocks.0.attention: .* is not finite"):
+    with pytest.raises(ValueError, match=r"decoder\.blocks\.0\.attention: .* not finite"):
         diversity(record)

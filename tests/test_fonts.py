@@ -17,7 +17,7 @@ def test_words_of_any_script_are_drawn_in_a_font_that_has_them(monkeypatch):
     fonts[-1].name = "Faces Emoji"
     monkeypatch.setattr(figures, "fontManager", SimpleNamespace(ttflist=fonts))
     monkeypatch.setattr(figures, "findfont", lambda name: "own")
-    monkeypatch.setattr(figures, "_letters", files.__getitem__)
+    monkeypatch.setattr(figures, "_list_letters", files.__getitem__)
     assert figures.find_fonts("a cab") == []
     assert figures.find_fonts("a 猫") == ["First"]
     assert figures.find_fonts("猫 न") == ["First", "Second"]
@@ -25,7 +25,7 @@ def test_words_of_any_script_are_drawn_in_a_font_that_has_them(monkeypatch):
 
 
 def test_a_text_keeps_its_font_and_gets_what_it_lacks(monkeypatch):
-    monkeypatch.setattr(figures, "fonts_for", lambda text: ["DejaVu Serif"] if "q" in text else [])
+    monkeypatch.setattr(figures, "find_fonts", lambda text: ["DejaVu Serif"] if "q" in text else [])
     figure = figures.draw_attention_maps({"one": torch.rand(2, 2)}, ["a", "q"], ["b", "c"])
     before = [text.get_fontfamily() for text in figure.findobj(Text)]
     figures.render_files(figure)

@@ -6,8 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from properties import given, settings, st
 from small_models import CLASSIFIER, LM, TRANSLATOR, made
 
 import attnlab
@@ -90,7 +89,7 @@ def test_lemma3_does_not_hold_for_other_norms():
             assert tie[norm] == pytest.approx(0.5)
             assert uniform[norm] < tie[norm]
     np.testing.assert_allclose(table.xs("uniform", level="at")["frobenius"], [0.5, 0.471, 0.433, 0.331], atol=5e-4)
-    with pytest.raises(ValueError, match="sizes begin at 2"):
+    with pytest.raises(ValueError, match="at least 2"):
         lemma3([1])
 
 
@@ -114,7 +113,7 @@ def test_the_table_of_jacobians():
     parts[0].merge(parts[1].tensors())
     pd.testing.assert_frame_equal(parts[0].table(), jacobians(record))
     for name in ("dagpam", "sparsemax", "uniform"):
-        with pytest.raises(ValueError, match=f"those of {name} are not known to be"):
+        with pytest.raises(ValueError, match=f"those of {name} are not"):
             jacobians(attnlab.record(made(LM, name), TOKENS))
 
 
@@ -144,7 +143,7 @@ def test_norms_of_a_training_step():
     flat = Flat(model, torch.float32)
     stepper = Eager(Objective(model), flat, torch.optim.Adam([flat.master], fused=True), clip=0.0)
     stepper.accumulate([TOKENS], NEXT, 1 / 10)
-    with pytest.raises(ValueError, match="no attention of this LanguageModel has a gradient: ask after backward"):
+    with pytest.raises(ValueError, match="backward"):
         gradient_norms(model)
     found = gradient_norms(model, flat.views(flat.grad))
     pd.testing.assert_frame_equal(pd.DataFrame(found), pd.DataFrame(want), rtol=1e-4)
@@ -161,10 +160,10 @@ def test_norms_of_a_classifier_and_where_no_gradient_arrives():
 
 
 def test_what_is_refused():
-    with pytest.raises(ValueError, match="targets must be whole numbers"):
+    with pytest.raises(ValueError, match="targets must"):
         batch_gradient_norms(made(LM), TOKENS, NEXT[:, :2])
     lstm = build(replace(SETTINGS["translation"], vocabulary=23, width=6, embedding_width=7))
-    with pytest.raises(ValueError, match="a LSTMTranslator has no attention with query, key, value and output"):
+    with pytest.raises(ValueError, match="LSTMTranslator"):
         batch_gradient_norms(lstm, (TOKENS, TOKENS), NEXT)
 
 
@@ -211,5 +210,5 @@ def test_gamma_needs_the_projections_and_a_self_attention():
     model = made(TRANSLATOR)
     record = attnlab.record(model, (TOKENS, TOKENS))
     assert set(smallest_gamma(record, projections(model))["kind"]) == {"encoder-self", "decoder-self"}
-    with pytest.raises(ValueError, match=r"there are no projections of encoder.blocks.0.attention"):
+    with pytest.raises(ValueError, match=r"no entry for encoder\.blocks\.0\.attention"):
         smallest_gamma(record, {})

@@ -122,7 +122,7 @@ def test_one_sentence_serves_all_its_targets(monkeypatch):
     assert gap.shape == (3, 5)
     alone, _ = optimal_attention(gamma[2], target[2, 4], bias[2, 4])
     torch.testing.assert_close(weights[2, 4], alone, rtol=0, atol=1e-9)
-    monkeypatch.setattr(room, "MOST_NUMBERS", 7 * 11 * 2)  # two problems at a time
+    monkeypatch.setattr(room, "MAX_LOGITS", 7 * 11 * 2)  # two problems at a time
     torch.testing.assert_close(optimal_attention(gamma[:, None], target, bias).weights, weights, rtol=0, atol=1e-9)
 
 
@@ -134,23 +134,23 @@ def test_nothing_to_solve():
 
 def test_a_minimum_that_is_not_reached_is_no_result(monkeypatch):
     gamma, target, _ = problems(13)
-    monkeypatch.setattr(room, "MOST_STEPS", 2)
-    with pytest.raises(ArithmeticError, match=r"of 13 problems are not solved to 1e-06 in 2 steps; the worst gap is"):
+    monkeypatch.setattr(room, "MAX_STEPS", 2)
+    with pytest.raises(ArithmeticError, match=r"of 13 gaps .* 2 steps"):
         optimal_attention(gamma, target)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"gamma": torch.zeros(3)}, r"gamma must be \(…, positions, words\)"),
-        ({"gamma": torch.zeros(3, 0)}, "with some of both"),
+        ({"gamma": torch.zeros(3)}, "gamma must"),
+        ({"gamma": torch.zeros(3, 0)}, "at least 1 of each"),
         ({"target": torch.tensor(5)}, "target must be between 0 and 4"),
         ({"target": torch.tensor(-1)}, "target must be between 0 and 4"),
         ({"bias": torch.zeros(3)}, r"bias must be \(…, 5\)"),
         ({"mask": torch.ones(3)}, "mask must be bool"),
-        ({"mask": torch.tensor([False] * 3)}, "a problem has no position"),
-        ({"gamma": torch.full((3, 5), math.inf)}, "not finite at a position that is not masked"),
-        ({"gamma": torch.zeros(2, 3, 5), "target": torch.zeros(7, dtype=torch.long)}, "do not broadcast"),
+        ({"mask": torch.tensor([False] * 3)}, "at least one True"),
+        ({"gamma": torch.full((3, 5), math.inf)}, "not finite"),
+        ({"gamma": torch.zeros(2, 3, 5), "target": torch.zeros(7, dtype=torch.long)}, "broadcast"),
     ],
 )
 def test_what_does_not_fit_is_refused(change, message):
@@ -159,5 +159,5 @@ def test_what_does_not_fit_is_refused(change, message):
 
 
 def test_a_target_of_numbers_is_refused():
-    with pytest.raises(TypeError, match="target must hold indices of words"):
+    with pytest.raises(TypeError, match="indices"):
         optimal_attention(torch.zeros(3, 5), torch.tensor(0.0))

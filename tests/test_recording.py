@@ -122,16 +122,16 @@ def test_what_is_no_record_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no record at .*nowhere"):
         Record.load(tmp_path / "nowhere")
     (tmp_path / "text").write_text("this is not a record, whatever it is called")
-    with pytest.raises(ValueError, match="text is not a safetensors file, or is damaged"):
+    with pytest.raises(ValueError, match=r"text .* damaged"):
         Record.load(tmp_path / "text")
     save_file({"x": torch.ones(3)}, tmp_path / "foreign")
-    with pytest.raises(ValueError, match="foreign is a safetensors file but not a Record"):
+    with pytest.raises(ValueError, match=r"foreign .* not a Record"):
         Record.load(tmp_path / "foreign")
     example().save(tmp_path / "whole")
     for kept in (0.5, 0.999):
         whole = (tmp_path / "whole").read_bytes()
         (tmp_path / "cut").write_bytes(whole[: int(kept * len(whole))])
-        with pytest.raises(ValueError, match="cut is not a safetensors file, or is damaged"):
+        with pytest.raises(ValueError, match=r"cut .* damaged"):
             Record.load(tmp_path / "cut")
 
 
@@ -169,9 +169,9 @@ def test_layers_of_one_kind_in_order(tmp_path):
         assert [(part.kind, part.index) for part in record.kind("cross")] == [("cross", 0), ("cross", 1)]
         assert [part.kind for part in record.layers[-2:]] == ["decoder-self", "cross"]
         assert record.layers[-1].index == 1
-    with pytest.raises(ValueError, match="no kind of layer is called 'self'; there are encoder-self, decoder-self"):
+    with pytest.raises(ValueError, match=r"'self'; .* encoder-self, decoder-self"):
         record.kind("self")
-    with pytest.raises(IndexError, match="layer 6 of 6"):
+    with pytest.raises(IndexError, match=r"layer 6 .* 6 layers"):
         record.layers[6]
 
 
@@ -227,7 +227,7 @@ def test_some_examples(tmp_path, examples):
 
 
 def test_an_example_that_is_not_there():
-    with pytest.raises(IndexError, match="example 3 of a record of 3"):
+    with pytest.raises(IndexError, match=r"example 3 .* 3 examples"):
         example()[3]
 
 
@@ -270,5 +270,5 @@ def test_a_loaded_record_keeps_its_numbers_when_its_file_is_replaced(tmp_path):
 
 
 def test_chunks_must_hold_something():
-    with pytest.raises(ValueError, match="at least 1 query, not 0"):
+    with pytest.raises(ValueError, match="got 0"):
         list(layer().chunks(0))

@@ -6,8 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from properties import given, settings, st
 from scipy.stats import spearmanr
 from tiny_models import VOCABULARY, bert, gpt2, llama, marian, padded_batch
 
@@ -182,21 +181,21 @@ def test_chosen_layers_and_heads_are_those_of_the_whole(record):
     for name in ("heads", "categories"):
         want = whole[name].query("layer == 1 and head < 2").reset_index(drop=True)
         pd.testing.assert_frame_equal(some[name], want)
-    with pytest.raises(ValueError, match="has no head 11; heads are 0"):
+    with pytest.raises(ValueError, match="no head 11"):
         counted(record, heads=[11])
-    with pytest.raises(ValueError, match="has no layer 99; layers are 0 … "):
+    with pytest.raises(ValueError, match=r"no layer 99; .* 0 … "):
         counted(record, layers=[99])
 
 
 def test_what_cannot_be_counted_is_said():
-    with pytest.raises(ValueError, match="nothing was counted"):
+    with pytest.raises(ValueError, match="no record"):
         counted().tables()
     model = bert()
     record = attnlab.record(model, padded_batch(model))
     broken = record.layers[0].map(lambda name, x: x * math.nan if name == "attended" else x)
-    with pytest.raises(ValueError, match="not all finite"):
+    with pytest.raises(ValueError, match="not finite"):
         counted(attnlab.Record([broken], record.tokens, record.masks))
-    with pytest.raises(ValueError, match="no tokens of its source"):
+    with pytest.raises(ValueError, match="no tokens of the source"):
         counted(attnlab.Record(record.layers))
 
 
@@ -267,18 +266,18 @@ def test_categories_of_ones_own_are_tokens_as_written_or_as_plain_text():
     made = Categories.from_groups(groups, ["[CLS]", "[SEP]", ".", "▁cat", "cat", "dog"])
     assert made.names == ("ends", "animals", "other")
     assert made.of_token.tolist() == [2, 0, 0, 1, 1, 2]
-    with pytest.raises(ValueError, match="'animals': the model's vocabulary has no token 'cow'"):
+    with pytest.raises(ValueError, match="'animals': token 'cow'"):
         Categories.from_groups({"animals": ["cow"]}, ["cat"])
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("ends [SEP]\n", "f:1: a line is a category's name, a tab"),
-        ("a\tx\nb\t \n", "f:2: a line is"),
-        ("a\tx\na\ty\n", "f:2: the category 'a' is there twice"),
-        ("a\tx\nb\tx\n", "'x' is in 'a' and in 'b'"),
-        ("\n", "0 categories; there may be 1 to 32"),
+        ("ends [SEP]\n", "f:1: a line"),
+        ("a\tx\nb\t \n", "f:2: a line"),
+        ("a\tx\na\ty\n", "f:2: .* 'a' .* twice"),
+        ("a\tx\nb\tx\n", "'x' .* 'a' and 'b'"),
+        ("\n", "0 categories; 1 to 32"),
     ],
 )
 def test_a_file_of_categories_that_is_wrong(text, message):
@@ -297,7 +296,7 @@ def test_frequencies_share_bins_only_where_they_are_rare():
     same = Frequency.from_counts(torch.tensor([5, 0, 7, 5]))
     assert same.bins.tolist() == [1, -1, 0, 1]
     assert same.single.all()
-    with pytest.raises(ValueError, match="no token has a count"):
+    with pytest.raises(ValueError, match="no token"):
         Frequency.from_counts(torch.zeros(3, dtype=torch.int64))
 
 
@@ -306,9 +305,9 @@ def test_files_of_frequencies():
     assert parse_frequency("a\t7\n##b\t3\nunknown\t9\n", pieces, "f").tolist() == [7, 3, 0]
     assert parse_frequency("1 70 1\n2 30 0\n", pieces, "f").tolist() == [30, 70, 0]
     for text, message in (
-        ("a 7\n", "f:1: a line is a token"),
-        ("1 2 3\n", "f:1: the model has no token 3"),
-        ("z\t4\n", "none of its tokens"),
+        ("a 7\n", "f:1: a line"),
+        ("1 2 3\n", "f:1: token id 3"),
+        ("z\t4\n", "none of the tokens"),
     ):
         with pytest.raises(ValueError, match=message):
             parse_frequency(text, pieces, "f")

@@ -1,8 +1,7 @@
 """Symmetrised links, worked out by hand."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from properties import given, st
 
 from attnlab.analysis.symmetrise import SYMMETRISATIONS, grow_diag_final_and, intersection, union
 

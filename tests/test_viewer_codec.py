@@ -128,7 +128,7 @@ def test_the_best_head_comes_back_and_an_older_document_has_none():
     assert unpack_view(document).runs[0].best is None
     for given, message in (
         ({"a": best}, "no encoder-self layer 1, head 2"),
-        ({"b": best}, "no run is called 'b'"),
+        ({"b": best}, "run 'b'"),
     ):
         with pytest.raises(ValueError, match=message):
             build_view({"a": record}, best=given)

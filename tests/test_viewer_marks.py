@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from attnlab.reading.best_head import best_aligned
-from attnlab.reading.maps import named
+from attnlab.reading.best_head import find_best_head
+from attnlab.reading.maps import name_model
 from attnlab.report.view import Best, Frame, View, ViewAttention, ViewExample, ViewGold, ViewRun, ViewSide
 from attnlab.report.viewer_html import Viewer
 
@@ -148,9 +148,9 @@ def test_what_is_not_selected_fades_and_what_is_keeps_its_colour(marked):
 def test_the_head_with_the_lowest_error_rate_is_found():
     example = ViewExample("1", {"source": PIECES, "target": TARGET}, GOLD)
     frame = Frame([cross(0, [[4, 4, 4], [3, 0, 0]]), cross(1, [[4, 0, 0], [1, 3, 4]])])
-    found = best_aligned([example], frame)
+    found = find_best_head([example], frame)
     assert (found.kind, found.layer, found.head) == ("cross", 1, 1)
-    assert best_aligned([ViewExample("1", example.sides)], frame) is None
+    assert find_best_head([ViewExample("1", example.sides)], frame) is None
 
 
 def test_the_viewer_opens_at_the_best_head_of_the_run_and_marks_it(opened, tmp_path):
@@ -181,9 +181,7 @@ def test_an_older_document_that_knows_no_best_head_is_shown(opened, tmp_path):
 
 def test_a_best_head_that_is_not_there_is_refused():
     run = ViewRun("a", [Frame([cross(0, [[0, 0, 0]])])], best=Best("cross", 0, 1, "none"))
-    with pytest.raises(
-        ValueError, match="run 'a' is to open at cross layer 0, head 1, which is not there at step None"
-    ):
+    with pytest.raises(ValueError, match="run 'a' has no cross layer 0, head 1 at step None"):
         View("", [ViewExample("1", {"source": PIECES, "target": TARGET})], [run])
 
 
@@ -197,7 +195,7 @@ def test_a_best_head_that_is_not_there_is_refused():
     ],
 )
 def test_a_model_in_a_folder_is_called_by_the_name_of_the_folder(model, name):
-    assert named(model) == name
+    assert name_model(model) == name
 
 
 # --- arcs, labels, room ---

@@ -1,1 +1,1 @@
-"""What a Record means: each analysis reads a Record and returns a table; none imports a model."""
+"""Analyses: each reads a Record and returns a table. None imports a model."""

@@ -1,4 +1,4 @@
-"""Do two scores of the same positions single out the same one? (Snell et al. 2021, §3.1)
+"""Agreement of two scores of the same positions: do they single out the same one? (Snell et al. 2021, §3.1)
 
 For u, v ∈ ℝ^L, such as attention weights and a lexical probe of one output word,
 
@@ -7,8 +7,8 @@ For u, v ∈ ℝ^L, such as attention weights and a lexical probe of one output 
     τ_b     = Σ_{i<j} sgn(u_i − u_j) sgn(v_i − v_j) / √(n_u n_v)            n_x: pairs i < j that differ in x
     ξ(u, v) = p̂(inf {τ : A(α, α̂(τ)) > A(u, v)})                            eq. 11
 
-The comparison in A is strict, so ties agree, and argmax is the first maximum. A is not symmetric: u chooses the
-position, v judges it. L counts the positions of the row that are not masked; what a masked one holds is never read.
+The comparison in A is strict, so ties agree. argmax is the first maximum. A is not symmetric: u chooses the position,
+v judges it. L counts the unmasked positions of a row; values at masked positions are never read.
 """
 
 import math
@@ -18,14 +18,14 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-PAIRS_AT_ONCE = 2**24  # of positions that kendall compares in one step
+PAIRS_AT_ONCE = 2**24  # pairs of positions that kendall compares in one step
 
 
 def agreement(u: Tensor, v: Tensor, top: float = 0.05, mask: Tensor | None = None) -> Tensor:
-    """A(u, v) of every row, bool (…); False in a row without positions.
+    """Compute A(u, v) for every row, bool (…). A row without positions gives False.
 
-    u, v   (…,l), of shapes that broadcast
-    mask   (…,l) bool, True = a position of the row; by default all are
+    u, v   (…,l), broadcastable to each other
+    mask   (…,l) bool, True = a position of the row; default: every position
     """
     share = _share(top)
     u, v, seen = _rows(u, v, mask)
@@ -36,9 +36,9 @@ def agreement(u: Tensor, v: Tensor, top: float = 0.05, mask: Tensor | None = Non
 
 
 def kendall(u: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Kendall's τ_b of every row, float64 (…); NaN where u or v is constant, also in a row of fewer than 2 positions.
+    """Compute Kendall's τ_b for every row, float64 (…). NaN if u or v is constant or has fewer than 2 positions.
 
-    Takes L² comparisons a row, at most PAIRS_AT_ONCE of them at a time.
+    Each row takes L² comparisons, at most PAIRS_AT_ONCE at a time.
     """
     u, v, seen = _rows(u, v, mask)
     shape, length = u.shape[:-1], u.shape[-1]
@@ -48,10 +48,10 @@ def kendall(u: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 def random_baseline(lengths: Tensor | Sequence[int], top: float = 0.05) -> Tensor:
-    """Â, the mean over rows of these lengths of ⌈top·L⌉ / L: what A is on average if v has no ties and knows no u."""
+    """Compute Â: the mean of ⌈top·L⌉ / L over rows of these lengths, the agreement expected by chance."""
     share, lengths = _share(top), torch.as_tensor(lengths)
     if lengths.is_floating_point() or not lengths.numel() or bool((lengths < 1).any()):
-        raise ValueError("lengths must be whole numbers, at least one of them, none below 1")
+        raise ValueError("lengths must be a non-empty list of integers, each at least 1")
     places = (share.numerator * lengths.long() + share.denominator - 1) // share.denominator
     return (places.double() / lengths).mean()
 
@@ -59,48 +59,48 @@ def random_baseline(lengths: Tensor | Sequence[int], top: float = 0.05) -> Tenso
 def shuffled_baseline(
     u: Tensor, v: Tensor, top: float = 0.05, mask: Tensor | None = None, *, seed: int = 0, repeats: int = 1
 ) -> Tensor:
-    """Â as the authors estimate it: the mean of A(u, v′) over rows and repeats, v′ a shuffled row of v."""
+    """Estimate Â as the authors do: the mean of A(u, v′) over rows and repeats, with each row of v shuffled to v′."""
     if repeats < 1:
-        raise ValueError(f"repeats must be at least 1, not {repeats}")
+        raise ValueError(f"repeats must be at least 1, got {repeats}")
     u, v, seen = _rows(u, v, mask)
     if not bool(seen.any()):
-        raise ValueError("there is no row with a position: nothing can be shuffled")
+        raise ValueError("the mask hides every position, so there is nothing to shuffle")
     kept = seen.any(-1)
     draws = [agreement(u, shuffle_rows(v, seen, seed=seed + k), top, seen)[kept] for k in range(repeats)]
     return torch.stack(draws).double().mean()
 
 
 def shuffle_rows(v: Tensor, mask: Tensor | None = None, *, seed: int = 0) -> Tensor:
-    """v with the values of each row in random order; masked positions are left alone. The same on every device."""
+    """Shuffle the values of each row of v. Masked positions stay in place. The order is the same on every device."""
     mask = torch.ones_like(v, dtype=torch.bool) if mask is None else mask.expand(v.shape)
     draw = torch.rand(v.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(v.device)
     place = torch.arange(v.shape[-1], device=v.device).expand(v.shape)
-    taken = torch.where(mask, draw, 2.0).argsort(stable=True)  # the row's own positions first, in random order
-    placed = torch.where(mask, 0, 1).argsort(stable=True)  # the same positions, in their own
+    taken = torch.where(mask, draw, 2.0).argsort(stable=True)  # unmasked positions first, in random order
+    placed = torch.where(mask, 0, 1).argsort(stable=True)  # unmasked positions first, in their original order
     return v.gather(-1, place.scatter(-1, placed, taken))
 
 
 def contextualise_agreement(
     curve: Tensor | Sequence[float], performance: Tensor | Sequence[float], value: float
 ) -> float | None:
-    """ξ: the performance p̂(τ) at the first τ at which the curve A(α, α̂(τ)) exceeds the value; None if it never does.
+    """Compute ξ: the performance p̂(τ) at the first τ where the curve A(α, α̂(τ)) exceeds the value, or None.
 
     curve, performance   (τ,), at the same checkpoints in the order of training
     """
     reached, performances = (torch.as_tensor(x, dtype=torch.float64) for x in (curve, performance))
     if reached.dim() != 1 or reached.shape != performances.shape:
         raise ValueError(
-            "curve and performance must have one value a checkpoint each; they are "
+            "curve and performance must have one value for each checkpoint, got shapes "
             f"{tuple(reached.shape)} and {tuple(performances.shape)}"
         )
     if bool(reached.isnan().any() | performances.isnan().any()) or math.isnan(value):
-        raise ValueError("curve, performance or value is NaN: leave out checkpoints that were not measured")
+        raise ValueError("curve, performance or value contains NaN; leave out checkpoints without a measurement")
     exceeding = (reached > value).nonzero()
     return float(performances[exceeding[0, 0]]) if len(exceeding) else None
 
 
 def _tau(u: Tensor, v: Tensor, seen: Tensor) -> Tensor:
-    """τ_b of rows (r,l), float64; the sums over all ordered pairs, i < j twice, which cancels."""
+    """Compute τ_b of rows (r,l), float64. The sums run over ordered pairs: each i < j counts twice, which cancels."""
     both, in_u, in_v = (torch.zeros(len(u), dtype=torch.int64, device=u.device) for _ in range(3))
     block = max(1, PAIRS_AT_ONCE // max(1, u.numel()))
     for start in range(0, u.shape[-1], block):
@@ -114,17 +114,17 @@ def _tau(u: Tensor, v: Tensor, seen: Tensor) -> Tensor:
 
 
 def _signs(x: Tensor, y: Tensor) -> Tensor:
-    """sgn(x − y) as int8; infinities are equal to themselves."""
+    """Return sgn(x − y) as int8. Equal infinities give 0."""
     return (x > y).to(torch.int8) - (x < y).to(torch.int8)
 
 
 def _rows(u: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """u, v and the mask in one shape, 0 where masked; refuses what does not fit and NaN at a position of a row."""
+    """Expand u, v and the mask to one shape, with 0 where masked. Raises on shapes that do not fit and on NaN."""
     u, v = torch.as_tensor(u), torch.as_tensor(v)
     if u.dim() == 0 or v.dim() == 0:
-        raise ValueError("u and v must have an axis of positions; one of them is a single number")
+        raise ValueError("u and v must have an axis of positions; at least one of them is a scalar")
     if mask is not None and mask.dtype != torch.bool:
-        raise TypeError(f"mask must be bool (True = a position of the row), not {mask.dtype}")
+        raise TypeError(f"mask must be bool (True = a position of the row), got {mask.dtype}")
     seen = torch.ones((), dtype=torch.bool, device=u.device) if mask is None else mask
     shapes = [tuple(x.shape) for x in (u, v, seen)]
     try:
@@ -133,18 +133,18 @@ def _rows(u: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Te
         raise ValueError(f"u {shapes[0]}, v {shapes[1]} and mask {shapes[2]} do not broadcast") from None
     if u.shape[-1] != v.shape[-1] or u.shape[-1] == 0 or shape[-1] != u.shape[-1]:
         raise ValueError(
-            f"u {shapes[0]}, v {shapes[1]} and mask {shapes[2]} must have the same positions, at least one"
+            f"u {shapes[0]}, v {shapes[1]} and mask {shapes[2]} must have the same number of positions, at least 1"
         )
     seen = seen.expand(shape)
     u, v = ((x if x.is_floating_point() else x.double()).detach().expand(shape).masked_fill(~seen, 0) for x in (u, v))
     for name, x in (("u", u), ("v", v)):
         if bool(x.isnan().any()):
-            raise ValueError(f"{name} is NaN at a position that is not masked")
+            raise ValueError(f"{name} is NaN at an unmasked position")
     return u, v, seen
 
 
 def _share(top: float) -> Fraction:
-    """0.05 as 1/20, so that ⌈top·L⌉ is exact."""
+    """Return top as a fraction (0.05 as 1/20), so that ⌈top·L⌉ is exact."""
     if not 1e-6 <= top <= 1.0:
-        raise ValueError(f"top is a share of the positions, at least 1e-6 and at most 1, not {top}")
+        raise ValueError(f"top must be a share of the positions between 1e-6 and 1, got {top}")
     return Fraction(top).limit_denominator(10**6)

@@ -1,18 +1,18 @@
-"""Word alignments: read from maps of attention, and scored against alignments made by hand.
+"""Word alignments: read from attention maps, and scored against manual alignments.
 
-A link is (source word, target word), from 0. Annotators mark links as sure, S, or only possible; P holds both. Of the
-links A that are proposed, over all sentence pairs together (Och & Ney 2003),
+A link is (source word, target word), from 0. Annotators mark links as sure, S, or only possible; P holds both. For the
+proposed links A, over all sentence pairs together (Och & Ney 2003),
 
     AER = 1 − (|A∩S| + |A∩P|) / (|A| + |S|)        precision = |A∩P| / |A|        recall = |A∩S| / |S|
 
-From a map to links (Kobayashi et al. 2020, §5). Row i of a decoder reads one target piece and predicts the next; it can
-be taken for either:
+From a map to links (Kobayashi et al. 2020, §5): row i of a decoder reads one target piece and predicts the next. It can
+stand for either:
 
     awo   alignment with output: row i stands for the piece that it predicts
     awi   alignment with input: row i stands for the piece that it reads
 
     word map(I, J) = mean over the rows i of word I of Σ over the pieces j of word J of map(i, j)
-    link of I      = argmax_J of it over the source words and the special tokens; none where that is a special token
+    link of I      = argmax_J of it over source words and special tokens; no link if that is a special token
 """
 
 import math
@@ -29,33 +29,33 @@ from torch.nn import functional as F
 from attnlab.analysis.contribution import widen
 from attnlab.analysis.symmetrise import Link, Links
 
-NOWHERE = -1  # in a list of word numbers: a token that is of no word; in a list of choices: no link
+NOWHERE = -1  # as a word index: the token belongs to no word; as a choice: no link
 
 Pair = Iterable[Link]  # the links of one sentence pair
 Corpus = Sequence[Pair]  # those of several
 
 
 def aer(links: Pair | Corpus, sure: Pair | Corpus, possible: Pair | Corpus) -> float:
-    """The alignment error rate, 0 … 1: of one sentence pair (sets of links), or of several (sequences of such sets).
+    """Compute the alignment error rate, 0 … 1, of one sentence pair (sets of links) or several (sequences of sets).
 
-    possible may leave out what is sure.
+    `possible` may leave out the sure links.
     """
     return compute_rate("aer", count_links(links, sure, possible))
 
 
 def precision(links: Pair | Corpus, sure: Pair | Corpus, possible: Pair | Corpus) -> float:
-    """Which share of the links is possible; the arguments are those of `aer`."""
+    """Compute the share of links that are possible; the arguments are those of `aer`."""
     return compute_rate("precision", count_links(links, sure, possible))
 
 
 def recall(links: Pair | Corpus, sure: Pair | Corpus, possible: Pair | Corpus) -> float:
-    """Which share of the sure links was found; the arguments are those of `aer`."""
+    """Compute the share of sure links that are among the links; the arguments are those of `aer`."""
     return compute_rate("recall", count_links(links, sure, possible))
 
 
 @dataclass(frozen=True)
 class Score:
-    """The rates, NaN where one is 0/0, with the 2.5 % and 97.5 % points of their bootstrap over sentence pairs."""
+    """The rates, NaN if 0/0, with the 2.5 % and 97.5 % quantiles of a bootstrap over sentence pairs."""
 
     aer: float
     precision: float
@@ -65,62 +65,62 @@ class Score:
     bootstrap: int
 
     def __str__(self) -> str:
-        told = []
+        parts = []
         for name, label in (("aer", "AER"), ("precision", "precision"), ("recall", "recall")):
-            told.append(f"{label} {100 * getattr(self, name):.2f}")
+            parts.append(f"{label} {100 * getattr(self, name):.2f}")
             if name in self.intervals:
-                told[-1] += " [{:.2f}, {:.2f}]".format(*(100 * x for x in self.intervals[name]))
+                parts[-1] += " [{:.2f}, {:.2f}]".format(*(100 * x for x in self.intervals[name]))
         how = f", 95 % intervals of {self.bootstrap} resamplings" if self.bootstrap else ""
-        return f"{', '.join(told)} (%, {self.pairs} pair{'s' if self.pairs != 1 else ''}{how})"
+        return f"{', '.join(parts)} (%, {self.pairs} pair{'s' if self.pairs != 1 else ''}{how})"
 
 
 def score(links: Corpus, sure: Corpus, possible: Corpus, *, bootstrap: int = 1000, seed: int = 0) -> Score:
-    """The rates of a corpus, with intervals from so many resamplings of its sentence pairs; 0: without."""
+    """Compute the rates of a corpus with bootstrap intervals; `bootstrap` is the number of resamplings, 0 = none."""
     if bootstrap < 0:
-        raise ValueError(f"bootstrap={bootstrap} must be 0, for no interval, or a number of resamplings such as 1000")
+        raise ValueError(f"bootstrap must be at least 0 (0 = no intervals), got {bootstrap}")
     counts = count_links(links, sure, possible)
     compute_rate("aer", counts)
     intervals = {}
     if bootstrap:
-        draw = np.random.default_rng(seed)
-        times = draw.multinomial(len(counts), np.full(len(counts), 1 / len(counts)), size=bootstrap)
+        generator = np.random.default_rng(seed)
+        times = generator.multinomial(len(counts), np.full(len(counts), 1 / len(counts)), size=bootstrap)
         for name, (over, under) in _fractions((times @ counts).T).items():
-            if len(drawn := over[under > 0] / under[under > 0]):
-                intervals[name] = (float(np.quantile(drawn, 0.025)), float(np.quantile(drawn, 0.975)))
+            if len(rates := over[under > 0] / under[under > 0]):
+                intervals[name] = (float(np.quantile(rates, 0.025)), float(np.quantile(rates, 0.975)))
     return Score(**_rates(counts.sum(0)), intervals=intervals, pairs=len(counts), bootstrap=bootstrap)
 
 
 def count_links(links: Pair | Corpus, sure: Pair | Corpus, possible: Pair | Corpus) -> np.ndarray:
-    """|A|, |S|, |A∩S| and |A∩P| of each sentence pair, (pairs, 4): all that the rates need."""
+    """Count |A|, |S|, |A∩S| and |A∩P| of each sentence pair, (pairs, 4). The rates need no more."""
     proposed, right, allowed = (_corpus(given) for given in (links, sure, possible))
     if not len(proposed) == len(right) == len(allowed):
         raise ValueError(
-            f"links of {len(proposed)} sentence pairs, sure ones of {len(right)}, possible ones of {len(allowed)}: "
-            "give one set for each pair"
+            "links, sure and possible must have one set for each sentence pair, got "
+            f"{len(proposed)}, {len(right)} and {len(allowed)} sets"
         )
     rows = [(len(a), len(s), len(a & s), len(a & (s | p))) for a, s, p in zip(proposed, right, allowed, strict=True)]
     return np.array(rows, dtype=np.int64).reshape(-1, 4)
 
 
 def compute_rate(name: str, counts: np.ndarray) -> float:
-    """One of aer, precision and recall, from what `counted` counted."""
-    found = _rates(counts.sum(0))[name]
-    if math.isnan(found):
-        raise ValueError(f"there is {UNDEFINED[name]}, so that {name} is 0/0")
-    return found
+    """Compute aer, precision or recall from the result of `count_links`. Raises ValueError if it is 0/0."""
+    value = _rates(counts.sum(0))[name]
+    if math.isnan(value):
+        raise ValueError(f"{name} is undefined (0/0): there are {UNDEFINED[name]}")
+    return value
 
 
 @dataclass(frozen=True, eq=False)
 class CorpusAlignment:
-    """For every target word of every sentence pair the source word it is linked to, or NOWHERE, and how strongly."""
+    """For every target word of a corpus, the source word it is linked to, or NOWHERE, and the value of the link."""
 
-    starts: np.ndarray  # (pairs+1,) where the target words of each pair begin
+    starts: np.ndarray  # (pairs+1,) offset of the target words of each pair
     choice: np.ndarray  # (words,) int32
     value: np.ndarray  # (words,) float32
 
     @classmethod
     def empty(cls, lengths: Sequence[int]) -> "CorpusAlignment":
-        """No link yet, of targets of so many words."""
+        """Create an alignment without links, for targets of these lengths in words."""
         starts = np.concatenate([[0], np.cumsum(np.asarray(lengths, dtype=np.int64))])
         return cls(starts, np.full(starts[-1], NOWHERE, dtype=np.int32), np.zeros(starts[-1], dtype=np.float32))
 
@@ -128,7 +128,7 @@ class CorpusAlignment:
         return len(self.starts) - 1
 
     def set_links(self, pair: int, choice: np.ndarray, value: np.ndarray) -> None:
-        """What the first target words of one pair are linked to; what goes beyond its last one is padding."""
+        """Set the links of the first target words of a pair. Entries beyond its last word are padding."""
         here = slice(self.starts[pair], min(self.starts[pair + 1], self.starts[pair] + len(choice)))
         self.choice[here], self.value[here] = (x[: here.stop - here.start] for x in (choice, value))
 
@@ -136,7 +136,7 @@ class CorpusAlignment:
         return [frozenset(scored) for scored in self.scores()]
 
     def scores(self) -> list[dict[Link, float]]:
-        """The links of each pair, target word by target word, with their values."""
+        """Return the links of each pair with their values, in the order of target words."""
         return [
             {
                 (int(self.choice[n]), int(n - start)): float(self.value[n])
@@ -148,20 +148,20 @@ class CorpusAlignment:
 
 
 def word_maps(maps: Tensor, rows: Tensor, keys: Tensor) -> Tensor:
-    """Maps (b,i,j) of pieces as maps (b,I,J) of words, given the word that each row (b,i) and each key (b,j) is of.
+    """Pool maps (b,i,j) of pieces to maps (b,I,J) of words, given the word index of each row (b,i) and key (b,j).
 
-    NOWHERE is of no word. A key word without a key is −∞, a row word without a row is 0 elsewhere.
+    NOWHERE belongs to no word. Key words without a key get −∞; row words without a row get 0 elsewhere.
     """
     of_row, of_key = _membership(rows), _membership(keys)  # (b,I,i), (b,J,j)
     share = (of_row / of_row.sum(-1, keepdim=True).clamp_min(1)).to(widen(maps))
-    made = share @ widen(maps) @ of_key.to(widen(maps)).mT
-    return made.masked_fill(~of_key.any(-1).unsqueeze(1), -torch.inf)
+    pooled = share @ widen(maps) @ of_key.to(widen(maps)).mT
+    return pooled.masked_fill(~of_key.any(-1).unsqueeze(1), -torch.inf)
 
 
 def choose_words(maps: Tensor, rows: Tensor, keys: Tensor, words: int) -> tuple[Tensor, Tensor]:
-    """The source word that each target word is linked to, or NOWHERE, and the value of its map; (b,I) each.
+    """Choose the source word of each target word, or NOWHERE, and return it with its value in the map; (b,I) each.
 
-    words   keys numbered from there on are special tokens: what chooses them is linked to nothing
+    words   number of source words; a key with a larger index is a special token, and choosing it means no link
     """
     value, best = word_maps(maps, rows, keys).max(-1)
     linked = (best < words) & _membership(rows).any(-1)
@@ -169,21 +169,21 @@ def choose_words(maps: Tensor, rows: Tensor, keys: Tensor, words: int) -> tuple[
 
 
 def assign_rows(labels: Tensor, setting: str) -> Tensor:
-    """The word that each decoder row stands for, given the word of the piece that it predicts; (b,i) both."""
+    """Return the word that each decoder row stands for, given the word of the piece that it predicts; (b,i) both."""
     if setting == "awo":
         return labels
     if setting == "awi":
         return F.pad(labels[:, :-1], (1, 0), value=NOWHERE)
-    raise ValueError(f"setting must be awo (alignment with output) or awi (with input), not {setting!r}")
+    raise ValueError(f"setting must be awo (alignment with output) or awi (with input), got {setting!r}")
 
 
 def _membership(words: Tensor) -> Tensor:
-    """Which token is of which word, (b,n) -> (b,words,n) bool."""
+    """Return which token belongs to which word, (b,n) -> (b,words,n) bool."""
     return words.unsqueeze(1) == torch.arange(int(words.max()) + 1, device=words.device).view(1, -1, 1)
 
 
 def _fractions(sums: Any) -> dict[str, tuple[Any, Any]]:
-    """Every rate as numerator and denominator, of |A|, |S|, |A∩S| and |A∩P|."""
+    """Return the numerator and denominator of every rate from |A|, |S|, |A∩S| and |A∩P|."""
     proposed, sure, right, allowed = sums
     return {
         "aer": (proposed + sure - right - allowed, proposed + sure),
@@ -192,23 +192,23 @@ def _fractions(sums: Any) -> dict[str, tuple[Any, Any]]:
     }
 
 
-UNDEFINED = {"aer": "neither a link nor a sure one", "precision": "no link", "recall": "no sure link"}
+UNDEFINED = {"aer": "no links and no sure links", "precision": "no links", "recall": "no sure links"}
 
 
 def _rates(sums: np.ndarray) -> dict[str, float]:
-    """The rates of one count of each; NaN where one is 0/0."""
+    """Compute the rates from the four sums; NaN if 0/0."""
     return {name: float(over / under) if under else math.nan for name, (over, under) in _fractions(sums).items()}
 
 
 def _corpus(given: Pair | Corpus) -> list[AbstractSet[Link]]:
-    """The links of each sentence pair as sets; of one pair, a list of one."""
+    """Return the links of each sentence pair as a list of sets; a single pair gives a list of one."""
     items = list(given)
     single = isinstance(given, AbstractSet) or not items or _is_link(items[0])
     pairs: list[Any] = [items] if single else items
     for number, pair in enumerate(pairs):
         for link in pair:
             if not _is_link(link):
-                raise ValueError(f"pair {number}: a link is (source word, target word), whole numbers, not {link!r}")
+                raise ValueError(f"pair {number}: a link must be two integers (source word, target word), got {link!r}")
     return [frozenset((int(s), int(t)) for s, t in pair) for pair in pairs]
 
 

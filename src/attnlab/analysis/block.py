@@ -1,4 +1,4 @@
-"""The block around an attention, as Layer.around holds it: its parts, and its norms as they act on contributions."""
+"""The block around an attention, as Layer.around holds it: its parts, and its norms applied to contributions."""
 
 from torch import Tensor
 
@@ -7,7 +7,7 @@ from attnlab.records.record import Layer
 
 
 def apply_norm(layer: Layer, norm: str, x: Tensor, *, rows: slice = slice(None), scaled: bool = True) -> Tensor:
-    """γ·(x − mean x) or γ·x, over σ_i if scaled: then x is (b,i,k,e), its queries those in rows."""
+    """Compute γ·(x − mean x) or γ·x; if scaled, divided by σ_i, with x (b,i,k,e) of the queries in `rows`."""
     gain = widen(read_part(layer, f"{norm}.gain"))
     if bool(read_part(layer, f"{norm}.centred")):
         x = x - x.mean(-1, keepdim=True)
@@ -15,11 +15,11 @@ def apply_norm(layer: Layer, norm: str, x: Tensor, *, rows: slice = slice(None),
 
 
 def read_part(layer: Layer, name: str) -> Tensor:
-    """A part of the block around the attention, or a sentence on why it is not there."""
+    """Return a part of the block around the attention. Raises ValueError with the reason if it is missing."""
     if name in layer.around:
         return layer.around[name]
     if layer.strange:
-        raise ValueError(f"{layer.name}: the block around this attention is not understood: {layer.strange}")
+        raise ValueError(f"{layer.name}: the block around this attention is not supported: {layer.strange}")
     if name.startswith(("feed_forward.", "closing.")):
-        raise ValueError(f"{layer.name}: its feed-forward was not recorded; record with feed_forward=True")
-    raise ValueError(f"{layer.name}: this record does not hold the block around the attention; record it again")
+        raise ValueError(f"{layer.name}: the feed-forward was not recorded; record with feed_forward=True")
+    raise ValueError(f"{layer.name}: the record lacks the block around the attention; record it again")

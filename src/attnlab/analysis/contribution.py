@@ -1,44 +1,44 @@
 """How much each token adds to an attention's output: norms of vectors, not weights alone (Kobayashi et al. 2020).
 
-An attention returns a sum of vectors, one for each head h and key j (eqs. 3 and 4); its output bias is nobody's:
+An attention returns a sum of vectors, one for each head h and key j (eqs. 3 and 4); the output bias belongs to no key:
 
     y_i = Σ_h Σ_j α_hij f_h(x_j) + b        f_h(x_j) = v_hj W_h
 
-so what key j gave query i has a size, ‖α_hij f_h(x_j)‖ in one head and ‖Σ_h α_hij f_h(x_j)‖ in the layer. The vectors
-themselves would fill (h,i,j,e); they are never made, because
+So the contribution of key j to query i has a size: ‖α_hij f_h(x_j)‖ in one head, ‖Σ_h α_hij f_h(x_j)‖ in the layer. The
+vectors themselves would need (h,i,j,e) values; they are never computed, because
 
     ‖f_h(x_j)‖²          = v_hj (W_h W_hᵀ) v_hjᵀ        one d×d matrix a head
     ‖α f‖                = |α| ‖f‖
     ‖Σ_h α_hij f_h(x_j)‖² = α_ijᵀ G_j α_ij               G_j = (f_h(x_j)·f_g(x_j))_hg, one h×h matrix a key
 
-Weights may be negative (daGPAM), and heads may share values. Numbers are made in float64 if the record is, else in
-float32. A square is right to the rounding of its largest terms, so a norm that remains where large vectors cancel is
-right to the root of that rounding.
+Weights may be negative (daGPAM), and heads may share values. The computation is in float64 if the record is, else in
+float32. A square is accurate to the rounding of its largest terms. So where large vectors cancel, the remaining norm is
+accurate to the square root of that rounding.
 """
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from types import ModuleType
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 
+from attnlab.mechanisms.mechanism import Impl
 from attnlab.records.record import Layer
 
-ROWS = 256  # queries whose weights are made at a time, at least
-AT_ONCE = 2**24  # numbers that a GPU works on at a time
-IN_CACHE = 2**18  # numbers that a processor keeps near while it goes over them several times
-KEYS = 128  # keys whose vectors f are held at a time
+ROWS = 256  # smallest number of queries whose weights are computed at a time
+AT_ONCE = 2**24  # values that a GPU processes at a time
+IN_CACHE = 2**18  # values that stay in a CPU cache between passes
+KEYS = 128  # keys whose vectors f are in memory at a time
 
 Read = Callable[[], Iterator[tuple[slice, Tensor]]]  # ranges of queries and their weights (b,h,·,j)
-Impl = Literal["auto", "reference", "fused"]
 
 
 def norms(layer: Layer, *, impl: Impl = "auto") -> "Norms":
-    """The norms of one attention layer; each map is made when it is first asked for, and kept.
+    """Return the norms of one attention layer. Each map is computed on first use and kept.
 
-    impl   "reference": plain PyTorch; "fused": a Triton pass for each map; "auto": that on a GPU, where it can
+    impl   "reference": plain PyTorch; "fused": a Triton pass for each map; "auto": fused on a GPU if supported
     """
     check_linear(layer)
     keys = Keys(layer, impl)
@@ -48,7 +48,7 @@ def norms(layer: Layer, *, impl: Impl = "auto") -> "Norms":
 
 
 class Keys:
-    """What depends on the keys of a layer alone."""
+    """The quantities that depend only on the keys of a layer."""
 
     def __init__(self, layer: Layer, impl: Impl = "auto") -> None:
         self.kernel = _kernel(layer, impl)
@@ -91,9 +91,9 @@ class Norms:
         self.keys, self._read, self._queries = keys, read, queries
 
     def chunks(self, size: int = ROWS) -> Iterator[tuple[slice, "Norms"]]:
-        """The same of ranges of at most size queries, one after the other: how a long text fits into memory."""
+        """Yield ranges of at most `size` queries with their Norms, so that a long text fits into memory."""
         if size < 1:
-            raise ValueError(f"a chunk must hold at least 1 query, not {size}")
+            raise ValueError(f"size must be at least 1 query, got {size}")
         for rows, weights in self._read():
             for start in range(0, weights.shape[2], size):
                 part = weights[:, :, start : start + size]
@@ -120,38 +120,38 @@ class Norms:
 
     @cached_property
     def weight(self) -> Tensor:
-        made = self._empty()
+        mean = self._empty()
         for rows, weights in self._read():
-            made[:, rows] = weights.mean(1, dtype=made.dtype)
-        return made
+            mean[:, rows] = weights.mean(1, dtype=mean.dtype)
+        return mean
 
     @cached_property
     def layer(self) -> Tensor:
-        made, gram, kernel = self._empty(), self.keys.gram, self.keys.kernel
+        sizes, gram, kernel = self._empty(), self.keys.gram, self.keys.kernel
         if kernel:
             by_key = gram.permute(0, 2, 3, 1).contiguous()  # (b,h,h,j)
             for rows, weights in self._read():
-                kernel.layer(weights, by_key, made[:, rows])
-            return made
+                kernel.layer(weights, by_key, sizes[:, rows])
+            return sizes
         b, j, h, _ = gram.shape
         size = max(32, IN_CACHE // (b * h * j)) if gram.device.type == "cpu" else ROWS
         for rows, weights in self._read():
             for start in range(0, weights.shape[2], size):
                 part = weights[:, :, start : start + size].permute(0, 3, 1, 2).to(gram.dtype).contiguous()  # (b,j,h,·)
                 square = ((gram @ part) * part).sum(2).mT  # (b,·,j)
-                made[:, rows.start + start : rows.start + start + square.shape[1]] = square.clamp_min_(0.0).sqrt_()
-        return made
+                sizes[:, rows.start + start : rows.start + start + square.shape[1]] = square.clamp_min_(0.0).sqrt_()
+        return sizes
 
     def _per_head(self, size: Tensor) -> Tensor:
-        """|α_hij|·size_hj, (b,h,i,j)."""
+        """Compute |α_hij|·size_hj, (b,h,i,j)."""
         b, h, j = size.shape
-        made = size.new_empty(b, h, self._queries, j)
+        sizes = size.new_empty(b, h, self._queries, j)
         for rows, weights in self._read():
             if self.keys.kernel:
-                self.keys.kernel.head(weights, size, made[:, :, rows])
+                self.keys.kernel.head(weights, size, sizes[:, :, rows])
             else:
-                torch.mul(weights, size[:, :, None], out=made[:, :, rows]).abs_()
-        return made
+                torch.mul(weights, size[:, :, None], out=sizes[:, :, rows]).abs_()
+        return sizes
 
     def _empty(self) -> Tensor:
         b, _, j, _ = self.keys.values.shape
@@ -159,31 +159,31 @@ class Norms:
 
 
 def check_linear(layer: Layer) -> None:
-    """Refuse a layer whose output is no sum over its keys."""
+    """Raise ValueError if the output of a layer is not a sum over its keys."""
     if layer.mixed is not layer.context and not torch.equal(layer.mixed, layer.context):
         raise ValueError(
-            f"{layer.name}: its mechanism changes the mixed context (finish), so its output is no sum of α·f(x) over "
-            "keys and has no contributions; compare weights, or take a mechanism without it"
+            f"{layer.name}: the mechanism transforms the mixed context (finish), so its output is not a sum of α·f(x) "
+            "over keys and has no contributions; compare weights, or choose a mechanism without finish"
         )
 
 
 def _kernel(layer: Layer, impl: Impl) -> ModuleType | None:
-    """The fused passes, where they are to be used; ValueError where they are asked for and do not cover the layer."""
+    """Return the fused kernels or None for PyTorch. Raises ValueError if impl="fused" does not support the layer."""
     if impl not in get_args(Impl):
-        raise ValueError(f"impl must be one of {', '.join(get_args(Impl))}, not {impl!r}")
+        raise ValueError(f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}")
     if impl == "reference" or (impl == "auto" and not layer.values.is_cuda):
         return None
     from attnlab.analysis import contribution_kernel
 
     held = [layer.attended] if isinstance(layer.attended, Tensor) else []
-    reason = contribution_kernel.unsupported(layer.values, layer.output_weight, layer.context, *held)
+    reason = contribution_kernel.find_gap(layer.values, layer.output_weight, layer.context, *held)
     if reason and impl == "fused":
-        raise ValueError(f"impl='fused' does not cover {reason}; say impl='auto' or 'reference'")
+        raise ValueError(f"impl='fused' does not cover {reason}; use impl='auto' or 'reference'")
     return None if reason else contribution_kernel
 
 
 def widen(x: Tensor) -> Tensor:
-    """x in at least float32: what norms are made in."""
+    """Convert x to float32, unless it is float64."""
     return x if x.dtype == torch.float64 else x.float()
 
 

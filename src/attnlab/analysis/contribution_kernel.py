@@ -1,10 +1,10 @@
-"""The norms of `contribution.py`, each map in one pass over the weights.
+"""The norms of `contribution.py` as Triton kernels, each map in one pass over the weights.
 
-    vector   a program has some keys of one head, makes f(x_j) a few columns at a time, and keeps the sum of its squares
+    vector   a program has a tile of keys of one head; it computes f(x_j) a few columns at a time and sums the squares
     head     |α|·size
-    layer    a program has a tile of queries and keys, and goes over every two heads; weights come again from the cache
+    layer    a program has a tile of queries and keys and loops over every two heads; weights come from the cache again
 
-Products of float32 are split in three of tf32, which is right to about 1e-6; sums are made in float32.
+Products of float32 are split into three of tf32, accurate to about 1e-6. Sums are in float32.
 """
 
 import os
@@ -15,15 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-KEYS = 32  # of a tile of f
-COLUMNS = {
-    16: 64,
-    32: 64,
-    64: 64,
-    128: 32,
-    256: 16,
-}  # of that tile by the size of a head: the memory of a small GPU holds it
-QUERIES, ACROSS = 32, 32  # of a tile of the maps
+KEYS = 32  # in a tile of f
+COLUMNS = {16: 64, 32: 64, 64: 64, 128: 32, 256: 16}  # in that tile, by head size: fits the memory of a small GPU
+QUERIES, ACROSS = 32, 32  # queries and keys in a tile of the maps
 
 
 @triton.jit
@@ -31,6 +25,7 @@ def _vector(
     values, projection, out, heads, keys, depth, width, v_b, v_h, v_j, v_d, p_h, p_d, p_e,
     tile: tl.constexpr, padded: tl.constexpr, columns: tl.constexpr,
 ):  # fmt: skip
+    """Store ‖v_hj W_h‖. It has many parameters: Triton takes sizes and strides separately."""
     parts = tl.cdiv(keys, tile)
     program = tl.program_id(0).to(tl.int64)
     b, h = program // parts // heads, program // parts % heads
@@ -49,7 +44,7 @@ def _vector(
 
 @triton.jit
 def _tile(keys, queries, rows: tl.constexpr, across: tl.constexpr):
-    """Which of all tiles a program has: the number of the map it is in, its queries and its keys."""
+    """Return the tile of a program: the index of its map, its queries and its keys."""
     down, right = tl.cdiv(queries, rows), tl.cdiv(keys, across)
     program = tl.program_id(0).to(tl.int64)
     i = program // right % down * rows + tl.arange(0, rows)
@@ -61,6 +56,7 @@ def _head(
     weights, size, out, heads, queries, keys, w_b, w_h, w_i, w_j, s_b, s_h, s_j, o_b, o_h, o_i, o_j,
     rows: tl.constexpr, across: tl.constexpr,
 ):  # fmt: skip
+    """Store |α_hij|·size_hj. It has many parameters: Triton takes sizes and strides separately."""
     number, i, j = _tile(keys, queries, rows, across)
     b, h = number // heads, number % heads
     inside = (i < queries)[:, None] & (j < keys)[None, :]
@@ -77,6 +73,7 @@ def _layer(
     weights, gram, out, heads, queries, keys, w_b, w_h, w_i, w_j, o_b, o_i, o_j,
     rows: tl.constexpr, across: tl.constexpr,
 ):  # fmt: skip
+    """Store √(α_ijᵀ G_j α_ij). It has many parameters: Triton takes sizes and strides separately."""
     b, i, j = _tile(keys, queries, rows, across)
     inside = (i < queries)[:, None] & (j < keys)[None, :]
     own = weights + b * w_b + i[:, None] * w_i + j[None, :] * w_j
@@ -84,18 +81,18 @@ def _layer(
     for h in range(heads):
         products = gram + ((b * heads + h) * heads) * keys + j
         alpha = tl.load(own + h * w_h, mask=inside, other=0.0).to(tl.float32)
-        # of every two heads once: half of what a head has with itself, and all it has with those before it
+        # every two heads once: half of the product of a head with itself, all of its products with earlier heads
         other = 0.5 * tl.load(products + h * keys, mask=j < keys, other=0.0)[None, :] * alpha
         for g in range(h):
             beside = tl.load(own + g * w_h, mask=inside, other=0.0).to(tl.float32)
             other += tl.load(products + g * keys, mask=j < keys, other=0.0)[None, :] * beside
         square += alpha * other
-    found = tl.where(square < 0.0, 0.0, 2.0 * square)  # what is no number stays none
+    found = tl.where(square < 0.0, 0.0, 2.0 * square)  # keeps NaN
     tl.store(out + b * o_b + i[:, None] * o_i + j[None, :] * o_j, tl.sqrt(found), mask=inside)
 
 
 def vector(values: Tensor, projection: Tensor) -> Tensor:
-    """‖v_hj W_h‖, (b,h,j), of values (b,h,j,d) and W (h,d,e)."""
+    """Compute ‖v_hj W_h‖ (b,h,j) from values (b,h,j,d) and W (h,d,e)."""
     b, h, j, d = values.shape
     out = values.new_empty(b, h, j, dtype=torch.float32)
     padded = max(16, triton.next_power_of_2(d))
@@ -108,7 +105,7 @@ def vector(values: Tensor, projection: Tensor) -> Tensor:
 
 
 def head(weights: Tensor, size: Tensor, out: Tensor) -> None:
-    """|α_hij|·size_hj into out, (b,h,i,j)."""
+    """Write |α_hij|·size_hj to out (b,h,i,j)."""
     b, h, i, j = weights.shape
     with _on(weights):
         _head[(b * h * triton.cdiv(i, QUERIES) * triton.cdiv(j, ACROSS),)](
@@ -117,7 +114,7 @@ def head(weights: Tensor, size: Tensor, out: Tensor) -> None:
 
 
 def layer(weights: Tensor, gram: Tensor, out: Tensor) -> None:
-    """√(α_ijᵀ G_j α_ij) into out, (b,i,j), of G (b,h,h,j), contiguous."""
+    """Write √(α_ijᵀ G_j α_ij) to out (b,i,j), given a contiguous G (b,h,h,j)."""
     b, h, i, j = weights.shape
     with _on(weights):
         _layer[(b * triton.cdiv(i, QUERIES) * triton.cdiv(j, ACROSS),)](
@@ -125,15 +122,15 @@ def layer(weights: Tensor, gram: Tensor, out: Tensor) -> None:
         )
 
 
-def unsupported(*tensors: Tensor) -> str | None:
-    """What keeps these kernels from a layer with these values (b,h,j,d), projection and others; or None."""
+def find_gap(*tensors: Tensor) -> str | None:
+    """Return why these kernels do not support a layer with values (b,h,j,d) and other tensors, or None."""
     values = tensors[0]
     if not values.is_cuda and not os.environ.get("TRITON_INTERPRET"):
         return f"tensors on {values.device}"
     if torch.version.hip:
-        return "AMD's GPUs"
+        return "AMD GPUs"
     if values.shape[-1] > max(COLUMNS):
-        return f"heads of {values.shape[-1]}"
+        return f"a head size of {values.shape[-1]}"
     for each in tensors:
         if each.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             return str(each.dtype)

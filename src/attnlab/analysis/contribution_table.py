@@ -1,9 +1,9 @@
-"""The table of contributions: one row for every query and every key that it may see, in every head or layer.
+"""The table of contributions: one row for every query and visible key, in every head or layer.
 
-    example, kind, layer, head, query, key   query and key are places in their sequences, layer is among its kind
-    query_token, key_token                   what stands there: text, where the record has it, else the token's number
-    weight                                   α; of a layer, the mean over heads
-    norm                                     ‖αf(x)‖; of a layer, ‖Σ_h αf(x)‖
+    example, kind, layer, head, query, key   query and key are positions in their sequences, layer is within its kind
+    query_token, key_token                   the token there: its text if the record has it, else its id
+    weight                                   α; for a layer, the mean over heads
+    norm                                     ‖αf(x)‖; for a layer, ‖Σ_h αf(x)‖
 
 Padding has no rows, neither as query nor as key.
 """
@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from attnlab.analysis.contribution import norms, widen
+from attnlab.analysis.sums import check_record
 from attnlab.analysis.words import join_pieces, number_words, pool_by_word
 from attnlab.records.record import KINDS, Layer, Record
 
-Words = Mapping[str, Sequence[Sequence[int]]]  # for each sequence and example, the number of each token's word
+Words = Mapping[str, Sequence[Sequence[int]]]  # for each sequence and example, the index of each token's word
 
 
 def contribution(
@@ -35,19 +36,18 @@ def contribution(
     words: bool | Words = False,
     limit: int = 20_000_000,
 ) -> pd.DataFrame:
-    """Every weight and norm of a record, in the columns described above.
+    """Return every weight and norm of a record, in the columns described above.
 
-    level                  "layer": heads together, and no column for them
-    kinds, layers, heads   only these; layers are counted within their kind
-    words                  rows are words, not pieces: by the marks of the tokenizer, or as numbered here
-    limit                  refuse a table of more rows
+    level                  "head", or "layer": heads combined, without the column head
+    kinds, layers, heads   only these; layers count within their kind
+    words                  True: rows are words, read from the tokenizer's marks; or the word index of each token
+    limit                  maximum number of rows; a larger table raises ValueError
     """
-    if not isinstance(record, Record):
-        raise TypeError(f"contribution reads a Record, not a {type(record).__name__}; attnlab.record makes one")
+    check_record(record, "contribution")
     if level not in ("head", "layer"):
-        raise ValueError(f"level must be 'head' or 'layer', not {level!r}")
+        raise ValueError(f"level must be 'head' or 'layer', got {level!r}")
     if level == "layer" and heads is not None:
-        raise ValueError("heads= chooses heads, and level='layer' has them together; leave one of them out")
+        raise ValueError("heads= needs level='head': level='layer' combines all heads")
     frames: list[pd.DataFrame] = []
     rows = 0
     for layer in select_layers(record, kinds, layers):
@@ -55,8 +55,8 @@ def contribution(
             rows += len(frame)
             if rows > limit:
                 raise ValueError(
-                    f"the table would have more than limit={limit:,} rows: choose kinds=, layers= or heads=, "
-                    "level='layer', some examples (record[0]), or a higher limit="
+                    f"the table has more than limit={limit:,} rows; choose kinds=, layers= or heads=, level='layer', "
+                    "fewer examples (record[0]), or a higher limit="
                 )
             frames.append(frame)
     table = pd.concat(frames, ignore_index=True)
@@ -64,33 +64,33 @@ def contribution(
 
 
 def select_layers(record: Record, kinds: Collection[str] | None, layers: Collection[int] | None) -> Iterator[Layer]:
-    """The layers asked for, each made when its turn comes."""
-    there = record.kinds
-    if not there:
+    """Yield the selected layers, loading each one when its turn comes."""
+    available = record.kinds
+    if not available:
         raise ValueError("this record has no layers")
     for kind in kinds or ():
-        if kind not in there:
-            raise ValueError(f"the record has no {kind!r} layers; it has {', '.join(dict.fromkeys(there))}")
+        if kind not in available:
+            raise ValueError(f"the record has no {kind!r} layers; it has {', '.join(dict.fromkeys(available))}")
     counts: Counter[str] = Counter()
     indices = []  # of each layer, within its kind
-    for kind in there:
+    for kind in available:
         indices.append(counts[kind])
         counts[kind] += 1
     for layer in layers or ():
         if layer not in indices:
-            raise ValueError(f"there is no layer {layer}; layers are numbered 0 … {max(indices)} within their kind")
-    for place, (kind, index) in enumerate(zip(there, indices, strict=True)):
+            raise ValueError(f"the record has no layer {layer}; each kind numbers its layers 0 … {max(indices)}")
+    for place, (kind, index) in enumerate(zip(available, indices, strict=True)):
         if (kinds is None or kind in kinds) and (layers is None or index in layers):
             yield record.layers[place]
 
 
 @dataclass(frozen=True, eq=False)
 class TokenSide:
-    """The queries, or the keys, of one example, as the table shows them."""
+    """The queries or the keys of one example, as the table shows them."""
 
-    places: Tensor  # of tokens that are not padding
-    words: list[int] | None  # the word that each of them is of, where rows are words
-    labels: np.ndarray  # what stands at each of them, or what each word is
+    places: Tensor  # positions of tokens that are not padding
+    words: list[int] | None  # the word index of each position, if rows are words
+    labels: np.ndarray  # the text of each token or word
 
     @property
     def numbers(self) -> np.ndarray:
@@ -98,7 +98,7 @@ class TokenSide:
 
 
 def read_side(record: Record, name: str, example: int, length: int, words: bool | Words) -> TokenSide:
-    """One side of one example; name: "source" or "target"."""
+    """Read one side of an example; name is "source" or "target"."""
     mask = record.masks.get(name)
     places = torch.arange(length) if mask is None else mask[example].cpu().nonzero().flatten()
     pieces = _pieces(record, name, example, length)
@@ -107,14 +107,14 @@ def read_side(record: Record, name: str, example: int, length: int, words: bool 
         return TokenSide(places, None, np.array(labels, dtype=object))
     if words is True:
         if name not in record.words:
-            raise ValueError(f"the record has no text of its {name}; words= can also number the word of each token")
+            raise ValueError(f"the record has no text of its {name}; pass the word index of each token as words=")
         numbers = number_words(labels)
     elif name not in words:
-        raise ValueError(f"words= numbers no words of the {name}")
+        raise ValueError(f"words= has no word indices for the {name}")
     else:
         numbers = list(words[name][example])
     if len(numbers) != len(labels):
-        raise ValueError(f"words= has {len(numbers)} numbers for the {len(labels)} tokens of {name} {example}")
+        raise ValueError(f"words= has {len(numbers)} word indices, but {name} {example} has {len(labels)} tokens")
     return TokenSide(places, numbers, np.array(join_pieces(labels, numbers), dtype=object))
 
 
@@ -129,14 +129,14 @@ def _pieces(record: Record, name: str, example: int, length: int) -> Sequence[st
 def _frames(
     record: Record, layer: Layer, level: str, heads: Collection[int] | None, words: bool | Words
 ) -> Iterator[pd.DataFrame]:
-    """The rows of one layer, example by example."""
-    found = norms(layer)
+    """Yield the rows of one layer, example by example."""
+    sizes = norms(layer)
     if level == "head":
-        numbers = _heads(layer, heads)
-        maps = [widen(layer.weights)[:, numbers], found.head[:, numbers]]  # (b,h,i,j)
+        numbers = select_heads(layer, heads)
+        maps = [widen(layer.weights)[:, numbers], sizes.head[:, numbers]]  # (b,h,i,j)
     else:
         numbers = [0]
-        maps = [found.weight[:, None], found.layer[:, None]]
+        maps = [sizes.weight[:, None], sizes.layer[:, None]]
     b, _, i, j = maps[0].shape
     seen = layer.mask.expand(b, 1, i, j)
     for example in range(b):
@@ -156,7 +156,7 @@ def _frames(
 
 
 def _cut(x: Tensor, query: TokenSide, key: TokenSide) -> Tensor:
-    """A map (h,i,j) without padding, and of words where rows are words."""
+    """Remove padding from a map (h,i,j), and pool pieces to words if rows are words."""
     x = x[:, query.places.to(x.device)][:, :, key.places.to(x.device)]
     return x if query.words is None or key.words is None else pool_by_word(x, query.words, key.words)
 
@@ -165,7 +165,8 @@ def _flat(x: Tensor, visible: Tensor) -> np.ndarray:
     return x[:, visible[0] > 0].flatten().cpu().numpy()
 
 
-def _heads(layer: Layer, heads: Collection[int] | None) -> list[int]:
+def select_heads(layer: Layer, heads: Collection[int] | None) -> list[int]:
+    """Return the sorted indices of the selected heads; None = all. Raises ValueError for a head that does not exist."""
     count = layer.context.shape[1]
     for head in heads or ():
         if not 0 <= head < count:

@@ -1,32 +1,33 @@
-"""How much the heads of a layer differ, and what each of them is like (Zheng et al. 2021, §5.2 and §5.4).
+"""How much the heads of a layer differ, and statistics of each head (Zheng et al. 2021, §5.2 and §5.4).
 
-Each query i of head a has a distribution p_a,i over what it looks at. Two heads differ by the Jensen–Shannon
-divergence of theirs, summed over the queries of a sentence and averaged over sentences; H is the entropy in nats:
+Each query i of head a has a distribution p_a,i over keys. The distance of two heads is the Jensen–Shannon divergence of
+their distributions, summed over the queries of a sentence and averaged over sentences. H is the entropy in nats:
 
     JSD_ab = Σ_i [ H(½(p_a,i + p_b,i)) − ½ H(p_a,i) − ½ H(p_b,i) ]        0 ≤ JSD_ab ≤ (number of queries) · ln 2
 
-The paper states no base and sums over queries, so its numbers grow with the sentence: the tables also have bits, and
-the mean over queries. Weights that are negative (daGPAM) or do not sum to 1 are read as a distribution over pairs of a
-key and a sign, p = |w| / Σ_j |w|: opposite signs at one key are different outcomes, and for ordinary weights nothing
-changes. A row that is all 0 differs from any other by ½ ln 2. A query that sees no key, or is padding, is not counted.
+The paper states no base and sums over queries, so its numbers grow with the sentence length. The tables therefore also
+give bits and the mean over queries. Weights that are negative (daGPAM) or do not sum to 1 become a distribution over
+pairs of a key and a sign, p = |w| / Σ_j |w|: opposite signs at one key are different outcomes. This does not change
+ordinary weights. A row of zeros differs from any other row by ½ ln 2. Padding queries, and queries that see no key, do
+not count.
 
-Noise alone raises this: two equal heads whose logits get independent N(0,1) noise differ by several nats over a
-sentence. Compare a sampled record with `recording/noise_null.py`, the same noise on a model trained without noise.
+Noise alone raises the JSD: two equal heads whose logits get independent N(0,1) noise differ by several nats over a
+sentence. Compare a sampled record with `recording/noise_null.py`: the same noise on a model trained without noise.
 
-Of one head, each the mean over sentences of the mean over their queries:
+Statistics of one head, averaged over the queries of a sentence and then over sentences:
 
     confidence         max_j p_ij (Voita et al. 2019, who leave out the end of sentence: ignore=)
     entropy_nats       H(p_i)
     first_token_share  w_i,first, of the first token that is not padding
-    output_share       ‖Σ_d mixed_hid W_hd‖, as a share of the sum over heads: what the head adds to the layer's output
-    dead               output_share below dead_below / heads: a head that adds (nearly) nothing
-    ablation_nats      by how much a target gets dearer without the head (Michel et al. 2019), where the record has been
-                       through attnlab.recording.ablation; the mean over targets
+    output_share       ‖Σ_d mixed_hid W_hd‖ as a share of the sum over heads: what the head adds to the layer's output
+    dead               True if output_share < dead_below / heads: the head adds almost nothing
+    ablation_nats      mean increase of a target's loss without the head (Michel et al. 2019); needs a record that
+                       attnlab.recording.ablation has processed
 """
 
 import math
 from collections.abc import Collection
-from typing import Literal, get_args
+from typing import get_args
 
 import pandas as pd
 import torch
@@ -34,46 +35,46 @@ from torch import Tensor
 
 from attnlab.analysis.contribution import widen
 from attnlab.analysis.sums import Sums, build_pair_mask, check_record, mean_over_queries, read_token_masks
+from attnlab.mechanisms.mechanism import Impl
 from attnlab.records.record import KINDS, Layer, Record
 
-Impl = Literal["auto", "reference", "fused"]
-AT_ONCE = {"cpu": 2**18, "cuda": 2**24}  # numbers that the definition works on
+AT_ONCE = {"cpu": 2**18, "cuda": 2**24}  # values that the definition processes at a time
 
 
 def jsd(weights: Tensor, mask: Tensor | None = None, *, impl: Impl = "auto") -> Tensor:
-    """JSD of every two heads in nats, summed over queries, the mean over the batch; (h,h), float64.
+    """Compute the JSD in nats of every two heads, summed over queries and averaged over the batch; (h,h), float64.
 
     weights  (b,h,i,j)
-    mask     bool, broadcastable to (b,1,i,j), True = counted; a query without any is left out
-    impl     "reference": plain PyTorch, in pieces; "fused": one Triton pass; "auto": that on a GPU, where it can
+    mask     bool, broadcastable to (b,1,i,j), True = counted; queries without a counted key are left out
+    impl     "reference": PyTorch in chunks; "fused": one Triton pass; "auto": fused on a GPU if supported
     """
     return jsd_of_examples(weights, mask, impl=impl).mean(0)
 
 
 @torch.no_grad()
 def jsd_of_examples(weights: Tensor, mask: Tensor | None = None, *, impl: Impl = "auto") -> Tensor:
-    """The same of every example, (b,h,h)."""
+    """Compute the same for every example, (b,h,h)."""
     return _divergence(pair_entropy(weights, mask, impl=impl))
 
 
 def pair_entropy(weights: Tensor, mask: Tensor | None = None, *, impl: Impl = "auto") -> Tensor:
-    """Σ_i H(½(p_a,i + p_b,i)), (b,h,h) in float64; on its diagonal the entropies of the heads themselves."""
+    """Compute Σ_i H(½(p_a,i + p_b,i)), (b,h,h), float64. The diagonal has the entropy of each head."""
     if impl not in get_args(Impl):
-        raise ValueError(f"impl must be one of {', '.join(get_args(Impl))}, not {impl!r}")
+        raise ValueError(f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}")
     counted = _expand_mask(weights, mask)
     if impl == "fused" or (impl == "auto" and weights.is_cuda):
         from attnlab.analysis import diversity_kernel
 
-        reason = diversity_kernel.unsupported(weights)
+        reason = diversity_kernel.find_gap(weights)
         if reason is None:
             return diversity_kernel.pair_entropy(weights.detach(), counted)
         if impl == "fused":
-            raise ValueError(f"impl='fused' does not cover {reason}; say impl='auto' or 'reference'")
+            raise ValueError(f"impl='fused' does not cover {reason}; use impl='auto' or 'reference'")
     return _by_definition(weights.detach(), counted)
 
 
 def distribution(weights: Tensor) -> Tensor:
-    """p of each row (…,j): of j outcomes, or of 2j, key and sign, where a weight is negative; 0 where the row is 0."""
+    """Normalise each row (…,j) to p: j outcomes, or 2j pairs of key and sign if a weight is negative. 0 stays 0."""
     if bool((weights < 0).any()):
         weights = torch.cat([weights.clamp_min(0.0), (-weights).clamp_min(0.0)], dim=-1)
     size = weights.sum(-1, keepdim=True)
@@ -81,24 +82,24 @@ def distribution(weights: Tensor) -> Tensor:
 
 
 def entropy(p: Tensor) -> Tensor:
-    """H of each row (…,j), in nats."""
+    """Compute H of each row (…,j) in nats."""
     return -(p.clamp_min(torch.finfo(p.dtype).tiny).log() * p).sum(-1)
 
 
 def diversity(record: Record) -> pd.DataFrame:
-    """A row for every two heads a < b of every layer: see `Diversity.pairs`."""
+    """Return a table with a row for every two heads a < b of a layer: see `Diversity.pairs`."""
     return _collect(record).pairs()
 
 
 def heads(record: Record, *, ignore: Collection[int] = (), dead_below: float = 0.1) -> pd.DataFrame:
-    """A row for every head: see `Diversity.heads`."""
+    """Return a table with a row for every head: see `Diversity.heads`."""
     return _collect(record, ignore=ignore).heads(dead_below=dead_below)
 
 
 class Diversity(Sums):
-    """The tables over many records, one after the other: at constant memory, and joined from several processes.
+    """The tables over many records, at constant memory. Several processes can merge their sums.
 
-    ignore   numbers of tokens that confidence does not look at, such as the end of sentence
+    ignore   ids of tokens that confidence leaves out, such as the end of sentence
     """
 
     def __init__(self, *, ignore: Collection[int] = ()) -> None:
@@ -107,20 +108,20 @@ class Diversity(Sums):
 
     @torch.no_grad()
     def add(self, record: Record) -> None:
-        """Count the examples of one more record; one that is all padding is none."""
+        """Add the examples of one record. Examples that are all padding do not count."""
         for layer in check_record(record, "diversity").layers:
             queries, keys = read_token_masks(record, layer)
             counted = build_pair_mask(layer, queries, keys).expand(-1, 1, queries.shape[1], -1)
             self._layer(layer, counted, keys, keys & self._find_considered(record, layer))
             if "ablated_nll" in layer.extras:
-                dearer = layer.extras["ablated_nll"].double() - layer.extras["nll"].double()[:, None]  # (b,h)
-                self.accumulate(layer, "ablation", dearer.sum(0))
+                increase = layer.extras["ablated_nll"].double() - layer.extras["nll"].double()[:, None]  # (b,h)
+                self.accumulate(layer, "ablation", increase.sum(0))
                 self.accumulate(layer, "scored", layer.extras["scored"].sum())
 
     def pairs(self) -> pd.DataFrame:
-        """kind, layer, head_a < head_b, jsd (nats, over a sentence), jsd_per_query (nats), jsd_bits (over a sentence).
+        """Return kind, layer, head_a < head_b, jsd (nats a sentence), jsd_per_query (nats), jsd_bits (bits a sentence).
 
-        Table 4's figure, over all pairs of heads of all layers of all kinds, is the mean of the column jsd.
+        The number of Table 4 is the mean of the column jsd, over all pairs of heads of all layers and kinds.
         """
         frames = []
         for kind, layer in self.list_layers():
@@ -133,7 +134,7 @@ class Diversity(Sums):
         return pd.concat(frames, ignore_index=True)
 
     def heads(self, *, dead_below: float = 0.1) -> pd.DataFrame:
-        """kind, layer, head and the columns described above; ablation_nats only where it was measured."""
+        """Return kind, layer, head and the columns described above; ablation_nats only if it was measured."""
         frames = []
         for kind, layer in self.list_layers():
             examples = self.get(kind, layer, "examples").clamp_min(1)
@@ -149,7 +150,7 @@ class Diversity(Sums):
 
     def _layer(self, layer: Layer, counted: Tensor, keys: Tensor, considered: Tensor) -> None:
         b, h, i, _ = layer.context.shape
-        queries = counted[:, 0].any(-1)  # (b,i) that see something
+        queries = counted[:, 0].any(-1)  # (b,i) that see a key
         count = queries.sum(1).clamp_min(1)
         first = keys.int().argmax(1)[:, None, None, None].expand(b, h, i, 1)
         entropies = torch.zeros(b, h, h, dtype=torch.float64, device=keys.device)
@@ -171,12 +172,12 @@ class Diversity(Sums):
         self.accumulate(layer, "output", mean_over_queries(output_norms(layer), queries).sum(0))
 
     def _find_considered(self, record: Record, layer: Layer) -> Tensor:
-        """Which keys confidence looks at, (b,j)."""
+        """Return a bool mask (b,j) of the keys that confidence considers."""
         side = KINDS[layer.kind][1]
         if not self.ignore:
             return torch.ones(1, 1, dtype=torch.bool, device=layer.context.device)
         if side not in record.tokens:
-            raise ValueError(f"ignore= names tokens, and the record has none of its {side}")
+            raise ValueError(f"ignore= needs token ids, but the record has no tokens of the {side}")
         tokens = record.tokens[side].to(layer.context.device)
         return ~torch.isin(tokens, torch.tensor(self.ignore, device=tokens.device))
 
@@ -185,49 +186,49 @@ MEASURES = ("confidence", "entropy_nats", "first_token_share")
 
 
 def output_norms(layer: Layer) -> Tensor:
-    """‖mixed_hi W_h‖, what each head adds to the output of each query, (b,h,i)."""
+    """Compute ‖mixed_hi W_h‖ (b,h,i): what each head adds to the output of each query."""
     mixed, projection = widen(layer.mixed), widen(layer.output_weight)
     square = ((mixed @ (projection @ projection.mT)) * mixed).sum(-1)
     return square.clamp_min(0.0).sqrt()
 
 
 def _divergence(entropies: Tensor) -> Tensor:
-    """JSD (b,h,h) from what pair_entropy gives."""
+    """Compute the JSD (b,h,h) from the result of pair_entropy."""
     own = entropies.diagonal(dim1=1, dim2=2)  # (b,h)
     return (entropies - (own[:, :, None] + own[:, None, :]) / 2).clamp_min(0.0)
 
 
 def _collect(record: Record, **options: Collection[int]) -> Diversity:
-    found = Diversity(**options)
-    found.add(record)
-    return found
+    sums = Diversity(**options)
+    sums.add(record)
+    return sums
 
 
 def _expand_mask(weights: Tensor, mask: Tensor | None) -> Tensor | None:
-    """The mask as (b,1,i,j); refuses what does not fit."""
+    """Expand the mask to (b,1,i,j). Raises if weights or mask have the wrong type or shape."""
     if not isinstance(weights, Tensor):
-        raise TypeError(f"weights must be a torch tensor, not {type(weights).__name__}: say torch.as_tensor(weights)")
+        raise TypeError(f"weights must be a torch tensor, got {type(weights).__name__}; use torch.as_tensor(weights)")
     if weights.dim() != 4 or not weights.is_floating_point():
         given = f"{weights.dtype} {tuple(weights.shape)}"
-        raise ValueError(f"weights must be floating-point (batch, heads, queries, keys), not {given}")
+        raise ValueError(f"weights must be floating-point (batch, heads, queries, keys), got {given}")
     if mask is None:
         return None
     whole = (weights.shape[0], 1, *weights.shape[2:])
     shape = (1,) * (4 - mask.dim()) + tuple(mask.shape)
     if mask.dtype != torch.bool or len(shape) > 4 or any(m not in (1, n) for m, n in zip(shape, whole, strict=True)):
         given = f"{mask.dtype} {tuple(mask.shape)}"
-        raise ValueError(f"mask must be bool and broadcast to (b,1,i,j) = {whole}, not {given}")
+        raise ValueError(f"mask must be bool and broadcast to (b,1,i,j) = {whole}, got {given}")
     return mask.reshape(shape).expand(whole)
 
 
 def _by_definition(weights: Tensor, counted: Tensor | None) -> Tensor:
     b, h, i, j = weights.shape
-    found = torch.zeros(b, h, h, dtype=torch.float64, device=weights.device)
+    entropies = torch.zeros(b, h, h, dtype=torch.float64, device=weights.device)
     rows = max(1, AT_ONCE.get(weights.device.type, 2**18) // max(1, b * h * j))
     for start in range(0, i, rows):
         some = slice(start, start + rows)
         part = widen(weights[:, :, some])
         p = distribution(part if counted is None else part.where(counted[:, :, some], 0.0))
         for a in range(h):
-            found[:, a, a:] += entropy((p[:, a : a + 1] + p[:, a:]) / 2).sum(-1)
-    return found.triu() + found.triu(1).mT
+            entropies[:, a, a:] += entropy((p[:, a : a + 1] + p[:, a:]) / 2).sum(-1)
+    return entropies.triu() + entropies.triu(1).mT

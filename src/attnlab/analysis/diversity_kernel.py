@@ -1,8 +1,8 @@
 """Σ_i H(½(p_a,i + p_b,i)) of every two heads in one pass over the weights; `diversity.py` defines it.
 
-A program has a few queries of one example, and two groups of at most 8 heads, often the same: it goes through a row of
-weights once for each head's sum, and again, now from the cache, with every two heads in registers. What it adds up
-stays there until the end. Sums are made in float32, those over programs in float64, in a fixed order.
+A program has a few queries of one example and two groups of at most 8 heads, often the same group twice. It reads a row
+of weights once for the sum of each head, and again, now from the cache, with every two heads in registers. Its results
+stay in registers until the end. Sums are in float32; sums over programs are in float64, in a fixed order.
 """
 
 import os
@@ -13,15 +13,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-QUERIES = 8  # of a program
+QUERIES = 8  # per program
 GROUP = 8  # heads
 TILE = 64  # keys
-SMALLEST = tl.constexpr(1.2e-38)  # just above the smallest normal float32: what is below, a GPU's log₂ takes for 0
+SMALLEST = tl.constexpr(1.2e-38)  # just above the smallest normal float32; a GPU's log₂ treats smaller values as 0
 
 
 @triton.jit
 def _tile(weights, mask, j, keys, heads, head, w_h, w_j, m_j, masked: tl.constexpr):
-    """Weights of one query, (heads,keys), 0 where hidden."""
+    """Load the weights (heads,keys) of one query, 0 where hidden."""
     inside = (j < keys)[None, :] & (head < heads)[:, None]
     if masked:
         inside = inside & (tl.load(mask + j.to(tl.int64) * m_j, mask=j < keys, other=0) != 0)[None, :]
@@ -31,9 +31,9 @@ def _tile(weights, mask, j, keys, heads, head, w_h, w_j, m_j, masked: tl.constex
 
 @triton.jit
 def _spread(x, y, chip: tl.constexpr):
-    """−m log₂ m of every two heads, m = x⁺ + y⁺, (heads,heads,keys); made so that what is no number stays none.
+    """Compute −m log₂ m of every two heads, m = x⁺ + y⁺, (heads,heads,keys). NaN stays NaN.
 
-    chip   by the GPU's own log₂, 2⁻²² from it, in a quarter of the time
+    chip   use the GPU's approximate log₂: error 2⁻²², a quarter of the time
     """
     m = 0.5 * (x + tl.abs(x))[:, None, :] + 0.5 * (y + tl.abs(y))[None, :, :]
     above = tl.maximum(m, SMALLEST)
@@ -46,7 +46,7 @@ def _spread(x, y, chip: tl.constexpr):
 
 @triton.jit
 def _row(weights, mask, keys, heads, head, w_h, w_j, m_j, masked: tl.constexpr, tile: tl.constexpr):
-    """½ / Σ_j |w| of each head, and whether any of them has a weight below 0, of one query."""
+    """Return ½ / Σ_j |w| of each head for one query, and whether any weight is negative."""
     total = tl.zeros((head.shape[0], tile), dtype=tl.float32)
     lowest = tl.zeros((head.shape[0], tile), dtype=tl.float32)
     for start in range(0, keys, tile):
@@ -62,7 +62,8 @@ def _pairs(
     weights, mask, out, heads, queries, keys, w_b, w_h, w_i, w_j, m_b, m_i, m_j,
     masked: tl.constexpr, chip: tl.constexpr, group: tl.constexpr, tile: tl.constexpr, rows: tl.constexpr,
 ):  # fmt: skip
-    if tl.program_id(1) > tl.program_id(2):  # the same two groups are met the other way round
+    """Store the sums of a program. It has many parameters: Triton takes sizes and strides separately."""
+    if tl.program_id(1) > tl.program_id(2):  # another program has the same two groups in the other order
         return
     program = tl.program_id(0).to(tl.int64)
     parts = tl.cdiv(queries, rows)
@@ -86,13 +87,13 @@ def _pairs(
 
 
 def pair_entropy(weights: Tensor, counted: Tensor | None) -> Tensor:
-    """(b,h,h) in float64, of weights (b,h,i,j) and what is counted of them, bool (b,1,i,j); None: all."""
+    """Compute (b,h,h), float64, from weights (b,h,i,j) and a bool mask (b,1,i,j) of counted pairs; None = all."""
     b, h, i, j = weights.shape
     parts, groups = triton.cdiv(i, QUERIES), triton.cdiv(h, GROUP)
-    out = weights.new_empty(b, parts, h, h, dtype=torch.float32)  # written from the diagonal on
+    out = weights.new_empty(b, parts, h, h, dtype=torch.float32)  # filled on and above the diagonal
     group = min(GROUP, triton.next_power_of_2(h))
     strides = (0, 0, 0) if counted is None else tuple(counted.stride(axis) for axis in (0, 2, 3))
-    given = (weights, weights if counted is None else counted.view(torch.uint8))  # then it is never read
+    given = (weights, weights if counted is None else counted.view(torch.uint8))  # unread without a mask
     with torch.cuda.device(weights.device) if weights.is_cuda else nullcontext():
         _pairs[(b * parts, groups, groups)](
             *given, out, h, i, j, *weights.stride(), *strides,
@@ -102,14 +103,14 @@ def pair_entropy(weights: Tensor, counted: Tensor | None) -> Tensor:
     return found.triu() + found.triu(1).mT
 
 
-def unsupported(weights: Tensor) -> str | None:
-    """What keeps this kernel from a case, or None."""
+def find_gap(weights: Tensor) -> str | None:
+    """Return why this kernel does not support these weights, or None."""
     if not weights.is_cuda and not os.environ.get("TRITON_INTERPRET"):
         return f"tensors on {weights.device}"
     if torch.version.hip:
-        return "AMD's GPUs"
+        return "AMD GPUs"
     if weights.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return str(weights.dtype)
     if weights.numel() == 0:
-        return "no weights at all"
+        return "an empty tensor"
     return None

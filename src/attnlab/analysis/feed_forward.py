@@ -1,8 +1,8 @@
 """Contributions followed through the feed-forward block (Kobayashi et al. 2024).
 
-The feed-forward reads m_i = N(u_i) = Σ_j m_ij + …, m_ij = N_i(c_ij) (`mixing` has c and N). Integrated gradients with
-the baseline 0 share its output out among those terms, linearly at each query (recording/around.py derives the slopes,
-also of gated blocks; the record holds them):
+The feed-forward reads m_i = N(u_i) = Σ_j m_ij + …, m_ij = N_i(c_ij) (`mixing` defines c and N). Integrated gradients
+with the baseline 0 distribute its output over these terms, linearly at each query. recording/around.py derives the
+slopes, also for gated blocks; the record holds them:
 
     F_i(m) = ((m W₁)·slope_i [+ (m W₃)·factor_slope_i]) W₂
 
@@ -10,8 +10,8 @@ also of gated blocks; the record holds them):
     feed-forward-residual   ‖F_i(m_ij) + m_ij‖ in a post-norm block, ‖F_i(m_ij) + c_ij‖ in a pre-norm one
     block                   the same after the norm that closes a post-norm block
 
-Σ_j of the vectors, with what the biases made, is the block's own output. F_i differs from query to query, so there is
-no Gram form, and the vectors of some queries at a time are made: O(i j e f) operations, O(j (e + f)) memory a query.
+Σ_j of the vectors, plus the contribution of the biases, is the block's output. F_i differs between queries, so there is
+no Gram form. The vectors are computed for a few queries at a time: O(i j e f) operations, O(j (e + f)) memory a query.
 """
 
 import torch
@@ -21,36 +21,36 @@ from attnlab.analysis.block import apply_norm, read_part
 from attnlab.analysis.contribution import widen
 from attnlab.records.record import Layer
 
-HELD = 2**24  # numbers of one tensor of vectors
+HELD = 2**24  # values in one tensor of vectors
 
 
 def pass_through(layer: Layer, c: Tensor, rows: slice, to: str) -> Tensor:
-    """Vectors c (b,i,k,e), before the norm, as they leave the feed-forward; of the queries in rows."""
+    """Pass vectors c (b,i,k,e) of the queries in `rows` through norm and feed-forward, up to the place `to`."""
     m = apply_norm(layer, "norm", c, rows=rows)
     slope = read_part(layer, "feed_forward.slope")[:, rows, None]  # (b,i,1,f)
     inner = (m @ widen(read_part(layer, "feed_forward.inner"))) * slope
     if "feed_forward.factor" in layer.around:
         factor_slope = read_part(layer, "feed_forward.factor_slope")[:, rows, None]
         inner += (m @ widen(read_part(layer, "feed_forward.factor"))) * factor_slope
-    made = inner @ widen(read_part(layer, "feed_forward.output"))  # (b,i,k,e)
+    out = inner @ widen(read_part(layer, "feed_forward.output"))  # (b,i,k,e)
     if to == "feed-forward":
-        return made
+        return out
     pre = bool(read_part(layer, "feed_forward.pre"))
-    made = made + (c if pre else m)
-    return made if pre or to != "block" else apply_norm(layer, "closing", made, rows=rows)
+    out = out + (c if pre else m)
+    return out if pre or to != "block" else apply_norm(layer, "closing", out, rows=rows)
 
 
 def norms_after(layer: Layer, to: str, *, diagonal: bool) -> Tensor:
-    """(b,i,j); the residual is on the diagonal if there is one."""
+    """Compute the norms (b,i,j) of contributions at the place `to`; `diagonal`: with the residual."""
     f = widen(layer.values) @ widen(layer.output_weight)  # (b,h,j,e)
     b, _, j, e = f.shape
     residual = widen(read_part(layer, "residual"))
     width = max(e, read_part(layer, "feed_forward.inner").shape[-1])
     size = max(1, HELD // (b * j * width))
-    made = f.new_empty(b, layer.context.shape[2], j)
+    sizes = f.new_empty(b, layer.context.shape[2], j)
     for rows, weights in layer.chunks(size):
         c = torch.einsum("bhij,bhje->bije", widen(weights), f)
         if diagonal:
             c[:, :, rows].diagonal(dim1=1, dim2=2).add_(residual[:, rows].mT)
-        made[:, rows] = pass_through(layer, c, rows, to).norm(dim=-1)
-    return made
+        sizes[:, rows] = pass_through(layer, c, rows, to).norm(dim=-1)
+    return sizes

@@ -1,8 +1,8 @@
-"""How frequent each token is, in bins that keep its rank: from counts of one's own corpus or of another.
+"""Frequency ranks of tokens in bins, from the counts of this corpus or of another one.
 
-Tokens of one count have one rank. Neighbouring ranks share a bin while together they have no more than their share of
-the corpus, 1/BINS of it, so a frequent token has a bin to itself. A file of counts has a line for each token: the
-token, a tab and its count; or three whole numbers, its rank, its count and its id (as Kobayashi et al. 2020 publish).
+Tokens with the same count have the same rank. Neighbouring ranks share a bin while they hold at most 1/BINS of the
+corpus together, so a frequent token has a bin to itself. A file of counts has one line for each token: the token, a tab
+and its count; or three integers: its rank, its count and its id (as Kobayashi et al. 2020 publish).
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,15 +17,17 @@ BINS = 512
 
 @dataclass(frozen=True, eq=False)
 class Frequency:
-    bins: Tensor  # (vocabulary,) of each token, 0 the most frequent; −1: its count is not known
-    single: Tensor  # (bins,) bool: all its tokens have one rank
+    """The frequency bin of every token of a vocabulary."""
+
+    bins: Tensor  # (vocabulary,) the bin of each token: 0 = most frequent, −1 = unknown count
+    single: Tensor  # (bins,) bool, True = all its tokens have the same rank
 
     @classmethod
     def from_counts(cls, counts: Tensor, here: Tensor | None = None) -> "Frequency":
-        """From counts (vocabulary,), 0 where not known; here: the counts in the corpus read, if these are another's."""
+        """Build the bins from counts (vocabulary,), 0 = unknown. `here` has this corpus's counts if they differ."""
         known = counts > 0
         if not known.any():
-            raise ValueError("no token has a count: there are no ranks")
+            raise ValueError("no token has a count above 0, so there are no ranks")
         values, rank = np.unique(-counts[known].numpy(), return_inverse=True)  # rank 0: the most frequent
         mass = np.bincount(rank, weights=(counts if here is None else here)[known].double().numpy())
         most = max(mass.sum() / BINS, 1.0)
@@ -42,7 +44,7 @@ class Frequency:
 
 
 def parse_counts(text: str, pieces: Sequence[str], where: str) -> Tensor:
-    """The counts (vocabulary,) that a file's text gives; where: what it is called in errors."""
+    """Parse the text of a file of counts to counts (vocabulary,); `where` names the file in errors."""
     counts = [0] * len(pieces)
     places: Mapping[str, int] = {piece: token for token, piece in enumerate(pieces)}
     for number, line in enumerate(text.splitlines(), start=1):
@@ -55,11 +57,11 @@ def parse_counts(text: str, pieces: Sequence[str], where: str) -> Tensor:
         elif len(words) == 3 and all(word.isdigit() for word in words):
             place, count = int(words[2]), words[1]
         else:
-            raise ValueError(f"{where}:{number}: a line is a token, a tab and its count; or rank, count and id")
+            raise ValueError(f"{where}:{number}: a line must be a token, a tab and its count; or rank, count and id")
         if place >= len(pieces):
-            raise ValueError(f"{where}:{number}: the model has no token {place}; it has {len(pieces):,}")
+            raise ValueError(f"{where}:{number}: token id {place} is outside the model's vocabulary of {len(pieces):,}")
         if place >= 0:
             counts[place] = int(count)
     if not any(counts):
-        raise ValueError(f"{where}: none of its tokens is in the model's vocabulary")
+        raise ValueError(f"{where}: none of the tokens is in the model's vocabulary")
     return torch.tensor(counts)

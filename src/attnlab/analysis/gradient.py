@@ -1,24 +1,24 @@
-"""How much of a gradient passes an attention: softmax's Jacobian, daGPAM's, and the lemmas of Heo & Choi (2024).
+"""How much gradient passes an attention: the Jacobians of softmax and daGPAM, and the lemmas of Heo & Choi (2024).
 
-Of a softmax p of n logits a (their Lemma 2), and its size as the sum of absolute values of all entries:
+For a softmax p of n logits a (their Lemma 2), with its size as the sum of the absolute values of all entries:
 
     J(p)_jk = ∂p_j/∂a_k = p_j ([j=k] − p_k)        Σ_jk |J_jk| = 2 (1 − Σ_j p_j²) ≤ 2 (1 − 1/n)
 
-It is 0 where p is at one key, and largest where p is uniform, which is a collapsed layer (Lemma 3): a softmax cannot
-have both distinct tokens and large gradients. This holds for the sum of absolute values. For the Frobenius and the
-spectral norm it does not, from n = 3 on: they are largest at a tie of two keys. `lemma3` shows both.
+The size is 0 if p is at one key, and largest if p is uniform, which is a collapsed layer (Lemma 3): a softmax cannot
+have both distinct tokens and large gradients. This holds for the sum of absolute values. It does not hold for the
+Frobenius and spectral norms from n = 3 on: they are largest at a tie of two keys. `lemma3` shows both.
 
-Of daGPAM, P = (1+λ⁺) softmax(a⁺) − λ⁻ softmax(a⁻), if a⁻ = −a⁺ = −a, which its ReLU and W⁻ need not make so (Lemma 5):
+For daGPAM, P = (1+λ⁺) softmax(a⁺) − λ⁻ softmax(a⁻), if a⁻ = −a⁺ = −a, which its ReLU and W⁻ may break (Lemma 5):
 
     J = (1+λ⁺) J(softmax(a)) + λ⁻ J(softmax(−a))       the entries of both have the same signs, so their sizes add
 
-The residuals of what a layer of one head reads and makes (rank.py) obey, with a factor γ of the attention's entries
+The residuals of input X and output Y of a layer with one head (rank.py) obey, with a factor γ of its attention
 
     Lemma 1            ‖res(Y)‖ ≤ 4√2 γ/√d · ‖W_QK‖₁ ‖W_V‖ ‖res(X)‖³                W_QK = W_Q W_Kᵀ, norms 1,∞
     Lemma 4, triangle  ‖res(Y)‖ ≤ 4√2 γ/√d · [(1+λ⁺) ‖W⁺_QK‖₁ + λ⁻ ‖W⁻_QK‖₁] ‖W_V‖ ‖res(X)‖³
 
-No source defines γ, so `smallest_gamma` says which would do for the layer at hand, and no other is made up. The second
-bound is larger than the first. That proves nothing by itself: a larger bound from above is no larger residual.
+No source defines γ, so `smallest_gamma` reports which γ suffices for a given layer. The second bound is larger than the
+first. That alone proves nothing: a larger upper bound does not mean a larger residual.
 """
 
 import math
@@ -34,70 +34,70 @@ from attnlab.analysis.rank import composite_norm, residual
 from attnlab.analysis.sums import Sums, build_pair_mask, check_record, mean_over_queries, read_token_masks
 from attnlab.records.record import Record
 
-SOFTMAX = {"softmax", "dot", "realformer", "coda", "coda-cs"}  # mechanisms whose weights are the softmax of some logits
+SOFTMAX = {"softmax", "dot", "realformer", "coda", "coda-cs"}  # mechanisms whose weights are a softmax of logits
 
 
 def softmax_jacobian(p: Tensor) -> Tensor:
-    """J of each row (…,n) of probabilities; (…,n,n)."""
+    """Compute J of each row (…,n) of probabilities; (…,n,n)."""
     return torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)
 
 
 def softmax_jacobian_size(p: Tensor) -> Tensor:
-    """Σ |J| of each row (…,n), without making J; (…)."""
+    """Compute Σ |J| of each row (…,n) without forming J; (…)."""
     return 2.0 * (p.sum(-1).square() - p.square().sum(-1))
 
 
 def largest_jacobian_size(n: int | Tensor) -> Any:
-    """What Σ |J| is at most for n keys: Lemma 3."""
+    """Return the largest possible Σ |J| for n keys: Lemma 3."""
     return 2.0 * (1.0 - 1.0 / n)
 
 
 def dual_jacobian(logits: Tensor, plus: float, minus: float) -> Tensor:
-    """daGPAM's J at logits a (…,n), where its negative branch has −a; (…,n,n)."""
+    """Compute the J of daGPAM at logits a (…,n), with −a in its negative branch; (…,n,n)."""
     positive, negative = (softmax_jacobian((sign * logits).softmax(-1)) for sign in (1.0, -1.0))
     return (1.0 + plus) * positive + minus * negative
 
 
 def lemma3(sizes: Iterable[int] = (2, 3, 4, 8)) -> pd.DataFrame:
-    """n, at, and three norms of softmax's J there: at the uniform p, at a tie of two keys, and close to one key."""
+    """Return n, at, and three norms of softmax's J: at the uniform p, at a tie of two keys, and close to one key."""
     rows = []
     for n in sizes:
         if n < 2:
-            raise ValueError(f"a softmax over {n} key has no gradient; sizes begin at 2")
+            raise ValueError(f"sizes must be at least 2, got {n}: a softmax over one key has no gradient")
         uniform, tie = torch.full((n,), 1.0 / n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
         tie[:2] = 0.5
         sharp = torch.cat([torch.tensor([0.99]), torch.full((n - 1,), 0.01 / (n - 1))]).double()
         for at, p in (("uniform", uniform), ("tie of two", tie), ("0.99 on one", sharp)):
-            made = softmax_jacobian(p)
-            norms = {"sum_of_absolute": float(made.abs().sum()), "frobenius": float(made.norm())}
-            rows.append({"n": n, "at": at} | norms | {"spectral": float(torch.linalg.matrix_norm(made, 2))})
+            j = softmax_jacobian(p)
+            norms = {"sum_of_absolute": float(j.abs().sum()), "frobenius": float(j.norm())}
+            rows.append({"n": n, "at": at} | norms | {"spectral": float(torch.linalg.matrix_norm(j, 2))})
     return pd.DataFrame(rows)
 
 
 def history(measured: Mapping[int, Iterable[Mapping[str, Any]]]) -> pd.DataFrame:
-    """step, kind, layer, projection, norm, of what attnlab.recording.gradients measured at some steps of a training."""
+    """Return step, kind, layer, projection, norm from the rows that attnlab.recording.gradients measured by step."""
     rows = [{"step": step, **row} for step, found in sorted(measured.items()) for row in found]
     return pd.DataFrame(rows, columns=["step", "kind", "layer", "projection", "norm"])
 
 
 def jacobians(record: Record) -> pd.DataFrame:
-    """A row for every head: see `Jacobians.table`."""
-    found = Jacobians()
-    found.add(record)
-    return found.table()
+    """Return a table with a row for every head: see `Jacobians.table`."""
+    sums = Jacobians()
+    sums.add(record)
+    return sums.table()
 
 
 class Jacobians(Sums):
-    """The sizes of softmax's Jacobian over many records, one after the other, and joined from several processes."""
+    """The sizes of softmax's Jacobian over many records. Several processes can merge their sums."""
 
     @torch.no_grad()
     def add(self, record: Record) -> None:
-        """Count the examples of one more record of a softmax attention."""
+        """Add the examples of one record. Raises ValueError if its weights are not known to be a softmax."""
         mechanism = str(check_record(record, "jacobians").meta.get("mechanism", ""))
         if not {name.strip() for name in mechanism.split(",")} <= SOFTMAX:
             raise ValueError(
-                f"the Jacobian is read off weights that are a softmax; those of {mechanism or 'this record'} are not "
-                f"known to be (those of {', '.join(sorted(SOFTMAX))} are)"
+                f"jacobians needs softmax weights, and those of {mechanism or 'this record'} are not known to be; "
+                f"supported: {', '.join(sorted(SOFTMAX))}"
             )
         for layer in record.layers:
             counted = build_pair_mask(layer, *read_token_masks(record, layer)).expand(-1, 1, layer.context.shape[2], -1)
@@ -112,9 +112,9 @@ class Jacobians(Sums):
             self.accumulate(layer, "examples", queries.any(1).sum())
 
     def table(self) -> pd.DataFrame:
-        """kind, layer, head, jacobian_size = Σ|J|, largest_size, what it is for uniform weights, and their quotient.
+        """Return kind, layer, head, jacobian_size = Σ|J|, largest_size for uniform weights, and share_of_largest.
 
-        Each is the mean over sentences of the mean over their queries.
+        Values are means over the queries of a sentence, then over sentences.
         """
         frames = []
         for kind, layer in self.list_layers():
@@ -127,38 +127,40 @@ class Jacobians(Sums):
 
 
 def residual_bound(gamma: float, qk: float, value: float, size: float, head_dim: int) -> float:
-    """Lemma 1's right side, of qk = ‖W_QK‖₁, value = ‖W_V‖_{1,∞}, size = ‖res(X)‖_{1,∞}."""
+    """Compute the right side of Lemma 1 from qk = ‖W_QK‖₁, value = ‖W_V‖_{1,∞}, size = ‖res(X)‖_{1,∞}."""
     return 4.0 * math.sqrt(2.0 / head_dim) * gamma * qk * value * size**3
 
 
 def dual_residual_bound(
     gamma: float, qk: tuple[float, float], value: float, size: float, head_dim: int, plus: float, minus: float
 ) -> float:
-    """Lemma 4's right side in its triangle form; qk of the positive and of the negative branch."""
+    """Compute the right side of Lemma 4 in its triangle form; qk of the positive and the negative branch."""
     return residual_bound(gamma, (1.0 + plus) * qk[0] + minus * qk[1], value, size, head_dim)
 
 
 @torch.no_grad()
 def smallest_gamma(record: Record, projections: Mapping[str, Mapping[str, Tensor]]) -> pd.DataFrame:
-    """A row for every head of every self-attention, with res taken around the mean:
+    """Return a row for every head of every self-attention, with res around the mean:
 
-    gamma         the smallest γ with which Lemma 1 holds for every sentence of the record
-    region_below  √d / (4√2 ‖W_QK‖₁ ‖W_V‖_{1,∞}): for a γ below this the lemma has the residual shrink
+    gamma         the smallest γ for which Lemma 1 holds for every sentence of the record
+    region_below  √d / (4√2 ‖W_QK‖₁ ‖W_V‖_{1,∞}): with γ below this, the lemma implies that the residual shrinks
 
-    projections   "query", "key" and "value" of each layer by its name, (h,e,d): recording.gradients.projections.
-    The lemma knows no biases and no padding; the model's biases are in the states that are measured here.
+    projections   "query", "key" and "value" (h,e,d) of each layer, by its name: recording.gradients.projections.
+    The lemma has no biases and no padding; the states measured here include the model's biases.
     """
     frames = []
     for layer in check_record(record, "smallest_gamma").layers:
         if layer.kind == "cross":
             continue
         if layer.name not in projections:
-            raise ValueError(f"no projections of {layer.name}; attnlab.recording.gradients.projections returns them")
+            raise ValueError(f"projections= has no entry for {layer.name}; get them from attnlab.recording.gradients")
         queries, _ = read_token_masks(record, layer)
         query, key, value = (
             widen(projections[layer.name][name]).to(queries.device) for name in ("query", "key", "value")
         )
-        made = composite_norm(residual(widen(layer.context), queries[:, None].expand(layer.context.shape[:3])))  # (b,h)
+        sizes = composite_norm(
+            residual(widen(layer.context), queries[:, None].expand(layer.context.shape[:3]))
+        )  # (b,h)
         cubed = composite_norm(residual(widen(layer.inputs), queries)) ** 3  # (b,)
         terms = (
             residual_bound(1.0, float((q @ k.T).abs().sum(0).amax()), float(composite_norm(v)), 1.0, v.shape[1])
@@ -166,7 +168,7 @@ def smallest_gamma(record: Record, projections: Mapping[str, Mapping[str, Tensor
         )
         region = 1.0 / torch.tensor(list(terms), dtype=torch.float64)
         some = cubed > 0
-        gamma = (made[some] / cubed[some, None]).amax(0).double().cpu() * region
+        gamma = (sizes[some] / cubed[some, None]).amax(0).double().cpu() * region
         columns = {"head": range(len(region)), "gamma": gamma.numpy(), "region_below": region.numpy()}
         frames.append(pd.DataFrame({"kind": layer.kind, "layer": layer.index} | columns))
     return pd.concat(frames, ignore_index=True)

@@ -1,15 +1,15 @@
-"""Spearman's ρ of more pairs than can be kept: from a table of counts, with a bound on what the table cannot tell.
+"""Spearman's ρ of more pairs than fit into memory: from a table of counts, with a bound on its error.
 
-Numbers are counted in bins that rise with them, a fixed number to each power of two; numbers of one bin count as equal.
-With R the true rank of x, R′ the mean rank of its bin and e = R − R′, and S, S′, d the same of y,
+Values are counted in increasing bins, a fixed number for each power of two. Values of one bin count as equal. With R
+the true rank of x, R′ the mean rank of its bin and e = R − R′, and S, S′, d the same of y,
 
     cov(R, S) = cov(R′, S′) + cov(R′, d) + cov(e, S′) + cov(e, d)        var R = var R′ + var e
 
-because the mean of e in each bin is 0. In a bin of m numbers var e ≤ (m² − 1)/12, so by Cauchy and Schwarz, bin by bin,
+because the mean of e in each bin is 0. In a bin of m values var e ≤ (m² − 1)/12, so by Cauchy–Schwarz, bin by bin,
 
     |cov(R′, d)| ≤ Σ_s p_s sd(R′ | s) √((m_s² − 1)/12)        |cov(e, d)| ≤ sd(e) sd(d)
 
-and ρ cannot lie further from the table's than these allow. Bins that hold a single value have e = 0.
+These bounds limit how far ρ can be from the table's value. Bins that hold a single value have e = 0.
 """
 
 import math
@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-MANTISSA, BIAS = 23, 127  # of a float32: 23 bits after the exponent, which is written 127 too large
+MANTISSA, BIAS = 23, 127  # of a float32: 23 bits after the exponent, which has an offset of 127
 
 
 @dataclass(frozen=True)
 class Octaves:
-    """Bins from 2^low to 2^high, 2^bits to an octave; what lies outside is counted in the first or the last."""
+    """Bins from 2^low to 2^high, 2^bits for each octave. Values outside count in the first or last bin."""
 
     low: int
     high: int
@@ -35,7 +35,7 @@ class Octaves:
         return (self.high - self.low) << self.bits
 
     def find_bins(self, x: Tensor) -> Tensor:
-        """The bin of each x ≥ 0, int32: the leading bits of a float32 rise with it."""
+        """Return the bin of each x ≥ 0, int32. It uses that the leading bits of a float32 increase with x."""
         leading = x.float().contiguous().view(torch.int32) >> (MANTISSA - self.bits)
         return leading.sub_((self.low + BIAS) << self.bits).clamp_(0, self.size - 1)
 
@@ -46,7 +46,7 @@ NORMS = Octaves(low=-10, high=10, bits=7)
 
 @dataclass(frozen=True)
 class Correlation:
-    """ρ of the binned numbers; that of the numbers themselves differs from it by at most bound. nan: it has none."""
+    """ρ of the binned values. The exact ρ differs from it by at most `bound`. nan = undefined."""
 
     spearman: float
     bound: float
@@ -54,7 +54,7 @@ class Correlation:
 
 
 def correlation(counts: Tensor, single: Tensor | None = None) -> Correlation:
-    """Spearman's ρ of a table (x bins, y bins) of counts; single: the bins of x that hold one value each."""
+    """Compute Spearman's ρ of a table (x bins, y bins) of counts; `single` marks the bins of x with one value."""
     table = counts.cpu().numpy()
     rows, columns = table.sum(1), table.sum(0)
     table = table[rows > 0][:, columns > 0].astype(np.float64)
@@ -64,7 +64,7 @@ def correlation(counts: Tensor, single: Tensor | None = None) -> Correlation:
     if not total or (len(rows) == 1 and kept.all()):
         return Correlation(math.nan, math.nan, int(total))
     x, y = _ranks(rows), _ranks(columns)
-    hidden_x, hidden_y = np.where(kept, 0.0, (rows**2 - 1) / 12), (columns**2 - 1) / 12  # the largest var e by bin
+    hidden_x, hidden_y = np.where(kept, 0.0, (rows**2 - 1) / 12), (columns**2 - 1) / 12  # the largest var e of each bin
     covariance, error = float(x @ table @ y) / total, _hidden_covariance(table, x, y, hidden_x, hidden_y)
     low = float(rows @ x**2) / total, float(columns @ y**2) / total
     high = low[0] + float(rows @ hidden_x) / total, low[1] + float(columns @ hidden_y) / total
@@ -80,12 +80,12 @@ def correlation(counts: Tensor, single: Tensor | None = None) -> Correlation:
 
 
 def _ranks(sizes: np.ndarray) -> np.ndarray:
-    """The mean rank in each bin, the mean of all ranks taken off."""
+    """Return the mean rank of each bin, minus the mean of all ranks."""
     return np.cumsum(sizes) - sizes / 2 - sizes.sum() / 2
 
 
 def _hidden_covariance(table: np.ndarray, x: np.ndarray, y: np.ndarray, in_x: np.ndarray, in_y: np.ndarray) -> float:
-    """The most that ranks within bins can add to the covariance, in_x and in_y their largest variances by bin."""
+    """Bound the covariance that ranks within bins add; in_x and in_y are the largest variances of each bin."""
     total = table.sum()
 
     def one_side(table: np.ndarray, ranks: np.ndarray, inside: np.ndarray) -> float:

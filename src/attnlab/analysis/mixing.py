@@ -1,23 +1,23 @@
-"""What a token takes from others and what it keeps of itself: attention, residual and norm together.
+"""How much a token takes from others and keeps of itself: attention, residual and norm together.
 
 Around an attention there is a residual r and a norm N that reads their sum (Kobayashi et al. 2021):
 
     u_i = Σ_j c_ij + b        c_ij = Σ_h α_hij f_h(x_j) + [i=j] r_i
 
-    post-norm   N(u_i) is the block's state; r_i = x_i
-    pre-norm    u_i is, and N(u_i) is what the next part reads; r_i is what the norm before the attention had read, and
-                x_j = N'(r_j) depends on token j alone, so c_ij is all that token j gave u_i
+    post-norm   N(u_i) is the block's state, and r_i = x_i
+    pre-norm    u_i is the block's state, and N(u_i) is the input of the next part. r_i is the input of the norm before
+                the attention, and x_j = N'(r_j) depends on token j alone, so c_ij is all that token j adds to u_i
 
-With the deviation σ_i of the u_i that was really there, a LayerNorm is a sum over the same tokens, and so is an
-RMSNorm, which does not centre and has the root mean square for σ (both with their ε; β, like b, is nobody's):
+With σ_i the actual deviation of u_i, a LayerNorm is a sum over the same tokens. So is an RMSNorm, which does not centre
+and whose σ is the root mean square. Both include their ε. The biases β and b belong to no token:
 
     N(u_i) = Σ_j N_i(c_ij) + …        N_i(c) = γ·(c − mean c)/σ_i        RMSNorm: γ·c/σ_i
 
-MAPS says how far into the block a contribution is followed. N_i is one matrix for all queries times 1/σ_i, so it goes
-into W_h and the Gram form of `contribution` holds; only the diagonal and the sums are made as vectors.
+MAPS names how far into the block a contribution is followed. N_i is one matrix for all queries times 1/σ_i. It is
+folded into W_h, so the Gram form of `contribution` holds; only the diagonal and the sums need explicit vectors.
 
-The mixing ratio is ‖Σ_{j≠i} ·‖ / (‖Σ_{j≠i} ·‖ + ‖·_ii‖), norms of summed vectors. In a cross attention no key is the
-query itself: `own` holds the norm of its residual, and the ratio is that of all keys against it.
+The mixing ratio is ‖Σ_{j≠i} ·‖ / (‖Σ_{j≠i} ·‖ + ‖·_ii‖), with norms of summed vectors. In a cross attention no key is
+the query itself: `own` is the norm of the query's residual, and the ratio compares all keys with it.
 """
 
 from collections.abc import Callable
@@ -35,22 +35,22 @@ from attnlab.records.record import KINDS, Layer
 
 @dataclass(frozen=True, eq=False)
 class Mixing:
-    """How much each key gave each query at one place of the block."""
+    """How much each key contributes to each query at one place of the block."""
 
     map: Tensor  # (b,i,j)
-    own: Tensor | None  # (b,i) of the query's residual, in a cross attention; else it is on the map's diagonal
-    ratio: Tensor  # (b,i) from 0, all its own, to 1, all from others; nan where a query got nothing at all
+    own: Tensor | None  # (b,i) of the query's residual in a cross attention; else it is on the map's diagonal
+    ratio: Tensor  # (b,i) from 0, only its own, to 1, only from others; nan if a query receives nothing
 
 
 def mixing(layer: Layer, by: str = "norm") -> Mixing:
-    """The map, and the mixing ratio, of one layer; by: a name in MAPS."""
+    """Compute the map and the mixing ratio of one layer; `by` is a name in MAPS."""
     if by not in MAPS:
-        raise ValueError(f"no map is called {by!r}; there are {', '.join(MAPS)}")
+        raise ValueError(f"unknown map {by!r}; choose one of {', '.join(MAPS)}")
     i, j = layer.context.shape[2], layer.grouped_values.shape[2]
     if not is_cross(layer) and i != j:
         raise ValueError(
-            f"{layer.name}: {i} queries and {j} keys of one sequence; a token's own part is known "
-            "only where queries and keys are the same tokens"
+            f"{layer.name} has {i} queries and {j} keys of one sequence; mixing needs the same tokens as queries and "
+            "keys"
         )
     return MAPS[by](layer)
 
@@ -61,7 +61,7 @@ def is_cross(layer: Layer) -> bool:
 
 
 def map_weights(layer: Layer, *, residual: bool) -> Mixing:
-    """The mean weight over heads; with a residual that counts as much: α/2 + [i=j]/2."""
+    """Map the mean weight over heads, or with a residual of equal weight, α/2 + [i=j]/2."""
     weights = mean_weights(layer)
     own = torch.zeros_like(weights[..., 0])
     if residual:
@@ -74,12 +74,12 @@ def map_weights(layer: Layer, *, residual: bool) -> Mixing:
 
 
 def mean_weights(layer: Layer) -> Tensor:
-    """The mean of α over heads, (b,i,j), where there need be no contributions."""
+    """Compute the mean of α over heads (b,i,j). Unlike `norms`, it works for every mechanism."""
     return torch.cat([widen(weights).mean(1) for _, weights in layer.chunks()], dim=1)
 
 
 def map_norms(layer: Layer, *, residual: bool, norm: bool) -> Mixing:
-    """‖N_i(Σ_h α f_h(x_j) + [i=j] r_i)‖, without r or without N where they are not asked for."""
+    """Map ‖N_i(Σ_h α f_h(x_j) + [i=j] r_i)‖, with r if residual and with N if norm."""
     check_linear(layer)
     projection = widen(layer.output_weight)
     r = widen(read_part(layer, "residual")) if residual else torch.zeros_like(widen(layer.outputs))
@@ -89,24 +89,24 @@ def map_norms(layer: Layer, *, residual: bool, norm: bool) -> Mixing:
         scale = read_part(layer, "norm.scale")  # (b,i,1)
     own, others = split_own(replace(layer, output_weight=projection), r)
     own, others = (scale * own).norm(dim=-1), (scale * others).norm(dim=-1)
-    made = norms(replace(layer, output_weight=projection)).layer * scale
+    sizes = norms(replace(layer, output_weight=projection)).layer * scale
     if is_cross(layer):
-        return Mixing(made, own, _ratio(others, own))
-    made.diagonal(dim1=1, dim2=2).copy_(own)
-    return Mixing(made, None, _ratio(others, own))
+        return Mixing(sizes, own, _ratio(others, own))
+    sizes.diagonal(dim1=1, dim2=2).copy_(own)
+    return Mixing(sizes, None, _ratio(others, own))
 
 
 def map_feed_forward(layer: Layer, *, to: str) -> Mixing:
-    """The same, followed through the feed-forward: see attnlab.analysis.feed_forward."""
+    """Map contributions that are followed through the feed-forward: see attnlab.analysis.feed_forward."""
     check_linear(layer)
     pair = torch.stack(split_own(layer, widen(read_part(layer, "residual"))), dim=2)  # (b,i,2,e)
     own, others = feed_forward.pass_through(layer, pair, slice(None), to).norm(dim=-1).unbind(2)
-    made = feed_forward.norms_after(layer, to, diagonal=not is_cross(layer))
-    return Mixing(made, own if is_cross(layer) else None, _ratio(others, own))
+    sizes = feed_forward.norms_after(layer, to, diagonal=not is_cross(layer))
+    return Mixing(sizes, own if is_cross(layer) else None, _ratio(others, own))
 
 
 def split_own(layer: Layer, residual: Tensor) -> tuple[Tensor, Tensor]:
-    """What a query's own token gave it, residual and all, and what the others did: two vectors, (b,i,e) each."""
+    """Split u − b into the query's own part, with its residual, and the part of the others; (b,i,e) each."""
     projection = widen(layer.output_weight)
     total = torch.einsum("bhid,hde->bie", widen(layer.context), projection)
     if is_cross(layer):
@@ -128,5 +128,5 @@ MAPS: dict[str, Callable[[Layer], Mixing]] = {
     "norm": partial(map_norms, residual=True, norm=True),  # AttnResLn-N
     "feed-forward": partial(map_feed_forward, to="feed-forward"),  # AtbFf
     "feed-forward-residual": partial(map_feed_forward, to="feed-forward-residual"),  # AtbFfRes
-    "block": partial(map_feed_forward, to="block"),  # AtbFfResLn; in a pre-norm block the same as the one before
+    "block": partial(map_feed_forward, to="block"),  # AtbFfResLn; equals the previous map in a pre-norm block
 }

@@ -1,13 +1,13 @@
 """The probes of a record beside its weights: scores of every source position for every target position.
 
     example, target_position, source_position      where
-    source_token                                   what stands there: text, where the record has it, else its number
-    target                                         the true word or class y_t, by number
+    source_token                                   the token there: its text if the record has it, else its id
+    target                                         the true word or class y_t, as an id
     weight                                         α, the mean over heads
-    beta, saliency                                 the probes β and Δ that models/probe.py put into the layer
+    beta, saliency                                 the probes β and Δ that attnlab.recording.probe adds to the layer
 
-Padding has no rows. A comparison takes the scores of each target position for a row, and asks of two of them, over all
-rows together: how often A(u, v) holds, how often by chance, and the mean of Kendall's τ_b (agreement.py).
+Padding has no rows. A comparison of two scores treats the scores of each target position as one row. Over all rows it
+reports how often A(u, v) holds, how often it holds by chance, and the mean of Kendall's τ_b (agreement.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,13 @@ from torch import Tensor
 
 from attnlab.analysis.agreement import agreement, kendall, random_baseline
 from attnlab.analysis.contribution_table import read_side
+from attnlab.analysis.sums import check_record
 from attnlab.records.record import KINDS, Layer, Record
 
 
 @dataclass(frozen=True, eq=False)
 class Scores:
-    """Scores by name, (b,t,l) each, of one layer of a record."""
+    """Named scores (b,t,l) of one layer of a record."""
 
     record: Record
     layer: Layer
@@ -31,14 +32,14 @@ class Scores:
     seen: Tensor  # (b,t,l) bool, False at padding
 
     def table(self) -> pd.DataFrame:
-        """A row for every two positions, in the columns described above."""
+        """Return a table with a row for every two positions, in the columns described above."""
         return pd.concat([self._frame(example) for example in range(len(self.seen))], ignore_index=True)
 
     def compare_pair(self, u: str, v: str, top: float = 0.05) -> dict[str, object]:
-        """How well v agrees with u, and what chance would give."""
+        """Compute how well v agrees with u, and the agreement expected by chance."""
         kept = self.seen.any(-1)
         if not bool(kept.any()):
-            raise ValueError("every position of this record is padding: there is nothing to compare")
+            raise ValueError("every position of this record is padding, so there is nothing to compare")
         first, second, seen = (x[kept] for x in (self.named[u], self.named[v], self.seen))
         tau = kendall(first, second, seen)
         ordered = tau[~tau.isnan()]
@@ -49,11 +50,11 @@ class Scores:
             "agreement": float(agreement(first, second, top, seen).double().mean()),
             "agreement_by_chance": float(random_baseline(seen.sum(-1), top)),
             "kendall_tau_b": float(ordered.mean()) if len(ordered) else None,
-            "kendall_rows": len(ordered),  # in the others u or v is constant
+            "kendall_rows": len(ordered),  # u or v is constant in the other rows
         }
 
     def summary(self, pairs: Sequence[tuple[str, str]], top: float) -> pd.DataFrame:
-        """One row for each comparison."""
+        """Return a table with one row for each comparison."""
         return pd.DataFrame([self.compare_pair(u, v, top) for u, v in pairs])
 
     def _frame(self, example: int) -> pd.DataFrame:
@@ -69,31 +70,30 @@ class Scores:
 
 
 def scores(record: Record, names: Sequence[str], *, layer: int = -1) -> Scores:
-    """α and these probes of a cross attention, by default of the last, which is the one that is probed."""
-    if not isinstance(record, Record):
-        raise TypeError(
-            f"a Record is wanted, not a {type(record).__name__}; attnlab.recording.probe.record_probes makes one"
-        )
-    layers = record.kind("cross")
+    """Read α and the named probes of a cross attention; default: the last one, which attnlab.recording.probe probes."""
+    layers = check_record(record, "scores").kind("cross")
     if not -len(layers) <= layer < len(layers):
-        raise ValueError(f"there is no cross attention {layer} in {record!r}")
+        raise ValueError(f"layer {layer} is not a cross attention of this record: it has {len(layers)} ({record!r})")
     chosen = layers[layer]
     weight = chosen.weights.mean(1).detach()  # (b,t,l)
-    found = {"weight": weight} | {name: _read_probe(chosen, name, weight) for name in names}
-    return Scores(record, chosen, found, _build_mask(record, chosen, weight))
+    named = {"weight": weight} | {name: _read_probe(chosen, name, weight) for name in names}
+    return Scores(record, chosen, named, _build_mask(record, chosen, weight))
 
 
 def _read_probe(layer: Layer, name: str, weight: Tensor) -> Tensor:
     if name not in layer.extras:
-        raise ValueError(f"{layer.name} has no {name} in its extras; attnlab.recording.probe adds it from the model")
-    found = layer.extras[name].detach()
-    if found.shape != weight.shape:
-        raise ValueError(f"{name} of {layer.name} is {tuple(found.shape)}, but its weights are {tuple(weight.shape)}")
-    return found
+        raise ValueError(
+            f"{layer.name} has no {name} in its extras; add it from the model with attnlab.recording.probe"
+        )
+    probe = layer.extras[name].detach()
+    if probe.shape != weight.shape:
+        shapes = f"{tuple(probe.shape)}, but its weights have {tuple(weight.shape)}"
+        raise ValueError(f"{name} of {layer.name} has shape {shapes}")
+    return probe
 
 
 def _build_mask(record: Record, layer: Layer, weight: Tensor) -> Tensor:
-    """Where neither target nor source is padding, and the attention may look; (b,t,l)."""
+    """Return a bool mask (b,t,l): neither target nor source is padding, and the key is visible."""
     seen = layer.mask[(None,) * (4 - layer.mask.dim())][:, 0].expand(weight.shape)
     for name, axis in zip(KINDS[layer.kind], (2, 1), strict=True):
         if name in record.masks:

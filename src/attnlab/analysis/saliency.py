@@ -2,8 +2,8 @@
 
     Δ_{t,l} = e_l · ∂ log p(y_t) / ∂e_l       to first order, what the right word gains from the embedding e_l
 
-Positive where the word at l speaks for y_t. The authors' released code has the sign reversed in classification; here it
-is as above. A(Δ, β) asks whether the most salient word is one from which the right one can be predicted alone.
+Δ is positive if the word at l is evidence for y_t. The authors' released code reverses the sign in classification; here
+it is as above. A(Δ, β) tells whether the most salient word alone predicts the right word.
 """
 
 import pandas as pd
@@ -13,11 +13,11 @@ from attnlab.records.record import Record
 
 
 def saliency(record: Record, *, layer: int = -1) -> pd.DataFrame:
-    """weight, beta and saliency of every target and source position; probed.py describes the columns."""
+    """Return weight, beta and saliency of every target and source position; probe_scores.py describes the columns."""
     return scores(record, ["beta", "saliency"], layer=layer).table()
 
 
 def summary(record: Record, *, top: float = 0.05, layer: int = -1) -> pd.DataFrame:
-    """A and τ_b of (Δ, β) and of (α, Δ), a row each."""
+    """Return A and τ_b of (Δ, β) and of (α, Δ), one row each."""
     pairs = [("saliency", "beta"), ("weight", "saliency")]
     return scores(record, ["beta", "saliency"], layer=layer).summary(pairs, top)

@@ -1,18 +1,18 @@
-"""What a model attends to over a corpus: sums that records are added to, one after the other, at constant memory.
+"""Attention statistics over a corpus: running sums over records, at constant memory.
 
-Of one layer, with keys j of category c (Kobayashi et al. 2020, §4), each the mean over examples of the mean over their
-queries i; s = Σ_j |α_hij| is 1 in most mechanisms:
+For one layer and the keys j of category c (Kobayashi et al. 2020, §4), each value is the mean over the queries i of an
+example, then over examples; s = Σ_j |α_hij| is 1 in most mechanisms:
 
     weight_share       Σ_{j∈c} α_hij                 entropy_nats        −Σ_j p ln p,  p = |α_hij| / s
     norm_sum           Σ_{j∈c} ‖α_hij f_h(x_j)‖      first_token_share   α_h,i,first
 
-and over all tokens x of the corpus, or of a category, the mean, deviation, least and greatest of ‖f_h(x)‖; cv is the
-deviation by the mean. Over all pairs of a query and a key that it sees, in all layers and heads of a kind, Spearman's
-ρ of |α| and ‖f‖; over all tokens, that of their frequency rank and their ‖f‖, or their |α|, averaged over layers and
-heads, |α| also over the queries that see the token. Both come with a bound (attnlab.analysis.joint). Padding is nowhere
-in it.
+The mean, standard deviation, minimum and maximum of ‖f_h(x)‖ are over all tokens x of the corpus or of a category; cv
+is the deviation divided by the mean. Spearman's ρ of |α| and ‖f‖ is over all visible pairs of a query and a key, in all
+layers and heads of a kind. Spearman's ρ of a token's frequency rank and its ‖f‖ or |α| is over all tokens; both are
+averaged over layers and heads, and |α| also over the queries that see the token. Each ρ comes with an error bound
+(attnlab.analysis.joint). Padding never counts.
 
-Sums of several processes are joined by adding them up.
+Several processes can add up their sums.
 """
 
 from collections.abc import Collection, Mapping
@@ -25,23 +25,24 @@ from torch import Tensor
 
 from attnlab.analysis.categories import Categories
 from attnlab.analysis.contribution import Keys, check_linear, widen
+from attnlab.analysis.contribution_table import select_heads
 from attnlab.analysis.frequency import Frequency
 from attnlab.analysis.joint import NORMS, WEIGHTS, Correlation, correlation
 from attnlab.records.record import KINDS, Layer, Record
 
 SIDES = ("source", "target")
-PLACES, COUNTS = ".places", ".counts"  # how a table that is mostly empty is handed on
+PLACES, COUNTS = ".places", ".counts"  # suffixes of a sparse table in tensors()
 
 
 @dataclass(frozen=True, eq=False)
 class SequenceKind:
-    """The tokens of a batch, as one kind of layer has them for queries and keys."""
+    """The tokens of a batch that are queries and keys of one kind of layer."""
 
     queries: Tensor  # (b,i) bool, False = padding
     keys: Tensor  # (b,j)
     category: Tensor  # (b,j)
-    member: Tensor  # (b,j,c) float64: 1 in its category, nowhere if it is padding
-    rank: Tensor | None  # (b,j) the bin of its frequency
+    member: Tensor  # (b,j,c) float64: 1 in its category; 0 everywhere for padding
+    rank: Tensor | None  # (b,j) the frequency bin
 
     @property
     def lengths(self) -> Tensor:
@@ -50,19 +51,19 @@ class SequenceKind:
 
 @dataclass(frozen=True, eq=False)
 class Received:
-    """What keys were given in one layer, by all the queries of their example."""
+    """What the keys of one layer receive from all queries of their example."""
 
     mass: Tensor  # (b,h,j) Σ_i α
     size: Tensor  # (b,h,j) Σ_i |α|
     entropy: Tensor  # (b,h) summed over queries
-    seen: Tensor  # (b,j) by how many queries
+    seen: Tensor  # (b,j) number of queries that see the key
 
 
 class Statistics:
     """Sums over a corpus.
 
-    categories, frequency   of the tokens of "source" and "target", or one for both; all have the same names
-    layers, heads           only these
+    categories, frequency   for "source" and "target", or one for both; all categories have the same names
+    layers, heads           only these; default: all
     """
 
     def __init__(
@@ -80,10 +81,10 @@ class Statistics:
         self.sums: dict[str, Tensor] = {}
 
     def add(self, record: Record) -> None:
-        """Count the examples of one more record."""
+        """Add the examples of one record."""
         for index in sorted(self.layers or ()):
-            if index not in (there := {layer.index for layer in record.layers}):
-                raise ValueError(f"the model has no layer {index}; layers are 0 … {max(there)}, within their kind")
+            if index not in (indices := {layer.index for layer in record.layers}):
+                raise ValueError(f"the model has no layer {index}; each kind numbers its layers 0 … {max(indices)}")
         for kind in dict.fromkeys(record.kinds):
             sequences = self._sequences(record, kind)
             norm = weight = torch.zeros_like(sequences.keys, dtype=torch.float64)
@@ -95,26 +96,26 @@ class Statistics:
                 norm, heads = norm + vector.sum(1), heads + vector.shape[1]
                 weight = weight + received.size.sum(1) / received.seen.clamp_min(1)
             if not heads:
-                raise ValueError(f"none of the {kind} layers is among layers {sorted(self.layers or ())}")
+                raise ValueError(f"no {kind} layer is among layers={sorted(self.layers or ())}")
             self._add(f"{kind}/examples", torch.tensor(len(record)))
             self._add(f"{kind}/tokens", sequences.keys.sum())
             if sequences.rank is not None:
                 self._occurrences(kind, sequences, weight / heads, norm / heads)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All sums, on the CPU, to be stored or sent; tables of counts without their zeros."""
-        made = {}
+        """Return all sums by name on the CPU, ready to store or send. Tables of counts are sparse."""
+        stored = {}
         for name, x in self.sums.items():
             if x.dim() == 2 and x.dtype == torch.int64:
                 places = x.flatten().nonzero().flatten()
-                made[name + PLACES], made[name + COUNTS] = places.cpu(), x.flatten()[places].cpu()
-                made[name + ".shape"] = torch.tensor(x.shape)
+                stored[name + PLACES], stored[name + COUNTS] = places.cpu(), x.flatten()[places].cpu()
+                stored[name + ".shape"] = torch.tensor(x.shape)
             else:
-                made[name] = x.cpu()
-        return made
+                stored[name] = x.cpu()
+        return stored
 
     def merge(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take in what tensors() of another gave."""
+        """Add the tensors() of another instance."""
         for name, x in tensors.items():
             if name.endswith(PLACES):
                 table = name.removesuffix(PLACES)
@@ -125,24 +126,24 @@ class Statistics:
                 self._add(name, x)
 
     def tables(self) -> dict[str, pd.DataFrame]:
-        """heads, categories, spearman and, where frequencies are known, frequency: see docs/inspect.md."""
+        """Return the tables heads, categories, spearman and, with frequencies, frequency: see docs/inspect.md."""
         if not self.sums:
-            raise ValueError("nothing was counted: there are no statistics")
+            raise ValueError("no record was added, so there are no statistics")
         kinds = [kind for kind in KINDS if f"{kind}/examples" in self.sums]
-        made = {
+        tables = {
             "heads": pd.concat([self._head_table(kind) for kind in kinds], ignore_index=True),
             "categories": pd.concat([self._category_table(kind) for kind in kinds], ignore_index=True),
             "spearman": pd.DataFrame([row for kind in kinds for row in self._pair_rows(kind)]),
         }
         if self.frequency is not None:
-            made["frequency"] = pd.DataFrame([row for kind in kinds for row in self._frequency_rows(kind)])
-        return made
+            tables["frequency"] = pd.DataFrame([row for kind in kinds for row in self._frequency_rows(kind)])
+        return tables
 
     def _sequences(self, record: Record, kind: str) -> SequenceKind:
         query, key = KINDS[kind]
         for side in (query, key):
             if side not in record.tokens:
-                raise ValueError(f"the record has no tokens of its {side}, by which statistics are made")
+                raise ValueError(f"the record has no tokens of the {side}, which statistics need")
         tokens = record.tokens[key]
         queries, keys = (record.masks.get(n, torch.ones_like(record.tokens[n], dtype=torch.bool)) for n in (query, key))
         category = self.categories[key].of_token.to(tokens.device)[tokens]
@@ -151,14 +152,14 @@ class Statistics:
         return SequenceKind(queries, keys, category, member, rank)
 
     def _layer(self, layer: Layer, sequences: SequenceKind) -> tuple[Tensor, Received]:
-        """Count one layer; returns ‖f‖ (b,h,j) and what its keys received, in float64."""
+        """Add one layer. Returns ‖f‖ (b,h,j) and what its keys receive, in float64."""
         check_linear(layer)
-        heads = self._heads(layer)
+        heads = select_heads(layer, self.heads)
         vector = Keys(layer).vector[:, heads]
         received = self._count_received(layer, vector, heads, sequences)
         place, exact = f"{layer.kind}/{layer.index}/", vector.double()
         if not (exact.isfinite().all() and received.size.isfinite().all()):
-            raise ValueError(f"{layer.name}: its weights or values are not all finite; try --dtype float32")
+            raise ValueError(f"{layer.name} has weights or values that are not finite; try --dtype float32")
         per_query = 1.0 / sequences.lengths[:, None, None]
         first = sequences.keys.int().argmax(1)[:, None, None].expand(-1, len(heads), 1)
         self._add(place + "weight_share", _by_category(received.mass * per_query, sequences))
@@ -174,12 +175,14 @@ class Statistics:
         return exact, received
 
     def _count_received(self, layer: Layer, vector: Tensor, heads: list[int], sequences: SequenceKind) -> Received:
-        """One pass over the weights, some rows at a time: sums by key, entropies, and the table of pairs."""
+        """Sum by key, add entropies and fill the table of pairs, in one pass over chunks of the weights."""
         b, h, j = vector.shape
         mass, size, entropy, seen = (vector.new_zeros(s).double() for s in ((b, h, j), (b, h, j), (b, h), (b, j)))
         cells = WEIGHTS.size * NORMS.size
-        whole = self._table(f"{layer.kind}/pairs", len(self.names) + 1, cells, vector.device)  # the last: pairs unseen
-        column = NORMS.find_bins(vector) + (sequences.category * cells)[:, None].int()  # (b,h,j) where its row 0 begins
+        whole = self._table(
+            f"{layer.kind}/pairs", len(self.names) + 1, cells, vector.device
+        )  # the last row: hidden pairs
+        column = NORMS.find_bins(vector) + (sequences.category * cells)[:, None].int()  # (b,h,j) cell of weight bin 0
         mask = layer.mask.expand(b, 1, layer.context.shape[2], j)
         for rows, weights in layer.chunks():
             visible = mask[:, :, rows] & sequences.queries[:, None, rows, None] & sequences.keys[:, None, None]
@@ -209,33 +212,25 @@ class Statistics:
         assert self.frequency is not None
         return self.frequency[KINDS[kind][1]].single
 
-    def _heads(self, layer: Layer) -> list[int]:
-        there = layer.context.shape[1]
-        for head in self.heads or ():
-            if not 0 <= head < there:
-                raise ValueError(f"{layer.name} has no head {head}; heads are 0 … {there - 1}")
-        return list(range(there)) if self.heads is None else sorted(set(self.heads))
-
     def _table(self, name: str, rows: int, columns: int, device: torch.device) -> Tensor:
         if name not in self.sums:
             self.sums[name] = torch.zeros(rows, columns, dtype=torch.int64, device=device)
         return self.sums[name]
 
     def _add(self, name: str, value: Tensor) -> None:
-        value, there = value.detach().cpu(), self.sums.get(name)
-        if there is None:
+        value, total = value.detach().cpu(), self.sums.get(name)
+        if total is None:
             self.sums[name] = value.clone()
         elif name.endswith("/min"):
-            self.sums[name] = torch.minimum(there, value)
+            self.sums[name] = torch.minimum(total, value)
         elif name.endswith("/max"):
-            self.sums[name] = torch.maximum(there, value)
+            self.sums[name] = torch.maximum(total, value)
         else:
-            self.sums[name] = there + value
+            self.sums[name] = total + value
 
     def _layers(self, kind: str) -> list[int]:
-        return sorted(
-            int(name.split("/")[1]) for name in self.sums if name.startswith(f"{kind}/") and name.endswith("/sum")
-        )
+        names = (name.split("/") for name in self.sums if name.endswith("/sum"))
+        return sorted(int(layer) for own, layer, _ in names if own == kind)
 
     def _head_table(self, kind: str) -> pd.DataFrame:
         frames = []
@@ -278,15 +273,15 @@ class Statistics:
         table = self.sums[f"{kind}/pairs"][:-1].unflatten(1, (WEIGHTS.size, NORMS.size))
         rows = []
         for name, counts in [*zip(self.names, table, strict=True), ("all", table.sum(0))]:
-            found = correlation(counts)
-            rows.append({"kind": kind, "category": name, "pairs": found.count} | _describe(found))
+            result = correlation(counts)
+            rows.append({"kind": kind, "category": name, "pairs": result.count} | _describe(result))
         return rows
 
     def _frequency_rows(self, kind: str) -> list[dict[str, Any]]:
         rows = []
         for what in ("norm", "weight"):
-            found = correlation(self.sums[f"{kind}/frequency.{what}"], self._single(kind))
-            rows.append({"kind": kind, "of": what, "tokens": found.count} | _describe(found))
+            result = correlation(self.sums[f"{kind}/frequency.{what}"], self._single(kind))
+            rows.append({"kind": kind, "of": what, "tokens": result.count} | _describe(result))
         return rows
 
 
@@ -294,16 +289,16 @@ _ONE = torch.ones((), dtype=torch.int64)
 
 
 def _by_category(x: Tensor, sequences: SequenceKind) -> Tensor:
-    """(b,h,j) summed over examples and the keys of each category, (h,c)."""
+    """Sum (b,h,j) over examples and the keys of each category to (h,c)."""
     return torch.einsum("bhj,bjc->hc", x, sequences.member)
 
 
-def _describe(found: Correlation) -> dict[str, float]:
-    return {"spearman": found.spearman, "error_bound": found.bound}
+def _describe(result: Correlation) -> dict[str, float]:
+    return {"spearman": result.spearman, "error_bound": result.bound}
 
 
 def extremes(heads: pd.DataFrame) -> pd.DataFrame:
-    """The heads whose ‖f‖ varies most and least, and the mean of all (Table 1 of Kobayashi et al. 2020)."""
+    """Return the heads whose ‖f‖ varies most and least, and the mean of all (Table 1 of Kobayashi et al. 2020)."""
     columns = ["norm_mean", "norm_sd", "norm_cv", "norm_max", "norm_min"]
     rows = []
     for what, place in (("greatest CV", heads["norm_cv"].idxmax()), ("least CV", heads["norm_cv"].idxmin())):

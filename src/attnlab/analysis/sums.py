@@ -1,4 +1,4 @@
-"""Sums over many records: named tensors that only add up, so that several processes can join theirs."""
+"""Named sums over many records. Several processes can add up their sums."""
 
 from collections.abc import Mapping
 
@@ -9,24 +9,24 @@ from attnlab.records.record import KINDS, Layer, Record
 
 
 class Sums:
-    """What was added so far, in float64 on the CPU, under "kind/layer/what"."""
+    """Running sums in float64 on the CPU, named "kind/layer/what"."""
 
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
 
     def accumulate(self, layer: Layer, what: str, value: Tensor) -> None:
-        """Add to one sum of a layer."""
+        """Add a value to the sum `what` of a layer."""
         value = value.detach().double().cpu()
         if not bool(value.isfinite().all()):
-            raise ValueError(f"{layer.name}: {what} is not finite: its weights or states hold numbers that are not")
+            raise ValueError(f"{layer.name}: {what} is not finite; check its weights and states for NaN and infinity")
         self._add(f"{layer.kind}/{layer.index}/{what}", value)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All sums, to be stored or sent."""
+        """Return all sums by name, ready to store or send."""
         return dict(self.sums)
 
     def merge(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take in what tensors() of another gave."""
+        """Add the tensors() of another instance."""
         for name, value in tensors.items():
             self._add(name, value)
 
@@ -37,45 +37,50 @@ class Sums:
         return f"{kind}/{layer}/{what}" in self.sums
 
     def list_layers(self) -> list[tuple[str, int]]:
-        """Kind and number of every layer that something was noted of, in order."""
+        """Return the kind and index of every layer that has a sum, in order."""
         if not self.sums:
-            raise ValueError("nothing was added: there is no table")
-        found = {(kind, int(layer)) for kind, layer, _ in (name.split("/") for name in self.sums)}
-        return sorted(found, key=lambda place: (list(KINDS).index(place[0]), place[1]))
+            raise ValueError("no record was added, so there is no table; call add(record) first")
+        layers = {(kind, int(layer)) for kind, layer, _ in (name.split("/") for name in self.sums)}
+        return sorted(layers, key=lambda place: (list(KINDS).index(place[0]), place[1]))
 
     def _add(self, name: str, value: Tensor) -> None:
-        there = self.sums.get(name)
-        if there is not None and there.shape != value.shape:
-            raise ValueError(f"{name} is {tuple(there.shape)} here and {tuple(value.shape)} there: not the same model")
-        self.sums[name] = value.clone() if there is None else there + value
+        total = self.sums.get(name)
+        if total is not None and total.shape != value.shape:
+            shapes = f"{tuple(total.shape)} and {tuple(value.shape)}"
+            raise ValueError(f"{name} has the shapes {shapes}: the records come from different models")
+        self.sums[name] = value.clone() if total is None else total + value
 
 
 def check_record(record: Record, reader: str) -> Record:
+    """Return the record, or raise TypeError. `reader` is the caller's name, for the error message."""
     if not isinstance(record, Record):
-        raise TypeError(f"{reader} reads a Record, not a {type(record).__name__}; attnlab.record makes one")
+        raise TypeError(f"{reader} reads a Record, got a {type(record).__name__}; create one with attnlab.record")
     return record
 
 
 def read_token_masks(record: Record, layer: Layer) -> tuple[Tensor, Tensor]:
-    """Which queries (b,i) and keys (b,j) of a layer are tokens, not padding; all, where the record has no mask."""
+    """Return bool masks of a layer's queries (b,i) and keys (b,j): True = a token, False = padding.
+
+    Without a mask in the record, every position is a token.
+    """
     b, _, i, _ = layer.context.shape
-    found = []
+    masks = []
     for name, length in zip(KINDS[layer.kind], (i, layer.grouped_values.shape[2]), strict=True):
         mask = record.masks.get(name)
         if mask is None:
             mask = torch.ones(b, length, dtype=torch.bool)
         if mask.shape != (b, length):
-            raise ValueError(f"{layer.name} has {length} positions, but the mask of the {name} is {tuple(mask.shape)}")
-        found.append(mask.to(layer.context.device))
-    return found[0], found[1]
+            raise ValueError(f"{layer.name} has {length} positions, but the {name} mask has shape {tuple(mask.shape)}")
+        masks.append(mask.to(layer.context.device))
+    return masks[0], masks[1]
 
 
 def build_pair_mask(layer: Layer, queries: Tensor, keys: Tensor) -> Tensor:
-    """What is counted of the weights, (b,1,i,j): a query that is a token, and a key that is one and is visible."""
+    """Return a bool mask (b,1,i,j) of the weights that count: both ends are tokens, and the key is visible."""
     return layer.mask[(None,) * (4 - layer.mask.dim())] & queries[:, None, :, None] & keys[:, None, None, :]
 
 
 def mean_over_queries(values: Tensor, queries: Tensor) -> Tensor:
-    """(b,h,i) -> (b,h), over the queries (b,i) that count; 0 where there is none."""
+    """Average (b,h,i) to (b,h) over the queries where the mask (b,i) is True; 0 if there are none."""
     count = queries.sum(1).clamp_min(1)[:, None]
     return values.where(queries[:, None], 0.0).sum(-1) / count

@@ -1,11 +1,12 @@
-"""Two directional alignments of one sentence pair become one (Och & Ney 2003; Koehn, Och & Marcu 2003).
+"""Merge the two directional alignments of a sentence pair into one (Och & Ney 2003; Koehn, Och & Marcu 2003).
 
-Links are pairs (source place, target place), from 0, in both alignments: turn those of the reverse model round first.
+Links are pairs (source position, target position), from 0, in both alignments. Reverse the links of the backward model
+first.
 
-    intersection          what both say                     union    what either says
-    grow-diag-final-and   from the intersection, take in links of the union that touch one already taken (also at a
-                          corner) and have a word without a link; then, of either direction in turn, links whose words
-                          both have none
+    intersection          links in both                     union    links in either
+    grow-diag-final-and   start from the intersection; add links of the union that touch a chosen link (also
+                          diagonally) and have a word without a link; then, for each direction in turn, add links
+                          whose words both have no link
 """
 
 from collections.abc import Callable, Iterable
@@ -17,17 +18,17 @@ NEIGHBOURS = ((0, -1), (-1, 0), (0, 1), (1, 0), (-1, -1), (1, -1), (-1, 1), (1, 
 
 
 def intersection(forward: Iterable[Link], backward: Iterable[Link]) -> Links:
-    """What both say: few links, mostly right."""
+    """Return the links in both alignments: few, mostly right."""
     return frozenset(forward) & frozenset(backward)
 
 
 def union(forward: Iterable[Link], backward: Iterable[Link]) -> Links:
-    """What either says: many links, fewer of them right."""
+    """Return the links in either alignment: many, fewer of them right."""
     return frozenset(forward) | frozenset(backward)
 
 
 def grow_diag_final_and(forward: Iterable[Link], backward: Iterable[Link]) -> Links:
-    """Between the two. Links are looked at in Moses' order, target by target, on which the result can depend."""
+    """Grow from the intersection towards the union. The result can depend on the order, which is that of Moses."""
     directions = [sorted(set(links), key=_by_target) for links in (forward, backward)]
     either, taken = union(*directions), set(intersection(*directions))
     sources, targets = {s for s, _ in taken}, {t for _, t in taken}

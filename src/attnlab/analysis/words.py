@@ -1,4 +1,4 @@
-"""From pieces of words to words: what a word gives is the sum over its pieces, what it receives the mean over them.
+"""From subword pieces to words: sum over the pieces of the key word, mean over the pieces of the query word.
 
 map_word(I, J) = mean over pieces i of I of Σ over pieces j of J of map(i, j)        (Kobayashi et al. 2020)
 """
@@ -9,16 +9,16 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-BEGINS = ("▁", "Ġ")  # marks the first piece of a word: SentencePiece, byte-level BPE
-CONTINUES = "##"  # marks the other pieces: WordPiece
-ENDS = "</w>"  # marks the last piece: BPE
-UNFINISHED = "@@"  # marks all but the last: subword-nmt
+BEGINS = ("▁", "Ġ")  # prefix of the first piece of a word: SentencePiece, byte-level BPE
+CONTINUES = "##"  # prefix of the other pieces: WordPiece
+ENDS = "</w>"  # suffix of the last piece: BPE
+UNFINISHED = "@@"  # suffix of all pieces but the last: subword-nmt
 
 
 def number_words(pieces: Sequence[str]) -> list[int]:
-    """The number of the word that each piece belongs to, from 0, by the marks that tokenizers leave in pieces.
+    """Return the index of the word that each piece belongs to, read from the tokenizer's marks.
 
-    Without any marks each piece is a word. So is always what looks like a special token: <s>, [CLS], <|endoftext|>.
+    Without any marks, each piece is a word. A special token such as <s>, [CLS] or <|endoftext|> is always a word.
     """
     alone = [_is_special(piece) for piece in pieces]
     starts = [n == 0 or start or alone[n] or alone[n - 1] for n, start in enumerate(_starts(pieces))]
@@ -26,17 +26,19 @@ def number_words(pieces: Sequence[str]) -> list[int]:
 
 
 def join_pieces(pieces: Sequence[str], words: Sequence[int]) -> list[str]:
-    """The words as text, without the marks."""
-    made = [""] * (max(words, default=-1) + 1)
+    """Join pieces to the text of each word, without the tokenizer's marks."""
+    texts = [""] * (max(words, default=-1) + 1)
     for piece, word in zip(pieces, words, strict=True):
-        made[word] += piece if _is_special(piece) else strip_marks(piece)
-    return made
+        texts[word] += piece if _is_special(piece) else strip_marks(piece)
+    return texts
 
 
 def pool_by_word(x: Tensor, queries: Sequence[int], keys: Sequence[int]) -> Tensor:
-    """A map (…,i,j) of pieces as one of words, given the number of the word that each query and each key is of."""
+    """Turn a map (…,i,j) of pieces into a map of words, given the word index of each query and key."""
     if (len(queries), len(keys)) != tuple(x.shape[-2:]):
-        raise ValueError(f"words of {len(queries)} queries and {len(keys)} keys do not fit a map {tuple(x.shape)}")
+        raise ValueError(
+            f"words of {len(queries)} queries and {len(keys)} keys do not fit a map of shape {tuple(x.shape)}"
+        )
     of_query, of_key = (_membership(words).to(x) for words in (queries, keys))  # (I,i), (J,j)
     return of_query / of_query.sum(-1, keepdim=True) @ x @ of_key.mT
 
@@ -44,7 +46,7 @@ def pool_by_word(x: Tensor, queries: Sequence[int], keys: Sequence[int]) -> Tens
 def _membership(words: Sequence[int]) -> Tensor:
     numbers = torch.tensor(words)
     if sorted(set(words)) != list(range(len(set(words)))):
-        raise ValueError(f"words must be numbered from 0 without a gap, not {sorted(set(words))}")
+        raise ValueError(f"words must be numbered from 0 without gaps, got {sorted(set(words))}")
     return numbers == torch.arange(len(set(words)))[:, None]  # (words, pieces)
 
 
@@ -64,7 +66,7 @@ def _is_special(piece: str) -> bool:
 
 
 def strip_marks(piece: str) -> str:
-    """A piece without the marks of its tokenizer."""
+    """Remove the tokenizer's marks from a piece."""
     for mark in (*BEGINS, CONTINUES):
         piece = piece.removeprefix(mark)
     return piece.removesuffix(ENDS).removesuffix(UNFINISHED)

@@ -1,1 +1,1 @@
-"""The Record: plain tensors of one forward pass, and how they are stored."""
+"""The Record: plain tensors of one forward pass, and how to save and load them."""

@@ -1,11 +1,11 @@
-"""The second narrow waist: the Record, plain tensors of one forward pass. No module inside.
+"""The second narrow waist: the Record, plain tensors of one forward pass. It contains no module.
 
 Our models and Hugging Face models produce it; every analysis and the viewer consume it. In one attention layer
 
     context = Σ_j weights · values     mixed = finish(context)     outputs = Σ_h mixed_h · output_weight_h + output_bias
 
-A Record in memory holds its layers. One loaded from a file makes each layer when it is asked for and keeps none; one
-recorded lazily keeps queries and keys, and makes weights when they are asked for, all at once or a range of rows.
+A Record in memory holds its layers. A Record from a file reads each layer on access and keeps none. A lazy Record keeps
+queries and keys and computes weights on access, all at once or for a range of rows.
 """
 
 import json
@@ -22,21 +22,21 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 FORMAT = "attnlab-record-1"
-SHOWN = 12  # tokens and examples, in a notebook
+SHOWN = 12  # tokens and examples in a notebook
 KINDS = {"encoder-self": ("source", "source"), "decoder-self": ("target", "target"), "cross": ("target", "source")}
 
-# what Layer.around may hold of the block around an attention: e model size, f feed-forward size
+# the parts of the block around an attention in Layer.around: e model size, f feed-forward size
 AROUND = {
-    "residual": "(b,i,e)  what the outputs are added to",
-    "norm.gain": "(e,)  of the norm that reads that sum u: gain·scale·(u − mean u if centred else u) + its bias",
-    "norm.centred": "()  bool, True in a LayerNorm, False in an RMSNorm",
+    "residual": "(b,i,e)  the state that the outputs are added to",
+    "norm.gain": "(e,)  of the norm of that sum u: gain·scale·(u − mean u if centred else u) + bias",
+    "norm.centred": "()  bool, True for a LayerNorm, False for an RMSNorm",
     "norm.scale": "(b,i,1)  1 / the deviation, or 1 / the root mean square",
-    "feed_forward.inner": "(e,f)  W₁ of the feed-forward, Σ_k (x·inner_k)·slope_k·output_k + what biases made",
+    "feed_forward.inner": "(e,f)  W₁ of the feed-forward, Σ_k (x·inner_k)·slope_k·output_k + biases",
     "feed_forward.slope": "(b,i,f)",
-    "feed_forward.factor": "(e,f)  of a gated one, whose sum has the terms (x·factor_k)·factor_slope_k·output_k too",
+    "feed_forward.factor": "(e,f)  W₃ of a gated one, which adds the terms (x·factor_k)·factor_slope_k·output_k",
     "feed_forward.factor_slope": "(b,i,f)",
     "feed_forward.output": "(f,e)  W₂",
-    "feed_forward.pre": "()  bool: it is added to the sum u if True, else to the normed u and normed by closing",
+    "feed_forward.pre": "()  bool: added to the sum u if True, else to the norm of u, followed by the norm closing",
     "closing.gain": "(e,)",
     "closing.centred": "()",
     "closing.scale": "(b,i,1)",
@@ -45,7 +45,7 @@ UNBATCHED = {"output_weight", "output_bias", "weight", "bias"} | {
     f"around.{name}" for name, shape in AROUND.items() if not shape.startswith("(b,")
 }
 
-Weigh = Callable[[int, int], Tensor]  # the weights of queries start … stop−1, (b,h,stop−start,j)
+Weigh = Callable[[int, int], Tensor]  # weights of queries start … stop−1, (b,h,stop−start,j)
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,20 +53,20 @@ class Layer:
     """One attention layer of one forward pass: b examples, h heads, i queries, j keys, head size d, model size e."""
 
     kind: str  # a key of KINDS, which names its query and key sequences
-    index: int  # its place among the layers of its kind, from 0
+    index: int  # its index among the layers of its kind
     name: str  # the module it came from
-    attended: Tensor | Weigh  # the weights (b,h,i,j), or what makes them
-    grouped_values: Tensor  # (b,g,j,d), each of the g serving h/g heads in a row
+    attended: Tensor | Weigh  # the weights (b,h,i,j), or a function that computes them
+    grouped_values: Tensor  # (b,g,j,d), each of the g for h/g consecutive heads
     context: Tensor  # (b,h,i,d)
     mixed: Tensor  # (b,h,i,d)
     output_weight: Tensor  # (h,d,e)
     output_bias: Tensor | None  # (e,)
-    inputs: Tensor  # (b,i,e)  what the attention module was given, on the query side
-    outputs: Tensor  # (b,i,e)  what its output projection returned
+    inputs: Tensor  # (b,i,e)  the input of the attention module on the query side
+    outputs: Tensor  # (b,i,e)  the result of its output projection
     mask: Tensor  # bool, broadcastable to (b,1,i,j), True = visible
-    extras: Mapping[str, Tensor] = field(default_factory=dict)  # logits, probes, gradients where asked for; batch first
-    around: Mapping[str, Tensor] = field(default_factory=dict)  # the block it stands in, as AROUND names its parts
-    strange: str = ""  # what of that block was not understood, in words
+    extras: Mapping[str, Tensor] = field(default_factory=dict)  # optional logits, probes, gradients; batch first
+    around: Mapping[str, Tensor] = field(default_factory=dict)  # the block around it; AROUND names the parts
+    strange: str = ""  # why that block is not supported, if it is not
 
     @property
     def weights(self) -> Tensor:
@@ -81,26 +81,26 @@ class Layer:
         return not isinstance(self.attended, Tensor)
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """The weights of queries start … stop−1 alone, (b,h,stop−start,j)."""
+        """Return the weights of queries start … stop−1, (b,h,stop−start,j)."""
         return self.attended[:, :, start:stop] if isinstance(self.attended, Tensor) else self.attended(start, stop)
 
     def chunks(self, size: int = 256) -> Iterator[tuple[slice, Tensor]]:
-        """The weights in ranges of at most size queries: what a lazy layer is read by."""
+        """Yield ranges of at most `size` queries with their weights. Use it to read a lazy layer."""
         if size < 1:
-            raise ValueError(f"a chunk must hold at least 1 query, not {size}")
+            raise ValueError(f"size must be at least 1 query, got {size}")
         queries = self.context.shape[2]
         for start in range(0, queries, size):
             stop = min(start + size, queries)
             yield slice(start, stop), self.rows(start, stop)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every stored tensor by name; the weights only where they are held."""
+        """Return every stored tensor by name; the weights only if they are in memory."""
         named = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         parts = {"extras": self.extras, "around": self.around}
         return named | {f"{part}.{name}": value for part, held in parts.items() for name, value in held.items()}
 
     def map(self, change: Callable[[str, Tensor], Tensor]) -> "Layer":
-        """The same layer with every tensor changed; weights not yet made are changed when they are."""
+        """Return the layer with every tensor changed. Lazy weights change when they are computed."""
         changed: dict[str, Any] = {n: change(n, x) for n, x in vars(self).items() if isinstance(x, Tensor)}
         if not isinstance(weigh := self.attended, Tensor):
             changed["attended"] = lambda start, stop: change("attended", weigh(start, stop))
@@ -110,7 +110,7 @@ class Layer:
 
 
 class LazyLayers(Sequence[Layer]):
-    """Layers made one at a time, when asked for; only their kinds are known before."""
+    """Layers that are loaded one at a time on access. Their kinds are known in advance."""
 
     def __init__(self, kinds: Sequence[str], make: Callable[[int], Layer]) -> None:
         self.kinds, self.make = kinds, make
@@ -122,20 +122,20 @@ class LazyLayers(Sequence[Layer]):
         if isinstance(k, slice):
             return self.select(range(len(self))[k])
         if not -len(self) <= k < len(self):
-            raise IndexError(f"layer {k} of {len(self)}")
+            raise IndexError(f"layer {k} is out of range: the record has {len(self)} layers")
         return self.make(k % len(self))
 
     def select(self, places: Sequence[int]) -> "LazyLayers":
-        """Some of the layers, as lazy as all."""
+        """Return some of the layers, still lazy."""
         return LazyLayers([self.kinds[place] for place in places], lambda k: self.make(places[k]))
 
 
 @dataclass(frozen=True, eq=False)
 class Record:
-    """What a model attended to on one batch.
+    """The attention of a model on one batch.
 
     tokens   ids (b,n) of each sequence, "source" and/or "target"     masks   (b,n) bool, True = a token, not padding
-    words    the same tokens as text, where a tokenizer was there     readout "hidden" (b,n,e), "weight" (vocabulary,e)
+    words    the same tokens as text, if there was a tokenizer        readout "hidden" (b,n,e), "weight" (vocabulary,e)
     meta     what was recorded: model, mechanism, noise seed
     """
 
@@ -147,14 +147,14 @@ class Record:
     meta: Mapping[str, Any] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        """How many examples."""
+        """Return the number of examples."""
         return len(next(iter(self.tokens.values()))) if self.tokens else len(self.layers[0].context)
 
     def __getitem__(self, examples: int | slice) -> "Record":
-        """The same record of some examples of the batch."""
+        """Return the record of some examples of the batch."""
         if isinstance(examples, int):
             if not -len(self) <= examples < len(self):
-                raise IndexError(f"example {examples} of a record of {len(self)}")
+                raise IndexError(f"example {examples} is out of range: the record has {len(self)} examples")
             examples = slice(examples % len(self), examples % len(self) + 1)
 
         def cut(name: str, x: Tensor) -> Tensor:
@@ -163,7 +163,7 @@ class Record:
         return replace(self._map(cut), words={name: lines[examples] for name, lines in self.words.items()})
 
     def to(self, device: torch.device | str) -> "Record":
-        moved: dict[int, Tensor] = {}  # what layers share stays shared; lazy layers come and go, and so do their ids
+        moved: dict[int, Tensor] = {}  # keeps shared tensors shared; the ids of lazy layers are not stable
         shared = (
             () if isinstance(self.layers, LazyLayers) else ("mask", "context", "mixed", "inputs", "around.residual")
         )
@@ -179,23 +179,23 @@ class Record:
 
     @property
     def kinds(self) -> list[str]:
-        """The kind of each layer, without making it."""
+        """The kind of each layer, without loading it."""
         layers = self.layers
         return list(layers.kinds) if isinstance(layers, LazyLayers) else [layer.kind for layer in layers]
 
     def kind(self, kind: str) -> Sequence[Layer]:
-        """The layers of one kind, in order."""
+        """Return the layers of one kind, in order."""
         if kind not in KINDS:
-            raise ValueError(f"no kind of layer is called {kind!r}; there are {', '.join(KINDS)}")
-        places = [place for place, found in enumerate(self.kinds) if found == kind]
+            raise ValueError(f"unknown kind of layer {kind!r}; choose one of {', '.join(KINDS)}")
+        places = [place for place, other in enumerate(self.kinds) if other == kind]
         layers = self.layers
         return layers.select(places) if isinstance(layers, LazyLayers) else [layers[place] for place in places]
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file, whole or not at all; a tensor that several names share is stored once."""
+        """Write one safetensors file atomically. A tensor with several names is stored once."""
         path = Path(path)
         stored: dict[str, Tensor] = {}
-        keys: dict[Any, tuple[str, Tensor]] = {}  # holds the tensor: meanwhile its memory stays its own
+        keys: dict[Any, tuple[str, Tensor]] = {}  # keeps the tensor alive, so that its memory is not reused
 
         def store(name: str, x: Tensor) -> dict[str, Any]:
             place = (x.device, x.data_ptr(), x.shape, x.stride(), x.dtype)
@@ -225,34 +225,34 @@ class Record:
 
     @classmethod
     def load(cls, path: str | Path, device: torch.device | str = "cpu") -> "Record":
-        """Open a saved record; each layer is read when it is asked for."""
+        """Open a saved record. Each layer is read on access. Raises ValueError if the file is not a Record."""
         if Path(path).is_dir():
-            raise ValueError(f"{path} is a folder; a record is one .safetensors file")
+            raise ValueError(f"{path} is a folder; a record is a .safetensors file")
         try:
-            file = safe_open(path, "pt", device=str(device))  # kept open: what is at the path may be replaced meanwhile
+            file = safe_open(path, "pt", device=str(device))  # stays open: another file may replace it
         except FileNotFoundError:
             raise FileNotFoundError(f"no record at {path}") from None
         except SafetensorError as error:
-            raise ValueError(f"{path} is not a safetensors file, or is damaged: {error}") from None
+            raise ValueError(f"{path} is not a safetensors file or is damaged: {error}") from None
         about = file.metadata() or {}
         if FORMAT not in about:
-            raise ValueError(f"{path} is a safetensors file but not a Record ({FORMAT})")
+            raise ValueError(f"{path} is a safetensors file but not a Record (format {FORMAT})")
         index = json.loads(about[FORMAT])
 
-        def read(entries: Mapping[str, Any]) -> dict[str, Tensor]:
+        def read_tensors(entries: Mapping[str, Any]) -> dict[str, Tensor]:
             stored = {key: file.get_tensor(key) for key in {e["key"] for e in entries.values()}}
             return {name: stored[e["key"]].expand(e["shape"]) for name, e in entries.items()}
 
-        def layer(k: int) -> Layer:
+        def read_layer(k: int) -> Layer:
             about = index["layers"][k]
-            tensors: dict[str, Any] = {"output_bias": None} | read(about["tensors"])
+            tensors: dict[str, Any] = {"output_bias": None} | read_tensors(about["tensors"])
             for part in ("extras", "around"):
                 names = [name for name in tensors if name.startswith(f"{part}.")]
                 tensors[part] = {name.removeprefix(f"{part}."): tensors.pop(name) for name in names}
             return Layer(about["kind"], about["index"], about["name"], **tensors, strange=about.get("strange", ""))
 
-        parts = {part: read(index[part]) for part in ("tokens", "masks", "readout")}
-        layers = LazyLayers([about["kind"] for about in index["layers"]], layer)
+        parts = {part: read_tensors(index[part]) for part in ("tokens", "masks", "readout")}
+        layers = LazyLayers([about["kind"] for about in index["layers"]], read_layer)
         return cls(layers, words=index["words"], meta=index["meta"], **parts)
 
     def __repr__(self) -> str:
@@ -260,7 +260,7 @@ class Record:
         return f"Record({len(self)} examples; layers: {layers or 'none'}; {dict(self.meta)})"
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the layers by kind, and the first tokens of each example. No layer is made for it."""
+        """Return the table that a notebook shows: layers by kind, and the first tokens of each example."""
         counts = ", ".join(f"{self.kinds.count(kind)} {kind}" for kind in KINDS if kind in self.kinds) or "none"
         rows = [("examples", len(self)), ("layers", counts), *self.meta.items()]
         for side, lines in self.words.items():
@@ -280,5 +280,5 @@ class Record:
 
 
 def _collapse_expanded(x: Tensor) -> Tensor:
-    """x with every axis that was only expanded cut back to size 1."""
+    """Return x with every expanded axis reduced to size 1."""
     return x[tuple(slice(0, 1) if step == 0 else slice(None) for step in x.stride())]

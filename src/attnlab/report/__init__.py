@@ -1,1 +1,1 @@
-"""Tables and Records become figures and one self-contained HTML page."""
+"""Figures, one self-contained HTML page and the viewer, from tables and Records."""

@@ -1,12 +1,12 @@
-"""The page's scripts and styles: the plain modules in viewer/, joined so that one file holds them all.
+"""The scripts and styles of a page: the plain modules in viewer/, joined into one text.
 
-A module says what it takes from others in lines `import { a, b } from "./other.js";` and marks what it gives with
-`export`, at the start of a line. Joined, each becomes a function that is called once and returns what it gives:
+A module imports with lines `import { a, b } from "./other.js";` and marks its exports with `export` at the start of a
+line. When joined, each module becomes a function that is called once and returns its exports:
 
     const other_js = (() => { … return { a, b }; })();
 
-so a browser needs no build and no network, and names of one module stay its own. The page's policy allows this script
-and this style, by their hashes, and nothing else: what comes from data cannot run.
+So a browser needs no build and no network, and each module has its own namespace. The page's content security policy
+allows only this script and this style, by their hashes: code from data cannot run.
 """
 
 import base64
@@ -22,20 +22,20 @@ STYLES = ("page.css", "viewer.css")
 
 @cache
 def join_scripts(entries: tuple[str, ...]) -> str:
-    """These modules, and all that they import, each once and after what it needs."""
+    """Join these modules and their imports, each once and after its own imports."""
     joined: dict[str, str] = {}
 
     def join(name: str, above: tuple[str, ...] = ()) -> None:
         if name in above:
-            raise ValueError(f"{name} imports itself by way of {' → '.join(above)}")
+            raise ValueError(f"{name} has a circular import: {' → '.join(above)}")
         if name in joined:
             return
         text = _read_file(name)
         for _, other in IMPORT.findall(text):
             join(other, (*above, name))
-        given = ", ".join(found for _, found in EXPORT.findall(text))
+        exports = ", ".join(export for _, export in EXPORT.findall(text))
         body = IMPORT.sub(lambda m: f"const {{{m[1]}}} = {_name_module(m[2])};", EXPORT.sub(r"\1", text))
-        joined[name] = f"const {_name_module(name)} = (() => {{\n{body}return {{ {given} }};\n}})();\n"
+        joined[name] = f"const {_name_module(name)} = (() => {{\n{body}return {{ {exports} }};\n}})();\n"
 
     for entry in entries:
         join(entry)
@@ -48,7 +48,7 @@ def join_styles() -> str:
 
 
 def build_policy(*, scripts: str, styles: str) -> str:
-    """What the page may do: run this script, have this style, show pictures that it holds itself."""
+    """Return a content security policy that allows this script, this style and embedded pictures."""
     rules = {
         "default-src": "'none'",
         "script-src": _hash_text(scripts),
@@ -57,7 +57,7 @@ def build_policy(*, scripts: str, styles: str) -> str:
         "base-uri": "'none'",
         "form-action": "'none'",
     }
-    return "; ".join(f"{what} {where}" for what, where in rules.items())
+    return "; ".join(f"{directive} {value}" for directive, value in rules.items())
 
 
 def _read_file(name: str) -> str:

@@ -1,17 +1,17 @@
-"""Colours of figures: those of the viewer, so that one page has one scale.
+"""The colours of figures. They match the viewer, so a page has one colour scale.
 
-Numbers from 0 go from the page's ground to blue; where some are negative a second arm goes to orange. viewer/colour.js
-has the same stops.
+Positive numbers go from the page's background to blue, negative ones to orange. viewer/colour.js has the same stops.
 """
 
 from matplotlib.colors import Colormap, LinearSegmentedColormap
 
 POSITIVE = ("#fbfcfe", "#d6e6f4", "#9dc6e6", "#4f9bd0", "#1767ad", "#08306b")
 NEGATIVE = ("#fbfcfe", "#fde3cb", "#fbbd85", "#f08d3f", "#cf5a0b", "#7a2e02")
-GOLD = "#D1006C"  # frames of true links
+GOLD = "#D1006C"  # frames of gold links
 SEQUENTIAL = LinearSegmentedColormap.from_list("attnlab", POSITIVE)
 DIVERGING = LinearSegmentedColormap.from_list("attnlab-signed", (*reversed(NEGATIVE), *POSITIVE[1:]))
 
 
 def choose_colormap(*, signed: bool) -> Colormap:
+    """Return the diverging map for signed numbers, else the sequential one."""
     return DIVERGING if signed else SEQUENTIAL

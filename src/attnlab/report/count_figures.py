@@ -1,4 +1,4 @@
-"""Figures of the count table: C for the words of a sentence, and what it tells of every output word."""
+"""Figures of co-occurrence counts: the table for the words of a sentence, and the scores of every output word."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,14 +6,14 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from attnlab.report.colours import SEQUENTIAL
-from attnlab.report.figures import OKABE_ITO
+from attnlab.report.figures import OKABE_ITO, escape_dollars
 
-MOST = 40  # words drawn on a side
+LIMIT = 40  # words on an axis
 
 
 def draw_count_tables(tables: Mapping[str, np.ndarray], rows: Sequence[str], columns: Sequence[str]) -> Figure:
-    """Tables (source words, target words) side by side, each on a scale of its own from 0 (Snell et al. Fig. 1, 4)."""
-    rows, columns = rows[:MOST], columns[:MOST]
+    """Draw tables (source words, target words) side by side, each with its own scale (Snell et al. Fig. 1, 4)."""
+    rows, columns = rows[:LIMIT], columns[:LIMIT]
     width, height = 1.6 + 0.28 * len(columns), 1.4 + 0.2 * len(rows)
     figure = Figure(figsize=(max(3.2, width) * len(tables), max(2.4, height)), layout="constrained")
     axes = figure.subplots(1, len(tables), squeeze=False)[0]
@@ -21,14 +21,14 @@ def draw_count_tables(tables: Mapping[str, np.ndarray], rows: Sequence[str], col
         cells = table[: len(rows), : len(columns)]
         image = axis.imshow(cells, cmap=SEQUENTIAL, vmin=0.0, vmax=max(float(cells.max()), 1e-12), aspect="auto")
         axis.set_title(title, fontsize=10)
-        axis.set_xticks(range(len(columns)), [_escape_dollars(word) for word in columns], fontsize=7, rotation=90)
-        axis.set_yticks(range(len(rows)), [_escape_dollars(word) for word in rows], fontsize=7)
+        axis.set_xticks(range(len(columns)), [escape_dollars(word) for word in columns], fontsize=7, rotation=90)
+        axis.set_yticks(range(len(rows)), [escape_dollars(word) for word in rows], fontsize=7)
         figure.colorbar(image, ax=axis, shrink=0.8)
     return figure
 
 
 def draw_word_scores(count: np.ndarray, gain: np.ndarray, common: np.ndarray) -> Figure:
-    """Gain and common of every output word (nats) against how often it occurs."""
+    """Draw gain and common (nats) of every output word against its number of occurrences."""
     figure = Figure(figsize=(6.2, 3.4), layout="constrained")
     axis = figure.subplots()
     for name, values, marker, colour in (("gain", gain, "o", OKABE_ITO[0]), ("common", common, "^", OKABE_ITO[1])):
@@ -36,13 +36,8 @@ def draw_word_scores(count: np.ndarray, gain: np.ndarray, common: np.ndarray) ->
     axis.axhline(0.0, color="black", linewidth=0.8)
     if count.max() > 10 * count.min():
         axis.set_xscale("log")
-    axis.set_xlabel("how often the output word occurs")
+    axis.set_xlabel("occurrences of the output word")
     axis.set_ylabel("nats")
     axis.grid(alpha=0.3)
     figure.legend(fontsize=8, loc="outside right upper")
     return figure
-
-
-def _escape_dollars(word: str) -> str:
-    """A word as it stands: matplotlib would read dollars as mathematics."""
-    return word.replace("$", r"\$")

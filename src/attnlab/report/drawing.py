@@ -1,4 +1,4 @@
-"""A figure beside a page and on it: written for papers, and as the part that a page shows."""
+"""Save a figure beside a page, and return it as a part of the page."""
 
 from pathlib import Path
 
@@ -9,9 +9,9 @@ from attnlab.report.figures import render_files
 from attnlab.report.page import Picture
 
 
-def save_figure(stem: Path, figure: Figure, says: str) -> Picture:
-    """Write stem.png, .svg and .pdf."""
+def save_figure(stem: Path, figure: Figure, caption: str) -> Picture:
+    """Write stem.png, stem.svg and stem.pdf. Returns the picture for a page."""
     files = render_files(figure)
-    for suffix, drawn in files.items():
-        write_bytes(stem.with_name(stem.name + suffix), drawn)
-    return Picture(files[".png"], says)
+    for suffix, data in files.items():
+        write_bytes(stem.with_name(stem.name + suffix), data)
+    return Picture(files[".png"], caption)

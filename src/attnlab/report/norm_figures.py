@@ -1,6 +1,6 @@
-"""Figures of weights beside norms: by category, by head, and of one text (Kobayashi et al. 2020, Fig. 3 and 4)."""
+"""Figures of weights beside norms: by category, by head, and for one text (Kobayashi et al. 2020, Fig. 3 and 4)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -8,14 +8,14 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from attnlab.report.colours import SEQUENTIAL, choose_colormap
-from attnlab.report.figures import OKABE_ITO
+from attnlab.report.figures import OKABE_ITO, escape_dollars
 
-NAMED = 40  # tokens of a text whose names still fit beside a map
+LABELLED = 40  # largest number of tokens with labels beside a map
 DASHES, MARKERS = ("-", "--", "-.", ":"), "os^Dv"
 
 
 def draw_category_lines(categories: pd.DataFrame) -> Figure:
-    """Fig. 3: how much each category gets, layer by layer, in the mean over heads: by weight, and by norm."""
+    """Draw Fig. 3: how much each category receives in each layer, by weight and by norm, mean over heads."""
     means = categories.groupby(["category", "layer"], sort=False)[["weight_share", "norm_sum"]].mean()
     figure = Figure(figsize=(9.0, 3.3), layout="constrained")
     titles = {"weight_share": "by weight: Σ α", "norm_sum": "by norm: Σ ‖α f(x)‖"}
@@ -23,9 +23,9 @@ def draw_category_lines(categories: pd.DataFrame) -> Figure:
         for number, category in enumerate(categories["category"].unique()):
             line = means.loc[category, column].sort_index()
             style = {"marker": MARKERS[number % 5], "color": OKABE_ITO[number % 7], "markersize": 4}
-            axis.plot(line.index, line, DASHES[number % 4], label=_escape_dollars(category), **style)
+            axis.plot(line.index, line, DASHES[number % 4], label=escape_dollars(category), **style)
         axis.set_title(title, fontsize=11)
-        axis.set_xlabel("layer, from 0")
+        axis.set_xlabel("layer (from 0)")
         axis.set_ylim(bottom=min(0.0, float(means[column].min())))
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(alpha=0.3)
@@ -34,7 +34,7 @@ def draw_category_lines(categories: pd.DataFrame) -> Figure:
 
 
 def draw_head_maps(categories: pd.DataFrame, category: str) -> Figure:
-    """Fig. 4: what each head gives the tokens of one category in weight, and how long their vectors are in it."""
+    """Draw Fig. 4: for each head, the weight on tokens of one category, and the mean norm of their vectors."""
     part = categories[categories["category"] == category]
     figure = Figure(figsize=(9.0, 0.9 + 0.22 * max(part["layer"].nunique(), 8)), layout="constrained")
     titles = {"weight_share": f"weight on {category}: Σ α", "norm_mean": f"mean ‖f(x)‖ of {category}"}
@@ -42,12 +42,12 @@ def draw_head_maps(categories: pd.DataFrame, category: str) -> Figure:
         grid = part.pivot(index="layer", columns="head", values=column).sort_index()
         low = min(0.0, float(grid.min().min()))
         image = axis.imshow(grid.to_numpy(), cmap=SEQUENTIAL, vmin=low, aspect="auto", interpolation="nearest")
-        axis.set_title(_escape_dollars(title), fontsize=11)
-        axis.set_xlabel("head, from 0")
+        axis.set_title(escape_dollars(title), fontsize=11)
+        axis.set_xlabel("head (from 0)")
         axis.set_xticks(range(len(grid.columns)), grid.columns, fontsize=7)
         axis.set_yticks(range(len(grid.index)), grid.index, fontsize=7)
         figure.colorbar(image, ax=axis)
-    figure.axes[0].set_ylabel("layer, from 0")
+    figure.axes[0].set_ylabel("layer (from 0)")
     return figure
 
 
@@ -58,7 +58,7 @@ def draw_text_maps(
     rows: Sequence[str],
     columns: Sequence[str],
 ) -> Figure:
-    """One text: the weights (i,j) of each layer, mean over heads, above the norms of what they bring, ‖Σ_h α f‖."""
+    """Draw one text: the weights (i,j) of each layer, mean over heads, above the norms ‖Σ_h α f‖."""
     side = min(3.4, max(1.9, 0.16 * max(len(rows), len(columns))))
     figure = Figure(figsize=(1.0 + side * len(layers), 0.9 + 2.1 * side), layout="constrained")
     axes = figure.subplots(2, len(layers), squeeze=False)
@@ -71,16 +71,11 @@ def draw_text_maps(
             axis.set_title(f"{name}: {what}, to {most:.2g}", fontsize=8)
             _label_axis(axis.set_xticks, columns if line == 1 else (), rotation=90)
             _label_axis(axis.set_yticks, rows if axis is axes[line][0] else ())
-    figure.supxlabel("attends to", fontsize=9)
+    figure.supxlabel("key (attended to)", fontsize=9)
     return figure
 
 
-def _label_axis(place, names: Sequence[str], **how: int) -> None:
-    """Tokens along an axis, where they fit."""
-    shown = names if len(names) <= NAMED else ()
-    place(range(len(shown)), [_escape_dollars(name) for name in shown], fontsize=6, **how)
-
-
-def _escape_dollars(text: str) -> str:
-    """As it stands: matplotlib would read dollars as mathematics."""
-    return text.replace("$", r"\$")
+def _label_axis(set_ticks: Callable[..., object], names: Sequence[str], **options: int) -> None:
+    """Label an axis with tokens if they fit."""
+    shown = names if len(names) <= LABELLED else ()
+    set_ticks(range(len(shown)), [escape_dollars(name) for name in shown], fontsize=6, **options)

@@ -1,18 +1,18 @@
-"""A View as JSON, and back: maps in 8 bits, compressed, so that a page of every head of a BERT fits into a mail.
+"""A View as JSON, and back: maps in 8 bits, compressed, so that a page with every head of a BERT fits into an email.
 
-A map (h,i,j) becomes one byte a number with one scale a row, the row's largest size s:
+A map (h,i,j) becomes one byte for each number, with one scale for each row, the row's largest size s:
 
-    number = s · (c / levels)^power        c = 0 … levels, of a signed map −levels … levels
+    number = s · (c / levels)^power        c = 0 … levels; for a signed map −levels … levels
     power 2   steps are finest near 0      power 1   steps are equal
 
-A shown number is therefore within half a step of the true one, (s/levels)/2 for power 1, and for power 2
+So a shown number is within half a step of the true one: (s/levels)/2 for power 1, and for power 2
 
     |shown − true| ≤ √(s·true)/levels + s/(4·levels²)
 
-which with 255 levels is below 1 % of every number above 0.16 s; a row of equal numbers is exact. What is written is the
-finest of LADDER that fits the budget, map by map, the largest made coarser first; each map says which it has.
+With 255 levels this is below 1 % of every number above 0.16 s. A row of equal numbers is exact. Maps get the finest
+steps of LADDER that fit the budget; the largest map becomes coarser first. The document names the steps of each map.
 
-The document (format attnlab-view-1), arrays being deflated (zlib), then in base64, little-endian:
+The document (format attnlab-view-1). Arrays are deflated (zlib), then encoded in base64, little-endian:
 
     {"format", "title", "notes": […], "measures": {name: [label, what it is]}, "statistics": {name: label},
      "kinds": {kind: [query side, key side]}, "masks": [{"shape": [i,j], "data": u8}],
@@ -55,17 +55,17 @@ FORMAT = "attnlab-view-1"
 LADDER = ((255, 2), (127, 2), (255, 1), (127, 1), (63, 1), (31, 1), (15, 1))  # levels and power, finest first
 SIGNED_LADDER = ((127, 2), (127, 1), (63, 1), (31, 1), (15, 1))
 SAMPLED = 64  # rows of a map that are compressed to estimate its size
-FIXED, PER_CELL = 1_300_000, 0.515  # bytes of a document, beside those for each of its numbers
+FIXED, PER_CELL = 1_300_000, 0.515  # bytes of a document, and bytes for each of its numbers
 
 
 def _pack_curve(xs: Sequence[float], ys: Sequence[float]) -> list[list[float]]:
-    """Its finite points: JSON has no other numbers."""
+    """Keep the finite points of a curve, because JSON has no NaN."""
     points = [(float(x), float(y)) for x, y in zip(xs, ys, strict=True) if math.isfinite(x) and math.isfinite(y)]
     return [[x for x, _ in points], [y for _, y in points]]
 
 
 def pack_view(view: View, *, budget: int | None = None) -> dict[str, Any]:
-    """The document; budget: how many bytes its maps may take, by default 1.3 MB and 0.515 for each number."""
+    """Pack a View as a document; `budget` limits the bytes of its maps, default 1.3 MB and 0.515 for each number."""
     blocks: list[PackedBlock] = []
     masks: dict[bytes, int] = {}
     runs = [
@@ -100,10 +100,10 @@ def pack_view(view: View, *, budget: int | None = None) -> dict[str, Any]:
 
 
 def unpack_view(document: Mapping[str, Any]) -> View:
-    """The View of a document, its numbers as the document has them."""
+    """Read a document back as a View, with its rounded numbers. Raises ValueError for another format."""
     if not isinstance(document, Mapping) or document.get("format") != FORMAT:
         found = document.get("format") if isinstance(document, Mapping) else type(document).__name__
-        raise ValueError(f"this is not a view: its format is {found!r}, not {FORMAT!r}")
+        raise ValueError(f"the document is not a view: its format is {found!r}, expected {FORMAT!r}")
     masks = [_unpack_array(mask, np.uint8) > 0 for mask in document["masks"]]
     runs = [
         ViewRun(
@@ -121,7 +121,7 @@ def unpack_view(document: Mapping[str, Any]) -> View:
 
 
 def quantise_map(x: Tensor, levels: int, power: int, *, signed: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Codes (…,i,j), int8 where numbers may be negative, else uint8, and scales (…,i) float32."""
+    """Quantise a map to codes (…,i,j), int8 if signed, else uint8, and scales (…,i), float32."""
     numbers = x.detach().float().cpu().numpy()
     scales = np.abs(numbers).max(-1, initial=0.0).astype(np.float32)
     share = np.abs(numbers) / np.where(scales > 0, scales, 1.0)[..., None]
@@ -130,19 +130,19 @@ def quantise_map(x: Tensor, levels: int, power: int, *, signed: bool) -> tuple[n
 
 
 def restore_map(codes: np.ndarray, scales: np.ndarray, levels: int, power: int) -> Tensor:
-    """What `quantised` kept."""
+    """Restore a map from the result of `quantise_map`."""
     size = codes.astype(np.float32) / np.float32(levels)
     return torch.from_numpy(np.sign(size) * np.abs(size) ** power * scales[..., None])
 
 
 @dataclass(eq=False)
 class PackedBlock:
-    """A map on its way into the document: as fine as the budget allows."""
+    """A map to pack, with the step that it has now."""
 
     map: Tensor  # (h,i,j)
-    place: dict[str, Any]  # where it is written
+    place: dict[str, Any]  # the entry of the document to fill
     rung: int = 0
-    size: float = 0.0  # in the document; estimated, until it is compressed
+    size: float = 0.0  # bytes in the document, estimated until it is compressed
 
     def __post_init__(self) -> None:
         self.signed = bool((self.map < 0).any())
@@ -150,7 +150,7 @@ class PackedBlock:
         self.estimate()
 
     def estimate(self) -> None:
-        """Of every row or, where there are many, of some."""
+        """Estimate the size from a sample of the rows."""
         every = 1 + self.map.shape[1] // SAMPLED
         self._compress_rows(every)
         self.size = every * (len(self.codes) + len(self.scales)) * 4 / 3
@@ -160,7 +160,7 @@ class PackedBlock:
         self.size = (len(self.codes) + len(self.scales)) * 4 / 3
 
     def coarsen(self) -> bool:
-        """Go down the ladder until it is smaller; whether it is."""
+        """Use coarser steps until the map gets smaller. Returns whether it did."""
         before = self.size
         while self.rung + 1 < len(self.ladder) and self.size >= before:
             self.rung += 1
@@ -178,27 +178,27 @@ class PackedBlock:
 
 
 def _fit_budget(blocks: list[PackedBlock], budget: int) -> None:
-    """Make the largest map coarser, again and again, until all of them fit; or none can be coarser.
+    """Coarsen the largest map repeatedly until all maps fit, or until none can be coarser.
 
-    A map that is large when compressed has rows that are spread out: their scales, and so their steps, are small.
+    A map that is large after compression has flat rows. Their scales are small, and so are their steps.
     """
-    able = list(blocks)
+    candidates = list(blocks)
 
-    def coarsen() -> None:
-        largest = max(able, key=lambda block: block.size)
+    def coarsen_largest() -> None:
+        largest = max(candidates, key=lambda block: block.size)
         if not largest.coarsen():
-            able.remove(largest)
+            candidates.remove(largest)
 
-    def over() -> bool:
-        return bool(able) and sum(block.size for block in blocks) > budget
+    def is_too_large() -> bool:
+        return bool(candidates) and sum(block.size for block in blocks) > budget
 
-    while over():
-        coarsen()
+    while is_too_large():
+        coarsen_largest()
     for block in blocks:
         block.compress()
-    while over():  # an estimate was too low
+    while is_too_large():  # an estimate was too low
         before = {id(block): block.rung for block in blocks}
-        coarsen()
+        coarsen_largest()
         for block in blocks:
             if block.rung != before[id(block)]:
                 block.compress()
@@ -211,7 +211,7 @@ def _pack_attention(
     for name, x in attention.maps.items():
         if not bool(torch.isfinite(x).all()):
             where = f"run {run!r}, {attention.kind} layer {attention.index}"
-            raise ValueError(f"{where}: its {name} is not finite everywhere, and has no place on a scale of colours")
+            raise ValueError(f"{where}: its {name} has values that are not finite, so it has no colours")
         maps[name] = {}
         blocks.append(PackedBlock(x, maps[name]))
     mask = None
@@ -239,16 +239,10 @@ def _unpack_attention(stored: Mapping[str, Any], masks: list[np.ndarray]) -> Vie
         scales = _unpack_array({"shape": [h, i], "data": block["scales"]}, np.dtype("<f4"))
         maps[name] = restore_map(codes, scales, block["levels"], block["power"])
     vector = stored["vector"]
-    return ViewAttention(
-        stored["example"],
-        stored["kind"],
-        stored["index"],
-        tuple(stored["heads"]),
-        maps,
-        None if vector is None else torch.from_numpy(_unpack_array(vector, np.dtype("<f4")).copy()),
-        None if stored["mask"] is None else torch.from_numpy(masks[stored["mask"]].copy()),
-        stored["statistics"],
-    )
+    vector = None if vector is None else torch.from_numpy(_unpack_array(vector, np.dtype("<f4")).copy())
+    mask = None if stored["mask"] is None else torch.from_numpy(masks[stored["mask"]].copy())
+    where = stored["example"], stored["kind"], stored["index"], tuple(stored["heads"])
+    return ViewAttention(*where, maps, vector, mask, stored["statistics"])
 
 
 def _pack_example(example: ViewExample) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""One HTML file that needs nothing else: no network, and no script but its own. All text from data is escaped.
+"""One self-contained HTML file: no network, and no script but its own. All text from data is escaped.
 
-A page is a title and headed sections of parts: Table, Facts, Picture, Text, Command, Files, and the Viewer of
-`embedded`. Tables are sorted by a click on a column and copied as CSV or LaTeX.
+A page has a title and sections of parts: Table, Facts, Picture, Text, Command, Files, and the Viewer of `viewer_html`.
+A click on a column sorts a table; buttons copy it as CSV or LaTeX.
 """
 
 import base64
@@ -14,10 +14,12 @@ from urllib.parse import quote
 from attnlab.report.bundle import build_policy, join_scripts, join_styles
 
 MODULES = ("theme.js", "tables.js")
-LONG = 24  # characters beyond which a cell is a text of several lines; what is shorter is never broken
+LONG = 24  # characters; a longer cell wraps, a shorter one never does
 
 
 class Part(Protocol):
+    """Anything that renders itself as HTML."""
+
     def html(self) -> str: ...
 
 
@@ -25,7 +27,7 @@ class Part(Protocol):
 class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
-    verdicts: str | None = None  # the column whose cells are verdicts, and are marked as such
+    verdicts: str | None = None  # the column whose cells are coloured as verdicts
 
     def html(self) -> str:
         head = "".join(f"<th scope='col'>{escape(str(c))}</th>" for c in self.columns)
@@ -45,12 +47,12 @@ MARKS = {
     "not reproduced": "poor",
     "no verdict": "open",
     "not run": "open",
-}  # how a verdict is coloured; it is told by its words
+}
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Names with what they are: a configuration, versions, hardware, seeds."""
+    """Names with values: a configuration, versions, hardware, seeds."""
 
     facts: Mapping[str, object]
 
@@ -66,8 +68,8 @@ class Picture:
 
     def html(self) -> str:
         data = base64.b64encode(self.png).decode()
-        told = escape(self.caption, quote=True)
-        return f"<figure><img alt='{told}' src='data:image/png;base64,{data}'><figcaption>{told}</figcaption></figure>"
+        text = escape(self.caption, quote=True)
+        return f"<figure><img alt='{text}' src='data:image/png;base64,{data}'><figcaption>{text}</figcaption></figure>"
 
 
 @dataclass(frozen=True)
@@ -88,20 +90,20 @@ class Command:
 
 @dataclass(frozen=True)
 class Files:
-    """What lies beside the page: paths from its folder, each with what it holds."""
+    """Files beside the page: paths relative to its folder, each with a description."""
 
     files: Mapping[str, str]
 
     def html(self) -> str:
         links = "".join(
-            f"<li><a href='./{quote(path)}'>{escape(path)}</a>: {escape(says)}</li>"
-            for path, says in self.files.items()
+            f"<li><a href='./{quote(path)}'>{escape(path)}</a>: {escape(about)}</li>"
+            for path, about in self.files.items()
         )
         return f"<ul class='files'>{links}</ul>"
 
 
 def render_page(title: str, sections: Sequence[tuple[str, Sequence[Part]]]) -> str:
-    """A title and headed sections of parts, as one document; a section without a heading has none."""
+    """Render a title and sections of parts as one HTML document. An empty heading is left out."""
     headings = [heading for heading, _ in sections if heading]
     links = "".join(f"<li><a href='#{_name_anchor(n)}'>{escape(h)}</a></li>" for n, h in enumerate(headings))
     contents = f"<nav aria-label='contents'><ul>{links}</ul></nav>" if len(headings) > 2 else ""
@@ -111,17 +113,17 @@ def render_page(title: str, sections: Sequence[tuple[str, Sequence[Part]]]) -> s
         if heading:
             shown, number = f"<h2 id='{_name_anchor(number)}'>{escape(heading)}</h2>{shown}", number + 1
         parts += f"<section>{shown}</section>"
-    wanted = [name for _, body in sections for part in body for name in getattr(part, "modules", ())]
-    scripts, styles = join_scripts((*MODULES, *dict.fromkeys(wanted))), join_styles()
+    modules = [name for _, body in sections for part in body for name in getattr(part, "modules", ())]
+    scripts, styles = join_scripts((*MODULES, *dict.fromkeys(modules))), join_styles()
     allowed = build_policy(scripts=scripts, styles=styles)
     head = (
         f"<meta charset='utf-8'><meta http-equiv='Content-Security-Policy' content=\"{allowed}\">"
         f"<meta name='viewport' content='width=device-width, initial-scale=1'><title>{escape(title)}</title>"
         f"<style>{styles}</style>"
     )
-    whole = f"<header><h1>{escape(title)}</h1></header>{contents}<main>{parts}</main>"
-    whole += f"<script type='module'>{scripts}</script>"
-    return f"<!doctype html><html lang='en'><head>{head}</head><body>{whole}</body></html>\n"
+    content = f"<header><h1>{escape(title)}</h1></header>{contents}<main>{parts}</main>"
+    content += f"<script type='module'>{scripts}</script>"
+    return f"<!doctype html><html lang='en'><head>{head}</head><body>{content}</body></html>\n"
 
 
 def _name_anchor(number: int) -> str:

@@ -1,11 +1,11 @@
-"""What the viewer shows, as plain tensors: texts, and maps of what was attended in them.
+"""The data of the viewer as plain tensors: texts, and maps of what is attended in them.
 
     View     runs (a model, a mechanism, a seed) over the same examples
-    Run      frames, one for each recorded step of training, or one alone; curves over the same steps
-    Frame    attentions: one for each example, kind and layer; those without an index are of the whole model
-    maps     by the names in MEASURES: (h,i,j) where heads have their own, (1,i,j) where they are together
+    Run      frames, one for each recorded training step, or a single one; curves over the same steps
+    Frame    attentions: one for each example, kind and layer; an attention without an index is of the whole model
+    maps     by the names in MEASURES: (h,i,j) with one map for each head, (1,i,j) with one for all heads
 
-`attnlab.reading.maps` makes a View of Records, `packed` writes it as JSON and reads it back.
+`attnlab.reading.maps` creates a View from Records; `attnlab.report.packing` writes it as JSON and reads it back.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,19 +16,22 @@ from torch import Tensor
 
 from attnlab.records.record import KINDS, Layer, Record
 
-NOWHERE = -1  # a row or a key that is of no word
+NOWHERE = -1  # a row or key that belongs to no word
 MEASURES = {
-    "weight": ("weight α", "what the attention gives each key"),
-    "norm": ("norm ‖αf(x)‖", "the length of what each key brings, head by head"),
-    "norm-layer": ("norm ‖Σαf(x)‖", "the length of what each key brings, all heads together"),
-    "norm-block": ("norm + residual + LN", "the same with the residual, after the layer norm; all heads together"),
-    "probe": ("probe β", "the probability of the right word, were all attention at this key"),
-    "saliency": ("saliency Δ", "how much the log-probability of the right word gains from this key's embedding"),
-    "rollout": ("rollout", "the share of each input token in each token after the last layer: the whole model"),
+    "weight": ("weight α", "the attention weight of each key"),
+    "norm": ("norm ‖αf(x)‖", "the norm of each key's contribution, for each head"),
+    "norm-layer": ("norm ‖Σαf(x)‖", "the norm of each key's contribution, summed over heads"),
+    "norm-block": (
+        "norm + residual + LN",
+        "the norm of each key's contribution with the residual, after the layer norm",
+    ),
+    "probe": ("probe β", "the probability of the right word if all attention were on this key"),
+    "saliency": ("saliency Δ", "how much this key's embedding adds to the log-probability of the right word"),
+    "rollout": ("rollout", "the share of each input token in each output token of the whole model"),
 }
 STATISTICS = {
     "entropy": "entropy (nats)",
-    "jsd": "JSD from the layer's other heads (nats a query)",
+    "jsd": "JSD from the layer's other heads (nats per query)",
     "norm": "mean norm Σ‖αf(x)‖",
     "sink": "sink share",
 }
@@ -36,26 +39,28 @@ STATISTICS = {
 
 @dataclass(frozen=True)
 class ViewSide:
-    """The tokens of one sequence of an example, and the words they are pieces of."""
+    """The tokens of one sequence of an example, and the words that they form."""
 
     tokens: tuple[str, ...]
-    words: tuple[int, ...]  # the number of each token's word, from 0 without a gap
+    words: tuple[int, ...]  # the index of each token's word, without gaps
     texts: tuple[str, ...]  # the words
 
 
 @dataclass(frozen=True)
 class ViewGold:
-    """An alignment made by hand, between words: links (source, target), and the words that rows and keys are of."""
+    """A manual word alignment: links (source, target), and the word of each row and key of the map."""
 
     sure: frozenset[tuple[int, int]]
     possible: frozenset[tuple[int, int]]
     rows: tuple[int, ...]  # the target word of each query, or NOWHERE
-    keys: tuple[int, ...]  # the source word of each key; from `words` on they are special tokens
-    words: int
+    keys: tuple[int, ...]  # the source word of each key; indices from `words` on are special tokens
+    words: int  # number of source words
 
 
 @dataclass(frozen=True)
 class ViewExample:
+    """A text or a sentence pair, with an optional manual alignment."""
+
     name: str
     sides: Mapping[str, ViewSide]  # "source", "target"
     gold: ViewGold | None = None
@@ -67,26 +72,30 @@ class ViewAttention:
 
     example: int
     kind: str
-    index: int | None  # among the layers of its kind; None: the whole model
-    heads: tuple[int, ...]  # the numbers of the heads in maps (h,i,j); none where they are together
+    index: int | None  # among the layers of its kind; None = the whole model
+    heads: tuple[int, ...]  # the heads in maps (h,i,j); empty if combined
     maps: Mapping[str, Tensor]
-    vector: Tensor | None = None  # ‖f_h(x_j)‖ (h,j): with it, "norm" is |weight| times this and need not be stored
-    mask: Tensor | None = None  # (i,j) bool, True = visible; None: all is
-    statistics: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of each head, by the names in STATISTICS
+    vector: Tensor | None = None  # ‖f_h(x_j)‖ (h,j): replaces the map "norm" = |weight| · vector
+    mask: Tensor | None = None  # (i,j) bool, True = visible; None = all visible
+    statistics: Mapping[str, Sequence[float]] = field(
+        default_factory=dict
+    )  # one value for each head, by the names in STATISTICS
 
 
 @dataclass(frozen=True)
 class Best:
-    """The head that the viewer opens at and marks."""
+    """The head that the viewer opens with and marks."""
 
     kind: str
     layer: int
     head: int
-    why: str  # what it is best at
+    why: str  # the reason, shown as a tooltip
 
 
 @dataclass(frozen=True, eq=False)
 class Frame:
+    """All attentions of a run at one training step."""
+
     attentions: Sequence[ViewAttention]
     step: int | None = None
 
@@ -96,6 +105,8 @@ class Frame:
 
 @dataclass(frozen=True, eq=False)
 class ViewRun:
+    """One model over the examples, at one or several training steps."""
+
     name: str
     frames: Sequence[Frame]
     curves: Mapping[str, tuple[Sequence[float], Sequence[float]]] = field(default_factory=dict)  # steps and values
@@ -104,38 +115,40 @@ class ViewRun:
 
 @dataclass(frozen=True, eq=False)
 class View:
+    """Everything that one viewer shows."""
+
     title: str
     examples: Sequence[ViewExample]
     runs: Sequence[ViewRun]
-    notes: Sequence[str] = ()  # what is not in it, and why
+    notes: Sequence[str] = ()  # remarks below the viewer, such as what is left out
 
     def __post_init__(self) -> None:
         for run in self.runs:
             steps = [frame.step for frame in run.frames]
             if len(steps) > 1 and (None in steps or steps != sorted(set(steps))):  # type: ignore[type-var]
-                raise ValueError(f"the frames of run {run.name!r} must have rising steps, not {steps}")
+                raise ValueError(f"the frames of run {run.name!r} must have increasing steps, got {steps}")
             for frame in run.frames:
                 for attention in frame.attentions:
                     _check(self.examples, run, attention)
             if run.best is not None:
                 _check_best(run, run.best)
         if not any(frame.attentions for run in self.runs for frame in run.frames):
-            raise ValueError("there is no attention to show: the view has no run with a layer")
+            raise ValueError("the view has no attention to show: no run has a layer")
 
     @property
     def cells(self) -> int:
-        """How many numbers all maps hold together."""
+        """The number of values in all maps."""
         return sum(
             x.numel() for run in self.runs for frame in run.frames for a in frame.attentions for x in a.maps.values()
         )
 
 
 def record_of(view: View, *, example: int = 0, run: int = 0, frame: int = 0) -> Record:
-    """The weights of one example as a Record of that example; what a View does not hold is NaN in it."""
-    found = [a for a in view.runs[run].frames[frame].attentions if a.example == example and "weight" in a.maps]
+    """Return the weights of one example as a Record. Everything that a View does not store is NaN."""
+    attentions = [a for a in view.runs[run].frames[frame].attentions if a.example == example and "weight" in a.maps]
     sides = view.examples[example].sides
     return Record(
-        [_layer(attention) for attention in found],
+        [_layer(attention) for attention in attentions],
         tokens={name: torch.arange(len(side.tokens))[None] for name, side in sides.items()},
         masks={name: torch.ones(1, len(side.tokens), dtype=torch.bool) for name, side in sides.items()},
         words={name: [list(side.tokens)] for name, side in sides.items()},
@@ -161,24 +174,24 @@ def _check_best(run: ViewRun, best: Best) -> None:
     for frame in run.frames:
         if not frame.has(best):
             where = f"{best.kind} layer {best.layer}, head {best.head}"
-            raise ValueError(f"run {run.name!r} is to open at {where}, which is not there at step {frame.step}")
+            raise ValueError(f"run {run.name!r} has no {where} at step {frame.step}, but opens with it")
 
 
 def _check(examples: Sequence[ViewExample], run: ViewRun, attention: ViewAttention) -> None:
     where = f"run {run.name!r}, {attention.kind} layer {attention.index}"
     if not 0 <= attention.example < len(examples):
-        raise ValueError(f"{where} is of example {attention.example}, and there are {len(examples)}")
+        raise ValueError(f"{where} refers to example {attention.example}, but there are only {len(examples)}")
     if attention.kind not in KINDS:
-        raise ValueError(f"{where}: no kind of layer is called that; there are {', '.join(KINDS)}")
+        raise ValueError(f"{where}: unknown kind of layer; choose one of {', '.join(KINDS)}")
     sides = examples[attention.example].sides
     shape = tuple(len(sides[name].tokens) if name in sides else -1 for name in KINDS[attention.kind])
     for name, x in attention.maps.items():
         if name not in MEASURES:
-            raise ValueError(f"{where}: no measure is called {name!r}; there are {', '.join(MEASURES)}")
+            raise ValueError(f"{where}: unknown measure {name!r}; choose one of {', '.join(MEASURES)}")
         if x.dim() != 3 or tuple(x.shape[1:]) != shape or len(x) not in (1, len(attention.heads)):
             raise ValueError(
-                f"{where}: its {name} is {tuple(x.shape)}, but {len(attention.heads)} heads, {shape[0]} queries and "
-                f"{shape[1]} keys are wanted"
+                f"{where}: its {name} has shape {tuple(x.shape)}, expected {len(attention.heads)} heads (or 1), "
+                f"{shape[0]} queries and {shape[1]} keys"
             )
     if (attention.heads or attention.vector is not None) and "weight" not in attention.maps:
-        raise ValueError(f"{where} has heads but no map 'weight', which the overview shows of every head")
+        raise ValueError(f"{where} has heads but no map 'weight', which the overview needs")

@@ -1,4 +1,4 @@
-"""The viewer as a part of a page, as a page of its own, and in a notebook."""
+"""The viewer as a part of a page, as its own page, and in a notebook."""
 
 import json
 from dataclasses import dataclass
@@ -10,46 +10,46 @@ from attnlab.report.packing import pack_view
 from attnlab.report.page import render_page
 from attnlab.report.view import View
 
-TALL = 900  # pixels of the frame in a notebook
+HEIGHT = 900  # pixels of the frame in a notebook
 
 
 @dataclass(frozen=True, eq=False)
 class Viewer:
-    """Maps that a reader can choose from; goes among the parts of `page`, and shows itself in a notebook."""
+    """Interactive attention maps: a part for `render_page`, and an output in a notebook."""
 
     view: View
-    budget: int | None = None  # bytes of its maps; by default what `packed` says
+    budget: int | None = None  # bytes of its maps; default: see `pack_view`
     modules: ClassVar[tuple[str, ...]] = ("viewer.js",)
 
     def html(self) -> str:
-        without = "This part needs JavaScript: it shows the attention maps of the page's data."
+        fallback = "Turn on JavaScript to see the attention maps."
         return (
-            f"<div class='viewer' role='group' aria-label='attention viewer'><noscript>{without}</noscript>"
+            f"<div class='viewer' role='group' aria-label='attention viewer'><noscript>{fallback}</noscript>"
             f"<script type='application/json'>{escape_script(self.json())}</script></div>"
         )
 
     def json(self) -> str:
-        """The document that `packed` describes."""
+        """Return the JSON document that packing.py describes."""
         document = pack_view(self.view, budget=self.budget)
         return json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
     def page(self) -> str:
-        """A page of it alone."""
+        """Return an HTML page with only the viewer."""
         return render_page(self.view.title or "attention", [("", [self])])
 
     def save(self, path: str | Path) -> Path:
-        """Write a page (.html), or the document alone (.json)."""
+        """Write a page (.html) or only its data (.json). Raises ValueError for another suffix."""
         path = Path(path)
         if path.suffix not in (".html", ".json"):
-            raise ValueError(f"{path} must end in .html, for a page, or .json, for its data")
+            raise ValueError(f"{path} must end in .html (a page) or .json (its data)")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(self.page() if path.suffix == ".html" else self.json() + "\n", encoding="utf-8")
         return path
 
     def _repr_html_(self) -> str:
-        """A frame with the page in it: a notebook runs no script outside of one."""
-        look = f"width:100%;height:{TALL}px;border:1px solid #8884;border-radius:8px"
-        return f"<iframe title='attention viewer' style='{look}' srcdoc='{escape(self.page(), quote=True)}'></iframe>"
+        """Return an iframe with the page, because a notebook runs scripts only in a frame."""
+        style = f"width:100%;height:{HEIGHT}px;border:1px solid #8884;border-radius:8px"
+        return f"<iframe title='attention viewer' style='{style}' srcdoc='{escape(self.page(), quote=True)}'></iframe>"
 
     def __repr__(self) -> str:
         names = ", ".join(run.name for run in self.view.runs)
@@ -57,7 +57,7 @@ class Viewer:
 
 
 def escape_script(text: str) -> str:
-    """JSON as it can stand in a script element: no character of it ends the element or begins another."""
+    """Escape JSON for a script element, so that no character ends the element or begins another."""
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
