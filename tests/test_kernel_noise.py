@@ -3,8 +3,7 @@
 import pytest
 import torch
 from gpu_compile import assert_compiles
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from properties import given, settings, st
 
 from attnlab.mechanisms import noise
 

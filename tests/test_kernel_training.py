@@ -36,7 +36,7 @@ def losses(name, impl, *, steps, batch, dtype, device, **sizes):
 def test_a_few_updates_are_those_of_the_definition(name):
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     sizes = {"layers": 2, "width": 8, "heads": 2, "feed_forward": 16, "dtype": torch.float32, "device": device}
-    fused, reference = (losses(name, impl, steps=2, batch=2, **sizes) for impl in ("fused", "reference"))
+    fused, reference = (losses(name, impl, steps=2, batch=1, **sizes) for impl in ("fused", "reference"))
     torch.testing.assert_close(fused, reference, atol=2e-4, rtol=2e-4)
     assert not torch.equal(reference, reference[:1].expand(2))
 

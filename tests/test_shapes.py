@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from properties import given, settings, st
 
 from attnlab.mechanisms import MECHANISMS, attention
 

