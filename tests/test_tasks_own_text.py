@@ -178,7 +178,7 @@ class TestLanguage:
         for indices in task.plan_batches("train", tokens=45, seed=1, epoch=0):
             batch = task.make_batch("train", indices)
             assert batch.inputs[0].numel() <= 45
-        with pytest.raises(ValueError, match="11 tokens.*at most 10.*block="):
+        with pytest.raises(ValueError, match=r"11 tokens.*at most 10.*block="):
             task.plan_batches("train", tokens=10)
 
     @pytest.mark.parametrize("units", ["character", "byte"])

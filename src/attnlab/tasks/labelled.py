@@ -17,13 +17,12 @@ from attnlab.tasks import hub
 from attnlab.tasks.fetch import find_file, find_set, obtain_file
 from attnlab.tasks.sources import SETS, NamedSet
 from attnlab.tasks.task import SPECIALS, UNK
-from attnlab.tasks.text import Labelled, draw_held_out, draw_mask, pick_rows, read_labelled, read_lines, read_text
+from attnlab.tasks.text import Labelled, Reader, draw_mask, hold_out, pick_rows, read_labelled, read_lines, read_text
 
 if TYPE_CHECKING:
     from attnlab.tasks.classification import ClassificationConfig
 
 Split = Callable[[str], list[str]]
-Reader = Callable[[], Labelled]
 
 
 def split_words(text: str) -> list[str]:
@@ -80,18 +79,7 @@ def _open_hub(config: "ClassificationConfig") -> LabelledText:
 
 
 def _hold_out(read_all: Reader, config: "ClassificationConfig") -> dict[str, Reader]:
-    """Hold out a share of one text for validation, at most most_valid examples; equal texts stay together."""
-
-    @lru_cache(maxsize=1)
-    def read_parts() -> tuple[Labelled, Labelled]:
-        texts, labels = read_all()
-        share = min(config.held_out, config.most_valid / len(texts))
-        out = draw_held_out(texts, share, config.data_seed)
-        if out.all() or not out.any():
-            raise ValueError(f"{len(texts)} examples are too few to hold out {share:.0%} of them; give valid=")
-        return pick_rows((texts, labels), ~out), pick_rows((texts, labels), out)
-
-    return {"train": lambda: read_parts()[0], "valid": lambda: read_parts()[1]}
+    return hold_out(read_all, 0, config.held_out, config.data_seed, limit=config.most_valid)
 
 
 def _add_validation(train: Reader, test: Reader, config: "ClassificationConfig") -> dict[str, Reader]:

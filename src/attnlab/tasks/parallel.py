@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,7 @@ import numpy as np
 from attnlab.tasks import hub, text
 from attnlab.tasks.fetch import find_set, obtain_file
 from attnlab.tasks.sources import NamedSet
-from attnlab.tasks.text import PAIR_FILES, Pairs
+from attnlab.tasks.text import PAIR_FILES, Pairs, Reader
 
 if TYPE_CHECKING:
     from attnlab.tasks.translation import TranslationConfig
@@ -23,7 +22,7 @@ class ParallelText:
 
     name: str
     languages: tuple[str, str]
-    readers: Mapping[str, Callable[[], Pairs]]
+    readers: Mapping[str, Reader]
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -47,7 +46,6 @@ def find_parallel_text(config: "TranslationConfig") -> ParallelText:
 
 
 OWN_FILES = ("valid", "valid_src", "valid_tgt", "test", "test_src", "test_tgt")
-Readers = dict[str, Callable[[], Pairs]]
 
 
 def _open_files(config: "TranslationConfig") -> ParallelText:
@@ -55,7 +53,7 @@ def _open_files(config: "TranslationConfig") -> ParallelText:
     if not config.pair and (config.moses or any(".tmx" in (f or "") for f in (config.data, config.valid, config.test))):
         raise ValueError("Moses and TMX files need the languages: set pair=, for example pair=de-en")
 
-    def make_reader(file: str | None, source: str | None, target: str | None) -> Callable[[], Pairs] | None:
+    def make_reader(file: str | None, source: str | None, target: str | None) -> Reader | None:
         if source is not None and target is not None:
             return lambda: text.read_parallel(Path(source), Path(target))
         return (lambda: text.read_pairs(Path(file), pair)) if file is not None else None
@@ -64,7 +62,7 @@ def _open_files(config: "TranslationConfig") -> ParallelText:
     valid = make_reader(config.valid, config.valid_src, config.valid_tgt)
     test = make_reader(config.test, config.test_src, config.test_tgt)
     assert train is not None
-    readers = {"train": train, "valid": valid} if valid else _split_pairs(train, 0, config.held_out, config.data_seed)
+    readers = {"train": train, "valid": valid} if valid else text.hold_out(train, 0, config.held_out, config.data_seed)
     return ParallelText(config.src or config.data, (pair[0], pair[1]), readers | ({"test": test} if test else {}))
 
 
@@ -74,27 +72,13 @@ def _open_hub(config: "TranslationConfig") -> ParallelText:
     source, target = config.languages
     splits = hub.load_splits(config.data)
 
-    def make_reader(part: str) -> Callable[[], Pairs]:
+    def make_reader(part: str) -> Reader:
         return lambda: hub.read_pairs(splits[part], (source, target), config.data)
 
     readers = {part: make_reader(part) for part in splits}
     if "valid" not in readers:
-        readers |= _split_pairs(readers["train"], 0, config.held_out, config.data_seed)
+        readers |= text.hold_out(readers["train"], 0, config.held_out, config.data_seed)
     return ParallelText(config.data, (source, target), readers)
-
-
-def _split_pairs(read_all: Callable[[], Pairs], side: int, share: float, seed: int) -> Readers:
-    """Split one text into training and validation parts that share no sentence on the given side."""
-
-    @lru_cache(maxsize=1)
-    def read_parts() -> tuple[Pairs, Pairs]:
-        pairs = read_all()
-        out = text.draw_held_out(pairs[side], share, seed)
-        if out.all() or not out.any():
-            raise ValueError(f"{len(out)} pairs are too few to hold out {share:.0%} of them; give validation text")
-        return text.pick_rows(pairs, ~out), text.pick_rows(pairs, out)
-
-    return {"train": lambda: read_parts()[0], "valid": lambda: read_parts()[1]}
 
 
 def _choose_languages(config: "TranslationConfig", dataset: NamedSet, *pairs: str) -> tuple[str, str]:
@@ -107,9 +91,7 @@ def _choose_languages(config: "TranslationConfig", dataset: NamedSet, *pairs: st
     return source, target
 
 
-def _make_reader(
-    config: "TranslationConfig", dataset: NamedSet, stem: str, languages: tuple[str, str]
-) -> Callable[[], Pairs]:
+def _make_reader(config: "TranslationConfig", dataset: NamedSet, stem: str, languages: tuple[str, str]) -> Reader:
     """Return a function that reads the files stem.SOURCE and stem.TARGET."""
     source, target = (f"{stem}.{language}" for language in languages)
     return lambda: text.read_parallel(*(obtain_file(dataset, name, config.data_dir) for name in (source, target)))
@@ -155,7 +137,7 @@ def _open_news_commentary(config: "TranslationConfig", dataset: NamedSet) -> Par
         ]
         return text.pick_rows(pairs, np.array(kept))
 
-    return ParallelText(dataset.name, languages, _split_pairs(read_all, 0, 0.1, config.data_seed))
+    return ParallelText(dataset.name, languages, text.hold_out(read_all, 0, 0.1, config.data_seed))
 
 
 def _open_tatoeba(config: "TranslationConfig", dataset: NamedSet) -> ParallelText:
@@ -167,8 +149,8 @@ def _open_tatoeba(config: "TranslationConfig", dataset: NamedSet) -> ParallelTex
         path = obtain_file(dataset, "en-de.tsv", config.data_dir)
         return _order_sides(text.read_pairs(path, ("en", "de")), "en-de", languages)
 
-    outer = _split_pairs(read_all, english, 0.1, config.data_seed)
-    inner = _split_pairs(outer["valid"], english, 0.5, config.data_seed)
+    outer = text.hold_out(read_all, english, 0.1, config.data_seed)
+    inner = text.hold_out(outer["valid"], english, 0.5, config.data_seed)
     readers = {"train": outer["train"], "valid": inner["train"], "test": inner["valid"]}
     return ParallelText(dataset.name, languages, readers)
 

@@ -8,6 +8,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 
 Pairs = tuple[list[str], list[str]]
 Labelled = tuple[list[str], list[str]]  # texts and their labels
+Reader = Callable[[], tuple[list[str], list[str]]]
 
 PAIR_FILES, LABELLED_FILES = (".tsv", ".tmx"), (".csv", ".tsv", ".jsonl")
 
@@ -181,9 +183,28 @@ def draw_mask(count: int, limit: int | None, seed: int) -> np.ndarray:
     return order < (count if limit is None else limit)
 
 
-def pick_rows(columns: tuple[list[str], list[str]], mask: np.ndarray) -> tuple[list[str], list[str]]:
+def pick_rows(columns: Pairs, mask: np.ndarray) -> Pairs:
     """Return two columns without the rows where mask (rows,) is False."""
     return list(compress(columns[0], mask)), list(compress(columns[1], mask))
+
+
+def hold_out(read_all: Reader, column: int, share: float, seed: int, limit: int | None = None) -> dict[str, Reader]:
+    """Split one text into readers of "train" and "valid"; rows with an equal entry in the column stay together.
+
+    The validation part has about a share of the rows, at most `limit`. Its reader raises ValueError if a part is empty.
+    """
+
+    @lru_cache(maxsize=1)
+    def read_parts() -> tuple[Pairs, Pairs]:
+        rows = read_all()
+        count = len(rows[column])
+        part = share if limit is None else min(share, limit / count)
+        out = draw_held_out(rows[column], part, seed)
+        if out.all() or not out.any():
+            raise ValueError(f"{count} examples are too few to hold out {part:.0%} of them; give validation data")
+        return pick_rows(rows, ~out), pick_rows(rows, out)
+
+    return {"train": lambda: read_parts()[0], "valid": lambda: read_parts()[1]}
 
 
 def is_numeric(line: str) -> bool:

@@ -10,7 +10,10 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsRead
 
 CHUNK = 2**20
 MOST_MEMBERS = 250_000
@@ -19,10 +22,6 @@ MOST_BYTES = 8 * 2**30  # in total, unpacked
 DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, gzip.BadGzipFile)
 
 Wanted = Callable[[str], bool]
-
-
-class Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
 
 
 def read_members(archive: Path, wanted: Wanted) -> Iterator[tuple[str, Iterator[bytes]]]:
@@ -63,7 +62,7 @@ class _Budget:
         if size > self.bytes:
             raise ValueError(f"{self.archive.name} unpacks to more than {MOST_BYTES:,} bytes")
 
-    def read_pieces(self, stream: Readable) -> Iterator[bytes]:
+    def read_pieces(self, stream: "SupportsRead[bytes]") -> Iterator[bytes]:
         """Yield the content of a stream, counting the real bytes whatever size the archive declares."""
         while piece := self._read_piece(stream):
             self.bytes -= len(piece)
@@ -71,7 +70,7 @@ class _Budget:
                 raise ValueError(f"{self.archive.name} unpacks to more than {MOST_BYTES:,} bytes")
             yield piece
 
-    def _read_piece(self, stream: Readable) -> bytes:
+    def _read_piece(self, stream: "SupportsRead[bytes]") -> bytes:
         try:
             return stream.read(CHUNK)
         except DAMAGE as error:
