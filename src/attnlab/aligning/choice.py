@@ -1,12 +1,12 @@
-"""Which of a model's maps an alignment is read from: by weights, norms or probes, in which layer and head.
+"""Choose the map that an alignment is read from: by weights, norms or probes, in one layer and head.
 
-A candidate is one map. A reading that leaves the layer or the head open has several, and a rule to choose one by:
+A candidate is one map. A reading without a fixed layer or head has several candidates, and a rule to choose one:
 
-    highest-norm   the largest mean of ‖αf(x)‖ over the text, as Kobayashi et al. 2020 choose without gold links
+    highest-norm   the largest mean of ‖αf(x)‖ over the text; Kobayashi et al. 2020 use it without gold links
     best-on        the lowest AER on gold links
 
-Heads together ("mean") are the mean of their weights, or the norm of their sum, ‖Σ_h α f(x)‖. Layers together ("mean")
-are the mean of their maps; the "layer mean" in the paper's table is another thing, the mean of the layers' AER.
+Head "mean" is the mean of the heads' weights, or the norm of their sum, ‖Σ_h α f(x)‖. Layer "mean" is the mean of the
+layers' maps. It is not the "layer mean" of the paper's table, which is the mean of the layers' AER.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from typing import Literal, get_args
 from attnlab.config import suggest_nearest
 
 By = Literal["weight", "norm", "probe"]
-Way = Literal["awo", "awi"]
+RowSetting = Literal["awo", "awi"]
 Place = int | Literal["mean"]
 Rule = Literal["highest-norm", "best-on"]
 RULES: tuple[Rule, ...] = get_args(Rule)
@@ -23,10 +23,10 @@ RULES: tuple[Rule, ...] = get_args(Rule)
 
 @dataclass(frozen=True)
 class Candidate:
-    """One map: by what, how its rows are taken, of which layer and head."""
+    """One map: weights, norms or probes, of one layer and head, with rows taken as output (awo) or input (awi)."""
 
     by: By
-    setting: Way
+    setting: RowSetting
     layer: Place
     head: Place
 
@@ -38,50 +38,49 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Reading:
-    """What to read; layer and head are a number from 0, "mean", or a rule."""
+    """The maps to read. layer and head are a number from 0, "mean", or a rule."""
 
     by: By = "norm"
-    setting: Way = "awi"
+    setting: RowSetting = "awi"
     layer: Place | Rule = "highest-norm"
     head: Place | Rule = "mean"
 
     def __post_init__(self) -> None:
-        for name, value, known in (("by", self.by, get_args(By)), ("setting", self.setting, get_args(Way))):
+        for name, value, known in (("by", self.by, get_args(By)), ("setting", self.setting, get_args(RowSetting))):
             if value not in known:
-                raise ValueError(
-                    f"{name} must be one of {', '.join(known)}, not {value!r}{suggest_nearest(value, known)}"
-                )
+                guess = suggest_nearest(value, known)
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}{guess}")
         if len({place for place in (self.layer, self.head) if place in RULES}) > 1:
-            raise ValueError("layer and head are chosen by one rule: say highest-norm, or best-on, for both")
+            raise ValueError("layer and head must use the same rule: pass highest-norm or best-on for both")
 
     @property
     def rule(self) -> Rule | None:
-        """What chooses among the candidates, where there are several."""
+        """The rule that chooses among several candidates, or None."""
         return next((rule for rule in RULES if rule in (self.layer, self.head)), None)
 
     def candidates(self, layers: int, heads: int) -> list[Candidate]:
-        """The maps that a model of so many cross attentions and heads offers to this reading."""
+        """List the maps to read from a model with this number of cross-attention layers and heads."""
         if self.by == "probe":
             return [Candidate("probe", "awo", layers - 1, "mean")]
-        places = [_places("layer", self.layer, layers), _places("head", self.head, heads)]
+        places = [_list_places("layer", self.layer, layers), _list_places("head", self.head, heads)]
         return [Candidate(self.by, self.setting, layer, head) for layer in places[0] for head in places[1]]
 
 
-def place(text: str, name: str) -> Place | Rule:
-    """A layer or a head as it is written: 3, mean, highest-norm, best-on."""
+def parse_place(text: str, name: str) -> Place | Rule:
+    """Parse a layer or head: a number, mean, highest-norm or best-on."""
     if text.isdecimal():
         return int(text)
     for known in ("mean", *RULES):
         if text == known:
             return known  # type: ignore[return-value]
-    raise ValueError(f"{name} must be a number from 0, mean, {', '.join(RULES)}; not {text!r}")
+    raise ValueError(f"{name} must be a number from 0, mean or {' or '.join(RULES)}, got {text!r}")
 
 
-def _places(name: str, asked: Place | Rule, count: int) -> list[Place]:
-    if asked == "mean":
+def _list_places(name: str, place: Place | Rule, count: int) -> list[Place]:
+    if place == "mean":
         return ["mean"]
-    if isinstance(asked, int):
-        if not 0 <= asked < count:
-            raise ValueError(f"{name} {asked}: the model's cross attention has {name}s 0 to {count - 1}")
-        return [asked]
+    if isinstance(place, int):
+        if not 0 <= place < count:
+            raise ValueError(f"{name} must be 0 to {count - 1} in this model's cross attention, got {place}")
+        return [place]
     return list(range(count))

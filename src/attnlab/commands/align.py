@@ -1,4 +1,4 @@
-"""attnlab align: two files of text to lines of links, in one direction or in both, and their score."""
+"""attnlab align: align the words of two text files, in one direction or in both, and score the links."""
 
 import re
 import sys
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from attnlab.aligning import Asked, Choosing, Pairs, align
+from attnlab.aligning import AlignmentRequest, Pairs, SelectionGold, align
 from attnlab.aligning.extraction import Tick
 from attnlab.analysis.alignment import Score, score
 from attnlab.analysis.symmetrise import SYMMETRISATIONS, Links
@@ -17,8 +17,8 @@ from attnlab.tasks.text import load_moses, read_parallel
 
 
 @dataclass(frozen=True)
-class Options:
-    """What `attnlab align --help` lists."""
+class AlignOptions:
+    """The options that `attnlab align --help` lists."""
 
     by: str | None = None
     setting: str | None = None
@@ -40,45 +40,47 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.tokenize not in ("none", "moses"):
-            raise ValueError(f"--tokenize must be none (words are between white space) or moses, not {self.tokenize!r}")
+            raise ValueError(f"--tokenize must be none (split at white space) or moses, got {self.tokenize!r}")
         if self.tokenize == "moses" and len((self.pair or "").split("-")) != 2:
-            raise ValueError("--tokenize moses asks for the languages: say --pair, as --pair de-en")
+            raise ValueError("--tokenize moses needs the languages: pass --pair, for example --pair de-en")
         if self.symmetrise and not self.reverse:
-            raise ValueError("--symmetrise joins two directions: name the other model with --reverse")
+            raise ValueError("--symmetrise needs two directions: pass the model of the other one with --reverse")
         if self.symmetrise and self.symmetrise not in SYMMETRISATIONS:
             known = ", ".join(SYMMETRISATIONS)
             guess = suggest_nearest(self.symmetrise, SYMMETRISATIONS)
-            raise ValueError(f"--symmetrise must be one of {known}, not {self.symmetrise!r}{guess}")
+            raise ValueError(f"--symmetrise must be one of {known}, got {self.symmetrise!r}{guess}")
         if self.scores and self.reverse:
-            raise ValueError("--scores are those of one direction: leave out --reverse, or --scores")
+            raise ValueError("--scores needs a single direction: omit --reverse or --scores")
 
 
 @dataclass(frozen=True)
 class AlignedFiles:
-    lines: list[str]  # one for each line of the text, in Pharaoh's format
+    """The links of two files in Pharaoh's format, one line for each line of the text, with notes and score."""
+
+    lines: list[str]
     notes: list[str]
     score: Score | None
 
 
 def align_files(
-    model: str, source: Path, target: Path, options: Options, *, tick: Tick = lambda done, of: None
+    model: str, source: Path, target: Path, options: AlignOptions, *, tick: Tick = lambda done, of: None
 ) -> AlignedFiles:
-    """The links of two files of which line k of one translates line k of the other."""
+    """Align two files; line k of one is the translation of line k of the other."""
     pairs = read_words(source, target, options)
-    gold = _gold(options.gold, pairs, options)
-    asked = _asked(pairs, options)
-    answer = align(model, pairs, asked.beside(model, options.reverse or model), tick=tick)
-    notes, links = list(answer.notes), answer.aligned.links()
+    gold = _read_gold(options.gold, pairs, options)
+    request = _build_request(pairs, options)
+    result = align(model, pairs, request.for_model(model, options.reverse or model), tick=tick)
+    notes, links = list(result.notes), result.aligned.links()
     if options.reverse:
-        turned = _turned(asked).beside(options.reverse, model)
-        back = align(options.reverse, (pairs[1], pairs[0]), turned, tick=tick)
+        reversed_request = _reverse_request(request).for_model(options.reverse, model)
+        back = align(options.reverse, (pairs[1], pairs[0]), reversed_request, tick=tick)
         join = SYMMETRISATIONS[options.symmetrise or "grow-diag-final-and"]
-        links = [join(ahead, _turn(behind)) for ahead, behind in zip(links, back.aligned.links(), strict=True)]
+        links = [join(ahead, _reverse_links(behind)) for ahead, behind in zip(links, back.aligned.links(), strict=True)]
         notes += [f"reverse: {note}" for note in back.notes]
-    told = answer.aligned.scores() if options.scores else links
-    lines = [format_links(of_pair, scores=options.scores) for of_pair in told]
-    found = score(links, gold.sure, gold.possible, bootstrap=options.bootstrap) if gold else None
-    return AlignedFiles(lines, notes, found)
+    written = result.aligned.scores() if options.scores else links
+    lines = [format_links(pair, scores=options.scores) for pair in written]
+    quality = score(links, gold.sure, gold.possible, bootstrap=options.bootstrap) if gold else None
+    return AlignedFiles(lines, notes, quality)
 
 
 def write_alignment(outcome: AlignedFiles, out: Path | None) -> None:
@@ -93,8 +95,8 @@ def write_alignment(outcome: AlignedFiles, out: Path | None) -> None:
         sys.stderr.write(f"{line}\n")
 
 
-def read_words(source: Path, target: Path, options: Options) -> Pairs:
-    """The words of each line: between white space, or as Moses cuts them."""
+def read_words(source: Path, target: Path, options: AlignOptions) -> Pairs:
+    """Read the words of each line, split at white space or by Moses."""
     lines: Sequence[list[str]] = read_parallel(source, target)
     if options.tokenize == "moses":
         languages = (options.pair or "").split("-")
@@ -102,50 +104,50 @@ def read_words(source: Path, target: Path, options: Options) -> Pairs:
     return [line.split() for line in lines[0]], [line.split() for line in lines[1]]
 
 
-def _asked(pairs: Pairs, options: Options) -> Asked:
-    layer, head = _rule(options.layer), _rule(options.head)
+def _build_request(pairs: Pairs, options: AlignOptions) -> AlignmentRequest:
+    layer, head = _parse_rule(options.layer), _parse_rule(options.head)
     files = {file for _, file in (layer, head) if file}
     if len(files) > 1:
-        raise ValueError("layer and head are chosen on one file of gold links; two are named")
+        raise ValueError("layer and head must use the same file of gold links, got two files")
     file = next(iter(files), options.gold)
-    text = _read_words(options.best_on_text, options)
-    choosing = None
+    text = _read_optional_words(options.best_on_text, options)
+    selection = None
     if "best-on" in (layer[0], head[0]):
-        found = _gold(file, text or pairs, options)
-        choosing = Choosing(found, text) if found else None
+        gold = _read_gold(file, text or pairs, options)
+        selection = SelectionGold(gold, text) if gold else None
     elif text:
-        raise ValueError("--best-on-text is the text of gold links: name them, as --layer best-on:FILE")
-    return Asked(
-        by=options.by, setting=options.setting, layer=layer[0], head=head[0], choosing=choosing,
-        diagonal=options.diagonal, train_on=_read_words(options.train_on, options), device=options.device,
+        raise ValueError("--best-on-text needs gold links: pass --layer best-on:FILE or --head best-on:FILE")
+    return AlignmentRequest(
+        by=options.by, setting=options.setting, layer=layer[0], head=head[0], selection=selection,
+        diagonal=options.diagonal, train_on=_read_optional_words(options.train_on, options), device=options.device,
     )  # fmt: skip
 
 
-def _read_words(files: tuple[str, str] | None, options: Options) -> Pairs | None:
+def _read_optional_words(files: tuple[str, str] | None, options: AlignOptions) -> Pairs | None:
     return read_words(Path(files[0]), Path(files[1]), options) if files else None
 
 
-def _rule(text: str | None) -> tuple[str | None, str | None]:
-    """best-on:FILE, best-on=FILE or "best-on FILE" as (best-on, FILE); anything else as it is."""
+def _parse_rule(text: str | None) -> tuple[str | None, str | None]:
+    """Split best-on:FILE, best-on=FILE or "best-on FILE" into (best-on, FILE). Other texts come back with None."""
     match = re.fullmatch(r"best-on[ :=]\s*(.+)", text or "")
     return ("best-on", match[1]) if match else (text, None)
 
 
-def _gold(file: str | None, pairs: Pairs, options: Options) -> Gold | None:
+def _read_gold(file: str | None, pairs: Pairs, options: AlignOptions) -> Gold | None:
     if file is None:
         return None
     lengths = [(len(x), len(y)) for x, y in zip(*pairs, strict=True)]
     return read_gold(Path(file), lengths, form=options.gold_format, base=options.gold_base)
 
 
-def _turned(asked: Asked) -> Asked:
-    """The same of the other direction."""
-    choosing, train_on = asked.choosing, asked.train_on
-    if choosing:
-        gold = Gold([*map(_turn, choosing.gold.sure)], [*map(_turn, choosing.gold.possible)])
-        choosing = Choosing(gold, choosing.pairs and (choosing.pairs[1], choosing.pairs[0]))
-    return replace(asked, choosing=choosing, train_on=train_on and (train_on[1], train_on[0]))
+def _reverse_request(request: AlignmentRequest) -> AlignmentRequest:
+    """Return the request for the other direction."""
+    selection, train_on = request.selection, request.train_on
+    if selection:
+        gold = Gold([*map(_reverse_links, selection.gold.sure)], [*map(_reverse_links, selection.gold.possible)])
+        selection = SelectionGold(gold, selection.pairs and (selection.pairs[1], selection.pairs[0]))
+    return replace(request, selection=selection, train_on=train_on and (train_on[1], train_on[0]))
 
 
-def _turn(links: Links) -> Links:
+def _reverse_links(links: Links) -> Links:
     return frozenset((source, target) for target, source in links)

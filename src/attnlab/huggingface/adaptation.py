@@ -197,10 +197,7 @@ class DryRunAttention:
 
 
 def choose_kinds(adaptation: Adaptation, found: Collection[AttentionModule]) -> Adaptation:
-    """Return the adaptation with the kinds to adapt: the requested ones, or all that the model has.
-
-    Raises ValueError if the model lacks a kind or the mechanism does not support one.
-    """
+    """Return the adaptation with its kinds, by default all. Raises ValueError for a missing or unsupported kind."""
     available = tuple(kind for kind in KINDS if any(one.kind == kind for one in found))
     mechanism = find_mechanism(adaptation.attention)
     if absent := [kind for kind in adaptation.kinds if kind not in available]:

@@ -57,11 +57,7 @@ _FLOW: ContextVar[CarryFlow | None] = ContextVar("attnlab_flow", default=None)
 
 
 def take_carry(place: Place, heads: int, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor | None:
-    """Return the carry (b,heads,i,j) of the previous layer, or None for the first layer of a cascade.
-
-    Raises an error where the carry would be silently wrong: without a model call, without gradients, or if its shape or
-    mask does not fit.
-    """
+    """Return the carry (b,heads,i,j) of the previous layer; None for the first. Raises an error if it is wrong."""
     flow = _FLOW.get()
     if flow is None:
         raise RuntimeError(

@@ -130,11 +130,8 @@ def switch_attention(model: nn.Module, implementation: str, function: Attend | N
 
 
 def set_implementation(model: nn.Module, implementation: str) -> None:
-    """Set the implementation of the model and all models in it.
-
-    Older versions of transformers skip inner models whose config has the same class (T5).
-    """
-    for part in list_models(model):
+    """Set the implementation of the model and all models in it."""
+    for part in list_models(model):  # older transformers skip inner models whose config has the same class (T5)
         if part.config._attn_implementation != implementation:
             part.set_attn_implementation(implementation)
 

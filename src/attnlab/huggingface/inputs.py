@@ -198,12 +198,14 @@ def _pad_texts(
     if max_length is not None and (not isinstance(max_length, int) or max_length < least):
         raise ValueError(f"max_length must be an integer of at least {least} with this tokenizer, got {max_length!r}")
     encoded = dict(tokenizer(**{argument: texts}, truncation=max_length is not None, max_length=max_length))
-    encoded["attention_mask"] = [[1] * len(row) for row in encoded["input_ids"]]
+    return {name: value.to(model.device) for name, value in pad_ids(tokenizer, encoded).items()}
+
+
+def pad_ids(tokenizer: Any, encoded: Mapping[str, list[list[int]]]) -> dict[str, Tensor]:
+    """Pad the outputs of a tokenizer on the right, and add the attention mask."""
+    rows = {**encoded, "attention_mask": [[1] * len(row) for row in encoded["input_ids"]]}
     fill = {"input_ids": next((n for n in (tokenizer.pad_token_id, tokenizer.eos_token_id) if n is not None), 0)}
-    return {
-        name: pad_sequence([torch.tensor(row) for row in rows], True, fill.get(name, 0)).to(model.device)
-        for name, rows in encoded.items()
-    }
+    return {name: pad_sequence([*map(torch.tensor, x)], True, fill.get(name, 0)) for name, x in rows.items()}
 
 
 def _shift_right(model: Any, labels: Tensor) -> Tensor:

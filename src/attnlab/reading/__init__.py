@@ -1,1 +1,1 @@
-"""Reading text with any model: text streams, readers, surveys over a corpus, and the maps to show."""
+"""Read text with any model: text streams, readers, statistics over a corpus, and maps for the viewer."""

@@ -1,4 +1,4 @@
-"""The head of the cross attention that links words best, where there are alignments made by hand."""
+"""Find the head of the cross attention that aligns words best, given gold alignments."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ Links = set[tuple[int, int]]
 WHY = "lowest AER by weight on these examples"
 
 
-def best_aligned(examples: Sequence[ViewExample], frame: Frame) -> Best | None:
-    """The first of those with the lowest AER by weight, over all examples that have a gold alignment."""
-    proposed: dict[tuple[int, int], list[Links]] = defaultdict(list)  # of a layer and head, by example
+def find_best_head(examples: Sequence[ViewExample], frame: Frame) -> Best | None:
+    """Return the head with the lowest AER by weight over all examples with gold alignments, if there is a choice."""
+    proposed: dict[tuple[int, int], list[Links]] = defaultdict(list)  # links of each example, by layer and head
     gold = [example.gold for example in examples]
     used: dict[int, None] = {}
     for attention in frame.attentions:

@@ -1,4 +1,4 @@
-"""A model that reads text: a Hugging Face model with its tokenizer, or a run of ours with its vocabulary."""
+"""Models that read text: a Hugging Face model with its tokenizer, or an attnlab run with its vocabulary."""
 
 import os
 from abc import ABC, abstractmethod
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from attnlab.huggingface import dispatch, inputs
 from attnlab.huggingface.pretrained import open_model, open_tokenizer
@@ -19,13 +18,13 @@ from attnlab.tasks.batching import Sequences
 from attnlab.tasks.task import SPECIALS
 from attnlab.training.runs import ROOT, Run, choose_device, open_run
 
-TWO_SIDED = ("encode_target", "source_vocabulary", "target_vocabulary")  # what a task of pairs needs to be read
+TWO_SIDED = ("encode_target", "source_vocabulary", "target_vocabulary")  # attributes that a task of pairs needs
 DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
 
 
 @dataclass(frozen=True, eq=False)
 class SideTokens:
-    """The vocabulary of one side: its pieces by id, as text for people too, and which of them are special."""
+    """The vocabulary of one side: pieces and readable texts by id, and the ids of special tokens."""
 
     pieces: list[str]
     texts: list[str]
@@ -33,7 +32,7 @@ class SideTokens:
 
 
 class TextReader(ABC):
-    """What an inspection asks of a model."""
+    """A model that encodes and records texts."""
 
     name: str
     model: Any  # a module
@@ -41,12 +40,12 @@ class TextReader(ABC):
     sides: Mapping[str, SideTokens]  # "source" and/or "target"
 
     @abstractmethod
-    def tokens(self, examples: Sequence[TextExample]) -> dict[str, list[list[int]]]:
-        """The ids of each side of each example, special tokens and all; an example too long is an error."""
+    def encode_examples(self, examples: Sequence[TextExample]) -> dict[str, list[list[int]]]:
+        """Return the ids of each side of each example, with special tokens. Raises ValueError if one is too long."""
 
     @abstractmethod
     def record(self, examples: Sequence[TextExample]) -> Record:
-        """What the model attends to on them, with the tokens as text."""
+        """Record what the model attends to on the examples, with the tokens as text."""
 
 
 def open_reader(
@@ -58,10 +57,10 @@ def open_reader(
     allow_pickle: bool = False,
     trust_remote_code: bool = False,
 ) -> TextReader:
-    """The reader of a run (its folder, or its name in runs/), or of a Hugging Face model (a folder, or an id)."""
+    """Open the reader of a run (its folder, or its name in runs/) or of a Hugging Face model (its folder or id)."""
     if dtype is not None and dtype not in DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, not {dtype!r}")
-    place = own_device(device)
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    place = choose_local_device(device)
     folder = next((path for path in (Path(model), ROOT / model) if (path / "model.json").is_file()), None)
     if folder is not None and not (folder / "hugging_face").is_dir():
         return RunReader(open_run(folder, device=str(place)), dtype, max_length)
@@ -71,8 +70,8 @@ def open_reader(
     return PretrainedReader(name, loaded, open_tokenizer(name, trust_remote_code), max_length)
 
 
-def own_device(name: str) -> torch.device:
-    """The device of that name; of several processes on one machine, each has a GPU to itself."""
+def choose_local_device(name: str) -> torch.device:
+    """Return the device of that name. With several processes on one machine, each gets its own GPU."""
     chosen = choose_device(name)
     if chosen.type == "cuda" and chosen.index is None:
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -80,110 +79,100 @@ def own_device(name: str) -> torch.device:
 
 
 class PretrainedReader(TextReader):
-    """Pairs are source and target of an encoder-decoder, two segments of one input of an encoder."""
+    """Reads text with a Hugging Face model.
+
+    A pair is the source and target of an encoder-decoder, or two segments of one input of an encoder.
+    """
 
     def __init__(self, name: str, model: Any, tokenizer: Any, max_length: int | None = None) -> None:
         self.name, self.model, self.tokenizer, self.max_length = name, model, tokenizer, max_length
         self.device, self.two_sided = model.device, bool(model.config.is_encoder_decoder)
         least = 1 + tokenizer.num_special_tokens_to_add()
         if max_length is not None and max_length < least:
-            raise ValueError(f"max_length must be at least {least} with this tokenizer, not {max_length}")
+            raise ValueError(f"max_length must be at least {least} with this tokenizer, got {max_length}")
         limit = inputs.count_positions(model)
         if max_length is not None and limit is not None and max_length > limit:
-            raise ValueError(f"max_length={max_length}, but {name} has only {limit} positions")
-        self.sides = dict.fromkeys(("source", "target"), self._side())
+            raise ValueError(f"max_length must be at most {limit}, the positions of {name}, got {max_length}")
+        self.sides = dict.fromkeys(("source", "target"), self._build_side())
 
-    def tokens(self, examples: Sequence[TextExample]) -> dict[str, list[list[int]]]:
+    def encode_examples(self, examples: Sequence[TextExample]) -> dict[str, list[list[int]]]:
         for example in examples:
             if self.two_sided and example.second is None:
                 raise ValueError(
-                    f"{example.where}: {self.name} is an encoder-decoder model and reads pairs: --pair SRC TGT, or a "
-                    ".tsv file with a tab between source and target"
+                    f"{example.where}: {self.name} is an encoder-decoder model and reads pairs: use --pair SRC TGT, or "
+                    "a .tsv file with a tab between source and target"
                 )
         if not self.two_sided:
-            made = {"source": self._encoded(examples)["input_ids"]}
+            ids = {"source": self._encode(examples)["input_ids"]}
         else:
-            made = {"source": self._cut(text=[example.text for example in examples])}
-            made["target"] = self._cut(text_target=[example.second for example in examples])
-        self._check_lengths(examples, made)
-        return made
+            ids = {"source": self._tokenize(text=[example.text for example in examples])["input_ids"]}
+            ids["target"] = self._tokenize(text_target=[example.second for example in examples])["input_ids"]
+        self._check_lengths(examples, ids)
+        return ids
 
     def record(self, examples: Sequence[TextExample]) -> Record:
-        lazy = dispatch.find_adaptation(self.model) is None  # weights are then made a few rows at a time
+        lazy = dispatch.find_adaptation(self.model) is None  # compute weights a few rows at a time
         how = {"tokenizer": self.tokenizer, "lazy": lazy}
         if any(example.second is not None for example in examples) and not self.two_sided:
-            return record(self.model, self._padded(self._encoded(examples)), **how)
+            return record(self.model, inputs.pad_ids(self.tokenizer, self._encode(examples)), **how)
         if self.two_sided:
             how["target"] = [example.second for example in examples]
         return record(self.model, [example.text for example in examples], max_length=self.max_length, **how)
 
-    def _encoded(self, examples: Sequence[TextExample]) -> dict[str, list[list[int]]]:
+    def _encode(self, examples: Sequence[TextExample]) -> dict[str, list[list[int]]]:
         second = [example.second for example in examples if example.second is not None]
         if not second:
-            return dict(self._tokenized(text=[example.text for example in examples]))
+            return dict(self._tokenize(text=[example.text for example in examples]))
         if len(second) < len(examples) or self.tokenizer.num_special_tokens_to_add(pair=True) < 1:
-            raise ValueError(f"{examples[0].where}: {self.name} reads one text at a time, not pairs")
-        return dict(self._tokenized(text=[example.text for example in examples], text_pair=second))
+            raise ValueError(f"{examples[0].where}: {self.name} reads single texts, not pairs")
+        return dict(self._tokenize(text=[example.text for example in examples], text_pair=second))
 
-    def _tokenized(self, **texts: Any) -> Any:
-        cut = self.max_length is not None
-        return self.tokenizer(**texts, truncation=cut, max_length=self.max_length, verbose=False)
+    def _tokenize(self, **texts: Any) -> Any:
+        truncate = self.max_length is not None
+        return self.tokenizer(**texts, truncation=truncate, max_length=self.max_length, verbose=False)
 
-    def _cut(self, **texts: Any) -> list[list[int]]:
-        return self._tokenized(**texts)["input_ids"]
-
-    def _padded(self, encoded: Mapping[str, list[list[int]]]) -> dict[str, Tensor]:
-        """Padded on the right, with the mask that says so."""
-        encoded = {**encoded, "attention_mask": [[1] * len(row) for row in encoded["input_ids"]]}
-        fill = {"input_ids": self.tokenizer.pad_token_id or 0}
-        width = max(map(len, encoded["input_ids"]))
-        return {
-            name: torch.tensor([[*row, *[fill.get(name, 0)] * (width - len(row))] for row in rows])
-            for name, rows in encoded.items()
-        }
-
-    def _check_lengths(self, examples: Sequence[TextExample], made: Mapping[str, list[list[int]]]) -> None:
+    def _check_lengths(self, examples: Sequence[TextExample], ids: Mapping[str, list[list[int]]]) -> None:
         limit = inputs.count_positions(self.model)
-        for rows in made.values():
+        for rows in ids.values():
             for example, row in zip(examples, rows, strict=True):
                 if not row:
-                    raise ValueError(f"{example.where}: the tokenizer makes no token of it")
+                    raise ValueError(f"{example.where}: the tokenizer returns no tokens for this text")
                 if limit is not None and len(row) > limit:
                     raise ValueError(
-                        f"{example.where}: {len(row):,} tokens, and {self.name} has {limit:,} positions; "
-                        f"--max-length {limit} cuts texts off"
+                        f"{example.where}: {len(row):,} tokens, but {self.name} has {limit:,} positions; "
+                        f"--max-length {limit} truncates texts"
                     )
 
-    def _side(self) -> SideTokens:
+    def _build_side(self) -> SideTokens:
         size = max(len(self.tokenizer), self.model.get_input_embeddings().num_embeddings)
         known = self.tokenizer.convert_ids_to_tokens(list(range(len(self.tokenizer))))
         pieces = [piece or "" for piece in known] + [""] * (size - len(known))
         texts = pieces
-        if any(piece.startswith("Ġ") for piece in pieces):  # bytes written as letters
+        if any(piece.startswith("Ġ") for piece in pieces):  # a byte-level tokenizer
             texts = [self.tokenizer.convert_tokens_to_string([piece]) for piece in pieces]
         return SideTokens(pieces, texts, frozenset(self.tokenizer.all_special_ids))
 
 
 class RunReader(TextReader):
-    """A run reads what its task reads: pairs where it translates, else one text."""
+    """Reads text with an attnlab run: pairs if its task is translation, else single texts."""
 
     def __init__(self, run: Run, dtype: str | None = None, max_length: int | None = None) -> None:
         if max_length is not None:
-            raise ValueError("--max-length is for Hugging Face models; a run reads what it was trained on")
+            raise ValueError("--max-length is for Hugging Face models only; omit it for a run")
         self.name, self.task, self.two_sided = str(run.folder.path), run.task, run.task.architecture == "translation"
         self.model = run.model if dtype is None else run.model.to(DTYPES[dtype])
         self.device = next(run.model.parameters()).device
         needs = ("encode", *(TWO_SIDED if self.two_sided else ("vocabulary",)))
         if missing := [name for name in needs if not hasattr(run.task, name)]:
-            raise ValueError(f"{self.name}: its task reads no text; it would need {', '.join(missing)}")
-        self.sides = self._sides()
+            raise ValueError(f"{self.name}: its task cannot read text; it lacks {', '.join(missing)}")
+        self.sides = self._build_sides()
 
-    def tokens(self, examples: Sequence[TextExample]) -> dict[str, list[list[int]]]:
-        encoded = self._encoded(examples)
+    def encode_examples(self, examples: Sequence[TextExample]) -> dict[str, list[list[int]]]:
+        encoded = self._encode(examples)
         return {side: [rows[k].tolist() for k in range(len(rows))] for side, rows in encoded.items()}
 
     def record(self, examples: Sequence[TextExample]) -> Record:
-        encoded = self._encoded(examples)
+        encoded = self._encode(examples)
         batch = tuple(rows.pad(range(len(rows))).to(self.device) for rows in encoded.values())
         made = record(self.model, batch)
         words = {
@@ -192,12 +181,12 @@ class RunReader(TextReader):
         }
         return replace(made, words=words, meta={**made.meta, "model": self.name})
 
-    def _encoded(self, examples: Sequence[TextExample]) -> dict[str, Sequences]:
+    def _encode(self, examples: Sequence[TextExample]) -> dict[str, Sequences]:
         task: Any = self.task
         texts = [example.text for example in examples]
         for example in examples:
             if (example.second is None) == self.two_sided:
-                wants = "pairs: --pair SRC TGT, or a .tsv file" if self.two_sided else "one text at a time, not pairs"
+                wants = "pairs: use --pair SRC TGT, or a .tsv file" if self.two_sided else "single texts, not pairs"
                 raise ValueError(f"{example.where}: {self.name} reads {wants}")
         if not self.two_sided:
             return {"target" if task.architecture == "language" else "source": task.encode(texts)}
@@ -206,7 +195,7 @@ class RunReader(TextReader):
             "target": task.encode_target([example.second or "" for example in examples]),
         }
 
-    def _sides(self) -> dict[str, SideTokens]:
+    def _build_sides(self) -> dict[str, SideTokens]:
         task: Any = self.task
         both = (task.source_vocabulary, task.target_vocabulary) if self.two_sided else (task.vocabulary,) * 2
         made = {}

@@ -1,9 +1,9 @@
-"""Statistics of a model over a corpus: read as a stream, stored as it goes, shared out over processes.
+"""Statistics of a model over a corpus: read as a stream, saved regularly, and split over processes.
 
-The batches of a corpus are a pure function of it and of the settings. With w processes, process r takes the batches r,
-r+w, … and keeps its sums and the next batch in FOLDER/state/r-of-w.safetensors, written whole or not at all. Killed and
-started again, it goes on from there; at the end the sums of all processes are joined. FOLDER/survey.json says what the
-sums are of, and is there before any of them: what differs in it is another survey, which the folder does not take.
+The batches are a pure function of the corpus and the settings. With w processes, process r takes batches r, r+w, …
+and saves its sums and the number of the next batch in FOLDER/state/r-of-w.safetensors, atomically. After an
+interruption it resumes from there. At the end the sums of all processes are added. FOLDER/survey.json describes the
+survey and is written before any sums. The folder refuses a survey with another description.
 """
 
 import hashlib
@@ -29,34 +29,34 @@ from attnlab.reading.text_stream import TextCorpus, TextExample
 from attnlab.tasks.text import read_text
 from attnlab.training.run_folder import Checkpoint, DamagedError, read_checkpoint, write_checkpoint
 
-WINDOW = 1024  # examples that are sorted by length together
-SECONDS = 30.0  # of work that may be lost
+WINDOW = 1024  # number of examples that are sorted by length together
+SECONDS = 30.0  # time between two saves of the sums
 
 Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SurveyConfig:
-    """What fixes the statistics of a model and a corpus."""
+    """The settings that determine the statistics of a model and a corpus."""
 
     layers: tuple[int, ...] | None = None
     heads: tuple[int, ...] | None = None
-    batch_tokens: int = 4096  # padded tokens of a batch; a longer text is a batch of its own
+    batch_tokens: int = 4096  # maximum number of tokens in a batch, with padding; a longer text is one batch
     max_length: int | None = None
     dtype: str | None = None
-    categories: str | None = None  # a file
-    frequency: str | None = None  # a file; None: counted from the corpus
+    categories: str | None = None  # path of a file
+    frequency: str | None = None  # path of a file; by default counts of the corpus
 
     def __post_init__(self) -> None:
         if self.batch_tokens < 1:
-            raise ValueError(f"batch_tokens must be at least 1, not {self.batch_tokens}")
+            raise ValueError(f"batch_tokens must be at least 1, got {self.batch_tokens}")
 
 
 @dataclass(frozen=True, eq=False)
 class Contents:
-    """What the first reading of a corpus found."""
+    """Counts of a corpus, from the first of the two times it is read."""
 
-    counts: dict[str, Tensor]  # of each side, by token
+    counts: dict[str, Tensor]  # by token id, for each side
     examples: int
     tokens: int
     fingerprint: str
@@ -71,24 +71,29 @@ def survey(
     progress: Progress = lambda done, total, what: None,
     groups: dict[str, list[str]] | None = None,
 ) -> tuple[Statistics, Contents]:
-    """The statistics of all processes; groups: categories by name, where no file says them."""
-    world = processes(reader)
+    """Compute the statistics of a corpus, added over all processes, and its contents.
+
+    groups   tokens of each category by name, if config.categories names no file
+    """
+    world = find_processes(reader)
     if config.categories is not None:
         groups = parse_categories(read_text(Path(config.categories)), config.categories)
     counts = None if config.frequency is None else read_text(Path(config.frequency))
-    made = _Tokens.of(reader, groups, counts, str(config.frequency))
-    contents = first_reading(reader, corpus, progress)
-    frequency = {side: Frequency.from_counts(made.counts.get(side, here), here) for side, here in contents.counts.items()}
-    statistics = Statistics(made.categories, frequency, layers=config.layers, heads=config.heads)
-    about: dict[str, Any] = {"model": reader.name, "weights": weights_digest(reader.model)}
+    categories, known = _categorize_tokens(reader, groups), {}
+    if counts is not None:
+        known = {side: parse_frequency(counts, x.pieces, str(config.frequency)) for side, x in reader.sides.items()}
+    contents = count_tokens(reader, corpus, progress)
+    frequency = {side: Frequency.from_counts(known.get(side, here), here) for side, here in contents.counts.items()}
+    statistics = Statistics(categories, frequency, layers=config.layers, heads=config.heads)
+    about: dict[str, Any] = {"model": reader.name, "weights": digest_weights(reader.model)}
     about |= {"corpus": contents.fingerprint, "groups": groups, "processes": world.num_processes}
     about["counts"] = None if counts is None else hashlib.sha256(counts.encode()).hexdigest()
     claim = _Claim(folder / "survey.json", asdict(config) | about)
-    claim.refuse_another()
+    claim.check_folder()
     path = folder / "state" / f"{world.process_index}-of-{world.num_processes}.safetensors"
-    start = _resumed(statistics, path)
+    start = _resume(statistics, path)
     done, saved = start["examples"], time.monotonic()
-    for number, batch in enumerate(batches(reader, corpus, config.batch_tokens)):
+    for number, batch in enumerate(iterate_batches(reader, corpus, config.batch_tokens)):
         if number % world.num_processes != world.process_index or number < start["batch"]:
             continue
         statistics.add(reader.record(batch))
@@ -98,46 +103,46 @@ def survey(
             _save(statistics, claim, path, number + 1, done)
             saved = time.monotonic()
     _save(statistics, claim, path, _END, done)
-    return _joined(statistics, world), contents
+    return _join_processes(statistics, world), contents
 
 
-class Alone:
-    """One process, as accelerate.PartialState would describe it."""
+class SingleProcess:
+    """A single process, with the attributes of accelerate.PartialState."""
 
     num_processes, process_index, is_main_process = 1, 0, True
 
 
-def processes(reader: TextReader) -> Any:
-    """The processes that torchrun or accelerate launch started, or this one alone."""
+def find_processes(reader: TextReader) -> Any:
+    """Return the processes that torchrun or accelerate launch started, or a SingleProcess."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return Alone()
+        return SingleProcess()
     from accelerate import PartialState
 
     return PartialState(cpu=reader.device.type == "cpu")
 
 
-def first_reading(reader: TextReader, corpus: TextCorpus, progress: Progress) -> Contents:
-    """How often each token occurs; refuses what the model cannot read, before the model is run."""
-    counts = {side: torch.zeros(len(found.pieces), dtype=torch.int64) for side, found in reader.sides.items()}
-    examples, known = 0, hashlib.sha256()
+def count_tokens(reader: TextReader, corpus: TextCorpus, progress: Progress) -> Contents:
+    """Count the tokens of a corpus. Raises ValueError for texts that the model cannot read, before it runs."""
+    counts = {side: torch.zeros(len(tokens.pieces), dtype=torch.int64) for side, tokens in reader.sides.items()}
+    examples, digest = 0, hashlib.sha256()
     for window in corpus.windows(WINDOW):
-        known.update(b"".join(example.content for example in window))
-        for side, rows in reader.tokens(window).items():
+        digest.update(b"".join(example.content for example in window))
+        for side, rows in reader.encode_examples(window).items():
             counts[side] += torch.bincount(torch.tensor([t for row in rows for t in row]), minlength=len(counts[side]))
         examples += len(window)
         progress(0, examples, "examples read")
     if not examples:
-        raise ValueError("there is no text to inspect")
-    tokens = sum(int(count.sum()) for count in counts.values())
-    only = next(count for count in counts.values() if count.any())  # a model with one side may call it either
+        raise ValueError("the corpus has no examples")
+    total = sum(int(count.sum()) for count in counts.values())
+    only = next(count for count in counts.values() if count.any())  # models with one side have it as source or target
     counts = {side: count if count.any() else only for side, count in counts.items()}
-    return Contents(counts, examples, tokens, known.hexdigest())
+    return Contents(counts, examples, total, digest.hexdigest())
 
 
-def batches(reader: TextReader, corpus: TextCorpus, tokens: int) -> Iterator[list[TextExample]]:
-    """Examples of similar length together, at most so many padded tokens a batch."""
+def iterate_batches(reader: TextReader, corpus: TextCorpus, tokens: int) -> Iterator[list[TextExample]]:
+    """Yield batches of examples of similar length, with at most this number of tokens, padding included."""
     for window in corpus.windows(WINDOW):
-        sides = list(reader.tokens(window).values())
+        sides = list(reader.encode_examples(window).values())
         lengths = [max(len(rows[k]) for rows in sides) for k in range(len(window))]
         batch: list[int] = []
         for k in sorted(range(len(window)), key=lambda k: -lengths[k]):
@@ -148,19 +153,19 @@ def batches(reader: TextReader, corpus: TextCorpus, tokens: int) -> Iterator[lis
         yield [window[place] for place in batch]
 
 
-def weights_digest(model: torch.nn.Module) -> str:
-    """Of some numbers of every parameter: another training, or another model of this name, has another."""
-    known = hashlib.sha256()
+def digest_weights(model: torch.nn.Module) -> str:
+    """Return a digest of some numbers of every parameter, to tell models of the same name apart."""
+    digest = hashlib.sha256()
     for name, x in model.named_parameters():
         flat = x.detach().flatten()
         some = flat[:: max(1, len(flat) // 64)].float().cpu()
-        known.update(name.encode() + some.numpy().tobytes())
-    return known.hexdigest()
+        digest.update(name.encode() + some.numpy().tobytes())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
 class _Claim:
-    """What the sums of a folder are of."""
+    """The description of a survey in its folder: survey.json."""
 
     path: Path
     values: dict[str, Any]
@@ -169,14 +174,15 @@ class _Claim:
     def _text(self) -> str:
         return json.dumps(self.values, indent=1, ensure_ascii=False) + "\n"
 
-    def refuse_another(self) -> None:
+    def check_folder(self) -> None:
+        """Raise ValueError if the folder contains another survey."""
         if not self.path.exists():
             return
-        there, now = json.loads(self.path.read_text(encoding="utf-8")), json.loads(self._text)
-        if differing := [key for key in now if there.get(key) != now[key]]:
-            shown = "; ".join(f"{key}: {there.get(key)!r} there, {now[key]!r} now" for key in differing[:3])
+        old, new = json.loads(self.path.read_text(encoding="utf-8")), json.loads(self._text)
+        if differing := [key for key in new if old.get(key) != new[key]]:
+            shown = "; ".join(f"{key}: {old.get(key)!r} there, {new[key]!r} now" for key in differing[:3])
             raise ValueError(
-                f"{self.path.parent} holds another inspection ({shown}); choose another --out, or delete it"
+                f"{self.path.parent} contains another inspection ({shown}); choose another --out, or delete the folder"
             )
 
     def write(self) -> None:
@@ -184,51 +190,39 @@ class _Claim:
             write_bytes(self.path, self._text.encode())
 
 
-@dataclass(frozen=True, eq=False)
-class _Tokens:
-    """What is known of each side's tokens before the corpus is read: their categories, and counts where given."""
-
-    categories: dict[str, Categories]
-    counts: dict[str, Tensor]
-
-    @classmethod
-    def of(cls, reader: TextReader, groups: dict[str, list[str]] | None, text: str | None, where: str) -> "_Tokens":
-        made = cls({}, {})
-        for side, found in reader.sides.items():
-            if twin := next((other for other in made.categories if reader.sides[other] is found), None):
-                made.categories[side] = made.categories[twin]
-            elif groups is None:
-                made.categories[side] = Categories.default(found.texts, found.special)
-            else:
-                made.categories[side] = Categories.from_groups(groups, found.pieces)
-            if text is not None:
-                made.counts[side] = parse_frequency(text, found.pieces, where)
-        return made
+def _categorize_tokens(reader: TextReader, groups: dict[str, list[str]] | None) -> dict[str, Categories]:
+    """Return the categories of each side's tokens. Sides with the same vocabulary share them."""
+    unique = {id(tokens): tokens for tokens in reader.sides.values()}
+    categories = {
+        key: Categories.default(x.texts, x.special) if groups is None else Categories.from_groups(groups, x.pieces)
+        for key, x in unique.items()
+    }
+    return {side: categories[id(tokens)] for side, tokens in reader.sides.items()}
 
 
-_END = 2**62  # a batch that there never is: all are done
+_END = 2**62  # the next batch of a finished survey
 
 
-def _resumed(statistics: Statistics, path: Path) -> dict[str, int]:
-    """Where to go on; the statistics take in what was stored."""
+def _resume(statistics: Statistics, path: Path) -> dict[str, int]:
+    """Add the saved sums to the statistics and return the position to resume from."""
     if not path.exists():
         return {"batch": 0, "examples": 0}
     try:
         stored = read_checkpoint(path)
     except DamagedError as error:
-        raise ValueError(f"{error}; delete it, and its part is counted again") from None
+        raise ValueError(f"{error}; delete the file to count its part again") from None
     statistics.merge(stored.tensors)
     return stored.state
 
 
 def _save(statistics: Statistics, claim: _Claim, path: Path, batch: int, examples: int) -> None:
     claim.write()
-    tensors = {name: x.clone() for name, x in statistics.tensors().items()}  # safetensors takes no shared memory
+    tensors = {name: x.clone() for name, x in statistics.tensors().items()}  # safetensors refuses shared memory
     write_checkpoint(Checkpoint(tensors, {"batch": batch, "examples": examples}), path)
 
 
-def _joined(statistics: Statistics, world: Any) -> Statistics:
-    """The sums of all processes, at each of them."""
+def _join_processes(statistics: Statistics, world: Any) -> Statistics:
+    """Return the sum of all processes' statistics, in each process."""
     if world.num_processes == 1:
         return statistics
     from accelerate.utils import gather_object

@@ -1,6 +1,6 @@
-"""A corpus as a stream: one text a line, or in a .tsv file a pair, of which only a window is ever held.
+"""A corpus as a stream: each line is one text, or in a .tsv file a pair. Memory holds only a window of it.
 
-It is read twice: once to count its tokens and to know it again (SHA-256), once for the model. Empty lines are left out.
+It is read twice: first to count its tokens and compute its SHA-256, then for the model. Empty lines are skipped.
 """
 
 import gzip
@@ -14,11 +14,11 @@ from attnlab.tasks.text import get_suffix
 
 @dataclass(frozen=True)
 class TextExample:
-    """A text, or two: a source and its target, or the two segments of one input."""
+    """One text or two: a source and its target, or the two segments of one input."""
 
     text: str
     second: str | None = None
-    where: str = "the text"  # what it is called in errors
+    where: str = "the text"  # its name in errors
 
     @property
     def content(self) -> bytes:
@@ -27,54 +27,54 @@ class TextExample:
 
 @dataclass(frozen=True)
 class TextCorpus:
-    """Examples given, or those of a file; limit: only the first so many."""
+    """Given examples, or the examples of a file. limit is the maximum number of examples."""
 
     given: tuple[TextExample, ...] = ()
     file: Path | None = None
     limit: int | None = None
 
     def __iter__(self) -> Iterator[TextExample]:
-        found = iter(self.given) if self.file is None else read(self.file)
-        return islice(found, self.limit)
+        examples = iter(self.given) if self.file is None else read_examples(self.file)
+        return islice(examples, self.limit)
 
     def windows(self, size: int) -> Iterator[list[TextExample]]:
-        """The examples, so many at a time."""
+        """Yield lists of at most size examples."""
         remaining = iter(self)
-        while some := list(islice(remaining, size)):
-            yield some
+        while window := list(islice(remaining, size)):
+            yield window
 
 
-def read(path: Path) -> Iterator[TextExample]:
-    """The examples of a text file (.gz too), line by line; what is wrong is named by its line."""
-    paired, found = get_suffix(path) == ".tsv", False
-    for number, line in _lines(path):
+def read_examples(path: Path) -> Iterator[TextExample]:
+    """Yield the examples of a text file, which may end in .gz. Errors name the line."""
+    paired, is_empty = get_suffix(path) == ".tsv", True
+    for number, line in _read_lines(path):
         if not line.strip():
             continue
-        found, where = True, f"{path}:{number}"
+        is_empty, where = False, f"{path}:{number}"
         if not paired:
             yield TextExample(line, None, where)
             continue
         sides = line.split("\t")
         if len(sides) != 2 or not (sides[0].strip() and sides[1].strip()):
-            raise ValueError(f"{where}: a line of a .tsv file is a text, a tab and a second text")
+            raise ValueError(f"{where}: each line of a .tsv file must be a text, a tab and a second text")
         yield TextExample(sides[0], sides[1], where)
-    if not found:
-        raise ValueError(f"{path}: the file is empty, or has blank lines alone")
+    if is_empty:
+        raise ValueError(f"{path}: the file is empty or has only blank lines")
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
+def _read_lines(path: Path) -> Iterator[tuple[int, str]]:
     if path.is_dir():
-        raise ValueError(f"{path} is a folder; a corpus is a text file")
+        raise ValueError(f"{path} is a folder; pass a text file")
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if b"\0" in line:
-                    raise ValueError(f"{path}:{number}: binary data, not text")
+                    raise ValueError(f"{path}:{number}: the file has binary data; pass a text file")
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
     except FileNotFoundError:
-        raise FileNotFoundError(f"{path}: there is no such file") from None
+        raise FileNotFoundError(f"{path}: the file does not exist") from None
     except UnicodeDecodeError as error:
         byte = error.object[error.start]
-        raise ValueError(f"{path}:{number}: not UTF-8 (byte 0x{byte:02x}); convert it with iconv -t utf-8") from None
+        raise ValueError(f"{path}:{number}: not UTF-8 (byte 0x{byte:02x}); convert with iconv -t utf-8") from None
     except (gzip.BadGzipFile, EOFError) as error:
-        raise ValueError(f"{path}: cannot be read ({error})") from None
+        raise ValueError(f"{path}: cannot read the file ({error})") from None
