@@ -6,7 +6,8 @@ import pytest
 import tiny_models
 import torch
 from materialised import vectors
-from small_models import CLASSIFIER, LM, TRANSLATOR, every_mechanism, made
+from representatives import REPRESENTATIVES, every_kind
+from small_models import CLASSIFIER, LM, TRANSLATOR, made
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnlab
@@ -42,7 +43,7 @@ def check(layer: Layer) -> None:
     torch.testing.assert_close(found.value, alone, **exact)
 
 
-SUMMING = [name for name, kind in MECHANISMS.items() if kind.finish is Mechanism.finish]
+SUMMING = [name for name in REPRESENTATIVES if MECHANISMS[name].finish is Mechanism.finish]
 
 
 @pytest.mark.parametrize("name", SUMMING)
@@ -167,7 +168,7 @@ def test_half_precision_is_measured_in_float32():
     torch.testing.assert_close(half.layer.double(), exactly.layer, rtol=0.03, atol=0.01)
 
 
-@every_mechanism
+@every_kind
 def test_a_changed_context_is_refused(name):
     layer = recorded(LM, name).layers[0]
     if name in SUMMING:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 from properties import given, settings, st
+from representatives import every_kind
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from attnlab.decoding import decode
@@ -19,7 +20,6 @@ from attnlab.models.transformer import TransformerConfig, build
 
 PAD, BOS, EOS = 0, 1, 2
 SMALL = {"vocabulary": 23, "layers": 2, "width": 12, "heads": 3, "feed_forward": 13}
-every_mechanism = pytest.mark.parametrize("name", MECHANISMS)
 
 
 def translator(name="softmax", vocabulary=11, **changes):
@@ -40,7 +40,7 @@ def sources():
 
 @dataclass
 class Bigrams:
-    """No module: log p(next | last, time), tables for each sentence; its states can do nothing but select."""
+    """Tables of log p(next | last, time) for each sentence, not a module; its states can only select."""
 
     table: torch.Tensor  # (b,t,v,v)
 
@@ -89,7 +89,7 @@ def by_hand(model, source, *, beam, n_best=1, length_penalty=1.0, limit, min_len
 
 
 def static(model, source, *, batch=6, width=8, device="cpu", captured=False, **rules):
-    """What a GPU would replay, run as it stands."""
+    """Run the steps that a GPU would replay."""
     made = Rules(**rules)
     limits = made.compute_limits(source)
     longest = decode._find_room(int(limits.max()))
@@ -132,7 +132,7 @@ def test_a_wide_beam_finds_the_argmax_of_all_translations(penalty):
         assert [h.tokens for h in hypotheses] == sorted(scores, key=lambda y: -scores[y])[:7]
 
 
-@every_mechanism
+@every_kind
 def test_scores_equal_a_full_pass(name):
     model, source = translator(name), sources()
     rules = {"beam": 3, "n_best": 2, "length_penalty": 0.6, "max_length": (1.0, 3.0)}
@@ -161,7 +161,7 @@ def test_beam_1_is_greedy(seed, penalty):
         assert tuple(chosen) == hypothesis.tokens or (hypothesis.cut and tuple(chosen[:-1]) == hypothesis.tokens[:-1])
 
 
-@every_mechanism
+@every_kind
 def test_neither_company_nor_padding_changes_a_sentence(name):
     model, source = translator(name), sources()
     together = decode_beam(model, source, beam=3, max_length=(1.5, 2.0)).hypotheses
@@ -206,11 +206,11 @@ def test_a_session_forgets_the_batch_before(monkeypatch):
     )
 
 
-@every_mechanism
+@every_kind
 def test_what_is_captured_never_waits_for_a_value(name):
     cross = "softmax" if MECHANISMS[name].self_only else None
     config = TransformerConfig(model="translator", attention=name, cross_attention=cross, **SMALL)
-    with FakeTensorMode(), torch.no_grad():  # tensors without values: whoever asks for one is refused
+    with FakeTensorMode(), torch.no_grad():  # tensors without values: reading one raises
         session = Session(build(config).eval(), Rules(beam=3), 5, 8, 64, torch.device("cpu"), captured=False)
         session.begin()
         for room in (32, 64):
@@ -376,7 +376,7 @@ def test_a_state_of_ours_can_be_pinned_and_what_cannot_says_so():
 
 
 @pytest.mark.gpu
-@every_mechanism
+@every_kind
 def test_captured_equals_plain(name):
     model = translator(name).cuda()
     search = BeamSearch(model, beam=3, n_best=2, max_length=(1.0, 3.0), length_penalty=0.6, captured=True)

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from small_models import LM, TRANSLATOR, every_mechanism, made
+from representatives import every_kind
+from small_models import LM, TRANSLATOR, made
 
 from attnlab.mechanisms import MECHANISMS
 from attnlab.mechanisms.noise import seed_noise
@@ -18,7 +19,7 @@ def padded_source() -> torch.Tensor:
     return source
 
 
-@every_mechanism
+@every_kind
 @both_caches
 @pytest.mark.parametrize("sizes", [[1] * 7, [3, 1, 2, 1]], ids=["one by one", "uneven chunks"])
 def test_language_model(name, static, sizes):
@@ -29,7 +30,7 @@ def test_language_model(name, static, sizes):
     torch.testing.assert_close(torch.cat(logits, dim=1), model(tokens), **close)
 
 
-@every_mechanism
+@every_kind
 @both_caches
 def test_translator_with_padded_sources(name, static):
     model, source, target = made(TRANSLATOR, name), padded_source(), torch.randint(1, 19, (3, 5))
@@ -123,11 +124,11 @@ def test_what_is_refused():
     model = made(LM)
     state = model.start(static=5)
     model.step(torch.ones(2, 3, dtype=torch.long), state)
-    with pytest.raises(ValueError, match="the static cache holds 5 tokens; 3 more after 3 do not fit"):
+    with pytest.raises(ValueError, match="static cache"):
         model.step(torch.ones(2, 3, dtype=torch.long), state)
     for state in (model.start(static=5), model.start()):
         model.step(torch.ones(2, 1, dtype=torch.long), state)
-        with pytest.raises(ValueError, match=r"holds 2 examples but the step has 3; change the batch by state.select"):
+        with pytest.raises(ValueError, match=r"state\.select"):
             model.step(torch.ones(3, 1, dtype=torch.long), state)
-    with pytest.raises(ValueError, match="a static cache needs at"):
+    with pytest.raises(ValueError, match="needs at"):
         StaticCache(5).extend(lambda: (torch.ones(1, 1, 1, 1),) * 2, None)

@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 import torch
 from properties import given, settings, st
+from representatives import every_kind
 from scipy.spatial.distance import jensenshannon
-from small_models import LM, TRANSLATOR, every_mechanism, made
+from small_models import LM, TRANSLATOR, made
 from tiny_models import bert, gpt2, marian, padded_batch
 
 import attnlab
@@ -179,8 +180,8 @@ def test_a_lazy_record_gives_the_same():
     pd.testing.assert_frame_equal(diversity(lazy), diversity(eager), rtol=1e-3, atol=1e-5)
 
 
-@every_mechanism
-def test_every_mechanism_has_a_table(name):
+@every_kind
+def test_every_kind_has_a_table(name):
     model = made(TRANSLATOR, name)
     source, target = torch.tensor([[3, 4, 5, 6, 0], [7, 8, 0, 0, 0]]), torch.tensor([[3, 4, 0], [5, 6, 7]])
     record = attnlab.record(model, (source, target))

@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from small_models import CLASSIFIER, LM, TRANSLATOR, every_mechanism, made
+from representatives import every_kind
+from small_models import CLASSIFIER, LM, TRANSLATOR, made
 from tiny_models import gpt2, padded_batch
 
 import attnlab
@@ -29,7 +30,7 @@ def without_head(attention, head):
     attention.output.weight.data[:, head * size : (head + 1) * size] = 0.0
 
 
-@every_mechanism
+@every_kind
 def test_ablation_is_a_projection_without_the_head(name):
     model = made(TRANSLATOR, name)
     record = record_ablation(model, (SOURCE, TARGET), NEXT)
@@ -70,7 +71,7 @@ def test_ablation_of_a_classifier_and_of_an_lstm(tmp_path):
 
 def test_what_ablation_refuses():
     model = made(LM)
-    with pytest.raises(ValueError, match="targets must be whole numbers"):
+    with pytest.raises(ValueError, match="targets"):
         record_ablation(model, TARGET, NEXT[:, :2])
     with pytest.raises(ValueError, match="in training mode"):
         record_ablation(model.train(), TARGET, NEXT)
@@ -106,9 +107,9 @@ def test_a_softmax_model_with_noise_is_coda_cs_and_stays_as_it_was():
         for mine, its in zip(ours.layers, theirs.layers, strict=True):
             assert torch.equal(mine.weights, its.weights)
     assert noisy.encoder.blocks[0].attention.query.weight is model.encoder.blocks[0].attention.query.weight
-    with pytest.raises(ValueError, match="draws none"):
+    with pytest.raises(ValueError, match="stochastic"):
         attnlab.record(model, (SOURCE, TARGET), noise=5)
-    with pytest.raises(ValueError, match="RealFormer; the null is of a model whose attentions are softmax"):
+    with pytest.raises(ValueError, match="RealFormer"):
         make_noisy_model(made(LM, "realformer"))
 
 
@@ -132,7 +133,7 @@ def test_noise_alone_makes_equal_heads_differ():
 
 @pytest.mark.parametrize("name", ["dagpam", "sigmoid", "nap", "softmax1"])
 def test_weights_without_logits_are_refused(name):
-    with pytest.raises(ValueError, match=r"decoder.blocks.0.attention: its (weights are not|mechanism changes)"):
+    with pytest.raises(ValueError, match=r"decoder\.blocks\.0\.attention is no softmax"):
         add_noise(attnlab.record(made(LM, name), TARGET), 5)
 
 
@@ -144,7 +145,7 @@ def test_noise_on_a_hugging_face_record_and_what_is_no_seed():
         torch.testing.assert_close(mine.weights, its.weights, atol=1e-5, rtol=1e-4)
     assert math.isfinite(diversity(lazy)["jsd"].mean())
     for seed in (-1, 1.5, 2**32):
-        with pytest.raises(ValueError, match="a noise seed is a whole number from 0"):
+        with pytest.raises(ValueError, match="seed"):
             add_noise(eager, seed)
-    with pytest.raises(TypeError, match="takes a Record, not a"):
+    with pytest.raises(TypeError, match="Record"):
         add_noise(model, 7)

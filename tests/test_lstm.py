@@ -5,13 +5,13 @@ from itertools import chain
 
 import pytest
 import torch
+from representatives import CROSS
 from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from attnlab.decoding.decode import BeamSearch, Pinnable, Session, decode_beam, decode_greedy
 from attnlab.decoding.search import Rules
-from attnlab.mechanisms import MECHANISMS
 from attnlab.models.lstm import LSTMTranslator, build, load_backbone
 from attnlab.models.lstm_config import COPY, SETTINGS, TRANSLATION, LSTMConfig
 from attnlab.models.presets import build_on_meta, parameter_table
@@ -216,7 +216,7 @@ def test_the_table_of_gates_is_the_same_function():
 @pytest.mark.parametrize("training", [True, False])
 def test_a_token_that_is_no_word_is_refused(training):
     model = made().train(training)
-    with pytest.raises(ValueError, match="23 is no token of a vocabulary of 23"):
+    with pytest.raises(ValueError, match="got 23"):
         model(torch.full((3, 7), 23), batch()[1])
 
 
@@ -242,7 +242,7 @@ def check_record(model, inputs, name):
     torch.testing.assert_close(readout, model(*inputs), **close)
 
 
-@pytest.mark.parametrize("name", [name for name, kind in MECHANISMS.items() if not kind.self_only])
+@pytest.mark.parametrize("name", CROSS)
 def test_any_mechanism_serves_and_is_recorded(name):
     check_record(made(attention=name, heads=2), batch(), name)
     check_record(made(CLASSIFIER, attention=name, width=6, bidirectional=False), batch()[:1], name)
@@ -272,7 +272,7 @@ def test_step_by_step_equals_the_full_pass():
     state = model.start(x)
     model.step(y[:, :1], state)
     torch.testing.assert_close(model.step(y[rows, 1:2], state.select(rows)), expected[rows, 1:2], **close)
-    with pytest.raises(ValueError, match="the decoding holds 3 examples but the step has 2"):
+    with pytest.raises(ValueError, match="3 examples"):
         model.step(y[:2, :1], state)
 
 
@@ -344,20 +344,20 @@ def test_only_the_attention_is_trained_where_beta_is_frozen():
     assert torch.equal(model.attention.key.weight, before)
     model(batch()[0]).sin().sum().backward()
     assert model.attention.key.weight.grad.any()
-    with pytest.raises(ValueError, match="the weights are of another model: encoder"):
+    with pytest.raises(ValueError, match=r"weights.*encoder"):
         load_backbone(model, made(CLASSIFIER, vocabulary=29).state_dict())
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layers": 0}, "layers must be at least 1, not 0"),
-        ({"dropout": 1.0}, r"dropout must be in \[0, 1\), not 1.0"),
-        ({"join": "max"}, "join must be one of sum, mean, not 'max'"),
-        ({"target_vocabulary": 19}, "two, of 23 and 19 words: say false"),
-        ({"padding": 23}, "padding=23 is not a token"),
-        ({"model": "classifier", "heads": 3}, "heads=3 belongs to a translator; this is a classifier"),
-        ({"model": "classifier", "classes": 1}, "classes must be at least 2"),
+        ({"layers": 0}, "layers"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"join": "max"}, "join"),
+        ({"target_vocabulary": 19}, "share_embeddings"),
+        ({"padding": 23}, "padding"),
+        ({"model": "classifier", "heads": 3}, "heads"),
+        ({"model": "classifier", "classes": 1}, "classes"),
     ],
 )
 def test_what_a_configuration_refuses(changes, message):
@@ -366,11 +366,11 @@ def test_what_a_configuration_refuses(changes, message):
 
 
 def test_what_build_refuses():
-    with pytest.raises(TypeError, match="build takes an LSTMConfig"):
+    with pytest.raises(TypeError, match="LSTMConfig"):
         build("lstm")
-    with pytest.raises(ValueError, match="an LSTM cannot attend by it"):
+    with pytest.raises(ValueError, match="self-attention only"):
         made(attention="shaped")
-    with pytest.raises(ValueError, match="the size of its keys, 5, but here they are encoder states of size 10"):
+    with pytest.raises(ValueError, match="bidirectional=false"):
         made(CLASSIFIER, attention="nap")
     assert isinstance(made(target_vocabulary=19, share_embeddings=False), LSTMTranslator)
     assert made(target_vocabulary=19, share_embeddings=False)(*(t.clamp(max=18) for t in batch())).shape[-1] == 19

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 from entmax import entmax_bisect
+from representatives import REPRESENTATIVES
 from scipy.special import expit, softmax
 from torch.nn import functional as F
 
-from attnlab.mechanisms import MECHANISMS, attention
+from attnlab.mechanisms import MECHANISMS, Mechanism, attention
 from attnlab.mechanisms.laws import shake_parameters
 
 HEADS, SIZE, QUERIES, KEYS = 3, 6, 5, 7
@@ -97,6 +98,16 @@ ROWS |= {
     "coda+dagpam": ROWS["dagpam"],
     "realformer+dagpam": ROWS["dagpam"],
 }  # in the first layer; the others: test_signed_cascades
+
+
+def test_the_representatives_are_of_their_kinds():
+    kinds = {name: MECHANISMS[name] for name in REPRESENTATIVES}
+    plain = {name for name, kind in kinds.items() if not (kind.carries or kind.stochastic or kind.self_only)}
+    assert {name for name, kind in kinds.items() if kind.carries} == {"realformer", "coda"}
+    assert {name for name, kind in kinds.items() if kind.stochastic} == {"coda"}
+    assert {name for name, kind in kinds.items() if kind.self_only} == {"shaped"}
+    assert {name for name, kind in kinds.items() if kind.finish is not Mechanism.finish} == {"differential"}
+    assert plain == {"softmax", "differential", "dagpam"}
 
 
 def test_every_mechanism_has_a_definition_here():

@@ -9,11 +9,11 @@ import tiny_models
 import torch
 import transformers
 from adapted_models import CARRYING, EXACT, MODELS, attention_modules, output, place, shake, tiny
+from representatives import REPRESENTATIVES
 from transformers.masking_utils import eager_mask
 
 import attnlab
 from attnlab.huggingface import dispatch, pretrained
-from attnlab.mechanisms import MECHANISMS
 
 GENERATING = ("gpt2", "llama", "marian", "t5")
 
@@ -119,8 +119,8 @@ def test_mechanisms_stand_where_the_model_says(name):
     assert first.attnlab.scale == pytest.approx(1.0 if name == "t5" else first.attnlab.head_dim**-0.5, rel=1e-12)
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS)
-def test_every_mechanism_obeys_the_laws_of_the_record_and_decodes_with_a_cache(mechanism):
+@pytest.mark.parametrize("mechanism", REPRESENTATIVES)
+def test_every_kind_obeys_the_laws_of_the_record_and_decodes_with_a_cache(mechanism):
     model = pretrained.adapt(tiny("llama"), mechanism)
     shake(model)
     batch = tiny_models.padded_batch(model, "left")

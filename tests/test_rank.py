@@ -5,7 +5,8 @@ import pandas as pd
 import pytest
 import torch
 from properties import given, settings, st
-from small_models import CLASSIFIER, LM, TRANSLATOR, every_mechanism, made
+from representatives import every_kind
+from small_models import CLASSIFIER, LM, TRANSLATOR, made
 from tiny_models import bert, marian, padded_batch
 
 import attnlab
@@ -150,7 +151,7 @@ def test_a_corpus_may_be_cut_anywhere_and_joined():
 # --- depth ---
 
 
-@every_mechanism
+@every_kind
 def test_the_last_state_is_what_the_readout_reads(name):
     model = made(TRANSLATOR, name, final_norm=False)
     encoder, decoder = record_states(model, (TOKENS, TOKENS[:, :3]))

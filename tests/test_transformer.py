@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from representatives import every_kind
 from small_models import CLASSIFIER, LM, TRANSLATOR, every_mechanism, made
 from torch import nn
 from torch.nn import functional as F
@@ -114,7 +115,7 @@ def test_classifier_equals_torchs_layers(pool):
 # laws over the registry
 
 
-@every_mechanism
+@every_kind
 def test_the_future_has_no_influence(name):
     model, words = made(LM, name), tokens(2, 7)
     other = words.clone()
@@ -123,7 +124,7 @@ def test_the_future_has_no_influence(name):
     assert not torch.allclose(model(words)[:, 4:], model(other)[:, 4:])
 
 
-@every_mechanism
+@every_kind
 def test_padding_has_no_influence(name):
     translator, classifier, words, target = made(TRANSLATOR, name), made(CLASSIFIER, name), tokens(2, 5), tokens(2, 5)
     padded = F.pad(words, (0, 3))
@@ -131,7 +132,7 @@ def test_padding_has_no_influence(name):
     torch.testing.assert_close(classifier(padded), classifier(words), **close)
 
 
-@every_mechanism
+@every_kind
 def test_examples_do_not_mix(name):
     model, source, target = made(TRANSLATOR, name), tokens(3, 7), tokens(3, 5)
     source[1, 4:] = 0
@@ -186,13 +187,17 @@ def test_no_value_is_read_back_from_the_device(name):
     cross = {"cross_attention": "softmax"} if MECHANISMS[name].self_only else {}
     words = tokens(2, 7).to("meta")
     with torch.device("meta"):
-        language, classifier = build(replace(LM, attention=name)), build(replace(CLASSIFIER, attention=name))
-        translator = build(replace(TRANSLATOR, attention=name, **cross))
-        adaptive = build(replace(LM, attention=name, width=48, adaptive_cutoffs=(5, 11)))
-    for output in (language(words), classifier(words), translator(words, words), adaptive(words)):
-        output.sum().backward()
+        translator = build(replace(TRANSLATOR, attention=name, layers=1 + MECHANISMS[name].carries, **cross))
+    translator(words, words).sum().backward()
     for state in (translator.start(words), translator.start(words, static=7)):
         translator.step(words, state)
+
+
+@pytest.mark.parametrize("config", [LM, CLASSIFIER, replace(LM, width=48, adaptive_cutoffs=(5, 11))])
+def test_nor_by_the_other_models(config):
+    with torch.device("meta"):
+        model = build(config)
+    model(tokens(2, 7).to("meta")).sum().backward()
 
 
 # what the models are made of
@@ -250,7 +255,7 @@ def test_positions_can_be_learned_or_absent():
     torch.testing.assert_close(classifier(words)[0], classifier(words)[1], **close)
     learned = made(LM, positions="learned", max_length=7, embedding_scale=False).decoder.embedding
     assert torch.equal(learned(words), learned.words.weight[words] + learned.positions.table.weight)
-    with pytest.raises(ValueError, match="8 tokens, but learned positions end at max_length=7"):
+    with pytest.raises(ValueError, match="max_length=7"):
         learned(tokens(1, 8))
 
 
@@ -262,7 +267,9 @@ def test_sinusoids_by_hand(width):
         for c in range(half):
             angle = (t + 3) / 10000 ** (c / max(half - 1, 1))
             expected[t, c], expected[t, c + half] = math.sin(angle), math.cos(angle)
-    torch.testing.assert_close(SinusoidalPositions()(torch.zeros(1, 5, width, dtype=torch.float64), 3), expected, **close)
+    torch.testing.assert_close(
+        SinusoidalPositions()(torch.zeros(1, 5, width, dtype=torch.float64), 3), expected, **close
+    )
 
 
 def test_initialisation_of_fairseq():
@@ -373,23 +380,23 @@ def test_linear_readout_has_the_same_interface():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"heads": 5}, "width=12 is not divisible by heads=5"),
-        ({"key_value_heads": 2}, "heads=3 is not divisible by key_value_heads=2"),
-        ({"model": "tagger"}, "model must be one of language-model, translator, classifier, not 'tagger'"),
-        ({"norm": "middle"}, "norm must be one of pre, post, not 'middle'"),
-        ({"layers": 0}, "layers must be at least 1, not 0"),
-        ({"dropout": 1.0}, r"dropout must be in \[0, 1\), not 1.0"),
-        ({"padding": 23}, "padding=23 is not a token of the vocabulary"),
-        ({"target_vocabulary": 19}, "target_vocabulary=19 belongs to a translator; this is a language-model"),
-        ({"cross_attention": "softmax"}, "cross_attention='softmax' belongs to a translator"),
-        ({"tie": "all"}, "tie='all' shares encoder and decoder embeddings; a language-model has but one"),
-        ({"model": "translator", "tie": "all", "target_vocabulary": 19}, "two, of 23 and 19 words"),
-        ({"model": "translator", "cross_attention_options": {"mean": True}}, "but not cross_attention"),
-        ({"adaptive_cutoffs": (11, 5)}, "must rise between 0 and 23"),
-        ({"adaptive_cutoffs": (5, 23)}, "must rise between 0 and 23"),
-        ({"adaptive_cutoffs": (5, 11)}, r"width=12 is not divisible by adaptive_factor\^cutoffs = 4\^2 = 16"),
-        ({"adaptive_cutoffs": (5,), "tie": "none"}, "adaptive_cutoffs are for a language-model with tie='output'"),
-        ({"adaptive_dropout": 0.2}, "adaptive_dropout=0.2 belongs to a model with adaptive_cutoffs"),
+        ({"heads": 5}, "width"),
+        ({"key_value_heads": 2}, "key_value_heads"),
+        ({"model": "tagger"}, "tagger"),
+        ({"norm": "middle"}, "middle"),
+        ({"layers": 0}, "layers"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"padding": 23}, "padding"),
+        ({"target_vocabulary": 19}, "target_vocabulary"),
+        ({"cross_attention": "softmax"}, "cross_attention"),
+        ({"tie": "all"}, "encoder"),
+        ({"model": "translator", "tie": "all", "target_vocabulary": 19}, "vocabularies"),
+        ({"model": "translator", "cross_attention_options": {"mean": True}}, "cross_attention_options"),
+        ({"adaptive_cutoffs": (11, 5)}, "increase"),
+        ({"adaptive_cutoffs": (5, 23)}, "increase"),
+        ({"adaptive_cutoffs": (5, 11)}, r"4\^2 = 16"),
+        ({"adaptive_cutoffs": (5,), "tie": "none"}, "tie='output'"),
+        ({"adaptive_dropout": 0.2}, "adaptive_dropout"),
     ],
 )
 def test_a_configuration_refuses(changes, message):
@@ -403,35 +410,35 @@ def test_a_configuration_is_a_value():
 
 
 def test_building_refuses_what_the_mechanism_refuses():
-    with pytest.raises(ValueError, match=r"no attention is called 'sofmax'.*did you mean 'softmax'"):
+    with pytest.raises(ValueError, match="did you mean 'softmax'"):
         build(replace(LM, attention="sofmax"))
-    with pytest.raises(ValueError, match=r"realformer has no option 'meen'.*did you mean 'mean'"):
+    with pytest.raises(ValueError, match="did you mean 'mean'"):
         build(replace(LM, attention="realformer", attention_options={"meen": True}))
-    with pytest.raises(ValueError, match="padding=7 must be in the first band, below 5"):
+    with pytest.raises(ValueError, match="band"):
         build(replace(LM, width=12, adaptive_cutoffs=(5,), padding=7))
 
 
 def test_a_self_attention_cannot_be_a_cross_attention():
-    with pytest.raises(ValueError, match=r"Shaped means nothing where.*cross_attention="):
+    with pytest.raises(ValueError, match=r"Shaped.*cross_attention="):
         build(replace(TRANSLATOR, attention="shaped"))
 
 
 def test_multi_head_refuses():
     mechanism: Mechanism = attention("softmax", heads=3, head_dim=4)
-    with pytest.raises(ValueError, match="kind must be one of encoder-self, decoder-self, cross, not 'self'"):
+    with pytest.raises(ValueError, match="kind"):
         MultiHead(mechanism, 12, kind="self")
-    with pytest.raises(ValueError, match="3 query heads cannot share 2 key heads"):
+    with pytest.raises(ValueError, match="key_value_heads"):
         MultiHead(mechanism, 12, kind="cross", key_value_heads=2)
     x = torch.randn(2, 7, 12)
-    with pytest.raises(ValueError, match="a cross attention needs a memory"):
+    with pytest.raises(ValueError, match="needs a memory"):
         MultiHead(mechanism, 12, kind="cross")(x)
-    with pytest.raises(ValueError, match="a decoder-self attention attends to its own input and takes no memory"):
+    with pytest.raises(ValueError, match="takes no memory"):
         MultiHead(mechanism, 12, kind="decoder-self")(x, x)
 
 
 @pytest.mark.parametrize("wrong", [torch.zeros(7, dtype=torch.long), torch.zeros(2, 7)])
 def test_tokens_of_a_wrong_shape_or_type(wrong):
-    with pytest.raises(ValueError, match=r"tokens must be whole numbers \(batch, length\), not torch"):
+    with pytest.raises(ValueError, match="integers"):
         made(LM)(wrong)
 
 
@@ -450,14 +457,14 @@ def test_tokens_outside_the_vocabulary(wrong):
         lambda: translator.start(words),
         lambda: translator.step(words, translator.start(words[:, :2])),
     ):
-        with pytest.raises(ValueError, match=f"^{wrong} is no token of a vocabulary of 23: 0 to 22 are"):
+        with pytest.raises(ValueError, match=f"0 to 22.*got {wrong}$"):
             attempt()
 
 
 @pytest.mark.parametrize("config", [LM, CLASSIFIER])
 @pytest.mark.parametrize("wrong", [torch.ones(2, 5).bool(), torch.ones(1, 7).bool(), torch.ones(2, 7)])
 def test_a_mask_of_a_wrong_shape_or_type_is_reported_as_given(config, wrong):
-    given = rf"the tokens, \(2, 7\), not {wrong.dtype} \({len(wrong)}, {wrong.shape[1]}\)"
+    given = rf"got {wrong.dtype} \({len(wrong)}, {wrong.shape[1]}\)"
     with pytest.raises(ValueError, match=given):
         made(config)(tokens(2, 7), wrong)
 
@@ -465,12 +472,12 @@ def test_a_mask_of_a_wrong_shape_or_type_is_reported_as_given(config, wrong):
 @pytest.mark.parametrize("static", [0, -3])
 def test_a_static_cache_holds_something(static):
     for attempt in (lambda: made(LM).start(static=static), lambda: made(TRANSLATOR).start(tokens(2, 7), static=static)):
-        with pytest.raises(ValueError, match=f"at least 1 token, not {static}"):
+        with pytest.raises(ValueError, match=f"static.*got {static}"):
             attempt()
 
 
 def test_a_preset_is_built_from_its_configuration():
-    with pytest.raises(TypeError, match=r"takes a TransformerConfig, not 'tiny': PRESETS in attnlab\.models\.presets"):
+    with pytest.raises(TypeError, match="PRESETS"):
         build("tiny")
 
 

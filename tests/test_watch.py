@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_models import CLASSIFIER, LM, TRANSLATOR, every_mechanism, made
+from representatives import every_kind
+from small_models import CLASSIFIER, LM, TRANSLATOR, made
 from torch import nn
 
 import attnlab.models
@@ -47,7 +48,7 @@ def check_laws(model: Transformer, made_record) -> None:
         assert not layer.weights.masked_select(~layer.mask.expand_as(layer.weights)).any()
 
 
-@every_mechanism
+@every_kind
 @pytest.mark.parametrize("config", [LM, TRANSLATOR, CLASSIFIER], ids=lambda config: config.model)
 def test_what_is_recorded_is_what_happened(name, config):
     model, batch = made(config, name), batch_of(config)
@@ -66,7 +67,7 @@ def test_what_is_recorded_is_what_happened(name, config):
         assert [layer.index for layer in found.kind(kind)] == [0, 1]
 
 
-@every_mechanism
+@every_kind
 def test_recording_changes_nothing(name):
     model, batch = made(TRANSLATOR, name), batch_of(TRANSLATOR)
     before, state, random = model(*batch), copy.deepcopy(model.state_dict()), torch.get_rng_state()
@@ -179,7 +180,7 @@ def test_one_sampled_pass(name):
 
 def test_noise_is_refused_where_there_is_none():
     model = made(LM, "realformer")
-    with pytest.raises(ValueError, match="noise=5 was asked for, but realformer draws none; leave noise out"):
+    with pytest.raises(ValueError, match=r"noise=5.*realformer"):
         record(model, padded(), noise=5)
     with pytest.raises(ValueError, match="noise seed must be"):
         record(made(LM, "coda"), padded(), noise=-1)
@@ -216,17 +217,17 @@ def test_a_compiled_model_is_recorded_eagerly(in_place):
 
 def test_training_mode_is_refused():
     model = made(LM).train()
-    with pytest.raises(ValueError, match=r"this LanguageModel is in training mode; call model.eval\(\)"):
+    with pytest.raises(ValueError, match="training mode"):
         record(model, padded())
     model.eval().decoder.blocks[1].feed_forward.train()
-    with pytest.raises(ValueError, match=r"call model.eval\(\)"):
+    with pytest.raises(ValueError, match="training mode"):
         record(model, padded())
     assert hooks(model) == 0
 
 
 def test_an_error_leaves_no_hook():
     model = made(LM, "coda")
-    with pytest.raises(ValueError, match="23 is no token"):
+    with pytest.raises(ValueError, match="got 23"):
         record(model, torch.full((2, 3), 23), noise=5)
     assert hooks(model) == 0
     assert all(m.sample_seed is None for m in model.modules() if isinstance(m, Mechanism))
@@ -234,9 +235,9 @@ def test_an_error_leaves_no_hook():
 
 def test_foreign_models_batches_and_options_are_refused():
     for foreign in (nn.Linear(2, 3), nn.DataParallel(nn.Linear(2, 3)), 5):
-        with pytest.raises(TypeError, match=r"cannot record a \w+: it is neither a model made by attnlab's build"):
+        with pytest.raises(TypeError, match="cannot record"):
             record(foreign, padded())
-    with pytest.raises(TypeError, match="a batch is a tensor, a tuple or a mapping of what the model takes, not a str"):
+    with pytest.raises(TypeError, match=r"batch.*str"):
         record(made(LM), "some text")
     with pytest.raises(TypeError, match="lazy: only for Hugging Face models; LanguageModel is not one"):
         record(made(LM), padded(), lazy=True)
@@ -245,11 +246,11 @@ def test_foreign_models_batches_and_options_are_refused():
 @pytest.mark.parametrize(
     ("config", "batch", "message"),
     [
-        (LM, [], r"of a LanguageModel is tokens, mask: missing a required argument: 'tokens'"),
-        (LM, [padded()] * 3, r"of a LanguageModel is tokens, mask: too many positional arguments"),
-        (LM, {"input_ids": padded()}, r"is tokens, mask: .*'"),
-        (TRANSLATOR, padded(), r"of a Translator is source, target: missing a required argument: 'target'"),
-        (LM, [[3, 5, 7]], "tokens must be a tensor, not a list"),
+        (LM, [], "missing a required argument: 'tokens'"),
+        (LM, [padded()] * 3, "too many positional arguments"),
+        (LM, {"input_ids": padded()}, "tokens, mask"),
+        (TRANSLATOR, padded(), "missing a required argument: 'target'"),
+        (LM, [[3, 5, 7]], "tokens must be a tensor"),
     ],
 )
 def test_batches_that_the_model_does_not_take(config, batch, message):
@@ -261,7 +262,7 @@ def test_batches_that_the_model_does_not_take(config, batch, message):
 
 @pytest.mark.parametrize("noise", ["5", 5.0])
 def test_a_noise_seed_is_a_whole_number(noise):
-    with pytest.raises(TypeError, match=f"noise= is a seed, a whole number, not {noise!r}"):
+    with pytest.raises(TypeError, match=f"noise.*{noise!r}"):
         record(made(LM, "coda"), padded(), noise=noise)
 
 
@@ -271,7 +272,7 @@ def test_a_wrapper_of_ones_own_is_told_which_model_to_give():
             super().__init__()
             self.scale, self.inner = nn.Linear(2, 3), made(LM)
 
-    with pytest.raises(TypeError, match=r"cannot record a Wrapper: .*; give the model inside it, its 'inner'"):
+    with pytest.raises(TypeError, match="'inner'"):
         record(Wrapper(), padded())
 
 
