@@ -1,12 +1,12 @@
-"""Programs timed in turns, each a process of its own: on a machine that others use, all then meet the same neighbours.
+"""Time several programs in turns, each in its own process, so that other load on the machine affects all of them alike.
 
-A program says on its first line what it is, then answers every question with the processor time of its steps:
+A program describes itself in its first line, then answers every question with the processor time of its steps:
 
-    it says     {"parameters": 39469056, "version": "torch 2.13.0"}
-    it reads    {"tokens": 512, "steps": 1}
-    it says     {"seconds": 1.83, "loss": 8.91}
+    writes    {"parameters": 39469056, "version": "torch 2.13.0"}
+    reads     {"tokens": 512, "steps": 1}
+    writes    {"seconds": 1.83, "loss": 8.91}
 
-Nothing here needs more than Python, so that a program can run in an environment of its own.
+This module needs only Python, so that each program can run in its own environment.
 """
 
 import json
@@ -17,8 +17,8 @@ import sys
 import time
 
 
-def answer(about, step_of):
-    """Be such a program. step_of(tokens, steps) makes a function that takes the steps and returns the loss a token."""
+def serve_steps(about, step_of):
+    """Be such a program. step_of(tokens, steps) returns a function that runs the steps and returns loss per token."""
     print(json.dumps(about), flush=True)
     for line in sys.stdin:
         step = step_of(**json.loads(line))
@@ -28,7 +28,7 @@ def answer(about, step_of):
 
 
 class Program:
-    """The other end: starts the process, on one thread, and asks it."""
+    """A started program: a process with one thread that answers questions."""
 
     def __init__(self, name, command):
         self.name = name
@@ -36,29 +36,29 @@ class Program:
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=one_thread
         )
-        self.about = self._line()
+        self.about = self._read_line()
 
     def ask(self, **question):
         self.process.stdin.write(json.dumps(question) + "\n")
         self.process.stdin.flush()
-        return self._line()
+        return self._read_line()
 
     def close(self):
         self.process.stdin.close()
         self.process.wait()
 
-    def _line(self):
+    def _read_line(self):
         line = self.process.stdout.readline()
         if not line:
-            raise RuntimeError(f"{self.name} ended with status {self.process.wait()}; its own words are above")
+            raise RuntimeError(f"{self.name} ended with status {self.process.wait()}; its error is printed above")
         return json.loads(line)
 
 
-def in_turns(commands, questions, rounds):
-    """Ask every program every question, in turns, after one unmeasured turn.
+def time_in_turns(commands, questions, rounds):
+    """Ask every program every question, in turns, after one warm-up turn.
 
-    commands: by name. Returns what each program says of itself, by name, and the seconds of the rounds, by (name, place
-    of the question). Refuses a program whose loss is not finite or did not fall: it would be timed doing nothing.
+    commands: by name. Returns the programs' descriptions by name, and the seconds of all rounds by (name, index of the
+    question). Raises ValueError if a loss is not finite or does not fall, because such a program does not train.
     """
     programs, answers = [], {}
     try:
@@ -74,6 +74,6 @@ def in_turns(commands, questions, rounds):
     for (name, place), given in answers.items():
         first, last = given[0]["loss"], given[-1]["loss"]
         if not (math.isfinite(last) and last < first):
-            raise ValueError(f"{name} does not learn: its loss went from {first:.4g} to {last:.4g}, {questions[place]}")
+            raise ValueError(f"{name} does not train: its loss went from {first:.4g} to {last:.4g}, {questions[place]}")
     seconds = {key: [each["seconds"] for each in given[1:]] for key, given in answers.items()}
     return {program.name: program.about for program in programs}, seconds

@@ -1,12 +1,12 @@
-"""Beam search, beam 5: sentences a second, ours against `generate` of a Marian of the same size in the same run.
+"""Beam search with beam 5: sentences per second, beside `generate` of a Marian of the same size in the same run.
 
     python benchmarks/decoding.py [--out results/decoding] [--batch 32,128] [--attention softmax,coda] [--size iwslt14]
 
-Both have random weights and make the same number of tokens for every sentence, from sources half to all as long as
---source. On a GPU: bf16, ours captured. On a CPU: float32, one thread, ours plain. A time is from source to tokens, by
-the wall clock, the two taking turns; the median of several batches. What a first batch costs, capturing included, is
-shown apart. No time is printed unless the search that is timed has first equalled the plain one, in float64, on
-sentences that end where they like.
+Both models have random weights and generate the same number of tokens for every sentence. Sources have between half
+and all of the length --source. On a GPU: bf16, our search captured. On a CPU: float32, one thread, our search plain. A
+time is wall-clock time from source to tokens. The two take turns; the result is the median over batches. The time of
+the first batch, with capturing, is shown separately. Times are printed only if the timed search first equals the plain
+one, in float64, on sentences of any length.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from attnlab.models.transformer import build
 SEED = 0
 BEAM = 5
 SIZES = {
-    "iwslt14": replace(PRESETS["iwslt14"], target_vocabulary=None),  # one size of vocabulary, as Marian's search needs
+    "iwslt14": replace(PRESETS["iwslt14"], target_vocabulary=None),  # Marian's search needs equal vocabulary sizes
     "tiny": replace(
         PRESETS["iwslt14"], vocabulary=211, target_vocabulary=None, layers=2, width=32, heads=2, feed_forward=64
     ),
@@ -33,63 +33,49 @@ SIZES = {
 PAD, BOS, EOS = 0, 1, 2
 
 
-def sources(batch, config, device, longest):
-    """Sentences of half to all of the longest length, padded on the right."""
+def draw_sources(batch, config, device, longest):
+    """Draw sentences of half to all of the longest length, padded on the right."""
     source = torch.randint(3, config.vocabulary, (batch, longest), device=device)
     lengths = torch.randint(longest // 2, longest + 1, (batch, 1), device=device)
     lengths[0] = longest
     return source.masked_fill(torch.arange(longest, device=device) >= lengths, PAD)
 
 
-def marian(config, device, dtype):
-    """Hugging Face's Marian with the layers, widths and vocabularies of config."""
+def build_marian(config, device, dtype):
+    """Build Hugging Face's Marian with the layers, widths and vocabularies of config."""
     from transformers import MarianConfig, MarianMTModel
 
     layers, heads, inner = config.layers, config.heads, config.feed_forward
-    made = MarianConfig(
-        vocab_size=config.vocabulary,
-        d_model=config.width,
-        encoder_layers=layers,
-        decoder_layers=layers,
-        encoder_attention_heads=heads,
-        decoder_attention_heads=heads,
-        encoder_ffn_dim=inner,
-        decoder_ffn_dim=inner,
-        activation_function="relu",
-        max_position_embeddings=512,
-        pad_token_id=PAD,
-        bos_token_id=BOS,
-        eos_token_id=EOS,
-        forced_eos_token_id=None,
-        decoder_start_token_id=BOS,
-    )
-    return MarianMTModel(made).eval().to(device=device, dtype=dtype)
+    options = MarianConfig(
+        vocab_size=config.vocabulary, d_model=config.width, encoder_layers=layers, decoder_layers=layers,
+        encoder_attention_heads=heads, decoder_attention_heads=heads, encoder_ffn_dim=inner, decoder_ffn_dim=inner,
+        activation_function="relu", max_position_embeddings=512, pad_token_id=PAD, bos_token_id=BOS, eos_token_id=EOS,
+        forced_eos_token_id=None, decoder_start_token_id=BOS,
+    )  # fmt: skip
+    return MarianMTModel(options).eval().to(device=device, dtype=dtype)
 
 
-def generating(model, tokens):
+def make_generate(model, tokens):
     def generate(source):
-        made = model.generate(
-            input_ids=source,
-            attention_mask=(source != PAD).long(),
-            num_beams=BEAM,
-            do_sample=False,
-            max_new_tokens=tokens,
-            min_new_tokens=tokens,
-        )
-        if made.shape[1] != tokens + 1:
-            raise ValueError(f"generate made {made.shape[1] - 1} tokens, not {tokens}")
-        return made.tolist()
+        output = model.generate(
+            input_ids=source, attention_mask=(source != PAD).long(), num_beams=BEAM, do_sample=False,
+            max_new_tokens=tokens, min_new_tokens=tokens,
+        )  # fmt: skip
+        if output.shape[1] != tokens + 1:
+            raise ValueError(f"generate must return {tokens} tokens, got {output.shape[1] - 1}")
+        return output.tolist()
 
     return generate
 
 
-def searching(model, tokens, captured):
+def make_search(model, tokens, captured):
     search = BeamSearch(model, beam=BEAM, max_length=tokens, min_length=tokens, captured=captured)
 
     def decode(source):
         decoded = search(source)
         if decoded.captured != captured or decoded.steps != tokens:
-            raise ValueError(f"captured={decoded.captured} in {decoded.steps} steps, not what was asked for")
+            expected = f"expected captured={captured} in {tokens} steps"
+            raise ValueError(f"{expected}, got captured={decoded.captured} in {decoded.steps} steps")
         return [hypothesis.tokens for hypothesis in decoded.best]
 
     return decode
@@ -97,11 +83,11 @@ def searching(model, tokens, captured):
 
 @torch.no_grad()
 def check_equal(model, config, device):
-    """In float64, what is timed on a GPU finds what the plain search finds: twice, so that graphs are replayed."""
+    """Check in float64 that the timed search finds what the plain search finds; twice, so that graphs are replayed."""
     rules = Rules(beam=BEAM, n_best=2, max_length=40)
     room = Session(model, rules, 8, 16, 64, device, captured=device.type == "cuda")
     for _ in range(3):
-        source = sources(8, config, device, 16)
+        source = draw_sources(8, config, device, 16)
         limits = rules.compute_limits(source)
         got, expected = room.run(source, limits), search_plain(model, rules, source, limits)
         for ours, theirs in zip(got.hypotheses, expected.hypotheses, strict=True):
@@ -111,7 +97,7 @@ def check_equal(model, config, device):
                 raise ValueError("the captured search and the plain one differ in their scores")
 
 
-def seconds(run, source):
+def measure_seconds(run, source):
     if source.is_cuda:
         torch.cuda.synchronize()
     start = time.perf_counter()
@@ -121,31 +107,31 @@ def seconds(run, source):
     return time.perf_counter() - start
 
 
-def compared(ours, theirs, batch, config, device, longest, repeats):
-    """Seconds a batch of each, the first batch of ours apart."""
-    first, times = seconds(ours, sources(batch, config, device, longest)), ([], [])
+def compare_speeds(ours, theirs, batch, config, device, longest, repeats):
+    """Return the seconds of our first batch, and the median seconds per batch of both."""
+    first, times = measure_seconds(ours, draw_sources(batch, config, device, longest)), ([], [])
     for _ in range(2):
-        ours(sources(batch, config, device, longest))
-        theirs(sources(batch, config, device, longest))
+        ours(draw_sources(batch, config, device, longest))
+        theirs(draw_sources(batch, config, device, longest))
     for _ in range(repeats):
-        source = sources(batch, config, device, longest)
+        source = draw_sources(batch, config, device, longest)
         for run, taken in zip((ours, theirs), times, strict=True):
-            taken.append(seconds(run, source))
+            taken.append(measure_seconds(run, source))
     return first, *map(statistics.median, times)
 
 
-def measure(given, device, dtype):
+def measure_all(given, device, dtype):
     config, captured = SIZES[given.size], device.type == "cuda"
-    theirs = generating(marian(config, device, dtype), given.tokens)
+    theirs = make_generate(build_marian(config, device, dtype), given.tokens)
     rows = []
     for name in given.attention:
         row = {"attention": name, "size": given.size, "beam": BEAM, "tokens": given.tokens, "captured": captured}
         torch.manual_seed(SEED)
         model = build(replace(config, attention=name)).eval().to(device)
         check_equal(model.double(), config, device)
-        ours = searching(model.to(dtype), given.tokens, captured)
+        ours = make_search(model.to(dtype), given.tokens, captured)
         for batch in given.batch:
-            first, mine, peer = compared(ours, theirs, batch, config, device, given.source, given.repeats)
+            first, mine, peer = compare_speeds(ours, theirs, batch, config, device, given.source, given.repeats)
             rows.append(
                 row
                 | {"batch": batch, "sentences_per_s": batch / mine, "marian_sentences_per_s": batch / peer}
@@ -158,23 +144,23 @@ def main():
     on_gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="iwslt14")
-    parser.add_argument("--attention", default="softmax,coda,dagpam", help="mechanisms, separated by commas")
-    parser.add_argument("--batch", default="32,128" if on_gpu else "2,8", help="sentences, separated by commas")
-    parser.add_argument("--tokens", type=int, default=30, help="made for each sentence")
+    parser.add_argument("--attention", default="softmax,coda,dagpam", help="comma-separated mechanisms")
+    parser.add_argument("--batch", default="32,128" if on_gpu else "2,8", help="comma-separated numbers of sentences")
+    parser.add_argument("--tokens", type=int, default=30, help="tokens to generate per sentence")
     parser.add_argument("--source", type=int, default=30, help="tokens of the longest sentence")
     parser.add_argument("--repeats", type=int, default=measuring.REPEATS if on_gpu else 3)
-    parser.add_argument("--out", help="folder for the numbers as JSON")
+    parser.add_argument("--out", help="folder to write the numbers to, as JSON")
     given = parser.parse_args()
     given.attention, given.batch = given.attention.split(","), [int(n) for n in given.batch.split(",")]
     if not on_gpu:
         torch.set_num_threads(1)
-    rows = measure(given, torch.device("cuda" if on_gpu else "cpu"), torch.bfloat16 if on_gpu else torch.float32)
-    about = measuring.surroundings(SEED) | {"transformers": __import__("transformers").__version__}
+    rows = measure_all(given, torch.device("cuda" if on_gpu else "cpu"), torch.bfloat16 if on_gpu else torch.float32)
+    about = measuring.collect_provenance(SEED) | {"transformers": __import__("transformers").__version__}
     print(f"beam {BEAM}, {given.tokens} tokens, {given.size} on {about['hardware']}, torch {about['torch']}")
     keys = ["attention", "batch", "sentences_per_s", "marian_sentences_per_s", "times_marian", "first_batch_s"]
     columns = ["attention", "batch", "sentences/s", "Marian's", "× Marian", "first batch s"]
-    print(measuring.table(columns, [[row[key] for key in keys] for row in rows]))
-    measuring.write(given.out, "gpu" if on_gpu else "cpu", about, rows)
+    print(measuring.format_table(columns, [[row[key] for key in keys] for row in rows]))
+    measuring.write_results(given.out, "gpu" if on_gpu else "cpu", about, rows)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Joey NMT's training step as one of the programs that training.py times in turns; for Joey NMT's own interpreter.
+"""Joey NMT's training step as a program that training.py times in turns; it runs in Joey NMT's environment.
 
     /path/to/joey/bin/python benchmarks/joey_step.py '{"width": 512, …}'      the sizes, named as a TransformerConfig's
 
-Model, smoothed loss and Adam are what its configuration builds, and a step is that of its trainer, without the sorting
-of the batch. Its configuration has one dropout for all of a layer; those of the attention weights and of the inside of
-the feed-forward are set afterwards, so that all programs drop the same.
+Its configuration builds the model, the smoothed loss and Adam. A step is that of its trainer, without sorting. Its
+configuration has one dropout per layer; the dropouts of attention weights and feed-forward activations are set
+afterwards, so that all programs have the same dropouts.
 """
 
 import json
@@ -13,7 +13,7 @@ from importlib.metadata import version
 from types import SimpleNamespace
 
 import torch
-from alternating import answer
+from alternating import serve_steps
 from joeynmt.batch import Batch
 from joeynmt.builders import build_optimizer
 from joeynmt.model import build_model
@@ -28,7 +28,7 @@ SYMBOLS = SimpleNamespace(
 )  # fmt: skip
 
 
-def built(sizes):
+def build_joey(sizes):
     side = {
         "type": "transformer", "num_heads": sizes["heads"], "hidden_size": sizes["width"],
         "ff_size": sizes["feed_forward"], "dropout": sizes["dropout"], "layer_norm": sizes["norm"],
@@ -53,29 +53,29 @@ def built(sizes):
     return model
 
 
-def batch(tokens):
-    """tokens inputs and as many goals, which in Joey NMT are one sequence of LENGTH + 1; no padding."""
+def make_batch(tokens):
+    """Return a batch of `tokens` inputs and targets, in Joey NMT sequences of LENGTH + 1, without padding."""
     torch.manual_seed(SEED)
     rows = tokens // LENGTH
     source, target = torch.randint(SPECIAL, 6000, (rows, LENGTH)), torch.randint(SPECIAL, 6000, (rows, LENGTH + 1))
     target[:, -1] = EOS
     lengths = torch.full((rows,), LENGTH)
-    made = Batch(source, lengths, None, target, None, torch.arange(rows), torch.device("cpu"), PAD, EOS)
-    if made.ntokens != tokens or made.trg_input.shape != (rows, LENGTH):
-        raise ValueError(f"Joey NMT made {made.ntokens} target tokens of {tokens}")
-    return made
+    batch = Batch(source, lengths, None, target, None, torch.arange(rows), torch.device("cpu"), PAD, EOS)
+    if batch.ntokens != tokens or batch.trg_input.shape != (rows, LENGTH):
+        raise ValueError(f"Joey NMT must have {tokens} target tokens, got {batch.ntokens}")
+    return batch
 
 
 def main():
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
-    model = built(json.loads(sys.argv[1]))
+    model = build_joey(json.loads(sys.argv[1]))
     optimizer = build_optimizer(
         {"optimizer": "adam", "learning_rate": 1e-4, "adam_betas": (0.9, 0.98)}, model.parameters()
     )
 
     def step_of(tokens, steps):
-        data = batch(tokens)
+        data = make_batch(tokens)
 
         def step():
             total = 0.0
@@ -91,7 +91,7 @@ def main():
         return step
 
     versions = ", ".join(f"{name} {version(name)}" for name in ("joeynmt", "torch"))
-    answer({"parameters": sum(p.numel() for p in model.parameters()), "version": versions}, step_of)
+    serve_steps({"parameters": sum(p.numel() for p in model.parameters()), "version": versions}, step_of)
 
 
 if __name__ == "__main__":

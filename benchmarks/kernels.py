@@ -1,14 +1,14 @@
-"""The fused kernels, forward and backward of one layer, against the definition, also compiled.
+"""The fused kernels, forward and backward of one layer, beside the definition in eager mode and compiled.
 
     python benchmarks/kernels.py [--out results/kernels] [--only coda,realformer,coda-cs,dagpam]
 
-Needs a GPU. One layer, which has a carry where its mechanism takes one; bf16, causal, queries laid out as a projection
-leaves them; the gradients of q, k, v, the carry and all parameters, of the context and of the logits handed on. Beside
-the times: torch's fused softmax attention with the fastest of its backends, and for CODA two floors. Traffic: what any
-implementation must read and write of (b,h,n,n), the visible half of it. Arithmetic: σ's products, forward, made again
-and both gradients. No time is printed for a fused layer whose output, carry or any gradient is further from float32
-than twice the definition's in bf16, each error as a share of its size; a bias's as a share of its linear's, weight and
-bias, since softmax makes the summands of σ's last bias cancel all but entirely, and what is left is rounding.
+Needs a GPU. One layer, with a carry if its mechanism takes one; bf16, causal, queries in the memory layout of a
+projection; gradients of the context and of the carried logits, with respect to q, k, v, the carry and all parameters.
+Beside the times: torch's fused softmax attention with its fastest backend, and for CODA two floors. Traffic is what any
+implementation must read and write of (b,h,n,n), the visible half of it. Arithmetic is σ's products: forward,
+recomputed, and both gradients. A time of a fused layer is printed only if its output, carry and gradients are at most
+twice as far from float32 as the definition in bf16. Errors are relative. The error of a bias is relative to the weight
+and bias of its linear layer, because the terms of σ's last bias cancel almost completely under softmax.
 """
 
 import argparse
@@ -25,12 +25,12 @@ from attnlab.mechanisms import attention
 SHAPES = [(64, 8, 128, 64), (16, 8, 512, 64), (8, 16, 1024, 64), (4, 16, 2048, 64)]
 BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
 WAYS = ("eager", "torch.compile", "fused")
-SLACK = 2e-2  # beside twice eager's error: sums that cancel have nearly none
+SLACK = 2e-2  # added to twice eager's error, which is nearly 0 where terms cancel
 SEED = 0
 
 
 class Case:
-    """One layer's tensors, in bf16, and functions that run it forward and backward once."""
+    """The tensors of one layer in bf16, and steps that run it forward and backward once."""
 
     def __init__(self, shape):
         b, h, n, d = self.shape = shape
@@ -51,7 +51,7 @@ class Case:
         return step
 
     def layer(self, name, way):
-        """A mechanism in training, so with its noise, by one of the ways."""
+        """Return a step of a mechanism in training mode, with its noise, by one of the ways; and the mechanism."""
         torch.manual_seed(SEED)
         impl = "fused" if way == "fused" else "reference"
         mechanism = attention(name, heads=self.shape[1], head_dim=self.shape[3], layer=1, impl=impl)
@@ -68,9 +68,9 @@ class Case:
         return step, mechanism
 
     def results(self, mechanism, dtype):
-        """Context, logits where visible and every gradient by name, of the first example; one draw of noise for all."""
+        """Return the context, the visible logits and every gradient of the first example, by name, with fixed noise."""
         mechanism = mechanism.to(dtype).eval()
-        mechanism.sample_seed = SEED  # without noise coda-cs is plain softmax attention, and its kernel does not run
+        mechanism.sample_seed = SEED  # without noise, coda-cs is plain softmax attention and its kernel does not run
         given = [x.detach()[:1].to(dtype) for x in (*(x.transpose(1, 2) for x in self.leaves), self.carry)]
         given = [x.requires_grad_() for x in given]
         grads = [self.grad[:1].to(dtype), self.grad_z[:1].to(dtype)]
@@ -86,39 +86,39 @@ class Case:
         return found | dict(zip(names, slopes, strict=True))
 
 
-def checked(case, name):
-    """The largest relative distance of the fused layer from the definition in float32; refuses too large a one."""
+def measure_error(case, name):
+    """Return the largest relative distance of the fused layer from the definition in float32; raise if too large."""
     (_, fused), (_, eager) = (case.layer(name, way) for way in ("fused", "eager"))
     exact = case.results(eager, torch.float32)
     sizes: dict[str, float] = {}
     for place, x in exact.items():
-        sizes[part_of(place)] = (sizes.get(part_of(place), 0.0) ** 2 + float(x.norm()) ** 2) ** 0.5
+        sizes[name_part(place)] = (sizes.get(name_part(place), 0.0) ** 2 + float(x.norm()) ** 2) ** 0.5
     errors = []
     for layer in (fused, eager):
         made = case.results(layer, torch.bfloat16)
-        errors.append({place: float((x - exact[place]).norm()) / sizes[part_of(place)] for place, x in made.items()})
+        errors.append({place: float((x - exact[place]).norm()) / sizes[name_part(place)] for place, x in made.items()})
     for place, mine in errors[0].items():
         if not mine <= 2 * errors[1][place] + SLACK:
             raise ValueError(f"{name}, {place}: {mine:.1e} from float32, the definition in bf16 {errors[1][place]:.1e}")
     return max(errors[0].values())
 
 
-def part_of(place):
-    """A linear's weight and bias are one part."""
+def name_part(place):
+    """Return the name of the linear layer that a weight or a bias belongs to."""
     return place.removesuffix(".weight").removesuffix(".bias")
 
 
-def floors(shape, bandwidth, rate):
-    """Milliseconds of a CODA layer's traffic and of its arithmetic, at the speeds measured here."""
+def compute_floors(shape, bandwidth, rate):
+    """Return the milliseconds of a CODA layer's traffic and of its arithmetic, at the measured speeds."""
     b, h, n, _ = shape
     pairs = b * n * (n + 1) / 2
-    moved = 2 * h * pairs * (2 + 4)  # forward: carry in, logits out; backward: both, their gradient in, the carry's out
-    products = 2 * 4 * pairs * (2 * h * 4 * h + 16 * h * h)  # forward, made again, and two gradients of each product
+    moved = 2 * h * pairs * (2 + 4)  # forward: read carry, write logits; backward: read both and a gradient, write one
+    products = 2 * 4 * pairs * (2 * h * 4 * h + 16 * h * h)  # forward, recomputed, and two gradients of each product
     return {"traffic_floor_ms": 1e3 * moved / bandwidth, "arithmetic_floor_ms": 1e3 * products / rate}
 
 
-def speeds():
-    """Bytes a second of a large copy, reads and writes, and operations a second of a large bf16 product."""
+def measure_speeds():
+    """Return bytes per second of a large copy (reads and writes), and operations per second of a large bf16 product."""
     x = torch.empty(2**30, dtype=torch.bfloat16, device="cuda")
     y = torch.empty_like(x)
     copy = measuring.device_milliseconds(lambda: y.copy_(x))
@@ -128,7 +128,7 @@ def speeds():
     return 1e3 * 2 * x.nbytes / copy, 1e3 * 2 * side**3 / product
 
 
-def measured(row, step):
+def measure_step(row, step):
     try:
         row |= {"device_ms": measuring.device_milliseconds(step), "eager_ms": measuring.eager_milliseconds(step)}
         row["peak_mib"] = measuring.device_peak_mebibytes(step)
@@ -138,22 +138,22 @@ def measured(row, step):
     return row
 
 
-def rows_of(shape, names, limits):
-    """The peer's row, then each mechanism by each way; × is how many times faster the fused layer is."""
+def measure_shape(shape, names, limits):
+    """Return the peer's row, then a row for each mechanism and way, with the ratios of their times to the fused one."""
     case, about = Case(shape), {"shape": list(shape)}
-    peers = [measured(about | {"mechanism": "softmax", "way": b.name.lower()}, case.softmax(b)) for b in BACKENDS]
+    peers = [measure_step(about | {"mechanism": "softmax", "way": b.name.lower()}, case.softmax(b)) for b in BACKENDS]
     able = [row for row in peers if "device_ms" in row]
     rows = [min(able, key=lambda row: row["device_ms"])] if able else peers
     for name in names:
-        error = checked(case, name)
+        error = measure_error(case, name)
         made = {}
         for way in WAYS:
             torch.cuda.empty_cache()
-            torch.compiler.reset()  # else the eighth program of a mechanism is not compiled any more
+            torch.compiler.reset()  # else torch stops compiling at the eighth program of a mechanism
             step, _ = case.layer(name, way)
-            made[way] = measured(about | {"mechanism": name, "way": way}, step)
+            made[way] = measure_step(about | {"mechanism": name, "way": way}, step)
             del step
-        made["fused"] |= {"error": error} | (floors(shape, *limits) if name == "coda" else {})
+        made["fused"] |= {"error": error} | (compute_floors(shape, *limits) if name == "coda" else {})
         clocks = {way: row["device_ms"] for way, row in made.items() if "device_ms" in row}
         if "fused" in clocks:
             made["fused"] |= {f"times_{way}": clocks[way] / clocks["fused"] for way in clocks if way != "fused"}
@@ -161,7 +161,7 @@ def rows_of(shape, names, limits):
         if "device_ms" in made["fused"] and "device_ms" in rows[0]:
             made["fused"]["times_softmax"] = made["fused"]["device_ms"] / rows[0]["device_ms"]
         if name in ("coda", "realformer") and "peak_mib" in made["fused"]:
-            # the peak leaves out the carry and the gradient that were there before
+            # the peak does not count the carry and the gradient that were allocated before
             made["fused"]["peak_of_carries"] = (made["fused"]["peak_mib"] + 2 * carry) / (4 * carry)
         rows += made.values()
     return rows
@@ -169,14 +169,12 @@ def rows_of(shape, names, limits):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help="mechanisms, separated by commas")
-    parser.add_argument("--out", help="folder for the numbers as JSON")
-    parser.add_argument(
-        "--profile", action="store_true", help="run CODA's fused layer three times at n = 1024, no more"
-    )
+    parser.add_argument("--only", help="comma-separated mechanisms")
+    parser.add_argument("--out", help="folder to write the numbers to, as JSON")
+    parser.add_argument("--profile", action="store_true", help="only run CODA's fused layer three times at n = 1024")
     given = parser.parse_args()
     if not torch.cuda.is_available():
-        raise SystemExit("benchmarks/kernels.py needs a GPU: kernels are timed where they run")
+        raise SystemExit("benchmarks/kernels.py needs a GPU")
     if given.profile:
         step, _ = Case(SHAPES[2]).layer("coda", "fused")
         for _ in range(3):
@@ -185,9 +183,9 @@ def main():
         return
     torch.cuda.set_stream(torch.cuda.Stream())
     names = given.only.split(",") if given.only else ["coda", "realformer", "coda-cs", "dagpam"]
-    limits = speeds()
-    rows = [row for shape in SHAPES for row in rows_of(shape, names, limits)]
-    about = measuring.surroundings(SEED) | {"bytes_per_s": limits[0], "operations_per_s": limits[1]}
+    limits = measure_speeds()
+    rows = [row for shape in SHAPES for row in measure_shape(shape, names, limits)]
+    about = measuring.collect_provenance(SEED) | {"bytes_per_s": limits[0], "operations_per_s": limits[1]}
     print(f"forward + backward of one layer on {about['hardware']}, torch {about['torch']}, bf16, causal")
     columns = ["mechanism", "by", "b,h,n,d", "device ms", "eager ms", "peak MiB", "× eager", "× compiled", "÷ softmax"]
     keys = ("device_ms", "eager_ms", "peak_mib", "times_eager", "times_torch.compile", "times_softmax")
@@ -197,11 +195,11 @@ def main():
         [r["mechanism"], r["way"], ",".join(map(str, r["shape"])), *(r.get(key, "–") for key in (*keys, *floor_keys))]
         for r in rows
     ]
-    print(measuring.table(columns, shown))
+    print(measuring.format_table(columns, shown))
     for row in rows:
         if "not_run" in row:
             print(f"not run: {row['mechanism']} {row['way']} at {row['shape']}: {row['not_run']}")
-    measuring.write(given.out, "gpu", about, rows)
+    measuring.write_results(given.out, "gpu", about, rows)
 
 
 if __name__ == "__main__":

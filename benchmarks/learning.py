@@ -92,14 +92,14 @@ def main():
             if any(named.items() <= row.items() for row in rows):
                 continue
             values = {key: str(value) for key, value in (recipe | named).items()}
-            about = measuring.surroundings(seed)
+            about = measuring.collect_provenance(seed)
             made = one(task, part, values, runs / f"{attention}-{seed}")
             if given.untimed:
                 made |= {"seconds": None, "tokens_per_second": None}
             rows.append(row := named | made | {"commit": about["commit"]})
             print({key: value for key, value in row.items() if key != "example"}, flush=True)
             seeds = ", ".join(map(str, sorted({row["seed"] for row in rows})))
-            measuring.write(str(folder), path.stem, about | {"seed": seeds, "recipe": recipe}, rows)
+            measuring.write_results(str(folder), path.stem, about | {"seed": seeds, "recipe": recipe}, rows)
     measures = [key for key in ("bleu", "test_perplexity") if key in rows[0]]
     shown = []
     for attention in dict.fromkeys(row["attention"] for row in rows):
@@ -107,7 +107,7 @@ def main():
         values = [spread([row[key] for row in own], 2) for key in measures]
         speeds = [row["tokens_per_second"] for row in own if row["tokens_per_second"]]
         shown.append([attention, len(own), *values, f"{speeds[0]:,.0f}" if speeds else "–"])
-    print(measuring.table(["attention", "seeds", *measures, "tokens/s"], shown))
+    print(measuring.format_table(["attention", "seeds", *measures, "tokens/s"], shown))
 
 
 if __name__ == "__main__":

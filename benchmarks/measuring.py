@@ -1,49 +1,37 @@
-"""What every benchmark needs: honest clocks, peak memory, and where the numbers were taken."""
+"""Clocks, peak memory, provenance and tables for all benchmarks."""
 
 import ctypes
 import gc
 import json
-import os
-import platform
 import resource
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from attnlab import provenance
+
 REPEATS = 5
 
 
-def surroundings(seed: int) -> dict[str, Any]:
-    """Hardware, versions, commit and seed: what a number in results/ must carry."""
-    import attnlab
-
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], capture_output=True, text=True, check=False).stdout.strip()
-
-    triton = __import__("importlib.util").util.find_spec("triton")
-    return {
-        "hardware": torch.cuda.get_device_name() if torch.cuda.is_available() else _processor(),
-        "threads": torch.get_num_threads(),
-        "attnlab": attnlab.__version__,
-        "torch": torch.__version__,
-        "triton": __import__("triton").__version__ if triton else None,
-        "python": platform.python_version(),
-        "commit": os.environ.get("ATTNLAB_COMMIT") or git("rev-parse", "--short", "HEAD") or "unknown",
-        "seed": seed,
-    }
+def collect_provenance(seed: int) -> dict[str, Any]:
+    """Return what every number in results/ is stored with: hardware, versions, commit and seed."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    triton = import_module("triton").__version__ if find_spec("triton") else None
+    return provenance.collect_provenance(device) | {"triton": triton, "seed": seed}
 
 
 def device_milliseconds(step: Callable[[], Any]) -> float:
-    """The time of one step on the GPU alone: several steps in one CUDA graph, the median of its replays.
+    """Return the time of one step on the GPU, without launches: the median over replays of a CUDA graph of steps.
 
-    Everything the step touches must have been made on the current stream, and that must not be the default one.
+    All tensors of the step must have been created on the current stream, which must not be the default stream.
     """
-    calls = _calls(step)
+    calls = _count_calls(step)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
         for _ in range(calls):
@@ -52,9 +40,9 @@ def device_milliseconds(step: Callable[[], Any]) -> float:
 
 
 def eager_milliseconds(step: Callable[[], Any]) -> float:
-    """The time of one step as a Python program runs it, launches included."""
+    """Return the time of one step in eager mode: with launches on a GPU, processor time on a CPU."""
     if torch.cuda.is_available():
-        calls = _calls(step)
+        calls = _count_calls(step)
         return _median_of_events(lambda: [step() for _ in range(calls)]) / calls
     step()
     times = []
@@ -66,7 +54,7 @@ def eager_milliseconds(step: Callable[[], Any]) -> float:
 
 
 def device_peak_mebibytes(step: Callable[[], Any]) -> float:
-    """What one step allocates beyond what was there, at its peak."""
+    """Return the peak of the memory that one step allocates on the GPU."""
     step()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -77,24 +65,24 @@ def device_peak_mebibytes(step: Callable[[], Any]) -> float:
 
 
 def process_peak_mebibytes() -> float:
-    """The largest resident size this process has had: ask it in a process of its own."""
+    """Return the largest resident size of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
-def grown_mebibytes(step: Callable[[], Any]) -> float:
-    """By how much the resident size grows while one step runs, at its peak; what was freed before is given back first.
+def growth_mebibytes(step: Callable[[], Any]) -> float:
+    """Return the peak growth of the resident size during one step. Freed memory is returned to the system first.
 
-    Linux with glibc, which alone can do that.
+    Needs Linux with glibc.
     """
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is now the present size
-    before = _resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the present size
+    before = _read_status("VmRSS")
     step()
-    return max(0.0, _resident("VmHWM") - before)
+    return max(0.0, _read_status("VmHWM") - before)
 
 
-def table(columns: list[str], rows: list[list[Any]]) -> str:
+def format_table(columns: list[str], rows: list[list[Any]]) -> str:
     cells = [columns, *([f"{x:.3g}" if isinstance(x, float) else str(x) for x in row] for row in rows)]
     widths = [max(len(row[n]) for row in cells) for n in range(len(columns))]
     lines = [
@@ -104,7 +92,7 @@ def table(columns: list[str], rows: list[list[Any]]) -> str:
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
-def write(out: str | None, name: str, about: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+def write_results(out: str | None, name: str, about: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     if out:
         path = Path(out) / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,8 +100,8 @@ def write(out: str | None, name: str, about: dict[str, Any], rows: list[dict[str
         print(f"written: {path}")
 
 
-def _calls(step: Callable[[], Any]) -> int:
-    """How many steps take about 20 ms, after two to warm up; at most 20."""
+def _count_calls(step: Callable[[], Any]) -> int:
+    """Return the number of steps that take about 20 ms, at most 20, after two warm-up steps."""
     for _ in range(2):
         step()
     torch.cuda.synchronize()
@@ -135,15 +123,7 @@ def _median_of_events(run: Callable[[], Any]) -> float:
     return statistics.median(times)
 
 
-def _resident(name: str) -> float:
-    """A line of /proc/self/status, in MiB."""
+def _read_status(name: str) -> float:
+    """Return a value of /proc/self/status in MiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 2**10
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()

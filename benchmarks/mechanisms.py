@@ -1,11 +1,11 @@
-"""Each mechanism, forward and backward, against torch's fused softmax attention in the same run: time and peak memory.
+"""Each mechanism, forward and backward, beside torch's fused softmax attention in the same run: time and peak memory.
 
     python benchmarks/mechanisms.py [--out results/mechanisms] [--only dagpam,coda] [--device cpu|gpu]
 
-The peer is `scaled_dot_product_attention` with the fastest of its backends. On a GPU: causal, queries laid out as a
-projection leaves them, bf16 and, for daGPAM, also padded and float32; time on the device (CUDA graph) and as eager
-Python runs it. On a CPU: float32, one thread, each mechanism in a process of its own. A mechanism that carries is timed
-as a layer that has a carry. No time is printed for one whose output or gradients do not first equal its definition's.
+The peer is `scaled_dot_product_attention` with the fastest of its backends. On a GPU: causal, queries in the memory
+layout of a projection, bf16 and, for daGPAM, also padded and float32; time on the device (CUDA graph) and in eager
+mode. On a CPU: float32, one thread, one process per mechanism. A mechanism with a carry receives one. A
+time is printed only if the output and the gradients first equal those of the definition.
 """
 
 import argparse
@@ -30,7 +30,7 @@ SEED = 0
 
 
 class Case:
-    """Tensors of one shape, and functions that run forward and backward once."""
+    """Tensors of one shape, and steps that run forward and backward once."""
 
     def __init__(self, shape, device, dtype, padded=False):
         b, h, n, d = shape
@@ -54,13 +54,13 @@ class Case:
 
         return step
 
-    def of(self, name):
+    def make_step(self, name):
         b, h, n, d = self.shape
         torch.manual_seed(SEED)
         mechanism = attention(name, heads=h, head_dim=d, layer=1).to(device=self.device, dtype=self.dtype)
         carry = None
         if mechanism.carries:
-            carry = torch.randn(b, h, n, n, device=self.device, dtype=self.dtype).requires_grad_()
+            carry = torch.randn(b, mechanism.carry_heads, n, n, device=self.device, dtype=self.dtype).requires_grad_()
         wanted = [*self.leaves, *(p for p in mechanism.parameters() if p.requires_grad), *([carry] * mechanism.carries)]
 
         def step():
@@ -71,7 +71,7 @@ class Case:
 
 
 def distance_from_definition(case, mechanism, carry):
-    """The largest relative distance of mix, and of its gradients by q, k, v, from weights·v in float32; one example."""
+    """Return the largest relative distance of mix and its gradients from weights·v in float32, for one example."""
     mechanism.eval()
     results = []
     for wide in (False, True):
@@ -85,7 +85,7 @@ def distance_from_definition(case, mechanism, carry):
     return max(float((x.float() - y).norm() / y.norm()) for x, y in zip(*results, strict=True))
 
 
-def measured(row, step, *checked):
+def measure_step(row, step, *checked):
     try:
         row["error"] = distance_from_definition(*checked) if checked else 0.0
         if row["error"] > 3e-2:
@@ -98,14 +98,16 @@ def measured(row, step, *checked):
     return row
 
 
-def fastest_peer(case, about):
-    """The row of the backend of torch's attention that takes the least time."""
-    rows = [measured(about | {"mechanism": PEER, "backend": b.name.lower()}, case.peer(b)) for b in BACKENDS[:3]]
+def measure_peer(case, about):
+    """Return the row of the fastest backend of torch's attention."""
+    rows = [measure_step(about | {"mechanism": PEER, "backend": b.name.lower()}, case.peer(b)) for b in BACKENDS[:3]]
     able = [row for row in rows if "device_ms" in row]
-    return min(able, key=lambda row: row["device_ms"]) if able else measured(about | {"mechanism": PEER}, case.peer())
+    if able:
+        return min(able, key=lambda row: row["device_ms"])
+    return measure_step(about | {"mechanism": PEER}, case.peer())
 
 
-def on_gpu(names):
+def measure_on_gpu(names):
     torch.cuda.set_stream(torch.cuda.Stream())
     rows = []
     cases = [(shape, "bf16", torch.bfloat16, False, names) for shape in GPU_SHAPES]
@@ -115,40 +117,39 @@ def on_gpu(names):
     for shape, label, dtype, padded, chosen in cases:
         torch.cuda.empty_cache()
         case, about = Case(shape, "cuda", dtype, padded), {"device": "gpu", "shape": list(shape), "case": label}
-        rows.append(fastest_peer(case, about))
+        rows.append(measure_peer(case, about))
         for name in chosen:
             try:
-                step, *made = case.of(name)
+                step, *parts = case.make_step(name)
             except ImportError as reason:
                 rows.append(about | {"mechanism": name, "not_run": str(reason)})
                 continue
-            rows.append(measured(about | {"mechanism": name}, step, case, *made))
-            del step, made
+            rows.append(measure_step(about | {"mechanism": name}, step, case, *parts))
+            del step, parts
             torch.cuda.empty_cache()
     return rows
 
 
-def on_cpu(names):
+def measure_on_cpu(names):
     rows = []
     for shape in CPU_SHAPES:
         for name in [PEER, *names]:
             words = [sys.executable, __file__, "--one", name, "--shape", ",".join(map(str, shape))]
             done = subprocess.run(words, capture_output=True, text=True, check=False)
-            made = (
-                json.loads(done.stdout) if done.returncode == 0 else {"not_run": done.stderr.strip().splitlines()[-1]}
-            )
-            rows.append({"device": "cpu", "shape": list(shape), "case": "fp32", "mechanism": name} | made)
+            failed = done.returncode != 0
+            values = {"not_run": done.stderr.strip().splitlines()[-1]} if failed else json.loads(done.stdout)
+            rows.append({"device": "cpu", "shape": list(shape), "case": "fp32", "mechanism": name} | values)
     return rows
 
 
-def one_on_cpu(name, shape):
+def measure_one(name, shape):
     torch.set_num_threads(1)
     case = Case(shape, "cpu", torch.float32)
-    step, *made = (case.peer(),) if name == PEER else case.of(name)
+    step, *parts = (case.peer(),) if name == PEER else case.make_step(name)
     before = measuring.process_peak_mebibytes()
     step()
-    peak = measuring.process_peak_mebibytes() - before  # before the check, which makes weights
-    error = distance_from_definition(case, *made) if made else 0.0
+    peak = measuring.process_peak_mebibytes() - before  # before the check, which allocates the weights
+    error = distance_from_definition(case, *parts) if parts else 0.0
     if error > 1e-4:
         raise ValueError(f"mix or its gradients differ from the definition by {error:.1e}")
     print(json.dumps({"eager_ms": measuring.eager_milliseconds(step), "peak_mib": peak, "error": error}))
@@ -156,19 +157,17 @@ def one_on_cpu(name, shape):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help="mechanisms, separated by commas")
-    parser.add_argument("--out", help="folder for the numbers as JSON")
-    parser.add_argument(
-        "--device", choices=["cpu", "gpu"], help="one of them alone; by default both, where there is a GPU"
-    )
+    parser.add_argument("--only", help="comma-separated mechanisms")
+    parser.add_argument("--out", help="folder to write the numbers to, as JSON")
+    parser.add_argument("--device", choices=["cpu", "gpu"], help="default: both, if there is a GPU")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--shape", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
-        return one_on_cpu(given.one, tuple(map(int, given.shape.split(","))))
+        return measure_one(given.one, tuple(map(int, given.shape.split(","))))
     names = given.only.split(",") if given.only else list(MECHANISMS)
     devices = [given.device] if given.device else ["cpu", *(["gpu"] if torch.cuda.is_available() else [])]
-    rows = [row for device in devices for row in (on_gpu if device == "gpu" else on_cpu)(names)]
+    rows = [row for device in devices for row in (measure_on_gpu if device == "gpu" else measure_on_cpu)(names)]
     for row in rows:
         clock = "device_ms" if row["device"] == "gpu" else "eager_ms"
         same = [r for r in rows if all(r[key] == row[key] for key in ("device", "shape", "case"))]
@@ -181,16 +180,14 @@ def main():
         [r["mechanism"], r["device"], ",".join(map(str, r["shape"])), r["case"], *(r.get(key, "–") for key in keys)]
         for r in rows
     ]
-    about = measuring.surroundings(SEED)
-    print(
-        f"forward + backward on {about['hardware']}, torch {about['torch']}; × SDPA by device time, on a CPU by its own"
-    )
-    print(measuring.table(columns, shown))
+    about = measuring.collect_provenance(SEED)
+    print(f"forward + backward on {about['hardware']}, torch {about['torch']}; × SDPA by device or CPU time")
+    print(measuring.format_table(columns, shown))
     for row in rows:
         if "not_run" in row:
             print(f"not run: {row['mechanism']} at {row['shape']} {row['case']}: {row['not_run']}")
     for device in devices:
-        measuring.write(given.out, device, about, [row for row in rows if row["device"] == device])
+        measuring.write_results(given.out, device, about, [row for row in rows if row["device"] == device])
     return None
 
 

@@ -1,10 +1,10 @@
-"""Many seeds at once against one after the other: the copy study of Snell et al. 2021, seed-steps a second.
+"""Many seeds trained at once, or one after the other: the copy study of Snell et al. 2021, seed-steps per second.
 
     python benchmarks/population.py [--out results/population] [--seeds 20] [--steps 50]
 
-The peer is the plain way: the same model with `nn.LSTM` (cuDNN on a GPU) and Adam, eager, one seed after the other. No
-time is printed unless a small population has first ended as its seeds do alone. On a GPU ours is one CUDA graph with
-tf32 products; the peer has tf32 too. On a CPU ours is one process a core, and the peer one process.
+The peer is the same model with `nn.LSTM` (cuDNN on a GPU) and Adam, eager, one seed after the other. Times are printed
+only if a small population first ends as its seeds do alone. On a GPU, ours is one CUDA graph; both use tf32 products.
+On a CPU, ours is one process per core, and the peer is one process.
 """
 
 import argparse
@@ -21,17 +21,14 @@ from attnlab.studies.snell2021.copying import CopyExperiment
 
 
 class Plain(nn.Module):
-    """The copy model as anybody would write it."""
+    """The copy model, written in the usual way."""
 
     def __init__(self, words, width):
         super().__init__()
         self.words = nn.Embedding(words, width)
         self.encoder, self.decoder = (nn.LSTM(width, width, batch_first=True) for _ in range(2))
-        self.query, self.project, self.readout = (
-            nn.Linear(width, width),
-            nn.Linear(width, width),
-            nn.Linear(width, words),
-        )
+        self.query, self.project = nn.Linear(width, width), nn.Linear(width, width)
+        self.readout = nn.Linear(width, words)
         self.hidden = nn.Linear(2 * width, width)
 
     def forward(self, source, given):
@@ -43,14 +40,14 @@ class Plain(nn.Module):
 
 
 def check_equal(device):
-    """A small population ends as each of its seeds alone, in float32 without tf32."""
+    """Check that a small population ends as each of its seeds does alone, in float32 without tf32."""
     case = CopyExperiment(data="subset", length=5, types=7, width=16, steps=5, examples=8)
     batches = case.feed([0, 1], device)
     runs = []
     for seeds in ([0, 1], [0], [1]):
         population = Population([case.model(seed) for seed in seeds], device)
         updates = Updates(population, seeds=seeds, lr=case.lr, clip=0.0)
-        with torch.backends.cudnn.flags(allow_tf32=False):  # what the recurrence's products go by
+        with torch.backends.cudnn.flags(allow_tf32=False):  # the recurrence reads this flag
             for step in range(case.steps):
                 (batch,) = batches(step)
                 updates(tuple(x[seeds[0] : seeds[0] + len(seeds)] for x in batch))
@@ -60,8 +57,8 @@ def check_equal(device):
             torch.testing.assert_close(both[k], runs[1 + k][name][0], atol=1e-5, rtol=1e-4)
 
 
-def one_by_one(case, device, steps):
-    """Seconds of a step of one seed."""
+def measure_single(case, device, steps):
+    """Return the seconds per step of one seed."""
     torch.manual_seed(0)
     model = Plain(case.words, case.width).to(device)
     adam, feed = torch.optim.Adam(model.parameters(), lr=case.lr, fused=device.type == "cuda"), case.feed([0], device)
@@ -73,17 +70,17 @@ def one_by_one(case, device, steps):
         loss.backward()
         adam.step()
 
-    return timed(step, device, steps)
+    return measure_time(step, device, steps)
 
 
-def stacked(case, seeds, device, steps):
+def measure_population(case, seeds, device, steps):
     population = Population([case.model(seed).train() for seed in range(seeds)], device)
     updates = Updates(population, seeds=range(seeds), lr=case.lr, clip=0.0)
     feed = case.feed(range(seeds), device)
-    return timed(lambda n: updates(*feed(n)), device, steps)
+    return measure_time(lambda n: updates(*feed(n)), device, steps)
 
 
-def timed(step, device, steps):
+def measure_time(step, device, steps):
     for n in range(3):
         step(n)
     if device.type == "cuda":
@@ -96,8 +93,8 @@ def timed(step, device, steps):
     return (time.perf_counter() - start) / steps
 
 
-def in_processes(case, seeds, steps):
-    """Seconds of all seeds, from start to end, measures left out."""
+def measure_processes(case, seeds, steps):
+    """Return the seconds per step of all seeds, from start to end, without measures."""
     start = time.perf_counter()
     grow(replace(case, steps=steps, every=steps, held_out=2), range(seeds), device=torch.device("cpu"))
     return (time.perf_counter() - start) / steps
@@ -108,7 +105,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=20 if on_gpu else 4)
     parser.add_argument("--steps", type=int, default=100 if on_gpu else 4)
-    parser.add_argument("--out", help="folder for the numbers as JSON")
+    parser.add_argument("--out", help="folder to write the numbers to, as JSON")
     given = parser.parse_args()
     device = torch.device("cuda" if on_gpu else "cpu")
     if not on_gpu:
@@ -118,22 +115,19 @@ def main():
     rows = []
     for name, types in (("permutations of 40", 40), ("40 of 60", 60)):
         case = CopyExperiment(data="subset", types=types)
-        alone = one_by_one(case, device, given.steps)
-        ours = (
-            stacked(case, given.seeds, device, given.steps) if on_gpu else in_processes(case, given.seeds, given.steps)
-        )
-        row = {
-            "case": name,
-            "seeds": given.seeds,
-            "one_by_one_per_s": 1 / alone,
-            "population_per_s": given.seeds / ours,
-        }
-        rows.append(row | {"times": given.seeds * alone / ours})
-    about = measuring.surroundings(0)
-    print(f"seed-steps a second on {about['hardware']}, torch {about['torch']}, batches of 128 × 41, width 256")
+        alone = measure_single(case, device, given.steps)
+        if on_gpu:
+            ours = measure_population(case, given.seeds, device, given.steps)
+        else:
+            ours = measure_processes(case, given.seeds, given.steps)
+        speeds = {"one_by_one_per_s": 1 / alone, "population_per_s": given.seeds / ours}
+        rows.append({"case": name, "seeds": given.seeds} | speeds | {"times": given.seeds * alone / ours})
+    about = measuring.collect_provenance(0)
+    print(f"seed-steps per second on {about['hardware']}, torch {about['torch']}, batches of 128 × 41, width 256")
     keys = ["case", "seeds", "one_by_one_per_s", "population_per_s", "times"]
-    print(measuring.table(["case", "seeds", "one by one", "population", "×"], [[r[k] for k in keys] for r in rows]))
-    measuring.write(given.out, "gpu" if on_gpu else "cpu", about, rows)
+    columns = ["case", "seeds", "one by one", "population", "×"]
+    print(measuring.format_table(columns, [[r[k] for k in keys] for r in rows]))
+    measuring.write_results(given.out, "gpu" if on_gpu else "cpu", about, rows)
 
 
 if __name__ == "__main__":

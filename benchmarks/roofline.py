@@ -1,15 +1,15 @@
-"""What limits CODA's fused layer: each kernel's time beside what it would take if one thing alone took time.
+"""What limits CODA's fused layer: each kernel's time beside the least time that each hardware unit allows.
 
     python benchmarks/roofline.py COUNTERS.csv --times results/kernels/gpu.json [--out results/roofline]
 
-COUNTERS.csv is what Nsight Compute writes of the layer at (b,h,n,d) = (8,16,1024,64), without a GPU's clock boost:
+COUNTERS.csv is the output of Nsight Compute for the layer at (b,h,n,d) = (8,16,1024,64), without clock boost:
 
     ncu --csv --kernel-name "regex:_collide|_attend" --launch-skip 8 --launch-count 4 --metrics METRICS \\
         python benchmarks/kernels.py --profile > COUNTERS.csv
 
-(--metrics alone prints METRICS.) A counter is a share of a unit's peak, of memory while the kernel runs, of the others
-while a processor has work: that share of its time is about the least it could take, were only that unit at its peak.
-ncu holds the clock down, so that its times are longer than those of benchmarks/kernels.py.
+(--metrics alone prints METRICS.) A counter is a unit's throughput as a share of its peak: of memory while the kernel
+runs, of the others while a processor has work. That share of the kernel's time is about the least time it would take
+with only that unit at its peak. ncu lowers the clock, so its times are longer than those of benchmarks/kernels.py.
 """
 
 import argparse
@@ -43,11 +43,11 @@ WHAT = {
 }
 
 
-def kernels(file):
-    """Of each kernel that was profiled: microseconds, floors by unit, stalls and size."""
+def read_kernels(file):
+    """Return for each profiled kernel its microseconds, floors by unit, stalls and size."""
     lines = [row for row in csv.reader(file.read_text().splitlines()) if len(row) > 10]
     if not lines or "Metric Name" not in lines[0]:
-        raise SystemExit(f"{file} has no table of ncu's: was it run with --csv?")
+        raise SystemExit(f"{file} has no table of ncu: run ncu with --csv")
     place = {name: column for column, name in enumerate(lines[0])}
     found = {}
     for row in lines[1:]:
@@ -64,8 +64,8 @@ def kernels(file):
     return rows
 
 
-def draw(rows, floors, path):
-    """Bars of the kernels' times, in each the floors; below them the layer, with its two floors from --times."""
+def draw_roofline(rows, floors, path):
+    """Draw the kernels' times as bars with their floors, and below them the layer with its two floors from --times."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -80,13 +80,8 @@ def draw(rows, floors, path):
     ):
         axes.barh(place, us, 0.8, color="#d9d9d9", label=None if place else "measured")
         for slot, (unit, floor) in enumerate(lowest.items()):
-            axes.barh(
-                place - 0.25 + 0.25 * slot,
-                floor,
-                0.2,
-                color=colours[unit],
-                label=None if place else f"{unit}, at its peak",
-            )
+            label = None if place else f"{unit}, at its peak"
+            axes.barh(place - 0.25 + 0.25 * slot, floor, 0.2, color=colours[unit], label=label)
     for name, floor, style in zip(("traffic", "σ's products"), floors, ("--", ":"), strict=True):
         axes.plot([floor, floor], [len(rows) - 0.5, len(rows) + 0.5], style, color="black", label=f"floor of {name}")
     axes.set_yticks(range(len(names)), names)
@@ -101,30 +96,29 @@ def draw(rows, floors, path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("counters", type=Path, nargs="?", help="what ncu wrote")
-    parser.add_argument("--times", type=Path, help="what benchmarks/kernels.py wrote on the same machine")
-    parser.add_argument("--out", help="folder for the numbers as JSON")
-    parser.add_argument("--figure", type=Path, help="a file for the figure")
-    parser.add_argument("--metrics", action="store_true", help="print the counters that are needed")
+    parser.add_argument("counters", type=Path, nargs="?", help="output of ncu")
+    parser.add_argument("--times", type=Path, help="output of benchmarks/kernels.py on the same machine")
+    parser.add_argument("--out", help="folder to write the numbers to, as JSON")
+    parser.add_argument("--figure", type=Path, help="file to write the figure to")
+    parser.add_argument("--metrics", action="store_true", help="print the names of the needed counters")
     given = parser.parse_args()
     if given.metrics:
         print(",".join(METRICS))
         return
     if given.counters is None or given.times is None:
-        raise SystemExit("say COUNTERS.csv and --times; --help tells how they are made")
+        raise SystemExit("COUNTERS.csv and --times are needed; --help shows how to make them")
     times = json.loads(given.times.read_text())
     fused = next(r for r in times["rows"] if (r["mechanism"], r["way"], r["shape"][2]) == ("coda", "fused", 1024))
-    rows = kernels(given.counters)
+    rows = read_kernels(given.counters)
     head = ["kernel", "us", *UNITS.values(), *STALLS.values(), *SIZE.values()]
     labels = (*STALLS.values(), *SIZE.values())
     shown = [[WHAT[r["kernel"]], r["us"], *r["floors_us"].values(), *(r[name] for name in labels)] for r in rows]
-    print(measuring.table(head, shown))
+    print(measuring.format_table(head, shown))
     floors = [1e3 * fused[key] for key in ("traffic_floor_ms", "arithmetic_floor_ms")]
     if given.figure:
-        draw(rows, floors, given.figure)
-    measuring.write(
-        given.out, "gpu", times["about"] | {"layer_us": 1e3 * fused["device_ms"], "floors_us": floors}, rows
-    )
+        draw_roofline(rows, floors, given.figure)
+    about = times["about"] | {"layer_us": 1e3 * fused["device_ms"], "floors_us": floors}
+    measuring.write_results(given.out, "gpu", about, rows)
 
 
 if __name__ == "__main__":

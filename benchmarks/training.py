@@ -1,17 +1,16 @@
-"""A training step of the iwslt14 model against Hugging Face's Marian, and on a CPU Joey NMT, of the same size.
+"""A training step of the iwslt14 model, beside Hugging Face's Marian and, on a CPU, Joey NMT of the same size.
 
     python benchmarks/training.py [--out results/training] [--tokens 4096,16384] [--attention softmax,coda,dagpam]
                                   [--joey /path/to/joey/bin/python]
 
-A step is forward, backward and the update (Adam), at a given number of target tokens, length 32 on both sides, nothing
-padded. Layers, widths, vocabularies, activation, label smoothing and every dropout are the same in all of them.
+A step is forward, backward and the update (Adam), at a given number of target tokens, with length 32 on both sides and
+no padding. All models have the same layers, widths, vocabularies, activation, label smoothing and dropouts.
 
-On a GPU, in bf16 and in the same run: ours as `attnlab train` runs it there (compiled blocks, CUDA graphs), Marian as
-transformers is used: eager, sdpa, fused Adam.
+On a GPU, in bf16 and in the same run: ours as `attnlab train` runs it (compiled blocks, CUDA graphs), Marian as
+transformers runs it by default: eager, sdpa, fused Adam.
 
-On a CPU, in float32 on one thread: each a process of its own, taking turns; the median of the processor time of the
-rounds. --joey names the interpreter of an environment that has Joey NMT (`pip install joeynmt`); its Adam is that of
-its own builder.
+On a CPU, in float32 on one thread: one process each, taking turns; the median over rounds of the processor time. --joey
+names the Python of an environment with Joey NMT (`pip install joeynmt`), which builds its own Adam.
 """
 
 import argparse
@@ -37,14 +36,14 @@ LENGTH, SEED, ROUNDS = 32, 0, 11
 MARIAN, JOEY = "Marian (transformers)", "Joey NMT"
 
 
-def batch(tokens, device):
+def make_batch(tokens, device):
     torch.manual_seed(SEED)
     rows = tokens // LENGTH
     return [torch.randint(4, 6000, (rows, LENGTH), device=device) for _ in range(3)]
 
 
-def seconds_of(step, repeats):
-    """The median by the wall clock, waiting for the GPU."""
+def measure_seconds(step, repeats):
+    """Return the median wall-clock time of a step, with synchronization."""
     for _ in range(3):
         step()
     times = []
@@ -57,21 +56,22 @@ def seconds_of(step, repeats):
     return statistics.median(times)
 
 
-def ours(attention, device, dynamic):
-    """A function of a number of tokens that makes the step; one model, compiled once, serves all numbers."""
+def build_ours(attention, device, dynamic):
+    """Return make_step(tokens, steps) and the stepper; one model, compiled once, is used for all sizes."""
     torch.manual_seed(SEED)
     model = build(replace(PRESETS["iwslt14"], attention=attention)).to(device).train()
     captured = device.type == "cuda"
     objective = Objective(model, smoothing=0.1)
     flat = Flat(model, torch.bfloat16 if captured else torch.float32)
-    optimizer = optimise.build_optimiser(flat.master, "adam", betas=(0.9, 0.98), eps=1e-8, momentum=0.0, weight_decay=0.0)
+    how = {"betas": (0.9, 0.98), "eps": 1e-8, "momentum": 0.0, "weight_decay": 0.0}
+    optimizer = optimise.build_optimiser(flat.master, "adam", **how)
     if captured:
         torch._dynamo.reset()
         objective.compile_parts(dynamic=dynamic)
     stepper = (Captured if captured else Eager)(objective, flat, optimizer, clip=0.0)
 
-    def of(tokens, steps):
-        source, target, goal = batch(tokens, device)
+    def make_step(tokens, steps):
+        source, target, goal = make_batch(tokens, device)
 
         def step():
             for _ in range(steps):
@@ -82,11 +82,11 @@ def ours(attention, device, dynamic):
 
         return step
 
-    return of, stepper
+    return make_step, stepper
 
 
-def marian(device):
-    """The same of Hugging Face's Marian."""
+def build_marian(device):
+    """Return make_step(tokens, steps) of Hugging Face's Marian, and the model."""
     from transformers import MarianConfig, MarianMTModel
 
     preset = PRESETS["iwslt14"]
@@ -102,8 +102,8 @@ def marian(device):
     model = MarianMTModel(config).to(device).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98), fused=True)
 
-    def of(tokens, steps):
-        source, target, goal = batch(tokens, device)
+    def make_step(tokens, steps):
+        source, target, goal = make_batch(tokens, device)
 
         def step():
             for _ in range(steps):
@@ -119,40 +119,40 @@ def marian(device):
 
         return step
 
-    return of, model
+    return make_step, model
 
 
-def on_gpu(given, sizes, kept, steps=10, repeats=5):
-    """A row for each model and size; kept is given all rows so far, lest an interruption lose them."""
+def measure_on_gpu(given, sizes, save, steps=10, repeats=5):
+    """Return a row for each model and size; save(rows) is called after each row, so that an interruption loses none."""
     device = torch.device("cuda")
     rows = []
-    of = marian(device)[0]
+    make_step = build_marian(device)[0]
     for tokens in sizes:
-        speed = tokens * steps / seconds_of(of(tokens, steps), repeats)
+        speed = tokens * steps / measure_seconds(make_step(tokens, steps), repeats)
         rows.append({"tokens": tokens, "model": MARIAN, "tokens_per_second": speed})
     for attention in given.attention.split(","):
-        of, stepper = ours(attention, device, given.compile == "dynamic")
+        make_step, stepper = build_ours(attention, device, given.compile == "dynamic")
         for tokens in sizes:
             start = time.perf_counter()
-            step = of(tokens, steps)
+            step = make_step(tokens, steps)
             step()
             ready = time.perf_counter() - start
-            speed = tokens * steps / seconds_of(step, repeats)
+            speed = tokens * steps / measure_seconds(step, repeats)
             row = {"tokens": tokens, "model": attention, "tokens_per_second": speed, "ready_seconds": ready}
             rows.append(row | {"stepper": type(stepper).__name__, "not_finite": float(stepper.bad)})
             print(f"{attention} {tokens}: {speed:,.0f} tokens/s", flush=True)
-            kept(rows)
+            save(rows)
     return rows
 
 
-def on_cpu(given, sizes):
-    """A row for each program and size; the first program of a round is ours."""
+def measure_on_cpu(given, sizes):
+    """Return a row for each program and size."""
     commands = {name: [sys.executable, __file__, "--answer", name] for name in (*given.attention.split(","), MARIAN)}
     if given.joey:
         script = Path(__file__).with_name("joey_step.py")
         commands[JOEY] = [given.joey, str(script), json.dumps(asdict(PRESETS["iwslt14"]))]
     questions = [{"tokens": tokens, "steps": 1} for tokens in sizes]
-    about, seconds = alternating.in_turns(commands, questions, ROUNDS)
+    about, seconds = alternating.time_in_turns(commands, questions, ROUNDS)
     rows = []
     for (name, place), times in seconds.items():
         tokens = sizes[place]
@@ -162,21 +162,21 @@ def on_cpu(given, sizes):
     return rows
 
 
-def answer(name):
-    """Be one of the programs that take turns on a CPU."""
+def serve_model(name):
+    """Be one of the programs that are timed in turns on a CPU."""
     torch.set_num_threads(1)
     if name == MARIAN:
-        of, model = marian(torch.device("cpu"))
+        make_step, model = build_marian(torch.device("cpu"))
         versions = f"transformers {version('transformers')}, torch {torch.__version__}"
     else:
-        of, stepper = ours(name, torch.device("cpu"), dynamic=False)
+        make_step, stepper = build_ours(name, torch.device("cpu"), dynamic=False)
         model, versions = stepper.objective.model, f"torch {torch.__version__}"
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    alternating.answer({"parameters": parameters, "version": versions}, of)
+    alternating.serve_steps({"parameters": parameters, "version": versions}, make_step)
 
 
-def compare(rows):
-    """Add to each row its speed as a multiple of the others', and its step as one of the softmax step."""
+def add_ratios(rows):
+    """Add to each row the ratios of its speed to the peers' speeds, and of its step time to that of softmax."""
     for row in rows:
         same = {r["model"]: r["tokens_per_second"] for r in rows if r["tokens"] == row["tokens"]}
         for key, other in {"times_marian": MARIAN, "times_joey": JOEY}.items():
@@ -192,45 +192,45 @@ COLUMNS = {
 }  # fmt: skip
 
 
-def table(rows):
-    """Those of the columns that some row has."""
+def format_rows(rows):
+    """Format the columns that at least one row has."""
     keys = [key for key in COLUMNS if any(row.get(key) is not None for row in rows)]
     whole = ("parameters", "tokens", "tokens_per_second", "lowest", "highest")
     cells = [[f"{row[key]:,.0f}" if key in whole and key in row else row.get(key, "–") for key in keys] for row in rows]
-    return measuring.table([COLUMNS[key] for key in keys], cells)
+    return measuring.format_table([COLUMNS[key] for key in keys], cells)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", help="folder for the numbers as JSON")
-    parser.add_argument("--tokens", help="target tokens a step, separated by commas")
-    parser.add_argument("--attention", help="mechanisms, separated by commas")
+    parser.add_argument("--out", help="folder to write the numbers to, as JSON")
+    parser.add_argument("--tokens", help="comma-separated numbers of target tokens per step")
+    parser.add_argument("--attention", help="comma-separated mechanisms")
     parser.add_argument("--compile", default="static", choices=["static", "dynamic"], help="as attnlab train compile=")
-    parser.add_argument("--joey", help="on a CPU: the Python that has Joey NMT")
+    parser.add_argument("--joey", help="Python of an environment with Joey NMT (CPU only)")
     parser.add_argument("--answer", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.answer:
-        return answer(given.answer)
+        return serve_model(given.answer)
     gpu = torch.cuda.is_available()
     if gpu and given.joey:
-        parser.error("--joey is compared on a CPU, and this is a GPU: hide it with CUDA_VISIBLE_DEVICES=")
+        parser.error("--joey needs a CPU, but this machine has a GPU: hide it with CUDA_VISIBLE_DEVICES=")
     if given.joey and shutil.which(given.joey) is None:
-        parser.error(f"--joey {given.joey} is no program: name the python of an environment that has Joey NMT")
+        parser.error(f"--joey {given.joey} is not a program: give the python of an environment with Joey NMT")
     torch.set_num_threads(1)
     sizes = [int(n) for n in (given.tokens or ("4096,16384" if gpu else "512,1024")).split(",")]
     if any(n < LENGTH or n % LENGTH for n in sizes):
-        parser.error(f"--tokens {given.tokens}: each must be a multiple of the length of a sentence, {LENGTH}")
+        parser.error(f"--tokens must be multiples of the sentence length {LENGTH}, got {given.tokens}")
     given.attention = given.attention or ("softmax,realformer,coda,dagpam" if gpu else "softmax")
-    about = measuring.surroundings(SEED) | ({"compile": given.compile} if gpu else {})
+    about = measuring.collect_provenance(SEED) | ({"compile": given.compile} if gpu else {})
 
-    def keep(rows):
-        compare(rows)
-        measuring.write(given.out, "gpu" if gpu else "cpu", about, rows)
+    def save(rows):
+        add_ratios(rows)
+        measuring.write_results(given.out, "gpu" if gpu else "cpu", about, rows)
 
-    rows = on_gpu(given, sizes, keep) if gpu else on_cpu(given, sizes)
-    keep(rows)
+    rows = measure_on_gpu(given, sizes, save) if gpu else measure_on_cpu(given, sizes)
+    save(rows)
     print(f"iwslt14 training step on {about['hardware']}, torch {about['torch']}")
-    print(table(rows))
+    print(format_rows(rows))
 
 
 if __name__ == "__main__":
