@@ -1,4 +1,4 @@
-"""Configurations: values read by the type of their field, unknown keys named with the nearest."""
+"""Configurations: values are parsed by the type of their field, and an unknown key suggests the nearest."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -190,7 +190,7 @@ def test_what_is_refused_of_models():
 
 
 def test_too_little_text_for_an_interval_is_scored_without_one():
-    """Some resamplings of two sentences score exactly 0, which sacrebleu cannot average with the others."""
+    """Some bootstrap samples of two sentences score exactly 0, which sacrebleu cannot average with the others."""
     score = compute_chrf(["jipy", "zzz"], ["jipy", "vyje"], bootstrap=30)
     assert (score.mean, score.margin) == (None, None)
     assert score.value > 0

@@ -1,4 +1,4 @@
-"""Sequences and plans: every example once, within the budget, and nothing but a function of (seed, epoch)."""
+"""Sequences and plans: every example once, within the budget, as a pure function of (seed, epoch)."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The named sets themselves, from ATTNLAB_DATA: their published sizes."""
+"""The named sets in ATTNLAB_DATA have their published sizes."""
 
 import hashlib
 import os
@@ -32,7 +32,7 @@ def translation(folder, **settings):
     return Translation.prepare(TranslationConfig(**settings), folder)
 
 
-@pytest.mark.parametrize("folder", sorted(set(CONTENTS) - {"enwik8"}))  # which is not among the data at hand
+@pytest.mark.parametrize("folder", sorted(set(CONTENTS) - {"enwik8"}))  # not in ATTNLAB_DATA
 def test_the_files_are_the_official_ones(data, folder):
     for name, right in CONTENTS[folder].items():
         path = data / folder / name

@@ -1,4 +1,4 @@
-"""Fetching, against a server on this machine: resumed, checked, unpacked safely, and never half there."""
+"""Fetching from a local server: downloads resume, are checked and unpacked safely, and are never half there."""
 
 import gzip
 import hashlib
@@ -21,7 +21,7 @@ CONTENT = bytes(range(256)) * 4099  # more than one piece
 
 
 class Server:
-    """Serves bytes by path; `cut` ends that many answers early, `ranges` says whether parts can be asked for."""
+    """Serves bytes by path; `cut` is the number of answers that end early, `ranges` whether it serves ranges."""
 
     def __init__(self):
         self.files, self.cut, self.ranges, self.asked = {}, 0, True, []
@@ -117,7 +117,7 @@ def test_a_cut_connection_is_taken_up_where_it_ended(server):
 def test_a_later_command_goes_on_from_what_an_earlier_one_left(server, tmp_path):
     server.files["/a.txt"], server.cut = CONTENT, fetch.ATTEMPTS
     toy = a_set(Download((f"{server.url}/a.txt",), {"a.txt": None}, sha(CONTENT)))
-    with pytest.raises(OSError, match=r"the connection ended after [\d,]+ of 1,049,344 bytes.*resume"):
+    with pytest.raises(OSError, match=r"of 1,049,344 bytes.*resume"):
         fetch.obtain_file(toy, "a.txt")
     assert left(tmp_path) == [".download-a.txt.part"]
     assert fetch.obtain_file(toy, "a.txt").read_bytes() == CONTENT
@@ -173,7 +173,7 @@ def test_a_wrong_checksum_leaves_nothing(server, tmp_path):
 def test_wrong_content_leaves_nothing(server, tmp_path, monkeypatch):
     server.files["/a.txt.gz"] = gzip.compress(CONTENT)
     monkeypatch.setattr("attnlab.tasks.sources.CONTENTS", {"toy": {"a.txt": "0" * 64}})
-    with pytest.raises(OSError, match=r"a\.txt: wrong checksum after unpacking; nothing was kept"):
+    with pytest.raises(OSError, match=r"a\.txt: wrong checksum"):
         fetch.obtain_file(a_set(Download((f"{server.url}/a.txt.gz",), {"a.txt": None})), "a.txt")
     assert left(tmp_path) == []
     monkeypatch.setattr("attnlab.tasks.sources.CONTENTS", {"toy": {"a.txt": hashlib.sha256(CONTENT).hexdigest()}})
@@ -217,7 +217,7 @@ def test_ones_own_folder_comes_first_and_data_dir_before_all(tmp_path, monkeypat
     monkeypatch.setenv("ATTNLAB_DATA", str(tmp_path / "env"))
     assert fetch.obtain_file(toy, "a.txt") == tmp_path / "env/toy/a.txt.gz"
     assert fetch.obtain_file(toy, "a.txt", str(tmp_path / "given")) == tmp_path / "given/toy/a.txt.gz"
-    with pytest.raises(FileNotFoundError, match=r"given/toy/b\.txt\[\.gz\] does not exist\. To use it"):
+    with pytest.raises(FileNotFoundError, match=r"toy/b\.txt\[\.gz\].*To use it"):
         fetch.obtain_file(toy, "b.txt", str(tmp_path / "given"))
 
 

@@ -1,4 +1,4 @@
-"""Readers of named sets that are not among the data at hand, on small files in their layout."""
+"""Readers of named sets that are not in ATTNLAB_DATA, tested on small files in their layout."""
 
 import json
 
@@ -12,7 +12,7 @@ from attnlab.tasks.translation import Translation, TranslationConfig
 
 @pytest.fixture
 def lay(tmp_path):
-    """Writes files into a folder DIR in the layout of ATTNLAB_DATA, and gives DIR."""
+    """Write files into a folder in the layout of ATTNLAB_DATA, and return the folder."""
 
     def write(folder, files):
         (tmp_path / "data" / folder).mkdir(parents=True)

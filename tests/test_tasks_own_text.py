@@ -1,4 +1,4 @@
-"""Translation, language modelling and classification on files of the user's own, without any download."""
+"""Translation, language modelling and classification on user files, without a download."""
 
 import json
 from dataclasses import replace
@@ -19,7 +19,7 @@ ENGLISH = [f"the {a} dog sees {n} cats" for a in ("old", "young", "clever") for 
 
 @pytest.fixture
 def files(tmp_path):
-    """Writes files of lines, and gives their paths."""
+    """Write files of lines, and return their paths."""
 
     def write(**lines):
         paths = {}
@@ -98,7 +98,7 @@ class TestTranslation:
         paths = files(a__de=[*GERMAN, "x " * 30], a__en=[*ENGLISH, "y"])
         own = {"src": paths["a__de"], "tgt": paths["a__en"], "valid_src": paths["a__de"], "valid_tgt": paths["a__en"]}
         settings = own | {"max_length": 11}
-        with pytest.raises(ValueError, match=r"train: 1 of 13 pairs have more than 11 tokens .*pair 13 \(31 tokens\)"):
+        with pytest.raises(ValueError, match=r"train: 1 of 13 .*pair 13 \(31 tokens\)"):
             translation(tmp_path / "a", **settings).count_examples("train")
         cut = translation(tmp_path / "b", **settings, too_long="truncate")
         assert cut.count_examples("train") == 13
@@ -129,7 +129,7 @@ class TestTranslation:
             TranslationConfig(src="a.de")
         with pytest.raises(ValueError, match="pair=de: expected two languages"):
             TranslationConfig(pair="de")
-        with pytest.raises(ValueError, match="too_long must be one of error, truncate, skip"):
+        with pytest.raises(ValueError, match="error, truncate, skip"):
             TranslationConfig(too_long="drop")
         with pytest.raises(ValueError, match=r"did you mean 'multi30k'\?\); available: multi30k, iwslt14"):
             Translation.prepare(TranslationConfig(data="multi30"), None)
@@ -209,7 +209,7 @@ class TestLanguage:
         assert task.count_units("valid")["tokens"] > task.count_units("valid")["words"]
 
     def test_bad_settings_are_refused(self, files, tmp_path):
-        with pytest.raises(ValueError, match="context=512 must be less than block=512"):
+        with pytest.raises(ValueError, match="context=512"):
             LanguageConfig(context=512)
         with pytest.raises(ValueError, match="did you mean 'wikitext-2'"):
             Language.prepare(LanguageConfig(data="wikitext2"), tmp_path)
@@ -354,7 +354,7 @@ class TestHub:
 
     def test_what_is_missing_is_named(self, tmp_path):
         self.rows("train", [{"review": "x", "label": 1}])
-        with pytest.raises(ValueError, match="column 'text'; available: review, label"):
+        with pytest.raises(ValueError, match=r"'text'.* review, label"):
             Classification.prepare(ClassificationConfig(data=f"hf:{self.folder}"), tmp_path / "run")
         with pytest.raises(ValueError, match="data=hf:/nowhere/at/all: "):
             Classification.prepare(ClassificationConfig(data="hf:/nowhere/at/all"), tmp_path / "run")
