@@ -241,9 +241,7 @@ def test_a_parallel_block_is_not_understood():
     sizes = {"hidden_size": 18, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 17}
     model = hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**sizes, vocab_size=97, use_parallel_residual=True)).eval()
     layer = pretrained.record(model, {"input_ids": torch.arange(3, 10)[None]}).layers[0]
-    with pytest.raises(
-        ValueError, match=r"post_attention_layernorm does not read the attention's output plus its resid"
-    ):
+    with pytest.raises(ValueError, match="post_attention_layernorm does not read"):
         mixing(layer, "norm")
 
 
@@ -258,7 +256,7 @@ def test_activations_that_cannot_be_shared_out(activation, message):
     if not message:
         assert mixing(layer, "block").map.isfinite().all()
         return
-    with pytest.raises(ValueError, match=rf"its activation decoder\.blocks\.0\.feed_forward\.activation {message}"):
+    with pytest.raises(ValueError, match=rf"feed_forward\.activation {message}"):
         mixing(layer, "block")
 
 
@@ -287,7 +285,7 @@ def test_parts_that_are_not_what_they_look_like():
 def test_a_pre_norm_model_without_a_last_norm():
     record = attnlab.record(made(LM, final_norm=False), padded(), feed_forward=True)
     mixing(record.layers[1], "feed-forward")
-    with pytest.raises(ValueError, match="no norm reads its feed-forward's output plus a residual"):
+    with pytest.raises(ValueError, match="no norm reads"):
         mixing(record.layers[1], "block")
 
 

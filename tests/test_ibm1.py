@@ -210,13 +210,13 @@ def test_a_model_survives_being_written(tmp_path):
 
 
 def test_what_is_not_a_model_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no model at .*nowhere"):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
         Ibm1.load(tmp_path / "nowhere")
     (tmp_path / "noise").write_bytes(b"\x00\x01 nothing of the kind")
-    with pytest.raises(ValueError, match="not a safetensors file, or is damaged"):
+    with pytest.raises(ValueError, match="damaged"):
         Ibm1.load(tmp_path / "noise")
     save_file({"data": torch.zeros(3)}, tmp_path / "other")
-    with pytest.raises(ValueError, match="not a fitted IBM Model 1"):
+    with pytest.raises(ValueError, match="not a fitted"):
         Ibm1.load(tmp_path / "other")
 
 
@@ -232,19 +232,19 @@ def test_shapes_hold_every_pair_with_words_once():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: count_cooccurrences([([0], [1]), ([0, -2], [1])]), "pair 2: the source has the id -2"),
-        (lambda: count_cooccurrences([([0], [1]), [0, 1, 2]]), r"pair 2 must be \(source ids, target ids\)"),
-        (lambda: count_cooccurrences([([0], ["a"])]), "a target from pair 1 on is not a sequence of ids"),
-        (lambda: count_cooccurrences([([0], [1]), ([0, 1.9], [1])]), "a source from pair 1 on is not a sequence of ids"),
-        (lambda: count_cooccurrences([([5], [1])], sizes=(3, 3)), "do not fit"),
-        (lambda: beta(trans(count_cooccurrences([([0], [1])])), [1], [0]), "the source has an id outside the table's 1 types"),
-        (lambda: fit_ibm1([([], [1]), ([0], [])]), "none of the 2 pairs has words on both sides"),
-        (lambda: fit_ibm1([([0], [1])], null=1.0), "null, the probability of NULL"),
-        (lambda: fit_ibm1([([0], [1])], null="even"), 'a probability or "uniform"'),
-        (lambda: fit_ibm1([([0], [1])], diagonal=-1.0), "diagonal must be"),
-        (lambda: fit_ibm1([([0], [1])], iterations=0), "iterations must be"),
-        (lambda: fit_ibm1([([0], [1])], tolerance=math.nan), "tolerance must be"),
-        (lambda: fit_ibm1([([0], [1])]).posterior([1], [0]), "the model has 1 types"),
+        (lambda: count_cooccurrences([([0], [1]), ([0, -2], [1])]), "pair 2.*-2"),
+        (lambda: count_cooccurrences([([0], [1]), [0, 1, 2]]), "pair 2"),
+        (lambda: count_cooccurrences([([0], ["a"])]), "target is not a sequence"),
+        (lambda: count_cooccurrences([([0], [1]), ([0, 1.9], [1])]), "source is not a sequence"),
+        (lambda: count_cooccurrences([([5], [1])], sizes=(3, 3)), "sizes"),
+        (lambda: beta(trans(count_cooccurrences([([0], [1])])), [1], [0]), "source ids"),
+        (lambda: fit_ibm1([([], [1]), ([0], [])]), "both sides"),
+        (lambda: fit_ibm1([([0], [1])], null=1.0), "null"),
+        (lambda: fit_ibm1([([0], [1])], null="even"), "uniform"),
+        (lambda: fit_ibm1([([0], [1])], diagonal=-1.0), "diagonal"),
+        (lambda: fit_ibm1([([0], [1])], iterations=0), "iterations"),
+        (lambda: fit_ibm1([([0], [1])], tolerance=math.nan), "tolerance"),
+        (lambda: fit_ibm1([([0], [1])]).posterior([1], [0]), "source ids"),
     ],
 )
 def test_wrong_input_is_named(call, message):

@@ -16,7 +16,7 @@ from test_ibm1 import corpus, slow_prior
 from torch.distributions import Dirichlet, kl_divergence
 
 from attnlab.aligning.ibm1_aligner import FAST_ALIGN, WordModel, name_folder
-from attnlab.counting.ibm1 import FORMAT, Ibm1, maximise_theta, fit_ibm1, trans
+from attnlab.counting.ibm1 import FORMAT, Ibm1, fit_ibm1, maximise_theta, trans
 
 
 def slow_mean_field(pairs, iterations, null, diagonal, prior):
@@ -196,7 +196,5 @@ def test_the_diagonal_is_fast_aligns_with_its_own_numbers():
 
 @pytest.mark.parametrize("prior", [-0.01, 0.0019, math.nan, math.inf, 1e7, "0.01"])
 def test_a_prior_that_is_none_is_refused(prior):
-    with pytest.raises(
-        ValueError, match=r"prior must be 0, for maximum likelihood, or a number from 0.002 to 1e\+06, not"
-    ):
+    with pytest.raises(ValueError, match="prior"):
         fit_ibm1([([0], [1])], prior=prior)

