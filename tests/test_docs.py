@@ -189,8 +189,8 @@ def test_the_reference_has_what_pages_speak_of(site):
     seen = "".join(
         "".join(Text(path.read_text(encoding="utf-8")).seen) for path in (site / "reference").rglob("*.html")
     )
-    for name in ("record_of", "unpacked", "Gold", "TaskConfig", "TrainConfig", "open_run", "resolve_recipe", "configured",
-                 "probed", "jsd", "open_reader", "shuffled_baseline", "Recipe"):  # fmt: skip
+    for name in ("record_of", "unpacked", "Gold", "TaskConfig", "TrainConfig", "open_run", "resolve_recipe",
+                 "configure_model", "record_probes", "jsd", "open_reader", "shuffled_baseline", "Recipe"):  # fmt: skip
         assert name in seen, name
 
 

@@ -242,9 +242,9 @@ PUBLIC = {
 ROOMS = {  # pages of the reference: what is documented on each
     "analysis": [f"analysis.{path.stem}" for path in sorted((ROOT / "src/attnlab/analysis").glob("[a-z]*.py"))],
     "models": [
-        "recording", "models.watch", "models.probe", "models.presets", "models.transformer", "models.lstm",
-        "models.pretrained", "models.ablation", "models.depth", "models.gradients", "models.noised", "models.ibm1",
-        "models.proxy",
+        "huggingface.recorder", "recording.watch", "recording.probe", "models.presets", "models.transformer",
+        "models.lstm", "huggingface.pretrained", "recording.ablation", "recording.depth", "recording.gradients",
+        "recording.noise_null", "counting.ibm1", "counting.proxy",
     ],
     "tasks": ["tasks", "tasks.task", "tasks.translation", "tasks.language", "tasks.classification", "tasks.synthetic",
               "tasks.lexicon", "tasks.vocabulary", "tasks.links"],
