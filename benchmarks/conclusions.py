@@ -1,4 +1,4 @@
-"""docs/conclusions.md from results/: which claims of Zheng et al. 2021 and Heo & Choi 2024 held here.
+"""Write docs/conclusions.md from results/: which claims of Zheng et al. 2021 and Heo & Choi 2024 our runs support.
 
 python benchmarks/conclusions.py [--results FOLDER] [--out FILE]
 """
@@ -9,9 +9,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from attnlab.experiments.reproduction import ItemResult, draw_study
 from attnlab.experiments.verdicts import Cell
-from attnlab.studies.zheng2021.variants_of_paper import LABELS
-from results import markdown
+from attnlab.studies import open_study
+from attnlab.studies.zheng2021.coda_models import LABELS
+from results import format_table, read_items
 
 ROOT = Path(__file__).parent.parent
 STUDIES = {"zheng2021": "CODA (Zheng et al. 2021)", "heo2024": "daGPAM (Heo & Choi 2024)"}
@@ -21,17 +23,18 @@ HELD = {1: "held", -1: "the opposite", 0: "open"}
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper says, and the cells that speak of it: contrasts of an item and column whose row ends like this."""
+    """A claim of a paper, and the cells that test it: the contrasts of an item by column and end of the row."""
 
-    says: str
+    text: str
     item: str
-    column: str  # a regular expression, as row is
-    row: str
+    column: str  # a regular expression
+    row: str  # a regular expression
 
 
 BLEU, JSD, PERPLEXITY = ".*BLEU", r"average JSD \(nats\)", "(test|validation) perplexity"
 EITHER = ".*BLEU|validation perplexity"
 TRAINED, AT_ONE = "daGPAM, λ trained − softmax", "daGPAM, λ⁺ = 1, λ⁻ = 1"
+UNTRAINED = f"{AT_ONE} − softmax"
 OTHERS = "(NON|NAP|de-attention) − softmax"
 BEST = ", each at the best rate tried"
 CLAIMS = {
@@ -45,93 +48,100 @@ CLAIMS = {
         Claim("Noise alone helps (Table 4)", "table4", BLEU, "CODA-CS − Transformer"),
         Claim("The cascade alone helps (Table 4)", "table4", BLEU, "RealFormer − Transformer"),
         Claim("Both help (Table 4)", "table4", BLEU, "CODA − Transformer"),
-        Claim("The cascade helps beside the noise (Table 4)", "table4", BLEU, "CODA − CODA-CS"),
+        Claim("The cascade helps in addition to the noise (Table 4)", "table4", BLEU, "CODA − CODA-CS"),
         Claim("CODA is better than RealFormer (Table 4)", "table4", BLEU, "CODA − RealFormer"),
         Claim("CODA's heads differ more (Table 4)", "table4", JSD, "CODA − (Transformer|RealFormer)"),
         Claim("Noise makes heads differ more (Table 4)", "table4", JSD, "CODA-CS − Transformer"),
         Claim("The cascade makes heads differ more (Table 4)", "table4", JSD, "RealFormer − Transformer"),
-        Claim("It does so beside the noise (Table 4)", "table4", JSD, "CODA − CODA-CS"),
-        Claim(
-            "Each at the rate found on validation: CODA translates better", "rates", BLEU, f"CODA − Transformer{BEST}"
-        ),
-        Claim("So does noise alone", "rates", BLEU, f"CODA-CS − Transformer{BEST}"),
-        Claim("So does the cascade alone", "rates", BLEU, f"RealFormer − Transformer{BEST}"),
+        Claim("The cascade adds to the noise: heads differ more (Table 4)", "table4", JSD, "CODA − CODA-CS"),
+        Claim("At its best learning rate, CODA translates better", "rates", BLEU, f"CODA − Transformer{BEST}"),
+        Claim("At its best learning rate, noise alone helps", "rates", BLEU, f"CODA-CS − Transformer{BEST}"),
+        Claim("At its best learning rate, the cascade alone helps", "rates", BLEU, f"RealFormer − Transformer{BEST}"),
         Claim("Models whose heads differ more translate better (§5.4)", "section54", ".*", "r over the four models.*"),
     ),
     "heo2024": (
         Claim("15 layers: daGPAM has a lower perplexity (Table 1)", "ptb", PERPLEXITY, TRAINED),
         Claim("15 layers: NON, NAP and de-attention are worse", "ptb", "test perplexity", OTHERS),
         Claim("daGPAM keeps more of the residual (Figure 4)", "ptb", "(relative residual|residual norm).*", TRAINED),
-        Claim("Its tokens are less alike (Figure 4)", "ptb", "mean cosine.*", TRAINED),
+        Claim("Its tokens are less similar (Figure 4)", "ptb", "mean cosine.*", TRAINED),
         Claim("Its query gradients are larger (Figure 4)", "gradients", "query gradient.*", TRAINED),
-        Claim("At initialisation too it keeps more (Figure 5)", "faithfulness", "relative.*", f"{AT_ONE} − softmax"),
-        Claim("Its tokens are less alike there too (Figure 5)", "faithfulness", "mean cosine.*", f"{AT_ONE} − softmax"),
+        Claim("It keeps more of the residual at initialization (Figure 5)", "faithfulness", "relative.*", UNTRAINED),
+        Claim("Its tokens are less similar at initialization (Figure 5)", "faithfulness", "mean cosine.*", UNTRAINED),
         Claim("Its outputs leave the convex hull (Figure 1)", "convex", "outputs outside.*", AT_ONE),
-        Claim("8 layers: it has a lower perplexity", "language", PERPLEXITY, TRAINED),
-        Claim("It translates better, Pre-LN", "translation", BLEU, TRAINED),
+        Claim("8 layers: daGPAM has a lower perplexity", "language", PERPLEXITY, TRAINED),
+        Claim("daGPAM translates better, Pre-LN", "translation", BLEU, TRAINED),
     ),
 }
 CONDITIONS = {
-    "zheng2021": "All models of Multi30k (3 layers, width 256) have one recipe, but for the rate in the lines of the "
-    "item rates. More updates are not shown to bring nothing: some models are at their best at the very end.",
-    "heo2024": "All models of 15 layers have one recipe. Leaving the convex hull is geometry, not a difference within "
-    "seeds; with λ⁻ = 0, without a negative weight, outputs leave it nearly as often (docs/results.md).",
+    "zheng2021": "All models of Multi30k (3 layers, width 256) share one recipe, except the learning rate in the rows "
+    "of the item rates. Longer training might still help: some models are best at the very end.",
+    "heo2024": "All models of 15 layers share one recipe. Leaving the convex hull is a geometric property, not a "
+    "difference within seeds. With λ⁻ = 0, without negative weights, outputs leave it nearly as often "
+    "(docs/results.md).",
 }
-TRAINED_ON = "Trained on "  # a remark of an item whose runs were trained elsewhere than it was put together
-LEARNT = {"multi30k": ("BLEU", "bleu", 1), "ptb": ("test perplexity", "test_perplexity", -1)}
+TRAINED_ON = "Trained on "  # starts the remark of an item whose runs were trained on another machine
+LEARNING = {"multi30k": ("BLEU", "bleu", 1), "ptb": ("test perplexity", "test_perplexity", -1)}
 
 
-def page(results: Path) -> str:
-    studies = [(title, section(study, results / study / "full" / "results.json")) for study, title in STUDIES.items()]
-    compared = {path.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in _comparisons(results)}
-    others, together = learnt(results), combinations(compared)
+def render_page(results: Path) -> str:
+    """Return the page as Markdown."""
+    compared = {path.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in _list_comparisons(results)}
+    learning, combinations = read_learning(results), read_combinations(compared)
     answers: dict[tuple[str, str], set[str]] = {}
-    for told in (others.told, together.told, ablated(results / "zheng2021" / "full" / "results.json")):
-        for asked, here in told.items():
-            answers.setdefault(asked, set()).add(here)
-    disagree = {asked for asked, here in answers.items() if len(here) > 1}
+    drawn = {study: draw_items(study, results) for study in STUDIES}
+    ablation = read_ablation(drawn["zheng2021"])
+    for verdicts in (learning.verdicts, combinations.verdicts, ablation):
+        for question, verdict in verdicts.items():
+            answers.setdefault(question, set()).add(verdict)
+    disagree = {question for question, verdicts in answers.items() if len(verdicts) > 1}
     body = []
-    for title, parts in studies:
-        body += [f"## {title}", *parts]
-    body += ["## The same questions, asked of other runs", *others.shown(disagree)]
-    body += ["## Combinations that no paper has, beside their parts", *together.shown(disagree)]
-    count = sum(" … " in line for part in body for line in part.splitlines() if line.startswith("|"))
-    apart = _apart(results, compared)
+    for study, title in STUDIES.items():
+        body += [f"## {title}", *render_study(study, drawn[study])]
+    body += ["## The same questions in other runs", *learning.render(disagree)]
+    body += ["## Combinations that no paper has, and their parts", *combinations.render(disagree)]
+    count = sum(" … " in row for part in body for row in part.splitlines() if row.startswith("|"))
+    gap = _find_largest_gap(results, compared)
     parts = [
-        "# Which claims held here",
-        "Made by `python benchmarks/conclusions.py` from `results/`. A line is a difference within each seed (or a "
-        "correlation), its mean and 95 % t-interval over seeds. **held**: the whole interval is on the side that the "
-        "paper says. **the opposite**: on the other side. **open**: it holds 0, so these seeds do not tell. With fewer "
-        "than three seeds nothing is said.",
-        f"Read it with care. There are {count} lines with an interval, and one in twenty leaves out 0 by chance: none "
-        "is corrected for that, but for Holm's p in the last section. A seed fixes the batches, not the run: on a GPU "
-        "sums round differently from run to run, and code has changed between sets of runs"
-        + (f", so the same attention with the same seed ends up to {apart:.1f} BLEU apart" if apart else "")
-        + ". Where a comparison was made more than once, all of them are here; where they disagree, it is open.",
+        "# Which claims our runs support",
+        "Written by `python benchmarks/conclusions.py` from `results/`. A row is a difference within each seed (or a "
+        "correlation): its mean and 95 % t-interval over seeds. **held**: the whole interval is on the paper's side "
+        "of 0. **the opposite**: the whole interval is on the other side. **open**: the interval contains 0, so these "
+        "seeds do not decide. With fewer than three seeds there is no verdict.",
+        f"Read it with care. {count} rows have an interval, and one in twenty excludes 0 by chance. Only Holm's p in "
+        "the last section is corrected for that. A seed fixes the batches but not the run: on a GPU, sums round "
+        "differently from run to run, and the code has changed between sets of runs"
+        + (f". The same attention with the same seed differs by up to {gap:.1f} BLEU" if gap else "")
+        + ". If a comparison was run more than once, all runs are listed; if they disagree, the question is open.",
         *body,
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def ablated(path: Path) -> dict[tuple[str, str], str]:
-    """What Table 4 made here says of questions that other runs ask too."""
-    items = json.loads(path.read_text(encoding="utf-8"))["items"] if path.exists() else []
-    cells = [cell for item in items if item["config"]["item"] == "table4" for cell in item["cells"] if cell["values"]]
-    asked = {f"Multi30k de→en: {label} − Transformer": name for name, label in LABELS.items()}
+def draw_items(study: str, results: Path) -> dict[str, ItemResult]:
+    """Return the items that the ledger of a study has at full scale, by name."""
+    ledger = results / study / "ledger.jsonl"
+    drawn = draw_study(open_study(study), "full", results / study) if ledger.exists() else []
+    return {item.config.item: item for item in drawn}
+
+
+def read_ablation(results: Path) -> dict[tuple[str, str], str]:
+    """Return the verdicts of our Table 4 on questions that other runs ask too."""
+    item = read_items("zheng2021", results).get("table4")
+    questions = {f"Multi30k de→en: {label} − Transformer": name for name, label in LABELS.items()}
     return {
-        (asked[cell["row"]], "multi30k"): AS_QUALITY.get(held(cell), held(cell))
-        for cell in cells
-        if cell["row"] in asked and cell["column"] == "BLEU"
+        (questions[cell.row], "multi30k"): AS_QUALITY.get(judge_cell(cell), judge_cell(cell))
+        for cell in (item.cells if item else ())
+        if cell.values and cell.row in questions and cell.column == "BLEU"
     }
 
 
-def _comparisons(results: Path) -> list[Path]:
+def _list_comparisons(results: Path) -> list[Path]:
     return sorted((results / "compare").glob("*/results.json"))
 
 
-def _apart(results: Path, compared: dict[str, dict]) -> float | None:
-    """By how much BLEU of the same attention and seed differs between `benchmarks/learning.py` and comparisons."""
-    label, key, _ = LEARNT["multi30k"]
+def _find_largest_gap(results: Path, compared: dict[str, dict]) -> float | None:
+    """Return the largest BLEU difference of one attention and seed between `benchmarks/learning.py` and comparisons."""
+    label, key, _ = LEARNING["multi30k"]
     path, gaps = results / "multi30k" / "gpu.json", []
     for row in json.loads(path.read_text(encoding="utf-8"))["rows"] if path.exists() else []:
         for other in compared.get("multi30k", {"rows": []})["rows"]:
@@ -142,84 +152,82 @@ def _apart(results: Path, compared: dict[str, dict]) -> float | None:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A table of differences; what its last column says of each question, an attention and where; notes below it."""
+class Differences:
+    """A table of differences with a verdict per row. A question is an attention and a data set."""
 
     head: list[str]
-    lines: list[tuple[tuple[str, str], list[str]]]
+    rows: list[tuple[tuple[str, str], list[str]]]
     notes: list[str]
 
     @property
-    def told(self) -> dict[tuple[str, str], str]:
-        return {asked: line[-1] for asked, line in self.lines}
+    def verdicts(self) -> dict[tuple[str, str], str]:
+        return {question: row[-1] for question, row in self.rows}
 
-    def shown(self, disagree: set[tuple[str, str]]) -> list[str]:
-        """As Markdown; disagree: the questions that other runs answer otherwise."""
-        if not self.lines:
-            return ["There is nothing yet."]
+    def render(self, disagree: set[tuple[str, str]]) -> list[str]:
+        """Return Markdown; disagree holds the questions that other runs answer differently."""
+        if not self.rows:
+            return ["No results yet."]
         table = [self.head, ["---"] * 2 + ["---:"] * (len(self.head) - 3) + ["---"]]
-        for asked, line in self.lines:
-            other = " in these runs, open over all" if asked in disagree and line[-1] != "open" else ""
-            table.append([*line[:-1], f"{line[-1]}{other}"])
-        return [markdown(table), *self.notes]
+        for question, row in self.rows:
+            other = " in these runs, open over all" if question in disagree and row[-1] != "open" else ""
+            table.append([*row[:-1], f"{row[-1]}{other}"])
+        return [format_table(table), *self.notes]
 
 
-def section(study: str, path: Path) -> list[str]:
-    """The claims of a study in a table, and where it was measured."""
-    content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"items": []}
-    items = {item["config"]["item"]: item for item in content["items"]}
+def render_study(study: str, items: dict[str, ItemResult]) -> list[str]:
+    """Return the claims of a study as a table, and where they were measured."""
     table = [
-        ["claim", "where", "mean", "95 % interval", "seeds", "here", "what differs"],
+        ["claim", "where", "mean", "95 % interval", "seeds", "verdict", "differs in"],
         ["---"] * 2 + ["---:"] * 3 + ["---"] * 2,
     ]
     for claim in CLAIMS[study]:
-        table += lines(claim, items.get(claim.item))
+        table += list_rows(claim, items.get(claim.item))
     made: dict[str, list[str]] = {}
     for name, item in items.items():
-        about = item["about"]
-        said = [text for text in item.get("remarks", ()) if text.startswith(TRAINED_ON)]
-        hardware = (
-            said[0].removeprefix(TRAINED_ON).rstrip(".") if said else f"{about['hardware']}, torch {about['torch']}"
-        )
+        about = item.about
+        elsewhere = [text for text in item.remarks if text.startswith(TRAINED_ON)]
+        hardware = f"{about['hardware']}, torch {about['torch']}"
+        if elsewhere:
+            hardware = elsewhere[0].removeprefix(TRAINED_ON).rstrip(".")
         where = f"{hardware}, commit {about['commit']}"
         command = about.get("command") or f"attnlab reproduce {study} --scale full"
         made.setdefault(f"`{command}` on {where}", []).append(name)
-    told = "; ".join(f"{', '.join(names)} by {how}" for how, names in made.items())
-    told = told or "Nothing of it has been run at full scale yet"
-    cells = [cell for item in items.values() for cell in item["cells"] if ": " in cell["row"]]
-    without = {data(cell) for cell in cells} - {data(cell) for cell in cells if cell["values"]}
+    sources = "; ".join(f"{', '.join(names)} by {how}" for how, names in made.items())
+    sources = sources or "Nothing has been run at full scale yet"
+    cells = [cell for item in items.values() for cell in item.cells if ": " in cell.row]
+    without = {name_data(cell) for cell in cells} - {name_data(cell) for cell in cells if cell.values}
     never = f" Not run on {', '.join(sorted(without))}." if without else ""
-    conditions = " ".join(filter(None, (CONDITIONS[study], found_rates(items.get("rates")), regime(items.get("ptb")))))
-    return [conditions, markdown(table), f"{told}.{never} [What is measured]({study}.md)."]
+    more = describe_rates(items.get("rates")), describe_regime(items.get("ptb"))
+    conditions = " ".join(filter(None, (CONDITIONS[study], *more)))
+    return [conditions, format_table(table), f"{sources}.{never} [What is measured]({study}.md)."]
 
 
-def found_rates(item: dict | None) -> str:
-    """What the search on validation came to."""
+def describe_rates(item: ItemResult | None) -> str:
+    """Say which learning rates the search on validation found."""
     suffix, found = ", at the best rate tried", {}
-    for cell in item["cells"] if item else []:
-        if cell["row"].endswith(suffix) and cell["values"]:
-            found[contrast(cell).removesuffix(suffix)] = cell["note"].split(";")[0].removeprefix("lr ")
+    for cell in item.cells if item else []:
+        if cell.row.endswith(suffix) and cell.values:
+            found[name_contrast(cell).removesuffix(suffix)] = cell.note.split(";")[0].removeprefix("lr ")
     if not found:
         return ""
     each = "; ".join(f"{name} {rate}" for name, rate in found.items())
-    return f"The best rate of learning by validation perplexity, looked for with the first seed (item rates): {each}."
+    return f"The best learning rates by validation perplexity, searched with the first seed (item rates): {each}."
 
 
-def regime(item: dict | None) -> str:
-    """How far softmax itself is from the paper's."""
-    for cell in item["cells"] if item else []:
-        if contrast(cell) == "softmax" and cell["column"] == "test perplexity" and cell["values"] and cell["published"]:
-            return (
-                f"Softmax has a test perplexity of {cell['mean']:.0f} where the paper has {cell['published']:.0f}, so "
-                "this is another regime than the paper's."
-            )
+def describe_regime(item: ItemResult | None) -> str:
+    """Say how far our softmax is from the paper's."""
+    for cell in item.cells if item else []:
+        same = (name_contrast(cell), cell.column) == ("softmax", "test perplexity")
+        if same and cell.values and cell.published:
+            ours, published = f"{cell.mean:.0f}", f"{cell.published:.0f}"
+            return f"Our softmax has a test perplexity of {ours}, the paper's {published}, so the two regimes differ."
     return ""
 
 
-def learnt(results: Path) -> Asked:
-    """Of `benchmarks/learning.py`, each attention against softmax."""
-    lines, notes = [], []
-    for name, (label, key, better) in LEARNT.items():
+def read_learning(results: Path) -> Differences:
+    """Return the difference of each attention to softmax in `benchmarks/learning.py`."""
+    rows, notes = [], []
+    for name, (label, key, better) in LEARNING.items():
         path = results / name / "gpu.json"
         if not path.exists():
             continue
@@ -230,25 +238,25 @@ def learnt(results: Path) -> Asked:
         first = found.pop("softmax")
         for attention, scores in found.items():
             values = tuple(score - first[seed] for seed, score in sorted(scores.items()) if seed in first)
-            lines.append(((attention, name), [attention, f"{name}, {label}", *within_seeds(values, better)]))
+            rows.append(((attention, name), [attention, f"{name}, {label}", *summarise_seeds(values, better)]))
         about = content["about"]
         notes.append(
             f"{name}: `python benchmarks/learning.py {name}` on {about['hardware']}, commit {about['commit']}."
         )
-    return Asked(["attention", "where", "− softmax", "95 % interval", "seeds", "here"], lines, notes)
+    return Differences(["attention", "where", "− softmax", "95 % interval", "seeds", "verdict"], rows, notes)
 
 
-def within_seeds(values: tuple[float, ...], better: int) -> list[str]:
-    """Mean, interval, seeds and what they say of differences; better: the side of 0 that is."""
-    cell = Cell(item="", row="", column="", values=values, sign=better).as_json()
-    shown = " … ".join(f"{x:.3g}" for x in cell["interval"]) if cell["interval"] else "–"
-    told = AS_QUALITY.get(held(cell), held(cell))
-    return [f"{cell['mean']:.3g}", shown, str(len(values)), told]
+def summarise_seeds(values: tuple[float, ...], better: int) -> list[str]:
+    """Return mean, interval, number of seeds and verdict of differences; better is the better side of 0, 1 or -1."""
+    cell = Cell(item="", row="", column="", values=values, sign=better)
+    shown = " … ".join(f"{x:.3g}" for x in cell.interval) if cell.interval else "–"
+    verdict = AS_QUALITY.get(judge_cell(cell), judge_cell(cell))
+    return [f"{cell.mean:.3g}", shown, str(len(values)), verdict]
 
 
-def combinations(compared: dict[str, dict]) -> Asked:
-    """Of each comparison, rows less the first by Holm's p where that is known; combinations also less their parts."""
-    lines, notes = [], []
+def read_combinations(compared: dict[str, dict]) -> Differences:
+    """Return for each comparison the rows minus the first, judged by Holm's p; combinations also minus their parts."""
+    rows, notes = [], []
     for name, content in compared.items():
         by, first = content["judged_by"], content["rows"][0]["row"]
         measures = {row["row"]: row.get("measures", {}).get(by, {}) for row in content["rows"]}
@@ -259,29 +267,30 @@ def combinations(compared: dict[str, dict]) -> Asked:
                 shown = ["–", "–"] if low is None else [f"{low:.3g} … {high:.3g}", f"{found['holm']:.2g}"]
                 numbers = [f"{found['mean']:.3g}", *shown, str(len(found["differences"]))]
                 where = f"{name}, {by}, − {first}"
-                lines.append(((label, name), [label, where, *numbers, judged(found, measure["better"])]))
+                rows.append(((label, name), [label, where, *numbers, judge_difference(found, measure["better"])]))
             else:
                 reason = "; ".join(row["failed"]) or "not run"
-                lines.append(((label, name), [label, f"{name}, {by}", "–", "–", "–", "0", reason]))
+                rows.append(((label, name), [label, f"{name}, {by}", "–", "–", "–", "0", reason]))
         for label, part in [(each, part) for each in measures if "+" in each for part in each.split("+")]:
             whole, own = measures[label].get("seeds", {}), measures.get(part, {}).get("seeds", {})
             gaps = tuple(score - own[seed] for seed, score in sorted(whole.items()) if seed in own)
+            where = f"{name}, {by}, − {part}"
             if gaps:
-                mean, shown, seeds, told = within_seeds(gaps, 1 if measures[label]["better"] == "higher" else -1)
-                lines.append(
-                    ((f"{label} − {part}", name), [label, f"{name}, {by}, − {part}", mean, shown, "–", seeds, told])
-                )
+                better = 1 if measures[label]["better"] == "higher" else -1
+                mean, shown, seeds, verdict = summarise_seeds(gaps, better)
+                rows.append(((f"{label} − {part}", name), [label, where, mean, shown, "–", seeds, verdict]))
             else:
-                where = f"{name}, {by}, − {part}"
-                lines.append(((f"{label} − {part}", name), [label, where, "–", "–", "–", "0", f"{part} is not in it"]))
+                rows.append(((f"{label} − {part}", name), [label, where, "–", "–", "–", "0", f"{part} was not run"]))
         about = content["about"]
         trained = f", trained on {about['trained on']}" if "trained on" in about else ""
         controlled = "" if any(row.get("control") for row in content["rows"]) else ", without controls for size"
         notes.append(f"{name}: `{about['command']}`{trained}{controlled}.")
-    return Asked(["attention", "where", "difference", "95 % interval", "Holm's p", "seeds", "here"], lines, notes)
+    return Differences(
+        ["attention", "where", "difference", "95 % interval", "Holm's p", "seeds", "verdict"], rows, notes
+    )
 
 
-def judged(found: dict, better: str) -> str:
+def judge_difference(found: dict, better: str) -> str:
     if found["interval"] is None:
         return "too few seeds"
     if found["holm"] >= 0.05:
@@ -289,42 +298,44 @@ def judged(found: dict, better: str) -> str:
     return "better" if (found["mean"] > 0) == (better == "higher") else "worse"
 
 
-def lines(claim: Claim, item: dict | None) -> list[list[str]]:
-    """A line a cell that was run, and one that says which contrasts were run on no data, and why."""
-    cells = [cell for cell in item["cells"] if speaks(cell, claim)] if item else []
-    made = [line(cell) for cell in cells if cell["values"]]
-    answered = {contrast(cell) for cell in cells if cell["values"]}
-    missing = [cell for cell in cells if contrast(cell) not in answered]
-    if missing or not made:
-        reasons = dict.fromkeys(f"{cell['row']}: {cell['not_run']}" for cell in missing)
-        made.append(["; ".join(reasons) or "–", "–", "–", "–", "not run", ""])
-    return [[claim.says if number == 0 else "", *each] for number, each in enumerate(made)]
+def list_rows(claim: Claim, item: ItemResult | None) -> list[list[str]]:
+    """Return a row per measured cell, and one row with the reasons of contrasts that were not run."""
+    cells = [cell for cell in item.cells if is_about(cell, claim)] if item else []
+    rows = [format_cell(cell) for cell in cells if cell.values]
+    answered = {name_contrast(cell) for cell in cells if cell.values}
+    missing = [cell for cell in cells if name_contrast(cell) not in answered]
+    if missing or not rows:
+        reasons = dict.fromkeys(f"{cell.row}: {cell.not_run}" for cell in missing)
+        rows.append(["; ".join(reasons) or "–", "–", "–", "–", "not run", ""])
+    return [[claim.text if number == 0 else "", *each] for number, each in enumerate(rows)]
 
 
-def speaks(cell: dict, claim: Claim) -> bool:
-    return bool(cell["sign"] and re.fullmatch(claim.column, cell["column"]) and re.fullmatch(claim.row, contrast(cell)))
+def is_about(cell: Cell, claim: Claim) -> bool:
+    """Return whether a cell tests a claim."""
+    matches = re.fullmatch(claim.column, cell.column) and re.fullmatch(claim.row, name_contrast(cell))
+    return bool(cell.sign and matches)
 
 
-def contrast(cell: dict) -> str:
-    """A row without its data."""
-    return cell["row"].rpartition(": ")[2]
+def name_contrast(cell: Cell) -> str:
+    """Return the name of a row without its data set."""
+    return cell.row.rpartition(": ")[2]
 
 
-def data(cell: dict) -> str:
-    return cell["row"].rpartition(": ")[0].split(",")[0]
+def name_data(cell: Cell) -> str:
+    return cell.row.rpartition(": ")[0].split(",")[0]
 
 
-def line(cell: dict) -> list[str]:
-    interval = " … ".join(f"{x:.3g}" for x in cell["interval"]) if cell["interval"] else "–"
-    where = f"{cell['row']}, {cell['column']}"
-    return [where, f"{cell['mean']:.3g}", interval, str(len(cell["values"])), held(cell), ", ".join(cell["tags"])]
+def format_cell(cell: Cell) -> list[str]:
+    interval = " … ".join(f"{x:.3g}" for x in cell.interval) if cell.interval else "–"
+    where = f"{cell.row}, {cell.column}"
+    return [where, f"{cell.mean:.3g}", interval, str(len(cell.values)), judge_cell(cell), ", ".join(cell.tags)]
 
 
-def held(cell: dict) -> str:
-    """Whether the interval is on the side that the paper says."""
-    if cell["interval"] is None:
+def judge_cell(cell: Cell) -> str:
+    """Say whether the interval is on the paper's side of 0."""
+    if cell.interval is None:
         return "too few seeds"
-    low, high = (cell["sign"] * x for x in cell["interval"])
+    low, high = (cell.sign * x for x in cell.interval)
     return HELD[1 if min(low, high) > 0 else -1 if max(low, high) < 0 else 0]
 
 
@@ -333,7 +344,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=ROOT / "results")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "conclusions.md")
     given = parser.parse_args()
-    given.out.write_text(page(given.results), encoding="utf-8")
+    given.out.write_text(render_page(given.results), encoding="utf-8")
 
 
 if __name__ == "__main__":

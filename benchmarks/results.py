@@ -1,4 +1,4 @@
-"""docs/results.md from results/*.json: no number in it is typed by hand.
+"""Write docs/results.md from results/*.json; no number in it is typed by hand.
 
 python benchmarks/results.py
 """
@@ -6,40 +6,44 @@ python benchmarks/results.py
 import json
 import re
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from attnlab.experiments.ledger import FILE
+from attnlab.experiments.reproduction import ItemResult, draw_study
 from attnlab.experiments.significance import interval
+from attnlab.studies import STUDIES, open_study
 
 ROOT = Path(__file__).parent.parent
-PASSES = 14  # of daGPAM's layer over tensors of q's size, forward and backward: to stack both queries, and to combine
+PASSES = 14  # of daGPAM's layer over tensors of q's size, forward and backward: stack both queries, and combine
 
 
-def page() -> str:
+def render_page() -> str:
+    """Return the page as Markdown."""
     parts = [
         "# Results",
-        "Made by `python benchmarks/results.py` from `results/`; each table says what measures it again.",
+        "Written by `python benchmarks/results.py` from `results/`. Each table names the command that measures it.",
     ]
-    parts += [mechanisms(path) for path in sorted((ROOT / "results" / "mechanisms").glob("*.json"))]
-    timed = {"kernels": kernels, "training": training_steps, "decoding": decoding}
-    timed |= {"diversity": diversity, "contribution": contribution, "alignment": alignment}
-    timed |= {"viewer": viewer, "population": population}
+    parts += [render_mechanisms(path) for path in sorted((ROOT / "results" / "mechanisms").glob("*.json"))]
+    timed = {"kernels": render_kernels, "training": render_training, "decoding": render_decoding}
+    timed |= {"diversity": render_diversity, "contribution": render_contribution, "alignment": render_alignment}
+    timed |= {"viewer": render_viewer, "population": render_population}
     for name, section in timed.items():
         parts += [section(path) for path in sorted((ROOT / "results" / name).glob("*.json"))]
-    for name in LEARNT:
-        parts += [learnt(name, path) for path in sorted((ROOT / "results" / name).glob("*.json"))]
-    parts += [compared(path) for path in sorted((ROOT / "results" / "compare").glob("*/results.json"))]
-    parts += [study(path) for path in sorted((ROOT / "results").glob("*/full/results.json"))]
+    for name in LEARNING:
+        parts += [render_learning(name, path) for path in sorted((ROOT / "results" / name).glob("*.json"))]
+    parts += [render_comparison(path) for path in sorted((ROOT / "results" / "compare").glob("*/results.json"))]
+    parts += [render_study(name) for name in sorted(STUDIES)]
     return "\n\n".join(parts) + "\n"
 
 
-def mechanisms(path: Path) -> str:
-    """Forward and backward against torch's attention; on a GPU the time on the device, else the eager one."""
-    about, rows = read(path)
+def render_mechanisms(path: Path) -> str:
+    """Return forward and backward times beside torch's attention: on the device on a GPU, else in eager mode."""
+    about, rows = read_results(path)
     clock = "device_ms" if path.stem == "gpu" else "eager_ms"
-    command = f"`python benchmarks/mechanisms.py --device {path.stem}`"
-    title = f"## Mechanisms on {about['hardware']}\n\n{command}. {where(about)}"
+    title = render_head("Mechanisms", about, f"mechanisms.py --device {path.stem}")
     note = (
-        "Forward and backward, causal. × is against torch's fused attention with its fastest backend, in the same run. "
-        "Mechanisms without a fused form are timed by their definition."
+        "Forward and backward, causal. × is the ratio to torch's fused attention with its fastest backend, in the same "
+        "run. Mechanisms without a fused form are timed by their definition."
     )
     cases = list(dict.fromkeys((tuple(r["shape"]), r.get("case", "")) for r in rows))
     head = ["mechanism", *(f"b,h,n,d = {','.join(map(str, shape))} {case}" for shape, case in cases)]
@@ -58,19 +62,21 @@ def mechanisms(path: Path) -> str:
         if any(cell != "–" for cell in cells):
             table.append([name, *cells])
     missing = sorted({f"{r['mechanism']}: {r['not_run']}" for r in rows if "not_run" in r})
-    return "\n\n".join([title, note, markdown(table), *(["Not run: " + "; ".join(missing) + "."] if missing else [])])
+    return "\n\n".join(
+        [title, note, format_table(table), *(["Not run: " + "; ".join(missing) + "."] if missing else [])]
+    )
 
 
-def kernels(path: Path) -> str:
-    """The fused layers against their definitions; the fastest softmax attention of each shape first."""
-    about, rows = read(path)
-    title = f"## Fused kernels on {about['hardware']}\n\n`python benchmarks/kernels.py`. {where(about)}"
+def render_kernels(path: Path) -> str:
+    """Return the fused layers beside their definitions, after the fastest softmax attention of each shape."""
+    about, rows = read_results(path)
+    title = render_head("Fused kernels", about, "kernels.py")
     speeds = f"{about['bytes_per_s'] / 1e12:.2f} TB/s and {about['operations_per_s'] / 1e12:.0f} TFLOP/s"
     note = (
-        "Forward and backward of one layer on the device alone, bf16, causal, with the carry and its gradient where "
-        "there is one. Floors of CODA: what must be read and written of (b,h,n,n), and σ's products made twice with "
-        f"both gradients, at the {speeds} measured in the same run. Peak ÷ carries: the peak, of carry in, carry out "
-        "and their gradients."
+        "Forward and backward of one layer, time on the device, bf16, causal, with the carry and its gradient if there "
+        "is one. Floors of CODA: reading and writing (b,h,n,n), and σ's products computed twice with both gradients, "
+        f"at the {speeds} measured in the same run. Peak ÷ carries: the peak divided by the size of carry in, carry "
+        "out and their gradients."
     )
     head = ["layer", "by", "b,h,n,d", "ms", "peak MiB", "× eager", "× compiled", "larger floor, ms", "peak ÷ carries"]
     table = [head, ["---"] * 3 + ["---:"] * 6]
@@ -83,29 +89,29 @@ def kernels(path: Path) -> str:
             table.append([r["mechanism"], r["way"], shape, f"{r['device_ms']:.3g}", f"{r['peak_mib']:,.0f}", *shown])
         else:
             table.append([r["mechanism"], r["way"], shape, "not run", *["–"] * 5])
-    return "\n\n".join([title, note, markdown(table), *two_attentions(about, rows)])
+    return "\n\n".join([title, note, format_table(table), *explain_dagpam(about, rows)])
 
 
-def two_attentions(about: dict, rows: list[dict]) -> list[str]:
-    """What daGPAM's layer must take: twice softmax attention, and its passes over tensors of q's size."""
-    said = []
+def explain_dagpam(about: dict, rows: list[dict]) -> list[str]:
+    """Explain the time of daGPAM's layer: twice softmax attention, and passes over tensors of q's size."""
+    sums = []
     for r in rows:
         if (r["mechanism"], r["way"]) == ("dagpam", "fused") and "times_softmax" in r:
             b, h, n, d = r["shape"]
             once = r["device_ms"] / r["times_softmax"]
             passes = 1e3 * PASSES * 2 * b * h * n * d / about["bytes_per_s"]
             total = f"{2 * once:.3g} + {passes:.3g} = {2 * once + passes:.3g} ms, measured {r['device_ms']:.3g} ms"
-            said.append(f"n={n}: {total}, {r['times_softmax']:.3g}×")
-    if not said:
+            sums.append(f"n={n}: {total}, {r['times_softmax']:.3g}×")
+    if not sums:
         return []
-    return [f"daGPAM as two softmax attentions and {PASSES} passes over tensors of q's size: {'; '.join(said)}."]
+    return [f"daGPAM as two softmax attentions and {PASSES} passes over tensors of q's size: {'; '.join(sums)}."]
 
 
-def diversity(path: Path) -> str:
-    about, rows = read(path)
-    title = f"## Divergence of all pairs of heads on {about['hardware']}"
+def render_diversity(path: Path) -> str:
+    about, rows = read_results(path)
+    title = render_head("Divergence of all pairs of heads", about, "diversity.py")
     clock = "device_ms" if path.stem == "gpu" else "eager_ms"
-    head = ["by", "b,h,n", "causal", "ms", "peak MiB beside the weights", "× broadcast", "× compiled", "error"]
+    head = ["by", "b,h,n", "causal", "ms", "peak MiB without the weights", "× broadcast", "× compiled", "error"]
     table = [head, ["---"] * 3 + ["---:"] * 5]
     for r in rows:
         about_row = [r["way"], ",".join(map(str, r["shape"])), "yes" if r["causal"] else "no"]
@@ -114,23 +120,23 @@ def diversity(path: Path) -> str:
             continue
         ratios = [f"{r[key]:.3g}" if key in r else "–" for key in ("times_broadcast", "times_torch.compile")]
         table.append([*about_row, f"{r[clock]:.3g}", f"{r['peak_mib']:,.3g}", *ratios, f"{r['error']:.0e}"])
-    command = f"`python benchmarks/diversity.py`. {where(about)}"
-    return "\n\n".join([title, command, f"{rows[0]['weights_mib']:.0f} MiB of weights in float32.", markdown(table)])
+    note = f"{rows[0]['weights_mib']:.0f} MiB of weights in float32."
+    return "\n\n".join([title, note, format_table(table)])
 
 
-def contribution(path: Path) -> str:
-    about, rows = read(path)
-    title = f"## Norms of contributions on {about['hardware']}\n\n`python benchmarks/contribution.py`. {where(about)}"
+def render_contribution(path: Path) -> str:
+    about, rows = read_results(path)
+    title = render_head("Norms of contributions", about, "contribution.py")
     note = (
-        "Twelve layers of BERT-base's shape, one text, float32, against making every αf(x): ‖f‖ and ‖αf‖ (head), and "
-        "‖Σ_h αf‖ too (all)."
+        "Twelve layers of BERT-base's shape, one text, float32, beside computing every αf(x): ‖f‖ and ‖αf‖ (head), and "
+        "also ‖Σ_h αf‖ (all)."
     )
     if path.stem == "cpu":
         note += (
-            " A record and its norms beside an eager forward pass; the statistics of a corpus (`attnlab inspect "
-            "--file`) beside the model's own passes over it, × being its share of their tokens/s; weights of a decoder "
-            "by inseq and by a record; 8,192 tokens through one layer of Llama's shape, with the peak of the whole "
-            "process. Memory is by how much the resident size grew, of which less than 1 MiB cannot be seen."
+            " Also: a record and its norms beside an eager forward pass; the statistics of a corpus (`attnlab inspect "
+            "--file`) beside the model's passes over it, where × is the share of their tokens/s; the weights of a "
+            "decoder by inseq and by a record; 8,192 tokens through one layer of Llama's shape, with the peak of the "
+            "whole process. Memory is the growth of the resident size, which does not show less than 1 MiB."
         )
     head = ["way", "tokens", "ms", "peak MiB", "× faster", "× less memory"]
     table = [head, ["---", *["---:"] * 5]]
@@ -140,96 +146,86 @@ def contribution(path: Path) -> str:
             continue
         ratios = [f"{r[key]:.3g}" if key in r else "–" for key in ("times_faster", "times_less_memory")]
         table.append([r["way"], f"{r['tokens']:,}", f"{r['ms']:.3g}", f"{r['peak_mib']:,.3g}", *ratios])
-    return "\n\n".join([title, note, markdown(table)])
+    return "\n\n".join([title, note, format_table(table)])
 
 
-def alignment(path: Path) -> str:
-    about, rows = read(path)
-    title = f"## Word alignment on {about['hardware']}\n\n`python benchmarks/alignment.py`. {where(about)}"
+def render_alignment(path: Path) -> str:
+    about, rows = read_results(path)
+    title = render_head("Word alignment", about, "alignment.py")
     peers = ", ".join(f"{name} {version or 'not installed'}" for name, version in about["peers"].items())
     scored = f", AER on the {about['gold_pairs']} pairs aligned by hand" if about["gold_pairs"] else ""
     note = (
-        f"{about['text']}, one thread{scored}. Every aligner learns from the pairs it then aligns. Translator: "
-        f"{about['translator']}. fast_align is that of systran-align ({peers})."
+        f"{about['text']}, one thread{scored}. Every aligner is trained on the pairs it then aligns. Translator: "
+        f"{about['translator']}. fast_align is run by systran-align ({peers})."
     )
     table = [["aligner", "pairs", "pairs / CPU s", "AER %"], ["---", *["---:"] * 3]]
     for r in rows:
         error = "–" if r["aer_percent"] is None else f"{r['aer_percent']:.1f}"
         table.append([r["what"], f"{r['pairs']:,}", f"{r['pairs_per_cpu_second']:,.0f}", error])
-    return "\n\n".join([title, note, markdown(table)])
+    return "\n\n".join([title, note, format_table(table)])
 
 
-def viewer(path: Path) -> str:
-    about, rows = read(path)
-    title = f"## The viewer's page, {about['hardware']}"
+def render_viewer(path: Path) -> str:
+    about, rows = read_results(path)
+    title = render_head("The viewer's page", about, "viewer.py")
     note = (
-        "BERT-base's shape, 12 layers of 12 heads, all of them with weights and norms: MiniLM's six layers on two "
-        "texts, and random weights, the hardest to compress. Headless Chromium without a GPU, 2 cores."
+        "BERT-base's shape, 12 layers of 12 heads, all with weights and norms: MiniLM's six layers on two texts, and "
+        "random weights, which compress worst. Headless Chromium without a GPU, 2 cores."
     )
-    head = [
-        "page",
-        "tokens",
-        "MB",
-        "weights alone, MB",
-        "first paint, ms",
-        "answers after, ms",
-        "frames/s",
-        "layer, ms",
-    ]
+    head = ["page", "tokens", "MB", "weights alone, MB", "first paint, ms", "ready, ms", "frames/s", "layer, ms"]
     keys = ("megabytes", "weights_megabytes", "first_paint_ms", "ready_ms", "frames_per_second", "layer_ms")
     table = [head, ["---", *["---:"] * 7]]
     for r in rows:
-        table.append(
-            [r["case"], str(r["tokens"]), *(f"{r[key]:,.3g}" if r.get(key) is not None else "–" for key in keys)]
-        )
-    return "\n\n".join([title, f"`python benchmarks/viewer.py`. {where(about)}", note, markdown(table)])
+        values = [f"{r[key]:,.3g}" if r.get(key) is not None else "–" for key in keys]
+        table.append([r["case"], str(r["tokens"]), *values])
+    return "\n\n".join([title, note, format_table(table)])
 
 
-def training_steps(path: Path) -> str:
-    about, rows = read(path)
+def render_training(path: Path) -> str:
+    about, rows = read_results(path)
     taking_turns = "rounds" in rows[0]
-    command = "`python benchmarks/training.py" + (" --joey PYTHON`" if taking_turns else "`")
-    title = f"## Training step on {about['hardware']}\n\n{command}. {where(about)}"
-    note = "The iwslt14 model, forward, backward and update, against Hugging Face's Marian of that size"
+    title = render_head("Training step", about, "training.py" + (" --joey PYTHON" if taking_turns else ""))
+    note = "The iwslt14 model, forward, backward and update, beside Hugging Face's Marian of the same size"
     if taking_turns:
         versions = "; ".join(dict.fromkeys(f"{r['model']}: {r['version']}" for r in rows))
         note += (
-            f" and Joey NMT: {rows[0]['parameters']:,} parameters each, float32, one thread, processes taking turns on "
-            f"a shared machine. The median of {rows[0]['rounds']} rounds by processor time; in brackets the slowest "
-            f"and the fastest. {versions}."
+            f" and Joey NMT: {rows[0]['parameters']:,} parameters each, float32, one thread; the processes take turns "
+            f"on a shared machine. The speed is the median of {rows[0]['rounds']} rounds by processor time, with the "
+            f"slowest and the fastest in brackets. {versions}."
         )
     else:
         note += f" in the same run. Ours with compile={about['compile']}."
     last = {"times_joey": "× Joey NMT"} if taking_turns else {"step_times_softmax": "step ÷ softmax step"}
     ratios = {"times_marian": "× Marian"} | last
-    table = [["model", "target tokens a step", "tokens/s", *ratios.values()], ["---"] + ["---:"] * 4]
+    table = [["model", "target tokens per step", "tokens/s", *ratios.values()], ["---"] + ["---:"] * 4]
     for r in rows:
         speed = f"{r['tokens_per_second']:,.0f}"
         if taking_turns:
             speed += f" ({r['lowest']:,.0f}–{r['highest']:,.0f})"
         shown = [f"{r[key]:.2f}" if r.get(key) else "–" for key in ratios]
         table.append([r["model"], f"{r['tokens']:,}", speed, *shown])
-    return "\n\n".join([title, note, markdown(table)])
+    return "\n\n".join([title, note, format_table(table)])
 
 
-LEARNT = {
+LEARNING = {
     "multi30k": (
         "multi30k, German to English",
-        "Test part of 2016, raw cased text, beam 5, best validation loss.",
+        "Test part of 2016, raw cased text, beam 5, weights of the best validation loss.",
     ),
     "ptb": (
         "Penn Treebank, language model",
-        "Test part, words, windows of `block` tokens of which `context` are only read, best validation loss.",
+        "Test part, words, windows of `block` tokens whose first `context` are not scored, weights of the best "
+        "validation loss.",
     ),
 }
 
 
-def learnt(name: str, path: Path) -> str:
-    about, rows = read(path)
-    heading, scored = LEARNT[name]
-    title = f"## {heading}, on {about['hardware']}\n\n`python benchmarks/learning.py {name}`. {where(about)}"
+def render_learning(name: str, path: Path) -> str:
+    about, rows = read_results(path)
+    heading, scored = LEARNING[name]
+    title = render_head(f"{heading},", about, f"learning.py {name}")
     recipe = ", ".join(f"{key}={value}" for key, value in about["recipe"].items())
-    fewer = "± is a 95 % t-interval over the seeds; with fewer than three, the points alone."
+    fewer = "± is a 95 % t-interval over the seeds; with fewer than three seeds, the values are listed."
     signature = f" {rows[0]['signature']}." if "signature" in rows[0] else ""
     measures = {"bleu": ("BLEU", 1), "test_perplexity": ("test perplexity", 2)}
     measures = {key: value for key, value in measures.items() if key in rows[0]}
@@ -237,71 +233,79 @@ def learnt(name: str, path: Path) -> str:
     table = [head, ["---"] + ["---:"] * (len(head) - 1)]
     for name in dict.fromkeys(r["attention"] for r in rows):
         own = [r for r in rows if r["attention"] == name]
-        values = [spread([r[key] for r in own], digits) for key, (_, digits) in measures.items()]
+        values = [format_spread([r[key] for r in own], digits) for key, (_, digits) in measures.items()]
         speeds = [f"{r['tokens_per_second']:,.0f}" for r in own if r["tokens_per_second"]]
         table.append([name, f"{own[0]['parameters']:,}", *values, speeds[0] if speeds else "not timed"])
-    return "\n\n".join([title, f"{scored} {fewer}{signature} Recipe: {recipe}.", markdown(table)])
+    return "\n\n".join([title, f"{scored} {fewer}{signature} Recipe: {recipe}.", format_table(table)])
 
 
-def decoding(path: Path) -> str:
-    about, rows = read(path)
-    title = f"## Beam search on {about['hardware']}\n\n`python benchmarks/decoding.py`. {where(about)}"
-    made = f"beam {rows[0]['beam']}, {rows[0]['tokens']} tokens a sentence"
-    note = f"The {rows[0]['size']} model, {made}, against `generate` of Hugging Face's Marian of that size, same run."
+def render_decoding(path: Path) -> str:
+    about, rows = read_results(path)
+    title = render_head("Beam search", about, "decoding.py")
+    rules = f"beam {rows[0]['beam']}, {rows[0]['tokens']} tokens per sentence"
+    note = f"The {rows[0]['size']} model, {rules}, beside `generate` of Hugging Face's Marian of the same size."
     table = [["attention", "batch", "sentences/s", "Marian's", "× Marian"], ["---"] + ["---:"] * 4]
     for r in rows:
         speeds = [f"{r['sentences_per_s']:,.0f}", f"{r['marian_sentences_per_s']:,.0f}"]
         table.append([r["attention"], str(r["batch"]), *speeds, f"{r['times_marian']:.1f}"])
-    return "\n\n".join([title, note, markdown(table)])
+    return "\n\n".join([title, note, format_table(table)])
 
 
-def population(path: Path) -> str:
-    about, rows = read(path)
-    title = f"## Many seeds at once on {about['hardware']}\n\n`python benchmarks/population.py`. {where(about)}"
-    note = "Steps of one seed a second, copying: a population against one seed after the other (`nn.LSTM`), same run."
+def render_population(path: Path) -> str:
+    about, rows = read_results(path)
+    title = render_head("Many seeds at once", about, "population.py")
+    note = "Seed-steps per second of the copy task: a population, and one seed after the other (`nn.LSTM`)."
     table = [["case", "seeds", "one by one", "population", "×"], ["---"] + ["---:"] * 4]
     for r in rows:
         speeds = [f"{r['one_by_one_per_s']:,.0f}", f"{r['population_per_s']:,.0f}"]
         table.append([r["case"], str(r["seeds"]), *speeds, f"{r['times']:.1f}"])
-    return "\n\n".join([title, note, markdown(table)])
+    return "\n\n".join([title, note, format_table(table)])
 
 
-def study(path: Path) -> str:
-    """The cells of a study that have a verdict, and the remarks of every item."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    parts = [f"## {content['title']}"]
-    missing = ", ".join(content["items_without_result"])
-    parts += [f"Not run at full scale yet: {missing}."] if missing else []
-    for item in content["items"]:
-        about = item["about"]
-        options = "".join(f" {key}={value}" for key, value in item["config"]["options"].items())
-        done = f"`attnlab reproduce {content['study']}{options} --only {item['config']['item']} --scale full`"
+def render_study(name: str) -> str:
+    """Return the measured cells of a study at full scale, and the remarks of every item."""
+    study, items = open_study(name), read_items(name)
+    parts = [f"## {study.title}"]
+    absent = ", ".join(each for each in study.items if each not in items)
+    parts += [f"Not run at full scale yet: {absent}."] if absent else []
+    for item in items.values():
+        about = item.about
+        options = "".join(f" {key}={value}" for key, value in item.config.options.items())
+        command = f"`attnlab reproduce {name}{options} --only {item.config.item} --scale full`"
         on = f"{about['hardware']}, torch {about['torch']}, commit {about['commit']}, {about['wall_s']:.0f} s"
         rows = [
             ["", "", "published", "ours", "95 % interval", "verdict"],
             ["---", "---", "---:", "---:", "---:", "---"],
         ]
-        made = [cell for cell in item["cells"] if cell["values"]]
-        for cell in made:
-            published = cell["published"]
-            said = "above 0" if cell["sign"] > 0 else "below 0" if cell["sign"] < 0 else "–"
-            interval = " … ".join(map(told, cell["interval"])) if cell["interval"] else "–"
-            ours = "–" if cell["mean"] is None else told(cell["mean"])
-            shown = said if published is None else told(published)
-            rows.append([cell["row"], cell["column"], shown, ours, interval, cell["verdict"]])
-        parts += [f"### {item['title']}", f"{done}. {on}. " + literal(" ".join(item["remarks"]))]
-        parts += [markdown(rows)] if made else []
-        parts += [f"{len(item['cells']) - len(made)} cells more are not run."] if len(made) < len(item["cells"]) else []
+        cells = [cell for cell in item.cells if cell.values]
+        for cell in cells:
+            side = "above 0" if cell.sign > 0 else "below 0" if cell.sign < 0 else "–"
+            interval = " … ".join(map(format_number, cell.interval)) if cell.interval else "–"
+            ours = "–" if cell.mean is None else format_number(cell.mean)
+            shown = side if cell.published is None else format_number(cell.published)
+            rows.append([cell.row, cell.column, shown, ours, interval, cell.verdict])
+        parts += [f"### {item.title}", f"{command}. {on}. " + quote_tokens(" ".join(item.remarks))]
+        parts += [format_table(rows)] if cells else []
+        missing = len(item.cells) - len(cells)
+        parts += [f"{missing} more cells are not run."] if missing else []
     return "\n\n".join(parts)
 
 
-def told(x: float) -> str:
-    """With three digits, or all before the point."""
+def read_items(study: str, results: Path = ROOT / "results") -> dict[str, ItemResult]:
+    """Return the items of a study at full scale by name, drawn from its ledger; nothing is written to results/."""
+    ledger = results / study / FILE
+    with TemporaryDirectory() as scratch:
+        items = draw_study(open_study(study), "full", Path(scratch), ledger=ledger) if ledger.exists() else []
+    return {item.config.item: item for item in items}
+
+
+def format_number(x: float) -> str:
+    """Format a number with three digits, or with all digits before the point."""
     return f"{x:,.0f}" if abs(x) >= 1000 else f"{0.0 if abs(x) < 1e-12 else x:.3g}"
 
 
-def compared(path: Path) -> str:
-    """A comparison: quality, the difference to its first row, and how far heads differ."""
+def render_comparison(path: Path) -> str:
+    """Return a comparison: quality, the difference to its first row, and the divergence of heads."""
     content = json.loads(path.read_text(encoding="utf-8"))
     about, by, jsd = content["about"], content["judged_by"], "head JSD (nats a sentence)"
     table = [["attention", by, "− first row", "Holm's p", jsd, "parameters"], ["---"] + ["---:"] * 5]
@@ -309,43 +313,44 @@ def compared(path: Path) -> str:
         quality, heads = (row["measures"].get(name, {"seeds": {}}) for name in (by, jsd))
         against = quality.get("against_first") or {"differences": {}, "holm": None}
         values = (quality["seeds"], against["differences"], heads["seeds"])
-        first, difference, diverse = (spread(list(each.values()), 2) or "–" for each in values)
+        first, difference, diverse = (format_spread(list(each.values()), 2) or "–" for each in values)
         p = "–" if against["holm"] is None else f"{against['holm']:.2g}"
         table.append([row["row"], first, difference, p, diverse, f"{row['parameters']:,}"])
     note = (
-        f"`{about['command']}`. Trained on {about.get('trained on', about['hardware'])}, put together at commit "
-        f"{about['commit']}, seeds {about['seeds']}; ± half of the 95 % t-interval from three seeds on."
+        f"`{about['command']}`. Trained on {about.get('trained on', about['hardware'])}, analysed at commit "
+        f"{about['commit']}, seeds {about['seeds']}; ± is half of the 95 % t-interval, for three seeds or more."
     )
-    return "\n\n".join([f"## Compared: {path.parent.name}", note, markdown(table)])
+    return "\n\n".join([f"## Comparison: {path.parent.name}", note, format_table(table)])
 
 
-def spread(values: list[float], digits: int) -> str:
-    """The mean with its 95 % t-interval from three values on; else the values."""
+def format_spread(values: list[float], digits: int) -> str:
+    """Format the mean with its 95 % t-interval; or the values, if there are fewer than three."""
     if (between := interval(values)) is None:
         return ", ".join(f"{x:.{digits}f}" for x in values)
     low, high = between
     return f"{(low + high) / 2:.{digits}f} ± {(high - low) / 2:.{digits}f}"
 
 
-def read(path: Path) -> tuple[dict, list[dict]]:
+def read_results(path: Path) -> tuple[dict, list[dict]]:
     content = json.loads(path.read_text(encoding="utf-8"))
     return content["about"], content["rows"]
 
 
-def where(about: dict) -> str:
-    versions = f"torch {about['torch']}, Python {about['python']}"
-    noted = f" {about['note']}" if "note" in about else ""
-    return f"{versions}, commit {about['commit']}, seed {about['seed']}.{noted}"
+def render_head(title: str, about: dict, command: str) -> str:
+    """Return the heading of a benchmark, its command, versions, commit and seed."""
+    versions = f"torch {about['torch']}, Python {about['python']}, commit {about['commit']}, seed {about['seed']}"
+    note = f" {about['note']}" if "note" in about else ""
+    return f"## {title} on {about['hardware']}\n\n`python benchmarks/{command}`. {versions}.{note}"
 
 
-def literal(text: str) -> str:
-    """With tokens such as <s> as code: Markdown would take them for HTML."""
+def quote_tokens(text: str) -> str:
+    """Quote tokens such as <s> as code, because Markdown reads them as HTML."""
     return re.sub(r"</?\w+>", r"`\g<0>`", text)
 
 
-def markdown(table: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(map(literal, row)) + " |" for row in table)
+def format_table(table: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(map(quote_tokens, row)) + " |" for row in table)
 
 
 if __name__ == "__main__":
-    (ROOT / "docs" / "results.md").write_text(page(), encoding="utf-8")
+    (ROOT / "docs" / "results.md").write_text(render_page(), encoding="utf-8")

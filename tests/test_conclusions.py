@@ -41,7 +41,7 @@ def test_each_line_says_on_which_side_the_interval_is(conclusions, tmp_path):
         bleu("E", (), not_run="no data"), bleu("F", (3.0, 3.1, 3.2), sign=0),
     )  # fmt: skip
     written(tmp_path, "zheng2021", "table2", *some)
-    page = conclusions.page(tmp_path)
+    page = conclusions.render_page(tmp_path)
     said = {
         line.split(" | ")[1][0]: line.split(" | ")[5] for line in page.splitlines() if "− Transformer, BLEU" in line
     }
@@ -52,7 +52,7 @@ def test_each_line_says_on_which_side_the_interval_is(conclusions, tmp_path):
 
 def test_a_claim_that_was_not_run_says_why(conclusions, tmp_path):
     written(tmp_path, "zheng2021", "table2", bleu("IWSLT14", (), not_run="no data"))
-    assert "| CODA translates better (Table 2) | IWSLT14: CODA − Transformer: no data |" in conclusions.page(tmp_path)
+    assert "| CODA translates better (Table 2) | IWSLT14: CODA − Transformer: no data |" in conclusions.render_page(tmp_path)
 
 
 def test_every_claim_is_of_an_item_that_is_there(conclusions):
@@ -61,7 +61,7 @@ def test_every_claim_is_of_an_item_that_is_there(conclusions):
 
 
 def test_the_page_is_made_from_what_the_repository_holds(conclusions):
-    assert (ROOT / "docs" / "conclusions.md").read_text() == conclusions.page(ROOT / "results")
+    assert (ROOT / "docs" / "conclusions.md").read_text() == conclusions.render_page(ROOT / "results")
 
 
 def comparison(folder, name, by, *rows, **about):
@@ -86,7 +86,7 @@ def test_a_combination_is_better_by_the_side_that_is_and_by_holms_p(conclusions,
     )  # fmt: skip
     comparison(tmp_path, "one", "perplexity", *rows)
     comparison(tmp_path, "two", "BLEU", row("f", "BLEU", "higher", three, [2.8, 3.2], 0.01), **{"trained on": "a card"})
-    page = conclusions.page(tmp_path)
+    page = conclusions.render_page(tmp_path)
     table = page[page.index("## Combinations") :]
     said = {
         line.split(" | ")[0][2:]: line.split(" | ")[-1][:-2] for line in table.splitlines() if line.startswith("| ")
@@ -106,7 +106,7 @@ def test_runs_of_another_benchmark_are_compared_with_softmax_within_a_seed(concl
     path = tmp_path / "ptb" / "gpu.json"
     path.parent.mkdir()
     path.write_text(json.dumps({"about": {"hardware": "a card", "commit": "abc"}, "rows": rows[::-1]}))
-    page = conclusions.page(tmp_path)
+    page = conclusions.render_page(tmp_path)
     assert "| coda | ptb, test perplexity | -1.97 | -2.35 … -1.59 | 3 | better |" in page
     assert "| 3 | open |" in next(line for line in page.splitlines() if line.startswith("| dagpam | ptb"))
     assert "`python benchmarks/learning.py ptb` on a card, commit abc" in page
@@ -118,7 +118,7 @@ def test_contrasts_that_were_run_on_no_data_are_named(conclusions, tmp_path):
         bleu("", (), not_run="left out", row="A: RealFormer − Transformer", item="table4"),
     )  # fmt: skip
     written(tmp_path, "zheng2021", "table4", *lines)
-    page = conclusions.page(tmp_path)
+    page = conclusions.render_page(tmp_path)
     assert "| The cascade alone helps (Table 4) | A: RealFormer − Transformer: left out | – | – | – | not run |" in page
     assert "B: CODA − Transformer" not in page
     assert "Not run on B." in page
@@ -162,7 +162,7 @@ def test_what_two_sets_of_runs_answer_differently_is_open(conclusions, tmp_path)
         item="table4", row="Multi30k de→en: RealFormer − Transformer", column="BLEU", sign=1, values=(1.0, -1.0, 0.3)
     )
     written(tmp_path, "zheng2021", "table4", cell)
-    page = conclusions.page(tmp_path)
+    page = conclusions.render_page(tmp_path)
     assert last_words(page, "## The same questions") == {
         ("dagpam", "multi30k, BLEU"): "open", ("coda", "multi30k, BLEU"): "better",
         ("realformer", "multi30k, BLEU"): "better in these runs, open over all",
@@ -176,7 +176,7 @@ def test_what_two_sets_of_runs_answer_differently_is_open(conclusions, tmp_path)
 def test_a_combination_is_held_against_its_parts(conclusions, tmp_path):
     rows = (scored("coda", 40.0, 41.0, 42.0), scored("coda+dagpam", 41.0, 42.1, 42.9))
     comparison(tmp_path, "one", "BLEU", *rows)
-    said = last_words(conclusions.page(tmp_path), "## Combinations")
+    said = last_words(conclusions.render_page(tmp_path), "## Combinations")
     assert said["coda+dagpam", "one, BLEU, − coda"] == "better"
     assert said["coda+dagpam", "one, BLEU, − dagpam"] == "dagpam is not in it"
 
@@ -188,10 +188,10 @@ def test_the_rates_that_were_found_and_the_regime_are_read_from_the_results(conc
         item="ptb", row="Penn Treebank, 15 layers: softmax", column="test perplexity", values=(71.2,), published=108.26
     )
     written(tmp_path, "heo2024", "rates", rates)
-    assert "(item rates): softmax 0.004." in conclusions.page(tmp_path)
+    assert "(item rates): softmax 0.004." in conclusions.render_page(tmp_path)
     (tmp_path / "other").mkdir()
     written(tmp_path / "other", "heo2024", "ptb", softmax)
-    assert "Softmax has a test perplexity of 71 where the paper has 108" in conclusions.page(tmp_path / "other")
+    assert "Softmax has a test perplexity of 71 where the paper has 108" in conclusions.render_page(tmp_path / "other")
 
 
 def test_an_item_put_together_elsewhere_says_where_its_runs_were_trained(conclusions, tmp_path):
@@ -200,4 +200,4 @@ def test_an_item_put_together_elsewhere_says_where_its_runs_were_trained(conclus
     content = json.loads(path.read_text())
     content["items"][0]["remarks"] = ["Something.", "Trained on a card, torch 2.11."]
     path.write_text(json.dumps(content))
-    assert "on a card, torch 2.11, commit abc" in conclusions.page(tmp_path)
+    assert "on a card, torch 2.11, commit abc" in conclusions.render_page(tmp_path)

@@ -202,7 +202,7 @@ def test_a_session_forgets_the_batch_before(monkeypatch):
         assert_same(got.hypotheses, expected.hypotheses)
         assert got.steps == expected.steps
     assert all(
-        cache.kept[0].shape == (15, 3, 32, 4) for cache, _ in session.state.caches if isinstance(cache, StaticCache)
+        cache.tensors[0].shape == (15, 3, 32, 4) for cache, _ in session.state.caches if isinstance(cache, StaticCache)
     )
 
 
@@ -224,7 +224,7 @@ def test_what_is_captured_stays_in_its_place():
     session = Session(translator("coda"), Rules(beam=3), 5, 8, 64, torch.device("cpu"), captured=False)
 
     def places():
-        kept = [x for own, cross in session.state.caches for cache in (own, cross) for x in cache.kept]
+        kept = [x for own, cross in session.state.caches for cache in (own, cross) for x in cache.tensors]
         found = [session.source, session.state.length, session.state.memory_mask, *kept]
         return [x.data_ptr() for x in found + [x for x in vars(session.search).values() if isinstance(x, torch.Tensor)]]
 

@@ -108,16 +108,16 @@ def test_no_gradient_is_kept():
     model = made(TRANSLATOR)
     state = model.start(padded_source(), static=3)
     assert not model.step(torch.ones(3, 1, dtype=torch.long), state).requires_grad
-    assert not any(x.requires_grad for caches in state.caches for cache in caches for x in cache.kept)
+    assert not any(x.requires_grad for caches in state.caches for cache in caches for x in cache.tensors)
 
 
 def test_a_static_cache_is_allocated_once():
     model, state = made(LM), made(LM).start(static=11)
     model.step(torch.ones(2, 3, dtype=torch.long), state)
-    places = [x.data_ptr() for cache, _ in state.caches for x in cache.kept]
-    assert all(x.shape == (2, 3, 11, 4) for cache, _ in state.caches for x in cache.kept)
+    places = [x.data_ptr() for cache, _ in state.caches for x in cache.tensors]
+    assert all(x.shape == (2, 3, 11, 4) for cache, _ in state.caches for x in cache.tensors)
     model.step(torch.ones(2, 5, dtype=torch.long), state)
-    assert places == [x.data_ptr() for cache, _ in state.caches for x in cache.kept]
+    assert places == [x.data_ptr() for cache, _ in state.caches for x in cache.tensors]
 
 
 def test_what_is_refused():

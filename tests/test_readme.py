@@ -76,5 +76,5 @@ def test_commands_run(tmp_path, monkeypatch):
 def test_the_results_page_is_what_the_results_say():
     import runpy
 
-    made = runpy.run_path(str(ROOT / "benchmarks" / "results.py"))["page"]()
+    made = runpy.run_path(str(ROOT / "benchmarks" / "results.py"))["render_page"]()
     assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == made, "run: python benchmarks/results.py"

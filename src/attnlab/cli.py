@@ -4,7 +4,6 @@ Errors that the user can correct are printed as one line on stderr, with exit st
 """
 
 import os
-import shlex
 import sys
 import warnings
 from pathlib import Path
@@ -28,6 +27,13 @@ Pairs = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", hel
 TaskName = Annotated[str, typer.Argument(help="translation, language, classification or synthetic.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 RunName = Annotated[str, typer.Argument(help="Folder of a run, or its name in runs/.")]
+
+
+Until = Annotated[
+    str | None, typer.Option(help="Stop at checkpoints before this: a duration (9m, 1h30m) or a clock time (14:30).")
+]
+On = Annotated[str, typer.Option(help="Where to train: local, or ray: the cluster at RAY_ADDRESS.")]
+Jobs = Annotated[int | None, typer.Option(help="Largest number of models at a time; default: as many as fit.")]
 
 
 def main() -> None:
@@ -64,17 +70,17 @@ def list_everything(
 
 
 @app.command()
-def demo(settings: Pairs = None) -> None:
+def demo(settings: Pairs = None, until: Until = None) -> None:
     """Train several attentions to translate, run every analysis, and write one page of results.
 
     Settings: attention=a,b,… steps=400 seed=0 seeds=3 batch=32 lr=3e-3 copying=true open=true out=runs/demo
     The same command resumes after an interruption and reuses finished runs.
     """
-    from attnlab.commands.demo import run_demo as command
+    from attnlab.commands.demo.run_demo import run_demo
     from attnlab.config import split_pairs
 
     with resumable():
-        well = command.run(split_pairs(settings or []))
+        well = run_demo(split_pairs(settings or []), command_line(), until)
     raise typer.Exit(0 if well else 1)
 
 
@@ -191,9 +197,9 @@ def align(
 ) -> None:
     """Align words. Writes Pharaoh lines, numbered from 0: one per sentence pair, empty if nothing is linked."""
     # one parameter per command-line option
-    from attnlab.commands.align import Options, align_files, write_alignment
+    from attnlab.commands.align import AlignOptions, align_files, write_alignment
 
-    options = Options(
+    options = AlignOptions(
         by=by, setting=setting, layer=layer, head=head, best_on_text=best_on_text, reverse=reverse,
         symmetrise=symmetrise, tokenize=tokenize, pair=pair, train_on=train_on, diagonal=diagonal, gold=gold,
         gold_format=gold_format, gold_base=gold_base, bootstrap=bootstrap, scores=scores, device=device,
@@ -258,7 +264,7 @@ def inspect(
     from attnlab.config import parse_numbers
     from attnlab.provenance import collect_provenance
 
-    request = inspecting.Request(
+    request = inspecting.InspectionRequest(
         model=model, text=text, pair=pair, file=file, limit=limit, examples=examples, max_length=max_length,
         layers=parse_numbers(layers, "layers"), heads=parse_numbers(heads, "heads"), batch_tokens=batch_tokens,
         dtype=dtype, categories=categories, frequency=frequency,
@@ -266,7 +272,7 @@ def inspect(
     with Bar(1) as progress:
         page = inspecting.inspect(
             request, out=out, device=device, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code,
-            command=command_line(), made=collect_provenance, progress=progress.tick,
+            command=command_line(), provenance=collect_provenance, progress=progress.tick,
         )  # fmt: skip
     if page is not None:
         print(f"report: {page}")
@@ -277,69 +283,90 @@ def compare(
     task: TaskName,
     settings: Pairs = None,
     controls: Annotated[bool, typer.Option(help="Add softmax with as many parameters, and with more heads.")] = True,
-    on: Annotated[str, typer.Option(help="local, or ray: the cluster at RAY_ADDRESS.")] = "local",
-    jobs: Annotated[int | None, typer.Option(help="Largest number of runs at a time; default: as many as fit.")] = None,
+    on: On = "local",
+    jobs: Jobs = None,
+    until: Until = None,
 ) -> None:
     """Train attentions under equal conditions and compare quality (with intervals and tests), cost and what they learn.
 
     Settings: attention=softmax,coda,./mine.py:Mine seeds=3 out= runs= device=auto; a list for any other key is a grid.
     The same command resumes after an interruption and reuses finished runs.
     """
-    from attnlab.commands.compare import command
+    from attnlab.commands.compare.command import run_comparison
     from attnlab.config import split_pairs
 
-    said = command_line()
     with resumable():
-        well = command.run(task, split_pairs(settings or []), controls=controls, on=on, jobs=jobs, command=said)
+        values, command = split_pairs(settings or []), command_line()
+        well = run_comparison(task, values, controls=controls, on=on, jobs=jobs, command=command, until=until)
     raise typer.Exit(0 if well else 1)
 
 
 @app.command()
 def reproduce(
-    study: Annotated[str, typer.Argument(help="Name of a paper; `attnlab list` shows all with their items.")],
+    study: Annotated[
+        str | None, typer.Argument(help="Name of a paper; `attnlab list` shows all and their items.")
+    ] = None,
     settings: Pairs = None,
     only: Annotated[list[str] | None, typer.Option(metavar="ITEM", help="Item to run; may be repeated.")] = None,
-    scale: Annotated[str, typer.Option(help="smoke, small or full.")] = "smoke",
+    scale: Annotated[str | None, typer.Option(help="smoke, small or full; default: smoke.")] = None,
     device: Device = "auto",
     seeds: Annotated[int | None, typer.Option(help="Number of seeds; default: as each item defines.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Output folder; default: results/STUDY/SCALE.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Output folder; default: results/STUDY.")] = None,
     data_dir: Annotated[str | None, typer.Option(help="Folder of data sets, in the layout of ATTNLAB_DATA.")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Run finished items again.")] = False,
-    on: Annotated[str, typer.Option(help="Where to train: local, or ray: the cluster at RAY_ADDRESS.")] = "local",
-    jobs: Annotated[
-        int | None, typer.Option(help="Largest number of models at a time; default: as many as fit.")
+    again: Annotated[bool, typer.Option("--again", help="Measure again what the ledger has.")] = False,
+    on: On = "local",
+    jobs: Jobs = None,
+    until: Until = None,
+    source: Annotated[
+        Path | None, typer.Option("--from", help="Draw everything again from this ledger or its folder; train nothing.")
     ] = None,
-) -> None:
+    status: Annotated[
+        bool, typer.Option("--status", help="Show how much of each paper is run, and what to run next.")
+    ] = False,
+) -> None:  # one parameter per command-line option
     """Reproduce a paper's tables and figures: its numbers beside ours, with intervals and verdicts.
 
-    The same command resumes after an interruption and keeps finished items.
+    Every measured run is a row of OUT/ledger.jsonl. The same command resumes, and runs only what the ledger lacks.
     """
-    from attnlab.config import split_pairs
-    from attnlab.experiments import reproduction as running
-    from attnlab.experiments.schedulers import scheduler
-    from attnlab.experiments.study import known_scale
-    from attnlab.experiments.study_page import brief, outcome_table, tally_table, write
-    from attnlab.studies import open_study
-    from attnlab.training.runs import choose_device
+    from attnlab.commands.reproduce import ROOT, Request, draw_again, run_study, show_status
 
-    chosen = open_study(study)
-    options = {"seeds": seeds, "out": out, "data-dir": data_dir}
-    words = ["attnlab", "reproduce", study, *(settings or [])]
-    words += [*(f"--only={name}" for name in only or []), f"--scale={scale}"]
-    words += [f"--{name}={value}" for name, value in options.items() if value is not None]
-    said = split_pairs(settings or [])
-    command, folder = shlex.join(words), out or Path("results") / study / scale
-    with resumable(), scheduler(on, jobs=jobs, device=device) as where, Bar(1) as progress:
-        terms = running.StudyTerms(known_scale(scale), choose_device(device), seeds, data_dir, command, said, where)
-        outcomes = running.reproduce(
-            chosen, terms, folder, only=only or (), again=again, note=progress.note, progress=progress.tick
-        )
-    asked = [outcome for outcome in outcomes if outcome.config.item in chosen.chosen(only or ())]
-    tables = dict(brief(outcome.title, outcome_table(outcome.cells)) for outcome in asked)
-    tables[f"{study} at scale {scale}"] = tally_table([cell for outcome in asked for cell in outcome.cells])
-    for title, table in tables.items():
-        show_table(title, list(table.columns), [list(row) for row in table.rows])
-    print(f"report: {write(chosen, outcomes, folder)}")
+    if status:
+        return show_status(out or ROOT)
+    if study is None:
+        raise ValueError("name a study, such as attnlab reproduce snell2021; attnlab list shows them all")
+    request = Request(only or (), scale, device, seeds, out, data_dir, again, on, jobs, until)
+    if source is not None:
+        return draw_again(study, source, request)
+    with resumable():
+        run_study(study, settings or [], request)
+    return None
+
+
+ledger = typer.Typer(help="List the rows of a ledger of measured runs, or merge ledgers.", no_args_is_help=True)
+app.add_typer(ledger, name="ledger")
+
+
+@ledger.command("show")
+def show_rows(
+    path: Annotated[Path, typer.Argument(help="A ledger file or its folder, such as results/snell2021.")],
+    settings: Pairs = None,
+    limit: Annotated[int | None, typer.Option(help="Largest number of rows to show.")] = None,
+) -> None:
+    """List the rows of a ledger. key=value selects rows by recipe key, seed, measure or edition."""
+    from attnlab.commands.ledger_command import show_ledger
+
+    show_ledger(path, settings or [], limit=limit)
+
+
+@ledger.command("merge")
+def merge(
+    paths: Annotated[list[Path], typer.Argument(metavar="LEDGER…", help="Ledger files or their folders.")],
+    out: Annotated[Path, typer.Option(help="File to write.")] = Path("ledger.jsonl"),
+) -> None:
+    """Join ledgers of several machines into one. Different values of the same run are an error that names them."""
+    from attnlab.commands.ledger_command import merge_files
+
+    merge_files(paths, out)
 
 
 if __name__ == "__main__":

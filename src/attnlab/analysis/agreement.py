@@ -15,6 +15,7 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,7 +44,7 @@ def kendall(u: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     u, v, seen = _rows(u, v, mask)
     shape, length = u.shape[:-1], u.shape[-1]
     rows = max(1, PAIRS_AT_ONCE // length**2)
-    parts = zip(*(x.reshape(-1, length).split(rows) for x in (u, v, seen)), strict=True)
+    parts = zip(*(torch.split(x.reshape(-1, length), rows) for x in (u, v, seen)), strict=True)
     return torch.cat([_tau(*part) for part in parts]).reshape(shape)
 
 
@@ -128,8 +129,8 @@ def _rows(u: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Te
     seen = torch.ones((), dtype=torch.bool, device=u.device) if mask is None else mask
     shapes = [tuple(x.shape) for x in (u, v, seen)]
     try:
-        shape = torch.broadcast_shapes(*shapes)
-    except RuntimeError:
+        shape = np.broadcast_shapes(*shapes)
+    except ValueError:
         raise ValueError(f"u {shapes[0]}, v {shapes[1]} and mask {shapes[2]} do not broadcast") from None
     if u.shape[-1] != v.shape[-1] or u.shape[-1] == 0 or shape[-1] != u.shape[-1]:
         raise ValueError(

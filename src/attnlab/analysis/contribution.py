@@ -57,13 +57,15 @@ class Keys:
     @cached_property
     def value(self) -> Tensor:
         """‖v_h(x_j)‖, (b,h,j)."""
-        return self.values.norm(dim=-1)
+        size: Tensor = self.values.norm(dim=-1)
+        return size
 
     @cached_property
     def vector(self) -> Tensor:
         """‖f_h(x_j)‖, (b,h,j)."""
         if self.kernel:
-            return self.kernel.vector(self.values, self.projection)
+            vector: Tensor = self.kernel.vector(self.values, self.projection)
+            return vector
         square = ((self.values @ (self.projection @ self.projection.mT)) * self.values).sum(-1)
         return square.clamp_min(0.0).sqrt()
 

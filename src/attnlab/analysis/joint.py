@@ -81,12 +81,13 @@ def correlation(counts: Tensor, single: Tensor | None = None) -> Correlation:
 
 def _ranks(sizes: np.ndarray) -> np.ndarray:
     """Return the mean rank of each bin, minus the mean of all ranks."""
-    return np.cumsum(sizes) - sizes / 2 - sizes.sum() / 2
+    ranks: np.ndarray = np.cumsum(sizes) - sizes / 2 - sizes.sum() / 2
+    return ranks
 
 
 def _hidden_covariance(table: np.ndarray, x: np.ndarray, y: np.ndarray, in_x: np.ndarray, in_y: np.ndarray) -> float:
     """Bound the covariance that ranks within bins add; in_x and in_y are the largest variances of each bin."""
-    total = table.sum()
+    total = float(table.sum())
 
     def one_side(table: np.ndarray, ranks: np.ndarray, inside: np.ndarray) -> float:
         sizes = table.sum(0)

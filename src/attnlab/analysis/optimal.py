@@ -19,6 +19,7 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -54,7 +55,7 @@ def optimal_attention(gamma: Tensor, target: Tensor, bias: Tensor | None = None,
     sides = (gamma, (length, words)), (target, ()), (bias, (words,)), (mask, (length,))
     whole = [side.detach().expand(*(shape or (1,)), *own) for side, own in sides]
     parts = []
-    for some in torch.arange(count, device=gamma.device).split(max(1, MAX_LOGITS // (length * words))):
+    for some in torch.split(torch.arange(count, device=gamma.device), max(1, MAX_LOGITS // (length * words))):
         where = torch.unravel_index(some, shape or (1,))
         parts.append(_Problems.from_logits(*(side[where] for side in whole)).solve())
     weights, gap = (torch.cat(part) for part in zip(*parts, strict=True))
@@ -184,7 +185,7 @@ def _check_shapes(gamma: Tensor, target: Tensor, bias: Tensor | None, mask: Tens
     given = [("gamma", gamma.shape[:-2]), ("target", target.shape)]
     given += [(name, x.shape[:-1]) for name, x in (("bias", bias), ("mask", mask)) if x is not None]
     try:
-        return torch.broadcast_shapes(*(shape for _, shape in given))
-    except RuntimeError:
+        return torch.Size(np.broadcast_shapes(*(shape for _, shape in given)))
+    except ValueError:
         shapes = ", ".join(f"{name} {tuple(shape)}" for name, shape in given)
         raise ValueError(f"the leading axes do not broadcast: {shapes}") from None

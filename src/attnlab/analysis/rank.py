@@ -68,7 +68,7 @@ def mean_cosine(x: Tensor, mask: Tensor | None = None) -> Tensor:
     """Compute the mean of cos(X_i, X_k) over tokens i ≠ k of states (…,n,e); (…). nan below two nonzero tokens."""
     nonzero = _find_nonzero(x, mask)
     scaled = x / x.abs().amax(-1, keepdim=True)
-    unit = (scaled / scaled.norm(dim=-1, keepdim=True)).where(nonzero, 0.0)
+    unit: Tensor = (scaled / scaled.norm(dim=-1, keepdim=True)).where(nonzero, 0.0)
     count = nonzero.sum((-2, -1))
     pairs = unit.sum(-2).square().sum(-1) - unit.square().sum((-2, -1))
     return pairs / (count * (count - 1))

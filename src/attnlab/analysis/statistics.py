@@ -270,7 +270,7 @@ class Statistics:
         return list(range(count)) if self.heads is None else sorted(set(self.heads))
 
     def _pair_rows(self, kind: str) -> list[dict[str, Any]]:
-        table = self.sums[f"{kind}/pairs"][:-1].unflatten(1, (WEIGHTS.size, NORMS.size))
+        table = self.sums[f"{kind}/pairs"][:-1].view(-1, WEIGHTS.size, NORMS.size)
         rows = []
         for name, counts in [*zip(self.names, table, strict=True), ("all", table.sum(0))]:
             result = correlation(counts)

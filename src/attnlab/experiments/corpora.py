@@ -1,7 +1,7 @@
-"""What the models of a study are trained on: a corpus with its recipe at each scale, and whether it can be run now.
+"""Corpora of a study: what its models are trained on at each scale, and whether they can be run now.
 
-A corpus that the paper used has a row in every table; others stand in for it, with the tag "other data". Recipes that
-take hours are run only where data=NAME asks for them.
+A corpus that the paper used has a row in every table. Others stand in for it, with the tag "other data". Recipes that
+take hours run only if data=NAME asks for them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,10 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from attnlab.config import compute_digest, suggest_nearest
+from attnlab.config import suggest_nearest
+from attnlab.experiments.engine import NOT_MEASURED
+from attnlab.experiments.plan import Measure, TrainedRun, prepare_vocabulary
 from attnlab.experiments.study import Scale, Setting
-from attnlab.files import write_bytes
-from attnlab.tasks import TASKS
+from attnlab.files import write_text
 from attnlab.tasks.lexicon import Lexicon
 from attnlab.training.recipe import Recipe, resolve_recipe
 
@@ -23,20 +24,20 @@ LINES = {"train": 1200, "valid": 60, "test": 60}
 
 @dataclass(frozen=True)
 class StudyCorpus:
-    """settings: at each scale it has, what attnlab train would be told but for attention and seed."""
+    """A corpus with its settings at each scale: what attnlab train would get, without attention and seed."""
 
-    name: str  # as data= says it
-    row: str  # as a table says it
+    name: str  # the value of data=
+    row: str  # its name in tables
     task: str
     settings: Mapping[Scale, Mapping[str, str]]
     tags: tuple[str, ...] = ()
-    asked: str = ""  # what it takes, where it is run only if data= names it
+    asked: str = ""  # what it takes, if it runs only when data= names it
 
     @property
     def of_paper(self) -> bool:
         return "other data" not in self.tags
 
-    def on(self, setting: Setting) -> "Ground":
+    def at(self, setting: Setting) -> "Ground":
         return Ground(self, setting)
 
 
@@ -48,69 +49,88 @@ class Ground:
     setting: Setting
 
     def recipe(self, seed: int, values: Mapping[str, str]) -> Recipe:
-        """The run of a seed with these values: attention, heads, …"""
+        """Return the recipe of a seed with these values: attention, heads, …"""
         settings = dict(self.corpus.settings[self.setting.scale])
         if settings.get("data") == ARTIFICIAL:
-            settings |= artificial_text(self.setting.folder.parent / ARTIFICIAL)
-        made = resolve_recipe(self.corpus.task, {**settings, **values, "seed": str(seed)})
-        data: Any = made.data
-        return replace(made, data=replace(data, data_dir=self.setting.data_dir)) if hasattr(data, "data_dir") else made
+            settings |= name_artificial_text(self.text)
+        recipe = resolve_recipe(self.corpus.task, {**settings, **values, "seed": str(seed)})
+        data: Any = recipe.data
+        if not hasattr(data, "data_dir"):
+            return recipe
+        return replace(recipe, data=replace(data, data_dir=self.setting.place.data_dir))
+
+    def plan_run(self, seed: int, values: Mapping[str, str], measure: Measure) -> TrainedRun:
+        return TrainedRun(self.recipe(seed, values), measure, files=self.text)
 
     @cached_property
     def vocabulary(self) -> Path:
-        """What the task makes of its data, once for all runs; OSError where the data are not at hand."""
-        recipe = self.recipe(0, {})
-        folder = (self.setting.folder.parent / "vocabulary" / compute_digest(recipe.data)).absolute()
-        folder.mkdir(parents=True, exist_ok=True)
-        TASKS[recipe.task].prepare(recipe.data, folder)
-        return folder
+        """The folder of what the task derives from its data; OSError if the data are not available."""
+        if self.corpus.settings[self.setting.scale].get("data") == ARTIFICIAL:
+            write_artificial_text(self.text)
+        return prepare_vocabulary(self.recipe(0, {}), self.setting.place)
 
-    def why_not(self) -> str:
-        """The reason why it cannot be run; empty where it can."""
+    def explain_absence(self) -> str:
+        """Return why it cannot be run, or an empty text."""
         corpus, setting = self.corpus, self.setting
-        said = setting.options.get("data", "")
-        if said and corpus.name not in said.split(","):
-            return f"left out by data={said}"
+        chosen = setting.options.get("data", "")
+        if chosen and corpus.name not in chosen.split(","):
+            return f"excluded by data={chosen}"
         if setting.scale not in corpus.settings:
-            return f"this row is run at scale {' and '.join(corpus.settings)}"
-        if corpus.asked and not said:
-            return f"{corpus.asked}: it is run where data={corpus.name} asks for it"
+            return f"this row runs at scale {' and '.join(corpus.settings)}"
+        if not setting.running:
+            return ""
+        if corpus.asked and not chosen:
+            return self.explain_missing()
         try:
             self.vocabulary  # noqa: B018 (to see whether its data are there)
-        except OSError as error:  # not at hand, and cannot be fetched
+        except OSError as error:
             return " ".join(str(error).split())
         return ""
 
+    def explain_missing(self) -> str:
+        """Return why the ledger has no row of it."""
+        return f"{self.corpus.asked}: data={self.corpus.name} runs it" if self.corpus.asked else NOT_MEASURED
+
     @property
     def tags(self) -> tuple[str, ...]:
-        """What differs from the paper: the corpus's own, and of a model that was cut down."""
+        """What differs from the paper: the corpus's tags, and those of a smaller model."""
         cut = () if self.setting.scale == "full" else ("other model", "smaller scale")
         return tuple(dict.fromkeys((*self.corpus.tags, *cut)))
 
-
-def grounds(corpora: Iterable[StudyCorpus], setting: Setting, known: Sequence[str]) -> list[Ground]:
-    """Those that a table of this scale has a row for; data= is refused where it names none of the study's (known)."""
-    chosen(setting, "data", known)
-    return [corpus.on(setting) for corpus in corpora if setting.scale in corpus.settings or corpus.of_paper]
+    @property
+    def text(self) -> Path:
+        return (self.setting.folder / ARTIFICIAL).absolute()
 
 
-def chosen(setting: Setting, key: str, names: Sequence[str]) -> list[str]:
-    """Of these, the ones that the option key=a,b says; all where it is not said."""
+def list_grounds(corpora: Iterable[StudyCorpus], setting: Setting, known: Sequence[str]) -> list[Ground]:
+    """Return the corpora that a table of this scale has a row for; data= must name corpora of the study (known)."""
+    select_names(setting, "data", known)
+    return [corpus.at(setting) for corpus in corpora if setting.scale in corpus.settings or corpus.of_paper]
+
+
+def select_names(setting: Setting, key: str, names: Sequence[str]) -> list[str]:
+    """Return the names that the option key=a,b gives, or all of them."""
     if key not in setting.options:
         return list(names)
-    said = setting.options[key].split(",")
-    for name in said:
+    chosen = setting.options[key].split(",")
+    for name in chosen:
         if name not in names:
-            raise ValueError(f"{key}: there is no {name!r}{suggest_nearest(name, names)}; there are {', '.join(names)}")
-    return [name for name in names if name in said]
+            raise ValueError(
+                f"{key}: unknown name {name!r}{suggest_nearest(name, names)}; available: {', '.join(names)}"
+            )
+    return [name for name in names if name in chosen]
 
 
-def artificial_text(folder: Path) -> dict[str, str]:
-    """Files of running text in the artificial language: what a language model learns where no data set is at hand."""
+def name_artificial_text(folder: Path) -> dict[str, str]:
+    """Return the settings of a language model of the artificial language, whose text files are in a folder."""
+    files = {part: str(folder / f"{part}.txt") for part in LINES}
+    return {"data": files["train"], "valid": files["valid"], "test": files["test"], "units": "word"}
+
+
+def write_artificial_text(folder: Path) -> None:
+    """Write running text in the artificial language: what a language model learns if no data set is available."""
     lexicon = Lexicon(0)
     for number, (part, lines) in enumerate(LINES.items()):
         if not (folder / f"{part}.txt").exists():
             text = "".join(" ".join(sentence.target) + "\n" for sentence in lexicon.draw_sentences(number, lines))
-            write_bytes(folder / f"{part}.txt", text.encode())
-    files = {part: str((folder / f"{part}.txt").absolute()) for part in LINES}
-    return {"data": files["train"], "valid": files["valid"], "test": files["test"], "units": "word"}
+            write_text(folder / f"{part}.txt", text)

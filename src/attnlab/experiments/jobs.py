@@ -1,4 +1,4 @@
-"""A job, and what a scheduler promises of it."""
+"""Jobs, and what a scheduler does with them."""
 
 import os
 import traceback
@@ -10,59 +10,67 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, ClassVar
 
+from attnlab.experiments.deadline import LEAST_S, Deadline
+
 RETRIES = 3  # of a job whose process or machine died
 POLL_S = 0.5  # between two looks at the jobs
 
 
 @dataclass(frozen=True)
 class Job:
-    """function(*arguments), which another process can import and which, called again, goes on where it stood."""
+    """A call that another process can import and make. Called again, it resumes."""
 
-    name: str  # of its own
+    name: str  # unique among the jobs of one call
     function: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
-    after: tuple[str, ...] = ()  # names of jobs that must be done before
+    after: tuple[str, ...] = ()  # names of the jobs that must be done before
+    least_s: float = LEAST_S  # with less time before the deadline it is not started
 
 
 class Scheduler(AbstractContextManager["Scheduler"], ABC):
-    """Runs jobs, each in a process of its own and in this process's working folder."""
+    """Runs jobs, each in its own process and in this process's working folder."""
 
-    device: str  # cpu or cuda: where they compute
-    here: ClassVar[bool]  # whether all of them run on this machine
+    device: str  # cpu or cuda: where jobs compute
+    here: ClassVar[bool]  # whether all jobs run on this machine
 
     @abstractmethod
     def run(
-        self, jobs: Sequence[Job], *, alone: bool = False, watch: Callable[[], None] = lambda: None
+        self,
+        jobs: Sequence[Job],
+        *,
+        alone: bool = False,
+        watch: Callable[[], None] = lambda: None,
+        until: Deadline | None = None,
     ) -> dict[str, str]:
-        """Run them all, of those that can be started the first; the reason of each that failed, by name.
+        """Run all jobs and return the reason of each that failed, by name.
 
-        alone   one after another, so that a clock can be trusted
-        watch   called now and then while they run
+        alone   one after another, so that timings can be trusted
+        watch   called regularly while jobs run
+        until   near this time running jobs stop at a checkpoint, and OutOfTimeError is raised
 
-        On KeyboardInterrupt every job is asked once to stop, is waited for, and the exception goes on.
+        On KeyboardInterrupt every job is asked to stop and is waited for; then the exception is raised again.
         """
 
     def __exit__(self, *exception: object) -> None:
-        """Nothing to give back."""
+        """Release nothing by default."""
 
 
-class Waiting:
-    """Jobs that are to be started, in the order given but for those that come after others. One that comes after a job
-    that failed fails too.
-    """
+class JobQueue:
+    """Jobs that wait for their start, in the order given; a job after a failed job fails too."""
 
-    def __init__(self, jobs: Sequence[Job]) -> None:
+    def __init__(self, jobs: Sequence[Job], until: Deadline | None = None) -> None:
         names = [job.name for job in jobs]
         if twice := {name for name in names if names.count(name) > 1}:
-            raise ValueError(f"two jobs are called {min(twice)!r}: each needs a name of its own")
+            raise ValueError(f"two jobs are named {min(twice)!r}: names must be unique")
         for job in jobs:
             if unknown := set(job.after).difference(names):
-                raise ValueError(f"the job {job.name!r} comes after {min(unknown)!r}, which is none of the jobs")
+                raise ValueError(f"the job {job.name!r} must come after {min(unknown)!r}, which is not among the jobs")
         try:
             TopologicalSorter({job.name: job.after for job in jobs}).prepare()
         except CycleError as error:
             raise ValueError(f"these jobs wait for each other: {', '.join(error.args[1])}") from None
         self.left = list(jobs)
+        self.until = until
         self.open = set(names)  # not done yet
         self.failed: dict[str, str] = {}
 
@@ -70,42 +78,47 @@ class Waiting:
         return len(self.left)
 
     def take(self) -> Job | None:
-        """The first that can be started; None where all that are left come after one that is not done."""
-        ready = next((job for job in self.left if self.open.isdisjoint(job.after)), None)
-        if ready is not None:
-            self.left.remove(ready)
-        return ready
+        """Remove and return the first job that can start; None if all wait for others or for more time."""
+        for job in self.left:
+            if self.open.isdisjoint(job.after) and (self.until is None or self.until.leaves(job.least_s)):
+                self.left.remove(job)
+                return job
+        return None
 
-    def again(self, job: Job) -> None:
-        """It is to be started once more."""
+    def put_back(self, job: Job) -> None:
+        """Queue a job once more."""
         self.left.append(job)
 
-    def ended(self, job: Job, reason: str) -> None:
-        """It is done or, for a reason, failed."""
+    def finish(self, job: Job, reason: str) -> None:
+        """Mark a job as done or, with a reason, as failed."""
         self.open.discard(job.name)
         if not reason:
             return
         self.failed[job.name] = reason
         while after := next((other for other in self.left if job.name in other.after), None):
             self.left.remove(after)
-            self.ended(after, f"it comes after {job.name}, which failed")
+            self.finish(after, f"it comes after {job.name}, which failed")
+
+    def is_out_of_time(self, running: int) -> bool:
+        """Return whether running jobs must stop, or none runs and none could start just now."""
+        return self.until is not None and (self.until.is_near or not running)
 
 
-def attempt(job: Job, folder: str) -> str:
-    """Do the job in a working folder: why it failed, empty where it did not. KeyboardInterrupt goes through."""
+def attempt_job(job: Job, folder: str) -> str:
+    """Do a job in a working folder; return why it failed, or an empty text. KeyboardInterrupt is not caught."""
     if not Path(folder).is_dir():
-        return f"{folder} is not there: all machines must see the working folder and the run folders under one path"
+        return f"{folder} does not exist: all machines must see the working folder under the same path"
     os.chdir(folder)
     try:
         job.function(*job.arguments)
     except Exception as error:
         if os.environ.get("ATTNLAB_TRACE"):
             traceback.print_exc()
-        return told(error)
+        return describe_error(error)
     return ""
 
 
-def told(error: Exception) -> str:
-    """What went wrong as one line; of an error that says what to do the message alone."""
+def describe_error(error: Exception) -> str:
+    """Return an error as one line, with its type unless the message alone says what to do."""
     message = " ".join(str(error).split())
     return message if isinstance(error, ValueError | OSError) and message else f"{type(error).__name__}: {message}"

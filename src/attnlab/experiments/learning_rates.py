@@ -1,8 +1,8 @@
-"""The rate of learning of each variant, looked for on validation with equal trials, and the variants at their best.
+"""The learning rate of each variant, searched on validation with equal trials, and the variants at their best.
 
-With the first seed every variant is trained at the rate of its corpus's recipe, at half of it and at twice it; then,
-with all seeds, at the one whose validation perplexity was lowest, and held against a peer at that one's own best. What
-chose the rates judges nothing: the columns that are compared must be of the test part.
+With the first seed every variant is trained at the learning rate of its corpus's recipe, at half of it and at twice it.
+Then it is trained with all seeds at the rate with the lowest validation perplexity, and compared with a peer at that
+peer's own best rate. Validation chooses the rates, so the compared columns must be of the test part.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,23 +10,22 @@ from dataclasses import replace
 
 from attnlab.experiments.corpora import Ground
 from attnlab.experiments.study import Findings
-from attnlab.experiments.trained import VALIDATION, Value, perplexity
-from attnlab.experiments.variants import Variant, Variants
+from attnlab.experiments.variants import VALIDATION, Value, Variant, Variants, read_perplexity
 from attnlab.experiments.verdicts import Cell
 
 TIMES = (0.5, 1.0, 2.0)
 EDGES = {TIMES[0]: ", the lowest tried", TIMES[-1]: ", the highest tried"}
 BEST = "at the best rate tried"
 REMARK = (
-    "The rate was looked for with the first seed alone, by validation perplexity; where the best is the lowest or the "
-    "highest tried, a better one may lie beyond it."
+    "The learning rate was searched with the first seed alone, by validation perplexity. Where the best rate is the "
+    "lowest or the highest tried, a better one may lie beyond it."
 )
 
 Train = Callable[[Ground, Sequence[Variant]], Variants]
-Side = Callable[[Variant, str], int]  # of 0, that on which a variant less its peer is in a column, says the paper
+Side = Callable[[Variant, str], int]  # the side of 0 on which the paper has a variant minus its peer in a column
 
 
-def compared_at_best_rates(
+def compare_at_best_rates(
     ground: Ground,
     variants: Sequence[Variant],
     *,
@@ -35,37 +34,38 @@ def compared_at_best_rates(
     side: Side,
     train: Train,
 ) -> Findings:
-    """Of one corpus: validation perplexity at every rate, then the columns with each variant at its best."""
-    tried = {variant: at_rates(variant, ground) for variant in variants}
+    """Return the validation perplexity at every rate on one corpus, then the columns of each variant at its best."""
+    tried = {variant: vary_rate(variant, ground) for variant in variants}
     every = [at for rates in tried.values() for at in rates.values()]
     search = train(replace(ground, setting=replace(ground.setting, seeds=ground.setting.seeds[:1])), every)
-    cells = [search.level(at, VALIDATION, perplexity("valid")) for at in every]
-    best = {variant: best_rate(search, rates) for variant, rates in tried.items()}
+    cells = [search.make_level(at, VALIDATION, read_perplexity("valid")) for at in every]
+    best = {variant: find_best_rate(search, rates) for variant, rates in tried.items()}
     chosen = {variant: tried[variant][times] for variant, times in best.items() if times is not None}
     models = train(ground, list(chosen.values()))
-    said = {variant: f"{at.at}{EDGES.get(best[variant] or 0, '')}" for variant, at in chosen.items()}
+    rates = {variant: f"{at.at}{EDGES.get(best[variant] or 0, '')}" for variant, at in chosen.items()}
     for column, value in columns.items():
         for variant in variants:
             label = f"{variant.label}, {BEST}"
             if variant in chosen:
-                cells.append(models.level(chosen[variant], column, value, label=label, at="", note=said[variant]))
+                at, note = chosen[variant], rates[variant]
+                cells.append(models.make_level(at, column, value, label=label, at="", note=note))
             else:
-                cells.append(_none(search, label, column, variant))
+                cells.append(_make_failed(search, label, column, variant))
         for variant in (variant for variant in variants if variant != peer):
             label = f"{variant.label} − {peer.label}, each {BEST}"
             if missing := [each for each in (variant, peer) if each not in chosen]:
-                cells.append(_none(search, label, column, missing[0]))
+                cells.append(_make_failed(search, label, column, missing[0]))
                 continue
-            note, sign = f"{said[variant]}; {said[peer]}", side(variant, column)
+            note, sign = f"{rates[variant]}; {rates[peer]}", side(variant, column)
             two = chosen[variant], chosen[peer]
-            cells.append(models.contrast(*two, column, value, sign=sign, label=label, at="", note=note))
-    where = sorted({*search.trained.on, *models.trained.on})
-    return Findings(cells, remarks=(REMARK, *([f"Trained on {'; '.join(where)}."] if where else [])))
+            cells.append(models.make_contrast(*two, column, value, sign=sign, label=label, at="", note=note))
+    hardware = sorted({*search.measured.hardware, *models.measured.hardware})
+    return Findings(cells, remarks=(REMARK, *([f"Trained on {'; '.join(hardware)}."] if hardware else [])))
 
 
-def at_rates(variant: Variant, ground: Ground) -> dict[float, Variant]:
-    """The variant by how many times the recipe's rate it has; with 1 it is the very run that other items have."""
-    if ground.why_not():  # then nothing is trained, and the recipe may not be there
+def vary_rate(variant: Variant, ground: Ground) -> dict[float, Variant]:
+    """Return the variant at each multiple of the recipe's learning rate; at 1 it is the run that other items have."""
+    if ground.explain_absence():  # then nothing is trained, and the recipe may not exist
         return {times: replace(variant, at=f"{times:g} times the rate") for times in TIMES}
     rate = ground.recipe(0, variant.values).training.lr
     return {
@@ -74,14 +74,14 @@ def at_rates(variant: Variant, ground: Ground) -> dict[float, Variant]:
     }
 
 
-def best_rate(search: Variants, rates: Mapping[float, Variant]) -> float | None:
-    """The times of the lowest validation perplexity; None where none could be trained. Of rows that are not run, 1."""
-    if any(map(search.why_not, rates.values())):
+def find_best_rate(search: Variants, rates: Mapping[float, Variant]) -> float | None:
+    """Return the multiple with the lowest validation perplexity; None if all failed, 1 for rows that do not run."""
+    if any(map(search.explain_absence, rates.values())):
         return 1.0
-    found = {times: perplexity("valid")(one) for times, at in rates.items() for one in search.of(at)}
-    return min(found, key=found.__getitem__, default=None)
+    losses = {times: read_perplexity("valid")(one) for times, at in rates.items() for one in search.list_values(at)}
+    return min(losses, key=losses.__getitem__, default=None)
 
 
-def _none(search: Variants, label: str, column: str, variant: Variant) -> Cell:
-    reasons = [reason for (each, _), reason in search.trained.failed.items() if each.name == variant.name]
-    return Cell(**search.about("", label, column), not_run=f"{variant.label} fails at every rate: {reasons[0]}")
+def _make_failed(search: Variants, label: str, column: str, variant: Variant) -> Cell:
+    reasons = [reason for (each, _), reason in search.measured.failures.items() if each.name == variant.name]
+    return Cell(**search.describe_cell("", label, column), not_run=f"{variant.label} fails at every rate: {reasons[0]}")

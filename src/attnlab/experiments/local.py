@@ -1,8 +1,8 @@
-"""Jobs on this machine: on a CPU as many as there are cores, on GPUs one on each, unless it is said how many.
+"""Jobs on this machine: by default one per core on a CPU, one per GPU otherwise.
 
-A job's process is forked from a server that has imported modules and done nothing else, so it starts at once and shares
-nothing with another. It is in a session of its own: Ctrl-C reaches this process alone, which asks each job to stop by
-one SIGTERM. Should this process be killed, its jobs find the pipe closed, and stop by themselves.
+The process of a job is forked from a server that has only imported modules, so it starts at once and shares nothing. It
+has its own session: Ctrl-C reaches the parent alone, which sends each job one SIGTERM. If the parent is killed, its
+jobs find their pipe closed and stop.
 """
 
 import multiprocessing
@@ -19,50 +19,60 @@ from typing import Any
 
 import torch
 
-from attnlab.experiments.jobs import POLL_S, RETRIES, Job, Scheduler, Waiting, attempt
+from attnlab.experiments.deadline import Deadline, OutOfTimeError
+from attnlab.experiments.jobs import POLL_S, RETRIES, Job, JobQueue, Scheduler, attempt_job
 from attnlab.training.runs import choose_device
 
-PRELOADED = [  # what every run imports, and what measures it
+PRELOADED = [  # what training and measuring a run imports
     "attnlab.decoding.evaluation", "accelerate", "torch._dynamo", "pandas", "scipy.stats", "matplotlib.figure",
 ]  # fmt: skip
 
 
 class Local(Scheduler):
+    """Jobs in processes of this machine."""
+
     here = True
 
     def __init__(self, jobs: int | None, device: str) -> None:
         where = choose_device(device)
         self.device = where.type
-        self.cards = _cards() if self.device == "cuda" else []
+        self.cards = _list_cards() if self.device == "cuda" else []
         if self.cards and where.index is not None and ":" in device:
             self.cards = [self.cards[where.index]]
-        self.slots = jobs or (len(self.cards) if self.cards else max(1, _cores() // _threads_said(1)))
+        self.slots = jobs or (len(self.cards) if self.cards else max(1, _count_cores() // _count_threads(1)))
         self.context: Any = multiprocessing.get_context("forkserver")
 
     def run(
-        self, jobs: Sequence[Job], *, alone: bool = False, watch: Callable[[], None] = lambda: None
+        self,
+        jobs: Sequence[Job],
+        *,
+        alone: bool = False,
+        watch: Callable[[], None] = lambda: None,
+        until: Deadline | None = None,
     ) -> dict[str, str]:
-        waiting, died = Waiting(jobs), Counter[str]()
+        waiting, died = JobQueue(jobs, until), Counter[str]()
         self._start_server({job.function.__module__ for job in jobs})
         slots = 1 if alone else max(1, min(self.slots, len(waiting)))
-        threads = _threads_said(max(1, _cores() // slots))
+        threads = _count_threads(max(1, _count_cores() // slots))
         free, running = list(range(slots)), list[_Worker]()
         try:
             while waiting or running:
                 while free and (job := waiting.take()):
                     running.append(_Worker(self.context, job, free.pop(0), threads, self.cards))
+                if waiting.is_out_of_time(len(running)):
+                    raise OutOfTimeError
                 heard = wait([worker.link for worker in running], timeout=POLL_S)
                 for worker in [worker for worker in running if worker.link in heard]:
                     running.remove(worker)
                     free.append(worker.slot)
-                    reason = worker.reason()
+                    reason = worker.read_reason()
                     if reason is not None:
-                        waiting.ended(worker.job, reason)
+                        waiting.finish(worker.job, reason)
                     elif died[worker.job.name] < RETRIES:
                         died[worker.job.name] += 1
-                        waiting.again(worker.job)
+                        waiting.put_back(worker.job)
                     else:
-                        waiting.ended(worker.job, f"its process died {RETRIES + 1} times ({worker.ended()})")
+                        waiting.finish(worker.job, f"its process died {RETRIES + 1} times ({worker.describe_end()})")
                 watch()
         except BaseException:
             _stop(running)
@@ -70,9 +80,9 @@ class Local(Scheduler):
         return waiting.failed
 
     def _start_server(self, modules: set[str]) -> None:
-        """Where there is none yet. Ctrl-C is not for it: while it imports it would die of it with a traceback."""
+        """Start the fork server unless it runs, with Ctrl-C blocked: it would print a traceback while it imports."""
         self.context.set_forkserver_preload([*PRELOADED, *sorted(modules - {"__main__"})])
-        resource_tracker.ensure_running()  # else the server starts it, which lets Ctrl-C through again
+        resource_tracker.ensure_running()  # otherwise the server starts it and unblocks Ctrl-C
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             forkserver.ensure_running()
@@ -81,7 +91,7 @@ class Local(Scheduler):
 
 
 class _Worker:
-    """A process that does one job."""
+    """One process with its job."""
 
     def __init__(self, context: Any, job: Job, slot: int, threads: int, cards: Sequence[str]) -> None:
         self.job, self.slot = job, slot
@@ -92,37 +102,37 @@ class _Worker:
         self.process.start()
         theirs.close()
 
-    def reason(self) -> str | None:
-        """Why the job failed, empty where it did not; None where its process died before it said."""
+    def read_reason(self) -> str | None:
+        """Return why the job failed, or an empty text; None if its process died first."""
         try:
-            said = self.link.recv()
+            reason: str | None = self.link.recv()
         except (EOFError, ConnectionResetError):
-            said = None
+            reason = None
         self.process.join()
         self.link.close()
-        return said
+        return reason
 
-    def ended(self) -> str:
+    def describe_end(self) -> str:
         code = self.process.exitcode or 0
         return signal.Signals(-code).name if code < 0 else f"exit status {code}"
 
 
 def _work(job: Job, link: Connection, folder: str, environment: dict[str, str], threads: int, card: str | None) -> None:
-    """What a worker's process does; the server that it is forked from has the environment of its own start."""
+    """Run one job in a worker process; the fork server may have an older environment."""
     os.setsid()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     os.environ.clear()
     os.environ.update(environment)
     if card is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = card  # before CUDA is first asked for
+        os.environ["CUDA_VISIBLE_DEVICES"] = card  # before CUDA is initialized
     torch.set_num_threads(threads)
     threading.Thread(target=_stop_when_closed, args=(link,), daemon=True).start()
     try:
-        said = attempt(job, folder)
+        reason = attempt_job(job, folder)
     except KeyboardInterrupt:
-        said = "stopped"
-    with suppress(BrokenPipeError):  # where the process that started it is gone
-        link.send(said)
+        reason = "stopped"
+    with suppress(BrokenPipeError):  # the parent is gone
+        link.send(reason)
 
 
 def _stop_when_closed(link: Connection) -> None:
@@ -133,7 +143,7 @@ def _stop_when_closed(link: Connection) -> None:
 
 
 def _stop(running: Sequence[_Worker]) -> None:
-    """Ask each once, and wait; asked again meanwhile, end them at once: what their checkpoints hold stays."""
+    """Ask every worker to stop and wait; a second Ctrl-C kills them. Their checkpoints stay."""
     for worker in running:
         worker.process.terminate()
     try:
@@ -145,16 +155,16 @@ def _stop(running: Sequence[_Worker]) -> None:
         raise
 
 
-def _cores() -> int:
+def _count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _threads_said(otherwise: int) -> int:
-    """Threads of a job: what OMP_NUM_THREADS says, else its share of the cores."""
-    said = os.environ.get("OMP_NUM_THREADS", "")
-    return int(said) if said.isdigit() and int(said) else otherwise
+def _count_threads(default: int) -> int:
+    """Return the number of threads of a job: OMP_NUM_THREADS, or its share of the cores."""
+    text = os.environ.get("OMP_NUM_THREADS", "")
+    return int(text) if text.isdigit() and int(text) else default
 
 
-def _cards() -> list[str]:
-    said = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return said.split(",") if said else [str(number) for number in range(torch.cuda.device_count())]
+def _list_cards() -> list[str]:
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]

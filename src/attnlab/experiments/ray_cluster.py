@@ -1,7 +1,7 @@
-"""Jobs on a Ray cluster: one task each, which Ray starts again elsewhere when its machine dies.
+"""Jobs on a Ray cluster: one task each, which Ray restarts elsewhere when its machine dies.
 
-The address is RAY_ADDRESS, or that of a cluster running here; where there is none, Ray is started on this machine. All
-machines must see the working folder and the run folders under the same paths: nothing else is sent back and forth.
+The cluster is the one at RAY_ADDRESS, or one that runs here; otherwise Ray starts on this machine. All machines must
+see the working folder and the run folders under the same paths. Nothing else is exchanged.
 """
 
 import logging
@@ -10,19 +10,22 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from attnlab.experiments.jobs import POLL_S, RETRIES, Job, Scheduler, Waiting, attempt, told
+from attnlab.experiments.deadline import Deadline, OutOfTimeError
+from attnlab.experiments.jobs import POLL_S, RETRIES, Job, JobQueue, Scheduler, attempt_job, describe_error
 
 
 class OnRay(Scheduler):
+    """Jobs as tasks of a Ray cluster."""
+
     here = False
 
     def __init__(self, jobs: int | None, device: str) -> None:
         try:
             import ray
         except ImportError:
-            raise ImportError("--on ray needs Ray: pip install 'attnlab[ray]', or say --on local") from None
+            raise ImportError("--on ray needs Ray: pip install 'attnlab[ray]', or use --on local") from None
         if ":" in device:
-            raise ValueError(f"device={device}: Ray gives each run a card; say device=cuda")
+            raise ValueError(f"device={device}: Ray assigns the GPUs; use device=cuda")
         self.ray: Any = ray
         self.slots = jobs
         self.joined = not ray.is_initialized()
@@ -34,26 +37,33 @@ class OnRay(Scheduler):
         self.device = ("cuda" if cards else "cpu") if device == "auto" else device
         if self.device == "cuda" and not cards:
             self.__exit__()
-            raise ValueError("device=cuda, but no machine of this Ray cluster offers a GPU; say device=cpu")
+            raise ValueError("device=cuda, but no machine of this Ray cluster has a GPU; use device=cpu")
 
     def run(
-        self, jobs: Sequence[Job], *, alone: bool = False, watch: Callable[[], None] = lambda: None
+        self,
+        jobs: Sequence[Job],
+        *,
+        alone: bool = False,
+        watch: Callable[[], None] = lambda: None,
+        until: Deadline | None = None,
     ) -> dict[str, str]:
-        waiting, folder = Waiting(jobs), os.getcwd()
+        waiting, folder = JobQueue(jobs, until), os.getcwd()
         slots = 1 if alone else self.slots or len(waiting)
         needs = {"num_cpus": 1, "num_gpus": 1 if self.device == "cuda" else 0}
-        task = self.ray.remote(max_retries=RETRIES, max_calls=1, **needs)(attempt)
+        task = self.ray.remote(max_retries=RETRIES, max_calls=1, **needs)(attempt_job)
         running: dict[Any, Job] = {}
         try:
             while waiting or running:
                 while len(running) < slots and (job := waiting.take()):
                     running[task.options(name=job.name).remote(job, folder)] = job
+                if waiting.is_out_of_time(len(running)):
+                    raise OutOfTimeError
                 for done in self.ray.wait(list(running), timeout=POLL_S)[0]:
-                    waiting.ended(running.pop(done), self._reason(done))
+                    waiting.finish(running.pop(done), self._reason(done))
                 watch()
         except BaseException:
             for task in running:
-                self.ray.cancel(task)  # as Ctrl-C: the run saves, and stops
+                self.ray.cancel(task)  # like Ctrl-C: the run writes a checkpoint and stops
             self.ray.wait(list(running), num_returns=len(running)) if running else None
             raise
         return waiting.failed
@@ -62,7 +72,7 @@ class OnRay(Scheduler):
         try:
             return self.ray.get(done)
         except self.ray.exceptions.RayError as error:
-            return f"Ray gave it up: {told(error)}"
+            return f"Ray gave up: {describe_error(error)}"
 
     def __exit__(self, *exception: object) -> None:
         if self.joined:
@@ -70,7 +80,7 @@ class OnRay(Scheduler):
 
 
 def _check_answers(address: str | None) -> None:
-    """Refuse an address where nobody listens, for which Ray would wait minutes."""
+    """Refuse an address that does not answer; Ray would wait for minutes."""
     host, colon, port = (address or "").rpartition("://")[2].rpartition(":")
     if not colon or not port.isdigit():
         return

@@ -1,37 +1,41 @@
-"""Run a study's items and write what came out: each item once, its result in a file of its own.
+"""Run a study's items, and draw them again from the ledger alone.
 
-    OUT/items/ITEM-DIGEST.json    cells, remarks and where they were measured; the digest is of all that fixes them
-    OUT/figures/ITEM-DIGEST-NAME.png
-    OUT/work/ITEM-DIGEST/         what an item keeps to go on after an interruption
-    OUT/results.json, cells.csv, report.html    of all items that OUT holds of one scale
+    OUT/ledger.jsonl            every measured run, and a row for each item that was completed
+    OUT/SCALE/cells.csv, report.html, figures/ITEM-NAME.png
+    OUT/work/                   runs, vocabularies and populations, to resume after an interruption
 
-An item whose file is there is not run again. Every file is written whole or not at all, an item's JSON last.
+An item is a pure function of the ledger. What it asks for and the ledger lacks is run first (engine.py).
 """
 
-import json
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from attnlab.config import compute_digest
-from attnlab.experiments.schedulers import Scheduler
+from attnlab.experiments.deadline import Deadline, OutOfTimeError
+from attnlab.experiments.engine import Progress, RowReader, complete
+from attnlab.experiments.jobs import Scheduler
+from attnlab.experiments.ledger import FILE, Ledger, Row
+from attnlab.experiments.plan import Workplace
 from attnlab.experiments.study import Findings, Item, Scale, Setting, Study
 from attnlab.experiments.verdicts import Cell
 from attnlab.files import write_bytes
 from attnlab.provenance import collect_provenance
 from attnlab.report.figures import render_files
 
-FORMAT = "attnlab-study-1"
+ITEM = "item"  # the measure of rows that say with which seeds and options an item was completed
+CELLS_ONLY = "only cell values survive; the runs behind them were measured before there was a ledger"
+LISTS = ("data", "attention")  # options that select rows of a table
 
 
 @dataclass(frozen=True)
 class ItemConfig:
-    """What fixes an item's result."""
+    """What an item was run with."""
 
     study: str
     item: str
@@ -40,64 +44,41 @@ class ItemConfig:
     edition: int
     options: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def stem(self) -> str:
-        return f"{self.item}-{compute_digest(self, without=() if self.options else ('options',))}"
+    def as_recipe(self) -> dict[str, Any]:
+        return {"study": self.study, "item": self.item, "scale": self.scale, "seeds": list(self.seeds),
+                "options": self.options}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class ItemResult:
-    """A finished item, as its file has it."""
+    """An item as its page shows it."""
 
     config: ItemConfig
     title: str
     cells: tuple[Cell, ...]
-    figures: tuple[tuple[str, str], ...]  # file, what one sees in it
+    figures: tuple[tuple[str, str], ...]  # file below OUT/SCALE, caption
     remarks: tuple[str, ...]
     about: dict[str, Any]
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "format": FORMAT,
-            "config": vars(self.config),
-            "title": self.title,
-            "about": self.about,
-            "remarks": self.remarks,
-            "figures": self.figures,
-            "cells": [cell.as_json() for cell in self.cells],
-        }
-
-    @classmethod
-    def read(cls, path: Path) -> "ItemResult":
-        try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
-            config = ItemConfig(**stored["config"] | {"seeds": tuple(stored["config"]["seeds"])})
-            cells = tuple(Cell.from_json(cell) for cell in stored["cells"])
-            figures = tuple((file, says) for file, says in stored["figures"])
-            return cls(config, stored["title"], cells, figures, tuple(stored["remarks"]), stored["about"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{path} is not the result of an item ({error!r}); delete it, and it is made again"
-            ) from None
 
 
 @dataclass(frozen=True)
 class StudyTerms:
-    """How a study is to be run; seeds None: as many as each item says."""
+    """How a study is run; seeds None: as many as each item wants."""
 
     scale: Scale
-    device: torch.device
+    device: str = "cpu"
     seeds: int | None = None
     data_dir: str | None = None
     command: str = ""
     options: dict[str, str] = field(default_factory=dict)
-    on: Scheduler | None = None  # where runs go that do not need each other; None: one after another, here
+    until: Deadline | None = None
+    again: bool = False  # measure again what the ledger has
 
     def __post_init__(self) -> None:
         if self.seeds is not None and self.seeds < 1:
-            raise ValueError(f"seeds must be at least 1, not {self.seeds}")
+            raise ValueError(f"seeds must be at least 1, got {self.seeds}")
 
-    def config(self, study: Study, name: str) -> ItemConfig:
+    def configure(self, study: Study, name: str) -> ItemConfig:
         item = study.items[name]
         count = item.seeds[self.scale] if self.seeds is None else self.seeds
         options = {key: value for key, value in self.options.items() if key in item.options}
@@ -108,80 +89,127 @@ def reproduce(
     study: Study,
     terms: StudyTerms,
     out: Path,
+    on: Scheduler,
     *,
     only: Iterable[str] = (),
-    again: bool = False,
     note: Callable[[str], None] = lambda line: None,
-    progress: Callable[[int, int, str], None] = lambda done, total, what: None,
+    progress: Progress = lambda done, total, what: None,
 ) -> list[ItemResult]:
-    """Run the items asked for that are not there yet, or again; every outcome of the folder, in the study's order."""
-    items = study.chosen(only := tuple(only))
+    """Run what the asked items need and the ledger lacks; return every item that the ledger has at this scale."""
+    items = study.select_items(only := tuple(only))
     study.check_options(terms.options, only)
     if out.is_file():
         raise ValueError(f"--out {out} is a file; give a folder")
-    (out / "items").mkdir(parents=True, exist_ok=True)
-    asked: dict[str, ItemResult] = {}
+    place = Workplace.at(out, device=terms.device, data_dir=terms.data_dir, command=terms.command)
+    results: dict[str, ItemResult] = {}
     for name, item in items.items():
-        config = terms.config(study, name)
-        path = out / "items" / f"{config.stem}.json"
-        if path.exists() and not again:
-            asked[name] = ItemResult.read(path)
-            note(f"{name}: already there, not run again")
-            continue
-        asked[name] = _run(item, config, terms, out, progress)
-        write_bytes(path, _json(asked[name].as_json()))
-        note(f"{name}: done in {asked[name].about['wall_s']:.0f} s")
-    for name in study.items.keys() - asked.keys():
-        if found := _newest(out, name, terms.scale):
-            asked[name] = found
-    return [asked[name] for name in study.items if name in asked]
+        config, clock, began = terms.configure(study, name), time.perf_counter(), datetime.now(UTC)
+        function = partial(_run_item, item, config, place)
+        try:
+            findings = complete(function, place, on, again=terms.again, progress=progress, until=terms.until)
+        except OutOfTimeError as error:
+            later = [other for other in items if other not in results and other != name]
+            more = f"; items not begun: {', '.join(later)}" if later else ""
+            raise OutOfTimeError(f"{name}: {error}{more}") from None
+        about: dict[str, Any] = {"command": terms.command, "began": began.isoformat(timespec="seconds")}
+        about |= collect_provenance(torch.device(terms.device))
+        seconds = round(time.perf_counter() - clock, 1)
+        results[name] = _finish(findings, config, item, out, about | {"wall_s": seconds})
+        row = Row(recipe=config.as_recipe(), seed=None, measure=ITEM, edition=item.edition,
+                  values={"completed": True}, wall_s=seconds, provenance=about)  # fmt: skip
+        if place.open_ledger().find(row.key) is None:
+            place.open_ledger().append(row)
+        note(f"{name}: done in {seconds:.0f} s")
+    others = [name for name in study.items if name not in results]
+    results |= {result.config.item: result for result in draw_study(study, terms.scale, out, only=others)}
+    return [results[name] for name in study.items if name in results]
 
 
-def _run(
-    item: Item, config: ItemConfig, terms: StudyTerms, out: Path, progress: Callable[[int, int, str], None]
-) -> ItemResult:
-    begun, clock = datetime.now(UTC), time.perf_counter()
-    folder = out / "work" / config.stem
-    setting = Setting(
-        config.scale, config.seeds, terms.device, folder, terms.data_dir, config.options, progress, terms.on
-    )
-    findings = item.run(setting)
-    about: dict[str, Any] = {"command": terms.command, "begun": begun.isoformat(timespec="seconds")}
-    about |= {"wall_s": round(time.perf_counter() - clock, 1)} | collect_provenance(terms.device)
-    return ItemResult(
-        config, item.title, _own_cells(findings, config.item), _draw(findings, config, out), findings.remarks, about
-    )
+def _run_item(item: Item, config: ItemConfig, place: Workplace, rows: RowReader) -> Findings:
+    return item.run(Setting(config.scale, config.seeds, place, rows, config.options))
 
 
-def _own_cells(findings: Findings, name: str) -> tuple[Cell, ...]:
-    """The cells of an item, each of its own place."""
+def draw_study(
+    study: Study, scale: Scale, out: Path, *, ledger: Path | None = None, only: Iterable[str] | None = None
+) -> list[ItemResult]:
+    """Return the items that a ledger has at a scale, in the study's order. Nothing is trained and no data are read."""
+    rows = Ledger(ledger or out / FILE)
+    results = []
+    for name in study.items if only is None else only:
+        completed = [row for row in rows.rows() if _is_of(row, study, name, scale)]
+        if completed:
+            results.append(_draw_item(study, name, completed, rows, out))
+    return results
+
+
+def list_scales(study: Study, ledger: Path) -> list[Scale]:
+    """Return the scales at which a ledger has items of a study."""
+    rows = [row for row in Ledger(ledger).rows() if row.measure == ITEM and row.recipe["study"] == study.name]
+    return list(dict.fromkeys(row.recipe["scale"] for row in rows))
+
+
+def _is_of(row: Row, study: Study, name: str, scale: Scale) -> bool:
+    same = {"study": study.name, "item": name, "scale": scale}
+    return row.measure == ITEM and row.edition == study.items[name].edition and same.items() <= row.recipe.items()
+
+
+def _draw_item(study: Study, name: str, completed: Sequence[Row], ledger: Ledger, out: Path) -> ItemResult:
+    """Draw an item with the seeds and options of all its rows; cells that only survive as values fill the gaps."""
+    newest, item = completed[-1], study.items[name]
+    seeds = tuple(sorted({seed for row in completed for seed in row.recipe["seeds"]}))
+    options = _join_options([row.recipe["options"] for row in completed])
+    config = ItemConfig(study.name, name, newest.recipe["scale"], seeds, item.edition, options)
+    about = dict(newest.provenance) | {"wall_s": newest.wall_s}
+    old = [row for row in completed if "cells" in row.values]
+    findings = Findings([])
+    if len(old) < len(completed):
+        findings = _run_item(item, config, Workplace.at(out), RowReader(ledger, running=False))
+    drawn = _finish(findings, config, item, out, about) if len(old) < len(completed) else None
+    if not old:
+        assert drawn is not None
+        return drawn
+    values = old[-1].values
+    cells = tuple(Cell.from_json(cell) for cell in values["cells"])
+    figures = tuple((file, caption) for file, caption in values["figures"])
+    if drawn is None:
+        remarks = (*values["remarks"], f"Of this item {CELLS_ONLY}.")
+        return ItemResult(config, item.title, cells, figures, remarks, about)
+    return replace(drawn, cells=_fill_cells(drawn.cells, cells), figures=(*drawn.figures, *figures))
+
+
+def _fill_cells(drawn: Sequence[Cell], old: Sequence[Cell]) -> tuple[Cell, ...]:
+    """Return the drawn cells, with old values where a cell was not run, and old cells that are not drawn any more."""
+    by_place = {str(cell): cell for cell in old if cell.values}
+    filled = [by_place.get(str(cell), cell) if cell.not_run else cell for cell in drawn]
+    known = {str(cell) for cell in drawn}
+    return (*filled, *(cell for place, cell in by_place.items() if place not in known))
+
+
+def _join_options(each: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return the options that cover all rows: the union of lists, else the newest."""
+    joined: dict[str, str] = {}
+    for key in dict.fromkeys(key for options in each for key in options):
+        if key not in LISTS:
+            joined[key] = next(options[key] for options in reversed(each) if key in options)
+        elif all(key in options for options in each):
+            joined[key] = ",".join(dict.fromkeys(name for options in each for name in options[key].split(",")))
+    return joined
+
+
+def _finish(findings: Findings, config: ItemConfig, item: Item, out: Path, about: dict[str, Any]) -> ItemResult:
+    """Check the cells and write the figures."""
     cells = tuple(findings.cells)
     if not cells:
-        raise ValueError(f"the item {name} has no cell")
+        raise ValueError(f"the item {config.item} has no cell")
     places = set()
     for cell in cells:
-        if cell.item != name or str(cell) in places:
-            raise ValueError(f"the item {name} has the cell ({cell}) of another item, or twice")
+        if cell.item != config.item or str(cell) in places:
+            raise ValueError(f"the item {config.item} has a cell of another item, or twice: {cell}")
         places.add(str(cell))
-    return cells
-
-
-def _draw(findings: Findings, config: ItemConfig, out: Path) -> tuple[tuple[str, str], ...]:
     files = []
-    for name, (figure, says) in findings.figures.items():
-        stem = f"figures/{config.stem}-{name}"
-        for suffix, drawn in render_files(figure).items():
-            write_bytes(out / f"{stem}{suffix}", drawn)
-        files.append((f"{stem}.png", says))
-    return tuple(files)
-
-
-def _newest(out: Path, name: str, scale: Scale) -> ItemResult | None:
-    """The latest result at this scale of an item that was not asked for now."""
-    found = [ItemResult.read(path) for path in (out / "items").glob(f"{name}-{'[0-9a-f]' * 12}.json")]
-    same = [outcome for outcome in found if outcome.config.scale == scale]
-    return max(same, key=lambda outcome: outcome.about["begun"], default=None)
-
-
-def _json(content: Any) -> bytes:
-    return (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+    for name, (figure, caption) in findings.figures.items():
+        stem = f"figures/{config.item}-{name}"
+        for suffix, data in render_files(figure).items():
+            write_bytes(out / config.scale / f"{stem}{suffix}", data)
+        files.append((f"{stem}.png", caption))
+    return ItemResult(config, item.title, cells, tuple(files), findings.remarks, about)

@@ -1,6 +1,7 @@
-"""A study: one paper's tables and figures as items, each one function from a Setting to Findings.
+"""A study: one paper's tables and figures as items, each a function from a Setting to Findings.
 
-To add an item: a function, and a line in its study. To add a study: a module with a STUDY, and a line in STUDIES.
+An item reads measured runs from the ledger: `setting.rows.read(plan)`. To add an item: a function, and a line in its
+study. To add a study: a module with a STUDY, and a line in STUDIES.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -8,11 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
-import torch
 from matplotlib.figure import Figure
 
 from attnlab.config import suggest_nearest
-from attnlab.experiments.schedulers import Scheduler
+from attnlab.experiments.engine import RowReader
+from attnlab.experiments.plan import Workplace
 from attnlab.experiments.verdicts import Cell
 
 Scale = Literal["smoke", "small", "full"]
@@ -20,92 +21,102 @@ SCALES: tuple[Scale, ...] = get_args(Scale)
 T = TypeVar("T")
 
 
-def known_scale(name: str) -> Scale:
+def parse_scale(name: str) -> Scale:
     for scale in SCALES:
         if scale == name:
             return scale
-    raise ValueError(f"scale must be one of {', '.join(SCALES)}, not {name!r}")
+    raise ValueError(f"scale must be one of {', '.join(SCALES)}, got {name!r}")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How an item is to be run.
+    """How an item is run.
 
-    smoke   a minute for the whole study: it runs, and shows its effect        small   on a CPU, in minutes an item
+    smoke   about a minute for the whole study: it runs and shows its effect        small   minutes per item on a CPU
     full    what the paper ran
     """
 
     scale: Scale
     seeds: tuple[int, ...]
-    device: torch.device
-    folder: Path  # the item's own: runs and vocabularies, for it to go on with after an interruption
-    data_dir: str | None = None
-    options: Mapping[str, str] = field(default_factory=dict)  # of those that the item takes, what was said
-    progress: Callable[[int, int, str], None] = lambda done, total, what: None
-    on: Scheduler | None = None  # where runs that do not need each other go; None: one after another, here
+    place: Workplace
+    rows: RowReader
+    options: Mapping[str, str] = field(default_factory=dict)  # the options that the item takes and the user gave
+
+    @property
+    def folder(self) -> Path:
+        """Where runs and vocabularies are kept."""
+        return self.place.folder
+
+    @property
+    def running(self) -> bool:
+        """Whether missing rows may be measured now; else the item only draws what the ledger has."""
+        return self.rows.running
 
     def at(self, *, smoke: T, small: T, full: T) -> T:
-        """What goes with this scale."""
+        """Return the value for this scale."""
         return {"smoke": smoke, "small": small, "full": full}[self.scale]
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What came out of an item: cells, figures by name, each with what one sees in it, and remarks."""
+    """The result of an item: cells, figures by name with their captions, and remarks."""
 
     cells: Iterable[Cell]
     figures: Mapping[str, tuple[Figure, str]] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
 
     @classmethod
-    def joined(cls, parts: Iterable["Findings"]) -> "Findings":
-        """Those of several corpora as one, a remark of several once."""
+    def join(cls, parts: Iterable["Findings"]) -> "Findings":
+        """Join the findings of several corpora; a remark that they share is kept once."""
         parts = list(parts)
         figures = {name: figure for part in parts for name, figure in part.figures.items()}
         remarks = dict.fromkeys(remark for part in parts for remark in part.remarks)
         return cls([cell for part in parts for cell in part.cells], figures, tuple(remarks))
 
 
-def _seeds() -> dict[Scale, int]:
+def _default_seeds() -> dict[Scale, int]:
     return {"smoke": 3, "small": 3, "full": 5}
 
 
 @dataclass(frozen=True)
 class Item:
-    """A table or figure. Scale, seeds, edition and options fix its result: with the same ones it is reused."""
+    """A table or figure."""
 
     title: str
     run: Callable[[Setting], Findings]
-    seeds: Mapping[Scale, int] = field(default_factory=_seeds)
-    edition: int = 1  # raised when it measures something else than before
-    options: tuple[str, ...] = ()  # the keys of what may be said of it as key=value
+    seeds: Mapping[Scale, int] = field(default_factory=_default_seeds)
+    edition: int = 1  # raised when its cells mean something else than before
+    options: tuple[str, ...] = ()  # keys that it takes as key=value
 
 
 @dataclass(frozen=True)
 class Study:
+    """A paper: its items, and where to find what is not an item."""
+
     name: str
     title: str
     items: Mapping[str, Item]
-    elsewhere: Mapping[str, str] = field(default_factory=dict)  # what is no item by itself, and where it is
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    unimplemented: Mapping[str, int] = field(default_factory=dict)  # published numbers without a cell, by reason
 
-    def chosen(self, only: Iterable[str]) -> dict[str, Item]:
-        """The items named, all where none is, in the study's order; an unknown name names the nearest."""
+    def select_items(self, only: Iterable[str]) -> dict[str, Item]:
+        """Return the named items in the study's order, or all of them; an unknown name suggests the nearest."""
         names = list(only)
         for name in names:
             if name not in self.items:
                 known = ", ".join(self.items)
                 hint = f" ({self.elsewhere[name]})" if name in self.elsewhere else suggest_nearest(name, self.items)
-                raise ValueError(f"{self.name} has no item {name!r}{hint}; there are {known}")
+                raise ValueError(f"{self.name} has no item {name!r}{hint}; available: {known}")
         return {name: item for name, item in self.items.items() if not names or name in names}
 
     def check_options(self, options: Iterable[str], only: Iterable[str]) -> None:
         """Refuse an option that none of these items takes."""
-        known = list(dict.fromkeys(key for item in self.chosen(only).values() for key in item.options))
+        known = list(dict.fromkeys(key for item in self.select_items(only).values() for key in item.options))
         for key in options:
             if key not in known:
                 known = known or list(dict.fromkeys(key for item in self.items.values() for key in item.options))
-                there = ", ".join(known) or "none"
                 if takers := [name for name, item in self.items.items() if key in item.options]:
-                    asked = ", ".join(self.chosen(only))
+                    asked = ", ".join(self.select_items(only))
                     raise ValueError(f"{asked} of {self.name} has no option {key!r}; {', '.join(takers)} have it")
-                raise ValueError(f"{self.name} has no option {key!r}{suggest_nearest(key, known)}; there are {there}")
+                there = ", ".join(known) or "none"
+                raise ValueError(f"{self.name} has no option {key!r}{suggest_nearest(key, known)}; available: {there}")

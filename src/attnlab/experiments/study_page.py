@@ -1,18 +1,17 @@
-"""What a study found, as it is read: results.json, cells.csv and one page."""
+"""A study's results for readers: cells.csv and one page."""
 
 import csv
 import io
-import json
 import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attnlab.experiments.reproduction import FORMAT, ItemResult
-from attnlab.experiments.study import Study
-from attnlab.experiments.verdicts import VERDICTS, Cell, tally
-from attnlab.files import write_bytes
+from attnlab.experiments.reproduction import ItemResult
+from attnlab.experiments.study import Scale, Study
+from attnlab.experiments.verdicts import VERDICTS, Cell, count_verdicts
+from attnlab.files import write_text
 from attnlab.report.page import Command, Facts, Part, Picture, Table, Text, render_page
 
 CSV_COLUMNS = (
@@ -22,106 +21,100 @@ CSV_COLUMNS = (
 DIFFERS = "what differs"  # from what the paper ran: a column
 
 
-def write(study: Study, outcomes: Sequence[ItemResult], out: Path) -> Path:
-    """The three files of these outcomes; returns where the page is."""
-    cells = [cell for outcome in outcomes for cell in outcome.cells]
-    missing = [name for name in study.items if name not in {outcome.config.item for outcome in outcomes}]
-    whole = {
-        "format": FORMAT,
-        "study": study.name,
-        "title": study.title,
-        "tally": tally(cells),
-        "items_without_result": missing,
-        "items": [outcome.as_json() for outcome in outcomes],
-    }
-    write_bytes(out / "results.json", (json.dumps(whole, indent=1, ensure_ascii=False) + "\n").encode())
-    write_bytes(out / "cells.csv", _csv(cells).encode())
-    report = out / "report.html"
-    write_bytes(report, _page(study, outcomes, missing, out).encode())
+def write_study(study: Study, scale: Scale, results: Sequence[ItemResult], out: Path) -> Path:
+    """Write OUT/SCALE/cells.csv and report.html; return the path of the page."""
+    folder = out / scale
+    write_text(folder / "cells.csv", _format_csv([cell for result in results for cell in result.cells]))
+    report = folder / "report.html"
+    write_text(report, _render_study(study, results, folder))
     return report
 
 
-def tally_table(cells: Sequence[Cell]) -> Table:
-    rows = [[group, *counts.values(), sum(counts.values())] for group, counts in tally(cells).items()]
+def tabulate_verdicts(cells: Sequence[Cell]) -> Table:
+    """Return the number of cells of each group with each verdict."""
+    rows = [[group, *counts.values(), sum(counts.values())] for group, counts in count_verdicts(cells).items()]
     return Table(["cells", *VERDICTS, "in all"], rows)
 
 
-def cell_table(cells: Sequence[Cell]) -> Table:
-    """The cells that were run."""
+def tabulate_cells(cells: Sequence[Cell]) -> Table:
+    """Return the cells that were run."""
     columns = ["row", "column", "published", "ours", "95 % interval", "seeds", "verdict", DIFFERS]
     rows = [
-        [c.row, c.column, _published(c), _ours(c), _range(c.interval) if not c.exact else "exact", len(c.values) or "–",
-         c.verdict, ", ".join(c.tags)]
+        [c.row, c.column, _format_published(c), _format_ours(c),
+         _format_interval(c.interval) if not c.exact else "exact", len(c.values) or "–", c.verdict, ", ".join(c.tags)]
         for c in cells
         if not c.not_run
     ]  # fmt: skip
     return Table(columns, rows, verdicts="verdict")
 
 
-def outcome_table(cells: Sequence[Cell]) -> Table:
-    """The cells that were run; where none was, why."""
-    table = cell_table(cells)
-    return table if table.rows else remarks_table(cells) or table
+def tabulate_result(cells: Sequence[Cell]) -> Table:
+    """Return the cells that were run, or why none was."""
+    table = tabulate_cells(cells)
+    return table if table.rows else tabulate_notes(cells) or table
 
 
-def brief(title: str, table: Table) -> tuple[str, Table]:
-    """The same without a last column that is the same in every row: its text goes into the title."""
+def drop_constant_column(title: str, table: Table) -> tuple[str, Table]:
+    """Move the last column into the title if all its rows are equal."""
     last = {row[-1] for row in table.rows}
     if len(last) != 1 or len(table.rows) < 2 or table.columns[-1] != DIFFERS:
         return title, table
-    said = f"{title} ({last.pop()})" if any(last) else title
-    return said, Table(list(table.columns)[:-1], [list(row)[:-1] for row in table.rows], verdicts=table.verdicts)
+    longer = f"{title} ({last.pop()})" if any(last) else title
+    return longer, Table(list(table.columns)[:-1], [list(row)[:-1] for row in table.rows], verdicts=table.verdicts)
 
 
-def remarks_table(cells: Sequence[Cell]) -> Table | None:
-    """Each note and each reason why something was not run, once, with the rows it is about."""
+def tabulate_notes(cells: Sequence[Cell]) -> Table | None:
+    """Return each note, and each reason why something was not run, once, with its rows."""
     about: dict[str, list[Cell]] = {}
     for cell in cells:
         if text := f"not run: {cell.not_run}" if cell.not_run else cell.note:
             about.setdefault(text, []).append(cell)
     rows = [["; ".join(dict.fromkeys(c.row for c in some)), len(some), text] for text, some in about.items()]
-    return Table(["row", "cells", "what is to be said"], rows) if rows else None
+    return Table(["row", "cells", "note"], rows) if rows else None
 
 
-def _page(study: Study, outcomes: Sequence[ItemResult], missing: Sequence[str], out: Path) -> str:
-    cells = [cell for outcome in outcomes for cell in outcome.cells]
-    summary: list[Part] = [Text(study.title), tally_table(cells)]
+def _render_study(study: Study, results: Sequence[ItemResult], folder: Path) -> str:
+    cells = [cell for result in results for cell in result.cells]
+    missing = [name for name in study.items if name not in {result.config.item for result in results}]
+    summary: list[Part] = [Text(study.title), tabulate_verdicts(cells)]
     if missing:
-        summary.append(Text(f"Items that have no result in this folder: {', '.join(missing)}."))
+        summary.append(Text(f"Items without a result in this ledger: {', '.join(missing)}."))
     sections = [("In short", summary)]
-    made = [_made(outcome) for outcome in outcomes]
-    first = made[0] if made else {}
-    same = {key: value for key, value in first.items() if all(key in each and each[key] == value for each in made)}
-    for outcome, facts in zip(outcomes, made, strict=True):
-        own = {key: value for key, value in facts.items() if key not in same}
-        parts = [*_found(outcome, out), Command(_command(outcome))]
-        sections.append((outcome.title, [*parts, Facts(own)] if own else parts))
+    facts = [_list_facts(result) for result in results]
+    first = facts[0] if facts else {}
+    same = {key: value for key, value in first.items() if all(key in each and each[key] == value for each in facts)}
+    for result, each in zip(results, facts, strict=True):
+        own = {key: value for key, value in each.items() if key not in same}
+        parts = [*_render_result(result, folder), Command(_write_command(study, result))]
+        sections.append((result.title, [*parts, Facts(own)] if own else parts))
     if same:
-        sections.append(("How all of it was run", [Facts(same)]))
+        sections.append(("How all items were run", [Facts(same)]))
     return render_page(f"attnlab reproduce {study.name}", sections)
 
 
-def _found(outcome: ItemResult, out: Path) -> list[Part]:
-    tables = [cell_table(outcome.cells)] if any(not cell.not_run for cell in outcome.cells) else []
-    pictures = [Picture((out / file).read_bytes(), says) for file, says in outcome.figures]
-    said = remarks_table(outcome.cells)
-    return [*map(Text, outcome.remarks), *tables, *pictures, *([said] if said else [])]
+def _render_result(result: ItemResult, folder: Path) -> list[Part]:
+    tables = [tabulate_cells(result.cells)] if any(not cell.not_run for cell in result.cells) else []
+    pictures = [
+        Picture((folder / file).read_bytes(), caption) for file, caption in result.figures if (folder / file).is_file()
+    ]
+    notes = tabulate_notes(result.cells)
+    return [*map(Text, result.remarks), *tables, *pictures, *([notes] if notes else [])]
 
 
-def _made(outcome: ItemResult) -> dict[str, Any]:
-    """How an item was run, but for the command."""
-    config = outcome.config
-    facts = {"scale": config.scale, "seeds": config.seeds, **config.options, **outcome.about}
+def _list_facts(result: ItemResult) -> dict[str, Any]:
+    config = result.config
+    facts = {"scale": config.scale, "seeds": config.seeds, **config.options, **result.about}
     return {key: value for key, value in facts.items() if key != "command"}
 
 
-def _command(outcome: ItemResult) -> str:
-    """What makes this item again, and no other."""
-    words = [word for word in shlex.split(outcome.about["command"]) if not word.startswith("--only=")]
-    return shlex.join([*words, f"--only={outcome.config.item}"])
+def _write_command(study: Study, result: ItemResult) -> str:
+    """Return the command that runs this item and no other."""
+    stored = result.about.get("command") or f"attnlab reproduce {study.name} --scale={result.config.scale}"
+    words = [word for word in shlex.split(stored) if not word.startswith("--only=")]
+    return shlex.join([*words, f"--only={result.config.item}"])
 
 
-def _csv(cells: Sequence[Cell]) -> str:
+def _format_csv(cells: Sequence[Cell]) -> str:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
@@ -136,25 +129,25 @@ def _csv(cells: Sequence[Cell]) -> str:
     return text.getvalue()
 
 
-def _published(cell: Cell) -> str:
+def _format_published(cell: Cell) -> str:
     if cell.published is None and cell.published_interval is None:
         return {1: "above 0", -1: "below 0", 0: "–"}[cell.sign]
-    value = "" if cell.published is None else number(cell.published)
-    return f"{value} {_range(cell.published_interval)}".strip() if cell.published_interval else value
+    value = "" if cell.published is None else format_number(cell.published)
+    return f"{value} {_format_interval(cell.published_interval)}".strip() if cell.published_interval else value
 
 
-def _ours(cell: Cell) -> str:
+def _format_ours(cell: Cell) -> str:
     if cell.interval is None:
-        return ", ".join(map(number, cell.values)) or "–"
-    return number(cell.mean or 0.0)
+        return ", ".join(map(format_number, cell.values)) or "–"
+    return format_number(cell.mean or 0.0)
 
 
-def _range(interval: tuple[float, float] | None) -> str:
-    return "–" if interval is None else f"[{number(interval[0])}, {number(interval[1])}]"
+def _format_interval(interval: tuple[float, float] | None) -> str:
+    return "–" if interval is None else f"[{format_number(interval[0])}, {format_number(interval[1])}]"
 
 
-def number(x: float) -> str:
-    """Four figures; whole numbers as they are; what is not finite by its name."""
+def format_number(x: float) -> str:
+    """Return a number with four figures; whole numbers as they are."""
     if not math.isfinite(x):
         return str(x)
     return f"{x:,.0f}" if x == round(x) and abs(x) < 1e12 else f"{x:.4g}" if abs(x) < 1e4 else f"{x:,.0f}"

@@ -56,9 +56,7 @@ def record(
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Record:
-    """Record what a Hugging Face model in evaluation mode attends to.
-
-    It has 13 parameters because it covers loading the model, reading the text and recording.
+    """Record what a Hugging Face model in evaluation mode attends to. Its 13 parameters include those of loading.
 
     model         a loaded model, or an id or a folder to load from, with allow_pickle … dtype
     text          one text, several texts, or the model's inputs as a mapping of tensors

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.mechanisms.cascade import CarryDtype, cast_carry, check_carry_dtype, is_case_covered, run_kernels
-from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax
+from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax
 from attnlab.mechanisms.noise import logit_noise, noise_rows, noise_seed
 
 
@@ -42,10 +42,9 @@ class Coda(Mechanism):
         self.sigma = make_head_net(heads, self.width, hidden=2 if variant == "code" else 1)
         self.sigma.requires_grad_(self.layer > 0)
 
-    def weights(
-        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
-        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None, noise: int | Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+                causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
+                noise: int | Tensor | None = None) -> WithCarry:  # fmt: skip
         """noise: a draw (b,h,i,j) or a seed; by default a fresh draw in training and none at evaluation."""
         seen = self.visible(q, k, mask, causal=causal, at=at)
         z = s = logits(q, k, self.scale, bias)
@@ -56,10 +55,8 @@ class Coda(Mechanism):
         z = z + logit_noise(self, z, noise_rows(q, k, causal, at), noise)
         return masked_softmax(z, seen), cast_carry(z, self.carry_dtype)
 
-    def mix(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
-        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+            causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         self.check(q, k, mask, at, v)
         width = 0 if carry is None else self.width
         if not self.wants_kernels(q) or not is_case_covered(self, q, k, v, carry, at=at, bias=bias, width=width):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attnlab.mechanisms.cascade import is_case_covered
-from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax
+from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax
 from attnlab.mechanisms.noise import logit_noise, noise_rows, noise_seed
 from attnlab.mechanisms.softmax import attend, find_gap
 
@@ -21,20 +21,17 @@ class CodaCS(Mechanism):
     stochastic = True
     row_sum = 1.0
 
-    def weights(
-        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
-        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None, noise: int | Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+                causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
+                noise: int | Tensor | None = None) -> WithCarry:  # fmt: skip
         """noise: a draw (b,h,i,j) or a seed; by default a fresh draw in training and none at evaluation."""
         seen = self.visible(q, k, mask, causal=causal, at=at)
         z = logits(q, k, self.scale, bias)
         z = z + logit_noise(self, z, noise_rows(q, k, causal, at), noise)
         return masked_softmax(z, seen), None
 
-    def mix(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
-        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+            causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         self.check(q, k, mask, at, v)
         rate, noisy = self.dropout if self.training else 0.0, self.training or self.sample_seed is not None
         if self.impl != "reference" and not noisy:

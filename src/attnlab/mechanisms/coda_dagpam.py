@@ -13,7 +13,7 @@ from torch import Tensor
 from attnlab.mechanisms.cascade import is_case_covered, run_kernels
 from attnlab.mechanisms.coda import apply_head_net, flatten_net, make_head_net
 from attnlab.mechanisms.dagpam import DaGPAM, repeat_bias
-from attnlab.mechanisms.mechanism import logits, masked_softmax, repeat_heads
+from attnlab.mechanisms.mechanism import WithCarry, logits, masked_softmax, repeat_heads
 from attnlab.mechanisms.noise import logit_noise, noise_rows, noise_seed
 
 
@@ -31,10 +31,9 @@ class CodaDaGPAM(DaGPAM):
     def carry_heads(self) -> int:
         return 2 * self.heads
 
-    def branches(
-        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
-        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None, noise: int | Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    def branches(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
+                 noise: int | Tensor | None = None) -> WithCarry:  # fmt: skip
         """noise: as in Coda.weights, (b,2h,i,j)."""
         seen = self.visible(q, k, mask, causal=causal, at=at)
         z = logits(self.interleave(q), k, self.scale, repeat_bias(bias))  # S, (b,2h,i,j)
@@ -44,10 +43,8 @@ class CodaDaGPAM(DaGPAM):
         z = z + logit_noise(self, z, noise_rows(q, k, causal, at), noise)
         return masked_softmax(z, seen), z
 
-    def mix(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
-        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+            causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         """CODA's kernels with 2h heads, or the definition."""
         self.check(q, k, mask, at, v)
         width, net = (0, None) if carry is None else (self.width, flatten_net(self.sigma))

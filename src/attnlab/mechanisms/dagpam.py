@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax, repeat_heads
+from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax, repeat_heads
 from attnlab.mechanisms.softmax import attend, find_gap
 
 
@@ -56,17 +56,14 @@ class DaGPAM(Mechanism):
     def row_sum(self) -> Tensor:
         return (1 + self.plus - self.minus).flatten()
 
-    def weights(
-        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
-        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None, **noise: Any,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+                causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
+                **noise: Any) -> WithCarry:  # fmt: skip
         both, carry = self.branches(q, k, mask, carry, causal=causal, at=at, bias=bias, **noise)
         return self.combine(both), carry
 
-    def branches(
-        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
-        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    def branches(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         """P⁺ and P⁻ of each head, interleaved: (b,2h,i,j)."""
         seen = self.visible(q, k, mask, causal=causal, at=at)
         return masked_softmax(logits(self.interleave(q), k, self.scale, repeat_bias(bias)), seen), None
@@ -79,10 +76,8 @@ class DaGPAM(Mechanism):
         """(1 + λ⁺)·positive − λ⁻·negative of interleaved weights or contexts: (b,2h,i,·) -> (b,h,i,·)."""
         return (1 + self.plus) * both[:, 0::2] - self.minus * both[:, 1::2]
 
-    def mix(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
-        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+            causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         """One softmax attention with two query heads, Q⁺ and Q⁻, for each head."""
         self.check(q, k, mask, at, v)
         if self.impl == "reference":

@@ -8,14 +8,12 @@ The factor 2 lets the gate reach 1 where q = k. The authors' code is not public;
 import torch
 from torch import Tensor
 
-from attnlab.mechanisms.mechanism import Mechanism, logits, repeat_heads, wide
+from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, repeat_heads, wide
 
 
 class DeAttention(Mechanism):
-    def weights(
-        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
-        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+                causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
         keys = wide(repeat_heads(k, self.heads))  # cdist needs at least float32
         rows = max(1, 2**28 // max(keys.numel(), 1))  # cdist's gradient allocates rows · keys.numel() numbers

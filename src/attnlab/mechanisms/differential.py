@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax
+from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax
 
 
 class Differential(Mechanism):
@@ -35,10 +35,8 @@ class Differential(Mechanism):
     def row_sum(self) -> Tensor:
         return 1 - self.subtraction
 
-    def weights(
-        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
-        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+                causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
         halves = zip(q.chunk(2, dim=-1), k.chunk(2, dim=-1), strict=True)
         first, second = (masked_softmax(logits(half_q, half_k, self.scale, bias), seen) for half_q, half_k in halves)

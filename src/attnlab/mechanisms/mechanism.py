@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Impl = Literal["auto", "reference", "fused"]
+WithCarry = tuple[Tensor, Tensor | None]  # weights or context, and the carry for the next layer
 
 
 class Mechanism(nn.Module, ABC):
@@ -66,15 +67,12 @@ class Mechanism(nn.Module, ABC):
         self.sample_seed: int | None = None  # set by noise.seed_noise; read by stochastic mechanisms
 
     @abstractmethod
-    def weights(
-        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
-        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]: ...  # fmt: skip
+    def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+                causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
+        """Return weights (b,h,i,j) and the carry: the definition, in plain PyTorch."""
 
-    def mix(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
-        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+            causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         result = self.weights(q, k, mask, carry, causal=causal, at=at, bias=bias)
         if not isinstance(result, tuple) or len(result) != 2:
             raise TypeError(f"{type(self).__name__}.weights must return a pair (weights, carry); carry may be None")
@@ -85,10 +83,8 @@ class Mechanism(nn.Module, ABC):
     def finish(self, context: Tensor) -> Tensor:
         return context
 
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
-        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+                causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         context, carry = self.mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
         return self.finish(context), carry
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlab.mechanisms.mechanism import Mechanism, logits, wide
+from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, wide
 
 
 class NAP(Mechanism):
@@ -23,10 +23,8 @@ class NAP(Mechanism):
         self.shift = nn.Parameter(torch.zeros(heads, 1, 1))
         self.norm = nn.LayerNorm(heads * head_dim)
 
-    def weights(
-        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
-        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+                causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
         s = wide(logits(q, k, self.scale, bias)).masked_fill(~seen, 0.0)
         n = seen.sum(-1, keepdim=True).clamp_min(1)

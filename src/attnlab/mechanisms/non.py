@@ -8,14 +8,12 @@ causal row be computed before later rows exist.
 
 from torch import Tensor
 
-from attnlab.mechanisms.mechanism import Mechanism, logits, wide
+from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, wide
 
 
 class NON(Mechanism):
-    def weights(
-        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
-        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+                causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
         s = wide(logits(q, k, self.scale, bias))
         n = seen.sum(-1, keepdim=True).clamp_min(1).to(s.dtype)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from attnlab.mechanisms.cascade import CarryDtype, cast_carry, check_carry_dtype, is_case_covered, run_kernels
-from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax
+from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax
 
 
 class RealFormer(Mechanism):
@@ -24,10 +24,8 @@ class RealFormer(Mechanism):
         check_carry_dtype(carry_dtype)
         self.mean, self.carry_dtype = mean, carry_dtype
 
-    def weights(
-        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
-        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+                causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
         z = logits(q, k, self.scale, bias)
         if carry is not None:
@@ -35,10 +33,8 @@ class RealFormer(Mechanism):
         weights = masked_softmax(z / (self.layer + 1) if self.mean else z, seen)
         return weights, cast_carry(z, self.carry_dtype)
 
-    def mix(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
-        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+            causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         self.check(q, k, mask, at, v)
         if not self.wants_kernels(q) or not is_case_covered(self, q, k, v, carry, at=at, bias=bias):
             return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnlab.mechanisms.cascade import is_case_covered, run_kernels
 from attnlab.mechanisms.dagpam import DaGPAM, repeat_bias
-from attnlab.mechanisms.mechanism import logits, masked_softmax, repeat_heads
+from attnlab.mechanisms.mechanism import WithCarry, logits, masked_softmax, repeat_heads
 
 
 class RealFormerDaGPAM(DaGPAM):
@@ -19,20 +19,16 @@ class RealFormerDaGPAM(DaGPAM):
     def carry_heads(self) -> int:
         return 2 * self.heads
 
-    def branches(
-        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
-        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    def branches(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
         z = logits(self.interleave(q), k, self.scale, repeat_bias(bias))  # Z⁺ and Z⁻, (b,2h,i,j)
         if carry is not None:
             z = z + self.read_carry(carry, z, seen)
         return masked_softmax(z, seen), z
 
-    def mix(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
-        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+            causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         """RealFormer's kernels with 2h heads, or the definition."""
         self.check(q, k, mask, at, v)
         if self.wants_kernels(q):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax, position
+from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax, position
 
 
 class Shaped(Mechanism):
@@ -25,10 +25,8 @@ class Shaped(Mechanism):
     def row_sum(self) -> Tensor:
         return (self.alpha + self.beta - self.gamma).flatten()
 
-    def weights(
-        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
-        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+                causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
         if at is None and q.shape[2] > k.shape[2]:
             raise ValueError(f"shaped attention is self-attention, but got {q.shape[2]} queries and {k.shape[2]} keys")

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from attnlab.mechanisms.mechanism import Mechanism, logits, wide
+from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, wide
 
 
 class Sigmoid(Mechanism):
@@ -17,10 +17,8 @@ class Sigmoid(Mechanism):
         super().__init__(heads, head_dim, **base)
         self.offset = offset
 
-    def weights(
-        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
-        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+                causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
         s = wide(logits(q, k, self.scale, bias))
         c = -seen.sum(-1, keepdim=True).clamp_min(1).to(s.dtype).log() if self.offset is None else self.offset

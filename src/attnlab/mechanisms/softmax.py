@@ -11,23 +11,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax, repeat_heads, visible
+from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax, repeat_heads, visible
 
 
 class Softmax(Mechanism):
     row_sum = 1.0
 
-    def weights(
-        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
-        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+                causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
         return masked_softmax(logits(q, k, self.scale, bias), seen), None
 
-    def mix(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
-        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+            causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         if self.impl == "reference":
             return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
         self.check(q, k, mask, at, v)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlab.mechanisms.mechanism import Mechanism, logits, wide
+from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, wide
 
 
 class Softmax1(Mechanism):
@@ -20,10 +20,8 @@ class Softmax1(Mechanism):
             raise ValueError(f"n must be positive, got {n}; for n=0 use softmax")
         self.n = n
 
-    def weights(
-        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
-        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+                causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
         s = wide(logits(q, k, self.scale, bias)).masked_fill(~seen, -torch.inf)
         shift = s.detach().amax(-1, keepdim=True).clamp_min(0.0)

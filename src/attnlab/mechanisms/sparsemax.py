@@ -10,16 +10,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from attnlab.mechanisms.mechanism import Mechanism, logits, wide
+from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, wide
 
 
 class Sparsemax(Mechanism):
     row_sum = 1.0
 
-    def weights(
-        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
-        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+                causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         from entmax import sparsemax
 
         seen = self.visible(q, k, mask, causal=causal, at=at)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnlab.mechanisms.mechanism import Mechanism, logits, masked_softmax
+from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax
 
 
 class TalkingHeads(Mechanism):
@@ -23,10 +23,8 @@ class TalkingHeads(Mechanism):
     def row_sum(self) -> Tensor:
         return self.after.sum(-1)
 
-    def weights(
-        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
-        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+                causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
         s = torch.einsum("gh,bhij->bgij", self.before, logits(q, k, self.scale, bias))
         return torch.einsum("gh,bhij->bgij", self.after, masked_softmax(s, seen)), None

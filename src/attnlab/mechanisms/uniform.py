@@ -7,16 +7,14 @@ Nothing is learnt: the gradient of q and k is 0.
 
 from torch import Tensor
 
-from attnlab.mechanisms.mechanism import Mechanism, masked_softmax, repeat_heads
+from attnlab.mechanisms.mechanism import Mechanism, WithCarry, masked_softmax, repeat_heads
 
 
 class Uniform(Mechanism):
     row_sum = 1.0
 
-    def weights(
-        self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
-        causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+                causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
         z = 0.0 * (q.sum(-1, keepdim=True) + repeat_heads(k, self.heads).sum(-1).unsqueeze(2))  # (b,h,i,j)
         return masked_softmax(z if bias is None else z + bias, seen), None

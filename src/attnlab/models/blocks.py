@@ -121,9 +121,9 @@ class Stack(nn.Module):
         at = None if state is None or state.limit is None else positions  # growing: queries are the last keys
         caches = repeat((None, None), len(self.blocks)) if state is None else state.caches
         carries: Carries = (None, None)
-        for block, kept in zip(self.blocks, caches, strict=True):
+        for block, pair in zip(self.blocks, caches, strict=True):
             x, carries = block(
-                x, memory, mask, memory_mask, carries, causal=self.causal, at=at, positions=positions, caches=kept
+                x, memory, mask, memory_mask, carries, causal=self.causal, at=at, positions=positions, caches=pair
             )
         if state is not None:
             state.advance(tokens.shape[1])

@@ -39,80 +39,80 @@ class Cache(ABC):
 class GrowingCache(Cache):
     """A cache that concatenates the keys and values of each step."""
 
-    def __init__(self, kept: KeysValues | None = None) -> None:
-        self.kept = kept
+    def __init__(self, tensors: KeysValues | None = None) -> None:
+        self.tensors = tensors
 
     def extend(self, project: Project, at: Tensor | None) -> KeysValues:
         new = project()
-        if self.kept is not None:
-            _check_batch(self.kept, new)
-            new = torch.cat([self.kept[0], new[0]], dim=2), torch.cat([self.kept[1], new[1]], dim=2)
-        self.kept = new
+        if self.tensors is not None:
+            _check_batch(self.tensors, new)
+            new = torch.cat([self.tensors[0], new[0]], dim=2), torch.cat([self.tensors[1], new[1]], dim=2)
+        self.tensors = new
         return new
 
     def select(self, examples: Tensor) -> "GrowingCache":
-        return GrowingCache(_select_examples(self.kept, examples))
+        return GrowingCache(_select_examples(self.tensors, examples))
 
     def reorder_(self, examples: Tensor) -> None:
-        self.kept = _select_examples(self.kept, examples)
+        self.tensors = _select_examples(self.tensors, examples)
 
 
 class StaticCache(Cache):
     """A cache of `limit` positions that is allocated once and written in place."""
 
-    def __init__(self, limit: int, kept: KeysValues | None = None) -> None:
+    def __init__(self, limit: int, tensors: KeysValues | None = None) -> None:
         if limit < 1:
             raise ValueError(f"start(static=LENGTH) must allocate at least 1 token, got {limit}")
-        self.limit, self.kept = limit, kept
+        self.limit, self.tensors = limit, tensors
 
     def extend(self, project: Project, at: Tensor | None) -> KeysValues:
         if at is None:
             raise ValueError("a static cache needs at, the position of each new token")
         k, v = project()
-        if self.kept is None:
+        if self.tensors is None:
             b, g, _, d = k.shape
-            self.kept = k.new_zeros(b, g, self.limit, d), v.new_zeros(b, g, self.limit, d)
-        _check_batch(self.kept, (k, v))
-        self.kept[0].index_copy_(2, at, k)
-        self.kept[1].index_copy_(2, at, v)
-        return self.kept
+            self.tensors = k.new_zeros(b, g, self.limit, d), v.new_zeros(b, g, self.limit, d)
+        _check_batch(self.tensors, (k, v))
+        self.tensors[0].index_copy_(2, at, k)
+        self.tensors[1].index_copy_(2, at, v)
+        return self.tensors
 
     def select(self, examples: Tensor) -> "StaticCache":
-        return StaticCache(self.limit, _select_examples(self.kept, examples))
+        return StaticCache(self.limit, _select_examples(self.tensors, examples))
 
     def reorder_(self, examples: Tensor) -> None:
-        for kept in self.kept or ():
-            kept.copy_(kept.index_select(0, examples))
+        for x in self.tensors or ():
+            x.copy_(x.index_select(0, examples))
 
     def share_prefix(self, limit: int) -> "StaticCache":
         """Return a cache of the first `limit` positions that shares the memory of this one."""
-        if self.kept is None or limit > self.limit:
+        if self.tensors is None or limit > self.limit:
             raise ValueError(f"cannot share {limit} positions: the cache has {self.limit}, allocated in the first step")
-        return StaticCache(limit, (self.kept[0][:, :, :limit], self.kept[1][:, :, :limit]))
+        return StaticCache(limit, (self.tensors[0][:, :, :limit], self.tensors[1][:, :, :limit]))
 
     def clear_(self) -> None:
-        for kept in self.kept or ():
-            kept.zero_()
+        for x in self.tensors or ():
+            x.zero_()
 
 
 class CrossCache(Cache):
     """The fixed keys and values of a cross attention."""
 
-    def __init__(self, kept: KeysValues) -> None:
-        self.kept = kept
+    def __init__(self, tensors: KeysValues) -> None:
+        self.tensors = tensors
 
     def extend(self, project: Project, at: Tensor | None) -> KeysValues:
-        return self.kept
+        return self.tensors
 
     def select(self, examples: Tensor) -> "CrossCache":
-        return CrossCache((self.kept[0].index_select(0, examples), self.kept[1].index_select(0, examples)))
+        return CrossCache((self.tensors[0].index_select(0, examples), self.tensors[1].index_select(0, examples)))
 
     def reorder_(self, examples: Tensor) -> None:
         pass  # the source is the same
 
     def copy_(self, other: "CrossCache") -> None:
-        for kept, new in zip(self.kept, other.kept, strict=True):
-            kept.copy_(new)
+        for x, new in zip(self.tensors, other.tensors, strict=True):
+            x.copy_(new)
 
 
 @dataclass
@@ -182,11 +182,11 @@ def _require_static(cache: Cache) -> StaticCache:
     return cache
 
 
-def _select_examples(kept: KeysValues | None, examples: Tensor) -> KeysValues | None:
-    return None if kept is None else (kept[0].index_select(0, examples), kept[1].index_select(0, examples))
+def _select_examples(tensors: KeysValues | None, examples: Tensor) -> KeysValues | None:
+    return None if tensors is None else (tensors[0].index_select(0, examples), tensors[1].index_select(0, examples))
 
 
-def _check_batch(kept: KeysValues, new: KeysValues) -> None:
-    if len(kept[0]) != len(new[0]):
-        sizes = f"the state holds {len(kept[0])} examples but the step has {len(new[0])}"
+def _check_batch(tensors: KeysValues, new: KeysValues) -> None:
+    if len(tensors[0]) != len(new[0]):
+        sizes = f"the state holds {len(tensors[0])} examples but the step has {len(new[0])}"
         raise ValueError(f"{sizes}; change the batch with state.select(…)")

@@ -14,10 +14,10 @@ class Dropout(nn.Dropout):
     """torch's Dropout with a faster mask on a CPU."""
 
     def forward(self, x: Tensor) -> Tensor:
-        kept = round((1.0 - self.p) * LEVELS)  # number of levels that keep an entry
-        if not self.training or x.device.type != "cpu" or kept in (0, LEVELS):
+        keep = round((1.0 - self.p) * LEVELS)  # number of levels that keep an entry
+        if not self.training or x.device.type != "cpu" or keep in (0, LEVELS):
             return super().forward(x)
         words = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
         levels = words.view(torch.int16)[: x.numel()].view(x.shape)  # −2^15 … 2^15 − 1
-        mask = (levels < kept - LEVELS // 2).to(x.dtype).mul_(LEVELS / kept)
+        mask = (levels < keep - LEVELS // 2).to(x.dtype).mul_(LEVELS / keep)
         return x * mask

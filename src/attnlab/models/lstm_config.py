@@ -57,7 +57,7 @@ COPY = replace(TRANSLATION, vocabulary=42, layers=1, bidirectional=False, activa
 
 SETTINGS: dict[str, LSTMConfig] = {
     "translation": TRANSLATION,  # 8,180,544 parameters, 6,132,544 of them not embeddings
-    "copy": COPY,  # 1,337,130 with 40 types and two marks
+    "copy": COPY,  # 1,337,130 with 40 types and two special tokens
     "multi-head": replace(COPY, heads=8),
     "classification": LSTMConfig(model="classifier", vocabulary=11_022, layers=1, embedding_width=300),  # SST's words
 }

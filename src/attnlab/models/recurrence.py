@@ -110,8 +110,8 @@ def forward_step(
     cell = torch.addcmul(i * g, f, c)
     hidden = o * cell.tanh()
     if live is not None:
-        kept = ~live.unsqueeze(-1)
-        cell, hidden = torch.where(kept, c, cell), torch.where(kept, wide(h), hidden)
+        padding = ~live.unsqueeze(-1)
+        cell, hidden = torch.where(padding, c, cell), torch.where(padding, wide(h), hidden)
     active.copy_(x)
     next_c.copy_(cell)
     next_h.copy_(hidden)
@@ -136,10 +136,10 @@ def backward_step(
         torch.mul(inner, f, out=dc)
         dh.zero_()
     else:
-        kept = ~live.unsqueeze(-1)
-        delta.masked_fill_(kept, 0.0)
-        dc.copy_(torch.where(kept, dc, inner * f))
-        dh.copy_(hidden.masked_fill(~kept, 0.0))
+        padding = ~live.unsqueeze(-1)
+        delta.masked_fill_(padding, 0.0)
+        dc.copy_(torch.where(padding, dc, inner * f))
+        dh.copy_(hidden.masked_fill(~padding, 0.0))
 
 
 def _choose_passes(x: Tensor, h: Tensor) -> Any:

@@ -189,8 +189,8 @@ class Classifier(Transformer):
         x = self.encoder(tokens, mask=_expand_mask(real, tokens))
         if self.pool == "first":
             return x[:, 0]
-        kept = real.unsqueeze(-1)  # (b,n,1)
-        return (x * kept).sum(1) / kept.sum(1).clamp_min(1)
+        real = real.unsqueeze(-1)  # (b,n,1)
+        return (x * real).sum(1) / real.sum(1).clamp_min(1)
 
     def sequences(self, tokens: Tensor, mask: Tensor | None = None) -> dict[str, tuple[Tensor, Tensor]]:
         return {"source": (tokens, tokens != self.padding if mask is None else mask)}

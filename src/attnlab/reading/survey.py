@@ -88,8 +88,8 @@ def survey(
     about: dict[str, Any] = {"model": reader.name, "weights": digest_weights(reader.model)}
     about |= {"corpus": contents.fingerprint, "groups": groups, "processes": world.num_processes}
     about["counts"] = None if counts is None else hashlib.sha256(counts.encode()).hexdigest()
-    claim = _Claim(folder / "survey.json", asdict(config) | about)
-    claim.check_folder()
+    description = _Description(folder / "survey.json", asdict(config) | about)
+    description.check_folder()
     path = folder / "state" / f"{world.process_index}-of-{world.num_processes}.safetensors"
     start = _resume(statistics, path)
     done, saved = start["examples"], time.monotonic()
@@ -100,9 +100,9 @@ def survey(
         done += len(batch)
         progress(min(done * world.num_processes, contents.examples), contents.examples, "examples")
         if time.monotonic() - saved > SECONDS:
-            _save(statistics, claim, path, number + 1, done)
+            _save(statistics, description, path, number + 1, done)
             saved = time.monotonic()
-    _save(statistics, claim, path, _END, done)
+    _save(statistics, description, path, _END, done)
     return _join_processes(statistics, world), contents
 
 
@@ -164,7 +164,7 @@ def digest_weights(model: torch.nn.Module) -> str:
 
 
 @dataclass(frozen=True)
-class _Claim:
+class _Description:
     """The description of a survey in its folder: survey.json."""
 
     path: Path
@@ -215,8 +215,8 @@ def _resume(statistics: Statistics, path: Path) -> dict[str, int]:
     return stored.state
 
 
-def _save(statistics: Statistics, claim: _Claim, path: Path, batch: int, examples: int) -> None:
-    claim.write()
+def _save(statistics: Statistics, description: _Description, path: Path, batch: int, examples: int) -> None:
+    description.write()
     tensors = {name: x.clone() for name, x in statistics.tensors().items()}  # safetensors refuses shared memory
     write_checkpoint(Checkpoint(tensors, {"batch": batch, "examples": examples}), path)
 

@@ -5,8 +5,8 @@
     Δ_{t,l}     e_l · ∂ log p(y_t) / ∂e_l, e_l the word vector at position l: the change of log p as e_l is scaled up
 
 β is a logarithm, as in the authors' code; the paper's β is its exponential, with the same order. For a classifier of
-two classes, γ of the second class is w·h_l + b, as in eq. 22, and γ of the first is 0. So β_l = log σ((2y − 1)(w·h_l +
-b)). The probe β^uf is β of a model trained with attention=uniform.
+two classes, γ of the second class is w·h_l + b, as in eq. 22, and γ of the first is 0, so that
+β_l = log σ((2y − 1)(w·h_l + b)). The probe β^uf is β of a model trained with attention=uniform.
 
 The probes replace the context of every head of the last cross attention by the value of position l, whatever the sum of
 the weights. The mechanism's `finish`, the output projection and all later parts do not change. In an LSTM, c_t becomes

@@ -92,7 +92,7 @@ class Flat:
         return {name: flat[start : start + shape.numel()].view(shape) for name, (start, shape) in self.places.items()}
 
     def gather(self, *, first: bool) -> None:
-        """Copy the model's gradients into the master's, or add them unless first, and clear them; missing ones are 0."""
+        """Copy the model's gradients into the master's, or add them if not first, and clear them; absent ones are 0."""
         into, parts = (self.grad, self._parts) if first else (self._added, self._added_parts)
         pairs = [(part, p.grad) for part, p in zip(parts, self.named.values(), strict=True) if p.grad is not None]
         if len(pairs) < len(parts):
@@ -200,7 +200,7 @@ class Captured(Stepper):
         self.first = True
 
     def _capture(self, work: Callable[[], None], rehearsals: int) -> torch.cuda.CUDAGraph:
-        """Capture a graph of the work. Rehearsals run with the flag set, so no weight changes; other state is restored."""
+        """Capture a graph of the work. Rehearsals have the flag set, so no weight changes; other state is restored."""
         state = torch.cuda.get_rng_state(self.device)
         changed = [self.loss, self.norm, self.bad, self.updates, self.flat.grad]
         before = [x.clone() for x in changed]

@@ -10,25 +10,36 @@ from attnlab.commands.compare.comparison import ComparisonTerms, compare
 from attnlab.commands.compare.comparison_page import remarks, table, write
 from attnlab.commands.compare.plan import planned
 from attnlab.commands.compare.summary import findings
-from attnlab.experiments.schedulers import scheduler
+from attnlab.experiments.deadline import Deadline, stop_at_deadline
+from attnlab.experiments.schedulers import open_scheduler
 from attnlab.provenance import collect_provenance
 from attnlab.terminal import Bar, show_table
-from attnlab.training.runs import list_hardware
 
 
-def run(task: str, said: Mapping[str, str], *, controls: bool, on: str, jobs: int | None, command: str) -> bool:
-    """Compare, print and write; False where some run failed. KeyboardInterrupt where it was asked to stop."""
+def run_comparison(
+    task: str,
+    said: Mapping[str, str],
+    *,
+    controls: bool,
+    on: str,
+    jobs: int | None,
+    command: str,
+    until: str | None = None,
+) -> bool:
+    """Compare, print and write; return False if some run failed. OutOfTimeError near the deadline."""
     values = dict(said)
     out, device = values.pop("out", None), values.pop("device", "auto")
     folder = Path(values.pop("runs", "runs"))
     plan = planned(task, values)
-    with scheduler(on, jobs=jobs, device=device) as where, Bar(1) as bar:
-        terms = ComparisonTerms(where, Path(out) if out else None, folder, controls, bar.note, bar.tick)
+    deadline = Deadline.parse(until) if until else None
+    with stop_at_deadline(command), open_scheduler(on, jobs=jobs, device=device) as where, Bar(1) as bar:
+        terms = ComparisonTerms(
+            where, Path(out) if out else None, folder, controls, bar.note, bar.tick, command, deadline
+        )
         results, place = compare(plan, terms)
         about: dict[str, str | int] = {"command": command, "on": on, "seeds": ", ".join(map(str, plan.seeds))}
         about |= collect_provenance(torch.device(where.device if where.here else "cpu"))
-        trained = list_hardware(Path(run) for outcome in results.outcomes for run in outcome.runs.values())
-        about |= {"trained on": "; ".join(trained)} if trained else {}
+        about |= {"trained on": "; ".join(results.hardware)} if results.hardware else {}
     report = write(results, place, about)
     for group in ("quality", "inside", "cost"):
         shown = table(results, group)

@@ -1,17 +1,15 @@
-"""Train a set of attentions under equal conditions, measure them, and say what differs.
+"""Train a set of attentions under equal conditions, measure them, and report what differs.
 
     data       prepared once, for all runs
-    grid       where a key has a list: every row at every point, with the first seed; the best on validation is chosen
-    seeds      the chosen point of every row with every seed, each trained and measured as a job of its own
-    speed      one row after another, when nothing else of it runs
+    grid       if a key has a list: every row at every point with the first seed; validation chooses the best point
+    seeds      the chosen point of every row with every seed
+    speed      one row after another, when nothing else runs
 
-Everything that is finished is found again, so the same command goes on after an interruption.
+The results are a function of OUT/ledger.jsonl: the same command resumes and reuses finished runs.
 """
 
-import json
 import math
-import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,17 +20,19 @@ from attnlab.commands.compare.controls import with_controls
 from attnlab.commands.compare.cost import Sizes
 from attnlab.commands.compare.plan import ComparisonRow, Plan, said
 from attnlab.commands.compare.rows import ComparisonResults, RowResult
+from attnlab.commands.compare.speed import TimedRun
 from attnlab.config import compute_digest
-from attnlab.experiments import work
-from attnlab.experiments.schedulers import Job, Scheduler
-from attnlab.provenance import collect_provenance
+from attnlab.decoding.evaluation import evaluate_part
+from attnlab.experiments.deadline import Deadline
+from attnlab.experiments.engine import Measured, Progress, RowReader, complete
+from attnlab.experiments.inside import inside
+from attnlab.experiments.jobs import Scheduler
+from attnlab.experiments.plan import Measure, TrainedRun, Workplace
+from attnlab.provenance import name_hardware
 from attnlab.tasks import TASKS
 from attnlab.tasks.task import Task
 from attnlab.training.recipe import Recipe
-from attnlab.training.run_folder import RunFolder
-
-Note = Callable[[str], None]
-Progress = Callable[[int, int, str], None]
+from attnlab.training.runs import Run
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,51 @@ class ComparisonTerms:
     out: Path | None = None
     runs: Path = Path("runs")
     controls: bool = True
-    note: Note = lambda line: None
+    note: Callable[[str], None] = lambda line: None
     progress: Progress = lambda done, total, what: None
+    command: str = ""
+    until: Deadline | None = None
 
 
 def compare(plan: Plan, terms: ComparisonTerms) -> tuple[ComparisonResults, Path]:
-    """Run what is not there yet; what came out, and the folder that is for it."""
-    return _Comparing(plan, terms).results()
+    """Run what the ledger lacks; return the results and their folder."""
+    comparison = _Comparison(plan, terms)
+    for line in (*comparison.task.notes, *comparison.plan.notes):
+        terms.note(line)
+    for row in comparison.plan.rows:
+        comparison.note_cost(row)
+    place = Workplace.at(comparison.out, device=terms.on.device, command=terms.command)
+    results = complete(comparison.read_results, place, terms.on, progress=terms.progress, until=terms.until)
+    return results, comparison.out
 
 
-class _Comparing:
+def measure_loss(run: Run, place: Workplace) -> dict[str, Any]:
+    """Return the best validation loss, by which a point of the grid is chosen."""
+    return {"valid_loss": run.folder.position()["best"]}
+
+
+def measure_run(run: Run, place: Workplace) -> dict[str, Any]:
+    """Return scores, what is inside, and the curve of the validation loss."""
+    part = "test" if "test" in run.task.parts else "valid"
+    values: dict[str, Any] = evaluate_part(run, part, bootstrap=0)
+    values["scores"] = {score["name"]: score["value"] for score in values.pop("text", [])}
+    values |= measure_loss(run, place)
+    values["curve"] = [[x["step"], x["valid_loss"]] for x in run.folder.metrics() if "valid_loss" in x]
+    try:
+        values["inside"] = inside(run)
+    except ValueError as error:  # an attention that an analysis does not cover: the rest is still useful
+        values["inside"] = {"failed": " ".join(str(error).split())}
+    return values
+
+
+LOSS, COMPARED, SPEED = (
+    Measure("validation loss", measure_loss), Measure("comparison", measure_run), Measure("speed", measure_loss)
+)  # fmt: skip
+
+
+class _Comparison:
+    """A plan with its data, and its results as a function of the ledger."""
+
     def __init__(self, plan: Plan, terms: ComparisonTerms) -> None:
         self.terms = terms
         first = plan.recipe(plan.rows[0], 0, plan.seeds[0])
@@ -60,150 +95,116 @@ class _Comparing:
         self.out = (terms.out or Path("compared") / name).absolute()
         for key, path in (("out", self.out), ("runs", terms.runs)):
             if path.is_file():
-                raise ValueError(f"{key}={path} is a file; give a folder, or none")
+                raise ValueError(f"{key}={path} is a file; give a folder")
         self.vocabulary = self.out / "vocabulary" / compute_digest(first.data)
         self.vocabulary.mkdir(parents=True, exist_ok=True)
         self.task: Task = TASKS[first.task].prepare(first.data, self.vocabulary)
         self.sizes = Sizes(self.task)
         self.plan = with_controls(plan, self.sizes.parameters) if terms.controls else plan
-        self.failed: dict[str, str] = {}  # the reason, by the name of the run
 
-    def results(self) -> tuple[ComparisonResults, Path]:
+    def read_results(self, rows: RowReader) -> ComparisonResults:
         plan, task = self.plan, self.task
-        for line in (*task.notes, *plan.notes):
-            self.terms.note(line)
-        able = [row for row in plan.rows if self._can_be_built(row)]
+        able = [row for row in plan.rows if any(map(self._can_build, self._list_points(row)))]
         if all(row.control for row in able):
             raise ValueError(f"no row can be built: {self.sizes.why_not(self._recipe(plan.rows[0], 0))}")
-        trials = self._trials(able)
-        chosen = {row.label: min(found, key=found.__getitem__) for row in able if (found := trials[row.label])}
-        self._seeds([row for row in able if row.label in chosen], chosen)
-        ready = [row for row in able if row.label in chosen and self._finished(row, chosen[row.label])]
-        speeds = self._speeds(ready, chosen)
-        outcomes = tuple(self._outcome(row, chosen, trials, speeds) for row in plan.rows)
+        trials = self._read_trials(able, rows)
+        chosen = {
+            row.label: min(losses, key=losses.__getitem__)
+            for row in able
+            if (losses := {point: loss for (label, point), loss in trials.values.items() if label == row.label})
+        }
+        seeds = rows.read({
+            (row.label, seed): self._plan(self._recipe(row, chosen[row.label], seed), COMPARED)
+            for seed in plan.seeds for row in able if row.label in chosen
+        })  # fmt: skip
+        hardware = name_hardware(torch.device(self.terms.on.device)) if self.terms.on.here else "a Ray cluster"
+        finished = [row for row in able if any((row.label, seed) in seeds.values for seed in plan.seeds)]
+        speeds = rows.read({
+            row.label: self._plan_timing(self._recipe(row, chosen[row.label]), hardware)
+            for row in finished
+        })  # fmt: skip
+        outcomes = tuple(self._make_result(row, chosen, trials, seeds, speeds) for row in plan.rows)
         part = "test" if "test" in task.parts else "valid"
         known: Any = task
         references = (lambda: known.read_references(part)) if task.architecture == "translation" else None
-        return ComparisonResults(plan, task.architecture, part, outcomes, references), self.out
+        return ComparisonResults(plan, task.architecture, part, outcomes, references, tuple(seeds.hardware))
 
-    def _can_be_built(self, row: ComparisonRow) -> bool:
-        """Whether some point of the grid can; what it costs is told."""
-        made = [self.sizes.of(self._recipe(row, point)) for point in range(len(self.plan.points))]
-        known = [size for size in made if size]
-        if known:
+    def note_cost(self, row: ComparisonRow) -> None:
+        """Print what a row costs, if it can be built."""
+        sizes = [self.sizes.of(recipe) for recipe in self._list_points(row)]
+        if known := [size for size in sizes if size]:
             cost = "; or ".join(dict.fromkeys(map(str, known)))
             self.terms.note(f"{row.label}: {cost}{f' ({row.says})' if row.says else ''}")
-        return bool(known)
 
-    def _trials(self, rows: Iterable[ComparisonRow]) -> dict[str, dict[int, float]]:
-        """The validation loss of each row at each point with the first seed; of one point alone, nothing is to do."""
-        plan, rows = self.plan, list(rows)
-        if len(plan.points) == 1:
-            return {row.label: {0: math.nan} for row in rows}
-        pairs = [(row, point) for row in rows for point in range(len(plan.points))]
-        self._run(work.train, [self._recipe(row, point) for row, point in pairs], f"grid of {len(plan.points)}")
-        found: dict[str, dict[int, float]] = {row.label: {} for row in rows}
-        for row, point in pairs:
-            folder = self._folder(self._recipe(row, point))
-            if work.finished(folder):
-                found[row.label][point] = folder.position()["best"]
-        return found
+    def _read_trials(self, rows: list[ComparisonRow], reader: RowReader) -> "_Trials":
+        """Return the validation loss of each row at each point with the first seed; nan if there is one point only."""
+        if len(self.plan.points) == 1:
+            return _Trials({(row.label, 0): math.nan for row in rows}, {})
+        plan = {
+            (row.label, point): self._plan(self._recipe(row, point), LOSS)
+            for row in rows
+            for point in range(len(self.plan.points))
+            if self._can_build(self._recipe(row, point))
+        }
+        measured = reader.read(plan)
+        return _Trials({key: x["valid_loss"] for key, x in measured.values.items()}, measured.failures)
 
-    def _seeds(self, rows: Iterable[ComparisonRow], chosen: Mapping[str, int]) -> None:
-        recipes = [self._recipe(row, chosen[row.label], seed) for seed in self.plan.seeds for row in rows]
-        self._run(work.train_and_measure, recipes, f"{len(self.plan.seeds)} seeds")
-
-    def _speeds(self, rows: Iterable[ComparisonRow], chosen: Mapping[str, int]) -> dict[str, Any]:
-        """Of each row, timed alone; what another machine took is timed again where all jobs run on this one."""
-        recipes = {row.label: self._recipe(row, chosen[row.label]) for row in rows}
-        files = {label: self.out / "speed" / f"{recipe.name()}.json" for label, recipe in recipes.items()}
-        here = collect_provenance(torch.device(self.terms.on.device))["hardware"] if self.terms.on.here else None
-        jobs = {}
-        for label, recipe in recipes.items():
-            if not work.timed(files[label], here):
-                arguments = (recipe, str(files[label]), str(self.vocabulary), self.terms.on.device)
-                jobs[recipe.name()] = Job(recipe.name(), work.time_training, arguments)
-
-        def watch() -> None:
-            done = sum(work.timed(file, here) is not None for file in files.values())
-            self.terms.progress(done, len(files), "speed, one after another")
-
-        failed = self.terms.on.run(list(jobs.values()), alone=True, watch=watch)
-        self.failed |= {name: f"speed: {reason}" for name, reason in failed.items()}
-        return {label: work.timed(file, here) for label, file in files.items()}
-
-    def _run(self, function: Callable[..., None], recipes: Iterable[Recipe], what: str) -> None:
-        """Jobs for the recipes whose runs are not finished, or not measured; each run once."""
-        each = {recipe.name(): recipe for recipe in recipes}
-        jobs = []
-        for name, recipe in each.items():
-            folder = self._folder(recipe)
-            if work.finished(folder) and (function is work.train or work.measured(folder.path)):
-                continue
-            arguments = (recipe, str(folder.path), str(self.vocabulary), self.terms.on.device)
-            jobs.append(Job(name, function, arguments))
-        if len(jobs) < len(each):
-            self.terms.note(f"{what}: {len(each) - len(jobs)} of {len(each)} runs are there already")
-        total = sum(recipe.training.steps for recipe in each.values())
-
-        def watch() -> None:
-            steps = sum(_step(self._folder(recipe), recipe) for recipe in each.values())
-            self.terms.progress(steps, total, f"{what}, {len(each)} runs")
-
-        self.failed |= self.terms.on.run(jobs, watch=watch)
-
-    def _outcome(
-        self, row: ComparisonRow, chosen: Mapping[str, int], trials: Mapping[str, Any], speeds: Mapping[str, Any]
+    def _make_result(
+        self,
+        row: ComparisonRow,
+        chosen: Mapping[str, int],
+        trials: "_Trials",
+        seeds: Measured[tuple[str, int]],
+        speeds: Measured[str],
     ) -> RowResult:
-        made = RowResult(row, trials=trials.get(row.label, {}) if len(self.plan.points) > 1 else {})
+        points = range(len(self.plan.points))
+        losses = {point: trials.values[row.label, point] for point in points if (row.label, point) in trials.values}
+        result = RowResult(row, trials=losses if len(points) > 1 else {})
+        reasons = {point: self._explain(row, point, trials) for point in points if point not in losses}
         if row.label not in chosen:
-            reasons = [self._why(self._recipe(row, point)) for point in range(len(self.plan.points))]
-            sizes = [self.sizes.of(self._recipe(row, point)) for point in range(len(self.plan.points))]
-            size = next(filter(None, sizes), None)
-            return replace(made, size=size, failed=tuple(dict.fromkeys(filter(None, reasons))))
+            size = next(filter(None, map(self.sizes.of, self._list_points(row))), None)
+            return replace(result, size=size, failed=tuple(dict.fromkeys(filter(None, reasons.values()))))
         point = chosen[row.label]
-        missing = [other for other in range(len(self.plan.points)) if other not in trials[row.label]]
-        untried = [f"{said(self.plan.points[k])}: {self._why(self._recipe(row, k))}" for k in missing]
-        recipes = {seed: self._recipe(row, point, seed) for seed in self.plan.seeds}
-        folders = {seed: self._folder(recipe) for seed, recipe in recipes.items()}
-        found = {seed: known for seed, folder in folders.items() if (known := work.measured(folder.path))}
-        whys = {seed: self._why(recipe) for seed, recipe in recipes.items()}
+        values = {seed: seeds.values[row.label, seed] for seed in self.plan.seeds if (row.label, seed) in seeds.values}
+        runs = {seed: self._plan(self._recipe(row, point, seed), COMPARED) for seed in self.plan.seeds}
+        untried = [f"{said(self.plan.points[other])}: {reason}" for other, reason in reasons.items()]
+        failures = [
+            f"seed {seed}: {seeds.failures[row.label, seed]}" for seed in runs if (row.label, seed) in seeds.failures
+        ]
+        slow = [f"speed: {speeds.failures[row.label]}"] if row.label in speeds.failures else []
         return replace(
-            made,
-            size=self.sizes.of(recipes[self.plan.seeds[0]]),
+            result,
+            size=self.sizes.of(self._recipe(row, point)),
             point=point,
-            found=found,
-            runs={seed: str(folder.path) for seed, folder in folders.items()},
-            curves={seed: _curve(folders[seed]) for seed in found},
-            speed=speeds.get(row.label),
-            failed=(*untried, *(f"seed {seed}: {why}" for seed, why in whys.items() if why)),
+            found=values,
+            runs={seed: str(self.terms.runs / run.trained.name()) for seed, run in runs.items()},
+            curves={seed: [(step, loss) for step, loss in found["curve"]] for seed, found in values.items()},
+            speed=speeds.values.get(row.label),
+            failed=(*untried, *failures, *slow),
         )
 
-    def _why(self, recipe: Recipe) -> str:
-        return self.failed.get(recipe.name()) or self.sizes.why_not(recipe)
+    def _explain(self, row: ComparisonRow, point: int, trials: "_Trials") -> str:
+        return trials.failures.get((row.label, point)) or self.sizes.why_not(self._recipe(row, point))
 
-    def _finished(self, row: ComparisonRow, point: int) -> bool:
-        """Whether some seed got to its end."""
-        return any(work.finished(self._folder(self._recipe(row, point, seed))) for seed in self.plan.seeds)
+    def _can_build(self, recipe: Recipe) -> bool:
+        return self.sizes.of(recipe) is not None
+
+    def _list_points(self, row: ComparisonRow) -> list[Recipe]:
+        return [self._recipe(row, point) for point in range(len(self.plan.points))]
 
     def _recipe(self, row: ComparisonRow, point: int, seed: int | None = None) -> Recipe:
         return self.plan.recipe(row, point, self.plan.seeds[0] if seed is None else seed)
 
-    def _folder(self, recipe: Recipe) -> RunFolder:
-        return RunFolder((self.terms.runs / recipe.name()).absolute())
+    def _plan(self, recipe: Recipe, measure: Measure) -> TrainedRun:
+        return TrainedRun(recipe, measure, runs=self.terms.runs.absolute(), vocabulary=self.vocabulary)
+
+    def _plan_timing(self, recipe: Recipe, hardware: str) -> TimedRun:
+        return TimedRun(recipe, SPEED, vocabulary=self.vocabulary, hardware=hardware)
 
 
-def _step(folder: RunFolder, recipe: Recipe) -> int:
-    """How far a run is, by the last line of its metrics."""
-    if work.finished(folder):
-        return recipe.training.steps
-    try:
-        with open(folder.metrics_file, "rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 1000))
-            return json.loads(file.read().splitlines()[-1])["step"]
-    except (OSError, ValueError, IndexError, KeyError):  # not begun, or a line half written
-        return 0
+@dataclass(frozen=True)
+class _Trials:
+    """Validation losses by row and point, and why some are missing."""
 
-
-def _curve(folder: RunFolder) -> list[tuple[int, float]]:
-    return [(line["step"], line["valid_loss"]) for line in folder.metrics() if "valid_loss" in line]
+    values: Mapping[tuple[str, int], float]
+    failures: Mapping[tuple[str, int], str]

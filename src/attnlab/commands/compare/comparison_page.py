@@ -25,7 +25,7 @@ from attnlab.commands.compare.plan import said
 from attnlab.commands.compare.rows import ComparisonResults, RowResult
 from attnlab.commands.compare.summary import findings
 from attnlab.experiments.significance import Contrast, interval
-from attnlab.experiments.study_page import number
+from attnlab.experiments.study_page import format_number
 from attnlab.experiments.verdicts import FEWEST_SEEDS
 from attnlab.files import write_bytes
 from attnlab.report.drawing import save_figure
@@ -174,7 +174,7 @@ def _page(results: ComparisonResults, pictures: Sequence[Picture], about: Mappin
 def _trials(results: ComparisonResults) -> Table:
     points = results.plan.points
     lines = [
-        [o.row.label, *(number(o.trials[k]) if k in o.trials else "failed" for k in range(len(points)))]
+        [o.row.label, *(format_number(o.trials[k]) if k in o.trials else "failed" for k in range(len(points)))]
         for o in results.outcomes
     ]
     return Table(["attention", *map(said, points)], lines)
@@ -215,7 +215,7 @@ def _mean(outcome: RowResult, measure: ComparisonMeasure) -> str:
     if not values:
         return "–"
     mean, spread = statistics.fmean(values.values()), interval(list(values.values()))
-    told = number(mean) if spread is None else f"{number(mean)} ± {(spread[1] - spread[0]) / 2:.2g}"
+    told = format_number(mean) if spread is None else f"{format_number(mean)} ± {(spread[1] - spread[0]) / 2:.2g}"
     return told if len(values) == len(outcome.found) else f"{told} ({len(values)} of {len(outcome.found)} seeds)"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from attnlab.experiments.jobs import told
+from attnlab.experiments.jobs import describe_error
 from attnlab.huggingface.fine_tuning import TunedConfig, open_tuned_model
 from attnlab.models.presets import build_on_meta
 from attnlab.tasks.task import Batch, Task
@@ -47,7 +47,7 @@ class Sizes:
         try:
             self._model(recipe)
         except Exception as error:  # whatever an attention of one's own may raise
-            return told(error)
+            return describe_error(error)
         return ""
 
     def parameters(self, recipe: Recipe) -> int | None:
@@ -61,7 +61,7 @@ class Sizes:
             try:
                 self.known[key] = ModelCost(_count(model), flops(model, batch) / batch.count)
             except Exception as error:  # an attention that needs real numbers: it is trained all the same
-                self.known[key] = ModelCost(_count(model), None, told(error))
+                self.known[key] = ModelCost(_count(model), None, describe_error(error))
         return self.known[key]
 
     def _model(self, recipe: Recipe) -> nn.Module:

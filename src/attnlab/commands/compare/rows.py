@@ -39,6 +39,7 @@ class ComparisonResults:
     part: str
     outcomes: tuple[RowResult, ...]
     references: Callable[[], Sequence[str]] | None = None  # of a translation
+    hardware: tuple[str, ...] = ()  # that the runs were measured on
 
     @cached_property
     def measures(self) -> list[ComparisonMeasure]:

@@ -3,7 +3,7 @@
     report.html                    everything, in one file
     results.json, table.csv        every value of every seed; the table
     figures/NAME.png, .svg, .pdf   for papers
-    runs/, copying/                what `work` describes
+    ledger.jsonl, work/            what run_demo describes
 
 Every file is written whole or not at all, the page last.
 """
@@ -21,10 +21,11 @@ from attnlab.commands.demo.figures import CURVES
 from attnlab.commands.demo.findings import findings
 from attnlab.commands.demo.learners import INSIDE, QUALITY, DemoMeasure, DemoResults, Learner
 from attnlab.commands.demo.settings import DATA, MODEL
-from attnlab.experiments.study_page import cell_table
+from attnlab.experiments.study_page import tabulate_cells
 from attnlab.files import write_bytes
 from attnlab.reading.maps import show
 from attnlab.report.drawing import save_figure
+from attnlab.report.figures import render_png
 from attnlab.report.page import Command, Facts, Part, Picture, Table, Text, render_page
 from attnlab.report.view import Best, ViewGold
 
@@ -43,7 +44,8 @@ def write(results: DemoResults, gold: Sequence[ViewGold], about: Mapping[str, An
     csv.writer(lines, lineterminator="\n").writerows([shown.columns, *shown.rows])
     write_bytes(folder / "table.csv", lines.getvalue().encode())
     drawn = {
-        name: save_figure(results.folder / "figures" / name, *made) for name, made in figures.all_of(results, gold[0]).items()
+        name: save_figure(results.folder / "figures" / name, *made)
+        for name, made in figures.all_of(results, gold[0]).items()
     }
     report = folder / "report.html"
     write_bytes(report, _page(results, gold, drawn, about).encode())
@@ -69,7 +71,7 @@ def _page(
         ("What is inside", [table(learners, INSIDE), drawn["inside"], Text(INSIDE_SAYS)]),
     ]
     if results.copying is not None:
-        sections.append(("Which sequences teach attention", _copying(results)))
+        sections.append(("Which sequences teach attention", _render_copying(results)))
     facts = {"attentions": names, "seeds": config.all_seeds, "steps": config.steps, "sentences a step": config.batch}
     facts |= {"learning rate": config.lr, "model": _said(MODEL), "task": _said(DATA), **about}
     sections.append(("Make it again", [Command(str(facts.pop("command"))), Facts(facts)]))
@@ -127,16 +129,16 @@ def _viewer(results: DemoResults, gold: Sequence[ViewGold]) -> Part:
     return show(records, gold=gold, curves=alone, best=best, title="attention, step by step")
 
 
-def _copying(results: DemoResults) -> list[Part]:
-    outcome, out = results.copying, results.folder / "copying"
-    assert outcome is not None
-    said = (
+def _render_copying(results: DemoResults) -> list[Part]:
+    findings = results.copying
+    assert findings is not None
+    text = (
         "An LSTM with one attention head copies sequences (Snell et al. 2021). Where all have the same words only "
         "their order tells them apart; the paper finds that attention is then harder to learn than where words differ."
     )
-    body: list[Part] = [Text(said), *(Picture((out / file).read_bytes(), says) for file, says in outcome.figures)]
-    body += [cell_table(outcome.cells), *(Text(remark) for remark in outcome.remarks)]
-    return [*body, Command(outcome.about["command"])]
+    pictures = [Picture(render_png(figure), caption) for figure, caption in findings.figures.values()]
+    body: list[Part] = [Text(text), *pictures, tabulate_cells(list(findings.cells)), *map(Text, findings.remarks)]
+    return [*body, Command(f"attnlab reproduce snell2021 --only=fig3 --scale=smoke --seeds={results.config.seeds}")]
 
 
 def _plain(learner: Learner) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Is there somebody to show a page to?"""
+"""Open a page in the browser if there is a desktop."""
 
 import os
 import sys
@@ -8,15 +8,15 @@ from pathlib import Path
 
 
 def has_desktop(platform: str, environment: Mapping[str, str], *, interactive: bool) -> bool:
-    """Whether a browser can be opened and somebody is likely to look: a terminal, a display, no CI, no remote shell."""
+    """Return whether a browser can be opened: a terminal, a display, no CI, no remote shell."""
     if not interactive or environment.get("CI") or environment.get("SSH_CONNECTION"):
         return False
     shown = environment.get("DISPLAY") or environment.get("WAYLAND_DISPLAY")
     return platform in ("darwin", "win32") or bool(shown)
 
 
-def opened(page: Path) -> bool:
-    """Open a page in the browser, where there is a desktop; whether that was done."""
+def open_page(page: Path) -> bool:
+    """Open a page in the browser if there is a desktop; return whether it was opened."""
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     if not has_desktop(sys.platform, os.environ, interactive=interactive):
         return False

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from attnlab.commands.demo.settings import DemoConfig
-from attnlab.experiments.reproduction import ItemResult
 from attnlab.experiments.significance import interval
+from attnlab.experiments.study import Findings
 from attnlab.records.record import Record
 
 Values = Mapping[str, Any]  # of one run, as `measures` has them
@@ -124,7 +124,7 @@ class DemoResults:
     config: DemoConfig
     learners: Sequence[Learner]  # those that learnt
     failed: Mapping[str, str]  # why a run did not come to its end
-    copying: ItemResult | None
+    copying: Findings | None
     folder: Path
 
     def order(self, measure: DemoMeasure) -> Order | None:

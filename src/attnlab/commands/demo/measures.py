@@ -36,8 +36,8 @@ from attnlab.training.runs import Run
 from attnlab.training.scoring import score_batches
 
 
-def measured(run: Run, moments: Sequence[int], records: Path | None) -> dict[str, Any]:
-    """All of it; the records of the page's sentences go to a folder, one at each moment."""
+def measure_learner(run: Run, moments: Sequence[int], records: Path | None) -> dict[str, Any]:
+    """Measure a run at its moments; records of the page's sentences go to a folder, one per moment."""
     task: Any = run.task
     held_out = Sentences.of(task, "valid", range(task.count_examples("valid")))
     page = Sentences.of(task, "valid", on_page(task))

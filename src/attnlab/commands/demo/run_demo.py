@@ -1,35 +1,72 @@
-"""`attnlab demo` from its words to its page."""
+"""`attnlab demo`: train, measure, print, and write one page.
 
+OUT/ledger.jsonl                     every measured run
+OUT/work/runs/NAME/                  a run, as attnlab train makes it
+OUT/work/runs/NAME/records/STEP.safetensors   of the first seed: the Record of the page's sentences
+"""
+
+import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from attnlab.commands.demo import jobs_of_demo as work
 from attnlab.commands.demo.demo_page import table, write
-from attnlab.commands.demo.desktop import opened
+from attnlab.commands.demo.desktop import open_page
 from attnlab.commands.demo.findings import findings
 from attnlab.commands.demo.learners import QUALITY, DemoResults, Learner
+from attnlab.commands.demo.measures import measure_learner
 from attnlab.commands.demo.sentences import Sentences, on_page
 from attnlab.commands.demo.settings import DemoConfig
 from attnlab.config import replace_values
-from attnlab.experiments.schedulers import Job, scheduler
+from attnlab.experiments.deadline import Deadline, stop_at_deadline
+from attnlab.experiments.engine import RowReader, complete, gather
+from attnlab.experiments.plan import Measure, TrainedRun, Workplace
+from attnlab.experiments.schedulers import open_scheduler
+from attnlab.experiments.study import Findings, Setting
 from attnlab.provenance import collect_provenance
 from attnlab.records.record import Record
+from attnlab.studies import open_study
 from attnlab.tasks import TASKS
-from attnlab.terminal import show_table
+from attnlab.terminal import Bar, show_table
+from attnlab.training.runs import Run
 
-COPYING = "copying"
+RECORDS = "records"
+STUDY, ITEM = "snell2021", "fig3"  # the study of copying
 
 
-def run(said: Mapping[str, str]) -> bool:
-    """Train, measure, print and write; False where some run failed. KeyboardInterrupt where it was asked to stop."""
-    config = replace_values(DemoConfig(), dict(said))
+@dataclass(frozen=True)
+class DemoRun(TrainedRun):
+    """A run of the demo; the first seed also leaves records for the page."""
+
+    def clean(self, place: Workplace) -> None:
+        folder = self.folder(place)
+        shutil.rmtree(folder.path / "steps", ignore_errors=True)
+        folder.previous.unlink(missing_ok=True)
+
+    def train(self, place: Workplace) -> None:
+        if self.is_trained(place):  # measured otherwise before, and its checkpoints were deleted
+            shutil.rmtree(self.folder(place).path)
+        super().train(place)
+
+    def is_trained(self, place: Workplace) -> bool:
+        folder = self.folder(place)
+        return super().is_trained(place) and all(
+            folder.step_file(step).exists() for step in self.trained.training.evaluate_at
+        )
+
+
+def run_demo(values: Mapping[str, str], command: str, until: str | None = None) -> bool:
+    """Train, measure, print and write; return False if some run failed."""
+    config = replace_values(DemoConfig(), dict(values))
     folder = config.folder()
-    failed = train(config, folder)
-    results = collected(config, folder, failed)
+    place = Workplace.at(folder, command=command)
+    deadline = Deadline.parse(until) if until else None
+    with stop_at_deadline(command), open_scheduler("local", device="cpu") as on, Bar(1) as bar:
+        results = complete(partial(read_results, config, place), place, on, progress=bar.tick, until=deadline)
     recipe = config.recipe(config.attention[0], config.seed)
     task = TASKS[recipe.task].prepare(recipe.data, folder)
     gold = Sentences.of(task, "valid", on_page(task)).gold()
@@ -38,57 +75,54 @@ def run(said: Mapping[str, str]) -> bool:
     shown = table(results.learners, QUALITY)
     show_table("learning to translate", list(shown.columns), [list(row) for row in shown.rows])
     show_table("what was found", ["about", ""], [list(found) for found in findings(results)])
-    for name, why in failed.items():
-        print(f"{name} failed: {why}")
-    told = "report, opened in the browser" if config.open and opened(report) else "report"
-    print(f"{told}: {report}")
-    return not failed
+    for name, reason in results.failed.items():
+        print(f"{name} failed: {reason}")
+    opened = config.open and open_page(report)
+    print(f"{'report, opened in the browser' if opened else 'report'}: {report}")
+    return not results.failed
 
 
-def train(config: DemoConfig, folder: Path) -> dict[str, str]:
-    """Run what is not there yet, on all cores; why some runs failed, by attention and seed."""
-    places = _places(config, folder)
-    study = (work.copied, str(folder / COPYING), config.seeds)
-    jobs = [Job(COPYING, work.stoppable, study)] if config.copying else []  # the longest goes first
-    for (name, seed), place in places.items():
-        recorded = seed == config.seed
-        if work.found(place, recorded) is None:
-            arguments = (work.learn, config.recipe(name, seed), str(place), config.moments, recorded)
-            jobs.append(Job(f"{name}, seed {seed}", work.stoppable, arguments))
-    columns = [TextColumn("{task.description:>14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
-    with scheduler("local", device="cpu") as on, Progress(*columns, console=Console(stderr=True)) as progress:
-        bars = {name: progress.add_task(name, total=config.steps * config.seeds) for name in config.attention}
-
-        def watch() -> None:
-            for name, bar in bars.items():
-                progress.update(bar, completed=sum(work.step(places[name, seed]) for seed in config.all_seeds))
-
-        watch()
-        failed = on.run(jobs, watch=watch)
-        watch()
-    return failed
+def read_results(config: DemoConfig, place: Workplace, rows: RowReader) -> DemoResults:
+    """Return what the ledger has; an attention whose first seed failed is left out."""
+    learn, copy = partial(_read_learners, config, place), partial(_read_copying, config, place)
+    functions: list[Any] = [copy, learn] if config.copying else [learn]
+    *copied, (learners, failed) = gather(rows, functions)
+    if not learners:
+        raise ValueError("; ".join(f"{name}: {reason}" for name, reason in failed.items()))
+    return DemoResults(config, learners, failed, copied[0] if copied else None, place.folder.parent)
 
 
-def collected(config: DemoConfig, folder: Path, failed: Mapping[str, str]) -> DemoResults:
-    """What the jobs left; an attention whose first seed did not come to its end is left out."""
+def plan_run(config: DemoConfig, name: str, seed: int) -> DemoRun:
+    """Return the planned run of one attention and seed."""
+    recorded = seed == config.seed
+    function = partial(measure_moments, config.moments, recorded)
+    return DemoRun(config.recipe(name, seed), Measure("demo with records" if recorded else "demo", function))
+
+
+def measure_moments(moments: tuple[int, ...], recorded: bool, run: Run, place: Workplace) -> dict[str, Any]:
+    """Measure a run at its moments; with records of the page's sentences if asked for."""
+    return measure_learner(run, moments, run.folder.path / RECORDS if recorded else None)
+
+
+def _read_learners(config: DemoConfig, place: Workplace, rows: RowReader) -> tuple[list[Learner], dict[str, str]]:
+    plan = {(name, seed): plan_run(config, name, seed) for name in config.attention for seed in config.all_seeds}
+    measured = rows.read(plan)
     learners = []
     for name in config.attention:
-        places = {seed: _places(config, folder)[name, seed] for seed in config.all_seeds}
-        found = {seed: values for seed, place in places.items() if (values := work.found(place)) is not None}
-        if config.seed in found:
-            files = {step: places[config.seed] / work.RECORDS / f"{step}.safetensors" for step in config.moments}
-            records = {step: Record.load(file) for step, file in files.items()}
-            learners.append(Learner(name, config.parameters(name), found, records))
-    if not learners:
-        raise ValueError("; ".join(f"{name}: {why}" for name, why in failed.items()))
-    copying = work.copied(str(folder / COPYING), config.seeds) if config.copying and COPYING not in failed else None
-    return DemoResults(config, learners, failed, copying, folder)
+        values = {seed: x for seed in config.all_seeds if (x := measured.values.get((name, seed)))}
+        if config.seed in values:
+            folder = plan[name, config.seed].folder(place).path / RECORDS
+            learners.append(Learner(name, config.parameters(name), values, _load_records(folder, config.moments)))
+    return learners, {f"{name}, seed {seed}": reason for (name, seed), reason in measured.failures.items()}
 
 
-def _places(config: DemoConfig, folder: Path) -> dict[tuple[str, int], Path]:
-    """The folder of each run."""
-    return {
-        (name, seed): (folder / "runs" / config.recipe(name, seed).name()).absolute()
-        for name in config.attention
-        for seed in config.all_seeds
-    }
+def _load_records(folder: Path, moments: tuple[int, ...]) -> dict[int, Record]:
+    try:
+        return {step: Record.load(folder / f"{step}.safetensors") for step in moments}
+    except FileNotFoundError as error:
+        raise ValueError(f"{error}: the records of a finished run are gone; use another out=") from None
+
+
+def _read_copying(config: DemoConfig, place: Workplace, rows: RowReader) -> Findings:
+    seeds = tuple(range(config.seeds))
+    return open_study(STUDY).items[ITEM].run(Setting("smoke", seeds, place, rows))

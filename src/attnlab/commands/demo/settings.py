@@ -56,7 +56,9 @@ class DemoConfig:
         training = replace(
             made.training, evaluate_every=self.steps, evaluate_at=self.moments[1:], checkpoint_every=100, log_every=10
         )
-        changes: dict[str, Any] = {"model": "translator", "cross_attention": "softmax"} if find_mechanism(name).self_only else {}
+        changes: dict[str, Any] = (
+            {"model": "translator", "cross_attention": "softmax"} if find_mechanism(name).self_only else {}
+        )
         return replace(made, training=training, model=replace(made.model, **changes))
 
     def parameters(self, name: str) -> int:

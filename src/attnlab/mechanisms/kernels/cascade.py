@@ -20,20 +20,13 @@ from torch import Tensor
 
 from attnlab.mechanisms.kernels import coda
 from attnlab.mechanisms.kernels.launch import empty_by_token, note_launch, select_device
-from attnlab.mechanisms.kernels.pairs import (
-    Visibility,
-    describe_visibility,
-    draw_dropout,
-    first_query,
-    is_visible,
-    last_key,
-)
+from attnlab.mechanisms.kernels.pairs import Visibility, draw_dropout, first_query, is_visible, last_key, read_mask
 from attnlab.mechanisms.kernels.tiles import (
     choose_tile,
     compute_delta,
-    compute_logits,
     find_tile_gap,
     load_tile,
+    score_tile,
     write_tile,
 )
 
@@ -60,7 +53,7 @@ def _scores(
         i, j = top + tl.arange(0, BI), left + tl.arange(0, BJ)
         x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
         y = load_tile(k, b, h, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
-        z = compute_logits(x, y, seed, b, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ)
+        z = score_tile(x, y, seed, b, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ)
         place, inside = _pairs(head, i, j, rows, keys)
         if CARRIED:
             z += tl.load(carry + place, mask=inside, other=0.0).to(tl.float32)
@@ -191,7 +184,7 @@ def cascade(
     """
     note_launch("cascade")
     out, z, lse = _allocate_outputs(q, k, wide)
-    seen, carry = describe_visibility(mask, causal, q, k), None if carry is None else carry.contiguous()
+    seen, carry = read_mask(mask, causal, q, k), None if carry is None else carry.contiguous()
     mixed = net is not None and carry is not None
     _write_scores(q, k, z, None if mixed else carry, None if mixed else noise, causal, scale, layer)
     if net is not None and carry is not None:
@@ -212,7 +205,7 @@ def cascade_backward(
     sharp: float, rate: float, layer: int, width: int, own: bool, residual: bool, wide: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """dQ, dK, dV, and the gradients of carry and net, each empty if its argument is None."""
-    seen, carry = describe_visibility(mask, causal, q, k), None if carry is None else carry.contiguous()
+    seen, carry = read_mask(mask, causal, q, k), None if carry is None else carry.contiguous()
     dz, dv = _values_backward(grad, grad_z, v, out, z, lse, carry, seen, dropping, sharp, rate)
     dcarry, dnet = dz if carry is not None else dz.new_empty(0), q.new_empty(0)
     if carry is not None and net is not None:

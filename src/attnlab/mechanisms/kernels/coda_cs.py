@@ -16,8 +16,8 @@ import triton.language as tl
 from torch import Tensor
 
 from attnlab.mechanisms.kernels.launch import empty_by_token, note_launch, select_device
-from attnlab.mechanisms.kernels.pairs import describe_visibility, draw_dropout, first_query, is_visible, last_key
-from attnlab.mechanisms.kernels.tiles import choose_tile, compute_delta, compute_logits, load_tile, write_tile
+from attnlab.mechanisms.kernels.pairs import draw_dropout, first_query, is_visible, last_key, read_mask
+from attnlab.mechanisms.kernels.tiles import choose_tile, compute_delta, load_tile, score_tile, write_tile
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -41,7 +41,7 @@ def _forward(
     for left in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
         j = left + tl.arange(0, BJ)
         y = load_tile(k, b, h, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
-        s = compute_logits(x, y, noise, b, h, i, left, rows, keys, scale, layer, True, CAUSAL, BJ) * LOG2_E
+        s = score_tile(x, y, noise, b, h, i, left, rows, keys, scale, layer, True, CAUSAL, BJ) * LOG2_E
         seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
         s = tl.where(seen, s, float("-inf"))
         higher = tl.maximum(top, tl.max(s, 1))
@@ -67,7 +67,7 @@ def _slope(
 ):  # fmt: skip
     """P ∘ D and dS of queries i (rows x, gradients g) and the BJ keys from `left` on (rows y, values z)."""
     j = left + tl.arange(0, BJ)
-    s = compute_logits(x, y, noise, b, h, i, left, rows, keys, scale, layer, True, CAUSAL, BJ) * LOG2_E
+    s = score_tile(x, y, noise, b, h, i, left, rows, keys, scale, layer, True, CAUSAL, BJ) * LOG2_E
     seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
     level = tl.load(lse + head * rows + i, mask=i < rows, other=0.0)
     p = tl.where(seen, tl.exp2(s - level[:, None]), 0.0)
@@ -132,7 +132,7 @@ def noisy_softmax(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Context (b,h,i,d) and log₂-sums L (b,h,i). noise and dropping are the seeds of ε and of dropout."""
     note_launch("coda_cs")
-    (b, h, i, _), seen, tile = q.shape, describe_visibility(mask, causal, q, k), choose_tile(q)
+    (b, h, i, _), seen, tile = q.shape, read_mask(mask, causal, q, k), choose_tile(q)
     out, lse = _empty(q)
     with select_device(q):
         _forward[(b * h * triton.cdiv(i, tile["BI"]),)](
@@ -149,7 +149,7 @@ def noisy_softmax_backward(
     out: Tensor, lse: Tensor, causal: bool, scale: float, rate: float, layer: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """dQ, dK, dV."""
-    (b, h, i, _), j, seen = q.shape, k.shape[2], describe_visibility(mask, causal, q, k)
+    (b, h, i, _), j, seen = q.shape, k.shape[2], read_mask(mask, causal, q, k)
     dq, dk, dv = (empty_by_token(x) for x in (q, k, v))
     tile, delta = choose_tile(q, backward=True), compute_delta(grad, out)
     strides = (*q.stride(), *k.stride(), *v.stride(), *grad.stride(), *seen.strides)

@@ -7,7 +7,6 @@
 Tensors may have any strides. Sums are computed in float32 and in a fixed order, so results are deterministic.
 """
 
-import os
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attnlab.mechanisms.kernels.launch import is_mapped, note_launch, select_device
+from attnlab.mechanisms.kernels.launch import find_device_gap, note_launch, select_device
 
 ROWS = 64  # queries in a tile
 PROGRAMS = 512  # about four for each multiprocessor of a large GPU; each computes a part of dW⁻
@@ -82,9 +81,8 @@ def _combine_forward(
     place = o + b * o_b + 2 * h * o_h + i[:, None] * o_i + d[None, :] * o_d
     first = tl.load(place, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(place + o_h, mask=inside, other=0.0).to(tl.float32)
-    mixed = (1.0 + tl.load(plus + h * lambda_h).to(tl.float32)) * first - tl.load(minus + h * lambda_h).to(
-        tl.float32
-    ) * second
+    added, removed = tl.load(plus + h * lambda_h).to(tl.float32), tl.load(minus + h * lambda_h).to(tl.float32)
+    mixed = (1.0 + added) * first - removed * second
     tl.store(out + ((b * length + i[:, None]) * heads + h) * D + d[None, :], mixed, mask=inside)
 
 
@@ -179,10 +177,8 @@ def combine(context: Tensor, plus: Tensor, minus: Tensor) -> Tensor:
 def find_gap(q: Tensor, head_dim: int) -> str | None:
     """Name what these kernels do not cover, or return None. A head's tiles must fit into a multiprocessor's memory."""
     largest = {torch.float32: 64, torch.float16: 128, torch.bfloat16: 128}
-    if not q.is_cuda and not os.environ.get("TRITON_INTERPRET"):
-        return f"tensors on {q.device}"
-    if is_mapped(q):
-        return "tensors that torch.func maps over"
+    if gap := find_device_gap(q):
+        return gap
     if q.dtype not in largest:
         return str(q.dtype)
     if head_dim > largest[q.dtype]:

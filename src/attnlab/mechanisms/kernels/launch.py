@@ -1,5 +1,6 @@
 """What all kernels share: the device they run on, the record of launches, the layout of their outputs."""
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -28,9 +29,13 @@ def note_launch(kernel: str) -> bool:
 note_launch._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def is_mapped(x: Tensor) -> bool:
-    """Whether torch.func maps over x. Custom operators have no batching rule."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(x)
+def find_device_gap(x: Tensor) -> str | None:
+    """Name why no kernel can run on x, or return None. Custom operators have no batching rule for torch.func."""
+    if not x.is_cuda and not os.environ.get("TRITON_INTERPRET"):
+        return f"tensors on {x.device}"
+    if not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(x):
+        return "tensors that torch.func maps over"
+    return None
 
 
 def empty_by_token(x: Tensor) -> Tensor:

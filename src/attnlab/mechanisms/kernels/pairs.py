@@ -20,7 +20,7 @@ class Visibility(NamedTuple):
     flags: dict[str, bool]
 
 
-def describe_visibility(mask: Tensor | None, causal: bool, q: Tensor, k: Tensor) -> Visibility:
+def read_mask(mask: Tensor | None, causal: bool, q: Tensor, k: Tensor) -> Visibility:
     """Describe a mask (bool, broadcastable to (b,1,i,j), or None); without a mask the pointer is never read."""
     flags = {"MASKED": mask is not None, "CAUSAL": causal}
     if mask is None:

@@ -8,7 +8,6 @@ backward pass: it recomputes P, and dropout draws the same D from its seed. One 
 share a key head, so dK and dV are plain sums in a fixed order.
 """
 
-import os
 from typing import Any
 
 import torch
@@ -16,7 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.mechanisms.kernels.launch import empty_by_token, is_mapped, note_launch, select_device
+from attnlab.mechanisms.kernels.launch import empty_by_token, find_device_gap, note_launch, select_device
+from attnlab.mechanisms.kernels.pairs import is_visible, read_mask
+from attnlab.mechanisms.kernels.tiles import load_tile, write_tile
 
 LONGEST = 64  # queries or keys
 WIDEST = {torch.float32: 64, torch.float16: 128, torch.bfloat16: 128}  # head size
@@ -29,12 +30,7 @@ def _weights(
 ):  # fmt: skip
     """P and D of one head, (ROWS,KEYS) each; a row without visible keys is 0."""
     i, j = tl.arange(0, ROWS), tl.arange(0, KEYS)
-    seen = (i < rows)[:, None] & (j < keys)[None, :]
-    if MASKED:
-        place = mask + b * m_b + i[:, None] * m_i + j[None, :] * m_j
-        seen = seen & (tl.load(place, mask=seen, other=0) != 0)
-    if CAUSAL:
-        seen = seen & (j[None, :] <= i[:, None] + (keys - rows))
+    seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
     s = tl.where(seen, tl.dot(x, tl.trans(y), input_precision="ieee") * scale, float("-inf"))
     top = tl.max(s, 1)
     p = tl.exp(s - tl.where(top == float("-inf"), 0.0, top)[:, None])
@@ -57,16 +53,14 @@ def _forward(
     program = tl.program_id(0).to(tl.int64)
     b, h = program // heads, program % heads
     g = h // SHARED
-    i, j, d = tl.arange(0, ROWS), tl.arange(0, KEYS), tl.arange(0, WIDE)
-    inside, behind = (i < rows)[:, None] & (d < D)[None, :], (j < keys)[:, None] & (d < D)[None, :]
-    x = tl.load(q + b * q_b + h * q_h + i[:, None] * q_i + d[None, :] * q_d, mask=inside, other=0.0)
-    y = tl.load(k + b * k_b + g * k_h + j[:, None] * k_j + d[None, :] * k_d, mask=behind, other=0.0)
-    z = tl.load(v + b * v_b + g * v_h + j[:, None] * v_j + d[None, :] * v_d, mask=behind, other=0.0)
+    i, j = tl.arange(0, ROWS), tl.arange(0, KEYS)
+    x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
+    y = load_tile(k, b, g, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
+    z = load_tile(v, b, g, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
     p, kept = _weights(
         x, y, mask, seed, b, program, rows, keys, m_b, m_i, m_j, scale, rate, MASKED, CAUSAL, DROPPED, ROWS, KEYS
     )
-    context = tl.dot((p * kept).to(z.dtype), z, input_precision="ieee")
-    tl.store(out + ((b * rows + i[:, None]) * heads + h) * D + d[None, :], context.to(x.dtype), mask=inside)
+    write_tile(out, tl.dot((p * kept).to(z.dtype), z, input_precision="ieee"), b, h, i, heads, rows, D, WIDE)
 
 
 @triton.jit
@@ -80,16 +74,15 @@ def _backward(
     program = tl.program_id(0).to(tl.int64)
     groups = heads // SHARED
     b, g = program // groups, program % groups
-    i, j, d = tl.arange(0, ROWS), tl.arange(0, KEYS), tl.arange(0, WIDE)
-    inside, behind = (i < rows)[:, None] & (d < D)[None, :], (j < keys)[:, None] & (d < D)[None, :]
-    y = tl.load(k + b * k_b + g * k_h + j[:, None] * k_j + d[None, :] * k_d, mask=behind, other=0.0)
-    z = tl.load(v + b * v_b + g * v_h + j[:, None] * v_j + d[None, :] * v_d, mask=behind, other=0.0)
+    i, j = tl.arange(0, ROWS), tl.arange(0, KEYS)
+    y = load_tile(k, b, g, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
+    z = load_tile(v, b, g, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
     sum_k = tl.zeros((KEYS, WIDE), dtype=tl.float32)
     sum_v = tl.zeros((KEYS, WIDE), dtype=tl.float32)
     for n in range(SHARED):
         h = g * SHARED + n
-        x = tl.load(q + b * q_b + h * q_h + i[:, None] * q_i + d[None, :] * q_d, mask=inside, other=0.0)
-        c = tl.load(grad + b * g_b + h * g_h + i[:, None] * g_i + d[None, :] * g_d, mask=inside, other=0.0)
+        x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
+        c = load_tile(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
         head = b * heads + h
         p, kept = _weights(
             x, y, mask, seed, b, head, rows, keys, m_b, m_i, m_j, scale, rate, MASKED, CAUSAL, DROPPED, ROWS, KEYS
@@ -97,12 +90,10 @@ def _backward(
         sum_v += tl.dot(tl.trans((p * kept).to(c.dtype)), c, input_precision="ieee")
         dp = tl.dot(c, tl.trans(z), input_precision="ieee") * kept
         ds = (p * (dp - tl.sum(p * dp, 1)[:, None]) * scale).to(x.dtype)
-        back = tl.dot(ds, y, input_precision="ieee")
-        tl.store(dq + ((b * rows + i[:, None]) * heads + h) * D + d[None, :], back.to(x.dtype), mask=inside)
+        write_tile(dq, tl.dot(ds, y, input_precision="ieee"), b, h, i, heads, rows, D, WIDE)
         sum_k += tl.dot(tl.trans(ds), x, input_precision="ieee")
-    place = ((b * keys + j[:, None]) * groups + g) * D + d[None, :]
-    tl.store(dk + place, sum_k.to(y.dtype), mask=behind)
-    tl.store(dv + place, sum_v.to(z.dtype), mask=behind)
+    write_tile(dk, sum_k, b, g, j, groups, keys, D, WIDE)
+    write_tile(dv, sum_v, b, g, j, groups, keys, D, WIDE)
 
 
 @torch.library.custom_op("attnlab::short_softmax", mutates_args=())
@@ -111,12 +102,12 @@ def short_softmax(
 ) -> Tensor:
     """Context (b,h,i,d) of q (b,h,i,d), k and v (b,g,j,d); mask bool, broadcastable to (b,1,i,j); seed of dropout."""
     note_launch("softmax")
-    out = empty_by_token(q)
-    strides = (*q.stride(), *k.stride(), *v.stride(), *_strides(mask, q, k))
+    out, seen = empty_by_token(q), read_mask(mask, causal, q, k)
+    strides = (*q.stride(), *k.stride(), *v.stride(), *seen.strides)
     with select_device(q):
         _forward[(q.shape[0] * q.shape[1],)](
-            q, k, v, *_choose_pointers(q, mask, seed), out, q.shape[1], q.shape[2], k.shape[2], *strides, scale, rate,
-            MASKED=mask is not None, CAUSAL=causal, DROPPED=seed is not None, **_tile(q, k),
+            q, k, v, seen.mask, q if seed is None else seed, out, q.shape[1], q.shape[2], k.shape[2], *strides, scale,
+            rate, DROPPED=seed is not None, **seen.flags, **_tile(q, k),
         )  # fmt: skip
     return out
 
@@ -128,11 +119,12 @@ def short_softmax_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """dQ, dK, dV."""
     dq, dk, dv = empty_by_token(q), empty_by_token(k), empty_by_token(v)
-    strides = (*q.stride(), *k.stride(), *v.stride(), *grad.stride(), *_strides(mask, q, k))
+    seen = read_mask(mask, causal, q, k)
+    strides = (*q.stride(), *k.stride(), *v.stride(), *grad.stride(), *seen.strides)
     with select_device(q):
         _backward[(k.shape[0] * k.shape[1],)](
-            q, k, v, *_choose_pointers(q, mask, seed), grad, dq, dk, dv, q.shape[1], q.shape[2], k.shape[2], *strides,
-            scale, rate, MASKED=mask is not None, CAUSAL=causal, DROPPED=seed is not None, **_tile(q, k),
+            q, k, v, seen.mask, q if seed is None else seed, grad, dq, dk, dv, q.shape[1], q.shape[2], k.shape[2],
+            *strides, scale, rate, DROPPED=seed is not None, **seen.flags, **_tile(q, k),
         )  # fmt: skip
     return dq, dk, dv
 
@@ -161,10 +153,8 @@ short_softmax.register_autograd(_gradients, setup_context=_save_inputs)
 
 def find_gap(q: Tensor, k: Tensor, v: Tensor) -> str | None:
     """Name what this kernel does not cover, or return None."""
-    if not q.is_cuda and not os.environ.get("TRITON_INTERPRET"):
-        return f"tensors on {q.device}"
-    if is_mapped(q):
-        return "tensors that torch.func maps over"
+    if gap := find_device_gap(q):
+        return gap
     if q.dtype not in WIDEST:
         return str(q.dtype)
     if max(q.shape[2], k.shape[2]) > LONGEST:
@@ -174,21 +164,6 @@ def find_gap(q: Tensor, k: Tensor, v: Tensor) -> str | None:
     return None
 
 
-def _choose_pointers(q: Tensor, mask: Tensor | None, seed: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Pointers to mask and seed; a missing one is replaced by a pointer that is never read."""
-    return q if mask is None else mask.view(torch.uint8), q if seed is None else seed
-
-
-def _strides(mask: Tensor | None, q: Tensor, k: Tensor) -> tuple[int, int, int]:
-    if mask is None:
-        return 0, 0, 0
-    b, _, i, j = mask[(None,) * (4 - mask.dim())].expand(q.shape[0], 1, q.shape[2], k.shape[2]).stride()
-    return b, i, j
-
-
 def _tile(q: Tensor, k: Tensor) -> dict[str, int]:
-    def wide(n: int) -> int:
-        return max(16, int(triton.next_power_of_2(n)))
-
-    sizes = {"ROWS": wide(q.shape[2]), "KEYS": wide(k.shape[2]), "D": q.shape[3], "WIDE": wide(q.shape[3])}
-    return sizes | {"SHARED": q.shape[1] // k.shape[1]}
+    rows, keys, wide = (max(16, triton.next_power_of_2(n)) for n in (q.shape[2], k.shape[2], q.shape[3]))
+    return {"ROWS": rows, "KEYS": keys, "D": q.shape[3], "WIDE": wide, "SHARED": q.shape[1] // k.shape[1]}

@@ -1,6 +1,5 @@
 """Tiles of queries and keys of one head: how the kernels load, score and store them."""
 
-import os
 from typing import Any
 
 import torch
@@ -8,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.mechanisms.kernels.launch import is_mapped, select_device
+from attnlab.mechanisms.kernels.launch import find_device_gap, select_device
 from attnlab.mechanisms.kernels.pairs import normals
 
 WIDEST = 128  # head size
@@ -32,7 +31,7 @@ def write_tile(x, value, b, h, n, heads, size, D: tl.constexpr, WIDE: tl.constex
 
 
 @triton.jit
-def compute_logits(
+def score_tile(
     x, y, seed, b, h, i, left, rows, keys, scale, layer, NOISY: tl.constexpr, CAUSAL: tl.constexpr, BJ: tl.constexpr
 ):
     """scale·x yᵀ + ε of queries i and the BJ keys from `left` on, in float32."""
@@ -68,10 +67,8 @@ def compute_delta(grad: Tensor, out: Tensor) -> Tensor:
 
 def find_tile_gap(q: Tensor, k: Tensor, v: Tensor) -> str | None:
     """Name what keeps q, k and v from being read by tiles, or return None."""
-    if not q.is_cuda and not os.environ.get("TRITON_INTERPRET"):
-        return f"tensors on {q.device}"
-    if is_mapped(q):
-        return "tensors that torch.func maps over"
+    if gap := find_device_gap(q):
+        return gap
     if q.dtype not in TYPES or not q.dtype == k.dtype == v.dtype:
         return f"q, k, v in {q.dtype}, {k.dtype}, {v.dtype}"
     if k.shape[1] != q.shape[1]:

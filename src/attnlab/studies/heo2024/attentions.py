@@ -7,13 +7,13 @@ ones it tried, is not known. NON, NAP and de-attention (CoDA of Tay et al. 2019)
 from collections.abc import Sequence
 
 from attnlab.experiments.corpora import Ground
-from attnlab.experiments.trained import Measure
+from attnlab.experiments.plan import Measure
 from attnlab.experiments.variants import Variant, Variants
 
 OPTIONS = ("data", "attention")  # data=ptb attention=softmax,dagpam: these only
 
 
-def fixed(plus: float, minus: float) -> Variant:
+def fix_lambdas(plus: float, minus: float) -> Variant:
     """daGPAM whose λ are not trained."""
     values = {"attention": "dagpam", "initial": f"({plus},{minus})", "tied": "false", "fixed": "true"}
     return Variant(f"dagpam-{plus:g}-{minus:g}", f"daGPAM, λ⁺ = {plus:g}, λ⁻ = {minus:g}", values)
@@ -21,7 +21,7 @@ def fixed(plus: float, minus: float) -> Variant:
 
 SOFTMAX = Variant("softmax", "softmax", {"attention": "softmax"})
 TRAINED = Variant("dagpam", "daGPAM, λ trained", {"attention": "dagpam", "initial": "(1.0,1.0)", "tied": "false"})
-GRID = tuple(fixed(*pair) for pair in ((1.0, 1.0), (0.5, 0.5), (1.0, 0.5), (0.5, 1.0)))
+GRID = tuple(fix_lambdas(*pair) for pair in ((1.0, 1.0), (0.5, 0.5), (1.0, 0.5), (0.5, 1.0)))
 OTHERS = (
     Variant("nap", "NAP", {"attention": "nap"}),
     Variant("non", "NON", {"attention": "non"}),
@@ -30,5 +30,5 @@ OTHERS = (
 ALL = (SOFTMAX, TRAINED, *GRID, *OTHERS)
 
 
-def trained_models(item: str, ground: Ground, variants: Sequence[Variant], measure: Measure) -> Variants:
+def read_models(item: str, ground: Ground, variants: Sequence[Variant], measure: Measure) -> Variants:
     return Variants(item, ground, variants, measure, tuple(variant.name for variant in ALL))

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from attnlab.experiments.corpora import grounds
-from attnlab.experiments.learning_rates import compared_at_best_rates
+from attnlab.experiments.corpora import list_grounds
+from attnlab.experiments.learning_rates import compare_at_best_rates
 from attnlab.experiments.study import Findings, Setting
-from attnlab.experiments.trained import VALIDATION, perplexity
-from attnlab.experiments.variants import Variant, Variants
+from attnlab.experiments.variants import VALIDATION, Variant, Variants, read_perplexity
 from attnlab.experiments.verdicts import Cell
-from attnlab.studies.heo2024.attentions import ALL, GRID, OTHERS, SOFTMAX, TRAINED, trained_models
-from attnlab.studies.heo2024.figures import by_layer, over_training
+from attnlab.studies.heo2024.attentions import ALL, GRID, OTHERS, SOFTMAX, TRAINED, read_models
+from attnlab.studies.heo2024.figures import draw_by_layer, draw_over_training
 from attnlab.studies.heo2024.measures import COLUMNS
 from attnlab.studies.heo2024.measures import DEEP as MEASURE
 from attnlab.studies.heo2024.plan import DEEP, NAMES
@@ -32,12 +31,16 @@ def ptb(setting: Setting) -> Findings:
     """The item: perplexity, residual and cosine of every attention."""
     cells: list[Cell] = []
     figures: dict[str, tuple[Figure, str]] = {}
-    for ground in grounds(DEEP, setting, NAMES):
-        models = trained_models("ptb", ground, _variants(setting), MEASURE)
-        cells += [*_perplexities(models), *_alike(models)]
-        if shown := {each.label: [found["states"] for found in models.of(each)] for each in ALL if models.of(each)}:
+    for ground in list_grounds(DEEP, setting, NAMES):
+        models = read_models("ptb", ground, _variants(setting), MEASURE)
+        cells += [*_make_perplexities(models), *_make_alike(models)]
+        if shown := {
+            each.label: [found["states"] for found in models.list_values(each)]
+            for each in ALL
+            if models.list_values(each)
+        }:
             says = "the states before the first layer (0) and after each, trained; the mean over seeds."
-            figures[ground.corpus.name] = by_layer(shown, list(COLUMNS.values())), f"{ground.corpus.row}: {says}"
+            figures[ground.corpus.name] = draw_by_layer(shown, list(COLUMNS.values())), f"{ground.corpus.row}: {says}"
     remarks = (
         "The paper's widths, rates and steps are not known, nor whether its perplexity is of the test part: it is "
         "held against the test part here. Of NON, NAP and de-attention only 'severe degradation' is known.",
@@ -51,14 +54,18 @@ def gradients(setting: Setting) -> Findings:
     """The item: the query gradient over training, of the same runs."""
     cells: list[Cell] = []
     figures: dict[str, tuple[Figure, str]] = {}
-    for ground in grounds(DEEP, setting, NAMES):
-        models = trained_models("gradients", ground, _variants(setting), MEASURE)
+    for ground in list_grounds(DEEP, setting, NAMES):
+        models = read_models("gradients", ground, _variants(setting), MEASURE)
         for column, value in {GRADIENT: _mean_norm(None), "query gradient at the start": _mean_norm(0)}.items():
-            cells += [models.level(each, column, value) for each in _variants(setting)]
-            cells.append(models.contrast(TRAINED, SOFTMAX, column, value, sign=1))
-        if shown := {each.label: [found["gradients"] for found in models.of(each)] for each in ALL if models.of(each)}:
+            cells += [models.make_level(each, column, value) for each in _variants(setting)]
+            cells.append(models.make_contrast(TRAINED, SOFTMAX, column, value, sign=1))
+        if shown := {
+            each.label: [found["gradients"] for found in models.list_values(each)]
+            for each in ALL
+            if models.list_values(each)
+        }:
             says = "norm of the loss's gradient by the query projection on validation, the mean over seeds."
-            figures[ground.corpus.name] = over_training(shown), f"{ground.corpus.row}: {says}"
+            figures[ground.corpus.name] = draw_over_training(shown), f"{ground.corpus.row}: {says}"
     remark = (
         "The paper says that daGPAM's query gradients are larger; by how much is not known. A larger gradient is not a "
         "better one: read it beside the perplexity."
@@ -68,12 +75,12 @@ def gradients(setting: Setting) -> Findings:
 
 def rates(setting: Setting) -> Findings:
     """The item: the rate of learning that is best for each attention, and each at its best."""
-    return Findings.joined(
-        compared_at_best_rates(
-            ground, _variants(setting), peer=SOFTMAX, columns={"test perplexity": perplexity("test")},
-            side=lambda variant, _: _side(variant), train=partial(trained_models, "rates", measure=MEASURE),
+    return Findings.join(
+        compare_at_best_rates(
+            ground, _variants(setting), peer=SOFTMAX, columns={"test perplexity": read_perplexity("test")},
+            side=lambda variant, _: _side(variant), train=partial(read_models, "rates", measure=MEASURE),
         )
-        for ground in grounds(DEEP, setting, NAMES)
+        for ground in list_grounds(DEEP, setting, NAMES)
     )  # fmt: skip
 
 
@@ -88,24 +95,24 @@ def _side(variant: Variant) -> int:
     return -1 if variant == TRAINED else 1 if variant in OTHERS else 0
 
 
-def _perplexities(models: Variants) -> Iterator[Cell]:
+def _make_perplexities(models: Variants) -> Iterator[Cell]:
     for column, part in PERPLEXITY.items():
-        value = perplexity(part)
+        value = read_perplexity(part)
         printed = PTB if part == "test" else {}
         for each in _variants(models.setting):
-            yield models.level(each, column, value, printed.get(each.name))
+            yield models.make_level(each, column, value, printed.get(each.name))
         for each in _variants(models.setting)[1:]:
             gap = printed["dagpam"] - printed["softmax"] if each is TRAINED and printed else None
-            yield models.contrast(each, SOFTMAX, column, value, gap, sign=_side(each))
+            yield models.make_contrast(each, SOFTMAX, column, value, gap, sign=_side(each))
 
 
-def _alike(models: Variants) -> Iterator[Cell]:
+def _make_alike(models: Variants) -> Iterator[Cell]:
     for name, sign in SIDES.items():
         for where, taken in (("mean over layers", np.mean), ("after the last layer", lambda values: values[-1])):
             value = lambda found, name=name, taken=taken: float(taken(found["states"][name][1:]))  # noqa: E731
             column = f"{name}, {where}"
-            yield from (models.level(each, column, value) for each in _variants(models.setting))
-            yield models.contrast(TRAINED, SOFTMAX, column, value, sign=sign)
+            yield from (models.make_level(each, column, value) for each in _variants(models.setting))
+            yield models.make_contrast(TRAINED, SOFTMAX, column, value, sign=sign)
 
 
 def _mean_norm(step: int | None) -> Callable[[dict[str, Any]], float]:

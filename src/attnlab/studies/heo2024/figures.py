@@ -13,7 +13,7 @@ from attnlab.report.figures import OKABE_ITO
 DASHES, MARKERS = ("-", "--", "-.", ":"), "os^Dv"
 
 
-def by_layer(lines: Mapping[str, Sequence[Mapping[str, Sequence[float]]]], columns: Sequence[str]) -> Figure:
+def draw_by_layer(lines: Mapping[str, Sequence[Mapping[str, Sequence[float]]]], columns: Sequence[str]) -> Figure:
     """A panel a column, a line a name; of each name, the column by layer of every seed."""
     figure = Figure(figsize=(3.0 * len(columns) + 0.4, 3.5), layout="constrained")
     axes = figure.subplots(1, len(columns), squeeze=False)[0]
@@ -30,7 +30,7 @@ def by_layer(lines: Mapping[str, Sequence[Mapping[str, Sequence[float]]]], colum
     return figure
 
 
-def over_training(lines: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]) -> Figure:
+def draw_over_training(lines: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]) -> Figure:
     """The mean over layers by step, and over the steps by layer; of each name, the rows of every seed."""
     figure = Figure(figsize=(6.6, 3.6), layout="constrained")
     axes = figure.subplots(1, 2)
@@ -49,7 +49,7 @@ def over_training(lines: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]) ->
     return figure
 
 
-def reached(
+def draw_region(
     values: np.ndarray,
     hull: np.ndarray,
     panels: Mapping[str, tuple[np.ndarray, np.ndarray]],

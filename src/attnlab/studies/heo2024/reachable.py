@@ -16,7 +16,7 @@ from scipy.spatial import ConvexHull, Delaunay
 
 from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.verdicts import Cell
-from attnlab.studies.heo2024.figures import reached
+from attnlab.studies.heo2024.figures import draw_region
 
 ITEM, TAGS = "convex", ("other data",)  # the values of the paper's figures are not known
 PAIRS = ((0.0, 0.0), (1.0, 1.0), (1.0, 0.0), (1.0, 0.5), (1.0, 2.0))  # Figure 1: the first two; Figure 3: λ⁺ = 1
@@ -43,7 +43,7 @@ def convex(setting: Setting) -> Findings:
     says = "Outputs that weights can reach (blue), and some of random logits, given the values (diamonds)."
     for name, chosen in (("figure1", PAIRS[:2]), ("figure3", PAIRS[2:4] + PAIRS[1:2] + PAIRS[4:])):
         shown = {label(*pair): panels[label(*pair)] for pair in chosen}
-        figures[name] = reached(VALUES, hull, shown), says
+        figures[name] = draw_region(VALUES, hull, shown), says
     remark = (
         "Four values in the plane. Where λ⁺ = λ⁻ the weights sum to 1 and the region holds the convex hull. Elsewhere "
         "it holds the hull stretched by the sum, 1 + λ⁺ − λ⁻: at λ⁻ = 0 most outputs are outside though no weight is "

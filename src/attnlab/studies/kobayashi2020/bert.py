@@ -4,9 +4,10 @@ A seed draws the sequences; the model is the same for all. The published figures
 sequences, so they are compared with an interval over draws. Those of Figures 3 and 4 are read off the figures.
 """
 
+import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -16,13 +17,14 @@ from scipy.stats import spearmanr
 
 from attnlab.analysis.statistics import extremes
 from attnlab.config import compute_digest
+from attnlab.experiments.plan import Calculation, Workplace
 from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.verdicts import Cell, Interval
 from attnlab.reading.reader import PretrainedReader, open_reader
 from attnlab.reading.survey import SurveyConfig, survey
 from attnlab.reading.text_stream import TextCorpus
 from attnlab.report.norm_figures import draw_category_lines, draw_head_maps
-from attnlab.studies.kobayashi2020.sequences import LENGTH, SEQUENCES, drawn
+from attnlab.studies.kobayashi2020.sequences import LENGTH, SEQUENCES, draw_sequences
 
 OPTIONS = ("model", "file", "frequency")
 MODEL = "bert-base-uncased"
@@ -79,8 +81,8 @@ class DrawTables:
         return pd.concat([tables[table] for tables in self.tables]).groupby(by, sort=False).mean().reset_index()
 
 
-def surveyed(setting: Setting) -> DrawTables:
-    """The tables of each seed: counted once for all items, in a folder that they share."""
+def read_surveys(setting: Setting) -> DrawTables:
+    """Read the tables of each seed from the ledger; all items share them."""
     sequences = setting.at(smoke=8, small=96, full=SEQUENCES)
     options = setting.options
     config = Survey(options.get("model", MODEL), options.get("file"), options.get("frequency"), sequences)
@@ -88,33 +90,43 @@ def surveyed(setting: Setting) -> DrawTables:
     tags += () if Path(config.model).name == MODEL else ("other model",)
     tags += () if sequences == SEQUENCES else ("smaller scale",)
     for name in ("file", "frequency"):
-        if (given := options.get(name)) is not None and not Path(given).is_file():
-            raise FileNotFoundError(f"{name}={given}: there is no such file")
-    try:
-        reader = _opened(config.model, str(setting.device))
-    except OSError as error:
-        return DrawTables([], tags, reason=f"{error}; model=FOLDER takes another")
-    unknown = reader.tokenizer.unk_token or ""
-    try:
-        drawings = [drawn(config.file, sequences, seed, unknown, setting.data_dir) for seed in setting.seeds]
-    except OSError as error:
-        return DrawTables([], tags, reason=" ".join(str(error).split()))
-    ranks = config.frequency or _published_ranks(reader, setting.data_dir)
-    made = []
-    for number, (seed, examples) in enumerate(zip(setting.seeds, drawings, strict=True)):
-        statistics, contents = survey(
-            reader, TextCorpus(examples), SurveyConfig(max_length=LENGTH, frequency=ranks),
-            setting.folder.parent / f"bert-{compute_digest(config)}" / f"seed-{seed}", groups=GROUPS,
-            progress=partial(_progress, setting, number),
-        )  # fmt: skip
-        made.append(statistics.tables())
-    where = config.file or "wikitext-2"
-    counted = "the authors' counts" if ranks and config.frequency is None else ranks or "counts of these sequences"
-    remarks = (
-        f"{reader.name}, {sequences} sequences of {where} a seed ({contents.tokens:,} tokens in the last). "
-        f"Frequency ranks from {counted}. Layers and heads are counted from 0.",
+        if setting.running and (given := options.get(name)) is not None and not Path(given).is_file():
+            raise FileNotFoundError(f"{name}={given}: no such file")
+    function = partial(measure_survey, config)
+    plan = {seed: Calculation("survey", asdict(config), function, seed) for seed in setting.seeds}
+    if setting.running and not all(setting.rows.has_any([run]) for run in plan.values()):
+        try:  # once, before every seed tries
+            _open_reader(config.model, setting.place.device)
+        except OSError as error:
+            return DrawTables([], tags, reason=f"{error}; model=FOLDER takes another")
+    measured = setting.rows.read(plan)
+    if not measured.values:
+        return DrawTables([], tags, reason=next(iter(measured.failures.values())))
+    tables = [
+        {name: pd.DataFrame(rows) for name, rows in values["tables"].items()} for values in measured.values.values()
+    ]
+    return DrawTables(tables, tags, (list(measured.values.values())[-1]["remark"],))
+
+
+def measure_survey(config: Survey, place: Workplace, seed: int | None) -> dict[str, Any]:
+    """Draw the sequences of a seed, read them with the model, and return the tables of statistics."""
+    reader = _open_reader(config.model, place.device)
+    examples = draw_sequences(
+        config.file, config.sequences, seed or 0, reader.tokenizer.unk_token or "", place.data_dir
     )
-    return DrawTables(made, tags, remarks)
+    ranks = config.frequency or _find_published_ranks(reader, place.data_dir)
+    statistics, contents = survey(
+        reader, TextCorpus(examples), SurveyConfig(max_length=LENGTH, frequency=ranks),
+        place.folder / f"bert-{compute_digest(config)}" / f"seed-{seed}", groups=GROUPS,
+    )  # fmt: skip
+    source = config.file or "wikitext-2"
+    counted = "the authors' counts" if ranks and config.frequency is None else ranks or "counts of these sequences"
+    remark = (
+        f"{reader.name}, {config.sequences} sequences of {source} per seed ({contents.tokens:,} tokens in the last). "
+        f"Frequency ranks from {counted}. Layers and heads are counted from 0."
+    )
+    tables = {name: table.to_dict("records") for name, table in statistics.tables().items()}
+    return {"tables": json.loads(json.dumps(tables, default=float)), "remark": remark}
 
 
 def table1(setting: Setting) -> Findings:
@@ -134,7 +146,7 @@ def table1(setting: Setting) -> Findings:
         for n, (row, values) in enumerate(published.items())
         for column, value in zip(columns, values, strict=False)
     ]
-    found = surveyed(setting)
+    found = read_surveys(setting)
     return Findings(found.cells("table1", measures), remarks=found.remarks)
 
 
@@ -172,11 +184,14 @@ def figure3(setting: Setting) -> Findings:
     ]
     less = "its share by weight − by norm, where it has most weight"
     measures += [TableMeasure(name, less, drop(name), sign=1) for name in GROUPS]
-    found = surveyed(setting)
+    found = read_surveys(setting)
     figures = {}
     if found.tables:
         says = "by weight, [CLS], [SEP], commas and periods against all other tokens; by norm, the same"
-        figures["categories"] = (draw_category_lines(found.mean("categories", ["kind", "layer", "head", "category"])), says)
+        figures["categories"] = (
+            draw_category_lines(found.mean("categories", ["kind", "layer", "head", "category"])),
+            says,
+        )
     return Findings(found.cells("figure3", measures), figures, found.remarks)
 
 
@@ -188,7 +203,7 @@ def table2(setting: Setting) -> Findings:
 
     published = {"[CLS]": -0.34, "[SEP]": -0.69, "comma, period": -0.25, "other": -0.06}
     measures = [TableMeasure(name, "Spearman's ρ", rho(name), value, sign=-1) for name, value in published.items()]
-    found = surveyed(setting)
+    found = read_surveys(setting)
     bound = max((tables["spearman"]["error_bound"].max() for tables in found.tables), default=0.0)
     remarks = found.remarks + (
         (f"Numbers are binned; each ρ is right to {bound:.4f} or better.",) if found.tables else ()
@@ -205,11 +220,14 @@ def figure4(setting: Setting) -> Findings:
         return spearmanr(part["weight_share"], part["norm_mean"]).statistic
 
     column = "Spearman's ρ of weight and mean ‖f‖ over heads"
-    found = surveyed(setting)
+    found = read_surveys(setting)
     figures = {}
     if found.tables:
         mean = found.mean("categories", ["kind", "layer", "head", "category"])
-        figures["heads"] = (draw_head_maps(mean, "[SEP]"), "weight on [SEP] and the mean norm of its vectors, head by head")
+        figures["heads"] = (
+            draw_head_maps(mean, "[SEP]"),
+            "weight on [SEP] and the mean norm of its vectors, head by head",
+        )
     cells = found.cells("figure4", [TableMeasure("[SEP]", column, over_heads, sign=-1, note="the paper shows a map")])
     return Findings(cells, figures, found.remarks)
 
@@ -225,15 +243,11 @@ def frequency(setting: Setting) -> Findings:
         TableMeasure("rank, α", "Spearman's ρ", rho("weight"), 0.06),
         TableMeasure("‖f(x)‖ − α", "Spearman's ρ", lambda t: rho("norm")(t) - rho("weight")(t), 0.69, sign=1),
     ]
-    found = surveyed(setting)
+    found = read_surveys(setting)
     return Findings(found.cells("frequency", measures), remarks=found.remarks)
 
 
-def _progress(setting: Setting, before: int, done: int, total: int, what: str) -> None:
-    setting.progress(before * total + done, len(setting.seeds) * total, what)
-
-
-def _opened(model: str, device: str) -> PretrainedReader:
+def _open_reader(model: str, device: str) -> PretrainedReader:
     """An encoder that reads [SEP], 128 tokens of a text at most."""
     reader = open_reader(model, device=device)
     if not isinstance(reader, PretrainedReader) or reader.two_sided or "[SEP]" not in reader.sides["source"].pieces:
@@ -241,7 +255,7 @@ def _opened(model: str, device: str) -> PretrainedReader:
     return PretrainedReader(reader.name, reader.model, reader.tokenizer, LENGTH)
 
 
-def _published_ranks(reader: Any, data_dir: str | None) -> str | None:
+def _find_published_ranks(reader: Any, data_dir: str | None) -> str | None:
     """The authors' file of counts, where it is at hand and the vocabulary is BERT's."""
     pieces = reader.sides["source"].pieces
     if len(pieces) < 1997 or (pieces[1996], pieces[1012]) != ("the", "."):

@@ -5,16 +5,18 @@ It learns from the training pairs and, as is usual with such models, from the go
 links. Seeds make no difference to it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from attnlab.aligning.ibm1_aligner import FAST_ALIGN, FILE, WordModel, folder_name
-from attnlab.analysis.alignment import count_links, compute_rate
+from attnlab.aligning.ibm1_aligner import FAST_ALIGN, FILE, WordModel, name_folder
+from attnlab.analysis.alignment import compute_rate, count_links
 from attnlab.analysis.symmetrise import SYMMETRISATIONS, Links
+from attnlab.experiments.plan import Calculation, Workplace
 from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.verdicts import Cell
-from attnlab.studies.kobayashi2020.plan import GoldCorpus, europarl, lexicon, training_pairs
+from attnlab.studies.kobayashi2020.plan import load_europarl, load_lexicon, read_training_pairs
 
 ITEM = "alignment-ibm1"
 MODELS: dict[str, dict[str, Any]] = {
@@ -30,42 +32,57 @@ REASON = "another program; its published figure, from the whole of Europarl v7, 
 
 def ibm1(setting: Setting) -> Findings:
     """The item: AER in both directions, and of the two together."""
-    try:
-        corpus = lexicon(5_000) if setting.scale == "smoke" else europarl(setting)
-    except OSError as error:
-        reason = " ".join(str(error).split())
-        return Findings([Cell(item=ITEM, row=row, column=AHEAD, not_run=reason) for row in MODELS])
-    most = setting.at(smoke=None, small=20_000, full=None)
-    text = training_pairs(corpus, most)
-    text = text[0] + corpus.source, text[1] + corpus.target
-    cells = [cell for row in MODELS for cell in _cells(row, text, corpus, setting)]
+    limit = setting.at(smoke=None, small=20_000, full=None)
+    corpus = setting.at(smoke="lexicon", small="europarl", full="europarl")
+    plan = {}
+    for row, options in MODELS.items():
+        settings = {"corpus": corpus, "limit": limit, **options}
+        plan[row] = Calculation("ibm1 alignment", settings, partial(measure_ibm1, row, corpus, limit))
+    measured = setting.rows.read(plan)
+    tags = ("other data",) if setting.scale == "full" else ("other data", "smaller scale")
+    cells = []
+    for row in MODELS:
+        if reason := measured.failures.get(row):
+            cells.append(Cell(item=ITEM, row=row, column=AHEAD, not_run=reason))
+            continue
+        for column, error in measured.values[row]["errors"].items():
+            cells.append(Cell(item=ITEM, row=row, column=column, values=(error,), exact=True, tags=tags))
     cells += [
         Cell(item=ITEM, row=name, column=AHEAD, published=published, not_run=REASON)
         for name, published in ELSEWHERE.items()
     ]
-    return Findings(cells, remarks=(corpus.remark, f"Trained on {len(text[0]):,} pairs, those of the gold set too."))
+    remarks = dict.fromkeys(remark for values in measured.values.values() for remark in values["remarks"])
+    return Findings(cells, remarks=tuple(remarks))
 
 
 Text = tuple[list[list[str]], list[list[str]]]
 
 
-def _cells(row: str, text: Text, corpus: GoldCorpus, setting: Setting) -> Iterator[Cell]:
-    ahead = _fitted(row, text, setting).align(corpus.source, corpus.target).links()
-    back = _fitted(row, (text[1], text[0]), setting).align(corpus.target, corpus.source).links()
+def measure_ibm1(row: str, name: str, limit: int | None, place: Workplace, seed: int | None) -> dict[str, Any]:
+    """Fit a model in both directions and return the AER of each and of their symmetrisations."""
+    corpus = load_lexicon(5_000) if name == "lexicon" else load_europarl(place)
+    text = read_training_pairs(corpus, limit)
+    text = text[0] + corpus.source, text[1] + corpus.target
+    ahead = _fit_model(row, text, place).align(corpus.source, corpus.target).links()
+    back = _fit_model(row, (text[1], text[0]), place).align(corpus.target, corpus.source).links()
     turned = [frozenset((source, target) for target, source in links) for links in back]
     directions: dict[str, Sequence[Links]] = {AHEAD: ahead, BACK: turned}
-    for name, join in SYMMETRISATIONS.items():
-        directions[name] = [join(a, b) for a, b in zip(ahead, turned, strict=True)]
-    tags = ("other data",) if setting.scale == "full" else ("other data", "smaller scale")
-    for column, links in directions.items():
-        error = 100 * compute_rate("aer", count_links(links, corpus.gold.sure, corpus.gold.possible))
-        yield Cell(item=ITEM, row=row, column=column, values=(error,), exact=True, tags=tags)
+    for method, join in SYMMETRISATIONS.items():
+        directions[method] = [join(a, b) for a, b in zip(ahead, turned, strict=True)]
+    gold = corpus.gold
+    errors = {
+        column: 100 * compute_rate("aer", count_links(links, gold.sure, gold.possible))
+        for column, links in directions.items()
+    }
+    return {
+        "errors": errors,
+        "remarks": [corpus.remark, f"Trained on {len(text[0]):,} pairs, the gold pairs included."],
+    }
 
 
-def _fitted(row: str, text: Text, setting: Setting) -> WordModel:
-    """Trained, or read from where an earlier run of the item left it."""
-    folder: Path = setting.folder.parent / "runs" / folder_name(*text, **MODELS[row])
+def _fit_model(row: str, text: Text, place: Workplace) -> WordModel:
+    """Train a model, or read it from where an earlier attempt left it."""
+    folder: Path = place.folder / "runs" / name_folder(*text, **MODELS[row])
     if not (folder / FILE).is_file():
-        setting.progress(0, 1, f"{row} on {len(text[0]):,} pairs")
         WordModel.train(*text, **MODELS[row]).save(folder)
     return WordModel.load(folder)

@@ -8,22 +8,22 @@ from typing import Any
 import numpy as np
 from scipy.stats import pearsonr, spearmanr
 
-from attnlab.aligning.choice import By, Candidate, Place, Way
-from attnlab.aligning.extraction import find
-from attnlab.aligning.pair_readers import run_reader
+from attnlab.aligning.choice import By, Candidate, Place, RowSetting
+from attnlab.aligning.extraction import find_links
+from attnlab.aligning.pair_readers import open_run_reader
 from attnlab.analysis.alignment import compute_rate
 from attnlab.tasks.links import Gold
-from attnlab.training import runs
+from attnlab.training.runs import Run
 
 METHODS: tuple[By, ...] = ("weight", "norm")
-SETTINGS: tuple[Way, ...] = ("awo", "awi")
+SETTINGS: tuple[RowSetting, ...] = ("awo", "awi")
 RELATIONS = {"heads: Spearman's ρ of AER and norm": spearmanr, "heads: Pearson's r of AER and norm": pearsonr}
 
 Words = Sequence[Sequence[str]]  # of every sentence
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
+class GoldCounts:
     """One trained model on the gold pairs: what the rates of every map are made of, and the mean norm of its places."""
 
     layers: int
@@ -32,20 +32,20 @@ class Measured:
     norms: dict[tuple[Place, Place], float]
     valid_loss: float
 
-    def error(self, by: By, setting: Way, layer: Place, head: Place = "mean") -> float:
+    def error(self, by: By, setting: RowSetting, layer: Place, head: Place = "mean") -> float:
         """AER in %."""
         return 100 * compute_rate("aer", self.counts[Candidate(by, setting, layer, head)])
 
-    def by_layer(self, by: By, setting: Way) -> list[float]:
+    def by_layer(self, by: By, setting: RowSetting) -> list[float]:
         return [self.error(by, setting, layer) for layer in range(self.layers)]
 
-    def by_head(self, by: By, setting: Way) -> list[float]:
+    def by_head(self, by: By, setting: RowSetting) -> list[float]:
         return [self.error(by, setting, *place) for place in self.places()]
 
     def places(self) -> list[tuple[int, int]]:
         return [(layer, head) for layer in range(self.layers) for head in range(self.heads)]
 
-    def two_fold(self, by: By, setting: Way) -> float:
+    def two_fold(self, by: By, setting: RowSetting) -> float:
         """AER in %, every half scored by the layer that is best on the other half."""
         layers = [self.counts[Candidate(by, setting, layer, "mean")] for layer in range(self.layers)]
         half = np.random.default_rng(0).permutation(len(layers[0])) % 2
@@ -55,7 +55,7 @@ class Measured:
             scored.append(layers[best][half != here])
         return 100 * compute_rate("aer", np.concatenate(scored))
 
-    def rows(self, setting: Way) -> dict[str, float]:
+    def rows(self, setting: RowSetting) -> dict[str, float]:
         """The table's rows for AWO or AWI."""
         rows: dict[str, float] = {}
         for by in METHODS:
@@ -87,7 +87,7 @@ class Measured:
         }
 
     @classmethod
-    def from_json(cls, stored: dict[str, Any]) -> "Measured":
+    def from_json(cls, stored: dict[str, Any]) -> "GoldCounts":
         counts = {
             Candidate(each["by"], each["setting"], each["layer"], each["head"]): np.array(
                 each["counts"].split(), int
@@ -98,19 +98,14 @@ class Measured:
         return cls(stored["layers"], stored["heads"], counts, norms, stored["valid_loss"])
 
 
-def kept(source: Words, target: Words, gold: Gold, run: runs.Run) -> dict[str, Any]:
-    """What is measured of a run, as it is kept."""
-    return measured(run, source, target, gold).as_json()
-
-
-def measured(run: runs.Run, source: Words, target: Words, gold: Gold) -> Measured:
+def measure_run(run: Run, source: Words, target: Words, gold: Gold) -> GoldCounts:
     """Every map of a run on the gold pairs, in one pass."""
-    found = find(run_reader(run, source, target), _every_map, with_norms=True)
+    found = find_links(open_run_reader(run, source, target), _every_map, with_norms=True)
     layers = 1 + max(c.layer for c in found.aligned if isinstance(c.layer, int))
     heads = 1 + max(c.head for c in found.aligned if isinstance(c.head, int))
-    counts = {candidate: found.counts(candidate, gold) for candidate in found.aligned}
-    norms = {(c.layer, c.head): found.norm(c) for c in found.aligned}
-    return Measured(layers, heads, counts, norms, float(run.folder.position().get("best", 0.0)))
+    counts = {candidate: found.count_links(candidate, gold) for candidate in found.aligned}
+    norms = {(c.layer, c.head): found.mean_norm(c) for c in found.aligned}
+    return GoldCounts(layers, heads, counts, norms, float(run.folder.position().get("best", 0.0)))
 
 
 def _every_map(layers: int, heads: int) -> list[Candidate]:

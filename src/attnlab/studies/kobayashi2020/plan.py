@@ -8,10 +8,9 @@ pairs (Vilar et al. 2006) are fed as they are. At the other scales an artificial
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from pathlib import Path
 
-from attnlab.experiments.study import Setting
+from attnlab.experiments.plan import Workplace
 from attnlab.files import write_bytes
 from attnlab.tasks.fetch import obtain_file
 from attnlab.tasks.links import Gold, read_gold
@@ -29,7 +28,7 @@ GOLD = NamedSet(
     steps="ask for the German–English gold alignment of RWTH Aachen (Vilar et al. 2006) as de-en.de, de-en.en and "
     "de-en.talp, lower-cased and tokenised",
 )  # fmt: skip
-ABOUT = "about.json"
+EUROPARL, ABOUT = "europarl-de-en", "about.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,45 +42,46 @@ class GoldCorpus:
     gold: Gold
     remark: str
 
-    @property
-    def pairs_digest(self) -> str:
-        """Of what is measured: the aligned pairs and their links."""
-        links = [[sorted(pair) for pair in each] for each in (self.gold.sure, self.gold.possible)]
-        return sha256(json.dumps([self.source, self.target, links]).encode()).hexdigest()[:12]
 
-
-def lexicon(examples: int) -> GoldCorpus:
+def load_lexicon(examples: int) -> GoldCorpus:
     """The artificial language pair of `attnlab train synthetic`; its test part is aligned."""
     config = SyntheticConfig(data="lexicon", examples=examples)
     task = Synthetic(config)
     links = task.read_alignments("test")
-    source, target = ([line.split() for line in lines] for lines in (task.read_sources("test"), task.read_references("test")))
+    source, target = (
+        [line.split() for line in lines] for lines in (task.read_sources("test"), task.read_references("test"))
+    )
     remark = f"An artificial language pair, {examples:,} training pairs, {len(links)} test pairs with known links."
     return GoldCorpus("synthetic", config, source, target, Gold(links, links), remark)
 
 
-def europarl(setting: Setting) -> GoldCorpus:
-    """Europarl prepared once for all items of a results folder."""
-    lines, gold = aligned_by_hand(setting.data_dir)
-    source, target = ([line.split() for line in side] for side in lines)
-    folder = setting.folder.parent / "europarl-de-en"
-    if not (folder / ABOUT).exists():
-        _prepare(folder, lines, setting)
-    about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+def configure_europarl(place: Workplace) -> TranslationConfig:
+    """Return the configuration of Europarl as this study prepares it; no file needs to exist."""
+    folder = place.folder / EUROPARL
     files = {part: [str(folder / f"{part}.{language}") for language in LANGUAGES] for part in PARTS}
-    config = TranslationConfig(
+    return TranslationConfig(
         src=files["train"][0], tgt=files["train"][1], valid_src=files["valid"][0], valid_tgt=files["valid"][1],
         test_src=files["test"][0], test_tgt=files["test"][1], pair="de-en", subwords="bpe", vocabulary=10_000,
         joint=False, max_length=256, too_long="skip",
     )  # fmt: skip
+
+
+def load_europarl(place: Workplace) -> GoldCorpus:
+    """Load Europarl, prepared once for all items of a results folder; OSError if the data are not available."""
+    lines, gold = read_gold_pairs(place.data_dir)
+    source, target = ([line.split() for line in side] for side in lines)
+    folder = place.folder / EUROPARL
+    if not (folder / ABOUT).exists():
+        _prepare(folder, lines, place.data_dir)
+    about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
     remark = (
         f"Europarl, {about['pairs']:,} training pairs after removing {about['removed']} with a side in the gold set; "
         f"{len(gold)} gold pairs."
     )
-    return GoldCorpus("translation", config, source, target, gold, remark)
+    return GoldCorpus("translation", configure_europarl(place), source, target, gold, remark)
 
 
-def aligned_by_hand(data_dir: str | None) -> tuple[Pairs, Gold]:
+def read_gold_pairs(data_dir: str | None) -> tuple[Pairs, Gold]:
     """The lines of the gold pairs as they are, and their links."""
     files = [obtain_file(GOLD, f"de-en.{name}", data_dir) for name in (*LANGUAGES, "talp")]
     lines = read_parallel(files[0], files[1])
@@ -91,7 +91,7 @@ def aligned_by_hand(data_dir: str | None) -> tuple[Pairs, Gold]:
 PARTS = ("train", "valid", "test")
 
 
-def training_pairs(corpus: GoldCorpus, most: int | None = None) -> tuple[list[list[str]], list[list[str]]]:
+def read_training_pairs(corpus: GoldCorpus, most: int | None = None) -> tuple[list[list[str]], list[list[str]]]:
     """The first training pairs, in words."""
     if isinstance(corpus.data, TranslationConfig):
         lines = read_parallel(Path(corpus.data.src or ""), Path(corpus.data.tgt or ""))
@@ -101,13 +101,12 @@ def training_pairs(corpus: GoldCorpus, most: int | None = None) -> tuple[list[li
     return [line.split() for line in lines[0][:most]], [line.split() for line in lines[1][:most]]
 
 
-def _prepare(folder: Path, gold: Pairs, setting: Setting) -> None:
-    text = find_parallel_text(TranslationConfig(data="europarl", pair="-".join(LANGUAGES), data_dir=setting.data_dir))
+def _prepare(folder: Path, gold: Pairs, data_dir: str | None) -> None:
+    text = find_parallel_text(TranslationConfig(data="europarl", pair="-".join(LANGUAGES), data_dir=data_dir))
     about = {"removed": 0, "pairs": 0}
-    for number, part in enumerate(PARTS):
-        setting.progress(number, len(PARTS), f"tokenising {part}")
-        pairs = tokenised(text.read_part(part))
-        kept = without(gold, pairs) if part == "train" else pairs
+    for part in PARTS:
+        pairs = tokenize_pairs(text.read_part(part))
+        kept = remove_gold(gold, pairs) if part == "train" else pairs
         if part == "train":
             about = {"removed": len(pairs) - len(kept), "pairs": len(kept)}
         for side, language in enumerate(LANGUAGES):
@@ -116,14 +115,14 @@ def _prepare(folder: Path, gold: Pairs, setting: Setting) -> None:
     write_bytes(folder / ABOUT, (json.dumps(about) + "\n").encode())
 
 
-def tokenised(pairs: Pairs) -> list[tuple[str, str]]:
+def tokenize_pairs(pairs: Pairs) -> list[tuple[str, str]]:
     """By Moses, in lower case, without pairs of which a side is empty."""
     sides = [[*map(load_moses(language)[0], side)] for language, side in zip(LANGUAGES, pairs, strict=True)]
     made = ((x.strip().lower(), y.strip().lower()) for x, y in zip(*sides, strict=True))
     return [(x, y) for x, y in made if x and y]
 
 
-def without(gold: Pairs, pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+def remove_gold(gold: Pairs, pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """The pairs of which neither side is in the gold set."""
     sources, targets = map(set, gold)
     return [(x, y) for x, y in pairs if x not in sources and y not in targets]

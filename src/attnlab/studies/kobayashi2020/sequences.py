@@ -18,7 +18,7 @@ LENGTH = 128
 SEQUENCES = 992
 
 
-def neighbours(lines: list[str]) -> list[tuple[str, str]]:
+def pair_neighbours(lines: list[str]) -> list[tuple[str, str]]:
     """Paragraphs that follow each other, with neither a heading nor another paragraph between them."""
     found = []
     before = None
@@ -32,19 +32,21 @@ def neighbours(lines: list[str]) -> list[tuple[str, str]]:
     return found
 
 
-def plain(text: str, unknown: str) -> str:
+def clean_text(text: str, unknown: str) -> str:
     """wikitext's text without its marks: a @-@ b is a-b, and <unk> the model's own unknown token."""
     return re.sub(r" @(.)@ ", r"\1", text).replace("<unk>", unknown)
 
 
-def drawn(file: str | None, count: int, seed: int, unknown: str, data_dir: str | None) -> tuple[TextExample, ...]:
-    """So many pairs of paragraphs, in an order drawn by the seed; unknown: the model's unknown token."""
+def draw_sequences(
+    file: str | None, count: int, seed: int, unknown: str, data_dir: str | None
+) -> tuple[TextExample, ...]:
+    """Draw `count` pairs of paragraphs by a seed; unknown: the model's unknown token."""
     path = obtain_file(SETS["wikitext-2"], "train.txt", data_dir) if file is None else Path(file)
-    pairs = neighbours(read_lines(path))
+    pairs = pair_neighbours(read_lines(path))
     if len(pairs) < count:
         raise ValueError(f"{path} has {len(pairs)} pairs of neighbouring paragraphs, and {count} are needed")
     places = np.random.default_rng(seed).permutation(len(pairs))[:count]
-    chosen = [tuple(plain(side, unknown) for side in pairs[place]) for place in places]
+    chosen = [tuple(clean_text(side, unknown) for side in pairs[place]) for place in places]
     return tuple(
         TextExample(first, second, f"{path}, pair {place}")
         for place, (first, second) in zip(places, chosen, strict=True)

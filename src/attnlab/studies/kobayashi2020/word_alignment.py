@@ -5,7 +5,7 @@ the equations. "Layer mean" is the mean of the layers' AER, "best layer" the low
 links it is scored on; beside it stands the layer chosen on one half of the pairs and scored on the other, both ways.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -13,27 +13,28 @@ from typing import Any
 
 import numpy as np
 
-from attnlab.aligning.choice import By, Way
+from attnlab.aligning.choice import By, RowSetting
 from attnlab.analysis.alignment import compute_rate, count_links
-from attnlab.config import compute_digest
-from attnlab.experiments.study import Findings, Setting
-from attnlab.experiments.trained import Measure, trained
+from attnlab.experiments.plan import Calculation, Measure, TrainedRun, Workplace
+from attnlab.experiments.study import Findings, Scale, Setting
 from attnlab.experiments.verdicts import Cell
 from attnlab.mechanisms import find_mechanism
 from attnlab.mechanisms.mechanism import Mechanism
 from attnlab.models.presets import PRESETS
 from attnlab.models.transformer import TransformerConfig
 from attnlab.report.figures import draw_curves, draw_panels
-from attnlab.studies.kobayashi2020.measures import METHODS, RELATIONS, SETTINGS, Measured, kept
-from attnlab.studies.kobayashi2020.plan import GoldCorpus, europarl, lexicon
-from attnlab.tasks import TASKS
+from attnlab.studies.kobayashi2020.measures import METHODS, RELATIONS, SETTINGS, GoldCounts, measure_run
+from attnlab.studies.kobayashi2020.plan import EUROPARL, GoldCorpus, configure_europarl, load_europarl, load_lexicon
+from attnlab.tasks.synthetic import SyntheticConfig
+from attnlab.tasks.task import TaskConfig
 from attnlab.training.loop import TrainConfig
 from attnlab.training.recipe import TRAINING, DecodeConfig, Recipe
+from attnlab.training.runs import Run
 
 ITEM, MECHANISMS_ITEM = "alignment", "alignment-mechanisms"
 MECHANISMS = ("softmax", "realformer", "coda", "dagpam")  # of which the paper has the first
 OPTIONS = ("attention",)  # attention=softmax,coda or any other: these in their place
-HELD_AGAINST = ("weight, best layer", "norm, layer mean", "norm, best layer")  # rows in which others less the first are
+COMPARED_ROWS = ("weight, best layer", "norm, layer mean", "norm, best layer")  # rows with differences to the first
 
 PUBLISHED: dict[tuple[str, str], float] = {  # means over 5 seeds, %
     ("weight, layer mean", "AWO"): 68.4, ("weight, layer mean", "AWI"): 68.5,
@@ -52,19 +53,28 @@ PUBLISHED_LAYERS = {  # layers 1 … 6, from the figures of each seed
     ("norm", "AWI"): (32.5, 25.0, 51.7, 85.2, 83.5, 84.8),
 }
 PUBLISHED_LAYER_COUNT = 6
+EXAMPLES: dict[Scale, int] = {"smoke": 5_000, "small": 20_000}  # training pairs of the artificial language pair
+BASELINES = (
+    "Published on the gold set, for comparison: fast_align 28.4, GIZA++ 21.0 (from German to English, trained on the "
+    "whole of Europarl v7). The item alignment-ibm1 has IBM Model 1 on the text used here."
+)
+
+
+def measure_alignment(scale: Scale, run: Run, place: Workplace) -> dict[str, Any]:
+    """Return the link counts of all maps of a translator on the gold pairs of a scale."""
+    corpus = load_corpus(scale, place)
+    return measure_run(run, corpus.source, corpus.target, corpus.gold).as_json() | {"remark": corpus.remark}
 
 
 def alignment(setting: Setting) -> Findings:
     """The item: the paper's Transformer, its table and its figure."""
-    try:
-        corpus = text_of(setting)
-    except OSError as error:
-        return Findings(_not_run(ITEM, " ".join(str(error).split())))
-    by_name, remarks = _all_measured(corpus, ("softmax",), setting)
-    found, tags = list(by_name["softmax"].values()), _tags(setting)
-    cells = [*_table(found, tags), *_per_layer(found, tags), *_against_chance(by_name["softmax"], corpus, tags)]
+    if reason := explain_absence(setting):
+        return Findings(_make_absent(ITEM, reason))
+    by_name, remarks = _read_runs(("softmax",), setting)
+    found, tags = list(by_name["softmax"].values()), _list_tags(setting)
+    cells = [*_make_table(found, tags), *_make_layers(found, tags), *_make_chance(by_name["softmax"], setting, tags)]
     says = "AER of each layer, by weights and by norms, with rows taken for output (AWO) and input (AWI)."
-    return Findings(cells, {"layers": (_figure(found), says)}, (corpus.remark, *remarks, _baselines()))
+    return Findings(cells, {"layers": (_draw_layers(found), says)}, (*remarks, BASELINES))
 
 
 def mechanisms(setting: Setting) -> Findings:
@@ -72,43 +82,55 @@ def mechanisms(setting: Setting) -> Findings:
     names = tuple(dict.fromkeys(setting.options.get("attention", ",".join(MECHANISMS)).split(",")))
     for name in names:
         if find_mechanism(name).finish is not Mechanism.finish:
-            raise ValueError(f"{name} changes the mixed context, so its output is no sum of α·f(x): leave it out")
-    try:
-        corpus = text_of(setting)
-    except OSError as error:
-        return Findings(_not_run(MECHANISMS_ITEM, " ".join(str(error).split())))
-    found, remarks = _all_measured(corpus, names, setting)
+            raise ValueError(f"{name} transforms the mixed context, so its output is no sum of α·f(x): leave it out")
+    if reason := explain_absence(setting):
+        return Findings(_make_absent(MECHANISMS_ITEM, reason))
+    found, remarks = _read_runs(names, setting)
     names = tuple(found)
-    tags = tuple(dict.fromkeys((*_tags(setting), "other model")))
+    tags = tuple(dict.fromkeys((*_list_tags(setting), "other model")))
     cells: list[Cell] = []
     for name, way in product(names, SETTINGS):
         about: dict[str, Any] = {"item": MECHANISMS_ITEM, "column": way.upper(), "tags": tags}
-        for row, values in _by_seed(list(found[name].values()), way).items():
+        for row, values in _list_rows(list(found[name].values()), way).items():
             cells.append(Cell(row=f"{name}: {row}", values=values, correlation=row in RELATIONS, **about))
-        for row in HELD_AGAINST if name != names[0] else ():
+        for row in COMPARED_ROWS if name != names[0] else ():
             both = [(found[name][seed], found[names[0]][seed]) for seed in found[name] if seed in found[names[0]]]
             gaps = tuple(own.rows(way)[row] - first.rows(way)[row] for own, first in both)
             reason = "" if gaps else f"no seed of which both {name} and {names[0]} were trained"
             cells.append(Cell(row=f"{name} − {names[0]}: {row}", values=gaps, not_run=reason, **about))
     says = "AER of each layer by norms, for every attention, with rows taken for output and input."
-    figure = _by_attention(found)
-    return Findings(cells, {"layers": (figure, says)}, (corpus.remark, *remarks))
+    return Findings(cells, {"layers": (_draw_attentions(found), says)}, remarks)
 
 
-def text_of(setting: Setting) -> GoldCorpus:
-    """What goes with this scale; only what is asked for is read."""
-    made: dict[str, Callable[[], GoldCorpus]] = {
-        "smoke": lambda: lexicon(5_000), "small": lambda: lexicon(20_000), "full": lambda: europarl(setting)
-    }  # fmt: skip
-    return made[setting.scale]()
+def configure_data(scale: Scale, place: Workplace) -> tuple[str, TaskConfig]:
+    """Return the task of a scale and its configuration; no file needs to exist."""
+    if scale == "full":
+        return "translation", configure_europarl(place)
+    return "synthetic", SyntheticConfig(data="lexicon", examples=EXAMPLES[scale])
 
 
-def recipe(corpus: GoldCorpus, attention: str, seed: int, setting: Setting) -> Recipe:
-    """The run of one seed: the iwslt14 Transformer at full scale, else a small one.
+def load_corpus(scale: Scale, place: Workplace) -> GoldCorpus:
+    """Load the text and the gold pairs of a scale; OSError if they are not available."""
+    return load_europarl(place) if scale == "full" else load_lexicon(EXAMPLES[scale])
 
-    The recipe of iwslt14 takes 25,000 updates; with a rate that falls to 0 by a cosine 5,000 bring the validation loss
-    to where it hardly falls, so that twelve such runs take a large GPU half an hour. It was not searched.
+
+def explain_absence(setting: Setting) -> str:
+    """Return why the items cannot be run, or an empty text."""
+    try:
+        if setting.running:
+            load_corpus(setting.scale, setting.place)
+    except OSError as error:
+        return " ".join(str(error).split())
+    return ""
+
+
+def make_recipe(attention: str, seed: int, setting: Setting) -> Recipe:
+    """Return the recipe of one seed: the iwslt14 Transformer at full scale, else a small one.
+
+    The recipe of iwslt14 takes 25,000 updates. With a cosine schedule the validation loss hardly falls after 5,000, so
+    that twelve runs take half an hour on a large GPU. The recipe was not searched.
     """
+    task, data = configure_data(setting.scale, setting.place)
     if setting.scale == "full":
         model: Any = replace(PRESETS["iwslt14"], attention=attention)
         base, decoding = TRAINING["iwslt14"]
@@ -116,7 +138,7 @@ def recipe(corpus: GoldCorpus, attention: str, seed: int, setting: Setting) -> R
             base, steps=5000, batch_tokens=16_384, accumulate=1, lr=7e-4, warmup=2000, schedule="cosine",
             evaluate_every=500, checkpoint_every=1000, seed=seed,
         )  # fmt: skip
-        return Recipe(corpus.task, corpus.data, replace(model, vocabulary=4, target_vocabulary=4), training, decoding)
+        return Recipe(task, data, replace(model, vocabulary=4, target_vocabulary=4), training, decoding)
     layers, width, steps = setting.at(smoke=(2, 64, 120), small=(3, 128, 1500), full=(0, 0, 0))
     small = TransformerConfig(
         model="translator", vocabulary=4, attention=attention, layers=layers, width=width, heads=2,
@@ -126,45 +148,42 @@ def recipe(corpus: GoldCorpus, attention: str, seed: int, setting: Setting) -> R
         steps=steps, batch_examples=64, lr=3e-3, warmup=50, evaluate_every=steps, checkpoint_every=steps,
         log_every=steps, seed=seed,
     )  # fmt: skip
-    return Recipe(corpus.task, corpus.data, small, training, DecodeConfig())
+    return Recipe(task, data, small, training, DecodeConfig())
 
 
-def _all_measured(
-    corpus: GoldCorpus, names: Sequence[str], setting: Setting
-) -> tuple[dict[str, dict[int, Measured]], tuple[str, ...]]:
-    """Train what is not trained yet, and measure it, seed by seed; runs are shared by the items of a results folder.
-
-    Returns what was found of each attention, by seed, and remarks: on what they were trained, how well, what failed.
-    """
-    recipes = {(name, seed): recipe(corpus, name, seed, setting) for name in names for seed in setting.seeds}
-    folder = (setting.folder.parent / "vocabulary" / compute_digest(corpus.data)).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    TASKS[corpus.task].prepare(corpus.data, folder)
-    pairs = (corpus.source, corpus.target, corpus.gold)
-    measure = Measure(f"alignment-{corpus.pairs_digest}", partial(kept, *pairs))
-    made = trained(recipes, measure, folder, setting)
-    found: dict[str, dict[int, Measured]] = {name: {} for name in names}
-    for (name, seed), stored in made.found.items():
-        found[name][seed] = Measured.from_json(stored)
-    missing = [f"{name}, seed {seed}, has no values: {reason}" for (name, seed), reason in made.failed.items()]
+def _read_runs(names: Sequence[str], setting: Setting) -> tuple[dict[str, dict[int, GoldCounts]], tuple[str, ...]]:
+    """Read the runs of these attentions; return their counts by seed, and remarks on training and failures."""
+    files = setting.place.folder / EUROPARL
+    measure = Measure("alignment error", partial(measure_alignment, setting.scale))
+    plan = {
+        (name, seed): TrainedRun(make_recipe(name, seed, setting), measure, files)
+        for name in names
+        for seed in setting.seeds
+    }
+    measured = setting.rows.read(plan)
+    found: dict[str, dict[int, GoldCounts]] = {name: {} for name in names}
+    for (name, seed), stored in measured.values.items():
+        found[name][seed] = GoldCounts.from_json(stored)
+    missing = [f"{name}, seed {seed}, has no values: {reason}" for (name, seed), reason in measured.failures.items()]
     found = {name: models for name, models in found.items() if models}
     if not found:
-        raise ValueError(f"{missing[0]} ({len(missing)} of {len(recipes)} runs failed)")
+        raise ValueError(f"{missing[0]} ({len(missing)} of {len(plan)} runs failed)")
     losses = [f"{name} {', '.join(f'{m.valid_loss:.3f}' for m in models.values())}" for name, models in found.items()]
-    trained_well = f"Best validation loss of each seed, nats a target: {'; '.join(losses)}."
-    return found, (f"Trained on {'; '.join(made.on)}.", trained_well, *missing)
+    remark = next(iter(measured.values.values()))["remark"]
+    trained = f"Best validation loss of each seed, nats per target: {'; '.join(losses)}."
+    return found, (remark, f"Trained on {'; '.join(measured.hardware)}.", trained, *missing)
 
 
-def _by_seed(models: Sequence[Measured], setting: Way) -> dict[str, tuple[float, ...]]:
+def _list_rows(models: Sequence[GoldCounts], setting: RowSetting) -> dict[str, tuple[float, ...]]:
     """The table's rows, with a value for each seed; those that every seed has."""
     each = [model.rows(setting) for model in models]
     return {row: tuple(rows[row] for rows in each) for row in each[0] if all(row in rows for rows in each)}
 
 
-def _table(found: Sequence[Measured], tags: tuple[str, ...]) -> Iterator[Cell]:
+def _make_table(found: Sequence[GoldCounts], tags: tuple[str, ...]) -> Iterator[Cell]:
     for setting in SETTINGS:
         way = setting.upper()
-        rows = _by_seed(found, setting)
+        rows = _list_rows(found, setting)
         for row, values in rows.items():
             published = _comparable(found, PUBLISHED.get((row, way)))
             about = {"row": row, "column": way, "published": published, "tags": tags, "correlation": row in RELATIONS}
@@ -178,7 +197,7 @@ def _table(found: Sequence[Measured], tags: tuple[str, ...]) -> Iterator[Cell]:
             yield Cell(item=ITEM, values=differences, sign=sign, **about)  # type: ignore[arg-type]
 
 
-def _per_layer(found: Sequence[Measured], tags: tuple[str, ...]) -> Iterator[Cell]:
+def _make_layers(found: Sequence[GoldCounts], tags: tuple[str, ...]) -> Iterator[Cell]:
     for (by, way), published in PUBLISHED_LAYERS.items():
         values = [model.by_layer(by, way.lower()) for model in found]  # type: ignore[arg-type]
         for layer in range(found[0].layers):
@@ -187,48 +206,52 @@ def _per_layer(found: Sequence[Measured], tags: tuple[str, ...]) -> Iterator[Cel
             yield Cell(item=ITEM, row=f"{by}, layer {layer + 1}", column=way, published=like, values=own, tags=tags)
 
 
-def _comparable(found: Sequence[Measured], published: float | None) -> float | None:
+def _comparable(found: Sequence[GoldCounts], published: float | None) -> float | None:
     """What the paper prints, where the model is of its shape: the numbers of two layers are not those of six."""
     return published if found[0].layers == PUBLISHED_LAYER_COUNT else None
 
 
-def _tags(setting: Setting) -> tuple[str, ...]:
+def _list_tags(setting: Setting) -> tuple[str, ...]:
     return ("other data",) if setting.scale == "full" else ("other data", "other model", "smaller scale")
 
 
-def _against_chance(found: Mapping[int, Measured], corpus: GoldCorpus, tags: tuple[str, ...]) -> Iterator[Cell]:
-    """A random source word for every target word, beside the better of AWO and AWI."""
-    chance = [chance_error(corpus, seed) for seed in found]
-    ours = [min(min(model.by_layer("norm", setting)) for setting in SETTINGS) for model in found.values()]
+def _make_chance(found: Mapping[int, GoldCounts], setting: Setting, tags: tuple[str, ...]) -> Iterator[Cell]:
+    """Yield the cells of a random source word for every target word, beside the better of AWO and AWI."""
+    function = partial(measure_chance, setting.scale)
+    settings = {"scale": setting.scale}
+    plan = {seed: Calculation("chance alignment", settings, function, seed) for seed in found}
+    known = setting.rows.read(plan).values
+    chance = [known[seed]["aer"] for seed in found]
+    ours = [min(min(model.by_layer("norm", way)) for way in SETTINGS) for model in found.values()]
     yield Cell(item=ITEM, row="a random source word", column="AER", values=tuple(chance), tags=tags)
     differences = tuple(a - b for a, b in zip(ours, chance, strict=True))
     row = "norm, best layer − a random source word"
     yield Cell(item=ITEM, row=row, column="better of AWO and AWI", values=differences, sign=-1, tags=tags)
 
 
-def chance_error(corpus: GoldCorpus, seed: int) -> float:
-    """AER in % where every target word is linked to a source word drawn at random."""
-    draw = np.random.default_rng(seed)
+def measure_chance(scale: Scale, place: Workplace, seed: int | None) -> dict[str, float]:
+    """Return the AER in % of links from every target word to a random source word."""
+    draw, corpus = np.random.default_rng(seed), load_corpus(scale, place)
     links = [
         {(int(draw.integers(len(x))), place) for place in range(len(y))}
         for x, y in zip(corpus.source, corpus.target, strict=True)
     ]
-    return 100 * compute_rate("aer", count_links(links, corpus.gold.sure, corpus.gold.possible))
+    return {"aer": 100 * compute_rate("aer", count_links(links, corpus.gold.sure, corpus.gold.possible))}
 
 
-def _not_run(item: str, reason: str) -> list[Cell]:
+def _make_absent(item: str, reason: str) -> list[Cell]:
     return [
         Cell(item=item, row=row, column=way, published=published, not_run=reason)
         for (row, way), published in PUBLISHED.items()
     ]
 
 
-def _figure(models: Sequence[Measured]) -> Any:
+def _draw_layers(models: Sequence[GoldCounts]) -> Any:
     lines = {f"{by}, {way.upper()}": _mean_by_layer(models, by, way) for by, way in product(METHODS, SETTINGS)}
     return draw_curves(lines, x="layer", y="AER (%), mean over seeds")
 
 
-def _by_attention(found: Mapping[str, Mapping[int, Measured]]) -> Any:
+def _draw_attentions(found: Mapping[str, Mapping[int, GoldCounts]]) -> Any:
     panels = {
         f"by norms, {way.upper()}": {
             name: _mean_by_layer(list(models.values()), "norm", way) for name, models in found.items()
@@ -238,13 +261,6 @@ def _by_attention(found: Mapping[str, Mapping[int, Measured]]) -> Any:
     return draw_panels(panels, x="layer", y="AER (%), mean over seeds")
 
 
-def _mean_by_layer(models: Sequence[Measured], by: By, way: Way) -> tuple[range, list[float]]:
+def _mean_by_layer(models: Sequence[GoldCounts], by: By, way: RowSetting) -> tuple[range, list[float]]:
     mean = np.mean([model.by_layer(by, way) for model in models], axis=0)
     return range(1, len(mean) + 1), mean.tolist()
-
-
-def _baselines() -> str:
-    return (
-        "Published on the gold set, for comparison: fast_align 28.4, GIZA++ 21.0 (from German to English, trained on "
-        "the whole of Europarl v7); the item alignment-ibm1 has IBM Model 1 on the text used here."
-    )

@@ -14,25 +14,28 @@ from torch import Tensor
 from attnlab.analysis.agreement import random_baseline
 from attnlab.analysis.optimal import optimal_attention
 from attnlab.experiments.study import Findings, Setting
-from attnlab.experiments.verdicts import Cell, contrast
+from attnlab.experiments.verdicts import Cell, make_contrast
 from attnlab.models.model import Model
 from attnlab.recording.probe import beta, gamma
-from attnlab.studies.snell2021.measures import ROWS, Pooled, measure, seen
+from attnlab.studies.snell2021.measures import ROWS, Pooled, seen
 from attnlab.studies.snell2021.performance import Performance
 from attnlab.studies.snell2021.plan import MULTI
 from attnlab.studies.snell2021.published import TABLE6
-from attnlab.studies.snell2021.together import rows
-from attnlab.studies.snell2021.trials import Curves, Trial, append
+from attnlab.studies.snell2021.role_run import read_corpora
+from attnlab.studies.snell2021.trials import Curves, Trial, extend_curves
 from attnlab.tasks.task import PAD, Batch
 
 ITEM = "a1"
+REMARK = "A(α^opt, β), and the BLEU of this model beside that of eq. 2, on validation, in per cent, at its best BLEU."
 
 
 def a1(setting: Setting) -> Findings:
     """The item."""
-    (multi30k,) = rows([MULTI], setting, lambda size: ["additive"], optimal_agreement)
-    found = [trial.curves("additive", optimal_agreement) for trial in multi30k.trials]
-    concatenated = [max(trial.curves("A", measure)["valid/bleu"]) for trial in multi30k.trials]
+    (multi30k,) = read_corpora(
+        [MULTI], setting, lambda size: ["additive"], measure="optimal attention", function=measure_optimal
+    )
+    found = [trial.curves["additive"] for trial in multi30k.trials]
+    concatenated = [max(trial.curves["A"]["valid/bleu"]) for trial in multi30k.trials]
 
     def cell(row: str, column: str, published: float, values: list[float]) -> Cell:
         about: dict[str, Any] = {"item": ITEM, "row": row, "column": column, "published": published}
@@ -44,23 +47,23 @@ def a1(setting: Setting) -> Findings:
     cells = [
         agreed,
         chance,
-        contrast(agreed, chance),
+        make_contrast(agreed, chance),
         cell(additive, "BLEU", 38.2, [max(each["valid/bleu"]) for each in found]),
         cell("model of eq. 2", "BLEU", 37.9, concatenated),
     ]
-    return Findings(cells, remarks=(" ".join((__doc__ or "").split("\n\n")[2].split()),))
+    return Findings(cells, remarks=(REMARK,))
 
 
-def optimal_agreement(trial: Trial, role: str) -> Curves:
+def measure_optimal(trial: Trial, role: str) -> Curves:
     """How good the model gets and, where its BLEU is best, A(α^opt, β) with its chance; per cent."""
     field = trial.field
     performance = Performance(field, parts=("valid",))
     curves: Curves = {}
-    for _, model in trial.checkpoints(role):
-        append(curves, performance(model))
+    for _, model in trial.iterate_checkpoints(role):
+        extend_curves(curves, performance(model))
     bleu = curves["valid/bleu"]
     best = field.steps[bleu.index(max(bleu))]
-    model, pooled, lengths = trial.model(role, best), Pooled(kendall=False), []
+    model, pooled, lengths = trial.load_model(role, best), Pooled(kendall=False), []
     for batch in field.batches["valid"]:
         for u, v, mask in optimal_rows(model, batch):
             pooled.add(u, v, mask)

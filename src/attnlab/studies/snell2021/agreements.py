@@ -18,7 +18,7 @@ column beside it has what it says:
 Table 5 is Table 2 with two decimals and more rows, so that they are one item.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
@@ -28,14 +28,13 @@ import numpy as np
 
 from attnlab.analysis.agreement import contextualise_agreement
 from attnlab.experiments.study import Findings, Setting
-from attnlab.experiments.verdicts import Cell, contrast
+from attnlab.experiments.verdicts import Cell, make_contrast
 from attnlab.studies.snell2021 import published
-from attnlab.studies.snell2021.measures import measure, reference
+from attnlab.studies.snell2021.measures import find_reference
 from attnlab.studies.snell2021.plan import CORPORA, LstmCorpus, ScaleSize
 from attnlab.studies.snell2021.published import AGREEMENTS, CONTEXTS, Printed
-from attnlab.studies.snell2021.together import rows
+from attnlab.studies.snell2021.role_run import CorpusRow, read_corpora
 from attnlab.studies.snell2021.trials import Curves, Field, Trial
-from attnlab.training.runs import list_hardware
 
 CHANCE, BEST = AGREEMENTS[-1], CONTEXTS[-1]
 DEFINED, NEGATED, ONE = "A(β^uf, β^px), as defined", "A(−Δ, β^uf)", "A(α, β), of one model"
@@ -82,28 +81,29 @@ def table(name: str, setting: Setting) -> Findings:
     reading, printed = TABLES[name]
     cells: list[Cell] = []
     corpora = [corpus for corpus in CORPORA if corpus.published in printed]
-    for each in rows(corpora, setting, beside_a):
-        found = [read(trial, reading) for trial in each.trials]
-        row = list(_row(name, each.field, printed[each.field.corpus.published], found, each.reason))
+    read = read_corpora(corpora, setting, list_compared)
+    for each in read:
+        columns = [read_columns(trial, reading) for trial in each.trials]
+        row = list(_make_row(name, each.field, printed[each.field.corpus.published], columns, each.reason))
         cells += row
         if name == "table2":
             cells += _above_chance(row)
-    return Findings(cells, remarks=(_remark(reading), cost(setting)))
+    return Findings(cells, remarks=(_describe(reading), describe_cost(read)))
 
 
 table2, table3, table4, table6, table7, table8 = (partial(table, name) for name in TABLES)
 
 
-def beside_a(size: ScaleSize) -> tuple[str, ...]:
-    """The roles that are compared with A."""
+def list_compared(size: ScaleSize) -> tuple[str, ...]:
+    """Return the roles that are compared with A."""
     return ("uniform", *size.comparisons)
 
 
-def read(trial: Trial, reading: ScorePair) -> CorpusReading:
-    """A row's columns from the curves of a trial, whose models are trained and measured where they were not yet."""
+def read_columns(trial: Trial, reading: ScorePair) -> CorpusReading:
+    """Return a row's columns from the curves of a trial."""
     part, judged_by = reading.part, reading.judged_by
-    gold, uniform, *others = (trial.curves(role, measure) for role in ("A", *beside_a(trial.field.size)))
-    best = reference(trial, part, judged_by)
+    gold, uniform, *others = (trial.curves[role] for role in ("A", *list_compared(trial.field.size)))
+    best = find_reference(trial, part, judged_by)
 
     def curve(curves: Curves, pair: str) -> list[float]:
         return curves[f"{part}/{best}/{pair}/{reading.metric}"]
@@ -125,34 +125,24 @@ def read(trial: Trial, reading: ScorePair) -> CorpusReading:
     return CorpusReading(found, frozenset(starred))
 
 
-def cost(setting: Setting) -> str:
-    """What the runs of Tables 2–8 are at full scale, beside what those of this scale took."""
-    updates = {corpus: len(_roles(corpus)) * corpus.measured_at[-1] for corpus in CORPORA}
+def describe_cost(rows: Sequence[CorpusRow]) -> str:
+    """Return what the runs take at full scale, and what those of these rows took."""
+    updates = {corpus: len(_list_roles(corpus)) * corpus.measured_at[-1] for corpus in CORPORA}
     full = "; ".join(f"{corpus.row} {count / 1e3:,.0f}" for corpus, count in updates.items())
-    taken = [_spent(Field(corpus, setting), setting) for corpus in CORPORA]
-    done, trained, measured = (sum(each) for each in zip(*taken, strict=True))
-    folders = [Trial(Field(corpus, setting), seed).folder(role).path
-               for corpus in CORPORA for seed in setting.seeds for role in _roles(corpus)]  # fmt: skip
-    where = "; ".join(list_hardware(folders))
+    runs = [(row.field, curves) for row in rows for trial in row.trials for curves in trial.curves.values()]
+    done = sum(field.steps[-1] for field, _ in runs)
+    trained, measured = (sum(curves["seconds"][part] for _, curves in runs) for part in (0, 1))
     return (
-        f"At full scale the models of one seed take so many thousand updates: {full}. "
-        f"Here {done:,} updates took {trained:,.0f} s{f' on {where}' if where else ''}, and measuring what they made "
-        f"{measured:,.0f} s, added up over all models."
+        f"At full scale the models of one seed take, in thousands of updates: {full}. Here {done:,} updates took "
+        f"{trained:,.0f} s and measuring took {measured:,.0f} s, summed over all models."
     )
 
 
-def _roles(corpus: LstmCorpus) -> tuple[str, ...]:
-    return ("A", *beside_a(corpus.size("full")))
+def _list_roles(corpus: LstmCorpus) -> tuple[str, ...]:
+    return ("A", *list_compared(corpus.size("full")))
 
 
-def _spent(field: Field, setting: Setting) -> tuple[int, float, float]:
-    """Updates and seconds of the runs that are there."""
-    found = [Trial(field, seed).known(role) for seed in setting.seeds for role in _roles(field.corpus)]
-    times = [curves["seconds"] for curves in found if curves]
-    return len(times) * field.steps[-1], sum(time[0] for time in times), sum(time[1] for time in times)
-
-
-def _row(
+def _make_row(
     item: str, field: Field, printed: Mapping[str, Printed], found: list[CorpusReading], reason: str
 ) -> Iterator[Cell]:
     for column, print_ in printed.items():
@@ -160,7 +150,7 @@ def _row(
             if not name or (name == NEGATED and field.corpus.translates):
                 continue
             stars = sum(name in each.starred for each in found)
-            said = f"{stars} of {len(found)} seeds never agree so well, and count as ξ*" if stars else ""
+            starred = f"{stars} of {len(found)} seeds never agree this well and count as ξ*" if stars else ""
             yield Cell(
                 item=item,
                 row=field.corpus.row,
@@ -168,7 +158,7 @@ def _row(
                 published=print_.value,
                 values=tuple(each.values[name] for each in found),
                 tags=(*field.tags, "erratum") if name in NOTES else field.tags,
-                note=said or NOTES.get(name, ""),
+                note=starred or NOTES.get(name, ""),
                 not_run=reason,
             )
 
@@ -177,10 +167,10 @@ def _above_chance(row: list[Cell]) -> Iterator[Cell]:
     """What §3.2 says of each row: every agreement is above chance."""
     by_name = {cell.column: cell for cell in row}
     for column in AGREEMENTS[:-1]:
-        yield contrast(by_name[column], by_name[CHANCE])
+        yield make_contrast(by_name[column], by_name[CHANCE])
 
 
-def _remark(reading: ScorePair) -> str:
+def _describe(reading: ScorePair) -> str:
     metric = {"agreement": "A, eq. 10", "kendall": "Kendall's τ_b"}[reading.metric]
     part = {"valid": "validation", "train": "training examples, as many as of validation"}[reading.part]
     judged = {"accuracy": "accuracy", "bleu": "BLEU"}[reading.judged_by]

@@ -18,13 +18,13 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from attnlab.experiments.population import Grown
+from attnlab.experiments.population_training import SeedResults
 from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.verdicts import Cell
 from attnlab.models.lstm import LSTMTranslator, build
 from attnlab.models.lstm_config import SETTINGS
 from attnlab.report.figures import draw_seed_curves
-from attnlab.studies.snell2021.copying import CopyExperiment, each_grown_in, grown_in, sized
+from attnlab.studies.snell2021.copying import CopyExperiment, make_experiment, read_seeds
 
 STREAMS = 3
 REACHED = 0.95
@@ -67,12 +67,12 @@ def head(number: int, width: int) -> nn.Linear:
 def fig6(setting: Setting) -> Findings:
     """Rejection-sampled heads, then eight of them together."""
     candidates = setting.at(smoke=6, small=24, full=60)
-    base = sized(
+    base = make_experiment(
         setting,
         length=setting.at(smoke=8, small=12, full=40),
         steps=setting.at(smoke=50, small=300, full=200),
     )
-    tried = _tried(setting, base, candidates)
+    tried = _try_backbones(setting, base, candidates)
     backbone, good, bad = max(tried, key=lambda each: min(len(each.good), len(each.bad), HEADS))
     tags = () if setting.scale == "full" else ("smaller scale",)
     counts = ", ".join(f"{len(each.good)} and {len(each.bad)}" for each in tried)
@@ -94,14 +94,14 @@ def fig6(setting: Setting) -> Findings:
     }
     streams = [100 + k for k in range(runs)]
     cases = {name: _combination(base, backbone, chosen, streams) for name, chosen in conditions.items()}
-    grown = dict(each_grown_in(setting, cases, range(runs)))
+    grown = read_seeds(setting, cases, range(runs))
     lines = {name: (g.steps, g.measures["accuracy"]) for name, g in grown.items()}
     figure = draw_seed_curves(lines, x="updates", y="accuracy")
     said = "Accuracy of eight heads together, one line a run."
     return Findings(_cells(grown, tags), {"accuracy": (figure, said)}, (remark,))
 
 
-def _cells(grown: Mapping[str, Grown], tags: tuple[str, ...]) -> list[Cell]:
+def _cells(grown: Mapping[str, SeedResults], tags: tuple[str, ...]) -> list[Cell]:
     bad, cells = grown["all bad"].measures["accuracy"], []
     for name, g in grown.items():
         curve = g.measures["accuracy"]
@@ -115,7 +115,7 @@ def _cells(grown: Mapping[str, Grown], tags: tuple[str, ...]) -> list[Cell]:
     return cells
 
 
-class Sorted(NamedTuple):
+class SortedHeads(NamedTuple):
     """The good heads and the bad ones of a backbone."""
 
     backbone: int
@@ -123,25 +123,26 @@ class Sorted(NamedTuple):
     bad: list[int]
 
 
-def _tried(setting: Setting, base: CopyExperiment, candidates: int) -> list[Sorted]:
+def _try_backbones(setting: Setting, base: CopyExperiment, candidates: int) -> list[SortedHeads]:
     """One backbone after another, until there are heads enough of both kinds."""
-    tried: list[Sorted] = []
+    tried: list[SortedHeads] = []
     for backbone in range(setting.at(smoke=1, small=2, full=8)):
-        tried.append(_sorted(setting, base, backbone, candidates))
+        tried.append(_sort_heads(setting, base, backbone, candidates))
         if min(len(tried[-1].good), len(tried[-1].bad)) >= HEADS:
             break
     return tried
 
 
-def _sorted(setting: Setting, base: CopyExperiment, backbone: int, candidates: int) -> Sorted:
+def _sort_heads(setting: Setting, base: CopyExperiment, backbone: int, candidates: int) -> SortedHeads:
     """Each head trained alone on every stream."""
     alone = [(number,) for number in range(candidates) for _ in range(STREAMS)]
     streams = [stream for _ in range(candidates) for stream in range(STREAMS)]
     name = f"heads alone on backbone {backbone}"
-    grown = grown_in(setting, name, _combination(base, backbone, alone, streams), range(len(alone)))
+    case = _combination(base, backbone, alone, streams)
+    grown = read_seeds(setting, {name: case}, range(len(alone)))[name]
     reached = (grown.measures["accuracy"] >= REACHED).any(1).view(candidates, STREAMS)
     every, none = reached.all(1), ~reached.any(1)
-    return Sorted(backbone, every.nonzero().flatten().tolist(), none.nonzero().flatten().tolist())
+    return SortedHeads(backbone, every.nonzero().flatten().tolist(), none.nonzero().flatten().tolist())
 
 
 def _combination(

@@ -19,14 +19,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from attnlab.experiments.population import Experiment, Feed, Grown, Population
+from attnlab.experiments.population import Experiment, Feed, Population
+from attnlab.experiments.population_training import SeedResults
 from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.verdicts import Cell
 from attnlab.models.lstm import build
 from attnlab.models.lstm_classifier import BinaryReadout, LSTMClassifier
 from attnlab.models.lstm_config import SETTINGS
 from attnlab.report.figures import draw_curves
-from attnlab.studies.snell2021.copying import each_grown_in, in_chunks
+from attnlab.studies.snell2021.copying import draw_in_chunks, read_seeds
 
 KEYWORD, FIRST = 1, 1  # ids; 0 is the padding that never occurs
 PLACES = ("γ_l*", "γ_l*+1", "γ̄", "γ_L")
@@ -56,7 +57,7 @@ class KeywordExperiment(Experiment):
         return build(replace(SETTINGS["classification"], **sizes, **shape))  # type: ignore[arg-type]
 
     def feed(self, seeds: Sequence[int], device: torch.device) -> Feed:
-        return in_chunks(lambda part, number: self.draw(seeds, part, number, device)[:2], self.examples)
+        return draw_in_chunks(lambda part, number: self.draw(seeds, part, number, device)[:2], self.examples)
 
     def draw(self, seeds: Sequence[int], part: int, number: int, device: torch.device) -> tuple[Tensor, ...]:
         """Tokens (s,number,length), labels (s,number), and where the keyword is or would be (s,number)."""
@@ -103,7 +104,7 @@ def fig7(setting: Setting) -> Findings:
     )
     cells, figures = [], {}
     cases = {"both directions": replace(base, bidirectional=True), "one direction": replace(base, bidirectional=False)}
-    for name, grown in each_grown_in(setting, cases, setting.seeds):
+    for name, grown in read_seeds(setting, cases, setting.seeds).items():
         cells += _cells(grown, name, () if setting.scale == "full" else ("smaller scale",))
         lines = {place: (grown.steps, grown.measures[place].mean(0).tolist()) for place in PLACES}
         said = f"The log-odds at four places over training, {name}, mean over the seeds."
@@ -116,7 +117,7 @@ def fig7(setting: Setting) -> Findings:
     return Findings(cells, figures, (remark,))
 
 
-def early(grown: Grown) -> Tensor:
+def find_early(grown: SeedResults) -> Tensor:
     """For each seed the first measure at which γ_l* exceeds γ̄ by 1 nat, −1 where none does: (s,)."""
     apart = grown.measures["γ_l*"] - grown.measures["γ̄"] > 1.0  # (s,times)
     return torch.where(apart.any(1), apart.float().argmax(1), -1)
@@ -135,8 +136,8 @@ def holds(most: Tensor, next_most: Tensor, least: Tensor, as_little: Tensor) -> 
     return (gaps > 0).all(0) & ((least - as_little).abs() < gaps.amin(0))
 
 
-def _cells(grown: Grown, row: str, tags: tuple[str, ...]) -> list[Cell]:
-    first, claims = early(grown), []
+def _cells(grown: SeedResults, row: str, tags: tuple[str, ...]) -> list[Cell]:
+    first, claims = find_early(grown), []
     times = {"early": first, "late": torch.full_like(first, len(grown.steps) - 1)}
     used = {when: grown.finite & (at >= 0) for when, at in times.items()}
     missing = int((grown.finite & (first < 0)).sum())

@@ -29,7 +29,7 @@ from attnlab.models.model import Model
 from attnlab.recording.probe import beta, saliency
 from attnlab.recording.watch import record
 from attnlab.studies.snell2021.performance import Performance
-from attnlab.studies.snell2021.trials import PARTS, Curves, Field, Trial, append
+from attnlab.studies.snell2021.trials import PARTS, Curves, Field, Trial, extend_curves
 from attnlab.tasks.task import PAD, Batch
 
 ROWS = 8192  # pairs (target, position) that β is computed of at once
@@ -40,8 +40,8 @@ Pairs = dict[str, tuple[Tensor, Tensor]]
 References = dict[int, list[Scores]]  # by updates of A, for each batch
 
 
-def measure(trial: Trial, role: str) -> Curves:
-    """What is known of a role once all its checkpoints were looked at."""
+def measure_agreement(trial: Trial, role: str) -> Curves:
+    """Measure a role at all its checkpoints."""
     performance = Performance(trial.field)
     if role == "A":
         return _best(trial, performance)
@@ -49,17 +49,17 @@ def measure(trial: Trial, role: str) -> Curves:
     if role == "uniform":
         _add_probes(trial, references)
     curves: Curves = {}
-    for _, model in trial.checkpoints(role):
+    for _, model in trial.iterate_checkpoints(role):
         found = performance(model) if role != "uniform" else {}
         for part in PARTS:
             found |= _compared(trial, role, part, model, references[part])
-        append(curves, found)
+        extend_curves(curves, found)
     return curves
 
 
-def reference(trial: Trial, part: str, judged_by: str) -> int:
-    """After how many updates A does best on a part, by accuracy or BLEU; the first such."""
-    return _first_best(trial, trial.curves("A", measure), part, judged_by)
+def find_reference(trial: Trial, part: str, judged_by: str) -> int:
+    """Return after how many updates A first does best on a part, by accuracy or BLEU."""
+    return _find_best(trial, dict(trial.curves["A"]), part, judged_by)
 
 
 def seen(batch: Batch) -> Tensor:
@@ -111,27 +111,27 @@ class Pooled:
 def _best(trial: Trial, performance: Performance) -> Curves:
     """How A gets better, its references, and how its own probe agrees with its attention there."""
     curves: Curves = {}
-    for _, model in trial.checkpoints("A"):
-        append(curves, performance(model))
-    chosen = {part: {_first_best(trial, curves, part, by) for by in performance.names} for part in PARTS}
+    for _, model in trial.iterate_checkpoints("A"):
+        extend_curves(curves, performance(model))
+    chosen = {part: {_find_best(trial, curves, part, by) for by in performance.names} for part in PARTS}
     for part, steps in chosen.items():
         for step in sorted(steps):
-            pooled, model = Pooled(part == "valid"), trial.model("A", step)
+            pooled, model = Pooled(part == "valid"), trial.load_model("A", step)
             for batch in trial.field.batches[part]:
                 pooled.add(attention(model, batch), probe(model, batch), rows(seen(batch), batch))
             curves |= {f"{part}/{step}/own/{name}": [value] for name, value in pooled.means().items()}
     return curves | {"references": sorted(float(step) for step in set.union(*chosen.values()))}
 
 
-def _first_best(trial: Trial, curves: Curves, part: str, judged_by: str) -> int:
+def _find_best(trial: Trial, curves: Curves, part: str, judged_by: str) -> int:
     curve = curves[f"{part}/{judged_by}"]
     return trial.field.steps[curve.index(max(curve))]
 
 
 def _references(trial: Trial, part: str) -> References:
     """α of A at its references."""
-    steps = {reference(trial, part, by) for by in Performance(trial.field).names}
-    models = {step: trial.model("A", step) for step in sorted(steps)}
+    steps = {find_reference(trial, part, by) for by in Performance(trial.field).names}
+    models = {step: trial.load_model("A", step) for step in sorted(steps)}
     return {
         step: [{"attention": attention(model, batch)} for batch in trial.field.batches[part]]
         for step, model in models.items()
@@ -143,7 +143,7 @@ def _add_probes(trial: Trial, references: dict[str, References]) -> None:
     printed, equation = (_proxy(trial.field, trial.seed, authors=authors) for authors in (True, False))
     for part, steps in references.items():
         for step, scores in steps.items():
-            model = trial.model("A", step)
+            model = trial.load_model("A", step)
             for batch, own in zip(trial.field.batches[part], scores, strict=True):
                 own["saliency"] = rows(saliency(model, batch.inputs, batch.targets), batch)
                 own["proxy"], own["equation"] = (_word_scores(proxy, batch) for proxy in (printed, equation))
@@ -184,7 +184,7 @@ def _proxy(field: Field, seed: int, *, authors: bool) -> Proxy:
     """The bag-of-words proxy of a field's training part, in the authors' form or that of eq. 5."""
     task, size = field.task, field.size
     whole = {part: task.make_batch(part, list(range(task.count_examples(part)))) for part in PARTS}
-    sides = {part: tuple(x.to(field.setting.device) for x in (b.inputs[0], b.targets)) for part, b in whole.items()}
+    sides = {part: tuple(x.to(field.device) for x in (b.inputs[0], b.targets)) for part, b in whole.items()}
     sizes = task.get_sizes()
     assert size.proxy_epochs is not None
     return train_proxy(

@@ -19,7 +19,7 @@ from attnlab.counting.diagnosis import diagnose
 from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.verdicts import Cell
 from attnlab.report.figures import draw_scatter
-from attnlab.studies.snell2021.copying import CopyExperiment, each_grown_in, sized
+from attnlab.studies.snell2021.copying import CopyExperiment, make_experiment, read_seeds
 
 WEIGHTS = (1.0, 2.0, 0.5, 3.0, 0.0)  # the first of the best is taken
 ON = 0.9  # of the targets, where attention counts as learnt
@@ -67,7 +67,7 @@ def _more(k: int, beyond: float) -> int:
 
 def prediction(setting: Setting) -> Findings:
     """Score against what the seeds did."""
-    base = sized(setting)
+    base = make_experiment(setting)
     families = distributions(base)
     if setting.scale == "smoke":  # both ends of each
         families = {name: dict([*family.items()][:: len(family) - 1]) for name, family in families.items()}
@@ -75,7 +75,7 @@ def prediction(setting: Setting) -> Findings:
     tags = () if setting.scale == "full" else ("smaller scale",)
     gains, commons, shares, verdicts, cells = [], [], [], [], []
     ends = {name: replace(case, every=case.steps) for name, case in cases.items()}
-    for name, grown in each_grown_in(setting, ends, setting.seeds):
+    for name, grown in read_seeds(setting, ends, setting.seeds).items():
         learnt = (grown.measures["attention"][:, -1] >= ON).float()[grown.finite]
         source, _, targets = cases[name].draw([0], 1, SAMPLE, torch.device("cpu"))
         found = diagnose(list(zip(source[0, :, :-1].numpy(), targets[0, :, :-1].numpy(), strict=True)))

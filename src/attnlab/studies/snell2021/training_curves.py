@@ -18,14 +18,19 @@ from matplotlib.figure import Figure
 from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.verdicts import Cell
 from attnlab.report.figures import draw_curves
-from attnlab.studies.snell2021.agreements import beside_a
-from attnlab.studies.snell2021.measures import measure, reference
+from attnlab.studies.snell2021.agreements import list_compared
+from attnlab.studies.snell2021.measures import find_reference
 from attnlab.studies.snell2021.plan import CORPORA
 from attnlab.studies.snell2021.published import TABLE5
-from attnlab.studies.snell2021.together import rows
+from attnlab.studies.snell2021.role_run import read_corpora
 from attnlab.studies.snell2021.trials import Field, Trial
 
 ITEM = "fig2"
+REMARK = (
+    "The paper reports the maximum over τ of A(α, β^uf(τ)), and says that it first rises and then falls on every data "
+    "set (A.7). A maximum is never below the last value, even of noise. So the peak of a seed is taken where the other "
+    "seeds have it, and its value there is compared with its values at the first and the last checkpoint."
+)
 PROBE, STARTS, PERFORMANCE = "A(α, β^uf(τ))", "A(α, α̂(τ))", "p̂(τ)"
 
 
@@ -33,18 +38,18 @@ def fig2(setting: Setting) -> Findings:
     """The item: curves of every data set that this scale has."""
     cells: list[Cell] = []
     figures: dict[str, tuple[Figure, str]] = {}
-    for row in rows(CORPORA, setting, beside_a):
+    for row in read_corpora(CORPORA, setting, list_compared):
         lines = [over_training(trial) for trial in row.trials]
         cells += _cells(row.field, [line[PROBE] for line in lines], row.reason)
         if lines:
             figures[row.field.corpus.name] = _drawn(row.field, lines)
-    return Findings(cells, figures, (" ".join((__doc__ or "").split("\n\n")[2].split()),))
+    return Findings(cells, figures, (REMARK,))
 
 
 def over_training(trial: Trial) -> dict[str, list[float]]:
     """The three curves of a trial on validation, with α where A is most accurate; per cent."""
-    gold = reference(trial, "valid", "accuracy")
-    uniform, *others = (trial.curves(role, measure) for role in beside_a(trial.field.size))
+    gold = find_reference(trial, "valid", "accuracy")
+    uniform, *others = (trial.curves[role] for role in list_compared(trial.field.size))
     starts = [other[f"valid/{gold}/attention/agreement"] for other in others]
     return {
         PROBE: uniform[f"valid/{gold}/probe/agreement"],

@@ -1,17 +1,17 @@
-"""Models of a corpus by role and seed: trained by the ordinary loop, found again, and looked at after so many updates.
+"""Models of a corpus by role and seed, read after chosen numbers of updates.
 
-    OUT/work/runs/FIELD/vocabulary/                   the task's, made once; a field is a scale, a corpus and its size
-    OUT/work/runs/FIELD/SEED/ROLE/                    a run's folder, as attnlab train makes it
-    OUT/work/runs/FIELD/SEED/ROLE/trained.json        how many seconds it was trained for
-    OUT/work/runs/FIELD/SEED/ROLE/measured.json       its curves, once they are measured
+    OUT/work/runs/FIELD/vocabulary/            made once; a field is a scale, a corpus and its size
+    OUT/work/runs/FIELD/SEED/ROLE/             a run folder, as attnlab train makes it
+    OUT/work/runs/FIELD/SEED/ROLE/trained.json how many seconds it was trained for
 
-All items share them. The weights kept for measuring are deleted once measured.json is there: those of one run take up
-to 2 GB. The ones that other runs are compared with (of A, at its best) stay, and the last and the best of each run.
+All items share the runs. Weights kept for measuring take up to 2 GB per run and are deleted once it is measured. Those
+that other runs are compared with (A at its best) stay, and the last weights of each run.
 """
 
+import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnlab.config import compute_digest, suggest_nearest
-from attnlab.experiments import work
+from attnlab.config import compute_digest
+from attnlab.experiments.corpora import select_names
+from attnlab.experiments.single_run import train_alone
 from attnlab.experiments.study import SCALES, Setting
 from attnlab.files import write_text
 from attnlab.models.model import Model
@@ -35,52 +36,44 @@ from attnlab.training.recipe import Recipe
 from attnlab.training.run_folder import RunFolder, read_checkpoint
 
 PARTS = ("valid", "train")
-TRAINED, MEASURED = "trained.json", "measured.json"
+TRAINED = "trained.json"
 NAMES = tuple(corpus.name for corpus in (*CORPORA, SMS))
-TOKENS = {"cpu": 8192, "cuda": 65_536}  # of a batch that is measured, unless one text alone has more
-DRAW = 1  # the seed by which examples are drawn to be measured
+TOKENS = {"cpu": 8192, "cuda": 65_536}  # of a measured batch, unless one text has more
+DRAW = 1  # the seed that draws the measured examples
 
 Curves = dict[str, list[float]]  # by name, a value for each checkpoint
-Measure = Callable[["Trial", str], Curves]  # of a trial and a role, all of whose checkpoints are kept
 
 
-def append(curves: Curves, values: Mapping[str, float]) -> None:
-    """Go on with every curve that a value is given of."""
+def extend_curves(curves: Curves, values: Mapping[str, float]) -> None:
+    """Append a value to each of these curves."""
     for name, value in values.items():
         curves.setdefault(name, []).append(value)
 
 
-def asked_for(setting: Setting) -> Sequence[str]:
-    """The names of the corpora to run: those that data=a,b says, else all."""
-    if "data" not in setting.options:
-        return NAMES
-    names = setting.options["data"].split(",")
-    for name in names:
-        if name not in NAMES:
-            raise ValueError(
-                f"data: no corpus is called {name!r}{suggest_nearest(name, NAMES)}; there are {', '.join(NAMES)}"
-            )
-    return names
-
-
 class Field:
-    """A corpus at a scale: what the trials of all its seeds share."""
+    """A corpus at a scale, with what the trials of all its seeds share."""
 
     def __init__(self, corpus: LstmCorpus, setting: Setting) -> None:
         self.corpus, self.setting = corpus, setting
         self.size: ScaleSize = corpus.size(setting.scale)
-        self.folder = setting.folder.parent / "runs" / f"{setting.scale}-{corpus.name}-{compute_digest(self.size)}"
+        self.folder = setting.folder / "runs" / f"{setting.scale}-{corpus.name}-{compute_digest(self.size)}"
 
-    def why_not(self) -> str:
-        """The reason why it cannot be run; empty where it can."""
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.setting.place.device)
+
+    def explain_absence(self) -> str:
+        """Return why it cannot be run, or an empty text."""
         least, scale = self.corpus.from_scale, self.setting.scale
         if SCALES.index(scale) < SCALES.index(least):
-            return f"this row is run from scale {least} on"
-        if self.corpus.name not in asked_for(self.setting):
-            return f"left out by data={self.setting.options['data']}"
+            return f"this row runs from scale {least} on"
+        if self.corpus.name not in select_names(self.setting, "data", NAMES):
+            return f"excluded by data={self.setting.options['data']}"
+        if not self.setting.running:
+            return ""
         try:
             self.task  # noqa: B018 (to see whether its data are there)
-        except OSError as error:  # not at hand, and cannot be fetched
+        except OSError as error:  # neither available nor to be fetched
             return " ".join(str(error).split())
         return ""
 
@@ -96,7 +89,7 @@ class Field:
     @cached_property
     def task(self) -> Task:
         recipe = self.corpus.recipe(self.setting.scale, "A", 0)
-        data = replace(recipe.data, data_dir=self.setting.data_dir)  # type: ignore[type-var]
+        data = replace(recipe.data, data_dir=self.setting.place.data_dir)  # type: ignore[type-var]
         return TASKS[recipe.task].prepare(data, self.vocabulary)
 
     @property
@@ -105,14 +98,14 @@ class Field:
 
     @cached_property
     def chosen(self) -> dict[str, list[int]]:
-        """The examples that are measured: all of validation, or as many as the scale says, and as many of training."""
+        """The examples that are measured, by part: as many of validation as the scale has, and as many of training."""
         most = min(self.task.count_examples("valid"), self.size.measured or self.task.count_examples("valid"))
         orders = {part: np.random.default_rng(DRAW).permutation(self.task.count_examples(part)) for part in PARTS}
         return {part: np.sort(order[:most]).tolist() for part, order in orders.items()}
 
     @cached_property
     def texts(self) -> dict[str, tuple[list[str], list[str]]]:
-        """Of a translation: source and reference of every example that is measured."""
+        """Source and reference of every measured example of a translation."""
         task: Any = self.task
         sides = {part: (task.read_sources(part), task.read_references(part)) for part in PARTS}
         return {
@@ -122,13 +115,11 @@ class Field:
 
     @cached_property
     def batches(self) -> dict[str, list[Batch]]:
-        """What is measured, in batches as large as the device likes. Of all means Â alone depends on how they are cut:
-        each batch is shuffled by a seed of its own.
-        """
-        return {part: list(self._batches(part)) for part in PARTS}
+        """Measured examples in batches that suit the device. Only Â depends on how they are split."""
+        return {part: list(self._make_batches(part)) for part in PARTS}
 
-    def _batches(self, part: str) -> Iterator[Batch]:
-        chosen, device = self.chosen[part], self.setting.device
+    def _make_batches(self, part: str) -> Iterator[Batch]:
+        chosen, device = self.chosen[part], self.device
         lengths = tuple(each[chosen] for each in self.task.get_lengths(part))
         budget = max(TOKENS[device.type], *(int(each.max()) for each in lengths))
         for places in plan_batches(lengths, tokens=budget, examples=None, seed=0, epoch=0, shuffle=False):
@@ -139,83 +130,50 @@ class Field:
 
 @dataclass(frozen=True)
 class Trial:
-    """A field with one seed."""
+    """A field with one seed, and the curves of its roles that are measured."""
 
     field: Field
     seed: int
+    curves: Mapping[str, Curves] = dataclasses.field(default_factory=dict, hash=False)
 
     def recipe(self, role: str) -> Recipe:
         return self.field.corpus.recipe(self.field.setting.scale, role, self.seed)
 
-    def described(self, role: str) -> str:
-        return f"{self.field.corpus.row}, seed {self.seed}, {role}"
-
     def folder(self, role: str) -> RunFolder:
         return RunFolder(self.field.folder / str(self.seed) / role)
 
-    def curves(self, role: str, measure: Measure) -> Curves:
-        """The curves of a role: read where they are, else its model is trained and measured."""
-        folder = self.folder(role)
-        folder.claim(self.recipe(role).values())
-        found = self.known(role)
-        if found is None:
-            self.train(role)
-            clock = time.perf_counter()
-            found = measure(self, role)
-            found |= {"seconds": [self._trained_for(role), time.perf_counter() - clock]}
-            write_text(folder.path / MEASURED, json.dumps(found, indent=1) + "\n")
-        kept = {folder.step_file(step) for step in self.field.steps if step not in found.get("references", [])}
-        for file in (*kept, folder.previous):
-            file.unlink(missing_ok=True)
-        return found
-
-    def known(self, role: str) -> Curves | None:
-        """The curves of a role, where it is measured."""
-        file = self.folder(role).path / MEASURED
-        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
-
     def train(self, role: str) -> None:
-        """Train a role to its end, from where its folder stands."""
-        field, recipe, what = self.field, self.recipe(role), self.described(role)
-        task, before, clock = field.task, self._trained_for(role), time.perf_counter()
-        folder = self.folder(role).path
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder(role).claim(recipe.values())
-
-        def note() -> None:
-            write_text(folder / TRAINED, json.dumps({"seconds": before + time.perf_counter() - clock}) + "\n")
-
+        """Train a role to its end, resuming if possible."""
+        before, clock = self.read_seconds(role), time.perf_counter()
+        folder, recipe = self.folder(role), self.recipe(role)
+        folder.path.mkdir(parents=True, exist_ok=True)
+        folder.claim(recipe.values())
         try:
-            work.train(
-                recipe,
-                str(folder),
-                str(field.vocabulary),
-                str(field.setting.device),
-                task=task,
-                report=lambda values: field.setting.progress(values["step"], recipe.training.steps, what),
-            )
-        except KeyboardInterrupt:
-            note()
-            raise
-        note()
+            device = str(self.field.device)
+            train_alone(recipe, folder, self.field.vocabulary, device, task=self.field.task)
+        finally:
+            self.write_seconds(role, before + time.perf_counter() - clock)
 
-    def _trained_for(self, role: str) -> float:
-        """Seconds that training took so far, interruptions left out."""
+    def read_seconds(self, role: str) -> float:
+        """Return how many seconds training took so far, without interruptions."""
         file = self.folder(role).path / TRAINED
-        return json.loads(file.read_text(encoding="utf-8"))["seconds"] if file.exists() else 0.0
+        seconds: float = json.loads(file.read_text(encoding="utf-8"))["seconds"] if file.exists() else 0.0
+        return seconds
 
-    def checkpoints(self, role: str) -> Iterator[tuple[int, Model]]:
-        """The model after each number of updates: one object, whose weights change from one to the next."""
+    def write_seconds(self, role: str, seconds: float) -> None:
+        write_text(self.folder(role).path / TRAINED, json.dumps({"seconds": seconds}) + "\n")
+
+    def iterate_checkpoints(self, role: str) -> Iterator[tuple[int, Model]]:
+        """Yield the model after each number of updates: one object, whose weights change."""
         for number, step in enumerate(self.field.steps):
             if number == 0:
-                model = self.model(role, step)
+                model = self.load_model(role, step)
             else:
-                load_weights(model, self._weights(role, step))
+                load_weights(model, self._read_weights(role, step))
             yield step, model
-            self.field.setting.progress(number + 1, len(self.field.steps), f"{self.described(role)}, measured")
 
-    def model(self, role: str, step: int) -> Model:
-        """A role after so many updates, in evaluation mode; after none, as its seed makes it."""
+    def load_model(self, role: str, step: int) -> Model:
+        """Return a role after this many updates, in evaluation mode; after 0, as its seed initializes it."""
         recipe = self.recipe(role)
         config = recipe.resolve_model(self.field.task)
         assert isinstance(config, Config)
@@ -223,8 +181,11 @@ class Trial:
             torch.manual_seed(recipe.training.seed)
             model = build(config)
         if step:
-            load_weights(model, self._weights(role, step))
-        return model.eval().to(self.field.setting.device)
+            load_weights(model, self._read_weights(role, step))
+        return model.eval().to(self.field.device)
 
-    def _weights(self, role: str, step: int) -> dict[str, torch.Tensor]:
+    def _read_weights(self, role: str, step: int) -> dict[str, torch.Tensor]:
         return read_checkpoint(self.folder(role).step_file(step)).part("model/")
+
+
+RoleMeasure = Callable[[Trial, str], Curves]  # of a trial and a role, all of whose checkpoints are kept

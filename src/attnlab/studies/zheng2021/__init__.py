@@ -2,9 +2,9 @@
 
 from attnlab.experiments.study import Item, Study
 from attnlab.studies.zheng2021.cascade_ablation import rates, section54, table4
+from attnlab.studies.zheng2021.coda_models import OPTIONS
 from attnlab.studies.zheng2021.language_models import fig2, table1
 from attnlab.studies.zheng2021.translators import table2, table3
-from attnlab.studies.zheng2021.variants_of_paper import OPTIONS
 
 STUDY = Study(
     "zheng2021",

@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from attnlab.report.figures import OKABE_ITO
-from attnlab.studies.zheng2021.variants_of_paper import LABELS
+from attnlab.studies.zheng2021.coda_models import LABELS
 
 KINDS = ("encoder-self", "decoder-self", "cross")
 MARKERS = dict(zip(LABELS, "os^D", strict=True))
@@ -30,7 +30,7 @@ def matrices(found: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], np.nda
     return sums
 
 
-def heat_maps(models: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
+def draw_heat_maps(models: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     """A block a model, in it a row a kind and a column a layer; one colour scale for all: darker is more different."""
     made = {attention: matrices(found) for attention, found in models.items()}
     kinds = [kind for kind in KINDS if any(kind == key[0] for maps in made.values() for key in maps)]
@@ -60,7 +60,7 @@ def heat_maps(models: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     return figure
 
 
-def by_heads(panels: Mapping[str, Mapping[str, tuple[Sequence[int], np.ndarray]]]) -> Figure:
+def draw_by_heads(panels: Mapping[str, Mapping[str, tuple[Sequence[int], np.ndarray]]]) -> Figure:
     """For each measure, each model's seeds and their mean by number of heads: (heads, values (heads, seeds))."""
     figure = Figure(figsize=(3.2 * len(panels) + 0.4, 3.0), layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
@@ -79,7 +79,7 @@ def by_heads(panels: Mapping[str, Mapping[str, tuple[Sequence[int], np.ndarray]]
     return figure
 
 
-def against(panels: Mapping[str, Mapping[str, Points]], *, x: str, y: str) -> Figure:
+def draw_against(panels: Mapping[str, Mapping[str, Points]], *, x: str, y: str) -> Figure:
     """For each corpus a point a model and seed, and the mean of each model larger: (x values, y values)."""
     figure = Figure(figsize=(3.3 * len(panels) + 0.5, 3.1), layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]

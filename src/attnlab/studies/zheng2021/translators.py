@@ -7,16 +7,15 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from attnlab.config import parse_numbers
-from attnlab.experiments.corpora import grounds
+from attnlab.experiments.corpora import list_grounds
 from attnlab.experiments.study import Findings, Setting
-from attnlab.experiments.trained import VALIDATION, perplexity
-from attnlab.experiments.variants import Value, Variant, Variants
+from attnlab.experiments.variants import VALIDATION, Value, Variant, Variants, read_perplexity
 from attnlab.experiments.verdicts import Cell
-from attnlab.studies.zheng2021.figures import by_heads
+from attnlab.studies.zheng2021.coda_models import CODA, LABELS, TRANSFORMER, bleu, read_models, with_heads
+from attnlab.studies.zheng2021.figures import draw_by_heads
 from attnlab.studies.zheng2021.parameters import millions
 from attnlab.studies.zheng2021.plan import LIKE_IWSLT14, NAMES, TRANSLATION
 from attnlab.studies.zheng2021.published import TABLE2, TABLE3
-from attnlab.studies.zheng2021.variants_of_paper import CODA, LABELS, TRANSFORMER, bleu, trained_models, with_heads
 
 PAIR = (TRANSFORMER, CODA)
 
@@ -24,13 +23,13 @@ PAIR = (TRANSFORMER, CODA)
 def table2(setting: Setting) -> Findings:
     """The item: BLEU of the two models on every corpus."""
     cells = list(_sizes())
-    for ground in grounds(TRANSLATION, setting, NAMES):
-        models = trained_models("table2", ground, PAIR)
+    for ground in list_grounds(TRANSLATION, setting, NAMES):
+        models = read_models("table2", ground, PAIR)
         column, value = bleu(ground)
         like = ground.corpus.name if ground.corpus.of_paper else "iwslt14"  # which the others stand in for
         printed = {each.name: TABLE2[like, each.name][1] for each in PAIR}
-        cells += [models.level(each, column, value, printed[each.name]) for each in PAIR]
-        cells.append(models.contrast(CODA, TRANSFORMER, column, value, printed["coda"] - printed["softmax"]))
+        cells += [models.make_level(each, column, value, printed[each.name]) for each in PAIR]
+        cells.append(models.make_contrast(CODA, TRANSFORMER, column, value, printed["coda"] - printed["softmax"]))
     remark = (
         "BLEU of the test part: on the paper's data with compounds split at their hyphens, as its script does; on "
         "others sacrebleu's. Of a stand-in only the sign of the difference is held against the paper, IWSLT14's."
@@ -44,18 +43,18 @@ def table3(setting: Setting) -> Findings:
     counts = said or setting.at(smoke=(2, 4), small=(4, 8), full=(4, 8, 16, 32))
     cells: list[Cell] = []
     figures: dict[str, tuple[Figure, str]] = {}
-    for ground in grounds(LIKE_IWSLT14, setting, NAMES):
+    for ground in list_grounds(LIKE_IWSLT14, setting, NAMES):
         rows = {(each.name, count): with_heads(each, count) for each in PAIR for count in counts}
-        models = trained_models("table3", ground, list(rows.values()))
-        measures = dict([bleu(ground), (VALIDATION, perplexity("valid"))])
+        models = read_models("table3", ground, list(rows.values()))
+        measures = dict([bleu(ground), (VALIDATION, read_perplexity("valid"))])
         for place, (column, value) in enumerate(measures.items()):
             for count in counts:
                 cells += _at(models, count, column, value, place)
             if len(counts) > 1:
                 cells += [_trend(models, each, counts, column, value, place) for each in PAIR]
-        if models.trained.found:
+        if models.measured.values:
             says = "test BLEU and validation perplexity by number of heads; lines join the means of the seeds (small)."
-            figures[ground.corpus.name] = _drawn(models, counts, measures), f"{ground.corpus.row}: {says}"
+            figures[ground.corpus.name] = _draw(models, counts, measures), f"{ground.corpus.row}: {says}"
     remark = (
         "More heads are smaller heads: the cost stays the same. CODA's net grows with them (24h² + 9h numbers an "
         "attention; at 32 heads 1.1 % of iwslt14's parameters), so the sweep is not at constant size."
@@ -68,9 +67,9 @@ def _at(models: Variants, count: int, column: str, value: Value, place: int) -> 
     printed = {name: row[count][place] for name, row in TABLE3.items() if count in row}
     transformer, coda = (with_heads(each, count) for each in PAIR)
     for each in (transformer, coda):
-        yield models.level(each, column, value, printed.get(each.name))
+        yield models.make_level(each, column, value, printed.get(each.name))
     gap = printed["coda"] - printed["softmax"] if printed else None
-    yield models.contrast(coda, transformer, column, value, gap, sign=(1, -1)[place])
+    yield models.make_contrast(coda, transformer, column, value, gap, sign=(1, -1)[place])
 
 
 def _trend(models: Variants, each: Variant, counts: Sequence[int], column: str, value: Value, place: int) -> Cell:
@@ -80,20 +79,20 @@ def _trend(models: Variants, each: Variant, counts: Sequence[int], column: str, 
     gap = printed[many][place] - printed[few][place] if few in printed and many in printed else None
     sign = 1 if printed[32][place] > printed[4][place] else -1
     label = f"{each.label}, {many} − {few} heads"
-    return models.contrast(
+    return models.make_contrast(
         with_heads(each, many), with_heads(each, few), column, value, gap, sign=sign, label=label
     )  # fmt: skip
 
 
-def _drawn(models: Variants, counts: Sequence[int], measures: dict[str, Value]) -> Figure:
+def _draw(models: Variants, counts: Sequence[int], measures: dict[str, Value]) -> Figure:
     panels: dict[str, dict[str, tuple[Sequence[int], np.ndarray]]] = {}
     for column, value in measures.items():
         panels[column] = {}
         for each in PAIR:
-            seeds = [[value(found) for found in models.of(with_heads(each, count))] for count in counts]
+            seeds = [[value(found) for found in models.list_values(with_heads(each, count))] for count in counts]
             if seeds[0] and all(len(some) == len(seeds[0]) for some in seeds):
                 panels[column][each.name] = counts, np.array(seeds)
-    return by_heads(panels)
+    return draw_by_heads(panels)
 
 
 def _sizes() -> Iterator[Cell]:

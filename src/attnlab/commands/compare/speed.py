@@ -1,0 +1,90 @@
+"""How fast a recipe trains and what memory it takes, timed alone."""
+
+import resource
+import shutil
+import statistics
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnlab.experiments.plan import TrainedRun, Workplace
+from attnlab.provenance import name_hardware
+from attnlab.training.runs import start_run
+
+WINDOWS, WARM_UP = 5, {"cpu": 1, "cuda": 4}  # windows that are timed, after some that are not
+UPDATES = {"cpu": 5, "cuda": 50}  # per window
+
+
+class _TimedError(Exception):
+    """The timing is done."""
+
+
+@dataclass(frozen=True)
+class TimedRun(TrainedRun):
+    """A recipe trained for some windows of updates, on the hardware named."""
+
+    hardware: str = ""
+    alone = True
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        return super().recipe | {"hardware": self.hardware}
+
+    @property
+    def steps(self) -> int:
+        return 0
+
+    def is_trained(self, place: Workplace) -> bool:
+        return True
+
+    def take_measure(self, place: Workplace) -> dict[str, Any]:
+        assert self.vocabulary is not None
+        return time_training(self, self.vocabulary, place.device)
+
+
+def time_training(run: TrainedRun, vocabulary: Path, device: str) -> dict[str, Any]:
+    """Train for a while as attnlab train does, data included, and return speed and memory.
+
+    tokens_per_second   target tokens, the median of 5 windows of updates, with the slowest and the fastest
+    memory              peak in MiB: on CUDA of the allocator; on a CPU the growth of the process's resident size
+    """
+    updates, warm = UPDATES[device], WARM_UP[device]
+    recipe = run.trained
+    training = replace(recipe.training, steps=10**6, log_every=updates, evaluate_every=10**6, evaluate_at=(),
+                       checkpoint_every=10**6, keep_last=0, patience=None, logging="none",
+                       warmup=recipe.training.warmup_steps)  # fmt: skip
+    speeds: list[float] = []
+
+    def report(values: dict[str, Any]) -> None:
+        speeds.append(values["tokens_per_second"])
+        if len(speeds) == warm + WINDOWS:
+            raise _TimedError
+
+    before = _read_resident()
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    with tempfile.TemporaryDirectory(prefix="attnlab-speed-") as scratch:
+        shutil.copytree(vocabulary, scratch, dirs_exist_ok=True)
+        changed = replace(recipe, training=training)
+        try:
+            start_run(changed, out=scratch, device=device, report=report, note=lambda line: None)
+        except _TimedError:
+            pass
+        else:
+            raise KeyboardInterrupt  # asked to stop
+    peak = torch.cuda.max_memory_allocated() if device == "cuda" else _read_resident(peak=True) - before
+    timed = speeds[warm:]
+    values: dict[str, Any] = {"tokens_per_second": statistics.median(timed), "slowest": min(timed)}
+    values |= {"fastest": max(timed), "memory": peak / 2**20, "updates_a_window": updates, "device": device}
+    return values | {"hardware": name_hardware(torch.device(device))}
+
+
+def _read_resident(*, peak: bool = False) -> int:
+    """Return the bytes of memory that this process holds, or held at its peak."""
+    if peak or not Path("/proc/self/statm").exists():
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

@@ -1,0 +1,100 @@
+"""`attnlab reproduce`: run a paper's items, draw them from a ledger, or show what is left."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnlab.config import split_pairs
+from attnlab.experiments.deadline import Deadline, stop_at_deadline
+from attnlab.experiments.ledger import FILE
+from attnlab.experiments.reproduction import ItemResult, StudyTerms, draw_study, list_scales, reproduce
+from attnlab.experiments.schedulers import open_scheduler
+from attnlab.experiments.status import tabulate_status
+from attnlab.experiments.study import Scale, Study, parse_scale
+from attnlab.experiments.study_page import (
+    drop_constant_column,
+    tabulate_result,
+    tabulate_verdicts,
+    write_study,
+)
+from attnlab.report.page import Table
+from attnlab.studies import STUDIES, open_study
+from attnlab.terminal import Bar, command_line, show_table
+
+ROOT = Path("results")
+
+
+@dataclass(frozen=True)
+class Request:
+    """The options of the command."""
+
+    only: Sequence[str] = ()
+    scale: str | None = None
+    device: str = "auto"
+    seeds: int | None = None
+    out: Path | None = None
+    data_dir: str | None = None
+    again: bool = False
+    on: str = "local"
+    jobs: int | None = None
+    until: str | None = None
+
+
+def show_status(root: Path) -> None:
+    """Print how much of each paper is run, and the commands for what is next."""
+    table, commands = tabulate_status([open_study(name) for name in STUDIES], root)
+    _print_table(f"published numbers in {root}/, at full scale", table)
+    for command in commands:
+        print(f"next: {command}")
+
+
+def draw_again(name: str, source: Path, request: Request) -> None:
+    """Draw every table, figure and page of a study from a ledger; train nothing."""
+    study = open_study(name)
+    ledger = source / FILE if source.is_dir() else source
+    if not ledger.is_file():
+        raise FileNotFoundError(f"--from {source}: no {FILE} there")
+    out = request.out or ledger.parent
+    scales: list[Scale] = [parse_scale(request.scale)] if request.scale else list_scales(study, ledger)
+    if not scales:
+        raise ValueError(f"{ledger} has no completed item of {name}; attnlab ledger show lists its rows")
+    for scale in scales:
+        results = draw_study(study, scale, out, ledger=ledger)
+        _show_results(study, scale, results, list(study.select_items(request.only)))
+        print(f"report: {write_study(study, scale, results, out)}")
+
+
+def run_study(name: str, settings: Sequence[str], request: Request) -> None:
+    """Run what the ledger lacks, then print and write the results."""
+    study, scale = open_study(name), parse_scale(request.scale or "smoke")
+    out = request.out or ROOT / name
+    until = Deadline.parse(request.until) if request.until else None
+    with stop_at_deadline(command_line()), open_scheduler(request.on, jobs=request.jobs, device=request.device) as on:
+        terms = StudyTerms(
+            scale, on.device, request.seeds, request.data_dir, _write_command(name, settings, request, scale),
+            split_pairs(settings), until, request.again,
+        )  # fmt: skip
+        with Bar(1) as bar:
+            results = reproduce(study, terms, out, on, only=request.only, note=bar.note, progress=bar.tick)
+    _show_results(study, scale, results, list(study.select_items(request.only)))
+    print(f"report: {write_study(study, scale, results, out)}")
+
+
+def _show_results(study: Study, scale: Scale, results: Sequence[ItemResult], names: Sequence[str]) -> None:
+    asked = [result for result in results if result.config.item in names]
+    for title, table in (drop_constant_column(each.title, tabulate_result(each.cells)) for each in asked):
+        _print_table(title, table)
+    cells = [cell for result in asked for cell in result.cells]
+    _print_table(f"{study.name} at scale {scale}", tabulate_verdicts(cells))
+
+
+def _print_table(title: str, table: Table) -> None:
+    show_table(title, list(table.columns), [list(row) for row in table.rows])
+
+
+def _write_command(name: str, settings: Sequence[str], request: Request, scale: Scale) -> str:
+    """Return the command without what does not change the values."""
+    options = {"seeds": request.seeds, "out": request.out, "data-dir": request.data_dir}
+    words = ["attnlab", "reproduce", name, *settings, *(f"--only={item}" for item in request.only), f"--scale={scale}"]
+    return shlex.join([*words, *(f"--{key}={value}" for key, value in options.items() if value is not None)])

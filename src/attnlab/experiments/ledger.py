@@ -1,0 +1,201 @@
+"""The third narrow waist: the Ledger, an append-only JSON-lines file of measured runs.
+
+A row is one run: the resolved recipe and its digest, the seed, the measure and its edition, every value it measured,
+the wall time, and where it was measured. A failed run is a row with the reason. Tables, figures and pages are
+functions of a ledger, so a corrected analysis reads the rows again and trains nothing.
+
+    key = (digest of the recipe, seed, measure, edition)        of several rows with one key the newest counts
+
+A line is appended under a lock and flushed to disk. A torn last line, left by a killed writer, is reported and ignored.
+"""
+
+import json
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from filelock import FileLock
+
+from attnlab.files import write_text
+
+FILE = "ledger.jsonl"
+FORMAT = 1  # of a row
+
+
+class Key(NamedTuple):
+    """What tells one measured run from another."""
+
+    digest: str
+    seed: int | None
+    measure: str
+    edition: int
+
+    def __str__(self) -> str:
+        return f"recipe {self.digest}, seed {self.seed}, measure {self.measure} (edition {self.edition})"
+
+
+def digest_recipe(recipe: Mapping[str, Any]) -> str:
+    """Return twelve hexadecimal digits that name a recipe; the order of its keys does not matter."""
+    return sha256(json.dumps(recipe, sort_keys=True, ensure_ascii=False).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One measured run, or one that failed."""
+
+    recipe: Mapping[str, Any]  # resolved: every value, none left to a default, without the seed
+    seed: int | None  # None: no seed changes it
+    measure: str
+    edition: int
+    values: Mapping[str, Any] = field(default_factory=dict)
+    failed: str = ""  # the reason
+    final: bool = False  # a failure that would come again, such as a loss that is not finite
+    wall_s: float = 0.0
+    provenance: Mapping[str, Any] = field(default_factory=dict)  # hardware, versions, commit, command, time
+    note: str = ""  # such as: only cell values survive
+    digest: str = ""
+
+    def __post_init__(self) -> None:
+        plain = json.loads(json.dumps(self.recipe, ensure_ascii=False))  # tuples as lists, as a file has them
+        object.__setattr__(self, "recipe", plain)
+        if self.digest and self.digest != digest_recipe(plain):
+            raise ValueError(f"the digest {self.digest} is not that of the recipe, {digest_recipe(plain)}")
+        object.__setattr__(self, "digest", digest_recipe(plain))
+
+    @property
+    def key(self) -> Key:
+        return Key(self.digest, self.seed, self.measure, self.edition)
+
+    def as_line(self) -> str:
+        return json.dumps({"format": FORMAT, **asdict(self)}, ensure_ascii=False)
+
+    @classmethod
+    def from_line(cls, line: str) -> "Row":
+        stored = json.loads(line)
+        if not isinstance(stored, dict) or stored.pop("format", None) != FORMAT:
+            raise ValueError(f"not a row of format {FORMAT}")
+        return cls(**stored)
+
+    def supersedes(self, other: "Row") -> bool:
+        """Return whether this later row replaces an earlier one: a value is never replaced by a failure."""
+        return bool(self.values) or not other.values
+
+
+class Ledger:
+    """The rows of one file, read again when the file has grown."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._size = -1
+        self._rows: dict[Key, Row] = {}
+
+    def rows(self) -> list[Row]:
+        """Return the newest row of each key, in the order of the file."""
+        self._read()
+        return list(self._rows.values())
+
+    def find(self, key: Key) -> Row | None:
+        self._read()
+        return self._rows.get(key)
+
+    def append(self, row: Row) -> None:
+        """Write one row; other processes may write to the same file."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        line = row.as_line().encode() + b"\n"
+        with FileLock(f"{self.path}.lock"), open(self.path, "a+b") as file:
+            tail = _read_last_line(file)
+            if _is_torn(tail):
+                file.truncate(file.seek(0, os.SEEK_END) - len(tail))
+            elif tail:  # a whole row whose line end is missing
+                line = b"\n" + line
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def select(self, values: Mapping[str, str]) -> list[Row]:
+        """Return the rows whose recipe, seed, measure or edition has these values, given as text."""
+        chosen = []
+        for row in self.rows():
+            known = dict(_list_values(row.recipe)) | {"seed": row.seed, "measure": row.measure, "edition": row.edition}
+            if all(key in known and str(known[key]) == text for key, text in values.items()):
+                chosen.append(row)
+        return chosen
+
+    def _read(self) -> None:
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if size != self._size:
+            self._rows = {}
+            for row in read_rows(self.path) if size else ():
+                before = self._rows.get(row.key)
+                if before is None or row.supersedes(before):
+                    self._rows[row.key] = row
+            self._size = size
+
+
+def read_rows(path: Path) -> Iterator[Row]:
+    """Yield every row of a file; a torn last line is a warning, any other bad line an error with its number."""
+    data = path.read_bytes()
+    if _is_torn(tail := data.rpartition(b"\n")[2]):
+        warnings.warn(f"{path}: the last line is incomplete and is ignored; its run is measured again", stacklevel=2)
+        data = data[: -len(tail)]
+    for number, line in enumerate(data.decode("utf-8").splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            yield Row.from_line(line)
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"{path}:{number} is not a row of a ledger ({error}); correct the line, or move it out of the file"
+            ) from None
+
+
+def merge_ledgers(paths: Iterable[Path], out: Path) -> int:
+    """Join the rows of several files into one, and return their number.
+
+    Equal rows count once, and a value replaces a failure. Two rows of one key with different values are an error.
+    """
+    kept: dict[Key, tuple[Row, Path]] = {}
+    conflicts = []
+    for path in paths:
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: no such ledger")
+        for row in Ledger(path).rows():
+            before, where = kept.get(row.key, (None, path))
+            if before is not None and before.values and row.values and before.values != row.values:
+                conflicts.append(f"{row.key} in {where} and {path}")
+            elif before is None or (row.supersedes(before) and not before.values):
+                kept[row.key] = (row, path)
+    if conflicts:
+        more = f" (and {len(conflicts) - 3} more)" if len(conflicts) > 3 else ""
+        raise ValueError(f"the same run has different values: {'; '.join(conflicts[:3])}{more}; remove one of each")
+    write_text(out, "".join(row.as_line() + "\n" for row, _ in kept.values()))
+    return len(kept)
+
+
+def _read_last_line(file: BinaryIO) -> bytes:
+    """Return what follows the last line end of an open file."""
+    size, tail, step = file.seek(0, os.SEEK_END), b"", 1 << 16
+    while b"\n" not in tail and len(tail) < size:
+        start = file.seek(max(0, size - len(tail) - step))
+        tail, step = file.read(size - start), 2 * step
+    return tail.rpartition(b"\n")[2]
+
+
+def _is_torn(tail: bytes) -> bool:
+    """Return whether a last line without a line end is only a part of a row."""
+    try:
+        return bool(tail) and Row.from_line(tail.decode("utf-8")) is None
+    except (ValueError, TypeError):
+        return True
+
+
+def _list_values(recipe: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in recipe.items():
+        if isinstance(value, Mapping):
+            yield from _list_values(value)
+        else:
+            yield key, value

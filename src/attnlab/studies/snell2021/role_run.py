@@ -1,0 +1,174 @@
+"""Planned runs of Snell et al. 2021: a role of a corpus with a seed, and how an item reads them all.
+
+To be trained, roles do not need each other. To be measured, they need A, with which they are compared. On a GPU roles
+that differ only in their seed train as one population.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from attnlab.experiments.engine import NOT_MEASURED, RowReader
+from attnlab.experiments.plan import PlannedRun, Workplace, describe_recipe
+from attnlab.experiments.recipe_population import count_fitting, digest_without_seed, find_room, train_recipes
+from attnlab.experiments.single_run import count_steps, is_finished
+from attnlab.experiments.study import Scale, Setting
+from attnlab.studies.snell2021.measures import measure_agreement
+from attnlab.studies.snell2021.plan import LstmCorpus, ScaleSize
+from attnlab.studies.snell2021.trials import Curves, Field, RoleMeasure, Trial
+
+GOLD = "A"  # the role that others are compared with
+
+
+@dataclass(frozen=True)
+class RoleRun(PlannedRun):
+    """One model of a trial, trained and measured at every checkpoint."""
+
+    corpus: LstmCorpus
+    scale: Scale
+    seed: int
+    role: str
+    measure: str = "agreement"
+    function: RoleMeasure = measure_agreement
+    edition: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"{self.corpus.row} at {self.scale} scale, seed {self.seed}, {self.role}, {self.measure}"
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        trained = describe_recipe(self.corpus.recipe(self.scale, self.role, self.seed))
+        return {"corpus": self.corpus.name, "role": self.role, **trained, "measured": asdict(self.size)}
+
+    @property
+    def size(self) -> ScaleSize:
+        return self.corpus.size(self.scale)
+
+    @property
+    def steps(self) -> int:
+        return self.corpus.recipe(self.scale, self.role, self.seed).training.steps
+
+    @property
+    def needs(self) -> tuple[PlannedRun, ...]:
+        return () if self.role == GOLD else (self.gold,)
+
+    @cached_property
+    def gold(self) -> "RoleRun":
+        """A of the same trial."""
+        return RoleRun(self.corpus, self.scale, self.seed, GOLD)
+
+    def trial(self, place: Workplace) -> Trial:
+        ledger = place.open_ledger()
+        setting = Setting(self.scale, (self.seed,), place, RowReader(ledger, running=False))
+        row = None if self.role == GOLD else ledger.find(self.gold.key)
+        return Trial(Field(self.corpus, setting), self.seed, {GOLD: dict(row.values)} if row else {})
+
+    def group(self, place: Workplace) -> str | None:
+        """On a GPU: runs that differ only in their seed, unless one was begun alone or has no room."""
+        trial = self.trial(place)
+        if place.device == "cpu" or trial.folder(self.role).position() or not self.group_limit(place):
+            return None
+        return digest_without_seed(trial.recipe(self.role))
+
+    def group_limit(self, place: Workplace) -> int:
+        task, training = _prepare_task(self.corpus, self.scale, place), self.trial(place).recipe(self.role).training
+        return count_fitting(task, training, find_room(torch.device(place.device)))
+
+    def is_trained(self, place: Workplace) -> bool:
+        return is_finished(self.trial(place).folder(self.role))
+
+    def count_steps(self, place: Workplace) -> int:
+        folder = self.trial(place).folder(self.role)
+        return self.steps if is_finished(folder) else count_steps(folder)
+
+    def train(self, place: Workplace) -> None:
+        self.trial(place).train(self.role)
+
+    def train_together(self, others: Sequence[PlannedRun], place: Workplace) -> None:
+        runs = [self, *(other for other in others if isinstance(other, RoleRun))]
+        trials, clock = [run.trial(place) for run in runs], time.perf_counter()
+        folders = [trial.folder(run.role) for trial, run in zip(trials, runs, strict=True)]
+        recipes = [trial.recipe(run.role) for trial, run in zip(trials, runs, strict=True)]
+        field = trials[0].field
+        train_recipes(field.task, recipes, folders, field.vocabulary, field.device)
+        seconds = (time.perf_counter() - clock) / len(runs)
+        for trial, run, folder in zip(trials, runs, folders, strict=True):
+            if is_finished(folder):
+                trial.write_seconds(run.role, seconds)
+
+    def take_measure(self, place: Workplace) -> dict[str, Any]:
+        trial, clock = self.trial(place), time.perf_counter()
+        curves = self.function(trial, self.role)
+        return curves | {"seconds": [trial.read_seconds(self.role), time.perf_counter() - clock]}
+
+    def clean(self, place: Workplace) -> None:
+        trial, row = self.trial(place), place.open_ledger().find(self.key)
+        folder, references = trial.folder(self.role), row.values.get("references", []) if row else []
+        for step in trial.field.steps:
+            if step not in references:
+                folder.step_file(step).unlink(missing_ok=True)
+        folder.previous.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class CorpusRow:
+    """A corpus of an item with its trials, one per seed; no trials and the reason if it cannot be run."""
+
+    field: Field
+    trials: tuple[Trial, ...]
+    reason: str
+
+
+def read_corpora(
+    corpora: Iterable[LstmCorpus],
+    setting: Setting,
+    list_roles: Callable[[ScaleSize], Iterable[str]],
+    *,
+    measure: str = "agreement",
+    function: RoleMeasure = measure_agreement,
+) -> list[CorpusRow]:
+    """Read the trials of each corpus from the ledger.
+
+    list_roles          the roles beside A that the item reads of a corpus of this size
+    measure, function   what is measured of these
+    """
+    fields = [Field(corpus, setting) for corpus in corpora]
+    reasons = [field.explain_absence() for field in fields]  # also makes vocabularies, so that no two jobs do
+    plan: dict[tuple[str, int, str], RoleRun] = {}
+    for field, reason in zip(fields, reasons, strict=True):
+        for seed in () if reason else setting.seeds:
+            name, scale = field.corpus.name, setting.scale
+            plan[name, seed, GOLD] = RoleRun(field.corpus, scale, seed, GOLD)
+            for role in list_roles(field.size):
+                plan[name, seed, role] = RoleRun(field.corpus, scale, seed, role, measure, function)
+    measured = setting.rows.read(plan)
+    if setting.running and measured.failures:
+        (name, seed, role), reason = next(iter(measured.failures.items()))
+        failed = f"{len(measured.failures)} of {len(plan)} runs failed; the same command tries them again"
+        raise ValueError(f"{name}, seed {seed}, {role}: {reason} ({failed})")
+    rows = []
+    for field, reason in zip(fields, reasons, strict=True):
+        by_seed: dict[int, dict[str, Curves]] = {}
+        for name, seed, role in plan:
+            if name == field.corpus.name:
+                by_seed.setdefault(seed, {})[role] = measured.values.get((name, seed, role), {})
+        whole = {seed: curves for seed, curves in by_seed.items() if all(curves.values())}
+        trials = tuple(Trial(field, seed, curves) for seed, curves in whole.items())
+        rows.append(CorpusRow(field, trials, reason or ("" if trials else NOT_MEASURED)))
+    return rows
+
+
+_TASKS: dict[tuple[str, Scale, Workplace], Any] = {}
+
+
+def _prepare_task(corpus: LstmCorpus, scale: Scale, place: Workplace) -> Any:
+    """Return the task of a corpus, prepared once per process."""
+    if (corpus.name, scale, place) not in _TASKS:
+        setting = Setting(scale, (), place, RowReader(place.open_ledger(), running=False))
+        _TASKS[corpus.name, scale, place] = Field(corpus, setting).task
+    return _TASKS[corpus.name, scale, place]

@@ -1,0 +1,32 @@
+"""The models of the paper, by the names that attention= and its tables give them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from attnlab.experiments.corpora import Ground
+from attnlab.experiments.variants import Value, Variant, Variants
+from attnlab.studies.zheng2021.measures import QUALITY_AND_HEADS
+
+LABELS = {"coda": "CODA", "coda-cs": "CODA-CS", "realformer": "RealFormer", "softmax": "Transformer"}
+CODA, CODA_CS, REALFORMER, TRANSFORMER = (
+    Variant(name, label, {"attention": name}) for name, label in LABELS.items()
+)  # fmt: skip
+OPTIONS = ("data", "attention")  # data=multi30k attention=coda,softmax: these only
+
+
+def with_heads(variant: Variant, heads: int) -> Variant:
+    return Variant(variant.name, variant.label, {**variant.values, "heads": str(heads)}, at=f"{heads} heads")
+
+
+def read_models(item: str, ground: Ground, variants: Sequence[Variant]) -> Variants:
+    return Variants(item, ground, variants, QUALITY_AND_HEADS, tuple(LABELS))
+
+
+def bleu(ground: Ground) -> tuple[str, Value]:
+    """The BLEU that a corpus is judged by, the authors' on their data, else sacrebleu's: its name, and its value."""
+    name = "compound-split BLEU" if ground.corpus.of_paper else "BLEU"
+
+    def value(found: dict[str, Any]) -> float:
+        return found["scores"][name]
+
+    return name, value
