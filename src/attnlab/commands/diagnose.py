@@ -17,7 +17,7 @@ from attnlab.counting.cooccurrence import alpha, beta, trans
 from attnlab.counting.diagnosis import VERDICTS, Diagnosis, diagnose
 from attnlab.files import write_text
 from attnlab.provenance import collect_provenance
-from attnlab.report.count_figures import MOST, draw_count_tables, draw_word_scores
+from attnlab.report.count_figures import LIMIT, draw_count_tables, draw_word_scores
 from attnlab.report.drawing import save_figure
 from attnlab.report.page import Command, Facts, Part, Table, render_page
 from attnlab.report.page import Text as Paragraph
@@ -190,7 +190,7 @@ def _draw_counts(found: Diagnosis, text: CorpusText, number: int) -> Figure:
         target = list(range(len(text.target)))
     if not (source and target):
         raise ValueError(f"sentence {number} has an empty side: choose another --sentence")
-    source, target = source[:MOST], target[:MOST]
+    source, target = source[:LIMIT], target[:LIMIT]
     scores = beta(trans(found.table), source, target)
     tables = {"C: co-occurrences, weighted 1/L": found.table[source].toarray()[:, target]}
     tables |= {"Trans(label | word)": scores.T} if text.labelled else {"α: share of each source word": alpha(scores).T}
