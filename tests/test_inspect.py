@@ -120,7 +120,8 @@ def test_limit_and_examples(folder, tmp_path):
 
 def test_without_out_each_request_has_a_folder_of_its_own(folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    requests = [InspectionRequest(model=str(folder / "bert"), **how) for how in ({"text": "a"}, {"text": "b"}, {"file": "a"})]
+    texts = {"text": "a"}, {"text": "b"}, {"file": "a"}
+    requests = [InspectionRequest(model=str(folder / "bert"), **text) for text in texts]
     assert len({request.folder for request in requests}) == 3
     assert requests[0].folder.parent.name == "inspected"
     assert inspect(requests[0], device="cpu") == requests[0].folder / "report.html"
