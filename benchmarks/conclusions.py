@@ -9,9 +9,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnlab.experiments.reproduction import ItemResult, draw_study
+from attnlab.experiments.reproduction import ItemResult
 from attnlab.experiments.verdicts import Cell
-from attnlab.studies import open_study
 from attnlab.studies.zheng2021.coda_models import LABELS
 from results import format_table, read_items
 
@@ -88,15 +87,14 @@ def render_page(results: Path) -> str:
     compared = {path.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in _list_comparisons(results)}
     learning, combinations = read_learning(results), read_combinations(compared)
     answers: dict[tuple[str, str], set[str]] = {}
-    drawn = {study: draw_items(study, results) for study in STUDIES}
-    ablation = read_ablation(drawn["zheng2021"])
-    for verdicts in (learning.verdicts, combinations.verdicts, ablation):
+    items = {study: read_items(study, results) for study in STUDIES}
+    for verdicts in (learning.verdicts, combinations.verdicts, read_ablation(items["zheng2021"])):
         for question, verdict in verdicts.items():
             answers.setdefault(question, set()).add(verdict)
     disagree = {question for question, verdicts in answers.items() if len(verdicts) > 1}
     body = []
     for study, title in STUDIES.items():
-        body += [f"## {title}", *render_study(study, drawn[study])]
+        body += [f"## {title}", *render_study(study, items[study])]
     body += ["## The same questions in other runs", *learning.render(disagree)]
     body += ["## Combinations that no paper has, and their parts", *combinations.render(disagree)]
     count = sum(" … " in row for part in body for row in part.splitlines() if row.startswith("|"))
@@ -117,16 +115,9 @@ def render_page(results: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def draw_items(study: str, results: Path) -> dict[str, ItemResult]:
-    """Return the items that the ledger of a study has at full scale, by name."""
-    ledger = results / study / "ledger.jsonl"
-    drawn = draw_study(open_study(study), "full", results / study) if ledger.exists() else []
-    return {item.config.item: item for item in drawn}
-
-
-def read_ablation(results: Path) -> dict[tuple[str, str], str]:
+def read_ablation(items: dict[str, ItemResult]) -> dict[tuple[str, str], str]:
     """Return the verdicts of our Table 4 on questions that other runs ask too."""
-    item = read_items("zheng2021", results).get("table4")
+    item = items.get("table4")
     questions = {f"Multi30k de→en: {label} − Transformer": name for name, label in LABELS.items()}
     return {
         (questions[cell.row], "multi30k"): AS_QUALITY.get(judge_cell(cell), judge_cell(cell))
