@@ -9,7 +9,7 @@ demo: .venv/ready
 	$(BIN)/attnlab demo
 
 test: lint
-	$(BIN)/pytest -q -n 2
+	$(BIN)/pytest -q -n 2 --dist loadfile  # a file's fixtures are made once
 
 test-browser: .venv/ready  # the viewer and the pages in Chromium: make browser installs it
 	$(BIN)/pytest -q -n 2 -m browser

@@ -207,6 +207,7 @@ def test_a_run_that_fails_is_said_and_the_others_are_shown(tmp_path, monkeypatch
     assert "one attention learning" in page
 
 
+@pytest.mark.slow
 def test_interrupted_it_leaves_nothing_half_written(tmp_path):
     code = "from attnlab.cli import main; main()"
     words = [sys.executable, "-c", code, "demo", "attention=softmax", "steps=300", "seeds=1", "copying=false",

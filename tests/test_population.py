@@ -139,6 +139,7 @@ def test_a_map_without_bias_or_of_one_vector_is_the_same_in_a_population():
         torch.testing.assert_close(made, torch.stack([model(each) for model, each in zip(models, x, strict=True)]))
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_is_told_of_it(tmp_path):
     script = tmp_path / "mine.py"
     script.write_text(

@@ -247,7 +247,7 @@ def waits(folder, name):
     Path(folder, f"{name}-asked").write_text(" ".join(map(str, asked)))
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGKILL])
 def test_stopped_or_killed_it_asks_each_job_once_to_stop(how, tmp_path):
     """As Ctrl-C does it: the signal goes to the whole group of the terminal."""
     words = [sys.executable, "-c", WAITING, str(tmp_path), str(Path(__file__).parent)]
@@ -275,6 +275,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_stopped_before_the_first_job_it_says_nothing_of_its_own(tmp_path):
     """While the server that jobs are forked from imports what they need."""
     words = [sys.executable, "-c", STARTING, str(tmp_path), str(Path(__file__).parent)]

@@ -49,6 +49,7 @@ def test_figure_3_has_a_distribution_that_is_learnt_and_one_that_is_not(setting)
     assert set(found.figures) == {"accuracy", "attention"}
 
 
+@pytest.mark.slow
 def test_copying_is_learnt_and_a_permutation_is_not(setting):
     assert shares(section62(setting)) == {"copy": 1.0, "permutation function": 0.0}
 
@@ -62,6 +63,7 @@ def test_one_good_head_among_bad_ones(setting):
     assert learnt["one good"] >= learnt["all bad"]
 
 
+@pytest.mark.slow
 def test_a_score_from_counts_is_held_against_what_the_seeds_did(setting):
     found = prediction(setting)
     learnt = shares(found)

@@ -198,6 +198,7 @@ def test_how_batches_are_cut_changes_chance_alone(pairs, tmp_path, monkeypatch):
     assert any(cut[name] != curve for name, curve in whole.items() if "/chance/" in name)
 
 
+@pytest.mark.slow
 def test_the_command_is_stopped_and_goes_on(one_after_another, tmp_path, monkeypatch):
     words = ["reproduce", "snell2021", "--only=table2", "--seeds=1", "--jobs=2", "--device=cpu", "--out=out"]
     stopped = subprocess.Popen(

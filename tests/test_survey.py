@@ -129,39 +129,48 @@ def test_other_weights_categories_or_counts_are_another_survey(tmp_path):
         survey(same, given, config, tmp_path / "out")
 
 
-def test_killed_or_shared_by_two_processes_the_tables_are_the_same(corpus, tmp_path, monkeypatch):
-    """By SIGKILL, and by torchrun with gloo: all counts equal, sums to rounding."""
+@pytest.fixture(scope="module")
+def words(corpus, tmp_path_factory):
+    """The command, but for where to write."""
+    folder = tmp_path_factory.mktemp("models") / "bert"
     for part in (tiny_models.bert(), tiny_models.tokenizer()):
-        part.save_pretrained(tmp_path / "bert")
-    script = tmp_path / "script.py"
+        part.save_pretrained(folder)
+    return ["inspect", str(folder), "--file", str(corpus), "--batch-tokens", "29", "--device", "cpu", "--out"]
+
+
+def inspected(words, out):
+    result = CliRunner().invoke(app, [*words, str(out)])
+    assert result.exit_code == 0, result.exception
+    return tables(out)
+
+
+def start(folder, launcher, words, **environment):
+    """Run the command in processes of its own, which can be killed."""
+    script = folder / "script.py"
     script.write_text(SCRIPT)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29671"]
-    words = ["inspect", str(tmp_path / "bert"), "--file", str(corpus), "--batch-tokens", "29", "--device", "cpu"]
+    call = [sys.executable, *launcher, str(script), *words]
+    return subprocess.run(call, capture_output=True, text=True, check=False, env=os.environ | environment)
 
-    def start(launcher, out, **environment):
-        return subprocess.run(
-            [*launcher, str(script), *words, "--out", str(tmp_path / out)],
-            capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
-        )  # fmt: skip
 
-    def here(out):
-        result = CliRunner().invoke(app, [*words, "--out", str(tmp_path / out)])
-        assert result.exit_code == 0, result.exception
-
-    here("one")
+@pytest.mark.slow
+def test_killed_the_tables_are_the_same(corpus, words, tmp_path, monkeypatch):
+    whole, out = inspected(words, tmp_path / "one"), tmp_path / "killed"
     calls, read = [], PretrainedReader.record
     monkeypatch.setattr(PretrainedReader, "record", lambda self, some: calls.append(some) or read(self, some))
-    assert start([sys.executable], "killed", KILL_AFTER="3").returncode == -signal.SIGKILL
-    assert not (tmp_path / "killed" / "tables").exists()
-    here("killed")
+    assert start(tmp_path, [], [*words, str(out)], KILL_AFTER="3").returncode == -signal.SIGKILL
+    assert not (out / "tables").exists()
+    assert_same(inspected(words, out), whole, check_exact=True)
     assert len(calls) == len(list(iterate_batches(reader(), TextCorpus(file=corpus), 29))) - 3
-    two = start(torchrun, "two")
+
+
+def test_shared_by_two_processes_the_tables_are_the_same(words, tmp_path):
+    """By torchrun with gloo: all counts equal, sums to rounding."""
+    out, torchrun = tmp_path / "two", ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29671"]
+    two = start(tmp_path, torchrun, [*words, str(out)])
     assert two.returncode == 0, two.stderr[-3000:]
     assert two.stdout.count("report:") == 1
-    states = {path.name for path in (tmp_path / "two" / "state").iterdir()}
-    assert states == {"0-of-2.safetensors", "1-of-2.safetensors"}
-    assert_same(tables(tmp_path / "killed"), tables(tmp_path / "one"), check_exact=True)
-    assert_same(tables(tmp_path / "two"), tables(tmp_path / "one"), rtol=1e-12)
+    assert {path.name for path in (out / "state").iterdir()} == {"0-of-2.safetensors", "1-of-2.safetensors"}
+    assert_same(tables(out), inspected(words, tmp_path / "one"), rtol=1e-12)
 
 
 def test_a_real_model_in_half_precision_is_near_its_full_one(tmp_path):
