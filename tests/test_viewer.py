@@ -333,7 +333,7 @@ def test_the_slider_shows_the_steps_of_the_training(opened, translator):
 def test_kinds_have_their_own_axes(opened, translator):
     path, records, _ = translator
     page = opened(path).ready()
-    assert "target: who attends" in page.locator(".texts").inner_text()
+    assert "target (attending)" in page.locator(".texts").inner_text()
     page.get_by_label("encoder-self").check()
     page.point(4, 3)
     want = records["softmax"][30].kind("encoder-self")[1].weights[0, 0]

@@ -243,7 +243,7 @@ def test_latex_says_which_signs_need_another_font(opened, tmp_path):
     table = Table(["text", "n"], [["日本 α", "1"], ["b", "2 ± 1"]])
     (tmp_path / "a.html").write_text(render_page("t", [("", [table])]), encoding="utf-8")
     lines = copied(opened, tmp_path / "a.html", "LaTeX").splitlines()
-    assert lines[1] == "% by xelatex or lualatex, with a font that has 日 本"
+    assert lines[1] == "% use xelatex or lualatex with a font that has 日 本"
     assert lines[2] == r"\begin{tabular}{lr}"
 
 

@@ -1,14 +1,14 @@
-// A map as arcs: queries on the left, keys on the right, and an arc for each of the strongest pairs.
+// A map as arcs: queries on the left, keys on the right, one arc for each of the strongest pairs.
 
 import { css, place } from "./colour.js";
 import { element, short } from "./dom.js";
-import { told } from "./marks.js";
+import { getFocus } from "./marks.js";
 
 const FONT = "system-ui, sans-serif";
-const LINE = 20; // pixels of a token
+const LINE = 20; // pixels of a line with a token
 const TALL = 620;
-const MOST = 1500; // arcs of a whole map; of one token all are drawn
-const LEAST = 0.02; // of the largest, below which an arc of a whole map is not seen
+const MOST = 1500; // arcs of a whole map; a single token shows all of its arcs
+const LEAST = 0.02; // share of the largest number below which a whole map has no arc
 
 export class Arcs {
   constructor(events) {
@@ -33,7 +33,7 @@ export class Arcs {
     this.canvas.style.width = `${this.width}px`;
     this.canvas.style.height = `${this.height}px`;
     this.canvas.getContext("2d").setTransform(ratio, 0, 0, ratio, 0, 0);
-    this.canvas.setAttribute("aria-label", data.says);
+    this.canvas.setAttribute("aria-label", data.description);
     this.box.style.width = `${this.width + (whole > TALL ? 16 : 0)}px`;
     this.box.style.height = `${this.height}px`;
     this.spacer.style.height = `${Math.max(0, whole - this.height)}px`;
@@ -43,15 +43,15 @@ export class Arcs {
     this.draw();
   }
 
-  // Which pairs have no arc.
-  tell() {
+  // Note which pairs have no arc.
+  updateNote() {
     const { pairs, strongest, marks } = this;
     this.note.hidden = strongest.length === pairs;
     const some = `the ${strongest.length.toLocaleString("en")} strongest of ${pairs.toLocaleString("en")} pairs`;
     this.note.textContent =
       marks.queries?.size || marks.keys?.size
-        ? `Arcs of the selection, where they are of ${some}; a token has all of its own in the selection.`
-        : `Arcs of ${some}; a token has all of its own.`;
+        ? `Arcs of the selection that are among ${some}. Point at a token to see all of its arcs in the selection.`
+        : `Arcs of ${some}. Point at a token to see all of its arcs.`;
   }
 
   focus() {
@@ -70,14 +70,14 @@ export class Arcs {
   }
 
   draw() {
-    this.tell();
+    this.updateNote();
     const { data, width, height } = this;
     const context = this.canvas.getContext("2d");
     context.clearRect(0, 0, width, height);
-    const focus = told(this.marks);
-    const some = focus ? ofToken(data, focus) : this.strongest;
+    const focus = getFocus(this.marks);
+    const some = focus ? listArcs(data, focus) : this.strongest;
     context.lineCap = "round";
-    for (const { i, j, value } of some.filter((arc) => this.picked(arc))) {
+    for (const { i, j, value } of some.filter((arc) => this.isSelected(arc))) {
       const share = place(value, data.most, data.root);
       if (Math.abs(share) < 0.01) continue;
       context.strokeStyle = css(data.theme, Math.sign(share) * (0.35 + 0.65 * Math.abs(share)));
@@ -106,19 +106,19 @@ export class Arcs {
     context.stroke();
   }
 
-  // Of a selection the arcs between its ends; without one, all.
-  picked({ i, j }) {
+  // Whether an arc is in the selection; without a selection, every arc is.
+  isSelected({ i, j }) {
     const { queries, keys } = this.marks;
     return (!queries?.size || queries.has(i)) && (!keys?.size || keys.has(j));
   }
 
-  // The links that people drew, thin above the arcs: sure ones full, possible ones dashed.
+  // The gold links, thin lines above the arcs: sure ones solid, possible ones dashed.
   links(context, focus) {
     context.save();
     context.strokeStyle = this.data.ink.gold;
     context.lineWidth = 1.25;
     for (const { i, j, sure } of this.data.gold || []) {
-      if (!this.picked({ i, j }) || (focus && !through(focus, i, j))) continue;
+      if (!this.isSelected({ i, j }) || (focus && !isOfToken(focus, i, j))) continue;
       context.setLineDash(sure ? [] : [3, 3]);
       this.arc(context, i, j);
     }
@@ -164,7 +164,7 @@ export class Arcs {
   }
 }
 
-// Of the pairs that the mask shows: how many there are, and the strongest.
+// The number of visible pairs, and the strongest of them.
 function strongest({ columns, colours, most, mask }) {
   const all = [];
   let pairs = 0;
@@ -174,16 +174,16 @@ function strongest({ columns, colours, most, mask }) {
     if (Math.abs(colours[k]) > LEAST * most) all.push(k);
   }
   all.sort((a, b) => Math.abs(colours[b]) - Math.abs(colours[a]));
-  const kept = all.slice(0, MOST).reverse(); // the strongest lie above
+  const kept = all.slice(0, MOST).reverse(); // the strongest on top
   return { pairs, strongest: kept.map((k) => ({ i: Math.floor(k / columns), j: k % columns, value: colours[k] })) };
 }
 
-// Whether a pair is of the token that is pointed at: of a cell's two, the one that attends.
-function through({ query, key }, i, j) {
+// Whether a pair belongs to the pointed token; for a cell, to its query.
+function isOfToken({ query, key }, i, j) {
   return query === null ? j === key : i === query;
 }
 
-function ofToken({ rows, columns, colours, mask }, { query, key }) {
+function listArcs({ rows, columns, colours, mask }, { query, key }) {
   const made = [];
   if (query !== null) for (let j = 0; j < columns; j++) made.push({ i: query, j });
   else for (let i = 0; i < rows; i++) made.push({ i, j: key });

@@ -1,4 +1,4 @@
-// Colours of numbers: one scale from the page's ground to blue, and for signed numbers a second arm to orange.
+// Colours of numbers: positive ones go from the page's background to blue, negative ones to orange.
 
 export const ARMS = {
   light: {
@@ -23,25 +23,25 @@ export function theme() {
 export function palette(name) {
   const pixels = new Uint32Array(511);
   for (let k = 0; k <= 255; k++) {
-    pixels[255 + k] = pixel(mixed(ARMS[name].positive, k / 255));
-    pixels[255 - k] = pixel(mixed(ARMS[name].negative, k / 255));
+    pixels[255 + k] = pixel(mixStops(ARMS[name].positive, k / 255));
+    pixels[255 - k] = pixel(mixStops(ARMS[name].negative, k / 255));
   }
   return pixels;
 }
 
 export function css(name, value) {
-  const [r, g, b] = mixed(value < 0 ? ARMS[name].negative : ARMS[name].positive, Math.min(1, Math.abs(value)));
+  const [r, g, b] = mixStops(value < 0 ? ARMS[name].negative : ARMS[name].positive, Math.min(1, Math.abs(value)));
   return `rgb(${r} ${g} ${b})`;
 }
 
-// Black or white, whichever is read better on this colour.
+// Black or white, whichever has more contrast with this colour.
 export function ink(name, value) {
-  const [r, g, b] = mixed(value < 0 ? ARMS[name].negative : ARMS[name].positive, Math.min(1, Math.abs(value)));
+  const [r, g, b] = mixStops(value < 0 ? ARMS[name].negative : ARMS[name].positive, Math.min(1, Math.abs(value)));
   const light = (c) => (c / 255 <= 0.04045 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4);
   return 0.2126 * light(r) + 0.7152 * light(g) + 0.0722 * light(b) > 0.18 ? "#000" : "#fff";
 }
 
-// Where a number lies on the scale, −1 … 1; `root` lifts the small ones.
+// The position of a number on the scale, −1 … 1; `root` is the square root scale.
 export function place(value, most, root) {
   const share = most > 0 ? Math.min(1, Math.abs(value) / most) : 0;
   return Math.sign(value) * (root ? Math.sqrt(share) : share);
@@ -49,7 +49,7 @@ export function place(value, most, root) {
 
 export function paint(values, mask, most, root, name) {
   const pixels = palette(name);
-  const hidden = pixel(parsed(ARMS[name].hidden));
+  const hidden = pixel(parseHex(ARMS[name].hidden));
   const made = new Uint32Array(values.length);
   const factor = most > 0 ? 1 / most : 0;
   for (let k = 0; k < values.length; k++) {
@@ -64,17 +64,17 @@ export function paint(values, mask, most, root, name) {
   return made;
 }
 
-function mixed(stops, share) {
+function mixStops(stops, share) {
   const at = share * (stops.length - 1);
   const below = Math.min(stops.length - 2, Math.floor(at));
-  const [a, b] = [parsed(stops[below]), parsed(stops[below + 1])];
+  const [a, b] = [parseHex(stops[below]), parseHex(stops[below + 1])];
   return a.map((c, k) => Math.round(c + (b[k] - c) * (at - below)));
 }
 
-function parsed(hex) {
+function parseHex(hex) {
   return [1, 3, 5].map((k) => parseInt(hex.slice(k, k + 2), 16));
 }
 
 function pixel([r, g, b]) {
-  return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0; // browsers run on little-endian machines
+  return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0; // assumes a little-endian machine, as browsers do
 }

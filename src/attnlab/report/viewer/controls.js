@@ -1,4 +1,4 @@
-// What one chooses: run, example, kind, layer, heads, measures, and how they are drawn.
+// The controls: run, example, kind, layer, heads, measures, and how they are drawn.
 
 import { choice, element, menu } from "./dom.js";
 
@@ -8,7 +8,7 @@ const COLOURS = [
   ["own", "values, own scales"],
 ];
 
-let groups = 0; // names of radio groups, one set a viewer
+let groups = 0; // makes the names of radio groups unique for each viewer
 
 export class Controls {
   constructor(store, change) {
@@ -55,7 +55,7 @@ export class Controls {
     for (const head of heads) {
       const button = element("button", { type: "button", ariaPressed: String(state.heads.has(head)) }, String(head));
       button.dataset.key = `head-${head}`;
-      button.title = `head ${head}; with ctrl or shift, together with others`;
+      button.title = `head ${head}; ctrl-click or shift-click to combine heads`;
       if (this.store.isBest(state, state.layer, head)) {
         button.classList.add("best");
         button.title = `head ${head}: ${this.store.view.runs[state.run].best.why}`;
@@ -76,7 +76,7 @@ export class Controls {
     if (state.heads.size > 1) {
       for (const [name, sum] of [["mean", false], ["sum", true]]) {
         const way = element("button", { type: "button", class: "way", ariaPressed: String(state.sum === sum) }, name);
-        way.title = `the ${name} of the chosen heads`;
+        way.title = `show the ${name} of the chosen heads`;
         way.dataset.key = `head-${name}`;
         way.addEventListener("click", () => this.change({ sum }));
         box.append(way);
@@ -109,12 +109,12 @@ export class Controls {
     made.push(menu("Colour", COLOURS, state.colour, (colour) => change({ colour })));
     const root = element("input", { type: "checkbox", checked: state.root });
     root.addEventListener("change", () => change({ root: root.checked }));
-    const says = "colours go by the root: small numbers are seen better";
-    made.push(element("label", { class: "check", title: says }, root, "lift small"));
+    const description = "square root colour scale: makes small numbers easier to see";
+    made.push(element("label", { class: "check", title: description }, root, "lift small"));
     return made;
   }
 
-  // Controls are made anew with each change: the keyboard stays where it was.
+  // Each change rebuilds the controls, so remember the keyboard focus.
   focused() {
     const now = document.activeElement;
     if (!this.node.contains(now)) return null;

@@ -1,4 +1,4 @@
-// From the document to numbers: base64, inflate, and one table of 256 numbers for each map.
+// Decode the document to numbers: base64, inflate, and a table of 256 numbers for each map.
 
 const inflated = new Map(); // base64 text -> promise of bytes
 
@@ -11,14 +11,14 @@ export async function floats(text) {
   return new Float32Array((await bytes(text)).slice().buffer);
 }
 
-// The map as it is stored: codes, a scale for each row, and what each code is worth where the scale is 1.
+// A stored map: codes, a scale for each row, and the number of each code for a scale of 1.
 export async function block(stored) {
   const [heads, rows, columns] = stored.shape;
   const [raw, scales] = await Promise.all([bytes(stored.codes), floats(stored.scales)]);
   return { heads, rows, columns, codes: raw, scales, worth: worth(stored), stored };
 }
 
-// How far a shown number may be from the true one: half a step, at this code and scale.
+// The largest difference between a shown and a true number: half a step at this value and scale.
 export function halfStep(stored, value, scale) {
   if (scale === 0) return 0;
   const unit = 1 / stored.levels;

@@ -1,4 +1,4 @@
-// Elements, made with text only: nothing from data is ever read as HTML.
+// Elements with text only: data is never parsed as HTML.
 
 export function element(tag, properties = {}, ...children) {
   const made = document.createElement(tag);
@@ -20,7 +20,7 @@ export function svg(tag, attributes, ...children) {
   return made;
 }
 
-// A token as it can be seen: blanks, line ends and other marks without a shape of their own get one.
+// A visible form of a token: spaces, line breaks and invisible characters get a symbol.
 export function visible(token) {
   if (token === "") return "∅";
   const shown = token
@@ -32,7 +32,7 @@ export function visible(token) {
 
 const parts = typeof Intl.Segmenter === "function" ? new Intl.Segmenter() : null;
 
-// At most so many characters as a reader counts them.
+// Shorten a text to at most `most` characters, counted as a reader does.
 export function short(text, most) {
   if (text.length <= most) return text;
   const letters = parts ? Array.from(parts.segment(text.slice(0, 20 * most)), (s) => s.segment) : Array.from(text);
@@ -43,8 +43,8 @@ export function number(x, figures = 3) {
   if (x === null || x === undefined || Number.isNaN(x)) return "–";
   if (x === 0) return "0";
   const size = Math.abs(x);
-  const told = size >= 1000 || size < 1e-4 ? x.toExponential(figures - 1) : String(Number(x.toPrecision(figures)));
-  return told.replace("-", "−").replace("e+", "e");
+  const text = size >= 1000 || size < 1e-4 ? x.toExponential(figures - 1) : String(Number(x.toPrecision(figures)));
+  return text.replace("-", "−").replace("e+", "e");
 }
 
 // A group of radio buttons that look like one row of buttons.

@@ -1,4 +1,4 @@
-// Text as LaTeX has it, such that pdflatex, which knows no Greek and no mathematical signs as letters, sets it.
+// Text as LaTeX for pdflatex, which needs commands for Greek letters and mathematical signs.
 
 const SMALL =
   "alpha beta gamma delta varepsilon zeta eta theta iota kappa lambda mu nu xi o pi rho varsigma sigma tau upsilon " +
@@ -29,7 +29,7 @@ const ACCENTS = {
 const COMBINING = /[\u0300-\u036f\u20d0-\u20ff]/u;
 
 export function latexText(text) {
-  const parts = []; // [is it mathematics, what it is], neighbours of one kind together
+  const parts = []; // [is it mathematics, its text]; neighbours of the same kind are merged
   const add = (maths, written) => {
     const last = parts.at(-1);
     if (!last || last[0] !== maths) parts.push([maths, written]);
@@ -49,25 +49,25 @@ export function latexText(text) {
   return parts.map(([maths, written]) => (maths ? `$${written}$` : written)).join("");
 }
 
-// Two formulas in one: 10⁻³ has one exponent of two signs, and a command ends before the letter after it.
+// Join two formulas: 10⁻³ has one exponent of two signs, and a space ends a command before a letter.
 function beside(first, second) {
   const [, raised] = /\{\}([\^_])\{[^{}]*\}$/.exec(first) || [];
   if (raised && second.startsWith(`{}${raised}{`)) return first.slice(0, -1) + second.slice(4);
   return /[a-z]$/i.test(first) ? `${first} ${second}` : first + second;
 }
 
-// What pdflatex does not know: letters beyond the Latin ones.
+// The characters that pdflatex cannot set: letters beyond Latin ones.
 export function unknown(text) {
   const known = (sign) => sign < "\u0180" || sign in SIGNS || sign in TEXT || sign in ACCENTS;
   return [...new Set(Array.from(text.normalize("NFC")).filter((sign) => !known(sign)))];
 }
 
-// rows: of texts; right: which columns are numbers. A line's first [ or * would be read as an option of the one above.
+// rows: of texts; right: which columns are numbers. {} guards a first [ or *, an option of the line above otherwise.
 export function tabular(titles, rows, right) {
   const line = (cells) => `${cells.map(latexText).join(" & ").replace(/^(?=\s*[[*])/, "{}")} \\\\`;
   const strange = unknown([titles, ...rows].flat().join(""));
   const needs = ["% \\usepackage{booktabs}"];
-  if (strange.length) needs.push(`% by xelatex or lualatex, with a font that has ${strange.join(" ")}`);
+  if (strange.length) needs.push(`% use xelatex or lualatex with a font that has ${strange.join(" ")}`);
   const form = titles.map((_, k) => (right[k] ? "r" : "l")).join("");
   const body = [`\\begin{tabular}{${form}}`, "\\toprule", line(titles), "\\midrule", ...rows.map(line)];
   return [...needs, ...body, "\\bottomrule", "\\end{tabular}", ""].join("\n");

@@ -1,4 +1,4 @@
-// What is shown of a document: one map of the chosen heads, by tokens or by words, with sums and shares of it.
+// The maps of a document: one map of the chosen heads, by tokens or words, with its sums and shares.
 
 import { block, bytes, floats, halfStep } from "./decode.js";
 
@@ -17,7 +17,7 @@ export class Store {
     return this.found.get([state.run, state.frame, state.example, state.kind, index].join("/"));
   }
 
-  // The kinds, layers and heads that there are for this run, frame and example.
+  // The kinds of this run, frame and example that have layers.
   kinds(state) {
     return Object.keys(this.view.kinds).filter((kind) => this.layers({ ...state, kind }).length);
   }
@@ -28,7 +28,7 @@ export class Store {
     return own.map((a) => a.index);
   }
 
-  // Whether a head is the one that the run is best at.
+  // Whether a head is the best head of the run.
   isBest({ run, kind }, layer, head) {
     const { best } = this.view.runs[run];
     return Boolean(best) && best.kind === kind && best.layer === layer && best.head === head;
@@ -37,13 +37,13 @@ export class Store {
   measures(state) {
     const own = this.attention(state);
     const whole = this.attention(state, null);
-    const there = new Set(Object.keys(own ? own.maps : {}));
-    if (own && own.vector) there.add("norm");
-    if (whole) Object.keys(whole.maps).forEach((name) => there.add(name));
-    return Object.keys(this.view.measures).filter((name) => there.has(name));
+    const available = new Set(Object.keys(own ? own.maps : {}));
+    if (own && own.vector) available.add("norm");
+    if (whole) Object.keys(whole.maps).forEach((name) => available.add(name));
+    return Object.keys(this.view.measures).filter((name) => available.has(name));
   }
 
-  // Whether each head has a map of its own.
+  // Whether each head has its own map.
   perHead(state, measure) {
     const own = this.attention(state);
     if (!own || own.heads.length < 2) return false;
@@ -56,12 +56,12 @@ export class Store {
     const whole = this.attention(state, null);
     if (measure === "norm" && own.vector) {
       const [weights, vector] = await Promise.all([block(own.maps.weight), floats(own.vector.data)]);
-      return combined(weights, chosenHeads(own, state), state.sum, vector);
+      return combineHeads(weights, selectHeads(own, state), state.sum, vector);
     }
     const holder = own && measure in own.maps ? own : whole;
     const found = await block(holder.maps[measure]);
-    const heads = found.heads > 1 ? chosenHeads(holder, state) : [0];
-    return combined(found, heads, state.sum, null);
+    const heads = found.heads > 1 ? selectHeads(holder, state) : [0];
+    return combineHeads(found, heads, state.sum, null);
   }
 
   async mask(state) {
@@ -75,13 +75,13 @@ export class Store {
   }
 }
 
-function chosenHeads(attention, state) {
+function selectHeads(attention, state) {
   const places = attention.heads.map((head, place) => (state.heads.has(head) ? place : -1)).filter((p) => p >= 0);
   return places.length ? places : [0];
 }
 
-// One map of the chosen heads: their mean, or their sum; norms are |weight| times the length of each key's vector.
-function combined(found, heads, sum, vector) {
+// The mean or sum of the chosen heads. Norms are |weight| times the norm of each key's vector.
+function combineHeads(found, heads, sum, vector) {
   const { rows, columns, codes, scales, worth } = found;
   const values = new Float32Array(rows * columns);
   const factor = sum ? 1 : 1 / heads.length;
@@ -107,7 +107,7 @@ function combined(found, heads, sum, vector) {
   return { rows, columns, values, error };
 }
 
-// What a word gives is the sum over its pieces, what it receives the mean over them.
+// Pool pieces to words: sum over the pieces of the key word, mean over the pieces of the query word.
 export function byWord(map, queryWords, keyWords) {
   const rows = 1 + Math.max(...queryWords);
   const columns = 1 + Math.max(...keyWords);
@@ -122,7 +122,7 @@ export function byWord(map, queryWords, keyWords) {
   return { rows, columns, values, error: () => null };
 }
 
-// A word sees another where one of its pieces does.
+// A word sees another if one of its pieces does.
 export function maskByWord(mask, columnsBefore, queryWords, keyWords) {
   const columns = 1 + Math.max(...keyWords);
   const made = new Uint8Array((1 + Math.max(...queryWords)) * columns);
@@ -132,7 +132,7 @@ export function maskByWord(mask, columnsBefore, queryWords, keyWords) {
   return made;
 }
 
-// The rows as shares: each number by the sum of the row's sizes.
+// Rows as shares: each number divided by the sum of the row's absolute values.
 export function shares(map) {
   const values = new Float32Array(map.values.length);
   for (let i = 0; i < map.rows; i++) {
@@ -154,7 +154,7 @@ export function largest(values) {
   return { most: Math.max(most, -least), signed: least < 0 };
 }
 
-// Σ over the chosen queries and keys; with none chosen on a side, over all of that side.
+// Σ over the chosen queries and keys; a side without a choice counts as a whole.
 export function sumOver(map, queries, keys) {
   const rows = queries.size ? [...queries] : [...Array(map.rows).keys()];
   const columns = keys.size ? [...keys] : [...Array(map.columns).keys()];
@@ -163,7 +163,7 @@ export function sumOver(map, queries, keys) {
   return { total, perQuery: total / rows.length };
 }
 
-// The alignment error rate of the links that a map of tokens draws: of each target word the source word with most.
+// The alignment error rate of a map of tokens, which links each target word to its strongest source word.
 export function alignmentError(map, gold) {
   const words = 1 + Math.max(...gold.keys);
   const rows = new Map(); // target word -> its rows

@@ -1,17 +1,17 @@
-// What is marked on the maps: the place that is pointed at, the one that is locked, and selected queries and keys.
+// The marks on the maps: the pointed cell, the locked cell, and the selected queries and keys.
 
-export function unmarked() {
+export function createMarks() {
   return { hover: null, lock: null, queries: new Set(), keys: new Set() };
 }
 
-// The place whose numbers are told: a lock holds until it is undone.
-export function told(marks) {
+// The cell whose numbers are shown: the locked one, else the pointed one.
+export function getFocus(marks) {
   return marks.lock || marks.hover || null;
 }
 
-// The marks of tokens on the words they are pieces of (level "words"); or those of words on their pieces, a lock on
-// the first of them. sides: of queries and keys, as the document has them
-export function carried(marks, sides, level) {
+// Carry the marks of tokens over to their words (level "words"), or those of words to their tokens. A lock goes to the
+// first token of a word. sides: of queries and keys, as in the document
+export function carryMarks(marks, sides, level) {
   const place = ({ words }, n) => (n === null ? null : level === "words" ? words[n] : words.indexOf(n));
   const places = ({ words }, some) =>
     new Set(level === "words" ? [...some].map((n) => words[n]) : [...words.keys()].filter((n) => some.has(words[n])));
@@ -25,7 +25,7 @@ export function carried(marks, sides, level) {
   };
 }
 
-// Runs of neighbours among some places, [first, how many]; with none, all of them are one run.
+// Runs of neighbours among some indices, [first, count]; without any, one run of all `count` indices.
 export function runs(some, count) {
   if (!some.size) return [[0, count]];
   const made = [];

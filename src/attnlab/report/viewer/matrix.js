@@ -1,14 +1,14 @@
-// A map as a matrix: rows are queries, columns are keys. Two canvases: the map, and above it what the pointer does.
+// A map as a matrix: rows are queries, columns are keys. One canvas has the map, one above it the marks.
 
 import { ARMS, paint } from "./colour.js";
 import { element, short } from "./dom.js";
 import { runs } from "./marks.js";
 
 const FONT = "system-ui, sans-serif";
-const LABEL = 8.5; // pixels a cell must have for its label to be drawn; of smaller ones every second, third … has one
-const LINE = 12; // pixels of a label then
-const CORNER = 58; // pixels that the names of the axes need
-const TALL = 620; // pixels of the map at most
+const LABEL = 8.5; // pixels of a cell that gets a label; among smaller cells, every second, third … gets one
+const LINE = 12; // pixels of a label in that case
+const CORNER = 58; // pixels for the names of the axes
+const TALL = 620; // largest height of the map in pixels
 const CELL = 30;
 
 export class Matrix {
@@ -22,7 +22,7 @@ export class Matrix {
     this.listen();
   }
 
-  // data: rows, columns, colours (numbers to be painted), mask, most, root, theme, labels, gold, width, ink
+  // data: rows, columns, colours (numbers to paint), mask, most, root, theme, labels, gold, width, ink
   update(data) {
     if (!this.data || data.rows !== this.data.rows || data.columns !== this.data.columns) this.reset();
     this.data = data;
@@ -32,7 +32,7 @@ export class Matrix {
     const pixels = paint(data.colours, data.mask, data.most, data.root, data.theme);
     const image = new ImageData(new Uint8ClampedArray(pixels.buffer), columns, rows);
     this.bitmap.getContext("2d").putImageData(image, 0, 0);
-    this.over.setAttribute("aria-label", data.says);
+    this.over.setAttribute("aria-label", data.description);
     this.measure();
     this.draw();
   }
@@ -137,7 +137,7 @@ export class Matrix {
     }
   }
 
-  // Their names, in the corner, where there is no label.
+  // The names of the axes, in the corner without labels.
   axes(context) {
     const { ink, axes } = this.data;
     context.font = `11px ${FONT}`;
@@ -157,7 +157,7 @@ export class Matrix {
     context.restore();
   }
 
-  // The links that people drew: sure ones with a full frame, possible ones with a dashed one.
+  // The gold links: sure ones with a solid frame, possible ones with a dashed frame.
   links(context) {
     if (!this.data.gold) return;
     context.save();
@@ -171,7 +171,7 @@ export class Matrix {
     context.restore();
   }
 
-  // marks: hover and lock {query, key}, either null; queries and keys, the selected places
+  // marks: hover and lock {query, key}, either may be null; queries and keys, the selected indices
   overlay(marks) {
     this.marks = marks;
     if (!this.data) return;
@@ -190,10 +190,10 @@ export class Matrix {
       context.strokeRect(this.x(j), this.y(i), w * this.size, h * this.size);
     }
     context.restore();
-    for (const at of [marks.lock, marks.hover]) if (at) this.named(context, at);
+    for (const at of [marks.lock, marks.hover]) if (at) this.drawPointedLabels(context, at);
   }
 
-  // What is not selected fades; what is keeps its colour, in a dashed frame.
+  // Fade the cells outside the selection, and frame the selection with dashes.
   selection(context, { queries, keys }) {
     const { ink, rows, columns } = this.data;
     const chosen = new Path2D();
@@ -229,8 +229,8 @@ export class Matrix {
     context.globalAlpha = 1;
   }
 
-  // The labels of the row and the column that is pointed at, above the others.
-  named(context, at) {
+  // The labels of the pointed row and column, above the others.
+  drawPointedLabels(context, at) {
     const { ink } = this.data;
     context.font = `600 12px ${FONT}`;
     const inside = (value, low, high) => Math.max(low, Math.min(high, value));
@@ -267,7 +267,7 @@ export class Matrix {
     return this.top + (i - this.view.y) * this.size;
   }
 
-  // What is under a point: a cell, or in the margins a row or a column alone.
+  // What is under the pointer: a cell, or in the margins only a row or a column.
   at(event) {
     const box = this.over.getBoundingClientRect();
     const j = Math.floor((event.clientX - box.left - this.left) / this.size + this.view.x);
@@ -282,7 +282,7 @@ export class Matrix {
     const at = (event && this.at(event)) || { query: rows / 2, key: columns / 2 };
     const before = this.view.zoom;
     const zoom = Math.max(1, Math.min(Math.max(1, 40 / this.cell), before * factor));
-    const { x, y } = this.view; // what is under the pointer stays there
+    const { x, y } = this.view; // the cell under the pointer stays in place
     const moved = (at, from) => from + (at - from) * (1 - before / zoom);
     this.look({ zoom, x: moved(at.key ?? 0, x), y: moved(at.query ?? 0, y) });
     this.events.look(this.view);

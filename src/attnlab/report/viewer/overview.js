@@ -1,4 +1,4 @@
-// Every head of every layer as a small map, in the order of layers and heads or sorted by a statistic.
+// Every head of every layer as a small map, in order or sorted by a statistic.
 
 import { ARMS, paint } from "./colour.js";
 import { block, bytes } from "./decode.js";
@@ -47,7 +47,7 @@ export class Overview {
     if (chosen && !this.grid.contains(document.activeElement)) this.stop(chosen);
   }
 
-  // Tab stops at one of the small maps; arrow keys go from there.
+  // The Tab key reaches one small map; arrow keys move on from it.
   stop(button) {
     for (const other of this.grid.querySelectorAll("button")) other.tabIndex = other === button ? 0 : -1;
   }
@@ -117,11 +117,11 @@ export class Overview {
   small({ attention, layer, head, place }, known) {
     const canvas = element("canvas");
     canvas.source = { attention, place };
-    const told = known.map(([name, label]) => `${label} ${number(attention.statistics[name]?.[place])}`);
+    const values = known.map(([name, label]) => `${label} ${number(attention.statistics[name]?.[place])}`);
     const isBest = this.store.isBest(this.state, layer, head);
     const why = isBest ? [this.store.view.runs[this.state.run].best.why] : [];
-    const says = [`layer ${layer}, head ${head}`, ...why, ...told].join("; ");
-    const button = element("button", { type: "button", title: says, ariaLabel: says, tabIndex: -1 }, canvas);
+    const title = [`layer ${layer}, head ${head}`, ...why, ...values].join("; ");
+    const button = element("button", { type: "button", title, ariaLabel: title, tabIndex: -1 }, canvas);
     button.classList.toggle("best", isBest);
     Object.assign(button.dataset, { layer, head });
     if (this.sort !== "place") {
@@ -136,7 +136,7 @@ export class Overview {
     const { attention, place } = canvas.source;
     const found = await block(attention.maps.weight);
     const mask = attention.mask === null ? null : await bytes(this.store.view.masks[attention.mask].data);
-    const small = pooled(found, place, mask);
+    const small = poolMap(found, place, mask);
     canvas.width = small.columns;
     canvas.height = small.rows;
     const pixels = paint(small.values, small.mask, 1, true, this.theme);
@@ -146,14 +146,14 @@ export class Overview {
   }
 }
 
-// Of some small maps the one in the nearest row, and in it the nearest; those of a row have the same top.
+// The small map in the nearest row, and the nearest one in that row. Maps of a row have the same top.
 function nearest(some, now) {
   const far = (other) => 1e4 * Math.abs(other.offsetTop - now.offsetTop) + Math.abs(other.offsetLeft - now.offsetLeft);
   return some.reduce((best, other) => (best && far(best) <= far(other) ? best : other), null);
 }
 
-// At most SIDE × SIDE numbers, of each group of cells the largest, each by the map's largest.
-function pooled({ rows, columns, codes, scales, worth }, head, mask) {
+// Reduce a map to SIDE × SIDE numbers: the largest of each group of cells, divided by the largest of the map.
+function poolMap({ rows, columns, codes, scales, worth }, head, mask) {
   const [h, w] = [Math.min(rows, SIDE), Math.min(columns, SIDE)];
   const values = new Float32Array(h * w);
   const seen = mask ? new Uint8Array(h * w) : null;

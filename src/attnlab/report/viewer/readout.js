@@ -1,13 +1,13 @@
-// The numbers: of the pair that is pointed at or locked, of what a token attends to most, of a selection, of the gold.
+// The readout: numbers of the pointed or locked pair, the strongest keys of a query, a selection, and the gold AER.
 
 import { css } from "./colour.js";
 import { element, number, visible } from "./dom.js";
 import { alignmentError, sumOver } from "./maps.js";
-import { told } from "./marks.js";
+import { getFocus } from "./marks.js";
 
-const SHOWN = 7; // keys that a query attends to most
+const SHOWN = 7; // strongest keys in the list
 
-// Numbers are made anew with each move of the pointer; buttons stay, or a click on them could be lost.
+// Each move of the pointer replaces the numbers but not the buttons, so that no click is lost.
 export class Readout {
   constructor(unlock, clear) {
     const button = (text, onclick) => element("button", { type: "button", class: "small", onclick }, text);
@@ -28,7 +28,7 @@ export class Readout {
 
   // panels: [{label, map, shares, data}], texts: [queries, keys]
   show(panels, texts, marks) {
-    const at = told(marks);
+    const at = getFocus(marks);
     this.showPair(texts, at);
     this.locked.hidden = !marks.lock;
     this.showValues(panels, at);
@@ -37,8 +37,8 @@ export class Readout {
 
   showPair(texts, at) {
     if (!at) {
-      const says = "Point at the map to read its numbers; click to lock them, shift-drag or ctrl-click to select.";
-      this.ends.replaceChildren(element("p", { class: "hint" }, says));
+      const hint = "Point at a cell to read its numbers. Click to lock it. Shift-drag or ctrl-click to select cells.";
+      this.ends.replaceChildren(element("p", { class: "hint" }, hint));
       return;
     }
     const name = (side, n) => element("bdi", { class: "name", title: texts[side][n] }, visible(texts[side][n]));
@@ -97,7 +97,7 @@ export class Readout {
     const side = (set, one, several) => (set.size ? `${set.size} ${set.size === 1 ? one : several}` : `all ${several}`);
     const title = `Σ ${side(marks.queries, "query", "queries")} × ${side(marks.keys, "key", "keys")}`;
     const rows = found.map(({ name, label, total, perQuery }) =>
-      row(name, label, number(total), `${number(perQuery)} a query`),
+      row(name, label, number(total), `${number(perQuery)} per query`),
     );
     this.sumOf.textContent = title;
     this.sumValues.replaceChildren(...rows);
@@ -107,19 +107,19 @@ export class Readout {
     this.gold.hidden = !gold;
     if (!gold) return;
     const rows = panels.map(({ name, label, raw }) => row(name, label, number(alignmentError(raw, gold))));
-    const title = element("h4", {}, "AER on this example alone", element("small", {}, "0 is best"));
+    const title = element("h4", {}, "AER on this example", element("small", {}, "0 is best"));
     this.gold.replaceChildren(title, element("table", { class: "values" }, ...rows));
   }
 
-  // at: the cell, of which the numbers are said, or null; of: which layer and heads are shown
+  // at: the cell whose numbers to announce, or null; of: the layer and heads that are shown
   say(panels, texts, at, of) {
-    let said = "";
+    let text = "";
     if (at && at.query !== null && at.key !== null) {
       const value = (map) => number(map.values[at.query * map.columns + at.key]);
       const values = panels.map(({ label, map }) => `${label} ${value(map)}`).join(", ");
-      said = `${visible(texts[0][at.query])} to ${visible(texts[1][at.key])}: ${values}; `;
+      text = `${visible(texts[0][at.query])} to ${visible(texts[1][at.key])}: ${values}; `;
     }
-    this.live.textContent = said + of;
+    this.live.textContent = text + of;
   }
 }
 
@@ -131,12 +131,12 @@ export function scaleBar(theme, most, signed, root, unit) {
     context.fillRect(x, 0, 1, 1);
   }
   const ends = [signed ? number(-most) : "0", `${number(most)}${unit}`];
-  if (root) ends[1] += ", by the root";
-  const says = `colour scale from ${ends[0]} to ${ends[1]}`;
-  return element("span", { class: "scale-bar", role: "img", ariaLabel: says, title: says }, ends[0], canvas, ends[1]);
+  if (root) ends[1] += ", square root";
+  const title = `colour scale from ${ends[0]} to ${ends[1]}`;
+  return element("span", { class: "scale-bar", role: "img", ariaLabel: title, title }, ends[0], canvas, ends[1]);
 }
 
-// A line of a table: a measure, its number, and what is to be said beside it.
+// A row of a table: a measure, its number, and remarks.
 function row(name, label, value, ...beside) {
   const cells = [element("td", { class: "value" }, value), ...beside.map((text) => element("td", {}, text))];
   const made = element("tr", {}, element("th", { scope: "row" }, label), ...cells);

@@ -1,6 +1,6 @@
-// Tables: a click on a column sorts by it; buttons copy them as CSV or LaTeX.
+// Tables: a click on a column sorts by it; buttons copy the table as CSV or LaTeX.
 
-import { columns, isNumeric, numeric } from "./cells.js";
+import { isNumeric, parseNumber, splitColumn } from "./cells.js";
 import { element } from "./dom.js";
 import { tabular } from "./latex.js";
 
@@ -23,21 +23,21 @@ function prepare(holder, table) {
       const down = head.ariaSort === "ascending";
       heads.forEach((other) => (other.ariaSort = null));
       head.ariaSort = down ? "descending" : "ascending";
-      const sorted = rows().sort((a, b) => compared(a.cells[column].textContent, b.cells[column].textContent, down));
-      table.tBodies[0].append(...sorted);
+      const text = (row) => row.cells[column].textContent;
+      table.tBodies[0].append(...rows().sort((a, b) => compareCells(text(a), text(b), down)));
     });
     head.replaceChildren(button);
   });
   const titles = () => heads.map((head) => head.textContent);
   const tools = element("div", { class: "tools" });
   const forms = {
-    "copy CSV": () => csv(titles().flatMap((title, column) => columns(title, texts(column)))),
+    "copy CSV": () => csv(titles().flatMap((title, column) => splitColumn(title, texts(column)))),
     "copy LaTeX": () => tabular(titles(), rows().map(cells), heads.map((_, column) => isNumeric(texts(column)))),
   };
   for (const [label, make] of Object.entries(forms)) {
     const button = element("button", { type: "button" }, label);
     button.addEventListener("click", async () => {
-      button.textContent = (await copied(make())) ? "copied" : "not allowed here";
+      button.textContent = (await copyText(make())) ? "copied" : "copying is blocked";
       setTimeout(() => (button.textContent = label), 1500);
     });
     tools.append(button);
@@ -45,21 +45,21 @@ function prepare(holder, table) {
   holder.append(tools);
 }
 
-function compared(a, b, down) {
-  const [x, y] = [numeric(a), numeric(b)];
+function compareCells(a, b, down) {
+  const [x, y] = [parseNumber(a), parseNumber(b)];
   if (x === null && y === null) return (down ? -1 : 1) * a.localeCompare(b);
-  if (x === null || y === null) return x === null ? 1 : -1; // what is no number comes last
+  if (x === null || y === null) return x === null ? 1 : -1; // text comes after numbers
   return down ? y - x : x - y;
 }
 
-// Columns, each with its title, as lines.
+// Columns, each with its title, as CSV.
 function csv(made) {
   const quoted = (text) => (/[",\n\r]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text);
   const lines = made[0].map((_, n) => made.map((column) => quoted(column[n])).join(","));
   return `${lines.join("\n")}\n`;
 }
 
-async function copied(text) {
+async function copyText(text) {
   try {
     await navigator.clipboard.writeText(text);
     return true;

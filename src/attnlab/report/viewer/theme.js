@@ -1,4 +1,4 @@
-// Light, dark, or as the system has it.
+// The theme: light, dark, or that of the system.
 
 import { element } from "./dom.js";
 
@@ -8,7 +8,7 @@ function start() {
   const header = document.querySelector("header");
   if (!header) return;
   let now = "auto";
-  const button = element("button", { type: "button", class: "theme", title: "light, dark, or as the system has it" });
+  const button = element("button", { type: "button", class: "theme", title: "change the theme: auto, light or dark" });
   const show = () => {
     if (now === "auto") delete document.documentElement.dataset.theme;
     else document.documentElement.dataset.theme = now;

@@ -1,8 +1,8 @@
-// The text itself, token by token: queries and keys as two lists, coloured by what the pointed or locked token has.
+// The text as tokens: queries and keys as two lists, coloured by the row or column of the pointed or locked token.
 
 import { css, ink, place } from "./colour.js";
 import { element, visible } from "./dom.js";
-import { told } from "./marks.js";
+import { getFocus } from "./marks.js";
 
 export class Tokens {
   constructor(events) {
@@ -43,11 +43,11 @@ export class Tokens {
     event.stopPropagation();
   }
 
-  // texts: the tokens or words of queries and keys, as they are; titles: what the two lists are
+  // texts: the tokens or words of queries and keys; titles: of the two lists
   update(texts, titles) {
     this.lists.forEach((list, side) => {
       const { box, title } = list;
-      if (list.texts === texts[side] && title.textContent === titles[side]) return; // they are there already
+      if (list.texts === texts[side] && title.textContent === titles[side]) return; // already up to date
       list.texts = texts[side];
       title.textContent = titles[side];
       box.setAttribute("aria-label", titles[side]);
@@ -62,9 +62,9 @@ export class Tokens {
     });
   }
 
-  // data: what the first panel shows; marks as in the panels
+  // data: of the first panel; marks: as in the panels
   colour(data, marks) {
-    const at = told(marks) || { query: null, key: null };
+    const at = getFocus(marks) || { query: null, key: null };
     this.lists.forEach(({ role, box }) => {
       const other = role === "query" ? at.key : at.query;
       const picked = role === "query" ? marks.queries : marks.keys;

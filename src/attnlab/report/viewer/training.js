@@ -1,4 +1,4 @@
-// How it was learnt: a slider over the recorded steps, and above it the curves of the training.
+// The training: a slider over the recorded steps, below the training curves.
 
 import { element, number, svg } from "./dom.js";
 
@@ -11,10 +11,10 @@ export class Training {
     this.slider = element("input", { type: "range", min: 0, step: 1, ariaLabel: "training step" });
     this.slider.addEventListener("input", () => this.onchoose(Number(this.slider.value)));
     this.play = element("button", { type: "button", class: "small", onclick: () => this.toggle() }, "▶ play");
-    this.told = element("output", { class: "step" });
+    this.output = element("output", { class: "step" });
     this.curves = element("div", { class: "curves" });
     this.legend = element("div", { class: "legend" });
-    const line = element("div", { class: "bar" }, this.play, this.slider, this.told);
+    const line = element("div", { class: "bar" }, this.play, this.slider, this.output);
     this.node = element("section", { class: "training", ariaLabel: "training" }, this.legend, this.curves, line);
   }
 
@@ -28,7 +28,7 @@ export class Training {
     this.slider.value = String(state.frame);
     const step = run.frames[state.frame].step;
     this.slider.setAttribute("aria-valuetext", `step ${step}`);
-    this.told.textContent = step === null ? "" : `step ${step}`;
+    this.output.textContent = step === null ? "" : `step ${step}`;
     if (names.length) this.draw(run, names, step);
     else {
       this.curves.replaceChildren();
@@ -47,8 +47,8 @@ export class Training {
     const [low, high] = [levels[0], levels.at(-1)];
     const x = (s) => LEFT + ((s - first) / Math.max(1e-9, last - first)) * (width - LEFT - 8);
     const y = (v) => HEIGHT - BOTTOM - ((v - low) / Math.max(1e-9, high - low)) * (HEIGHT - BOTTOM - 8);
-    const says = names.map((name, n) => `${name} ends at ${number(lines[n][1].at(-1))}`).join(", ");
-    const picture = svg("svg", { width, height: HEIGHT, role: "img", "aria-label": `Training: ${says}` });
+    const description = names.map((name, n) => `${name} ends at ${number(lines[n][1].at(-1))}`).join(", ");
+    const picture = svg("svg", { width, height: HEIGHT, role: "img", "aria-label": `Training: ${description}` });
     for (const v of levels) {
       picture.append(svg("line", { class: "rule", x1: LEFT, x2: width - 8, y1: y(v), y2: y(v) }));
       picture.append(svg("text", { x: LEFT - 6, y: y(v) + 4, "text-anchor": "end" }, number(v)));
@@ -64,7 +64,7 @@ export class Training {
       const points = xs.map((s, k) => `${x(s)},${y(ys[k])}`).join(" ");
       picture.append(svg("polyline", { class: `line line-${n % 6}`, points }));
       const dot = { class: `dot line-${n % 6}`, cx: x(xs[0]), cy: y(ys[0]), r: 4 };
-      if (xs.length === 1) picture.append(svg("circle", dot)); // a line of one point is not seen
+      if (xs.length === 1) picture.append(svg("circle", dot)); // a line of one point is invisible
     });
     if (step !== null) {
       picture.append(svg("line", { class: "now", x1: x(step), x2: x(step), y1: 4, y2: HEIGHT - BOTTOM }));
@@ -98,7 +98,7 @@ export class Training {
   }
 }
 
-// Round numbers from at most the first to at least the last, about so many steps: 1, 2, 2.5 or 5 times a power of 10.
+// About `count` round numbers that span first to last. Steps are 1, 2, 2.5 or 5 times a power of 10.
 export function ticks(first, last, count) {
   const rough = Math.max(1e-12, last - first) / count;
   const power = 10 ** Math.floor(Math.log10(rough));
@@ -107,7 +107,7 @@ export function ticks(first, last, count) {
   return Array.from({ length: Math.max(2, to - from + 1) }, (_, n) => Number(((from + n) * step).toPrecision(12)));
 }
 
-// The place of the number that is nearest to this one.
+// The index of the number that is nearest to `wanted`.
 export function nearest(numbers, wanted) {
   return numbers.reduce((best, x, n) => (Math.abs(x - wanted) < Math.abs(numbers[best] - wanted) ? n : best), 0);
 }

@@ -1,20 +1,20 @@
-// The viewer: what is chosen, and everything that follows from it.
+// The viewer: its state, and everything that depends on it.
 
 import { Arcs } from "./arcs.js";
 import { theme } from "./colour.js";
 import { Controls } from "./controls.js";
 import { element, visible } from "./dom.js";
 import { byWord, largest, maskByWord, shares, Store } from "./maps.js";
-import { carried, unmarked } from "./marks.js";
+import { carryMarks, createMarks } from "./marks.js";
 import { Matrix } from "./matrix.js";
 import { Overview } from "./overview.js";
 import { Readout, scaleBar } from "./readout.js";
 import { Tokens } from "./tokens.js";
 import { nearest, Training } from "./training.js";
 
-const WIDEST = 3; // panels beside each other
-const [NARROW, ROOMY, EACH] = [250, 340, 17]; // pixels of a panel at least, of one with many keys, and of a key in it
-const MANY = 64; // keys from which on most numbers are small, and are lifted at first
+const WIDEST = 3; // panels side by side
+const [NARROW, ROOMY, EACH] = [250, 340, 17]; // pixels: smallest panel, smallest panel with many keys, a key
+const MANY = 64; // keys; beyond this most numbers are small, and the square root scale is on by default
 const HELP = [
   [["[", "]"], "layer"],
   [[",", "."], "head"],
@@ -24,7 +24,7 @@ const HELP = [
   [["+", "−", "0"], "zoom"],
   [["Esc"], "unlock, then clear"],
 ];
-const ZOOM = [["−", 0.8, "zoom out"], ["fit", 0, "whole map"], ["+", 1.25, "zoom in"]];
+const ZOOM = [["−", 0.8, "zoom out"], ["fit", 0, "fit the whole map"], ["+", 1.25, "zoom in"]];
 const START = { run: 0, example: 0, sum: false, view: "matrix", level: "tokens", colour: "share" };
 
 export class Viewer {
@@ -32,7 +32,7 @@ export class Viewer {
     this.host = host;
     this.store = new Store(view);
     this.state = this.first();
-    this.marks = unmarked();
+    this.marks = createMarks();
     this.panels = [];
     this.build(view);
     this.render();
@@ -52,7 +52,7 @@ export class Viewer {
     return state;
   }
 
-  // The head that a run is best at, as a change of what is shown.
+  // The best head of a run, as a change of state.
   best(run) {
     const { best } = this.store.view.runs[run];
     return best ? { kind: best.kind, layer: best.layer, heads: new Set([best.head]) } : {};
@@ -64,14 +64,14 @@ export class Viewer {
     this.overview = new Overview(this.store, (layer, head) => this.jump(layer, head));
     const pressed = (act) => () => {
       act();
-      this.panels[0].plot.focus(); // the button goes away
+      this.panels[0].plot.focus(); // the button disappears
     };
     this.readout = new Readout(pressed(() => this.lock(this.marks.lock)), pressed(() => this.clear()));
     this.tokens = new Tokens(this.events());
     this.stage = element("div", { class: "panels" });
-    const buttons = ZOOM.map(([text, by, says]) => {
-      const button = element("button", { type: "button", class: "small", title: says, ariaLabel: says }, text);
-      button.addEventListener("click", () => this.zoomed(by));
+    const buttons = ZOOM.map(([text, by, about]) => {
+      const button = element("button", { type: "button", class: "small", title: about, ariaLabel: about }, text);
+      button.addEventListener("click", () => this.zoomBy(by));
       return button;
     });
     this.zoom = element("div", { class: "zoom" }, ...buttons);
@@ -79,10 +79,10 @@ export class Viewer {
       element("span", {}, ...own.map((key) => element("kbd", {}, key))),
       element("span", {}, what),
     ]);
-    const help = element("details", { class: "help" }, element("summary", {}, "keys"), element("div", {}, ...keys));
+    const help = element("details", { class: "help" }, element("summary", {}, "keyboard shortcuts"), element("div", {}, ...keys));
     const notes = view.notes.map((note) => element("p", { class: "note" }, note));
     const foot = element("div", { class: "bar foot" }, this.zoom, help);
-    const main = element("div", { class: "main" }, this.stage, foot, this.tokens.node); // numbers beside move nothing
+    const main = element("div", { class: "main" }, this.stage, foot, this.tokens.node); // apart from the readout
     const middle = element("div", { class: "stage" }, main, this.readout.node);
     this.host.append(this.training.node, this.controls.node, middle, this.overview.node, ...notes);
     this.host.addEventListener("keydown", (event) => this.key(event));
@@ -105,7 +105,7 @@ export class Viewer {
     };
   }
 
-  // A change of what is shown; what does not go with it follows.
+  // Apply a change, and adjust the parts of the state that no longer fit.
   change(change) {
     const before = this.state;
     const state = { ...before, ...change };
@@ -124,17 +124,17 @@ export class Viewer {
     const { heads } = this.store.attention(state);
     state.heads = new Set([...state.heads].filter((head) => heads.includes(head)));
     if (!state.heads.size) state.heads = new Set(heads.slice(0, 1));
-    if (state.example !== before.example || state.kind !== before.kind) this.marks = unmarked();
-    else if (state.level !== before.level) this.marks = carried(this.marks, this.store.sides(state), state.level);
+    if (state.example !== before.example || state.kind !== before.kind) this.marks = createMarks();
+    else if (state.level !== before.level) this.marks = carryMarks(this.marks, this.store.sides(state), state.level);
     this.state = state;
     this.render();
   }
 
-  // The chosen measures that there are in this layer, or else the first that there is.
+  // The chosen measures that this layer has, or else its first measure.
   names() {
-    const there = this.store.measures(this.state);
-    const chosen = there.filter((name) => this.state.measures.has(name));
-    return chosen.length ? chosen : there.slice(0, 1);
+    const available = this.store.measures(this.state);
+    const chosen = available.filter((name) => this.state.measures.has(name));
+    return chosen.length ? chosen : available.slice(0, 1);
   }
 
   jump(layer, head) {
@@ -149,7 +149,7 @@ export class Viewer {
     this.training.update(state);
     const names = this.names();
     const [mask, ...maps] = await Promise.all([store.mask(state), ...names.map((name) => store.map(state, name))]);
-    if (turn !== this.turn) return; // something newer is on its way
+    if (turn !== this.turn) return; // a newer render has started
     this.show(names, maps, mask);
     this.overview.update(state, theme());
     if (!this.host.dataset.ready) performance.mark("attnlab-ready");
@@ -157,7 +157,7 @@ export class Viewer {
   }
 
   show(names, maps, mask) {
-    if (!this.main.clientWidth) return; // it is hidden; when it appears, its width changes and it is shown
+    if (!this.main.clientWidth) return; // hidden; when it appears, the change of width renders it
     const { state, store } = this;
     const [query, key] = store.sides(state);
     const words = state.level === "words";
@@ -184,20 +184,20 @@ export class Viewer {
     this.say();
   }
 
-  // For those who hear the page: what is shown, and of a locked cell its numbers.
+  // For screen readers: what is shown, and the numbers of a locked cell.
   say() {
-    this.readout.say(this.panels, this.texts, this.marks.lock, this.which(this.panels[0].name));
+    this.readout.say(this.panels, this.texts, this.marks.lock, this.describeHeads(this.panels[0].name));
   }
 
-  // What queries and keys are called: by their sides, where these are two.
-  called() {
+  // The names of queries and keys: their sides if these differ.
+  nameSides() {
     const [query, key] = this.store.sides(this.state).map(({ name }) => name);
     return query === key ? ["query", "key"] : [query, key];
   }
 
   titles() {
-    const [query, key] = this.called();
-    return [`${query}: who attends`, `${key}: what is attended to`];
+    const [query, key] = this.nameSides();
+    return [`${query} (attending)`, `${key} (attended to)`];
   }
 
   gold() {
@@ -218,7 +218,7 @@ export class Viewer {
     return cells;
   }
 
-  // A panel for each measure; panels that are there already are kept.
+  // One panel for each measure. Existing panels are kept.
   fill(found) {
     const { state } = this;
     const focused = this.panels.findIndex(({ node }) => node.contains(document.activeElement));
@@ -237,14 +237,14 @@ export class Viewer {
       const { look, ...own } = found[n];
       const { rows, columns } = own.map;
       Object.assign(panel, own);
-      const words = { labels, axes: this.axes(), says: this.says(own) };
+      const words = { labels, axes: this.axes(), description: this.describeMap(own) };
       panel.data = { rows, columns, colours: own.colours, width, ...words, ...look };
       panel.plot.update(panel.data);
       panel.node.style.width = `${width}px`;
       const unit = state.colour === "share" ? " of the row" : "";
       panel.head.replaceChildren(
         element("b", {}, own.label),
-        element("span", { class: "of" }, this.which(own.name)),
+        element("span", { class: "of" }, this.describeHeads(own.name)),
         scaleBar(look.theme, look.most, look.signed, look.root, unit),
       );
     });
@@ -252,7 +252,7 @@ export class Viewer {
     if (focused >= 0) this.panels[Math.min(focused, this.panels.length - 1)].plot.focus();
   }
 
-  // Of each panel: as many stand side by side as have room.
+  // The width of each panel: as many as fit stand side by side.
   width(count) {
     const whole = this.main.clientWidth;
     const least = Math.max(NARROW, Math.min(ROOMY, 84 + EACH * this.texts[1].length));
@@ -261,11 +261,11 @@ export class Viewer {
   }
 
   axes() {
-    const [query, key] = this.called();
+    const [query, key] = this.nameSides();
     return [`${query} ↓`, `${key} →`];
   }
 
-  which(name) {
+  describeHeads(name) {
     const { state } = this;
     if (name === "rollout") return "whole model";
     if (!this.store.perHead(state, name)) return `layer ${state.layer}`;
@@ -275,8 +275,9 @@ export class Viewer {
     return `layer ${state.layer}, ${state.sum ? "sum" : "mean"} of ${some}`;
   }
 
-  says({ label, name, map }) {
-    return `${label}, ${this.which(name)}: ${map.rows} queries by ${map.columns} keys. Arrow keys move, Escape leaves.`;
+  describeMap({ label, name, map }) {
+    const size = `${map.rows} queries by ${map.columns} keys`;
+    return `${label}, ${this.describeHeads(name)}: ${size}. Arrow keys move the locked cell, Escape unlocks it.`;
   }
 
   point(change) {
@@ -297,7 +298,7 @@ export class Viewer {
     this.readout.showSums(this.panels, this.marks);
   }
 
-  // Of a long text only when the pointer rests: a thousand elements are not coloured sixty times a second.
+  // For a long text, wait until the pointer rests: colouring a thousand elements on every move is slow.
   colourTokens() {
     clearTimeout(this.resting);
     const colour = () => this.tokens.colour(this.panels[0].data, this.marks);
@@ -329,7 +330,7 @@ export class Viewer {
     this.point({ queries: new Set(), keys: new Set() });
   }
 
-  zoomed(by) {
+  zoomBy(by) {
     if (this.state.view !== "matrix") return;
     const { plot } = this.panels[0];
     if (by) plot.zoom(by);
@@ -356,10 +357,10 @@ export class Viewer {
       ".": () => head(1),
       m: () => this.change({ view: state.view === "matrix" ? "arcs" : "matrix" }),
       w: () => this.change({ level: state.level === "tokens" ? "words" : "tokens" }),
-      "+": () => this.zoomed(1.25),
-      "=": () => this.zoomed(1.25),
-      "-": () => this.zoomed(0.8),
-      0: () => this.zoomed(0),
+      "+": () => this.zoomBy(1.25),
+      "=": () => this.zoomBy(1.25),
+      "-": () => this.zoomBy(0.8),
+      0: () => this.zoomBy(0),
       Escape: () => (this.marks.lock ? this.lock(this.marks.lock) : this.clear()),
     };
     if (!(key in actions)) return false;
