@@ -79,10 +79,8 @@ def find_mechanism(name: str | type[Mechanism]) -> type[Mechanism]:
     if own.is_own(name):
         return own.load_mechanism(name)
     if name not in MECHANISMS:
-        known = ", ".join(MECHANISMS)
-        raise ValueError(
-            f"no attention is called {name!r}{suggest_nearest(name, MECHANISMS)}; there are {known}, or ./file.py:Class"
-        )
+        hint = f"{suggest_nearest(name, MECHANISMS)}; there are {', '.join(MECHANISMS)}, or ./file.py:Class"
+        raise ValueError(f"no attention is called {name!r}{hint}")
     return MECHANISMS[name]
 
 
@@ -107,9 +105,8 @@ def check_options(name: str | type[Mechanism], options: Any) -> None:
         if option not in known:
             if not known:
                 raise ValueError(f"the constructor of {name} must accept **base and pass it to super().__init__")
-            raise ValueError(
-                f"{name} has no option {option!r}{suggest_nearest(option, known)}; it has {', '.join(known)}"
-            )
+            hint = f"{suggest_nearest(option, known)}; it has {', '.join(known)}"
+            raise ValueError(f"{name} has no option {option!r}{hint}")
 
 
 def parse_options(name: str | type[Mechanism], values: dict[str, str]) -> dict[str, Any]:

@@ -27,10 +27,6 @@ class CodaDaGPAM(DaGPAM):
         self.sigma = make_head_net(2 * heads, self.width, hidden=2)
         self.sigma.requires_grad_(self.layer > 0)
 
-    @property
-    def carry_heads(self) -> int:
-        return 2 * self.heads
-
     def branches(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                  causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
                  noise: int | Tensor | None = None) -> WithCarry:  # fmt: skip

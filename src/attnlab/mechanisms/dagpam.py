@@ -56,6 +56,10 @@ class DaGPAM(Mechanism):
     def row_sum(self) -> Tensor:
         return (1 + self.plus - self.minus).flatten()
 
+    @property
+    def carry_heads(self) -> int:
+        return 2 * self.heads  # in the subclasses that carry
+
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
                 **noise: Any) -> WithCarry:  # fmt: skip
@@ -95,7 +99,7 @@ class DaGPAM(Mechanism):
 
     def mix_branches(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, carry: Tensor | None, **options: Any
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> WithCarry:
         """The definition, with dropout on each branch: ((1 + λ⁺) D⁺∘P⁺ − λ⁻ D⁻∘P⁻) v."""
         both, carry = self.branches(q, k, mask, carry, **options)
         return self.combine(F.dropout(both, self.dropout, self.training)) @ repeat_heads(v, self.heads), carry

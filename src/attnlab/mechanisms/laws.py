@@ -50,8 +50,7 @@ class LawTrial:
         return self.mechanism.mix(self.q, self.k, self.v, mask, self.carry, **options)[0]
 
     def output(self, mask: Tensor | None = None, **options: Any) -> Tensor:
-        output: Tensor = self.mechanism(self.q, self.k, self.v, mask, self.carry, **options)[0]
-        return output
+        return self.mechanism.forward(self.q, self.k, self.v, mask, self.carry, **options)[0]
 
 
 def make_trial(build: Build, *, queries: int = LENGTH, keys: int = LENGTH, groups: int | None = None) -> LawTrial:
@@ -142,9 +141,8 @@ def order_of_keys_is_irrelevant(build: Build) -> Measurement:
     mask = make_padding(example)
     weights = shuffled.weights(mask[..., order], at=order.argsort()[at])
     contexts = _distance(example.context(mask, at=at), shuffled.context(mask[..., order], at=order.argsort()[at]))
-    return _worst(contexts, _distance(example.weights(mask, at=at)[..., order], weights)), (
-        "weights and context when keys, values, mask, carry and at are permuted together"
-    )
+    moved = _worst(contexts, _distance(example.weights(mask, at=at)[..., order], weights))
+    return moved, "weights and context when keys, values, mask, carry and at are permuted together"
 
 
 def blind_row_is_zero(build: Build) -> Measurement:
@@ -155,9 +153,8 @@ def blind_row_is_zero(build: Build) -> Measurement:
     values = [float(x[blind].detach().abs().max()) for x in (example.weights(mask), example.context(mask))]
     both = [_gradients(example, lambda e: e.context(mask)), _gradients(example, lambda e: e.weights(mask))]
     finite = all(g.isfinite().all() for gradients in both for g in gradients.values())
-    return _worst(*values, 0.0 if finite else float("inf")), (
-        "rows without visible keys: weights and context are 0, and all gradients finite"
-    )
+    worst = _worst(*values, 0.0 if finite else float("inf"))
+    return worst, "rows without visible keys: weights and context are 0, and all gradients finite"
 
 
 def causal_equals_a_triangular_mask(build: Build) -> Measurement:
@@ -191,21 +188,19 @@ def cross_attention_works(build: Build) -> Measurement:
     if build(0).self_only:
         return None
     example = make_trial(build, queries=5, keys=LENGTH)
-    context = example.weights(make_padding(example)) @ example.v
+    mask = make_padding(example)
     alone = replace(example, q=example.q[:, :, 2:3], carry=None if example.carry is None else example.carry[:, :, 2:3])
-    apart = _distance(example.output(make_padding(example))[:, :, 2:3], alone.output(make_padding(example)))
-    return _worst(apart, _distance(example.context(make_padding(example)), context)), (
-        "5 queries on 7 keys with padding: mix against weights @ v, and one query alone against itself among others"
-    )
+    apart = _distance(example.output(mask)[:, :, 2:3], alone.output(mask))
+    mixed = _distance(example.context(mask), example.weights(mask) @ example.v)
+    return _worst(apart, mixed), "5 queries on 7 keys, padded: mix against weights @ v, and one query alone against all"
 
 
 def examples_do_not_mix(build: Build) -> Measurement:
     example = make_trial(build)
     carry = None if example.carry is None else example.carry[:1]
     alone = replace(example, q=example.q[:1], k=example.k[:1], v=example.v[:1], carry=carry)
-    return _distance(
-        example.output(causal=True)[:1], alone.output(causal=True)
-    ), "an example in a batch against itself alone"
+    moved = _distance(example.output(causal=True)[:1], alone.output(causal=True))
+    return moved, "an example in a batch against itself alone"
 
 
 def zero_bias_changes_nothing(build: Build) -> Measurement:

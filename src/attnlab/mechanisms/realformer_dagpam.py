@@ -15,10 +15,6 @@ from attnlab.mechanisms.mechanism import WithCarry, logits, masked_softmax, repe
 class RealFormerDaGPAM(DaGPAM):
     carries = True
 
-    @property
-    def carry_heads(self) -> int:
-        return 2 * self.heads
-
     def branches(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                  causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)

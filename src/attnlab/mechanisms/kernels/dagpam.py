@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from attnlab.mechanisms.kernels.launch import find_device_gap, note_launch, select_device
+from attnlab.mechanisms.kernels.tiles import load_tile, write_tile
 
 ROWS = 64  # queries in a tile
 PROGRAMS = 512  # about four for each multiprocessor of a large GPU; each computes a part of dW⁻
@@ -55,14 +56,11 @@ def _stack_backward(
     for tile in range(share, batch * tiles, shares):
         b = (tile // tiles).to(tl.int64)
         i = (tile % tiles) * ROWS + tl.arange(0, ROWS)
-        inside = (i < length)[:, None] & (d < D)[None, :]
-        x = tl.load(q + b * q_b + h * q_h + i[:, None] * q_i + d[None, :] * q_d, mask=inside, other=0.0)
-        place = g + b * g_b + h * g_h + i[:, None] * g_i + d[None, :] * g_d
-        plus = tl.load(place, mask=inside, other=0.0)
-        minus = tl.load(place + g_s, mask=inside, other=0.0)
+        x = load_tile(q, b, h, i, length, q_b, q_h, q_i, q_d, D, WIDE)
+        plus = load_tile(g, b, h, i, length, g_b, g_h, g_i, g_d, D, WIDE)
+        minus = load_tile(g + g_s, b, h, i, length, g_b, g_h, g_i, g_d, D, WIDE)
         back = tl.dot(minus, tl.trans(matrix).to(minus.dtype), input_precision="ieee")
-        grad = plus + tl.where(x > 0.0, back, 0.0)
-        tl.store(dq + ((b * length + i[:, None]) * heads + h) * D + d[None, :], grad.to(x.dtype), mask=inside)
+        write_tile(dq, plus + tl.where(x > 0.0, back, 0.0), b, h, i, heads, length, D, WIDE)
         part += tl.dot(tl.trans(tl.maximum(x, 0.0).to(x.dtype)), minus.to(x.dtype), input_precision="ieee")
     tl.store(dw + ((share * heads + h) * D + d[:, None]) * D + d[None, :], part, mask=square)
 
@@ -76,14 +74,10 @@ def _combine_forward(
     bh = tl.program_id(0).to(tl.int64)
     b, h = bh // heads, bh % heads
     i = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    d = tl.arange(0, WIDE)
-    inside = (i < length)[:, None] & (d < D)[None, :]
-    place = o + b * o_b + 2 * h * o_h + i[:, None] * o_i + d[None, :] * o_d
-    first = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(place + o_h, mask=inside, other=0.0).to(tl.float32)
+    first = load_tile(o, b, 2 * h, i, length, o_b, o_h, o_i, o_d, D, WIDE).to(tl.float32)
+    second = load_tile(o, b, 2 * h + 1, i, length, o_b, o_h, o_i, o_d, D, WIDE).to(tl.float32)
     added, removed = tl.load(plus + h * lambda_h).to(tl.float32), tl.load(minus + h * lambda_h).to(tl.float32)
-    mixed = (1.0 + added) * first - removed * second
-    tl.store(out + ((b * length + i[:, None]) * heads + h) * D + d[None, :], mixed, mask=inside)
+    write_tile(out, (1.0 + added) * first - removed * second, b, h, i, heads, length, D, WIDE)
 
 
 @triton.jit
