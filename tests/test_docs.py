@@ -189,14 +189,14 @@ def test_the_reference_has_what_pages_speak_of(site):
     seen = "".join(
         "".join(Text(path.read_text(encoding="utf-8")).seen) for path in (site / "reference").rglob("*.html")
     )
-    for name in ("record_of", "unpacked", "Gold", "TaskConfig", "TrainConfig", "open_run", "resolve_recipe",
+    for name in ("record_of", "unpack_view", "ViewGold", "TaskConfig", "TrainConfig", "open_run", "resolve_recipe",
                  "configure_model", "record_probes", "jsd", "open_reader", "shuffled_baseline", "Recipe"):  # fmt: skip
         assert name in seen, name
 
 
 def test_the_viewer_s_page_has_the_json_as_it_is_documented_in_the_code():
     block = (packed.__doc__ or "").split("little-endian:\n\n")[1].rstrip()
-    assert block in written("viewer"), "docs/viewer.md, The JSON: copy the block of attnlab/report/packed.py"
+    assert block in written("viewer"), "docs/viewer.md, The JSON: copy the block of attnlab/report/packing.py"
 
 
 @docs

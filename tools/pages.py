@@ -249,8 +249,8 @@ ROOMS = {  # pages of the reference: what is documented on each
     "tasks": ["tasks", "tasks.task", "tasks.translation", "tasks.language", "tasks.classification", "tasks.synthetic",
               "tasks.lexicon", "tasks.vocabulary", "tasks.links"],
     "training": ["recipe", "train", "runs", "store", "population", "decode", "score", "evaluation", "diagnosis"],
-    "report": ["inspection.viewing", "report.view", "report.packed", "report.embedded", "report.page", "report.figures",
-               "inspection.reader", "aligning"],
+    "report": ["reading.maps", "report.view", "report.packing", "report.viewer_html", "report.page", "report.figures",
+               "reading.reader", "aligning"],
 }  # fmt: skip
 
 
