@@ -31,7 +31,7 @@ from attnlab.aligning.pair_readers import open_run_reader
 from attnlab.analysis.alignment import aer
 from attnlab.analysis.symmetrise import grow_diag_final_and
 from attnlab.studies.kobayashi2020.ibm1_baseline import MODELS
-from attnlab.studies.kobayashi2020.plan import aligned_by_hand, tokenised, without
+from attnlab.studies.kobayashi2020.plan import read_gold_pairs, remove_gold, tokenize_pairs
 from attnlab.tasks.links import read_gold
 from attnlab.tasks.parallel import find_parallel_text
 from attnlab.tasks.text import read_parallel
@@ -51,11 +51,11 @@ def find_version(name):
 
 def read_europarl(pairs):
     """Return `pairs` lines of both sides, the gold pairs first, and the gold links."""
-    lines, gold = aligned_by_hand(None)
+    lines, gold = read_gold_pairs(None)
     if pairs < len(gold):
         raise SystemExit(f"--pairs must be at least {len(gold)}, the number of gold pairs, got {pairs}")
     read = find_parallel_text(TranslationConfig(data="europarl", pair="de-en")).read_part("train")
-    more = without(lines, tokenised((read[0][:pairs], read[1][:pairs])))[: pairs - len(gold)]
+    more = remove_gold(lines, tokenize_pairs((read[0][:pairs], read[1][:pairs])))[: pairs - len(gold)]
     return [own + [pair[side] for pair in more] for side, own in enumerate(lines)], gold
 
 

@@ -23,7 +23,7 @@ from attnlab.config import split_pairs
 from attnlab.decoding.evaluation import evaluate_part
 from attnlab.training.recipe import resolve_recipe
 from attnlab.training.runs import open_run, start_run
-from results import spread
+from results import format_spread
 
 SETS = {
     "multi30k": ("translation", "test", {
@@ -104,7 +104,7 @@ def main():
     shown = []
     for attention in dict.fromkeys(row["attention"] for row in rows):
         own = [row for row in rows if row["attention"] == attention]
-        values = [spread([row[key] for row in own], 2) for key in measures]
+        values = [format_spread([row[key] for row in own], 2) for key in measures]
         speeds = [row["tokens_per_second"] for row in own if row["tokens_per_second"]]
         shown.append([attention, len(own), *values, f"{speeds[0]:,.0f}" if speeds else "–"])
     print(measuring.format_table(["attention", "seeds", *measures, "tokens/s"], shown))

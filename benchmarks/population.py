@@ -4,19 +4,19 @@
 
 The peer is the same model with `nn.LSTM` (cuDNN on a GPU) and Adam, eager, one seed after the other. Times are printed
 only if a small population first ends as its seeds do alone. On a GPU, ours is one CUDA graph; both use tf32 products.
-On a CPU, ours is one process per core, and the peer is one process.
+On a CPU, both have one thread.
 """
 
 import argparse
 import time
-from dataclasses import replace
 
 import measuring
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from attnlab.experiments.population import Population, Updates, grow
+from attnlab.experiments.population import Population
+from attnlab.experiments.population_updates import Updates
 from attnlab.studies.snell2021.copying import CopyExperiment
 
 
@@ -74,6 +74,7 @@ def measure_single(case, device, steps):
 
 
 def measure_population(case, seeds, device, steps):
+    """Return the seconds per step of all seeds together."""
     population = Population([case.model(seed).train() for seed in range(seeds)], device)
     updates = Updates(population, seeds=range(seeds), lr=case.lr, clip=0.0)
     feed = case.feed(range(seeds), device)
@@ -81,6 +82,7 @@ def measure_population(case, seeds, device, steps):
 
 
 def measure_time(step, device, steps):
+    """Return the seconds per step, after three warm-up steps."""
     for n in range(3):
         step(n)
     if device.type == "cuda":
@@ -90,13 +92,6 @@ def measure_time(step, device, steps):
         step(n)
     if device.type == "cuda":
         torch.cuda.synchronize()
-    return (time.perf_counter() - start) / steps
-
-
-def measure_processes(case, seeds, steps):
-    """Return the seconds per step of all seeds, from start to end, without measures."""
-    start = time.perf_counter()
-    grow(replace(case, steps=steps, every=steps, held_out=2), range(seeds), device=torch.device("cpu"))
     return (time.perf_counter() - start) / steps
 
 
@@ -116,10 +111,7 @@ def main():
     for name, types in (("permutations of 40", 40), ("40 of 60", 60)):
         case = CopyExperiment(data="subset", types=types)
         alone = measure_single(case, device, given.steps)
-        if on_gpu:
-            ours = measure_population(case, given.seeds, device, given.steps)
-        else:
-            ours = measure_processes(case, given.seeds, given.steps)
+        ours = measure_population(case, given.seeds, device, given.steps)
         speeds = {"one_by_one_per_s": 1 / alone, "population_per_s": given.seeds / ours}
         rows.append({"case": name, "seeds": given.seeds} | speeds | {"times": given.seeds * alone / ours})
     about = measuring.collect_provenance(0)
