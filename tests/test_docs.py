@@ -40,7 +40,7 @@ docs = pytest.mark.docs
 
 @pytest.fixture(scope="module")
 def made():
-    return runpy.run_path(str(ROOT / "tools" / "pages.py"))["pages"]()
+    return runpy.run_path(str(ROOT / "tools" / "pages.py"))["render_pages"]()
 
 
 @pytest.fixture(scope="module")

@@ -106,7 +106,7 @@ def test_a_probed_model_has_a_table():
     ("made", "options", "message"),
     [
         (lambda: record(extras={}), {}, "attention has no beta"),
-        (lambda: record(extras={"beta": torch.zeros(B, T, 1)}), {}, r"\(3, 5, 1\), but its weights have \(3, 5, 7\)"),
+        (lambda: record(extras={"beta": torch.zeros(B, T, 1)}), {}, r"\(3, 5, 1\), expected \(3, 5, 7\)"),
         (record, {"layer": 1}, r"layer 1 .*Record\(3 examples"),
     ],
 )

@@ -1,13 +1,14 @@
 """The page of a study, and its tables in a terminal: the same is said once, and what is not there has a reason."""
 
-import json
+import csv
 import re
+from dataclasses import replace
 
 import pytest
 
 from attnlab.experiments.reproduction import ItemConfig, ItemResult
 from attnlab.experiments.study import Findings, Item, Study
-from attnlab.experiments.study_page import outcome_table, write
+from attnlab.experiments.study_page import tabulate_result, write_study
 from attnlab.experiments.verdicts import Cell
 from attnlab.report.page import Table
 
@@ -15,7 +16,7 @@ ABOUT = {"command": "attnlab reproduce bench lr=1e-3 --only=one --only=two --sca
 STUDY = Study("bench", "A bench", {name: Item(name, lambda setting: Findings([])) for name in ("one", "two", "three")})
 
 
-def outcome(name, *cells, **about):
+def result(name, *cells, **about):
     config = ItemConfig("bench", name, "smoke", (0, 1, 2), 1)
     return ItemResult(config, name.title(), cells, (), (f"about {name}",), ABOUT | about)
 
@@ -30,8 +31,8 @@ def unrun(name, row="q"):
 
 @pytest.fixture
 def page(tmp_path):
-    some = [outcome("one", ran("one"), unrun("one"), wall_s=1.5), outcome("two", unrun("two"), wall_s=2.5)]
-    return write(STUDY, some, tmp_path).read_text()
+    some = [result("one", ran("one"), unrun("one"), wall_s=1.5), result("two", unrun("two"), wall_s=2.5)]
+    return write_study(STUDY, "smoke", some, tmp_path).read_text()
 
 
 def test_what_holds_of_every_item_is_said_once_and_the_rest_with_its_item(page):
@@ -50,14 +51,35 @@ def test_the_title_promises_nothing(page):
 
 
 def test_an_item_of_which_nothing_was_run_says_why_instead_of_an_empty_table(page):
-    table = outcome_table([unrun("two"), unrun("two", "s")])
-    assert table == Table(["row", "cells", "what is to be said"], [["q; s", 2, "not run: no data"]])
-    assert outcome_table([ran("one"), unrun("one")]).rows[0][:2] == ["r", "c"]
+    table = tabulate_result([unrun("two"), unrun("two", "s")])
+    assert table == Table(["row", "cells", "note"], [["q; s", 2, "not run: no data"]])
+    assert tabulate_result([ran("one"), unrun("one")]).rows[0][:2] == ["r", "c"]
     second = page.split("<h2 id='section-3'>")[1]
     assert second.count("<table>") == 1
     assert "not run: no data" in second
 
 
-def test_files_hold_the_command_that_was_given(tmp_path):
-    write(STUDY, [outcome("one", ran("one"))], tmp_path)
-    assert json.loads((tmp_path / "results.json").read_text())["items"][0]["about"] == ABOUT
+def test_an_item_without_a_command_gets_one(tmp_path):
+    drawn = replace(result("one", ran("one")), about={})
+    page = write_study(STUDY, "smoke", [drawn], tmp_path).read_text()
+    assert re.findall(r"<code>(.*?)</code>", page) == ["attnlab reproduce bench --scale=smoke --only=one"]
+
+
+def test_cells_have_every_column_in_one_file(tmp_path):
+    one = Cell(
+        item="one",
+        row="a, b",
+        column="c",
+        published_interval=(0.25, 2.0),
+        values=(0.1, 0.5),
+        note="x",
+        tags=("erratum",),
+    )
+    write_study(STUDY, "smoke", [result("one", one, unrun("one"))], tmp_path)
+    ours, missing = csv.DictReader((tmp_path / "smoke" / "cells.csv").read_text().splitlines())
+    assert ours == {
+        "item": "one", "row": "a, b", "column": "c", "published": "", "published_low": "0.25", "published_high": "2.0",
+        "mean": "0.3", "low": "", "high": "", "seeds": "2", "values": "0.1 0.5", "verdict": "no verdict",
+        "group": "official", "tags": "erratum", "note": "x", "not_run": "",
+    }  # fmt: skip
+    assert (missing["values"], missing["seeds"], missing["not_run"]) == ("", "0", "no data")

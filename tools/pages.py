@@ -1,7 +1,7 @@
-"""The pages of the site that are made from the code: one for each mechanism and task, the reference, and the README.
+"""Generate the pages of the site that come from the code: mechanisms, tasks, the Python reference, and the README.
 
-mkdocs calls `on_config` and `on_files` (mkdocs.yml). To add a page: write docs/NAME.md, and a line in the nav. A
-mechanism or a task needs the line alone, and its chapter in docs/mechanisms.md or docs/tasks.md.
+mkdocs calls `on_config` and `on_files` (mkdocs.yml). To add a page, write docs/NAME.md and a line in the nav. A
+mechanism or a task needs only the line, and a section in docs/mechanisms.md or docs/tasks.md.
 """
 
 import importlib
@@ -30,29 +30,29 @@ WORDS = ["the", "cat", "sat", "on", "the", "mat", "and", "slept"]
 
 
 class Literal(Extension):
-    """No HTML in Markdown: a token <s> of a docstring or of a result is text. And what is set in columns stays so."""
+    """Markdown without HTML, so that tokens such as <s> are text; and with columns of docstrings as code blocks."""
 
     def extendMarkdown(self, md: Any) -> None:  # noqa: N802 (Python-Markdown's name)
         md.preprocessors.deregister("html_block")
         md.inlinePatterns.deregister("html")
-        md.preprocessors.register(Columns(md), "columns", 20)  # after fenced code was taken out
+        md.preprocessors.register(Columns(md), "columns", 20)  # after fenced code is extracted
 
 
 class Columns(Preprocessor):
-    """Lines such as "layers   only these", by which docstrings say what their arguments are, become a block of code."""
+    """Turn lines such as "layers   only these", which describe arguments in docstrings, into a code block."""
 
     SET = re.compile(r"(?![|>#*+-])\S.*? {2,}\S")
 
     def run(self, lines: list[str]) -> list[str]:
-        made: list[str] = []
+        output: list[str] = []
         inside = False
         for line in lines:
             columns = bool(self.SET.match(line)) or (inside and line.startswith("  "))
             if columns != inside:
-                made.append("")
-            made.append(f"    {line}" if columns else line)
+                output.append("")
+            output.append(f"    {line}" if columns else line)
             inside = columns
-        return made
+        return output
 
 
 def on_config(config: Any) -> Any:
@@ -63,37 +63,37 @@ def on_config(config: Any) -> Any:
 def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File
 
-    for name, content in pages().items():
+    for name, content in render_pages().items():
         files.append(File.generated(config, name, content=content))
     return files
 
 
-def pages() -> dict[str, str | bytes]:
-    """Every page and picture that is made, by its place under docs/."""
-    made: dict[str, str | bytes] = {
-        "index.md": index(),
-        "contributing.md": _text("CONTRIBUTING.md").replace("](docs/", "]("),
+def render_pages() -> dict[str, str | bytes]:
+    """Return every generated page and picture by its path under docs/."""
+    files: dict[str, str | bytes] = {
+        "index.md": render_index(),
+        "contributing.md": _read_text("CONTRIBUTING.md").replace("](docs/", "]("),
     }
-    made |= {"reference.md": reference()} | {f"reference/{name}.md": room(name) for name in ROOMS}
+    made |= {"reference.md": render_reference()} | {f"reference/{name}.md": render_room(name) for name in ROOMS}
     for name in MECHANISMS:
-        made |= {f"mechanisms/{name}.md": mechanism(name), f"mechanisms/{name}.png": picture(name)}
+        made |= {f"mechanisms/{name}.md": render_mechanism(name), f"mechanisms/{name}.png": draw_mechanism(name)}
     for name in TASKS:
-        made |= {f"tasks/{name}.md": task(name), f"tasks/{name}.png": batch_picture(name)}
+        made |= {f"tasks/{name}.md": render_task(name), f"tasks/{name}.png": draw_batch(name)}
     return made
 
 
-def index() -> str:
-    """The README, with its links as the site has them."""
-    return _text("README.md").replace("](docs/", "](").replace("](CONTRIBUTING.md)", "](contributing.md)")
+def render_index() -> str:
+    """Return the README with the links of the site."""
+    return _read_text("README.md").replace("](docs/", "](").replace("](CONTRIBUTING.md)", "](contributing.md)")
 
 
-def mechanism(name: str) -> str:
-    """Equation, picture, what to read in it, options and command of one mechanism."""
+def render_mechanism(name: str) -> str:
+    """Return the page of a mechanism: equation, picture, how to read it, options and commands."""
     kind = MECHANISMS[name]
-    summary, rest = _docstring(kind)
-    chapter = _section("mechanisms.md", name)
-    options = "\n".join(f"| `{key}` | `{value}` |" for key, value in _options(kind).items())
-    table = f"| option | default |\n|---|---|\n{options}" if options else "It has no options of its own."
+    summary, rest = _split_docstring(kind)
+    chapter = _find_section("mechanisms.md", name)
+    options = "\n".join(f"| `{key}` | `{value}` |" for key, value in _list_options(kind).items())
+    table = f"| option | default |\n|---|---|\n{options}" if options else "It has no further options."
     file = Path(inspect.getfile(kind)).relative_to(ROOT).as_posix()
     return f"""# {name}
 
@@ -103,7 +103,7 @@ def mechanism(name: str) -> str:
 
 ![The weights of {name} on one sentence, untrained: two heads, each row a query]({name}.png)
 
-Two of its heads, untrained, on random queries and keys for the eight words; causal.
+Two of its heads, untrained and causal, on random queries and keys for eight words.
 
 ## What to read in it
 
@@ -113,12 +113,12 @@ Two of its heads, untrained, on random queries and keys for the eight words; cau
 
 {table}
 
-Besides, every mechanism takes `layer`, `scale` and `dropout`.
+Every mechanism also takes `layer`, `scale` and `dropout`.
 
 ## Use it
 
 ```sh
-attnlab check {name}                          # the laws, measured on it
+attnlab check {name}                          # run the laws on it
 attnlab train translation data=multi30k attention={name}
 ```
 
@@ -132,8 +132,8 @@ Defined in `{file}`. All mechanisms side by side: [mechanisms](../mechanisms.md)
 """
 
 
-def picture(name: str) -> bytes:
-    """A PNG of two heads' weights."""
+def draw_mechanism(name: str) -> bytes:
+    """Return a PNG of the weights of two heads."""
     torch.manual_seed(0)
     layer = attention(name, heads=2, head_dim=16).double().eval()
     q, k = torch.randn(2, 1, 2, len(WORDS), 16, dtype=torch.float64)
@@ -142,9 +142,9 @@ def picture(name: str) -> bytes:
     return render_png(draw_attention_maps({f"head {h}": weights[h] for h in range(2)}, WORDS, WORDS))
 
 
-def task(name: str) -> str:
-    """What a task is, its equation, a batch of it, and every key that training on it takes."""
-    summary, rest = _docstring(TASKS[name])
+def render_task(name: str) -> str:
+    """Return the page of a task: what it is, its equation, a batch, and every key of its training."""
+    summary, rest = _split_docstring(TASKS[name])
     lines = "\n".join(f"| `{key}` | `{value}` | {part} |" for key, value, part in list_keys(name))
     return f"""# {name}
 
@@ -152,16 +152,16 @@ def task(name: str) -> str:
 
 {rest}
 
-![A batch of {name}: what the model reads, what it is to say, padding in grey]({name}.png)
+![A batch of {name}: the tokens that the model reads, the targets, and padding in grey]({name}.png)
 
-A batch, as a model gets it: in blue the tokens that are read, in orange the targets that are scored, in grey padding.
+A batch as a model receives it: the tokens it reads in blue, the targets that are scored in orange, padding in grey.
 
 {_section("tasks.md", name)}
 
 ## Use it
 
 ```sh
-attnlab train {name}                          # the default; key=value changes any of the keys below
+attnlab train {name}                          # with the defaults; key=value changes any key below
 attnlab list {name}                           # the same table
 ```
 
@@ -169,20 +169,20 @@ attnlab list {name}                           # the same table
 |---|---|---|
 {lines}
 
-What is common to all tasks, and where data come from: [tasks and data](../tasks.md).
+What all tasks share, and where their data come from: [tasks and data](../tasks.md).
 """
 
 
-def batch_picture(name: str) -> bytes:
-    """Two or three examples of a task on a text of a few lines, token by token."""
+def draw_batch(name: str) -> bytes:
+    """Return a PNG of two or three examples of a task on a text of a few lines, token by token."""
     with tempfile.TemporaryDirectory() as folder:
-        made = TASKS[name].prepare(TASKS[name].config_type(**_small_text(name, Path(folder))), Path(folder))
+        made = TASKS[name].prepare(TASKS[name].config_type(**_write_small_text(name, Path(folder))), Path(folder))
         part = "valid-context" if name == "language" else "valid"
-        return render_png(batch_grid(made, made.make_batch(part, list(range(min(3, made.count_examples(part)))))))
+        return render_png(draw_grid(made, made.make_batch(part, list(range(min(3, made.count_examples(part)))))))
 
 
-def _small_text(name: str, folder: Path) -> dict[str, Any]:
-    """The settings of a task whose data are a few lines, written into a folder."""
+def _write_small_text(name: str, folder: Path) -> dict[str, Any]:
+    """Write a few lines of data into a folder, and return the settings of a task that reads them."""
     german, english = ["die katze schläft", "der hund sah die katze", "sie schläft"], [
         "the cat sleeps", "the dog saw the cat", "she sleeps"]  # fmt: skip
     files = {"a.de": german, "a.en": english, "a.txt": [*english, *reversed(english)]}
@@ -205,8 +205,8 @@ def _small_text(name: str, folder: Path) -> dict[str, Any]:
     }[name]
 
 
-def batch_grid(made: Any, batch: Any) -> Figure:
-    """A block of rows an example, a cell a token."""
+def draw_grid(made: Any, batch: Any) -> Figure:
+    """Draw one block of rows per example and one cell per token."""
     sides = {"source": "source_vocabulary", "read": "target_vocabulary"} if len(batch.inputs) == 2 else {"read": ""}
     words = [
         (label, getattr(made, kept or "vocabulary"), ids)
@@ -239,7 +239,7 @@ PUBLIC = {
     "contribution": "attnlab.analysis.contribution_table.contribution", "adapt": "attnlab.huggingface.pretrained.adapt",
     "load": "attnlab.huggingface.pretrained.load", "show": "attnlab.reading.maps.show",
 }  # fmt: skip
-ROOMS = {  # pages of the reference: what is documented on each
+ROOMS = {  # pages of the reference, and the modules on each
     "analysis": [f"analysis.{path.stem}" for path in sorted((ROOT / "src/attnlab/analysis").glob("[a-z]*.py"))],
     "models": [
         "huggingface.recorder", "recording.watch", "recording.probe", "models.presets", "models.transformer",
@@ -248,59 +248,62 @@ ROOMS = {  # pages of the reference: what is documented on each
     ],
     "tasks": ["tasks", "tasks.task", "tasks.translation", "tasks.language", "tasks.classification", "tasks.synthetic",
               "tasks.lexicon", "tasks.vocabulary", "tasks.links"],
-    "training": ["recipe", "train", "runs", "store", "population", "decode", "score", "evaluation", "diagnosis"],
+    "training": [
+        "training.recipe", "training.loop", "training.runs", "training.run_folder", "experiments.population",
+        "decoding.decode", "training.scoring", "decoding.evaluation", "counting.diagnosis",
+    ],
     "report": ["reading.maps", "report.view", "report.packing", "report.viewer_html", "report.page", "report.figures",
                "reading.reader", "aligning"],
 }  # fmt: skip
 
 
-def reference() -> str:
-    """The public names, from their docstrings, and where the rest is."""
+def render_reference() -> str:
+    """Return the page of the public names, with links to the other pages of the reference."""
     names = "\n".join(f"- `attnlab.{name}`" for name in attnlab.__all__)
     rooms = ", ".join(f"[{name}](reference/{name}.md)" for name in ROOMS)
     public = "\n\n".join(f"## attnlab.{name}\n\n::: {place}" for name, place in PUBLIC.items())
-    return f"# Python reference\n\n{names}\n\nThe modules by what they are about: {rooms}.\n\n{public}\n"
+    return f"# Python reference\n\n{names}\n\nThe modules by subject: {rooms}.\n\n{public}\n"
 
 
-def room(name: str) -> str:
-    """The modules of one part of the package, from their docstrings."""
+def render_room(name: str) -> str:
+    """Return the reference page of some modules."""
     modules = "\n\n".join(f"## attnlab.{module}\n\n::: attnlab.{module}" for module in ROOMS[name])
     return f"# Python reference: {name}\n\n{modules}\n"
 
 
-def _options(kind: type[Mechanism]) -> dict[str, Any]:
-    """The keyword-only arguments of its constructors, but for what every mechanism has."""
-    found: dict[str, Any] = {}
+def _list_options(kind: type[Mechanism]) -> dict[str, Any]:
+    """Return the keyword-only arguments of its constructors and their defaults, without those of every mechanism."""
+    options: dict[str, Any] = {}
     for ancestor in kind.__mro__:
         if ancestor is Mechanism:
             break
         if "__init__" in vars(ancestor):
             for parameter in inspect.signature(ancestor.__init__).parameters.values():
                 if parameter.kind is parameter.KEYWORD_ONLY:
-                    found.setdefault(parameter.name, parameter.default)
-    return found
+                    options.setdefault(parameter.name, parameter.default)
+    return options
 
 
-def _docstring(kind: type) -> tuple[str, str]:
-    """The first paragraph of the module that a class is in, and the rest."""
+def _split_docstring(kind: type) -> tuple[str, str]:
+    """Return the first paragraph of the docstring of a class's module, and the rest."""
     text = inspect.getdoc(importlib.import_module(kind.__module__)) or ""
     first, _, rest = text.partition("\n\n")
     return " ".join(first.split()), rest
 
 
-def _section(page: str, heading: str) -> str:
-    """What a page says under a heading, which may name several mechanisms; links as seen from one folder below."""
+def _find_section(page: str, heading: str) -> str:
+    """Return a section of a page by its heading, which may name several mechanisms, with links from one folder below."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     for title, body in re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL):
         if heading in title.split(", "):
             body = body.replace("](#", f"](../{page}#")
             return re.sub(r"\]\((?!http|\.\./)", "](../", body).strip("\n")
-    raise ValueError(f"docs/{page} has no heading {heading!r}: write what to read in it")
+    raise ValueError(f"docs/{page} has no heading {heading!r}: add a section on how to read it")
 
 
-def _text(name: str) -> str:
+def _read_text(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit("mkdocs runs this: make docs")
+    sys.exit("mkdocs runs this script: use make docs")

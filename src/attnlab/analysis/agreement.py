@@ -90,10 +90,8 @@ def contextualise_agreement(
     """
     reached, performances = (torch.as_tensor(x, dtype=torch.float64) for x in (curve, performance))
     if reached.dim() != 1 or reached.shape != performances.shape:
-        raise ValueError(
-            "curve and performance must have one value for each checkpoint, got shapes "
-            f"{tuple(reached.shape)} and {tuple(performances.shape)}"
-        )
+        shapes = f"{tuple(reached.shape)} and {tuple(performances.shape)}"
+        raise ValueError(f"curve and performance must have one value for each checkpoint, got shapes {shapes}")
     if bool(reached.isnan().any() | performances.isnan().any()) or math.isnan(value):
         raise ValueError("curve, performance or value contains NaN; leave out checkpoints without a measurement")
     exceeding = (reached > value).nonzero()
@@ -133,9 +131,8 @@ def _rows(u: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Te
     except ValueError:
         raise ValueError(f"u {shapes[0]}, v {shapes[1]} and mask {shapes[2]} do not broadcast") from None
     if u.shape[-1] != v.shape[-1] or u.shape[-1] == 0 or shape[-1] != u.shape[-1]:
-        raise ValueError(
-            f"u {shapes[0]}, v {shapes[1]} and mask {shapes[2]} must have the same number of positions, at least 1"
-        )
+        given = f"u {shapes[0]}, v {shapes[1]} and mask {shapes[2]}"
+        raise ValueError(f"{given} must have the same number of positions, at least 1")
     seen = seen.expand(shape)
     u, v = ((x if x.is_floating_point() else x.double()).detach().expand(shape).masked_fill(~seen, 0) for x in (u, v))
     for name, x in (("u", u), ("v", v)):

@@ -94,10 +94,8 @@ def count_links(links: Pair | Corpus, sure: Pair | Corpus, possible: Pair | Corp
     """Count |A|, |S|, |A∩S| and |A∩P| of each sentence pair, (pairs, 4). The rates need no more."""
     proposed, right, allowed = (_corpus(given) for given in (links, sure, possible))
     if not len(proposed) == len(right) == len(allowed):
-        raise ValueError(
-            "links, sure and possible must have one set for each sentence pair, got "
-            f"{len(proposed)}, {len(right)} and {len(allowed)} sets"
-        )
+        sets = f"{len(proposed)}, {len(right)} and {len(allowed)} sets"
+        raise ValueError(f"links, sure and possible must have one set for each sentence pair, got {sets}")
     rows = [(len(a), len(s), len(a & s), len(a & (s | p))) for a, s, p in zip(proposed, right, allowed, strict=True)]
     return np.array(rows, dtype=np.int64).reshape(-1, 4)
 

@@ -140,9 +140,8 @@ def _frames(
     b, _, i, j = maps[0].shape
     seen = layer.mask.expand(b, 1, i, j)
     for example in range(b):
-        query, key = (
-            read_side(record, name, example, n, words) for name, n in zip(KINDS[layer.kind], (i, j), strict=True)
-        )
+        sides = zip(KINDS[layer.kind], (i, j), strict=True)
+        query, key = (read_side(record, name, example, length, words) for name, length in sides)
         weight, norm, visible = (_cut(x[example], query, key) for x in (*maps, seen.to(maps[0].dtype)))
         rows, columns = (visible[0] > 0).nonzero().T.cpu().numpy()
         where = {"example": example, "kind": layer.kind, "layer": layer.index}

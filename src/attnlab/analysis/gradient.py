@@ -155,12 +155,10 @@ def smallest_gamma(record: Record, projections: Mapping[str, Mapping[str, Tensor
         if layer.name not in projections:
             raise ValueError(f"projections= has no entry for {layer.name}; get them from attnlab.recording.gradients")
         queries, _ = read_token_masks(record, layer)
-        query, key, value = (
-            widen(projections[layer.name][name]).to(queries.device) for name in ("query", "key", "value")
-        )
-        sizes = composite_norm(
-            residual(widen(layer.context), queries[:, None].expand(layer.context.shape[:3]))
-        )  # (b,h)
+        own = projections[layer.name]
+        query, key, value = (widen(own[name]).to(queries.device) for name in ("query", "key", "value"))
+        per_head = queries[:, None].expand(layer.context.shape[:3])
+        sizes = composite_norm(residual(widen(layer.context), per_head))  # (b,h)
         cubed = composite_norm(residual(widen(layer.inputs), queries)) ** 3  # (b,)
         terms = (
             residual_bound(1.0, float((q @ k.T).abs().sum(0).amax()), float(composite_norm(v)), 1.0, v.shape[1])

@@ -48,10 +48,7 @@ def mixing(layer: Layer, by: str = "norm") -> Mixing:
         raise ValueError(f"unknown map {by!r}; choose one of {', '.join(MAPS)}")
     i, j = layer.context.shape[2], layer.grouped_values.shape[2]
     if not is_cross(layer) and i != j:
-        raise ValueError(
-            f"{layer.name} has {i} queries and {j} keys of one sequence; mixing needs the same tokens as queries and "
-            "keys"
-        )
+        raise ValueError(f"{layer.name} has {i} queries and {j} keys; mixing needs the same tokens as both")
     return MAPS[by](layer)
 
 

@@ -82,13 +82,10 @@ def scores(record: Record, names: Sequence[str], *, layer: int = -1) -> Scores:
 
 def _read_probe(layer: Layer, name: str, weight: Tensor) -> Tensor:
     if name not in layer.extras:
-        raise ValueError(
-            f"{layer.name} has no {name} in its extras; add it from the model with attnlab.recording.probe"
-        )
+        raise ValueError(f"{layer.name} has no {name} in its extras; add it with attnlab.recording.probe")
     probe = layer.extras[name].detach()
     if probe.shape != weight.shape:
-        shapes = f"{tuple(probe.shape)}, but its weights have {tuple(weight.shape)}"
-        raise ValueError(f"{name} of {layer.name} has shape {shapes}")
+        raise ValueError(f"{layer.name}: {name} has shape {tuple(probe.shape)}, expected {tuple(weight.shape)}")
     return probe
 
 

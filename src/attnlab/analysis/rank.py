@@ -161,9 +161,7 @@ class Rank(Sums):
 
     def _weights(self, layer: Layer, queries: Tensor, counted: Tensor) -> None:
         stable, effective = _ranks(widen(layer.weights).where(counted, 0.0))  # (b,h)
-        least = torch.minimum(
-            counted[:, 0].any(2).sum(1), counted[:, 0].any(1).sum(1)
-        )  # the smaller of queries and keys
+        least = torch.minimum(counted[:, 0].any(2).sum(1), counted[:, 0].any(1).sum(1))  # of queries and keys
         some = least > 1
         self.accumulate(layer, "weights.stable_rank", stable[some].sum(0))
         self.accumulate(layer, "weights.effective_rank", effective[some].sum(0))

@@ -179,9 +179,7 @@ class Statistics:
         b, h, j = vector.shape
         mass, size, entropy, seen = (vector.new_zeros(s).double() for s in ((b, h, j), (b, h, j), (b, h), (b, j)))
         cells = WEIGHTS.size * NORMS.size
-        whole = self._table(
-            f"{layer.kind}/pairs", len(self.names) + 1, cells, vector.device
-        )  # the last row: hidden pairs
+        whole = self._table(f"{layer.kind}/pairs", len(self.names) + 1, cells, vector.device)  # last row: hidden pairs
         column = NORMS.find_bins(vector) + (sequences.category * cells)[:, None].int()  # (b,h,j) cell of weight bin 0
         mask = layer.mask.expand(b, 1, layer.context.shape[2], j)
         for rows, weights in layer.chunks():

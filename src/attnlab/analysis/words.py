@@ -36,9 +36,7 @@ def join_pieces(pieces: Sequence[str], words: Sequence[int]) -> list[str]:
 def pool_by_word(x: Tensor, queries: Sequence[int], keys: Sequence[int]) -> Tensor:
     """Turn a map (…,i,j) of pieces into a map of words, given the word index of each query and key."""
     if (len(queries), len(keys)) != tuple(x.shape[-2:]):
-        raise ValueError(
-            f"words of {len(queries)} queries and {len(keys)} keys do not fit a map of shape {tuple(x.shape)}"
-        )
+        raise ValueError(f"words of {len(queries)} queries and {len(keys)} keys do not fit a map {tuple(x.shape)}")
     of_query, of_key = (_membership(words).to(x) for words in (queries, keys))  # (I,i), (J,j)
     return of_query / of_query.sum(-1, keepdim=True) @ x @ of_key.mT
 

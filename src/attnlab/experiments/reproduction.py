@@ -8,6 +8,7 @@ An item is a pure function of the ledger. What it asks for and the ledger lacks 
 """
 
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -136,9 +137,16 @@ def draw_study(
     rows = Ledger(ledger or out / FILE)
     results = []
     for name in study.items if only is None else only:
-        completed = [row for row in rows.rows() if _is_of(row, study, name, scale)]
+        known = [row for row in rows.rows() if _is_of(row, study, name, scale)]
+        completed = [row for row in known if row.edition == study.items[name].edition]
         if completed:
             results.append(_draw_item(study, name, completed, rows, out))
+        elif known:
+            editions = ", ".join(str(row.edition) for row in known)
+            warnings.warn(
+                f"{rows.path}: {name} has edition {editions}, this version draws edition {study.items[name].edition}; "
+                "its rows stay and are not drawn", stacklevel=2,
+            )  # fmt: skip
     return results
 
 
@@ -150,7 +158,7 @@ def list_scales(study: Study, ledger: Path) -> list[Scale]:
 
 def _is_of(row: Row, study: Study, name: str, scale: Scale) -> bool:
     same = {"study": study.name, "item": name, "scale": scale}
-    return row.measure == ITEM and row.edition == study.items[name].edition and same.items() <= row.recipe.items()
+    return row.measure == ITEM and same.items() <= row.recipe.items()
 
 
 def _draw_item(study: Study, name: str, completed: Sequence[Row], ledger: Ledger, out: Path) -> ItemResult:

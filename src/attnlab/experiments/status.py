@@ -4,8 +4,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from attnlab.experiments.engine import RowReader
+from attnlab.experiments.plan import Workplace
 from attnlab.experiments.reproduction import draw_study
-from attnlab.experiments.study import Study
+from attnlab.experiments.study import Setting, Study
 from attnlab.experiments.verdicts import VERDICTS, Cell
 from attnlab.report.page import Table
 
@@ -15,15 +17,17 @@ COLUMNS = ("study", "published", "implemented", "run", "official", *VERDICTS[:-1
 def tabulate_status(studies: Sequence[Study], root: Path) -> tuple[Table, list[str]]:
     """Return a row per study with its numbers of cells, and the command that runs the next missing item of each.
 
-    published     numbers and directions that the paper prints and that are known
-    implemented   those that some item of ours has a cell for
+    published     cells with a number or a direction from the paper; a number that several rows are compared with
+                  (official data and a stand-in, as printed and as corrected) counts once per row
+    implemented   those that some item of ours has
     run           those with a value in ROOT/STUDY/ledger.jsonl at full scale; official: on the paper's own data
     """
     rows: list[list[Any]] = []
     commands = []
     for study in studies:
-        results = {result.config.item: result for result in draw_study(study, "full", root / study.name)}
-        cells = [cell for result in results.values() for cell in result.cells if has_claim(cell)]
+        results = {result.config.item: result.cells for result in draw_study(study, "full", root / study.name)}
+        absent = {name: plan_cells(study, name, root / study.name) for name in study.items if name not in results}
+        cells = [cell for some in (*results.values(), *absent.values()) for cell in some if has_claim(cell)]
         ran = [cell for cell in cells if not cell.not_run]
         missing = sum(study.unimplemented.values())
         verdicts = [sum(cell.verdict == verdict for cell in ran) for verdict in VERDICTS[:-1]]
@@ -33,6 +37,13 @@ def tabulate_status(studies: Sequence[Study], root: Path) -> tuple[Table, list[s
             commands.append(command)
     totals = ["all", *(sum(row[place] for row in rows) for place in range(1, len(COLUMNS)))]
     return Table(list(COLUMNS), [*rows, totals]), commands
+
+
+def plan_cells(study: Study, name: str, out: Path) -> Sequence[Cell]:
+    """Return the cells that an item would have, all of them not run."""
+    item, place = study.items[name], Workplace.at(out)
+    rows = RowReader(place.open_ledger(), running=False)
+    return list(item.run(Setting("full", tuple(range(item.seeds["full"])), place, rows)).cells)
 
 
 def has_claim(cell: Cell) -> bool:

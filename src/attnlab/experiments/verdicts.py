@@ -122,7 +122,7 @@ class Cell:
     @classmethod
     def from_json(cls, stored: dict[str, Any]) -> "Cell":
         """Return a cell from its stored fields; those at their default may be missing."""
-        lists = {name: tuple(x) for name, x in stored.items() if name in ("values", "published_interval", "tags")}
+        lists = {name: tuple(x) for name, x in stored.items() if isinstance(x, list)}
         return cls(**stored | lists)
 
 

@@ -73,13 +73,7 @@ def pack_view(view: View, *, budget: int | None = None) -> dict[str, Any]:
             "name": run.name,
             "curves": {name: _pack_curve(*line) for name, line in run.curves.items()},
             "best": None if run.best is None else asdict(run.best),
-            "frames": [
-                {
-                    "step": frame.step,
-                    "attentions": [_pack_attention(a, blocks, masks, run.name) for a in frame.attentions],
-                }
-                for frame in run.frames
-            ],
+            "frames": [_pack_frame(frame, blocks, masks, run.name) for frame in run.frames],
         }
         for run in view.runs
     ]
@@ -202,6 +196,10 @@ def _fit_budget(blocks: list[PackedBlock], budget: int) -> None:
         for block in blocks:
             if block.rung != before[id(block)]:
                 block.compress()
+
+
+def _pack_frame(frame: Frame, blocks: list[PackedBlock], masks: dict[bytes, int], run: str) -> dict[str, Any]:
+    return {"step": frame.step, "attentions": [_pack_attention(a, blocks, masks, run) for a in frame.attentions]}
 
 
 def _pack_attention(

@@ -42,12 +42,8 @@ class Table:
 
 
 MARKS = {
-    "reproduced": "good",
-    "same direction": "fair",
-    "not reproduced": "poor",
-    "no verdict": "open",
-    "not run": "open",
-}
+    "reproduced": "good", "same direction": "fair", "not reproduced": "poor", "no verdict": "open", "not run": "open",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -95,11 +91,8 @@ class Files:
     files: Mapping[str, str]
 
     def html(self) -> str:
-        links = "".join(
-            f"<li><a href='./{quote(path)}'>{escape(path)}</a>: {escape(about)}</li>"
-            for path, about in self.files.items()
-        )
-        return f"<ul class='files'>{links}</ul>"
+        links = ((f"<a href='./{quote(path)}'>{escape(path)}</a>", about) for path, about in self.files.items())
+        return f"<ul class='files'>{''.join(f'<li>{link}: {escape(about)}</li>' for link, about in links)}</ul>"
 
 
 def render_page(title: str, sections: Sequence[tuple[str, Sequence[Part]]]) -> str:

@@ -21,10 +21,7 @@ MEASURES = {
     "weight": ("weight α", "the attention weight of each key"),
     "norm": ("norm ‖αf(x)‖", "the norm of each key's contribution, for each head"),
     "norm-layer": ("norm ‖Σαf(x)‖", "the norm of each key's contribution, summed over heads"),
-    "norm-block": (
-        "norm + residual + LN",
-        "the norm of each key's contribution with the residual, after the layer norm",
-    ),
+    "norm-block": ("norm + residual + LN", "the norm of each contribution with the residual, after the layer norm"),
     "probe": ("probe β", "the probability of the right word if all attention were on this key"),
     "saliency": ("saliency Δ", "how much this key's embedding adds to the log-probability of the right word"),
     "rollout": ("rollout", "the share of each input token in each output token of the whole model"),
@@ -77,9 +74,7 @@ class ViewAttention:
     maps: Mapping[str, Tensor]
     vector: Tensor | None = None  # ‖f_h(x_j)‖ (h,j): replaces the map "norm" = |weight| · vector
     mask: Tensor | None = None  # (i,j) bool, True = visible; None = all visible
-    statistics: Mapping[str, Sequence[float]] = field(
-        default_factory=dict
-    )  # one value for each head, by the names in STATISTICS
+    statistics: Mapping[str, Sequence[float]] = field(default_factory=dict)  # for each head, as in STATISTICS
 
 
 @dataclass(frozen=True)

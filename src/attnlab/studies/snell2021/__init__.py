@@ -46,4 +46,5 @@ STUDY = Study(
         "table9": Item("Table 9: the data sets", table9, edition=2),
     },
     ELSEWHERE,
+    {"A.8: numbers of parameters of the models": 10},
 )

@@ -235,9 +235,6 @@ def _draw_figures(grown: dict[str, SeedResults]) -> dict:
     }
 
 
-def _list_curves(results: dict[str, SeedResults], name: str) -> dict[str, tuple[tuple[int, ...], Tensor]]:
-    return {case: (each.steps, each.measures[name]) for case, each in results.items()}
-
 
 def _describe_horizon(case: CopyExperiment) -> str:
     return (
