@@ -1,14 +1,12 @@
-"""The search for a rate of learning, from perplexities known by hand, and the items that use it."""
+"""The search for a learning rate, from perplexities known by hand, and the items that use it."""
 
 import pytest
-import torch
+from item_runs import KnownRows, make_setting
 
 from attnlab.experiments import learning_rates as rates
-from attnlab.experiments import variants
 from attnlab.experiments.corpora import StudyCorpus
-from attnlab.experiments.study import Setting
-from attnlab.experiments.trained import Measure, Trained, perplexity
-from attnlab.experiments.variants import Variant, Variants
+from attnlab.experiments.plan import Measure
+from attnlab.experiments.variants import Variant, Variants, read_perplexity
 from attnlab.studies import open_study
 from attnlab.studies.heo2024.deep import rates as deep_rates
 from attnlab.studies.zheng2021.cascade_ablation import rates as ablation_rates
@@ -25,51 +23,49 @@ VALID, LENGTH, TEST = rates.VALIDATION, "length", "test perplexity"
 BESTS = {"softmax": 2e-3, "coda": 8e-3, "nap": 4e-3}
 
 
+class World:
+    """Runs whose values follow from their recipes: an attention is best at its rate of BESTS, and its seed is added.
+
+    Test perplexity is twice that of validation; the length is 7 for coda, else 9.
+    """
+
+    def __init__(self, out):
+        self.out, self.fail = out, lambda attention, rate, seed: False
+
+    def known(self, run):
+        attention, rate, seed = run.trained.model.attention, run.trained.training.lr, run.seed
+        if self.fail(attention, rate, seed):
+            raise ValueError("it diverged")
+        valid = {"coda": 50.0, "nap": 60.0}.get(attention, 53.0) + 1e3 * abs(rate - BESTS[attention]) + seed
+        return {
+            "perplexity": {"valid": valid, "test": 2 * valid},
+            "length": 7 if attention == "coda" else 9,
+            "scores": {"BLEU": valid / 2, "compound-split BLEU": valid / 2},
+        }
+
+    def setting(self, scale="smoke", seeds=(5, 7, 11), **options):
+        self.rows = KnownRows(self.known)
+        return make_setting(self.out, scale, seeds, rows=self.rows, options=options)
+
+    @property
+    def asked(self):
+        recipes = [run.trained for run in self.rows.asked]
+        return [(r.model.attention, r.training.lr, r.training.seed, r.model.heads) for r in recipes]
+
+    def cells(self, scale="smoke", corpus=TEXT, **options):
+        found = rates.compare_at_best_rates(
+            corpus.at(self.setting(scale, **options)), (PLAIN, OTHER, THIRD), peer=PLAIN,
+            columns={TEST: read_perplexity("test"), LENGTH: lambda values: values["length"]},
+            side=lambda variant, column: {"coda": -1, "nap": 1}[variant.name] * (1 if column == TEST else -1),
+            train=lambda ground, some: Variants("rates", ground, some, Measure("none", dict), tuple(BESTS)),
+        )  # fmt: skip
+        self.remarks = found.remarks
+        return {(cell.row, cell.column): cell for cell in found.cells}
+
+
 @pytest.fixture
-def world(tmp_path, monkeypatch):
-    """Where a run is known by its recipe: an attention is best at its rate of BESTS, seeds shift it by as much as they
-    are; test perplexity is twice validation's, length 7 for coda and else 9."""
-
-    class World:
-        def __init__(self):
-            self.asked, self.fail = [], lambda attention, rate, seed: False
-
-        def known(self, recipe):
-            attention, rate, seed = recipe.model.attention, recipe.training.lr, recipe.training.seed
-            valid = {"coda": 50.0, "nap": 60.0}.get(attention, 53.0) + 1e3 * abs(rate - BESTS[attention]) + seed
-            scores = {"BLEU": valid / 2, "compound-split BLEU": valid / 2}
-            return {"perplexity": {"valid": valid, "test": 2 * valid}, "length": 7 if attention == "coda" else 9} | {
-                "scores": scores
-            }
-
-        def trained(self, recipes, *_):
-            found, failed = {}, {}
-            for key, made in recipes.items():
-                this = (made.model.attention, made.training.lr, made.training.seed)
-                self.asked.append((*this, made.model.heads))
-                if self.fail(*this):
-                    failed[key] = "it diverged"
-                else:
-                    found[key] = self.known(made)
-            return Trained(found, failed, ("a card, torch 2",))
-
-        def cells(self, scale="smoke", corpus=TEXT, **options):
-            self.asked.clear()
-            ground = corpus.on(
-                Setting(scale, (5, 7, 11), torch.device("cpu"), tmp_path / "work" / "i", options=options)
-            )
-            found = rates.compared_at_best_rates(
-                ground, (PLAIN, OTHER, THIRD), peer=PLAIN,
-                columns={TEST: perplexity("test"), LENGTH: lambda found: found["length"]},
-                side=lambda variant, column: {"coda": -1, "nap": 1}[variant.name] * (1 if column == TEST else -1),
-                train=lambda ground, some: Variants("rates", ground, some, Measure("none", dict), tuple(BESTS)),
-            )  # fmt: skip
-            self.remarks = found.remarks
-            return {(cell.row, cell.column): cell for cell in found.cells}
-
-    made = World()
-    monkeypatch.setattr(variants, "trained", made.trained)
-    return made
+def world(tmp_path):
+    return World(tmp_path)
 
 
 def test_one_seed_searches_and_all_seeds_are_trained_at_the_best(world):
@@ -95,7 +91,7 @@ def test_the_rows_are_these_and_no_others(world):
     assert world.remarks == (rates.REMARK, "Trained on a card, torch 2.")
 
 
-def test_each_is_held_against_its_peer_at_that_ones_own_best(world):
+def test_each_is_compared_with_its_peer_at_that_ones_own_best(world):
     cells = world.cells()
     assert cells["a text, lr 0.002: other", VALID].values == (61.0,)
     assert cells["a text: other, at the best rate tried", TEST].values == (110.0, 114.0, 122.0)
@@ -110,11 +106,11 @@ def test_each_is_held_against_its_peer_at_that_ones_own_best(world):
     assert cells["a text: third − plain, each at the best rate tried", TEST].sign == 1
 
 
-def test_the_recipes_own_rate_is_the_run_of_other_items(world, tmp_path):
+def test_the_recipes_own_rate_is_the_run_of_other_items(world):
     settings = TEXT.settings["smoke"] | {"lr": "1.2345678e-3"}
     for corpus in (TEXT, StudyCorpus("odd", "odd", "synthetic", {"smoke": settings})):
-        ground = corpus.on(Setting("smoke", (5,), torch.device("cpu"), tmp_path / "work" / "item"))
-        own = rates.at_rates(PLAIN, ground)[1.0]
+        ground = corpus.at(world.setting(seeds=(5,)))
+        own = rates.vary_rate(PLAIN, ground)[1.0]
         assert ground.recipe(5, own.values).name() == ground.recipe(5, PLAIN.values).name()
 
 
@@ -129,9 +125,9 @@ def test_what_is_left_out_is_said_and_nothing_is_trained_for_it(world):
     cells = world.cells(attention="softmax,nap")
     assert {name for name, *_ in world.asked} == {"softmax", "nap"}
     left_out = cells["a text: other − plain, each at the best rate tried", TEST]
-    assert "left out" in left_out.not_run
+    assert "excluded" in left_out.not_run
     assert not left_out.note
-    assert "run at scale smoke" in world.cells("small")["a text, 1 times the rate: plain", VALID].not_run
+    assert "runs at scale smoke" in world.cells("small")["a text, 1 times the rate: plain", VALID].not_run
     assert not world.asked
 
 
@@ -169,11 +165,11 @@ def at_best(findings):
     }
 
 
-def test_the_items_hold_attentions_against_softmax_on_the_test_part(world, tmp_path, monkeypatch):
+def test_the_items_compare_attentions_with_softmax_on_the_test_part(world, monkeypatch):
     monkeypatch.setitem(BESTS, "dagpam", 4e-3)
     for name in ("non", "de-attention", "coda-cs", "realformer"):
         monkeypatch.setitem(BESTS, name, 4e-3)
-    here = Setting("smoke", (0, 1, 2), torch.device("cpu"), tmp_path / "work" / "item")
+    here = world.setting(seeds=(0, 1, 2))
     assert at_best(deep_rates(here)) == {
         ("daGPAM, λ trained − softmax", TEST): ("rates", -1), ("daGPAM, λ⁺ = 1, λ⁻ = 1 − softmax", TEST): ("rates", 0),
         ("NAP − softmax", TEST): ("rates", 1), ("NON − softmax", TEST): ("rates", 1),

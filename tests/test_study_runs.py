@@ -192,7 +192,7 @@ def test_attention_leaves_rows_out_by_name(tmp_path):
     assert some.make_level(SOFTMAX, "c", steps).not_run == "excluded by attention=coda"
     assert some.make_contrast(CODA, SOFTMAX, "c", steps).not_run == "excluded by attention=coda"
     assert len(some.make_level(CODA, "c", steps).values) == 3
-    with pytest.raises(ValueError, match="attention: .*'cado'"):
+    with pytest.raises(ValueError, match="cado"):
         known_variants(tmp_path, **about, options={"attention": "cado"})
 
 
