@@ -235,7 +235,6 @@ def _draw_figures(grown: dict[str, SeedResults]) -> dict:
     }
 
 
-
 def _describe_horizon(case: CopyExperiment) -> str:
     return (
         f"{case.steps} updates of {case.examples} new sequences of {case.length} + </s>, width {case.width}, Adam "
