@@ -1,25 +1,23 @@
-"""The copy studies at smoke scale show what they are for; cases trained side by side are those trained in turn."""
+"""The copy studies at smoke scale show what they are for; seeds trained as one are those trained alone."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
+from inline_scheduler import InlineScheduler
+from item_runs import run_item
 from scipy.stats import spearmanr
 
-from attnlab.experiments.schedulers import scheduler
-from attnlab.experiments.study import Setting
-from attnlab.studies.snell2021.copying import CopyExperiment, each_grown_in, fig3, section62
+from attnlab.experiments.ledger import Ledger
+from attnlab.experiments.plan import Workplace
+from attnlab.experiments.seed_run import SeedRun
+from attnlab.studies.snell2021.copying import CopyExperiment, _make_share, fig3, read_seeds, section62
 from attnlab.studies.snell2021.heads import fig6
 from attnlab.studies.snell2021.prediction import chosen_weight, prediction, told_rank, told_verdicts
 
-CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def setting(tmp_path):
-    with scheduler("local", jobs=2, device="cpu") as on:
-        yield Setting("smoke", (0, 1, 2), CPU, tmp_path / "work" / "item", on=on)
+BASE = CopyExperiment(data="subset", length=3, types=5, width=8, steps=4, every=2, examples=8, held_out=8)
+SEEDS = (0, 1, 2)
 
 
 def shares(findings):
@@ -27,36 +25,89 @@ def shares(findings):
     return {cell.row: cell.mean for cell in findings.cells if cell.share}
 
 
-def test_cases_side_by_side_are_those_in_turn(setting, tmp_path):
-    base = CopyExperiment(data="subset", length=3, types=5, width=8, steps=4, every=2, examples=8, held_out=8)
-    cases = {"five": base, "seven": replace(base, types=7)}
-    in_turn = replace(setting, on=None, folder=tmp_path / "in-turn")
-    together, alone = (dict(each_grown_in(each, cases, (0, 1))) for each in (setting, in_turn))
-    assert list(together) == list(alone) == ["five", "seven"]
-    for name, grown in alone.items():
-        for weight, x in grown.weights.items():
-            torch.testing.assert_close(together[name].weights[weight], x)
-        torch.testing.assert_close(together[name].measures["accuracy"], grown.measures["accuracy"])
-    assert not torch.equal(
-        together["five"].weights["readout.bias"][0], together["seven"].weights["readout.bias"][0, :7]
-    )
+# --- rows of seeds ---
 
 
-def test_figure_3_has_a_distribution_that_is_learnt_and_one_that_is_not(setting):
-    found = fig3(setting)
+def test_seeds_trained_as_one_have_the_rows_of_those_trained_alone(tmp_path):
+    """At smoke scale each case is one population, at small scale each seed is a job."""
+    cases = {"five": BASE, "seven": replace(BASE, types=7)}
+    together, alone = InlineScheduler(), InlineScheduler()
+    by_case = run_item(lambda setting: read_seeds(setting, cases, (0, 1)), tmp_path / "smoke", together)
+    by_seed = run_item(lambda setting: read_seeds(setting, cases, (0, 1)), tmp_path / "small", alone, scale="small")
+    assert len([name for name in together.names if "and 1 more, training" in name]) == 2
+    assert (len(together.names), len(alone.names)) == (6, 4)
+    assert list(by_case) == list(by_seed) == ["five", "seven"]
+    for name, results in by_seed.items():
+        assert results.seeds == by_case[name].seeds == (0, 1)
+        assert results.steps == by_case[name].steps == (0, 2, 4)
+        assert results.finite.all()
+        for measure, curves in results.measures.items():
+            assert curves.shape == (2, 3)
+            torch.testing.assert_close(by_case[name].measures[measure], curves)
+    keys = [{row.key for row in Ledger(tmp_path / out / "ledger.jsonl").rows()} for out in ("smoke", "small")]
+    assert keys[0] == keys[1]
+    assert not any((tmp_path / "smoke" / "work" / "populations").iterdir())
+
+
+def test_seeds_that_were_trained_but_not_measured_are_not_trained_again(tmp_path, monkeypatch):
+    place, runs = Workplace.at(tmp_path), [SeedRun(BASE, seed, together=True) for seed in (0, 1)]
+    runs[0].train_together(runs[1:], place)  # and then the command is killed
+    monkeypatch.setattr("attnlab.experiments.seed_run.train_population", lambda *a, **k: pytest.fail("trained again"))
+    on = InlineScheduler()
+    results = run_item(lambda setting: read_seeds(setting, {"five": BASE}, (0, 1)), tmp_path, on)
+    assert on.names == [run.name for run in runs]
+    assert results["five"].measures["accuracy"].shape == (2, 3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneBreaks(CopyExperiment):
+    def model(self, seed):
+        model = super().model(seed)
+        if seed == 1:
+            with torch.no_grad():
+                next(model.parameters()).fill_(torch.nan)
+        return model
+
+
+def test_a_seed_that_diverges_is_marked_in_its_row_and_left_out(tmp_path):
+    case = OneBreaks(**vars(BASE))
+    results = run_item(lambda setting: read_seeds(setting, {"five": case}, SEEDS), tmp_path)["five"]
+    assert results.finite.tolist() == [True, False, True]
+    rows = Ledger(tmp_path / "ledger.jsonl").rows()
+    assert {row.seed: row.values["is_finite"] for row in rows} == {0: True, 1: False, 2: True}
+    assert len(_make_share("fig3", "five", results, None, ()).values) == 2
+
+
+def test_a_seed_that_fails_is_named_and_tried_again(tmp_path, monkeypatch):
+    def read(setting):
+        return read_seeds(setting, {"five": BASE}, (0, 1))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SeedRun, "take_measure", lambda self, place: {}[self.seed])
+        with pytest.raises(ValueError, match="five: KeyError"):
+            run_item(read, tmp_path)
+    assert all(row.failed for row in Ledger(tmp_path / "ledger.jsonl").rows())
+    assert run_item(read, tmp_path)["five"].seeds == (0, 1)
+
+
+# --- the items ---
+
+
+def test_figure_3_has_a_distribution_that_is_learnt_and_one_that_is_not(tmp_path):
+    found = run_item(fig3, tmp_path, seeds=SEEDS)
     learnt = shares(found)
     assert set(learnt.values()) >= {0.0, 1.0}, learnt
     assert set(found.figures) == {"accuracy", "attention"}
 
 
 @pytest.mark.slow
-def test_copying_is_learnt_and_a_permutation_is_not(setting):
-    assert shares(section62(setting)) == {"copy": 1.0, "permutation function": 0.0}
+def test_copying_is_learnt_and_a_permutation_is_not(tmp_path):
+    assert shares(run_item(section62, tmp_path, seeds=SEEDS)) == {"copy": 1.0, "permutation function": 0.0}
 
 
 @pytest.mark.slow
-def test_one_good_head_among_bad_ones(setting):
-    found = fig6(setting)
+def test_one_good_head_among_bad_ones(tmp_path):
+    found = run_item(fig6, tmp_path, seeds=SEEDS)
     assert not [cell for cell in found.cells if cell.not_run], found.remarks
     learnt = shares(found)
     assert learnt.keys() == {"all bad", "one good", "random"}
@@ -64,8 +115,8 @@ def test_one_good_head_among_bad_ones(setting):
 
 
 @pytest.mark.slow
-def test_a_score_from_counts_is_held_against_what_the_seeds_did(setting):
-    found = prediction(setting)
+def test_a_score_from_counts_is_compared_with_what_the_seeds_did(tmp_path):
+    found = run_item(prediction, tmp_path, seeds=SEEDS)
     learnt = shares(found)
     assert {learnt["8 of 12"], learnt["permutations of two sets, 0.5"]} == {0.0, 1.0}, learnt
     gain, common = ({cell.row: cell.mean for cell in found.cells if cell.column == name} for name in ("gain", "common"))

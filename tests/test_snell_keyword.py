@@ -2,11 +2,10 @@
 
 import pytest
 import torch
+from item_runs import KnownRows, make_setting
 
-from attnlab.experiments.population import Grown
-from attnlab.experiments.study import Setting
-from attnlab.studies.snell2021 import keyword
-from attnlab.studies.snell2021.keyword import PLACES, KeywordExperiment, early, holds
+from attnlab.studies.snell2021.copying import read_seeds
+from attnlab.studies.snell2021.keyword import PLACES, KeywordExperiment, fig7, find_early, holds
 
 # at, after, mean, last: Hypothesis 2 at the second measure, Observation 3 at the last
 SECOND = [(0.0, 0.0, 0.0, 0.0), (2.0, 1.0, 0.1, 0.2), (9.0, 11.0, 4.0, 20.0), (3.0, 11.0, 2.5, 20.0)]
@@ -14,24 +13,28 @@ SECOND = [(0.0, 0.0, 0.0, 0.0), (2.0, 1.0, 0.1, 0.2), (9.0, 11.0, 4.0, 20.0), (3
 NEVER = [(0.0, 0.0, 0.0, 0.0), (0.5, 0.4, 0.1, 0.2), (0.6, 0.4, 0.1, 0.2), (0.9, 0.4, 0.1, 0.2)]
 
 
-def grown(*seeds):
-    measures = {place: torch.tensor([[row[k] for row in seed] for seed in seeds]) for k, place in enumerate(PLACES)}
-    return Grown(tuple(range(len(seeds))), (0, 2, 4, 100), measures, {}, torch.ones(len(seeds), dtype=torch.bool))
+@pytest.fixture
+def setting(tmp_path):
+    """Rows of seeds with these measures; nothing is trained."""
+
+    def make(*seeds):
+        def curves(run):
+            measures = {place: [row[k] for row in seeds[run.seed]] for k, place in enumerate(PLACES)}
+            return {"steps": [0, 2, 4, 100], "is_finite": True, "measures": measures}
+
+        return make_setting(tmp_path, seeds=tuple(range(len(seeds))), rows=KnownRows(curves))
+
+    return make
 
 
 @pytest.fixture
-def cells(monkeypatch, tmp_path):
-    def made(*seeds):
-        by_name = lambda setting, cases, _: ((name, grown(*seeds)) for name in cases)  # noqa: E731
-        monkeypatch.setattr(keyword, "each_grown_in", by_name)
-        setting = Setting("smoke", tuple(range(len(seeds))), torch.device("cpu"), tmp_path)
-        return {(cell.row, cell.column): cell for cell in keyword.fig7(setting).cells}
-
-    return made
+def cells(setting):
+    return lambda *seeds: {(cell.row, cell.column): cell for cell in fig7(setting(*seeds)).cells}
 
 
-def test_early_is_the_first_time_and_never_is_said():
-    assert early(grown(SECOND, NEVER)).tolist() == [1, -1]
+def test_early_is_the_first_time_and_never_is_said(setting):
+    results = read_seeds(setting(SECOND, NEVER), {"case": KeywordExperiment()}, (0, 1))["case"]
+    assert find_early(results).tolist() == [1, -1]
 
 
 def test_the_early_order_is_read_where_it_is(cells):
