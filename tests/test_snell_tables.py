@@ -8,20 +8,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from item_runs import make_setting
 from scipy.stats import kendalltau
 
-from attnlab.experiments.study import Setting
 from attnlab.studies.snell2021 import STUDY, published
-from attnlab.studies.snell2021.agreements import CHANCE, DEFINED, NEGATED, ONE, TABLES, ScorePair, read, table
+from attnlab.studies.snell2021.agreements import CHANCE, DEFINED, NEGATED, ONE, TABLES, ScorePair, read_columns, make_table
 from attnlab.studies.snell2021.frozen import table10
-from attnlab.studies.snell2021.measures import Pooled, rows, seen
+from attnlab.studies.snell2021.measures import AgreementMeans, select_words, make_mask
 from attnlab.studies.snell2021.plan import CORPORA, MULTI, ROLES, SMS, SST
-from attnlab.studies.snell2021.training_curves import peaks
+from attnlab.studies.snell2021.role_run import RoleRun
+from attnlab.studies.snell2021.training_curves import find_peaks
 from attnlab.studies.snell2021.trials import Field, Trial
 from attnlab.tasks.classification import Classification, ClassificationConfig
 from attnlab.tasks.translation import Translation, TranslationConfig
 
-CPU = torch.device("cpu")
 COUNTS = {
     "multi30k": (20, 36_000), "europarl-de-en": (23, 300_000), "europarl-en-nl": (23, 130_000),
     "europarl-en-pt": (21, 90_000), "europarl-it-pt": (18, 52_000),
@@ -120,7 +120,7 @@ def test_most_train_keeps_a_draw_of_so_many_and_leaves_validation_alone(tmp_path
 @pytest.mark.parametrize("sizes", [(7, 11), (23, 47)])
 def test_pooling_is_the_mean_of_a_slow_transcription(sizes):
     """Eq. 10 word by word, and scipy's τ_b; the second batch has other lengths."""
-    pooled, held, taus = Pooled(kendall=True), [], []
+    pooled, held, taus = AgreementMeans(kendall=True), [], []
     for length in sizes:
         u, v = torch.randn(2, 13, length)
         u[3], v[5] = u[3].round(), 0.0  # ties, and a constant row, which τ_b leaves out
@@ -136,31 +136,24 @@ def test_pooling_is_the_mean_of_a_slow_transcription(sizes):
     found = pooled.means()
     assert found["agreement"] == pytest.approx(100 * sum(held) / len(held))
     assert found["kendall"] == pytest.approx(100 * sum(ordered) / len(ordered))
-    assert set(Pooled(kendall=False, words=1).means()) == {"agreement"}
+    assert set(AgreementMeans(kendall=False, words=1).means()) == {"agreement"}
 
 
 def test_rows_are_the_words_of_a_batch():
     source = torch.tensor([[5, 6, 7], [5, 6, 0]])
     pairs = SimpleNamespace(inputs=(source, None), targets=torch.tensor([[8, 9], [8, 0]]))
     scores = torch.arange(12.0).view(2, 2, 3)
-    assert rows(scores, pairs).tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
-    assert rows(seen(pairs), pairs).tolist() == [[True] * 3, [True] * 3, [True, True, False]]
+    assert select_words(scores, pairs).tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert select_words(make_mask(pairs), pairs).tolist() == [[True] * 3, [True] * 3, [True, True, False]]
     texts = SimpleNamespace(inputs=(source,), targets=torch.tensor([0, 1]))  # class 0 is a class, not padding
-    assert rows(scores[:, :1], texts).tolist() == [[0, 1, 2], [6, 7, 8]]
+    assert select_words(scores[:, :1], texts).tolist() == [[0, 1, 2], [6, 7, 8]]
 
 
-def written(tmp_path, monkeypatch, **curves):
-    """A trial of SST whose curves are given: nothing is trained."""
-    monkeypatch.setattr(Trial, "train", lambda self, role: pytest.fail(f"{role} was trained"))
-    setting = Setting("smoke", (0,), CPU, tmp_path / "work" / "item", data_dir=str(tmp_path))
-    field = Field(SST, setting)
+def make_trial(tmp_path, curves):
+    """A trial of SST whose curves are given."""
+    field = Field(SST, make_setting(tmp_path))
     field.size = replace(field.size, measured_at=(0, 10, 20), comparisons="BC")
-    trial = Trial(field, 0)
-    for role, known in curves.items():
-        path = trial.folder(role).path
-        path.mkdir(parents=True)
-        (path / "measured.json").write_text(json.dumps(known))
-    return trial
+    return Trial(field, 0, curves)
 
 
 def known_curves():
@@ -185,9 +178,8 @@ def known_curves():
     }  # fmt: skip
 
 
-def test_the_columns_of_a_row_by_hand(tmp_path, monkeypatch):
-    trial = written(tmp_path, monkeypatch, **known_curves())
-    found = read(trial, ScorePair("agreement", "accuracy", "valid"))
+def test_the_columns_of_a_row_by_hand(tmp_path):
+    found = read_columns(make_trial(tmp_path, known_curves()), ScorePair("agreement", "accuracy", "valid"))
     # two starts agree by 5, 25, 45 on average, and are right in 42, 65, 79 per cent
     assert found.values == {
         "A(α, β^uf)": 24.0, "A(β^uf, β^px)": 25.0, "A(Δ, β^uf)": 4.5, "A(α, β)": 55.0, CHANCE: 7.5,
@@ -197,38 +189,42 @@ def test_the_columns_of_a_row_by_hand(tmp_path, monkeypatch):
     assert found.starred == {"ξ(α, β)"}
 
 
-def test_runs_of_other_settings_are_refused(tmp_path, monkeypatch):
-    trial = written(tmp_path, monkeypatch, **known_curves())
-    read(trial, ScorePair("agreement", "accuracy", "valid"))
-    config = trial.folder("A").path / "config.json"
-    config.write_text(config.read_text().replace('"width": 32', '"width": 31'))
-    with pytest.raises(ValueError, match=r"holds another run \(model.width: 31 there, 32 now\)"):
-        read(trial, ScorePair("agreement", "accuracy", "valid"))
+def test_runs_of_other_settings_are_other_rows_and_their_folders_are_refused(tmp_path):
+    run, other = (
+        RoleRun(SST, "smoke", 0, "A"),
+        RoleRun(replace(SST, data=replace(SST.data, at_least=7)), "smoke", 0, "A"),
+    )
+    assert run.key != other.key
+    trial = Trial(Field(SST, make_setting(tmp_path)), 0)
+    trial.folder("A").path.mkdir(parents=True)
+    trial.folder("A").claim(other.corpus.recipe("smoke", "A", 0).values())
+    with pytest.raises(ValueError, match=r"at_least: 7"):
+        trial.train("A")
 
 
 def test_a_peak_is_where_the_other_seeds_have_it():
-    assert peaks([[0.0, 9.0, 0.0], [0.0, 1.0, 5.0], [0.0, 2.0, 3.0]]) == [2, 1, 1]
-    assert peaks([[3.0, 3.0], [0.0, 7.0]]) == [1, 0]
+    assert find_peaks([[0.0, 9.0, 0.0], [0.0, 1.0, 5.0], [0.0, 2.0, 3.0]]) == [2, 1, 1]
+    assert find_peaks([[3.0, 3.0], [0.0, 7.0]]) == [1, 0]
 
 
-@pytest.mark.parametrize("run", [lambda setting: table("table2", setting), table10], ids=["table2", "table10"])
+@pytest.mark.parametrize("run", [lambda setting: make_table("table2", setting), table10], ids=["table2", "table10"])
 def test_without_data_every_cell_says_why(run, tmp_path):
-    cells = list(run(Setting("full", (0, 1, 2), CPU, tmp_path / "work" / "item", data_dir=str(tmp_path))).cells)
-    assert all(cell.verdict == "not run" and "is not there" in cell.not_run for cell in cells)
-    smoke = list(run(Setting("smoke", (0,), CPU, tmp_path / "work" / "item", data_dir=str(tmp_path))).cells)
+    cells = list(run(make_setting(tmp_path, "full", (0, 1, 2), data_dir=str(tmp_path))).cells)
+    assert all(cell.verdict == "not run" and "does not exist" in cell.not_run for cell in cells)
+    smoke = list(run(make_setting(tmp_path, data_dir=str(tmp_path))).cells)
     assert [str(cell) for cell in smoke] == [str(cell) for cell in cells]
     of_imdb = [cell.not_run for cell in smoke if cell.row == "IMDB"]
-    assert set(of_imdb) == {"this row is run from scale full on"}
+    assert set(of_imdb) == {"this row runs from scale full on"}
 
 
 def test_only_the_corpora_that_are_asked_for_are_run(tmp_path):
     def cells(data, scale="full"):
-        setting = Setting(scale, (0,), CPU, tmp_path / "work" / "item", data_dir=str(tmp_path), options={"data": data})
+        setting = make_setting(tmp_path, scale, data_dir=str(tmp_path), options={"data": data})
         return {cell.row: cell.not_run for cell in table10(setting).cells}
 
     reasons = cells("sst,imdb")
-    assert {row for row, reason in reasons.items() if "is not there" in reason} == {"IMDB", "SST, official parts"}
-    assert reasons["20 Newsgroups"] == "left out by data=sst,imdb"
-    with pytest.raises(ValueError, match=r"data: no corpus is called 'imbd' \(did you mean 'imdb'\?\); there are"):
+    assert {row for row, reason in reasons.items() if "does not exist" in reason} == {"IMDB", "SST, official parts"}
+    assert reasons["20 Newsgroups"] == "excluded by data=sst,imdb"
+    with pytest.raises(ValueError, match=r"data: .*'imbd' \(did you mean 'imdb'\?\)"):
         cells("imbd")
     assert STUDY.items["table2"].options == ("data",)
