@@ -92,8 +92,11 @@ def main():
         rows.append({"attention": attention, "seed": seed, **values, **timed, "commit": commit})
     for key, reason in measured.failures.items():
         print(*key, "failed:", reason)
-    about = measuring.collect_provenance(seeds[0]) | {"seed": given.seeds.replace(",", ", "), "recipe": recipe}
-    measuring.write_results(str(folder), "gpu" if on.device == "cuda" else "cpu", about, rows)
+    origins = [row.provenance for row in measured.rows.values()]  # where the rows were measured, not where this runs
+    about = {key: x for key, x in origins[-1].items() if key not in ("command", "began")}
+    about |= {"commit": ", ".join(dict.fromkeys(origin["commit"] for origin in origins))}
+    about |= {"seed": given.seeds.replace(",", ", "), "recipe": recipe}
+    measuring.write_results(str(folder), "gpu" if "+cu" in about["torch"] else "cpu", about, rows)
     measures = [key for key in ("bleu", "test_perplexity") if key in rows[0]]
     shown = []
     for attention in dict.fromkeys(row["attention"] for row in rows):

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from attnlab.experiments.ledger import FILE
 from attnlab.experiments.reproduction import ItemResult, draw_study
-from attnlab.experiments.significance import interval
+from attnlab.experiments.significance import compute_interval
 from attnlab.studies import STUDIES, open_study
 
 ROOT = Path(__file__).parent.parent
@@ -325,7 +325,7 @@ def render_comparison(path: Path) -> str:
 
 def format_spread(values: list[float], digits: int) -> str:
     """Format the mean with its 95 % t-interval; or the values, if there are fewer than three."""
-    if (between := interval(values)) is None:
+    if (between := compute_interval(values)) is None:
         return ", ".join(f"{x:.{digits}f}" for x in values)
     low, high = between
     return f"{(low + high) / 2:.{digits}f} ± {(high - low) / 2:.{digits}f}"
