@@ -84,7 +84,7 @@ def main():
     until = Deadline.parse(given.until) if given.until else None
     with stop_at_deadline(command), open_scheduler("local", jobs=given.jobs) as on:
         place = replace(Workplace.at(folder, command=command), device=on.device)
-        measured = complete(lambda rows: rows.read(plan), place, on, until=until)
+        measured = complete(lambda rows: rows.read_plan(plan), place, on, until=until)
     rows = []
     for (attention, seed), values in measured.values.items():
         timed = {} if given.jobs == 1 else {"seconds": None, "tokens_per_second": None}

@@ -11,9 +11,9 @@ from scipy import stats
 from attnlab.commands.compare.controls import HEADS, MATCHED, with_controls
 from attnlab.commands.compare.cost import Sizes, first_batch
 from attnlab.commands.compare.measures import measures
-from attnlab.commands.compare.plan import planned
+from attnlab.commands.compare.plan import plan_comparison
 from attnlab.commands.compare.value_lists import split_list, split_options
-from attnlab.experiments.significance import bootstrap_p, holm, interval, paired
+from attnlab.experiments.significance import compute_bootstrap_p, correct_by_holm, compute_interval, contrast_seeds
 from attnlab.models.presets import build_on_meta
 from attnlab.tasks import TASKS
 from attnlab.training.recipe import resolve_recipe
@@ -62,7 +62,7 @@ def test_options_of_one_row():
 
 
 def test_rows_differ_in_their_attention_and_runs_in_their_seed_alone():
-    plan = planned("synthetic", TINY | {"attention": "softmax,coda", "seeds": "4", "seed": "7"})
+    plan = plan_comparison("synthetic", TINY | {"attention": "softmax,coda", "seeds": "4", "seed": "7"})
     assert plan.seeds == (7, 8, 9, 10)
     one, other = (plan.recipe(row, 0, 9) for row in plan.rows)
     assert (one.data, one.training, one.decoding) == (other.data, other.training, other.decoding)
@@ -73,23 +73,23 @@ def test_rows_differ_in_their_attention_and_runs_in_their_seed_alone():
 
 
 def test_an_option_goes_to_the_attentions_that_have_it_and_to_the_row_that_says_it():
-    plan = planned("synthetic", TINY | {"attention": "softmax,coda,coda(alpha=3),softmax(heads=4)", "alpha": "2"})
+    plan = plan_comparison("synthetic", TINY | {"attention": "softmax,coda,coda(alpha=3),softmax(heads=4)", "alpha": "2"})
     options = [plan.recipe(row, 0, 1).model.attention_options for row in plan.rows]
     assert options == [{}, {"alpha": 2.0}, {"alpha": 3.0}, {}]
     assert [plan.recipe(row, 0, 1).model.heads for row in plan.rows] == [2, 2, 2, 4]
 
 
 def test_lists_make_every_combination():
-    plan = planned("synthetic", TINY | {"attention": "softmax", "lr": "1e-3,2e-3", "betas": "(0.9,0.98),(0.9,0.999)"})
+    plan = plan_comparison("synthetic", TINY | {"attention": "softmax", "lr": "1e-3,2e-3", "betas": "(0.9,0.98),(0.9,0.999)"})
     made = {(r.training.lr, r.training.betas) for k in range(4) for r in [plan.recipe(plan.rows[0], k, 1)]}
     assert made == {(lr, (0.9, b)) for lr in (1e-3, 2e-3) for b in (0.98, 0.999)}
 
 
 def test_the_same_question_has_the_same_name_and_another_has_another():
     said = TINY | {"attention": "softmax,coda"}
-    assert planned("synthetic", said).name == planned("synthetic", dict(reversed(said.items()))).name
+    assert plan_comparison("synthetic", said).name == plan_comparison("synthetic", dict(reversed(said.items()))).name
     others = [said | {"seeds": "2"}, said | {"attention": "coda,softmax"}, said | {"lr": "1e-3,2e-3"}]
-    assert len({planned("synthetic", each).name for each in [said, *others]}) == 4
+    assert len({plan_comparison("synthetic", each).name for each in [said, *others]}) == 4
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_the_same_question_has_the_same_name_and_another_has_another():
 )
 def test_what_is_wrong_is_said_before_anything_runs(said, message):
     with pytest.raises(ValueError, match=message):
-        planned("synthetic", TINY | said)
+        plan_comparison("synthetic", TINY | said)
 
 
 # --- cost and controls ---
@@ -128,7 +128,7 @@ def counted(recipe):
 
 
 def controlled(**said):
-    plan = planned("synthetic", TINY | {"seeds": "1"} | said)
+    plan = plan_comparison("synthetic", TINY | {"seeds": "1"} | said)
     sizes = Sizes(TASKS["synthetic"].prepare(plan.recipe(plan.rows[0], 0, 1).data, Path()))
     return with_controls(plan, sizes.parameters)
 
@@ -174,7 +174,7 @@ def test_a_control_follows_the_grid():
 )
 def test_a_control_that_cannot_be_had_is_said(said, note):
     base = {k: x for k, x in TINY.items() if k not in ("layers", "feed_forward")} if "model" in said else TINY
-    plan = planned("synthetic", base | {"seeds": "1", "length": "5"} | said)
+    plan = plan_comparison("synthetic", base | {"seeds": "1", "length": "5"} | said)
     sizes = Sizes(TASKS["synthetic"].prepare(plan.recipe(plan.rows[0], 0, 1).data, Path()))
     assert any(line.startswith(note) for line in with_controls(plan, sizes.parameters).notes)
 
@@ -230,7 +230,7 @@ VALUES = st.lists(st.floats(-100, 100), min_size=3, max_size=7)
 @given(VALUES, VALUES)
 def test_the_paired_test_is_scipys(ours, theirs):
     seeds = range(min(len(ours), len(theirs)))
-    found = paired({s: ours[s] for s in seeds}, {s: theirs[s] for s in seeds} | {99: 1.0})
+    found = contrast_seeds({s: ours[s] for s in seeds}, {s: theirs[s] for s in seeds} | {99: 1.0})
     differences = np.subtract(ours[: len(seeds)], theirs[: len(seeds)])
     if np.std(differences) < 1e-6:
         return
@@ -241,21 +241,21 @@ def test_the_paired_test_is_scipys(ours, theirs):
 
 
 def test_equal_rows_and_too_few_seeds_prove_nothing():
-    assert paired({1: 2.0, 2: 3.0, 3: 5.0}, {1: 2.0, 2: 3.0, 3: 5.0}).p == 1.0
-    assert paired({1: 2.0, 2: 3.0, 3: 5.0}, {1: 1.0, 2: 2.0, 3: 4.0}).p is None
-    one_item_apart = paired(*({s: (k + d) / 200 for s, k in enumerate((163, 77, 20))} for d in (1, 0)))
+    assert contrast_seeds({1: 2.0, 2: 3.0, 3: 5.0}, {1: 2.0, 2: 3.0, 3: 5.0}).p == 1.0
+    assert contrast_seeds({1: 2.0, 2: 3.0, 3: 5.0}, {1: 1.0, 2: 2.0, 3: 4.0}).p is None
+    one_item_apart = contrast_seeds(*({s: (k + d) / 200 for s, k in enumerate((163, 77, 20))} for d in (1, 0)))
     assert one_item_apart.p is None, "a constant, but for rounding"
-    few = paired({1: 2.0, 2: 3.0}, {1: 1.0, 2: 5.0})
+    few = contrast_seeds({1: 2.0, 2: 3.0}, {1: 1.0, 2: 5.0})
     assert (few.mean, few.interval, few.p) == (-0.5, None, None)
-    assert paired({1: 2.0}, {2: 2.0}) is None
-    assert paired({1: math.inf}, {1: 2.0}) is None
-    assert interval([1.0, 2.0, math.inf]) is None
+    assert contrast_seeds({1: 2.0}, {2: 2.0}) is None
+    assert contrast_seeds({1: math.inf}, {1: 2.0}) is None
+    assert compute_interval([1.0, 2.0, math.inf]) is None
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
 def test_holms_method_rejects_as_it_is_defined(ps):
     """Step down: the k-th smallest p is rejected while p ≤ level/(m − k + 1), and none after the first that is not."""
-    found = holm({str(k): p for k, p in enumerate(ps)} | {"none": None})
+    found = correct_by_holm({str(k): p for k, p in enumerate(ps)} | {"none": None})
     assert found["none"] is None
     for level in (0.01, 0.05, 0.2):
         rejected, going = set(), True
@@ -268,8 +268,8 @@ def test_holms_method_rejects_as_it_is_defined(ps):
 def test_the_paired_bootstrap_tells_a_better_translation_from_an_equal_one():
     lines = [f"the {a} sees the {b} near the old {c}" for a in "pqrst" for b in "klm" for c in "xyz"]
     worse = [line.replace("sees the", "and a") if k % 2 else line for k, line in enumerate(lines)]
-    assert bootstrap_p(lines, worse, lines) < 0.01
-    assert bootstrap_p(worse, worse, lines) == 1.0
+    assert compute_bootstrap_p(lines, worse, lines) < 0.01
+    assert compute_bootstrap_p(worse, worse, lines) == 1.0
 
 
 def test_a_measure_that_no_run_has_is_left_out():

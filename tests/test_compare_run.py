@@ -17,7 +17,7 @@ from in_process import run_attnlab
 
 from attnlab.commands.compare.comparison import ComparisonTerms, compare
 from attnlab.commands.compare.comparison_page import CELL_COLUMNS, remarks, table, write
-from attnlab.commands.compare.plan import planned
+from attnlab.commands.compare.plan import plan_comparison
 from attnlab.decoding.evaluation import evaluate_part
 from attnlab.experiments import work
 from attnlab.experiments.schedulers import scheduler
@@ -149,7 +149,7 @@ def in_here(folder, *, controls=False, note=lambda line: None, **said):
     values = dict(word.split("=") for word in TINY if not word.startswith("device")) | {"seeds": "1"} | said
     with scheduler("local", jobs=2, device="cpu") as on:
         terms = ComparisonTerms(on, folder / "out", folder / "runs", controls, note)
-        return compare(planned("synthetic", values), terms)[0]
+        return compare(plan_comparison("synthetic", values), terms)[0]
 
 
 def test_the_same_again_trains_nothing_and_finds_the_same(place, rows, monkeypatch):

@@ -9,14 +9,14 @@ from attnlab.experiments.study import Setting
 from attnlab.studies.snell2021.derivative import (
     INPUTS,
     OUTPUTS,
-    corpus,
+    draw_corpus,
     derivative,
     drawn,
-    error,
-    flow,
-    limit,
-    scale,
-    slope,
+    compute_error,
+    compute_flow,
+    compute_limit,
+    fit_scale,
+    fit_slope,
 )
 
 CPU = torch.device("cpu")
@@ -43,10 +43,10 @@ def slow_counts(pairs):
 
 
 def test_the_flow_is_what_one_small_step_does():
-    pairs, (e, w) = corpus(1)[:7], drawn(13, 0, CPU)
+    pairs, (e, w) = draw_corpus(1)[:7], drawn(13, 0, CPU)
     at = [x.clone().requires_grad_() for x in (e, w)]
     down = [-x for x in torch.autograd.grad(slow_loss(pairs, *at), at)]
-    found, h = flow(pairs, e, w), 1e-5
+    found, h = compute_flow(pairs, e, w), 1e-5
     after, before = ([x + s * h * g for x, g in zip((e, w), down, strict=True)] for s in (1, -1))
     for ours, value in (
         (found.logits, lambda e, w: e @ w.T),
@@ -57,41 +57,41 @@ def test_the_flow_is_what_one_small_step_does():
 
 def test_the_flow_in_closed_form():
     """With D = C − Σ_m n_m T_m p_m / L_m, eq. 45 says ė = D W and Ẇ = Dᵀ e, so that θ̂ changes by D W Wᵀ + e eᵀ D."""
-    pairs, (e, w) = corpus(), drawn(17, 3, CPU)
+    pairs, (e, w) = draw_corpus(), drawn(17, 3, CPU)
     d = slow_counts(pairs)
     for x, y in pairs:
         p = (e[x].mean(0) @ w.T).softmax(-1)
         for i in x:
             d[i] -= len(y) * p / len(x)
-    torch.testing.assert_close(flow(pairs, e, w).logits, d @ w @ w.T + e @ e.T @ d)
+    torch.testing.assert_close(compute_flow(pairs, e, w).logits, d @ w @ w.T + e @ e.T @ d)
 
 
 def test_the_limit_is_of_the_count_table():
-    pairs = corpus()
+    pairs = draw_corpus()
     table = slow_counts(pairs)
-    torch.testing.assert_close(limit(pairs, INPUTS, OUTPUTS), 2 * (table - table.mean(1, keepdim=True)))
+    torch.testing.assert_close(compute_limit(pairs, INPUTS, OUTPUTS), 2 * (table - table.mean(1, keepdim=True)))
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_error_falls_as_one_over_the_root_of_d(seed):
-    pairs, widths = corpus(), [2**k for k in range(7, 13)]
-    formula = limit(pairs, INPUTS, OUTPUTS)
-    flows = [flow(pairs, *drawn(width, seed, CPU)) for width in widths]
-    assert -0.56 < slope(widths, [error(f.logits, formula) for f in flows]) < -0.44
-    assert -0.56 < slope(widths, [error(f.probabilities, formula / OUTPUTS) for f in flows]) < -0.44
+    pairs, widths = draw_corpus(), [2**k for k in range(7, 13)]
+    formula = compute_limit(pairs, INPUTS, OUTPUTS)
+    flows = [compute_flow(pairs, *drawn(width, seed, CPU)) for width in widths]
+    assert -0.56 < fit_slope(widths, [compute_error(f.logits, formula) for f in flows]) < -0.44
+    assert -0.56 < fit_slope(widths, [compute_error(f.probabilities, formula / OUTPUTS) for f in flows]) < -0.44
 
 
 def test_equation_15_is_too_large_by_the_number_of_output_words():
-    pairs = corpus()
-    printed, found = limit(pairs, INPUTS, OUTPUTS), flow(pairs, *drawn(2**13, 0, CPU))
-    assert scale(found.logits, printed) == pytest.approx(1.0, abs=0.02)
-    assert scale(found.probabilities, printed) == pytest.approx(1 / OUTPUTS, rel=0.02)
-    assert error(found.probabilities, printed / OUTPUTS) < 0.1 < 0.9 < error(found.probabilities, printed)
+    pairs = draw_corpus()
+    printed, found = compute_limit(pairs, INPUTS, OUTPUTS), compute_flow(pairs, *drawn(2**13, 0, CPU))
+    assert fit_scale(found.logits, printed) == pytest.approx(1.0, abs=0.02)
+    assert fit_scale(found.probabilities, printed) == pytest.approx(1 / OUTPUTS, rel=0.02)
+    assert compute_error(found.probabilities, printed / OUTPUTS) < 0.1 < 0.9 < compute_error(found.probabilities, printed)
 
 
 def test_slope_and_scale_by_hand():
-    assert slope([4, 16, 64], [8.0, 4.0, 2.0]) == pytest.approx(-0.5)
-    assert scale(torch.tensor([2.0, 4.0, 1.0]), torch.tensor([1.0, 2.0, 0.0])) == 2.0
+    assert fit_slope([4, 16, 64], [8.0, 4.0, 2.0]) == pytest.approx(-0.5)
+    assert fit_scale(torch.tensor([2.0, 4.0, 1.0]), torch.tensor([1.0, 2.0, 0.0])) == 2.0
     e, w = drawn(10_007, 5, CPU)
     assert e.shape == (INPUTS, 10_007)
     assert float(w.square().sum(-1).mean()) == pytest.approx(1.0, abs=4 * math.sqrt(2 / 10_007 / OUTPUTS))

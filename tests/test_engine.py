@@ -40,11 +40,11 @@ def on():
 
 
 def test_what_the_ledger_lacks_is_run_and_nothing_else(place, on):
-    assert complete(lambda rows: rows.read(plan(seeds=(0, 1))), place, on).values == {
+    assert complete(lambda rows: rows.read_plan(plan(seeds=(0, 1))), place, on).values == {
         0: {"square": 0},
         1: {"square": 1},
     }
-    measured = complete(lambda rows: rows.read(plan()), place, on)
+    measured = complete(lambda rows: rows.read_plan(plan()), place, on)
     assert {seed: x["square"] for seed, x in measured.values.items()} == {0: 0, 1: 1, 2: 4}
     assert CALLS == [("squares", 0), ("squares", 1), ("squares", 2)]
     about = measured.rows[2].provenance
@@ -54,9 +54,9 @@ def test_what_the_ledger_lacks_is_run_and_nothing_else(place, on):
 
 def test_what_depends_on_results_is_planned_when_they_are_there(place, on):
     def best(rows):
-        first = rows.read(plan("search")).values
+        first = rows.read_plan(plan("search")).values
         winner = max(first, key=lambda seed: first[seed]["square"])
-        return rows.read(plan("final", (winner,))).values
+        return rows.read_plan(plan("final", (winner,))).values
 
     assert complete(best, place, on) == {2: {"square": 4}}
     assert CALLS[-1] == ("final", 2)
@@ -64,7 +64,7 @@ def test_what_depends_on_results_is_planned_when_they_are_there(place, on):
 
 def test_several_functions_run_side_by_side(place, on):
     both = complete(
-        lambda rows: gather(rows, [lambda r: r.read(plan("a")).values, lambda r: r.read(plan("b", (5,))).values]),
+        lambda rows: gather(rows, [lambda r: r.read_plan(plan("a")).values, lambda r: r.read_plan(plan("b", (5,))).values]),
         place,
         on,
     )
@@ -73,7 +73,7 @@ def test_several_functions_run_side_by_side(place, on):
 
 
 def test_a_failure_is_a_row_and_is_tried_again_by_the_next_command_unless_it_is_final(place, on):
-    ask = lambda rows: rows.read(plan("broken", (0,)) | {"d": plan("diverged", (1,))[1]})  # noqa: E731
+    ask = lambda rows: rows.read_plan(plan("broken", (0,)) | {"d": plan("diverged", (1,))[1]})  # noqa: E731
     measured = complete(ask, place, on)
     assert measured.failures == {0: "no data", "d": "the loss is not finite"}
     assert not measured.values
@@ -88,24 +88,24 @@ def test_a_failure_is_a_row_and_is_tried_again_by_the_next_command_unless_it_is_
 
 def test_again_measures_what_the_ledger_has(place, on):
     for _ in range(2):
-        complete(lambda rows: rows.read(plan(seeds=(3,))), place, on, again=True)
+        complete(lambda rows: rows.read_plan(plan(seeds=(3,))), place, on, again=True)
     assert CALLS == [("squares", 3)] * 2
     assert len(place.open_ledger().rows()) == 1
 
 
 def test_without_running_missing_rows_are_failures(place, on):
-    complete(lambda rows: rows.read(plan(seeds=(0,))), place, on)
+    complete(lambda rows: rows.read_plan(plan(seeds=(0,))), place, on)
     rows = RowReader(place.open_ledger(), running=False)
-    assert rows.read(plan()).failures == dict.fromkeys((1, 2), "not in the ledger")
+    assert rows.read_plan(plan()).failures == dict.fromkeys((1, 2), "not in the ledger")
     with pytest.raises(MissingRunsError, match="2 planned runs"):
-        RowReader(place.open_ledger(), running=True).read(plan())
+        RowReader(place.open_ledger(), running=True).read_plan(plan())
 
 
 def test_rows_of_another_edition_are_kept_and_not_used(place, on):
     old = Calculation("square", {"name": "squares"}, partial(compute, "squares"), 1, edition=1)
     new = Calculation("square", {"name": "squares"}, partial(compute, "squares"), 1, edition=2)
     for run in (old, new):
-        complete(lambda rows, run=run: rows.read({0: run}), place, on)
+        complete(lambda rows, run=run: rows.read_plan({0: run}), place, on)
     assert len(CALLS) == 2
     assert len(place.open_ledger().rows()) == 2
 
@@ -113,7 +113,7 @@ def test_rows_of_another_edition_are_kept_and_not_used(place, on):
 def test_near_the_deadline_nothing_starts_and_the_message_counts_what_is_left(place, on):
     until = Deadline(time.monotonic() + GRACE_S + 1)
     with pytest.raises(OutOfTimeError, match="3 of 3 runs are left"):
-        complete(lambda rows: rows.read(plan()), place, on, until=until)
+        complete(lambda rows: rows.read_plan(plan()), place, on, until=until)
     assert not CALLS
 
 
@@ -171,7 +171,7 @@ class Member(PlannedRun):
 
 def test_groups_train_as_populations_and_needs_come_first(place, on):
     runs = {(role, seed): Member(role, seed) for role in "BA" for seed in (0, 1, 2)}
-    measured = complete(lambda rows: rows.read(runs), place, on)
+    measured = complete(lambda rows: rows.read_plan(runs), place, on)
     assert sorted(CALLS) == [("A0", "A1"), ("A2",), ("B0", "B1"), ("B2",)]
     assert measured.values["B", 2] == {"value": 2, "after": 2}
     trained = [name for name in on.names if "training" in name]
@@ -180,7 +180,7 @@ def test_groups_train_as_populations_and_needs_come_first(place, on):
 
 
 def test_a_member_that_diverges_is_trained_alone_and_fails_with_its_reason(place, on):
-    measured = complete(lambda rows: rows.read({seed: Member("A", seed) for seed in (1, 9)}), place, on)
+    measured = complete(lambda rows: rows.read_plan({seed: Member("A", seed) for seed in (1, 9)}), place, on)
     assert measured.values == {1: {"value": 1, "after": None}}
     assert measured.failures == {9: "A9 diverges"}
 

@@ -21,7 +21,7 @@ from attnlab.studies.heo2024.initialisation import at_start, faithfulness
 from attnlab.studies.heo2024.measures import DEEP as MEASURE
 from attnlab.studies.heo2024.measures import as_started, batches_of
 from attnlab.studies.heo2024.plan import ARTIFICIAL_TEXT, DEEP, LANGUAGE, OTHER, TINY, TRANSLATION
-from attnlab.studies.heo2024.reachable import VALUES, area_ratio, convex, outputs, region, share_outside
+from attnlab.studies.heo2024.reachable import VALUES, compute_area_ratio, convex, draw_outputs, find_region, compute_share_outside
 from attnlab.studies.heo2024.shallow import language, translation
 from attnlab.training import runs
 
@@ -50,7 +50,7 @@ def test_the_area_of_a_triangle_by_minkowskis_formula(pair):
     plus, minus = pair
     triangle = np.array([[0.0, 0.0], [3.0, 1.0], [1.0, 2.0]])
     expected = (1 + plus) ** 2 + minus**2 + 2 * (1 + plus) * minus * 2
-    assert area_ratio(triangle, plus, minus) == pytest.approx(expected)
+    assert compute_area_ratio(triangle, plus, minus) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("pair", [(1.0, 1.0), (0.5, 0.5), (1.0, 0.5), (1.0, 2.0)])
@@ -62,7 +62,7 @@ def test_the_mechanism_stays_in_the_region_and_reaches_its_corners(pair):
     sharp = torch.rand(1, 1, 1, 1) * torch.tensor([0.1, 1.0, 30.0, 300.0]).repeat(150)[:600, None]
     q, k = torch.randn(1, 1, 600, 4) * sharp, torch.randn(1, 1, 4, 4)
     made = (mechanism.weights(q, k)[0] @ values)[0, 0].detach().numpy()
-    corners = region(VALUES, plus, minus)
+    corners = find_region(VALUES, plus, minus)
     assert (
         Polygon(corners).contains_points(made, radius=1e-3).all()
         or Polygon(corners[::-1]).contains_points(made, radius=1e-3).all()
@@ -71,11 +71,11 @@ def test_the_mechanism_stays_in_the_region_and_reaches_its_corners(pair):
 
 
 def test_convex_weights_stay_inside_and_affine_ones_hold_the_hull():
-    assert share_outside(VALUES, outputs(VALUES, 0.0, 0.0, 500, 3)) == 0.0
-    assert share_outside(VALUES, outputs(VALUES, 1.0, 1.0, 500, 3)) > 0.3
-    assert share_outside(region(VALUES, 1.0, 1.0), VALUES) == 0.0
-    assert share_outside(region(VALUES, 1.0, 2.0), VALUES * 0.0) == 0.0  # the sum of the weights is 0: 0 is reached
-    assert share_outside(VALUES, np.array([[0.5, 0.5], [2.0, 2.0], [-0.1, 0.0], [0.0, 0.0]])) == 0.5
+    assert compute_share_outside(VALUES, draw_outputs(VALUES, 0.0, 0.0, 500, 3)) == 0.0
+    assert compute_share_outside(VALUES, draw_outputs(VALUES, 1.0, 1.0, 500, 3)) > 0.3
+    assert compute_share_outside(find_region(VALUES, 1.0, 1.0), VALUES) == 0.0
+    assert compute_share_outside(find_region(VALUES, 1.0, 2.0), VALUES * 0.0) == 0.0  # the sum of the weights is 0: 0 is reached
+    assert compute_share_outside(VALUES, np.array([[0.5, 0.5], [2.0, 2.0], [-0.1, 0.0], [0.0, 0.0]])) == 0.5
 
 
 def test_the_item_draws_both_figures(tmp_path):

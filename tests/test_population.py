@@ -1,22 +1,20 @@
 """A population is its members: each seed ends as it would alone, whatever happens to the others."""
 
-import subprocess
-import sys
-import time
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnlab.experiments.population import IGNORED, Experiment, Population, Updates, grow
+from attnlab.experiments.population import IGNORED, Experiment, Population
+from attnlab.experiments.population_training import FILE, train_population
+from attnlab.experiments.population_updates import Updates
 from attnlab.models.lstm import build
 from attnlab.models.lstm_config import SETTINGS
-from attnlab.studies.snell2021.copying import CopyExperiment, attended
+from attnlab.studies.snell2021.copying import CopyExperiment, attend
 from attnlab.studies.snell2021.keyword import KeywordExperiment
-from attnlab.studies.snell2021.prediction import distributions
+from attnlab.studies.snell2021.prediction import list_distributions
 
 CPU = torch.device("cpu")
 SMALL = CopyExperiment(data="subset", length=5, types=7, width=13, steps=6, examples=11, held_out=17, every=3)
@@ -139,18 +137,6 @@ def test_a_map_without_bias_or_of_one_vector_is_the_same_in_a_population():
         torch.testing.assert_close(made, torch.stack([model(each) for model, each in zip(models, x, strict=True)]))
 
 
-@pytest.mark.slow
-def test_a_script_without_a_guard_is_told_of_it(tmp_path):
-    script = tmp_path / "mine.py"
-    script.write_text(
-        "from attnlab.experiments.population import grow\nfrom attnlab.studies.snell2021.copying import Copying\n"
-        "grow(Copying(length=3, types=3, width=4, steps=1), [0, 1], device='cpu', processes=2)\n"
-    )
-    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=120)
-    assert ran.returncode == 1
-    assert 'call grow under if __name__ == "__main__":' in ran.stderr
-
-
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [({"data": "subst"}, "did you mean 'subset'"), ({"length": 9}, "each once"), ({"length": 0}, "at least one")],
@@ -179,8 +165,8 @@ def test_a_seed_that_fails_is_marked_keeps_its_weights_and_the_others_go_on():
 def test_a_member_is_an_ordinary_model_with_its_weights():
     population, _ = together(SMALL, [4, 5])
     source, given, _ = SMALL.draw([4, 5], 77, 3, CPU)
-    logits, weights = population.map(attended, source, given)
-    member = population.member(1)
+    logits, weights = population.map(attend, source, given)
+    member = population.get_member(1)
     torch.testing.assert_close(member(source[1], given[1]), logits[1], atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(weights.sum(-1), torch.ones_like(weights[..., 0]))
 
@@ -191,18 +177,18 @@ def test_a_killed_run_goes_on_where_it_stood(tmp_path):
         checkpoint_every: int = 2
 
     values = {"data": "subset", "length": 5, "types": 7, "width": 13, "steps": 6, "examples": 11, "every": 3}
-    whole = grow(Stopping(**values), [0, 1], device=CPU, processes=1)
+    whole = train_population(Stopping(**values), [0, 1], device=CPU)
 
     def stop(done, total):
         if done == 5:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        grow(Stopping(**values), [0, 1], device=CPU, processes=1, folder=tmp_path, progress=stop)
-    assert (tmp_path / "seed-0.safetensors").exists()
+        train_population(Stopping(**values), [0, 1], device=CPU, folder=tmp_path, progress=stop)
+    assert (tmp_path / FILE).exists()
     steps = []
-    again = grow(
-        Stopping(**values), [0, 1], device=CPU, processes=1, folder=tmp_path, progress=lambda d, _: steps.append(d)
+    again = train_population(
+        Stopping(**values), [0, 1], device=CPU, folder=tmp_path, progress=lambda d, _: steps.append(d)
     )
     assert steps[0] == 4  # the last checkpoint, not the start
     assert again.steps == whole.steps == (0, 3, 6)
@@ -244,82 +230,61 @@ def test_dropout_is_each_seed_s_own_whatever_its_company(tmp_path):
 
 def test_dropout_goes_on_where_it_stood(tmp_path):
     values = {"data": "subset", "length": 5, "types": 7, "width": 13, "steps": 6, "examples": 11, "every": 3}
-    whole = grow(Dropping(**values), [0], device=CPU, processes=1)
+    whole = train_population(Dropping(**values), [0], device=CPU)
 
     def stop(done, total):
         if done == 5:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        grow(Dropping(**values), [0], device=CPU, processes=1, folder=tmp_path, progress=stop)
-    again = grow(Dropping(**values), [0], device=CPU, processes=1, folder=tmp_path)
+        train_population(Dropping(**values), [0], device=CPU, folder=tmp_path, progress=stop)
+    again = train_population(Dropping(**values), [0], device=CPU, folder=tmp_path)
     for name in whole.weights:
         assert torch.equal(again.weights[name], whole.weights[name])
 
 
-def test_processes_change_nothing():
-    one, two = (grow(SMALL, [0, 1, 2], device=CPU, processes=n) for n in (1, 2))
-    assert one.seeds == two.seeds
-    for name in one.weights:
-        torch.testing.assert_close(one.weights[name], two.weights[name])
-    assert one.measures["accuracy"].shape == (3, 3)
-
-
-def test_seeds_trained_as_one_on_a_cpu_end_as_those_trained_by_themselves(tmp_path):
-    one, as_one = grow(SMALL, [0, 1, 2], device=CPU, processes=1), grow(SMALL, [0, 1, 2], device=CPU, as_one=True)
-    for name, x in one.weights.items():
-        torch.testing.assert_close(as_one.weights[name], x, msg=name)
+def test_seeds_trained_as_one_end_as_those_trained_by_themselves(tmp_path):
+    together = train_population(SMALL, [0, 1, 2], device=CPU)
+    assert together.seeds == (0, 1, 2)
+    assert together.measures["accuracy"].shape == (3, 3)
+    for index, seed in enumerate(together.seeds):
+        by_itself = train_population(SMALL, [seed], device=CPU)
+        for name, x in by_itself.weights.items():
+            torch.testing.assert_close(together.weights[name][index], x[0], msg=name)
+        for name, x in by_itself.measures.items():
+            torch.testing.assert_close(together.measures[name][index], x[0], msg=name)
     for _ in range(2):  # the second time from what the first has left
-        again = grow(SMALL, [0, 1, 2], device=CPU, as_one=True, folder=tmp_path)
-        assert all(torch.equal(again.weights[name], x) for name, x in as_one.weights.items())
-    with pytest.raises(ValueError, match="processes=2 has no meaning with as_one=True"):
-        grow(SMALL, [0, 1], device=CPU, processes=2, as_one=True)
+        again = train_population(SMALL, [0, 1, 2], device=CPU, folder=tmp_path)
+        assert all(torch.equal(again.weights[name], x) for name, x in together.weights.items())
 
 
-LONG = """
-import torch
-from attnlab.experiments.population import grow
-from attnlab.studies.snell2021.copying import Copying
-if __name__ == "__main__":
-    case = Copying(data="subset", length=5, types=7, width=13, steps=10**6, examples=11, held_out=17, every=10**6)
-    grow(case, [0, 1], device=torch.device("cpu"), processes=2)
-"""
+def test_a_damaged_checkpoint_is_said_and_the_seeds_restart(tmp_path):
+    whole = train_population(SMALL, [0], device=CPU, folder=tmp_path)
+    (tmp_path / FILE).write_bytes((tmp_path / FILE).read_bytes()[:100])
+    with pytest.warns(UserWarning, match="restart"):
+        again = train_population(SMALL, [0], device=CPU, folder=tmp_path)
+    assert all(torch.equal(again.weights[name], x) for name, x in whole.weights.items())
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for processes in /proc")
-def test_processes_end_with_the_one_that_started_them(tmp_path):
-    (tmp_path / "long.py").write_text(LONG)
-    with subprocess.Popen([sys.executable, tmp_path / "long.py"]) as parent:
-        deadline, workers = time.monotonic() + 60, []
-        while len(workers) < 2 and time.monotonic() < deadline:
-            time.sleep(0.2)
-            told = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
-            workers = [pid for pid in told if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        assert len(workers) == 2
-        parent.kill()  # they may be at work by now, or have hardly begun
-    deadline = time.monotonic() + 90
-    while any(alive(pid) for pid in workers) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert not any(alive(pid) for pid in workers)
-
-
-def alive(pid):
-    state = Path(f"/proc/{pid}/stat")
-    try:
-        return state.read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+@dataclass(frozen=True, kw_only=True)
+class MeasuredLate(CopyExperiment):
+    @property
+    def measured_at(self):
+        return (self.steps + 1,)
 
 
 def test_what_is_refused(tmp_path):
     with pytest.raises(ValueError, match="seeds must be different"):
-        grow(SMALL, [1, 1], device=CPU)
+        train_population(SMALL, [1, 1], device=CPU)
     with pytest.raises(ValueError, match="at least one model"):
         Population([], CPU)
-    grow(SMALL, [0], device=CPU, folder=tmp_path, processes=1)
-    (tmp_path / "seed-0.safetensors").rename(tmp_path / "seed-1.safetensors")
+    with pytest.raises(ValueError, match="measured_at=7"):
+        train_population(MeasuredLate(**vars(SMALL)), [0], device=CPU)
+    train_population(SMALL, [0], device=CPU, folder=tmp_path)
     with pytest.raises(ValueError, match="holds seeds"):
-        grow(SMALL, [1], device=CPU, folder=tmp_path, processes=1)
+        train_population(SMALL, [1], device=CPU, folder=tmp_path)
+    with pytest.raises(ValueError, match="holds experiment"):
+        train_population(replace(SMALL, lr=0.5), [0], device=CPU, folder=tmp_path)
 
 
 def test_data_of_a_seed_do_not_depend_on_its_company():
@@ -359,7 +324,7 @@ def test_the_distributions_are_what_they_say():
 
 def test_diagnose_is_tried_on_distributions_between_those_of_figure_3():
     """As the paper's length has them, no two alike, from permutations of 40 to 40 of 60."""
-    families = distributions(CopyExperiment(length=40, types=40))
+    families = list_distributions(CopyExperiment(length=40, types=40))
     assert {name: len(family) for name, family in families.items()} == {
         "k of n": 9, "two sets": 30, "sets that overlap": 8
     }  # fmt: skip
@@ -387,7 +352,7 @@ def test_a_captured_population_learns_as_one_on_the_cpu():
         def measure(self, population, seeds, step):
             return {}
 
-    grown = grow(Same(), seeds, device=device)
+    grown = train_population(Same(), seeds, device=device)
     assert grown.finite.all()
     for index, seed in enumerate(seeds):
         for name, expected in alone(experiment, seed).items():

@@ -47,7 +47,7 @@ class Bench:
             seed: Calculation(item, {"scale": setting.scale}, partial(self.measure, item), seed, self.edition)
             for seed in setting.seeds
         }
-        return [values["value"] for values in setting.rows.read(plan).values.values()]
+        return [values["value"] for values in setting.rows.read_plan(plan).values.values()]
 
     def first(self, setting):
         figure = Figure()

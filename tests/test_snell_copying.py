@@ -14,7 +14,7 @@ from attnlab.experiments.plan import Workplace
 from attnlab.experiments.seed_run import SeedRun
 from attnlab.studies.snell2021.copying import CopyExperiment, _make_share, fig3, read_seeds, section62
 from attnlab.studies.snell2021.heads import fig6
-from attnlab.studies.snell2021.prediction import chosen_weight, prediction, told_rank, told_verdicts
+from attnlab.studies.snell2021.prediction import choose_weight, prediction, describe_rank, describe_verdicts
 
 BASE = CopyExperiment(data="subset", length=3, types=5, width=8, steps=4, every=2, examples=8, held_out=8)
 SEEDS = (0, 1, 2)
@@ -129,15 +129,15 @@ def test_the_weight_is_chosen_on_one_half():
     gains, commons = np.zeros(10), np.zeros(10)
     gains[::2], commons[::2], commons[1::2] = (0.5, 0.4, 0.3, 0.2, 0.1), (0.4, 0.3, 0.2, 0.1, 0.0), range(5)
     shares = np.repeat([0.1, 0.2, 0.3, 0.4, 0.5], 2)
-    assert chosen_weight(gains, commons, shares) == 2.0
-    assert chosen_weight(gains, -commons, shares[::-1]) == 1.0
+    assert choose_weight(gains, commons, shares) == 2.0
+    assert choose_weight(gains, -commons, shares[::-1]) == 1.0
 
 
 def test_a_rank_correlation_has_an_interval():
     draw = np.random.default_rng(3)
     scores = draw.normal(size=40)
     shares = scores + draw.normal(size=40)
-    rank, low, high = (float(x.strip("[],")) for x in told_rank(scores, shares).split()[1:])
+    rank, low, high = (float(x.strip("[],")) for x in describe_rank(scores, shares).split()[1:])
     assert rank == pytest.approx(spearmanr(scores, shares).statistic, abs=0.005)
     z, margin = np.arctanh(rank), 1.96 * 1.03 / np.sqrt(37)  # Fisher's, of ranks
     assert (low, high) == pytest.approx((np.tanh(z - margin), np.tanh(z + margin)), abs=0.02)
@@ -145,14 +145,14 @@ def test_a_rank_correlation_has_an_interval():
 
 def test_a_rank_correlation_that_there_is_not_is_a_reason():
     for scores, shares in (([1, 2, 3, 4], [0, 1, 2, 3]), ([1] * 5, [0, 0.2, 0.5, 0.7, 1]), ([1, 2, 3, 4, 5], [0] * 5)):
-        assert told_rank(np.array(scores), np.array(shares)).startswith("no Spearman (fewer than 5 distributions")
+        assert describe_rank(np.array(scores), np.array(shares)).startswith("no Spearman (fewer than 5 distributions")
 
 
 def test_of_few_distributions_there_is_no_interval():
-    assert told_rank(np.arange(5), np.arange(5) / 4) == "Spearman 1.00"
+    assert describe_rank(np.arange(5), np.arange(5) / 4) == "Spearman 1.00"
 
 
 def test_verdicts_are_told_from_the_likely_ones_on():
     verdicts, scores = np.array(["unlikely", *["likely"] * 5]), np.array([-1, 0.1, 0.2, 0.3, 0.4, 0.5])
-    told = told_verdicts(verdicts, scores, np.array([0.05, 1, 0.95, 0.9, 0.85, 0.8]))
+    told = describe_verdicts(verdicts, scores, np.array([0.05, 1, 0.95, 0.9, 0.85, 0.8]))
     assert "likely 5, learnt by 80% to 100% of the seeds, Spearman -1.00; unlikely 1, learnt by 5% to 5% of" in told

@@ -5,7 +5,7 @@ import torch
 from item_runs import KnownRows, make_setting
 
 from attnlab.studies.snell2021.copying import read_seeds
-from attnlab.studies.snell2021.keyword import PLACES, KeywordExperiment, fig7, find_early, holds
+from attnlab.studies.snell2021.keyword import PLACES, KeywordExperiment, fig7, find_early, check_hypothesis
 
 # at, after, mean, last: Hypothesis 2 at the second measure, Observation 3 at the last
 SECOND = [(0.0, 0.0, 0.0, 0.0), (2.0, 1.0, 0.1, 0.2), (9.0, 11.0, 4.0, 20.0), (3.0, 11.0, 2.5, 20.0)]
@@ -67,7 +67,7 @@ def test_a_seed_without_an_early_order_is_left_out_and_told(cells):
     ],
 )
 def test_about_the_same_is_closer_than_what_is_far_apart(four, expected):
-    assert bool(holds(*torch.tensor(four)[:, None])) is expected
+    assert bool(check_hypothesis(*torch.tensor(four)[:, None])) is expected
 
 
 def test_the_first_updates_are_measured_finely():

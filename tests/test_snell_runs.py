@@ -143,7 +143,7 @@ def test_the_optimal_attention_of_the_additive_model_is_better_than_its_own(pair
     assert type(model.combine).__name__ == "Added"
     log_p = model(*batch.inputs).log_softmax(-1).gather(-1, batch.targets[..., None])[..., 0]  # under its own α
     probes = beta(model, batch.inputs, batch.targets)
-    for t, (best, alone, mask) in enumerate(additive.optimal_rows(model, batch)):
+    for t, (best, alone, mask) in enumerate(additive.find_optimal_rows(model, batch)):
         real = batch.targets[:, t] != 0
         assert torch.equal(alone, probes[real, t])
         assert best.sum(-1).allclose(torch.ones(len(best), dtype=best.dtype))

@@ -11,8 +11,8 @@ from attnlab.experiments.study import Setting
 from attnlab.experiments.trained import Trained
 from attnlab.recording.watch import record
 from attnlab.studies import open_study
-from attnlab.studies.zheng2021.cascade_ablation import NULL, SAMPLED, published_correlation, section54, table4
-from attnlab.studies.zheng2021.figures import heat_maps, matrices
+from attnlab.studies.zheng2021.cascade_ablation import NULL, SAMPLED, compute_published_correlation, section54, table4
+from attnlab.studies.zheng2021.figures import heat_maps, average_matrices
 from attnlab.studies.zheng2021.language_models import fig2, table1
 from attnlab.studies.zheng2021.measures import measured
 from attnlab.studies.zheng2021.plan import LANGUAGE, TRANSLATION
@@ -46,7 +46,7 @@ def test_the_tables_of_the_paper_agree_with_each_other():
 
 
 def test_the_published_correlation_follows_from_table_4():
-    assert published_correlation() == pytest.approx(pearsonr(*zip(*TABLE4.values(), strict=True)).statistic)
+    assert compute_published_correlation() == pytest.approx(pearsonr(*zip(*TABLE4.values(), strict=True)).statistic)
 
 
 def test_parameters_are_the_papers(tmp_path):
@@ -146,7 +146,7 @@ def test_heat_maps_are_the_mean_over_seeds_and_symmetric():
     def seed(value):
         return {"jsd": [{"kind": "cross", "layer": 1, "head_a": 0, "head_b": 2, "jsd": value}]}
 
-    (made,) = matrices([seed(1.0), seed(4.0)]).values()
+    (made,) = average_matrices([seed(1.0), seed(4.0)]).values()
     assert np.array_equal(made, [[0, 0, 2.5], [0, 0, 0], [2.5, 0, 0]])
     pairs = [{"kind": "decoder-self", "layer": k, "head_a": 0, "head_b": 1, "jsd": 1.0} for k in range(16)]
     figure = heat_maps({"softmax": [{"jsd": pairs}], "coda": [{"jsd": pairs}]})

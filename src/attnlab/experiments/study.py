@@ -1,6 +1,6 @@
 """A study: one paper's tables and figures as items, each a function from a Setting to Findings.
 
-An item reads measured runs from the ledger: `setting.rows.read(plan)`. To add an item: a function, and a line in its
+An item reads measured runs from the ledger: `setting.rows.read_plan(plan)`. To add an item: a function, and a line in its
 study. To add a study: a module with a STUDY, and a line in STUDIES.
 """
 
@@ -51,6 +51,11 @@ class Setting:
     def running(self) -> bool:
         """Whether missing rows may be measured now; else the item only draws what the ledger has."""
         return self.rows.running
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tag of a cell that was not run at full scale."""
+        return () if self.scale == "full" else ("smaller scale",)
 
     def at(self, *, smoke: T, small: T, full: T) -> T:
         """Return the value for this scale."""

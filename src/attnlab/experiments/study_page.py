@@ -1,7 +1,5 @@
 """A study's results for readers: cells.csv and one page."""
 
-import csv
-import io
 import math
 import shlex
 from collections.abc import Sequence
@@ -11,7 +9,7 @@ from typing import Any
 from attnlab.experiments.reproduction import ItemResult
 from attnlab.experiments.study import Scale, Study
 from attnlab.experiments.verdicts import VERDICTS, Cell, count_verdicts
-from attnlab.files import write_text
+from attnlab.files import write_csv, write_text
 from attnlab.report.page import Command, Facts, Part, Picture, Table, Text, render_page
 
 CSV_COLUMNS = (
@@ -24,7 +22,7 @@ DIFFERS = "what differs"  # from what the paper ran: a column
 def write_study(study: Study, scale: Scale, results: Sequence[ItemResult], out: Path) -> Path:
     """Write OUT/SCALE/cells.csv and report.html; return the path of the page."""
     folder = out / scale
-    write_text(folder / "cells.csv", _format_csv([cell for result in results for cell in result.cells]))
+    write_csv(folder / "cells.csv", [CSV_COLUMNS, *(_list_fields(cell) for result in results for cell in result.cells)])
     report = folder / "report.html"
     write_text(report, _render_study(study, results, folder))
     return report
@@ -114,19 +112,15 @@ def _write_command(study: Study, result: ItemResult) -> str:
     return shlex.join([*words, f"--only={result.config.item}"])
 
 
-def _format_csv(cells: Sequence[Cell]) -> str:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(CSV_COLUMNS)
-    for c in cells:
-        low, high = c.interval or ("", "")
-        published_low, published_high = c.published_interval or ("", "")
-        writer.writerow(
-            [c.item, c.row, c.column, "" if c.published is None else c.published, published_low, published_high,
-             "" if c.mean is None else c.mean, low, high, len(c.values), " ".join(map(repr, c.values)), c.verdict,
-             c.group, "; ".join(c.tags), c.note, c.not_run]
-        )  # fmt: skip
-    return text.getvalue()
+def _list_fields(c: Cell) -> list[Any]:
+    """Return a cell as a row of CSV_COLUMNS."""
+    low, high = c.interval or ("", "")
+    published_low, published_high = c.published_interval or ("", "")
+    return [
+        c.item, c.row, c.column, "" if c.published is None else c.published, published_low, published_high,
+        "" if c.mean is None else c.mean, low, high, len(c.values), " ".join(map(repr, c.values)), c.verdict,
+        c.group, "; ".join(c.tags), c.note, c.not_run,
+    ]  # fmt: skip
 
 
 def _format_published(cell: Cell) -> str:

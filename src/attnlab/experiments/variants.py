@@ -48,7 +48,7 @@ class Variants:
                 for each in asked
                 for seed in self.setting.seeds
             }
-            self.measured = self.setting.rows.read(plan)
+            self.measured = self.setting.rows.read_plan(plan)
             if plan and not self.measured.rows:
                 self.reason = ground.explain_missing()
 
@@ -112,6 +112,22 @@ class Variants:
         known, seeds = self.measured.values, self.setting.seeds
         gaps = [of_a(known[a, s]) - of_b(known[b, s]) for s in seeds if (a, s) in known and (b, s) in known]
         return _make_cell(gaps, len(seeds), self._find_failure([(x, s) for s in seeds for x in (a, b)]), about)
+
+    def compare_two(
+        self,
+        a: Variant,
+        b: Variant,
+        column: str,
+        value: Value,
+        published: Mapping[str, float] | None = None,
+        *,
+        sign: int = 0,
+    ) -> list[Cell]:
+        """Return the cells of b, of a and of a − b; published: the paper's numbers by the names of the variants."""
+        known = published or {}
+        gap = known[a.name] - known[b.name] if known else None
+        levels = [self.make_level(each, column, value, known.get(each.name)) for each in (b, a)]
+        return [*levels, self.make_contrast(a, b, column, value, gap, sign=sign)]
 
     def state_claim(self, published: float | None, sign: int = 0) -> dict[str, Any]:
         """Return the paper's claim about a difference; on other data only its side of 0 is compared."""

@@ -8,7 +8,7 @@ import torch
 
 from attnlab.commands.compare.comparison import ComparisonTerms, compare
 from attnlab.commands.compare.comparison_page import remarks, table, write
-from attnlab.commands.compare.plan import planned
+from attnlab.commands.compare.plan import plan_comparison
 from attnlab.commands.compare.summary import findings
 from attnlab.experiments.deadline import Deadline, stop_at_deadline
 from attnlab.experiments.schedulers import open_scheduler
@@ -30,7 +30,7 @@ def run_comparison(
     values = dict(said)
     out, device = values.pop("out", None), values.pop("device", "auto")
     folder = Path(values.pop("runs", "runs"))
-    plan = planned(task, values)
+    plan = plan_comparison(task, values)
     deadline = Deadline.parse(until) if until else None
     with stop_at_deadline(command), open_scheduler(on, jobs=jobs, device=device) as where, Bar(1) as bar:
         terms = ComparisonTerms(

@@ -25,7 +25,7 @@ from attnlab.config import compute_digest
 from attnlab.decoding.evaluation import evaluate_part
 from attnlab.experiments.deadline import Deadline
 from attnlab.experiments.engine import Measured, Progress, RowReader, complete
-from attnlab.experiments.inside import inside
+from attnlab.experiments.inside import measure_inside
 from attnlab.experiments.jobs import Scheduler
 from attnlab.experiments.plan import Measure, TrainedRun, Workplace
 from attnlab.provenance import name_hardware
@@ -74,7 +74,7 @@ def measure_run(run: Run, place: Workplace) -> dict[str, Any]:
     values |= measure_loss(run, place)
     values["curve"] = [[x["step"], x["valid_loss"]] for x in run.folder.metrics() if "valid_loss" in x]
     try:
-        values["inside"] = inside(run)
+        values["inside"] = measure_inside(run)
     except ValueError as error:  # an attention that an analysis does not cover: the rest is still useful
         values["inside"] = {"failed": " ".join(str(error).split())}
     return values
@@ -113,13 +113,13 @@ class _Comparison:
             for row in able
             if (losses := {point: loss for (label, point), loss in trials.values.items() if label == row.label})
         }
-        seeds = rows.read({
+        seeds = rows.read_plan({
             (row.label, seed): self._plan(self._recipe(row, chosen[row.label], seed), COMPARED)
             for seed in plan.seeds for row in able if row.label in chosen
         })  # fmt: skip
         hardware = name_hardware(torch.device(self.terms.on.device)) if self.terms.on.here else "a Ray cluster"
         finished = [row for row in able if any((row.label, seed) in seeds.values for seed in plan.seeds)]
-        speeds = rows.read({
+        speeds = rows.read_plan({
             row.label: self._plan_timing(self._recipe(row, chosen[row.label]), hardware)
             for row in finished
         })  # fmt: skip
@@ -146,7 +146,7 @@ class _Comparison:
             for point in range(len(self.plan.points))
             if self._can_build(self._recipe(row, point))
         }
-        measured = reader.read(plan)
+        measured = reader.read_plan(plan)
         return _Trials({key: x["valid_loss"] for key, x in measured.values.items()}, measured.failures)
 
     def _make_result(

@@ -24,7 +24,7 @@ from attnlab.commands.compare.measures import BLEU, INSIDE, ComparisonMeasure
 from attnlab.commands.compare.plan import said
 from attnlab.commands.compare.rows import ComparisonResults, RowResult
 from attnlab.commands.compare.summary import findings
-from attnlab.experiments.significance import Contrast, interval
+from attnlab.experiments.significance import Contrast, compute_interval
 from attnlab.experiments.study_page import format_number
 from attnlab.experiments.verdicts import FEWEST_SEEDS
 from attnlab.files import write_bytes
@@ -187,7 +187,7 @@ def _cells(results: ComparisonResults) -> list[list[Any]]:
         for outcome in results.outcomes:
             if not (values := outcome.values(measure)):
                 continue
-            low, high = interval(list(values.values())) or ("", "")
+            low, high = compute_interval(list(values.values())) or ("", "")
             contrast = against.get(outcome.row.label)
             mean, (below, above) = (contrast.mean, contrast.interval or ("", "")) if contrast else ("", ("", ""))
             ps = [x if x is not None else "" for x in (contrast.p, contrast.holm)] if contrast else ["", ""]
@@ -214,7 +214,7 @@ def _mean(outcome: RowResult, measure: ComparisonMeasure) -> str:
     values = outcome.values(measure)
     if not values:
         return "–"
-    mean, spread = statistics.fmean(values.values()), interval(list(values.values()))
+    mean, spread = statistics.fmean(values.values()), compute_interval(list(values.values()))
     told = format_number(mean) if spread is None else f"{format_number(mean)} ± {(spread[1] - spread[0]) / 2:.2g}"
     return told if len(values) == len(outcome.found) else f"{told} ({len(values)} of {len(outcome.found)} seeds)"
 

@@ -1,12 +1,12 @@
-"""Softmax rows that ask whether a gain is the attention's own: with as many parameters, and with more heads.
+"""Softmax rows that test whether a gain comes from the attention itself.
 
-matched     the feed_forward is chosen so that the model has as many parameters as the largest row, to the nearest
-            that a whole number of units gives: a unit adds 2·width + 1 in every layer
-more heads  twice the heads of half the size, as many parameters as softmax has: what a second branch of weights
-            may be worth by itself, as the reviewers of Heo & Choi (2024) asked
+matched parameters   the feed_forward is chosen so that the model has as many parameters as the largest row, as near as
+                     a whole number of units allows: a unit adds 2·width + 1 in every layer
+twice the heads      twice the heads of half the size, with as many parameters as softmax: what a second set of weights
+                     is worth by itself, as the reviewers of Heo & Choi (2024) asked
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from attnlab.commands.compare.plan import ComparisonRow, Plan
@@ -16,64 +16,52 @@ from attnlab.training.recipe import Recipe
 SOFTMAX = {"attention": "softmax"}
 MATCHED, HEADS = "softmax, matched parameters", "softmax, twice the heads"
 
-Count = Callable[[Recipe], int | None]  # parameters; None where the model cannot be built
+Count = Callable[[Recipe], int | None]  # number of parameters; None if the model cannot be built
 
 
-def with_controls(plan: Plan, parameters: Count) -> Plan:
-    """The plan with its controls; where one cannot be had, a note says why."""
-    plain = ComparisonRow("softmax", SOFTMAX)
-    if all(row.values == SOFTMAX for row in plan.rows):
+def add_controls(plan: Plan, count: Count) -> Plan:
+    """Return the plan with its controls; a note explains each control that is not possible."""
+    if all(row.settings == SOFTMAX for row in plan.rows):
         return plan
-    if not isinstance(plan.recipe(plain, 0, plan.seeds[0]).model, TransformerConfig):
-        return replace(plan, notes=(*plan.notes, "no controls: only a Transformer made here can be made larger"))
-    rows, notes = list(plan.rows), list(plan.notes)
-    for made in (_matched(plan, plain, parameters), _more_heads(plan, plain)):
-        if isinstance(made, ComparisonRow):
-            rows.append(made)
-        else:
-            notes.append(made)
-    return replace(plan, rows=tuple(rows), notes=tuple(notes))
+    softmax = ComparisonRow("softmax", SOFTMAX)
+    models = [plan.recipe(softmax, point).model for point in range(len(plan.points))]
+    known = [model for model in models if isinstance(model, TransformerConfig)]
+    if len(known) < len(models):
+        return replace(plan, notes=(*plan.notes, "no controls: only a new Transformer can be resized"))
+    controls = (_match_parameters(plan, known, count), _double_heads(known))
+    rows = [control for control in controls if isinstance(control, ComparisonRow)]
+    notes = [control for control in controls if isinstance(control, str)]
+    return replace(plan, rows=(*plan.rows, *rows), notes=(*plan.notes, *notes))
 
 
-def _matched(plan: Plan, plain: ComparisonRow, parameters: Count) -> ComparisonRow | str:
-    at, says = [], []
-    for point in range(len(plan.points)):
-        counts = {row.label: parameters(plan.recipe(row, point, plan.seeds[0])) for row in plan.rows}
-        known = {label: count for label, count in counts.items() if count is not None}
-        base = plan.recipe(plain, point, plan.seeds[0])
-        mine = parameters(base)
-        if mine is None or not known:
-            return "no row with matched parameters: no model could be built"
-        largest = max(known, key=known.__getitem__)
-        assert isinstance(base.model, TransformerConfig)
-        units = base.model.feed_forward
-        wider = ComparisonRow("", SOFTMAX | {"feed_forward": str(units + 1)})
-        unit = (parameters(plan.recipe(wider, point, plan.seeds[0])) or 0) - mine
-        wanted = max(1, units + round((known[largest] - mine) / unit))
-        at.append({"feed_forward": str(wanted)})
-        has = f"{mine + (wanted - units) * unit:,} parameters, {largest} has {known[largest]:,}"
-        says.append(f"feed_forward={wanted} instead of {units}: {has}")
-    if all(values["feed_forward"] == str(_units(plan, plain, k)) for k, values in enumerate(at)):
-        return f"no row with matched parameters: one unit of feed_forward adds {unit:,}, more than twice what differs"
-    return ComparisonRow(MATCHED, SOFTMAX, tuple(at), "; ".join(dict.fromkeys(says)))
+def _match_parameters(plan: Plan, models: Sequence[TransformerConfig], count: Count) -> ComparisonRow | str:
+    """Return softmax with as many parameters as the largest row, or why there is no such row."""
+    settings, descriptions, unit = [], [], 0
+    for point, model in enumerate(models):
+        sizes = {row.label: size for row in plan.rows if (size := count(plan.recipe(row, point))) is not None}
+        wider = [ComparisonRow("", SOFTMAX | {"feed_forward": str(model.feed_forward + more)}) for more in (0, 1)]
+        ours, next_size = (count(plan.recipe(row, point)) for row in wider)
+        if ours is None or next_size is None or not sizes:
+            return "no row with matched parameters: no model can be built"
+        largest, unit = max(sizes, key=sizes.__getitem__), next_size - ours
+        units = max(1, model.feed_forward + round((sizes[largest] - ours) / unit))
+        settings.append({"feed_forward": str(units)})
+        total = ours + (units - model.feed_forward) * unit
+        what = f"feed_forward={units} instead of {model.feed_forward}: {total:,} parameters"
+        descriptions.append(f"{what}, {largest} has {sizes[largest]:,}")
+    if all(own["feed_forward"] == str(model.feed_forward) for own, model in zip(settings, models, strict=True)):
+        return f"no row with matched parameters: one unit of feed_forward adds {unit:,}, more than twice the difference"
+    return ComparisonRow(MATCHED, SOFTMAX, tuple(settings), "; ".join(dict.fromkeys(descriptions)))
 
 
-def _units(plan: Plan, plain: ComparisonRow, point: int) -> int:
-    model = plan.recipe(plain, point, plan.seeds[0]).model
-    assert isinstance(model, TransformerConfig)
-    return model.feed_forward
-
-
-def _more_heads(plan: Plan, plain: ComparisonRow) -> ComparisonRow | str:
-    at, says = [], []
-    for point in range(len(plan.points)):
-        model = plan.recipe(plain, point, plan.seeds[0]).model
-        assert isinstance(model, TransformerConfig)
-        if model.width % (2 * model.heads):
-            return f"no row with twice the heads: width={model.width} is not divisible by {2 * model.heads}"
-        more = {"heads": str(2 * model.heads)}
-        if model.key_value_heads is not None:
-            more["key_value_heads"] = str(2 * model.key_value_heads)
-        at.append(more)
-        says.append(f"heads={more['heads']} of size {model.width // (2 * model.heads)}")
-    return ComparisonRow(HEADS, SOFTMAX, tuple(at), "; ".join(dict.fromkeys(says)))
+def _double_heads(models: Sequence[TransformerConfig]) -> ComparisonRow | str:
+    """Return softmax with twice the heads, or why there is no such row."""
+    settings, descriptions = [], []
+    for model in models:
+        heads = 2 * model.heads
+        if model.width % heads:
+            return f"no row with twice the heads: width={model.width} is not divisible by {heads}"
+        shared = {} if model.key_value_heads is None else {"key_value_heads": str(2 * model.key_value_heads)}
+        settings.append({"heads": str(heads), **shared})
+        descriptions.append(f"heads={heads} of size {model.width // heads}")
+    return ComparisonRow(HEADS, SOFTMAX, tuple(settings), "; ".join(dict.fromkeys(descriptions)))

@@ -1,8 +1,8 @@
-"""What a model costs before it is run: its parameters, and the arithmetic of a training step.
+"""What a model costs before it runs: its parameters, and the arithmetic of a training step.
 
-FLOPs are those of matrix products, two for a multiplication and its addition, forward and backward, as
-torch.utils.flop_counter counts them on the definition of the attention; element by element operations (softmax, norms,
-noise) are not counted. They are given for a target token of the first training batch, which is the same for all rows.
+FLOPs are those of matrix products, forward and backward, two for a multiplication and its addition, counted by
+torch.utils.flop_counter on the definition of the attention. Elementwise operations (softmax, norms, noise) are not
+counted. FLOPs are given per target token of the first training batch, which is the same for all rows.
 """
 
 from collections.abc import Hashable
@@ -23,67 +23,62 @@ from attnlab.training.step import Objective
 @dataclass(frozen=True)
 class ModelCost:
     parameters: int
-    flops: float | None  # a target token, forward and backward
-    uncounted: str = ""  # why there are none
+    flops: float | None  # per target token, forward and backward
+    uncounted: str = ""  # why there are no flops
 
     def __str__(self) -> str:
         cost = f"{self.flops / 1e6:,.3g} MFLOPs a target token" if self.flops is not None else self.uncounted
         return f"{self.parameters:,} parameters, {cost}"
 
 
-class Sizes:
-    """Of recipes on one task; each model is made without its memory, and once for all seeds and rates of learning."""
+class CostTable:
+    """The costs of recipes on one task. Each model is built once, without memory."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
-        self.known: dict[Hashable, ModelCost] = {}
+        self._known: dict[Hashable, ModelCost | str] = {}
 
-    def of(self, recipe: Recipe) -> ModelCost | None:
-        """None where the model cannot be built: `why_not` says why."""
-        return None if self.why_not(recipe) else self._measured(recipe)
+    def find(self, recipe: Recipe) -> ModelCost | None:
+        """Return the cost; None if the model cannot be built."""
+        cost = self._compute(recipe)
+        return None if isinstance(cost, str) else cost
 
-    def why_not(self, recipe: Recipe) -> str:
-        """Why the model cannot be built; empty where it can."""
-        try:
-            self._model(recipe)
-        except Exception as error:  # whatever an attention of one's own may raise
-            return describe_error(error)
-        return ""
+    def explain(self, recipe: Recipe) -> str:
+        """Return why the model cannot be built; an empty text if it can."""
+        cost = self._compute(recipe)
+        return cost if isinstance(cost, str) else ""
 
-    def parameters(self, recipe: Recipe) -> int | None:
-        return None if self.why_not(recipe) else _count(self._model(recipe))
+    def count_parameters(self, recipe: Recipe) -> int | None:
+        cost = self.find(recipe)
+        return None if cost is None else cost.parameters
 
-    def _measured(self, recipe: Recipe) -> ModelCost:
+    def _compute(self, recipe: Recipe) -> ModelCost | str:
         training = recipe.training
-        key = (recipe.resolve_model(self.task), *recipe.code().items(), training.batch_tokens, training.batch_examples)
-        if key not in self.known:
-            model, batch = self._model(recipe), first_batch(recipe, self.task)
+        key = (recipe.model, *recipe.code().items(), training.batch_tokens, training.batch_examples)
+        if key not in self._known:
             try:
-                self.known[key] = ModelCost(_count(model), flops(model, batch) / batch.count)
-            except Exception as error:  # an attention that needs real numbers: it is trained all the same
-                self.known[key] = ModelCost(_count(model), None, describe_error(error))
-        return self.known[key]
-
-    def _model(self, recipe: Recipe) -> nn.Module:
-        config = recipe.resolve_model(self.task)
-        return open_tuned_model(config).to("meta") if isinstance(config, TunedConfig) else build_on_meta(config)
-
-
-def _count(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
+                config = recipe.resolve_model(self.task)
+                tuned = isinstance(config, TunedConfig)
+                model = open_tuned_model(config).to("meta") if tuned else build_on_meta(config)
+                self._known[key] = compute_cost(model, take_first_batch(recipe, self.task))
+            except Exception as error:  # a user-written attention may raise anything
+                self._known[key] = describe_error(error)
+        return self._known[key]
 
 
-def first_batch(recipe: Recipe, task: Task) -> Batch:
-    training = recipe.training
-    budget: Any = (
-        {"examples": training.batch_examples} if training.batch_examples else {"tokens": training.batch_tokens}
-    )
-    return task.make_batch("train", task.plan_batches("train", seed=training.seed, epoch=0, **budget)[0])
-
-
-def flops(model: nn.Module, batch: Batch) -> int:
-    """Of one step of a model without memory on a batch, in all."""
+def compute_cost(model: nn.Module, batch: Batch) -> ModelCost:
+    """Return the cost of a model without memory; flops are None for an attention that needs real numbers."""
+    parameters = sum(p.numel() for p in model.parameters())
     inputs = [x.to("meta") for x in batch.inputs]
-    with FlopCounterMode(display=False) as counter:
-        Objective(model.train())(inputs, batch.targets.to("meta")).backward()
-    return counter.get_total_flops()
+    try:
+        with FlopCounterMode(display=False) as counter:
+            Objective(model.train())(inputs, batch.targets.to("meta")).backward()
+    except Exception as error:
+        return ModelCost(parameters, None, describe_error(error))
+    return ModelCost(parameters, counter.get_total_flops() / batch.count)
+
+
+def take_first_batch(recipe: Recipe, task: Task) -> Batch:
+    training = recipe.training
+    size: Any = {"examples": training.batch_examples} if training.batch_examples else {"tokens": training.batch_tokens}
+    return task.make_batch("train", task.plan_batches("train", seed=training.seed, epoch=0, **size)[0])

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from attnlab.commands.compare.measures import ComparisonMeasure
 from attnlab.commands.compare.rows import ComparisonResults, RowResult
-from attnlab.experiments.significance import interval
+from attnlab.experiments.significance import compute_interval
 from attnlab.report.figures import OKABE_ITO, draw_curves
 
 MARKERS, DASHES = "os^Dv", ("-", "--", "-.", ":")
@@ -73,7 +73,7 @@ def _dots(axis: Any, values: Mapping[str, Mapping[int, float]], first: int = 0) 
         if not seeds:
             continue
         axis.plot(seeds, [place] * len(seeds), "o", markersize=3, color=colour, alpha=0.5)
-        if (spread := interval(seeds)) is not None:
+        if (spread := compute_interval(seeds)) is not None:
             axis.plot(spread, [place, place], color=colour, linewidth=1.5)
         axis.plot(statistics.fmean(seeds), place, marker, markersize=6, color=colour)
     axis.set_yticks(range(len(values)), [plain(name) for name in values], fontsize=8)
@@ -97,7 +97,7 @@ def _speed(outcomes: Sequence[RowResult], measure: ComparisonMeasure) -> Figure:
     axis = figure.subplots()
     for place, outcome in enumerate(outcomes):
         values, speed = list(outcome.values(measure).values()), outcome.speed or {}
-        mean, spread = statistics.fmean(values), interval(values)
+        mean, spread = statistics.fmean(values), compute_interval(values)
         colour = OKABE_ITO[place % 7]
         if spread is not None:
             axis.plot([speed["tokens_per_second"]] * 2, spread, color=colour, linewidth=1)

@@ -1,8 +1,8 @@
-"""What is compared: attentions in rows, all else equal, and the runs that this makes.
+"""What is compared: attentions in rows with everything else equal, and the runs that follow from it.
 
-A row is an attention, or a control (controls.py). A key with a list makes a grid of points; every row is tried at every
-point with the first seed, the point with the lowest validation loss is chosen for it, and that one is run with all
-seeds. Runs of one seed see the same batches in the same order, whatever the attention.
+A row is an attention or a control (controls.py). Keys with a list of values make a grid. Every row is tried at every
+point of the grid with the first seed; the point with the lowest validation loss is then run with all seeds. Runs of one
+seed see the same batches in the same order, whatever the attention.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,130 +12,119 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from attnlab.commands.compare.value_lists import split_list, split_options
 from attnlab.config import compute_digest, parse_value, suggest_nearest
-from attnlab.mechanisms import find_mechanism, read_option_types
+from attnlab.mechanisms import read_option_types
 from attnlab.training.recipe import Recipe, resolve_recipe
 
 PARTS = ("data", "model", "training", "decoding")
-OWN = ("attention", "seeds")  # keys of the comparison itself
-FEWEST, USUAL = 1, 3  # seeds
+SEEDS = 3  # by default
 
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """An attention as it was said, or a control; `at` has what a control says at each point of the grid."""
+    """An attention as the user names it, or a control."""
 
     label: str
-    values: Mapping[str, str]
-    at: tuple[Mapping[str, str], ...] = ()
-    says: str = ""  # of a control: what it is
+    settings: Mapping[str, str]
+    by_point: tuple[Mapping[str, str], ...] = ()  # of a control: its settings at each point of the grid
+    description: str = ""  # of a control
 
     @property
-    def control(self) -> bool:
-        return bool(self.says)
+    def is_control(self) -> bool:
+        return bool(self.description)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The rows, of which the others are compared with the first; the points of the grid, one where there is none."""
+    """Rows that are compared with the first of them, points of the grid (one if there is no grid), and seeds."""
 
     task: str
     rows: tuple[ComparisonRow, ...]
     points: tuple[Mapping[str, str], ...]
     seeds: tuple[int, ...]
-    fixed: Mapping[str, str] = field(default_factory=dict)  # said of every row
+    shared: Mapping[str, str] = field(default_factory=dict)  # settings of every row
     notes: tuple[str, ...] = ()
 
-    def recipe(self, row: ComparisonRow, point: int, seed: int) -> Recipe:
-        own = row.at[point] if row.at else {}
-        return resolve_recipe(self.task, {**self.fixed, **self.points[point], **row.values, **own, "seed": str(seed)})
+    def recipe(self, row: ComparisonRow, point: int, seed: int | None = None) -> Recipe:
+        """Return the recipe of a run, by default with the first seed."""
+        settings = {**self.shared, **self.points[point], **row.settings, **(row.by_point[point] if row.by_point else {})}
+        return resolve_recipe(self.task, {**settings, "seed": str(self.seeds[0] if seed is None else seed)})
 
     @property
     def name(self) -> str:
-        """Of the folder for the results: the same for the same question."""
+        """Name of the folder for the results: the same for the same question."""
         return f"{self.task}-{compute_digest(self, without=('notes',))}"
 
 
-def planned(task: str, given: Mapping[str, str]) -> Plan:
-    """The plan of a command line's keys, without controls; what is wrong with one of them is said now."""
+def plan_comparison(task: str, given: Mapping[str, str]) -> Plan:
+    """Return the plan of the command line's keys, without controls; ValueError for a bad key or value."""
     values = dict(given)
     if "attention" not in values:
-        raise ValueError("say what is compared: attention=softmax,coda,./mine.py:Mine")
+        raise ValueError("attention= is missing: name what to compare, such as attention=softmax,coda,./mine.py:Mine")
     labels = split_list(values.pop("attention"), "attention")
-    count = parse_value(values.pop("seeds", str(USUAL)), int, "seeds")
-    if count < FEWEST:
-        raise ValueError(f"seeds must be at least {FEWEST}, not {count}; from 3 on there are intervals")
-    named = {label: split_options(label) for label in labels}
-    for name, _ in named.values():
-        find_mechanism(name)
+    count = parse_value(values.pop("seeds", str(SEEDS)), int, "seeds")
+    if count < 1:
+        raise ValueError(f"seeds must be at least 1, got {count}; intervals need 3 or more")
     lists = {key: split_list(text, key) for key, text in values.items()}
-    base = resolve_recipe(task, {key: given[key] for key in ("model",) if key in given})
+    named = {label: split_options(label) for label in labels}
     options = {label: set(read_option_types(name)) for label, (name, _) in named.items()}
-    _check_keys(task, lists, base, set().union(*options.values()))
-    known = _fields(base)
+    base = resolve_recipe(task, {"model": given["model"]} if "model" in given else {})
+    owners = {each.name: part for part in reversed(PARTS) for each in fields(getattr(base, part))}
+    for key, parts in lists.items():
+        if key not in owners and key not in set().union(*options.values()) and key != "model":
+            nearest = suggest_nearest(key, ["attention", "seeds", "model", *owners, *set().union(*options.values())])
+            raise ValueError(f"unknown key {key!r}{nearest}; attnlab list {task} lists all keys")
+        if len(parts) > 1:
+            _check_grid(key, parts, owners.get(key, ""), base)
     for label, (_, own) in named.items():
-        if key := next((key for key in own if known.get(key) == "data" or key in ("seed", "model")), None):
-            raise ValueError(f"attention={label}: {key} must be the same for all; say it outside the parentheses")
-        if key := next((key for key in own if len(lists.get(key, ())) > 1), None):
-            raise ValueError(
-                f"attention={label}: {key} is also a grid, {key}={','.join(lists[key])}; say one of the two"
-            )
+        _check_options(label, own, owners, lists)
     single = {key: parts[0] for key, parts in lists.items() if len(parts) == 1}
-    shared = {key: text for key, text in single.items() if key in known or key == "model"}
-    rows = tuple(
-        ComparisonRow(
-            label,
-            {"attention": name} | {key: x for key, x in single.items() if key in options[label] - known.keys()} | own,
-        )
-        for label, (name, own) in named.items()
-    )
+    rows = []
+    for label, (name, own) in named.items():
+        taken = {key: text for key, text in single.items() if key in options[label] and key not in owners}
+        rows.append(ComparisonRow(label, {"attention": name} | taken | own))
     grid = {key: parts for key, parts in lists.items() if len(parts) > 1}
     points = tuple(dict(zip(grid, point, strict=True)) for point in product(*grid.values()))
+    shared = {key: text for key, text in single.items() if key in owners or key == "model"}
     first = parse_value(shared.pop("seed"), int, "seed") if "seed" in shared else base.training.seed
-    plan = Plan(task, rows, points, tuple(range(first, first + count)), shared)
+    plan = Plan(task, tuple(rows), points, tuple(range(first, first + count)), shared)
     for row, point in product(rows, range(len(points))):
-        plan.recipe(row, point, first)  # what is wrong with a value is said before anything is trained
+        plan.recipe(row, point)  # refuses a bad value before anything is trained
     return plan
 
 
-def _check_keys(task: str, lists: Mapping[str, Sequence[str]], base: Recipe, options: set[str]) -> None:
-    """Refuse keys that nobody has, and lists that make no fair grid."""
-    owners = _fields(base)
-    for key, parts in lists.items():
-        if key not in owners and key not in options and key != "model":
-            there = [*OWN, "model", *owners, *options]
-            raise ValueError(f"unknown key {key!r}{suggest_nearest(key, there)}; attnlab list {task} lists them")
-        if len(parts) == 1:
-            continue
-        text = f"{key}={','.join(parts)}"
-        bare = not all(part.startswith("(") for part in parts)
-        if key in owners and bare and _takes_several(getattr(base, owners[key]), key):
-            raise ValueError(f"{text}: one value of {key} has commas of its own: put it in parentheses, {key}=(…)")
-        if key not in owners and key in options:
-            raise ValueError(f"{text}: an option of some attentions would give them more trials than others; "
-                             f"make rows of it, attention=NAME({key}={parts[0]}),NAME({key}={parts[1]})")  # fmt: skip
-        if key == "seed":
-            raise ValueError(f"{text}: say how many, seeds={len(parts)}; seed= is the first of them")
-        if key == "model" or owners[key] in ("data", "decoding"):
-            raise ValueError(
-                f"{text}: a grid is chosen by validation loss, which {key} makes another thing or leaves as it is; "
-                'compare one after another, or put a value with a comma in double quotes'
-            )  # fmt: skip
+def _check_grid(key: str, parts: Sequence[str], owner: str, base: Recipe) -> None:
+    """Refuse a list that does not make a fair grid."""
+    text = f"{key}={','.join(parts)}"
+    if owner and not all(part.startswith("(") for part in parts) and _is_tuple(getattr(base, owner), key):
+        raise ValueError(f"{text}: a value of {key} contains commas; put it in parentheses, {key}=(…)")
+    if not owner and key != "model":
+        rows = ",".join(f"NAME({key}={part})" for part in parts[:2])
+        raise ValueError(f"{text}: a grid over an option would give some attentions more trials; use attention={rows}")
+    if key == "seed":
+        raise ValueError(f"{text}: give the number of seeds, seeds={len(parts)}; seed= is the first of them")
+    if key == "model" or owner in ("data", "decoding"):
+        raise ValueError(
+            f"{text}: validation loss cannot choose a value of {key}; run one comparison for each value, or put a value "
+            "that contains a comma in double quotes"
+        )
 
 
-def said(settings: Mapping[str, str]) -> str:
-    """As on the command line."""
-    return " ".join(f"{key}={value}" for key, value in settings.items())
+def _check_options(
+    label: str, own: Mapping[str, str], owners: Mapping[str, str], lists: Mapping[str, Sequence[str]]
+) -> None:
+    """Refuse options of one row that all rows must share, or that are also a grid."""
+    for key in own:
+        if owners.get(key) == "data" or key in ("seed", "model"):
+            raise ValueError(f"attention={label}: {key} must be the same for all rows; move it out of the parentheses")
+        if len(lists.get(key, ())) > 1:
+            raise ValueError(f"attention={label}: {key} is also a grid, {key}={','.join(lists[key])}; remove one of them")
 
 
-def _fields(base: Recipe) -> dict[str, str]:
-    """The part of a recipe that each key belongs to."""
-    found: dict[str, str] = {}
-    for part in PARTS:
-        for each in fields(getattr(base, part)):
-            found.setdefault(each.name, part)
-    return found
-
-
-def _takes_several(config: Any, key: str) -> bool:
+def _is_tuple(config: Any, key: str) -> bool:
     hint = get_type_hints(type(config))[key]
     return any(get_origin(kind) is tuple for kind in (hint, *get_args(hint)))
+
+
+def format_settings(settings: Mapping[str, str]) -> str:
+    """Return settings as the command line has them."""
+    return " ".join(f"{key}={value}" for key, value in settings.items())

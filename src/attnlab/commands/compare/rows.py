@@ -9,7 +9,7 @@ from typing import Any
 from attnlab.commands.compare.cost import ModelCost
 from attnlab.commands.compare.measures import ComparisonMeasure, measures
 from attnlab.commands.compare.plan import ComparisonRow, Plan
-from attnlab.experiments.significance import Contrast, bootstrap_p, holm, interval, paired
+from attnlab.experiments.significance import Contrast, compute_bootstrap_p, correct_by_holm, compute_interval, contrast_seeds
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class ComparisonResults:
     def contrasts(self, measure: ComparisonMeasure) -> dict[str, Contrast]:
         """Each row against the first, by label; those that can be told."""
         first, *others = self.outcomes
-        found = {o.row.label: paired(o.values(measure), first.values(measure)) for o in others}
+        found = {o.row.label: contrast_seeds(o.values(measure), first.values(measure)) for o in others}
         known = {label: contrast for label, contrast in found.items() if contrast is not None}
-        corrected = holm({label: contrast.p for label, contrast in known.items()})
+        corrected = correct_by_holm({label: contrast.p for label, contrast in known.items()})
         return {label: replace(contrast, holm=corrected[label]) for label, contrast in known.items()}
 
     @cached_property
@@ -67,7 +67,7 @@ class ComparisonResults:
         first, *others = self.outcomes
         found = {
             outcome.row.label: {
-                seed: bootstrap_p(found["translations"], first.found[seed]["translations"], references)
+                seed: compute_bootstrap_p(found["translations"], first.found[seed]["translations"], references)
                 for seed, found in outcome.found.items()
                 if seed in first.found
             }
@@ -89,7 +89,7 @@ class ComparisonResults:
                 values = outcome.values(measure)
                 if not values:
                     continue
-                mean = {"mean": statistics.fmean(values.values()), "interval": interval(list(values.values()))}
+                mean = {"mean": statistics.fmean(values.values()), "interval": compute_interval(list(values.values()))}
                 against = contrasts[measure.name].get(label)
                 found = {"seeds": values, **mean, "better": measure.better}
                 row["measures"][measure.name] = found | {"against_first": against and vars(against)}

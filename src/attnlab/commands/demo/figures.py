@@ -11,7 +11,7 @@ from matplotlib.patches import Rectangle
 from attnlab.commands.compare.figures import plain
 from attnlab.commands.demo import learners as r
 from attnlab.commands.demo.learners import DemoResults, Learner, Values
-from attnlab.experiments.significance import interval
+from attnlab.experiments.significance import compute_interval
 from attnlab.report.colours import GOLD, choose_colormap
 from attnlab.report.figures import OKABE_ITO
 from attnlab.report.view import ViewGold
@@ -98,7 +98,7 @@ def inside(learners: Sequence[Learner]) -> Figure:
                 continue
             style: Any = {"color": OKABE_ITO[place % 7]}
             axis.plot(values, [place] * len(values), "o", markersize=3, alpha=0.5, **style)
-            if (spread := interval(values)) is not None:
+            if (spread := compute_interval(values)) is not None:
                 axis.plot(spread, [place, place], linewidth=1.5, **style)
             axis.plot(statistics.fmean(values), place, MARKERS[place % 5], markersize=6, **style)
         axis.set_title(measure.name, fontsize=9)

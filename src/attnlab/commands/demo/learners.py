@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attnlab.commands.demo.settings import DemoConfig
-from attnlab.experiments.significance import interval
+from attnlab.experiments.significance import compute_interval
 from attnlab.experiments.study import Findings
 from attnlab.records.record import Record
 
@@ -101,7 +101,7 @@ class Learner:
         values = list(self.values(measure).values())
         if not values:
             return "–"
-        told, spread = measure.told(statistics.fmean(values)), interval(values)
+        told, spread = measure.told(statistics.fmean(values)), compute_interval(values)
         told += "" if spread is None else f" ± {measure.told((spread[1] - spread[0]) / 2)}"
         return told if len(values) == len(self.found) else f"{told} ({len(values)} of {len(self.found)} seeds)"
 

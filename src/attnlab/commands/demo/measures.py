@@ -24,7 +24,7 @@ from attnlab.analysis.agreement import agreement, random_baseline
 from attnlab.analysis.alignment import NOWHERE, choose_words, compute_rate
 from attnlab.analysis.contribution import norms
 from attnlab.commands.demo.sentences import Sentences, on_page
-from attnlab.experiments.inside import inside
+from attnlab.experiments.inside import measure_inside
 from attnlab.models.presets import build
 from attnlab.recording.probe import beta, record_probes
 from attnlab.recording.watch import record
@@ -49,7 +49,7 @@ def measure_learner(run: Run, moments: Sequence[int], records: Path | None) -> d
             replace(seen, words=page.words).save(records / f"{step}.safetensors")
     found["head"] = _best_head(model, Sentences.of(task, "test", range(task.count_examples("test"))))
     try:
-        found["inside"] = inside(replace(run, model=model))
+        found["inside"] = measure_inside(replace(run, model=model))
     except ValueError as error:  # an attention that an analysis does not cover: the rest is still worth knowing
         found["inside"] = {"failed": " ".join(str(error).split())}
     return found

@@ -106,7 +106,7 @@ def measure_moments(moments: tuple[int, ...], recorded: bool, run: Run, place: W
 
 def _read_learners(config: DemoConfig, place: Workplace, rows: RowReader) -> tuple[list[Learner], dict[str, str]]:
     plan = {(name, seed): plan_run(config, name, seed) for name in config.attention for seed in config.all_seeds}
-    measured = rows.read(plan)
+    measured = rows.read_plan(plan)
     learners = []
     for name in config.attention:
         values = {seed: x for seed in config.all_seeds if (x := measured.values.get((name, seed)))}

@@ -32,7 +32,7 @@ def ptb(setting: Setting) -> Findings:
     cells: list[Cell] = []
     figures: dict[str, tuple[Figure, str]] = {}
     for ground in list_grounds(DEEP, setting, NAMES):
-        models = read_models("ptb", ground, _variants(setting), MEASURE)
+        models = read_models("ptb", ground, _list_variants(setting), MEASURE)
         cells += [*_make_perplexities(models), *_make_alike(models)]
         if shown := {
             each.label: [found["states"] for found in models.list_values(each)]
@@ -55,9 +55,9 @@ def gradients(setting: Setting) -> Findings:
     cells: list[Cell] = []
     figures: dict[str, tuple[Figure, str]] = {}
     for ground in list_grounds(DEEP, setting, NAMES):
-        models = read_models("gradients", ground, _variants(setting), MEASURE)
-        for column, value in {GRADIENT: _mean_norm(None), "query gradient at the start": _mean_norm(0)}.items():
-            cells += [models.make_level(each, column, value) for each in _variants(setting)]
+        models = read_models("gradients", ground, _list_variants(setting), MEASURE)
+        for column, value in {GRADIENT: _average_norms(None), "query gradient at the start": _average_norms(0)}.items():
+            cells += [models.make_level(each, column, value) for each in _list_variants(setting)]
             cells.append(models.make_contrast(TRAINED, SOFTMAX, column, value, sign=1))
         if shown := {
             each.label: [found["gradients"] for found in models.list_values(each)]
@@ -77,20 +77,20 @@ def rates(setting: Setting) -> Findings:
     """The item: the rate of learning that is best for each attention, and each at its best."""
     return Findings.join(
         compare_at_best_rates(
-            ground, _variants(setting), peer=SOFTMAX, columns={"test perplexity": read_perplexity("test")},
-            side=lambda variant, _: _side(variant), train=partial(read_models, "rates", measure=MEASURE),
+            ground, _list_variants(setting), peer=SOFTMAX, columns={"test perplexity": read_perplexity("test")},
+            side=lambda variant, _: _find_side(variant), train=partial(read_models, "rates", measure=MEASURE),
         )
         for ground in list_grounds(DEEP, setting, NAMES)
     )  # fmt: skip
 
 
-def _variants(setting: Setting) -> tuple[Variant, ...]:
+def _list_variants(setting: Setting) -> tuple[Variant, ...]:
     """All at full scale; below it one λ pair of the grid."""
     some = (SOFTMAX, TRAINED, GRID[0], *OTHERS)
     return setting.at(smoke=some, small=some, full=ALL)
 
 
-def _side(variant: Variant) -> int:
+def _find_side(variant: Variant) -> int:
     """Of 0, that on which the paper says the perplexity less softmax's is; 0 where it says nothing."""
     return -1 if variant == TRAINED else 1 if variant in OTHERS else 0
 
@@ -99,11 +99,11 @@ def _make_perplexities(models: Variants) -> Iterator[Cell]:
     for column, part in PERPLEXITY.items():
         value = read_perplexity(part)
         printed = PTB if part == "test" else {}
-        for each in _variants(models.setting):
+        for each in _list_variants(models.setting):
             yield models.make_level(each, column, value, printed.get(each.name))
-        for each in _variants(models.setting)[1:]:
+        for each in _list_variants(models.setting)[1:]:
             gap = printed["dagpam"] - printed["softmax"] if each is TRAINED and printed else None
-            yield models.make_contrast(each, SOFTMAX, column, value, gap, sign=_side(each))
+            yield models.make_contrast(each, SOFTMAX, column, value, gap, sign=_find_side(each))
 
 
 def _make_alike(models: Variants) -> Iterator[Cell]:
@@ -111,11 +111,11 @@ def _make_alike(models: Variants) -> Iterator[Cell]:
         for where, taken in (("mean over layers", np.mean), ("after the last layer", lambda values: values[-1])):
             value = lambda found, name=name, taken=taken: float(taken(found["states"][name][1:]))  # noqa: E731
             column = f"{name}, {where}"
-            yield from (models.make_level(each, column, value) for each in _variants(models.setting))
+            yield from (models.make_level(each, column, value) for each in _list_variants(models.setting))
             yield models.make_contrast(TRAINED, SOFTMAX, column, value, sign=sign)
 
 
-def _mean_norm(step: int | None) -> Callable[[dict[str, Any]], float]:
+def _average_norms(step: int | None) -> Callable[[dict[str, Any]], float]:
     def value(found: dict[str, Any]) -> float:
         rows: Sequence[dict[str, Any]] = found["gradients"]
         return float(np.mean([row["norm"] for row in rows if step is None or row["step"] == step]))

@@ -20,13 +20,13 @@ def draw_by_layer(lines: Mapping[str, Sequence[Mapping[str, Sequence[float]]]], 
     for axis, column in zip(axes, columns, strict=True):
         for number, (name, seeds) in enumerate(lines.items()):
             mean = np.mean([seed[column] for seed in seeds], axis=0)
-            _line(axis, number, name, range(len(mean)), mean)
+            _plot_line(axis, number, name, range(len(mean)), mean)
             known = mean[~np.isnan(mean)]
             if "residual" in column and (known > 0).all() and known.max() > 50 * known.min():
                 axis.set_yscale("log")
         axis.set(xlabel="layer", ylabel=column)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _legend(figure, axes[0])
+    _add_legend(figure, axes[0])
     return figure
 
 
@@ -39,13 +39,13 @@ def draw_over_training(lines: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]
             rows = [row for seed in seeds for row in seed]
             places = sorted({row[by] for row in rows})
             means = [np.mean([row["norm"] for row in rows if row[by] == place]) for place in places]
-            _line(axis, number, name, [place + (by == "layer") for place in places], means)
+            _plot_line(axis, number, name, [place + (by == "layer") for place in places], means)
         axis.set(xlabel="updates" if by == "step" else "layer", ylabel="norm of the query gradient", yscale="log")
     axes[0].set_xscale("symlog", linthresh=10)
     axes[0].set_xlim(left=0)
     axes[0].margins(x=0.05)
     axes[1].xaxis.set_major_locator(MaxNLocator(integer=True))
-    _legend(figure, axes[0])
+    _add_legend(figure, axes[0])
     return figure
 
 
@@ -69,11 +69,11 @@ def draw_region(
     return figure
 
 
-def _line(axis: Axes, number: int, name: str, x: Sequence[float], y: Sequence[float]) -> None:
+def _plot_line(axis: Axes, number: int, name: str, x: Sequence[float], y: Sequence[float]) -> None:
     style = {"linestyle": DASHES[number // 7 % 4], "marker": MARKERS[number % 5], "color": OKABE_ITO[number % 7]}
     axis.plot(x, y, label=name, markersize=3, linewidth=1.2, **style)  # type: ignore[arg-type]
     axis.grid(alpha=0.3)
 
 
-def _legend(figure: Figure, axis: Axes) -> None:
+def _add_legend(figure: Figure, axis: Axes) -> None:
     figure.legend(*axis.get_legend_handles_labels(), fontsize=7, ncols=1 + len(figure.axes), loc="outside upper center")

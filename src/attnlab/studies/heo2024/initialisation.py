@@ -67,7 +67,7 @@ def read_start(ground: Ground, *, alone: bool) -> dict[Variant, list[By]]:
         values = {**describe_recipe(recipe, ground.text), "attention alone": alone}
         function = partial(measure_start, recipe, alone)
         plan[variant, seed] = Calculation("states at initialisation", values, function, seed)
-    measured = ground.setting.rows.read(plan)
+    measured = ground.setting.rows.read_plan(plan)
     if ground.setting.running and measured.failures:
         raise ValueError(next(iter(measured.failures.values())))
     return {variant: [x for (of, _), x in measured.values.items() if of == variant] for variant in VARIANTS}
@@ -87,7 +87,7 @@ def _make_cells(ground: Ground, parts: str, found: dict[Variant, list[By]], reas
     cells = []
     reasons = {variant: reason or _explain_vanishing(found[variant]) for variant in VARIANTS}
     for column in SHOWN:
-        means = {variant: () if reasons[variant] else _means(found[variant], column) for variant in VARIANTS}
+        means = {variant: () if reasons[variant] else _average_layers(found[variant], column) for variant in VARIANTS}
         where: dict[str, Any] = {"item": ITEM, "column": f"{column}, mean over layers", "tags": ground.tags}
         for variant in VARIANTS:
             row = f"{ground.corpus.row}, {parts}: {variant.label}"
@@ -109,5 +109,5 @@ def _explain_vanishing(seeds: Sequence[By]) -> str:
     )
 
 
-def _means(seeds: Sequence[By], column: str) -> tuple[float, ...]:
+def _average_layers(seeds: Sequence[By], column: str) -> tuple[float, ...]:
     return tuple(float(np.mean(seed[column][1:])) for seed in seeds)

@@ -29,20 +29,20 @@ def convex(setting: Setting) -> Findings:
     draws = setting.at(smoke=200, small=1000, full=5000)
     cells, panels = [], {}
     for plus, minus in PAIRS:
-        row = label(plus, minus)
+        row = name_row(plus, minus)
         about: dict[str, Any] = {"item": ITEM, "row": row, "tags": TAGS}
-        ratio = area_ratio(VALUES, plus, minus)
+        ratio = compute_area_ratio(VALUES, plus, minus)
         cells.append(Cell(**about, column="area reached ÷ area of the convex hull", values=(ratio,), exact=True))
-        drawn = [outputs(VALUES, plus, minus, draws, seed) for seed in setting.seeds]
-        shares = tuple(100 * share_outside(VALUES, each) for each in drawn)
+        drawn = [draw_outputs(VALUES, plus, minus, draws, seed) for seed in setting.seeds]
+        shares = tuple(100 * compute_share_outside(VALUES, each) for each in drawn)
         claimed: Any = 1 if minus else 0  # negative weights: some outputs are outside, says Figure 1
         cells.append(Cell(**about, column="outputs outside the convex hull (%)", values=shares, sign=claimed))
-        panels[row] = region(VALUES, plus, minus), drawn[0][:200]
+        panels[row] = find_region(VALUES, plus, minus), drawn[0][:200]
     hull = VALUES[ConvexHull(VALUES).vertices]
     figures: dict[str, tuple[Figure, str]] = {}
     says = "Outputs that weights can reach (blue), and some of random logits, given the values (diamonds)."
     for name, chosen in (("figure1", PAIRS[:2]), ("figure3", PAIRS[2:4] + PAIRS[1:2] + PAIRS[4:])):
-        shown = {label(*pair): panels[label(*pair)] for pair in chosen}
+        shown = {name_row(*pair): panels[name_row(*pair)] for pair in chosen}
         figures[name] = draw_region(VALUES, hull, shown), says
     remark = (
         "Four values in the plane. Where λ⁺ = λ⁻ the weights sum to 1 and the region holds the convex hull. Elsewhere "
@@ -52,33 +52,33 @@ def convex(setting: Setting) -> Findings:
     return Findings(cells, figures, (remark,))
 
 
-def label(plus: float, minus: float) -> str:
+def name_row(plus: float, minus: float) -> str:
     return "softmax" if plus == minus == 0 else f"daGPAM, λ⁺ = {plus:g}, λ⁻ = {minus:g}"
 
 
-def corners(values: np.ndarray, plus: float, minus: float) -> np.ndarray:
+def list_corners(values: np.ndarray, plus: float, minus: float) -> np.ndarray:
     """(1+λ⁺) x_j − λ⁻ x_k for all j and k, (n²,2)."""
     return ((1 + plus) * values[:, None] - minus * values[None]).reshape(-1, values.shape[1])
 
 
-def region(values: np.ndarray, plus: float, minus: float) -> np.ndarray:
+def find_region(values: np.ndarray, plus: float, minus: float) -> np.ndarray:
     """What is reached, as the corners of a convex polygon in their order."""
-    points = corners(values, plus, minus)
+    points = list_corners(values, plus, minus)
     return points[ConvexHull(points).vertices]
 
 
-def area_ratio(values: np.ndarray, plus: float, minus: float) -> float:
+def compute_area_ratio(values: np.ndarray, plus: float, minus: float) -> float:
     """ConvexHull.volume is the area in the plane."""
-    return float(ConvexHull(corners(values, plus, minus)).volume / ConvexHull(values).volume)
+    return float(ConvexHull(list_corners(values, plus, minus)).volume / ConvexHull(values).volume)
 
 
-def outputs(values: np.ndarray, plus: float, minus: float, count: int, seed: int) -> np.ndarray:
+def draw_outputs(values: np.ndarray, plus: float, minus: float, count: int, seed: int) -> np.ndarray:
     """y of so many pairs of random logits, (count,2)."""
     logits = np.random.default_rng(seed).normal(scale=SHARPNESS, size=(2, count, len(values)))
     weights = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     return ((1 + plus) * weights[0] - minus * weights[1]) @ values
 
 
-def share_outside(values: np.ndarray, points: np.ndarray) -> float:
+def compute_share_outside(values: np.ndarray, points: np.ndarray) -> float:
     """Of points (m,2), how many are outside the convex hull."""
     return float((Delaunay(values).find_simplex(points, tol=1e-9) < 0).mean())

@@ -37,7 +37,7 @@ def translation(setting: Setting) -> Findings:
     """The item: BLEU of softmax and daGPAM from English to German, with the norm before and after each part."""
     cells: list[Cell] = []
     for ground in list_grounds(TRANSLATION, setting, NAMES):
-        softmax, dagpam = ([_with(each, norm) for norm in NORMS] for each in (SOFTMAX, TRAINED))
+        softmax, dagpam = ([_set_norm(each, norm) for norm in NORMS] for each in (SOFTMAX, TRAINED))
         models = read_models("translation", ground, [*softmax, *dagpam], QUALITY)
         for a, b in zip(dagpam, softmax, strict=True):
             printed = IWSLT14_PRE if a.at == "Pre-LN" else {}
@@ -56,5 +56,5 @@ def translation(setting: Setting) -> Findings:
     return Findings(cells, remarks=(remark,))
 
 
-def _with(variant: Variant, norm: str) -> Variant:
+def _set_norm(variant: Variant, norm: str) -> Variant:
     return Variant(variant.name, variant.label, {**variant.values, **NORMS[norm]}, at=norm)

@@ -99,7 +99,7 @@ def read_surveys(setting: Setting) -> DrawTables:
             _open_reader(config.model, setting.place.device)
         except OSError as error:
             return DrawTables([], tags, reason=f"{error}; model=FOLDER takes another")
-    measured = setting.rows.read(plan)
+    measured = setting.rows.read_plan(plan)
     if not measured.values:
         return DrawTables([], tags, reason=next(iter(measured.failures.values())))
     tables = [

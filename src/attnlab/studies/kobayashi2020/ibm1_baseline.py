@@ -38,7 +38,7 @@ def ibm1(setting: Setting) -> Findings:
     for row, options in MODELS.items():
         settings = {"corpus": corpus, "limit": limit, **options}
         plan[row] = Calculation("ibm1 alignment", settings, partial(measure_ibm1, row, corpus, limit))
-    measured = setting.rows.read(plan)
+    measured = setting.rows.read_plan(plan)
     tags = ("other data",) if setting.scale == "full" else ("other data", "smaller scale")
     cells = []
     for row in MODELS:

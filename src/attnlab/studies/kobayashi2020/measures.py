@@ -100,7 +100,7 @@ class GoldCounts:
 
 def measure_run(run: Run, source: Words, target: Words, gold: Gold) -> GoldCounts:
     """Every map of a run on the gold pairs, in one pass."""
-    found = find_links(open_run_reader(run, source, target), _every_map, with_norms=True)
+    found = find_links(open_run_reader(run, source, target), _list_maps, with_norms=True)
     layers = 1 + max(c.layer for c in found.aligned if isinstance(c.layer, int))
     heads = 1 + max(c.head for c in found.aligned if isinstance(c.head, int))
     counts = {candidate: found.count_links(candidate, gold) for candidate in found.aligned}
@@ -108,6 +108,6 @@ def measure_run(run: Run, source: Words, target: Words, gold: Gold) -> GoldCount
     return GoldCounts(layers, heads, counts, norms, float(run.folder.position().get("best", 0.0)))
 
 
-def _every_map(layers: int, heads: int) -> list[Candidate]:
+def _list_maps(layers: int, heads: int) -> list[Candidate]:
     places: list[Place] = ["mean", *range(heads)]
     return [Candidate(*spot) for spot in product(METHODS, SETTINGS, range(layers), places)]

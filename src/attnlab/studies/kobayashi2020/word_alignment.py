@@ -160,7 +160,7 @@ def _read_runs(names: Sequence[str], setting: Setting) -> tuple[dict[str, dict[i
         for name in names
         for seed in setting.seeds
     }
-    measured = setting.rows.read(plan)
+    measured = setting.rows.read_plan(plan)
     found: dict[str, dict[int, GoldCounts]] = {name: {} for name in names}
     for (name, seed), stored in measured.values.items():
         found[name][seed] = GoldCounts.from_json(stored)
@@ -185,13 +185,13 @@ def _make_table(found: Sequence[GoldCounts], tags: tuple[str, ...]) -> Iterator[
         way = setting.upper()
         rows = _list_rows(found, setting)
         for row, values in rows.items():
-            published = _comparable(found, PUBLISHED.get((row, way)))
+            published = _select_published(found, PUBLISHED.get((row, way)))
             about = {"row": row, "column": way, "published": published, "tags": tags, "correlation": row in RELATIONS}
             yield Cell(item=ITEM, values=values, **about)  # type: ignore[arg-type]
         for row in ("layer mean", "best layer"):  # norms align better, says the paper
             differences = tuple(a - b for a, b in zip(rows[f"norm, {row}"], rows[f"weight, {row}"], strict=True))
             gap = PUBLISHED[f"norm, {row}", way] - PUBLISHED[f"weight, {row}", way]
-            published = _comparable(found, round(gap, 1))
+            published = _select_published(found, round(gap, 1))
             about = {"row": f"norm − weight, {row}", "column": way, "published": published, "tags": tags}
             sign: Any = 0 if published is None else -1
             yield Cell(item=ITEM, values=differences, sign=sign, **about)  # type: ignore[arg-type]
@@ -201,12 +201,12 @@ def _make_layers(found: Sequence[GoldCounts], tags: tuple[str, ...]) -> Iterator
     for (by, way), published in PUBLISHED_LAYERS.items():
         values = [model.by_layer(by, way.lower()) for model in found]  # type: ignore[arg-type]
         for layer in range(found[0].layers):
-            like = _comparable(found, published[layer] if layer < len(published) else None)
+            like = _select_published(found, published[layer] if layer < len(published) else None)
             own = tuple(of_seed[layer] for of_seed in values)
             yield Cell(item=ITEM, row=f"{by}, layer {layer + 1}", column=way, published=like, values=own, tags=tags)
 
 
-def _comparable(found: Sequence[GoldCounts], published: float | None) -> float | None:
+def _select_published(found: Sequence[GoldCounts], published: float | None) -> float | None:
     """What the paper prints, where the model is of its shape: the numbers of two layers are not those of six."""
     return published if found[0].layers == PUBLISHED_LAYER_COUNT else None
 
@@ -220,7 +220,7 @@ def _make_chance(found: Mapping[int, GoldCounts], setting: Setting, tags: tuple[
     function = partial(measure_chance, setting.scale)
     settings = {"scale": setting.scale}
     plan = {seed: Calculation("chance alignment", settings, function, seed) for seed in found}
-    known = setting.rows.read(plan).values
+    known = setting.rows.read_plan(plan).values
     chance = [known[seed]["aer"] for seed in found]
     ours = [min(min(model.by_layer("norm", way)) for way in SETTINGS) for model in found.values()]
     yield Cell(item=ITEM, row="a random source word", column="AER", values=tuple(chance), tags=tags)
@@ -247,20 +247,20 @@ def _make_absent(item: str, reason: str) -> list[Cell]:
 
 
 def _draw_layers(models: Sequence[GoldCounts]) -> Any:
-    lines = {f"{by}, {way.upper()}": _mean_by_layer(models, by, way) for by, way in product(METHODS, SETTINGS)}
+    lines = {f"{by}, {way.upper()}": _average_layers(models, by, way) for by, way in product(METHODS, SETTINGS)}
     return draw_curves(lines, x="layer", y="AER (%), mean over seeds")
 
 
 def _draw_attentions(found: Mapping[str, Mapping[int, GoldCounts]]) -> Any:
     panels = {
         f"by norms, {way.upper()}": {
-            name: _mean_by_layer(list(models.values()), "norm", way) for name, models in found.items()
+            name: _average_layers(list(models.values()), "norm", way) for name, models in found.items()
         }
         for way in SETTINGS
     }
     return draw_panels(panels, x="layer", y="AER (%), mean over seeds")
 
 
-def _mean_by_layer(models: Sequence[GoldCounts], by: By, way: RowSetting) -> tuple[range, list[float]]:
+def _average_layers(models: Sequence[GoldCounts], by: By, way: RowSetting) -> tuple[range, list[float]]:
     mean = np.mean([model.by_layer(by, way) for model in models], axis=0)
     return range(1, len(mean) + 1), mean.tolist()

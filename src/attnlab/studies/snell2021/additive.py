@@ -17,7 +17,7 @@ from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.verdicts import Cell, make_contrast
 from attnlab.models.model import Model
 from attnlab.recording.probe import beta, gamma
-from attnlab.studies.snell2021.measures import ROWS, Pooled, seen
+from attnlab.studies.snell2021.measures import ROWS, AgreementMeans, make_mask
 from attnlab.studies.snell2021.performance import Performance
 from attnlab.studies.snell2021.plan import MULTI
 from attnlab.studies.snell2021.published import TABLE6
@@ -63,18 +63,18 @@ def measure_optimal(trial: Trial, role: str) -> Curves:
         extend_curves(curves, performance(model))
     bleu = curves["valid/bleu"]
     best = field.steps[bleu.index(max(bleu))]
-    model, pooled, lengths = trial.load_model(role, best), Pooled(kendall=False), []
+    model, pooled, lengths = trial.load_model(role, best), AgreementMeans(kendall=False), []
     for batch in field.batches["valid"]:
-        for u, v, mask in optimal_rows(model, batch):
+        for u, v, mask in find_optimal_rows(model, batch):
             pooled.add(u, v, mask)
             lengths.append(mask.sum(-1))
     chance = 100.0 * float(random_baseline(torch.cat(lengths)))
     return curves | {"references": [float(best)], "agreement": [pooled.means()["agreement"]], "chance": [chance]}
 
 
-def optimal_rows(model: Model, batch: Batch) -> list[tuple[Tensor, Tensor, Tensor]]:
+def find_optimal_rows(model: Model, batch: Batch) -> list[tuple[Tensor, Tensor, Tensor]]:
     """α^opt, β and the mask of the words at each target position, (words,l) each."""
-    probes, mask = beta(model, batch.inputs, batch.targets, rows=ROWS), seen(batch)  # (b,t,l)
+    probes, mask = beta(model, batch.inputs, batch.targets, rows=ROWS), make_mask(batch)  # (b,t,l)
     made = []
     for position, targets in enumerate(batch.targets.unbind(1)):
         real = targets != PAD

@@ -76,7 +76,7 @@ TABLES: Mapping[str, tuple[ScorePair, Mapping[str, Mapping[str, Printed]]]] = {
 }
 
 
-def table(name: str, setting: Setting) -> Findings:
+def make_table(name: str, setting: Setting) -> Findings:
     """The item of a table: every row that this scale has."""
     reading, printed = TABLES[name]
     cells: list[Cell] = []
@@ -87,11 +87,11 @@ def table(name: str, setting: Setting) -> Findings:
         row = list(_make_row(name, each.field, printed[each.field.corpus.published], columns, each.reason))
         cells += row
         if name == "table2":
-            cells += _above_chance(row)
-    return Findings(cells, remarks=(_describe(reading), describe_cost(read)))
+            cells += _compare_with_chance(row)
+    return Findings(cells, remarks=(_describe_measure(reading), describe_cost(read)))
 
 
-table2, table3, table4, table6, table7, table8 = (partial(table, name) for name in TABLES)
+table2, table3, table4, table6, table7, table8 = (partial(make_table, name) for name in TABLES)
 
 
 def list_compared(size: ScaleSize) -> tuple[str, ...]:
@@ -163,14 +163,14 @@ def _make_row(
             )
 
 
-def _above_chance(row: list[Cell]) -> Iterator[Cell]:
+def _compare_with_chance(row: list[Cell]) -> Iterator[Cell]:
     """What §3.2 says of each row: every agreement is above chance."""
     by_name = {cell.column: cell for cell in row}
     for column in AGREEMENTS[:-1]:
         yield make_contrast(by_name[column], by_name[CHANCE])
 
 
-def _describe(reading: ScorePair) -> str:
+def _describe_measure(reading: ScorePair) -> str:
     metric = {"agreement": "A, eq. 10", "kendall": "Kendall's τ_b"}[reading.metric]
     part = {"valid": "validation", "train": "training examples, as many as of validation"}[reading.part]
     judged = {"accuracy": "accuracy", "bleu": "BLEU"}[reading.judged_by]

@@ -199,7 +199,7 @@ def read_seeds(setting: Setting, cases: Mapping[str, Experiment], seeds: Sequenc
     """
     together = setting.scale == "smoke"
     plan = {(name, seed): SeedRun(case, seed, together) for name, case in cases.items() for seed in seeds}
-    measured = setting.rows.read(plan)
+    measured = setting.rows.read_plan(plan)
     results = {}
     for name in cases:
         rows = {seed: measured.values[name, seed] for seed in seeds if (name, seed) in measured.values}

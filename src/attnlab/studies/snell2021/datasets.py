@@ -113,7 +113,7 @@ def table9(setting: Setting) -> Findings:
         for row in asked
         for seed in (setting.seeds if row.drawn else (0,))
     }
-    measured = setting.rows.read(plan)
+    measured = setting.rows.read_plan(plan)
     cells: list[Cell] = []
     for row in ROWS:
         values = [found for (of, _), found in measured.values.items() if of is row]

@@ -41,7 +41,7 @@ class GradientFlow:
     probabilities: Tensor  # of θ
 
 
-def corpus(seed: int = 0) -> list[Pair]:
+def draw_corpus(seed: int = 0) -> list[Pair]:
     """Pairs of random sentences, every input word in one of them: the theory asks nothing of them."""
     draw = np.random.default_rng(seed)
 
@@ -52,9 +52,9 @@ def corpus(seed: int = 0) -> list[Pair]:
     return [*pairs, (list(range(INPUTS)), list(range(OUTPUTS)))]
 
 
-def flow(pairs: Sequence[Pair], e: Tensor, w: Tensor) -> GradientFlow:
+def compute_flow(pairs: Sequence[Pair], e: Tensor, w: Tensor) -> GradientFlow:
     """How θ̂ and θ change under −∂L/∂e and −∂L/∂W, by automatic differentiation of eq. 14 and of eq. 13."""
-    shares, wanted = _bags(pairs, len(e), len(w))
+    shares, wanted = _count_words(pairs, len(e), len(w))
 
     def loss(e: Tensor, w: Tensor) -> Tensor:
         return -(wanted.to(e) * (shares.to(e) @ e @ w.T).log_softmax(-1)).sum()
@@ -64,22 +64,22 @@ def flow(pairs: Sequence[Pair], e: Tensor, w: Tensor) -> GradientFlow:
     return GradientFlow(*jvp(lambda e, w: (e @ w.T, (e @ w.T).softmax(-1)), (e, w), down)[1])
 
 
-def limit(pairs: Sequence[Pair], inputs: int, outputs: int) -> Tensor:
+def compute_limit(pairs: Sequence[Pair], inputs: int, outputs: int) -> Tensor:
     """2 (C − C̄), (|I|,|O|)."""
     table = torch.from_numpy(count_cooccurrences(pairs, sizes=(inputs, outputs)).toarray())
     return 2.0 * (table - table.mean(-1, keepdim=True))
 
 
-def error(found: Tensor, formula: Tensor) -> float:
+def compute_error(found: Tensor, formula: Tensor) -> float:
     return float((found - formula).norm() / formula.norm())
 
 
-def scale(found: Tensor, formula: Tensor) -> float:
+def fit_scale(found: Tensor, formula: Tensor) -> float:
     """The number c for which c · formula is nearest to what was found: 1 where the formula holds."""
     return float((found * formula).sum() / formula.square().sum())
 
 
-def slope(widths: Sequence[int], errors: Sequence[float]) -> float:
+def fit_slope(widths: Sequence[int], errors: Sequence[float]) -> float:
     """Of log error against log d, by least squares."""
     return float(np.polyfit(np.log(widths), np.log(errors), 1)[0])
 
@@ -93,15 +93,15 @@ def draw_parameters(width: int, seed: int, device: torch.device) -> tuple[Tensor
 
 def measure_derivative(widths: Sequence[int], place: Workplace, seed: int | None) -> dict[str, list[float]]:
     """Return the relative errors of both limits by width, and measured ÷ formula at the largest width."""
-    pairs, device = corpus(), torch.device(place.device)
-    formula = limit(pairs, INPUTS, OUTPUTS).to(device)
-    flows = [flow(pairs, *draw_parameters(width, seed or 0, device)) for width in widths]
+    pairs, device = draw_corpus(), torch.device(place.device)
+    formula = compute_limit(pairs, INPUTS, OUTPUTS).to(device)
+    flows = [compute_flow(pairs, *draw_parameters(width, seed or 0, device)) for width in widths]
     widest = flows[-1]
     return {
-        "logit errors": [error(f.logits, formula) for f in flows],
-        "probability errors": [error(f.probabilities, formula / OUTPUTS) for f in flows],
-        "scales": [scale(widest.logits, formula), scale(widest.probabilities, formula),
-                   scale(widest.probabilities, formula / OUTPUTS)],
+        "logit errors": [compute_error(f.logits, formula) for f in flows],
+        "probability errors": [compute_error(f.probabilities, formula / OUTPUTS) for f in flows],
+        "scales": [fit_scale(widest.logits, formula), fit_scale(widest.probabilities, formula),
+                   fit_scale(widest.probabilities, formula / OUTPUTS)],
     }  # fmt: skip
 
 
@@ -110,7 +110,7 @@ def derivative(setting: Setting) -> Findings:
     widths = [2**k for k in setting.at(smoke=range(7, 12), small=range(7, 14), full=range(8, 17))]
     function = partial(measure_derivative, widths)
     plan = {seed: Calculation("derivative", {"widths": widths}, function, seed) for seed in setting.seeds}
-    found = list(setting.rows.read(plan).values.values())
+    found = list(setting.rows.read_plan(plan).values.values())
     of_logits, of_probabilities = ([each[name] for each in found] for name in ("logit errors", "probability errors"))
     cells = _make_cells(widths, of_logits, of_probabilities, [each["scales"] for each in found])
     lines = {
@@ -122,7 +122,7 @@ def derivative(setting: Setting) -> Findings:
     figure.axes[0].set_xscale("log", base=2)
     figure.axes[0].set_yscale("log")
     says = "The relative error of both limits falls along a line of slope −1/2 in a double logarithmic plot."
-    return Findings(cells, {"error": (figure, says)}, (_describe(widths[-1]),))
+    return Findings(cells, {"error": (figure, says)}, (_describe_setup(widths[-1]),))
 
 
 def _make_cells(
@@ -133,11 +133,11 @@ def _make_cells(
     slip = f"the printed form lacks the factor 1/|O| of the chain rule; here 1/|O| = 1/{OUTPUTS} = {1 / OUTPUTS:.4f}"
     of_eq54, as_printed, corrected = zip(*scales, strict=True)
     given: list[tuple[str, str, float, Sequence[float], tuple[str, ...], str]] = [
-        (logits, power, -0.5, [slope(widths, errors) for errors in of_logits], (), "the rate of eq. 48–50"),
+        (logits, power, -0.5, [fit_slope(widths, errors) for errors in of_logits], (), "the rate of eq. 48–50"),
         (logits, size, 1.0, of_eq54, (), ""),
         (printed, size, 1.0, as_printed, ("erratum",), slip),
         (right, size, 1.0, corrected, ("erratum",), "as corrected"),
-        (right, power, -0.5, [slope(widths, errors) for errors in of_probabilities], ("erratum",), "as corrected"),
+        (right, power, -0.5, [fit_slope(widths, errors) for errors in of_probabilities], ("erratum",), "as corrected"),
     ]
     return [
         Cell(item="derivative", row=row, column=column, published=published, values=tuple(values), tags=tags, note=note)
@@ -145,14 +145,14 @@ def _make_cells(
     ]
 
 
-def _describe(widest: int) -> str:
+def _describe_setup(widest: int) -> str:
     return (
         f"{PAIRS + 1} random sentence pairs, {INPUTS} input and {OUTPUTS} output words; derivatives by automatic "
         f"differentiation in float64; sizes at d = {widest:,}."
     )
 
 
-def _bags(pairs: Sequence[Pair], inputs: int, outputs: int) -> tuple[Tensor, Tensor]:
+def _count_words(pairs: Sequence[Pair], inputs: int, outputs: int) -> tuple[Tensor, Tensor]:
     """Σ_l 1[x_l = i]/L (m,|I|) and Σ_t 1[y_t = o] (m,|O|) of each pair: all that the proxy sees of it."""
     source, target = (torch.zeros(len(pairs), n, dtype=torch.float64) for n in (inputs, outputs))
     for m, (x, y) in enumerate(pairs):

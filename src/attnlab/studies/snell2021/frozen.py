@@ -30,7 +30,7 @@ def table10(setting: Setting) -> Findings:
     cells: list[Cell] = []
     corpora = [corpus for corpus in CORPORA if corpus.published in TABLE10]
     for row in read_corpora(corpora, setting, lambda size: ROLES):
-        found = [_columns(trial) for trial in row.trials]
+        found = [_read_columns(trial) for trial in row.trials]
         pair = [
             Cell(
                 item=ITEM,
@@ -47,7 +47,7 @@ def table10(setting: Setting) -> Findings:
     return Findings(cells, remarks=(REMARK,))
 
 
-def _columns(trial: Trial) -> dict[str, float]:
+def _read_columns(trial: Trial) -> dict[str, float]:
     gold = find_reference(trial, "valid", "accuracy")
     return {
         column: max(trial.curves[role][f"valid/{gold}/{pair}/agreement"]) for column, (role, pair) in COLUMNS.items()

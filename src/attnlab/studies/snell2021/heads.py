@@ -45,7 +45,7 @@ class Combination(CopyExperiment):
         torch.manual_seed(self.backbone)
         sizes = {"vocabulary": self.words, "width": self.width, "embedding_width": self.width}
         model = cast(LSTMTranslator, build(replace(SETTINGS["copy"], **sizes)))  # type: ignore[arg-type]
-        heads = [head(number, self.width) for number in chosen]
+        heads = [make_head(number, self.width) for number in chosen]
         model.attention.mechanism = type(model.attention.mechanism)(len(heads), self.width)
         query = nn.Linear(self.width, len(heads) * self.width)
         with torch.no_grad():
@@ -58,7 +58,7 @@ class Combination(CopyExperiment):
         return super().draw([self.streams[seed] for seed in seeds], part, number, device)
 
 
-def head(number: int, width: int) -> nn.Linear:
+def make_head(number: int, width: int) -> nn.Linear:
     """W and b of one head."""
     torch.manual_seed(1_000_003 * (number + 1))
     return nn.Linear(width, width)
@@ -88,20 +88,20 @@ def fig6(setting: Setting) -> Findings:
         return Findings([cell], {}, (remark,))
     draw, runs = torch.Generator().manual_seed(0), len(setting.seeds)
     conditions = {
-        "all bad": [_some(bad, HEADS, draw) for _ in setting.seeds],
-        "one good": [(*_some(bad, HEADS - 1, draw), *_some(good, 1, draw)) for _ in setting.seeds],
-        "random": [_some(range(candidates), HEADS, draw) for _ in setting.seeds],
+        "all bad": [_draw_heads(bad, HEADS, draw) for _ in setting.seeds],
+        "one good": [(*_draw_heads(bad, HEADS - 1, draw), *_draw_heads(good, 1, draw)) for _ in setting.seeds],
+        "random": [_draw_heads(range(candidates), HEADS, draw) for _ in setting.seeds],
     }
     streams = [100 + k for k in range(runs)]
-    cases = {name: _combination(base, backbone, chosen, streams) for name, chosen in conditions.items()}
+    cases = {name: _make_combination(base, backbone, chosen, streams) for name, chosen in conditions.items()}
     grown = read_seeds(setting, cases, range(runs))
     lines = {name: (g.steps, g.measures["accuracy"]) for name, g in grown.items()}
     figure = draw_seed_curves(lines, x="updates", y="accuracy")
     said = "Accuracy of eight heads together, one line a run."
-    return Findings(_cells(grown, tags), {"accuracy": (figure, said)}, (remark,))
+    return Findings(_make_cells(grown, tags), {"accuracy": (figure, said)}, (remark,))
 
 
-def _cells(grown: Mapping[str, SeedResults], tags: tuple[str, ...]) -> list[Cell]:
+def _make_cells(grown: Mapping[str, SeedResults], tags: tuple[str, ...]) -> list[Cell]:
     bad, cells = grown["all bad"].measures["accuracy"], []
     for name, g in grown.items():
         curve = g.measures["accuracy"]
@@ -138,21 +138,21 @@ def _sort_heads(setting: Setting, base: CopyExperiment, backbone: int, candidate
     alone = [(number,) for number in range(candidates) for _ in range(STREAMS)]
     streams = [stream for _ in range(candidates) for stream in range(STREAMS)]
     name = f"heads alone on backbone {backbone}"
-    case = _combination(base, backbone, alone, streams)
+    case = _make_combination(base, backbone, alone, streams)
     grown = read_seeds(setting, {name: case}, range(len(alone)))[name]
     reached = (grown.measures["accuracy"] >= REACHED).any(1).view(candidates, STREAMS)
     every, none = reached.all(1), ~reached.any(1)
     return SortedHeads(backbone, every.nonzero().flatten().tolist(), none.nonzero().flatten().tolist())
 
 
-def _combination(
+def _make_combination(
     base: CopyExperiment, backbone: int, chosen: Sequence[tuple[int, ...]], streams: Sequence[int]
 ) -> Combination:
     own = {name: getattr(base, name) for name in ("length", "types", "width", "steps", "examples", "lr", "every")}
     return Combination(**own, backbone=backbone, combinations=tuple(chosen), streams=tuple(streams))
 
 
-def _some(pool: Sequence[int], number: int, draw: torch.Generator) -> tuple[int, ...]:
+def _draw_heads(pool: Sequence[int], number: int, draw: torch.Generator) -> tuple[int, ...]:
     """So many of the pool: different ones where there are enough, else with repetition."""
     if len(pool) >= number:
         return tuple(pool[k] for k in torch.randperm(len(pool), generator=draw)[:number].tolist())

@@ -75,7 +75,7 @@ class KeywordExperiment(Experiment):
 
     def measure(self, population: Population, seeds: Sequence[int], step: int) -> dict[str, Tensor]:
         tokens, labels, places = self.draw(seeds, -1 - step, self.held_out, population.device)
-        gamma, logits = population.map(log_odds, tokens)  # (s,b,length), (s,b,2)
+        gamma, logits = population.map(compute_log_odds, tokens)  # (s,b,length), (s,b,2)
         used = (labels == 1) & (places < self.length - 2)
         at, after = (gamma.gather(2, (places + k).clamp(max=self.length - 1)[..., None])[..., 0] for k in (0, 1))
         found = dict(zip(PLACES, (at, after, gamma.mean(2), gamma[..., -1]), strict=True))
@@ -83,7 +83,7 @@ class KeywordExperiment(Experiment):
         return means | {"accuracy": (logits.argmax(-1) == labels).float().mean(1)}
 
 
-def log_odds(model: LSTMClassifier, tokens: Tensor) -> tuple[Tensor, Tensor]:
+def compute_log_odds(model: LSTMClassifier, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """γ of every position (b,n), and the logits of the classifier (b,2)."""
     memory, _ = model.encoder(tokens, tokens != model.padding)
     return cast(BinaryReadout, model.readout).positive(memory).squeeze(-1), model(tokens)
@@ -105,7 +105,7 @@ def fig7(setting: Setting) -> Findings:
     cells, figures = [], {}
     cases = {"both directions": replace(base, bidirectional=True), "one direction": replace(base, bidirectional=False)}
     for name, grown in read_seeds(setting, cases, setting.seeds).items():
-        cells += _cells(grown, name, () if setting.scale == "full" else ("smaller scale",))
+        cells += _make_cells(grown, name, () if setting.scale == "full" else ("smaller scale",))
         lines = {place: (grown.steps, grown.measures[place].mean(0).tolist()) for place in PLACES}
         said = f"The log-odds at four places over training, {name}, mean over the seeds."
         figures[name.replace(" ", "-")] = (draw_curves(lines, x="updates", y="γ"), said)
@@ -130,13 +130,13 @@ HYPOTHESES = {  # from the greatest to what is about as small as the last
 }
 
 
-def holds(most: Tensor, next_most: Tensor, least: Tensor, as_little: Tensor) -> Tensor:
+def check_hypothesis(most: Tensor, next_most: Tensor, least: Tensor, as_little: Tensor) -> Tensor:
     """most ≫ next_most ≫ least ≈ as_little: bool, of each seed."""
     gaps = torch.stack([most - next_most, next_most - torch.maximum(least, as_little)])
     return (gaps > 0).all(0) & ((least - as_little).abs() < gaps.amin(0))
 
 
-def _cells(grown: SeedResults, row: str, tags: tuple[str, ...]) -> list[Cell]:
+def _make_cells(grown: SeedResults, row: str, tags: tuple[str, ...]) -> list[Cell]:
     first, claims = find_early(grown), []
     times = {"early": first, "late": torch.full_like(first, len(grown.steps) - 1)}
     used = {when: grown.finite & (at >= 0) for when, at in times.items()}
@@ -155,7 +155,7 @@ def _cells(grown: SeedResults, row: str, tags: tuple[str, ...]) -> list[Cell]:
         for place in PLACES
     }
     for (when, law), places in HYPOTHESES.items():
-        told = holds(*(at[when, place] for place in places))
+        told = check_hypothesis(*(at[when, place] for place in places))
         claims.append(cell(when, f"{law} holds, share of seeds", told, share=True))
     for when, greater, smaller, law in (
         ("early", "γ_l*", "γ_l*+1", "Hypotheses 1 and 2"),

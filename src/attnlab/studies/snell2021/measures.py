@@ -44,15 +44,15 @@ def measure_agreement(trial: Trial, role: str) -> Curves:
     """Measure a role at all its checkpoints."""
     performance = Performance(trial.field)
     if role == "A":
-        return _best(trial, performance)
-    references = {part: _references(trial, part) for part in PARTS}
+        return _measure_gold(trial, performance)
+    references = {part: _read_references(trial, part) for part in PARTS}
     if role == "uniform":
         _add_probes(trial, references)
     curves: Curves = {}
     for _, model in trial.iterate_checkpoints(role):
         found = performance(model) if role != "uniform" else {}
         for part in PARTS:
-            found |= _compared(trial, role, part, model, references[part])
+            found |= _compare_scores(trial, role, part, model, references[part])
         extend_curves(curves, found)
     return curves
 
@@ -62,29 +62,29 @@ def find_reference(trial: Trial, part: str, judged_by: str) -> int:
     return _find_best(trial, dict(trial.curves["A"]), part, judged_by)
 
 
-def seen(batch: Batch) -> Tensor:
+def make_mask(batch: Batch) -> Tensor:
     """Where neither the target nor the source position is padding, (b,t,l); a text has one target, its class."""
     source = (batch.inputs[0] != PAD).unsqueeze(1)
     return source if batch.targets.dim() == 1 else source & (batch.targets != PAD).unsqueeze(-1)
 
 
-def rows(scores: Tensor, batch: Batch) -> Tensor:
+def select_words(scores: Tensor, batch: Batch) -> Tensor:
     """Scores (b,t,l) of the batch's target words, (words,l)."""
-    return scores[seen(batch).any(-1)]
+    return scores[make_mask(batch).any(-1)]
 
 
-def attention(model: Model, batch: Batch) -> Tensor:
+def read_attention(model: Model, batch: Batch) -> Tensor:
     """α, (words,l)."""
-    return rows(record(model, batch.inputs).kind("cross")[-1].weights.mean(1), batch)
+    return select_words(record(model, batch.inputs).kind("cross")[-1].weights.mean(1), batch)
 
 
-def probe(model: Model, batch: Batch) -> Tensor:
+def read_probe(model: Model, batch: Batch) -> Tensor:
     """β, (words,l)."""
-    return rows(beta(model, batch.inputs, batch.targets, rows=ROWS), batch)
+    return select_words(beta(model, batch.inputs, batch.targets, rows=ROWS), batch)
 
 
 @dataclass
-class Pooled:
+class AgreementMeans:
     """The means over words of A, and of τ_b where asked for, which takes l² comparisons a word; batch by batch."""
 
     kendall: bool
@@ -108,7 +108,7 @@ class Pooled:
         return found | ({"kendall": 100.0 * self.tau / max(1, self.ordered)} if self.kendall else {})
 
 
-def _best(trial: Trial, performance: Performance) -> Curves:
+def _measure_gold(trial: Trial, performance: Performance) -> Curves:
     """How A gets better, its references, and how its own probe agrees with its attention there."""
     curves: Curves = {}
     for _, model in trial.iterate_checkpoints("A"):
@@ -116,9 +116,9 @@ def _best(trial: Trial, performance: Performance) -> Curves:
     chosen = {part: {_find_best(trial, curves, part, by) for by in performance.names} for part in PARTS}
     for part, steps in chosen.items():
         for step in sorted(steps):
-            pooled, model = Pooled(part == "valid"), trial.load_model("A", step)
+            pooled, model = AgreementMeans(part == "valid"), trial.load_model("A", step)
             for batch in trial.field.batches[part]:
-                pooled.add(attention(model, batch), probe(model, batch), rows(seen(batch), batch))
+                pooled.add(read_attention(model, batch), read_probe(model, batch), select_words(make_mask(batch), batch))
             curves |= {f"{part}/{step}/own/{name}": [value] for name, value in pooled.means().items()}
     return curves | {"references": sorted(float(step) for step in set.union(*chosen.values()))}
 
@@ -128,44 +128,44 @@ def _find_best(trial: Trial, curves: Curves, part: str, judged_by: str) -> int:
     return trial.field.steps[curve.index(max(curve))]
 
 
-def _references(trial: Trial, part: str) -> References:
+def _read_references(trial: Trial, part: str) -> References:
     """α of A at its references."""
     steps = {find_reference(trial, part, by) for by in Performance(trial.field).names}
     models = {step: trial.load_model("A", step) for step in sorted(steps)}
     return {
-        step: [{"attention": attention(model, batch)} for batch in trial.field.batches[part]]
+        step: [{"attention": read_attention(model, batch)} for batch in trial.field.batches[part]]
         for step, model in models.items()
     }
 
 
 def _add_probes(trial: Trial, references: dict[str, References]) -> None:
     """Put Δ of A, and β^px of both proxies, beside its α."""
-    printed, equation = (_proxy(trial.field, trial.seed, authors=authors) for authors in (True, False))
+    printed, equation = (_train_proxy(trial.field, trial.seed, authors=authors) for authors in (True, False))
     for part, steps in references.items():
         for step, scores in steps.items():
             model = trial.load_model("A", step)
             for batch, own in zip(trial.field.batches[part], scores, strict=True):
-                own["saliency"] = rows(saliency(model, batch.inputs, batch.targets), batch)
-                own["proxy"], own["equation"] = (_word_scores(proxy, batch) for proxy in (printed, equation))
+                own["saliency"] = select_words(saliency(model, batch.inputs, batch.targets), batch)
+                own["proxy"], own["equation"] = (_read_proxy_probe(proxy, batch) for proxy in (printed, equation))
 
 
-def _compared(trial: Trial, role: str, part: str, model: Model, references: References) -> dict[str, float]:
-    pooled: dict[str, Pooled] = {}
+def _compare_scores(trial: Trial, role: str, part: str, model: Model, references: References) -> dict[str, float]:
+    pooled: dict[str, AgreementMeans] = {}
     for number, batch in enumerate(trial.field.batches[part]):
-        mask = rows(seen(batch), batch)
-        own = _own(role, model, batch)
+        mask = select_words(make_mask(batch), batch)
+        own = _read_scores(role, model, batch)
         for step, scores in references.items():
-            for name, (u, v) in _pairs(own, scores[number], mask, seed=trial.seed + number).items():
-                pooled.setdefault(f"{part}/{step}/{name}", Pooled(part == "valid")).add(u, v, mask)
+            for name, (u, v) in _pair_scores(own, scores[number], mask, seed=trial.seed + number).items():
+                pooled.setdefault(f"{part}/{step}/{name}", AgreementMeans(part == "valid")).add(u, v, mask)
     return {f"{name}/{metric}": x for name, mean in pooled.items() for metric, x in mean.means().items()}
 
 
-def _own(role: str, model: Model, batch: Batch) -> Scores:
-    scores = {} if role == "uniform" else {"attention": attention(model, batch)}
-    return scores | {"probe": probe(model, batch)} if role in ("B", "uniform") else scores
+def _read_scores(role: str, model: Model, batch: Batch) -> Scores:
+    scores = {} if role == "uniform" else {"attention": read_attention(model, batch)}
+    return scores | {"probe": read_probe(model, batch)} if role in ("B", "uniform") else scores
 
 
-def _pairs(own: Scores, gold: Scores, mask: Tensor, *, seed: int) -> Pairs:
+def _pair_scores(own: Scores, gold: Scores, mask: Tensor, *, seed: int) -> Pairs:
     """What is compared: the scores that a model has, with those of A."""
     pairs: Pairs = {}
     if "attention" in own:
@@ -180,7 +180,7 @@ def _pairs(own: Scores, gold: Scores, mask: Tensor, *, seed: int) -> Pairs:
     return pairs
 
 
-def _proxy(field: Field, seed: int, *, authors: bool) -> Proxy:
+def _train_proxy(field: Field, seed: int, *, authors: bool) -> Proxy:
     """The bag-of-words proxy of a field's training part, in the authors' form or that of eq. 5."""
     task, size = field.task, field.size
     whole = {part: task.make_batch(part, list(range(task.count_examples(part)))) for part in PARTS}
@@ -201,6 +201,6 @@ def _proxy(field: Field, seed: int, *, authors: bool) -> Proxy:
 
 
 @torch.no_grad()
-def _word_scores(proxy: Proxy, batch: Batch) -> Tensor:
+def _read_proxy_probe(proxy: Proxy, batch: Batch) -> Tensor:
     found = proxy.beta(batch.inputs[0], batch.targets)
-    return rows(found if found.dim() == 3 else found.unsqueeze(1), batch)
+    return select_words(found if found.dim() == 3 else found.unsqueeze(1), batch)

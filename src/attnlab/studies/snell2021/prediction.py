@@ -41,15 +41,15 @@ TWO_SETS = {  # and how often a sequence is of the first set
 OVERLAPS = (0.9, 0.7, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)  # types in both sets, as shares of k
 
 
-def distributions(base: CopyExperiment) -> dict[str, dict[str, CopyExperiment]]:
+def list_distributions(base: CopyExperiment) -> dict[str, dict[str, CopyExperiment]]:
     """By family and name; their number grows with the length."""
     k = base.length
     found: dict[str, dict[str, CopyExperiment]] = {"k of n": {}, "two sets": {}, "sets that overlap": {}}
     for beyond in SUBSETS:
-        n = _more(k, beyond)
+        n = _count_types(k, beyond)
         found["k of n"][f"{k} of {n}"] = replace(base, data="subset", types=n)
     for beyond, often in TWO_SETS.items():
-        n = _more(k, beyond)
+        n = _count_types(k, beyond)
         kind = f"{k} of {n}" if beyond else "permutations"
         for p in often:
             found["two sets"][f"{kind} of two sets, {p}"] = replace(base, data="mixture", types=n, mix=p)
@@ -60,7 +60,7 @@ def distributions(base: CopyExperiment) -> dict[str, dict[str, CopyExperiment]]:
     return found
 
 
-def _more(k: int, beyond: float) -> int:
+def _count_types(k: int, beyond: float) -> int:
     """k and a share of it, at least one more where the share is not 0."""
     return k + (max(1, round(k * beyond)) if beyond else 0)
 
@@ -68,7 +68,7 @@ def _more(k: int, beyond: float) -> int:
 def prediction(setting: Setting) -> Findings:
     """Score against what the seeds did."""
     base = make_experiment(setting)
-    families = distributions(base)
+    families = list_distributions(base)
     if setting.scale == "smoke":  # both ends of each
         families = {name: dict([*family.items()][:: len(family) - 1]) for name, family in families.items()}
     cases = {name: case for family in families.values() for name, case in family.items()}
@@ -88,15 +88,15 @@ def prediction(setting: Setting) -> Findings:
         cells.append(Cell(item="prediction", row=name, column=share, values=each, share=True, tags=tags))
         for column, value in (("gain", found.gain), ("common", found.common)):
             cells.append(Cell(item="prediction", row=name, column=column, values=(value,), exact=True, tags=tags))
-    weight = chosen_weight(np.array(gains), np.array(commons), np.array(shares))
+    weight = choose_weight(np.array(gains), np.array(commons), np.array(shares))
     scores, did = np.array(gains) - weight * np.array(commons), np.array(shares)
     halves = {"distributions that chose the weight": CHOOSING, "distributions held back": HELD_BACK}
-    ranks = [ranked(scores[half], did[half]) for half in halves.values()]
+    ranks = [correlate_ranks(scores[half], did[half]) for half in halves.values()]
     for row, value in zip(halves, ranks, strict=True):
         if np.isfinite(value):
             column = "Spearman of score and share"
             cells.append(Cell(item="prediction", row=row, column=column, values=(value,), exact=True, tags=tags))
-    seen, held = (told_rank(scores[half], did[half]) for half in halves.values())
+    seen, held = (describe_rank(scores[half], did[half]) for half in halves.values())
     between = sum(0.1 <= share <= 0.9 for share in shares)
     remark = (
         f"{len(cases)} distributions, {between} of them learnt by 10–90 % of the seeds within {base.steps} updates; "
@@ -113,38 +113,38 @@ def prediction(setting: Setting) -> Findings:
     return Findings(cells, {"prediction": (figure, said)}, (remark, diagnosed))
 
 
-def chosen_weight(gains: np.ndarray, commons: np.ndarray, shares: np.ndarray) -> float:
+def choose_weight(gains: np.ndarray, commons: np.ndarray, shares: np.ndarray) -> float:
     """The weight of common that ranks every other distribution best."""
 
     def rank(weight: float) -> float:
-        return ranked((gains - weight * commons)[CHOOSING], shares[CHOOSING])
+        return correlate_ranks((gains - weight * commons)[CHOOSING], shares[CHOOSING])
 
     return max(WEIGHTS, key=lambda weight: np.nan_to_num(rank(weight), nan=-2.0))
 
 
-def ranked(scores: np.ndarray, shares: np.ndarray) -> float:
+def correlate_ranks(scores: np.ndarray, shares: np.ndarray) -> float:
     """Spearman's rank correlation; nan where there is nothing to rank."""
     if len(scores) < FEWEST or np.ptp(scores) == 0 or np.ptp(shares) == 0:
         return float("nan")
     return float(spearmanr(scores, shares).statistic)
 
 
-def told_rank(scores: np.ndarray, shares: np.ndarray) -> str:
+def describe_rank(scores: np.ndarray, shares: np.ndarray) -> str:
     """The rank correlation in words, with the interval that draws of the distributions give; or why there is none."""
-    if not np.isfinite(found := ranked(scores, shares)):
+    if not np.isfinite(found := correlate_ranks(scores, shares)):
         return f"no Spearman (fewer than {FEWEST} distributions, or all of them have one score or one share)"
     if len(scores) < ENOUGH:
         return f"Spearman {found:.2f}"
     draws = np.random.default_rng(0).integers(len(scores), size=(RESAMPLES, len(scores)))
-    low, high = np.nanpercentile([ranked(scores[drawn], shares[drawn]) for drawn in draws], [2.5, 97.5])
+    low, high = np.nanpercentile([correlate_ranks(scores[drawn], shares[drawn]) for drawn in draws], [2.5, 97.5])
     return f"Spearman {found:.2f} [{low:.2f}, {high:.2f}]"
 
 
-def told_verdicts(verdicts: np.ndarray, scores: np.ndarray, shares: np.ndarray) -> str:
+def describe_verdicts(verdicts: np.ndarray, scores: np.ndarray, shares: np.ndarray) -> str:
     """How many seeds learn what diagnose calls likely, uncertain and unlikely, and how the score ranks within each."""
     parts = []
     for verdict in dict.fromkeys(verdicts[np.argsort(-scores, kind="stable")].tolist()):
         score, share = scores[verdicts == verdict], shares[verdicts == verdict]
-        rank = f", {told_rank(score, share)}" if np.isfinite(ranked(score, share)) else ""
+        rank = f", {told_rank(score, share)}" if np.isfinite(correlate_ranks(score, share)) else ""
         parts.append(f"{verdict} {len(share)}, learnt by {share.min():.0%} to {share.max():.0%} of the seeds{rank}")
     return f"By its verdict: {'; '.join(parts)}."

@@ -146,7 +146,7 @@ def read_corpora(
             plan[name, seed, GOLD] = RoleRun(field.corpus, scale, seed, GOLD)
             for role in list_roles(field.size):
                 plan[name, seed, role] = RoleRun(field.corpus, scale, seed, role, measure, function)
-    measured = setting.rows.read(plan)
+    measured = setting.rows.read_plan(plan)
     if setting.running and measured.failures:
         (name, seed, role), reason = next(iter(measured.failures.items()))
         failed = f"{len(measured.failures)} of {len(plan)} runs failed; the same command tries them again"

@@ -28,7 +28,7 @@ REMARK = (
 
 def a9(setting: Setting) -> Findings:
     """The item."""
-    spam, kept = (_cells(row) for row in read_corpora((SMS, SST), setting, lambda size: ["B"]))
+    spam, kept = (_make_cells(row) for row in read_corpora((SMS, SST), setting, lambda size: ["B"]))
     cells = [*spam.values(), *kept.values()]
     for column in (STARTS, ORDER):
         low, high = spam[column], kept[column]
@@ -58,7 +58,7 @@ def compare_starts(trial: Trial) -> dict[str, float]:
     }
 
 
-def _cells(row: CorpusRow) -> dict[str, Cell]:
+def _make_cells(row: CorpusRow) -> dict[str, Cell]:
     found = [compare_starts(trial) for trial in row.trials]
     return {
         column: Cell(
@@ -79,7 +79,7 @@ def _make_sizes(setting: Setting) -> list[Cell]:
     found: dict[str, float] = {}
     if not reason:
         recipe: Any = SMS.recipe(setting.scale, "A", 0)
-        measured = setting.rows.read({SMS: plan_statistics(recipe.data)})
+        measured = setting.rows.read_plan({SMS: plan_statistics(recipe.data)})
         found, reason = measured.values.get(SMS, {}), measured.failures.get(SMS, "")
     return [
         Cell(

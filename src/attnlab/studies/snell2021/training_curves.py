@@ -39,14 +39,14 @@ def fig2(setting: Setting) -> Findings:
     cells: list[Cell] = []
     figures: dict[str, tuple[Figure, str]] = {}
     for row in read_corpora(CORPORA, setting, list_compared):
-        lines = [over_training(trial) for trial in row.trials]
-        cells += _cells(row.field, [line[PROBE] for line in lines], row.reason)
+        lines = [read_curves(trial) for trial in row.trials]
+        cells += _make_cells(row.field, [line[PROBE] for line in lines], row.reason)
         if lines:
-            figures[row.field.corpus.name] = _drawn(row.field, lines)
+            figures[row.field.corpus.name] = _draw_figure(row.field, lines)
     return Findings(cells, figures, (REMARK,))
 
 
-def over_training(trial: Trial) -> dict[str, list[float]]:
+def read_curves(trial: Trial) -> dict[str, list[float]]:
     """The three curves of a trial on validation, with α where A is most accurate; per cent."""
     gold = find_reference(trial, "valid", "accuracy")
     uniform, *others = (trial.curves[role] for role in list_compared(trial.field.size))
@@ -58,12 +58,12 @@ def over_training(trial: Trial) -> dict[str, list[float]]:
     }
 
 
-def peaks(lines: list[list[float]]) -> list[int]:
+def find_peaks(lines: list[list[float]]) -> list[int]:
     """For each of several curves, where the mean of the others is highest, the first such place."""
     return [int(np.mean(lines[:k] + lines[k + 1 :], axis=0).argmax()) for k in range(len(lines))]
 
 
-def _cells(field: Field, lines: list[list[float]], reason: str) -> Iterator[Cell]:
+def _make_cells(field: Field, lines: list[list[float]], reason: str) -> Iterator[Cell]:
     common: dict[str, Any] = {"item": ITEM, "row": field.corpus.row, "tags": field.tags}
     printed = TABLE5[field.corpus.published]["A(α, β^uf)"].value
     yield Cell(
@@ -74,7 +74,7 @@ def _cells(field: Field, lines: list[list[float]], reason: str) -> Iterator[Cell
         not_run=reason, note="the paper prints the best checkpoint only", **common,
     )  # fmt: skip
     alone = reason or ("" if len(lines) > 1 else "where the peak is, is seen from other seeds: there is one only")
-    places = [] if alone else peaks(lines)
+    places = [] if alone else find_peaks(lines)
     for name, end in (("first", 0), ("last", -1)):
         yield Cell(
             column=f"A(α, β^uf), at the other seeds' peak − {name} checkpoint",
@@ -85,7 +85,7 @@ def _cells(field: Field, lines: list[list[float]], reason: str) -> Iterator[Cell
         )
 
 
-def _drawn(field: Field, lines: list[dict[str, list[float]]]) -> tuple[Figure, str]:
+def _draw_figure(field: Field, lines: list[dict[str, list[float]]]) -> tuple[Figure, str]:
     drawn = {name: (field.steps, np.mean([line[name] for line in lines], axis=0).tolist()) for name in lines[0]}
     figure = draw_curves(drawn, x="updates", y="per cent, mean over seeds")
     figure.axes[0].set_xscale("symlog", linthresh=field.steps[1])

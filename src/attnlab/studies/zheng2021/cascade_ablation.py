@@ -17,7 +17,7 @@ from attnlab.experiments.learning_rates import compare_at_best_rates
 from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.variants import Variant, Variants
 from attnlab.experiments.verdicts import Cell
-from attnlab.studies.zheng2021.coda_models import CODA, CODA_CS, REALFORMER, TRANSFORMER, bleu, read_models
+from attnlab.studies.zheng2021.coda_models import CODA, CODA_CS, REALFORMER, TRANSFORMER, choose_bleu, read_models
 from attnlab.studies.zheng2021.figures import draw_against, draw_heat_maps
 from attnlab.studies.zheng2021.plan import LIKE_IWSLT14, NAMES
 from attnlab.studies.zheng2021.published import TABLE4
@@ -47,14 +47,14 @@ def table4(setting: Setting) -> Findings:
     figures: dict[str, tuple[Figure, str]] = {}
     for ground in list_grounds(LIKE_IWSLT14, setting, NAMES):
         models = read_models("table4", ground, ALL)
-        measures = [(JSD, mean_jsd), bleu(ground)]
+        measures = [(JSD, read_jsd), choose_bleu(ground)]
         for place, (column, value) in enumerate(measures):
             cells += [models.make_level(each, column, value, TABLE4[each.name][place]) for each in ALL]
             for a, b in CONTRASTS:
                 gap = TABLE4[a.name][place] - TABLE4[b.name][place]
                 cells.append(models.make_contrast(a, b, column, value, gap))
         cells += [models.make_level(each, PER_QUERY, lambda found: found["mean_per_query"]) for each in ALL]
-        cells += _with_noise(models)
+        cells += _make_noise_cells(models)
         if shown := {each.name: found for each in reversed(ALL) if (found := models.list_values(each))}:
             says = "divergence of every two heads at the mean logits, by model, kind and layer; the mean over seeds."
             figures[ground.corpus.name] = draw_heat_maps(shown), f"{ground.corpus.row}: {says} Darker differs more."
@@ -67,15 +67,15 @@ def section54(setting: Setting) -> Findings:
     panels: dict[str, dict[str, Pair]] = {}
     for ground in list_grounds(LIKE_IWSLT14, setting, NAMES):
         models = read_models("section54", ground, ALL)
-        value = bleu(ground)[1]
+        value = choose_bleu(ground)[1]
         points = {
             each.name: (
-                [mean_jsd(found) for found in models.list_values(each)],
+                [read_jsd(found) for found in models.list_values(each)],
                 [value(found) for found in models.list_values(each)],
             )
             for each in ALL
         }
-        cells += _correlations(models, points)
+        cells += _make_correlations(models, points)
         if shown := {name: pair for name, pair in points.items() if pair[0]}:
             panels[ground.corpus.row] = shown
     says = "Average JSD at the mean logits and BLEU: a small mark a model and seed, a large one for a model's mean."
@@ -94,29 +94,29 @@ def rates(setting: Setting) -> Findings:
             ground,
             ALL,
             peer=TRANSFORMER,
-            columns=dict([bleu(ground)]),
-            side=_side,
+            columns=dict([choose_bleu(ground)]),
+            side=_find_side,
             train=partial(read_models, "rates"),
         )
         for ground in list_grounds(LIKE_IWSLT14, setting, NAMES)
     )
 
 
-def mean_jsd(found: dict[str, Any]) -> float:
+def read_jsd(found: dict[str, Any]) -> float:
     return found["mean"]
 
 
-def published_correlation() -> float:
+def compute_published_correlation() -> float:
     """Pearson's r of the two columns of Table 4."""
-    return _r(*np.array(list(TABLE4.values())).T)
+    return _correlate(*np.array(list(TABLE4.values())).T)
 
 
-def _side(variant: Variant, _: str) -> int:
+def _find_side(variant: Variant, _: str) -> int:
     """Of 0, that on which Table 4 has the BLEU of a model less the Transformer's."""
     return 1 if TABLE4[variant.name][1] > TABLE4[TRANSFORMER.name][1] else -1
 
 
-def _with_noise(models: Variants) -> Iterator[Cell]:
+def _make_noise_cells(models: Variants) -> Iterator[Cell]:
     sampled, noised = (lambda found: found["sampled_mean"]), (lambda found: found["noised_mean"])
     for each in (CODA, CODA_CS):
         yield models.make_level(each, SAMPLED, sampled)
@@ -125,14 +125,14 @@ def _with_noise(models: Variants) -> Iterator[Cell]:
         yield models.make_contrast(each, TRANSFORMER, SAMPLED, (sampled, noised), label=f"{each.label} − {NULL}")
 
 
-def _correlations(models: Variants, points: dict[str, Pair]) -> Iterator[Cell]:
+def _make_correlations(models: Variants, points: dict[str, Pair]) -> Iterator[Cell]:
     whole = all(len(jsd) == len(models.setting.seeds) for jsd, _ in points.values())
     why = models.reason or ("" if whole else "it needs all four models with all seeds")
-    said = models.state_claim(published_correlation())
+    said = models.state_claim(compute_published_correlation())
     for label, values, claim in (
-        ("r over the four models, of each seed", _within_seeds, said),
-        ("r over models and seeds", lambda pairs: [_pool(pairs.values())], said),
-        ("r over seeds within a model", lambda pairs: [_pool(map(_center, pairs.values()))], {}),
+        ("r over the four models, of each seed", _correlate_models, said),
+        ("r over models and seeds", lambda pairs: [_correlate_pairs(pairs.values())], said),
+        ("r over seeds within a model", lambda pairs: [_correlate_pairs(map(_center, pairs.values()))], {}),
     ):
         known = () if why else tuple(r for r in values(points) if np.isfinite(r))
         missing = why or ("" if known else "all values are the same: there is no correlation")
@@ -140,9 +140,9 @@ def _correlations(models: Variants, points: dict[str, Pair]) -> Iterator[Cell]:
         yield Cell(**about, **claim, values=known, not_run=missing, correlation=True)
 
 
-def _within_seeds(points: dict[str, Pair]) -> list[float]:
+def _correlate_models(points: dict[str, Pair]) -> list[float]:
     jsd, scores = (np.array([pair[side] for pair in points.values()]) for side in (0, 1))  # (models, seeds)
-    return [_r(jsd[:, seed], scores[:, seed]) for seed in range(jsd.shape[1])]
+    return [_correlate(jsd[:, seed], scores[:, seed]) for seed in range(jsd.shape[1])]
 
 
 def _center(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
@@ -150,11 +150,11 @@ def _center(pair: Pair) -> tuple[np.ndarray, np.ndarray]:
     return jsd - jsd.mean(), scores - scores.mean()
 
 
-def _pool(pairs: Iterable[tuple[Any, Any]]) -> float:
-    return _r(*(np.concatenate(side) for side in zip(*pairs, strict=True)))
+def _correlate_pairs(pairs: Iterable[tuple[Any, Any]]) -> float:
+    return _correlate(*(np.concatenate(side) for side in zip(*pairs, strict=True)))
 
 
-def _r(x: np.ndarray, y: np.ndarray) -> float:
+def _correlate(x: np.ndarray, y: np.ndarray) -> float:
     """Pearson's r; nan where one of the two does not vary."""
     if np.ptp(x) == 0 or np.ptp(y) == 0:
         return float("nan")

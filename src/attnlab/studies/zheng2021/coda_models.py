@@ -14,7 +14,7 @@ CODA, CODA_CS, REALFORMER, TRANSFORMER = (
 OPTIONS = ("data", "attention")  # data=multi30k attention=coda,softmax: these only
 
 
-def with_heads(variant: Variant, heads: int) -> Variant:
+def set_heads(variant: Variant, heads: int) -> Variant:
     return Variant(variant.name, variant.label, {**variant.values, "heads": str(heads)}, at=f"{heads} heads")
 
 
@@ -22,7 +22,7 @@ def read_models(item: str, ground: Ground, variants: Sequence[Variant]) -> Varia
     return Variants(item, ground, variants, QUALITY_AND_HEADS, tuple(LABELS))
 
 
-def bleu(ground: Ground) -> tuple[str, Value]:
+def choose_bleu(ground: Ground) -> tuple[str, Value]:
     """The BLEU that a corpus is judged by, the authors' on their data, else sacrebleu's: its name, and its value."""
     name = "compound-split BLEU" if ground.corpus.of_paper else "BLEU"
 

@@ -18,7 +18,7 @@ WIDEST = 12  # maps in a line
 Points = tuple[Sequence[float], Sequence[float]]
 
 
-def matrices(found: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], np.ndarray]:
+def average_matrices(found: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], np.ndarray]:
     """By kind and layer the divergence of every two heads (h,h), the mean over seeds; 0 on the diagonal."""
     sums: dict[tuple[str, int], np.ndarray] = {}
     for seed in found:
@@ -32,7 +32,7 @@ def matrices(found: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], np.nda
 
 def draw_heat_maps(models: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     """A block a model, in it a row a kind and a column a layer; one colour scale for all: darker is more different."""
-    made = {attention: matrices(found) for attention, found in models.items()}
+    made = {attention: average_matrices(found) for attention, found in models.items()}
     kinds = [kind for kind in KINDS if any(kind == key[0] for maps in made.values() for key in maps)]
     layers = 1 + max(layer for maps in made.values() for _, layer in maps)
     most = max(float(map_.max()) for maps in made.values() for map_ in maps.values())

@@ -10,7 +10,7 @@ from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.verdicts import Cell
 from attnlab.studies.zheng2021.coda_models import CODA, TRANSFORMER, read_models
 from attnlab.studies.zheng2021.figures import draw_heat_maps
-from attnlab.studies.zheng2021.parameters import millions
+from attnlab.studies.zheng2021.parameters import count_millions
 from attnlab.studies.zheng2021.plan import LANGUAGE, NAMES
 from attnlab.studies.zheng2021.published import QUOTED, TABLE1
 
@@ -20,7 +20,7 @@ PARTS = {"valid": "validation perplexity", "test": "test perplexity"}
 
 def table1(setting: Setting) -> Findings:
     """The item: perplexity of CODA and the Transformer."""
-    cells = [*_sizes(), *_quoted()]
+    cells = [*_sizes(), *_make_quoted()]
     for ground in list_grounds(LANGUAGE, setting, NAMES):
         models = read_models("table1", ground, PAIR)
         for place, (part, column) in enumerate(PARTS.items(), start=1):
@@ -57,12 +57,12 @@ def fig2(setting: Setting) -> Findings:
 
 def _sizes() -> Iterator[Cell]:
     for model in PAIR:
-        size = millions("wikitext103", model.name)
+        size = count_millions("wikitext103", model.name)
         about: dict[str, Any] = {"row": f"WikiText-103: {model.label}", "column": "million parameters"}
         yield Cell(item="table1", published=TABLE1[model.name][0], values=(size,), exact=True, **about)
 
 
-def _quoted() -> Iterator[Cell]:
+def _make_quoted() -> Iterator[Cell]:
     reason = "quoted by the paper from Baevski & Auli 2019, with contexts of 3072 and 2560 tokens; not a run of its own"
     for column, published in zip(PARTS.values(), QUOTED[1:], strict=True):
         yield Cell(item="table1", row="WikiText-103: Transformer†", column=column, published=published, not_run=reason)

@@ -40,26 +40,26 @@ def measure_quality(run: Run, place: Workplace) -> dict[str, Any]:
         "best_step": run.folder.position()["best_step"],
         "parameters": sum(p.numel() for p in run.model.parameters()),
     }
-    return found | diverse(run)
+    return found | measure_diversity(run)
 
 
-def diverse(run: Run) -> dict[str, Any]:
+def measure_diversity(run: Run) -> dict[str, Any]:
     """The divergences of a run's heads, of which it has two or more."""
     attention = run.recipe.model.attention
-    pairs = _pairs(run, run.model)
+    pairs = _compare_heads(run, run.model)
     found: dict[str, Any] = {"jsd": pairs[["kind", "layer", "head_a", "head_b", "jsd"]].to_dict("records")}
     found |= {"mean": float(pairs["jsd"].mean()), "mean_per_query": float(pairs["jsd_per_query"].mean())}
     if attention in ("coda", "coda-cs"):
-        found["sampled_mean"] = float(_pairs(run, run.model, noise=NOISE)["jsd"].mean())
+        found["sampled_mean"] = float(_compare_heads(run, run.model, noise=NOISE)["jsd"].mean())
     if attention == "softmax":
-        found["noised_mean"] = float(_pairs(run, make_noisy_model(run.model), noise=NOISE)["jsd"].mean())
+        found["noised_mean"] = float(_compare_heads(run, make_noisy_model(run.model), noise=NOISE)["jsd"].mean())
     return found
 
 
 QUALITY_AND_HEADS = Measure("zheng2021", measure_quality)
 
 
-def _pairs(run: Run, model: Any, noise: int | None = None) -> pd.DataFrame:
+def _compare_heads(run: Run, model: Any, noise: int | None = None) -> pd.DataFrame:
     counted = Diversity()
     device = next(model.parameters()).device
     for batch in _batches(run.task):

@@ -6,7 +6,7 @@ from attnlab.models.presets import PRESETS, build_on_meta
 from attnlab.models.transformer import TransformerConfig
 
 
-def millions(preset: str, attention: str) -> float:
+def count_millions(preset: str, attention: str) -> float:
     """Of a named model with this attention, as the paper prints them: two places."""
     config = PRESETS[preset]
     assert isinstance(config, TransformerConfig)
