@@ -118,7 +118,9 @@ def _measure_gold(trial: Trial, performance: Performance) -> Curves:
         for step in sorted(steps):
             pooled, model = AgreementMeans(part == "valid"), trial.load_model("A", step)
             for batch in trial.field.batches[part]:
-                pooled.add(read_attention(model, batch), read_probe(model, batch), select_words(make_mask(batch), batch))
+                pooled.add(
+                    read_attention(model, batch), read_probe(model, batch), select_words(make_mask(batch), batch)
+                )
             curves |= {f"{part}/{step}/own/{name}": [value] for name, value in pooled.means().items()}
     return curves | {"references": sorted(float(step) for step in set.union(*chosen.values()))}
 

@@ -108,8 +108,8 @@ def prediction(setting: Setting) -> Findings:
     figure = draw_scatter(drawn, x=f"score, gain − {weight:g} common", y="share of seeds that learn")
     said = "Each point is a distribution: its score from counts alone, and how many seeds learnt to attend."
     own = np.array(gains) - np.array(commons)  # the score of attnlab diagnose
-    diagnosed = f"attnlab diagnose has the weight 1: {told_rank(own[CHOOSING], did[CHOOSING])} and "
-    diagnosed += f"{told_rank(own[HELD_BACK], did[HELD_BACK])}. {told_verdicts(np.array(verdicts), own, did)}"
+    diagnosed = f"attnlab diagnose has the weight 1: {describe_rank(own[CHOOSING], did[CHOOSING])} and "
+    diagnosed += f"{describe_rank(own[HELD_BACK], did[HELD_BACK])}. {describe_verdicts(np.array(verdicts), own, did)}"
     return Findings(cells, {"prediction": (figure, said)}, (remark, diagnosed))
 
 
@@ -145,6 +145,6 @@ def describe_verdicts(verdicts: np.ndarray, scores: np.ndarray, shares: np.ndarr
     parts = []
     for verdict in dict.fromkeys(verdicts[np.argsort(-scores, kind="stable")].tolist()):
         score, share = scores[verdicts == verdict], shares[verdicts == verdict]
-        rank = f", {told_rank(score, share)}" if np.isfinite(correlate_ranks(score, share)) else ""
+        rank = f", {describe_rank(score, share)}" if np.isfinite(correlate_ranks(score, share)) else ""
         parts.append(f"{verdict} {len(share)}, learnt by {share.min():.0%} to {share.max():.0%} of the seeds{rank}")
     return f"By its verdict: {'; '.join(parts)}."
