@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'attnlab[ray]'")
 
-from attnlab.experiments.work import UPDATES, WARM, WINDOWS
+from attnlab.commands.compare.speed import UPDATES, WARM_UP, WINDOWS
 from attnlab.training.run_folder import RunFolder
 
 STEPS, EVERY = 60, 10
@@ -103,7 +103,7 @@ def test_a_node_that_dies_costs_no_more_than_the_steps_since_a_checkpoint(cluste
     assert process.returncode == 0, errors
     assert stopped.position()["finished"]
     calls = (there / "calls").stat().st_size / ATTENTIONS
-    needed = 2 * (STEPS + (WARM["cpu"] + WINDOWS) * UPDATES["cpu"])  # of two rows, their training and their timing
+    needed = 2 * (STEPS + (WARM_UP["cpu"] + WINDOWS) * UPDATES["cpu"])  # of two rows, their training and their timing
     assert needed <= calls <= needed + EVERY
     local = start(here, "out=out", "--jobs=2")
     _, errors = local.communicate(timeout=120)
