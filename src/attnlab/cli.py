@@ -27,8 +27,6 @@ Pairs = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", hel
 TaskName = Annotated[str, typer.Argument(help="translation, language, classification or synthetic.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 RunName = Annotated[str, typer.Argument(help="Folder of a run, or its name in runs/.")]
-
-
 Until = Annotated[
     str | None, typer.Option(help="Stop at checkpoints before this: a duration (9m, 1h30m) or a clock time (14:30).")
 ]
