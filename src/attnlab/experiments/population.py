@@ -92,7 +92,9 @@ class Population:
             nll = F.cross_entropy(logits, goal.flatten().masked_fill(~scored, 0), reduction="none")
             return (nll * scored).sum() / number
 
-        return self.map(loss, *inputs, targets, count_targets(targets) if count is None else count, masks=masks)
+        number = count_targets(targets) if count is None else count
+        losses: Tensor = self.map(loss, *inputs, targets, number, masks=masks)
+        return losses
 
     def get_member(self, index: int) -> nn.Module:
         """Return one of the models."""
@@ -135,7 +137,7 @@ class Masks:
     def __init__(self, population: Population, seeds: Sequence[int]) -> None:
         self.population, self.device = population, population.device
         self.generators = [torch.Generator(self.device).manual_seed(seed) for seed in seeds]
-        self._shapes: dict[tuple, dict[str, torch.Size]] = {}
+        self._shapes: dict[tuple[Any, ...], dict[str, torch.Size]] = {}
 
     def draw(self, batch: Stacked) -> dict[str, Tensor]:
         """Draw fresh masks for a batch, by name."""

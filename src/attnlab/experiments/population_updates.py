@@ -7,6 +7,7 @@ included, is one CUDA graph.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,9 +30,10 @@ class Updates:
         for x in self.trained:  # created now, so that a checkpoint can fill it and a graph can hold it
             step = torch.zeros((), device=self.device if self.captured else "cpu")
             self.adam.state[x] = {"step": step, "exp_avg": torch.zeros_like(x), "exp_avg_sq": torch.zeros_like(x)}
-        self.graphs: dict[tuple, tuple[torch.cuda.CUDAGraph, list[Stacked]]] = {}
+        self.graphs: dict[tuple[Any, ...], tuple[torch.cuda.CUDAGraph, list[Stacked]]] = {}
+        stream: Any = torch.cuda.Stream
         if self.captured:  # all graphs share one memory pool of one stream: one at a time is replayed
-            self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream(self.device)
+            self.pool, self.stream = torch.cuda.graph_pool_handle(), stream(self.device)
 
     def __call__(self, *batches: Stacked) -> None:
         """Make one update, by the mean over the targets of all batches."""

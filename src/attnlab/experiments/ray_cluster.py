@@ -33,7 +33,7 @@ class OnRay(Scheduler):
             address = os.environ.get("RAY_ADDRESS")
             _check_answers(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        cards = ray.cluster_resources().get("GPU", 0)
+        cards = self.ray.cluster_resources().get("GPU", 0)
         self.device = ("cuda" if cards else "cpu") if device == "auto" else device
         if self.device == "cuda" and not cards:
             self.__exit__()
@@ -59,7 +59,7 @@ class OnRay(Scheduler):
                 if waiting.is_out_of_time(len(running)):
                     raise OutOfTimeError
                 for done in self.ray.wait(list(running), timeout=POLL_S)[0]:
-                    waiting.finish(running.pop(done), self._reason(done))
+                    waiting.finish(running.pop(done), self._read_reason(done))
                 watch()
         except BaseException:
             for task in running:
@@ -68,9 +68,10 @@ class OnRay(Scheduler):
             raise
         return waiting.failed
 
-    def _reason(self, done: Any) -> str:
+    def _read_reason(self, done: Any) -> str:
         try:
-            return self.ray.get(done)
+            reason: str = self.ray.get(done)
+            return reason
         except self.ray.exceptions.RayError as error:
             return f"Ray gave up: {describe_error(error)}"
 

@@ -110,7 +110,7 @@ class RecipeSeeds(Experiment):
             made = self.task.make_batch("train", [index for indices in each for index in indices])
             width = int(widths[np.searchsorted(widths, max(at_least, *(x.shape[1] for x in made.inputs)))])
             goals = made.targets.masked_fill(made.targets == PAD, IGNORED) if made.targets.dim() > 1 else made.targets
-            each_own = [x.unflatten(0, (len(seeds), -1)) for x in (*made.inputs, goals)]
+            each_own = [x.reshape(len(seeds), -1, *x.shape[1:]) for x in (*made.inputs, goals)]
             shaped = [torch.stack(pad_tensors(x, rows, width)) for x in each_own[:-1]]
             shaped.append(torch.stack(pad_tensors(each_own[-1], rows, width, IGNORED)))
             return tuple(x.pin_memory() if device.type == "cuda" else x for x in shaped)

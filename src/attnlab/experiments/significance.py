@@ -77,7 +77,7 @@ def compute_bootstrap_p(texts: Sequence[str], first: Sequence[str], references: 
     """
     if list(texts) == list(first):
         return 1.0
-    from sacrebleu.metrics import BLEU
+    from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.significance import PairedTest
 
     logging.getLogger("sacrebleu").setLevel(logging.WARNING)

@@ -13,6 +13,8 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from attnlab.tasks import hub
 from attnlab.tasks.fetch import find_file, find_set, obtain_file
 from attnlab.tasks.sources import SETS, NamedSet
@@ -72,115 +74,94 @@ def _open_hub(config: "ClassificationConfig") -> LabelledText:
         return hub.read_labelled(splits[part], config.text, config.label, config.data)
 
     readers: dict[str, Reader] = {part: partial(read_part, part) for part in splits}
-    if "valid" not in readers:
-        train, test = readers["train"], readers.get("test")
-        readers |= _add_validation(train, test, config) if test else _hold_out(train, config)
-    return LabelledText(config.data, readers)
+    return LabelledText(config.data, _add_validation(readers, config))
 
 
 def _hold_out(read_all: Reader, config: "ClassificationConfig") -> dict[str, Reader]:
     return hold_out(read_all, 0, config.held_out, config.data_seed, limit=config.most_valid)
 
 
-def _add_validation(train: Reader, test: Reader, config: "ClassificationConfig") -> dict[str, Reader]:
-    """Add a validation part to official ones: drawn from the test part, as in the paper, or held out of training."""
-    if config.valid_from == "train":
-        return _hold_out(train, config) | {"test": test}
+def _add_validation(readers: dict[str, Reader], config: "ClassificationConfig") -> dict[str, Reader]:
+    """Add a missing validation part: drawn from the test part, as in the paper, or held out of training."""
+    test = readers.get("test")
+    if "valid" in readers:
+        return readers
+    if test is None or config.valid_from == "train":
+        return _hold_out(readers["train"], config) | ({"test": test} if test else {})
 
     def read_valid() -> Labelled:
         examples = test()
         return pick_rows(examples, draw_mask(len(examples[0]), config.most_valid, config.data_seed))
 
-    return {"train": train, "valid": read_valid, "test": test}
+    return {"train": readers["train"], "valid": read_valid, "test": test}
 
 
-def _select_labels(rows: list[tuple[str, str]], names: dict[str, str]) -> Labelled:
+def _select_labels(columns: Labelled, names: dict[str, str]) -> Labelled:
     """Keep the rows whose label is in `names`, and rename the labels."""
-    kept = [(text, names[label]) for text, label in rows if label in names]
+    kept = [(text, names[label]) for text, label in zip(*columns, strict=True) if label in names]
     return [text for text, _ in kept], [label for _, label in kept]
 
 
-def _read_split(config: "ClassificationConfig", dataset: NamedSet, name: str, sep: str, fields: int) -> list[list[str]]:
-    """Read a file of a set and split each line at `sep` into at most `fields` fields."""
-    return [line.split(sep, fields - 1) for line in read_lines(obtain_file(dataset, name, config.data_dir))]
+def _read_columns(path: Path, *, text: int, label: int, sep: str = "\t") -> Labelled:
+    """Read two columns of a file without a header; the text is the last one, which may contain the separator."""
+    rows = [line.split(sep, text) for line in read_lines(path)]
+    return [row[text] for row in rows], [row[label] for row in rows]
 
 
-def _read_csv(config: "ClassificationConfig", dataset: NamedSet, name: str) -> list[list[str]]:
-    return list(csv.reader(io.StringIO(read_text(obtain_file(dataset, name, config.data_dir)), newline="")))
+def _read_csv(path: Path) -> list[list[str]]:
+    return list(csv.reader(io.StringIO(read_text(path), newline="")))
 
 
-POLARITY = {"0": "negative", "1": "positive"}
-TOPICS = {"1": "world", "3": "business"}
+def _read_ag_news(path: Path, sep: str = " ") -> Labelled:
+    """Read title and description as one text."""
+    rows = _read_csv(path)
+    return [sep.join(row[1:]) for row in rows], [row[0] for row in rows]
 
 
-def _open_imdb(config: "ClassificationConfig", dataset: NamedSet) -> LabelledText:
+def _read_amazon(path: Path) -> Labelled:
+    """Read the reviews of fewer than 400 words."""
+    columns = _read_columns(path, text=3, label=1)
+    return pick_rows(columns, np.array([len(split_words(text)) < 400 for text in columns[0]]))
+
+
+def _open_set(
+    config: "ClassificationConfig",
+    dataset: NamedSet,
+    *,
+    read: Callable[[Path], Labelled],
+    labels: dict[str, str],
+    split: Split = split_words,
+    **files: str,
+) -> LabelledText:
+    """Open a set with one file for each part, keeping some labels under new names."""
+
     def read_part(name: str) -> Labelled:
-        rows = _read_split(config, dataset, name, "\t", 4)
-        return _select_labels([(row[3], row[0]) for row in rows], POLARITY)
+        return _select_labels(read(obtain_file(dataset, name, config.data_dir)), labels)
 
-    readers = _add_validation(partial(read_part, "train.tsv"), partial(read_part, "test.tsv"), config)
-    return LabelledText(dataset.name, readers)
-
-
-def _open_ag_news(config: "ClassificationConfig", dataset: NamedSet) -> LabelledText:
-    """Open AG News, world or business: title and description."""
-
-    def read_part(name: str) -> Labelled:
-        return _select_labels([(" ".join(row[1:]), row[0]) for row in _read_csv(config, dataset, name)], TOPICS)
-
-    readers = _add_validation(partial(read_part, "train.csv"), partial(read_part, "test.csv"), config)
-    return LabelledText(dataset.name, readers, split_without_numbers)
+    readers: dict[str, Reader] = {part: partial(read_part, name) for part, name in files.items()}
+    return LabelledText(dataset.name, _add_validation(readers, config), split)
 
 
 def _open_ag_news_sample(config: "ClassificationConfig", dataset: NamedSet) -> LabelledText:
     """Open AG News with two samples of the official training part: title, full stop, description."""
 
+    def obtain(name: str) -> Path:
+        return obtain_file(dataset, name, config.data_dir)
+
     def read_train() -> Labelled:
-        names = ("heldout12k_from_train.csv", "noisyag_val10k_from_train.csv")
-        first, second = (_read_csv(config, dataset, name)[1:] for name in names)
+        first = _read_csv(obtain("heldout12k_from_train.csv"))[1:]
+        second = _read_csv(obtain("noisyag_val10k_from_train.csv"))[1:]
         rows = {f"{row[1]} . {row[2]}": row[0] for row in first} | {row[2]: str(int(row[1]) + 1) for row in second}
-        test_texts = set(read_test()[0])
-        return _select_labels([row for row in rows.items() if row[0] not in test_texts], TOPICS)
+        for text in read_test()[0]:
+            rows.pop(text, None)
+        return _select_labels((list(rows), list(rows.values())), TOPICS)
 
     @lru_cache(maxsize=1)
     def read_test() -> Labelled:
-        rows = _read_csv(config, dataset, "test.csv")
-        return _select_labels([(f"{row[1]} . {row[2]}", row[0]) for row in rows], TOPICS)
+        return _select_labels(_read_ag_news(obtain("test.csv"), " . "), TOPICS)
 
-    return LabelledText(dataset.name, _add_validation(read_train, read_test, config), split_without_numbers)
-
-
-def _open_newsgroups(config: "ClassificationConfig", dataset: NamedSet) -> LabelledText:
-    """Open 20 Newsgroups, baseball or hockey, split by date, with headers."""
-    names = {"rec.sport.baseball": "baseball", "rec.sport.hockey": "hockey"}
-
-    def read_part(name: str) -> Labelled:
-        texts, labels = read_labelled(obtain_file(dataset, name, config.data_dir), "text", "label")
-        return _select_labels(list(zip(texts, labels, strict=True)), names)
-
-    readers = _add_validation(partial(read_part, "train.jsonl"), partial(read_part, "test.jsonl"), config)
-    return LabelledText(dataset.name, readers, split_without_numbers)
-
-
-def _open_sst(config: "ClassificationConfig", dataset: NamedSet) -> LabelledText:
-    """Open the Stanford Sentiment Treebank: sentences without the neutral ones, in the official parts."""
-
-    def read_part(part: str) -> Labelled:
-        rows = _read_split(config, dataset, f"stsa.binary.{part}", " ", 2)
-        return _select_labels([(row[1], row[0]) for row in rows], POLARITY)
-
-    names = {"train": "train", "valid": "dev", "test": "test"}
-    return LabelledText(dataset.name, {part: partial(read_part, name) for part, name in names.items()})
-
-
-def _open_amazon(config: "ClassificationConfig", dataset: NamedSet) -> LabelledText:
-    """Open the Amazon reviews of fewer than 400 words."""
-
-    def read_all() -> Labelled:
-        rows = _read_split(config, dataset, "reviews.tsv", "\t", 4)
-        return _select_labels([(row[3], row[1]) for row in rows if len(split_words(row[3])) < 400], POLARITY)
-
-    return LabelledText(dataset.name, _hold_out(read_all, config))
+    readers: dict[str, Reader] = {"train": read_train, "test": read_test}
+    return LabelledText(dataset.name, _add_validation(readers, config), split_without_numbers)
 
 
 def _open_yelp(config: "ClassificationConfig", dataset: NamedSet) -> LabelledText:
@@ -190,26 +171,35 @@ def _open_yelp(config: "ClassificationConfig", dataset: NamedSet) -> LabelledTex
     def read_all() -> Labelled:
         path = find_file(dataset, "yelp.jsonl", config.data_dir) or obtain_file(dataset, "yelp.csv", config.data_dir)
         texts, labels = read_labelled(path, "text", "stars")
-        return _select_labels(list(zip(texts, (label.removesuffix(".0") for label in labels), strict=True)), stars)
+        return _select_labels((texts, [label.removesuffix(".0") for label in labels]), stars)
 
     return LabelledText(dataset.name, _hold_out(read_all, config))
 
 
-def _open_sms_spam(config: "ClassificationConfig", dataset: NamedSet) -> LabelledText:
-    def read_all() -> Labelled:
-        rows = _read_split(config, dataset, "SMSSpamCollection.tsv", "\t", 2)
-        return _select_labels([(row[1], row[0]) for row in rows], {"ham": "ham", "spam": "spam"})
-
-    return LabelledText(dataset.name, _hold_out(read_all, config))
-
+POLARITY = {"0": "negative", "1": "positive"}
+TOPICS = {"1": "world", "3": "business"}
+SPORTS = {"rec.sport.baseball": "baseball", "rec.sport.hockey": "hockey"}
 
 READERS: dict[str, Callable[["ClassificationConfig", NamedSet], LabelledText]] = {
-    "imdb": _open_imdb,
-    "ag-news": _open_ag_news,
+    "imdb": partial(
+        _open_set, read=partial(_read_columns, text=3, label=0), labels=POLARITY, train="train.tsv", test="test.tsv",
+    ),
+    "ag-news": partial(
+        _open_set, read=_read_ag_news, labels=TOPICS, split=split_without_numbers, train="train.csv", test="test.csv",
+    ),
     "ag-news-sample": _open_ag_news_sample,
-    "20newsgroups": _open_newsgroups,
-    "sst": _open_sst,
-    "amazon": _open_amazon,
+    "20newsgroups": partial(  # split by date, with headers
+        _open_set, read=partial(read_labelled, text="text", label="label"), labels=SPORTS, split=split_without_numbers,
+        train="train.jsonl", test="test.jsonl",
+    ),
+    "sst": partial(  # the Stanford Sentiment Treebank: sentences without the neutral ones, in the official parts
+        _open_set, read=partial(_read_columns, text=1, label=0, sep=" "), labels=POLARITY,
+        train="stsa.binary.train", valid="stsa.binary.dev", test="stsa.binary.test",
+    ),
+    "amazon": partial(_open_set, read=_read_amazon, labels=POLARITY, train="reviews.tsv"),
     "yelp": _open_yelp,
-    "sms-spam": _open_sms_spam,
-}
+    "sms-spam": partial(
+        _open_set, read=partial(_read_columns, text=1, label=0), labels={"ham": "ham", "spam": "spam"},
+        train="SMSSpamCollection.tsv",
+    ),
+}  # fmt: skip

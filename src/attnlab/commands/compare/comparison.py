@@ -9,16 +9,16 @@ The results are a function of OUT/ledger.jsonl: the same command resumes and reu
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from attnlab.commands.compare.controls import with_controls
-from attnlab.commands.compare.cost import Sizes
-from attnlab.commands.compare.plan import ComparisonRow, Plan, said
+from attnlab.commands.compare.controls import add_controls
+from attnlab.commands.compare.cost import CostTable, ModelCost
+from attnlab.commands.compare.plan import ComparisonRow, Plan, format_settings
 from attnlab.commands.compare.rows import ComparisonResults, RowResult
 from attnlab.commands.compare.speed import TimedRun
 from attnlab.config import compute_digest
@@ -50,13 +50,13 @@ class ComparisonTerms:
 
 
 def compare(plan: Plan, terms: ComparisonTerms) -> tuple[ComparisonResults, Path]:
-    """Run what the ledger lacks; return the results and their folder."""
+    """Run what the ledger lacks; return the results and their folder. OutOfTimeError near the deadline."""
     comparison = _Comparison(plan, terms)
-    for line in (*comparison.task.notes, *comparison.plan.notes):
-        terms.note(line)
-    for row in comparison.plan.rows:
-        comparison.note_cost(row)
     place = Workplace.at(comparison.out, device=terms.on.device, command=terms.command)
+    measured = sum(not row.failed for row in place.open_ledger().rows())
+    reused = [f"{place.ledger} has {measured} rows already"] if measured else []
+    for line in (*comparison.task.notes, *comparison.plan.notes, *comparison.list_costs(), *reused):
+        terms.note(line)
     results = complete(comparison.read_results, place, terms.on, progress=terms.progress, until=terms.until)
     return results, comparison.out
 
@@ -68,21 +68,19 @@ def measure_loss(run: Run, place: Workplace) -> dict[str, Any]:
 
 def measure_run(run: Run, place: Workplace) -> dict[str, Any]:
     """Return scores, what is inside, and the curve of the validation loss."""
-    part = "test" if "test" in run.task.parts else "valid"
-    values: dict[str, Any] = evaluate_part(run, part, bootstrap=0)
+    values: dict[str, Any] = evaluate_part(run, choose_part(run.task), bootstrap=0)
     values["scores"] = {score["name"]: score["value"] for score in values.pop("text", [])}
-    values |= measure_loss(run, place)
     values["curve"] = [[x["step"], x["valid_loss"]] for x in run.folder.metrics() if "valid_loss" in x]
-    try:
-        values["inside"] = measure_inside(run)
-    except ValueError as error:  # an attention that an analysis does not cover: the rest is still useful
-        values["inside"] = {"failed": " ".join(str(error).split())}
-    return values
+    return values | measure_loss(run, place) | {"inside": measure_inside(run)}
 
 
-LOSS, COMPARED, SPEED = (
-    Measure("validation loss", measure_loss), Measure("comparison", measure_run), Measure("speed", measure_loss)
-)  # fmt: skip
+def choose_part(task: Task) -> str:
+    """Return the part that measures quality: test, or validation if there is no test part."""
+    return "test" if "test" in task.parts else "valid"
+
+
+LOSS, COMPARED = Measure("validation loss", measure_loss), Measure("comparison", measure_run)
+SPEED = Measure("speed", measure_loss)  # only its name: a TimedRun measures itself
 
 
 class _Comparison:
@@ -90,121 +88,99 @@ class _Comparison:
 
     def __init__(self, plan: Plan, terms: ComparisonTerms) -> None:
         self.terms = terms
-        first = plan.recipe(plan.rows[0], 0, plan.seeds[0])
+        first = plan.recipe(plan.rows[0], 0)
         name = plan.name if terms.controls else f"{plan.name}-without-controls"
-        self.out = (terms.out or Path("compared") / name).absolute()
-        for key, path in (("out", self.out), ("runs", terms.runs)):
+        self.out, self.runs = (terms.out or Path("compared") / name).absolute(), terms.runs.absolute()
+        for key, path in (("out", self.out), ("runs", self.runs)):
             if path.is_file():
                 raise ValueError(f"{key}={path} is a file; give a folder")
         self.vocabulary = self.out / "vocabulary" / compute_digest(first.data)
         self.vocabulary.mkdir(parents=True, exist_ok=True)
         self.task: Task = TASKS[first.task].prepare(first.data, self.vocabulary)
-        self.sizes = Sizes(self.task)
-        self.plan = with_controls(plan, self.sizes.parameters) if terms.controls else plan
+        self.costs = CostTable(self.task)
+        self.plan = add_controls(plan, self.costs.count_parameters) if terms.controls else plan
+        self.points = range(len(self.plan.points))
+
+    def list_costs(self) -> list[str]:
+        """Return a line for each row that can be built, with its cost."""
+        lines = []
+        for row in self.plan.rows:
+            costs = dict.fromkeys(str(cost) for point in self.points if (cost := self._find_cost(row, point)))
+            description = f" ({row.description})" if row.description else ""
+            lines += [f"{row.label}: {'; or '.join(costs)}{description}"] if costs else []
+        return lines
 
     def read_results(self, rows: RowReader) -> ComparisonResults:
+        """Return the results that the ledger holds."""
         plan, task = self.plan, self.task
-        able = [row for row in plan.rows if any(map(self._can_build, self._list_points(row)))]
-        if all(row.control for row in able):
-            raise ValueError(f"no row can be built: {self.sizes.why_not(self._recipe(plan.rows[0], 0))}")
-        trials = self._read_trials(able, rows)
-        chosen = {
-            row.label: min(losses, key=losses.__getitem__)
-            for row in able
-            if (losses := {point: loss for (label, point), loss in trials.values.items() if label == row.label})
+        usable = [row for row in plan.rows if any(self._find_cost(row, point) for point in self.points)]
+        if all(row.is_control for row in usable):
+            raise ValueError(f"no row can be built: {self.costs.explain(plan.recipe(plan.rows[0], 0))}")
+        trials = self._read_trials(usable, rows)
+        chosen = {}
+        for row in usable:
+            if losses := self._list_losses(row, trials):
+                chosen[row.label] = min(losses, key=losses.__getitem__)
+        usable = [row for row in usable if row.label in chosen]
+        recipes = {
+            (row.label, seed): plan.recipe(row, chosen[row.label], seed) for seed in plan.seeds for row in usable
         }
-        seeds = rows.read_plan({
-            (row.label, seed): self._plan(self._recipe(row, chosen[row.label], seed), COMPARED)
-            for seed in plan.seeds for row in able if row.label in chosen
-        })  # fmt: skip
-        hardware = name_hardware(torch.device(self.terms.on.device)) if self.terms.on.here else "a Ray cluster"
-        finished = [row for row in able if any((row.label, seed) in seeds.values for seed in plan.seeds)]
-        speeds = rows.read_plan({
-            row.label: self._plan_timing(self._recipe(row, chosen[row.label]), hardware)
-            for row in finished
-        })  # fmt: skip
-        outcomes = tuple(self._make_result(row, chosen, trials, seeds, speeds) for row in plan.rows)
-        part = "test" if "test" in task.parts else "valid"
-        known: Any = task
+        seeds = rows.read_plan({key: self._plan_run(recipe, COMPARED) for key, recipe in recipes.items()})
+        finished = {label: recipes[label, plan.seeds[0]] for label, _ in seeds.values}
+        speeds = rows.read_plan({label: self._plan_timing(recipe) for label, recipe in finished.items()})
+        results = tuple(self._make_result(row, chosen.get(row.label), trials, seeds, speeds) for row in plan.rows)
+        part, known = choose_part(task), cast(Any, task)
         references = (lambda: known.read_references(part)) if task.architecture == "translation" else None
-        return ComparisonResults(plan, task.architecture, part, outcomes, references, tuple(seeds.hardware))
+        return ComparisonResults(plan, task.architecture, part, results, references, tuple(seeds.hardware))
 
-    def note_cost(self, row: ComparisonRow) -> None:
-        """Print what a row costs, if it can be built."""
-        sizes = [self.sizes.of(recipe) for recipe in self._list_points(row)]
-        if known := [size for size in sizes if size]:
-            cost = "; or ".join(dict.fromkeys(map(str, known)))
-            self.terms.note(f"{row.label}: {cost}{f' ({row.says})' if row.says else ''}")
+    def _read_trials(self, rows: list[ComparisonRow], reader: RowReader) -> Measured[tuple[str, int]]:
+        """Return the validation loss of each row at each point with the first seed; nan without a grid."""
+        if len(self.points) == 1:
+            return Measured({(row.label, 0): {"valid_loss": math.nan} for row in rows})
+        pairs = [(row, point) for row in rows for point in self.points if self._find_cost(row, point)]
+        plan = {(row.label, point): self._plan_run(self.plan.recipe(row, point), LOSS) for row, point in pairs}
+        return reader.read_plan(plan)
 
-    def _read_trials(self, rows: list[ComparisonRow], reader: RowReader) -> "_Trials":
-        """Return the validation loss of each row at each point with the first seed; nan if there is one point only."""
-        if len(self.plan.points) == 1:
-            return _Trials({(row.label, 0): math.nan for row in rows}, {})
-        plan = {
-            (row.label, point): self._plan(self._recipe(row, point), LOSS)
-            for row in rows
-            for point in range(len(self.plan.points))
-            if self._can_build(self._recipe(row, point))
-        }
-        measured = reader.read_plan(plan)
-        return _Trials({key: x["valid_loss"] for key, x in measured.values.items()}, measured.failures)
+    def _list_losses(self, row: ComparisonRow, trials: Measured[tuple[str, int]]) -> dict[int, float]:
+        keys = [(row.label, point) for point in self.points]
+        return {key[1]: trials.values[key]["valid_loss"] for key in keys if key in trials.values}
 
     def _make_result(
         self,
         row: ComparisonRow,
-        chosen: Mapping[str, int],
-        trials: "_Trials",
+        point: int | None,
+        trials: Measured[tuple[str, int]],
         seeds: Measured[tuple[str, int]],
         speeds: Measured[str],
     ) -> RowResult:
-        points = range(len(self.plan.points))
-        losses = {point: trials.values[row.label, point] for point in points if (row.label, point) in trials.values}
-        result = RowResult(row, trials=losses if len(points) > 1 else {})
-        reasons = {point: self._explain(row, point, trials) for point in points if point not in losses}
-        if row.label not in chosen:
-            size = next(filter(None, map(self.sizes.of, self._list_points(row))), None)
-            return replace(result, size=size, failed=tuple(dict.fromkeys(filter(None, reasons.values()))))
-        point = chosen[row.label]
-        values = {seed: seeds.values[row.label, seed] for seed in self.plan.seeds if (row.label, seed) in seeds.values}
-        runs = {seed: self._plan(self._recipe(row, point, seed), COMPARED) for seed in self.plan.seeds}
-        untried = [f"{said(self.plan.points[other])}: {reason}" for other, reason in reasons.items()]
-        failures = [
-            f"seed {seed}: {seeds.failures[row.label, seed]}" for seed in runs if (row.label, seed) in seeds.failures
-        ]
-        slow = [f"speed: {speeds.failures[row.label]}"] if row.label in speeds.failures else []
+        """Return the result of one row at its chosen point; None: it failed at every point."""
+        plan, label = self.plan, row.label
+        losses = self._list_losses(row, trials)
+        failed = {p: trials.failures.get((label, p)) or self.costs.explain(plan.recipe(row, p))
+                  for p in self.points if p not in losses}  # fmt: skip
+        result = RowResult(row, point=point, trials=losses if len(self.points) > 1 else {})
+        if point is None:
+            cost = next(filter(None, (self._find_cost(row, p) for p in self.points)), None)
+            return replace(result, cost=cost, failures=tuple(dict.fromkeys(failed.values())))
+        recipes = {seed: plan.recipe(row, point, seed) for seed in plan.seeds}
+        failures = [f"{format_settings(plan.points[p])}: {reason}" for p, reason in failed.items()]
+        failures += [f"seed {s}: {seeds.failures[label, s]}" for s in recipes if (label, s) in seeds.failures]
+        failures += [f"speed: {speeds.failures[label]}"] if label in speeds.failures else []
         return replace(
             result,
-            size=self.sizes.of(self._recipe(row, point)),
-            point=point,
-            found=values,
-            runs={seed: str(self.terms.runs / run.trained.name()) for seed, run in runs.items()},
-            curves={seed: [(step, loss) for step, loss in found["curve"]] for seed, found in values.items()},
-            speed=speeds.values.get(row.label),
-            failed=(*untried, *failures, *slow),
+            cost=self._find_cost(row, point),
+            measured={s: seeds.values[label, s] for s in recipes if (label, s) in seeds.values},
+            runs={s: str(self.runs / recipe.name()) for s, recipe in recipes.items()},
+            speed=speeds.values.get(label),
+            failures=tuple(failures),
         )
 
-    def _explain(self, row: ComparisonRow, point: int, trials: "_Trials") -> str:
-        return trials.failures.get((row.label, point)) or self.sizes.why_not(self._recipe(row, point))
+    def _find_cost(self, row: ComparisonRow, point: int) -> ModelCost | None:
+        return self.costs.find(self.plan.recipe(row, point))
 
-    def _can_build(self, recipe: Recipe) -> bool:
-        return self.sizes.of(recipe) is not None
+    def _plan_run(self, recipe: Recipe, measure: Measure) -> TrainedRun:
+        return TrainedRun(recipe, measure, runs=self.runs, vocabulary=self.vocabulary)
 
-    def _list_points(self, row: ComparisonRow) -> list[Recipe]:
-        return [self._recipe(row, point) for point in range(len(self.plan.points))]
-
-    def _recipe(self, row: ComparisonRow, point: int, seed: int | None = None) -> Recipe:
-        return self.plan.recipe(row, point, self.plan.seeds[0] if seed is None else seed)
-
-    def _plan(self, recipe: Recipe, measure: Measure) -> TrainedRun:
-        return TrainedRun(recipe, measure, runs=self.terms.runs.absolute(), vocabulary=self.vocabulary)
-
-    def _plan_timing(self, recipe: Recipe, hardware: str) -> TimedRun:
+    def _plan_timing(self, recipe: Recipe) -> TimedRun:
+        hardware = name_hardware(torch.device(self.terms.on.device)) if self.terms.on.here else "a Ray cluster"
         return TimedRun(recipe, SPEED, vocabulary=self.vocabulary, hardware=hardware)
-
-
-@dataclass(frozen=True)
-class _Trials:
-    """Validation losses by row and point, and why some are missing."""
-
-    values: Mapping[tuple[str, int], float]
-    failures: Mapping[tuple[str, int], str]

@@ -1,35 +1,29 @@
-"""What a comparison leaves in its folder.
+"""The files of a comparison, each written atomically.
 
-    report.html      what was found, the tables, the figures, what failed, how it was run
-    results.json     every value of every seed, intervals, tests, trials of the grid, cost, runs, and where it ran
-    table.csv        a line a row of the table          cells.csv    a line a row and measure
-    figures/NAME.png, .svg, .pdf
-
-Every file is written whole or not at all.
+report.html      findings, tables, figures, failures, and how it was run
+results.json     means, intervals, tests, trials of the grid, cost and folders of the runs; and where it ran
+table.csv        the table        cells.csv    a line for each row and measure, with the value of each seed
+figures/NAME.png, .svg, .pdf
 """
 
-import csv
-import io
 import json
 import math
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnlab.commands.compare import figures
-from attnlab.commands.compare.cost import ModelCost
-from attnlab.commands.compare.measures import BLEU, INSIDE, ComparisonMeasure
-from attnlab.commands.compare.plan import said
+from attnlab.commands.compare.figures import draw_figures
+from attnlab.commands.compare.measures import BLEU, INSIDE
+from attnlab.commands.compare.plan import format_settings
 from attnlab.commands.compare.rows import ComparisonResults, RowResult
-from attnlab.commands.compare.summary import findings
+from attnlab.commands.compare.summary import LEVEL, list_findings
 from attnlab.experiments.significance import Contrast, compute_interval
 from attnlab.experiments.study_page import format_number
 from attnlab.experiments.verdicts import FEWEST_SEEDS
-from attnlab.files import write_bytes
+from attnlab.files import write_csv, write_text
 from attnlab.report.drawing import save_figure
-from attnlab.report.page import Command, Facts, Part, Picture, Table, Text, render_page
+from attnlab.report.page import Command, Facts, Part, Table, Text, render_page
 
 FORMAT = "attnlab-comparison-1"
 STEADY = 1.5  # fastest over slowest window, above which a timing is doubted
@@ -39,219 +33,186 @@ CELL_COLUMNS = (
 )  # fmt: skip
 
 
-def write(results: ComparisonResults, out: Path, about: Mapping[str, Any]) -> Path:
-    """All files; returns where the page is."""
-    whole = {"format": FORMAT, "about": dict(about), "plan": _plan(results), **results.as_json()}
-    text = json.dumps(_plain(whole), indent=1, ensure_ascii=False, allow_nan=False)
-    write_bytes(out / "results.json", f"{text}\n".encode())
-    shown = table(results)
-    write_bytes(out / "table.csv", _csv([shown.columns, *shown.rows]))
-    write_bytes(out / "cells.csv", _csv([CELL_COLUMNS, *_cells(results)]))
-    pictures = [save_figure(out / "figures" / name, *drawn) for name, drawn in figures.all_of(results).items()]
+def write_comparison(results: ComparisonResults, out: Path, about: Mapping[str, Any]) -> Path:
+    """Write all files; return the path of the page."""
+    whole = _replace_nan({"format": FORMAT, "about": about, **results.as_json()})
+    write_text(out / "results.json", json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    table = tabulate(results)
+    write_csv(out / "table.csv", [table.columns, *table.rows])
+    write_csv(out / "cells.csv", [CELL_COLUMNS, *_list_cells(results)])
+    pictures = [save_figure(out / "figures" / name, *drawn) for name, drawn in draw_figures(results).items()]
+    sections: list[tuple[str, list[Part]]] = [
+        ("In short", [*map(Text, list_findings(results)), tabulate(results, "quality")])
+    ]
+    for heading, group in (("What is inside", "inside"), ("What it costs", "cost")):
+        if len((part := tabulate(results, group)).columns) > 1:
+            sections.append((heading, [part]))
+    sections.append(("Figures", list(pictures)))
+    if len(results.plan.points) > 1:
+        caption = (
+            f"Validation loss (nats) at every point of the grid with seed {results.plan.seeds[0]}. Lower is better."
+        )
+        sections.append(("The grid", [Text(caption), _tabulate_trials(results)]))
+    sections.append(("How to read it", list(map(Text, list_remarks(results)))))
+    facts = {key: value for key, value in about.items() if key != "command"}
+    sections.append(("How to reproduce it", [Command(str(about["command"])), Facts(facts)]))
+    labels = ", ".join(row.label for row in results.plan.rows if not row.is_control)
     report = out / "report.html"
-    write_bytes(report, _page(results, pictures, about).encode())
+    write_text(report, render_page(f"attnlab compare {results.plan.task}: {labels}", sections))
     return report
 
 
 @dataclass(frozen=True)
 class Column:
-    group: str  # quality, cost or inside: the tables that a terminal is shown
+    group: str  # quality, inside or cost: a table on the terminal and on the page
     name: str
-    cell: Callable[[RowResult], str]
+    format: Callable[[RowResult], str]
 
 
-def columns(results: ComparisonResults) -> list[Column]:
-    """What the one table has beside the name of each row."""
-    made = []
-    if judged := results.judged:
-        against = results.contrasts(judged)
-        made = [
-            Column("quality", judged.name, lambda o: _mean(o, judged) if o.found else "failed"),
-            Column("quality", "− first row", lambda o: _signed(against.get(o.row.label))),
-            Column("quality", "t-test p", lambda o: _probability(against.get(o.row.label))),
-            Column("quality", "Holm's p", lambda o: _probability(against.get(o.row.label), holm=True)),
+def list_columns(results: ComparisonResults) -> list[Column]:
+    """Return the columns of the table, after the label of each row."""
+    columns = []
+    if judge := results.main_measure:
+        against = results.contrast_rows(judge)
+        columns = [
+            Column("quality", judge.name, lambda r: judge.format_mean(r.measured) if r.measured else "failed"),
+            Column("quality", "− first row", lambda r: _format_difference(against.get(r.label))),
+            Column("quality", "t-test p", lambda r: _format_p(x.p if (x := against.get(r.label)) else None)),
+            Column("quality", "Holm's p", lambda r: _format_p(x.holm if (x := against.get(r.label)) else None)),
         ]
     if results.bootstrap:
-        made.append(Column("quality", "bootstrap", lambda o: _bootstrap(o, results)))
+        columns.append(Column("quality", "bootstrap", lambda r: _count_significant(r, results)))
     for measure in results.measures[1:]:
         group = "inside" if measure in INSIDE else "quality"
-        made.append(Column(group, measure.name, lambda o, m=measure: _mean(o, m)))  # type: ignore[misc]
+        columns.append(Column(group, measure.name, lambda r, m=measure: m.format_mean(r.measured)))  # type: ignore[misc]
     return [
-        *made,
-        Column("cost", "parameters", lambda o: f"{o.size.parameters:,}" if o.size else "–"),
-        Column("cost", "MFLOPs a token", lambda o: _flops(o.size)),
-        Column("cost", "tokens/s", lambda o: f"{o.speed['tokens_per_second']:,.0f}" if o.speed else "–"),
-        Column("cost", "of its windows", lambda o: _windows(o.speed)),
-        Column("cost", "memory (MiB)", lambda o: f"{o.speed['memory']:,.0f}" if o.speed else "–"),
-    ]
+        *columns,
+        Column("cost", "parameters", lambda r: f"{r.cost.parameters:,}" if r.cost else "–"),
+        Column("cost", "MFLOPs a token", lambda r: f"{r.cost.flops / 1e6:,.4g}" if r.cost and r.cost.flops else "–"),
+        Column("cost", "tokens/s", lambda r: f"{r.speed['tokens_per_second']:,.0f}" if r.speed else "–"),
+        Column("cost", "of its windows",
+               lambda r: f"{r.speed['slowest']:,.0f}–{r.speed['fastest']:,.0f}" if r.speed else "–"),
+        Column("cost", "memory (MiB)", lambda r: f"{r.speed['memory']:,.0f}" if r.speed else "–"),
+    ]  # fmt: skip
 
 
-def table(results: ComparisonResults, group: str | None = None) -> Table:
-    """A line for each attention and control; of one group of columns, or of all."""
-    chosen = [column for column in columns(results) if group in (None, column.group)]
-    lines = [[outcome.row.label, *(column.cell(outcome) for column in chosen)] for outcome in results.outcomes]
-    return Table(["attention", *(column.name for column in chosen)], lines)
+def tabulate(results: ComparisonResults, group: str | None = None) -> Table:
+    """Return a line for each attention and control, with one group of columns or all of them."""
+    columns = [column for column in list_columns(results) if group in (None, column.group)]
+    lines = [[row.label, *(column.format(row) for column in columns)] for row in results.rows]
+    return Table(["attention", *(column.name for column in columns)], lines)
 
 
-def remarks(results: ComparisonResults) -> list[str]:
-    """What is to be said beside the table, a line each."""
-    plan = results.plan
-    first, count = plan.rows[0].label, len(plan.seeds)
+def list_remarks(results: ComparisonResults) -> list[str]:
+    """Return how to read the table, and what failed."""
+    plan, rows = results.plan, results.rows
+    count = len(plan.seeds)
     if count < FEWEST_SEEDS:
-        lines = [f"Quality on the {results.part} part, of {count} seed(s): no interval and no test below 3."]
+        lines = [f"Quality: on the {results.part} part, with {count} seed(s). Intervals and tests need 3 seeds."]
     else:
         lines = [
-            f"Quality on the {results.part} part, mean ± half of the 95 % t-interval over {count} seeds; "
-            f"t-test p: paired over seeds, against {first}."
+            f"Quality: on the {results.part} part, mean ± half of the 95 % t-interval over {count} seeds. The t-test "
+            f"is paired over seeds, against {plan.rows[0].label}."
         ]
     if results.part == "valid":
-        lines.append(
-            "There is no test part: the same examples chose the weights, and the grid's point; too good a number."
-        )
+        lines.append("There is no test part. The validation part also chose the weights, so its numbers are too good.")
     lines.append("All runs of a seed see the same batches in the same order.")
     if results.bootstrap:
-        lines.append(
-            "bootstrap: seeds in which sacrebleu's paired bootstrap over sentences gives p < 0.05, by the gain's sign."
-        )
+        lines.append(f"bootstrap: in how many seeds sacrebleu's paired bootstrap over sentences gives p < {LEVEL}.")
     if len(plan.points) > 1:
         lines.append(
-            f"Every row was tried at the same {len(plan.points)} points of the grid with seed {plan.seeds[0]}; "
-            "the one with the lowest validation loss was run with all seeds."
+            f"Every row was tried at the same {len(plan.points)} points of the grid with seed {plan.seeds[0]}. The "
+            "point with the lowest validation loss was run with all seeds."
         )
-        lines += [f"{o.row.label}: chosen {said(results.settings(o))}" for o in results.outcomes if o.found]
-    lines.append("FLOPs: matrix products of a training step, by torch.utils.flop_counter.")
-    uncounted = [(o.row.label, o.size.uncounted) for o in results.outcomes if o.size and o.size.uncounted]
-    lines += [f"{label}: its FLOPs could not be counted: {why}" for label, why in uncounted]
-    lines += [_speed_remark(results)] if any(outcome.speed for outcome in results.outcomes) else []
-    lines += [f"{o.row.label}: {o.row.says}" for o in results.outcomes if o.row.says]
-    lines += plan.notes
-    lines += _inside_remarks(results)
-    return lines + [f"{o.row.label} failed: {why}" for o in results.outcomes for why in o.failed]
+        lines += [f"{row.label}: chosen {format_settings(results.get_settings(row))}" for row in rows if row.measured]
+    lines.append("FLOPs: matrix products of a training step, counted by torch.utils.flop_counter.")
+    for row in rows:
+        if row.cost and row.cost.uncounted:
+            lines.append(f"{row.label}: its FLOPs cannot be counted: {row.cost.uncounted}")
+    lines += [_explain_speed(results)] if any(row.speed for row in rows) else []
+    lines += [f"{row.label}: {row.row.description}" for row in rows if row.row.description]
+    lines += [*plan.notes, *_explain_inside(results)]
+    return lines + [f"{row.label} failed: {reason}" for row in rows for reason in row.failures]
 
 
-def _inside_remarks(results: ComparisonResults) -> list[str]:
-    """What the columns about the inside are, and of which rows there is none, and why."""
-    found = [(o.row.label, one["inside"]) for o in results.outcomes for one in o.found.values() if "inside" in one]
+def _explain_inside(results: ComparisonResults) -> list[str]:
+    """Explain the columns of the group inside, and why some rows lack them."""
+    inside = [(row.label, x["inside"]) for row in results.rows for x in row.measured.values() if "inside" in x]
     lines = [
-        f"Inside, on {one['examples']} validation examples without noise: JSD of two heads over a sentence, mean over "
-        f"pairs and layers, of signed weights over keys and signs, which is not quite the same quantity; residual and "
-        f"cosine of what the last layer is given ({one['of']}); query gradients, mean over layers."
-        for _, one in found
-        if "failed" not in one
-    ][:1]
-    return lines + list(dict.fromkeys(f"{label}: {one['failed']}" for label, one in found if "failed" in one))
+        f"Inside: on {values['examples']} validation examples without noise. Head JSD: divergence of two heads over a "
+        "sentence, mean over pairs and layers. The JSD of signed weights is over keys and signs, which is not quite "
+        f"the same quantity. Residual and cosine: of the states that the last layer reads ({values['of']}). Query "
+        "gradient: mean over layers."
+        for _, values in inside
+        if "failed" not in values
+    ]
+    failed = [f"{label}: {values['failed']}" for label, values in inside if "failed" in values]
+    return lines[:1] + list(dict.fromkeys(failed))
 
 
-def _speed_remark(results: ComparisonResults) -> str:
-    timed = [outcome.speed for outcome in results.outcomes if outcome.speed]
-    machines = sorted({speed["about"]["hardware"] for speed in timed})
-    device = "peak of the CUDA allocator" if timed[0]["device"] == "cuda" else "growth of the process's resident size"
-    where = machines[0] if len(machines) == 1 else f"DIFFERENT MACHINES, not to be compared: {', '.join(machines)}"
-    said = f"Speed in target tokens of training, one row after another, on {where}; MiB: {device}."
+def _explain_speed(results: ComparisonResults) -> str:
+    timed = [row.speed for row in results.rows if row.speed]
+    machines = sorted({speed["hardware"] for speed in timed})
+    memory = "peak of the CUDA allocator" if timed[0]["device"] == "cuda" else "growth of the process's resident size"
+    where = machines[0] if len(machines) == 1 else f"DIFFERENT MACHINES, not comparable: {', '.join(machines)}"
+    text = f"Speed: target tokens per second of training, one row after another, on {where}. Memory: {memory}."
     worst = max(speed["fastest"] / speed["slowest"] for speed in timed)
-    busy = f" The fastest window of a row was {worst:.1f} times its slowest: the machine was busy with something else."
-    return said + (busy if worst > STEADY else "")
+    if worst <= STEADY:
+        return text
+    return f"{text} The fastest window of a row was {worst:.1f} times its slowest: the machine was busy."
 
 
-def _page(results: ComparisonResults, pictures: Sequence[Picture], about: Mapping[str, Any]) -> str:
-    labels = ", ".join(row.label for row in results.plan.rows if not row.control)
-    found: list[Part] = [Text(sentence) for sentence in findings(results)]
-    sections: list[tuple[str, Sequence[Part]]] = [("In short", [*found, table(results, "quality")])]
-    for heading, group in (("What is inside", "inside"), ("What it costs", "cost")):
-        part = table(results, group)
-        if len(part.columns) > 1:
-            sections.append((heading, [part]))
-    sections.append(("Figures", list(pictures)))
-    if len(results.plan.points) > 1:
-        says = Text(f"Validation loss (nats) of every trial, seed {results.plan.seeds[0]}.")
-        sections.append(("The grid", [says, _trials(results)]))
-    sections.append(("How to read it", [Text(line) for line in remarks(results)]))
-    facts = {key: value for key, value in about.items() if key != "command"}
-    sections.append(("Make it again", [Command(str(about["command"])), Facts(facts)]))
-    return render_page(f"attnlab compare {results.plan.task}: {labels}", sections)
-
-
-def _trials(results: ComparisonResults) -> Table:
+def _tabulate_trials(results: ComparisonResults) -> Table:
     points = results.plan.points
     lines = [
-        [o.row.label, *(format_number(o.trials[k]) if k in o.trials else "failed" for k in range(len(points)))]
-        for o in results.outcomes
+        [row.label, *(format_number(row.trials[k]) if k in row.trials else "failed" for k in range(len(points)))]
+        for row in results.rows
     ]
-    return Table(["attention", *map(said, points)], lines)
+    return Table(["attention", *map(format_settings, points)], lines)
 
 
-def _cells(results: ComparisonResults) -> list[list[Any]]:
-    rows = []
+def _list_cells(results: ComparisonResults) -> list[list[Any]]:
+    """Return a row of CELL_COLUMNS for each row and measure."""
+    cells = []
     for measure in results.measures:
-        against = results.contrasts(measure)
-        for outcome in results.outcomes:
-            if not (values := outcome.values(measure)):
+        against = results.contrast_rows(measure)
+        for row in results.rows:
+            if not (values := measure.list_values(row.measured)):
                 continue
             low, high = compute_interval(list(values.values())) or ("", "")
-            contrast = against.get(outcome.row.label)
-            mean, (below, above) = (contrast.mean, contrast.interval or ("", "")) if contrast else ("", ("", ""))
-            ps = [x if x is not None else "" for x in (contrast.p, contrast.holm)] if contrast else ["", ""]
+            tests: list[Any] = [""] * 5
+            if contrast := against.get(row.label):
+                tests = [contrast.mean, *(contrast.interval or ("", "")), contrast.p, contrast.holm]
             each = [" ".join(map(str, part)) for part in (values, values.values())]
-            rows.append([outcome.row.label, measure.name, measure.better, statistics.fmean(values.values()), low, high,
-                         mean, below, above, *ps, *each])  # fmt: skip
-    return rows
+            mean = measure.compute_mean(row.measured)
+            cells.append([row.label, measure.name, measure.better, mean, low, high, *tests, *each])
+    return cells
 
 
-def _plan(results: ComparisonResults) -> dict[str, Any]:
-    plan = results.plan
-    return {"task": plan.task, "settings": dict(plan.fixed), "grid": list(plan.points), "seeds": plan.seeds,
-            "notes": plan.notes, "name": plan.name}  # fmt: skip
-
-
-def _csv(rows: Sequence[Sequence[Any]]) -> bytes:
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode()
-
-
-def _mean(outcome: RowResult, measure: ComparisonMeasure) -> str:
-    """With its interval; where not every finished seed has a value, of how many."""
-    values = outcome.values(measure)
-    if not values:
-        return "–"
-    mean, spread = statistics.fmean(values.values()), compute_interval(list(values.values()))
-    told = format_number(mean) if spread is None else f"{format_number(mean)} ± {(spread[1] - spread[0]) / 2:.2g}"
-    return told if len(values) == len(outcome.found) else f"{told} ({len(values)} of {len(outcome.found)} seeds)"
-
-
-def _signed(contrast: Contrast | None) -> str:
+def _format_difference(contrast: Contrast | None) -> str:
     if contrast is None:
         return "–"
     spread = contrast.interval
     return f"{contrast.mean:+.3g}" + ("" if spread is None else f" ± {(spread[1] - spread[0]) / 2:.2g}")
 
 
-def _bootstrap(outcome: RowResult, results: ComparisonResults) -> str:
-    """In how many seeds the row is better, and in how many worse, than the first."""
-    found, against = results.bootstrap.get(outcome.row.label, {}), results.contrasts(BLEU).get(outcome.row.label)
-    if not found or against is None:
-        return "–"
-    sure = [against.differences[seed] for seed, p in found.items() if p < 0.05 and seed in against.differences]
-    return f"{sum(d > 0 for d in sure)} better, {sum(d < 0 for d in sure)} worse, of {len(found)}"
-
-
-def _flops(size: ModelCost | None) -> str:
-    return "–" if size is None or size.flops is None else f"{size.flops / 1e6:,.4g}"
-
-
-def _windows(speed: Mapping[str, Any] | None) -> str:
-    return f"{speed['slowest']:,.0f}–{speed['fastest']:,.0f}" if speed else "–"
-
-
-def _probability(contrast: Contrast | None, *, holm: bool = False) -> str:
-    p = None if contrast is None else contrast.holm if holm else contrast.p
+def _format_p(p: float | None) -> str:
     return "–" if p is None else f"{p:.2g}"
 
 
-def _plain(value: Any) -> Any:
-    """As JSON has it: a number that is none is null."""
+def _count_significant(row: RowResult, results: ComparisonResults) -> str:
+    """Return in how many seeds the bootstrap finds the row better than the first, and worse."""
+    ps, against = results.bootstrap.get(row.label, {}), results.contrast_rows(BLEU).get(row.label)
+    if not ps or against is None:
+        return "–"
+    sure = [against.differences[seed] for seed, p in ps.items() if p < LEVEL and seed in against.differences]
+    return f"{sum(d > 0 for d in sure)} better, {sum(d < 0 for d in sure)} worse, of {len(ps)}"
+
+
+def _replace_nan(value: Any) -> Any:
+    """Return nested values with null for numbers that JSON does not have."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(x) for key, x in value.items()}
+        return {str(key): _replace_nan(x) for key, x in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(x) for x in value]
+        return [_replace_nan(x) for x in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

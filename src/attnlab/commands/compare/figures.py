@@ -1,109 +1,82 @@
-"""The figures of a comparison, each with what one sees in it."""
+"""The figures of a comparison, each with a caption."""
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
-from attnlab.commands.compare.measures import ComparisonMeasure
 from attnlab.commands.compare.rows import ComparisonResults, RowResult
+from attnlab.experiments.seed_values import (
+    DASHES,
+    MARKERS,
+    SeedMeasure,
+    draw_measures,
+    draw_seeds,
+    escape_dollars,
+)
 from attnlab.experiments.significance import compute_interval
 from attnlab.report.figures import OKABE_ITO, draw_curves
 
-MARKERS, DASHES = "os^Dv", ("-", "--", "-.", ":")
-MOST = 4  # measures side by side
-MOST_TICKS = 12  # layers that are named under a panel
+PANELS = 4  # measures side by side
+TICKS = 12  # layers with a number under a panel
+LAYER_MEASURES = {"jsd": "head JSD (nats a sentence)", "residual": "relative residual", "cosine": "mean cosine",
+                  "gradient": "query gradient"}  # fmt: skip
 
 
-def all_of(results: ComparisonResults) -> dict[str, tuple[Figure, str]]:
-    """Those that the results allow, by name."""
-    drawn: dict[str, tuple[Figure, str]] = {}
-    ready = [outcome for outcome in results.outcomes if outcome.found]
-    if not ready or results.judged is None:
-        return drawn
-    quality = [measure for measure in results.measures if measure.better][:MOST]
-    says = "Each row with its seeds (small dots), their mean and its 95 % interval, by measure of quality."
-    drawn["quality"] = _intervals(ready, quality), says
-    if contrasts := results.contrasts(results.judged):
+def draw_figures(results: ComparisonResults) -> dict[str, tuple[Figure, str]]:
+    """Return the figures that the results allow, by name."""
+    rows, judge = [row for row in results.rows if row.measured], results.main_measure
+    if not rows or judge is None:
+        return {}
+    quality = [measure for measure in results.measures if measure.better][:PANELS]
+    seeds = "Small dots are seeds, the large mark is their mean, and the line is its 95 % interval."
+    drawn = {"quality": (draw_measures({row.label: row.measured for row in rows}, quality), f"Quality. {seeds}")}
+    if contrasts := results.contrast_rows(judge):
         values = {label: contrast.differences for label, contrast in contrasts.items()}
-        what = f"{results.judged.name}, difference from {results.outcomes[0].row.label}"
-        says = "The difference of each row from the first within each seed, with the mean and its 95 % interval."
-        drawn["differences"] = _one_panel(values, what, first=1), says
-    drawn["learning"] = _learning(ready), "Validation loss against updates, the mean over seeds."
-    if timed := [outcome for outcome in ready if outcome.speed]:
-        says = f"{results.judged.name} against the speed of training, a point a row."
-        drawn["speed"] = _speed(timed, results.judged), says
-    if any("layers" in found.get("inside", {}) for outcome in ready for found in outcome.found.values()):
-        says = "By layer and kind: divergence of heads, relative residual, cosine of tokens, and query gradients."
-        drawn["inside"] = _inside(ready), says
+        title = f"{judge.name}, difference from {results.rows[0].label}"
+        caption = f"Difference from the first row within each seed. {seeds} A line that crosses 0 decides nothing."
+        drawn["differences"] = _draw_differences(values, title), caption
+    drawn["learning"] = _draw_learning(rows), "Validation loss over updates, mean over seeds. Lower is better."
+    if timed := [row for row in rows if row.speed]:
+        caption = f"Each mark is a row: {judge.name} over training speed. Further right is faster."
+        drawn["speed"] = _draw_speed(timed, judge), caption
+    if any("layers" in values.get("inside", {}) for row in rows for values in row.measured.values()):
+        caption = "By layer: divergence of heads, relative residual and cosine of tokens, and gradient of the queries."
+        drawn["inside"] = _draw_layers(rows), caption
     return drawn
 
 
-def _intervals(outcomes: Sequence[RowResult], measures: Sequence[ComparisonMeasure]) -> Figure:
-    figure = Figure(figsize=(2.2 + 2.6 * len(measures), 0.9 + 0.36 * len(outcomes)), layout="constrained")
-    axes = figure.subplots(1, len(measures), squeeze=False, sharey=True)[0]
-    for axis, measure in zip(axes, measures, strict=True):
-        _dots(axis, {outcome.row.label: _finite(outcome.values(measure)) for outcome in outcomes})
-        axis.set_xlabel(f"{measure.name} ({measure.better} is better)", fontsize=8)
-    return figure
-
-
-def _finite(values: Mapping[int, float]) -> dict[int, float]:
-    return {seed: value for seed, value in values.items() if math.isfinite(value)}
-
-
-def _one_panel(values: Mapping[str, Mapping[int, float]], what: str, first: int) -> Figure:
+def _draw_differences(values: Mapping[str, Mapping[int, float]], title: str) -> Figure:
     figure = Figure(figsize=(6.2, 0.9 + 0.36 * len(values)), layout="constrained")
     axis = figure.subplots()
     axis.axvline(0.0, color="black", linewidth=0.8)
-    _dots(axis, values, first)
-    axis.set_xlabel(what, fontsize=9)
+    draw_seeds(axis, values, first=1)
+    axis.set_xlabel(title, fontsize=9)
     return figure
 
 
-def _dots(axis: Any, values: Mapping[str, Mapping[int, float]], first: int = 0) -> None:
-    """A line of seeds, mean and interval for each name, the first on top, in the style of row number `first`."""
-    for place, of_seeds in enumerate(values.values()):
-        colour, marker = OKABE_ITO[(place + first) % 7], MARKERS[(place + first) % 5]
-        seeds = list(of_seeds.values())
-        if not seeds:
-            continue
-        axis.plot(seeds, [place] * len(seeds), "o", markersize=3, color=colour, alpha=0.5)
-        if (spread := compute_interval(seeds)) is not None:
-            axis.plot(spread, [place, place], color=colour, linewidth=1.5)
-        axis.plot(statistics.fmean(seeds), place, marker, markersize=6, color=colour)
-    axis.set_yticks(range(len(values)), [plain(name) for name in values], fontsize=8)
-    axis.set_ylim(len(values) - 0.5, -0.5)
-    axis.xaxis.set_major_locator(MaxNLocator(5))
-    axis.tick_params(axis="x", labelsize=8)
-    axis.grid(alpha=0.3, axis="x")
-
-
-def _learning(outcomes: Sequence[RowResult]) -> Figure:
+def _draw_learning(rows: Sequence[RowResult]) -> Figure:
     lines = {}
-    for outcome in outcomes:
-        steps = sorted(set.intersection(*(set(dict(curve)) for curve in outcome.curves.values())))
-        means = [statistics.fmean(dict(curve)[step] for curve in outcome.curves.values()) for step in steps]
-        lines[plain(outcome.row.label)] = (steps, means)
+    for row in rows:
+        curves = [dict(values["curve"]) for values in row.measured.values()]
+        steps = sorted(set.intersection(*map(set, curves)))
+        lines[escape_dollars(row.label)] = (steps, [statistics.fmean(curve[x] for curve in curves) for x in steps])
     return draw_curves(lines, x="updates", y="validation loss (nats a target)")
 
 
-def _speed(outcomes: Sequence[RowResult], measure: ComparisonMeasure) -> Figure:
+def _draw_speed(rows: Sequence[RowResult], measure: SeedMeasure) -> Figure:
     figure = Figure(figsize=(6.2, 3.6), layout="constrained")
     axis = figure.subplots()
-    for place, outcome in enumerate(outcomes):
-        values, speed = list(outcome.values(measure).values()), outcome.speed or {}
-        mean, spread = statistics.fmean(values), compute_interval(values)
-        colour = OKABE_ITO[place % 7]
-        if spread is not None:
-            axis.plot([speed["tokens_per_second"]] * 2, spread, color=colour, linewidth=1)
-        axis.plot([speed["slowest"], speed["fastest"]], [mean, mean], color=colour, linewidth=1)
-        style: Any = {"color": colour, "markersize": 7, "linestyle": ""}
-        axis.plot(speed["tokens_per_second"], mean, marker=MARKERS[place % 5], label=plain(outcome.row.label), **style)
+    for place, row in enumerate(rows):
+        values, speed = list(measure.list_values(row.measured).values()), row.speed or {}
+        style: Any = {"color": OKABE_ITO[place % 7]}
+        x, mean = speed["tokens_per_second"], statistics.fmean(values)
+        if (interval := compute_interval(values)) is not None:
+            axis.plot([x, x], interval, linewidth=1, **style)
+        axis.plot([speed["slowest"], speed["fastest"]], [mean, mean], linewidth=1, **style)
+        axis.plot(x, mean, MARKERS[place % 5], markersize=7, label=escape_dollars(row.label), **style)
     axis.set_xlabel("target tokens a second in training")
     axis.set_ylabel(f"{measure.name} ({measure.better} is better)")
     axis.set_xlim(left=0)
@@ -112,41 +85,28 @@ def _speed(outcomes: Sequence[RowResult], measure: ComparisonMeasure) -> Figure:
     return figure
 
 
-LAYER_MEASURES = {"jsd": "head JSD (nats a sentence)", "residual": "relative residual", "cosine": "mean cosine",
-                  "gradient": "query gradient"}  # fmt: skip
-
-
-def _inside(outcomes: Sequence[RowResult]) -> Figure:
-    """A row of panels for each kind of attention, a line for each row of the table, the mean over its seeds."""
-    frames = {outcome.row.label: _layers(outcome) for outcome in outcomes}
-    whole = pd.concat(frames, names=["row"]).reset_index(level="row")
+def _draw_layers(rows: Sequence[RowResult]) -> Figure:
+    """Draw a row of panels for each kind of attention, and in each panel a line for each row of the table."""
+    inside = [(row.label, values.get("inside", {})) for row in rows for values in row.measured.values()]
+    whole = pd.DataFrame([{"row": label, **layer} for label, values in inside for layer in values.get("layers", [])])
     kinds, names = list(whole["kind"].unique()), [name for name in LAYER_MEASURES if name in whole]
     figure = Figure(figsize=(0.6 + 2.5 * len(names), 0.6 + 2.1 * len(kinds)), layout="constrained")
     axes = figure.subplots(len(kinds), len(names), squeeze=False)
-    for line, kind in enumerate(kinds):
-        for axis, name in zip(axes[line], names, strict=True):
-            for place, label in enumerate(frames):
-                values = whole[(whole["row"] == label) & (whole["kind"] == kind)].groupby("layer")[name].mean()
+    for line, kind in zip(axes, kinds, strict=True):
+        of_kind = whole[whole["kind"] == kind]
+        layers = sorted(of_kind["layer"].unique())
+        for axis, name in zip(line, names, strict=True):
+            for place, row in enumerate(rows):
+                means = of_kind[of_kind["row"] == row.label].groupby("layer")[name].mean()
                 style: Any = {"marker": MARKERS[place % 5], "color": OKABE_ITO[place % 7], "markersize": 4}
-                axis.plot(values.index, values, DASHES[place % 4], label=plain(label), **style)
+                axis.plot(means.index, means, DASHES[place % 4], label=escape_dollars(row.label), **style)
             axis.set_title(f"{kind}: {LAYER_MEASURES[name]}", fontsize=8)
-            layers = sorted(whole.loc[whole["kind"] == kind, "layer"].unique())
-            axis.set_xticks(layers[:: -(-len(layers) // MOST_TICKS)])  # a locator would put some between two layers
+            axis.set_xticks(layers[:: -(-len(layers) // TICKS)])  # a locator would put some between two layers
             axis.tick_params(labelsize=7)
             axis.grid(alpha=0.3)
-        axes[line][0].set_ylabel("mean over seeds", fontsize=8)
+        line[0].set_ylabel("mean over seeds", fontsize=8)
     for axis in axes[-1]:
         axis.set_xlabel("layer, from 0", fontsize=8)
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8)
     return figure
-
-
-def _layers(outcome: RowResult) -> pd.DataFrame:
-    rows = [row for found in outcome.found.values() for row in found.get("inside", {}).get("layers", [])]
-    return pd.DataFrame(rows, columns=None if rows else ["kind", "layer", *LAYER_MEASURES])
-
-
-def plain(text: str) -> str:
-    """As it stands: matplotlib would read dollars as mathematics."""
-    return text.replace("$", r"\$")

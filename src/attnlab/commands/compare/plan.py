@@ -46,7 +46,12 @@ class Plan:
 
     def recipe(self, row: ComparisonRow, point: int, seed: int | None = None) -> Recipe:
         """Return the recipe of a run, by default with the first seed."""
-        settings = {**self.shared, **self.points[point], **row.settings, **(row.by_point[point] if row.by_point else {})}
+        settings = {
+            **self.shared,
+            **self.points[point],
+            **row.settings,
+            **(row.by_point[point] if row.by_point else {}),
+        }
         return resolve_recipe(self.task, {**settings, "seed": str(self.seeds[0] if seed is None else seed)})
 
     @property
@@ -104,8 +109,8 @@ def _check_grid(key: str, parts: Sequence[str], owner: str, base: Recipe) -> Non
         raise ValueError(f"{text}: give the number of seeds, seeds={len(parts)}; seed= is the first of them")
     if key == "model" or owner in ("data", "decoding"):
         raise ValueError(
-            f"{text}: validation loss cannot choose a value of {key}; run one comparison for each value, or put a value "
-            "that contains a comma in double quotes"
+            f"{text}: validation loss cannot choose a value of {key}; run one comparison for each value, or put a "
+            "value that contains a comma in double quotes"
         )
 
 
@@ -117,7 +122,9 @@ def _check_options(
         if owners.get(key) == "data" or key in ("seed", "model"):
             raise ValueError(f"attention={label}: {key} must be the same for all rows; move it out of the parentheses")
         if len(lists.get(key, ())) > 1:
-            raise ValueError(f"attention={label}: {key} is also a grid, {key}={','.join(lists[key])}; remove one of them")
+            raise ValueError(
+                f"attention={label}: {key} is also a grid, {key}={','.join(lists[key])}; remove one of them"
+            )
 
 
 def _is_tuple(config: Any, key: str) -> bool:

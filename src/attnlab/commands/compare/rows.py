@@ -1,4 +1,4 @@
-"""The rows of a comparison as they came out: values by seed, intervals, differences, cost, and what failed."""
+"""The results of a comparison, row by row: values by seed, differences from the first row, cost, and failures."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -7,98 +7,102 @@ from functools import cached_property
 from typing import Any
 
 from attnlab.commands.compare.cost import ModelCost
-from attnlab.commands.compare.measures import ComparisonMeasure, measures
+from attnlab.commands.compare.measures import list_measures
 from attnlab.commands.compare.plan import ComparisonRow, Plan
-from attnlab.experiments.significance import Contrast, compute_bootstrap_p, correct_by_holm, compute_interval, contrast_seeds
+from attnlab.experiments.seed_values import SeedMeasure, Values
+from attnlab.experiments.significance import (
+    Contrast,
+    compute_bootstrap_p,
+    compute_interval,
+    contrast_seeds,
+    correct_by_holm,
+)
 
 
 @dataclass(frozen=True)
 class RowResult:
-    """What came of one row."""
+    """The result of one row."""
 
     row: ComparisonRow
-    size: ModelCost | None = None
-    point: int | None = None  # of the grid, chosen for it
-    trials: Mapping[int, float] = field(default_factory=dict)  # validation loss by point, of the first seed
-    found: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)  # what was measured, by seed
+    cost: ModelCost | None = None
+    point: int | None = None  # the chosen point of the grid
+    trials: Mapping[int, float] = field(default_factory=dict)  # validation loss of the first seed, by point
+    measured: Mapping[int, Values] = field(default_factory=dict)  # by seed
     runs: Mapping[int, str] = field(default_factory=dict)  # folders, by seed
-    curves: Mapping[int, Sequence[tuple[int, float]]] = field(default_factory=dict)  # (step, validation loss), by seed
-    speed: Mapping[str, Any] | None = None
-    failed: tuple[str, ...] = ()  # what went wrong, in words
+    speed: Values | None = None
+    failures: tuple[str, ...] = ()
 
-    def values(self, measure: ComparisonMeasure) -> dict[int, float]:
-        """By seed, of the runs that are finished."""
-        read = {seed: measure.of(found) for seed, found in self.found.items()}
-        return {seed: value for seed, value in read.items() if value is not None}
+    @property
+    def label(self) -> str:
+        return self.row.label
 
 
 @dataclass(frozen=True)
 class ComparisonResults:
     plan: Plan
     architecture: str
-    part: str
-    outcomes: tuple[RowResult, ...]
+    part: str  # where quality is measured: test or valid
+    rows: tuple[RowResult, ...]
     references: Callable[[], Sequence[str]] | None = None  # of a translation
-    hardware: tuple[str, ...] = ()  # that the runs were measured on
+    hardware: tuple[str, ...] = ()  # where the runs were measured
 
     @cached_property
-    def measures(self) -> list[ComparisonMeasure]:
-        return measures(self.architecture, [found for outcome in self.outcomes for found in outcome.found.values()])
+    def measures(self) -> list[SeedMeasure]:
+        return list_measures(self.architecture, (values for row in self.rows for values in row.measured.values()))
 
-    @cached_property
-    def judged(self) -> ComparisonMeasure | None:
-        """The measure that rows are judged by: the first there is."""
+    @property
+    def main_measure(self) -> SeedMeasure | None:
+        """The measure that judges the rows: the first."""
         return self.measures[0] if self.measures else None
 
-    def contrasts(self, measure: ComparisonMeasure) -> dict[str, Contrast]:
-        """Each row against the first, by label; those that can be told."""
-        first, *others = self.outcomes
-        found = {o.row.label: contrast_seeds(o.values(measure), first.values(measure)) for o in others}
-        known = {label: contrast for label, contrast in found.items() if contrast is not None}
+    def contrast_rows(self, measure: SeedMeasure) -> dict[str, Contrast]:
+        """Return each row minus the first, by label, for rows that share a seed with it."""
+        first, *others = (measure.list_values(row.measured) for row in self.rows)
+        labels = [row.label for row in self.rows[1:]]
+        known = {label: x for label, row in zip(labels, others, strict=True) if (x := contrast_seeds(row, first))}
         corrected = correct_by_holm({label: contrast.p for label, contrast in known.items()})
         return {label: replace(contrast, holm=corrected[label]) for label, contrast in known.items()}
 
     @cached_property
     def bootstrap(self) -> dict[str, dict[int, float]]:
-        """Of a translation: p of sacrebleu's paired bootstrap against the first row, by label and seed."""
+        """For translations, p of sacrebleu's paired bootstrap against the first row, by label and seed."""
         if self.references is None:
             return {}
-        references = self.references()
-        first, *others = self.outcomes
-        found = {
-            outcome.row.label: {
-                seed: compute_bootstrap_p(found["translations"], first.found[seed]["translations"], references)
-                for seed, found in outcome.found.items()
-                if seed in first.found
+        references, first = self.references(), self.rows[0].measured
+        ps = {
+            row.label: {
+                seed: compute_bootstrap_p(values["translations"], first[seed]["translations"], references)
+                for seed, values in row.measured.items()
+                if seed in first
             }
-            for outcome in others
+            for row in self.rows[1:]
         }
-        return {label: ps for label, ps in found.items() if ps}
+        return {label: by_seed for label, by_seed in ps.items() if by_seed}
+
+    def get_settings(self, row: RowResult) -> dict[str, str]:
+        """Return what the grid and a control set at the chosen point of a row."""
+        point = row.point or 0
+        return {**self.plan.points[point], **(row.row.by_point[point] if row.row.by_point else {})}
 
     def as_json(self) -> dict[str, Any]:
-        contrasts = {measure.name: self.contrasts(measure) for measure in self.measures}
+        """Return means, intervals, tests, cost and failures of every row; the ledger has everything measured."""
+        contrasts = {measure.name: self.contrast_rows(measure) for measure in self.measures}
         rows = []
-        for outcome in self.outcomes:
-            label, size = outcome.row.label, outcome.size
-            row: dict[str, Any] = {"row": label, "control": outcome.row.says, "settings": dict(outcome.row.values)}
-            row |= {"parameters": size.parameters if size else None, "flops_per_token": size.flops if size else None}
-            chosen = None if outcome.point is None else self.settings(outcome)
-            row |= {"chosen": chosen, "trials": dict(outcome.trials), "runs": dict(outcome.runs)}
-            row |= {"failed": list(outcome.failed), "speed": outcome.speed, "measures": {}}
+        for result in self.rows:
+            row: dict[str, Any] = {"row": result.label, "control": result.row.description}
+            row |= {"parameters": result.cost and result.cost.parameters}
+            row |= {"flops_per_token": result.cost and result.cost.flops, "trials": dict(result.trials)}
+            row |= {"chosen": None if result.point is None else self.get_settings(result), "runs": dict(result.runs)}
+            row |= {"failed": list(result.failures), "speed": result.speed, "measures": {}}
             for measure in self.measures:
-                values = outcome.values(measure)
-                if not values:
-                    continue
-                mean = {"mean": statistics.fmean(values.values()), "interval": compute_interval(list(values.values()))}
-                against = contrasts[measure.name].get(label)
-                found = {"seeds": values, **mean, "better": measure.better}
-                row["measures"][measure.name] = found | {"against_first": against and vars(against)}
-            if label in self.bootstrap:
-                row["paired_bootstrap_p"] = self.bootstrap[label]
+                if seeds := measure.list_values(result.measured):
+                    values = list(seeds.values())
+                    against = contrasts[measure.name].get(result.label)
+                    row["measures"][measure.name] = {
+                        "seeds": seeds, "mean": statistics.fmean(values), "interval": compute_interval(values),
+                        "better": measure.better, "against_first": against and vars(against),
+                    }  # fmt: skip
+            if result.label in self.bootstrap:
+                row["paired_bootstrap_p"] = self.bootstrap[result.label]
             rows.append(row)
-        return {"judged_by": self.judged.name if self.judged else None, "part": self.part, "rows": rows}
-
-    def settings(self, outcome: RowResult) -> dict[str, str]:
-        """What the grid and a control say of a row at its chosen point."""
-        point = outcome.point or 0
-        return {**self.plan.points[point], **(outcome.row.at[point] if outcome.row.at else {})}
+        return {"judged_by": self.main_measure and self.main_measure.name, "part": self.part, "rows": rows}

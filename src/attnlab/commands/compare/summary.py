@@ -1,42 +1,40 @@
-"""What a comparison found, in a sentence a row, made of the numbers: by how much it differs from the first, if it does.
+"""One sentence for each row of a comparison: its difference from the first row, and whether that is significant.
 
-A difference is told where the paired t-test over seeds gives p < 0.05 by Holm's method; below 3 seeds there is no test.
+It is significant if the paired t-test over seeds gives p < 0.05 after Holm's correction. The test needs 3 seeds.
 """
 
-from attnlab.commands.compare.measures import ComparisonMeasure
 from attnlab.commands.compare.rows import ComparisonResults
+from attnlab.experiments.seed_values import SeedMeasure
 from attnlab.experiments.significance import Contrast
 
 LEVEL = 0.05
 
 
-def findings(results: ComparisonResults) -> list[str]:
-    """One for each row that can be compared with the first; of one that failed, the page says so elsewhere."""
-    if (measure := results.judged) is None:
+def list_findings(results: ComparisonResults) -> list[str]:
+    """Return a sentence for each row that can be compared with the first."""
+    if (measure := results.main_measure) is None:
         return []
-    first = results.outcomes[0].row.label
-    return [_sentence(label, first, measure, against) for label, against in results.contrasts(measure).items()]
+    first = results.rows[0].label
+    return [f"{label}: {_describe(x, measure, first)}." for label, x in results.contrast_rows(measure).items()]
 
 
-def _sentence(label: str, first: str, measure: ComparisonMeasure, against: Contrast) -> str:
-    seeds = len(against.differences)
-    if against.holm is None or against.interval is None:
-        why = "too few for a test" if against.interval is None else "the same in each, of which a test says nothing"
-        of = f"over {seeds} seed{'s' * (seeds > 1)}"
-        return f"{label}: {measure.name} {_signed(against.mean)} against {first}, {of}; {why}."
-    low, high = map(_signed, against.interval)
-    spread = f"95 % interval {low} to {high}, Holm's p {against.holm:.2g}, {seeds} seeds"
-    if against.holm >= LEVEL:
-        if against.interval[0] > 0 or against.interval[1] < 0:
-            apart = (
-                f"{label}: a difference in {measure.name} from {first} does not outlast Holm's correction for all rows"
-            )
-            return f"{apart} ({spread.replace('interval', 'interval, uncorrected,')})."
-        return f"{label}: no difference in {measure.name} from {first} can be told ({spread})."
-    way = "higher" if against.mean > 0 else "lower"
-    good = "better" if way == measure.better else "worse"
-    return f"{label}: {measure.name} is {way} than {first}'s by {abs(against.mean):.3g}, which is {good} ({spread})."
+def _describe(contrast: Contrast, measure: SeedMeasure, first: str) -> str:
+    seeds = len(contrast.differences)
+    if contrast.interval is None or contrast.holm is None:
+        why = "a test needs at least 3" if contrast.interval is None else "no t-test, because every seed has the same"
+        where = f"over {seeds} seed{'s' * (seeds > 1)}"
+        return f"{measure.name} differs from {first}'s by {_add_sign(contrast.mean)} {where} ({why})"
+    low, high = map(_add_sign, contrast.interval)
+    tests = f"95 % interval {low} to {high}, Holm's p {contrast.holm:.2g}, {seeds} seeds"
+    if contrast.holm < LEVEL:
+        side = "higher" if contrast.mean > 0 else "lower"
+        good = "better" if side == measure.better else "worse"
+        return f"{measure.name} is {abs(contrast.mean):.3g} {side} than {first}'s, which is {good} ({tests})"
+    if contrast.interval[0] > 0 or contrast.interval[1] < 0:
+        tests = tests.replace("interval", "interval without correction")
+        return f"the difference in {measure.name} from {first} is not significant after Holm's correction ({tests})"
+    return f"no significant difference in {measure.name} from {first} ({tests})"
 
 
-def _signed(x: float) -> str:
+def _add_sign(x: float) -> str:
     return f"{x:+.3g}".replace("-", "−")

@@ -15,7 +15,7 @@ STUDY = Study(
         "table2": Item("Table 2: BLEU", table2, options=OPTIONS),
         "table3": Item("Table 3, Figure 3: the number of heads", table3, options=(*OPTIONS, "heads")),
         "table4": Item("Table 4, Figures 4–6: cascade and noise apart", table4, options=OPTIONS),
-        "rates": Item("The rate of learning, chosen on validation", rates, edition=2, options=OPTIONS),
+        "rates": Item("The learning rate, chosen on validation", rates, edition=2, options=OPTIONS),
         "section54": Item("§5.4: head diversity and BLEU", section54, options=OPTIONS),
     },
 )

@@ -8,10 +8,11 @@ from attnlab.experiments.variants import Value, Variant, Variants
 from attnlab.studies.zheng2021.measures import QUALITY_AND_HEADS
 
 LABELS = {"coda": "CODA", "coda-cs": "CODA-CS", "realformer": "RealFormer", "softmax": "Transformer"}
-CODA, CODA_CS, REALFORMER, TRANSFORMER = (
-    Variant(name, label, {"attention": name}) for name, label in LABELS.items()
-)  # fmt: skip
-OPTIONS = ("data", "attention")  # data=multi30k attention=coda,softmax: these only
+ALL = tuple(Variant(name, label, {"attention": name}) for name, label in LABELS.items())
+CODA, CODA_CS, REALFORMER, TRANSFORMER = ALL
+PAIR = (TRANSFORMER, CODA)
+JSD = "average JSD (nats)"  # a column
+OPTIONS = ("data", "attention")  # data=multi30k attention=coda,softmax selects these only
 
 
 def set_heads(variant: Variant, heads: int) -> Variant:
@@ -23,10 +24,12 @@ def read_models(item: str, ground: Ground, variants: Sequence[Variant]) -> Varia
 
 
 def choose_bleu(ground: Ground) -> tuple[str, Value]:
-    """The BLEU that a corpus is judged by, the authors' on their data, else sacrebleu's: its name, and its value."""
+    """Return the name and value of a corpus's BLEU: the authors' on their data, else sacrebleu's."""
     name = "compound-split BLEU" if ground.corpus.of_paper else "BLEU"
+    return name, lambda values: values["scores"][name]
 
-    def value(found: dict[str, Any]) -> float:
-        return found["scores"][name]
 
-    return name, value
+def read_jsd(values: dict[str, Any]) -> float:
+    """Read the average JSD of all pairs of heads at the mean logits."""
+    mean: float = values["mean"]
+    return mean

@@ -1,4 +1,4 @@
-"""Heat maps of the divergence of heads, and the sweep over their number."""
+"""Figures: heat maps of head divergence, the sweep over the number of heads, and divergence against BLEU."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from attnlab.experiments.variants import Variant, Variants
 from attnlab.report.figures import OKABE_ITO
 from attnlab.studies.zheng2021.coda_models import LABELS
 
@@ -18,26 +19,26 @@ WIDEST = 12  # maps in a line
 Points = tuple[Sequence[float], Sequence[float]]
 
 
-def average_matrices(found: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], np.ndarray]:
-    """By kind and layer the divergence of every two heads (h,h), the mean over seeds; 0 on the diagonal."""
+def average_matrices(seeds: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], np.ndarray]:
+    """Return the divergence of every two heads (h,h), the mean over seeds, by kind and layer; 0 on the diagonal."""
     sums: dict[tuple[str, int], np.ndarray] = {}
-    for seed in found:
+    for seed in seeds:
         heads = 1 + max(pair["head_b"] for pair in seed["jsd"])
         for pair in seed["jsd"]:
-            made = sums.setdefault((pair["kind"], pair["layer"]), np.zeros((heads, heads)))
+            matrix = sums.setdefault((pair["kind"], pair["layer"]), np.zeros((heads, heads)))
             for a, b in ((pair["head_a"], pair["head_b"]), (pair["head_b"], pair["head_a"])):
-                made[a, b] += pair["jsd"] / len(found)
+                matrix[a, b] += pair["jsd"] / len(seeds)
     return sums
 
 
 def draw_heat_maps(models: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
-    """A block a model, in it a row a kind and a column a layer; one colour scale for all: darker is more different."""
-    made = {attention: average_matrices(found) for attention, found in models.items()}
-    kinds = [kind for kind in KINDS if any(kind == key[0] for maps in made.values() for key in maps)]
-    layers = 1 + max(layer for maps in made.values() for _, layer in maps)
-    most = max(float(map_.max()) for maps in made.values() for map_ in maps.values())
-    beside = max(1, min(len(made), WIDEST // layers))  # blocks in a line
-    lines = -(-len(made) // beside)
+    """Draw a block for each model, with a row for each kind and a column for each layer, all in one colour scale."""
+    blocks = {attention: average_matrices(seeds) for attention, seeds in models.items()}
+    kinds = [kind for kind in KINDS if any(kind == key[0] for maps in blocks.values() for key in maps)]
+    layers = 1 + max(layer for maps in blocks.values() for _, layer in maps)
+    most = max(float(map_.max()) for maps in blocks.values() for map_ in maps.values())
+    beside = max(1, min(len(blocks), WIDEST // layers))  # blocks in a line
+    lines = -(-len(blocks) // beside)
     figure = Figure(
         figsize=(0.62 * layers * beside + 1.6, (0.66 * len(kinds) + 0.4) * lines + 0.3), layout="constrained"
     )
@@ -45,7 +46,7 @@ def draw_heat_maps(models: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     axes = figure.subplots(lines * len(kinds), len(ratios), squeeze=False, width_ratios=ratios)
     for axis in axes.flat:
         axis.axis("off")
-    for number, (attention, maps) in enumerate(made.items()):
+    for number, (attention, maps) in enumerate(blocks.items()):
         top, left = number // beside * len(kinds), number % beside * (layers + 1)
         for (kind, layer), map_ in maps.items():
             axis = axes[top + kinds.index(kind), left + layer]
@@ -60,8 +61,20 @@ def draw_heat_maps(models: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     return figure
 
 
+def draw_divergence(models: Variants, variants: Sequence[Variant]) -> dict[str, tuple[Figure, str]]:
+    """Draw the heat maps of these variants with their caption, by the name of their corpus, if one was measured."""
+    corpus = models.ground.corpus
+    if not (shown := {each.name: values for each in variants if (values := models.list_values(each))}):
+        return {}
+    caption = (
+        f"{corpus.row}: each map compares every two heads of a layer at the mean logits, mean over seeds. Darker pairs "
+        "differ more."
+    )
+    return {corpus.name: (draw_heat_maps(shown), caption)}
+
+
 def draw_by_heads(panels: Mapping[str, Mapping[str, tuple[Sequence[int], np.ndarray]]]) -> Figure:
-    """For each measure, each model's seeds and their mean by number of heads: (heads, values (heads, seeds))."""
+    """Draw a panel for each measure: the seeds of each model and a line of their means; values (heads, seeds)."""
     figure = Figure(figsize=(3.2 * len(panels) + 0.4, 3.0), layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, (measure, lines) in zip(axes, panels.items(), strict=True):
@@ -80,7 +93,7 @@ def draw_by_heads(panels: Mapping[str, Mapping[str, tuple[Sequence[int], np.ndar
 
 
 def draw_against(panels: Mapping[str, Mapping[str, Points]], *, x: str, y: str) -> Figure:
-    """For each corpus a point a model and seed, and the mean of each model larger: (x values, y values)."""
+    """Draw a panel for each corpus: a small mark for each seed of a model, a large one for their mean."""
     figure = Figure(figsize=(3.3 * len(panels) + 0.5, 3.1), layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, (name, models) in zip(axes, panels.items(), strict=True):
