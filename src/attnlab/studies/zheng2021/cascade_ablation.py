@@ -12,17 +12,9 @@ from attnlab.experiments.learning_rates import compare_at_best_rates
 from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.variants import Variant, Variants
 from attnlab.experiments.verdicts import Cell
-from attnlab.studies.zheng2021.coda_models import (
-    ALL,
-    CODA,
-    CODA_CS,
-    JSD,
-    TRANSFORMER,
-    choose_bleu,
-    read_jsd,
-    read_models,
-)
+from attnlab.studies.zheng2021.coda_models import ALL, CODA, CODA_CS, TRANSFORMER, choose_bleu, read_models
 from attnlab.studies.zheng2021.figures import draw_against, draw_divergence
+from attnlab.studies.zheng2021.measures import JSD, read_jsd
 from attnlab.studies.zheng2021.plan import LIKE_IWSLT14, NAMES
 from attnlab.studies.zheng2021.published import TABLE4
 

@@ -1,7 +1,6 @@
 """The models of the paper, by the names that attention= and its tables give them."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from attnlab.experiments.corpora import Ground
 from attnlab.experiments.variants import Value, Variant, Variants
@@ -11,7 +10,6 @@ LABELS = {"coda": "CODA", "coda-cs": "CODA-CS", "realformer": "RealFormer", "sof
 ALL = tuple(Variant(name, label, {"attention": name}) for name, label in LABELS.items())
 CODA, CODA_CS, REALFORMER, TRANSFORMER = ALL
 PAIR = (TRANSFORMER, CODA)
-JSD = "average JSD (nats)"  # a column
 OPTIONS = ("data", "attention")  # data=multi30k attention=coda,softmax selects these only
 
 
@@ -27,9 +25,3 @@ def choose_bleu(ground: Ground) -> tuple[str, Value]:
     """Return the name and value of a corpus's BLEU: the authors' on their data, else sacrebleu's."""
     name = "compound-split BLEU" if ground.corpus.of_paper else "BLEU"
     return name, lambda values: values["scores"][name]
-
-
-def read_jsd(values: dict[str, Any]) -> float:
-    """Read the average JSD of all pairs of heads at the mean logits."""
-    mean: float = values["mean"]
-    return mean

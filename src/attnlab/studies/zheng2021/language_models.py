@@ -8,8 +8,9 @@ from attnlab.experiments.corpora import list_grounds
 from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.variants import VALIDATION, read_perplexity
 from attnlab.experiments.verdicts import Cell
-from attnlab.studies.zheng2021.coda_models import CODA, JSD, PAIR, TRANSFORMER, read_jsd, read_models
+from attnlab.studies.zheng2021.coda_models import CODA, PAIR, TRANSFORMER, read_models
 from attnlab.studies.zheng2021.figures import draw_divergence
+from attnlab.studies.zheng2021.measures import JSD, read_jsd
 from attnlab.studies.zheng2021.parameters import make_size_cell
 from attnlab.studies.zheng2021.plan import LANGUAGE, NAMES
 from attnlab.studies.zheng2021.published import QUOTED, TABLE1

@@ -22,6 +22,7 @@ from attnlab.training.runs import Run
 
 EXAMPLES, TOKENS = 1000, 4096  # largest number of validation examples; of tokens in a batch
 NOISE = 3  # the seed of the noise
+JSD = "average JSD (nats)"  # the column of read_jsd
 
 
 def measure_quality_and_heads(run: Run, place: Workplace) -> dict[str, Any]:
@@ -39,6 +40,11 @@ def measure_diversity(run: Run) -> dict[str, Any]:
     if attention == "softmax":
         values["noised_mean"] = float(_compare_heads(run, make_noisy_model(run.model), noise=NOISE)["jsd"].mean())
     return values
+
+
+def read_jsd(values: dict[str, Any]) -> float:
+    mean: float = values["mean"]
+    return mean
 
 
 QUALITY_AND_HEADS = Measure("zheng2021", measure_quality_and_heads)
