@@ -139,7 +139,6 @@ def make_jobs(runs: Sequence[PlannedRun], place: Workplace) -> list[Job]:
 
     A run that trains alone and needs no other run is trained and measured by one job.
     """
-    ledger = place.open_ledger()
     names = {run.key: run.name for run in runs}
     training: dict[Key, str] = {}
     trained: list[Job] = []
@@ -149,17 +148,16 @@ def make_jobs(runs: Sequence[PlannedRun], place: Workplace) -> list[Job]:
         more = f" and {len(group) - 1} more" if len(group) > 1 else ""
         trained.append(Job(f"{group[0].name}{more}, training", train_runs, (group, place)))
         training |= {run.key: trained[-1].name for run in group}
+    restored = _restore_needs(runs, place)
     needed = {need.key for run in runs for need in run.needs}
     trained.sort(key=lambda job: (all(run.key not in needed for run in job.arguments[0]), -job.arguments[0][0].steps))
     measured = []
     for run in sorted(runs, key=lambda run: -run.steps):
         before = [training[run.key]] if run.key in training else []
         before += [names[need.key] for need in run.needs if need.key in names]
-        for need in run.needs:
-            if need.key not in names and ledger.find(need.key) is None:
-                raise ValueError(f"{run.name} needs {need.name}, which is neither planned nor in the ledger")
+        before += [restored[need.key].name for need in run.needs if need.key in restored]
         measured.append(Job(run.name, measure_run, (run, place), tuple(before)))
-    return [*measured, *trained]
+    return [*measured, *restored.values(), *trained]
 
 
 def train_runs(runs: Sequence[PlannedRun], place: Workplace) -> None:
@@ -168,6 +166,12 @@ def train_runs(runs: Sequence[PlannedRun], place: Workplace) -> None:
         runs[0].train(place)
     else:
         runs[0].train_together(runs[1:], place)
+
+
+def restore_run(run: PlannedRun, place: Workplace) -> None:
+    """A job: train a run whose row is in the ledger once more, because others need its weights."""
+    run.train(place)
+    run.clean(place)
 
 
 def measure_run(run: PlannedRun, place: Workplace) -> None:
@@ -185,6 +189,18 @@ def measure_run(run: PlannedRun, place: Workplace) -> None:
     ledger.append(Row(**row, wall_s=round(time.perf_counter() - clock, 1), provenance=about))
     if not row.get("failed"):
         run.clean(place)
+
+
+def _restore_needs(runs: Sequence[PlannedRun], place: Workplace) -> dict[Key, Job]:
+    """Return the jobs that train needed runs once more, because only their rows are left, by key."""
+    planned, ledger, jobs = {run.key for run in runs}, place.open_ledger(), dict[Key, Job]()
+    for run in runs:
+        for need in [need for need in run.needs if need.key not in planned]:
+            if ledger.find(need.key) is None:
+                raise ValueError(f"{run.name} needs {need.name}, which is neither planned nor in the ledger")
+            if need.key not in jobs and not need.is_usable(place):
+                jobs[need.key] = Job(f"{need.name}, training again", restore_run, (need, place))
+    return jobs
 
 
 def _group_runs(runs: Sequence[PlannedRun], place: Workplace) -> list[tuple[PlannedRun, ...]]:

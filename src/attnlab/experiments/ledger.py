@@ -86,12 +86,12 @@ class Row:
 
 
 class Ledger:
-    """The rows of one file, read again when the file has grown."""
+    """The rows of one file. What other processes append is read when it is asked for."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._size = -1
         self._rows: dict[Key, Row] = {}
+        self._read_bytes = self._lines = 0
 
     def rows(self) -> list[Row]:
         """Return the newest row of each key, in the order of the file."""
@@ -106,7 +106,7 @@ class Ledger:
         """Write one row; other processes may write to the same file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         line = row.as_line().encode() + b"\n"
-        with FileLock(f"{self.path}.lock"), open(self.path, "a+b") as file:
+        with self._lock(), open(self.path, "a+b") as file:
             tail = _read_last_line(file)
             if _is_torn(tail):
                 file.truncate(file.seek(0, os.SEEK_END) - len(tail))
@@ -125,32 +125,41 @@ class Ledger:
                 chosen.append(row)
         return chosen
 
+    def _lock(self) -> FileLock:
+        return FileLock(f"{self.path}.lock")
+
     def _refresh(self) -> None:
+        """Read the lines that are new. A torn last line is a warning, any other bad line an error with its number."""
         size = self.path.stat().st_size if self.path.exists() else 0
-        if size != self._size:
-            self._rows = {}
-            for row in read_rows(self.path) if size else ():
-                before = self._rows.get(row.key)
-                if before is None or row.supersedes(before):
-                    self._rows[row.key] = row
-            self._size = size
+        if size < self._read_bytes:  # another file has taken its place
+            self._rows, self._read_bytes, self._lines = {}, 0, 0
+        if size == self._read_bytes:
+            return
+        data = self._read_new()
+        if _is_torn(data.rpartition(b"\n")[2]) and os.access(self.path.parent, os.W_OK):
+            with self._lock():  # another process may just be writing this line
+                data = self._read_new()
+        if _is_torn(tail := data.rpartition(b"\n")[2]):
+            warnings.warn(f"{self.path}: the last line is incomplete and is ignored; its run is repeated", stacklevel=4)
+            data = data[: -len(tail)]
+        for line in data.decode("utf-8").splitlines():
+            self._lines += 1
+            row = self._parse(line) if line.strip() else None
+            if row is not None and ((before := self._rows.get(row.key)) is None or row.supersedes(before)):
+                self._rows[row.key] = row
+        self._read_bytes += len(data)
 
+    def _read_new(self) -> bytes:
+        with open(self.path, "rb") as file:
+            file.seek(self._read_bytes)
+            return file.read()
 
-def read_rows(path: Path) -> Iterator[Row]:
-    """Yield every row of a file; a torn last line is a warning, any other bad line an error with its number."""
-    data = path.read_bytes()
-    if _is_torn(tail := data.rpartition(b"\n")[2]):
-        warnings.warn(f"{path}: the last line is incomplete and is ignored; its run is measured again", stacklevel=2)
-        data = data[: -len(tail)]
-    for number, line in enumerate(data.decode("utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
+    def _parse(self, line: str) -> Row:
         try:
-            yield Row.from_line(line)
+            return Row.from_line(line)
         except (ValueError, TypeError) as error:
-            raise ValueError(
-                f"{path}:{number} is not a row of a ledger ({error}); correct the line, or move it out of the file"
-            ) from None
+            place = f"{self.path}:{self._lines}"
+            raise ValueError(f"{place} is not a row ({error}); correct the line, or move it out of the file") from None
 
 
 def merge_ledgers(paths: Iterable[Path], out: Path) -> int:

@@ -7,9 +7,11 @@ seed that trains nothing. studies/ and experiments/ have others, such as the see
 """
 
 import json
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +40,13 @@ class Workplace:
         return cls(out.absolute() / "work", out.absolute() / FILE, **options)
 
     def open_ledger(self) -> Ledger:
-        return Ledger(self.ledger)
+        return _open_ledger(self.ledger)
+
+
+@lru_cache
+def _open_ledger(path: Path) -> Ledger:
+    """Return one object per file and process, which reads only what is new."""
+    return Ledger(path)
 
 
 class PlannedRun(ABC):
@@ -88,6 +96,10 @@ class PlannedRun(ABC):
     def is_trained(self, place: Workplace) -> bool:
         return True
 
+    def is_usable(self, place: Workplace) -> bool:
+        """Return whether runs that need this one find what they read of it beside its row."""
+        return self.is_trained(place)
+
     def count_steps(self, place: Workplace) -> int:
         """Return how many updates are done."""
         return self.steps if self.is_trained(place) else 0
@@ -110,7 +122,7 @@ class Measure:
     name: str
     function: Callable[[Run, Workplace], dict[str, Any]]
     edition: int = 1  # raised when it measures something else than before
-    clean: Callable[[Run], None] | None = None  # what to delete once the row is written
+    clean: bool = False  # it reads the weights that evaluate_at= keeps, which are deleted once the row is written
 
 
 def describe_recipe(recipe: Recipe, folder: Path | None = None) -> dict[str, Any]:
@@ -164,22 +176,28 @@ class TrainedRun(PlannedRun):
     def folder(self, place: Workplace) -> RunFolder:
         return RunFolder(((self.runs or place.folder / "runs") / self.trained.name()).absolute())
 
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The steps whose weights the measure reads."""
+        return self.trained.training.evaluate_at if self.by.clean else ()
+
     def is_trained(self, place: Workplace) -> bool:
-        return is_finished(self.folder(place))
+        return is_finished(self.folder(place), self.kept)
 
     def count_steps(self, place: Workplace) -> int:
         return self.steps if self.is_trained(place) else count_steps(self.folder(place))
 
     def train(self, place: Workplace) -> None:
         vocabulary = self.vocabulary or prepare_vocabulary(self.trained, place)
-        train_alone(self.trained, self.folder(place), vocabulary, place.device)
+        train_alone(self.trained, self.folder(place), vocabulary, place.device, kept=self.kept)
 
     def take_measure(self, place: Workplace) -> dict[str, Any]:
         return self.by.function(open_run(self.folder(place).path, device=place.device), place)
 
     def clean(self, place: Workplace) -> None:
-        if self.by.clean is not None:
-            self.by.clean(open_run(self.folder(place).path, device="cpu"))
+        if self.by.clean:
+            shutil.rmtree(self.folder(place).path / "steps", ignore_errors=True)
+            self.folder(place).previous.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +22,30 @@ def train_alone(
     vocabulary: Path,
     device: str,
     *,
+    kept: Sequence[int] = (),
     task: Task | None = None,
     report: Callable[[dict[str, Any]], None] = lambda values: None,
 ) -> None:
     """Train a run to its end, resuming if possible; KeyboardInterrupt if it is asked to stop before.
 
+    kept   steps whose weights must be there; a finished run that lacks them is trained again
     task   the recipe's task, if it is prepared already
     """
-    if is_finished(folder):
+    if is_finished(folder, kept):
         return
     wait_for_lock(folder)
+    if is_finished(folder):  # its weights were deleted when it was measured
+        for file in [file for file in folder.path.iterdir() if file.is_file()]:
+            file.unlink()
     take_vocabulary(vocabulary, folder.path)
     _, result = start_run(recipe, out=str(folder.path), device=device, report=report, note=lambda line: None, task=task)
     if not result.finished:
         raise KeyboardInterrupt
 
 
-def is_finished(folder: RunFolder) -> bool:
-    return bool(folder.position().get("finished"))
+def is_finished(folder: RunFolder, kept: Sequence[int] = ()) -> bool:
+    """Return whether a run is trained to its end and the weights after these steps are there."""
+    return bool(folder.position().get("finished")) and all(folder.step_file(step).exists() for step in kept)
 
 
 def count_steps(folder: RunFolder) -> int:

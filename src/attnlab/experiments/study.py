@@ -1,7 +1,7 @@
 """A study: one paper's tables and figures as items, each a function from a Setting to Findings.
 
-An item reads measured runs from the ledger: `setting.rows.read_plan(plan)`. To add an item: a function, and a line in its
-study. To add a study: a module with a STUDY, and a line in STUDIES.
+An item reads measured runs from the ledger: `setting.rows.read_plan(plan)`. To add an item: a function, and a line in
+its study. To add a study: a module with a STUDY, and a line in STUDIES.
 """
 
 from collections.abc import Callable, Iterable, Mapping
