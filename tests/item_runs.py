@@ -32,7 +32,7 @@ class KnownRows(RowReader):
         self.function, self.running = function, True
         self.asked = []  # every run, in order
 
-    def read(self, plan):
+    def read_plan(self, plan):
         self.asked += plan.values()
         rows = {key: self.make_row(run) for key, run in plan.items()}
         values = {key: dict(row.values) for key, row in rows.items() if not row.failed}

@@ -5,9 +5,7 @@ OUT/work/runs/NAME/                  a run, as attnlab train makes it
 OUT/work/runs/NAME/records/STEP.safetensors   of the first seed: the Record of the page's sentences
 """
 
-import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,27 +34,6 @@ from attnlab.training.runs import Run
 
 RECORDS = "records"
 STUDY, ITEM = "snell2021", "fig3"  # the study of copying
-
-
-@dataclass(frozen=True)
-class DemoRun(TrainedRun):
-    """A run of the demo; the first seed also leaves records for the page."""
-
-    def clean(self, place: Workplace) -> None:
-        folder = self.folder(place)
-        shutil.rmtree(folder.path / "steps", ignore_errors=True)
-        folder.previous.unlink(missing_ok=True)
-
-    def train(self, place: Workplace) -> None:
-        if self.is_trained(place):  # measured otherwise before, and its checkpoints were deleted
-            shutil.rmtree(self.folder(place).path)
-        super().train(place)
-
-    def is_trained(self, place: Workplace) -> bool:
-        folder = self.folder(place)
-        return super().is_trained(place) and all(
-            folder.step_file(step).exists() for step in self.trained.training.evaluate_at
-        )
 
 
 def run_demo(values: Mapping[str, str], command: str, until: str | None = None) -> bool:
@@ -92,11 +69,12 @@ def read_results(config: DemoConfig, place: Workplace, rows: RowReader) -> DemoR
     return DemoResults(config, learners, failed, copied[0] if copied else None, place.folder.parent)
 
 
-def plan_run(config: DemoConfig, name: str, seed: int) -> DemoRun:
-    """Return the planned run of one attention and seed."""
+def plan_run(config: DemoConfig, name: str, seed: int) -> TrainedRun:
+    """Return the planned run of one attention and seed; the first seed also leaves records for the page."""
     recorded = seed == config.seed
     function = partial(measure_moments, config.moments, recorded)
-    return DemoRun(config.recipe(name, seed), Measure("demo with records" if recorded else "demo", function))
+    measure = Measure("demo with records" if recorded else "demo", function, clean=True)
+    return TrainedRun(config.recipe(name, seed), measure)
 
 
 def measure_moments(moments: tuple[int, ...], recorded: bool, run: Run, place: Workplace) -> dict[str, Any]:

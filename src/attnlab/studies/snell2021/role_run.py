@@ -80,7 +80,13 @@ class RoleRun(PlannedRun):
         return count_fitting(task, training, find_room(torch.device(place.device)))
 
     def is_trained(self, place: Workplace) -> bool:
-        return is_finished(self.trial(place).folder(self.role))
+        trial = self.trial(place)
+        return is_finished(trial.folder(self.role), trial.recipe(self.role).training.evaluate_at)
+
+    def is_usable(self, place: Workplace) -> bool:
+        row = place.open_ledger().find(self.key)
+        references = [int(step) for step in row.values["references"] if step] if row else ()
+        return is_finished(self.trial(place).folder(self.role), references)
 
     def count_steps(self, place: Workplace) -> int:
         folder = self.trial(place).folder(self.role)

@@ -149,8 +149,8 @@ class Trial:
         folder.path.mkdir(parents=True, exist_ok=True)
         folder.claim(recipe.values())
         try:
-            device = str(self.field.device)
-            train_alone(recipe, folder, self.field.vocabulary, device, task=self.field.task)
+            field, kept = self.field, recipe.training.evaluate_at
+            train_alone(recipe, folder, field.vocabulary, str(field.device), kept=kept, task=field.task)
         finally:
             self.write_seconds(role, before + time.perf_counter() - clock)
 
