@@ -13,7 +13,7 @@ STUDY = Study(
     {
         "ptb": Item("Table 1, Figure 4: 15 layers, perplexity and rank collapse", ptb, options=OPTIONS),
         "gradients": Item("Figure 4: query gradients over training", gradients, options=OPTIONS),
-        "rates": Item("The rate of learning for 15 layers, chosen on validation", rates, edition=2, options=OPTIONS),
+        "rates": Item("The learning rate for 15 layers, chosen on validation", rates, edition=2, options=OPTIONS),
         "convex": Item("Figures 1 and 3: convex and affine outputs", convex),
         "faithfulness": Item("Figure 5: rank collapse at initialisation", faithfulness, edition=2, options=("data",)),
         "language": Item("A language model of 8 layers", language, options=OPTIONS),

@@ -1,7 +1,7 @@
 """The attentions that are compared, by the names that attention= gives them.
 
-daGPAM's λ⁺ and λ⁻ are trained from 1, or fixed at the values in the name. How the paper starts them, and which fixed
-ones it tried, is not known. NON, NAP and de-attention (CoDA of Tay et al. 2019) are those it was held against.
+daGPAM's λ⁺ and λ⁻ are trained from 1, or fixed at the values in the name. The paper's initial values, and the fixed
+values that it tried, are not known. It compares with NON, NAP and de-attention (CoDA of Tay et al. 2019).
 """
 
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from attnlab.experiments.corpora import Ground
 from attnlab.experiments.plan import Measure
 from attnlab.experiments.variants import Variant, Variants
 
-OPTIONS = ("data", "attention")  # data=ptb attention=softmax,dagpam: these only
+OPTIONS = ("data", "attention")  # data=ptb attention=softmax,dagpam selects these only
 
 
 def fix_lambdas(plus: float, minus: float) -> Variant:
-    """daGPAM whose λ are not trained."""
+    """Return daGPAM with fixed λ."""
     values = {"attention": "dagpam", "initial": f"({plus},{minus})", "tied": "false", "fixed": "true"}
     return Variant(f"dagpam-{plus:g}-{minus:g}", f"daGPAM, λ⁺ = {plus:g}, λ⁻ = {minus:g}", values)
 
@@ -22,10 +22,9 @@ def fix_lambdas(plus: float, minus: float) -> Variant:
 SOFTMAX = Variant("softmax", "softmax", {"attention": "softmax"})
 TRAINED = Variant("dagpam", "daGPAM, λ trained", {"attention": "dagpam", "initial": "(1.0,1.0)", "tied": "false"})
 GRID = tuple(fix_lambdas(*pair) for pair in ((1.0, 1.0), (0.5, 0.5), (1.0, 0.5), (0.5, 1.0)))
-OTHERS = (
-    Variant("nap", "NAP", {"attention": "nap"}),
-    Variant("non", "NON", {"attention": "non"}),
-    Variant("de-attention", "de-attention", {"attention": "de-attention"}),
+OTHERS = tuple(
+    Variant(name, label, {"attention": name})
+    for name, label in {"nap": "NAP", "non": "NON", "de-attention": "de-attention"}.items()
 )
 ALL = (SOFTMAX, TRAINED, *GRID, *OTHERS)
 

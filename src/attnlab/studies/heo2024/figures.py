@@ -1,4 +1,4 @@
-"""How alike tokens become by layer, gradients over training, and what weights can reach."""
+"""Figures: how alike tokens become by layer, gradients over training, and the outputs that weights can reach."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ DASHES, MARKERS = ("-", "--", "-.", ":"), "os^Dv"
 
 
 def draw_by_layer(lines: Mapping[str, Sequence[Mapping[str, Sequence[float]]]], columns: Sequence[str]) -> Figure:
-    """A panel a column, a line a name; of each name, the column by layer of every seed."""
+    """Draw a panel for each column with a line for each name: the column by layer, the mean of its seeds."""
     figure = Figure(figsize=(3.0 * len(columns) + 0.4, 3.5), layout="constrained")
     axes = figure.subplots(1, len(columns), squeeze=False)[0]
     for axis, column in zip(axes, columns, strict=True):
@@ -31,7 +31,7 @@ def draw_by_layer(lines: Mapping[str, Sequence[Mapping[str, Sequence[float]]]], 
 
 
 def draw_over_training(lines: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]]) -> Figure:
-    """The mean over layers by step, and over the steps by layer; of each name, the rows of every seed."""
+    """Draw the mean norm over layers by step, and over steps by layer, with a line for each name; rows by seed."""
     figure = Figure(figsize=(6.6, 3.6), layout="constrained")
     axes = figure.subplots(1, 2)
     for axis, by in zip(axes, ("step", "layer"), strict=True):
@@ -49,12 +49,8 @@ def draw_over_training(lines: Mapping[str, Sequence[Sequence[Mapping[str, Any]]]
     return figure
 
 
-def draw_region(
-    values: np.ndarray,
-    hull: np.ndarray,
-    panels: Mapping[str, tuple[np.ndarray, np.ndarray]],
-) -> Figure:
-    """Value vectors (n,2) with the hull (k,2) that convex weights reach; each panel has a hull and outputs (m,2)."""
+def draw_region(values: np.ndarray, hull: np.ndarray, panels: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> Figure:
+    """Draw values (n,2) and their convex hull (k,2) in each panel, with the region reached and outputs (m,2)."""
     figure = Figure(figsize=(2.6 * len(panels) + 0.2, 3.5), layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False, sharex=True, sharey=True)[0]
     for axis, (name, (region, outputs)) in zip(axes, panels.items(), strict=True):

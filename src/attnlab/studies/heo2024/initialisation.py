@@ -1,7 +1,7 @@
 """Figure 5: how alike tokens become at initialisation, with λ⁺ varied and λ⁻ = 1; nothing is trained.
 
-By layer, for attention alone (x ← attention(x)) and for the model as it is. In float64, since what is left of a
-residual soon falls below the rounding of float32.
+Values are by layer, for attention alone (x ← attention(x)) and for the whole model. They are computed in float64,
+because the residual soon falls below the rounding of float32.
 """
 
 from collections.abc import Sequence
@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from attnlab.experiments.corpora import Ground, list_grounds
 from attnlab.experiments.plan import Calculation, Workplace, describe_recipe, prepare_vocabulary
+from attnlab.experiments.run_measures import initialize_model
 from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.variants import Variant
 from attnlab.experiments.verdicts import Cell
@@ -21,7 +22,7 @@ from attnlab.models.presets import Config
 from attnlab.recording.depth import strip_model
 from attnlab.studies.heo2024.attentions import SOFTMAX, fix_lambdas
 from attnlab.studies.heo2024.figures import draw_by_layer
-from attnlab.studies.heo2024.measures import draw_batches, initialize_model, measure_states
+from attnlab.studies.heo2024.measures import draw_batches, measure_states
 from attnlab.studies.heo2024.plan import DEEP, NAMES
 from attnlab.tasks import TASKS
 from attnlab.training.recipe import Recipe
@@ -29,7 +30,7 @@ from attnlab.training.recipe import Recipe
 ITEM = "faithfulness"
 PLUS = (0.0, 0.5, 1.0, 2.0, 4.0)
 VARIANTS = (SOFTMAX, *(fix_lambdas(plus, 1.0) for plus in PLUS))
-CLAIMED = VARIANTS[1 + PLUS.index(1.0)]  # λ⁺ = λ⁻ = 1: rows sum to 1, as those of softmax do
+CLAIMED = VARIANTS[1 + PLUS.index(1.0)]  # λ⁺ = λ⁻ = 1: rows sum to 1, as in softmax
 SHOWN = ("relative residual", "mean cosine")
 PARTS = {"attention alone": True, "the whole model": False}
 By = dict[str, list[float]]  # by column, a value for each layer
@@ -41,7 +42,7 @@ REMARK = (
 
 
 def faithfulness(setting: Setting) -> Findings:
-    """The item: residual and cosine by layer of models that have learnt nothing."""
+    """The item: residual and cosine by layer of untrained models."""
     cells: list[Cell] = []
     figures: dict[str, tuple[Figure, str]] = {}
     for ground in list_grounds(DEEP, setting, NAMES):
@@ -52,15 +53,15 @@ def faithfulness(setting: Setting) -> Findings:
                 reason, found = ground.explain_missing(), {}
             cells += _make_cells(ground, name, found, reason)
             if found:
-                says = f"at initialisation, {name}: residual and cosine by layer, λ⁻ = 1; the mean over seeds."
+                caption = f"at initialisation, {name}: residual and cosine by layer, λ⁻ = 1, mean over seeds."
                 figure = draw_by_layer({variant.label: seeds for variant, seeds in found.items()}, SHOWN)
                 key = f"{ground.corpus.name}-{'alone' if alone else 'whole'}"
-                figures[key] = (figure, f"{ground.corpus.row}: {says}")
+                figures[key] = (figure, f"{ground.corpus.row}: {caption}")
     return Findings(cells, figures, (REMARK,))
 
 
 def read_start(ground: Ground, *, alone: bool) -> dict[Variant, list[By]]:
-    """Read each column by layer, of every variant and seed."""
+    """Read each column by layer, for every variant and seed."""
     plan = {}
     for variant, seed in product(VARIANTS, ground.setting.seeds):
         recipe = ground.recipe(seed, variant.values)
@@ -94,19 +95,17 @@ def _make_cells(ground: Ground, parts: str, found: dict[Variant, list[By]], reas
             cells.append(Cell(**where, row=row, values=means[variant], not_run=reasons[variant]))
         for variant in VARIANTS[1:]:
             row = f"{ground.corpus.row}, {parts}: {variant.label} − {SOFTMAX.label}"
-            why = reasons[variant] or reasons[SOFTMAX]
-            gaps = () if why else tuple(a - b for a, b in zip(means[variant], means[SOFTMAX], strict=True))
+            missing = reasons[variant] or reasons[SOFTMAX]
+            gaps = () if missing else tuple(a - b for a, b in zip(means[variant], means[SOFTMAX], strict=True))
             side: Any = 0 if variant is not CLAIMED else -1 if column == "mean cosine" else 1
-            cells.append(Cell(**where, row=row, values=gaps, sign=side, not_run=why))
+            cells.append(Cell(**where, row=row, values=gaps, sign=side, not_run=missing))
     return cells
 
 
 def _explain_vanishing(seeds: Sequence[By]) -> str:
-    """Why there is no mean over layers: after some, states are too small for any number; empty where they are not."""
-    none = [layer for seed in seeds for layer, value in enumerate(seed["mean cosine"]) if np.isnan(value)]
-    return (
-        f"its states vanish: after layer {min(none)} they are 0, and have neither residual nor cosine" if none else ""
-    )
+    """Return why there is no mean over layers, because states became 0, or an empty text."""
+    zero = [layer for seed in seeds for layer, value in enumerate(seed["mean cosine"]) if np.isnan(value)]
+    return f"the states are 0 after layer {min(zero)}, so they have neither residual nor cosine" if zero else ""
 
 
 def _average_layers(seeds: Sequence[By], column: str) -> tuple[float, ...]:
