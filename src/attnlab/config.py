@@ -28,6 +28,16 @@ def check_keys(keys: Iterable[str], known: Iterable[str]) -> None:
             raise ValueError(f"unknown key {key!r}{suggest_nearest(key, known)}; the known keys are {', '.join(known)}")
 
 
+def check_fields(config: Any, *, minima: Mapping[str, int]) -> None:
+    """Raise ValueError for a field outside its Literal values, or an integer below its minimum, by default 1."""
+    for name, hint in get_type_hints(type(config)).items():
+        value, minimum = getattr(config, name), minima.get(name, 1)
+        if get_origin(hint) is Literal and value not in get_args(hint):
+            raise ValueError(f"{name} must be one of {', '.join(get_args(hint))}, got {value!r}")
+        if hint in (int, int | None) and value is not None and value < minimum:
+            raise ValueError(f"{name} must be at least {minimum}, got {value}")
+
+
 def split_pairs(words: Iterable[str]) -> dict[str, str]:
     """Split key=value words: ['a=1', 'b=x'] -> {'a': '1', 'b': 'x'}. Raises ValueError for a repeated key."""
     pairs: dict[str, str] = {}

@@ -2,10 +2,11 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import fields
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 from torch import Tensor, nn
 
+from attnlab.config import check_fields
 from attnlab.models.embedding import Readout
 
 
@@ -19,15 +20,11 @@ class ModelConfig:
 
     def check_values(self) -> None:
         """Raise ValueError for a value outside its range or its list of names."""
-        for name, hint in get_type_hints(type(self)).items():
-            value = getattr(self, name)
-            if get_origin(hint) is Literal and value not in get_args(hint):
-                raise ValueError(f"{name} must be one of {', '.join(get_args(hint))}, got {value!r}")
+        check_fields(self, minima={"padding": 0})
+        for name, value in vars(self).items():
             if name.endswith("dropout") and not 0.0 <= value < 1.0:
                 raise ValueError(f"{name} must be in [0, 1), got {value}")
-            if hint in (int, int | None) and name != "padding" and value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        if not 0 <= self.padding < min(self.vocabulary, self.target_vocabulary or self.vocabulary):
+        if self.padding >= min(self.vocabulary, self.target_vocabulary or self.vocabulary):
             raise ValueError(f"padding must be a token of the vocabulary, got {self.padding}")
 
     def reject_keys(self, *names: str, owner: str) -> None:

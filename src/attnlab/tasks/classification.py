@@ -13,7 +13,7 @@ from torch import Tensor
 from attnlab.files import write_bytes
 from attnlab.tasks.batching import Sequences
 from attnlab.tasks.embeddings import read_vectors, read_words
-from attnlab.tasks.labelled import LabelledText, find_labelled_text
+from attnlab.tasks.labelled import find_labelled_text
 from attnlab.tasks.pairs import TooLong
 from attnlab.tasks.task import BOS, EOS, PAD, Batch, Task, TaskConfig
 from attnlab.tasks.text import Labelled, draw_mask, pick_rows, read_lines
@@ -47,15 +47,11 @@ class Classification(Task):
     architecture = "classification"
     config_type: ClassVar[type] = ClassificationConfig
 
-    def __init__(self, config: ClassificationConfig, text: LabelledText, folder: Path) -> None:
-        self.config, self.text, self.notes = config, text, []
+    def __init__(self, config: ClassificationConfig, folder: Path) -> None:
+        self.config, self.text, self.notes = config, find_labelled_text(config), []
         self._get_examples = lru_cache(maxsize=None)(self._read_part)
         self._get_encoded = lru_cache(maxsize=None)(self._encode_part)
         self.classes, self.vocabulary = self._load_vocabulary(folder)
-
-    @classmethod
-    def prepare(cls, config: ClassificationConfig, folder: Path) -> "Classification":
-        return cls(config, find_labelled_text(config), folder)
 
     @property
     def parts(self) -> tuple[str, ...]:

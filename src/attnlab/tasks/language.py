@@ -81,10 +81,6 @@ class Language(Task):
         self._get_stream = lru_cache(maxsize=None)(self._encode_part)
         self.vocabulary = self._load_vocabulary(folder)
 
-    @classmethod
-    def prepare(cls, config: LanguageConfig, folder: Path) -> "Language":
-        return cls(config, folder)
-
     @property
     def parts(self) -> tuple[str, ...]:
         is_file = self.config.data not in SETS and not hub.is_hub_name(self.config.data)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -47,31 +47,19 @@ class SyntheticConfig(TaskConfig):
         if self.data == "keyword" and self.length < 2:
             raise ValueError(f"length must be at least 2 for the keyword task, got {self.length}")
 
-
-class Problem(Protocol):
-    """One of the tasks above."""
-
-    architecture: Architecture
-    fresh: bool  # whether each epoch draws new examples
-    source: Vocabulary
-    target: Vocabulary
-
-    def get_lengths(self, part: str) -> tuple[np.ndarray, ...]: ...
-    def make_batch(self, part: str, indices: list[int]) -> Batch: ...
-    def get_links(self, part: str, index: int) -> Links: ...
+    def count_examples(self, part: str) -> int:
+        return self.examples if part == "train" else self.held_out
 
 
 class Synthetic(Task):
     config_type: ClassVar[type] = SyntheticConfig
 
-    def __init__(self, config: SyntheticConfig) -> None:
+    def __init__(self, config: SyntheticConfig, folder: Path | None = None) -> None:
         self.config, self.notes = config, []
-        self.problem: Problem = PROBLEMS[config.data](config)
+        self.problem = PROBLEMS[config.data](config)
         self.architecture = self.problem.architecture
-
-    @classmethod
-    def prepare(cls, config: SyntheticConfig, folder: Path) -> "Synthetic":
-        return cls(config)
+        self.source_vocabulary, self.target_vocabulary = self.problem.source, self.problem.target
+        self.vocabulary = self.problem.source  # of a classifier's input
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -79,8 +67,8 @@ class Synthetic(Task):
 
     def get_sizes(self) -> dict[str, int]:
         if self.architecture == "classification":
-            return {"vocabulary": len(self.problem.source), "classes": 2}
-        return {"source_vocabulary": len(self.problem.source), "vocabulary": len(self.problem.target)}
+            return {"vocabulary": len(self.vocabulary), "classes": 2}
+        return {"source_vocabulary": len(self.source_vocabulary), "vocabulary": len(self.target_vocabulary)}
 
     def get_lengths(self, part: str) -> tuple[np.ndarray, ...]:
         self.check_part(part)
@@ -99,38 +87,25 @@ class Synthetic(Task):
         self.check_part(part)
         return self.problem.make_batch(part, indices)
 
-    @property
-    def source_vocabulary(self) -> Vocabulary:
-        return self.problem.source
-
-    @property
-    def target_vocabulary(self) -> Vocabulary:
-        return self.problem.target
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The vocabulary of a classifier's input."""
-        return self.problem.source
-
     def encode(self, lines: Sequence[str]) -> Sequences:
         """Encode lines of source words as the model reads them."""
         end = EOS if self.architecture == "translation" else None
-        return Sequences.from_ids(self.problem.source.encode(lines), end=end)
+        return Sequences.from_ids(self.source_vocabulary.encode(lines), end=end)
 
     def encode_target(self, lines: Sequence[str]) -> Sequences:
         """Encode lines of target words as the decoder reads them, with <s> before each."""
-        return Sequences.from_ids(self.problem.target.encode(lines), begin=BOS)
+        return Sequences.from_ids(self.target_vocabulary.encode(lines), begin=BOS)
 
     def decode(self, ids: Sequence[int]) -> str:
-        return self.problem.target.decode(ids)
+        return self.target_vocabulary.decode(ids)
 
     def read_sources(self, part: str) -> list[str]:
         """Return the input of every example as text."""
-        return [self.problem.source.decode(row) for row in self._make_whole(part).inputs[0].tolist()]
+        return [self.source_vocabulary.decode(row) for row in self._make_whole(part).inputs[0].tolist()]
 
     def read_references(self, part: str) -> list[str]:
         """Return the correct output of every example as text."""
-        return [self.problem.target.decode(row) for row in self._make_whole(part).targets.tolist()]
+        return [self.target_vocabulary.decode(row) for row in self._make_whole(part).targets.tolist()]
 
     def read_alignments(self, part: str) -> list[Links]:
         """Return the gold links of every example: pairs (source word, target word), counted from 0."""
@@ -147,7 +122,7 @@ class LexiconProblem:
     """The lexicon task: a fixed set of sentence pairs in each part."""
 
     architecture: Architecture = "translation"
-    fresh = False
+    fresh = False  # whether each epoch draws new examples
 
     def __init__(self, config: SyntheticConfig) -> None:
         self.config, self.lexicon = config, Lexicon(config.data_seed)
@@ -156,8 +131,7 @@ class LexiconProblem:
         self._get_part = lru_cache(maxsize=None)(self._draw_part)
 
     def _draw_part(self, part: str) -> tuple[SentencePairs, list[Links]]:
-        number = self.config.examples if part == "train" else self.config.held_out
-        sentences = self.lexicon.draw_sentences(PARTS.index(part), number)
+        sentences = self.lexicon.draw_sentences(PARTS.index(part), self.config.count_examples(part))
         source = self.source.encode([" ".join(sentence.source) for sentence in sentences])
         target = self.target.encode([" ".join(sentence.target) for sentence in sentences])
         return SentencePairs.from_ids(source, target, begin=False), [sentence.links for sentence in sentences]
@@ -175,10 +149,11 @@ class LexiconProblem:
 class SequenceProblem(ABC):
     """Sequences of one length, drawn page by page from (seed, part, page), so example k is always the same."""
 
+    architecture: Architecture
     fresh = True
 
-    def __init__(self, config: SyntheticConfig, types: int) -> None:
-        self.config, self.types = config, types
+    def __init__(self, config: SyntheticConfig, types: int, widths: tuple[int, ...]) -> None:
+        self.config, self.types, self.widths = config, types, widths  # of each tensor of a batch
         self.source: Vocabulary = Words([str(k + 1) for k in range(types)])
         self.target: Vocabulary = self.source
         self._get_page = lru_cache(maxsize=16)(self._draw_page)
@@ -187,14 +162,20 @@ class SequenceProblem(ABC):
     def draw_rows(self, draw: np.random.Generator) -> np.ndarray:
         """Draw PAGE sequences of types counted from 0, (PAGE, length); further columns may hold labels."""
 
+    @abstractmethod
+    def make_batch(self, part: str, indices: list[int]) -> Batch: ...
+
+    def get_lengths(self, part: str) -> tuple[np.ndarray, ...]:
+        return tuple(np.full(self.config.count_examples(part), width) for width in self.widths)
+
+    def get_links(self, part: str, index: int) -> Links:
+        return frozenset()
+
     def _get_rows(self, part: str, indices: list[int]) -> np.ndarray:
         return np.stack([self._get_page(part, index // PAGE)[index % PAGE] for index in indices])
 
     def _draw_page(self, part: str, page: int) -> np.ndarray:
         return self.draw_rows(np.random.default_rng((self.config.data_seed, 2, PARTS.index(part), page)))
-
-    def _count_examples(self, part: str) -> int:
-        return self.config.examples if part == "train" else self.config.held_out
 
 
 class CopyProblem(SequenceProblem):
@@ -204,20 +185,16 @@ class CopyProblem(SequenceProblem):
 
     def __init__(self, config: SyntheticConfig) -> None:
         length = config.length
+        types = {"permutation": length, "mixture": 2 * length}.get(config.data, config.types)
+        super().__init__(config, types, (length + 1, length + 1))
         self.sets = 2 if config.data == "mixture" else 1
-        super().__init__(config, {"permutation": length, "mixture": 2 * length}.get(config.data, config.types))
-        identity = np.arange(length)
         draw = np.random.default_rng((config.data_seed, 1))
-        self.order = draw.permutation(length) if config.data == "permutation-function" else identity  # π
+        self.order = draw.permutation(length) if config.data == "permutation-function" else np.arange(length)  # π
 
     def draw_rows(self, draw: np.random.Generator) -> np.ndarray:
         each = self.types // self.sets
         shuffled = np.argsort(draw.random((PAGE, each)), axis=1)[:, : self.config.length]
         return shuffled + each * draw.integers(self.sets, size=(PAGE, 1))
-
-    def get_lengths(self, part: str) -> tuple[np.ndarray, ...]:
-        width = np.full(self._count_examples(part), self.config.length + 1)
-        return width, width
 
     def make_batch(self, part: str, indices: list[int]) -> Batch:
         x = torch.from_numpy(self._get_rows(part, indices) + FIRST)  # (b,length)
@@ -236,7 +213,7 @@ class KeywordProblem(SequenceProblem):
     architecture: Architecture = "classification"
 
     def __init__(self, config: SyntheticConfig) -> None:
-        super().__init__(config, config.length)
+        super().__init__(config, config.length, (config.length,))
 
     def draw_rows(self, draw: np.random.Generator) -> np.ndarray:
         x = draw.integers(1, self.types, size=(PAGE, self.config.length))
@@ -244,22 +221,12 @@ class KeywordProblem(SequenceProblem):
         x[positive == 1, draw.integers(self.config.length, size=PAGE)[positive == 1]] = 0
         return np.concatenate([x, positive[:, None]], axis=1)
 
-    def get_lengths(self, part: str) -> tuple[np.ndarray, ...]:
-        return (np.full(self._count_examples(part), self.config.length),)
-
     def make_batch(self, part: str, indices: list[int]) -> Batch:
         rows = torch.from_numpy(self._get_rows(part, indices))
         return Batch((rows[:, :-1] + FIRST,), rows[:, -1], len(rows), list(indices))
 
-    def get_links(self, part: str, index: int) -> Links:
-        return frozenset()
 
-
-PROBLEMS: dict[str, Callable[[SyntheticConfig], Problem]] = {
-    "lexicon": LexiconProblem,
-    "permutation": CopyProblem,
-    "subset": CopyProblem,
-    "mixture": CopyProblem,
-    "permutation-function": CopyProblem,
-    "keyword": KeywordProblem,
-}
+PROBLEMS: dict[str, Callable[[SyntheticConfig], LexiconProblem | SequenceProblem]] = {
+    "lexicon": LexiconProblem, "permutation": CopyProblem, "subset": CopyProblem, "mixture": CopyProblem,
+    "permutation-function": CopyProblem, "keyword": KeywordProblem,
+}  # fmt: skip

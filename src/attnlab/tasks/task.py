@@ -5,14 +5,14 @@ epoch): a resumed run computes the same plan and skips to its index. Of w proces
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from torch import Tensor
 
-from attnlab.config import suggest_nearest
+from attnlab.config import check_fields, suggest_nearest
 from attnlab.tasks.batching import plan_batches
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
@@ -44,10 +44,13 @@ class Task(ABC):
     config_type: ClassVar[type]
     notes: list[str]
 
-    @classmethod
     @abstractmethod
-    def prepare(cls, config: Any, folder: Path) -> "Task":
+    def __init__(self, config: Any, folder: Path) -> None: ...
+
+    @classmethod
+    def prepare(cls, config: Any, folder: Path) -> Self:
         """Build the task of a configuration. The vocabulary is loaded from folder, or built and stored there."""
+        return cls(config, folder)
 
     @property
     @abstractmethod
@@ -107,14 +110,7 @@ class TaskConfig:
     """Base of the task configurations. Raises ValueError for a value that its field does not allow."""
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
-        for field in fields(self):  # type: ignore[arg-type]
-            value, hint = getattr(self, field.name), hints[field.name]
-            if get_origin(hint) is Literal and value not in get_args(hint):
-                raise ValueError(f"{field.name} must be one of {', '.join(get_args(hint))}, got {value!r}")
-            minimum = 0 if field.name == "data_seed" else 1
-            if hint in (int, int | None) and value is not None and value < minimum:
-                raise ValueError(f"{field.name} must be at least {minimum}, got {value}")
+        check_fields(self, minima={"data_seed": 0})
         self.check()
 
     def check(self) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from attnlab.tasks.batching import Sequences
 from attnlab.tasks.pairs import SentencePairs, TooLong, encode_sources, limit_lengths
-from attnlab.tasks.parallel import ParallelText, find_parallel_text
+from attnlab.tasks.parallel import find_parallel_text
 from attnlab.tasks.task import BOS, Batch, Task, TaskConfig
 from attnlab.tasks.text import Pairs, draw_mask, load_moses, pick_rows
 from attnlab.tasks.vocabulary import Subwords, Vocabulary, Words
@@ -64,16 +64,12 @@ class Translation(Task):
     architecture = "translation"
     config_type: ClassVar[type] = TranslationConfig
 
-    def __init__(self, config: TranslationConfig, text: ParallelText, folder: Path) -> None:
-        self.config, self.text, self.notes = config, text, []
+    def __init__(self, config: TranslationConfig, folder: Path) -> None:
+        self.config, self.text, self.notes = config, find_parallel_text(config), []
         self._texts: dict[str, Pairs] = {}
         self._get_encoded = lru_cache(maxsize=None)(self._encode_part)
-        self._moses = [load_moses(language) for language in text.languages] if config.moses else None
+        self._moses = [load_moses(language) for language in self.text.languages] if config.moses else None
         self.source_vocabulary, self.target_vocabulary = self._load_vocabularies(folder)
-
-    @classmethod
-    def prepare(cls, config: TranslationConfig, folder: Path) -> "Translation":
-        return cls(config, find_parallel_text(config), folder)
 
     @property
     def parts(self) -> tuple[str, ...]:
