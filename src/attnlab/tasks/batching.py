@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Self, TypeVar
+from typing import Literal, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 T = TypeVar("T")
+TooLong = Literal["error", "truncate", "skip"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +85,33 @@ def pad_rows(ids: np.ndarray, start: np.ndarray, lengths: np.ndarray) -> Tensor:
     rows = np.zeros(inside.shape, dtype=np.int64)
     rows[inside] = ids[(start[:, None] + columns)[inside]]
     return torch.from_numpy(rows)
+
+
+def limit_lengths(
+    lengths: tuple[np.ndarray, ...], limit: int | None, too_long: TooLong, part: str, noun: str
+) -> tuple[np.ndarray, str]:
+    """Apply max_length and too_long to examples of these lengths, (n,) for each side, called "text" or "pair".
+
+    Return a mask (n,) of the examples to keep, and a note for the log, "" if no example is too long. With
+    too_long=truncate all are kept, and the caller truncates them. Raises ValueError for too_long=error.
+    """
+    longest = np.maximum.reduce(lengths)
+    long = longest > (limit or np.inf)
+    if not long.any():
+        return ~long, ""
+    sides = " on a side" if len(lengths) > 1 else ""
+    problem = f"{part}: {long.sum():,} of {len(long):,} {noun}s have more than {limit} tokens{sides}"
+    if too_long == "error":
+        first = int(long.argmax())
+        raise ValueError(
+            f"{problem}; the first is {noun} {first + 1:,} ({longest[first]} tokens): "
+            "raise max_length=, or set too_long=truncate or too_long=skip"
+        )
+    if too_long == "truncate":
+        return np.ones_like(long), f"{problem}: truncated to {limit}"
+    if long.all():
+        raise ValueError(f"{problem}: too_long=skip would skip all of them; raise max_length=")
+    return ~long, f"{problem}: skipped"
 
 
 def plan_batches(

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from attnlab.files import write_bytes
-from attnlab.tasks.batching import Sequences
+from attnlab.tasks.batching import Sequences, TooLong, limit_lengths
 from attnlab.tasks.embeddings import read_vectors, read_words
 from attnlab.tasks.labelled import find_labelled_text
-from attnlab.tasks.pairs import TooLong
 from attnlab.tasks.task import BOS, EOS, PAD, Batch, Task, TaskConfig
 from attnlab.tasks.text import Labelled, draw_mask, pick_rows, read_lines
 from attnlab.tasks.vocabulary import Words
@@ -105,28 +104,12 @@ class Classification(Task):
             known = ", ".join(self.classes)
             raise ValueError(f"{self.text.name}: label {unknown!r} of the {part} part is not in training ({known})")
         sequences, classes = self.encode(texts), np.array([ids[label] for label in labels])
-        return self._limit_lengths(sequences, classes, part)
-
-    def _limit_lengths(self, sequences: Sequences, classes: np.ndarray, part: str) -> tuple[Sequences, np.ndarray]:
-        """Apply max_length and too_long: refuse, truncate or skip texts that are too long."""
-        limit = self.config.max_length or np.iinfo(np.int64).max
-        long = sequences.lengths > limit
-        if not long.any():
-            return sequences, classes
-        problem = f"{part}: {long.sum():,} of {len(long):,} texts have more than {limit} tokens"
-        if self.config.too_long == "error":
-            first = int(long.argmax())
-            raise ValueError(
-                f"{problem}; the first is example {first + 1:,} ({sequences.lengths[first]} tokens): "
-                "raise max_length=, or set too_long=truncate or too_long=skip"
-            )
-        if self.config.too_long == "truncate":
-            self.add_notes(f"{problem}: truncated to {limit}")
-            return sequences.truncate(limit), classes
-        if long.all():
-            raise ValueError(f"{problem}: too_long=skip would skip all of them; raise max_length=")
-        self.add_notes(f"{problem}: skipped")
-        return sequences.select(~long), classes[~long]
+        limit, too_long = self.config.max_length, self.config.too_long
+        kept, note = limit_lengths((sequences.lengths,), limit, too_long, part, "text")
+        if note and limit:
+            self.add_notes(note)
+            sequences = sequences.truncate(limit) if too_long == "truncate" else sequences.select(kept)
+        return sequences, classes[kept]
 
     def _load_vocabulary(self, folder: Path) -> tuple[list[str], Words]:
         """Load the classes and the vocabulary; learn them from training and save them first if they do not exist."""

@@ -2,15 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Self
 
 import numpy as np
 
 from attnlab.tasks.batching import Sequences
 from attnlab.tasks.task import BOS, EOS, Batch
-from attnlab.tasks.vocabulary import Vocabulary
-
-TooLong = Literal["error", "truncate", "skip"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,31 +36,6 @@ class SentencePairs:
     def select(self, mask: np.ndarray) -> "SentencePairs":
         return SentencePairs(self.source.select(mask), self.target.select(mask))
 
-
-def limit_lengths(
-    pairs: SentencePairs, limit: int | None, too_long: TooLong, part: str
-) -> tuple[SentencePairs, np.ndarray, list[str]]:
-    """Apply max_length and too_long. Return the pairs, a mask of the pairs kept, and notes for the log."""
-    kept = np.ones(len(pairs.source), dtype=bool)
-    long = np.maximum.reduce(pairs.lengths) > (limit or np.iinfo(np.int64).max)
-    if not (number := int(long.sum())):
-        return pairs, kept, []
-    assert limit is not None
-    problem = f"{part}: {number:,} of {len(kept):,} pairs have more than {limit} tokens on a side"
-    if too_long == "error":
-        first = int(long.argmax())
-        raise ValueError(
-            f"{problem}; the first is pair {first + 1:,} ({max(length[first] for length in pairs.lengths)} tokens): "
-            "raise max_length=, or set too_long=truncate or too_long=skip"
-        )
-    if too_long == "truncate":
-        cut = SentencePairs(pairs.source.truncate(limit), pairs.target.truncate(limit + 1))
-        return cut, kept, [f"{problem}: truncated to {limit}"]
-    if long.all():
-        raise ValueError(f"{problem}: too_long=skip would skip all of them; raise max_length=")
-    return pairs.select(~long), ~long, [f"{problem}: skipped"]
-
-
-def encode_sources(vocabulary: Vocabulary, lines: Sequence[str], *, begin: bool) -> Sequences:
-    """Encode source lines as the model reads them, with </s> after each and optionally <s> before."""
-    return Sequences.from_ids(vocabulary.encode(lines), begin=BOS if begin else None, end=EOS)
+    def truncate(self, limit: int) -> "SentencePairs":
+        """Truncate both sides of every pair to `limit` tokens, </s> included."""
+        return SentencePairs(self.source.truncate(limit), self.target.truncate(limit + 1))

@@ -9,10 +9,10 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from attnlab.tasks.batching import Sequences
-from attnlab.tasks.pairs import SentencePairs, TooLong, encode_sources, limit_lengths
+from attnlab.tasks.batching import Sequences, TooLong, limit_lengths
+from attnlab.tasks.pairs import SentencePairs
 from attnlab.tasks.parallel import find_parallel_text
-from attnlab.tasks.task import BOS, Batch, Task, TaskConfig
+from attnlab.tasks.task import BOS, EOS, Batch, Task, TaskConfig
 from attnlab.tasks.text import Pairs, draw_mask, load_moses, pick_rows
 from attnlab.tasks.vocabulary import Subwords, Vocabulary, Words
 
@@ -87,7 +87,8 @@ class Translation(Task):
     def encode(self, lines: Sequence[str]) -> Sequences:
         """Encode lines of the source language as the model reads them."""
         lines = [line.lower() for line in lines] if self.config.lower else lines
-        return encode_sources(self.source_vocabulary, self._tokenise(lines, 0), begin=self.config.source_begin)
+        ids = self.source_vocabulary.encode(self._tokenise(lines, 0))
+        return Sequences.from_ids(ids, begin=BOS if self.config.source_begin else None, end=EOS)
 
     def encode_target(self, lines: Sequence[str]) -> Sequences:
         """Encode lines of the target language as the decoder reads them, with <s> before each."""
@@ -142,8 +143,11 @@ class Translation(Task):
             self.target_vocabulary.encode(self._tokenise(target, 1)),
             begin=self.config.source_begin,
         )
-        pairs, kept, notes = limit_lengths(pairs, self.config.max_length, self.config.too_long, part)
-        self.add_notes(*notes)
+        limit, too_long = self.config.max_length, self.config.too_long
+        kept, note = limit_lengths(pairs.lengths, limit, too_long, part, "pair")
+        if note and limit:
+            self.add_notes(note)
+            pairs = pairs.truncate(limit) if too_long == "truncate" else pairs.select(kept)
         if part == "train":
             del self._texts[part]  # large and rarely needed again
         return pairs, kept
