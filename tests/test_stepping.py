@@ -12,7 +12,7 @@ from transformers import get_cosine_schedule_with_warmup, get_inverse_sqrt_sched
 from attnlab.models.transformer import TransformerConfig, build
 from attnlab.training import optimisers as optimise
 from attnlab.training.loop import TrainConfig
-from attnlab.training.step import Captured, Eager, Flat, Objective, pad_tensors, choose_widths
+from attnlab.training.step import Captured, Eager, Flat, Objective, choose_widths, pad_tensors
 
 
 def tiny(**changes):
@@ -64,7 +64,9 @@ def test_an_update_is_what_torch_does_parameter_by_parameter(kind, clip):
 def test_what_is_not_finite_is_never_applied_and_stays_noticed():
     model = tiny()
     flat = Flat(model, torch.float32)
-    optimizer = optimise.build_optimiser(flat.master, "adam", betas=(0.9, 0.98), eps=1e-8, momentum=0.9, weight_decay=0.0)
+    optimizer = optimise.build_optimiser(
+        flat.master, "adam", betas=(0.9, 0.98), eps=1e-8, momentum=0.9, weight_decay=0.0
+    )
     stepper = Eager(Objective(model), flat, optimizer, clip=0.0)
     batch = [torch.randint(1, 11, (3, 5)), torch.randint(1, 13, (3, 4))], torch.randint(1, 13, (3, 4))
     optimise.set_learning_rate(optimizer, 0.01)
