@@ -3,7 +3,10 @@
 import json
 import random
 
+from item_runs import run_item
+
 from attnlab.studies.snell2021.plan import LstmCorpus
+from attnlab.studies.snell2021.role_run import read_corpora
 from attnlab.tasks.classification import ClassificationConfig
 from attnlab.tasks.translation import TranslationConfig
 
@@ -35,3 +38,9 @@ def pairs_in(folder):
     files = {"data": str(folder / "train.tsv"), "valid": str(folder / "valid.tsv")}
     data = TranslationConfig(**files, units="word", source_begin=True)
     return LstmCorpus("multi30k", "Multi30k", "Multi30k", data, from_scale="smoke", proxy=(1e-2, 3))
+
+
+def run_trial(corpus, out, list_roles=lambda size: (), *, seed=0, **about):
+    """Train and measure A and these roles of a corpus where the ledger of OUT lacks them; return the trial."""
+    (row,) = run_item(lambda setting: read_corpora([corpus], setting, list_roles), out, seeds=(seed,), **about)
+    return row.trials[0]

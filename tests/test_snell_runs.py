@@ -1,30 +1,36 @@
 """The runs behind the tables of Snell et al. 2021, on corpora small enough to know what must come out."""
 
 import csv
+import json
 import os
 import signal
 from dataclasses import replace
 
 import pytest
 import torch
-from snell_corpora import pairs_in, texts_in
+from inline_scheduler import InlineScheduler
+from item_runs import make_setting, run_item
+from snell_corpora import pairs_in, run_trial, texts_in
 from typer.testing import CliRunner
 
 from attnlab.analysis.agreement import agreement
 from attnlab.cli import app
-from attnlab.experiments.study import Setting
-from attnlab.recording.probe import beta, saliency
+from attnlab.experiments import single_run
+from attnlab.experiments.engine import measure_run
+from attnlab.experiments.ledger import Ledger
+from attnlab.experiments.plan import Workplace
+from attnlab.recording.probe import beta, gamma, saliency
 from attnlab.recording.watch import record
 from attnlab.studies.snell2021 import additive, agreements, frozen, sms, training_curves
 from attnlab.studies.snell2021 import plan as corpora
-from attnlab.studies.snell2021.agreements import CHANCE, DEFINED, NEGATED, ScorePair, read
-from attnlab.studies.snell2021.measures import measure, reference
+from attnlab.studies.snell2021.agreements import CHANCE, DEFINED, NEGATED, ScorePair, list_compared, read_columns
+from attnlab.studies.snell2021.measures import find_reference
 from attnlab.studies.snell2021.plan import ScaleSize
+from attnlab.studies.snell2021.role_run import RoleRun
 from attnlab.studies.snell2021.trials import Field, Trial
 from attnlab.training import runs
 from attnlab.training.loop import TrainingResult
 
-CPU = torch.device("cpu")
 VALIDATION = ScorePair("agreement", "accuracy", "valid")
 
 
@@ -38,8 +44,8 @@ def pairs(tmp_path_factory):
     return pairs_in(tmp_path_factory.mktemp("pairs"))
 
 
-def field(corpus, tmp_path):
-    return Field(corpus, Setting("smoke", (0,), CPU, tmp_path / "work" / "item"))
+def new_trial(corpus, out, seed=0):
+    return Trial(Field(corpus, make_setting(out)), seed)
 
 
 @pytest.fixture
@@ -57,45 +63,51 @@ def translating(monkeypatch):
 @pytest.mark.usefixtures("classifying")
 def test_attention_goes_to_the_word_that_uniform_attention_learns(texts, tmp_path, monkeypatch):
     """The claim of §3.2 on a corpus where it must hold; then that nothing is trained twice, or kept without need."""
-    trial = Trial(field(texts, tmp_path), 0)
-    found = read(trial, VALIDATION).values
+    trial = run_trial(texts, tmp_path, list_compared)
+    found = read_columns(trial, VALIDATION).values
     assert found["ξ*"] > 95
     assert found["A(α, β^uf)"] > 80
     assert found["A(Δ, β^uf)"] > 80
     assert found[DEFINED] > 80
     assert found[NEGATED] < 10
     assert 5 < found[CHANCE] < 15
-    best = {reference(trial, part, "accuracy") for part in ("valid", "train")}
+    best = {find_reference(trial, part, "accuracy") for part in ("valid", "train")}
     kept = {int(file.stem) for file in trial.folder("A").path.glob("steps/*")}
     assert kept == best - {0}
     assert not [*trial.folder("uniform").path.glob("steps/*")]
     assert trial.folder("B").best.exists()
+    rows = {row.recipe["role"]: row for row in Ledger(tmp_path / "ledger.jsonl").rows()}
+    assert rows.keys() == {"A", "uniform", "B", "C"}
+    assert rows["A"].values["references"] == sorted(best)
+    assert all(len(row.values["valid/accuracy"]) == 3 for role, row in rows.items() if role != "uniform")
     monkeypatch.setattr(Trial, "train", lambda self, role: pytest.fail(f"{role} was trained again"))
-    assert read(Trial(field(texts, tmp_path), 0), VALIDATION).values == found
+    assert read_columns(run_trial(texts, tmp_path, list_compared), VALIDATION).values == found
 
 
 @pytest.mark.usefixtures("classifying")
-def test_interrupted_runs_go_on_and_say_the_same(texts, tmp_path):
-    whole = Trial(field(texts, tmp_path / "whole"), 1).curves("A", measure)
-    calls = []
+def test_interrupted_runs_go_on_and_say_the_same(texts, tmp_path, monkeypatch):
+    whole = run_trial(texts, tmp_path / "whole", seed=1)
+    start_run, reported = single_run.start_run, []
 
-    def interrupt(done, total, what):
-        calls.append((done, total, what))
+    def interrupt(values):
+        reported.append(values["step"])
         os.kill(os.getpid(), signal.SIGINT)
 
-    setting = Setting("smoke", (1,), CPU, tmp_path / "cut" / "work" / "item", progress=interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        Trial(Field(texts, setting), 1).curves("A", measure)
-    assert calls == [(30, 90, "texts, seed 1, A")]  # the first checkpoint
-    trial = Trial(field(texts, tmp_path / "cut"), 1)
-    assert trial.known("A") is None
-    again = trial.curves("A", measure)
-    assert {**again, "seconds": None} == {**whole, "seconds": None}
+    with monkeypatch.context() as patch:
+        patch.setattr(single_run, "start_run", lambda *given, **more: start_run(*given, **more | {"report": interrupt}))
+        with pytest.raises(KeyboardInterrupt):
+            run_trial(texts, tmp_path / "cut", seed=1)
+    assert reported == [30]  # the first checkpoint
+    assert not Ledger(tmp_path / "cut" / "ledger.jsonl").rows()
+    again = run_trial(texts, tmp_path / "cut", seed=1)
+    parts = json.loads((again.folder("A").path / "ran.json").read_text())
+    assert [(part["after"], part["to"]) for part in parts] == [(0, 31), (31, 90)]
+    assert again.curves["A"] | {"seconds": None} == whole.curves["A"] | {"seconds": None}
 
 
 @pytest.mark.usefixtures("classifying")
 def test_before_any_update_a_model_is_what_training_starts_from(texts, tmp_path, monkeypatch):
-    trial, begun = Trial(field(texts, tmp_path), 3), {}
+    trial, begun = new_trial(texts, tmp_path, 3), {}
 
     def only_look(task, model, config, folder, accelerator, report):
         begun.update({name: x.detach().clone() for name, x in model.named_parameters()})
@@ -104,22 +116,23 @@ def test_before_any_update_a_model_is_what_training_starts_from(texts, tmp_path,
     monkeypatch.setattr(runs, "train", only_look)
     trial.train("B")
     before = torch.get_rng_state()
-    fresh = dict(trial.model("B", 0).named_parameters())
+    fresh = dict(trial.load_model("B", 0).named_parameters())
     assert torch.equal(torch.get_rng_state(), before)
     assert begun.keys() == fresh.keys()
     assert all(torch.equal(begun[name], fresh[name]) for name in begun)
-    other = dict(trial.model("A", 0).named_parameters())
+    other = dict(trial.load_model("A", 0).named_parameters())
     assert not torch.equal(other["attention.key.weight"], fresh["attention.key.weight"])
 
 
 @pytest.mark.usefixtures("translating")
 def test_curves_are_the_means_of_single_sentences(pairs, tmp_path):
     """Every pair again, one sentence at a time and without padding, from the weights themselves."""
-    trial = Trial(field(pairs, tmp_path), 0)
-    trial.curves("A", measure)
-    trial.train("uniform")
-    gold = reference(trial, "train", "accuracy")
-    a, uniform = trial.model("A", gold), trial.model("uniform", 40)
+    place, role = Workplace.at(tmp_path), RoleRun(pairs, "smoke", 0, "uniform")
+    measure_run(role.gold, place)
+    role.train(place)
+    trial = role.trial(place)
+    gold = find_reference(trial, "train", "accuracy")
+    a, uniform = trial.load_model("A", gold), trial.load_model("uniform", 40)
     held = {"probe": [], "saliency": [], "negated": []}
     for k in trial.field.chosen["train"]:
         batch = trial.field.task.make_batch("train", [k])
@@ -129,7 +142,8 @@ def test_curves_are_the_means_of_single_sentences(pairs, tmp_path):
         delta = saliency(a, batch.inputs, batch.targets)[0]
         for name, u in (("probe", alpha), ("saliency", delta), ("negated", -delta)):
             held[name] += agreement(u, judged).tolist()
-    curves = trial.curves("uniform", measure)
+    measure_run(role, place)
+    curves = place.open_ledger().find(role.key).values
     for name, each in held.items():
         assert curves[f"train/{gold}/{name}/agreement"][-1] == pytest.approx(100 * sum(each) / len(each))
     assert not any("train" in name and "kendall" in name for name in curves)
@@ -137,10 +151,10 @@ def test_curves_are_the_means_of_single_sentences(pairs, tmp_path):
 
 @pytest.mark.usefixtures("translating")
 def test_the_optimal_attention_of_the_additive_model_is_better_than_its_own(pairs, tmp_path):
-    trial = Trial(field(pairs, tmp_path), 0)
+    trial = new_trial(pairs, tmp_path)
     trial.train("additive")
-    model, batch = trial.model("additive", 40), trial.field.batches["valid"][0]
-    assert type(model.combine).__name__ == "Added"
+    model, batch = trial.load_model("additive", 40), trial.field.batches["valid"][0]
+    assert type(model.combine).__name__ == "Addition"
     log_p = model(*batch.inputs).log_softmax(-1).gather(-1, batch.targets[..., None])[..., 0]  # under its own α
     probes = beta(model, batch.inputs, batch.targets)
     for t, (best, alone, mask) in enumerate(additive.find_optimal_rows(model, batch)):
@@ -148,7 +162,7 @@ def test_the_optimal_attention_of_the_additive_model_is_better_than_its_own(pair
         assert torch.equal(alone, probes[real, t])
         assert best.sum(-1).allclose(torch.ones(len(best), dtype=best.dtype))
         assert not best[~mask].any()
-        logits = additive.gamma(model, batch.inputs, position=t)[real].double()  # (words,l,vocabulary)
+        logits = gamma(model, batch.inputs, position=t)[real].double()  # (words,l,vocabulary)
         mixed = torch.einsum("wl,wlo->wo", best, logits).log_softmax(-1)
         reached = mixed.gather(-1, batch.targets[real, t][:, None])[:, 0]
         assert bool((reached >= log_p[real, t] - 1e-5).all())
@@ -165,10 +179,14 @@ def test_every_item_runs_on_any_corpus(texts, pairs, tmp_path, monkeypatch):
     for name in ("SMS", "SST"):
         monkeypatch.setattr(sms, name, replace(texts, row=name))
     monkeypatch.setattr(additive, "MULTI", pairs)
-    setting = Setting("smoke", (0, 1), CPU, tmp_path / "work" / "item")
+    on = InlineScheduler()
     items = {**{name: getattr(agreements, name) for name in agreements.TABLES}, "fig2": training_curves.fig2}
     items |= {"table10": frozen.table10, "a1": additive.a1, "a9": sms.a9}
-    cells = {name: {(c.row, c.column): c for c in run(setting).cells} for name, run in items.items()}
+    cells = {
+        name: {(c.row, c.column): c for c in run_item(run, tmp_path, on, seeds=(0, 1)).cells}
+        for name, run in items.items()
+    }
+    assert len(on.names) == len(set(on.names))  # the items share their runs
     assert all(c.item == name and c.values for name, found in cells.items() for c in found.values())
     assert all("smaller scale" in c.tags for found in cells.values() for c in found.values() if not c.exact)
     table2, table10, fig2 = cells["table2"], cells["table10"], cells["fig2"]
@@ -190,7 +208,8 @@ def test_the_smoke_scale_shows_the_effect_from_the_command_line(tmp_path):
     result = CliRunner().invoke(app, [*words, *(f"--only={item}" for item in items), "--device=cpu"])
     assert result.exit_code == 0, (result.output, result.exception)
     found = {
-        (r["item"], r["row"], r["column"]): r for r in csv.DictReader((tmp_path / "cells.csv").read_text().splitlines())
+        (r["item"], r["row"], r["column"]): r
+        for r in csv.DictReader((tmp_path / "smoke" / "cells.csv").read_text().splitlines())
     }
     assert {item for item, _, _ in found} == set(items)
     above = found["table2", "SST, official parts", "A(α, β^uf) − Â"]
@@ -198,5 +217,5 @@ def test_the_smoke_scale_shows_the_effect_from_the_command_line(tmp_path):
     assert above["tags"] == "other data; smaller scale"
     assert "from scale full on" in found["table2", "IMDB", "A(α, β^uf)"]["not_run"]
     assert found["a9", "SMS", "training examples"]["verdict"] == "reproduced"
-    figures = {file.name.split("-", 2)[2] for file in (tmp_path / "figures").iterdir()}
+    figures = {file.name.split("-", 1)[1] for file in (tmp_path / "smoke" / "figures").iterdir()}
     assert figures == {f"{name}.{kind}" for name in ("sst", "multi30k") for kind in ("png", "svg", "pdf")}
