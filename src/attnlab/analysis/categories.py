@@ -60,7 +60,7 @@ def parse_categories(text: str, where: str) -> dict[str, list[str]]:
             continue
         name, tab, tokens = line.partition("\t")
         if not tab or not name.strip() or not tokens.split():
-            raise ValueError(f"{where}:{number}: a line must be a name, a tab, and tokens separated by spaces")
+            raise ValueError(f"{where}:{number}: a line must be a category, a tab, and its tokens separated by spaces")
         if name.strip() in groups:
             raise ValueError(f"{where}:{number}: the category {name.strip()!r} is defined twice")
         groups[name.strip()] = tokens.split()
