@@ -28,3 +28,17 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _draft_figures(request):
+    """Draw each figure once, as .png: .svg and .pdf take twice that time, and the tests named here draw them."""
+    if request.module.__name__ in ("test_report", "test_fonts", "test_demo"):
+        yield
+        return
+    from attnlab.report import figures
+
+    draw = figures._render
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(figures, "_render", lambda *given: draw(*given) if given[1] == "png" else b"not drawn here")
+        yield

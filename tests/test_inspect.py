@@ -158,8 +158,9 @@ def test_the_heads_that_vary_most_and_least():
 
 
 def test_an_encoder_decoder_has_three_kinds(folder, tmp_path):
-    inspected(folder / "marian", "--pair", LINES[0], LINES[1], "--out", tmp_path / "pair")
-    inspected(folder / "marian", "--file", folder / "pairs.tsv", "--out", tmp_path / "file")
+    first = ["--layers", "0", "--heads", "0-1"]  # figures take time
+    inspected(folder / "marian", "--pair", LINES[0], LINES[1], *first, "--out", tmp_path / "pair")
+    inspected(folder / "marian", "--file", folder / "pairs.tsv", *first, "--out", tmp_path / "file")
     for name in ("pair", "file"):
         table = pd.read_csv(tmp_path / name / "tables" / "spearman.csv")
         assert list(table["kind"].unique()) == ["encoder-self", "decoder-self", "cross"]
@@ -226,7 +227,7 @@ def test_a_run_of_ours(task, tmp_path, monkeypatch):
     ]
     done = CliRunner().invoke(app, ["train", task, *settings, *small])
     assert done.exit_code == 0, (done.output, done.exception)
-    inspected("mine", *words, "--out", "out")
+    inspected("mine", *words, "--layers", "1", "--out", "out")
     tables = pd.read_csv("out/tables/heads.csv")
     assert list(tables["kind"].unique()) == kinds
     assert (tables["norm_mean"] > 0).all()
