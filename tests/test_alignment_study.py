@@ -57,13 +57,13 @@ NORMS = {(0, "mean"): 2.0, (1, "mean"): 3.0, (0, 0): 1.0, (0, 1): 4.0, (1, 0): 3
 
 def test_what_is_kept_of_a_run_says_the_same():
     model = made(ERRORS, NORMS)
-    again = Measured.from_json(json.loads(json.dumps(model.as_json())))
+    again = Measured.from_json(json.loads(json.dumps(model.to_json())))
     assert again.norms == NORMS
-    assert all(again.rows(way) == model.rows(way) for way in ("awo", "awi"))
+    assert all(again.make_rows(way) == model.make_rows(way) for way in ("awo", "awi"))
 
 
 def test_the_rows_of_the_table_by_hand():
-    rows = made(ERRORS, NORMS).rows("awo")
+    rows = made(ERRORS, NORMS).make_rows("awo")
     assert rows["norm, layer mean"] == pytest.approx((50 + 75) / 2)
     assert rows["weight, best layer"] == 50
     assert rows["norm, best head"] == 25
@@ -79,8 +79,8 @@ def test_two_fold_choice_scores_each_half_by_the_choice_of_the_other():
     half = np.random.default_rng(0).permutation(10) % 2
     errors = {(0, "mean"): counts(*(half == 0)), (1, "mean"): counts(*(half == 1))}
     model = made(errors | {place: counts(*half) for place in NORMS if place[1] != "mean"}, NORMS)
-    assert min(model.by_layer("norm", "awi")) == 50
-    assert model.two_fold("norm", "awi") == 100
+    assert min(model.list_layer_errors("norm", "awi")) == 50
+    assert model.choose_two_fold("norm", "awi") == 100
 
 
 def test_the_published_means_are_those_of_the_published_layers():
@@ -160,7 +160,7 @@ def test_a_trained_model_aligns_far_better_than_chance_and_is_not_trained_twice(
     corpus = text_of(here)
     (folder,) = (tmp_path / "work" / "runs").iterdir()
     one = measured(runs.open_run(folder, device="cpu"), corpus.source, corpus.target, corpus.gold)
-    assert one.rows("awo")["norm, best layer"] == values["norm, best layer", "AWO"][0]
+    assert one.make_rows("awo")["norm, best layer"] == values["norm, best layer", "AWO"][0]
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def three_seeds(monkeypatch):
         found, failed = {}, {}
         for name, seed in recipes:
             right = [int(name == "coda" and place < seed) for place in range(4)]
-            found[name, seed] = made(ERRORS | {(1, "mean"): counts(*right)}, NORMS).as_json()
+            found[name, seed] = made(ERRORS | {(1, "mean"): counts(*right)}, NORMS).to_json()
         for key in fail & set(found):
             failed[key] = "it diverged"
             del found[key]

@@ -1,18 +1,19 @@
-"""§4 of Kobayashi et al. 2020: what BERT attends to, by weight and by norm. One survey a seed, which all items read.
+"""§4 of Kobayashi et al. 2020: what BERT attends to, by weight and by norm. All items read one survey per seed.
 
-A seed draws the sequences; the model is the same for all. The published figures are of bert-base-uncased on other
+A seed draws the sequences; the model is the same for all. The published numbers are of bert-base-uncased on other
 sequences, so they are compared with an interval over draws. Those of Figures 3 and 4 are read off the figures.
 """
 
 import json
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
+from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
 from attnlab.analysis.statistics import extremes
@@ -36,11 +37,11 @@ Tables = dict[str, pd.DataFrame]
 
 @dataclass(frozen=True)
 class TableMeasure:
-    """A cell to be: where it stands, what was published, and how it is read from the tables of a draw."""
+    """A planned cell: its row and column, what was published, and how it is read from the tables of a seed."""
 
     row: str
     column: str
-    of: Callable[[Tables], float]
+    read: Callable[[Tables], float]
     published: float | None = None
     published_interval: Interval | None = None
     sign: Literal[-1, 0, 1] = 0
@@ -49,7 +50,7 @@ class TableMeasure:
 
 @dataclass(frozen=True)
 class Survey:
-    """What fixes a survey's numbers, but for its seed."""
+    """Everything but the seed that fixes the numbers of a survey."""
 
     model: str
     file: str | None
@@ -66,23 +67,27 @@ class DrawTables:
     remarks: tuple[str, ...] = ()
     reason: str = ""
 
-    def cells(self, item: str, measures: Sequence[TableMeasure]) -> list[Cell]:
-        return [
+    def make_findings(
+        self, item: str, measures: Sequence[TableMeasure], figures: Mapping[str, tuple[Figure, str]] | None = None
+    ) -> Findings:
+        cells = [
             Cell(
-                item=item, row=m.row, column=m.column, values=tuple(float(m.of(tables)) for tables in self.tables),
+                item=item, row=m.row, column=m.column, values=tuple(float(m.read(tables)) for tables in self.tables),
                 published=m.published, published_interval=m.published_interval, sign=m.sign, note=m.note,
                 tags=self.tags, not_run=self.reason,
             )
             for m in measures
         ]  # fmt: skip
+        return Findings(cells, figures or {}, self.remarks)
 
-    def mean(self, table: str, by: list[str]) -> pd.DataFrame:
-        """A table of numbers, in the mean over seeds."""
-        return pd.concat([tables[table] for tables in self.tables]).groupby(by, sort=False).mean().reset_index()
+    def average_categories(self) -> pd.DataFrame:
+        """Return the table of categories by head, the mean over seeds."""
+        tables = pd.concat([tables["categories"] for tables in self.tables])
+        return tables.groupby(["kind", "layer", "head", "category"], sort=False).mean().reset_index()
 
 
 def read_surveys(setting: Setting) -> DrawTables:
-    """Read the tables of each seed from the ledger; all items share them."""
+    """Read the tables of each seed from the ledger."""
     sequences = setting.at(smoke=8, small=96, full=SEQUENCES)
     options = setting.options
     config = Survey(options.get("model", MODEL), options.get("file"), options.get("frequency"), sequences)
@@ -91,14 +96,14 @@ def read_surveys(setting: Setting) -> DrawTables:
     tags += () if sequences == SEQUENCES else ("smaller scale",)
     for name in ("file", "frequency"):
         if setting.running and (given := options.get(name)) is not None and not Path(given).is_file():
-            raise FileNotFoundError(f"{name}={given}: no such file")
+            raise FileNotFoundError(f"{name}={given}: file not found")
     function = partial(measure_survey, config)
     plan = {seed: Calculation("survey", asdict(config), function, seed) for seed in setting.seeds}
     if setting.running and not all(setting.rows.has_any([run]) for run in plan.values()):
-        try:  # once, before every seed tries
+        try:  # fail once, not once per seed
             _open_reader(config.model, setting.place.device)
         except OSError as error:
-            return DrawTables([], tags, reason=f"{error}; model=FOLDER takes another")
+            return DrawTables([], tags, reason=f"{error}; model=FOLDER reads another model")
     measured = setting.rows.read_plan(plan)
     if not measured.values:
         return DrawTables([], tags, reason=next(iter(measured.failures.values())))
@@ -111,9 +116,8 @@ def read_surveys(setting: Setting) -> DrawTables:
 def measure_survey(config: Survey, place: Workplace, seed: int | None) -> dict[str, Any]:
     """Draw the sequences of a seed, read them with the model, and return the tables of statistics."""
     reader = _open_reader(config.model, place.device)
-    examples = draw_sequences(
-        config.file, config.sequences, seed or 0, reader.tokenizer.unk_token or "", place.data_dir
-    )
+    unknown = reader.tokenizer.unk_token or ""
+    examples = draw_sequences(config.file, config.sequences, seed or 0, unknown, place.data_dir)
     ranks = config.frequency or _find_published_ranks(reader, place.data_dir)
     statistics, contents = survey(
         reader, TextCorpus(examples), SurveyConfig(max_length=LENGTH, frequency=ranks),
@@ -122,17 +126,17 @@ def measure_survey(config: Survey, place: Workplace, seed: int | None) -> dict[s
     source = config.file or "wikitext-2"
     counted = "the authors' counts" if ranks and config.frequency is None else ranks or "counts of these sequences"
     remark = (
-        f"{reader.name}, {config.sequences} sequences of {source} per seed ({contents.tokens:,} tokens in the last). "
-        f"Frequency ranks from {counted}. Layers and heads are counted from 0."
+        f"{reader.name}, {config.sequences} sequences of {source} per seed ({contents.tokens:,} tokens for the last "
+        f"seed). Frequency ranks come from {counted}. Layers and heads are counted from 0."
     )
     tables = {name: table.to_dict("records") for name, table in statistics.tables().items()}
     return {"tables": json.loads(json.dumps(tables, default=float)), "remark": remark}
 
 
 def table1(setting: Setting) -> Findings:
-    """Mean, deviation, CV, greatest and least ‖f(x)‖ of the heads with the greatest and the least CV, and the mean."""
+    """The item: how ‖f(x)‖ varies in the heads with the greatest and the least CV, and in the mean over heads."""
 
-    def dispersion(row: int, column: str) -> Callable[[Tables], float]:
+    def read_dispersion(row: int, column: str) -> Callable[[Tables], float]:
         return lambda tables: extremes(tables["heads"])[column][row]
 
     columns = {"norm_mean": "mean", "norm_sd": "sd", "norm_cv": "CV", "norm_max": "max", "norm_min": "min"}
@@ -142,113 +146,97 @@ def table1(setting: Setting) -> Findings:
         "mean over heads": (5.15, 1.17, 0.22),
     }
     measures = [
-        TableMeasure(row, columns[column], dispersion(n, column), value)
+        TableMeasure(row, columns[column], read_dispersion(n, column), value)
         for n, (row, values) in enumerate(published.items())
         for column, value in zip(columns, values, strict=False)
     ]
-    found = read_surveys(setting)
-    return Findings(found.cells("table1", measures), remarks=found.remarks)
+    return read_surveys(setting).make_findings("table1", measures)
 
 
 def figure3(setting: Setting) -> Findings:
-    """What each category gets, in the mean over heads; the greatest, or of others the least, over layers."""
+    """The item: what each category of tokens gets, the mean over heads, in the layer where that is greatest."""
 
-    def by_layer(tables: Tables, category: str, column: str) -> pd.Series:
+    def average_heads(tables: Tables, category: str, column: str) -> pd.Series:
         part = tables["categories"]
         return part[part["category"] == category].groupby("layer")[column].mean()
 
-    def most(category: str, column: str) -> Callable[[Tables], float]:
-        return lambda tables: by_layer(tables, category, column).max()
+    def read_greatest(category: str, column: str) -> Callable[[Tables], float]:
+        return lambda tables: average_heads(tables, category, column).max()
 
-    def drop(category: str) -> Callable[[Tables], float]:
-        """From its share of the weight to its share of the norms, in the layer where it has most weight."""
+    def read_drop(category: str) -> Callable[[Tables], float]:
+        """Return the function that reads its share by weight − by norm, in the layer where it has most weight."""
 
-        def measured(tables: Tables) -> float:
-            weight = by_layer(tables, category, "weight_share")
-            norm = sum(by_layer(tables, name, "norm_sum") for name in (*GROUPS, "other"))
-            return weight.max() - (by_layer(tables, category, "norm_sum") / norm)[weight.idxmax()]
+        def compute_drop(tables: Tables) -> float:
+            weight = average_heads(tables, category, "weight_share")
+            norm = sum(average_heads(tables, name, "norm_sum") for name in (*GROUPS, "other"))
+            return weight.max() - (average_heads(tables, category, "norm_sum") / norm)[weight.idxmax()]
 
-        return measured
+        return compute_drop
 
-    weight, norm = "greatest Σ α of a layer", "greatest Σ ‖αf‖ of a layer"
+    published = {"[CLS]": (0.26, 0.45), "[SEP]": (0.60, 0.2), "comma, period": (0.55, 0.4)}  # Σ α; bound of Σ ‖αf‖
     measures = [
-        TableMeasure("[CLS]", weight, most("[CLS]", "weight_share"), 0.26, note=READ_OFF),
-        TableMeasure("[SEP]", weight, most("[SEP]", "weight_share"), 0.60, note=READ_OFF),
-        TableMeasure("comma, period", weight, most("comma, period", "weight_share"), 0.55, note=READ_OFF),
-        TableMeasure("[CLS]", norm, most("[CLS]", "norm_sum"), published_interval=(0.0, 0.45), note=READ_OFF),
-        TableMeasure("[SEP]", norm, most("[SEP]", "norm_sum"), published_interval=(0.0, 0.2), note=READ_OFF),
-        TableMeasure(
-            "comma, period", norm, most("comma, period", "norm_sum"), published_interval=(0.0, 0.4), note=READ_OFF
-        ),
-        TableMeasure("other", norm, most("other", "norm_sum"), 3.4, note=READ_OFF),
+        TableMeasure(name, "greatest Σ α of a layer", read_greatest(name, "weight_share"), share, note=READ_OFF)
+        for name, (share, _) in published.items()
     ]
-    less = "its share by weight − by norm, where it has most weight"
-    measures += [TableMeasure(name, less, drop(name), sign=1) for name in GROUPS]
-    found = read_surveys(setting)
-    figures = {}
-    if found.tables:
-        says = "by weight, [CLS], [SEP], commas and periods against all other tokens; by norm, the same"
-        figures["categories"] = (
-            draw_category_lines(found.mean("categories", ["kind", "layer", "head", "category"])),
-            says,
-        )
-    return Findings(found.cells("figure3", measures), figures, found.remarks)
+    norm, drop = "greatest Σ ‖αf‖ of a layer", "its share by weight − by norm, where it has most weight"
+    for name, (_, bound) in published.items():
+        read = read_greatest(name, "norm_sum")
+        measures.append(TableMeasure(name, norm, read, published_interval=(0.0, bound), note=READ_OFF))
+    measures.append(TableMeasure("other", norm, read_greatest("other", "norm_sum"), 3.4, note=READ_OFF))
+    measures += [TableMeasure(name, drop, read_drop(name), sign=1) for name in GROUPS]
+    draws = read_surveys(setting)
+    caption = "Weights and norms of [CLS], [SEP], commas and periods, and all other tokens, layer by layer."
+    figures = {"categories": (draw_category_lines(draws.average_categories()), caption)} if draws.tables else {}
+    return draws.make_findings("figure3", measures, figures)
 
 
 def table2(setting: Setting) -> Findings:
-    """Spearman's ρ of α and ‖f(x)‖ over all pairs, by the category of the key."""
+    """The item: Spearman's ρ of α and ‖f(x)‖ over all pairs, by the category of the key."""
 
-    def rho(category: str) -> Callable[[Tables], float]:
+    def read_rho(category: str) -> Callable[[Tables], float]:
         return lambda tables: tables["spearman"].set_index("category")["spearman"][category]
 
     published = {"[CLS]": -0.34, "[SEP]": -0.69, "comma, period": -0.25, "other": -0.06}
-    measures = [TableMeasure(name, "Spearman's ρ", rho(name), value, sign=-1) for name, value in published.items()]
-    found = read_surveys(setting)
-    bound = max((tables["spearman"]["error_bound"].max() for tables in found.tables), default=0.0)
-    remarks = found.remarks + (
-        (f"Numbers are binned; each ρ is right to {bound:.4f} or better.",) if found.tables else ()
-    )
-    return Findings(found.cells("table2", measures), remarks=remarks)
+    measures = [TableMeasure(name, "Spearman's ρ", read_rho(name), value, sign=-1) for name, value in published.items()]
+    draws = read_surveys(setting)
+    bound = max((tables["spearman"]["error_bound"].max() for tables in draws.tables), default=0.0)
+    remarks = (*draws.remarks, f"Numbers are binned; the error of each ρ is at most {bound:.4f}.")
+    return replace(draws, remarks=remarks if draws.tables else ()).make_findings("table2", measures)
 
 
 def figure4(setting: Setting) -> Findings:
-    """Heads that give [SEP] much weight have short vectors for it: Spearman's ρ over heads."""
+    """The item: heads that give [SEP] much weight have short vectors for it; Spearman's ρ over heads."""
 
-    def over_heads(tables: Tables) -> float:
+    def correlate_heads(tables: Tables) -> float:
         part = tables["categories"]
         part = part[part["category"] == "[SEP]"]
         return spearmanr(part["weight_share"], part["norm_mean"]).statistic
 
     column = "Spearman's ρ of weight and mean ‖f‖ over heads"
-    found = read_surveys(setting)
-    figures = {}
-    if found.tables:
-        mean = found.mean("categories", ["kind", "layer", "head", "category"])
-        figures["heads"] = (
-            draw_head_maps(mean, "[SEP]"),
-            "weight on [SEP] and the mean norm of its vectors, head by head",
-        )
-    cells = found.cells("figure4", [TableMeasure("[SEP]", column, over_heads, sign=-1, note="the paper shows a map")])
-    return Findings(cells, figures, found.remarks)
+    measure = TableMeasure("[SEP]", column, correlate_heads, sign=-1, note="the paper shows a map")
+    draws = read_surveys(setting)
+    caption = "Weight on [SEP] and the mean norm of its vectors, head by head."
+    figures = {"heads": (draw_head_maps(draws.average_categories(), "[SEP]"), caption)} if draws.tables else {}
+    return draws.make_findings("figure4", [measure], figures)
 
 
 def frequency(setting: Setting) -> Findings:
-    """Spearman's ρ of a token's frequency rank with its ‖f(x)‖ and with its α, averaged over heads and layers."""
+    """The item: Spearman's ρ of a token's frequency rank with its ‖f(x)‖ and its α, averaged over heads and layers."""
 
-    def rho(of: str) -> Callable[[Tables], float]:
+    def read_rho(of: str) -> Callable[[Tables], float]:
         return lambda tables: tables["frequency"].set_index("of")["spearman"][of]
 
+    norm, weight = read_rho("norm"), read_rho("weight")
     measures = [
-        TableMeasure("rank, ‖f(x)‖", "Spearman's ρ", rho("norm"), 0.75, sign=1),
-        TableMeasure("rank, α", "Spearman's ρ", rho("weight"), 0.06),
-        TableMeasure("‖f(x)‖ − α", "Spearman's ρ", lambda t: rho("norm")(t) - rho("weight")(t), 0.69, sign=1),
+        TableMeasure("rank, ‖f(x)‖", "Spearman's ρ", norm, 0.75, sign=1),
+        TableMeasure("rank, α", "Spearman's ρ", weight, 0.06),
+        TableMeasure("‖f(x)‖ − α", "Spearman's ρ", lambda tables: norm(tables) - weight(tables), 0.69, sign=1),
     ]
-    found = read_surveys(setting)
-    return Findings(found.cells("frequency", measures), remarks=found.remarks)
+    return read_surveys(setting).make_findings("frequency", measures)
 
 
 def _open_reader(model: str, device: str) -> PretrainedReader:
-    """An encoder that reads [SEP], 128 tokens of a text at most."""
+    """Open an encoder that reads [SEP], with texts of at most 128 tokens."""
     reader = open_reader(model, device=device)
     if not isinstance(reader, PretrainedReader) or reader.two_sided or "[SEP]" not in reader.sides["source"].pieces:
         raise ValueError(f"{reader.name} does not read [CLS] p1 [SEP] p2 [SEP]: model= must be an encoder such as BERT")
@@ -256,7 +244,7 @@ def _open_reader(model: str, device: str) -> PretrainedReader:
 
 
 def _find_published_ranks(reader: Any, data_dir: str | None) -> str | None:
-    """The authors' file of counts, where it is at hand and the vocabulary is BERT's."""
+    """Return the authors' file of counts if it is available and the vocabulary is BERT's."""
     pieces = reader.sides["source"].pieces
     if len(pieces) < 1997 or (pieces[1996], pieces[1012]) != ("the", "."):
         return None

@@ -1,8 +1,8 @@
-"""The texts of the alignment items: what translators are trained on, and sentence pairs aligned by hand.
+"""The texts of the alignment items: the training text of translators, and sentence pairs aligned by hand.
 
-At full scale Europarl, German–English, as the authors prepare it: tokenised by Moses, in lower case, without the pairs
-of which a side is in the gold set. They have the whole of Europarl v7; here it is a part of 160,000 pairs. The 508 gold
-pairs (Vilar et al. 2006) are fed as they are. At the other scales an artificial language pair with known alignments.
+At full scale it is Europarl, German–English, as the authors prepare it: tokenised by Moses, in lower case, without
+pairs that have a side in the gold set. They have all of Europarl v7; here it is a part of 160,000 pairs. The 508 gold
+pairs (Vilar et al. 2006) are not changed. Other scales have an artificial language pair with known alignments.
 """
 
 import json
@@ -17,7 +17,6 @@ from attnlab.tasks.links import Gold, read_gold
 from attnlab.tasks.parallel import find_parallel_text
 from attnlab.tasks.sources import NamedSet
 from attnlab.tasks.synthetic import Synthetic, SyntheticConfig
-from attnlab.tasks.task import TaskConfig
 from attnlab.tasks.text import Pairs, load_moses, read_parallel
 from attnlab.tasks.translation import TranslationConfig
 
@@ -29,14 +28,14 @@ GOLD = NamedSet(
     "de-en.talp, lower-cased and tokenised",
 )  # fmt: skip
 EUROPARL, ABOUT = "europarl-de-en", "about.json"
+PARTS = ("train", "valid", "test")
 
 
 @dataclass(frozen=True, eq=False)
 class GoldCorpus:
-    """Training text as a task reads it, and sentences in words with their gold links."""
+    """The configuration of the training text, and sentences in words with their gold links."""
 
-    task: str
-    data: TaskConfig
+    data: TranslationConfig | SyntheticConfig
     source: list[list[str]]
     target: list[list[str]]
     gold: Gold
@@ -44,15 +43,13 @@ class GoldCorpus:
 
 
 def load_lexicon(examples: int) -> GoldCorpus:
-    """The artificial language pair of `attnlab train synthetic`; its test part is aligned."""
+    """Load the artificial language pair of `attnlab train synthetic`, whose test part is aligned."""
     config = SyntheticConfig(data="lexicon", examples=examples)
     task = Synthetic(config)
     links = task.read_alignments("test")
-    source, target = (
-        [line.split() for line in lines] for lines in (task.read_sources("test"), task.read_references("test"))
-    )
+    source, target = map(split_words, (task.read_sources("test"), task.read_references("test")))
     remark = f"An artificial language pair, {examples:,} training pairs, {len(links)} test pairs with known links."
-    return GoldCorpus("synthetic", config, source, target, Gold(links, links), remark)
+    return GoldCorpus(config, source, target, Gold(links, links), remark)
 
 
 def configure_europarl(place: Workplace) -> TranslationConfig:
@@ -69,7 +66,7 @@ def configure_europarl(place: Workplace) -> TranslationConfig:
 def load_europarl(place: Workplace) -> GoldCorpus:
     """Load Europarl, prepared once for all items of a results folder; OSError if the data are not available."""
     lines, gold = read_gold_pairs(place.data_dir)
-    source, target = ([line.split() for line in side] for side in lines)
+    source, target = map(split_words, lines)
     folder = place.folder / EUROPARL
     if not (folder / ABOUT).exists():
         _prepare(folder, lines, place.data_dir)
@@ -78,51 +75,51 @@ def load_europarl(place: Workplace) -> GoldCorpus:
         f"Europarl, {about['pairs']:,} training pairs after removing {about['removed']} with a side in the gold set; "
         f"{len(gold)} gold pairs."
     )
-    return GoldCorpus("translation", configure_europarl(place), source, target, gold, remark)
+    return GoldCorpus(configure_europarl(place), source, target, gold, remark)
 
 
 def read_gold_pairs(data_dir: str | None) -> tuple[Pairs, Gold]:
-    """The lines of the gold pairs as they are, and their links."""
+    """Return the lines of the gold pairs, unchanged, and their links."""
     files = [obtain_file(GOLD, f"de-en.{name}", data_dir) for name in (*LANGUAGES, "talp")]
     lines = read_parallel(files[0], files[1])
     return lines, read_gold(files[2], [(len(x.split()), len(y.split())) for x, y in zip(*lines, strict=True)])
 
 
-PARTS = ("train", "valid", "test")
+def split_words(lines: Sequence[str]) -> list[list[str]]:
+    return [line.split() for line in lines]
 
 
-def read_training_pairs(corpus: GoldCorpus, most: int | None = None) -> tuple[list[list[str]], list[list[str]]]:
-    """The first training pairs, in words."""
+def read_training_pairs(corpus: GoldCorpus, limit: int | None = None) -> tuple[list[list[str]], list[list[str]]]:
+    """Read the first training pairs, in words."""
     if isinstance(corpus.data, TranslationConfig):
         lines = read_parallel(Path(corpus.data.src or ""), Path(corpus.data.tgt or ""))
     else:
-        task = Synthetic(corpus.data)  # type: ignore[arg-type]
+        task = Synthetic(corpus.data)
         lines = task.read_sources("train"), task.read_references("train")
-    return [line.split() for line in lines[0][:most]], [line.split() for line in lines[1][:most]]
+    return split_words(lines[0][:limit]), split_words(lines[1][:limit])
 
 
 def _prepare(folder: Path, gold: Pairs, data_dir: str | None) -> None:
     text = find_parallel_text(TranslationConfig(data="europarl", pair="-".join(LANGUAGES), data_dir=data_dir))
     about = {"removed": 0, "pairs": 0}
     for part in PARTS:
-        pairs = tokenize_pairs(text.read_part(part))
+        pairs = tokenize_pairs(text.readers[part]())
         kept = remove_gold(gold, pairs) if part == "train" else pairs
         if part == "train":
             about = {"removed": len(pairs) - len(kept), "pairs": len(kept)}
         for side, language in enumerate(LANGUAGES):
-            written = "".join(f"{pair[side]}\n" for pair in kept)
-            write_bytes(folder / f"{part}.{language}", written.encode())
+            write_bytes(folder / f"{part}.{language}", "".join(f"{pair[side]}\n" for pair in kept).encode())
     write_bytes(folder / ABOUT, (json.dumps(about) + "\n").encode())
 
 
 def tokenize_pairs(pairs: Pairs) -> list[tuple[str, str]]:
-    """By Moses, in lower case, without pairs of which a side is empty."""
+    """Tokenize pairs by Moses, in lower case, and drop those with an empty side."""
     sides = [[*map(load_moses(language)[0], side)] for language, side in zip(LANGUAGES, pairs, strict=True)]
-    made = ((x.strip().lower(), y.strip().lower()) for x, y in zip(*sides, strict=True))
-    return [(x, y) for x, y in made if x and y]
+    lowered = ((x.strip().lower(), y.strip().lower()) for x, y in zip(*sides, strict=True))
+    return [(x, y) for x, y in lowered if x and y]
 
 
 def remove_gold(gold: Pairs, pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    """The pairs of which neither side is in the gold set."""
+    """Return the pairs without a side in the gold set."""
     sources, targets = map(set, gold)
     return [(x, y) for x, y in pairs if x not in sources and y not in targets]

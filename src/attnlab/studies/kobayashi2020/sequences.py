@@ -1,7 +1,7 @@
-"""What the paper's BERT reads: [CLS] p1 [SEP] p2 [SEP], two paragraphs that follow each other, 128 tokens at most.
+"""The sequences that BERT reads: [CLS] p1 [SEP] p2 [SEP], two neighbouring paragraphs, at most 128 tokens.
 
-The paper takes 992 sequences of Wikipedia from Clark et al. 2019, which are not published as text; here paragraphs of
-wikitext-2 or of a file are drawn by the seed.
+The paper has 992 sequences of Wikipedia from Clark et al. 2019, which are not published as text. Here a seed draws
+paragraphs of wikitext-2 or of a file.
 """
 
 import re
@@ -19,21 +19,21 @@ SEQUENCES = 992
 
 
 def pair_neighbours(lines: list[str]) -> list[tuple[str, str]]:
-    """Paragraphs that follow each other, with neither a heading nor another paragraph between them."""
-    found = []
+    """Return paragraphs that follow each other without a heading between them."""
+    pairs = []
     before = None
     for line in map(str.strip, lines):
         if not line:
             continue
         is_heading = line.startswith("= ") and line.endswith(" =")
         if before is not None and not is_heading:
-            found.append((before, line))
+            pairs.append((before, line))
         before = None if is_heading else line
-    return found
+    return pairs
 
 
 def clean_text(text: str, unknown: str) -> str:
-    """wikitext's text without its marks: a @-@ b is a-b, and <unk> the model's own unknown token."""
+    """Remove wikitext's marks: a @-@ b becomes a-b, and <unk> becomes the unknown token of the model."""
     return re.sub(r" @(.)@ ", r"\1", text).replace("<unk>", unknown)
 
 
@@ -44,10 +44,9 @@ def draw_sequences(
     path = obtain_file(SETS["wikitext-2"], "train.txt", data_dir) if file is None else Path(file)
     pairs = pair_neighbours(read_lines(path))
     if len(pairs) < count:
-        raise ValueError(f"{path} has {len(pairs)} pairs of neighbouring paragraphs, and {count} are needed")
-    places = np.random.default_rng(seed).permutation(len(pairs))[:count]
-    chosen = [tuple(clean_text(side, unknown) for side in pairs[place]) for place in places]
-    return tuple(
-        TextExample(first, second, f"{path}, pair {place}")
-        for place, (first, second) in zip(places, chosen, strict=True)
-    )
+        raise ValueError(f"{path} has {len(pairs)} pairs of neighbouring paragraphs, but {count} are needed")
+    examples = []
+    for place in np.random.default_rng(seed).permutation(len(pairs))[:count]:
+        first, second = (clean_text(side, unknown) for side in pairs[place])
+        examples.append(TextExample(first, second, f"{path}, pair {place}"))
+    return tuple(examples)

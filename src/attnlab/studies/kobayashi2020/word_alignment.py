@@ -1,8 +1,8 @@
 """Word alignment by attention in translators: weights against norms, layer by layer and head by head (§5, Table 3).
 
-A map is read with its rows taken for the word that is predicted (AWO) or read (AWI); `attnlab.analysis.alignment` has
-the equations. "Layer mean" is the mean of the layers' AER, "best layer" the lowest of them, which is chosen on the very
-links it is scored on; beside it stands the layer chosen on one half of the pairs and scored on the other, both ways.
+A row of a map stands for the predicted word (AWO) or for the word that is read (AWI); `attnlab.analysis.alignment` has
+the equations. "Layer mean" is the mean AER of the layers. "Best layer" is the lowest, chosen on the links that score
+it. "By 2-fold choice" chooses the layer on one half of the pairs and scores it on the other, both ways.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,14 +26,13 @@ from attnlab.report.figures import draw_curves, draw_panels
 from attnlab.studies.kobayashi2020.measures import METHODS, RELATIONS, SETTINGS, GoldCounts, measure_run
 from attnlab.studies.kobayashi2020.plan import EUROPARL, GoldCorpus, configure_europarl, load_europarl, load_lexicon
 from attnlab.tasks.synthetic import SyntheticConfig
-from attnlab.tasks.task import TaskConfig
 from attnlab.training.loop import TrainConfig
 from attnlab.training.recipe import TRAINING, DecodeConfig, Recipe
 from attnlab.training.runs import Run
 
 ITEM, MECHANISMS_ITEM = "alignment", "alignment-mechanisms"
-MECHANISMS = ("softmax", "realformer", "coda", "dagpam")  # of which the paper has the first
-OPTIONS = ("attention",)  # attention=softmax,coda or any other: these in their place
+MECHANISMS = ("softmax", "realformer", "coda", "dagpam")  # the paper has the first only
+OPTIONS = ("attention",)  # attention=softmax,coda compares these instead
 COMPARED_ROWS = ("weight, best layer", "norm, layer mean", "norm, best layer")  # rows with differences to the first
 
 PUBLISHED: dict[tuple[str, str], float] = {  # means over 5 seeds, %
@@ -55,34 +54,34 @@ PUBLISHED_LAYERS = {  # layers 1 … 6, from the figures of each seed
 PUBLISHED_LAYER_COUNT = 6
 EXAMPLES: dict[Scale, int] = {"smoke": 5_000, "small": 20_000}  # training pairs of the artificial language pair
 BASELINES = (
-    "Published on the gold set, for comparison: fast_align 28.4, GIZA++ 21.0 (from German to English, trained on the "
-    "whole of Europarl v7). The item alignment-ibm1 has IBM Model 1 on the text used here."
+    "Published on the gold set, for comparison: fast_align 28.4, GIZA++ 21.0 (German to English, trained on all of "
+    "Europarl v7). The item alignment-ibm1 has IBM Model 1 on the text used here."
 )
 
 
 def measure_alignment(scale: Scale, run: Run, place: Workplace) -> dict[str, Any]:
     """Return the link counts of all maps of a translator on the gold pairs of a scale."""
     corpus = load_corpus(scale, place)
-    return measure_run(run, corpus.source, corpus.target, corpus.gold).as_json() | {"remark": corpus.remark}
+    return measure_run(run, corpus.source, corpus.target, corpus.gold).to_json() | {"remark": corpus.remark}
 
 
 def alignment(setting: Setting) -> Findings:
-    """The item: the paper's Transformer, its table and its figure."""
+    """The item: the table and the figure of the paper's Transformer."""
     if reason := explain_absence(setting):
         return Findings(_make_absent(ITEM, reason))
     by_name, remarks = _read_runs(("softmax",), setting)
     found, tags = list(by_name["softmax"].values()), _list_tags(setting)
     cells = [*_make_table(found, tags), *_make_layers(found, tags), *_make_chance(by_name["softmax"], setting, tags)]
-    says = "AER of each layer, by weights and by norms, with rows taken for output (AWO) and input (AWI)."
-    return Findings(cells, {"layers": (_draw_layers(found), says)}, (*remarks, BASELINES))
+    caption = "AER of each layer, by weights and by norms. Rows of a map stand for output (AWO) or input (AWI) words."
+    return Findings(cells, {"layers": (_draw_layers(found), caption)}, (*remarks, BASELINES))
 
 
 def mechanisms(setting: Setting) -> Findings:
-    """The item: the same of models with other attention, and how they differ from the first, seed by seed."""
+    """The item: the same rows for models with other attention, and their difference to the first, seed by seed."""
     names = tuple(dict.fromkeys(setting.options.get("attention", ",".join(MECHANISMS)).split(",")))
     for name in names:
         if find_mechanism(name).finish is not Mechanism.finish:
-            raise ValueError(f"{name} transforms the mixed context, so its output is no sum of α·f(x): leave it out")
+            raise ValueError(f"attention={name} transforms the mixed context, so it is no sum of α·f(x): leave it out")
     if reason := explain_absence(setting):
         return Findings(_make_absent(MECHANISMS_ITEM, reason))
     found, remarks = _read_runs(names, setting)
@@ -95,18 +94,11 @@ def mechanisms(setting: Setting) -> Findings:
             cells.append(Cell(row=f"{name}: {row}", values=values, correlation=row in RELATIONS, **about))
         for row in COMPARED_ROWS if name != names[0] else ():
             both = [(found[name][seed], found[names[0]][seed]) for seed in found[name] if seed in found[names[0]]]
-            gaps = tuple(own.rows(way)[row] - first.rows(way)[row] for own, first in both)
-            reason = "" if gaps else f"no seed of which both {name} and {names[0]} were trained"
+            gaps = tuple(own.make_rows(way)[row] - first.make_rows(way)[row] for own, first in both)
+            reason = "" if gaps else f"{name} and {names[0]} have no seed in common"
             cells.append(Cell(row=f"{name} − {names[0]}: {row}", values=gaps, not_run=reason, **about))
-    says = "AER of each layer by norms, for every attention, with rows taken for output and input."
-    return Findings(cells, {"layers": (_draw_attentions(found), says)}, remarks)
-
-
-def configure_data(scale: Scale, place: Workplace) -> tuple[str, TaskConfig]:
-    """Return the task of a scale and its configuration; no file needs to exist."""
-    if scale == "full":
-        return "translation", configure_europarl(place)
-    return "synthetic", SyntheticConfig(data="lexicon", examples=EXAMPLES[scale])
+    caption = "AER of each layer by norms, for every attention. Rows stand for output (AWO) or input (AWI) words."
+    return Findings(cells, {"layers": (_draw_attentions(found), caption)}, remarks)
 
 
 def load_corpus(scale: Scale, place: Workplace) -> GoldCorpus:
@@ -127,10 +119,9 @@ def explain_absence(setting: Setting) -> str:
 def make_recipe(attention: str, seed: int, setting: Setting) -> Recipe:
     """Return the recipe of one seed: the iwslt14 Transformer at full scale, else a small one.
 
-    The recipe of iwslt14 takes 25,000 updates. With a cosine schedule the validation loss hardly falls after 5,000, so
-    that twelve runs take half an hour on a large GPU. The recipe was not searched.
+    The recipe of iwslt14 has 25,000 updates. With a cosine schedule the validation loss hardly falls after 5,000, and
+    twelve runs take half an hour on a large GPU. The recipe was not tuned.
     """
-    task, data = configure_data(setting.scale, setting.place)
     if setting.scale == "full":
         model: Any = replace(PRESETS["iwslt14"], attention=attention)
         base, decoding = TRAINING["iwslt14"]
@@ -138,7 +129,8 @@ def make_recipe(attention: str, seed: int, setting: Setting) -> Recipe:
             base, steps=5000, batch_tokens=16_384, accumulate=1, lr=7e-4, warmup=2000, schedule="cosine",
             evaluate_every=500, checkpoint_every=1000, seed=seed,
         )  # fmt: skip
-        return Recipe(task, data, replace(model, vocabulary=4, target_vocabulary=4), training, decoding)
+        model, data = replace(model, vocabulary=4, target_vocabulary=4), configure_europarl(setting.place)
+        return Recipe("translation", data, model, training, decoding)
     layers, width, steps = setting.at(smoke=(2, 64, 120), small=(3, 128, 1500), full=(0, 0, 0))
     small = TransformerConfig(
         model="translator", vocabulary=4, attention=attention, layers=layers, width=width, heads=2,
@@ -148,7 +140,8 @@ def make_recipe(attention: str, seed: int, setting: Setting) -> Recipe:
         steps=steps, batch_examples=64, lr=3e-3, warmup=50, evaluate_every=steps, checkpoint_every=steps,
         log_every=steps, seed=seed,
     )  # fmt: skip
-    return Recipe(task, data, small, training, DecodeConfig())
+    examples = SyntheticConfig(data="lexicon", examples=EXAMPLES[setting.scale])
+    return Recipe("synthetic", examples, small, training, DecodeConfig())
 
 
 def _read_runs(names: Sequence[str], setting: Setting) -> tuple[dict[str, dict[int, GoldCounts]], tuple[str, ...]]:
@@ -175,8 +168,8 @@ def _read_runs(names: Sequence[str], setting: Setting) -> tuple[dict[str, dict[i
 
 
 def _list_rows(models: Sequence[GoldCounts], setting: RowSetting) -> dict[str, tuple[float, ...]]:
-    """The table's rows, with a value for each seed; those that every seed has."""
-    each = [model.rows(setting) for model in models]
+    """Return the rows that every seed has, with a value for each seed."""
+    each = [model.make_rows(setting) for model in models]
     return {row: tuple(rows[row] for rows in each) for row in each[0] if all(row in rows for rows in each)}
 
 
@@ -188,7 +181,7 @@ def _make_table(found: Sequence[GoldCounts], tags: tuple[str, ...]) -> Iterator[
             published = _select_published(found, PUBLISHED.get((row, way)))
             about = {"row": row, "column": way, "published": published, "tags": tags, "correlation": row in RELATIONS}
             yield Cell(item=ITEM, values=values, **about)  # type: ignore[arg-type]
-        for row in ("layer mean", "best layer"):  # norms align better, says the paper
+        for row in ("layer mean", "best layer"):  # in the paper norms align better
             differences = tuple(a - b for a, b in zip(rows[f"norm, {row}"], rows[f"weight, {row}"], strict=True))
             gap = PUBLISHED[f"norm, {row}", way] - PUBLISHED[f"weight, {row}", way]
             published = _select_published(found, round(gap, 1))
@@ -199,16 +192,21 @@ def _make_table(found: Sequence[GoldCounts], tags: tuple[str, ...]) -> Iterator[
 
 def _make_layers(found: Sequence[GoldCounts], tags: tuple[str, ...]) -> Iterator[Cell]:
     for (by, way), published in PUBLISHED_LAYERS.items():
-        values = [model.by_layer(by, way.lower()) for model in found]  # type: ignore[arg-type]
+        values = [model.list_layer_errors(by, way.lower()) for model in found]  # type: ignore[arg-type]
         for layer in range(found[0].layers):
             like = _select_published(found, published[layer] if layer < len(published) else None)
-            own = tuple(of_seed[layer] for of_seed in values)
-            yield Cell(item=ITEM, row=f"{by}, layer {layer + 1}", column=way, published=like, values=own, tags=tags)
+            errors = tuple(seed[layer] for seed in values)
+            yield Cell(item=ITEM, row=f"{by}, layer {layer + 1}", column=way, published=like, values=errors, tags=tags)
 
 
 def _select_published(found: Sequence[GoldCounts], published: float | None) -> float | None:
-    """What the paper prints, where the model is of its shape: the numbers of two layers are not those of six."""
+    """Return the published number if the model has as many layers as the paper's."""
     return published if found[0].layers == PUBLISHED_LAYER_COUNT else None
+
+
+def _make_absent(item: str, reason: str) -> list[Cell]:
+    printed = PUBLISHED.items()
+    return [Cell(item=item, row=row, column=way, published=x, not_run=reason) for (row, way), x in printed]
 
 
 def _list_tags(setting: Setting) -> tuple[str, ...]:
@@ -216,13 +214,12 @@ def _list_tags(setting: Setting) -> tuple[str, ...]:
 
 
 def _make_chance(found: Mapping[int, GoldCounts], setting: Setting, tags: tuple[str, ...]) -> Iterator[Cell]:
-    """Yield the cells of a random source word for every target word, beside the better of AWO and AWI."""
-    function = partial(measure_chance, setting.scale)
-    settings = {"scale": setting.scale}
+    """Yield the error of linking every target word to a random source word, and how much better norms are."""
+    settings, function = {"scale": setting.scale}, partial(measure_chance, setting.scale)
     plan = {seed: Calculation("chance alignment", settings, function, seed) for seed in found}
     known = setting.rows.read_plan(plan).values
     chance = [known[seed]["aer"] for seed in found]
-    ours = [min(min(model.by_layer("norm", way)) for way in SETTINGS) for model in found.values()]
+    ours = [min(min(model.list_layer_errors("norm", way)) for way in SETTINGS) for model in found.values()]
     yield Cell(item=ITEM, row="a random source word", column="AER", values=tuple(chance), tags=tags)
     differences = tuple(a - b for a, b in zip(ours, chance, strict=True))
     row = "norm, best layer − a random source word"
@@ -239,28 +236,19 @@ def measure_chance(scale: Scale, place: Workplace, seed: int | None) -> dict[str
     return {"aer": 100 * compute_rate("aer", count_links(links, corpus.gold.sure, corpus.gold.possible))}
 
 
-def _make_absent(item: str, reason: str) -> list[Cell]:
-    return [
-        Cell(item=item, row=row, column=way, published=published, not_run=reason)
-        for (row, way), published in PUBLISHED.items()
-    ]
-
-
 def _draw_layers(models: Sequence[GoldCounts]) -> Any:
     lines = {f"{by}, {way.upper()}": _average_layers(models, by, way) for by, way in product(METHODS, SETTINGS)}
     return draw_curves(lines, x="layer", y="AER (%), mean over seeds")
 
 
 def _draw_attentions(found: Mapping[str, Mapping[int, GoldCounts]]) -> Any:
-    panels = {
-        f"by norms, {way.upper()}": {
-            name: _average_layers(list(models.values()), "norm", way) for name, models in found.items()
-        }
-        for way in SETTINGS
-    }
+    panels = {}
+    for way in SETTINGS:
+        lines = {name: _average_layers(list(models.values()), "norm", way) for name, models in found.items()}
+        panels[f"by norms, {way.upper()}"] = lines
     return draw_panels(panels, x="layer", y="AER (%), mean over seeds")
 
 
 def _average_layers(models: Sequence[GoldCounts], by: By, way: RowSetting) -> tuple[range, list[float]]:
-    mean = np.mean([model.by_layer(by, way) for model in models], axis=0)
+    mean = np.mean([model.list_layer_errors(by, way) for model in models], axis=0)
     return range(1, len(mean) + 1), mean.tolist()
