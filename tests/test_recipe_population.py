@@ -8,19 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from item_runs import make_setting
 from snell_corpora import pairs_in, texts_in
 
-from attnlab.experiments import population
-from attnlab.experiments.jobs import Waiting, attempt
-from attnlab.experiments.schedulers import Scheduler
-from attnlab.experiments.study import Setting
-from attnlab.experiments.work import finished
-from attnlab.studies.snell2021 import grown, together
+from attnlab.experiments import recipe_population
+from attnlab.experiments.population import IGNORED
+from attnlab.experiments.recipe_population import RecipeSeeds, count_fitting, train_recipes
+from attnlab.experiments.single_run import is_finished
 from attnlab.studies.snell2021 import plan as corpora
-from attnlab.studies.snell2021.grown import Runs, how_many, train_as_one
-from attnlab.studies.snell2021.measures import measure
 from attnlab.studies.snell2021.plan import ScaleSize
-from attnlab.studies.snell2021.together import Wanted
 from attnlab.studies.snell2021.trials import Field, Trial
 from attnlab.training.run_folder import read_checkpoint
 from attnlab.training.runs import open_run, start_run
@@ -46,38 +42,32 @@ def pairs(tmp_path_factory):
     return pairs_in(tmp_path_factory.mktemp("pairs"))
 
 
-def trial(corpus, folder, seed=0):
-    return Trial(Field(corpus, Setting("smoke", (seed,), CPU, folder / "work" / "item")), seed)
+def new_trial(corpus, out, seed=0):
+    return Trial(Field(corpus, make_setting(out)), seed)
 
 
-def grown_from(one, roles):
+def train_together(one, roles):
     field, folders = one.field, [one.folder(role) for role in roles]
-    train_as_one(field.task, [one.recipe(role) for role in roles], folders, field.vocabulary, CPU)
+    train_recipes(field.task, [one.recipe(role) for role in roles], folders, field.vocabulary, CPU)
     return folders
 
 
-def stacked(experiment, seeds, *, device, folder, processes):
-    """As on a GPU."""
-    folder.mkdir()
-    return population._together(experiment, seeds, device, folder / "population.safetensors", lambda done, total: None)
-
-
-@pytest.mark.parametrize("how", ["one by one", "stacked", "long ones apart"])
+@pytest.mark.parametrize("how", ["one width", "long ones apart"])
 @pytest.mark.parametrize("roles", [("A", "B", "C"), ("uniform",), ("frozen",)], ids=lambda roles: roles[0])
 def test_a_run_trained_among_others_is_the_one_trained_alone(texts, tmp_path, monkeypatch, roles, how):
-    if how != "one by one":
-        monkeypatch.setattr(grown, "grow", stacked)
     if how == "long ones apart":
-        monkeypatch.setattr(grown, "LONG", 12)
-    alone, among = trial(texts, tmp_path / "alone"), trial(texts, tmp_path / "among")
+        monkeypatch.setattr(recipe_population, "LONG", 12)
+    alone, among = new_trial(texts, tmp_path / "alone"), new_trial(texts, tmp_path / "among")
     assert among.field.task.count_examples("train") % 32, "the last batch of an epoch should be a smaller one"
-    folders = grown_from(among, roles)
+    folders = train_together(among, roles)
     for role, folder in zip(roles, folders, strict=True):
         alone.train(role)
         for step in STEPS[1:]:
-            mine, theirs = (read_checkpoint(where.step_file(step)).part("model/") for where in (folder, alone.folder(role)))
+            mine, theirs = (
+                read_checkpoint(where.step_file(step)).part("model/") for where in (folder, alone.folder(role))
+            )
             assert mine.keys() == theirs.keys()
-            began = {name: x.detach() for name, x in alone.model(role, 0).named_parameters()}
+            began = {name: x.detach() for name, x in alone.load_model(role, 0).named_parameters()}
             if (
                 role == "frozen"
             ):  # a bias that no relu cuts off moves all logits of a text alike: its gradient is rounding
@@ -85,13 +75,13 @@ def test_a_run_trained_among_others_is_the_one_trained_alone(texts, tmp_path, mo
             moved = sum(float((theirs[name] - x).square().sum()) for name, x in began.items())
             apart = sum(float((theirs[name] - mine[name]).square().sum()) for name in began)
             assert apart < 5e-4 * moved  # rounding of gradients that are next to 0, which Adam blows up
-        assert finished(folder)
+        assert is_finished(folder)
         assert folder.config() == alone.folder(role).config()
 
 
 def test_what_is_left_is_a_run(texts, tmp_path):
-    one = trial(texts, tmp_path)
-    folder, _ = grown_from(one, ("A", "B"))
+    one = new_trial(texts, tmp_path)
+    folder, _ = train_together(one, ("A", "B"))
     (ran,) = json.loads((folder.path / "ran.json").read_text())
     assert (ran["after"], ran["to"], ran["stepper"]) == (0, 40, "population, tf32")
     opened = open_run(folder.path, device="cpu")
@@ -101,13 +91,13 @@ def test_what_is_left_is_a_run(texts, tmp_path):
     before = folder.last.stat().st_mtime_ns
     one.train("A")
     assert folder.last.stat().st_mtime_ns == before  # finished, so not trained again
-    with pytest.raises(ValueError, match="trained as one with others and is finished"):
+    with pytest.raises(ValueError, match="finished"):
         start_run(one.recipe("A"), out=str(folder.path), device="cpu", report=print, note=print, task=one.field.task)
 
 
 def test_an_interrupted_one_goes_on_from_where_it_was(texts, tmp_path, monkeypatch):
-    whole = grown_from(trial(texts, tmp_path / "whole"), ("A", "B"))
-    one, feed, fed = trial(texts, tmp_path / "stopped"), Runs.feed, []
+    whole = train_together(new_trial(texts, tmp_path / "whole"), ("A", "B"))
+    one, feed, fed = new_trial(texts, tmp_path / "stopped"), RecipeSeeds.feed, []
 
     def stops_at(last):
         def noted(self, seeds, device):
@@ -123,25 +113,25 @@ def test_an_interrupted_one_goes_on_from_where_it_was(texts, tmp_path, monkeypat
 
         return noted
 
-    monkeypatch.setattr(Runs, "feed", stops_at(11))
+    monkeypatch.setattr(RecipeSeeds, "feed", stops_at(11))
     with pytest.raises(KeyboardInterrupt):
-        grown_from(one, ("A", "B"))
-    assert not finished(one.folder("A"))
+        train_together(one, ("A", "B"))
+    assert not is_finished(one.folder("A"))
     assert len(fed) == 12
-    monkeypatch.setattr(Runs, "feed", stops_at(None))
-    for folder, expected in zip(grown_from(one, ("B", "A")), whole[::-1], strict=True):
+    monkeypatch.setattr(RecipeSeeds, "feed", stops_at(None))
+    for folder, expected in zip(train_together(one, ("B", "A")), whole[::-1], strict=True):
         for name, x in read_checkpoint(expected.last).part("model/").items():
             torch.testing.assert_close(read_checkpoint(folder.last).part("model/")[name], x)
-    assert len(fed) == len(set(fed)) == 80
+    assert len(fed) == len(set(fed)) == 40
 
 
 def test_a_translator_has_no_padding_among_its_targets(pairs, tmp_path):
-    one = trial(pairs, tmp_path)
-    runs = Runs(one.field.task, [one.recipe("A"), one.recipe("B")], [one.folder("A"), one.folder("B")])
+    one = new_trial(pairs, tmp_path)
+    runs = RecipeSeeds(one.field.task, [one.recipe("A"), one.recipe("B")], [one.folder("A"), one.folder("B")])
     seeds = list(runs.recipes)
     ((source, given, goal),) = runs.feed(seeds, CPU)(0)
     assert source.shape[:2] == given.shape[:2] == goal.shape[:2] == (2, 16)
-    assert bool(((goal == population.IGNORED) == (goal <= 0)).all())
+    assert bool(((goal == IGNORED) == (goal <= 0)).all())
     plan = one.field.task.plan_batches("train", examples=16, seed=seeds[1], epoch=0)
     longest = np.maximum.reduce(one.field.task.get_lengths("train"))
     batch = one.field.task.make_batch("train", sorted(plan[0], key=lambda index: -longest[index]))
@@ -150,16 +140,16 @@ def test_a_translator_has_no_padding_among_its_targets(pairs, tmp_path):
 
 
 def test_long_texts_are_passed_apart_and_the_others_not_padded_to_them(texts, tmp_path, monkeypatch):
-    one = trial(texts, tmp_path)
+    one = new_trial(texts, tmp_path)
     task, lengths = one.field.task, one.field.task.get_lengths("train")[0]
-    monkeypatch.setattr(grown, "LONG", 13)
+    monkeypatch.setattr(recipe_population, "LONG", 13)
     short, long = (iter(np.flatnonzero(which).tolist()) for which in (lengths <= 13, lengths > 13))
     plan = [[next(long) for _ in range(many)] + [next(short) for _ in range(rows - many)]
             for many, rows in ((0, 32), (1, 32), (5, 32), (17, 32), (32, 32), (2, 25), (3, 3))]  # fmt: skip
     other = [plan[0], plan[0], *plan[2:]]  # of the second step, the other seed has nothing long
     plans = dict(zip((seeds := [corpora.ROLES["B"], corpora.ROLES["A"]]), (plan, other), strict=True))
-    monkeypatch.setattr(task, "plan", lambda part, *, examples, seed, epoch: plans[seed])
-    feed = Runs(task, [one.recipe("A"), one.recipe("B")], [one.folder("A"), one.folder("B")]).feed(seeds, CPU)
+    monkeypatch.setattr(task, "plan_batches", lambda part, *, examples, seed, epoch: plans[seed])
+    feed = RecipeSeeds(task, [one.recipe("A"), one.recipe("B")], [one.folder("A"), one.folder("B")]).feed(seeds, CPU)
     shapes = [[tuple(tokens.shape[1:]) for tokens, _ in feed(step)] for step in range(len(plan))]
     assert shapes == [[(32, 13)], [(4, 16), (28, 13)], [(8, 16), (24, 13)], [(32, 16)], [(32, 16)],
                       [(4, 16), (28, 13)], [(4, 16)]]  # fmt: skip
@@ -168,7 +158,7 @@ def test_long_texts_are_passed_apart_and_the_others_not_padded_to_them(texts, tm
             batch = task.make_batch("train", plans[seed][step])
             given = [(text(row), int(label)) for row, label in zip(batch.inputs[0], batch.targets, strict=True)]
             parts = [zip(tokens[number], goal[number], strict=True) for tokens, goal in feed(step)]
-            passed = [(text(row), int(label)) for part in parts for row, label in part if label != population.IGNORED]
+            passed = [(text(row), int(label)) for part in parts for row, label in part if label != IGNORED]
             assert sorted(given) == sorted(passed)
 
 
@@ -177,24 +167,24 @@ def text(row):
 
 
 def test_those_that_differ_in_more_than_a_seed_are_refused(texts, tmp_path):
-    one = trial(texts, tmp_path)
+    one = new_trial(texts, tmp_path)
     with pytest.raises(ValueError, match="differ in more than their seed"):
-        grown_from(one, ("A", "uniform"))
+        train_together(one, ("A", "uniform"))
     recipe = one.recipe("A")
-    for change, said in (({"clip": 1.0}, None), ({"warmup": 5}, "warmup=5: .* only with warmup=0"),
-                         ({"batch_examples": None}, "say batch_examples=")):  # fmt: skip
+    for change, said in (({"clip": 1.0}, None), ({"warmup": 5}, "warmup=5"),
+                         ({"batch_examples": None}, "batch_examples=")):  # fmt: skip
         changed = replace(recipe, training=replace(recipe.training, **change))
         if said is None:
-            Runs(one.field.task, [changed], [one.folder("A")])
+            RecipeSeeds(one.field.task, [changed], [one.folder("A")])
             continue
         with pytest.raises(ValueError, match=said):
-            Runs(one.field.task, [changed], [one.folder("A")])
+            RecipeSeeds(one.field.task, [changed], [one.folder("A")])
 
 
 @pytest.fixture
 def b_diverges(monkeypatch):
     """Where runs are trained as one."""
-    made = Runs.model
+    made = RecipeSeeds.model
 
     def broken(self, seed):
         model = made(self, seed)
@@ -203,89 +193,31 @@ def b_diverges(monkeypatch):
                 next(model.parameters()).fill_(torch.nan)
         return model
 
-    monkeypatch.setattr(Runs, "model", broken)
+    monkeypatch.setattr(RecipeSeeds, "model", broken)
 
 
 @pytest.mark.usefixtures("b_diverges")
 def test_one_that_diverges_is_left_and_the_others_are_finished(texts, tmp_path):
-    one = trial(texts, tmp_path)
-    grown_from(one, ("A", "B"))
-    assert (finished(one.folder("A")), finished(one.folder("B"))) == (True, False)
+    one = new_trial(texts, tmp_path)
+    train_together(one, ("A", "B"))
+    assert (is_finished(one.folder("A")), is_finished(one.folder("B"))) == (True, False)
     assert not list(one.folder("A").path.parent.glob("as-one*"))
 
 
-class InTurn(Scheduler):
-    """Jobs one after another in this process, as if it had a GPU to group them for."""
-
-    device, here = "cuda", True
-
-    def run(self, jobs, *, alone=False, watch=lambda: None):
-        waiting, self.done = Waiting(jobs), []
-        while job := waiting.take():
-            self.done.append(job.name)
-            waiting.ended(job, attempt(job, os.getcwd()))
-        return waiting.failed
-
-
-@pytest.mark.usefixtures("b_diverges")
-def test_what_diverges_among_others_is_trained_alone_and_all_are_measured(texts, tmp_path, monkeypatch):
-    monkeypatch.setattr(together, "room_on", lambda device: 10_000)
-    monkeypatch.setattr(Wanted, "trial", property(lambda self: trial(texts, tmp_path, self.seed)))
-    wanted = [Wanted(texts, "smoke", 0, tmp_path, None, "cpu", role, measure) for role in ("A", "uniform", "B", "C")]
-    on = InTurn()
-    together.make(wanted, {texts.name: wanted[0].trial.field.task}, on, lambda *told: None)
-    assert "texts, seed 0, A and 2 more, trained" in on.done
-    assert all(each.measured for each in wanted)
-    steppers = {each.role: json.loads((each.trial.folder(each.role).path / "ran.json").read_text())[-1]["stepper"]
-                for each in wanted}  # fmt: skip
-    assert steppers == {"A": "population, tf32", "C": "population, tf32", "B": "eager", "uniform": "eager"}
-
-
 def test_so_many_are_trained_as_one_as_there_is_room_for(texts, tmp_path):
-    task, training = trial(texts, tmp_path).field.task, corpora.SST.recipe("full", "A", 0).training
+    task, training = new_trial(texts, tmp_path).field.task, corpora.SST.recipe("full", "A", 0).training
     longest = int(task.get_lengths("train")[0].max())
     for room, expected in ((32 * longest * 5 + 1, 5), (32 * longest * 2 - 1, 1), (1, 0)):
-        assert how_many(task, training, room) == expected
-    assert how_many(task, replace(training, batch_examples=None), 10**6) == 0
+        assert count_fitting(task, training, room) == expected
+    assert count_fitting(task, replace(training, batch_examples=None), 10**6) == 0
 
 
 def test_long_texts_that_are_passed_apart_take_no_room_from_the_others(texts, tmp_path, monkeypatch):
-    task, training = trial(texts, tmp_path).field.task, corpora.SST.recipe("full", "A", 0).training
-    monkeypatch.setattr(task, "lengths", lambda part: (np.array([10] * 97 + [20] * 3),))
+    task, training = new_trial(texts, tmp_path).field.task, corpora.SST.recipe("full", "A", 0).training
+    monkeypatch.setattr(task, "get_lengths", lambda part: (np.array([10] * 97 + [20] * 3),))
     for border, widest in ((9, 32 * 20), (15, 32 * 10), (20, 32 * 20)):
-        monkeypatch.setattr(grown, "LONG", border)
-        assert (how_many(task, training, 3 * widest), how_many(task, training, 3 * widest - 1)) == (3, 2)
-    monkeypatch.setattr(task, "lengths", lambda part: (np.array([10] * 97 + [200] * 3),))
-    monkeypatch.setattr(grown, "LONG", 15)
-    assert how_many(task, training, 4 * 200) == 1
-
-
-def test_one_by_itself_is_a_population_on_a_gpu_where_it_has_room(texts, tmp_path, monkeypatch):
-    def wanted(role, device):
-        return Wanted(texts, "smoke", 0, tmp_path / "work" / "item", None, device, role, measure)
-
-    wanted("B", "cpu").trial.train("B")
-    for role, device, room, expected in (
-        ("A", "cuda", 10**6, True), ("A", "cuda", 1, False), ("A", "cpu", 10**6, False), ("B", "cuda", 10**6, False)
-    ):  # fmt: skip
-        monkeypatch.setattr(together, "room_on", lambda device, room=room: room)
-        assert together._has_room(wanted(role, device)) == expected
-
-
-def test_on_a_gpu_alike_ones_are_grouped_but_for_those_begun_alone(texts, tmp_path, monkeypatch):
-    monkeypatch.setattr(together, "how_many", lambda task, training, room: 2)
-    monkeypatch.setattr(together, "room_on", lambda device: 0)
-    wanted = [Wanted(texts, "smoke", seed, tmp_path / "work" / "item", None, "cpu", role, measure)
-              for seed in (0, 1) for role in ("A", "uniform", "B", "C")]  # fmt: skip
-    wanted[3].trial.train("C")
-    tasks = {texts.name: wanted[0].trial.field.task}
-    groups = together._groups(wanted, tasks, "cuda")
-    assert [[(each.seed, each.role) for each in group] for group in groups] == [
-        [(0, "C")], [(0, "A"), (0, "B")], [(1, "A"), (1, "B")], [(1, "C")], [(0, "uniform"), (1, "uniform")],
-    ]  # fmt: skip
-    assert together._groups(wanted, tasks, "cpu") == [(each,) for each in wanted]
-    together.train_some(groups[1])
-    assert all(each.trained for each in groups[1])
-    seconds = [json.loads((each.trial.folder(each.role).path / "trained.json").read_text()) for each in groups[1]]
-    assert seconds[0] == seconds[1]
-    assert seconds[0]["seconds"] > 0
+        monkeypatch.setattr(recipe_population, "LONG", border)
+        assert (count_fitting(task, training, 3 * widest), count_fitting(task, training, 3 * widest - 1)) == (3, 2)
+    monkeypatch.setattr(task, "get_lengths", lambda part: (np.array([10] * 97 + [200] * 3),))
+    monkeypatch.setattr(recipe_population, "LONG", 15)
+    assert count_fitting(task, training, 4 * 200) == 1
