@@ -54,7 +54,7 @@ def read_europarl(pairs):
     lines, gold = read_gold_pairs(None)
     if pairs < len(gold):
         raise SystemExit(f"--pairs must be at least {len(gold)}, the number of gold pairs, got {pairs}")
-    read = find_parallel_text(TranslationConfig(data="europarl", pair="de-en")).read_part("train")
+    read = find_parallel_text(TranslationConfig(data="europarl", pair="de-en")).readers["train"]()
     more = remove_gold(lines, tokenize_pairs((read[0][:pairs], read[1][:pairs])))[: pairs - len(gold)]
     return [own + [pair[side] for pair in more] for side, own in enumerate(lines)], gold
 

@@ -1,7 +1,6 @@
 """Scores against sacrebleu itself, against numbers by hand, and against sums over full passes."""
 
 import math
-import sys
 
 import pytest
 import torch
@@ -80,7 +79,7 @@ def test_intervals_are_the_bootstraps():
     assert compute_bleu(OURS, THEIRS).margin is None
 
 
-def test_what_is_refused_of_texts(monkeypatch):
+def test_what_is_refused_of_texts():
     with pytest.raises(ValueError, match="2 hypotheses but 1 references"):
         compute_bleu(OURS, THEIRS[:1])
     with pytest.raises(ValueError, match="2 hypotheses but 3 references"):
@@ -90,9 +89,6 @@ def test_what_is_refused_of_texts(monkeypatch):
             compute_bleu(nothing, nothing)
     with pytest.raises(ValueError, match="bootstrap must be 0"):
         compute_bleu(OURS, THEIRS, bootstrap=1)
-    monkeypatch.setitem(sys.modules, "sacrebleu", None)
-    with pytest.raises(ImportError, match="pip install sacrebleu"):
-        compute_bleu(OURS, THEIRS)
 
 
 def test_perplexity_and_bits():

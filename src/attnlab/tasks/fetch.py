@@ -40,14 +40,16 @@ def obtain_file(dataset: NamedSet, name: str, data_dir: str | None = None) -> Pa
     download = next((d for d in dataset.downloads if name in d.files), None)
     if download is None or not (download.checksum or name in dataset.contents):
         raise FileNotFoundError(f"{dataset.name}: {name} is missing. {dataset.describe_steps()}")
-    with FileLock(_prepare_lock(dataset)):
-        if not (path := get_cache_folder() / dataset.folder / name).exists():  # another process may have fetched it
+    folder = get_cache_folder() / dataset.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / ".lock"):
+        if not (folder / name).exists():  # another process may have fetched it
             _print_licence(dataset.name, dataset.licence, dataset.home)
-            fetch_files(download, dataset)
-    return path
+            fetch_files(download, dataset, folder)
+    return folder / name
 
 
-def find_file(dataset: NamedSet, name: str, data_dir: str | None = None) -> Path | None:
+def find_file(dataset: NamedSet, name: str, data_dir: str | None) -> Path | None:
     """Find a file of a set in data_dir, if given, or else in ATTNLAB_DATA and the cache."""
     root = os.environ.get("ATTNLAB_DATA")
     for key, value in (("ATTNLAB_DATA", root), ("data_dir", data_dir)):
@@ -65,10 +67,8 @@ def get_cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attnlab" / "data"
 
 
-def fetch_files(download: Download, dataset: NamedSet) -> None:
-    """Download and unpack, check the checksums, and move the files into place; keep nothing on an error."""
-    folder = get_cache_folder() / dataset.folder
-    folder.mkdir(parents=True, exist_ok=True)
+def fetch_files(download: Download, dataset: NamedSet, folder: Path) -> None:
+    """Download and unpack, check the checksums, and move the files into the folder; keep nothing on an error."""
     errors = []
     for url in download.urls:
         archive = folder / f".download-{url.rpartition('/')[2]}"
@@ -113,9 +113,8 @@ def download_file(url: str, path: Path, checksum: str | None) -> None:
 def _receive_bytes(url: str, part: Path) -> bool:
     """Append the missing bytes to a .part file; return whether it resumed an earlier download."""
     have = part.stat().st_size if part.exists() else 0
-    request = urllib.request.Request(
-        url, headers={"User-Agent": "attnlab"} | ({"Range": f"bytes={have}-"} if have else {})
-    )
+    headers = {"User-Agent": "attnlab"} | ({"Range": f"bytes={have}-"} if have else {})
+    request = urllib.request.Request(url, headers=headers)
     try:
         response = urllib.request.urlopen(request, timeout=TIMEOUT_S)
     except urllib.error.HTTPError as error:
@@ -191,12 +190,6 @@ def _make_progress(url: str, total: int | None) -> Progress:
 def _print_licence(name: str, licence: str, home: str) -> None:
     """Print the licence of a set once, however many files are fetched."""
     print(f"{name}: licence: {licence} ({home})", file=sys.stderr)
-
-
-def _prepare_lock(dataset: NamedSet) -> Path:
-    folder = get_cache_folder() / dataset.folder
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / ".lock"
 
 
 def find_set(name: str, task: str) -> NamedSet:

@@ -28,15 +28,8 @@ Units = Literal["word", "subword", "character", "byte"]
 KINDS: dict[str, type[Vocabulary]] = {
     "word": Words, "subword": Subwords, "character": Characters, "byte": Characters, "pretrained": Pretrained,
 }  # fmt: skip
-FILES = {
-    "wikitext-2": ("train.txt", "valid.txt", "test.txt"),
-    "wikitext-103": ("train.txt", "valid.txt", "test.txt"),
-    "ptb": ("ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"),
-}
-SHARES = {  # sets of one file, with the positions where the validation and test parts begin
-    "enwik8": ("enwik8", 0.90, 0.95),
-    "tinyshakespeare": ("input.txt", 0.90, 0.95),
-}
+FILES = {"wikitext-2": "{}.txt", "wikitext-103": "{}.txt", "ptb": "ptb.{}.txt"}  # by part
+SHARED_FILES = {"enwik8": "enwik8", "tinyshakespeare": "input.txt"}  # 90 % training, 5 % validation, 5 % test
 UNITS: dict[str, Units] = {"enwik8": "byte", "tinyshakespeare": "character"}
 
 
@@ -91,7 +84,7 @@ class Language(Task):
         return {"vocabulary": len(self.vocabulary)}
 
     def get_lengths(self, part: str) -> tuple[np.ndarray, ...]:
-        first, _, end = self._locate_spans(part, np.arange(self._count_spans(part)))
+        first, _, end = self._locate_spans(part, None)
         return (end - first,)
 
     def make_batch(self, part: str, indices: list[int]) -> Batch:
@@ -118,19 +111,13 @@ class Language(Task):
         sizes = {"words": len(text.split()) + ends, "characters": len(text), "bytes": len(_encode_utf8(text))}
         return {"tokens": tokens, **sizes}
 
-    def _count_spans(self, part: str) -> int:
-        self.check_part(part)
-        step = self.config.block - (self.config.context if part.endswith("-context") else 0)
-        return -(-(len(self._get_stream(part.removesuffix("-context"))) - 1) // step)
-
-    def _locate_spans(self, part: str, index: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the positions in the input stream where each example begins, its scored targets begin, and it ends."""
+    def _locate_spans(self, part: str, index: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return where in the input stream examples begin, their scored targets begin, and they end; None: all."""
         self.check_part(part)
         context = self.config.context if part.endswith("-context") else 0
-        step = self.config.block - context
-        scored = index * step
-        end = np.minimum(scored + step, len(self._get_stream(part.removesuffix("-context"))) - 1)
-        return np.maximum(scored - context, 0), scored, end
+        step, length = self.config.block - context, len(self._get_stream(part.removesuffix("-context"))) - 1
+        scored = np.arange(0, length, step) if index is None else index * step
+        return np.maximum(scored - context, 0), scored, np.minimum(scored + step, length)
 
     def _normalise_lines(self, lines: Sequence[str]) -> list[str]:
         if self.config.lower:
@@ -155,27 +142,24 @@ class Language(Task):
         return np.concatenate([np.array([EOS], dtype=np.int32), ids])
 
     def _read_part(self, part: str) -> str:
-        config, place = self.config, ("train", "valid", "test").index(part)
+        config = self.config
         if config.data in FILES:
-            text = read_text(obtain_file(find_set(config.data, "language"), FILES[config.data][place], config.data_dir))
-        elif config.data in SHARES:
-            name, *cuts = SHARES[config.data]
-            whole = read_bytes(obtain_file(find_set(config.data, "language"), name, config.data_dir))
-            bounds = [0, *(round(cut * len(whole)) for cut in cuts), len(whole)]
-            text = whole[bounds[place] : bounds[place + 1]].decode("utf-8", errors="surrogateescape")
+            text = read_text(obtain_file(SETS[config.data], FILES[config.data].format(part), config.data_dir))
+        elif config.data in SHARED_FILES:
+            whole = read_bytes(obtain_file(SETS[config.data], SHARED_FILES[config.data], config.data_dir))
+            first, last = {"train": (0.0, 0.9), "valid": (0.9, 0.95), "test": (0.95, 1.0)}[part]
+            bounds = slice(round(first * len(whole)), round(last * len(whole)))
+            text = whole[bounds].decode("utf-8", errors="surrogateescape")
         elif hub.is_hub_name(config.data):
-            text = self._read_hub(part)
+            splits = hub.load_splits(config.data)
+            if part not in splits:
+                raise ValueError(f"data={config.data} has no split for the {part} part")
+            text = hub.read_text(splits[part], config.data)
         else:
             text = self._read_files(part)
         if not text.strip():
             raise ValueError(f"{config.data}: the {part} part is empty")
         return text
-
-    def _read_hub(self, part: str) -> str:
-        splits = hub.load_splits(self.config.data)
-        if part not in splits:
-            raise ValueError(f"data={self.config.data} has no split for the {part} part")
-        return hub.read_text(splits[part], self.config.data)
 
     def _read_files(self, part: str) -> str:
         """Read user files. Without valid=, the end of the training text is held out, cut at a line break."""

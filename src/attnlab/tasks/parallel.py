@@ -15,6 +15,9 @@ from attnlab.tasks.text import PAIR_FILES, Pairs, Reader
 if TYPE_CHECKING:
     from attnlab.tasks.translation import TranslationConfig
 
+PARTS = ("train", "valid", "test")
+OWN_FILES = ("valid", "valid_src", "valid_tgt", "test", "test_src", "test_tgt")
+
 
 @dataclass(frozen=True)
 class ParallelText:
@@ -24,13 +27,6 @@ class ParallelText:
     languages: tuple[str, str]
     readers: Mapping[str, Reader]
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return tuple(self.readers)
-
-    def read_part(self, part: str) -> Pairs:
-        return self.readers[part]()
-
 
 def find_parallel_text(config: "TranslationConfig") -> ParallelText:
     """Find the corpus of a configuration: user files (src= or a file as data=), a hub set or a named set."""
@@ -38,14 +34,10 @@ def find_parallel_text(config: "TranslationConfig") -> ParallelText:
         return _open_files(config)
     if hub.is_hub_name(config.data):
         return _open_hub(config)
-    given = [key for key in OWN_FILES if getattr(config, key) is not None]
-    if given:
-        raise ValueError(f"{given[0]}= needs src= and tgt=, or a file as data=: data={config.data} has its own parts")
+    if given := next((key for key in OWN_FILES if getattr(config, key) is not None), None):
+        raise ValueError(f"{given}= needs src= and tgt=, or a file as data=: data={config.data} has its own parts")
     dataset = find_set(config.data, "translation")
     return READERS[dataset.name](config, dataset)
-
-
-OWN_FILES = ("valid", "valid_src", "valid_tgt", "test", "test_src", "test_tgt")
 
 
 def _open_files(config: "TranslationConfig") -> ParallelText:
@@ -81,14 +73,14 @@ def _open_hub(config: "TranslationConfig") -> ParallelText:
     return ParallelText(config.data, (source, target), readers)
 
 
-def _choose_languages(config: "TranslationConfig", dataset: NamedSet, *pairs: str) -> tuple[str, str]:
-    """Return the languages of pair=, in either direction of the pairs of a set; the default is its first pair."""
+def _choose_languages(config: "TranslationConfig", dataset: NamedSet, *pairs: str) -> tuple[tuple[str, str], str]:
+    """Return the languages of pair=, in either direction, and their pair in the set; the default is its first pair."""
     pair = config.pair or pairs[0]
-    known = {*pairs, *("-".join(reversed(pair.split("-"))) for pair in pairs)}
-    if pair not in known:
-        raise ValueError(f"pair={pair}: {dataset.name} has {', '.join(pairs)}, in either direction")
     source, target = pair.split("-")
-    return source, target
+    for stored in (pair, f"{target}-{source}"):
+        if stored in pairs:
+            return (source, target), stored
+    raise ValueError(f"pair={pair}: {dataset.name} has {', '.join(pairs)}, in either direction")
 
 
 def _make_reader(config: "TranslationConfig", dataset: NamedSet, stem: str, languages: tuple[str, str]) -> Reader:
@@ -97,8 +89,16 @@ def _make_reader(config: "TranslationConfig", dataset: NamedSet, stem: str, lang
     return lambda: text.read_parallel(*(obtain_file(dataset, name, config.data_dir) for name in (source, target)))
 
 
+def _read_table(
+    config: "TranslationConfig", dataset: NamedSet, name: str, stored: str, languages: tuple[str, str]
+) -> Pairs:
+    """Read a .tsv file of the stored pair of languages, in the direction of `languages`."""
+    source, target = text.read_pairs(obtain_file(dataset, name, config.data_dir), stored.split("-"))
+    return (source, target) if stored == "-".join(languages) else (target, source)
+
+
 def _open_multi30k(config: "TranslationConfig", dataset: NamedSet) -> ParallelText:
-    languages = _choose_languages(config, dataset, "de-en", "en-fr", "en-cs", "de-fr", "de-cs", "fr-cs")
+    languages, _ = _choose_languages(config, dataset, "de-en", "en-fr", "en-cs", "de-fr", "de-cs", "fr-cs")
     stems = {"train": "train", "valid": "val", "test": "test_2016_flickr", "test2017": "test_2017_flickr",
              "mscoco": "test_2017_mscoco", "test2018": "test_2018_flickr"}  # fmt: skip
     if "cs" in languages:
@@ -108,33 +108,24 @@ def _open_multi30k(config: "TranslationConfig", dataset: NamedSet) -> ParallelTe
 
 
 def _open_iwslt14(config: "TranslationConfig", dataset: NamedSet) -> ParallelText:
-    languages = _choose_languages(config, dataset, "de-en")
-    readers = {part: _make_reader(config, dataset, part, languages) for part in ("train", "valid", "test")}
+    languages, _ = _choose_languages(config, dataset, "de-en")
+    readers = {part: _make_reader(config, dataset, part, languages) for part in PARTS}
     return ParallelText(dataset.name, languages, readers)
 
 
 def _open_europarl(config: "TranslationConfig", dataset: NamedSet) -> ParallelText:
-    stored = ("en-de", "en-nl", "en-pt", "it-pt")
-    languages = _choose_languages(config, dataset, *stored)
-    stem = "-".join(languages) if "-".join(languages) in stored else "-".join(reversed(languages))
-    parts = ("train", "valid", "test")
-    readers = {part: _make_reader(config, dataset, f"{stem}.{part}", languages) for part in parts}
+    languages, stored = _choose_languages(config, dataset, "en-de", "en-nl", "en-pt", "it-pt")
+    readers = {part: _make_reader(config, dataset, f"{stored}.{part}", languages) for part in PARTS}
     return ParallelText(dataset.name, languages, readers)
 
 
 def _open_news_commentary(config: "TranslationConfig", dataset: NamedSet) -> ParallelText:
     """Open News Commentary: 90 % training, 10 % validation, without numeric lines (Snell et al., A.5, A.8)."""
-    stored = ("en-nl", "en-pt", "it-pt")
-    languages = _choose_languages(config, dataset, *stored)
-    stem = "-".join(languages) if "-".join(languages) in stored else "-".join(reversed(languages))
+    languages, stored = _choose_languages(config, dataset, "en-nl", "en-pt", "it-pt")
 
     def read_all() -> Pairs:
-        path = obtain_file(dataset, f"news-commentary-v14.{stem}.tsv", config.data_dir)
-        pairs = _order_sides(text.read_pairs(path, stem.split("-")), stem, languages)
-        kept = [
-            bool(x.strip() and y.strip()) and not (text.is_numeric(x) or text.is_numeric(y))
-            for x, y in zip(*pairs, strict=True)
-        ]
+        pairs = _read_table(config, dataset, f"news-commentary-v14.{stored}.tsv", stored, languages)
+        kept = [all(line.strip() and not text.is_numeric(line) for line in pair) for pair in zip(*pairs, strict=True)]
         return text.pick_rows(pairs, np.array(kept))
 
     return ParallelText(dataset.name, languages, text.hold_out(read_all, 0, 0.1, config.data_seed))
@@ -142,31 +133,24 @@ def _open_news_commentary(config: "TranslationConfig", dataset: NamedSet) -> Par
 
 def _open_tatoeba(config: "TranslationConfig", dataset: NamedSet) -> ParallelText:
     """Open Tatoeba, split by the English side, which many pairs share: 90 % training, 5 % validation, 5 % test."""
-    languages = _choose_languages(config, dataset, "en-de")
+    languages, stored = _choose_languages(config, dataset, "en-de")
     english = languages.index("en")
-
-    def read_all() -> Pairs:
-        path = obtain_file(dataset, "en-de.tsv", config.data_dir)
-        return _order_sides(text.read_pairs(path, ("en", "de")), "en-de", languages)
-
-    outer = text.hold_out(read_all, english, 0.1, config.data_seed)
+    outer = text.hold_out(
+        lambda: _read_table(config, dataset, "en-de.tsv", stored, languages), english, 0.1, config.data_seed
+    )
     inner = text.hold_out(outer["valid"], english, 0.5, config.data_seed)
     readers = {"train": outer["train"], "valid": inner["train"], "test": inner["valid"]}
     return ParallelText(dataset.name, languages, readers)
 
 
-def _order_sides(pairs: Pairs, stem: str, languages: tuple[str, str]) -> Pairs:
-    return pairs if tuple(stem.split("-")) == languages else (pairs[1], pairs[0])
-
-
 def _open_wmt14(config: "TranslationConfig", dataset: NamedSet) -> ParallelText:
     """Open Europarl v7, Common Crawl and News Commentary v9; validate on newstest2013, test on newstest2014."""
-    languages = _choose_languages(config, dataset, "en-de")
+    languages, _ = _choose_languages(config, dataset, "en-de")
     stems = ("europarl-v7.de-en", "commoncrawl.de-en", "news-commentary-v9.de-en")
 
     def read_train() -> Pairs:
         texts = [_make_reader(config, dataset, stem, languages)() for stem in stems]
-        return [line for pairs in texts for line in pairs[0]], [line for pairs in texts for line in pairs[1]]
+        return [line for source, _ in texts for line in source], [line for _, target in texts for line in target]
 
     def read_test() -> Pairs:
         names = {"de": "newstest2014-deen-src.de.sgm", "en": "newstest2014-deen-ref.en.sgm"}

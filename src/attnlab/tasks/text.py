@@ -215,10 +215,8 @@ def is_numeric(line: str) -> bool:
 
 def load_moses(language: str) -> tuple[Callable[[str], str], Callable[[str], str]]:
     """Load the Moses tokenizer and detokenizer of a language (sacremoses), without escaping."""
-    try:
-        from sacremoses import MosesDetokenizer, MosesTokenizer
-    except ImportError:
-        raise ImportError("moses=true needs sacremoses: pip install sacremoses") from None
+    from sacremoses import MosesDetokenizer, MosesTokenizer
+
     tokenizer, detokenizer = MosesTokenizer(lang=language), MosesDetokenizer(lang=language)
     return (
         lambda line: tokenizer.tokenize(line, escape=False, return_str=True),

@@ -73,7 +73,7 @@ class Translation(Task):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        return self.text.parts
+        return tuple(self.text.readers)
 
     def get_sizes(self) -> dict[str, int]:
         return {"source_vocabulary": len(self.source_vocabulary), "vocabulary": len(self.target_vocabulary)}
@@ -120,7 +120,7 @@ class Translation(Task):
 
     def _read_part(self, part: str) -> Pairs:
         """Read the pairs of a part; in training, drop pairs with an empty side and apply most_train."""
-        source, target = self.text.read_part(part)
+        source, target = self.text.readers[part]()
         if self.config.lower:
             source, target = [line.lower() for line in source], [line.lower() for line in target]
         full = [bool(x.strip() and y.strip()) for x, y in zip(source, target, strict=True)]

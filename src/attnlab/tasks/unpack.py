@@ -10,10 +10,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from _typeshed import SupportsRead
+from typing import IO
 
 CHUNK = 2**20
 MOST_MEMBERS = 250_000
@@ -35,12 +32,10 @@ def read_members(archive: Path, wanted: Wanted) -> Iterator[tuple[str, Iterator[
             yield from _read_tar(archive, wanted, budget)
         elif archive.suffix == ".zip":
             yield from _read_zip(archive, wanted, budget)
-        elif archive.suffix == ".gz":
-            with gzip.open(archive) as unzipped:
-                yield archive.stem, budget.read_pieces(unzipped)
         else:
-            with archive.open("rb") as stream:
-                yield archive.name, budget.read_pieces(stream)
+            is_gzip = archive.suffix == ".gz"
+            with gzip.open(archive) if is_gzip else archive.open("rb") as stream:
+                yield archive.stem if is_gzip else archive.name, budget.read_pieces(stream)
     except DAMAGE as error:
         raise ValueError(f"{archive.name}: damaged ({error})") from None
 
@@ -62,17 +57,14 @@ class _Budget:
         if size > self.bytes:
             raise ValueError(f"{self.archive.name} unpacks to more than {MOST_BYTES:,} bytes")
 
-    def read_pieces(self, stream: "SupportsRead[bytes]") -> Iterator[bytes]:
+    def read_pieces(self, stream: IO[bytes] | gzip.GzipFile) -> Iterator[bytes]:
         """Yield the content of a stream, counting the real bytes whatever size the archive declares."""
-        while piece := self._read_piece(stream):
-            self.bytes -= len(piece)
-            if self.bytes < 0:
-                raise ValueError(f"{self.archive.name} unpacks to more than {MOST_BYTES:,} bytes")
-            yield piece
-
-    def _read_piece(self, stream: "SupportsRead[bytes]") -> bytes:
         try:
-            return stream.read(CHUNK)
+            while piece := stream.read(CHUNK):
+                self.bytes -= len(piece)
+                if self.bytes < 0:
+                    raise ValueError(f"{self.archive.name} unpacks to more than {MOST_BYTES:,} bytes")
+                yield piece
         except DAMAGE as error:
             raise ValueError(f"{self.archive.name}: damaged ({error})") from None
 

@@ -9,9 +9,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
+import sentencepiece
+from tokenizers import Tokenizer
 
 from attnlab.files import write_bytes
 from attnlab.tasks.batching import split_chunks
@@ -59,7 +61,7 @@ class Subwords(Vocabulary):
 
     def __init__(self, model: bytes) -> None:
         self.model = model
-        self.processor = _import_sentencepiece().SentencePieceProcessor(model_proto=model)
+        self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
 
     @classmethod
     def train(cls, lines: Sequence[str], size: int, *, kind: str = "unigram", coverage: float = 0.9995) -> "Subwords":
@@ -67,7 +69,7 @@ class Subwords(Vocabulary):
         model = BytesIO()
         sentences = (line for line in lines[:: 1 + len(lines) // MOST_LINES] if line.strip())
         try:
-            _import_sentencepiece().SentencePieceTrainer.train(
+            sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=sentences, model_writer=model, model_type=kind, vocab_size=size,
                 character_coverage=coverage, pad_id=PAD, bos_id=BOS, eos_id=EOS, unk_id=UNK, pad_piece=SPECIALS[PAD],
                 num_threads=SENTENCEPIECE_THREADS, minloglevel=2,
@@ -180,7 +182,7 @@ class Pretrained(Vocabulary):
     suffix = ".json"
 
     def __init__(self, tokenizer: str) -> None:
-        self.tokenizer = _import_tokenizers().Tokenizer.from_str(tokenizer)
+        self.tokenizer: Any = Tokenizer.from_str(tokenizer)
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.tokenizer.encode_special_tokens = True
@@ -194,7 +196,7 @@ class Pretrained(Vocabulary):
                 raise ValueError(f"{name} has no tokenizer.json; set tokenizer= to a folder that has one")
             return cls.load(folder / "tokenizer.json")
         try:
-            return cls(_import_tokenizers().Tokenizer.from_pretrained(name).to_str())
+            return cls(Tokenizer.from_pretrained(name).to_str())
         except Exception as error:  # a missing tokenizer raises many types
             reason = str(error).strip().split("\n")[0]
             raise ValueError(f"no tokenizer {name!r}, neither as a folder nor on the hub ({reason})") from None
@@ -246,19 +248,3 @@ def _escape_word(word: str) -> str:
 
 def _unescape_word(word: str) -> str:
     return word.encode("ascii").decode("unicode_escape") if "\\" in word else word
-
-
-def _import_sentencepiece():
-    try:
-        import sentencepiece
-    except ImportError:
-        raise ImportError("units=subword needs sentencepiece: pip install sentencepiece") from None
-    return sentencepiece
-
-
-def _import_tokenizers():
-    try:
-        import tokenizers
-    except ImportError:
-        raise ImportError("tokenizer= needs tokenizers: pip install tokenizers") from None
-    return tokenizers
