@@ -40,7 +40,7 @@ def test_describe_prints_the_published_totals(words, total):
 
 
 COPYING = ("data=subset", "length=6", "types=12", "examples=20000", "held_out=50", "model=tiny", "layers=1", "heads=2",
-           "width=32", "feed_forward=64", "batch_examples=32", "steps=550", "lr=5e-3")  # fmt: skip
+           "width=32", "feed_forward=64", "batch_examples=32", "steps=300", "warmup=50", "lr=5e-3")  # fmt: skip
 TRANSLATING = ("data=lexicon", "examples=4000", "held_out=50", "layers=1", "heads=2", "width=32", "feed_forward=64",
                "batch_examples=32", "steps=200", "warmup=50", "lr=5e-3")  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""What `attnlab compare` makes of its words, its controls, and what it concludes from seeds."""
+"""`attnlab compare`: its settings, its controls, and its statistics over seeds."""
 
 import math
 from pathlib import Path
@@ -8,9 +8,9 @@ import pytest
 from properties import given, st
 from scipy import stats
 
-from attnlab.commands.compare.controls import HEADS, MATCHED, with_controls
-from attnlab.commands.compare.cost import Sizes, first_batch
-from attnlab.commands.compare.measures import measures
+from attnlab.commands.compare.controls import HEADS, MATCHED, add_controls
+from attnlab.commands.compare.cost import CostTable, take_first_batch
+from attnlab.commands.compare.measures import list_measures
 from attnlab.commands.compare.plan import plan_comparison
 from attnlab.commands.compare.value_lists import split_list, split_options
 from attnlab.experiments.significance import compute_bootstrap_p, correct_by_holm, compute_interval, contrast_seeds
@@ -69,18 +69,22 @@ def test_rows_differ_in_their_attention_and_runs_in_their_seed_alone():
     assert one.training.seed == 9
     assert one.model != other.model
     task = TASKS["synthetic"].prepare(one.data, Path())
-    assert first_batch(one, task).indices == first_batch(other, task).indices
+    assert take_first_batch(one, task).indices == take_first_batch(other, task).indices
 
 
 def test_an_option_goes_to_the_attentions_that_have_it_and_to_the_row_that_says_it():
-    plan = plan_comparison("synthetic", TINY | {"attention": "softmax,coda,coda(alpha=3),softmax(heads=4)", "alpha": "2"})
+    plan = plan_comparison(
+        "synthetic", TINY | {"attention": "softmax,coda,coda(alpha=3),softmax(heads=4)", "alpha": "2"}
+    )
     options = [plan.recipe(row, 0, 1).model.attention_options for row in plan.rows]
     assert options == [{}, {"alpha": 2.0}, {"alpha": 3.0}, {}]
     assert [plan.recipe(row, 0, 1).model.heads for row in plan.rows] == [2, 2, 2, 4]
 
 
 def test_lists_make_every_combination():
-    plan = plan_comparison("synthetic", TINY | {"attention": "softmax", "lr": "1e-3,2e-3", "betas": "(0.9,0.98),(0.9,0.999)"})
+    plan = plan_comparison(
+        "synthetic", TINY | {"attention": "softmax", "lr": "1e-3,2e-3", "betas": "(0.9,0.98),(0.9,0.999)"}
+    )
     made = {(r.training.lr, r.training.betas) for k in range(4) for r in [plan.recipe(plan.rows[0], k, 1)]}
     assert made == {(lr, (0.9, b)) for lr in (1e-3, 2e-3) for b in (0.98, 0.999)}
 
@@ -95,23 +99,23 @@ def test_the_same_question_has_the_same_name_and_another_has_another():
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({}, "say what is compared: attention="),
+        ({}, "attention= is missing"),
         ({"attention": "softmax,cosa"}, "no attention is called 'cosa' .did you mean 'coda'"),
-        ({"attention": "softmax,softmax"}, "softmax is there twice"),
-        ({"attention": "softmax", "seeds": "0"}, "seeds must be at least 1, not 0"),
+        ({"attention": "softmax,softmax"}, "softmax is given twice"),
+        ({"attention": "softmax", "seeds": "0"}, "at least 1, got 0"),
         ({"attention": "softmax", "seeds": "many"}, "seeds=many: expected a whole number"),
         ({"attention": "softmax", "sedes": "3"}, "unknown key 'sedes' .did you mean 'seeds'"),
         ({"attention": "softmax,coda", "alhpa": "3"}, "unknown key 'alhpa' .did you mean 'alpha'"),
         ({"attention": "coda(alhpa=3)"}, "unknown key 'alhpa' .did you mean 'alpha'"),
-        ({"attention": "softmax", "betas": "0.9,0.98"}, "put it in parentheses, betas="),
-        ({"attention": "softmax,coda", "alpha": "1,2"}, "more trials than others; make rows of it"),
-        ({"attention": "softmax", "seed": "1,2"}, "say how many, seeds=2"),
-        ({"attention": "softmax", "examples": "10,20"}, "chosen by validation loss"),
-        ({"attention": "softmax", "beam": "1,5"}, "chosen by validation loss"),
+        ({"attention": "softmax", "betas": "0.9,0.98"}, "parentheses, betas="),
+        ({"attention": "softmax,coda", "alpha": "1,2"}, "more trials"),
+        ({"attention": "softmax", "seed": "1,2"}, "seeds=2"),
+        ({"attention": "softmax", "examples": "10,20"}, "validation loss cannot choose"),
+        ({"attention": "softmax", "beam": "1,5"}, "validation loss cannot choose"),
         ({"attention": "softmax", "lr": "1e-3,x"}, "lr=x: expected a number"),
         ({"attention": "softmax", "lr": "1e-3,-1"}, "lr must be above 0"),
-        ({"attention": "softmax(examples=5)"}, "examples must be the same for all"),
-        ({"attention": "softmax,softmax(lr=3)", "lr": "1,2"}, "lr is also a grid, lr=1,2; say one of the two"),
+        ({"attention": "softmax(examples=5)"}, "examples must be the same"),
+        ({"attention": "softmax,softmax(lr=3)", "lr": "1,2"}, "also a grid, lr=1,2"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_runs(said, message):
@@ -129,8 +133,8 @@ def counted(recipe):
 
 def controlled(**said):
     plan = plan_comparison("synthetic", TINY | {"seeds": "1"} | said)
-    sizes = Sizes(TASKS["synthetic"].prepare(plan.recipe(plan.rows[0], 0, 1).data, Path()))
-    return with_controls(plan, sizes.parameters)
+    costs = CostTable(TASKS["synthetic"].prepare(plan.recipe(plan.rows[0], 0, 1).data, Path()))
+    return add_controls(plan, costs.count_parameters)
 
 
 @pytest.mark.parametrize(
@@ -140,12 +144,16 @@ def controlled(**said):
 def test_no_other_feed_forward_is_nearer_to_the_largest_row(attention, most):
     plan = controlled(attention=attention)
     (control,) = [row for row in plan.rows if row.label == MATCHED]
-    largest = max(counted(plan.recipe(row, 0, 1)) for row in plan.rows if not row.control)
-    units = int(control.at[0]["feed_forward"])
+    largest = max(counted(plan.recipe(row, 0, 1)) for row in plan.rows if not row.is_control)
+    units = int(control.by_point[0]["feed_forward"])
     fixed = {key: text for key, text in TINY.items() if key != "feed_forward"}
-    near = {n: counted(resolve_recipe("synthetic", fixed | {"feed_forward": str(n)})) for n in range(units - 2, units + 3)}
+    near = {
+        n: counted(resolve_recipe("synthetic", fixed | {"feed_forward": str(n)})) for n in range(units - 2, units + 3)
+    }
     assert min(near, key=lambda n: abs(near[n] - largest)) == units
-    assert f"feed_forward={units} instead of 7: {near[units]:,} parameters, {most} has {largest:,}" in control.says
+    assert (
+        f"feed_forward={units} instead of 7: {near[units]:,} parameters, {most} has {largest:,}" in control.description
+    )
     assert plan.recipe(control, 0, 1).model.attention == "softmax"
 
 
@@ -159,7 +167,7 @@ def test_twice_the_heads_are_as_many_parameters():
 
 def test_a_control_follows_the_grid():
     plan = controlled(attention="softmax,dagpam", width="12,24")
-    at = {row.label: [plan.recipe(row, k, 1).model for k in range(2)] for row in plan.rows if row.control}
+    at = {row.label: [plan.recipe(row, k, 1).model for k in range(2)] for row in plan.rows if row.is_control}
     assert [model.width for model in at[MATCHED]] == [12, 24]
     assert at[MATCHED][0].feed_forward != at[MATCHED][1].feed_forward
 
@@ -175,8 +183,8 @@ def test_a_control_follows_the_grid():
 def test_a_control_that_cannot_be_had_is_said(said, note):
     base = {k: x for k, x in TINY.items() if k not in ("layers", "feed_forward")} if "model" in said else TINY
     plan = plan_comparison("synthetic", base | {"seeds": "1", "length": "5"} | said)
-    sizes = Sizes(TASKS["synthetic"].prepare(plan.recipe(plan.rows[0], 0, 1).data, Path()))
-    assert any(line.startswith(note) for line in with_controls(plan, sizes.parameters).notes)
+    costs = CostTable(TASKS["synthetic"].prepare(plan.recipe(plan.rows[0], 0, 1).data, Path()))
+    assert any(line.startswith(note) for line in add_controls(plan, costs.count_parameters).notes)
 
 
 def test_softmax_alone_needs_no_control():
@@ -195,7 +203,7 @@ def test_flops_are_those_of_the_matrix_products():
         "heads": "2",
     }
     recipe = resolve_recipe("synthetic", said | {"feed_forward": "11", "batch_examples": "3"})
-    size = Sizes(TASKS["synthetic"].prepare(recipe.data, Path())).of(recipe)
+    size = CostTable(TASKS["synthetic"].prepare(recipe.data, Path())).find(recipe)
     b, n, e, f, classes = 3, 5, 8, 11, 2
     attention = 2 * b * n * e * e * 4 + 2 * 2 * b * n * n * e  # four projections; q kᵀ and the weights times v
     forward = attention + 2 * 2 * b * n * e * f + 2 * b * e * classes
@@ -204,9 +212,9 @@ def test_flops_are_those_of_the_matrix_products():
 
 def test_a_model_that_cannot_be_built_has_a_reason():
     recipe = resolve_recipe("synthetic", TINY | {"attention": "shaped"})
-    sizes = Sizes(TASKS["synthetic"].prepare(recipe.data, Path()))
-    assert sizes.of(recipe) is None
-    assert "cannot be a cross attention" in sizes.why_not(recipe)
+    costs = CostTable(TASKS["synthetic"].prepare(recipe.data, Path()))
+    assert costs.find(recipe) is None
+    assert "cannot be a cross attention" in costs.explain(recipe)
 
 
 def test_flops_that_cannot_be_counted_have_a_reason(tmp_path):
@@ -216,7 +224,7 @@ def test_flops_that_cannot_be_counted_have_a_reason(tmp_path):
     code += "\n        assert float(q.sum()) < 1e9\n        return super().mix(q, *more, **named)\n"
     (tmp_path / "looks.py").write_text(code)
     recipe = resolve_recipe("synthetic", TINY | {"attention": f"{tmp_path / 'looks.py'}:Looks"})
-    size = Sizes(TASKS["synthetic"].prepare(recipe.data, Path())).of(recipe)
+    size = CostTable(TASKS["synthetic"].prepare(recipe.data, Path())).find(recipe)
     assert size.parameters == counted(recipe)
     assert size.flops is None
     assert "meta" in size.uncounted
@@ -274,4 +282,8 @@ def test_the_paired_bootstrap_tells_a_better_translation_from_an_equal_one():
 
 def test_a_measure_that_no_run_has_is_left_out():
     found = {"perplexity": 3.0, "accuracy": math.nan, "scores": {"BLEU": 20.0}, "inside": {"jsd": 1.0}}
-    assert [m.name for m in measures("translation", [found])] == ["BLEU", "perplexity", "head JSD (nats a sentence)"]
+    assert [m.name for m in list_measures("translation", [found])] == [
+        "BLEU",
+        "perplexity",
+        "head JSD (nats a sentence)",
+    ]

@@ -1,4 +1,4 @@
-"""`attnlab compare` as a person uses it: trained, measured, interrupted, gone on with, read."""
+"""`attnlab compare` as a person uses it: trained, measured, interrupted, resumed, read."""
 
 import csv
 import json
@@ -16,11 +16,12 @@ import pytest
 from in_process import run_attnlab
 
 from attnlab.commands.compare.comparison import ComparisonTerms, compare
-from attnlab.commands.compare.comparison_page import CELL_COLUMNS, remarks, table, write
+from attnlab.commands.compare.comparison_page import CELL_COLUMNS, list_remarks, tabulate, write_comparison
 from attnlab.commands.compare.plan import plan_comparison
 from attnlab.decoding.evaluation import evaluate_part
-from attnlab.experiments import work
-from attnlab.experiments.schedulers import scheduler
+from attnlab.experiments.ledger import FILE, Ledger
+from attnlab.experiments.schedulers import open_scheduler
+from attnlab.experiments.single_run import train_alone
 from attnlab.tasks import TASKS
 from attnlab.training import runs
 from attnlab.training.recipe import resolve_recipe
@@ -147,7 +148,7 @@ def test_tables_figures_and_page(place, rows):
 def in_here(folder, *, controls=False, note=lambda line: None, **said):
     """The same without a command line."""
     values = dict(word.split("=") for word in TINY if not word.startswith("device")) | {"seeds": "1"} | said
-    with scheduler("local", jobs=2, device="cpu") as on:
+    with open_scheduler("local", jobs=2, device="cpu") as on:
         terms = ComparisonTerms(on, folder / "out", folder / "runs", controls, note)
         return compare(plan_comparison("synthetic", values), terms)[0]
 
@@ -158,44 +159,44 @@ def test_the_same_again_trains_nothing_and_finds_the_same(place, rows, monkeypat
     assert len(before) == 5 * 3
     said, notes = dict(word.split("=", 1) for word in WORDS if not word.startswith("out")), []
     again = in_here(place, controls=True, note=notes.append, **said, seeds="3").as_json()["rows"]
-    assert "3 seeds: 15 of 18 runs are there already" in notes
+    assert f"{place / 'out' / FILE} has 20 rows already" in notes  # 5 rows with 3 seeds and a timing each
     assert {path: path.stat().st_mtime_ns for path in place.glob("runs/*/last.safetensors")} == before
     assert {row["row"]: json.loads(json.dumps(row)) for row in again} == rows
 
 
 def test_the_point_with_the_lowest_validation_loss_is_chosen_with_equal_trials(tmp_path):
     results = in_here(tmp_path, attention="softmax,uniform", lr="1e-2,1e-6", seeds="2")
-    for outcome in results.outcomes:
-        assert outcome.trials.keys() == {0, 1}
-        assert outcome.point == min(outcome.trials, key=outcome.trials.__getitem__) == 0
-        assert RunFolder(Path(outcome.runs[1])).position()["best"] == outcome.trials[0]
-        assert outcome.found.keys() == {1, 2}
+    for row in results.rows:
+        assert row.trials.keys() == {0, 1}
+        assert row.point == min(row.trials, key=row.trials.__getitem__) == 0
+        assert RunFolder(Path(row.runs[1])).position()["best"] == row.trials[0]
+        assert row.measured.keys() == {1, 2}
     assert len(list((tmp_path / "runs").iterdir())) == 2 * (2 + 1)  # the second seed at the chosen point alone
-    told = remarks(results)
+    told = list_remarks(results)
     assert any("tried at the same 2 points of the grid with seed 1" in line for line in told)
     assert "uniform: chosen lr=1e-2" in told
-    assert not any(outcome.failed for outcome in results.outcomes)
-    write(results, tmp_path / "out", {"command": "attnlab compare"})
+    assert not any(row.failures for row in results.rows)
+    write_comparison(results, tmp_path / "out", {"command": "attnlab compare"})
     assert "lr=1e-6" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_a_point_of_the_grid_that_fails_is_told(tmp_path):
-    (outcome,) = in_here(tmp_path, attention="softmax", lr="1e-2,1e36", seeds="1").outcomes
-    assert outcome.point == 0
-    (why,) = outcome.failed
+    (row,) = in_here(tmp_path, attention="softmax", lr="1e-2,1e36", seeds="1").rows
+    assert row.point == 0
+    (why,) = row.failures
     assert why.startswith("lr=1e36: ")
     assert "not finite" in why
 
 
 def test_a_number_that_is_not_finite_is_shown_and_one_that_is_none_is_counted(tmp_path):
     results = in_here(tmp_path, attention="softmax", seeds="2")
-    (outcome,) = results.outcomes
-    found = {1: {**outcome.found[1], "perplexity": math.inf}, 2: {**outcome.found[2], "accuracy": math.nan}}
-    results = replace(results, outcomes=(replace(outcome, found=found),))
-    shown = dict(zip(table(results).columns, table(results).rows[0], strict=True))
+    (row,) = results.rows
+    measured = {1: {**row.measured[1], "perplexity": math.inf}, 2: {**row.measured[2], "accuracy": math.nan}}
+    results = replace(results, rows=(replace(row, measured=measured),))
+    shown = dict(zip(tabulate(results).columns, tabulate(results).rows[0], strict=True))
     assert shown["perplexity"] == "inf"
     assert shown["accuracy"].endswith("(1 of 2 seeds)")
-    write(results, tmp_path / "out", {"command": "attnlab compare"})
+    write_comparison(results, tmp_path / "out", {"command": "attnlab compare"})
 
 
 def test_a_run_of_attnlab_train_is_used(tmp_path):
@@ -203,22 +204,22 @@ def test_a_run_of_attnlab_train_is_used(tmp_path):
     run = tmp_path / "runs" / recipe.name()
     runs.start_run(recipe, out=str(run), device="cpu", report=lambda values: None, note=lambda line: None)
     before = (run / "last.safetensors").stat().st_mtime_ns
-    (outcome,) = in_here(tmp_path, attention="softmax").outcomes
-    assert outcome.runs == {1: str(run)}
-    assert outcome.found[1]["valid_loss"] == RunFolder(run).position()["best"]
+    (row,) = in_here(tmp_path, attention="softmax").rows
+    assert row.runs == {1: str(run)}
+    assert row.measured[1]["valid_loss"] == RunFolder(run).position()["best"]
     assert (run / "last.safetensors").stat().st_mtime_ns == before
 
 
 def test_a_seed_that_fails_leaves_the_others(tmp_path):
-    first = in_here(tmp_path, attention="softmax", seeds="3").outcomes[0]
-    spoilt = Path(first.runs[2])
-    (spoilt / "compared.json").unlink()
+    first = in_here(tmp_path, attention="softmax", seeds="3").rows[0]
+    ledger = tmp_path / "out" / FILE
+    ledger.write_text("".join(f"{row.as_line()}\n" for row in Ledger(ledger).rows() if row.seed != 2))
     for name in ("last", "previous", "best"):
-        (spoilt / f"{name}.safetensors").write_bytes(b"damaged")
-    again = in_here(tmp_path, attention="softmax", seeds="3").outcomes[0]
-    assert again.found == {seed: found for seed, found in first.found.items() if seed != 2}
-    assert len(again.failed) == 1
-    assert again.failed[0].startswith("seed 2: no checkpoint is whole")
+        (Path(first.runs[2]) / f"{name}.safetensors").write_bytes(b"damaged")
+    again = in_here(tmp_path, attention="softmax", seeds="3").rows[0]
+    assert again.measured == {seed: values for seed, values in first.measured.items() if seed != 2}
+    assert len(again.failures) == 1
+    assert again.failures[0].startswith("seed 2: all checkpoints are damaged")
 
 
 def test_nothing_runs_where_no_row_can_be_built(tmp_path):
@@ -268,7 +269,7 @@ def test_a_run_takes_the_vocabulary_that_was_made_once(tmp_path):
     recipe, vocabulary = resolve_recipe("translation", words), tmp_path / "vocabulary"
     vocabulary.mkdir()
     TASKS["translation"].prepare(recipe.data, vocabulary)
-    work.train(recipe, str(tmp_path / "r"), str(vocabulary), "cpu")
+    train_alone(recipe, RunFolder(tmp_path / "r"), vocabulary, "cpu")
     made = {file.name: file.read_bytes() for file in vocabulary.iterdir()}
     assert made
     assert {name: (tmp_path / "r" / name).read_bytes() for name in made} == made

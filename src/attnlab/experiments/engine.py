@@ -220,7 +220,7 @@ def _group_runs(runs: Sequence[PlannedRun], place: Workplace) -> list[tuple[Plan
 
 
 def _note_failures(jobs: Sequence[Job], failed: Mapping[str, str], place: Workplace) -> None:
-    """Append a row for every run whose job failed, unless the job left one."""
+    """Append a row for every run whose job failed, unless it was measured before."""
     ledger = place.open_ledger()
     about = {"command": place.command, "began": datetime.now(UTC).isoformat(timespec="seconds")}
     causes = {run.key: failed[job.name] for job in jobs if job.function is train_runs and job.name in failed
@@ -228,7 +228,7 @@ def _note_failures(jobs: Sequence[Job], failed: Mapping[str, str], place: Workpl
     for job in jobs:
         if job.function is measure_run and job.name in failed:
             run: PlannedRun = job.arguments[0]
-            if ledger.find(run.key) is None:
+            if (row := ledger.find(run.key)) is None or row.failed:
                 what: dict[str, Any] = {"measure": run.measure, "edition": run.edition, "provenance": about}
                 reason = causes.get(run.key, failed[job.name])
                 ledger.append(Row(recipe=run.recipe, seed=run.seed, failed=reason, **what))

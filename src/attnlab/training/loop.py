@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -97,7 +97,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """Where a call of `train` ended."""
+    """Where a training ended."""
 
     step: int
     best: float
@@ -114,15 +114,8 @@ class NotFiniteError(ValueError):
 Report = Callable[[dict[str, Any]], None]
 
 
-def train(
-    task: Task, model: nn.Module, config: TrainConfig, folder: RunFolder, accelerator: Any, report: Report
-) -> TrainingResult:
-    """Train a model up to config.steps, from the folder's checkpoint if it has one; report gets every measurement."""
-    return _Training(task, model, config, folder, accelerator, report).run()
-
-
-class _Training:
-    """One call of `train`: the model, its optimiser, the position in the data, and the actions of the loop."""
+class Training:
+    """One run up to config.steps, resumed from the folder's checkpoint if it has one; report gets every measurement."""
 
     def __init__(
         self, task: Task, model: nn.Module, config: TrainConfig, folder: RunFolder, accelerator: Any, report: Report
@@ -161,10 +154,8 @@ class _Training:
                 if position.step == config.steps or position.finished:
                     position.finished = True
                     self._save()
-        stepper = type(self.stepper).__name__.lower()
-        return TrainingResult(
-            position.step, position.best, position.best_step, position.finished, stepper, self.history
-        )
+        best, stepper = (position.best, position.best_step), type(self.stepper).__name__.lower()
+        return TrainingResult(position.step, *best, position.finished, stepper, self.history)
 
     def _update(self) -> bool:
         """Apply one update; log and save where that is due. Return whether to stop now."""
@@ -183,8 +174,7 @@ class _Training:
         last, stopping = position.step == config.steps, stopping or (self.is_alone and self.stop.is_set())
         saving = position.step % config.checkpoint_every == 0 or last or stopping
         if (position.step % CHECK_EVERY == 0 or saving or position.unevaluated) and stepper.bad:
-            bad = self.first_step + int(stepper.updates) + 1
-            raise NotFiniteError(_describe_failure(self.folder, self.recent, bad, config))
+            raise NotFiniteError(self._describe_failure(self.first_step + int(stepper.updates) + 1))
         if position.step % config.log_every == 0 or last:
             self._log(epoch, lr)
         if saving:
@@ -231,6 +221,17 @@ class _Training:
             self.position.metrics_length = self.metrics.length()
             self.report(values)
 
+    def _describe_failure(self, bad: int) -> str:
+        """Describe a value that is not finite; `bad` is the first update that was not applied."""
+        epoch, examples = next(((epoch, examples) for step, epoch, examples in self.recent if step == bad), ("?", []))
+        shown = ", ".join(map(str, examples[:8])) + (", …" if len(examples) > 8 else "")
+        good = self.folder.last if self.folder.last.exists() else "none yet"
+        return (
+            f"the loss or a gradient was not finite at step {bad} (epoch {epoch}, training examples {shown}); "
+            f"no later update was applied, and the last good checkpoint is {good}; "
+            f"try a lower lr (now {self.config.lr}), clip=1, or a longer warmup"
+        )
+
     def _weights(self) -> Checkpoint:
         return collect_weights(self.model, self.stepper, self.position)
 
@@ -240,22 +241,17 @@ def _is_evaluated(step: int, config: TrainConfig) -> bool:
 
 
 def evaluate(
-    model: nn.Module,
-    task: Task,
-    config: TrainConfig,
-    accelerator: Any,
-    part: str = "valid",
-    should_stop: Callable[[], bool] | None = None,
+    model: nn.Module, task: Task, config: TrainConfig, accelerator: Any, should_stop: Callable[[], bool] | None = None
 ) -> dict[str, float] | None:
-    """Return loss (nats per target), perplexity and accuracy on a part, without label smoothing, noise or dropout.
+    """Return validation loss (nats per target), perplexity and accuracy, without label smoothing, noise or dropout.
 
     Returns None if should_stop() is true between two batches.
     """
     model.eval()
-    longest = int(np.maximum.reduce(task.get_lengths(part)).max())
-    plan = task.plan_batches(part, tokens=max(config.batch_tokens, longest), shuffle=False)
+    longest = int(np.maximum.reduce(task.get_lengths("valid")).max())
+    plan = task.plan_batches("valid", tokens=max(config.batch_tokens, longest), shuffle=False)
     mine = plan[accelerator.process_index :: accelerator.num_processes]
-    unread = (task.make_batch(part, indices) for indices in mine if should_stop is None or not should_stop())
+    unread = (task.make_batch("valid", indices) for indices in mine if should_stop is None or not should_stop())
     batches = (([x.to(accelerator.device) for x in b.inputs], b.targets.to(accelerator.device)) for b in unread)
     padding = None if task.architecture == "classification" else PAD
     try:
@@ -302,20 +298,6 @@ def _seed(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-
-
-def _describe_failure(
-    folder: RunFolder, recent: Iterable[tuple[int, int, list[int]]], bad: int, config: TrainConfig
-) -> str:
-    """Describe a value that is not finite; `bad` is the first update that was not applied."""
-    epoch, examples = next(((epoch, examples) for step, epoch, examples in recent if step == bad), ("?", []))
-    shown = ", ".join(map(str, examples[:8])) + (", …" if len(examples) > 8 else "")
-    good = folder.last if folder.last.exists() else "none yet"
-    return (
-        f"the loss or a gradient was not finite at step {bad} (epoch {epoch}, training examples {shown}); "
-        f"no later update was applied, and the last good checkpoint is {good}; "
-        f"try a lower lr (now {config.lr}), clip=1, or a longer warmup"
-    )
 
 
 @contextmanager

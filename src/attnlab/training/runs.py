@@ -22,7 +22,7 @@ from attnlab.models.presets import Config, build
 from attnlab.tasks import TASKS
 from attnlab.tasks.task import Task
 from attnlab.training.checkpoints import average_checkpoints, load_weights
-from attnlab.training.loop import TrainingResult, train
+from attnlab.training.loop import Training, TrainingResult
 from attnlab.training.recipe import Recipe, restore_recipe
 from attnlab.training.run_folder import RunFolder, list_run_folders, read_checkpoint
 
@@ -80,7 +80,7 @@ def start_run(
         LAUNCHED.clear()
         first = folder.position().get("step", 0)
         try:
-            outcome = train(task, model, recipe.training, folder, accelerator, report_and_track)
+            outcome = Training(task, model, recipe.training, folder, accelerator, report_and_track).run()
         finally:
             if tracking:
                 accelerator.end_training()
@@ -192,16 +192,11 @@ def list_runs(root: Path = ROOT) -> list[dict[str, Any]]:
         step, best = position.get("step", 0), position.get("best", math.inf)
         state = "finished" if position.get("finished") else "interrupted" if position else "not started"
         state = "running" if folder.is_locked() else state
-        rows.append(
-            {
-                "run": folder.path.name,
-                "task": f"{config['task']} {config['data'].get('src') or config['data'].get('data', '')}",
-                "attention": config["model"]["attention"],
-                "state": state,
-                "step": f"{step}/{config['training']['steps']}",
-                "best valid loss": f"{best:.4f}" if math.isfinite(best) else "–",
-            }
-        )
+        task = f"{config['task']} {config['data'].get('src') or config['data'].get('data', '')}"
+        row = {"run": folder.path.name, "task": task, "attention": config["model"]["attention"], "state": state}
+        row["step"] = f"{step}/{config['training']['steps']}"
+        row["best valid loss"] = f"{best:.4f}" if math.isfinite(best) else "–"
+        rows.append(row)
     return rows
 
 

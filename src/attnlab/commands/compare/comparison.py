@@ -80,7 +80,6 @@ def choose_part(task: Task) -> str:
 
 
 LOSS, COMPARED = Measure("validation loss", measure_loss), Measure("comparison", measure_run)
-SPEED = Measure("speed", measure_loss)  # only its name: a TimedRun measures itself
 
 
 class _Comparison:
@@ -183,4 +182,4 @@ class _Comparison:
 
     def _plan_timing(self, recipe: Recipe) -> TimedRun:
         hardware = name_hardware(torch.device(self.terms.on.device)) if self.terms.on.here else "a Ray cluster"
-        return TimedRun(recipe, SPEED, vocabulary=self.vocabulary, hardware=hardware)
+        return TimedRun(recipe, self.vocabulary, hardware)

@@ -58,8 +58,9 @@ class CostTable:
         if key not in self._known:
             try:
                 config = recipe.resolve_model(self.task)
-                tuned = isinstance(config, TunedConfig)
-                model = open_tuned_model(config).to("meta") if tuned else build_on_meta(config)
+                model = (
+                    open_tuned_model(config).to("meta") if isinstance(config, TunedConfig) else build_on_meta(config)
+                )
                 self._known[key] = compute_cost(model, take_first_batch(recipe, self.task))
             except Exception as error:  # a user-written attention may raise anything
                 self._known[key] = describe_error(error)

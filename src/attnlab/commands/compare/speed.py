@@ -1,4 +1,4 @@
-"""How fast a recipe trains and what memory it takes, timed alone."""
+"""How fast a recipe trains and how much memory it takes, timed while nothing else runs."""
 
 import resource
 import shutil
@@ -11,49 +11,53 @@ from typing import Any
 
 import torch
 
-from attnlab.experiments.plan import TrainedRun, Workplace
+from attnlab.experiments.plan import PlannedRun, Workplace, describe_recipe
 from attnlab.provenance import name_hardware
+from attnlab.training.recipe import Recipe
 from attnlab.training.runs import start_run
 
-WINDOWS, WARM_UP = 5, {"cpu": 1, "cuda": 4}  # windows that are timed, after some that are not
+WINDOWS, WARM_UP = 5, {"cpu": 1, "cuda": 4}  # number of timed windows, and of untimed windows before them
 UPDATES = {"cpu": 5, "cuda": 50}  # per window
 
 
-class _TimedError(Exception):
-    """The timing is done."""
+class _EnoughError(Exception):
+    """All windows are timed."""
 
 
 @dataclass(frozen=True)
-class TimedRun(TrainedRun):
-    """A recipe trained for some windows of updates, on the hardware named."""
+class TimedRun(PlannedRun):
+    """A recipe that is trained only until it is timed, on the hardware named."""
 
-    hardware: str = ""
+    trained: Recipe
+    vocabulary: Path
+    hardware: str
+    measure = "speed"
+    edition = 1
     alone = True
 
     @property
-    def recipe(self) -> dict[str, Any]:
-        return super().recipe | {"hardware": self.hardware}
+    def seed(self) -> int:  # type: ignore[override]
+        return self.trained.training.seed
 
     @property
-    def steps(self) -> int:
-        return 0
+    def name(self) -> str:
+        return f"{self.trained.name()}, {self.measure}"
 
-    def is_trained(self, place: Workplace) -> bool:
-        return True
+    @property
+    def recipe(self) -> dict[str, Any]:
+        return describe_recipe(self.trained) | {"hardware": self.hardware}
 
     def take_measure(self, place: Workplace) -> dict[str, Any]:
-        assert self.vocabulary is not None
-        return time_training(self, self.vocabulary, place.device)
+        return time_training(self.trained, self.vocabulary, place.device)
 
 
-def time_training(run: TrainedRun, vocabulary: Path, device: str) -> dict[str, Any]:
+def time_training(recipe: Recipe, vocabulary: Path, device: str) -> dict[str, Any]:
     """Train for a while as attnlab train does, data included, and return speed and memory.
 
     tokens_per_second   target tokens, the median of 5 windows of updates, with the slowest and the fastest
     memory              peak in MiB: on CUDA of the allocator; on a CPU the growth of the process's resident size
     """
     updates, warm = UPDATES[device], WARM_UP[device]
-    recipe = run.trained
     training = replace(recipe.training, steps=10**6, log_every=updates, evaluate_every=10**6, evaluate_at=(),
                        checkpoint_every=10**6, keep_last=0, patience=None, logging="none",
                        warmup=recipe.training.warmup_steps)  # fmt: skip
@@ -62,20 +66,20 @@ def time_training(run: TrainedRun, vocabulary: Path, device: str) -> dict[str, A
     def report(values: dict[str, Any]) -> None:
         speeds.append(values["tokens_per_second"])
         if len(speeds) == warm + WINDOWS:
-            raise _TimedError
+            raise _EnoughError
 
     before = _read_resident()
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
     with tempfile.TemporaryDirectory(prefix="attnlab-speed-") as scratch:
         shutil.copytree(vocabulary, scratch, dirs_exist_ok=True)
-        changed = replace(recipe, training=training)
+        short = replace(recipe, training=training)
         try:
-            start_run(changed, out=scratch, device=device, report=report, note=lambda line: None)
-        except _TimedError:
+            start_run(short, out=scratch, device=device, report=report, note=lambda line: None)
+        except _EnoughError:
             pass
         else:
-            raise KeyboardInterrupt  # asked to stop
+            raise KeyboardInterrupt  # the run was asked to stop
     peak = torch.cuda.max_memory_allocated() if device == "cuda" else _read_resident(peak=True) - before
     timed = speeds[warm:]
     values: dict[str, Any] = {"tokens_per_second": statistics.median(timed), "slowest": min(timed)}

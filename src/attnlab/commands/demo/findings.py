@@ -1,164 +1,160 @@
-"""What was found, in a sentence each, made of the numbers: who has most, who least, and whether every seed says so.
-
-Nothing is said that the numbers do not: with other settings the sentences are others.
-"""
+"""The findings of the demo, one sentence each, written from the numbers: other settings give other sentences."""
 
 from collections.abc import Callable
 from statistics import fmean
 
 from attnlab.commands.demo import learners as r
-from attnlab.commands.demo.learners import DemoMeasure, DemoResults, Learner
+from attnlab.commands.demo.learners import DemoResults, Learner
+from attnlab.experiments.seed_values import SeedMeasure
 
-NEGATIVE = -0.005  # weight below 0 that is worth a word
+NEGATIVE = -0.005  # negative weight that is worth mentioning
 HALF = 0.5  # accuracy
 
 
-def findings(results: DemoResults) -> list[tuple[str, str]]:
-    """What it is about, and the sentence; those that the results allow."""
-    told = [(name, make(results)) for name, make in FINDINGS.items()]
-    return [(name, sentence) for name, sentence in told if sentence]
+def list_findings(results: DemoResults) -> list[tuple[str, str]]:
+    """Return topic and sentence of each finding that the results allow."""
+    sentences = [(topic, write(results)) for topic, write in FINDINGS.items()]
+    return [(topic, sentence) for topic, sentence in sentences if sentence]
 
 
-def _learning(results: DemoResults) -> str:
-    said = f"After {results.config.steps} steps {_each(results, r.ACCURACY)} of held-out words are right"
-    soonest = results.order(r.SOONEST)
-    if soonest is None or not soonest.several:
-        return f"{said}."
-    first, goal = soonest.least, _percent(r.LEARNT, ".0f")
-    return f"{said}; {first.name} is the first at {goal}, at step {_told(first, r.SOONEST)} on average."
+def _describe_learning(results: DemoResults) -> str:
+    text = f"After {results.config.steps} steps, {_list_percents(results, r.ACCURACY)} of held-out words are correct."
+    soonest = results.rank(r.SOONEST)
+    if soonest is None or not soonest.has_several:
+        return text
+    first, goal = soonest.lowest, _format_percent(r.LEARNT, ".0f")
+    return f"{text} {first.name} is the first to reach {goal}, at step {_format_mean(first, r.SOONEST)} on average."
 
 
-def _alignment(results: DemoResults) -> str:
-    runs = [values for learner in results.learners for values in learner.found.values()]
-    start = fmean(x for values in runs if (x := r.at_head(values, "aer_weight", 0)) is not None)
-    said = _each(results, r.AER)
-    return f"The best head aligns words with an error rate of {said}; untrained it was {_percent(start, '.0f')}."
+def _describe_alignment(results: DemoResults) -> str:
+    runs = [values for learner in results.learners for values in learner.measured.values()]
+    start = fmean(x for values in runs if (x := r.read_head(values, "aer_weight", 0)) is not None)
+    rates = _list_percents(results, r.AER)
+    return f"The best head aligns words with an error rate of {rates}; untrained, of {_format_percent(start, '.0f')}."
 
 
-def _order_of_learning(results: DemoResults) -> str:
-    """How well words are linked when half of them are right."""
+def _describe_order(results: DemoResults) -> str:
+    """Describe how well words are aligned when half of them are correct."""
     pairs = []
     for learner in results.learners:
-        for values in learner.found.values():
-            moment = r.first_at(values, HALF)
-            aer = None if moment is None else r.at_head(values, "aer_weight", moment)
-            if moment is not None and aer is not None:
-                pairs.append((values["moments"][moment], aer))
+        for values in learner.measured.values():
+            moment = r.find_moment(values, HALF)
+            rate = None if moment is None else r.read_head(values, "aer_weight", moment)
+            if moment is not None and rate is not None:
+                pairs.append((values["moments"][moment], rate))
     if not pairs:
         return ""
-    steps, aers = zip(*pairs, strict=True)
-    final = fmean(x for learner in results.learners for x in learner.values(r.AER).values())
+    steps, rates = zip(*pairs, strict=True)
+    last = fmean(x for learner in results.learners for x in r.AER.list_values(learner.measured).values())
     return (
-        f"When half of the words are right, at step {fmean(steps):.0f} on average, the error rate of the best head "
-        f"is {_percent(fmean(aers), '.0f')}; it ends at {_percent(final, '.0f')}."
+        f"When half of the words are correct, at step {fmean(steps):.0f} on average, the error rate of the best head "
+        f"is {_format_percent(fmean(rates), '.0f')}; at the end it is {_format_percent(last, '.0f')}."
     )
 
 
-def _weight(results: DemoResults) -> str:
-    order = results.order(r.RIGHT)
-    if order is None:
+def _describe_weight(results: DemoResults) -> str:
+    ranking = results.rank(r.RIGHT)
+    if ranking is None:
         return ""
-    said = f"{_whose(order.most)} best head puts {_told(order.most, r.RIGHT)} of its weight on the word it translates"
-    said += f", {_whose(order.least)} {_told(order.least, r.RIGHT)}" if order.several else ""
-    below = {learner.name: x for learner in results.learners if (x := learner.mean(r.BELOW) or 0.0) < NEGATIVE}
-    said += "".join(f"; {x:.2f} of {name}'s is negative".replace("-", "−") for name, x in below.items())
-    return f"{said}{_seeds(results, order.same) if order.several else ''}."
+    most, least = ranking.highest, ranking.lowest
+    text = f"{most.name}'s best head gives the translated word a weight of {_format_mean(most, r.RIGHT)}"
+    if ranking.has_several:
+        text += f", {least.name}'s a weight of {_format_mean(least, r.RIGHT)}{_describe_seeds(results, ranking)}"
+    for learner in results.learners:
+        if (r.BELOW.compute_mean(learner.measured) or 0.0) < NEGATIVE:
+            text += f"; the negative weights of {learner.name}'s sum to {_format_mean(learner, r.BELOW)}"
+    return f"{text}."
 
 
-def _norms(results: DemoResults) -> str:
-    changes = {
-        learner.name: 100 * (norm - weight)
-        for learner in results.learners
-        if (norm := learner.mean(r.AER_NORM)) is not None and (weight := learner.mean(r.AER)) is not None
-    }
+def _describe_norms(results: DemoResults) -> str:
+    changes = []
+    for learner in results.learners:
+        norm, weight = (measure.compute_mean(learner.measured) for measure in (r.AER_NORM, r.AER))
+        if norm is not None and weight is not None:
+            changes.append(f"{learner.name} {100 * (norm - weight):+.1f}".replace("-", "−"))
     if not changes:
         return ""
-    told = ", ".join(f"{name} {x:+.1f}".replace("-", "−") for name, x in changes.items())
-    return f"Read by norm ‖αf(x)‖ instead of weight, the error rate changes by so many points: {told}."
+    return f"By norm ‖αf(x)‖ instead of weight, the error rate changes by percentage points: {', '.join(changes)}."
 
 
-def _agreement(results: DemoResults) -> str:
-    said = _each(results, r.AGREEMENT)
-    chance = fmean(values["at"][-1]["chance"] for learner in results.learners for values in learner.found.values())
+def _describe_agreement(results: DemoResults) -> str:
+    chance = fmean(values["at"][-1]["chance"] for learner in results.learners for values in learner.measured.values())
     return (
-        f"The largest weight is on the word from which the probe β predicts best in {said} of cases; "
-        f"by chance {_percent(chance, '.0f')}."
+        "The largest weight is on the word from which the probe β predicts best in "
+        f"{_list_percents(results, r.AGREEMENT)} of cases; by chance it would be in {_format_percent(chance, '.0f')}."
     )
 
 
-def _between(measure: DemoMeasure, sentence: str, alone: str) -> Callable[[DemoResults], str]:
-    """A sentence with {most}, {least} and their values {high} and {low}; another for one attention alone."""
+def _describe_extremes(measure: SeedMeasure, several: str, single: str) -> Callable[[DemoResults], str]:
+    """Return the writer of a sentence with {most}, {least} and their values {high} and {low}; or for one attention."""
 
-    def make(results: DemoResults) -> str:
-        order = results.order(measure)
-        if order is None:
+    def write(results: DemoResults) -> str:
+        ranking = results.rank(measure)
+        if ranking is None:
             return ""
-        values = {"most": _whose(order.most), "least": _whose(order.least)}
-        values |= {"high": _told(order.most, measure), "low": _told(order.least, measure)}
-        if not order.several:
-            return alone.format(**values)
-        return f"{sentence.format(**values)}{_seeds(results, order.same)}."
+        most, least = ranking.highest, ranking.lowest
+        values = {"most": f"{most.name}'s", "high": _format_mean(most, measure)}
+        values |= {"least": f"{least.name}'s", "low": _format_mean(least, measure)}
+        if not ranking.has_several:
+            return single.format(**values)
+        return f"{several.format(**values)}{_describe_seeds(results, ranking)}."
 
-    return make
+    return write
 
 
-def _copying(results: DemoResults) -> str:
+def _describe_copying(results: DemoResults) -> str:
     if results.copying is None:
         return ""
     shares = [cell for cell in results.copying.cells if cell.column.startswith("share of seeds")]
-    told = [f"{cell.row} in {sum(cell.values):.0f} of {len(cell.values)} seeds" for cell in shares]
-    return f"An LSTM learns to copy {_listed(told)}."
+    parts = [f"{cell.row} in {sum(cell.values):.0f} of {len(cell.values)} seeds" for cell in shares]
+    return f"An LSTM learns to copy {_join(parts)}."
 
 
 FINDINGS: dict[str, Callable[[DemoResults], str]] = {
-    "learning": _learning,
-    "alignment": _alignment,
-    "weight": _weight,
-    "order": _order_of_learning,
-    "contributions": _norms,
-    "probe": _agreement,
-    "diversity": _between(
+    "learning": _describe_learning,
+    "alignment": _describe_alignment,
+    "weight": _describe_weight,
+    "order": _describe_order,
+    "contributions": _describe_norms,
+    "probe": _describe_agreement,
+    "diversity": _describe_extremes(
         r.JSD,
         "{most} heads differ most, by {high} nats over a sentence, {least} least, by {low}",
         "{most} heads differ by {high} nats over a sentence.",
     ),
-    "rank": _between(
+    "rank": _describe_extremes(
         r.RESIDUAL,
         "{most} tokens stay most distinct, with a residual of {high}, {least} least, with {low}; 0 is collapse",
-        "{most} tokens stay distinct: a residual of {high}; 0 is collapse.",
+        "{most} tokens stay distinct, with a residual of {high}; 0 is collapse.",
     ),
-    "gradients": _between(
+    "gradients": _describe_extremes(
         r.GRADIENT,
-        "At the start {most} queries get the largest gradient, {high}, {least} the smallest, {low}",
-        "At the start {most} queries get a gradient of {high}.",
+        "At initialization {most} queries get the largest gradient, {high}, {least} the smallest, {low}",
+        "At initialization {most} queries get a gradient of {high}.",
     ),
-    "copying": _copying,
+    "copying": _describe_copying,
 }
 
 
-def _each(results: DemoResults, measure: DemoMeasure) -> str:
+def _list_percents(results: DemoResults, measure: SeedMeasure) -> str:
     """'17.4 % (softmax), 15.0 % (coda) and 26.3 % (dagpam)'."""
-    known = [(learner.name, x) for learner in results.learners if (x := learner.mean(measure)) is not None]
-    return _listed([f"{_percent(x)} ({name})" for name, x in known])
+    means = {learner.name: measure.compute_mean(learner.measured) for learner in results.learners}
+    return _join([f"{_format_percent(x)} ({name})" for name, x in means.items() if x is not None])
 
 
-def _listed(parts: list[str]) -> str:
+def _join(parts: list[str]) -> str:
     return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
 
-def _percent(share: float, form: str = ".1f") -> str:
+def _format_percent(share: float, form: str = ".1f") -> str:
     return f"{100 * share:{form}}\N{NO-BREAK SPACE}%"
 
 
-def _seeds(results: DemoResults, same: bool) -> str:
+def _format_mean(learner: Learner, measure: SeedMeasure) -> str:
+    return measure.format_value(measure.compute_mean(learner.measured) or 0.0)
+
+
+def _describe_seeds(results: DemoResults, ranking: r.Ranking) -> str:
     if (count := results.config.seeds) == 1:
         return ""
-    return f" (in each of {count} seeds)" if same else f" (the mean of {count} seeds; they differ)"
-
-
-def _whose(learner: Learner) -> str:
-    return f"{learner.name}'s"
-
-
-def _told(learner: Learner, measure: DemoMeasure) -> str:
-    return measure.told(learner.mean(measure) or 0.0)
+    return f" (in each of {count} seeds)" if ranking.in_every_seed else f" (mean of {count} seeds, which disagree)"

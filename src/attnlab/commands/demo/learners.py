@@ -1,61 +1,47 @@
-"""What the demo came to: the values of every attention and seed, and how attentions compare."""
+"""The results of the demo: every attention with its seeds, and how attentions rank."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from attnlab.commands.demo.settings import DemoConfig
-from attnlab.experiments.significance import compute_interval
+from attnlab.experiments.seed_values import SeedMeasure, Values, read_path
 from attnlab.experiments.study import Findings
 from attnlab.records.record import Record
 
-Values = Mapping[str, Any]  # of one run, as `measures` has them
 LEARNT = 0.95  # accuracy
 
 
-@dataclass(frozen=True)
-class DemoMeasure:
-    """A number of a run; None where it has none."""
-
-    name: str
-    of: Callable[[Values], float | None]
-    form: str = ".3f"
-
-    def told(self, x: float) -> str:
-        return format(x, self.form).replace("-", "−")
-
-
-def at_head(values: Values, name: str, moment: int = -1) -> float | None:
-    """What the head that was chosen has of this at a moment."""
+def read_head(values: Values, name: str, moment: int = -1) -> float | None:
+    """Return the value of the chosen head at a moment."""
     layer, head = values["head"]
-    of_heads = values["at"][moment][name][layer]
-    return None if of_heads is None else of_heads[head]
+    by_head = values["at"][moment][name][layer]
+    return None if by_head is None else by_head[head]
 
 
-def first_at(values: Values, accuracy: float) -> int | None:
-    """The number of the first moment with such an accuracy."""
+def find_moment(values: Values, accuracy: float) -> int | None:
+    """Return the number of the first moment with this accuracy."""
     return next((n for n, at in enumerate(values["at"]) if at["accuracy"] >= accuracy), None)
 
 
-def _learnt_at(values: Values) -> float | None:
-    moment = first_at(values, LEARNT)
+def _read_learnt_step(values: Values) -> float | None:
+    moment = find_moment(values, LEARNT)
     return None if moment is None else values["moments"][moment]
 
 
-ACCURACY = DemoMeasure("accuracy", lambda v: v["at"][-1]["accuracy"])
-SOONEST = DemoMeasure("95 % at step", _learnt_at, ".0f")
-AER = DemoMeasure("AER by weight", lambda v: at_head(v, "aer_weight"))
-AER_NORM = DemoMeasure("AER by norm", lambda v: at_head(v, "aer_norm"))
-RIGHT = DemoMeasure("on its source", lambda v: at_head(v, "right"), ".2f")
-BELOW = DemoMeasure("below 0", lambda v: at_head(v, "below"), ".2f")
-AGREEMENT = DemoMeasure("A(α, β)", lambda v: v["at"][-1]["agreement"])
-JSD = DemoMeasure("JSD of heads (nats a sentence)", lambda v: v["inside"].get("jsd"), ".2f")
-RESIDUAL = DemoMeasure("residual", lambda v: v["inside"].get("residual"))
-COSINE = DemoMeasure("cosine", lambda v: v["inside"].get("cosine"))
-GRADIENT = DemoMeasure("query gradient at step 0", lambda v: v["inside"].get("initial_gradient"), ".2f")
-LAST_GRADIENT = DemoMeasure("and at the end", lambda v: v["inside"].get("gradient"), ".2f")
+ACCURACY = SeedMeasure("accuracy", lambda v: v["at"][-1]["accuracy"], form=".3f")
+SOONEST = SeedMeasure("95 % at step", _read_learnt_step, form=".0f")
+AER = SeedMeasure("AER by weight", lambda v: read_head(v, "aer_weight"), form=".3f")
+AER_NORM = SeedMeasure("AER by norm", lambda v: read_head(v, "aer_norm"), form=".3f")
+RIGHT = SeedMeasure("on its source", lambda v: read_head(v, "right"), form=".2f")
+BELOW = SeedMeasure("below 0", lambda v: read_head(v, "below"), form=".2f")
+AGREEMENT = SeedMeasure("A(α, β)", lambda v: v["at"][-1]["agreement"], form=".3f")
+JSD = SeedMeasure("JSD of heads (nats a sentence)", read_path("inside", "jsd"), form=".2f")
+RESIDUAL = SeedMeasure("residual", read_path("inside", "residual"), form=".3f")
+COSINE = SeedMeasure("cosine", read_path("inside", "cosine"), form=".3f")
+GRADIENT = SeedMeasure("query gradient at step 0", read_path("inside", "initial_gradient"), form=".2f")
+LAST_GRADIENT = SeedMeasure("and at the end", read_path("inside", "gradient"), form=".2f")
 QUALITY = (ACCURACY, SOONEST, AER, AER_NORM, RIGHT, BELOW, AGREEMENT)
 INSIDE = (JSD, RESIDUAL, COSINE, GRADIENT, LAST_GRADIENT)
 
@@ -66,77 +52,52 @@ class Learner:
 
     name: str
     parameters: int
-    found: Mapping[int, Values]  # by seed
+    measured: Mapping[int, Values]  # by seed
     records: Mapping[int, Record]  # of the first seed, by step
+
+    @property
+    def first(self) -> Values:
+        """What was measured of the first seed."""
+        return next(iter(self.measured.values()))
 
     @property
     def moments(self) -> Sequence[int]:
         return self.first["moments"]
 
-    @property
-    def first(self) -> Values:
-        return next(iter(self.found.values()))
-
-    @property
-    def head(self) -> str:
-        layer, head = self.first["head"]
-        return f"cross layer {layer}, head {head}"
-
-    def values(self, measure: DemoMeasure) -> dict[int, float]:
-        """By seed, of those that have one."""
-        each = {seed: measure.of(values) for seed, values in self.found.items()}
-        return {seed: x for seed, x in each.items() if x is not None}
-
-    def mean(self, measure: DemoMeasure) -> float | None:
-        values = self.values(measure)
-        return statistics.fmean(values.values()) if values else None
-
-    def curves(self, of: Callable[[Values, int], float | None]) -> list[list[float]]:
-        """A value at every moment, for each seed that has them."""
-        each = [[of(values, n) for n in range(len(self.moments))] for values in self.found.values()]
-        return [[x for x in line if x is not None] for line in each if None not in line]
-
-    def cell(self, measure: DemoMeasure) -> str:
-        """Mean ± half of the 95 % interval over the seeds; that of fewer seeds than all says so."""
-        values = list(self.values(measure).values())
-        if not values:
-            return "–"
-        told, spread = measure.told(statistics.fmean(values)), compute_interval(values)
-        told += "" if spread is None else f" ± {measure.told((spread[1] - spread[0]) / 2)}"
-        return told if len(values) == len(self.found) else f"{told} ({len(values)} of {len(self.found)} seeds)"
+    def list_curves(self, read: Callable[[Values, int], float | None]) -> list[list[float]]:
+        """Return a value at every moment, for each seed that has all of them."""
+        curves = [[read(values, n) for n in range(len(self.moments))] for values in self.measured.values()]
+        return [[x for x in curve if x is not None] for curve in curves if None not in curve]
 
 
 @dataclass(frozen=True)
-class Order:
-    """Which attention has most of something and which least, on average over the seeds; the first of those that tie."""
+class Ranking:
+    """The attentions with the highest and the lowest mean over seeds; of equal ones the first."""
 
-    most: Learner
-    least: Learner
-    same: bool  # in every seed
+    highest: Learner
+    lowest: Learner
+    in_every_seed: bool
 
     @property
-    def several(self) -> bool:
-        return self.most is not self.least
+    def has_several(self) -> bool:
+        return self.highest is not self.lowest
 
 
 @dataclass(frozen=True, eq=False)
 class DemoResults:
     config: DemoConfig
-    learners: Sequence[Learner]  # those that learnt
-    failed: Mapping[str, str]  # why a run did not come to its end
+    learners: Sequence[Learner]  # without those whose first seed failed
+    failures: Mapping[str, str]  # the reason, by attention and seed
     copying: Findings | None
     folder: Path
 
-    def order(self, measure: DemoMeasure) -> Order | None:
-        """Among those that have a value in every seed; None where there are none."""
-        each = {learner: learner.values(measure) for learner in self.learners}
-        whole = {learner: statistics.fmean(x.values()) for learner, x in each.items() if len(x) == len(learner.found)}
+    def rank(self, measure: SeedMeasure) -> Ranking | None:
+        """Rank the attentions that have a value in every seed; None if there are none."""
+        values = {learner: measure.list_values(learner.measured) for learner in self.learners}
+        whole = {learner: x for learner, x in values.items() if len(x) == len(learner.measured)}
         if not whole:
             return None
-        most, least = (end(whole, key=lambda learner: whole[learner]) for end in (max, min))
-        rivals = [each[learner] for learner in whole]
-        up, down = each[most], each[least]
-        seeds = set.intersection(*map(set, rivals))
-        top = all(up[seed] >= other[seed] for other in rivals for seed in seeds)
-        bottom = all(down[seed] <= other[seed] for other in rivals for seed in seeds)
-        return Order(most, least, top and bottom)
+        highest, lowest = (end(whole, key=lambda x: statistics.fmean(whole[x].values())) for end in (max, min))
+        seeds = set.intersection(*map(set, whole.values()))
+        same = all(whole[lowest][seed] <= x[seed] <= whole[highest][seed] for x in whole.values() for seed in seeds)
+        return Ranking(highest, lowest, same)
