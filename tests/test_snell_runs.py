@@ -134,7 +134,7 @@ def test_curves_are_the_means_of_single_sentences(pairs, tmp_path):
     gold = find_reference(trial, "train", "accuracy")
     a, uniform = trial.load_model("A", gold), trial.load_model("uniform", 40)
     held = {"probe": [], "saliency": [], "negated": []}
-    for k in trial.field.chosen["train"]:
+    for k in trial.field.indices["train"]:
         batch = trial.field.task.make_batch("train", [k])
         assert bool((batch.inputs[0] != 0).all())
         judged = beta(uniform, batch.inputs, batch.targets)[0]

@@ -4,7 +4,7 @@ A corpus that the paper used has a row in every table. Others stand in for it, w
 take hours run only if data=NAME asks for them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -81,11 +81,7 @@ class Ground:
             return ""
         if corpus.asked and not chosen:
             return self.explain_missing()
-        try:
-            self.vocabulary  # noqa: B018 (to see whether its data are there)
-        except OSError as error:
-            return " ".join(str(error).split())
-        return ""
+        return explain_missing_data(lambda: self.vocabulary)
 
     def explain_missing(self) -> str:
         """Return why the ledger has no row of it."""
@@ -100,6 +96,15 @@ class Ground:
     @property
     def text(self) -> Path:
         return (self.setting.folder / ARTIFICIAL).absolute()
+
+
+def explain_missing_data(load: Callable[[], Any]) -> str:
+    """Return why data cannot be loaded, or an empty text."""
+    try:
+        load()
+    except OSError as error:
+        return " ".join(str(error).split())
+    return ""
 
 
 def list_grounds(corpora: Iterable[StudyCorpus], setting: Setting, known: Sequence[str]) -> list[Ground]:

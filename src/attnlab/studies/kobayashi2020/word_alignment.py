@@ -15,6 +15,7 @@ import numpy as np
 
 from attnlab.aligning.choice import By, RowSetting
 from attnlab.analysis.alignment import compute_rate, count_links
+from attnlab.experiments.corpora import explain_missing_data
 from attnlab.experiments.plan import Calculation, Measure, TrainedRun, Workplace
 from attnlab.experiments.study import Findings, Scale, Setting
 from attnlab.experiments.verdicts import Cell
@@ -108,12 +109,7 @@ def load_corpus(scale: Scale, place: Workplace) -> GoldCorpus:
 
 def explain_absence(setting: Setting) -> str:
     """Return why the items cannot be run, or an empty text."""
-    try:
-        if setting.running:
-            load_corpus(setting.scale, setting.place)
-    except OSError as error:
-        return " ".join(str(error).split())
-    return ""
+    return explain_missing_data(lambda: load_corpus(setting.scale, setting.place)) if setting.running else ""
 
 
 def make_recipe(attention: str, seed: int, setting: Setting) -> Recipe:

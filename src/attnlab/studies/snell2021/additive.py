@@ -1,12 +1,10 @@
-"""A.1: does the attention that would have been best go where β is largest? The additive translator on Multi30k.
+"""A.1: is the optimal attention largest where β is largest? The additive translator on Multi30k.
 
-    p_t = σ(W(c_t + s_t)) = σ(Σ_l α_{t,l} γ_{t,l})            eq. 32, 33; γ_{t,l}: the logits of position l alone
-    α^opt = argmin over the simplex of −log p_t(y_t)          convex, each with a proof (analysis/optimal.py)
-
-A(α^opt, β), and the BLEU of this model beside that of eq. 2, on validation, each where its BLEU is best; per cent.
+p_t = σ(W(c_t + s_t)) = σ(Σ_l α_{t,l} γ_{t,l})            eq. 32, 33; γ_{t,l}: the logits of position l alone
+α^opt = argmin over the simplex of −log p_t(y_t)          convex, each with a proof (analysis/optimal.py)
 """
 
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,7 +12,7 @@ from torch import Tensor
 from attnlab.analysis.agreement import random_baseline
 from attnlab.analysis.optimal import optimal_attention
 from attnlab.experiments.study import Findings, Setting
-from attnlab.experiments.verdicts import Cell, make_contrast
+from attnlab.experiments.verdicts import make_contrast
 from attnlab.models.model import Model
 from attnlab.recording.probe import beta, gamma
 from attnlab.studies.snell2021.measures import ROWS, AgreementMeans, make_mask
@@ -25,37 +23,26 @@ from attnlab.studies.snell2021.role_run import read_corpora
 from attnlab.studies.snell2021.trials import Curves, Trial, extend_curves
 from attnlab.tasks.task import PAD, Batch
 
-ITEM = "a1"
-REMARK = "A(α^opt, β), and the BLEU of this model beside that of eq. 2, on validation, in per cent, at its best BLEU."
+REMARK = "All numbers are in per cent, on validation, at the checkpoint with the best BLEU of each model."
 
 
 def a1(setting: Setting) -> Findings:
-    """The item."""
+    """The item: A(α^opt, β), and the BLEU of the additive model and of the model of eq. 2."""
     (multi30k,) = read_corpora(
         [MULTI], setting, lambda size: ["additive"], measure="optimal attention", function=measure_optimal
     )
-    found = [trial.curves["additive"] for trial in multi30k.trials]
+    curves = [trial.curves["additive"] for trial in multi30k.trials]
     concatenated = [max(trial.curves["A"]["valid/bleu"]) for trial in multi30k.trials]
-
-    def cell(row: str, column: str, published: float, values: list[float]) -> Cell:
-        about: dict[str, Any] = {"item": ITEM, "row": row, "column": column, "published": published}
-        return Cell(values=tuple(values), tags=multi30k.field.tags, not_run=multi30k.reason, **about)
-
-    additive = "additive model, eq. 32"
-    agreed = cell(additive, "A(α^opt, β)", 53.0, [each["agreement"][0] for each in found])
-    chance = cell(additive, "Â", TABLE6["Multi30k"]["Â"].value, [each["chance"][0] for each in found])
-    cells = [
-        agreed,
-        chance,
-        make_contrast(agreed, chance),
-        cell(additive, "BLEU", 38.2, [max(each["valid/bleu"]) for each in found]),
-        cell("model of eq. 2", "BLEU", 37.9, concatenated),
-    ]
-    return Findings(cells, remarks=(REMARK,))
+    make_cell, printed = partial(multi30k.make_cell, "a1", row="additive model, eq. 32"), TABLE6["Multi30k"]["Â"].value
+    agreed = make_cell("A(α^opt, β)", (each["agreement"][0] for each in curves), published=53.0)
+    chance = make_cell("Â", (each["chance"][0] for each in curves), published=printed)
+    scores = make_cell("BLEU", (max(each["valid/bleu"]) for each in curves), published=38.2)
+    others = make_cell("BLEU", concatenated, row="model of eq. 2", published=37.9)
+    return Findings([agreed, chance, make_contrast(agreed, chance), scores, others], remarks=(REMARK,))
 
 
 def measure_optimal(trial: Trial, role: str) -> Curves:
-    """How good the model gets and, where its BLEU is best, A(α^opt, β) with its chance; per cent."""
+    """Measure accuracy and BLEU at every checkpoint and, at the best BLEU, A(α^opt, β) and chance, in per cent."""
     field = trial.field
     performance = Performance(field, parts=("valid",))
     curves: Curves = {}
@@ -73,13 +60,13 @@ def measure_optimal(trial: Trial, role: str) -> Curves:
 
 
 def find_optimal_rows(model: Model, batch: Batch) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """α^opt, β and the mask of the words at each target position, (words,l) each."""
+    """Return α^opt, β and the mask of the words at each target position, (words,l) each."""
     probes, mask = beta(model, batch.inputs, batch.targets, rows=ROWS), make_mask(batch)  # (b,t,l)
-    made = []
+    rows = []
     for position, targets in enumerate(batch.targets.unbind(1)):
         real = targets != PAD
         logits = gamma(model, batch.inputs, position=position)[real]  # (words,l,vocabulary)
         places = mask[real, position]
         best = optimal_attention(logits, targets[real], mask=places).weights
-        made.append((best, probes[real, position], places))
-    return made
+        rows.append((best, probes[real, position], places))
+    return rows

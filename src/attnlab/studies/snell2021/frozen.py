@@ -1,10 +1,7 @@
-"""Table 10 (A.6): attention cannot be learnt where β is not.
+"""Table 10 (A.6): attention is not learnt without β.
 
-    α^fr    attention of a classifier of which all but the attention stays as it was drawn
-    β^uf    probe of a classifier of which all but the attention is trained
-
-A(α, α^fr) and A(α, β^uf), each at the checkpoint that agrees best, on validation, in per cent. By the paper's claim the
-first is below the second on every data set: lexical knowledge is learnt without attention, but not the other way round.
+α^fr    attention of a classifier in which only the attention is trained
+β^uf    probe of a classifier in which all but the attention is trained
 """
 
 from attnlab.experiments.study import Findings, Setting
@@ -15,7 +12,6 @@ from attnlab.studies.snell2021.published import TABLE10
 from attnlab.studies.snell2021.role_run import read_corpora
 from attnlab.studies.snell2021.trials import Trial
 
-ITEM = "table10"
 REMARK = (
     "A(α, α^fr) and A(α, β^uf), each at the checkpoint that agrees best, on validation, in per cent. The paper claims "
     "that the first is below the second on every data set: lexical knowledge is learnt without attention, attention is "
@@ -26,21 +22,13 @@ ROLES = tuple(role for role, _ in COLUMNS.values())
 
 
 def table10(setting: Setting) -> Findings:
-    """The item: both columns and their difference, of every classification set that this scale has."""
+    """The item: both columns and their difference, for every classification set of this scale."""
     cells: list[Cell] = []
     corpora = [corpus for corpus in CORPORA if corpus.published in TABLE10]
     for row in read_corpora(corpora, setting, lambda size: ROLES):
-        found = [_read_columns(trial) for trial in row.trials]
+        seeds = [_read_columns(trial) for trial in row.trials]
         pair = [
-            Cell(
-                item=ITEM,
-                row=row.field.corpus.row,
-                column=column,
-                published=printed,
-                values=tuple(each[column] for each in found),
-                tags=row.field.tags,
-                not_run=row.reason,
-            )
+            row.make_cell("table10", column, (columns[column] for columns in seeds), published=printed)
             for column, printed in zip(COLUMNS, TABLE10[row.field.corpus.published], strict=True)
         ]
         cells += [*pair, make_contrast(*pair)]

@@ -1,13 +1,13 @@
-"""Planned runs of Snell et al. 2021: a role of a corpus with a seed, and how an item reads them all.
+"""Planned runs: a role of a corpus with a seed, and how an item reads them.
 
-To be trained, roles do not need each other. To be measured, they need A, with which they are compared. On a GPU roles
-that differ only in their seed train as one population.
+Roles train independently. A role is compared with A, so it is measured after A. On a GPU, runs that differ only in
+their seed train as one population.
 """
 
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -17,9 +17,11 @@ from attnlab.experiments.plan import PlannedRun, Workplace, describe_recipe
 from attnlab.experiments.recipe_population import count_fitting, digest_without_seed, find_room, train_recipes
 from attnlab.experiments.single_run import count_steps, is_finished
 from attnlab.experiments.study import Scale, Setting
+from attnlab.experiments.verdicts import Cell
 from attnlab.studies.snell2021.measures import measure_agreement
 from attnlab.studies.snell2021.plan import LstmCorpus, ScaleSize
 from attnlab.studies.snell2021.trials import Curves, Field, RoleMeasure, Trial
+from attnlab.tasks.task import Task
 
 GOLD = "A"  # the role that others are compared with
 
@@ -69,7 +71,7 @@ class RoleRun(PlannedRun):
         return Trial(Field(self.corpus, setting), self.seed, {GOLD: dict(row.values)} if row else {})
 
     def group(self, place: Workplace) -> str | None:
-        """On a GPU: runs that differ only in their seed, unless one was begun alone or has no room."""
+        """On a GPU, group runs that differ only in their seed, unless the run was started alone or has no room."""
         trial = self.trial(place)
         if place.device == "cpu" or trial.folder(self.role).position() or not self.group_limit(place):
             return None
@@ -129,6 +131,11 @@ class CorpusRow:
     trials: tuple[Trial, ...]
     reason: str
 
+    def make_cell(self, item: str, column: str, values: Iterable[float], **about: Any) -> Cell:
+        """Return a cell with the tags of the corpus, or the reason why there are no values."""
+        shared = {"row": self.field.corpus.row, "tags": self.field.tags, "not_run": self.reason}
+        return Cell(item=item, column=column, values=tuple(values), **shared | about)
+
 
 def read_corpora(
     corpora: Iterable[LstmCorpus],
@@ -140,11 +147,11 @@ def read_corpora(
 ) -> list[CorpusRow]:
     """Read the trials of each corpus from the ledger.
 
-    list_roles          the roles beside A that the item reads of a corpus of this size
-    measure, function   what is measured of these
+    list_roles          the roles besides A that the item reads, by the size of the corpus
+    measure, function   what is measured of them
     """
     fields = [Field(corpus, setting) for corpus in corpora]
-    reasons = [field.explain_absence() for field in fields]  # also makes vocabularies, so that no two jobs do
+    reasons = [field.explain_absence() for field in fields]  # also makes vocabularies, before jobs would do it twice
     plan: dict[tuple[str, int, str], RoleRun] = {}
     for field, reason in zip(fields, reasons, strict=True):
         for seed in () if reason else setting.seeds:
@@ -155,7 +162,7 @@ def read_corpora(
     measured = setting.rows.read_plan(plan)
     if setting.running and measured.failures:
         (name, seed, role), reason = next(iter(measured.failures.items()))
-        failed = f"{len(measured.failures)} of {len(plan)} runs failed; the same command tries them again"
+        failed = f"{len(measured.failures)} of {len(plan)} runs failed; run the same command to try them again"
         raise ValueError(f"{name}, seed {seed}, {role}: {reason} ({failed})")
     rows = []
     for field, reason in zip(fields, reasons, strict=True):
@@ -163,18 +170,12 @@ def read_corpora(
         for name, seed, role in plan:
             if name == field.corpus.name:
                 by_seed.setdefault(seed, {})[role] = measured.values.get((name, seed, role), {})
-        whole = {seed: curves for seed, curves in by_seed.items() if all(curves.values())}
-        trials = tuple(Trial(field, seed, curves) for seed, curves in whole.items())
+        trials = tuple(Trial(field, seed, curves) for seed, curves in by_seed.items() if all(curves.values()))
         rows.append(CorpusRow(field, trials, reason or ("" if trials else NOT_MEASURED)))
     return rows
 
 
-_TASKS: dict[tuple[str, Scale, Workplace], Any] = {}
-
-
-def _prepare_task(corpus: LstmCorpus, scale: Scale, place: Workplace) -> Any:
+@cache
+def _prepare_task(corpus: LstmCorpus, scale: Scale, place: Workplace) -> Task:
     """Return the task of a corpus, prepared once per process."""
-    if (corpus.name, scale, place) not in _TASKS:
-        setting = Setting(scale, (), place, RowReader(place.open_ledger(), running=False))
-        _TASKS[corpus.name, scale, place] = Field(corpus, setting).task
-    return _TASKS[corpus.name, scale, place]
+    return Field(corpus, Setting(scale, (), place, RowReader(place.open_ledger(), running=False))).task

@@ -1,16 +1,11 @@
 """Figure 2 and A.7: agreement over training, and whether the best checkpoint of β^uf is only the best of many.
 
-    A(α, α̂(τ)), p̂(τ)     two random starts, and how good the second is: what ξ reads (eq. 11)
-    A(α, β^uf(τ))          with the probe of a model whose attention stays uniform
-
-The paper reports the maximum over τ of the last, and says that it first rises and then falls on every data set (A.7). A
-maximum is never below the last value, even of noise. So the peak is put where the other seeds have it, and the value of
-each seed there is set against its own at the first and the last checkpoint.
+A(α, α̂(τ)), p̂(τ)     of two random initializations, and the performance of the second, which ξ reads (eq. 11)
+A(α, β^uf(τ))          with the probe of a model whose attention stays uniform
 """
 
 from collections.abc import Iterator
 from statistics import fmean
-from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -22,7 +17,7 @@ from attnlab.studies.snell2021.agreements import list_compared
 from attnlab.studies.snell2021.measures import find_reference
 from attnlab.studies.snell2021.plan import CORPORA
 from attnlab.studies.snell2021.published import TABLE5
-from attnlab.studies.snell2021.role_run import read_corpora
+from attnlab.studies.snell2021.role_run import CorpusRow, read_corpora
 from attnlab.studies.snell2021.trials import Field, Trial
 
 ITEM = "fig2"
@@ -35,19 +30,19 @@ PROBE, STARTS, PERFORMANCE = "A(α, β^uf(τ))", "A(α, α̂(τ))", "p̂(τ)"
 
 
 def fig2(setting: Setting) -> Findings:
-    """The item: curves of every data set that this scale has."""
+    """The item: curves of every data set of this scale."""
     cells: list[Cell] = []
     figures: dict[str, tuple[Figure, str]] = {}
     for row in read_corpora(CORPORA, setting, list_compared):
         lines = [read_curves(trial) for trial in row.trials]
-        cells += _make_cells(row.field, [line[PROBE] for line in lines], row.reason)
+        cells += _make_cells(row, [line[PROBE] for line in lines])
         if lines:
             figures[row.field.corpus.name] = _draw_figure(row.field, lines)
     return Findings(cells, figures, (REMARK,))
 
 
 def read_curves(trial: Trial) -> dict[str, list[float]]:
-    """The three curves of a trial on validation, with α where A is most accurate; per cent."""
+    """Read the three curves of a trial on validation in per cent, with α of A at its most accurate checkpoint."""
     gold = find_reference(trial, "valid", "accuracy")
     uniform, *others = (trial.curves[role] for role in list_compared(trial.field.size))
     starts = [other[f"valid/{gold}/attention/agreement"] for other in others]
@@ -59,36 +54,26 @@ def read_curves(trial: Trial) -> dict[str, list[float]]:
 
 
 def find_peaks(lines: list[list[float]]) -> list[int]:
-    """For each of several curves, where the mean of the others is highest, the first such place."""
+    """Return for each curve the first place where the mean of the other curves is highest."""
     return [int(np.mean(lines[:k] + lines[k + 1 :], axis=0).argmax()) for k in range(len(lines))]
 
 
-def _make_cells(field: Field, lines: list[list[float]], reason: str) -> Iterator[Cell]:
-    common: dict[str, Any] = {"item": ITEM, "row": field.corpus.row, "tags": field.tags}
-    printed = TABLE5[field.corpus.published]["A(α, β^uf)"].value
-    yield Cell(
-        column="A(α, β^uf), best checkpoint", published=printed, values=tuple(map(max, lines)), not_run=reason, **common
-    )
-    yield Cell(
-        column="A(α, β^uf), last checkpoint", published=printed, values=tuple(line[-1] for line in lines),
-        not_run=reason, note="the paper prints the best checkpoint only", **common,
-    )  # fmt: skip
-    alone = reason or ("" if len(lines) > 1 else "where the peak is, is seen from other seeds: there is one only")
-    places = [] if alone else find_peaks(lines)
+def _make_cells(row: CorpusRow, lines: list[list[float]]) -> Iterator[Cell]:
+    printed, last = TABLE5[row.field.corpus.published]["A(α, β^uf)"].value, [line[-1] for line in lines]
+    note = "the paper prints the best checkpoint only"
+    yield row.make_cell(ITEM, "A(α, β^uf), best checkpoint", map(max, lines), published=printed)
+    yield row.make_cell(ITEM, "A(α, β^uf), last checkpoint", last, published=printed, note=note)
+    alone = row.reason or ("" if len(lines) > 1 else "the peak is found in other seeds, and there is only one seed")
+    peaks = [] if alone else find_peaks(lines)
     for name, end in (("first", 0), ("last", -1)):
-        yield Cell(
-            column=f"A(α, β^uf), at the other seeds' peak − {name} checkpoint",
-            sign=1,
-            values=tuple(line[peak] - line[end] for line, peak in zip(lines, places, strict=True)) if places else (),
-            not_run=alone,
-            **common,
-        )
+        column = f"A(α, β^uf), at the other seeds' peak − {name} checkpoint"
+        gaps = [line[peak] - line[end] for line, peak in zip(lines, peaks, strict=False)]
+        yield row.make_cell(ITEM, column, gaps, sign=1, not_run=alone)
 
 
 def _draw_figure(field: Field, lines: list[dict[str, list[float]]]) -> tuple[Figure, str]:
-    drawn = {name: (field.steps, np.mean([line[name] for line in lines], axis=0).tolist()) for name in lines[0]}
-    figure = draw_curves(drawn, x="updates", y="per cent, mean over seeds")
+    means = {name: (field.steps, np.mean([line[name] for line in lines], axis=0).tolist()) for name in lines[0]}
+    figure = draw_curves(means, x="updates", y="per cent, mean over seeds")
     figure.axes[0].set_xscale("symlog", linthresh=field.steps[1])
     last = fmean(line[PROBE][-1] for line in lines)
-    says = f"{field.corpus.row}: agreement and accuracy over training; A(α, β^uf) ends at {last:.1f}."
-    return figure, says
+    return figure, f"{field.corpus.row}: agreement and accuracy over training. A(α, β^uf) ends at {last:.1f}."
