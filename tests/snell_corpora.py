@@ -2,10 +2,11 @@
 
 import json
 import random
+from dataclasses import dataclass, replace
 
 from item_runs import run_item
 
-from attnlab.studies.snell2021.plan import LstmCorpus
+from attnlab.studies.snell2021.plan import LstmCorpus, ScaleSize
 from attnlab.studies.snell2021.role_run import read_corpora
 from attnlab.tasks.classification import ClassificationConfig
 from attnlab.tasks.translation import TranslationConfig
@@ -38,6 +39,19 @@ def pairs_in(folder):
     files = {"data": str(folder / "train.tsv"), "valid": str(folder / "valid.tsv")}
     data = TranslationConfig(**files, units="word", source_begin=True)
     return LstmCorpus("multi30k", "Multi30k", "Multi30k", data, from_scale="smoke", proxy=(1e-2, 3))
+
+
+@dataclass(frozen=True)
+class BriefCorpus(LstmCorpus):
+    """A corpus of which next to nothing is learnt, and soon, in any process."""
+
+    def size(self, scale):
+        size = ScaleSize(width=5, rate=1e-2, measured=7, measured_at=(0, 3), comparisons="BC", proxy_epochs=1, output=5)
+        return replace(size, measured_at=(0, 2, 5), comparisons="B") if self.translates else size
+
+
+def make_brief(corpus):
+    return BriefCorpus(**vars(corpus))
 
 
 def run_trial(corpus, out, list_roles=lambda size: (), *, seed=0, **about):

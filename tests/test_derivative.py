@@ -100,7 +100,7 @@ def test_slope_and_scale_by_hand():
 
 
 def test_the_item_names_the_erratum(tmp_path):
-    findings = run_item(derivative, tmp_path)
+    findings = run_item(derivative, tmp_path, seeds=(0, 1, 2))
     cells = {(cell.row, cell.column): cell for cell in findings.cells}
     (printed,) = [cell for (row, _), cell in cells.items() if row.endswith("as printed")]
     assert printed.verdict == "not reproduced"

@@ -1,5 +1,5 @@
-"""Planned runs of Snell et al. 2021: the same numbers side by side and in turn, each after what it needs, as populations,
-stopped and resumed, failing, and from the ledger alone."""
+"""Planned runs of Snell et al. 2021: side by side and in turn, each after what it needs, stopped and resumed, failing, as
+populations, and from the ledger alone."""
 
 import csv
 import json
@@ -15,7 +15,7 @@ import pytest
 import torch
 from inline_scheduler import InlineScheduler
 from item_runs import make_setting, run_item
-from snell_corpora import pairs_in, run_trial, texts_in
+from snell_corpora import make_brief, pairs_in, run_trial, texts_in
 from typer.testing import CliRunner
 
 from attnlab.cli import app
@@ -29,7 +29,6 @@ from attnlab.studies.snell2021 import additive, agreements, role_run, trials
 from attnlab.studies.snell2021 import plan as corpora
 from attnlab.studies.snell2021.agreements import list_compared
 from attnlab.studies.snell2021.measures import measure_agreement
-from attnlab.studies.snell2021.plan import ScaleSize
 from attnlab.studies.snell2021.role_run import RoleRun, read_corpora
 from attnlab.studies.snell2021.trials import Field, Trial
 
@@ -50,20 +49,12 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
-    return texts_in(tmp_path_factory.mktemp("texts"))
+    return make_brief(texts_in(tmp_path_factory.mktemp("texts")))
 
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
-    return pairs_in(tmp_path_factory.mktemp("pairs"))
-
-
-@pytest.fixture
-def brief(monkeypatch):
-    """Next to nothing is learnt, and soon."""
-    size = ScaleSize(width=5, rate=1e-2, measured=7, measured_at=(0, 3), comparisons="BC", proxy_epochs=1, output=5)
-    monkeypatch.setitem(corpora.CLASSIFYING, "smoke", size)
-    monkeypatch.setitem(corpora.TRANSLATING, "smoke", replace(size, measured_at=(0, 2, 5)))
+    return make_brief(pairs_in(tmp_path_factory.mktemp("pairs")))
 
 
 @pytest.fixture(scope="module")
@@ -100,8 +91,8 @@ def test_side_by_side_the_numbers_are_the_same(in_turn, items, tmp_path, monkeyp
     monkeypatch.setattr(Trial, "train", lambda self, role: pytest.fail(f"{role} was trained in this process"))
     with open_scheduler("local", jobs=2, device="cpu") as on:
         for name, expected in (
-            ("table2", (360, 360, "3 of 3 runs measured")),
-            ("a1", (120, 120, "2 of 2 runs measured")),
+            ("table2", (12, 12, "4 of 4 runs measured")),
+            ("a1", (10, 10, "2 of 2 runs measured")),
         ):
             seen = []
             found = run_item(items[name], tmp_path, on, progress=lambda *told, seen=seen: seen.append(told))
@@ -112,7 +103,7 @@ def test_side_by_side_the_numbers_are_the_same(in_turn, items, tmp_path, monkeyp
 
 
 @pytest.mark.slow
-def test_the_command_is_stopped_and_goes_on(in_turn, tmp_path, monkeypatch):
+def test_the_command_is_stopped_and_goes_on(tmp_path, monkeypatch):
     words = ["reproduce", "snell2021", "--only=table2", "--seeds=1", "--jobs=2", "--device=cpu", "--out=out"]
     stopped = subprocess.Popen(
         [sys.executable, "-c", COMMAND, str(Path(__file__).parent), *words],
@@ -133,13 +124,13 @@ def test_the_command_is_stopped_and_goes_on(in_turn, tmp_path, monkeypatch):
     assert again.exit_code == 0, (again.output, again.exception)
     cells = list(csv.DictReader((tmp_path / "out" / "smoke" / "cells.csv").read_text().splitlines()))
     values = {(cell["row"], cell["column"]): float(cell["values"]) for cell in cells}
-    assert values == {place: value for place, (value,) in in_turn["table2"].items()}
+    whole = numbers(run_item(agreements.table2, tmp_path / "whole"))
+    assert values == {place: value for place, (value,) in whole.items()}
 
 
 # --- what is run, and in which order ---
 
 
-@pytest.mark.usefixtures("brief")
 def test_what_can_be_measured_goes_first_then_a_then_the_longest(texts, pairs, tmp_path):
     on, about = InlineScheduler(), {"seeds": (0, 1)}
     Trial(Field(texts, make_setting(tmp_path)), 1).train("C")
@@ -160,7 +151,6 @@ def test_what_can_be_measured_goes_first_then_a_then_the_longest(texts, pairs, t
     assert on.names == expected
 
 
-@pytest.mark.usefixtures("brief")
 def test_a_corpus_that_cannot_be_run_has_its_reason_and_no_job(texts, pairs, tmp_path):
     on, some = InlineScheduler(), (pairs, replace(texts, from_scale="full"))
     rows = run_item(lambda setting: read_corpora(some, setting, list_compared), tmp_path, on, options={"data": "sst"})
@@ -180,7 +170,6 @@ def breaks_otherwise(trial, role):
     raise RuntimeError("no memory left")
 
 
-@pytest.mark.usefixtures("brief")
 def test_one_that_fails_is_named_and_tried_again_and_the_others_are_done(texts, tmp_path):
     def read(function):
         on = InlineScheduler()
@@ -205,7 +194,6 @@ def test_one_that_fails_is_named_and_tried_again_and_the_others_are_done(texts, 
     assert not list_rows(tmp_path)["sst", 1, "B"].failed
 
 
-@pytest.mark.usefixtures("brief")
 def test_nothing_is_measured_that_failed_before_or_whose_a_did(texts, tmp_path):
     on = InlineScheduler()
     for seed, role in ((0, "A"), (1, "uniform")):
@@ -221,7 +209,6 @@ def test_nothing_is_measured_that_failed_before_or_whose_a_did(texts, tmp_path):
     assert {f"{name_run(texts, 0, role)}, training" for role in ("uniform", "B", "C")} <= set(on.names)
 
 
-@pytest.mark.usefixtures("brief")
 def test_how_batches_are_cut_changes_chance_alone(pairs, tmp_path, monkeypatch):
     found = []
     for tokens in (8192, 23):
@@ -240,7 +227,6 @@ def test_how_batches_are_cut_changes_chance_alone(pairs, tmp_path, monkeypatch):
 # --- from the ledger, where weights are gone ---
 
 
-@pytest.mark.usefixtures("brief")
 def test_where_only_the_row_of_a_is_left_it_is_trained_again_for_those_that_need_it(texts, tmp_path):
     first = run_trial(texts, tmp_path, lambda size: ("B",))
     whole = run_trial(texts, tmp_path, lambda size: ("frozen",))
@@ -256,7 +242,6 @@ def test_where_only_the_row_of_a_is_left_it_is_trained_again_for_those_that_need
     assert kept[0] == kept[1]
 
 
-@pytest.mark.usefixtures("brief")
 def test_measured_again_they_are_trained_again_since_their_weights_were_deleted(texts, tmp_path):
     first = run_trial(texts, tmp_path, lambda size: ("B",))
     setting, on = make_setting(tmp_path), InlineScheduler()
@@ -283,7 +268,6 @@ def on_gpu(tmp_path, monkeypatch):
     return Workplace.at(tmp_path, device="cuda")
 
 
-@pytest.mark.usefixtures("brief")
 def test_what_diverges_among_others_is_trained_alone_and_all_are_measured(texts, on_gpu, tmp_path, monkeypatch):
     model = RecipeSeeds.model
 
@@ -305,7 +289,6 @@ def test_what_diverges_among_others_is_trained_alone_and_all_are_measured(texts,
     assert steppers == dict.fromkeys(("A", "C", "uniform"), "population, tf32") | {"B": "eager"}
 
 
-@pytest.mark.usefixtures("brief")
 def test_one_by_itself_is_a_population_on_a_gpu_where_it_has_room(texts, on_gpu, tmp_path, monkeypatch):
     RoleRun(texts, "smoke", 0, "B").train(on_gpu)
     for role, device, room, expected in (
@@ -316,7 +299,6 @@ def test_one_by_itself_is_a_population_on_a_gpu_where_it_has_room(texts, on_gpu,
         assert (RoleRun(texts, "smoke", 0, role).group(place) is not None) is expected
 
 
-@pytest.mark.usefixtures("brief")
 def test_on_a_gpu_alike_ones_are_grouped_but_for_those_begun_alone(texts, on_gpu, monkeypatch):
     monkeypatch.setattr(role_run, "count_fitting", lambda task, training, room: 2)
     runs = [RoleRun(texts, "smoke", seed, role) for seed in (0, 1) for role in ("A", "uniform", "B", "C")]

@@ -245,6 +245,7 @@ ROOMS = {  # pages of the reference, and the modules on each
               "tasks.lexicon", "tasks.vocabulary", "tasks.links"],
     "training": [
         "training.recipe", "training.loop", "training.runs", "training.run_folder", "experiments.population",
+        "experiments.population_training", "experiments.ledger", "experiments.plan", "experiments.engine",
         "decoding.decode", "training.scoring", "decoding.evaluation", "counting.diagnosis",
     ],
     "report": ["reading.maps", "report.view", "report.packing", "report.viewer_html", "report.page", "report.figures",

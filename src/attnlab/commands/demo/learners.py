@@ -3,7 +3,6 @@
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from attnlab.commands.demo.settings import DemoConfig
 from attnlab.experiments.seed_values import SeedMeasure, Values, read_path
@@ -89,7 +88,6 @@ class DemoResults:
     learners: Sequence[Learner]  # without those whose first seed failed
     failures: Mapping[str, str]  # the reason, by attention and seed
     copying: Findings | None
-    folder: Path
 
     def rank(self, measure: SeedMeasure) -> Ranking | None:
         """Rank the attentions that have a value in every seed; None if there are none."""

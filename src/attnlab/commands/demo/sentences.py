@@ -12,12 +12,12 @@ from attnlab.report.view import ViewGold
 from attnlab.tasks.lexicon import Links
 from attnlab.tasks.task import EOS, PAD, Batch
 
-SHOWN = 4  # sentences on the page
+SHOWN = 4  # number of sentences on the page
 
 
 @dataclass(frozen=True, eq=False)
 class Sentences:
-    """A batch, and which source word each target word is of.
+    """A batch with its true alignments.
 
     links   of each sentence: (source word, target word), from 0
     right   (b,i,j) bool: key j is a source of the word that row i predicts
@@ -29,8 +29,8 @@ class Sentences:
     words: dict[str, list[list[str]]]
 
     @classmethod
-    def of(cls, task: Any, part: str, indices: Sequence[int]) -> "Sentences":
-        """Some sentence pairs of a part of the lexicon."""
+    def take(cls, task: Any, part: str, indices: Sequence[int]) -> "Sentences":
+        """Take sentence pairs of a part of the lexicon."""
         batch = task.make_batch(part, list(indices))
         source, given = batch.inputs
         links = [task.problem.get_links(part, index) for index in indices]
@@ -51,7 +51,7 @@ class Sentences:
 
     @property
     def keys(self) -> Tensor:
-        """The source word that each key is of: (b,j); that of </s> is none of them, and from `special` on."""
+        """The source word of each key, or NOWHERE for padding: (b,j). </s> has the number `special`."""
         source = self.batch.inputs[0]
         words = torch.arange(source.shape[1]).expand_as(source)
         return words.where(source != EOS, self.special).where(source != PAD, NOWHERE)
@@ -60,16 +60,16 @@ class Sentences:
     def special(self) -> int:
         return self.batch.inputs[0].shape[1]
 
-    def gold(self) -> list[ViewGold]:
-        """The alignments as the viewer takes them, without padding."""
-        made = []
-        for links, source, given in zip(self.links, *(self.words[side] for side in ("source", "target")), strict=True):
-            keys, rows = len([w for w in source if w != "<pad>"]), len([w for w in given if w != "<pad>"])
-            made.append(ViewGold(links, frozenset(), (*range(rows - 1), NOWHERE), tuple(range(keys)), keys - 1))
-        return made
+    def list_gold(self) -> list[ViewGold]:
+        """Return the alignments for the viewer, without padding."""
+        gold = []
+        for links, *sides in zip(self.links, self.words["source"], self.words["target"], strict=True):
+            keys, rows = (sum(word != "<pad>" for word in side) for side in sides)
+            gold.append(ViewGold(links, frozenset(), (*range(rows - 1), NOWHERE), tuple(range(keys)), keys - 1))
+        return gold
 
 
-def on_page(task: Any) -> list[int]:
-    """The held-out sentences on the page: those with the most words that are aligned, the first of them."""
+def choose_shown(task: Any) -> list[int]:
+    """Return the held-out sentences on the page: those with the most aligned words; of equal ones the first."""
     links = task.read_alignments("valid")
     return sorted(range(len(links)), key=lambda k: -len(links[k]))[:SHOWN]

@@ -1,4 +1,4 @@
-"""What the demo trains: the same small translator for every attention and seed, looked at while it learns."""
+"""What the demo trains: the same small translator for every attention and seed, measured while it learns."""
 
 import os
 from dataclasses import dataclass, replace
@@ -12,7 +12,7 @@ from attnlab.training.recipe import Recipe, resolve_recipe
 
 MODEL = {"layers": "2", "width": "64", "heads": "4", "feed_forward": "128", "dropout": "0"}
 DATA = {"data": "lexicon", "held_out": "200"}
-MOMENTS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)  # of a training, in 32nds: most is learnt early
+MOMENTS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)  # in 32nds of the training: most is learnt early
 
 
 @dataclass(frozen=True)
@@ -23,26 +23,26 @@ class DemoConfig:
     lr: float = 3e-3
     seed: int = 0  # the first
     seeds: int = 3
-    copying: bool = True  # also the study of copying
-    open: bool = True  # the page, where there is a desktop
+    copying: bool = True  # also run Figure 3 of Snell et al.
+    open: bool = True  # open the page if there is a desktop
     out: str = "runs/demo"
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "seeds"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.seed < 0:
-            raise ValueError(f"seed must not be below 0, as {self.seed} is")
+            raise ValueError(f"seed must be at least 0, got {self.seed}")
         if self.lr <= 0:
-            raise ValueError(f"lr must be above 0, not {self.lr}")
+            raise ValueError(f"lr must be above 0, got {self.lr}")
         if not self.attention or len(set(self.attention)) < len(self.attention):
-            raise ValueError("attention= takes one or more names, separated by commas, each once")
+            raise ValueError(f"attention={','.join(self.attention)}: give one or more different names, with commas")
         for name in self.attention:
-            self.parameters(name)  # what is wrong with one is said before the first is trained
+            self.count_parameters(name)  # refuses a bad name before anything is trained
 
     @property
     def moments(self) -> tuple[int, ...]:
-        """The steps at which a model is looked at, from 0, as it starts, to the last."""
+        """The steps at which a model is measured, from 0 (initialization) to the last."""
         return tuple(sorted({self.steps * moment // MOMENTS[-1] for moment in MOMENTS}))
 
     @property
@@ -50,34 +50,34 @@ class DemoConfig:
         return tuple(range(self.seed, self.seed + self.seeds))
 
     def recipe(self, name: str, seed: int) -> Recipe:
-        """What one run is made of. An attention that is for self-attention alone leaves the cross attention softmax."""
-        said = {"attention": name, "steps": str(self.steps), "batch_examples": str(self.batch), "lr": str(self.lr)}
-        made = resolve_recipe("synthetic", {**DATA, **MODEL, **said, "seed": str(seed)})
+        """Return the recipe of one run. Beside an attention for self-attention only, cross attention is softmax."""
+        settings = {"attention": name, "steps": str(self.steps), "batch_examples": str(self.batch), "lr": str(self.lr)}
+        recipe = resolve_recipe("synthetic", {**DATA, **MODEL, **settings, "seed": str(seed)})
         training = replace(
-            made.training, evaluate_every=self.steps, evaluate_at=self.moments[1:], checkpoint_every=100, log_every=10
+            recipe.training, evaluate_every=self.steps, evaluate_at=self.moments[1:], checkpoint_every=100, log_every=10
         )
-        changes: dict[str, Any] = (
-            {"model": "translator", "cross_attention": "softmax"} if find_mechanism(name).self_only else {}
-        )
-        return replace(made, training=training, model=replace(made.model, **changes))
+        changes: dict[str, Any] = {"model": "translator", "cross_attention": "softmax"}
+        model = replace(recipe.model, **changes) if find_mechanism(name).self_only else recipe.model
+        return replace(recipe, training=training, model=model)
 
-    def parameters(self, name: str) -> int:
-        """How many the model with this attention has."""
+    def count_parameters(self, name: str) -> int:
+        """Return the number of parameters of the model with this attention."""
         recipe = self.recipe(name, self.seed)
-        fitted = recipe.resolve_model(TASKS[recipe.task](recipe.data))  # type: ignore[call-arg]
-        assert isinstance(fitted, Config)
-        return sum(p.numel() for p in build_on_meta(fitted).parameters())
+        model = recipe.resolve_model(TASKS[recipe.task](recipe.data))  # type: ignore[call-arg]
+        assert isinstance(model, Config)
+        return sum(p.numel() for p in build_on_meta(model).parameters())
 
-    def folder(self) -> Path:
-        """Where it will be written; made, and found to be writable, before anything is trained."""
+    def make_folder(self) -> Path:
+        """Make the output folder; PermissionError if it is not writable."""
         folder = Path(self.out)
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK):
-            raise PermissionError(f"out={self.out} cannot be written to")
+            raise PermissionError(f"out={self.out} is not writable")
         return folder
 
+    @property
     def command(self) -> str:
-        """What makes the same page again, whatever the defaults are by then."""
+        """The command that makes the same page, with every setting that changes it."""
         values = {"attention": ",".join(self.attention), "steps": self.steps, "batch": self.batch, "lr": self.lr}
         values |= {"seed": self.seed, "seeds": self.seeds, "copying": str(self.copying).lower()}
         return " ".join(["attnlab demo", *(f"{key}={value}" for key, value in values.items())])
