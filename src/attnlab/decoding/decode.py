@@ -92,16 +92,9 @@ def decode_greedy(model: Stepwise, source: Tensor, **rules: Any) -> DecodedBatch
     return DecodedBatch([[_build_hypothesis(*row, checked)] for row in rows], captured=False, steps=len(tokens))
 
 
-def decode_beam(
-    model: Stepwise,
-    source: Tensor,
-    *,
-    captured: bool | None = None,
-    weights: torch.dtype | None = None,
-    **rules: Any,
-) -> DecodedBatch:
-    """Search the best hypotheses of each row of source (b,j), padded on the right; `BeamSearch` reuses its graphs."""
-    return BeamSearch(model, captured=captured, weights=weights, **rules)(source)
+def decode_beam(model: Stepwise, source: Tensor, **settings: Any) -> DecodedBatch:
+    """Search the best hypotheses of each row of source (b,j), padded on the right; settings: those of `BeamSearch`."""
+    return BeamSearch(model, **settings)(source)
 
 
 class BeamSearch:

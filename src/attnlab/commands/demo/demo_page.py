@@ -51,9 +51,11 @@ def write_demo(results: DemoResults, folder: Path, gold: Sequence[ViewGold], pro
     seeds = {
         learner.name: {"parameters": learner.parameters, "seeds": learner.measured} for learner in results.learners
     }
-    whole = {"format": FORMAT, "about": {"command": results.config.command, **provenance}, "attentions": seeds}
-    whole |= {"findings": list_findings(results), "failed": results.failures}
-    write_text(folder / "results.json", json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
+    about = {"command": results.config.command, **provenance}
+    whole = {"format": FORMAT, "about": about, "findings": list_findings(results), "attentions": seeds}
+    write_text(
+        folder / "results.json", json.dumps(whole | {"failed": results.failures}, indent=1, ensure_ascii=False) + "\n"
+    )
     table = tabulate(results.learners, (*QUALITY, *INSIDE))
     write_csv(folder / "table.csv", [table.columns, *table.rows])
     drawn = draw_figures(results, gold[0]).items()
@@ -89,7 +91,7 @@ def _render(
     ]
     if results.copying is not None:
         sections.append(("Which sequences teach attention", render_copying(results)))
-    facts = {"attentions": ", ".join(learner.name for learner in learners), "seeds": config.all_seeds}
+    facts: dict[str, Any] = {"attentions": ", ".join(x.name for x in learners), "seeds": config.all_seeds}
     facts |= {"steps": config.steps, "sentences a step": config.batch, "learning rate": config.lr}
     facts |= {"model": format_settings(MODEL), "task": format_settings(DATA), **provenance}
     sections.append(("How to reproduce it", [Command(config.command), Facts(facts)]))
@@ -100,7 +102,8 @@ def _render_viewer(learners: Sequence[Learner], gold: Sequence[ViewGold]) -> Par
     """Render the first seed of each attention at every moment, with its own curves."""
     curves, best = {}, {}
     for learner in learners:
-        best[learner.name] = Best("cross", *learner.first["head"], "aligns best, on other sentences")
+        layer, head = learner.first["head"]
+        best[learner.name] = Best("cross", layer, head, "aligns best, on other sentences")
         lines = {name: [read(learner.first, n) for n in range(len(learner.moments))] for name, read in CURVES.items()}
         curves[learner.name] = {name: (learner.moments, line) for name, line in lines.items() if None not in line}
     shown = curves[learners[0].name] if len(learners) == 1 else curves

@@ -4,7 +4,7 @@ moments            steps, from 0; `at` has the values of each:
 accuracy           of the next word
 aer_weight,        of every cross-attention head: alignment error rate, if each target word is linked to the source word
 aer_norm           with the largest weight, or the largest norm ‖αf(x)‖ (attnlab.analysis.alignment and contribution)
-right, below       of every such head, mean over words: its weight on the source of the next word, and its negative weight
+right, below       of every such head, mean over words: weight on the source of the next word, and negative weight
 agreement          A(α, β): how often the largest weight of the last cross attention is on the word from which the
                    probe β predicts best (attnlab.analysis.agreement); chance: for unrelated α and β
 head               at the end: layer and head with the lowest aer_weight on other sentences, those of the test part
@@ -13,6 +13,7 @@ inside             at the end: diversity of heads, rank and gradients (attnlab.e
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ RECORDS = "records"  # folder in that of a run: STEP.safetensors for each moment
 
 
 def measure_learner(run: Run, place: Workplace, *, recorded: bool = False) -> dict[str, Any]:
-    """Measure a run at its moments; recorded: also leave the Records of the page's sentences."""
+    """Measure a run at its moments; recorded: also save the Records of the page's sentences."""
     task: Any = run.task
     held_out, shown = (
         Sentences.take(task, "valid", x) for x in (range(task.count_examples("valid")), choose_shown(task))
@@ -55,15 +56,8 @@ def measure_learner(run: Run, place: Workplace, *, recorded: bool = False) -> di
     return values | {"inside": measure_inside(replace(run, model=model))}
 
 
-def record_learner(run: Run, place: Workplace) -> dict[str, Any]:
-    """Measure a run at its moments, and leave the Records of the page's sentences."""
-    return measure_learner(run, place, recorded=True)
-
-
-MEASURED, RECORDED = (
-    Measure("demo", measure_learner, clean=True),
-    Measure("demo with records", record_learner, clean=True),
-)
+MEASURED = Measure("demo", measure_learner, clean=True)
+RECORDED = Measure("demo with records", partial(measure_learner, recorded=True), clean=True)
 
 
 def _load_models(run: Run, moments: Sequence[int]) -> Iterator[tuple[int, Any]]:

@@ -39,5 +39,5 @@ class Performance:
         if self.search is None or self.search.model is not model:
             self.search = BeamSearch(model, beam=BEAM, length_penalty=0.0, max_length=self.field.size.output)  # type: ignore[arg-type]
         sources, references = self.field.texts[part]
-        texts = dict(search_lines(self.search, self.field.task, sources))
+        texts = {number: best[0].text for number, best in search_lines(self.search, self.field.task, sources)}
         return compute_bleu([texts[number] for number in range(len(sources))], references).value
