@@ -1,5 +1,4 @@
-"""Planned runs of Snell et al. 2021: side by side and in turn, each after what it needs, stopped and resumed, failing, as
-populations, and from the ledger alone."""
+"""Planned runs of Snell et al. 2021: side by side, in order, stopped, failing, as populations, from the ledger alone."""
 
 import csv
 import json
