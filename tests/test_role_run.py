@@ -1,4 +1,4 @@
-"""Planned runs of Snell et al. 2021: side by side, in order, stopped, failing, as populations, from the ledger alone."""
+"""Planned runs of Snell et al. 2021: side by side, in order, stopped, failing, as populations, from a ledger alone."""
 
 import csv
 import json
