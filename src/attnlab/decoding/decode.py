@@ -17,7 +17,7 @@ from typing import Any, Protocol, Self, cast, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from attnlab.decoding.search import Hypothesis, Rules, Search, refuse_nan
+from attnlab.decoding.search import Hypothesis, Rules, Search
 
 LOOK_EVERY = 8  # captured steps between two checks of the host
 SMALLEST_ROOM = 32  # cache positions that the first captured steps see; later steps see 64, 128, …
@@ -60,36 +60,12 @@ class DecodedBatch:
         return [ranked[0] for ranked in self.hypotheses]
 
 
-@torch.no_grad()
 def decode_greedy(model: Stepwise, source: Tensor, **rules: Any) -> DecodedBatch:
-    """Decode by taking the most likely token at each step.
+    """Decode by taking the most likely token at each step: a search with one beam, whose score is Σ log p by default.
 
-    rules   fields of `Rules`; the score is Σ log p unless length_penalty is given
-
-    On a GPU, decode_beam(model, source, beam=1) gives the same result faster.
+    rules   fields of `Rules` other than beam
     """
-    checked = Rules(**{"beam": 1, "length_penalty": 0.0} | rules)
-    if checked.beam != 1:
-        raise ValueError(f"beam must be 1 for greedy decoding, got {checked.beam}; use decode_beam")
-    source = _check_source(model, source, checked)
-    limits, state = checked.compute_limits(source), model.start(source)
-    last, done = source.new_full((len(source), 1), checked.bos), torch.zeros_like(limits, dtype=torch.bool)
-    tokens, log_probs = [], []
-    for length in range(1, int(limits.max()) + 1):
-        logits = model.step(last, state)[:, -1]
-        checked.check_vocabulary(logits.shape[1])
-        log_prob = logits.log_softmax(-1, dtype=_choose_dtype(model))  # (b,vocabulary)
-        refuse_nan((log_prob.isnan().any(1) & ~done).nonzero(), length)
-        allowed = log_prob.clone()
-        allowed[:, [checked.padding, checked.bos] + [checked.eos] * (length < checked.min_length)] = -torch.inf
-        last = torch.where(limits == length, checked.eos, allowed.argmax(1)).unsqueeze(1)
-        tokens.append(last)
-        log_probs.append(log_prob.gather(1, last))
-        done |= last[:, 0] == checked.eos
-        if done.all():
-            break
-    rows = zip(torch.cat(tokens, 1).tolist(), torch.cat(log_probs, 1).tolist(), limits.tolist(), strict=True)
-    return DecodedBatch([[_build_hypothesis(*row, checked)] for row in rows], captured=False, steps=len(tokens))
+    return BeamSearch(model, captured=False, beam=1, **{"length_penalty": 0.0} | rules)(source)
 
 
 def decode_beam(model: Stepwise, source: Tensor, **settings: Any) -> DecodedBatch:
@@ -261,12 +237,6 @@ def _check_source(model: Any, source: Tensor, rules: Rules) -> Tensor:
     if source.dim() != 2 or source.is_floating_point() or not len(source):
         raise ValueError(f"source must be integers (batch, length), got {source.dtype} {tuple(source.shape)}")
     return source if source.shape[1] else source.new_full((len(source), 1), rules.padding)
-
-
-def _build_hypothesis(tokens: list[int], log_probs: list[float], limit: int, rules: Rules) -> Hypothesis:
-    length = tokens.index(rules.eos) + 1
-    score = sum(log_probs[:length]) / length**rules.length_penalty
-    return Hypothesis(tuple(tokens[:length]), tuple(log_probs[:length]), score, cut=length == limit)
 
 
 def _choose_dtype(model: Any) -> torch.dtype:

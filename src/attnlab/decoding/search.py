@@ -155,7 +155,10 @@ class Search:
         """Return whether every sentence is done, waiting for the device. Raises ValueError for NaN logits."""
         is_over, is_broken = torch.stack([self.done.all(), self.broken.any()]).tolist()
         if is_broken:
-            refuse_nan(self.sentences[self.broken], int(self.time))
+            sentence = int(self.sentences[self.broken][0])
+            raise ValueError(
+                f"sentence {sentence}: the model's logits are NaN or infinite at or before token {int(self.time)}"
+            )
         return is_over
 
     def list_hypotheses(self) -> list[list[Hypothesis]]:
@@ -182,10 +185,3 @@ class Search:
             chances.append(log_probs[t][n][slot])
             slot = parents[t][n][slot]
         return Hypothesis(tuple(reversed(tokens)), tuple(reversed(chances)), score, cut=length == limit)
-
-
-def refuse_nan(sentences: Tensor, length: int) -> None:
-    """Raise ValueError if there are sentences with NaN log-probabilities."""
-    if len(sentences):
-        sentence = int(sentences[0])
-        raise ValueError(f"sentence {sentence}: the model's logits are NaN or infinite at or before token {length}")
