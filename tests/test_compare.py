@@ -13,7 +13,7 @@ from attnlab.commands.compare.cost import CostTable, take_first_batch
 from attnlab.commands.compare.measures import list_measures
 from attnlab.commands.compare.plan import plan_comparison
 from attnlab.commands.compare.value_lists import split_list, split_options
-from attnlab.experiments.significance import compute_bootstrap_p, correct_by_holm, compute_interval, contrast_seeds
+from attnlab.experiments.significance import compute_bootstrap_p, compute_interval, contrast_seeds, correct_by_holm
 from attnlab.models.presets import build_on_meta
 from attnlab.tasks import TASKS
 from attnlab.training.recipe import resolve_recipe

@@ -1,4 +1,4 @@
-"""The demo: what it measures is right, what it says is what it measured, and nothing is left half done."""
+"""The demo: its measures are right, its sentences follow from them, and nothing is left half written."""
 
 import json
 import re
@@ -15,20 +15,21 @@ from typer.testing import CliRunner
 
 from attnlab.analysis.alignment import aer
 from attnlab.cli import app
-from attnlab.commands.demo import demo_page as written
-from attnlab.commands.demo import findings as saying
-from attnlab.commands.demo import jobs_of_demo as work
-from attnlab.commands.demo import measures
+from attnlab.commands.demo.demo_page import render_copying
 from attnlab.commands.demo.desktop import has_desktop
+from attnlab.commands.demo.findings import list_findings
 from attnlab.commands.demo.learners import AER, SOONEST, DemoResults, Learner
-from attnlab.commands.demo.sentences import Sentences, on_page
+from attnlab.commands.demo.measures import RECORDS, compute_error_rate, measure_moment
+from attnlab.commands.demo.sentences import Sentences, choose_shown
 from attnlab.commands.demo.settings import DemoConfig
-from attnlab.experiments.reproduction import ItemConfig, ItemResult
+from attnlab.experiments.local import Local
+from attnlab.experiments.study import Findings
 from attnlab.experiments.verdicts import Cell
 from attnlab.models.presets import build
 from attnlab.recording.watch import record
 from attnlab.records.record import Record
 from attnlab.tasks.synthetic import Synthetic, SyntheticConfig
+from attnlab.training.runs import open_run
 
 SMALL = ("steps=5", "seeds=2", "batch=7", "copying=false")
 
@@ -66,9 +67,9 @@ def test_an_attention_for_self_attention_alone_leaves_the_cross_attention_softma
     [
         ({"steps": 0}, "steps must be at least 1"),
         ({"seeds": 0}, "seeds must be at least 1"),
-        ({"seed": -1}, "seed must not be below 0"),
+        ({"seed": -1}, "seed must be at least 0"),
         ({"lr": 0.0}, "lr must be above 0"),
-        ({"attention": ("softmax", "softmax")}, "each once"),
+        ({"attention": ("softmax", "softmax")}, "different names"),
         ({"attention": ("sofmax",)}, "did you mean 'softmax'"),
     ],
 )
@@ -79,14 +80,14 @@ def test_what_is_wrong_is_said_before_anything_is_trained(values, message):
 
 def test_sentences_say_which_word_is_of_which(task):
     indices = [0, 3, 7]
-    sentences = Sentences.of(task, "valid", indices)
+    sentences = Sentences.take(task, "valid", indices)
     for place, index in enumerate(indices):
         source, target = (side[index].split() for side in (task.read_sources("valid"), task.read_references("valid")))
         links = task.read_alignments("valid")[index]
         assert {(int(j), int(i)) for i, j in sentences.right[place].nonzero()} == set(links)
         assert sentences.words["source"][place][: len(source) + 1] == [*source, "</s>"]
         assert sentences.words["target"][place][: len(target) + 1] == ["<s>", *target]
-        gold = sentences.gold()[place]
+        gold = sentences.list_gold()[place]
         assert gold.rows == (*range(len(target)), -1)
         assert gold.keys == (*range(len(source)), len(source))
         assert gold.words == len(source)
@@ -94,7 +95,7 @@ def test_sentences_say_which_word_is_of_which(task):
 
 def test_the_error_rate_is_that_of_the_links_by_hand(task):
     """Of random maps: each target word is linked to the source word with the largest weight, unless that is </s>."""
-    sentences = Sentences.of(task, "valid", range(11))
+    sentences = Sentences.take(task, "valid")
     source, given = sentences.batch.inputs
     torch.manual_seed(0)
     maps = torch.rand(11, given.shape[1], source.shape[1]) * (source != 0)[:, None]
@@ -104,16 +105,16 @@ def test_the_error_rate_is_that_of_the_links_by_hand(task):
         best = maps[k, : len(right.split()), : words + 1].argmax(-1).tolist()
         links.append({(j, i) for i, j in enumerate(best) if j < words})
     gold = task.read_alignments("valid")
-    assert measures._error_rate(maps, sentences) == pytest.approx(aer(links, gold, gold))
-    assert measures._error_rate(sentences.right.float(), sentences) < measures._error_rate(maps, sentences)
+    assert compute_error_rate(maps, sentences) == pytest.approx(aer(links, gold, gold))
+    assert compute_error_rate(sentences.right.float(), sentences) < compute_error_rate(maps, sentences)
 
 
 def test_the_weight_on_the_source_is_the_mean_over_linked_words(task):
     torch.manual_seed(0)
     recipe = DemoConfig().recipe("dagpam", 0)
     model = build(recipe.resolve_model(task)).eval()
-    sentences = Sentences.of(task, "valid", range(5))
-    found = measures._looked_at(model, sentences)
+    sentences = Sentences.take(task, "valid", range(5))
+    found = measure_moment(model, sentences)
     weights = record(model, sentences.batch.inputs).kind("cross")[1].weights  # (b,h,i,j)
     sums, negative = [], []
     for k, links in enumerate(sentences.links):
@@ -155,10 +156,10 @@ def test_a_record_is_of_the_model_at_its_step(made):
     """What is on the page is what the run's own weights attend to."""
     folder, _ = made
     recipe = DemoConfig(attention=("softmax", "dagpam"), steps=5, seeds=2, batch=7).recipe("dagpam", 0)
-    run = folder / "runs" / recipe.name()
-    opened_run = work.runs.open_run(run, device="cpu", weights="last")
-    page = Sentences.of(opened_run.task, "valid", on_page(opened_run.task))
-    seen, kept = record(opened_run.model, page.batch.inputs), Record.load(run / work.RECORDS / "5.safetensors")
+    run = folder / "work" / "runs" / recipe.name()
+    opened_run = open_run(run, device="cpu", weights="last")
+    page = Sentences.take(opened_run.task, "valid", choose_shown(opened_run.task))
+    seen, kept = record(opened_run.model, page.batch.inputs), Record.load(run / RECORDS / "5.safetensors")
     for ours, theirs in zip(seen.layers, kept.layers, strict=True):
         torch.testing.assert_close(ours.weights, theirs.weights)
     assert {"beta", "saliency"} <= set(kept.kind("cross")[-1].extras)
@@ -173,14 +174,15 @@ def test_a_run_found_without_what_is_wanted_of_it_is_made_again_and_is_the_same(
     words = [word for word in SMALL if word != "seeds=2"]
     assert demo(*words, "attention=dagpam", "seed=1", "seeds=1", f"out={again}").exit_code == 0
     before, after = (json.loads((there / "results.json").read_text())["attentions"] for there in (folder, again))
-    first, second = (found["dagpam"]["seeds"]["1"] for found in (before, after))
-    assert (first.pop("recorded"), second.pop("recorded")) == (False, True)
-    assert first == second
+    assert before["dagpam"]["seeds"]["1"] == after["dagpam"]["seeds"]["1"]
+    recipe = DemoConfig(attention=("dagpam",), steps=5, seed=1, batch=7).recipe("dagpam", 1)
+    records = [there / "work" / "runs" / recipe.name() / RECORDS / "5.safetensors" for there in (folder, again)]
+    assert [file.exists() for file in records] == [False, True]
 
 
 def test_what_is_finished_is_used_again(made, monkeypatch):
     folder, first = made
-    monkeypatch.setattr(work.runs, "start_run", lambda *_, **__: pytest.fail("trained again"))
+    monkeypatch.setattr(Local, "run", lambda *_, **__: pytest.fail("trained again"))
     assert demo(*SMALL, "attention=softmax,dagpam", f"out={folder}").stdout == first
 
 
@@ -204,7 +206,7 @@ def test_a_run_that_fails_is_said_and_the_others_are_shown(tmp_path, monkeypatch
     assert "./bad.py:Bad, seed 0 failed: out of weights" in done.output
     page = (tmp_path / "runs" / "demo" / "report.html").read_text(encoding="utf-8")
     assert "out of weights" in page
-    assert "one attention learning" in page
+    assert "1 attention learning" in page
 
 
 @pytest.mark.slow
@@ -214,7 +216,7 @@ def test_interrupted_it_leaves_nothing_half_written(tmp_path):
              f"out={tmp_path}"]  # fmt: skip
     running = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     end = time.monotonic() + 60
-    while not any(tmp_path.glob("runs/*/metrics.jsonl")) and time.monotonic() < end:
+    while not any(tmp_path.glob("work/runs/*/metrics.jsonl")) and time.monotonic() < end:
         time.sleep(0.1)
     running.send_signal(signal.SIGINT)
     _, told = running.communicate(timeout=60)
@@ -254,57 +256,53 @@ def run_of(accuracies, aers, jsd):
 def results(first, second):
     config = replace(DemoConfig(), attention=("softmax", "coda"), steps=20, seeds=2)
     learners = [Learner(name, 7, dict(enumerate(x)), {}) for name, x in (("softmax", first), ("coda", second))]
-    return DemoResults(config, learners, {}, None, None)
+    return DemoResults(config, learners, {}, None)
 
 
 def test_sentences_follow_the_numbers():
     low, high = run_of([0.1, 0.6, 0.97], [0.9, 0.7, 0.2], 1.0), run_of([0.1, 0.4, 0.9], [0.9, 0.8, 0.1], 3.0)
-    told = dict(saying.findings(results([low, low], [high, high])))
+    told = dict(list_findings(results([low, low], [high, high])))
     assert (
         "coda's heads differ most, by 3.00 nats over a sentence, softmax's least, by 1.00 (in each of 2 seeds)"
         in (told["diversity"])
     )
     assert told["weight"].startswith(
-        "coda's best head puts 0.90 of its weight on the word it translates, softmax's 0.80"
+        "coda's best head gives the translated word a weight of 0.90, softmax's a weight of 0.80 (in each"
     )
     assert "97.0\N{NO-BREAK SPACE}% (softmax) and 90.0\N{NO-BREAK SPACE}% (coda)" in told["learning"]
     assert "at step 15 on average, the error rate of the best head is 40" in told["order"]  # 70 at 10, 10 at 20
     assert "rank" not in told  # nothing was measured
     assert "contributions" not in told
-    turned = dict(saying.findings(results([low, high], [high, high | {"inside": {"jsd": 2.0}}])))
-    assert "(the mean of 2 seeds; they differ)" in turned["diversity"]
+    turned = dict(list_findings(results([low, high], [high, high | {"inside": {"jsd": 2.0}}])))
+    assert "(mean of 2 seeds, which disagree)" in turned["diversity"]
 
 
-def test_the_study_of_copying_is_told_by_its_cells(tmp_path):
-    config = ItemConfig("snell2021", "fig3", "smoke", (0, 1), 1)
+def test_the_study_of_copying_is_told_by_its_cells():
     column = "share of seeds that reach accuracy 0.99"
     cells = [
         Cell(item="fig3", row=row, column=column, values=x) for row, x in (("5 of 7", (1.0, 1.0)), ("5", (0.0, 1.0)))
     ]
-    outcome = ItemResult(config, "copying", tuple(cells), (), ("a remark",), {"command": "attnlab reproduce …"})
     run = run_of([0.1, 0.6, 0.97], [0.9, 0.7, 0.2], 1.0)
-    found = replace(results([run, run], [run, run]), copying=outcome, folder=tmp_path)
-    assert (
-        dict(saying.findings(found))["copying"]
-        == "An LSTM learns to copy 5 of 7 in 2 of 2 seeds and 5 in 1 of 2 seeds."
-    )
-    assert "a remark" in "".join(part.html() for part in written._copying(found))
+    found = replace(results([run, run], [run, run]), copying=Findings(cells, remarks=("a remark",)))
+    sentence = "An LSTM learns to copy 5 of 7 in 2 of 2 seeds and 5 in 1 of 2 seeds."
+    assert dict(list_findings(found))["copying"] == sentence
+    assert "a remark" in "".join(part.html() for part in render_copying(found))
 
 
 def test_an_attention_that_did_not_get_there_in_every_seed_is_not_ranked():
     learnt, late = run_of([0.1, 0.96, 0.97], [0.9, 0.7, 0.2], 1.0), run_of([0.1, 0.4, 0.9], [0.9, 0.8, 0.1], 3.0)
     found = results([learnt, late], [learnt, learnt])
-    order = found.order(SOONEST)
-    assert not order.several
-    assert order.most.name == "coda"
-    assert found.learners[0].cell(SOONEST) == "10 (1 of 2 seeds)"
-    assert found.order(AER).least.name == "softmax"
+    ranking = found.rank(SOONEST)
+    assert not ranking.has_several
+    assert ranking.highest.name == "coda"
+    assert SOONEST.format_mean(found.learners[0].measured) == "10 (1 of 2 seeds)"
+    assert found.rank(AER).lowest.name == "softmax"
 
 
 def test_the_page_in_a_browser(made, opened):
     folder, _ = made
     page = opened(folder / "report.html").ready()
-    assert page.locator("h1").inner_text() == "attnlab: two attentions learning to translate"
+    assert page.locator("h1").inner_text() == "attnlab: 2 attentions learning to translate"
     assert page.locator(".training .step").inner_text() == "step 5"
     assert page.locator(".legend").inner_text().startswith("accuracy of the next word")
     page.locator(".training input[type=range]").fill("0")

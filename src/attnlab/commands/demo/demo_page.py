@@ -48,14 +48,10 @@ COPYING = (
 
 def write_demo(results: DemoResults, folder: Path, gold: Sequence[ViewGold], provenance: Mapping[str, Any]) -> Path:
     """Write all files; return the path of the page."""
-    seeds = {
-        learner.name: {"parameters": learner.parameters, "seeds": learner.measured} for learner in results.learners
-    }
-    about = {"command": results.config.command, **provenance}
-    whole = {"format": FORMAT, "about": about, "findings": list_findings(results), "attentions": seeds}
-    write_text(
-        folder / "results.json", json.dumps(whole | {"failed": results.failures}, indent=1, ensure_ascii=False) + "\n"
-    )
+    whole: dict[str, Any] = {"format": FORMAT, "about": {"command": results.config.command, **provenance}}
+    whole |= {"findings": list_findings(results), "failed": results.failures}
+    whole["attentions"] = {x.name: {"parameters": x.parameters, "seeds": x.measured} for x in results.learners}
+    write_text(folder / "results.json", json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
     table = tabulate(results.learners, (*QUALITY, *INSIDE))
     write_csv(folder / "table.csv", [table.columns, *table.rows])
     drawn = draw_figures(results, gold[0]).items()

@@ -42,9 +42,7 @@ RECORDS = "records"  # folder in that of a run: STEP.safetensors for each moment
 def measure_learner(run: Run, place: Workplace, *, recorded: bool = False) -> dict[str, Any]:
     """Measure a run at its moments; recorded: also save the Records of the page's sentences."""
     task: Any = run.task
-    held_out, shown = (
-        Sentences.take(task, "valid", x) for x in (range(task.count_examples("valid")), choose_shown(task))
-    )
+    held_out, shown = Sentences.take(task, "valid"), Sentences.take(task, "valid", choose_shown(task))
     moments = [0, *run.recipe.training.evaluate_at]
     values: dict[str, Any] = {"moments": moments, "at": []}
     for step, model in _load_models(run, moments):
@@ -52,7 +50,7 @@ def measure_learner(run: Run, place: Workplace, *, recorded: bool = False) -> di
         if recorded:
             probed = record_probes(model, shown.batch.inputs, shown.batch.targets)
             replace(probed, words=shown.words).save(run.folder.path / RECORDS / f"{step}.safetensors")
-    values["head"] = _find_best_head(model, Sentences.take(task, "test", range(task.count_examples("test"))))
+    values["head"] = _find_best_head(model, Sentences.take(task, "test"))
     return values | {"inside": measure_inside(replace(run, model=model))}
 
 

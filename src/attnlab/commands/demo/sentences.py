@@ -29,8 +29,9 @@ class Sentences:
     words: dict[str, list[list[str]]]
 
     @classmethod
-    def take(cls, task: Any, part: str, indices: Sequence[int]) -> "Sentences":
-        """Take sentence pairs of a part of the lexicon."""
+    def take(cls, task: Any, part: str, indices: Sequence[int] | None = None) -> "Sentences":
+        """Take sentence pairs of a part of the lexicon, by default all."""
+        indices = range(task.count_examples(part)) if indices is None else indices
         batch = task.make_batch(part, list(indices))
         source, given = batch.inputs
         links = [task.problem.get_links(part, index) for index in indices]
