@@ -80,9 +80,6 @@ class TaskReadout(Readout):
         before, end, after = hidden[..., : self.end], hidden[..., self.end, None], hidden[..., self.end + 1 :]
         return torch.cat([none, none, end, none, before, none, after], dim=-1)
 
-    def log_prob(self, hidden: Tensor) -> Tensor:
-        return self(hidden).log_softmax(-1, dtype=torch.promote_types(hidden.dtype, torch.float32))
-
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         logits = hidden.flatten(0, -2)
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from attnlab.mechanisms.mechanism import wide
 from attnlab.models.dropout import Dropout
 
 
@@ -119,13 +120,14 @@ class Readout(nn.Module, ABC):
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits (…,vocabulary)."""
 
-    @abstractmethod
     def log_prob(self, hidden: Tensor) -> Tensor:
         """Return log p, (…,vocabulary)."""
+        return _log_softmax(self(hidden))
 
-    @abstractmethod
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        """Return −log p(target) of each target (…), computing only the logits it needs."""
+        """Return −log p(target) of each target (…)."""
+        logits = wide(self(hidden).flatten(0, -2))
+        return F.cross_entropy(logits, targets.flatten(), reduction="none").view_as(targets)
 
 
 class LinearReadout(Readout):
@@ -137,14 +139,6 @@ class LinearReadout(Readout):
 
     def forward(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.weight, self.bias)
-
-    def log_prob(self, hidden: Tensor) -> Tensor:
-        return _log_softmax(self(hidden))
-
-    def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        logits = self(hidden).flatten(0, -2)
-        loss = F.cross_entropy(logits.to(_wide_dtype(logits)), targets.flatten(), reduction="none")
-        return loss.view_as(targets)
 
 
 class AdaptiveReadout(Readout):
@@ -190,9 +184,5 @@ class AdaptiveReadout(Readout):
         return _log_softmax(F.linear(inner, self.words[band]))
 
 
-def _wide_dtype(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
-
-
 def _log_softmax(logits: Tensor) -> Tensor:
-    return logits.log_softmax(-1, dtype=_wide_dtype(logits))
+    return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))

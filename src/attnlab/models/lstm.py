@@ -108,11 +108,8 @@ class LSTMTranslator(Model):
         self.encoder, self.decoder, self.attention, self.combine = encoder, decoder, attention, combine
         self.readout, self.padding = readout, padding
 
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Map source (b,j) and decoder input (b,i) to logits (b,i,vocabulary)."""
-        return self.readout(self.hidden(source, target))
-
     def hidden(self, source: Tensor, target: Tensor) -> Tensor:
+        """Map source (b,j) and decoder input (b,i) to the input of the readout (b,i,e)."""
         memory, mask, start = self.encode(source)
         states, _ = self.decoder(target, None, start)  # needs no mask: padding follows every token
         context, _ = self.attention(states, memory, mask)

@@ -91,11 +91,8 @@ class LSTMClassifier(Model):
         super().__init__()
         self.encoder, self.attention, self.readout, self.padding = encoder, attention, readout, padding
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Map tokens (b,n) to logits (b,classes)."""
-        return self.readout(self.hidden(tokens))
-
     def hidden(self, tokens: Tensor) -> Tensor:
+        """Map tokens (b,n) to the input of the readout (b,m)."""
         live = tokens != self.padding
         memory, _ = self.encoder(tokens, live)
         context, _ = self.attention(self.attention.expand_question(len(tokens)), memory, live[:, None, None, :])

@@ -40,9 +40,13 @@ class Model(nn.Module, ABC):
 
     readout: Readout
 
+    def forward(self, *batch: Any, **named: Any) -> Tensor:
+        """Return the logits; takes the arguments of `hidden`."""
+        return self.readout(self.hidden(*batch, **named))
+
     @abstractmethod
     def hidden(self, *batch: Any, **named: Any) -> Tensor:
-        """Return the input of the readout; takes the arguments of forward."""
+        """Return the input of the readout."""
 
     def all_blocks(self) -> list[nn.Module]:
         """Return the layers of every stack. Compiling them pays off because all layers share the same code."""
@@ -50,4 +54,4 @@ class Model(nn.Module, ABC):
 
     @abstractmethod
     def sequences(self, *batch: Any, **named: Any) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return tokens and mask, (b,n) each, of "source" and "target" in a batch; takes the arguments of forward."""
+        """Return tokens and mask, (b,n) each, of "source" and "target" in a batch; takes the arguments of `hidden`."""

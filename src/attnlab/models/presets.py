@@ -30,40 +30,25 @@ Config = TransformerConfig | LSTMConfig
 
 PRESETS: dict[str, Config] = {
     "tiny": TransformerConfig(
-        model="language-model", vocabulary=256, layers=2, width=64, heads=4, feed_forward=256, dropout=0.0
+        model="language-model", vocabulary=256, layers=2, width=64, heads=4, feed_forward=256, dropout=0.0,
     ),
     "iwslt14": TransformerConfig(
-        model="translator",
-        vocabulary=8848,
-        target_vocabulary=6632,
-        heads=4,
-        feed_forward=1024,
-        norm="post",
-        final_norm=False,
-        dropout=0.3,
-        activation_dropout=0.1,
+        model="translator", vocabulary=8848, target_vocabulary=6632, heads=4, feed_forward=1024,
+        norm="post", final_norm=False, dropout=0.3, activation_dropout=0.1,
     ),
     "wmt14": TransformerConfig(
-        model="translator", vocabulary=32768, norm="post", final_norm=False, tie="all", dropout=0.1
+        model="translator", vocabulary=32768, norm="post", final_norm=False, tie="all", dropout=0.1,
     ),
     "wikitext103": TransformerConfig(
-        model="language-model",
-        vocabulary=267744,
-        layers=16,
-        width=1024,
-        feed_forward=4096,
-        final_norm=False,
-        adaptive_cutoffs=(20000, 60000),
-        adaptive_dropout=0.2,
-        dropout=0.3,
-        attention_dropout=0.1,
-        activation_dropout=0.1,
+        model="language-model", vocabulary=267744, layers=16, width=1024, feed_forward=4096, final_norm=False,
+        adaptive_cutoffs=(20000, 60000), adaptive_dropout=0.2,
+        dropout=0.3, attention_dropout=0.1, activation_dropout=0.1,
     ),
     "lstm": SETTINGS["translation"],
     "lstm-copy": SETTINGS["copy"],
     "lstm-multi-head": SETTINGS["multi-head"],
     "lstm-classifier": SETTINGS["classification"],
-}
+}  # fmt: skip
 
 
 def build(config: Config) -> Model:

@@ -113,11 +113,8 @@ class LanguageModel(Transformer):
         super().__init__()
         self.decoder, self.readout, self.padding = decoder, readout, padding
 
-    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map tokens (b,n) to logits (b,n,vocabulary)."""
-        return self.readout(self.hidden(tokens, mask))
-
     def hidden(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map tokens (b,n) to the input of the readout (b,n,e)."""
         return self.decoder(tokens, mask=_expand_mask(mask, tokens))
 
     def sequences(self, tokens: Tensor, mask: Tensor | None = None) -> dict[str, tuple[Tensor, Tensor]]:
@@ -143,11 +140,8 @@ class Translator(Transformer):
         super().__init__()
         self.encoder, self.decoder, self.readout, self.padding = encoder, decoder, readout, padding
 
-    def forward(self, source: Tensor, target: Tensor) -> Tensor:
-        """Map source (b,j) and decoder input (b,i) to logits (b,i,vocabulary)."""
-        return self.readout(self.hidden(source, target))
-
     def hidden(self, source: Tensor, target: Tensor) -> Tensor:
+        """Map source (b,j) and decoder input (b,i) to the input of the readout (b,i,e)."""
         memory, mask = self._encode(source)
         return self.decoder(target, memory, memory_mask=mask)
 
@@ -180,11 +174,8 @@ class Classifier(Transformer):
         super().__init__()
         self.encoder, self.readout, self.pool, self.padding = encoder, readout, pool, padding
 
-    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map tokens (b,n) to logits (b,classes); mask (b,n) hides padding by default."""
-        return self.readout(self.hidden(tokens, mask))
-
     def hidden(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map tokens (b,n) to the input of the readout (b,e); mask (b,n) hides padding by default."""
         real = tokens != self.padding if mask is None else mask
         x = self.encoder(tokens, mask=_expand_mask(real, tokens))
         if self.pool == "first":
@@ -204,14 +195,16 @@ def build(config: TransformerConfig) -> Transformer:
     if config.model == "classifier":
         linear = nn.Linear(config.width, config.classes)
         readout = LinearReadout(linear.weight, linear.bias)
-        model: Transformer = Classifier(_build_encoder(config, words), readout, pool=config.pool, padding=padding)
+        encoder = _build_stack(config, words, "encoder-self", config.layers)
+        model: Transformer = Classifier(encoder, readout, pool=config.pool, padding=padding)
     elif config.model == "language-model":
-        decoder = _build_decoder(config, words, config.layers)
+        decoder = _build_stack(config, words, "decoder-self", config.layers)
         model = LanguageModel(decoder, _build_readout(config, words), padding=padding)
     else:
         target = words if config.tie == "all" else _build_words(config, config.target_vocabulary or config.vocabulary)
-        decoder = _build_decoder(config, target, config.decoder_layers or config.layers, cross=True)
-        model = Translator(_build_encoder(config, words), decoder, _build_readout(config, target), padding=padding)
+        decoder = _build_stack(config, target, "decoder-self", config.decoder_layers or config.layers, cross=True)
+        encoder = _build_stack(config, words, "encoder-self", config.layers)
+        model = Translator(encoder, decoder, _build_readout(config, target), padding=padding)
     initialise(model, config.init)
     return model
 
@@ -229,14 +222,10 @@ def _build_readout(config: TransformerConfig, words: Words) -> Readout:
     return LinearReadout(words.weight if config.tie != "none" else nn.Parameter(torch.empty_like(words.weight)))
 
 
-def _build_encoder(config: TransformerConfig, words: Words) -> Stack:
-    blocks = [_build_block(config, "encoder-self", index) for index in range(config.layers)]
-    return Stack(_build_embedding(config, words), blocks, _build_final_norm(config), causal=False)
-
-
-def _build_decoder(config: TransformerConfig, words: Words, layers: int, *, cross: bool = False) -> Stack:
-    blocks = [_build_block(config, "decoder-self", index, cross=cross) for index in range(layers)]
-    return Stack(_build_embedding(config, words), blocks, _build_final_norm(config), causal=True)
+def _build_stack(config: TransformerConfig, words: Words, kind: str, layers: int, *, cross: bool = False) -> Stack:
+    blocks = [_build_block(config, kind, index, cross=cross) for index in range(layers)]
+    norm = nn.LayerNorm(config.width) if config.final_norm else None
+    return Stack(_build_embedding(config, words), blocks, norm, causal=kind == "decoder-self")
 
 
 def _build_embedding(config: TransformerConfig, words: Words) -> InputEmbedding:
@@ -266,10 +255,6 @@ def _build_block(config: TransformerConfig, kind: str, index: int, *, cross: boo
     inner, dropout = config.feed_forward, config.activation_dropout
     feed_forward = FeedForward(config.width, inner, activation=activation, dropout=dropout)
     return Block(own, feed_forward, crossing, width=config.width, pre=config.norm == "pre", dropout=config.dropout)
-
-
-def _build_final_norm(config: TransformerConfig) -> nn.Module | None:
-    return nn.LayerNorm(config.width) if config.final_norm else None
 
 
 def _expand_mask(real: Tensor | None, tokens: Tensor) -> Tensor | None:

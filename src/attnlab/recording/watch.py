@@ -145,7 +145,7 @@ def _split_batch(model: Model, batch: Any) -> tuple[tuple[Any, ...], dict[str, A
     if not isinstance(batch, Mapping | tuple | list):
         raise TypeError(f"a batch must be a tensor, a tuple or a mapping, got a {type(batch).__name__}")
     positional, named = ((), dict(batch)) if isinstance(batch, Mapping) else (tuple(batch), {})
-    signature = inspect.signature(model.forward)
+    signature = inspect.signature(model.hidden)
     try:
         arguments = signature.bind(*positional, **named).arguments
     except TypeError as error:
