@@ -200,7 +200,7 @@ def test_the_kernels_equal_their_definition(s, b, n, d, mask):
     h, c, dh, dc = torch.randn(4, s, b, d, device=DEVICE)
     live = masked(mask, s, b, n)
     made = []
-    for passes in (module._Definition, kernels):
+    for passes in (module, kernels):
         outputs, cells = torch.full((2, s, n, b, d), torch.nan, device=DEVICE)
         active, delta = torch.full((2, s, n, b, 4 * d), torch.nan, device=DEVICE)
         on_h, on_c = dh.clone(), dc.clone()
@@ -225,7 +225,7 @@ def test_products_with_ten_bits_stay_near_those_of_float32(quiet, mask):
     h, c = torch.randn(2, s, b, d, device=DEVICE).tanh()
     live = masked(mask, s, b, n)
     made = []
-    for passes in (module._Definition, kernels):
+    for passes in (module, kernels):
         outputs, cells = torch.full((2, s, n, b, d), torch.nan, device=DEVICE)
         active, delta = torch.full((2, s, n, b, 4 * d), torch.nan, device=DEVICE)
         on_h, on_c = torch.zeros(2, s, b, d, device=DEVICE)
@@ -259,7 +259,7 @@ def test_small_states_keep_their_bits():
     gates = 1e-5 * torch.randn(1, 7, 1, 4 * 16, device=DEVICE)
     zero = torch.zeros(1, 7, 16, device=DEVICE)
     made = []
-    for passes in (module._Definition, kernels):
+    for passes in (module, kernels):
         outputs, cells, active = (torch.empty(1, 1, 7, k * 16, device=DEVICE) for k in (1, 1, 4))
         with exact():
             passes.forward(gates, torch.zeros(1, 64, 16, device=DEVICE), zero, zero, None, outputs, cells, active)
@@ -275,8 +275,8 @@ def test_half_precision_is_near_double_in_every_gradient(dtype, monkeypatch):
     given = [x.to(DEVICE, dtype).requires_grad_() for x in arguments(2, dtype=torch.float32)]
     live = torch.stack([LIVE, LIVE.flip(1)]).to(DEVICE)
     results = []
-    for passes, cast in ((kernels, dtype), (module._Definition, torch.float64)):
-        monkeypatch.setattr(module, "_choose_passes", lambda x, h, passes=passes: passes)
+    for passes, cast in ((kernels, dtype), (module, torch.float64)):
+        monkeypatch.setattr(module, "_choose_passes", lambda x, h, passes=passes: (passes.forward, passes.backward))
         taken = [x.detach().to(cast).requires_grad_() for x in given]
         made = recurrence(*taken, live)
         results.append([*made, *torch.autograd.grad(sum(y.sin().sum() for y in made), taken)])
@@ -306,8 +306,8 @@ def test_the_recurrence_with_kernels_equals_the_one_without(monkeypatch):
     live = torch.stack([LIVE, LIVE.flip(1)]).to(DEVICE)
     live[:, :, 3:5] = False  # there no example has a token
     results = []
-    for passes in (kernels, module._Definition):
-        monkeypatch.setattr(module, "_choose_passes", lambda x, h, passes=passes: passes)
+    for passes in (kernels, module):
+        monkeypatch.setattr(module, "_choose_passes", lambda x, h, passes=passes: (passes.forward, passes.backward))
         with exact():
             made = recurrence(*given, live)
             results.append([*made, *torch.autograd.grad(sum(y.sin().sum() for y in made), given)])
@@ -368,7 +368,7 @@ def test_on_a_gpu_it_equals_its_definition_at_the_sizes_of_the_studies(shape, ma
     gradient, h, c = torch.randn(s, n, b, d, device="cuda"), *torch.randn(2, s, b, d, device="cuda").tanh()
     live = masked(mask, s, b, n)
     made = {}
-    for name, passes, ten_bits in (("definition", module._Definition, False), ("exact", kernels, False),
+    for name, passes, ten_bits in (("definition", module, False), ("exact", kernels, False),
                                    ("ten bits", kernels, True)):  # fmt: skip
         outputs, cells = torch.full((2, s, n, b, d), torch.nan, device="cuda")
         active, delta = torch.full((2, s, n, b, 4 * d), torch.nan, device="cuda")

@@ -11,7 +11,9 @@ every position (`decode.py`).
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -23,13 +25,19 @@ Project = Callable[[], KeysValues]  # computes keys and values of the new tokens
 class Cache(ABC):
     """The keys and values of one attention."""
 
+    def __init__(self, tensors: KeysValues | None = None) -> None:
+        self.tensors = tensors
+
     @abstractmethod
     def extend(self, project: Project, at: Tensor | None) -> KeysValues:
         """Return all keys and values (b,g,j,d), new tokens included; at (n,) holds the positions of the new tokens."""
 
-    @abstractmethod
-    def select(self, examples: Tensor) -> "Cache":
+    def select(self, examples: Tensor) -> Self:
         """Return a new cache of these examples of the batch, in this order; an example may occur several times."""
+        other = copy(self)
+        if self.tensors is not None:
+            other.tensors = self.tensors[0].index_select(0, examples), self.tensors[1].index_select(0, examples)
+        return other
 
     @abstractmethod
     def reorder_(self, examples: Tensor) -> None:
@@ -39,9 +47,6 @@ class Cache(ABC):
 class GrowingCache(Cache):
     """A cache that concatenates the keys and values of each step."""
 
-    def __init__(self, tensors: KeysValues | None = None) -> None:
-        self.tensors = tensors
-
     def extend(self, project: Project, at: Tensor | None) -> KeysValues:
         new = project()
         if self.tensors is not None:
@@ -50,11 +55,8 @@ class GrowingCache(Cache):
         self.tensors = new
         return new
 
-    def select(self, examples: Tensor) -> "GrowingCache":
-        return GrowingCache(_select_examples(self.tensors, examples))
-
     def reorder_(self, examples: Tensor) -> None:
-        self.tensors = _select_examples(self.tensors, examples)
+        self.tensors = self.select(examples).tensors
 
 
 class StaticCache(Cache):
@@ -63,7 +65,8 @@ class StaticCache(Cache):
     def __init__(self, limit: int, tensors: KeysValues | None = None) -> None:
         if limit < 1:
             raise ValueError(f"start(static=LENGTH) must allocate at least 1 token, got {limit}")
-        self.limit, self.tensors = limit, tensors
+        super().__init__(tensors)
+        self.limit = limit
 
     def extend(self, project: Project, at: Tensor | None) -> KeysValues:
         if at is None:
@@ -76,9 +79,6 @@ class StaticCache(Cache):
         self.tensors[0].index_copy_(2, at, k)
         self.tensors[1].index_copy_(2, at, v)
         return self.tensors
-
-    def select(self, examples: Tensor) -> "StaticCache":
-        return StaticCache(self.limit, _select_examples(self.tensors, examples))
 
     def reorder_(self, examples: Tensor) -> None:
         for x in self.tensors or ():
@@ -98,14 +98,10 @@ class StaticCache(Cache):
 class CrossCache(Cache):
     """The fixed keys and values of a cross attention."""
 
-    def __init__(self, tensors: KeysValues) -> None:
-        self.tensors = tensors
+    tensors: KeysValues
 
     def extend(self, project: Project, at: Tensor | None) -> KeysValues:
         return self.tensors
-
-    def select(self, examples: Tensor) -> "CrossCache":
-        return CrossCache((self.tensors[0].index_select(0, examples), self.tensors[1].index_select(0, examples)))
 
     def reorder_(self, examples: Tensor) -> None:
         pass  # the source is the same
@@ -180,10 +176,6 @@ def _require_static(cache: Cache) -> StaticCache:
     if not isinstance(cache, StaticCache):
         raise ValueError("this needs static caches; create them with start(static=LENGTH)")
     return cache
-
-
-def _select_examples(tensors: KeysValues | None, examples: Tensor) -> KeysValues | None:
-    return None if tensors is None else (tensors[0].index_select(0, examples), tensors[1].index_select(0, examples))
 
 
 def _check_batch(tensors: KeysValues, new: KeysValues) -> None:

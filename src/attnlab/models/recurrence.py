@@ -13,7 +13,7 @@ the models of a population (`nn.LSTM` has no batching rule for vmap). On a GPU t
 There is no device sync, so a CUDA graph can capture it. If the rest is in half precision, c is still in float32.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -53,7 +53,7 @@ def _recurrence(
     """Return h_t (s,b,n,d), the last h and c (s,b,d); for the backward c_t (s,n,b,d) and i, f, g, o (s,n,b,4d)."""
     outputs, last_h, last_c, cells, active = _allocate_results(gates, h)
     gates, h, first = _with_contiguous_rows(gates), h.contiguous(), wide(c).contiguous()
-    _choose_passes(gates, h).forward(gates, weight, h, first, live, outputs.transpose(1, 2), cells, active)
+    _choose_passes(gates, h)[0](gates, weight, h, first, live, outputs.transpose(1, 2), cells, active)
     last_h.copy_(outputs[:, :, -1] if gates.shape[2] else h)
     last_c.copy_(cells[:, -1] if gates.shape[2] else first)
     return outputs, last_h, last_c, cells, active
@@ -68,7 +68,7 @@ def _backward(
     grad, cells, active = _with_contiguous_rows(grad).transpose(1, 2), cells.contiguous(), active.contiguous()
     first, delta = wide(c).contiguous(), active.new_empty(active.transpose(1, 2).shape)
     dh, dc = (wide(x).clone(memory_format=torch.contiguous_format) for x in (grad_h, grad_c))  # from later positions
-    _choose_passes(grad, h).backward(grad, weight, first, live, cells, active, delta.transpose(1, 2), dh, dc)
+    _choose_passes(grad, h)[1](grad, weight, first, live, cells, active, delta.transpose(1, 2), dh, dc)
     earlier = outputs.new_empty(outputs.shape)  # h_{t−1}
     earlier[:, :, :1], earlier[:, :, 1:] = h.unsqueeze(2), outputs[:, :, :-1]
     with _match_nn_lstm_precision(delta):
@@ -142,17 +142,10 @@ def backward_step(
         dh.copy_(hidden.masked_fill(~padding, 0.0))
 
 
-def _choose_passes(x: Tensor, h: Tensor) -> Any:
-    """Return the owner of forward and backward: the Triton kernels on a GPU if they support x, else _Definition."""
+def _choose_passes(x: Tensor, h: Tensor) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Return forward and backward: the Triton kernels on a GPU if they support x, else the definitions above."""
     kernel = _import_kernel() if x.is_cuda else None
-    return kernel if kernel is not None and kernel.supports(x, h) else _Definition
-
-
-class _Definition:
-    """The passes in plain PyTorch."""
-
-    forward = staticmethod(forward)
-    backward = staticmethod(backward)
+    return (kernel.forward, kernel.backward) if kernel and kernel.supports(x, h) else (forward, backward)
 
 
 def _import_kernel() -> ModuleType | None:
