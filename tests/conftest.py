@@ -1,5 +1,6 @@
 import os
 import signal
+from importlib.util import find_spec
 
 import torch
 
@@ -33,7 +34,7 @@ def _seeded():
 @pytest.fixture(autouse=True, scope="module")
 def _draft_figures(request):
     """Draw each figure once, as .png: .svg and .pdf take twice that time, and the tests named here draw them."""
-    if request.module.__name__ in ("test_report", "test_fonts", "test_demo"):
+    if request.module.__name__ in ("test_report", "test_fonts", "test_demo") or find_spec("matplotlib") is None:
         yield
         return
     from attnlab.report import figures
