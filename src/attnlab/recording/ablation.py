@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.models.attention import Attention
-from attnlab.recording.probe import Batch, call_with_batch, check_targets, require_eval_model
+from attnlab.recording.probe import Batch, compute_nll, require_eval_model
 from attnlab.recording.watch import record
 from attnlab.records.record import Record
 
@@ -31,32 +31,28 @@ def record_ablation(model: nn.Module, batch: Batch, targets: Tensor) -> Record:
     """
     inner = require_eval_model(model)
     full = record(inner, batch)
-    scored = torch.ones_like(targets, dtype=torch.bool) if targets.dim() == 1 else targets != inner.padding
-    nll = _nll(inner, batch, targets, scored)
-    extras = {"nll": nll, "scored": scored.view(len(targets), -1).sum(1)}
+    nll, scored = _sum_nll(inner, batch, targets)
+    extras = {"nll": nll, "scored": scored}
     layers = []
     for layer in full.layers:
         attention = inner.get_submodule(layer.name)
         assert isinstance(attention, Attention)
-        without = [_nll_without(inner, batch, targets, scored, attention, h) for h in range(attention.mechanism.heads)]
+        without = [_nll_without(inner, batch, targets, attention, h) for h in range(attention.mechanism.heads)]
         layers.append(replace(layer, extras={**layer.extras, **extras, "ablated_nll": torch.stack(without, dim=1)}))
     return replace(full, layers=layers)
 
 
-def _nll_without(model: Any, batch: Batch, targets: Tensor, scored: Tensor, attention: Attention, head: int) -> Tensor:
+def _nll_without(model: Any, batch: Batch, targets: Tensor, attention: Attention, head: int) -> Tensor:
     def erase(mechanism: nn.Module, args: Any, output: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
         mixed = output[0].clone()  # (b,h,i,d)
         mixed[:, head] = 0.0
         return mixed, output[1]
 
     with attention.mechanism.register_forward_hook(erase):
-        return _nll(model, batch, targets, scored)
+        return _sum_nll(model, batch, targets)[0]
 
 
-def _nll(model: Any, batch: Batch, targets: Tensor, scored: Tensor) -> Tensor:
-    """Return the loss of each example, (b,)."""
-    with torch.compiler.set_stance("force_eager"):  # hooks on compiled code never fire
-        hidden = call_with_batch(model.hidden, batch)
-        check_targets(targets, hidden.shape[:-1])
-        nll: Tensor = model.readout.nll(hidden, targets)
-    return nll.where(scored, 0.0).view(len(targets), -1).sum(1)
+def _sum_nll(model: Any, batch: Batch, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the loss and the number of targets of each example, (b,) each."""
+    nll, scored = compute_nll(model, batch, targets)
+    return nll.where(scored, 0.0).view(len(nll), -1).sum(1), scored.view(len(nll), -1).sum(1)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.models.attention import MultiHead
-from attnlab.recording.probe import Batch, call_with_batch, check_targets
+from attnlab.recording.probe import Batch, compute_nll
 from attnlab.recording.watch import unwrap_model
 
 PROJECTIONS = ("query", "key", "value", "output")
@@ -59,11 +59,9 @@ def batch_gradient_norms(model: nn.Module, batch: Batch, targets: Tensor) -> lis
         for name, attention in _find_attentions(inner)
         for projection in PROJECTIONS
     }
-    with torch.enable_grad(), torch.compiler.set_stance("force_eager"):
-        hidden = call_with_batch(inner.hidden, batch)
-        check_targets(targets, hidden.shape[:-1])
-        nll = inner.readout.nll(hidden, targets)
-        loss = nll.mean() if targets.dim() == 1 else nll[targets != inner.padding].mean()
+    with torch.enable_grad():
+        nll, scored = compute_nll(inner, batch, targets)
+        loss = nll[scored].mean()
         gradients = torch.autograd.grad(loss, list(weights.values()), allow_unused=True, materialize_grads=True)
     return gradient_norms(inner, dict(zip(weights, gradients, strict=True)))
 

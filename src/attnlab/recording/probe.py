@@ -81,11 +81,9 @@ def saliency(model: torch.nn.Module, batch: Batch, targets: Tensor) -> Tensor:
         return x + (emphasis - 1).unsqueeze(-1) * words
 
     with torch.enable_grad(), inner.encoder.embedding.register_forward_hook(scale_words):
-        hidden = call_with_batch(inner.hidden, batch)
-        check_targets(targets, hidden.shape[:-1])
-        log_prob: Tensor = -inner.readout.nll(hidden, targets).view(len(tokens), -1)  # (b,i)
+        nll, scored = compute_nll(inner, batch, targets)
+    log_prob = -nll.view(len(tokens), -1)  # (b,i)
     columns = [torch.autograd.grad(each.sum(), emphasis, retain_graph=True)[0] for each in log_prob.unbind(1)]
-    scored = torch.ones_like(targets, dtype=torch.bool) if targets.dim() == 1 else targets != inner.padding
     mask: Tensor = scored.view(len(tokens), -1, 1) & live.unsqueeze(1)
     return torch.stack(columns, dim=1) * mask
 
@@ -180,6 +178,18 @@ def require_eval_model(model: torch.nn.Module) -> Any:
     if inner.training:
         raise ValueError(f"this {type(inner).__name__} is in training mode; call model.eval() first")
     return inner
+
+
+def compute_nll(model: Any, batch: Batch, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return −log p of each target, and a mask of the targets that are scored, both in the shape of the targets.
+
+    targets   the true next tokens (b,i), padding where nothing is predicted; or the classes (b,)
+    """
+    with torch.compiler.set_stance("force_eager"):  # hooks on compiled code never fire
+        hidden = call_with_batch(model.hidden, batch)
+    check_targets(targets, hidden.shape[:-1])
+    scored = torch.ones_like(targets, dtype=torch.bool) if targets.dim() == 1 else targets != model.padding
+    return model.readout.nll(hidden, targets), scored
 
 
 def check_targets(targets: Tensor, shape: torch.Size) -> None:

@@ -120,19 +120,12 @@ def _make_hooks(
 
     def outer(module: Attention, args: tuple[Any, ...], output: tuple[Tensor, Any]) -> None:
         weight, bias = module.output_projection()
-        layers.append(
-            Layer(
-                kind=module.kind,
-                index=module.index,
-                name=name,
-                output_weight=weight.clone(),
-                output_bias=None if bias is None else bias.clone(),
-                inputs=args[0],
-                outputs=output[0],
-                **tensors,
-            )
-        )
-        around.add_attention(layers[-1])
+        layer = Layer(
+            kind=module.kind, index=module.index, name=name, inputs=args[0], outputs=output[0],
+            output_weight=weight.clone(), output_bias=None if bias is None else bias.clone(), **tensors,
+        )  # fmt: skip
+        layers.append(layer)
+        around.add_attention(layer)
         tensors.clear()
 
     return inner, outer
