@@ -21,7 +21,7 @@ test-slow: .venv/ready
 	$(BIN)/pytest -q -m slow
 
 test-gpu: .venv/ready
-	$(BIN)/pytest -q -m '(gpu or kernel) and not slow' -W default  # torch's compiler warns of itself
+	$(BIN)/pytest -q -n 4 --dist loadfile -m '(gpu or kernel) and not slow' -W default  # torch's compiler warns of itself
 
 browser:  # Chromium, which the tests of the viewer drive
 	@if command -v chromium >/dev/null; then chromium --version; \
