@@ -124,7 +124,8 @@ def test_items_that_were_not_asked_for_are_shown_as_they_last_were(bench, tmp_pa
 def test_an_item_of_an_older_edition_is_not_shown(bench, tmp_path):
     bench.run(tmp_path, only=["first"])
     newer = replace(bench.study, items={"first": replace(bench.study.items["first"], edition=2)})
-    assert not draw_study(newer, "smoke", tmp_path)
+    with pytest.warns(UserWarning, match="edition 1"):
+        assert not draw_study(newer, "smoke", tmp_path)
 
 
 def test_everything_is_written(bench, tmp_path):
@@ -157,9 +158,11 @@ def test_a_torn_last_row_is_measured_again_and_a_damaged_one_is_named(bench, tmp
         bench.run(tmp_path, only=["first"])
     assert bench.runs == [("first", 0), ("first", 1), ("first", 2), ("first", 2)]
     assert len(Ledger(ledger).rows()) == 4
-    ledger.write_text("".join([lines[0], "{}\n", *lines[2:]]))
+    damaged = tmp_path / "damaged" / "ledger.jsonl"
+    damaged.parent.mkdir()
+    damaged.write_text("".join([lines[0], "{}\n", *lines[2:]]))
     with pytest.raises(ValueError, match=r"ledger\.jsonl:2"):
-        bench.run(tmp_path)
+        bench.run(damaged.parent)
 
 
 def test_an_item_with_a_cell_of_another_is_refused(tmp_path):

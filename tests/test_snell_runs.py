@@ -28,8 +28,7 @@ from attnlab.studies.snell2021.measures import find_reference
 from attnlab.studies.snell2021.plan import ScaleSize
 from attnlab.studies.snell2021.role_run import RoleRun
 from attnlab.studies.snell2021.trials import Field, Trial
-from attnlab.training import runs
-from attnlab.training.loop import TrainingResult
+from attnlab.training.loop import Training, TrainingResult
 
 VALIDATION = ScorePair("agreement", "accuracy", "valid")
 
@@ -109,11 +108,12 @@ def test_interrupted_runs_go_on_and_say_the_same(texts, tmp_path, monkeypatch):
 def test_before_any_update_a_model_is_what_training_starts_from(texts, tmp_path, monkeypatch):
     trial, begun = new_trial(texts, tmp_path, 3), {}
 
-    def only_look(task, model, config, folder, accelerator, report):
-        begun.update({name: x.detach().clone() for name, x in model.named_parameters()})
-        return TrainingResult(config.steps, 0.0, 0, True, "none")
+    def only_look(training):
+        training.metrics.close()
+        begun.update({name: x.detach().clone() for name, x in training.model.named_parameters()})
+        return TrainingResult(training.config.steps, 0.0, 0, True, "none")
 
-    monkeypatch.setattr(runs, "train", only_look)
+    monkeypatch.setattr(Training, "run", only_look)
     trial.train("B")
     before = torch.get_rng_state()
     fresh = dict(trial.load_model("B", 0).named_parameters())
