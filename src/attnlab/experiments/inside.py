@@ -10,26 +10,22 @@ attnlab.analysis.diversity, rank and gradient have the equations. Noise and drop
 the divergence: a noisy attention is measured at its mean logits.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pandas as pd
-import torch
+from torch import nn
 
 from attnlab.analysis.diversity import Diversity
 from attnlab.analysis.rank import Rank
 from attnlab.experiments.jobs import describe_error
+from attnlab.experiments.run_measures import draw_examples, initialize_model, make_batches
 from attnlab.huggingface.fine_tuning import TunedConfig
 from attnlab.huggingface.recorder import record
 from attnlab.models.attention import MultiHead
-from attnlab.models.presets import build
 from attnlab.recording.gradients import batch_gradient_norms
-from attnlab.tasks.batching import plan_batches
-from attnlab.tasks.task import Batch, Task
 from attnlab.training.runs import Run
 
-EXAMPLES, TOKENS, DRAW = 200, 2048, 1  # number of validation examples; tokens in a batch; seed of the draw
+EXAMPLES, TOKENS = 200, 2048  # number of validation examples; tokens in a batch
 KEY = ["kind", "layer"]
 
 
@@ -48,17 +44,17 @@ def _measure(run: Run) -> dict[str, Any]:
     projected = any(isinstance(module, MultiHead) for module in run.model.modules())
     start = _initialize(run) if projected else None
     gradients: dict[str, list[pd.DataFrame]] = {"gradient": [], "initial_gradient": []}
-    for batch in _draw_batches(run.task):
-        inputs, targets = tuple(x.to(device) for x in batch.inputs), batch.targets.to(device)
-        recorded = record(run.model, inputs)
+    examples = draw_examples(run.task, "valid", EXAMPLES)
+    for batch in make_batches(run.task, "valid", examples, TOKENS, device):
+        recorded = record(run.model, batch.inputs)
         diversity.add(recorded)
         rank.add(recorded, weights=False)
         for name, model in (("gradient", run.model if projected else None), ("initial_gradient", start)):
             if model is not None:
-                gradients[name].append(pd.DataFrame(batch_gradient_norms(model, inputs, targets)))
+                gradients[name].append(pd.DataFrame(batch_gradient_norms(model, batch.inputs, batch.targets)))
     layers = _join_layers(diversity.pairs(), rank.states(), {name: rows for name, rows in gradients.items() if rows})
     rows = [{key: x.item() if hasattr(x, "item") else x for key, x in row.items()} for row in layers.to_dict("records")]
-    return _summarize(layers) | {"examples": min(EXAMPLES, run.task.count_examples("valid")), "layers": rows}
+    return _summarize(layers) | {"examples": len(examples), "layers": rows}
 
 
 def _join_layers(pairs: pd.DataFrame, states: pd.DataFrame, gradients: dict[str, list[pd.DataFrame]]) -> pd.DataFrame:
@@ -82,21 +78,9 @@ def _summarize(layers: pd.DataFrame) -> dict[str, Any]:
     return {**summary, "of": f"{last}, {deepest['of']}", **means}
 
 
-def _draw_batches(task: Task) -> Iterator[Batch]:
-    """Yield the same examples in the same batches for every model."""
-    size = task.count_examples("valid")
-    drawn = np.sort(np.random.default_rng(DRAW).permutation(size)[:EXAMPLES])
-    lengths = tuple(each[drawn] for each in task.get_lengths("valid"))
-    budget = max(TOKENS, *(int(each.max()) for each in lengths))
-    for places in plan_batches(lengths, tokens=budget, examples=None, seed=0, epoch=0, shuffle=False):
-        yield task.make_batch("valid", [int(drawn[place]) for place in places])
-
-
-def _initialize(run: Run) -> torch.nn.Module | None:
+def _initialize(run: Run) -> nn.Module | None:
     """Return the model with its initial weights; None if some of them do not come from the seed."""
     config, task = run.recipe.model, run.task
     if isinstance(config, TunedConfig) or (hasattr(task, "read_embeddings") and task.read_embeddings() is not None):
         return None
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(run.recipe.training.seed)
-        return build(config).eval().to(next(run.model.parameters()).device)
+    return initialize_model(config, run.recipe.training.seed).to(next(run.model.parameters()).device)

@@ -32,7 +32,7 @@ def draw_figures(results: DemoResults, gold: ViewGold) -> dict[str, tuple[Figure
     maps = (
         "Weights of the cross-attention head that aligns best, on one held-out sentence, during training. Each row is "
         "the word that the decoder reads, each column a source word. The frame marks the true source of the next word: "
-        f"attention gathers there. {heads}."
+        f"a trained head is dark there. {heads}."
     )
     seeds = " Thick lines are means over seeds, thin lines are seeds." if results.config.seeds > 1 else ""
     inside = "Small dots are seeds, the large mark is their mean, and the line is its 95 % interval (from 3 seeds on)."

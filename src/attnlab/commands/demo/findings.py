@@ -74,7 +74,7 @@ def _describe_norms(results: DemoResults) -> str:
             changes.append(f"{learner.name} {100 * (norm - weight):+.1f}".replace("-", "−"))
     if not changes:
         return ""
-    return f"By norm ‖αf(x)‖ instead of weight, the error rate changes by percentage points: {', '.join(changes)}."
+    return f"By norm ‖αf(x)‖ instead of weight, the error rate changes (percentage points): {', '.join(changes)}."
 
 
 def _describe_agreement(results: DemoResults) -> str:

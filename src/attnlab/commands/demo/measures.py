@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from attnlab.analysis.agreement import agreement, random_baseline
@@ -26,7 +25,7 @@ from attnlab.analysis.contribution import norms
 from attnlab.commands.demo.sentences import Sentences, choose_shown
 from attnlab.experiments.inside import measure_inside
 from attnlab.experiments.plan import Measure, Workplace
-from attnlab.models.presets import build
+from attnlab.experiments.run_measures import initialize_model
 from attnlab.recording.probe import beta, record_probes
 from attnlab.recording.watch import record
 from attnlab.records.record import Layer
@@ -60,9 +59,7 @@ RECORDED = Measure("demo with records", partial(measure_learner, recorded=True),
 
 def _load_models(run: Run, moments: Sequence[int]) -> Iterator[tuple[int, Any]]:
     """Yield the model at each step: one object, whose weights change."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(run.recipe.training.seed)
-        model = build(run.recipe.model).eval()  # type: ignore[arg-type]
+    model = initialize_model(run.recipe.model, run.recipe.training.seed)  # type: ignore[arg-type]
     for step in moments:
         if step:
             load_weights(model, read_checkpoint(run.folder.step_file(step)).part("model/"))
