@@ -133,10 +133,10 @@ def test_pooling_is_the_mean_of_a_slow_transcription(sizes):
             taus.append(kendalltau(a, b).statistic)
     ordered = [tau for tau in taus if not math.isnan(tau)]
     assert 0 < len(ordered) < len(taus)
-    found = pooled.means()
+    found = pooled.compute()
     assert found["agreement"] == pytest.approx(100 * sum(held) / len(held))
     assert found["kendall"] == pytest.approx(100 * sum(ordered) / len(ordered))
-    assert set(AgreementMeans(kendall=False, words=1).means()) == {"agreement"}
+    assert set(AgreementMeans(kendall=False, words=1).compute()) == {"agreement"}
 
 
 def test_rows_are_the_words_of_a_batch():

@@ -213,13 +213,15 @@ def _make_chance(found: Mapping[int, GoldCounts], setting: Setting, tags: tuple[
     """Yield the error of linking every target word to a random source word, and how much better norms are."""
     settings, function = {"scale": setting.scale}, partial(measure_chance, setting.scale)
     plan = {seed: Calculation("chance alignment", settings, function, seed) for seed in found}
-    known = setting.rows.read_plan(plan).values
-    chance = [known[seed]["aer"] for seed in found]
-    ours = [min(min(model.list_layer_errors("norm", way)) for way in SETTINGS) for model in found.values()]
-    yield Cell(item=ITEM, row="a random source word", column="AER", values=tuple(chance), tags=tags)
-    differences = tuple(a - b for a, b in zip(ours, chance, strict=True))
+    measured = setting.rows.read_plan(plan)
+    chance = {seed: values["aer"] for seed, values in measured.values.items()}
+    reason = "" if chance else next(iter(measured.failures.values()))
+    about: dict[str, Any] = {"item": ITEM, "tags": tags, "not_run": reason}
+    yield Cell(row="a random source word", column="AER", values=tuple(chance.values()), **about)
+    best = {seed: min(min(found[seed].list_layer_errors("norm", way)) for way in SETTINGS) for seed in chance}
+    differences = tuple(best[seed] - error for seed, error in chance.items())
     row = "norm, best layer − a random source word"
-    yield Cell(item=ITEM, row=row, column="better of AWO and AWI", values=differences, sign=-1, tags=tags)
+    yield Cell(row=row, column="better of AWO and AWI", values=differences, sign=-1, **about)
 
 
 def measure_chance(scale: Scale, place: Workplace, seed: int | None) -> dict[str, float]:

@@ -50,13 +50,13 @@ def measure_optimal(trial: Trial, role: str) -> Curves:
         extend_curves(curves, performance(model))
     bleu = curves["valid/bleu"]
     best = field.steps[bleu.index(max(bleu))]
-    model, pooled, lengths = trial.load_model(role, best), AgreementMeans(kendall=False), []
+    model, means, lengths = trial.load_model(role, best), AgreementMeans(kendall=False), []
     for batch in field.batches["valid"]:
         for u, v, mask in find_optimal_rows(model, batch):
-            pooled.add(u, v, mask)
+            means.add(u, v, mask)
             lengths.append(mask.sum(-1))
     chance = 100.0 * float(random_baseline(torch.cat(lengths)))
-    return curves | {"references": [float(best)], "agreement": [pooled.means()["agreement"]], "chance": [chance]}
+    return curves | {"references": [float(best)], "agreement": [means.compute()["agreement"]], "chance": [chance]}
 
 
 def find_optimal_rows(model: Model, batch: Batch) -> list[tuple[Tensor, Tensor, Tensor]]:

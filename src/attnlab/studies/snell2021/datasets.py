@@ -1,8 +1,4 @@
-"""Table 9: how many examples each data set has, how long they are, and how many words, from the loaders.
-
-Lengths are medians of tokens without <s> and </s>. The vocabulary printed for 20 Newsgroups is that of AG News; the
-parameter counts of A.8 give (5,021,282 − 1,274,882) / 300 = 12,488.
-"""
+"""Table 9: the number of examples of each data set, their lengths, and the vocabulary, counted by the loaders."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -15,13 +11,14 @@ from attnlab.config import FREE_KEYS, compute_digest
 from attnlab.experiments.plan import Calculation, Workplace
 from attnlab.experiments.study import SCALES, Findings, Scale, Setting
 from attnlab.experiments.verdicts import Cell
+from attnlab.studies.snell2021.plan import OTHER, make_pairs, make_texts
 from attnlab.tasks.classification import Classification, ClassificationConfig
 from attnlab.tasks.task import Task
 from attnlab.tasks.translation import Translation, TranslationConfig
 
 ITEM = "table9"
-GLOVE = "the authors also keep rare words that have a GloVe vector; the loader does with embeddings=FILE"
-PIECES = "the authors' SentencePiece model is not the one that the official files give, so pieces differ"
+GLOVE = "the authors also keep rare words that have a GloVe vector; the loader does so with embeddings=FILE"
+PIECES = "the authors' SentencePiece model differs from the one that the official files give, so pieces differ"
 SLIP = "the printed number is that of AG News"
 REMARK = (
     "Lengths are medians of tokens without <s> and </s>. The vocabulary printed for 20 Newsgroups is that of AG News; "
@@ -31,7 +28,7 @@ REMARK = (
 
 @dataclass(frozen=True)
 class Published:
-    """A row of Table 9; two medians where there are two sides, source and target."""
+    """A row of Table 9; two medians if there are two sides, source and target."""
 
     train: int
     valid: int
@@ -39,7 +36,8 @@ class Published:
     valid_medians: tuple[int, ...]
     vocabulary: int
 
-    def cells(self) -> dict[str, int]:
+    @property
+    def columns(self) -> dict[str, int]:
         sides = [""] if len(self.train_medians) == 1 else [", source", ", target"]
         return (
             {"training examples": self.train, "validation examples": self.valid}
@@ -64,49 +62,39 @@ IT_PT = Published(21_572, 2_397, (36, 35), (36, 36), 8_000)
 
 @dataclass(frozen=True)
 class DatasetRow:
-    """A row of ours: which published one it stands beside, and how it is loaded."""
+    """A row of ours: the published one that it is compared with, and how it is loaded."""
 
     name: str
     published: Published
     config: ClassificationConfig | TranslationConfig
     tags: tuple[str, ...] = ()
-    from_scale: Scale = "full"  # the smallest at which it is run
-    drawn: bool = False  # a part of it is drawn at random, by data_seed
+    from_scale: Scale = "full"  # the smallest scale at which it is run
+    drawn: bool = False  # whether a part of it is drawn at random, by data_seed
     note: str = ""  # on its lengths
 
 
-def _words(data: str) -> ClassificationConfig:
-    return ClassificationConfig(data=data)
-
-
-def _subwords(data: str, pair: str, most: Published | None = None) -> TranslationConfig:
-    """most: of it as many training pairs as the published set has, as the tables take them."""
-    return TranslationConfig(data=data, pair=pair, most_train=most.train if most else None, source_begin=True)
-
-
-OTHER = ("other data",)
 ROWS = (
-    DatasetRow("IMDB", IMDB, _words("imdb"), from_scale="small", drawn=True),
-    DatasetRow("AG News", AG_NEWS, _words("ag-news")),
-    DatasetRow("AG News, a sample", AG_NEWS, _words("ag-news-sample"), OTHER, "small"),
-    DatasetRow("20 Newsgroups", NEWSGROUPS, _words("20newsgroups"), from_scale="smoke"),
-    DatasetRow("SST, official parts", SST, _words("sst"), OTHER, "smoke"),
-    DatasetRow("Amazon, labelled part", AMAZON, _words("amazon"), OTHER, "small", drawn=True),
-    DatasetRow("Yelp, a sample", YELP, _words("yelp"), OTHER, "small", drawn=True),
-    DatasetRow("IWSLT14", IWSLT14, _subwords("iwslt14", "de-en")),
-    DatasetRow("IWSLT14, Europarl de-en", IWSLT14, _subwords("europarl", "de-en"), OTHER),
-    DatasetRow("Multi30k", MULTI30K, _subwords("multi30k", "de-en"), from_scale="small", note=PIECES),
-    DatasetRow("News en-nl", EN_NL, _subwords("news-commentary-v14", "en-nl"), drawn=True),
-    DatasetRow("News en-nl, Europarl", EN_NL, _subwords("europarl", "en-nl", EN_NL), OTHER),
-    DatasetRow("News en-pt", EN_PT, _subwords("news-commentary-v14", "en-pt"), drawn=True),
-    DatasetRow("News en-pt, Europarl", EN_PT, _subwords("europarl", "en-pt", EN_PT), OTHER),
-    DatasetRow("News it-pt", IT_PT, _subwords("news-commentary-v14", "it-pt"), drawn=True),
-    DatasetRow("News it-pt, Europarl", IT_PT, _subwords("europarl", "it-pt", IT_PT), OTHER),
+    DatasetRow("IMDB", IMDB, make_texts("imdb"), from_scale="small", drawn=True),
+    DatasetRow("AG News", AG_NEWS, make_texts("ag-news")),
+    DatasetRow("AG News, a sample", AG_NEWS, make_texts("ag-news-sample"), OTHER, "small"),
+    DatasetRow("20 Newsgroups", NEWSGROUPS, make_texts("20newsgroups"), from_scale="smoke"),
+    DatasetRow("SST, official parts", SST, make_texts("sst"), OTHER, "smoke"),
+    DatasetRow("Amazon, labelled part", AMAZON, make_texts("amazon"), OTHER, "small", drawn=True),
+    DatasetRow("Yelp, a sample", YELP, make_texts("yelp"), OTHER, "small", drawn=True),
+    DatasetRow("IWSLT14", IWSLT14, make_pairs("iwslt14", "de-en")),
+    DatasetRow("IWSLT14, Europarl de-en", IWSLT14, make_pairs("europarl", "de-en"), OTHER),
+    DatasetRow("Multi30k", MULTI30K, make_pairs("multi30k", "de-en"), from_scale="small", note=PIECES),
+    DatasetRow("News en-nl", EN_NL, make_pairs("news-commentary-v14", "en-nl"), drawn=True),
+    DatasetRow("News en-nl, Europarl", EN_NL, make_pairs("europarl", "en-nl", EN_NL.train), OTHER),
+    DatasetRow("News en-pt", EN_PT, make_pairs("news-commentary-v14", "en-pt"), drawn=True),
+    DatasetRow("News en-pt, Europarl", EN_PT, make_pairs("europarl", "en-pt", EN_PT.train), OTHER),
+    DatasetRow("News it-pt", IT_PT, make_pairs("news-commentary-v14", "it-pt"), drawn=True),
+    DatasetRow("News it-pt, Europarl", IT_PT, make_pairs("europarl", "it-pt", IT_PT.train), OTHER),
 )
 
 
 def table9(setting: Setting) -> Findings:
-    """The item: every row that this scale has, beside what the paper prints."""
+    """The item: the rows of this scale, and what the paper prints."""
     asked = [row for row in ROWS if SCALES.index(setting.scale) >= SCALES.index(row.from_scale)]
     plan = {
         (row, seed): plan_statistics(row.config, seed if row.drawn else None)
@@ -116,7 +104,7 @@ def table9(setting: Setting) -> Findings:
     measured = setting.rows.read_plan(plan)
     cells: list[Cell] = []
     for row in ROWS:
-        values = [found for (of, _), found in measured.values.items() if of is row]
+        values = [counts for (of, _), counts in measured.values.items() if of is row]
         reasons = [reason for (of, _), reason in measured.failures.items() if of is row]
         reason = "" if row in asked else f"this row runs from scale {row.from_scale} on"
         cells += _make_cells(row, [] if reasons else values, reason or next(iter(reasons), ""))
@@ -124,7 +112,7 @@ def table9(setting: Setting) -> Findings:
 
 
 def plan_statistics(config: ClassificationConfig | TranslationConfig, seed: int | None = None) -> Calculation:
-    """Plan the statistics of a data set; seed: of the part that is drawn at random."""
+    """Plan the statistics of a data set; seed: that of the random part."""
     values = {key: value for key, value in asdict(config).items() if key not in FREE_KEYS}
     return Calculation("dataset statistics", values, partial(measure_dataset, config), seed)
 
@@ -134,33 +122,28 @@ def measure_dataset(
 ) -> dict[str, float]:
     """Load a data set and count it."""
     config = replace(config, data_dir=place.data_dir, data_seed=config.data_seed if seed is None else seed)
-    folder = place.folder / "datasets" / compute_digest(config)
-    task: Task = (
-        Classification.prepare(config, folder)
-        if isinstance(config, ClassificationConfig)
-        else Translation.prepare(config, folder)
-    )
-    return count_statistics(task)
+    kind: type[Task] = Classification if isinstance(config, ClassificationConfig) else Translation
+    return count_statistics(kind.prepare(config, place.folder / "datasets" / compute_digest(config)))
 
 
 def count_statistics(task: Task) -> dict[str, float]:
     """Return the columns of Table 9 for a loaded set."""
-    found: dict[str, float] = {}
+    columns: dict[str, float] = {}
     for part, name in (("train", "training"), ("valid", "validation")):
-        found[f"{name} examples"] = task.count_examples(part)
+        columns[f"{name} examples"] = task.count_examples(part)
         lengths = task.get_lengths(part)
         if len(lengths) == 1:
-            found[f"median {name} length"] = float(np.median(lengths[0])) - 2  # <s>, </s>
+            columns[f"median {name} length"] = float(np.median(lengths[0])) - 2  # <s>, </s>
         else:
             target, source = lengths
-            found[f"median {name} length, source"] = float(np.median(source)) - 2
-            found[f"median {name} length, target"] = float(np.median(target)) - 1  # </s>
-    return found | {"vocabulary": task.get_sizes()["vocabulary"]}
+            columns[f"median {name} length, source"] = float(np.median(source)) - 2
+            columns[f"median {name} length, target"] = float(np.median(target)) - 1  # </s>
+    return columns | {"vocabulary": task.get_sizes()["vocabulary"]}
 
 
-def _make_cells(row: DatasetRow, found: list[dict[str, float]], reason: str) -> Iterator[Cell]:
-    for column, published in row.published.cells().items():
-        values = tuple(float(values[column]) for values in found)
+def _make_cells(row: DatasetRow, seeds: list[dict[str, float]], reason: str) -> Iterator[Cell]:
+    for column, published in row.published.columns.items():
+        values = tuple(float(counts[column]) for counts in seeds)
         common: dict[str, Any] = {"item": ITEM, "row": row.name, "values": values, "not_run": reason}
         common |= {"exact": not row.drawn and bool(values)}
         if column != "vocabulary" or isinstance(row.config, TranslationConfig):
@@ -169,8 +152,7 @@ def _make_cells(row: DatasetRow, found: list[dict[str, float]], reason: str) -> 
             continue
         tags = tuple(dict.fromkeys((*row.tags, *OTHER)))
         if row.published is NEWSGROUPS:
-            yield Cell(
-                column=f"{column}, as printed", published=published, tags=(*tags, "erratum"), note=SLIP, **common
-            )
-            column, published, tags = f"{column}, from A.8", 12_488, (*tags, "erratum")
+            tags = (*tags, "erratum")
+            yield Cell(column=f"{column}, as printed", published=published, tags=tags, note=SLIP, **common)
+            column, published = f"{column}, from A.8", 12_488
         yield Cell(column=column, published=published, tags=tags, note=GLOVE, **common)

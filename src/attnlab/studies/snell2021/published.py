@@ -1,6 +1,6 @@
-"""The numbers of Tables 3–8 and 10 as they are printed, in the order of their columns; Table 2 is Table 5, rounded.
+"""The numbers of Tables 3–8 and 10 as printed, in the order of their columns; Table 2 is Table 5, rounded.
 
-A star stands where agreement with another random start never exceeds the value, so that ξ is taken to be ξ*.
+A star means that agreement with another random initialization never exceeds the value, so ξ is taken to be ξ*.
 """
 
 from collections.abc import Mapping
@@ -12,25 +12,25 @@ CONTEXTS = ("ξ(α, β^uf)", "ξ(β^uf, β^px)", "ξ(Δ, β^uf)", "ξ(α, β)", 
 
 @dataclass(frozen=True)
 class Printed:
+    """A printed number."""
+
     value: float
     starred: bool = False
 
 
 def _parse_table(text: str) -> Mapping[str, Mapping[str, Printed]]:
-    """Rows of "name, agreements | contexts"; four columns each are all but those of (α, β)."""
+    """Parse rows of "name, agreements | contexts". With four columns on each side, those of (α, β) are missing."""
     rows = {}
     for line in text.strip().splitlines():
         name, numbers = line.split(",")
         rows[name.strip()] = {
             column: Printed(float(number.rstrip("*")), number.endswith("*"))
             for side, names in zip(numbers.split("|"), (AGREEMENTS, CONTEXTS), strict=True)
-            for column, number in zip(_named(names, len(side.split())), side.split(), strict=True)
+            for column, number in zip(
+                names if len(side.split()) == len(names) else (*names[:3], names[4]), side.split(), strict=True
+            )
         }
     return rows
-
-
-def _named(columns: tuple[str, ...], count: int) -> tuple[str, ...]:
-    return columns if count == len(columns) else (*columns[:3], columns[4])
 
 
 TABLE3 = _parse_table("""

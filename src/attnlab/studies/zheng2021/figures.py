@@ -17,6 +17,7 @@ MARKERS = dict(zip(LABELS, "os^D", strict=True))
 COLOURS = dict(zip(LABELS, OKABE_ITO, strict=False))
 WIDEST = 12  # maps in a line
 Points = tuple[Sequence[float], Sequence[float]]
+HeadLines = dict[str, tuple[Sequence[int], np.ndarray]]  # by attention: numbers of heads, values (heads, seeds)
 
 
 def average_matrices(seeds: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], np.ndarray]:
@@ -73,8 +74,8 @@ def draw_divergence(models: Variants, variants: Sequence[Variant]) -> dict[str, 
     return {corpus.name: (draw_heat_maps(shown), caption)}
 
 
-def draw_by_heads(panels: Mapping[str, Mapping[str, tuple[Sequence[int], np.ndarray]]]) -> Figure:
-    """Draw a panel for each measure: the seeds of each model and a line of their means; values (heads, seeds)."""
+def draw_by_heads(panels: Mapping[str, HeadLines]) -> Figure:
+    """Draw a panel for each measure: the seeds of each model and a line of their means."""
     figure = Figure(figsize=(3.2 * len(panels) + 0.4, 3.0), layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, (measure, lines) in zip(axes, panels.items(), strict=True):

@@ -1,6 +1,7 @@
 """Tables 2 and 3 and Figure 3: translation by CODA and the Transformer, and with more and more heads (§5.2, §5.3)."""
 
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -11,7 +12,7 @@ from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.variants import VALIDATION, Value, Variant, Variants, read_perplexity
 from attnlab.experiments.verdicts import Cell
 from attnlab.studies.zheng2021.coda_models import CODA, PAIR, TRANSFORMER, choose_bleu, read_models, set_heads
-from attnlab.studies.zheng2021.figures import draw_by_heads
+from attnlab.studies.zheng2021.figures import HeadLines, draw_by_heads
 from attnlab.studies.zheng2021.parameters import make_size_cell
 from attnlab.studies.zheng2021.plan import LIKE_IWSLT14, NAMES, TRANSLATION
 from attnlab.studies.zheng2021.published import TABLE2, TABLE3
@@ -50,9 +51,9 @@ def table3(setting: Setting) -> Findings:
                 cells += models.compare_two(coda, transformer, column, value, printed, sign=(1, -1)[place])
             if len(counts) > 1:
                 cells += [_make_trend(models, each, counts, column, value, place) for each in PAIR]
-        if models.measured.values:
+        if panels := _collect_panels(models, counts, measures):
             caption = "test BLEU and validation perplexity by number of heads. Small marks are seeds, lines are means."
-            figures[ground.corpus.name] = _draw_sweep(models, counts, measures), f"{ground.corpus.row}: {caption}"
+            figures[ground.corpus.name] = draw_by_heads(panels), f"{ground.corpus.row}: {caption}"
     remark = (
         "More heads are smaller heads, so the cost stays the same. CODA's net grows with their number (24h² + 9h "
         "parameters per attention; at 32 heads 1.1 % of iwslt14's), so the sweep is not at constant size."
@@ -70,12 +71,11 @@ def _make_trend(models: Variants, each: Variant, counts: Sequence[int], column: 
     return models.make_contrast(*two, column, value, gap, sign=sign, label=label)
 
 
-def _draw_sweep(models: Variants, counts: Sequence[int], measures: dict[str, Value]) -> Figure:
-    panels: dict[str, dict[str, tuple[Sequence[int], np.ndarray]]] = {}
-    for column, value in measures.items():
-        panels[column] = {}
-        for each in PAIR:
-            seeds = [[value(run) for run in models.list_values(set_heads(each, count))] for count in counts]
-            if seeds[0] and all(len(some) == len(seeds[0]) for some in seeds):
-                panels[column][each.name] = counts, np.array(seeds)
-    return draw_by_heads(panels)
+def _collect_panels(models: Variants, counts: Sequence[int], measures: dict[str, Value]) -> dict[str, HeadLines]:
+    """Return the values (heads, seeds) of every measure and model that has the same number of seeds everywhere."""
+    panels: dict[str, HeadLines] = {}
+    for (column, value), each in product(measures.items(), PAIR):
+        seeds = [[value(run) for run in models.list_values(set_heads(each, count))] for count in counts]
+        if seeds[0] and all(len(some) == len(seeds[0]) for some in seeds):
+            panels.setdefault(column, {})[each.name] = counts, np.array(seeds)
+    return panels
