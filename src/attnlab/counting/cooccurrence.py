@@ -39,6 +39,16 @@ class WordPairs:
         columns = zip(*(vars(part).values() for part in [empty, *iterate_chunks(pairs)]), strict=True)
         return cls(*(np.concatenate(arrays) for arrays in columns))
 
+    @classmethod
+    def gather_full(cls, pairs: Pairs, minimum: int) -> "WordPairs":
+        """Gather the pairs with words on both sides. Raises ValueError if there are fewer than the minimum."""
+        corpus = cls.gather(pairs)
+        full = corpus.select((corpus.source_lengths > 0) & (corpus.target_lengths > 0))
+        if len(full) < minimum:
+            counts = f"{len(full)} of {len(corpus)}"
+            raise ValueError(f"{minimum} or more pairs must have words on both sides, got {counts} pairs")
+        return full
+
     def __len__(self) -> int:
         return len(self.source_lengths)
 
@@ -52,9 +62,11 @@ class WordPairs:
         source, target = (np.repeat(mask, lengths) for lengths in (self.source_lengths, self.target_lengths))
         return WordPairs(self.source[source], self.target[target], self.source_lengths[mask], self.target_lengths[mask])
 
-    def drop_empty(self) -> "WordPairs":
-        """Return the pairs with words on both sides."""
-        return self.select((self.source_lengths > 0) & (self.target_lengths > 0))
+    def fit_sizes(self, sizes: tuple[int, int] | None) -> tuple[int, int]:
+        """Return the sizes, by default the smallest ones. Raises ValueError if they do not include every id."""
+        if sizes is not None and any(own > limit for own, limit in zip(self.sizes, sizes, strict=True)):
+            raise ValueError(f"sizes must be at least {self.sizes}, got {sizes}")
+        return self.sizes if sizes is None else sizes
 
     def count_cells(self, sizes: tuple[int, int]) -> sparse.csr_array:
         """Return C of these pairs (eq. 16), (source types, target types)."""
@@ -91,15 +103,12 @@ def count_cooccurrences(pairs: Pairs, *, sizes: tuple[int, int] | None = None) -
 
     Raises ValueError for an id that does not fit sizes.
     """
-    total, first = sparse.csr_array((0, 0)), 1
+    total = sparse.csr_array((0, 0))
     for corpus in iterate_chunks(pairs):
-        needed = corpus.sizes if sizes is None else sizes
-        if any(actual > limit for actual, limit in zip(corpus.sizes, needed, strict=True)):
-            raise ValueError(f"pairs {first} … {first + len(corpus) - 1} need sizes of {corpus.sizes}, got {sizes}")
+        needed = corpus.fit_sizes(sizes)
         shape = (max(total.shape[0], needed[0]), max(total.shape[1], needed[1]))
         total.resize(shape)
         total = total + corpus.count_cells(shape)
-        first += len(corpus)
     if sizes is not None:
         total.resize(sizes)
     total.sort_indices()

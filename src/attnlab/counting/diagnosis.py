@@ -101,11 +101,8 @@ def diagnose(pairs: Pairs, *, sizes: tuple[int, int] | None = None) -> Diagnosis
 
     Raises ValueError if fewer than two pairs have words on both sides.
     """
-    whole = WordPairs.gather(pairs)
-    corpus = whole.drop_empty()
-    if len(corpus) < 2:
-        raise ValueError(f"at least 2 pairs must have words on both sides, got {len(corpus)} of {len(whole)} pairs")
-    sizes = corpus.sizes if sizes is None else sizes
+    corpus = WordPairs.gather_full(pairs, minimum=2)
+    sizes = corpus.fit_sizes(sizes)
     halves = [corpus.select(assign_halves(len(corpus)) == half) for half in (0, 1)]
     tables = [half.count_cells(sizes) for half in halves]
     table = sparse.csr_array(tables[0] + tables[1])

@@ -128,8 +128,7 @@ def fit_ibm1(
     Raises ValueError for values out of range and if no pair has words on both sides.
     """
     _check(null, diagonal, prior, iterations, tolerance)
-    corpus = _gather_pairs(pairs)
-    blocks = _Blocks(corpus, sizes, null)
+    blocks = _Blocks(WordPairs.gather_full(pairs, minimum=1), sizes, null)
     theta = np.full(blocks.pattern.nnz, 1.0 / blocks.pattern.shape[1])
     history: list[float] = []
     divergence, converged = 0.0, False
@@ -232,23 +231,13 @@ class _Blocks:
 
 def _build_pattern(corpus: WordPairs, sizes: tuple[int, int] | None, null: Null) -> sparse.csr_array:
     """Return a table of the types that occur together. The last row is NULL, a word of every source."""
-    sizes = corpus.sizes if sizes is None else sizes
-    if any(actual > limit for actual, limit in zip(corpus.sizes, sizes, strict=True)):
-        raise ValueError(f"sizes must be at least {corpus.sizes}, got {sizes}")
+    sizes = corpus.fit_sizes(sizes)
     occurring = np.zeros((1, sizes[1]))
     if null != 0:
         occurring[0, corpus.target] = 1.0
     stacked = sparse.vstack([corpus.count_cells(sizes), sparse.csr_array(occurring)], format="csr")
     stacked.sort_indices()
     return stacked
-
-
-def _gather_pairs(pairs: Pairs) -> WordPairs:
-    corpus = WordPairs.gather(pairs)
-    full = corpus.drop_empty()
-    if not len(full):
-        raise ValueError(f"none of the {len(corpus)} pairs has words on both sides")
-    return full
 
 
 def _check(null: Null, diagonal: float, prior: float, iterations: int, tolerance: float) -> None:

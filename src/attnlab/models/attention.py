@@ -31,8 +31,6 @@ class Attention(nn.Module, ABC):
 class MultiHead(Attention):
     """Projections of queries, keys, values and output around a mechanism that is already built.
 
-    kind              "encoder-self", "decoder-self" or "cross"
-    index             position among the attentions of its kind
     key_value_heads   number of key heads; if smaller than heads, consecutive query heads share a key head
 
     Raises ValueError for an unknown kind, a self-only mechanism as cross attention, or heads that do not divide.

@@ -50,7 +50,7 @@ class GrowingCache(Cache):
     def extend(self, project: Project, at: Tensor | None) -> KeysValues:
         new = project()
         if self.tensors is not None:
-            _check_batch(self.tensors, new)
+            check_batch(self.tensors[0], new[0])
             new = torch.cat([self.tensors[0], new[0]], dim=2), torch.cat([self.tensors[1], new[1]], dim=2)
         self.tensors = new
         return new
@@ -75,7 +75,7 @@ class StaticCache(Cache):
         if self.tensors is None:
             b, g, _, d = k.shape
             self.tensors = k.new_zeros(b, g, self.limit, d), v.new_zeros(b, g, self.limit, d)
-        _check_batch(self.tensors, (k, v))
+        check_batch(self.tensors[0], k)
         self.tensors[0].index_copy_(2, at, k)
         self.tensors[1].index_copy_(2, at, v)
         return self.tensors
@@ -178,7 +178,7 @@ def _require_static(cache: Cache) -> StaticCache:
     return cache
 
 
-def _check_batch(tensors: KeysValues, new: KeysValues) -> None:
-    if len(tensors[0]) != len(new[0]):
-        sizes = f"the state holds {len(tensors[0])} examples but the step has {len(new[0])}"
+def check_batch(stored: Tensor, new: Tensor) -> None:
+    if len(stored) != len(new):
+        sizes = f"the state holds {len(stored)} examples but the step has {len(new)}"
         raise ValueError(f"{sizes}; change the batch with state.select(…)")

@@ -126,10 +126,7 @@ class LSTMTranslator(Model):
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: LSTMDecoding) -> Tensor:
-        """Return logits (b,n,vocabulary) after the next n target tokens (b,n), and advance the state.
-
-        Call model.eval() first.
-        """
+        """Return logits (b,n,vocabulary) after the next n target tokens (b,n), as a Transformer does."""
         at = state.positions(tokens)
         states, last = self.decoder(tokens, None, (state.h, state.c))
         context, _ = self.attention(states, state.memory, state.mask, at=at)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attnlab.models.cache import check_batch
 from attnlab.models.lstm_layers import State
 
 
@@ -21,9 +22,7 @@ class LSTMDecoding:
 
     def positions(self, tokens: Tensor) -> Tensor:
         """Return the position of each new token (b,n) in its sequence, (n,)."""
-        if len(tokens) != len(self.memory):
-            sizes = f"the state holds {len(self.memory)} examples but the step has {len(tokens)}"
-            raise ValueError(f"{sizes}; change the batch with state.select(…)")
+        check_batch(self.memory, tokens)
         return self.length + torch.arange(tokens.shape[1], device=tokens.device)
 
     def advance(self, last: State, new: int) -> None:

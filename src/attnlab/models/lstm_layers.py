@@ -56,13 +56,13 @@ class LSTMLayer(nn.Module):
         """
         if start is None:
             start = (gates.new_zeros(*gates.shape[:2], self.size),) * 2
+        if live is not None:
+            live = live.unsqueeze(0) if self.directions == 1 else torch.stack([live, live.flip(1)])
+        outputs, h, c = recurrence(gates, self.recurrent_weight, *start, live)
         if self.directions == 1:
-            outputs, *last = recurrence(gates, self.recurrent_weight, *start, None if live is None else live[None])
-            return outputs.squeeze(0), (last[0], last[1])
-        both = None if live is None else torch.stack([live, live.flip(1)])
-        outputs, *last = recurrence(gates, self.recurrent_weight, *start, both)
+            return outputs.squeeze(0), (h, c)
         forth, back = outputs.unbind()
-        return torch.cat([forth, back.flip(1)], dim=-1), (last[0], last[1])
+        return torch.cat([forth, back.flip(1)], dim=-1), (h, c)
 
 
 class LSTMStack(nn.Module):

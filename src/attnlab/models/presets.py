@@ -91,10 +91,9 @@ def parameter_table(model: nn.Module) -> list[tuple[str, int]]:
 def _name_block(path: list[str]) -> str:
     """Name a block: ['encoder', 'blocks', '3', 'cross', 'query', 'weight'] -> 'encoder layer 3: cross-attention'."""
     match path:
-        case [stack, "blocks", layer, ("attention" | "cross") as part, "mechanism", *_]:
-            return f"{stack} layer {layer}: {'self' if part == 'attention' else part}-attention mechanism"
-        case [stack, "blocks", layer, ("attention" | "cross") as part, *_]:
-            return f"{stack} layer {layer}: {'self' if part == 'attention' else part}-attention"
+        case [stack, "blocks", layer, ("attention" | "cross") as part, inside, *_]:
+            kind = "self" if part == "attention" else "cross"
+            return f"{stack} layer {layer}: {kind}-attention{' mechanism' if inside == 'mechanism' else ''}"
         case [stack, "blocks", layer, "feed_forward", *_]:
             return f"{stack} layer {layer}: feed-forward"
         case [stack, "blocks", layer, *_]:

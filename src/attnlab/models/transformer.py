@@ -155,10 +155,7 @@ class Translator(Transformer):
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: Decoding) -> Tensor:
-        """Return logits (b,n,vocabulary) after the next n target tokens (b,n), and advance the state.
-
-        Call model.eval() first, as for a language model.
-        """
+        """Return logits (b,n,vocabulary) after the next n target tokens (b,n), as `LanguageModel.step` does."""
         return self.readout(self.decoder(tokens, memory_mask=state.memory_mask, state=state))
 
     def _encode(self, source: Tensor) -> tuple[Tensor, Tensor | None]:

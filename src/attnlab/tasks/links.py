@@ -9,13 +9,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from attnlab.tasks.lexicon import Links
 from attnlab.tasks.text import get_suffix, read_text
 
 Format = Literal["pharaoh", "talp", "naacl"]
-FORMATS: tuple[Format, ...] = get_args(Format)
 FIRST: dict[Format, int] = {"pharaoh": 0, "talp": 1, "naacl": 1}  # number of the first word
 SUFFIXES: dict[str, Format] = {".talp": "talp", ".naacl": "naacl", ".wa": "naacl", ".nonullalign": "naacl"}
 LINK = re.compile(r"(\d+)([-p?])(\d+)(?::\S+)?")  # optionally with a score, as attnlab align --scores writes it
@@ -75,10 +74,9 @@ def read_gold(path: Path, lengths: Lengths, *, form: str | None = None, base: in
 
 def check_format(name: str) -> Format:
     """Return the name if it is a format of alignments; otherwise raise ValueError."""
-    for form in FORMATS:
-        if form == name:
-            return form
-    raise ValueError(f"unknown alignment format {name!r}; available: {', '.join(FORMATS)}")
+    if name not in FIRST:
+        raise ValueError(f"unknown alignment format {name!r}; available: {', '.join(FIRST)}")
+    return name
 
 
 Row = tuple[int, int, int, int, bool]  # pair, line, source, target, sure
