@@ -3,12 +3,13 @@
 carry_dtype is the type of the logits that are passed on: "input", the type of q, or "float32", at least float32.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnlab.mechanisms.mechanism import Mechanism, wide
+from attnlab.mechanisms.noise import noise_seed
 
 CarryDtype = Literal["input", "float32"]
 
@@ -35,22 +36,27 @@ def is_case_covered(
     return mechanism.is_covered(gap or cascade.find_gap(q, k, v, width))
 
 
-def run_kernels(
+def mix_fused(
     mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, carry: Tensor | None, *, causal: bool,
-    carry_dtype: CarryDtype = "input", sharp: float = 1.0, net: Tensor | None = None, seed: Tensor | None = None,
-    layer: int = 0, **form: Any,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return context and logits Z, with P = softmax(sharp·Z).
+    at: Tensor | None, bias: Tensor | None, carry_dtype: CarryDtype = "input", sharp: float = 1.0,
+    sigma: nn.Module | None = None, own: bool = True, residual: bool = True,
+) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+    """Return context and logits Z by the kernels, with P = softmax(sharp·Z), or None where the kernels do not apply.
 
-    net and form (width, own, residual) describe σ as in kernels/coda.py; seed and layer determine the noise.
+    own and residual describe σ as in kernels/coda.py. A stochastic mechanism adds its noise to Z.
     """
+    parameters = [] if sigma is None or carry is None else list(sigma.parameters())
+    width = len(parameters[0]) if parameters else 0
+    if not mechanism.wants_kernels(q) or not is_case_covered(mechanism, q, k, v, carry, at=at, bias=bias, width=width):
+        return None
     from attnlab.mechanisms.kernels.cascade import cascade
 
+    net = torch.cat([parameter.flatten() for parameter in parameters]) if parameters else None
+    seed, layer = noise_seed(mechanism, q.device) if mechanism.stochastic else (None, 0)
     rate = mechanism.dropout if mechanism.training else 0.0
     dropping = torch.randint(2**62, (), device=q.device) if rate else None
-    sigma = {"width": 0, "own": True, "residual": True} | form
     context, z, _ = cascade(
         q, k, v, mask, carry, net, seed, dropping, causal=causal, scale=mechanism.scale, sharp=sharp, rate=rate,
-        layer=layer, wide=carry_dtype == "float32", **sigma,
+        layer=layer, width=width, own=own, residual=residual, wide=carry_dtype == "float32",
     )  # fmt: skip
     return context, z

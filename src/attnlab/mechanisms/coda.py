@@ -12,12 +12,11 @@ carry_dtype: see cascade.py.
 from itertools import pairwise
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
-from attnlab.mechanisms.cascade import CarryDtype, cast_carry, check_carry_dtype, is_case_covered, run_kernels
+from attnlab.mechanisms.cascade import CarryDtype, cast_carry, check_carry_dtype, mix_fused
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax
-from attnlab.mechanisms.noise import logit_noise, noise_rows, noise_seed
+from attnlab.mechanisms.noise import logit_noise, noise_rows
 
 
 class Coda(Mechanism):
@@ -38,8 +37,7 @@ class Coda(Mechanism):
         if variant == "code" and not residual:
             raise ValueError("residual=False needs variant='paper'; the authors' code always adds the residual")
         self.variant, self.residual, self.carry_dtype = variant, residual, carry_dtype
-        self.width = alpha * heads
-        self.sigma = make_head_net(heads, self.width, hidden=2 if variant == "code" else 1)
+        self.sigma = make_head_net(heads, alpha * heads, hidden=2 if variant == "code" else 1)
         self.sigma.requires_grad_(self.layer > 0)
 
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
@@ -58,15 +56,10 @@ class Coda(Mechanism):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         self.check(q, k, mask, at, v)
-        width = 0 if carry is None else self.width
-        if not self.wants_kernels(q) or not is_case_covered(self, q, k, v, carry, at=at, bias=bias, width=width):
-            return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
-        seed, layer = noise_seed(self, q.device)
-        options: dict[str, Any] = {"causal": causal, "carry_dtype": self.carry_dtype, "seed": seed, "layer": layer}
-        if carry is not None:
-            options |= {"net": flatten_net(self.sigma), "width": width}
-            options |= {"own": self.variant == "code", "residual": self.residual}
-        return run_kernels(self, q, k, v, mask, carry, **options)
+        options: dict[str, Any] = {"causal": causal, "at": at, "bias": bias}
+        form: dict[str, Any] = {"sigma": self.sigma, "own": self.variant == "code", "residual": self.residual}
+        fused = mix_fused(self, q, k, v, mask, carry, carry_dtype=self.carry_dtype, **options, **form)
+        return fused or super().mix(q, k, v, mask, carry, **options)
 
 
 def make_head_net(heads: int, width: int, hidden: int) -> nn.Sequential:
@@ -84,8 +77,3 @@ def apply_head_net(net: nn.Module, z: Tensor, seen: Tensor) -> Tensor:
     """σ(z) over the heads at each (query, key), with 0 for hidden logits: (b,h,i,j) -> (b,h,i,j)."""
     mixed: Tensor = net(z.masked_fill(~seen, 0.0).movedim(1, -1))
     return mixed.movedim(-1, 1)
-
-
-def flatten_net(net: nn.Module) -> Tensor:
-    """Concatenate σ's parameters into one vector, as the kernels read them."""
-    return torch.cat([parameter.flatten() for parameter in net.parameters()])

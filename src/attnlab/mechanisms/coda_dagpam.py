@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
-from attnlab.mechanisms.cascade import is_case_covered, run_kernels
-from attnlab.mechanisms.coda import apply_head_net, flatten_net, make_head_net
+from attnlab.mechanisms.cascade import mix_fused
+from attnlab.mechanisms.coda import apply_head_net, make_head_net
 from attnlab.mechanisms.dagpam import DaGPAM, repeat_bias
 from attnlab.mechanisms.mechanism import WithCarry, logits, masked_softmax, repeat_heads
-from attnlab.mechanisms.noise import logit_noise, noise_rows, noise_seed
+from attnlab.mechanisms.noise import logit_noise, noise_rows
 
 
 class CodaDaGPAM(DaGPAM):
@@ -23,8 +23,7 @@ class CodaDaGPAM(DaGPAM):
 
     def __init__(self, heads: int, head_dim: int, **options: Any) -> None:
         super().__init__(heads, head_dim, **options)
-        self.width = 8 * heads
-        self.sigma = make_head_net(2 * heads, self.width, hidden=2)
+        self.sigma = make_head_net(2 * heads, 8 * heads, hidden=2)
         self.sigma.requires_grad_(self.layer > 0)
 
     def branches(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
@@ -43,12 +42,9 @@ class CodaDaGPAM(DaGPAM):
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         """CODA's kernels with 2h heads, or the definition."""
         self.check(q, k, mask, at, v)
-        width, net = (0, None) if carry is None else (self.width, flatten_net(self.sigma))
+        options: dict[str, Any] = {"causal": causal, "at": at, "bias": bias}
         if self.wants_kernels(q):
             both, keys, values = self.interleave(q), *(repeat_heads(x, 2 * self.heads) for x in (k, v))
-            if is_case_covered(self, both, keys, values, carry, at=at, bias=bias, width=width):
-                seed, layer = noise_seed(self, q.device)
-                options: dict[str, Any] = {"causal": causal, "seed": seed, "layer": layer, "net": net, "width": width}
-                context, z = run_kernels(self, both, keys, values, mask, carry, **options)
-                return self.combine(context), z
-        return self.mix_branches(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
+            if fused := mix_fused(self, both, keys, values, mask, carry, sigma=self.sigma, **options):
+                return self.combine(fused[0]), fused[1]
+        return self.mix_branches(q, k, v, mask, carry, **options)

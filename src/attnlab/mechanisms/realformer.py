@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from attnlab.mechanisms.cascade import CarryDtype, cast_carry, check_carry_dtype, is_case_covered, run_kernels
+from attnlab.mechanisms.cascade import CarryDtype, cast_carry, check_carry_dtype, mix_fused
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax
 
 
@@ -36,7 +36,7 @@ class RealFormer(Mechanism):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         self.check(q, k, mask, at, v)
-        if not self.wants_kernels(q) or not is_case_covered(self, q, k, v, carry, at=at, bias=bias):
-            return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
+        options: dict[str, Any] = {"causal": causal, "at": at, "bias": bias}
         sharp = 1 / (self.layer + 1) if self.mean else 1.0
-        return run_kernels(self, q, k, v, mask, carry, causal=causal, carry_dtype=self.carry_dtype, sharp=sharp)
+        fused = mix_fused(self, q, k, v, mask, carry, carry_dtype=self.carry_dtype, sharp=sharp, **options)
+        return fused or super().mix(q, k, v, mask, carry, **options)

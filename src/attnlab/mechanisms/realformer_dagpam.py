@@ -5,9 +5,11 @@
 No paper has this combination. The carry holds Z⁺ and Z⁻ of each head, interleaved: (b,2h,i,j). Options: daGPAM's.
 """
 
+from typing import Any
+
 from torch import Tensor
 
-from attnlab.mechanisms.cascade import is_case_covered, run_kernels
+from attnlab.mechanisms.cascade import mix_fused
 from attnlab.mechanisms.dagpam import DaGPAM, repeat_bias
 from attnlab.mechanisms.mechanism import WithCarry, logits, masked_softmax, repeat_heads
 
@@ -27,9 +29,9 @@ class RealFormerDaGPAM(DaGPAM):
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         """RealFormer's kernels with 2h heads, or the definition."""
         self.check(q, k, mask, at, v)
+        options: dict[str, Any] = {"causal": causal, "at": at, "bias": bias}
         if self.wants_kernels(q):
             both, keys, values = self.interleave(q), *(repeat_heads(x, 2 * self.heads) for x in (k, v))
-            if is_case_covered(self, both, keys, values, carry, at=at, bias=bias):
-                context, z = run_kernels(self, both, keys, values, mask, carry, causal=causal)
-                return self.combine(context), z
-        return self.mix_branches(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
+            if fused := mix_fused(self, both, keys, values, mask, carry, **options):
+                return self.combine(fused[0]), fused[1]
+        return self.mix_branches(q, k, v, mask, carry, **options)
