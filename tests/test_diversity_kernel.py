@@ -24,7 +24,7 @@ def assert_same(weights, mask=None):
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     seed=st.integers(0, 2**31),
     b=st.integers(1, 2),
