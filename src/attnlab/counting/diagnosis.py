@@ -115,8 +115,7 @@ def diagnose(pairs: Pairs, *, sizes: tuple[int, int] | None = None) -> Diagnosis
         for block in _iterate_blocks(halves[half], cells, np.asarray(tables[1 - half].sum(0)))
     ]
     rows = np.concatenate(judged) if judged else np.zeros(0, dtype=JUDGED)
-    names = ("gain", "common", "agreement", "chance")
-    gain, common, agreement, chance = (float(rows[name].mean()) if len(rows) else 0.0 for name in names)
+    gain, common, agreement, chance = (float(rows[name].mean()) if len(rows) else 0.0 for name in MEASURES)
     means, words = (gain - common, gain, common, agreement, chance), _summarise_words(rows)
     return Diagnosis(*means, len(corpus), len(rows), _is_uniform(corpus), words, table)
 
@@ -126,7 +125,8 @@ def assign_halves(number: int) -> np.ndarray:
     return np.random.default_rng(0).permutation(number) % 2
 
 
-JUDGED = np.dtype([("o", "i8"), ("i", "i8"), ("gain", "f8"), ("common", "f8"), ("agreement", "f8"), ("chance", "f8")])
+MEASURES = ("gain", "common", "agreement", "chance")
+JUDGED = np.dtype([("o", "i8"), ("i", "i8"), *((name, "f8") for name in MEASURES)])
 
 
 def _beta(table: sparse.csr_array, cells: Cells, half: sparse.csr_array) -> np.ndarray:
@@ -182,10 +182,7 @@ def _is_uniform(corpus: WordPairs) -> bool:
 def _summarise_words(rows: np.ndarray) -> pd.DataFrame:
     """Return the means of the judged rows by output word, most frequent words first."""
     ids, which, number = np.unique(rows["o"], return_inverse=True, return_counts=True)
-    mean = {
-        name: np.bincount(which, rows[name], minlength=len(ids)) / number
-        for name in ("gain", "common", "agreement", "chance")
-    }
+    mean = {name: np.bincount(which, rows[name], minlength=len(ids)) / number for name in MEASURES}
     lower = mean["gain"] - _bound_error(which, rows["i"], rows["gain"] - mean["gain"][which], number)
     source, share = _find_top_source(which, rows["i"], number)
     columns = {"id": ids, "count": number, "gain": mean["gain"], "at_least": lower, "common": mean["common"]}

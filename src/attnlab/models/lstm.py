@@ -13,7 +13,7 @@ directions of the encoder's last h and c, layer by layer. All weights have torch
 `build` builds the model of a configuration: this one, or the classifier of `lstm_classifier.py`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, cast
 
 import torch
@@ -84,13 +84,6 @@ class Concatenation(nn.Module):
         return self.activation(self.inner(torch.cat([states, context], dim=-1)))
 
 
-class Addition(nn.Module):
-    """s + context, eq. 32 (combine=add)."""
-
-    def forward(self, states: Tensor, context: Tensor) -> Tensor:
-        return states + context
-
-
 class LSTMTranslator(Model):
     """p(target_t | source, target_1 … target_{t−1})."""
 
@@ -99,7 +92,7 @@ class LSTMTranslator(Model):
         encoder: LSTMStack,
         decoder: LSTMStack,
         attention: StateAttention,
-        combine: Concatenation | Addition,
+        combine: Callable[[Tensor, Tensor], Tensor],
         readout: Readout,
         *,
         padding: int = 0,
@@ -152,7 +145,7 @@ def build(config: LSTMConfig) -> Model:
         vocabulary = config.target_vocabulary or config.vocabulary
         target = _share_parameter(words) if config.share_embeddings else _build_words(config, vocabulary)
         attention = StateAttention(config.build_mechanism(config.memory_width), config.width, join=config.join)
-        combine = Concatenation(config.width, config.activation) if config.combine == "concatenate" else Addition()
+        combine = Concatenation(config.width, config.activation) if config.combine == "concatenate" else torch.add
         linear = nn.Linear(config.width, vocabulary)
         readout = LinearReadout(linear.weight, linear.bias)
         decoder = _build_stack(config, target, directions=1)

@@ -41,10 +41,6 @@ class WordAttention(Attention):
         self.key = nn.Linear(memory, mechanism.head_dim)  # Q, b
         self.score = nn.Linear(mechanism.head_dim, 1)  # v, b_v
 
-    def expand_question(self, examples: int) -> Tensor:
-        """Return v for each example, (b,1,e)."""
-        return self.score.weight.expand(examples, 1, -1)
-
     def forward(self, question: Tensor, memory: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Map question (b,1,e) and memory (b,j,m), with a mask to (b,1,1,j), to context (b,1,m) and the carry."""
         k, v = self.key(memory).relu().unsqueeze(1), memory.unsqueeze(1)  # (b,1,j,e), (b,1,j,m)
@@ -95,7 +91,8 @@ class LSTMClassifier(Model):
         """Map tokens (b,n) to the input of the readout (b,m)."""
         live = tokens != self.padding
         memory, _ = self.encoder(tokens, live)
-        context, _ = self.attention(self.attention.expand_question(len(tokens)), memory, live[:, None, None, :])
+        question = self.attention.score.weight.expand(len(tokens), 1, -1)  # v for each example, (b,1,e)
+        context, _ = self.attention(question, memory, live[:, None, None, :])
         return context.squeeze(1)
 
     def sequences(self, tokens: Tensor) -> dict[str, tuple[Tensor, Tensor]]:

@@ -74,11 +74,10 @@ class LSTMStack(nn.Module):
         self.dropout = nn.Dropout(dropout)  # between layers only
 
     def forward(self, tokens: Tensor, live: Tensor | None = None, start: State | None = None) -> tuple[Tensor, State]:
-        first, *further = self.layers
-        x, last = first(self._compute_first_gates(tokens), live, _select_layer(start, 0))
-        ends = [last]
-        for number, layer in enumerate(further, start=1):
-            x, last = layer(layer.compute_gates(self.dropout(x)), live, _select_layer(start, number))  # type: ignore[operator]
+        x, ends = tokens, []
+        for number, layer in enumerate(self.layers):
+            gates = layer.compute_gates(self.dropout(x)) if number else self._compute_first_gates(x)  # type: ignore[operator]
+            x, last = layer(gates, live, None if start is None else (start[0][number], start[1][number]))
             ends.append(last)
         h, c = (torch.stack(each) for each in zip(*ends, strict=True))
         return x, (h, c)
@@ -94,7 +93,3 @@ class LSTMStack(nn.Module):
             except IndexError:
                 pass  # a token outside the vocabulary: self.embedding raises below
         return layer.compute_gates(self.embedding(tokens))
-
-
-def _select_layer(start: State | None, number: int) -> State | None:
-    return None if start is None else (start[0][number], start[1][number])

@@ -183,14 +183,9 @@ def _with_contiguous_rows(x: Tensor) -> Tensor:
 
 def _allocate_results(gates: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     (s, b, n, _), size = gates.shape, h.shape[-1]
-    cells = torch.promote_types(gates.dtype, torch.float32)
-    return (
-        gates.new_empty(s, b, n, size),
-        h.new_empty(h.shape),
-        h.new_empty(h.shape),
-        gates.new_empty(s, n, b, size, dtype=cells),
-        gates.new_empty(s, n, b, 4 * size),
-    )
+    cells = gates.new_empty(s, n, b, size, dtype=torch.promote_types(gates.dtype, torch.float32))
+    active = gates.new_empty(s, n, b, 4 * size)
+    return gates.new_empty(s, b, n, size), h.new_empty(h.shape), h.new_empty(h.shape), cells, active
 
 
 @_recurrence.register_fake

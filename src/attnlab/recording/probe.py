@@ -61,7 +61,7 @@ def gamma(model: torch.nn.Module, batch: Batch, *, position: int = 0, words: Ten
     if not 0 <= position < cut.states.shape[1]:
         raise ValueError(f"position must be a target position, 0 to {cut.states.shape[1] - 1}, got {position}")
     logits: Tensor = cut.model.readout(cut.hidden(cut.states[:, position], cut.alone))  # (b,j,vocabulary)
-    logits = logits.masked_fill(~cut.source_mask.unsqueeze(-1), 0.0)
+    logits = logits.masked_fill(~cut.record.masks["source"].unsqueeze(-1), 0.0)
     return logits if words is None else logits[..., words]
 
 
@@ -99,10 +99,6 @@ class _CutPass:
     alone: Tensor  # (b,j,e) the output if attention reads position l alone
     rest: Callable[[Tensor, Tensor], Tensor]  # states and outputs (…,e) -> input of the readout (…,e)
 
-    @property
-    def source_mask(self) -> Tensor:
-        return self.record.masks["source"]
-
     def hidden(self, states: Tensor, alone: Tensor) -> Tensor:
         """Combine states (r,e) with every output of their row (r,j,e): (r,j,e)."""
         return self.rest(states.unsqueeze(1).expand(-1, alone.shape[1], -1), alone)
@@ -126,7 +122,7 @@ def _beta(cut: _CutPass, targets: Tensor, rows: int) -> Tensor:
         b, t = chunk.T
         hidden = cut.hidden(cut.states[b, t], cut.alone[b])
         log_prob[b, t] = -cut.model.readout.nll(hidden, targets[b, t].unsqueeze(1).expand(-1, positions))
-    return log_prob.masked_fill(~cut.source_mask.unsqueeze(1), -torch.inf)
+    return log_prob.masked_fill(~cut.record.masks["source"].unsqueeze(1), -torch.inf)
 
 
 @torch.no_grad()

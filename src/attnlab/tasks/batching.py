@@ -115,9 +115,21 @@ def limit_lengths(
 
 
 def plan_batches(
-    lengths: tuple[np.ndarray, ...], *, tokens: int | None, examples: int | None, seed: int, epoch: int, shuffle: bool
+    lengths: tuple[np.ndarray, ...],
+    *,
+    tokens: int | None = None,
+    examples: int | None = None,
+    seed: int = 0,
+    epoch: int = 0,
+    shuffle: bool = True,
 ) -> list[list[int]]:
-    """Divide examples into batches by a budget of padded tokens or by a number of examples; see Task.plan_batches."""
+    """Divide examples into batches of indices. Give either tokens or examples.
+
+    lengths   of each example in each padded tensor, (examples,) each, the primary sort key first
+    tokens    upper bound on (longest example) · (examples) of a batch, as in fairseq; groups similar lengths
+    examples  number of examples in a batch, whatever their lengths; the last batch may have fewer
+    shuffle   draw the order from (seed, epoch); otherwise longest first with tokens, given order with examples
+    """
     if (tokens is None) == (examples is None):
         raise ValueError("give either tokens= (padded tokens in a batch) or examples= (examples in a batch)")
     draw = np.random.default_rng((seed, epoch))

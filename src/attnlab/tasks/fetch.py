@@ -92,13 +92,11 @@ def download_file(url: str, path: Path, checksum: str | None) -> None:
     for attempt in range(1, ATTEMPTS + 1):
         try:
             resumed = _receive_bytes(url, part)
-        except urllib.error.HTTPError:
-            raise
         except ValueError:  # too large
             part.unlink(missing_ok=True)
             raise
-        except (OSError, HTTPException):
-            if attempt == ATTEMPTS:
+        except (OSError, HTTPException) as error:
+            if attempt == ATTEMPTS or isinstance(error, urllib.error.HTTPError):
                 raise
             continue
         if checksum is None or compute_checksum(part, checksum.partition(":")[0]) == checksum.partition(":")[2]:

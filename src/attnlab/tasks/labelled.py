@@ -68,12 +68,9 @@ def _open_files(config: "ClassificationConfig") -> LabelledText:
 
 
 def _open_hub(config: "ClassificationConfig") -> LabelledText:
-    splits = hub.load_splits(config.data)
-
-    def read_part(part: str) -> Labelled:
-        return hub.read_labelled(splits[part], config.text, config.label, config.data)
-
-    readers: dict[str, Reader] = {part: partial(read_part, part) for part in splits}
+    fields = (config.text, config.label, config.data)
+    splits = hub.load_splits(config.data).items()
+    readers: dict[str, Reader] = {part: partial(hub.read_labelled, split, *fields) for part, split in splits}
     return LabelledText(config.data, _add_validation(readers, config))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,12 +63,10 @@ def _open_hub(config: "TranslationConfig") -> ParallelText:
     if not config.pair:
         raise ValueError(f"data={config.data} needs the languages: set pair=, for example pair=de-en")
     source, target = config.languages
-    splits = hub.load_splits(config.data)
-
-    def make_reader(part: str) -> Reader:
-        return lambda: hub.read_pairs(splits[part], (source, target), config.data)
-
-    readers = {part: make_reader(part) for part in splits}
+    splits = hub.load_splits(config.data).items()
+    readers: dict[str, Reader] = {
+        part: partial(hub.read_pairs, split, (source, target), config.data) for part, split in splits
+    }
     if "valid" not in readers:
         readers |= text.hold_out(readers["train"], 0, config.held_out, config.data_seed)
     return ParallelText(config.data, (source, target), readers)

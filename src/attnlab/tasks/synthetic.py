@@ -53,6 +53,7 @@ class SyntheticConfig(TaskConfig):
 
 class Synthetic(Task):
     config_type: ClassVar[type] = SyntheticConfig
+    parts = PARTS
 
     def __init__(self, config: SyntheticConfig, folder: Path | None = None) -> None:
         self.config, self.notes = config, []
@@ -60,10 +61,6 @@ class Synthetic(Task):
         self.architecture = self.problem.architecture
         self.source_vocabulary, self.target_vocabulary = self.problem.source, self.problem.target
         self.vocabulary = self.problem.source  # of a classifier's input
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        return PARTS
 
     def get_sizes(self) -> dict[str, int]:
         if self.architecture == "classification":

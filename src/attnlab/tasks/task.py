@@ -69,28 +69,16 @@ class Task(ABC):
     def make_batch(self, part: str, indices: list[int]) -> Batch:
         """Build the batch of these examples, padded to the longest of them."""
 
-    def plan_batches(
-        self,
-        part: str,
-        *,
-        tokens: int | None = None,
-        examples: int | None = None,
-        seed: int = 0,
-        epoch: int = 0,
-        shuffle: bool = True,
-        widths: np.ndarray | None = None,
-    ) -> list[list[int]]:
-        """Divide an epoch into batches of example indices. Give either tokens or examples.
+    def plan_batches(self, part: str, *, widths: np.ndarray | None = None, **budget: Any) -> list[list[int]]:
+        """Divide an epoch of a part into batches of example indices.
 
-        tokens    upper bound on (longest example) · (examples) of a batch, as in fairseq; groups similar lengths
-        examples  number of examples in a batch, whatever their lengths; the last batch may have fewer
-        shuffle   draw the order from (seed, epoch); otherwise longest first with tokens, file order with examples
-        widths    ascending widths that batches are padded to; an example counts as the first width that holds it
+        widths   ascending widths that batches are padded to; an example counts as the first width that holds it
+        budget   arguments of `batching.plan_batches`: tokens or examples, seed, epoch, shuffle
         """
         lengths = self.get_lengths(part)
         if widths is not None:
             lengths = (widths[np.searchsorted(widths, np.maximum.reduce(lengths))],)
-        return plan_batches(lengths, tokens=tokens, examples=examples, seed=seed, epoch=epoch, shuffle=shuffle)
+        return plan_batches(lengths, **budget)
 
     def count_examples(self, part: str) -> int:
         """Return the number of examples in a part."""

@@ -138,9 +138,7 @@ class Words(Vocabulary):
         return len(self.words)
 
     def encode(self, lines: Iterable[str]) -> Iterator[Sequence[int]]:
-        known = self.ids
-        for line in lines:
-            yield [known.get(word, UNK) for word in line.split()]
+        return ([self.ids.get(word, UNK) for word in line.split()] for line in lines)
 
     def get_tokens(self, ids: Sequence[int]) -> list[str]:
         return [self.words[token] for token in ids]
