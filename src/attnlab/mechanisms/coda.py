@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from attnlab.mechanisms.cascade import CarryDtype, cast_carry, check_carry_dtype, mix_fused
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax
-from attnlab.mechanisms.noise import logit_noise, noise_rows
+from attnlab.mechanisms.noise import logit_noise
 
 
 class Coda(Mechanism):
@@ -50,7 +50,7 @@ class Coda(Mechanism):
             previous = self.read_carry(carry, s, seen)
             z = s + previous if self.residual else s
             z = z + apply_head_net(self.sigma, z if self.variant == "code" else previous, seen)
-        z = z + logit_noise(self, z, noise_rows(q, k, causal, at), noise)
+        z = z + logit_noise(self, z, causal, at, noise)
         return masked_softmax(z, seen), cast_carry(z, self.carry_dtype)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnlab.mechanisms.cascade import is_case_covered
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax
-from attnlab.mechanisms.noise import logit_noise, noise_rows, noise_seed
+from attnlab.mechanisms.noise import logit_noise, noise_seed
 from attnlab.mechanisms.softmax import attend, find_gap
 
 
@@ -27,7 +27,7 @@ class CodaCS(Mechanism):
         """noise: a draw (b,h,i,j) or a seed; by default a fresh draw in training and none at evaluation."""
         seen = self.visible(q, k, mask, causal=causal, at=at)
         z = logits(q, k, self.scale, bias)
-        z = z + logit_noise(self, z, noise_rows(q, k, causal, at), noise)
+        z = z + logit_noise(self, z, causal, at, noise)
         return masked_softmax(z, seen), None
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,

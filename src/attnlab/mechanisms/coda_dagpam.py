@@ -14,7 +14,7 @@ from attnlab.mechanisms.cascade import mix_fused
 from attnlab.mechanisms.coda import apply_head_net, make_head_net
 from attnlab.mechanisms.dagpam import DaGPAM, repeat_bias
 from attnlab.mechanisms.mechanism import WithCarry, logits, masked_softmax, repeat_heads
-from attnlab.mechanisms.noise import logit_noise, noise_rows
+from attnlab.mechanisms.noise import logit_noise
 
 
 class CodaDaGPAM(DaGPAM):
@@ -35,7 +35,7 @@ class CodaDaGPAM(DaGPAM):
         if carry is not None:
             z = z + self.read_carry(carry, z, seen)
             z = z + apply_head_net(self.sigma, z, seen)
-        z = z + logit_noise(self, z, noise_rows(q, k, causal, at), noise)
+        z = z + logit_noise(self, z, causal, at, noise)
         return masked_softmax(z, seen), z
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from attnlab.mechanisms.mechanism import Mechanism, position
+from attnlab.mechanisms.mechanism import Mechanism
 
 _WORD = 0xFFFFFFFF
 
@@ -39,17 +39,29 @@ def gaussian(seed: int | Tensor, layer: int, batch: int, heads: int, rows: Tenso
     return torch.stack([n for pair in pairs for n in pair], dim=-1).flatten(-2)[..., :keys]
 
 
-def logit_noise(mechanism: Mechanism, z: Tensor, rows: Tensor, noise: int | Tensor | None = None) -> Tensor | float:
+def logit_noise(
+    mechanism: Mechanism, z: Tensor, causal: bool, at: Tensor | None, noise: int | Tensor | None = None
+) -> Tensor | float:
     """The noise of logits z: `noise` as a draw (b,h,i,j) or a seed; by default a fresh seed in training, else 0.
 
     The fresh seed comes from torch's generator on the device, so checkpointing and CUDA graphs treat it like dropout.
-    Inside `seed_noise` its seed is used, also at evaluation.
+    Inside `seed_noise` its seed is used, also at evaluation. The position of a query is its key index if causal or if
+    `at` is given, else 0, 1, …
     """
     if isinstance(noise, Tensor) and noise.dim() == 4:
         return noise
     seed, layer = noise_seed(mechanism, z.device) if noise is None else (noise, mechanism.layer)
-    b, h, _, j = z.shape
-    return 0.0 if seed is None else _draw_gaussian(seed, layer, b, h, rows, j, z.dtype)
+    if seed is None:
+        return 0.0
+    b, h, i, j = z.shape
+    first = j - i if causal else 0
+    rows = torch.arange(first, first + i, device=z.device) if at is None else at
+    if not z.is_cuda:
+        return gaussian(seed, layer, b, h, rows, j).to(z.dtype)
+    from attnlab.mechanisms.kernels.noise import gaussian as fused
+
+    draw: Tensor = fused(torch.as_tensor(seed, dtype=torch.int64, device=z.device), layer, b, h, rows, j, z.dtype)
+    return draw
 
 
 def noise_seed(mechanism: Mechanism, device: torch.device) -> tuple[Tensor | None, int]:
@@ -59,24 +71,6 @@ def noise_seed(mechanism: Mechanism, device: torch.device) -> tuple[Tensor | Non
     if mechanism.training:  # each call has a fresh seed, so layers need no number and share one compiled program
         return torch.randint(2**62, (), device=device), 0
     return None, 0
-
-
-def _draw_gaussian(
-    seed: int | Tensor, layer: int, batch: int, heads: int, rows: Tensor, keys: int, dtype: torch.dtype
-) -> Tensor:
-    """Draw `gaussian` by its definition, or on a GPU by the equivalent kernel."""
-    if not rows.is_cuda:
-        return gaussian(seed, layer, batch, heads, rows, keys).to(dtype)
-    from attnlab.mechanisms.kernels.noise import gaussian as fused
-
-    seed = torch.as_tensor(seed, dtype=torch.int64, device=rows.device)
-    noise: Tensor = fused(seed, layer, batch, heads, rows, keys, dtype)
-    return noise
-
-
-def noise_rows(q: Tensor, k: Tensor, causal: bool, at: Tensor | None) -> Tensor:
-    """The position of each query, (i,): its key index if causal or if `at` is given, else 0, 1, …"""
-    return position(q, k, at) if causal or at is not None else torch.arange(q.shape[2], device=q.device)
 
 
 @contextmanager
