@@ -159,7 +159,7 @@ def test_a_kind_left_alone_keeps_its_own_attention(monkeypatch):
     batch = tiny_models.padded_batch(plain)
     model = pretrained.adapt(copy.deepcopy(plain), "softmax", kinds=["cross"])
     torch.testing.assert_close(output(model, batch), output(plain, batch), **EXACT)
-    monkeypatch.setattr(dispatch.native, "needs_eager", lambda options: True)
+    monkeypatch.setattr(dispatch.AttentionCall, "needs_eager", lambda call: True)
     torch.testing.assert_close(output(model, batch), output(plain, batch), **EXACT)
 
 

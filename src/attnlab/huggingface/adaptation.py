@@ -9,7 +9,7 @@ import inspect
 import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from attnlab.config import suggest_nearest
 from attnlab.huggingface import dispatch, inputs, native, proof
 from attnlab.huggingface.capture import ModuleCalls
 from attnlab.huggingface.carries import Cascade, Place
+from attnlab.huggingface.native import AttentionCall
 from attnlab.mechanisms import MECHANISMS, Mechanism, attention, check_options, find_mechanism, own
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.records.record import KINDS
@@ -143,37 +144,23 @@ class DryRunAttention:
         self.refusal = f"{type(model).__name__} cannot be adapted faithfully"
         self.found: dict[nn.Module, AttentionModule] = {}
 
-    def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        **options: Any,
-    ) -> tuple[Tensor, None]:
-        name, kind = self.calls.names[module], self.calls.find_kind(module, options)
-        given = dispatch.read_mask_and_bias(name, attention_mask, options)
+    def attend(self, call: AttentionCall) -> tuple[Tensor, None]:
+        module, query, scaling = call.module, call.query, call.options.get("scaling")
+        name, kind = self.calls.names[module], self.calls.find_kind(call)
+        given = dispatch.read_mask_and_bias(name, call)
         _, heads, _, head_dim = query.shape
-        scale = head_dim**-0.5 if options.get("scaling") is None else float(options["scaling"])
+        scale = head_dim**-0.5 if scaling is None else float(scaling)
         if module in self.found:
             self.found[module].times += 1
         else:
             self.found[module] = AttentionModule(module, name, kind, heads, head_dim, scale, query.dtype, query.device)
-        seen = native.build_bool_mask(module, query, key, attention_mask, options)
+        seen = call.build_bool_mask()
         if self.prove:
-            given["causal"] = native.is_causal_call(module, attention_mask, options)
-            self._check_softmax(self.found[module], (query, key, value), seen, given, options)
-        hidden = native.to_additive(seen, query.dtype)
-        return native.find_eager(module)(module, query, key, value, hidden, **options)[0], None
+            self._check_softmax(self.found[module], call, seen, given)
+        return call.run_eager(native.to_additive(seen, query.dtype))[0], None
 
     def _check_softmax(
-        self,
-        found: AttentionModule,
-        qkv: tuple[Tensor, ...],
-        seen: Tensor,
-        given: dict[str, Any],
-        options: dict[str, Any],
+        self, found: AttentionModule, call: AttentionCall, seen: Tensor, given: Mapping[str, Any]
     ) -> None:
         """Check that the module's eager function computes softmax(scale·qkᵀ + bias) v, for queries that see any key.
 
@@ -181,15 +168,16 @@ class DryRunAttention:
         which rounds logits of size s by s·ε.
         """
         wide = torch.float32 if found.device.type == "mps" else torch.float64
-        q, k, v = (x.to(wide) for x in qkv)
+        q, k, v = (x.to(wide) for x in (call.query, call.key, call.value))
         largest = found.scale * q.norm(dim=-1).max() * k.norm(dim=-1).max()
-        if given["bias"] is not None:
-            options = options | {"position_bias": given["bias"].to(wide)}
-            given = given | {"bias": given["bias"].to(wide)}
-            largest = largest + given["bias"].abs().max()
-        eager, hidden = native.find_eager(found.module), native.to_additive(seen, wide)
-        own = eager(found.module, q, k, v, hidden, **options)[0]  # (b,i,h,d)
-        context = Softmax(found.heads, found.head_dim, scale=found.scale)(q, k, v, **given)[0].transpose(1, 2)
+        call = replace(call, query=q, key=k, value=v)
+        if (bias := given["bias"]) is not None:
+            bias = bias.to(wide)
+            call = replace(call, options={**call.options, "position_bias": bias})
+            largest = largest + bias.abs().max()
+        own, _ = call.run_eager(native.to_additive(seen, wide))  # (b,i,h,d)
+        softmax = Softmax(found.heads, found.head_dim, scale=found.scale)
+        context = softmax(q, k, v, **{**given, "bias": bias})[0].transpose(1, 2)
         sighted = seen.any(-1)[:, 0].expand(own.shape[:2])
         rounding = 4 * torch.finfo(torch.float32).eps * largest.item()
         what = f"{self.refusal}: in {found.name}, plain softmax"

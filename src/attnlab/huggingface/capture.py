@@ -12,7 +12,7 @@ import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from attnlab.huggingface import carries as cascade
 from attnlab.huggingface import dispatch, inputs, native
+from attnlab.huggingface.native import AttentionCall
 from attnlab.mechanisms import Mechanism
 from attnlab.recording.around import BlockWatcher, is_linear, weight_matrix
 from attnlab.recording.tolerance import CHECKED_POSITIONS, measure_difference
@@ -70,12 +71,11 @@ class ModuleCalls:
                     stack.callback(module.register_forward_hook(self._leave, always_call=True).remove)
             yield
 
-    def find_kind(self, module: nn.Module, options: Mapping[str, Any]) -> str:
-        if any(self.arguments[module].arguments.get(name) is not None for name in OTHER_SEQUENCE):
+    def find_kind(self, call: AttentionCall) -> str:
+        if any(self.arguments[call.module].arguments.get(name) is not None for name in OTHER_SEQUENCE):
             return "cross"
-        if self.encoder:
-            return "encoder-self" if module in self.encoder else "decoder-self"
-        return "decoder-self" if native.is_causal(module, options) else "encoder-self"
+        decodes = call.module not in self.encoder if self.encoder else call.has_causal_module()
+        return "decoder-self" if decodes else "encoder-self"
 
     def find_inputs(self, module: nn.Module) -> Tensor:
         """Return the states that the queries are computed from, (b,i,e)."""
@@ -129,69 +129,53 @@ class Capture:
             yield stack.enter_context(_watch_readout(self.model))
             self._check_projected()
 
-    def attend(
-        self,
-        module: nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        **options: Any,
-    ) -> tuple[Tensor, Tensor | None]:
+    def attend(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         """Compute the attention of the model, with the same numbers as without attnlab, and note the call."""
         self._check_projected()
-        name, kind = self.calls.names[module], self.calls.find_kind(module, options)
-        seen = self._share_mask(module, query, key, attention_mask, options)
+        module, query, key, value = call.module, call.query, call.key, call.value
+        name, kind, seen = self.calls.names[module], self.calls.find_kind(call), self._share_mask(call)
         attended: Tensor | Weigh
         if isinstance(mechanism := getattr(module, "attnlab", None), Mechanism):
-            given = dispatch.build_arguments(module, mechanism, query, key, attention_mask, options)
+            given = dispatch.build_arguments(call, mechanism)
             attended, _ = mechanism.weights(query, key, **given)
             context, carry = mechanism.mix(query, key, value, **given)
             mixed = mechanism.finish(context)
-            cascade.pass_carry(dispatch.get_place(module), carry, attention_mask)
+            cascade.pass_carry(dispatch.get_place(module), carry, call.mask)
         elif self.lazy:
-            mixed, attended = self._attend_lazily(module, query, key, value, attention_mask, seen, options)
+            mixed, attended = self._attend_lazily(call, seen)
             context = mixed
         else:
-            is_bool = attention_mask is not None and attention_mask.dtype == torch.bool
-            given_mask = native.to_additive(seen, query.dtype) if is_bool else attention_mask
-            output, attended = native.find_eager(module)(module, query, key, value, given_mask, **options)
+            is_bool = call.mask is not None and call.mask.dtype == torch.bool
+            output, attended = call.run_eager(native.to_additive(seen, query.dtype) if is_bool else call.mask)
             context = mixed = output.transpose(1, 2)
             self.implementations.add("eager")
         self._pending = Call(kind, name, attended, value, context, mixed, seen, self.calls.find_inputs(module))
         return mixed.transpose(1, 2), attended if isinstance(attended, Tensor) else None
 
-    def _attend_lazily(self, module, query, key, value, attention_mask, seen, options) -> tuple[Tensor, Weigh]:
-        use_fused = self.model._supports_sdpa and not native.needs_eager(options)
-        if use_fused:
-            context = native.run_fused(module, query, key, value, attention_mask, options)
-        else:
-            context = native.run_eager_in_chunks(module, query, key, value, seen, options)
+    def _attend_lazily(self, call: AttentionCall, seen: Tensor) -> tuple[Tensor, Weigh]:
+        use_fused = self.model._supports_sdpa and not call.needs_eager()
+        context = (call.run_fused() if use_fused else call.run_eager_in_chunks(seen)).transpose(1, 2)  # (b,h,i,d)
         self.implementations.add("sdpa" if use_fused else "eager in row chunks")
-        alone, context = native.strip_module(module), context.transpose(1, 2)  # (b,h,i,d)
+        alone = replace(call, module=native.strip_module(call.module), mask=None)
 
         @torch.no_grad()
         def weigh(start: int, stop: int) -> Tensor:
-            weights = native.attend_rows(alone, query, key, value, seen, options, start, stop)[1]
-            blind = ~seen.expand(-1, -1, query.shape[2], -1)[:, :, start:stop].any(-1, keepdim=True)
+            weights = alone.attend_rows(seen, start, stop)[1]
+            blind = ~seen.expand(-1, -1, alone.query.shape[2], -1)[:, :, start:stop].any(-1, keepdim=True)
             # For a query that sees no key, eager attention spreads the weight over all keys, and torch's fused
             # attention may return a context of 0.
             return weights.masked_fill(blind & (context[:, :, start:stop] == 0).all(-1, keepdim=True), 0.0)
 
         return context, weigh
 
-    def _share_mask(self, module, query, key, attention_mask, options) -> Tensor:
+    def _share_mask(self, call: AttentionCall) -> Tensor:
         """Return the bool mask of a call. Layers that get the same mask share one tensor."""
-        if attention_mask is None:
-            origin: Any = (query.shape[2], key.shape[2], native.is_causal_call(module, None, options))
-        else:
-            origin = id(attention_mask)
+        mask = call.mask
+        origin = (call.query.shape[2], call.key.shape[2], call.is_causal()) if mask is None else id(mask)
         if origin not in self._masks:
-            if attention_mask is None or attention_mask.dtype == torch.bool:
-                seen = native.build_bool_mask(module, query, key, attention_mask, options)
-            else:
-                seen = attention_mask > torch.finfo(attention_mask.dtype).min / 2
-            self._masks[origin] = (attention_mask, seen)
+            is_additive = mask is not None and mask.dtype != torch.bool
+            seen = mask > torch.finfo(mask.dtype).min / 2 if is_additive else call.build_bool_mask()
+            self._masks[origin] = (mask, seen)
         return self._masks[origin][1]
 
     def _complete_layer(self, projection: nn.Module, args: tuple, output: Tensor) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from attnlab.huggingface import carries as cascade
 from attnlab.huggingface import native
+from attnlab.huggingface.native import AttentionCall
 from attnlab.mechanisms import Mechanism
 
 # names under which transformers knows these implementations
@@ -22,7 +23,7 @@ ADAPTED = "attnlab"
 WATCHED = "attnlab-watched"  # with additive masks, like the eager implementation
 WATCHED_BOOL = "attnlab-watched-bool"
 
-Attend = Callable[..., tuple[Tensor, Tensor | None]]
+Attend = Callable[[AttentionCall], tuple[Tensor, Tensor | None]]
 
 _ATTEND: ContextVar[Attend] = ContextVar("attnlab_attend")
 
@@ -34,62 +35,49 @@ def attend(
 
     A module without a mechanism keeps its own attention, with the same bool mask.
     """
+    call = AttentionCall(module, query, key, value, attention_mask, options)
     if not isinstance(mechanism := getattr(module, "attnlab", None), Mechanism):
-        if not native.needs_eager(options):
-            return native.run_fused(module, query, key, value, attention_mask, options), None
-        seen = native.build_bool_mask(module, query, key, attention_mask, options)
-        return native.run_eager_in_chunks(module, query, key, value, seen, options), None
-    given = build_arguments(module, mechanism, query, key, attention_mask, options)
-    mixed, carry = mechanism(query, key, value, **given)
+        return call.run_eager_in_chunks(call.build_bool_mask()) if call.needs_eager() else call.run_fused(), None
+    mixed, carry = mechanism(query, key, value, **build_arguments(call, mechanism))
     cascade.pass_carry(get_place(module), carry, attention_mask)
     return mixed.transpose(1, 2).contiguous(), None
 
 
-def attend_watched(module: nn.Module, *tensors: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+def attend_watched(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, Tensor | None]:
     """Call the function that the watched model was switched to."""
-    return _ATTEND.get()(module, *tensors, **options)
+    return _ATTEND.get()(AttentionCall(module, query, key, value, attention_mask, options))
 
 
-def build_arguments(
-    module: nn.Module,
-    mechanism: Mechanism,
-    query: Tensor,
-    key: Tensor,
-    attention_mask: Tensor | None,
-    options: Mapping[str, Any],
-) -> dict[str, Any]:
+def build_arguments(call: AttentionCall, mechanism: Mechanism) -> dict[str, Any]:
     """Return mask, carry, causal and bias for the mechanism, from the arguments of the attention module's call."""
-    place = get_place(module)
-    given = read_mask_and_bias(place.name, attention_mask, options)
-    given["causal"] = native.is_causal_call(module, attention_mask, options)
+    place, query, key, mask = get_place(call.module), call.query, call.key, call.mask
+    given = read_mask_and_bias(place.name, call)
     decoding = query.shape[2] < key.shape[2]
-    if mechanism.self_only and decoding and attention_mask is not None and not attention_mask[..., -1, -1].any():
+    if mechanism.self_only and decoding and mask is not None and not mask[..., -1, -1].any():
         kind = type(mechanism).__name__
         raise ValueError(f"{place.name}: with a static cache, {kind} cannot find a query's own key; use another cache")
     if mechanism.training:
-        mechanism.dropout = float(options.get("dropout") or 0.0)  # the model passes it at each call
-    heads = mechanism.carry_heads
-    carry = cascade.take_carry(place, heads, query, key, attention_mask) if mechanism.carries else None
+        mechanism.dropout = float(call.options.get("dropout") or 0.0)  # the model passes it at each call
+    carry = cascade.take_carry(place, mechanism.carry_heads, query, key, mask) if mechanism.carries else None
     return given | {"carry": carry}
 
 
-def read_mask_and_bias(name: str, attention_mask: Tensor | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the mask and the bias of an attention call. Raises ValueError for arguments that no mechanism has."""
-    if attention_mask is not None and attention_mask.dtype != torch.bool:
+def read_mask_and_bias(name: str, call: AttentionCall) -> dict[str, Any]:
+    """Return mask, causal and bias of an attention call. Raises ValueError for arguments that no mechanism has."""
+    if call.mask is not None and call.mask.dtype != torch.bool:
         raise ValueError(
-            f"{name} got a mask of {attention_mask.dtype}, expected bool: either the attention_mask is additive "
+            f"{name} got a mask of {call.mask.dtype}, expected bool: either the attention_mask is additive "
             "(pass a bool one), or this architecture builds its own masks and is not supported"
         )
-    if options.get("softcap") is not None:
-        raise ValueError(
-            f"{name} caps its logits (softcap={options['softcap']}), which no mechanism of attnlab supports"
-        )
-    for option, value in options.items():
+    if (softcap := call.options.get("softcap")) is not None:
+        raise ValueError(f"{name} caps its logits (softcap={softcap}), which no mechanism of attnlab supports")
+    for option, value in call.options.items():
         if isinstance(value, Tensor) and option not in ("position_bias", *native.HARMLESS):
-            raise ValueError(
-                f"{name} passes the tensor {option!r} to its attention, which no mechanism of attnlab supports"
-            )
-    return {"mask": attention_mask, "bias": options.get("position_bias")}
+            lack = "which no mechanism of attnlab supports"
+            raise ValueError(f"{name} passes the tensor {option!r} to its attention, {lack}")
+    return {"mask": call.mask, "causal": call.is_causal(), "bias": call.options.get("position_bias")}
 
 
 def check_call(model: nn.Module, _inputs: tuple, named: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ imports transformers.
 import copy
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,65 +30,67 @@ def find_eager(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
     )
 
 
-def is_causal(module: nn.Module, options: Mapping[str, Any]) -> bool:
-    """Return whether attention without a mask is causal: is_causal of the call, else of the module."""
-    option = options.get("is_causal")
-    return getattr(module, "is_causal", True) if option is None else option
+@dataclass(frozen=True, eq=False)
+class AttentionCall:
+    """The arguments with which a model calls its attention function."""
 
+    module: nn.Module
+    query: Tensor  # (b,h,i,d)
+    key: Tensor  # (b,g,j,d)
+    value: Tensor  # (b,g,j,d)
+    mask: Tensor | None
+    options: Mapping[str, Any]
 
-def is_causal_call(module: nn.Module, attention_mask: Tensor | None, options: Mapping[str, Any]) -> bool:
-    """Return whether the call is causal without a mask. A mask, if given, already hides the future."""
-    return attention_mask is None and is_causal(module, options)
+    def has_causal_module(self) -> bool:
+        """Return whether attention without a mask is causal: is_causal of the call, else of the module."""
+        option = self.options.get("is_causal")
+        return getattr(self.module, "is_causal", True) if option is None else option
 
+    def is_causal(self) -> bool:
+        """Return whether the call is causal without a mask. A mask, if given, already hides the future."""
+        return self.mask is None and self.has_causal_module()
 
-def build_bool_mask(
-    module: nn.Module, query: Tensor, key: Tensor, attention_mask: Tensor | None, options: Mapping[str, Any]
-) -> Tensor:
-    """Return a bool tensor that broadcasts to (b,1,i,j): True where a query may attend."""
-    if attention_mask is not None:
-        return attention_mask
-    i, j = query.shape[2], key.shape[2]
-    if is_causal_call(module, attention_mask, options) and i > 1:
-        return torch.ones(i, j, dtype=torch.bool, device=query.device).tril(j - i)[None, None]
-    return torch.ones(1, 1, 1, j, dtype=torch.bool, device=query.device)
+    def build_bool_mask(self) -> Tensor:
+        """Return a bool tensor that broadcasts to (b,1,i,j): True where a query may attend. A mask must be bool."""
+        if self.mask is not None:
+            return self.mask
+        i, j = self.query.shape[2], self.key.shape[2]
+        if self.is_causal() and i > 1:
+            return torch.ones(i, j, dtype=torch.bool, device=self.query.device).tril(j - i)[None, None]
+        return torch.ones(1, 1, 1, j, dtype=torch.bool, device=self.query.device)
 
+    def needs_eager(self) -> bool:
+        """Return whether the call needs eager attention: torch's fused attention supports neither softcap nor sinks."""
+        return self.options.get("softcap") is not None or self.options.get("s_aux") is not None
 
-def needs_eager(options: Mapping[str, Any]) -> bool:
-    """Return whether the call needs eager attention: torch's fused attention supports neither softcap nor sinks."""
-    return options.get("softcap") is not None or options.get("s_aux") is not None
+    def run_fused(self) -> Tensor:
+        """Compute the context (b,i,h,d) with the model's sdpa. A mask must be bool."""
+        for kind in type(self.module).__mro__:
+            functions = getattr(sys.modules.get(kind.__module__), "ALL_ATTENTION_FUNCTIONS", None)
+            if functions is not None:
+                return functions["sdpa"](self.module, self.query, self.key, self.value, self.mask, **self.options)[0]
+        raise ValueError(f"{type(self.module).__name__} is not supported: its file has no ALL_ATTENTION_FUNCTIONS")
 
+    def run_eager(self, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Compute context (b,i,h,d) and weights (b,h,i,j) with the eager function and an additive mask."""
+        return find_eager(self.module)(self.module, self.query, self.key, self.value, mask, **self.options)
 
-def run_fused(
-    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, options: Mapping[str, Any]
-) -> Tensor:
-    """Compute the context (b,i,h,d) with the model's sdpa. mask is bool; without one, the module may be causal."""
-    for kind in type(module).__mro__:
-        functions = getattr(sys.modules.get(kind.__module__), "ALL_ATTENTION_FUNCTIONS", None)
-        if functions is not None:
-            return functions["sdpa"](module, q, k, v, mask, **options)[0]
-    raise ValueError(f"{type(module).__name__} is not supported: its file has no ALL_ATTENTION_FUNCTIONS")
+    def attend_rows(self, seen: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Compute context (b,stop−start,h,d) and weights (b,h,stop−start,j) of some queries with the eager function.
 
+        seen is bool and broadcasts to (b,1,i,j). A query that sees no key gets whatever the eager function returns.
+        """
+        count = self.query.shape[2]
+        options = {name: value for name, value in self.options.items() if name not in HARMLESS}
+        if (bias := options.get("position_bias")) is not None and bias.shape[2] == count:
+            options["position_bias"] = bias[:, :, start:stop]
+        part = to_additive(seen.expand(-1, -1, count, -1)[:, :, start:stop], self.query.dtype)
+        return replace(self, query=self.query[:, :, start:stop], options=options).run_eager(part)
 
-def attend_rows(
-    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, options: Mapping[str, Any], start: int, stop: int
-) -> tuple[Tensor, Tensor]:
-    """Compute context (b,stop−start,h,d) and weights (b,h,stop−start,j) of some queries with the eager function.
-
-    seen is bool and broadcasts to (b,1,i,j). A query that sees no key gets whatever the eager function returns.
-    """
-    part = seen.expand(-1, -1, q.shape[2], -1)[:, :, start:stop]
-    options = {name: value for name, value in options.items() if name not in HARMLESS}
-    if (bias := options.get("position_bias")) is not None:
-        options["position_bias"] = bias[:, :, start:stop] if bias.shape[2] == q.shape[2] else bias
-    return find_eager(module)(module, q[:, :, start:stop], k, v, to_additive(part, q.dtype), **options)
-
-
-def run_eager_in_chunks(
-    module: nn.Module, q: Tensor, k: Tensor, v: Tensor, seen: Tensor, options: Mapping[str, Any]
-) -> Tensor:
-    """Compute the context (b,i,h,d) with the eager function, in chunks of ROWS queries to save memory."""
-    starts = range(0, q.shape[2], ROWS)
-    return torch.cat([attend_rows(module, q, k, v, seen, options, start, start + ROWS)[0] for start in starts], dim=1)
+    def run_eager_in_chunks(self, seen: Tensor) -> Tensor:
+        """Compute the context (b,i,h,d) with the eager function, in chunks of ROWS queries to save memory."""
+        starts = range(0, self.query.shape[2], ROWS)
+        return torch.cat([self.attend_rows(seen, start, start + ROWS)[0] for start in starts], dim=1)
 
 
 def to_additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
