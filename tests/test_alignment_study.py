@@ -1,35 +1,28 @@
 """The alignment items of kobayashi2020: their arithmetic by hand, their text, and a run at smoke scale."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
-import torch
+from inline_scheduler import InlineScheduler
+from item_runs import KnownRows, make_setting, run_item
 
 from attnlab.aligning.choice import Candidate
 from attnlab.aligning.ibm1_aligner import WordModel
-from attnlab.experiments.study import Setting
-from attnlab.experiments.trained import Trained
 from attnlab.studies.kobayashi2020 import STUDY
-from attnlab.studies.kobayashi2020.ibm1_baseline import ibm1
-from attnlab.studies.kobayashi2020.measures import Measured, measured
-from attnlab.studies.kobayashi2020.plan import europarl, lexicon, training_pairs
+from attnlab.studies.kobayashi2020.ibm1_baseline import ELSEWHERE, ibm1
+from attnlab.studies.kobayashi2020.measures import GoldCounts, measure_run
+from attnlab.studies.kobayashi2020.plan import load_europarl, load_lexicon, read_training_pairs
 from attnlab.studies.kobayashi2020.word_alignment import (
     PUBLISHED,
     PUBLISHED_LAYERS,
     alignment,
-    chance_error,
+    make_recipe,
+    measure_chance,
     mechanisms,
-    recipe,
-    text_of,
 )
 from attnlab.tasks.translation import Translation
-from attnlab.training import runs
-
-
-def setting(folder, scale="smoke", seeds=(0,), **options):
-    return Setting(scale, seeds, torch.device("cpu"), folder / "work" / "item", **options)
+from attnlab.training.runs import open_run
 
 
 def counts(*right):
@@ -45,7 +38,7 @@ def made(errors, norms):
         for way in ("awo", "awi")
         for place in errors
     }
-    return Measured(2, 2, every, norms, 0.0)
+    return GoldCounts(2, 2, every, norms, 0.0)
 
 
 ERRORS = {
@@ -57,7 +50,7 @@ NORMS = {(0, "mean"): 2.0, (1, "mean"): 3.0, (0, 0): 1.0, (0, 1): 4.0, (1, 0): 3
 
 def test_what_is_kept_of_a_run_says_the_same():
     model = made(ERRORS, NORMS)
-    again = Measured.from_json(json.loads(json.dumps(model.to_json())))
+    again = GoldCounts.from_json(json.loads(json.dumps(model.to_json())))
     assert again.norms == NORMS
     assert all(again.make_rows(way) == model.make_rows(way) for way in ("awo", "awi"))
 
@@ -112,8 +105,8 @@ def data(tmp_path):
 
 
 def test_pairs_with_a_side_in_the_gold_set_are_removed(data, tmp_path):
-    corpus = europarl(setting(tmp_path, "full", data_dir=str(data)))
-    assert training_pairs(corpus) == ([["das", "ist", "ein", "haus", "."]], [["that", "is", "a", "house", "."]])
+    corpus = load_europarl(make_setting(tmp_path, data_dir=str(data)).place)
+    assert read_training_pairs(corpus) == ([["das", "ist", "ein", "haus", "."]], [["that", "is", "a", "house", "."]])
     assert "1 training pairs after removing 2" in corpus.remark
     assert corpus.source == [["vielen", "dank", "."]]
     assert corpus.gold.sure == [{(0, 1), (2, 2)}]
@@ -123,8 +116,8 @@ def test_pairs_with_a_side_in_the_gold_set_are_removed(data, tmp_path):
 
 
 def test_the_full_run_is_the_papers_model_on_separate_subwords(data, tmp_path):
-    full = setting(tmp_path, "full", data_dir=str(data))
-    made = recipe(text_of(full), "coda", 3, full)
+    full = make_setting(tmp_path, "full", data_dir=str(data))
+    made = make_recipe("coda", 3, full)
     assert (made.model.layers, made.model.heads, made.model.width, made.model.feed_forward) == (6, 4, 512, 1024)
     assert (made.model.attention, made.training.seed) == ("coda", 3)
     training = made.training
@@ -137,15 +130,14 @@ def test_the_full_run_is_the_papers_model_on_separate_subwords(data, tmp_path):
 @pytest.mark.parametrize("run", [alignment, mechanisms, ibm1])
 def test_without_the_data_nothing_is_run_and_it_is_said_why(run, tmp_path):
     (tmp_path / "nothing").mkdir()
-    cells = list(run(setting(tmp_path, "full", data_dir=str(tmp_path / "nothing"))).cells)
+    cells = list(run_item(run, tmp_path, scale="full", data_dir=str(tmp_path / "nothing")).cells)
     assert cells
-    assert all("is not there" in cell.not_run for cell in cells)
+    assert all("does not exist" in cell.not_run for cell in cells if cell.row not in ELSEWHERE)
 
 
-def test_a_trained_model_aligns_far_better_than_chance_and_is_not_trained_twice(tmp_path, monkeypatch):
+def test_a_trained_model_aligns_far_better_than_chance_and_is_not_trained_twice(tmp_path):
     """Chance is about 80 %."""
-    here = setting(tmp_path)
-    found = alignment(here)
+    found = run_item(alignment, tmp_path)
     values = {(cell.row, cell.column): cell.values for cell in found.cells}
     assert values["a random source word", "AER"][0] > 70
     assert values["norm, best layer", "AWO"][0] < 40
@@ -154,38 +146,31 @@ def test_a_trained_model_aligns_far_better_than_chance_and_is_not_trained_twice(
         (values["norm, layer 1", "AWI"][0] + values["norm, layer 2", "AWI"][0]) / 2
     )
     assert all(cell.item == "alignment" for cell in found.cells)
-    monkeypatch.setattr(runs, "start_run", lambda *a, **k: pytest.fail("trained again"))
-    again = {(cell.row, cell.column): cell.values for cell in alignment(here).cells}
+    idle = InlineScheduler()
+    again = {(cell.row, cell.column): cell.values for cell in run_item(alignment, tmp_path, idle).cells}
     assert again == values
-    corpus = text_of(here)
+    assert idle.names == []
+    corpus = load_lexicon(5_000)
     (folder,) = (tmp_path / "work" / "runs").iterdir()
-    one = measured(runs.open_run(folder, device="cpu"), corpus.source, corpus.target, corpus.gold)
+    one = measure_run(open_run(folder, device="cpu"), corpus.source, corpus.target, corpus.gold)
     assert one.make_rows("awo")["norm, best layer"] == values["norm, best layer", "AWO"][0]
 
 
-@pytest.fixture
-def three_seeds(monkeypatch):
-    """Of every seed a model; that of seed s and coda has layer 1 right in s of 4 pairs, other attention in none. What
-    is put into the set that this returns fails."""
-    fail = set()
+def known_setting(folder, attention, *failing):
+    """Three seeds of each attention; coda with seed s has layer 1 right in s of 4 pairs, other attention in none."""
 
-    def trained(recipes, *_):
-        found, failed = {}, {}
-        for name, seed in recipes:
-            right = [int(name == "coda" and place < seed) for place in range(4)]
-            found[name, seed] = made(ERRORS | {(1, "mean"): counts(*right)}, NORMS).to_json()
-        for key in fail & set(found):
-            failed[key] = "it diverged"
-            del found[key]
-        return Trained(found, failed, ("a card, torch 2",))
+    def make_values(run):
+        name, seed = run.trained.model.attention, run.seed
+        if (name, seed) in failing:
+            raise ValueError("it diverged")
+        right = [int(name == "coda" and place < seed) for place in range(4)]
+        return made(ERRORS | {(1, "mean"): counts(*right)}, NORMS).to_json() | {"remark": "A text."}
 
-    monkeypatch.setattr(sys.modules["attnlab.studies.kobayashi2020.word_alignment"], "trained", trained)
-    return fail
+    return make_setting(folder, seeds=(2, 3, 4), rows=KnownRows(make_values), options={"attention": attention})
 
 
-def test_other_attention_is_held_against_the_first_within_each_seed(three_seeds, tmp_path):
-    asked = setting(tmp_path, seeds=(2, 3, 4), options={"attention": "sigmoid,coda"})
-    found = mechanisms(asked)
+def test_other_attention_is_compared_with_the_first_within_each_seed(tmp_path):
+    found = mechanisms(known_setting(tmp_path, "sigmoid,coda"))
     cells = {(cell.row, cell.column): cell for cell in found.cells}
     assert cells["coda: norm, best layer", "AWO"].values == (50, 25, 0)  # layer 0 has 50
     assert cells["coda − sigmoid: norm, layer mean", "AWI"].values == (-25.0, -37.5, -50.0)  # 100 and 50, 25, 0
@@ -193,35 +178,35 @@ def test_other_attention_is_held_against_the_first_within_each_seed(three_seeds,
     assert not any("softmax" in row or "sigmoid − sigmoid" in row for row, _ in cells)
     assert "Trained on a card, torch 2." in found.remarks
     with pytest.raises(ValueError, match="no attention is called 'cod'"):
-        mechanisms(setting(tmp_path, options={"attention": "softmax,cod"}))
+        mechanisms(make_setting(tmp_path, options={"attention": "softmax,cod"}))
 
 
-def test_a_run_that_fails_costs_its_own_values_and_no_others(three_seeds, tmp_path):
-    three_seeds |= {("coda", 3), ("softmax", 4)}
-    asked = setting(tmp_path, seeds=(2, 3, 4), options={"attention": "softmax,coda"})
-    found = mechanisms(asked)
+def test_a_run_that_fails_costs_its_own_values_and_no_others(tmp_path):
+    asked = tmp_path, "softmax,coda"
+    two = ("coda", 3), ("softmax", 4)
+    found = mechanisms(known_setting(*asked, *two))
     cells = {(cell.row, cell.column): cell.values for cell in found.cells}
     assert cells["coda: norm, best layer", "AWO"] == (50, 0)
     assert cells["coda − softmax: norm, layer mean", "AWO"] == (-25.0,)
     assert {"coda, seed 3, has no values: it diverged", "softmax, seed 4, has no values: it diverged"} < set(
         found.remarks
     )
-    three_seeds |= {("coda", 2)}
-    none = {cell.row: cell for cell in mechanisms(asked).cells}["coda − softmax: norm, layer mean"]
-    assert none.not_run == "no seed of which both coda and softmax were trained"
-    three_seeds |= {("coda", 4)}
-    left = mechanisms(asked)
+    left = mechanisms(known_setting(*asked, *two, ("coda", 2)))
+    none = {cell.row: cell for cell in left.cells}["coda − softmax: norm, layer mean"]
+    assert "no seed in common" in none.not_run
+    four = *two, ("coda", 2), ("coda", 4)
+    left = mechanisms(known_setting(*asked, *four))
     assert {cell.row.split(":")[0] for cell in left.cells} == {"softmax"}
     assert sum("has no values: it diverged" in remark for remark in left.remarks) == 4
-    three_seeds |= {("softmax", 2), ("softmax", 3)}
     with pytest.raises(ValueError, match=r"it diverged \(6 of 6 runs failed\)"):
-        mechanisms(asked)
+        mechanisms(known_setting(*asked, *four, ("softmax", 2), ("softmax", 3)))
 
 
-def test_attention_whose_output_is_no_sum_is_refused_before_anything_is_trained(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "start_run", lambda *a, **k: pytest.fail("trained"))
-    with pytest.raises(ValueError, match="nap changes the mixed context"):
-        mechanisms(setting(tmp_path, options={"attention": "softmax,nap"}))
+def test_attention_whose_output_is_no_sum_is_refused_before_anything_is_trained(tmp_path):
+    idle = InlineScheduler()
+    with pytest.raises(ValueError, match="attention=nap"):
+        run_item(mechanisms, tmp_path, idle, options={"attention": "softmax,nap"})
+    assert idle.names == []
 
 
 def test_ibm1_is_trained_in_four_ways_and_both_directions(tmp_path, monkeypatch):
@@ -232,7 +217,7 @@ def test_ibm1_is_trained_in_four_ways_and_both_directions(tmp_path, monkeypatch)
         return train(cls, source, target, **how)
 
     monkeypatch.setattr(WordModel, "train", classmethod(noted))
-    ibm1(setting(tmp_path))
+    run_item(ibm1, tmp_path)
     ways = [{"diagonal": diagonal, "prior": prior} for diagonal in (False, True) for prior in (0.0, 0.01)]
     assert [how for _, how in asked] == [how for way in ways for how in (way, way)]
     assert len({tuple(first) for first, _ in asked[::2]} & {tuple(first) for first, _ in asked[1::2]}) == 0
@@ -240,9 +225,10 @@ def test_ibm1_is_trained_in_four_ways_and_both_directions(tmp_path, monkeypatch)
 
 
 def test_ibm1_needs_no_attention(tmp_path):
-    values = {(cell.row, cell.column): cell.values for cell in ibm1(setting(tmp_path)).cells if cell.values}
+    values = {(cell.row, cell.column): cell.values for cell in run_item(ibm1, tmp_path).cells if cell.values}
     assert values["IBM Model 1", "source → target"][0] < 12
-    assert values["IBM Model 1, diagonal", "intersection"][0] < chance_error(lexicon(5_000), 0) / 3
+    chance = measure_chance("smoke", make_setting(tmp_path).place, 0)["aer"]
+    assert values["IBM Model 1, diagonal", "intersection"][0] < chance / 3
 
 
 def test_the_items_are_there():

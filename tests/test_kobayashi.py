@@ -1,24 +1,23 @@
-"""The BERT part of Kobayashi et al. 2020: what is read, what is measured, what is said where it cannot be."""
+"""The BERT part of Kobayashi et al. 2020: its sequences, its measures, and the reasons why it cannot run."""
 
+import csv
 import gzip
-import json
 
 import numpy as np
 import pandas as pd
 import pytest
 import tiny_models
-import torch
+from item_runs import make_setting, run_item
 from typer.testing import CliRunner
 
 from attnlab.cli import app
+from attnlab.experiments.ledger import FILE, Ledger
 from attnlab.experiments.reproduction import StudyTerms
-from attnlab.experiments.study import Setting
 from attnlab.studies import open_study
 from attnlab.studies.kobayashi2020 import bert, sequences
 from attnlab.training import runs
 from attnlab.training.recipe import resolve_recipe
 
-CPU = torch.device("cpu")
 ITEMS = ("table1", "figure3", "table2", "figure4", "frequency")
 MODEL = tiny_models.minilm()
 WIKI = """
@@ -63,16 +62,16 @@ def text(tmp_path_factory):
 
 
 def setting(tmp_path, **options):
-    return Setting("smoke", (0, 1, 2), CPU, tmp_path / "work" / "item", data_dir=str(tmp_path), options=options)
+    return make_setting(tmp_path, seeds=(0, 1, 2), data_dir=str(tmp_path), options=options)
 
 
 # --- what is read ---
 
 
 def test_pairs_are_neighbouring_paragraphs_without_a_heading_between():
-    found = [tuple(side.split(" ", 1)[0] for side in pair) for pair in sequences.neighbours(WIKI.split("\n"))]
+    found = [tuple(side.split(" ", 1)[0] for side in pair) for pair in sequences.pair_neighbours(WIKI.split("\n"))]
     assert found == [("The", "It"), ("All", "Then"), ("Then", "Then")]
-    assert sequences.plain("a well @-@ known <unk> of 1 @,@ 000", "[UNK]") == "a well-known [UNK] of 1,000"
+    assert sequences.clean_text("a well @-@ known <unk> of 1 @,@ 000", "[UNK]") == "a well-known [UNK] of 1,000"
 
 
 def test_a_seed_draws_its_own_pairs_from_the_set_or_a_file(tmp_path):
@@ -80,14 +79,14 @@ def test_a_seed_draws_its_own_pairs_from_the_set_or_a_file(tmp_path):
     with gzip.open(tmp_path / "wikitext-2" / "train.txt.gz", "wt", encoding="utf-8") as file:
         file.write("\n".join(f"paragraph {k}" for k in range(50)))
     how = {"unknown": "?", "data_dir": str(tmp_path)}
-    first, same, other = (sequences.drawn(None, 13, seed, **how) for seed in (1, 1, 2))
+    first, same, other = (sequences.draw_sequences(None, 13, seed, **how) for seed in (1, 1, 2))
     assert first == same != other
     assert len({example.text for example in first}) == 13
     numbers = [(int(e.text.split()[1]), int(e.second.split()[1])) for e in first]
     assert all(after == before + 1 for before, after in numbers)
     (tmp_path / "short.txt").write_text("one\ntwo\n")
-    with pytest.raises(ValueError, match=r"short.txt has 1 pairs of neighbouring paragraphs, and 13 are needed"):
-        sequences.drawn(str(tmp_path / "short.txt"), 13, 0, **how)
+    with pytest.raises(ValueError, match=r"short.txt has 1 pairs"):
+        sequences.draw_sequences(str(tmp_path / "short.txt"), 13, 0, **how)
 
 
 # --- what is measured ---
@@ -116,7 +115,7 @@ def tables():
 
 
 def test_cells_are_what_the_tables_say(tables, tmp_path, monkeypatch):
-    monkeypatch.setattr(bert, "surveyed", lambda setting: bert.DrawTables([tables] * 3, ("other model",)))
+    monkeypatch.setattr(bert, "read_surveys", lambda setting: bert.DrawTables([tables] * 3, ("other model",)))
     values = {}
     for name in ITEMS:
         findings = getattr(bert, name)(setting(tmp_path))
@@ -141,36 +140,32 @@ def test_the_study_runs_on_a_model_and_a_file_of_ones_own(text, tmp_path):
     words += [f"--only={name}" for name in ITEMS]
     result = CliRunner().invoke(app, [*words, "--data-dir", str(tmp_path), "--out", str(tmp_path / "out")])
     assert result.exit_code == 0, result.exception
-    whole = json.loads((tmp_path / "out" / "results.json").read_text())
-    cells = [cell for item in whole["items"] for cell in item["cells"]]
+    with open(tmp_path / "out" / "smoke" / "cells.csv", newline="") as file:
+        cells = list(csv.DictReader(file))
     assert len(cells) == 13 + 10 + 4 + 1 + 3
-    assert all(len(cell["values"]) == 3 and cell["group"] == "stand-in" for cell in cells)
-    assert {tag for cell in cells for tag in cell["tags"]} == {"other data", "other model", "smaller scale"}
-    assert "Frequency ranks from counts of these sequences" in whole["items"][0]["remarks"][0]
-    (shared,) = (tmp_path / "out" / "work").iterdir()
-    assert sorted(path.name for path in shared.iterdir()) == ["seed-0", "seed-1", "seed-2"]
-    assert len(list((tmp_path / "out" / "figures").glob("*.png"))) == 2
+    assert all(cell["seeds"] == "3" and cell["group"] == "stand-in" for cell in cells)
+    assert {cell["tags"] for cell in cells} == {"other data; other model; smaller scale"}
+    assert "come from counts of these sequences" in (tmp_path / "out" / "smoke" / "report.html").read_text()
+    surveys = Ledger(tmp_path / "out" / FILE).select({"measure": "survey"})
+    assert [row.seed for row in surveys] == [0, 1, 2]
+    assert len(list((tmp_path / "out" / "smoke" / "figures").glob("*.png"))) == 2
 
 
 def test_options_are_part_of_what_a_result_is_of():
     study = open_study("kobayashi2020")
-    plain, other = (
-        StudyTerms("smoke", CPU, options=options).config(study, "table1") for options in ({}, {"model": "x"})
-    )
-    assert plain.stem != other.stem
-    assert plain.stem == StudyTerms("smoke", CPU).config(study, "table1").stem
-    with pytest.raises(
-        ValueError, match=r"no option 'modle' \(did you mean 'model'\?\); there are model, file, frequency"
-    ):
+    plain, other = (StudyTerms("smoke", options=options).configure(study, "table1") for options in ({}, {"model": "x"}))
+    assert plain.as_recipe() != other.as_recipe()
+    assert plain == StudyTerms("smoke").configure(study, "table1")
+    with pytest.raises(ValueError, match=r"no option 'modle' \(did you mean 'model'\?\)"):
         study.check_options(["modle"], ["table1"])
 
 
 def test_the_authors_ranks_are_taken_where_they_are(tmp_path):
     reader = bert.open_reader(MODEL, device="cpu")
-    assert bert._published_ranks(reader, str(tmp_path)) is None
+    assert bert._find_published_ranks(reader, str(tmp_path)) is None
     (tmp_path / "bert-frequency").mkdir()
     (tmp_path / "bert-frequency" / "rank_count_ids.txt").write_text("1 9 1996\n")
-    assert bert._published_ranks(reader, str(tmp_path)).endswith("rank_count_ids.txt")
+    assert bert._find_published_ranks(reader, str(tmp_path)).endswith("rank_count_ids.txt")
 
 
 # --- where it cannot be ---
@@ -180,19 +175,19 @@ def test_a_model_that_is_not_there_is_not_run_and_says_why(tmp_path):
     for name in ITEMS:
         findings = getattr(bert, name)(setting(tmp_path, model="no/such-model"))
         assert all(cell.verdict == "not run" for cell in findings.cells)
-        assert all("not in the local cache" in c.not_run and "model=FOLDER" in c.not_run for c in findings.cells)
+        assert all("local cache" in c.not_run and "model=FOLDER" in c.not_run for c in findings.cells)
 
 
 def test_text_that_is_not_at_hand_is_not_run_and_a_file_that_is_not_there_is_an_error(tmp_path, monkeypatch):
     def unreachable(*_):
         raise OSError("wikitext-2 could not be fetched:\n get it from elsewhere")
 
-    monkeypatch.setattr(sequences, "obtain", unreachable)
-    findings = bert.table2(setting(tmp_path, model=MODEL))
+    monkeypatch.setattr(sequences, "obtain_file", unreachable)
+    findings = run_item(bert.table2, tmp_path, seeds=(0, 1), options={"model": MODEL})
     assert {cell.not_run for cell in findings.cells} == {"wikitext-2 could not be fetched: get it from elsewhere"}
     for name in ("file", "frequency"):
-        with pytest.raises(FileNotFoundError, match=f"{name}=.*nowhere: there is no such file"):
-            bert.surveyed(setting(tmp_path, **{"model": MODEL, name: str(tmp_path / "nowhere")}))
+        with pytest.raises(FileNotFoundError, match=f"{name}=.*nowhere"):
+            bert.read_surveys(setting(tmp_path, **{"model": MODEL, name: str(tmp_path / "nowhere")}))
 
 
 def test_a_run_of_ours_is_no_bert(tmp_path):
@@ -201,11 +196,11 @@ def test_a_run_of_ours_is_no_bert(tmp_path):
     quiet = {"report": lambda _: None, "note": lambda _: None}
     runs.start_run(resolve_recipe("synthetic", values), out=str(tmp_path / "run"), device="cpu", **quiet)
     with pytest.raises(ValueError, match=r"run does not read \[CLS\] p1 \[SEP\] p2 \[SEP\]"):
-        bert.surveyed(setting(tmp_path, model=str(tmp_path / "run")))
+        bert.read_surveys(setting(tmp_path, model=str(tmp_path / "run")))
 
 
 def test_a_model_that_reads_no_pairs_of_segments_is_refused(tmp_path):
     for part in (tiny_models.llama(max_position_embeddings=139), tiny_models.tokenizer()):
         part.save_pretrained(tmp_path / "llama")
     with pytest.raises(ValueError, match="model= must be an encoder such as BERT"):
-        bert.surveyed(setting(tmp_path, model=str(tmp_path / "llama")))
+        bert.read_surveys(setting(tmp_path, model=str(tmp_path / "llama")))

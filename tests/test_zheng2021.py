@@ -1,32 +1,25 @@
-"""Zheng et al. 2021: its numbers, the arithmetic of its tables by hand, and models measured for real."""
+"""Zheng et al. 2021: its numbers, the arithmetic of its tables by hand, and models that are trained."""
 
 import numpy as np
 import pytest
-import torch
+from inline_scheduler import InlineScheduler
+from item_runs import KnownRows, make_setting, run_item
 from scipy.spatial.distance import jensenshannon
 from scipy.stats import pearsonr
 
-from attnlab.experiments import variants
-from attnlab.experiments.study import Setting
-from attnlab.experiments.trained import Trained
 from attnlab.recording.watch import record
 from attnlab.studies import open_study
 from attnlab.studies.zheng2021.cascade_ablation import NULL, SAMPLED, compute_published_correlation, section54, table4
-from attnlab.studies.zheng2021.figures import heat_maps, average_matrices
+from attnlab.studies.zheng2021.figures import average_matrices, draw_heat_maps
 from attnlab.studies.zheng2021.language_models import fig2, table1
-from attnlab.studies.zheng2021.measures import measured
+from attnlab.studies.zheng2021.measures import measure_diversity
 from attnlab.studies.zheng2021.plan import LANGUAGE, TRANSLATION
 from attnlab.studies.zheng2021.published import TABLE2, TABLE3, TABLE4
 from attnlab.studies.zheng2021.translators import table2, table3
 from attnlab.training import runs
 
-CPU = torch.device("cpu")
 JSD, BLEU = "average JSD (nats)", "BLEU"
 PAIR = "artificial language pair"
-
-
-def setting(folder, scale="smoke", seeds=(0, 1, 2), **options):
-    return Setting(scale, seeds, CPU, folder / "work" / "item", options=options)
 
 
 def cells(findings):
@@ -50,14 +43,15 @@ def test_the_published_correlation_follows_from_table_4():
 
 
 def test_parameters_are_the_papers(tmp_path):
-    here = setting(tmp_path, "small", data="iwslt14")  # nothing is trained
+    here = make_setting(tmp_path, "small", options={"data": "iwslt14"})  # nothing is trained
     sizes = [cell for item in (table1, table2) for cell in item(here).cells if cell.column == "million parameters"]
     assert len(sizes) == 6
     assert all(cell.verdict == "reproduced" and cell.group == "official" for cell in sizes)
 
 
 def test_the_official_recipes_are_the_authors(tmp_path):
-    made = {c.name: c.on(setting(tmp_path, "full")).recipe(0, {}) for c in (*LANGUAGE, *TRANSLATION) if c.of_paper}
+    full = make_setting(tmp_path, "full")
+    made = {corpus.name: corpus.at(full).recipe(0, {}) for corpus in (*LANGUAGE, *TRANSLATION) if corpus.of_paper}
     assert set(made) == {"wikitext-103", "iwslt14", "wmt14"}
     assert (made["iwslt14"].data.data, made["iwslt14"].training.steps) == ("iwslt14", 25_000)
     assert (made["wmt14"].decoding.average, made["wmt14"].training.lr) == (10, 7e-4)
@@ -68,13 +62,13 @@ def test_the_official_recipes_are_the_authors(tmp_path):
 
 
 @pytest.fixture
-def known(monkeypatch):
-    """What each run is said to have given; nothing is trained. BLEU = 30 + place of the model + noise of the seed."""
+def known(tmp_path):
+    """Settings whose runs have values known by hand: BLEU = 30 + place of the model + noise of the seed."""
     noise = {0: 0.0, 1: 0.3, 2: -0.2}
     order = ["softmax", "realformer", "coda-cs", "coda"]
 
-    def made(recipe):
-        place, seed, heads = order.index(recipe.model.attention), recipe.training.seed, recipe.model.heads
+    def make_values(run):
+        place, seed, heads = order.index(run.trained.model.attention), run.seed, run.trained.model.heads
         bleu = 30 + place + noise[seed] * (place + 1) + (heads - 4) * (0.5 if place else -0.5)
         pair = {"kind": "decoder-self", "layer": 0, "head_a": 0, "head_b": 1, "jsd": float(place)}
         return {
@@ -84,14 +78,11 @@ def known(monkeypatch):
             "sampled_mean": 7.0 + place, "noised_mean": 5.0 + seed,
         }  # fmt: skip
 
-    monkeypatch.setattr(
-        variants, "trained", lambda recipes, *_: Trained({key: made(recipe) for key, recipe in recipes.items()}, {})
-    )
+    return lambda **options: make_setting(tmp_path, seeds=(0, 1, 2), rows=KnownRows(make_values), options=options)
 
 
-@pytest.mark.usefixtures("known")
-def test_table_4_by_hand(tmp_path):
-    found = cells(table4(setting(tmp_path)))
+def test_table_4_by_hand(known):
+    found = cells(table4(known()))
     assert found[f"{PAIR}: CODA", BLEU].values == pytest.approx((33.0, 34.2, 32.2))
     assert found[f"{PAIR}: CODA-CS − Transformer", BLEU].values == pytest.approx((2.0, 2.6, 1.6))
     gap = found[f"{PAIR}: CODA − RealFormer", JSD]
@@ -103,9 +94,8 @@ def test_table_4_by_hand(tmp_path):
     assert found["IWSLT14 de→en: CODA − CODA-CS", "compound-split BLEU"].published == pytest.approx(0.48)
 
 
-@pytest.mark.usefixtures("known")
-def test_correlations_by_another_library(tmp_path):
-    found = cells(section54(setting(tmp_path)))
+def test_correlations_by_another_library(known):
+    found = cells(section54(known()))
     jsd = np.array([[2.0 * place + noise for noise in (0.0, 0.3, -0.2)] for place in range(4)])
     bleu = np.array([[30 + place + noise * (place + 1) for noise in (0.0, 0.3, -0.2)] for place in range(4)])
     each = found[f"{PAIR}: r over the four models, of each seed", "JSD and BLEU"]
@@ -116,13 +106,12 @@ def test_correlations_by_another_library(tmp_path):
     inside = found[f"{PAIR}: r over seeds within a model", "JSD and BLEU"]
     assert inside.values == pytest.approx([pearsonr(*(x.ravel() for x in within)).statistic])
     assert (each.sign, inside.sign) == (1, 0)
-    few = cells(section54(setting(tmp_path, attention="coda,softmax")))
+    few = cells(section54(known(attention="coda,softmax")))
     assert all("all four models" in cell.not_run for (row, _), cell in few.items() if row.startswith(PAIR))
 
 
-@pytest.mark.usefixtures("known")
-def test_table_3_has_the_trend_of_each_model(tmp_path):
-    found = table3(setting(tmp_path, heads="2,4"))
+def test_table_3_has_the_trend_of_each_model(known):
+    found = table3(known(heads="2,4"))
     by_place = cells(found)
     assert by_place[f"{PAIR}: Transformer, 4 − 2 heads", BLEU].values == pytest.approx((-1.0,) * 3)
     assert by_place[f"{PAIR}: Transformer, 4 − 2 heads", BLEU].verdict == "same direction"
@@ -132,13 +121,12 @@ def test_table_3_has_the_trend_of_each_model(tmp_path):
     assert set(found.figures) == {"lexicon"}
 
 
-@pytest.mark.usefixtures("known")
-def test_the_language_tables(tmp_path):
-    found = cells(table1(setting(tmp_path)))
+def test_the_language_tables(known):
+    found = cells(table1(known()))
     assert found["artificial text: CODA − Transformer", "test perplexity"].verdict == "same direction"
     quoted = found["WikiText-103: Transformer†", "test perplexity"]
     assert (quoted.published, quoted.verdict) == (18.70, "not run")
-    darker = cells(fig2(setting(tmp_path)))["artificial text: CODA − Transformer", JSD]
+    darker = cells(fig2(known()))["artificial text: CODA − Transformer", JSD]
     assert (darker.sign, darker.verdict) == (1, "same direction")
 
 
@@ -149,17 +137,16 @@ def test_heat_maps_are_the_mean_over_seeds_and_symmetric():
     (made,) = average_matrices([seed(1.0), seed(4.0)]).values()
     assert np.array_equal(made, [[0, 0, 2.5], [0, 0, 0], [2.5, 0, 0]])
     pairs = [{"kind": "decoder-self", "layer": k, "head_a": 0, "head_b": 1, "jsd": 1.0} for k in range(16)]
-    figure = heat_maps({"softmax": [{"jsd": pairs}], "coda": [{"jsd": pairs}]})
+    figure = draw_heat_maps({"softmax": [{"jsd": pairs}], "coda": [{"jsd": pairs}]})
     assert sum(bool(axis.images) for axis in figure.axes) == 32
 
 
 # --- models, for real ---
 
 
-def test_what_is_measured_of_models_that_were_trained(tmp_path, monkeypatch):
+def test_what_is_measured_of_models_that_were_trained(tmp_path):
     """Table 4 with one seed, from nothing; then a number of it again from the model, by scipy; then all is reused."""
-    here = setting(tmp_path, seeds=(0,))
-    found = cells(table4(here))
+    found = cells(run_item(table4, tmp_path))
     assert all(cell.values for (row, _), cell in found.items() if row.startswith(PAIR))
     folders = {
         path.name.split("-")[1]: path for path in (tmp_path / "work" / "runs").iterdir() if "coda-cs" not in path.name
@@ -176,13 +163,15 @@ def test_what_is_measured_of_models_that_were_trained(tmp_path, monkeypatch):
                 each = jensenshannon(layer.weights[:, a].double(), layer.weights[:, b].double(), axis=-1) ** 2
                 values.append(np.where(rows, np.nan_to_num(each), 0.0).sum(1).mean())
     assert found[f"{PAIR}: Transformer", JSD].values[0] == pytest.approx(np.mean(values), rel=1e-4)
-    again = measured(run)
+    again = measure_diversity(run)
     assert again["mean"] < again["noised_mean"]  # noise alone raises it
     assert found[f"{PAIR}: CODA-CS", JSD].values[0] < found[f"{PAIR}: CODA-CS", SAMPLED].values[0]
-    monkeypatch.setattr(runs, "start_run", lambda *a, **k: pytest.fail("trained again"))
-    assert cells(table4(here)) == found
-    assert all(cell.values for (row, _), cell in cells(table2(here)).items() if row.startswith(PAIR))
-    assert cells(section54(here))[f"{PAIR}: r over models and seeds", "JSD and BLEU"].values
+    idle = InlineScheduler()
+    assert cells(run_item(table4, tmp_path, idle)) == found
+    others = [cells(run_item(item, tmp_path, idle)) for item in (table2, section54)]
+    assert all(cell.values for (row, _), cell in others[0].items() if row.startswith(PAIR))
+    assert others[1][f"{PAIR}: r over models and seeds", "JSD and BLEU"].values
+    assert idle.names == []  # nothing was trained or measured again
 
 
 def test_the_study_has_its_items_and_options():
