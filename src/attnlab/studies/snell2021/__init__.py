@@ -13,15 +13,11 @@ from attnlab.studies.snell2021.prediction import prediction
 from attnlab.studies.snell2021.sms import a9
 from attnlab.studies.snell2021.training_curves import fig2
 
-DATA = ("data",)  # data=sst,imdb: these corpora only
+DATA = ("data",)  # data=sst,imdb selects these corpora only
 MANY: dict[Scale, int] = {"smoke": 3, "small": 5, "full": 20}
 
-COUNTS = "attnlab diagnose draws it, for sentences of your own"
-ELSEWHERE = {
-    "table1": "it is a list of symbols",
-    "table5": "it is in table2",
-    **dict.fromkeys(("fig1", "fig4", "fig5", "fig8"), COUNTS),
-}
+COUNTS = dict.fromkeys(("fig1", "fig4", "fig5", "fig8"), "attnlab diagnose draws it, for your own sentences")
+ELSEWHERE = {"table1": "it is a list of symbols", "table5": "it is in table2", **COUNTS}
 
 STUDY = Study(
     "snell2021",
@@ -41,7 +37,7 @@ STUDY = Study(
         "fig3": Item("Figure 3, A.3: learning to copy", fig3, seeds=MANY),
         "fig6": Item("Figure 6, §5.2: several heads", fig6, seeds=MANY, edition=2),
         "fig7": Item("Figure 7, §6.1: does β stay local?", fig7, seeds=MANY, edition=2),
-        "prediction": Item("attnlab diagnose against what seeds learn", prediction, seeds=MANY, edition=6),
+        "prediction": Item("What attnlab diagnose predicts, and what seeds learn", prediction, seeds=MANY, edition=6),
         "section62": Item("§6.2: copying and a fixed permutation", section62, seeds=MANY),
         "table9": Item("Table 9: the data sets", table9, edition=2),
     },

@@ -1,13 +1,13 @@
-"""Copying (Snell et al. 2021, §3.3, §6.2, A.3): which distributions of sequences let attention be learnt.
+"""Copying (Snell et al. 2021, §3.3, §6.2, A.3): distributions of sequences from which attention is learnt or not.
 
-    permutations    x a permutation of the same types             y = x
-    subset          x so many of more types, in random order      y = x
-    mixture         x a permutation of one of two sets of types   y = x
-    function        x as in subset                                y_t = x_π(t) for one fixed π
+    permutations    x a permutation of the same types                 y = x
+    subset          x a random subset of the types, in random order   y = x
+    mixture         x a permutation of one of two sets of types       y = x
+    function        x as in subset                                    y_t = x_π(t) for one fixed π
 
-Two curves for each seed: accuracy, and the share of targets whose largest attention weight is on the position that is
-to be copied. Accuracy alone hides a second, slow route: it may rise without any attention on the right position.
-As in the authors' code each sequence ends with </s>, which is predicted too; every step has new examples.
+Each seed has two curves: accuracy, and the share of targets whose largest attention weight is on the position to copy.
+Accuracy alone would hide a second, slow solution: it may rise without attention on the right position. As in the
+authors' code, each sequence ends with </s>, which is predicted too, and every step has new examples.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from attnlab.config import suggest_nearest
@@ -27,7 +28,7 @@ from attnlab.models.lstm import LSTMTranslator, build
 from attnlab.models.lstm_config import SETTINGS
 from attnlab.report.figures import draw_seed_curves
 
-BEGIN, END, FIRST = 0, 1, 2  # <s>, which is also the padding that never occurs; </s>; the first type
+BEGIN, END, FIRST = 0, 1, 2  # <s>, also the id of padding, which never occurs; </s>; the first type
 Data = Literal["permutations", "subset", "mixture", "function"]
 LEARNT = 0.99  # accuracy
 CHUNK = 50  # steps whose batches are drawn at once
@@ -35,32 +36,29 @@ CHUNK = 50  # steps whose batches are drawn at once
 
 @dataclass(frozen=True, kw_only=True)
 class CopyExperiment(Experiment):
-    """One distribution; seeds differ in weights and data."""
+    """One distribution of sequences; seeds differ in weights and data."""
 
     data: Data = "permutations"
     length: int = 40
     types: int = 40  # of one set
-    mix: float = 0.5  # of a mixture: how often the first set
-    shared: int = 0  # of a mixture: types that both sets have
+    mix: float = 0.5  # of a mixture: probability of the first set
+    shared: int = 0  # of a mixture: number of types in both sets
     width: int = 256
     heads: int = 1
     examples: int = 128  # in a batch
     lr: float = Experiment.lr
-    held_out: int = 50  # examples that a measure is taken on, new ones each time
+    held_out: int = 50  # number of new examples for each measurement
     steps: int = 200
-    every: int = 10  # updates between two measures
+    every: int = 10  # updates between two measurements
 
     def __post_init__(self) -> None:
         if self.data not in (known := get_args(Data)):
-            raise ValueError(
-                f"data={self.data!r}{suggest_nearest(self.data, known)}: it must be one of {', '.join(known)}"
-            )
+            nearest = suggest_nearest(self.data, known)
+            raise ValueError(f"data must be one of {', '.join(known)}, got {self.data!r}{nearest}")
         if not 0 < self.length <= self.types:
-            raise ValueError(f"length={self.length}: a sequence has at least one of the {self.types} types, each once")
+            raise ValueError(f"length must be from 1 to types={self.types}, got {self.length}")
         if not 0 <= self.shared < self.types or (self.shared and self.data != "mixture"):
-            raise ValueError(
-                f"shared={self.shared} of {self.types} types: only the sets of a mixture share some, not all"
-            )
+            raise ValueError(f"shared must be below types={self.types}, and 0 unless data=mixture, got {self.shared}")
 
     @property
     def measured_at(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -79,15 +77,15 @@ class CopyExperiment(Experiment):
         return draw_in_chunks(lambda part, number: self.draw(seeds, part, number, device), self.examples)
 
     def draw(self, seeds: Sequence[int], part: int, number: int, device: torch.device) -> tuple[Tensor, ...]:
-        """Source, decoder input and targets, (s,number,length+1) each; part says which draw of the seed it is."""
-        sequences = torch.stack([self._sequences(seed, part, number, device) for seed in seeds]) + FIRST
-        copied = sequences[..., self.order().to(device)]
+        """Draw source, decoder input and targets, (s,number,length+1) each; part: the number of the draw."""
+        sequences = torch.stack([self._draw_sequences(seed, part, number, device) for seed in seeds]) + FIRST
+        copied = sequences[..., self.find_order().to(device)]
         begin, end = (sequences.new_full((*sequences.shape[:2], 1), word) for word in (BEGIN, END))
         source, targets = torch.cat([sequences, end], -1), torch.cat([copied, end], -1)
         return source, torch.cat([begin, copied], -1), targets
 
-    def order(self) -> Tensor:
-        """π, the source position of each target: (length,)."""
+    def find_order(self) -> Tensor:
+        """Return π, the source position of each target, (length,)."""
         if self.data != "function":
             return torch.arange(self.length)
         return torch.randperm(self.length, generator=torch.Generator().manual_seed(0))
@@ -95,15 +93,15 @@ class CopyExperiment(Experiment):
     def measure(self, population: Population, seeds: Sequence[int], step: int) -> dict[str, Tensor]:
         source, given, targets = self.draw(seeds, -1 - step, self.held_out, population.device)
         logits, weights = population.map(attend, source, given)  # (s,b,n,words), (s,b,h,n,n)
-        right = self.order().to(targets.device)
+        right = self.find_order().to(targets.device)
         on = weights[..., : self.length, :].argmax(-1) == right  # (s,b,h,length)
         return {
             "accuracy": (logits.argmax(-1) == targets).float().mean((1, 2)),
-            "attention": on.float().mean((1, 3)).amax(1),  # of the head that is there most
+            "attention": on.float().mean((1, 3)).amax(1),  # of the head that is on it most often
         }
 
-    def _sequences(self, seed: int, part: int, number: int, device: torch.device) -> Tensor:
-        """Types from 0, (number,length), the same whatever other seeds are drawn beside."""
+    def _draw_sequences(self, seed: int, part: int, number: int, device: torch.device) -> Tensor:
+        """Draw types from 0, (number,length); other seeds of the population make no difference."""
         draw = torch.Generator(device).manual_seed((seed << 20) + part % (1 << 20))
         order = torch.rand(number, self.types, generator=draw, device=device).argsort(-1)[:, : self.length]
         if self.data != "mixture":
@@ -113,21 +111,21 @@ class CopyExperiment(Experiment):
 
 
 def draw_in_chunks(draw: Callable[[int, int], Stacked], examples: int) -> Feed:
-    """Batches of so many examples, drawn for CHUNK steps at once: draw(part, number) gives (s,number,…) each."""
-    drawn: dict[int, Stacked] = {}
+    """Return a feed of batches with this many examples, drawn for CHUNK steps at once by draw(part, number)."""
+    chunks: dict[int, Stacked] = {}
 
-    def batches(step: int) -> tuple[Stacked]:
+    def make_batch(step: int) -> tuple[Stacked]:
         chunk, place = divmod(step, CHUNK)
-        if chunk not in drawn:
-            drawn.clear()
-            drawn[chunk] = draw(1 + chunk, CHUNK * examples)
-        return (tuple(x[:, place * examples : (place + 1) * examples] for x in drawn[chunk]),)
+        if chunk not in chunks:
+            chunks.clear()
+            chunks[chunk] = draw(1 + chunk, CHUNK * examples)
+        return (tuple(x[:, place * examples : (place + 1) * examples] for x in chunks[chunk]),)
 
-    return batches
+    return make_batch
 
 
 def attend(model: LSTMTranslator, source: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits (b,n,words) and attention weights (b,h,n,n)."""
+    """Return logits (b,n,words) and attention weights (b,h,n,n)."""
     memory, mask, start = model.encode(source)
     states, _ = model.decoder(given, None, start)
     weights, _ = model.attention.mechanism.weights(model.attention.queries(states), memory.unsqueeze(1), mask)
@@ -136,7 +134,7 @@ def attend(model: LSTMTranslator, source: Tensor, given: Tensor) -> tuple[Tensor
 
 
 def make_experiment(setting: Setting, **changes: Any) -> CopyExperiment:
-    """Return permutations of as many types as the scale has, with these changes."""
+    """Return permutations at the size of the scale, with these changes."""
     length = changes.get("length", setting.at(smoke=8, small=16, full=40))
     shape = {
         "length": length,
@@ -150,7 +148,7 @@ def make_experiment(setting: Setting, **changes: Any) -> CopyExperiment:
 
 
 def fig3(setting: Setting) -> Findings:
-    """Permutations of 40, 40 of 60, and a mixture of permutations."""
+    """The item: permutations of 40, 40 of 60, and a mixture of permutations."""
     base = make_experiment(setting)
     length = base.length
     cases = {
@@ -158,46 +156,39 @@ def fig3(setting: Setting) -> Findings:
         f"{length} of {length * 3 // 2}": replace(base, data="subset", types=length * 3 // 2),
         f"mixture of two sets of {length}": replace(base, data="mixture"),
     }
-    grown = read_seeds(setting, cases, setting.seeds)
+    results = read_seeds(setting, cases, setting.seeds)
     hard, easy, mixed = cases
-    tags = () if setting.scale == "full" else ("smaller scale",)
-    cells = [_make_share("fig3", name, result, 1.0 if name == easy else None, tags) for name, result in grown.items()]
+    cells = [
+        _make_share("fig3", name, result, 1.0 if name == easy else None, setting.tags)
+        for name, result in results.items()
+    ]
     for name in (hard, mixed):
-        gain = grown[easy].measures["accuracy"][:, -1] - grown[name].measures["accuracy"][:, -1]
-        says = f"final accuracy: {easy} − this"
-        note = "the paper's curves: the control always learns, this one sometimes fails"
-        cells.append(
-            Cell(item="fig3", row=name, column=says, values=tuple(gain.tolist()), sign=1, tags=tags, note=note)
-        )
-    return Findings(cells, _draw_figures(grown), (_describe_horizon(base),))
+        gain = results[easy].measures["accuracy"][:, -1] - results[name].measures["accuracy"][:, -1]
+        about: dict[str, Any] = {"column": f"final accuracy: {easy} − this", "values": tuple(gain.tolist()), "sign": 1}
+        note = "in the paper's curves the control always learns, and this one sometimes fails"
+        cells.append(Cell(item="fig3", row=name, tags=setting.tags, note=note, **about))
+    return Findings(cells, _draw_figures(results), (_describe_horizon(base),))
 
 
 def section62(setting: Setting) -> Findings:
-    """Copying is learnt within 300 updates; the permutation function is not, however long."""
+    """The item: copying is learnt within 300 updates; a fixed permutation is not, however long the training."""
     base = make_experiment(setting, data="subset", steps=setting.at(smoke=70, small=300, full=300))
     base = replace(base, types=base.length * 3 // 2)
     horizon = setting.at(smoke=100, small=600, full=2000)
     cases = {"copy": base, "permutation function": replace(base, data="function", steps=horizon, every=horizon // 20)}
-    grown = read_seeds(setting, cases, setting.seeds)
-    tags = () if setting.scale == "full" else ("smaller scale",)
-    cells = [
-        _make_share("section62", "copy", grown["copy"], 1.0, tags),
-        _make_share("section62", "permutation function", grown["permutation function"], 0.0, tags),
-    ]
-    return Findings(cells, _draw_figures(grown), (_describe_horizon(cases["permutation function"]),))
+    results, published = read_seeds(setting, cases, setting.seeds), {"copy": 1.0, "permutation function": 0.0}
+    cells = [_make_share("section62", name, results[name], share, setting.tags) for name, share in published.items()]
+    return Findings(cells, _draw_figures(results), (_describe_horizon(cases["permutation function"]),))
 
 
 def find_learnt(results: SeedResults) -> Tensor:
-    """Return which seeds reached the accuracy at any measure, (s,) of 0 and 1."""
+    """Return which seeds ever reach the accuracy LEARNT, (s,) of 0 and 1."""
     return (results.measures["accuracy"] >= LEARNT).any(1).float()
 
 
 def read_seeds(setting: Setting, cases: Mapping[str, Experiment], seeds: Sequence[int]) -> dict[str, SeedResults]:
-    """Read the seeds of several cases from the ledger, by the names of the cases.
-
-    At smoke scale seeds train as one on a CPU too: Python takes most of the time.
-    """
-    together = setting.scale == "smoke"
+    """Read the seeds of several cases from the ledger, by the names of the cases."""
+    together = setting.scale == "smoke"  # on a CPU too: Python takes most of the time
     plan = {(name, seed): SeedRun(case, seed, together) for name, case in cases.items() for seed in seeds}
     measured = setting.rows.read_plan(plan)
     results = {}
@@ -212,32 +203,31 @@ def read_seeds(setting: Setting, cases: Mapping[str, Experiment], seeds: Sequenc
     return results
 
 
-def _make_share(item: str, row: str, grown: SeedResults, published: float | None, tags: tuple[str, ...]) -> Cell:
-    values = find_learnt(grown)[grown.finite].tolist()
-    ends = grown.measures["attention"][:, -1]
-    on = f"attention on the right position at the end: {float(ends.mean()):.2f} on average over the seeds"
-    about: dict[str, Any] = {"tags": tags, "note": f"within {grown.steps[-1]} updates; {on}"}
+def _make_share(item: str, row: str, results: SeedResults, published: float | None, tags: tuple[str, ...]) -> Cell:
+    values = find_learnt(results)[results.finite].tolist()
+    end = float(results.measures["attention"][:, -1].mean())
+    note = f"within {results.steps[-1]} updates; attention on the right position at the end: {end:.2f}, mean over seeds"
+    about: dict[str, Any] = {"published": published, "tags": tags, "note": note}
     column = f"share of seeds that reach accuracy {LEARNT}"
-    return Cell(item=item, row=row, column=column, published=published, values=tuple(values), share=True, **about)
+    return Cell(item=item, row=row, column=column, values=tuple(values), share=True, **about)
 
 
-def _draw_figures(grown: dict[str, SeedResults]) -> dict:
-    said = {
-        "accuracy": "Accuracy on new sequences, one line a seed.",
-        "attention": "Share of targets whose largest weight is on the position to copy, one line a seed.",
+def _draw_figures(results: Mapping[str, SeedResults]) -> dict[str, tuple[Figure, str]]:
+    captions = {
+        "accuracy": "Accuracy on new sequences. Each line is a seed.",
+        "attention": "Share of targets whose largest weight is on the position to copy. Each line is a seed.",
     }
-    return {
-        name: (
-            draw_seed_curves({case: (g.steps, g.measures[name]) for case, g in grown.items()}, x="updates", y=name),
-            says,
-        )
-        for name, says in said.items()
-    }
+    return {name: (draw_measure(results, name), caption) for name, caption in captions.items()}
+
+
+def draw_measure(results: Mapping[str, SeedResults], name: str) -> Figure:
+    """Draw one measure over training, with a panel for each case."""
+    return draw_seed_curves({case: (x.steps, x.measures[name]) for case, x in results.items()}, x="updates", y=name)
 
 
 def _describe_horizon(case: CopyExperiment) -> str:
     return (
         f"{case.steps} updates of {case.examples} new sequences of {case.length} + </s>, width {case.width}, Adam "
-        f"{case.lr}; measured on {case.held_out} new sequences every {case.every} updates. What has not been learnt by "
-        "then may be learnt later."
+        f"{case.lr}; measured on {case.held_out} new sequences every {case.every} updates. Longer training might still "
+        "help."
     )

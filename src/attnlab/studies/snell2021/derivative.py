@@ -1,15 +1,15 @@
-"""How the proxy model begins to learn: its derivative at initialisation, as d grows (Snell et al. 2021, §4.1, A.2).
+"""How the proxy model starts to learn: its derivative at initialisation, as d grows (Snell et al. 2021, §4.1, A.2).
 
 The proxy (eq. 5) gives the target words of a pair the probabilities p = σ((1/L) Σ_l W e_{x_l}); W (|O|,d) and e (|I|,d)
 are drawn from N(0, I/d) and follow the gradient flow of its loss (eq. 14). As d → ∞, with C the count table (eq. 16)
-and C̄_i the mean of its row i, the paper says of the logits θ̂ = W e and of θ = σ(θ̂) (eq. 13)
+and C̄_i the mean of its row i, the paper states for the logits θ̂ = W e and for θ = σ(θ̂) (eq. 13)
 
     ∂θ̂_{i,o}/∂τ → 2 (C_{i,o} − C̄_i)          eq. 54
     ∂θ_{i,o}/∂τ → 2 (C_{i,o} − C̄_i)          eq. 15, as printed
 
-Erratum: at τ = 0 θ tends to 1/|O| throughout, and the chain rule through the softmax, ∂θ_o = θ_o (∂θ̂_o − Σ θ_o' ∂θ̂_o'),
-puts a factor 1/|O| before the right side of eq. 15. The item measures both derivatives, exact up to rounding, for
-growing d: the relative error falls as 1/√d (eq. 48–50), and ∂θ/∂τ is 1/|O| of what is printed.
+Erratum: at τ = 0 every θ tends to 1/|O|, so the chain rule through the softmax, ∂θ_o = θ_o (∂θ̂_o − Σ θ_o' ∂θ̂_o'),
+adds a factor 1/|O| to the right side of eq. 15. The item measures both derivatives, exact up to rounding, for growing
+d: the relative error falls as 1/√d (eq. 48–50), and ∂θ/∂τ is 1/|O| of what is printed.
 """
 
 import math
@@ -42,18 +42,18 @@ class GradientFlow:
 
 
 def draw_corpus(seed: int = 0) -> list[Pair]:
-    """Pairs of random sentences, every input word in one of them: the theory asks nothing of them."""
+    """Draw pairs of random sentences, for which the theory holds too; the last pair has every word."""
     draw = np.random.default_rng(seed)
 
-    def sentence(words: int) -> list[int]:
+    def draw_sentence(words: int) -> list[int]:
         return draw.integers(words, size=draw.integers(1, LONGEST + 1)).tolist()
 
-    pairs = [(sentence(INPUTS), sentence(OUTPUTS)) for _ in range(PAIRS)]
+    pairs = [(draw_sentence(INPUTS), draw_sentence(OUTPUTS)) for _ in range(PAIRS)]
     return [*pairs, (list(range(INPUTS)), list(range(OUTPUTS)))]
 
 
 def compute_flow(pairs: Sequence[Pair], e: Tensor, w: Tensor) -> GradientFlow:
-    """How θ̂ and θ change under −∂L/∂e and −∂L/∂W, by automatic differentiation of eq. 14 and of eq. 13."""
+    """Return how θ̂ and θ change along −∂L/∂e and −∂L/∂W, by automatic differentiation of eq. 14 and eq. 13."""
     shares, wanted = _count_words(pairs, len(e), len(w))
 
     def loss(e: Tensor, w: Tensor) -> Tensor:
@@ -65,22 +65,22 @@ def compute_flow(pairs: Sequence[Pair], e: Tensor, w: Tensor) -> GradientFlow:
 
 
 def compute_limit(pairs: Sequence[Pair], inputs: int, outputs: int) -> Tensor:
-    """2 (C − C̄), (|I|,|O|)."""
+    """Return 2 (C − C̄), (|I|,|O|)."""
     table = torch.from_numpy(count_cooccurrences(pairs, sizes=(inputs, outputs)).toarray())
     return 2.0 * (table - table.mean(-1, keepdim=True))
 
 
-def compute_error(found: Tensor, formula: Tensor) -> float:
-    return float((found - formula).norm() / formula.norm())
+def compute_error(measured: Tensor, formula: Tensor) -> float:
+    return float((measured - formula).norm() / formula.norm())
 
 
-def fit_scale(found: Tensor, formula: Tensor) -> float:
-    """The number c for which c · formula is nearest to what was found: 1 where the formula holds."""
-    return float((found * formula).sum() / formula.square().sum())
+def fit_scale(measured: Tensor, formula: Tensor) -> float:
+    """Return the c for which c · formula is nearest to the measured values: 1 if the formula holds."""
+    return float((measured * formula).sum() / formula.square().sum())
 
 
 def fit_slope(widths: Sequence[int], errors: Sequence[float]) -> float:
-    """Of log error against log d, by least squares."""
+    """Return the slope of log error against log d, by least squares."""
     return float(np.polyfit(np.log(widths), np.log(errors), 1)[0])
 
 
@@ -106,13 +106,13 @@ def measure_derivative(widths: Sequence[int], place: Workplace, seed: int | None
 
 
 def derivative(setting: Setting) -> Findings:
-    """The item: how fast the error falls, and how large the derivative is beside its formula at the largest d."""
+    """The item: how fast the error falls with d, and measured ÷ formula at the largest d."""
     widths = [2**k for k in setting.at(smoke=range(7, 12), small=range(7, 14), full=range(8, 17))]
     function = partial(measure_derivative, widths)
     plan = {seed: Calculation("derivative", {"widths": widths}, function, seed) for seed in setting.seeds}
-    found = list(setting.rows.read_plan(plan).values.values())
-    of_logits, of_probabilities = ([each[name] for each in found] for name in ("logit errors", "probability errors"))
-    cells = _make_cells(widths, of_logits, of_probabilities, [each["scales"] for each in found])
+    seeds = list(setting.rows.read_plan(plan).values.values())
+    of_logits, of_probabilities = ([seed[name] for seed in seeds] for name in ("logit errors", "probability errors"))
+    cells = _make_cells(widths, of_logits, of_probabilities, [seed["scales"] for seed in seeds])
     lines = {
         "eq. 54, logits": (widths, np.mean(of_logits, axis=0).tolist()),
         "eq. 15 with 1/|O|": (widths, np.mean(of_probabilities, axis=0).tolist()),
@@ -121,8 +121,12 @@ def derivative(setting: Setting) -> Findings:
     figure = draw_curves(lines, x="d", y="relative error, mean over seeds")
     figure.axes[0].set_xscale("log", base=2)
     figure.axes[0].set_yscale("log")
-    says = "The relative error of both limits falls along a line of slope −1/2 in a double logarithmic plot."
-    return Findings(cells, {"error": (figure, says)}, (_describe_setup(widths[-1]),))
+    caption = "The relative error of both limits falls along a line of slope −1/2 in a double logarithmic plot."
+    remark = (
+        f"{PAIRS + 1} random sentence pairs, {INPUTS} input and {OUTPUTS} output words; derivatives by automatic "
+        f"differentiation in float64; sizes at d = {widths[-1]:,}."
+    )
+    return Findings(cells, {"error": (figure, caption)}, (remark,))
 
 
 def _make_cells(
@@ -145,15 +149,8 @@ def _make_cells(
     ]
 
 
-def _describe_setup(widest: int) -> str:
-    return (
-        f"{PAIRS + 1} random sentence pairs, {INPUTS} input and {OUTPUTS} output words; derivatives by automatic "
-        f"differentiation in float64; sizes at d = {widest:,}."
-    )
-
-
 def _count_words(pairs: Sequence[Pair], inputs: int, outputs: int) -> tuple[Tensor, Tensor]:
-    """Σ_l 1[x_l = i]/L (m,|I|) and Σ_t 1[y_t = o] (m,|O|) of each pair: all that the proxy sees of it."""
+    """Return Σ_l 1[x_l = i]/L (m,|I|) and Σ_t 1[y_t = o] (m,|O|) of each pair, all that the proxy reads of it."""
     source, target = (torch.zeros(len(pairs), n, dtype=torch.float64) for n in (inputs, outputs))
     for m, (x, y) in enumerate(pairs):
         source[m] = torch.bincount(torch.tensor(x), minlength=inputs).double() / len(x)

@@ -2,8 +2,9 @@
 
     γ_l = w·h_l + b        the log-odds if the classifier attended to position l alone (eq. 22)
 
-of positive sequences, at the keyword l*, one after it, averaged over all positions, and at the last position L; over
-training. Sequences whose keyword is among the last two positions are left out, so that the four differ.
+γ is measured over training on positive sequences: at the keyword l*, one position after it, averaged over all
+positions, and at the last position L. Sequences with the keyword in the last two positions are left out, so that the
+four differ.
 
     Hypothesis 1   γ_l* ≫ γ̄ ≫ γ_L ≈ γ_l*+1        only the word itself                            eq. 23
     Hypothesis 2   γ_l* ≫ γ_l*+1 ≫ γ̄ ≈ γ_L        the word and its neighbours: found early        eq. 24
@@ -29,12 +30,14 @@ from attnlab.models.lstm_config import SETTINGS
 from attnlab.report.figures import draw_curves
 from attnlab.studies.snell2021.copying import draw_in_chunks, read_seeds
 
-KEYWORD, FIRST = 1, 1  # ids; 0 is the padding that never occurs
+KEYWORD, FIRST = 1, 1  # ids; 0 is padding, which never occurs
 PLACES = ("γ_l*", "γ_l*+1", "γ̄", "γ_L")
 
 
 @dataclass(frozen=True, kw_only=True)
 class KeywordExperiment(Experiment):
+    """Classification of random sequences with or without the keyword; seeds differ in weights and data."""
+
     length: int = 40
     types: int = 40
     width: int = 256
@@ -43,12 +46,12 @@ class KeywordExperiment(Experiment):
     held_out: int = 400
     steps: int = 4000
     every: int = 100
-    finely: tuple[int, int] = (0, 1)  # so many updates from the first on are measured every so many
+    finely: tuple[int, int] = (0, 1)  # up to the first number of updates, also measured every second number of them
 
     @property
     def measured_at(self) -> tuple[int, ...]:  # type: ignore[override]
-        until, each = self.finely
-        return tuple(sorted({*range(0, self.steps + 1, self.every), *range(0, min(until, self.steps) + 1, each)}))
+        end, every = self.finely
+        return tuple(sorted({*range(0, self.steps + 1, self.every), *range(0, min(end, self.steps) + 1, every)}))
 
     def model(self, seed: int) -> nn.Module:
         torch.manual_seed(seed)
@@ -60,7 +63,7 @@ class KeywordExperiment(Experiment):
         return draw_in_chunks(lambda part, number: self.draw(seeds, part, number, device)[:2], self.examples)
 
     def draw(self, seeds: Sequence[int], part: int, number: int, device: torch.device) -> tuple[Tensor, ...]:
-        """Tokens (s,number,length), labels (s,number), and where the keyword is or would be (s,number)."""
+        """Draw tokens (s,number,length), labels (s,number) and the keyword's position, used or not (s,number)."""
         drawn = []
         for seed in seeds:
             draw = torch.Generator(device).manual_seed((seed << 24) + part % (1 << 24))
@@ -78,19 +81,19 @@ class KeywordExperiment(Experiment):
         gamma, logits = population.map(compute_log_odds, tokens)  # (s,b,length), (s,b,2)
         used = (labels == 1) & (places < self.length - 2)
         at, after = (gamma.gather(2, (places + k).clamp(max=self.length - 1)[..., None])[..., 0] for k in (0, 1))
-        found = dict(zip(PLACES, (at, after, gamma.mean(2), gamma[..., -1]), strict=True))
-        means = {name: (x * used).sum(1) / used.sum(1) for name, x in found.items()}
+        values = zip(PLACES, (at, after, gamma.mean(2), gamma[..., -1]), strict=True)
+        means = {name: (x * used).sum(1) / used.sum(1) for name, x in values}
         return means | {"accuracy": (logits.argmax(-1) == labels).float().mean(1)}
 
 
 def compute_log_odds(model: LSTMClassifier, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """γ of every position (b,n), and the logits of the classifier (b,2)."""
+    """Return γ of every position (b,n), and the logits of the classifier (b,2)."""
     memory, _ = model.encoder(tokens, tokens != model.padding)
     return cast(BinaryReadout, model.readout).positive(memory).squeeze(-1), model(tokens)
 
 
 def fig7(setting: Setting) -> Findings:
-    """γ at the four places, early and late in training."""
+    """The item: γ at the four places, early and late in training."""
     length = setting.at(smoke=8, small=20, full=40)
     base = KeywordExperiment(
         length=length,
@@ -98,65 +101,63 @@ def fig7(setting: Setting) -> Findings:
         width=setting.at(smoke=24, small=64, full=256),
         steps=setting.at(smoke=200, small=2000, full=6000),
         every=setting.at(smoke=20, small=100, full=100),
-        finely=setting.at(
-            smoke=(160, 5), small=(200, 5), full=(100, 2)
-        ),  # the early order is there for some ten updates
+        finely=setting.at(smoke=(160, 5), small=(200, 5), full=(100, 2)),  # the early order lasts about ten updates
     )
     cells, figures = [], {}
     cases = {"both directions": replace(base, bidirectional=True), "one direction": replace(base, bidirectional=False)}
-    for name, grown in read_seeds(setting, cases, setting.seeds).items():
-        cells += _make_cells(grown, name, () if setting.scale == "full" else ("smaller scale",))
-        lines = {place: (grown.steps, grown.measures[place].mean(0).tolist()) for place in PLACES}
-        said = f"The log-odds at four places over training, {name}, mean over the seeds."
-        figures[name.replace(" ", "-")] = (draw_curves(lines, x="updates", y="γ"), said)
+    for name, results in read_seeds(setting, cases, setting.seeds).items():
+        cells += _make_cells(results, name, setting.tags)
+        lines = {place: (results.steps, results.measures[place].mean(0).tolist()) for place in PLACES}
+        caption = f"The log-odds at four places over training, {name}, mean over seeds."
+        figures[name.replace(" ", "-")] = (draw_curves(lines, x="updates", y="γ"), caption)
     remark = (
         f"Sequences of {length} of {length} types; uniform attention, never trained; {base.steps} updates of "
-        f"{base.examples}. Early is the measure where γ_l* first exceeds γ̄ by 1, late is the last. A hypothesis holds "
-        "in a seed where its two ≫ are differences above 0, and its ≈ is closer than either of them."
+        f"{base.examples}. Early is the first measurement at which γ_l* exceeds γ̄ by 1, late is the last. A hypothesis "
+        "holds in a seed if both of its ≫ are differences above 0, and its ≈ is a smaller difference than either."
     )
     return Findings(cells, figures, (remark,))
 
 
-def find_early(grown: SeedResults) -> Tensor:
-    """For each seed the first measure at which γ_l* exceeds γ̄ by 1 nat, −1 where none does: (s,)."""
-    apart = grown.measures["γ_l*"] - grown.measures["γ̄"] > 1.0  # (s,times)
+def find_early(results: SeedResults) -> Tensor:
+    """Return for each seed the first measurement at which γ_l* exceeds γ̄ by 1 nat, or −1, (s,)."""
+    apart = results.measures["γ_l*"] - results.measures["γ̄"] > 1.0  # (s,times)
     return torch.where(apart.any(1), apart.float().argmax(1), -1)
 
 
-HYPOTHESES = {  # from the greatest to what is about as small as the last
+HYPOTHESES = {  # in the order most, second, least, and the one that is about equal to the least
     ("early", "Hypothesis 1 (eq. 23)"): ("γ_l*", "γ̄", "γ_L", "γ_l*+1"),
     ("early", "Hypothesis 2 (eq. 24)"): ("γ_l*", "γ_l*+1", "γ̄", "γ_L"),
     ("late", "Observation 3 (eq. 25)"): ("γ_L", "γ_l*+1", "γ̄", "γ_l*"),
 }
 
 
-def check_hypothesis(most: Tensor, next_most: Tensor, least: Tensor, as_little: Tensor) -> Tensor:
-    """most ≫ next_most ≫ least ≈ as_little: bool, of each seed."""
-    gaps = torch.stack([most - next_most, next_most - torch.maximum(least, as_little)])
-    return (gaps > 0).all(0) & ((least - as_little).abs() < gaps.amin(0))
+def check_hypothesis(most: Tensor, second: Tensor, least: Tensor, equal: Tensor) -> Tensor:
+    """Return whether most ≫ second ≫ least ≈ equal holds in each seed, bool."""
+    gaps = torch.stack([most - second, second - torch.maximum(least, equal)])
+    return (gaps > 0).all(0) & ((least - equal).abs() < gaps.amin(0))
 
 
-def _make_cells(grown: SeedResults, row: str, tags: tuple[str, ...]) -> list[Cell]:
-    first, claims = find_early(grown), []
-    times = {"early": first, "late": torch.full_like(first, len(grown.steps) - 1)}
-    used = {when: grown.finite & (at >= 0) for when, at in times.items()}
-    missing = int((grown.finite & (first < 0)).sum())
+def _make_cells(results: SeedResults, row: str, tags: tuple[str, ...]) -> list[Cell]:
+    first, claims = find_early(results), []
+    times = {"early": first, "late": torch.full_like(first, len(results.steps) - 1)}
+    used = {when: results.finite & (at >= 0) for when, at in times.items()}
+    missing = int((results.finite & (first < 0)).sum())
     never = f"in {missing} of {len(first)} seeds γ_l* never exceeds γ̄ by 1" if missing else ""
 
-    def cell(when: str, column: str, values: Tensor, note: str = "", **about: Any) -> Cell:
+    def make_cell(when: str, column: str, values: Tensor, note: str = "", **about: Any) -> Cell:
         kept = tuple(values.float()[used[when]].tolist())
-        told = "; ".join(filter(None, (note, never if when == "early" else "")))
-        about |= {"tags": tags, "not_run": "" if kept else never, "note": told if kept else ""}
+        notes = "; ".join(filter(None, (note, never if when == "early" else "")))
+        about |= {"tags": tags, "not_run": "" if kept else never, "note": notes if kept else ""}
         return Cell(item="fig7", row=row, column=f"{when}: {column}", values=kept, **about)
 
     at = {
-        (when, place): grown.measures[place].gather(1, time.clamp_min(0)[:, None])[:, 0]
+        (when, place): results.measures[place].gather(1, time.clamp_min(0)[:, None])[:, 0]
         for when, time in times.items()
         for place in PLACES
     }
     for (when, law), places in HYPOTHESES.items():
-        told = check_hypothesis(*(at[when, place] for place in places))
-        claims.append(cell(when, f"{law} holds, share of seeds", told, share=True))
+        holds = check_hypothesis(*(at[when, place] for place in places))
+        claims.append(make_cell(when, f"{law} holds, share of seeds", holds, share=True))
     for when, greater, smaller, law in (
         ("early", "γ_l*", "γ_l*+1", "Hypotheses 1 and 2"),
         ("early", "γ_l*+1", "γ̄", "Hypothesis 2, against Hypothesis 1"),
@@ -164,5 +165,5 @@ def _make_cells(grown: SeedResults, row: str, tags: tuple[str, ...]) -> list[Cel
         ("late", "γ_l*+1", "γ̄", "Observation 3"),
         ("late", "γ_L", "γ_l*", "Observation 3"),
     ):
-        claims.append(cell(when, f"{greater} − {smaller}", at[when, greater] - at[when, smaller], law, sign=1))
+        claims.append(make_cell(when, f"{greater} − {smaller}", at[when, greater] - at[when, smaller], law, sign=1))
     return claims
