@@ -37,21 +37,21 @@ def draw_heat_maps(models: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
     blocks = {attention: average_matrices(seeds) for attention, seeds in models.items()}
     kinds = [kind for kind in KINDS if any(kind == key[0] for maps in blocks.values() for key in maps)]
     layers = 1 + max(layer for maps in blocks.values() for _, layer in maps)
-    most = max(float(map_.max()) for maps in blocks.values() for map_ in maps.values())
-    beside = max(1, min(len(blocks), WIDEST // layers))  # blocks in a line
-    lines = -(-len(blocks) // beside)
+    largest = max(float(map_.max()) for maps in blocks.values() for map_ in maps.values())
+    per_line = max(1, min(len(blocks), WIDEST // layers))  # blocks in a line
+    lines = -(-len(blocks) // per_line)
     figure = Figure(
-        figsize=(0.62 * layers * beside + 1.6, (0.66 * len(kinds) + 0.4) * lines + 0.3), layout="constrained"
+        figsize=(0.62 * layers * per_line + 1.6, (0.66 * len(kinds) + 0.4) * lines + 0.3), layout="constrained"
     )
-    ratios = ([1.0] * layers + [0.35]) * beside
+    ratios = ([1.0] * layers + [0.35]) * per_line
     axes = figure.subplots(lines * len(kinds), len(ratios), squeeze=False, width_ratios=ratios)
     for axis in axes.flat:
         axis.axis("off")
     for number, (attention, maps) in enumerate(blocks.items()):
-        top, left = number // beside * len(kinds), number % beside * (layers + 1)
+        top, left = number // per_line * len(kinds), number % per_line * (layers + 1)
         for (kind, layer), map_ in maps.items():
             axis = axes[top + kinds.index(kind), left + layer]
-            image = axis.imshow(map_, vmin=0.0, vmax=most, cmap="Blues")
+            image = axis.imshow(map_, vmin=0.0, vmax=largest, cmap="Blues")
             axis.axis("on")
             axis.set(xticks=[], yticks=[])
             if kind == kinds[0]:
