@@ -52,7 +52,7 @@ SENTENCE = "The cat sat on the mat, and nobody saw it."
 def train_learner(attention: str = "softmax") -> tuple[Record, dict[str, Any], list[Any]]:
     """Train the demo's translator; return its Record of four held-out sentences with probes, its values, gold links."""
     from attnlab.commands.demo.run_demo import read_results
-    from attnlab.commands.demo.sentences import Sentences, on_page
+    from attnlab.commands.demo.sentences import Sentences, choose_shown
     from attnlab.commands.demo.settings import DemoConfig
     from attnlab.experiments.engine import complete
     from attnlab.experiments.plan import Workplace
@@ -64,7 +64,7 @@ def train_learner(attention: str = "softmax") -> tuple[Record, dict[str, Any], l
         (learner,) = complete(partial(read_results, config, place), place, on).learners
     recipe = config.recipe(attention, config.seed)
     task = TASKS[recipe.task].prepare(recipe.data, RUNS)
-    gold = Sentences.of(task, "valid", on_page(task)).gold()
+    gold = Sentences.take(task, "valid", choose_shown(task)).list_gold()
     return learner.records[config.steps], dict(learner.first), gold
 
 
