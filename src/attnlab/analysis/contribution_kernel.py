@@ -7,13 +7,12 @@
 Products of float32 are split into three of tf32, accurate to about 1e-6. Sums are in float32.
 """
 
-import os
-from contextlib import AbstractContextManager, nullcontext
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from attnlab.mechanisms.kernels.launch import find_device_gap, select_device
 
 KEYS = 32  # in a tile of f
 COLUMNS = {16: 64, 32: 64, 64: 64, 128: 32, 256: 16}  # in that tile, by head size: fits the memory of a small GPU
@@ -96,7 +95,7 @@ def vector(values: Tensor, projection: Tensor) -> Tensor:
     b, h, j, d = values.shape
     out = values.new_empty(b, h, j, dtype=torch.float32)
     padded = max(16, triton.next_power_of_2(d))
-    with _on(values):
+    with select_device(values):
         _vector[(b * h * triton.cdiv(j, KEYS),)](
             values, projection, out, h, j, d, projection.shape[2], *values.stride(), *projection.stride(),
             tile=KEYS, padded=padded, columns=COLUMNS[padded],
@@ -107,7 +106,7 @@ def vector(values: Tensor, projection: Tensor) -> Tensor:
 def head(weights: Tensor, size: Tensor, out: Tensor) -> None:
     """Write |α_hij|·size_hj to out (b,h,i,j)."""
     b, h, i, j = weights.shape
-    with _on(weights):
+    with select_device(weights):
         _head[(b * h * triton.cdiv(i, QUERIES) * triton.cdiv(j, ACROSS),)](
             weights, size, out, h, i, j, *weights.stride(), *size.stride(), *out.stride(), rows=QUERIES, across=ACROSS
         )
@@ -116,7 +115,7 @@ def head(weights: Tensor, size: Tensor, out: Tensor) -> None:
 def layer(weights: Tensor, gram: Tensor, out: Tensor) -> None:
     """Write √(α_ijᵀ G_j α_ij) to out (b,i,j), given a contiguous G (b,h,h,j)."""
     b, h, i, j = weights.shape
-    with _on(weights):
+    with select_device(weights):
         _layer[(b * triton.cdiv(i, QUERIES) * triton.cdiv(j, ACROSS),)](
             weights, gram, out, h, i, j, *weights.stride(), *out.stride(), rows=QUERIES, across=ACROSS
         )
@@ -125,8 +124,8 @@ def layer(weights: Tensor, gram: Tensor, out: Tensor) -> None:
 def find_gap(*tensors: Tensor) -> str | None:
     """Return why these kernels do not support a layer with values (b,h,j,d) and other tensors, or None."""
     values = tensors[0]
-    if not values.is_cuda and not os.environ.get("TRITON_INTERPRET"):
-        return f"tensors on {values.device}"
+    if gap := find_device_gap(values):
+        return gap
     if torch.version.hip:
         return "AMD GPUs"
     if values.shape[-1] > max(COLUMNS):
@@ -139,7 +138,3 @@ def find_gap(*tensors: Tensor) -> str | None:
         if each.requires_grad and torch.is_grad_enabled():
             return "gradients"
     return None
-
-
-def _on(tensor: Tensor) -> AbstractContextManager[None]:
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()

@@ -5,13 +5,12 @@ of weights once for the sum of each head, and again, now from the cache, with ev
 stay in registers until the end. Sums are in float32; sums over programs are in float64, in a fixed order.
 """
 
-import os
-from contextlib import nullcontext
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from attnlab.mechanisms.kernels.launch import find_device_gap, select_device
 
 QUERIES = 8  # per program
 GROUP = 8  # heads
@@ -94,7 +93,7 @@ def pair_entropy(weights: Tensor, counted: Tensor | None) -> Tensor:
     group = min(GROUP, triton.next_power_of_2(h))
     strides = (0, 0, 0) if counted is None else tuple(counted.stride(axis) for axis in (0, 2, 3))
     given = (weights, weights if counted is None else counted.view(torch.uint8))  # unread without a mask
-    with torch.cuda.device(weights.device) if weights.is_cuda else nullcontext():
+    with select_device(weights):
         _pairs[(b * parts, groups, groups)](
             *given, out, h, i, j, *weights.stride(), *strides,
             masked=counted is not None, chip=weights.is_cuda, group=group, tile=TILE, rows=QUERIES,
@@ -105,8 +104,8 @@ def pair_entropy(weights: Tensor, counted: Tensor | None) -> Tensor:
 
 def find_gap(weights: Tensor) -> str | None:
     """Return why this kernel does not support these weights, or None."""
-    if not weights.is_cuda and not os.environ.get("TRITON_INTERPRET"):
-        return f"tensors on {weights.device}"
+    if gap := find_device_gap(weights):
+        return gap
     if torch.version.hip:
         return "AMD GPUs"
     if weights.dtype not in (torch.float32, torch.float16, torch.bfloat16):
