@@ -18,7 +18,7 @@ from torch import Tensor
 
 from attnlab.analysis.agreement import agreement, kendall, random_baseline
 from attnlab.analysis.contribution_table import read_side
-from attnlab.analysis.sums import check_record
+from attnlab.analysis.sums import build_pair_mask, check_record, read_token_masks
 from attnlab.records.record import KINDS, Layer, Record
 
 
@@ -77,7 +77,8 @@ def scores(record: Record, names: Sequence[str], *, layer: int = -1) -> Scores:
     chosen = layers[layer]
     weight = chosen.weights.mean(1).detach()  # (b,t,l)
     named = {"weight": weight} | {name: _read_probe(chosen, name, weight) for name in names}
-    return Scores(record, chosen, named, _build_mask(record, chosen, weight))
+    seen = build_pair_mask(chosen, *read_token_masks(record, chosen))  # (b,1,t,l)
+    return Scores(record, chosen, named, seen[:, 0].expand(weight.shape))
 
 
 def _read_probe(layer: Layer, name: str, weight: Tensor) -> Tensor:
@@ -87,12 +88,3 @@ def _read_probe(layer: Layer, name: str, weight: Tensor) -> Tensor:
     if probe.shape != weight.shape:
         raise ValueError(f"{layer.name}: {name} has shape {tuple(probe.shape)}, expected {tuple(weight.shape)}")
     return probe
-
-
-def _build_mask(record: Record, layer: Layer, weight: Tensor) -> Tensor:
-    """Return a bool mask (b,t,l): neither target nor source is padding, and the key is visible."""
-    seen = layer.mask[(None,) * (4 - layer.mask.dim())][:, 0].expand(weight.shape)
-    for name, axis in zip(KINDS[layer.kind], (2, 1), strict=True):
-        if name in record.masks:
-            seen = seen & record.masks[name].to(seen.device).unsqueeze(axis)
-    return seen
