@@ -15,7 +15,7 @@ from tiny_models import bert, gpt2, marian, padded_batch
 import attnlab
 from attnlab.analysis import diversity as module
 from attnlab.analysis.categories import Categories
-from attnlab.analysis.diversity import Diversity, diversity, heads, jsd, jsd_of_examples
+from attnlab.analysis.diversity import Diversity, diversity, heads, jsd, pair_entropy
 from attnlab.analysis.statistics import Statistics
 from attnlab.records.record import KINDS
 
@@ -82,10 +82,10 @@ def test_laws_of_a_divergence(seed, sharp):
 
 def test_it_is_made_in_pieces_of_any_size(monkeypatch):
     weights = torch.randn(2, 3, 11, 7).softmax(-1)
-    whole = jsd_of_examples(weights)
+    whole = pair_entropy(weights)
     for size in (1, 50, 100):
         monkeypatch.setitem(module.AT_ONCE, "cpu", size)
-        torch.testing.assert_close(jsd_of_examples(weights), whole, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(pair_entropy(weights), whole, atol=1e-6, rtol=1e-6)
 
 
 def test_what_does_not_fit_is_refused():

@@ -13,7 +13,6 @@ import attnlab
 from attnlab.analysis.gradient import (
     Jacobians,
     dual_jacobian,
-    dual_residual_bound,
     history,
     jacobians,
     largest_jacobian_size,
@@ -199,11 +198,10 @@ def test_a_larger_bound_is_no_larger_residual():
     dagpam = attention("dagpam", heads=1, head_dim=5, initial=(0.0, 1.0), tied=False, fixed=True).double()
     dagpam.negative.data[0] = torch.eye(5)
     output = dagpam(q.abs(), k, v)[0][0, 0].detach()
-    one, two = residual_bound(0.3, 2.0, 3.0, 4.0, 5), dual_residual_bound(0.3, (2.0, 2.0), 3.0, 4.0, 5, 0.0, 1.0)
+    one, two = (residual_bound(0.3, (1.0 + 0.0) * 2.0 + minus * 2.0, 3.0, 4.0, 5) for minus in (0.0, 1.0))
     assert one == pytest.approx(4 * 2**0.5 * 0.3 / 5**0.5 * 2 * 3 * 64)
     assert two == pytest.approx(2 * one)
     assert float(composite_norm(residual(output))) < 1e-12
-    assert dual_residual_bound(0.3, (2.0, 9.0), 3.0, 4.0, 5, 0.0, 0.0) == one
 
 
 def test_gamma_needs_the_projections_and_a_self_attention():

@@ -41,6 +41,7 @@ from attnlab.records.record import KINDS, Layer, Record
 AT_ONCE = {"cpu": 2**18, "cuda": 2**24}  # values that the definition processes at a time
 
 
+@torch.no_grad()
 def jsd(weights: Tensor, mask: Tensor | None = None, *, impl: Impl = "auto") -> Tensor:
     """Compute the JSD in nats of every two heads, summed over queries and averaged over the batch; (h,h), float64.
 
@@ -48,13 +49,7 @@ def jsd(weights: Tensor, mask: Tensor | None = None, *, impl: Impl = "auto") -> 
     mask     bool, broadcastable to (b,1,i,j), True = counted; queries without a counted key are left out
     impl     "reference": PyTorch in chunks; "fused": one Triton pass; "auto": fused on a GPU if supported
     """
-    return jsd_of_examples(weights, mask, impl=impl).mean(0)
-
-
-@torch.no_grad()
-def jsd_of_examples(weights: Tensor, mask: Tensor | None = None, *, impl: Impl = "auto") -> Tensor:
-    """Compute the same for every example, (b,h,h)."""
-    return _divergence(pair_entropy(weights, mask, impl=impl))
+    return _divergence(pair_entropy(weights, mask, impl=impl)).mean(0)
 
 
 def pair_entropy(weights: Tensor, mask: Tensor | None = None, *, impl: Impl = "auto") -> Tensor:
@@ -88,12 +83,12 @@ def entropy(p: Tensor) -> Tensor:
 
 def diversity(record: Record) -> pd.DataFrame:
     """Return a table with a row for every two heads a < b of a layer: see `Diversity.pairs`."""
-    return _collect(record).pairs()
+    return Diversity().add(record).pairs()
 
 
 def heads(record: Record, *, ignore: Collection[int] = (), dead_below: float = 0.1) -> pd.DataFrame:
     """Return a table with a row for every head: see `Diversity.heads`."""
-    return _collect(record, ignore=ignore).heads(dead_below=dead_below)
+    return Diversity(ignore=ignore).add(record).heads(dead_below=dead_below)
 
 
 class Diversity(Sums):
@@ -107,7 +102,7 @@ class Diversity(Sums):
         self.ignore = tuple(ignore)
 
     @torch.no_grad()
-    def add(self, record: Record) -> None:
+    def add(self, record: Record) -> "Diversity":
         """Add the examples of one record. Examples that are all padding do not count."""
         for layer in check_record(record, "diversity").layers:
             queries, keys = read_token_masks(record, layer)
@@ -117,6 +112,7 @@ class Diversity(Sums):
                 increase = layer.extras["ablated_nll"].double() - layer.extras["nll"].double()[:, None]  # (b,h)
                 self.accumulate(layer, "ablation", increase.sum(0))
                 self.accumulate(layer, "scored", layer.extras["scored"].sum())
+        return self
 
     def pairs(self) -> pd.DataFrame:
         """Return kind, layer, head_a < head_b, jsd (nats a sentence), jsd_per_query (nats), jsd_bits (bits a sentence).
@@ -196,12 +192,6 @@ def _divergence(entropies: Tensor) -> Tensor:
     """Compute the JSD (b,h,h) from the result of pair_entropy."""
     own = entropies.diagonal(dim1=1, dim2=2)  # (b,h)
     return (entropies - (own[:, :, None] + own[:, None, :]) / 2).clamp_min(0.0)
-
-
-def _collect(record: Record, **options: Collection[int]) -> Diversity:
-    sums = Diversity(**options)
-    sums.add(record)
-    return sums
 
 
 def _expand_mask(weights: Tensor, mask: Tensor | None) -> Tensor | None:

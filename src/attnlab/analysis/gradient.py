@@ -82,16 +82,14 @@ def history(measured: Mapping[int, Iterable[Mapping[str, Any]]]) -> pd.DataFrame
 
 def jacobians(record: Record) -> pd.DataFrame:
     """Return a table with a row for every head: see `Jacobians.table`."""
-    sums = Jacobians()
-    sums.add(record)
-    return sums.table()
+    return Jacobians().add(record).table()
 
 
 class Jacobians(Sums):
     """The sizes of softmax's Jacobian over many records. Several processes can merge their sums."""
 
     @torch.no_grad()
-    def add(self, record: Record) -> None:
+    def add(self, record: Record) -> "Jacobians":
         """Add the examples of one record. Raises ValueError if its weights are not known to be a softmax."""
         mechanism = str(check_record(record, "jacobians").meta.get("mechanism", ""))
         if not {name.strip() for name in mechanism.split(",")} <= SOFTMAX:
@@ -110,6 +108,7 @@ class Jacobians(Sums):
             self.accumulate(layer, "size", mean_over_queries(size, queries).sum(0))
             self.accumulate(layer, "largest", mean_over_queries(largest, queries).sum(0))
             self.accumulate(layer, "examples", queries.any(1).sum())
+        return self
 
     def table(self) -> pd.DataFrame:
         """Return kind, layer, head, jacobian_size = Σ|J|, largest_size for uniform weights, and share_of_largest.
@@ -127,15 +126,11 @@ class Jacobians(Sums):
 
 
 def residual_bound(gamma: float, qk: float, value: float, size: float, head_dim: int) -> float:
-    """Compute the right side of Lemma 1 from qk = ‖W_QK‖₁, value = ‖W_V‖_{1,∞}, size = ‖res(X)‖_{1,∞}."""
+    """Compute the right side of Lemma 1 from qk = ‖W_QK‖₁, value = ‖W_V‖_{1,∞}, size = ‖res(X)‖_{1,∞}.
+
+    With qk = (1+λ⁺) ‖W⁺_QK‖₁ + λ⁻ ‖W⁻_QK‖₁ it is that of Lemma 4.
+    """
     return 4.0 * math.sqrt(2.0 / head_dim) * gamma * qk * value * size**3
-
-
-def dual_residual_bound(
-    gamma: float, qk: tuple[float, float], value: float, size: float, head_dim: int, plus: float, minus: float
-) -> float:
-    """Compute the right side of Lemma 4 in its triangle form; qk of the positive and the negative branch."""
-    return residual_bound(gamma, (1.0 + plus) * qk[0] + minus * qk[1], value, size, head_dim)
 
 
 @torch.no_grad()

@@ -74,14 +74,14 @@ def mean_cosine(x: Tensor, mask: Tensor | None = None) -> Tensor:
     return pairs / (count * (count - 1))
 
 
-def stable_rank(weights: Tensor) -> Tensor:
-    """Compute Σσ² / max σ² of matrices (…,i,j); (…), 0 for a matrix of zeros."""
-    return _ranks(weights)[0]
-
-
-def effective_rank(weights: Tensor) -> Tensor:
-    """Compute exp of the entropy of σ / Σσ of matrices (…,i,j); (…), 0 for a matrix of zeros."""
-    return _ranks(weights)[1]
+def compute_ranks(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the stable and the effective rank of matrices (…,i,j); (…) each, 0 for a matrix of zeros."""
+    sigma = torch.linalg.svdvals(widen(weights))
+    top, total = sigma[..., 0], sigma.sum(-1, keepdim=True)
+    some = top > 0
+    stable = (sigma / top.where(some, 1.0).unsqueeze(-1)).square().sum(-1)
+    effective = entropy(sigma / total.where(total > 0, 1.0)).exp()
+    return stable, effective.where(some, 0.0)
 
 
 def collapse(states: Tensor | Sequence[Tensor], mask: Tensor | None = None) -> pd.DataFrame:
@@ -102,23 +102,19 @@ def collapse(states: Tensor | Sequence[Tensor], mask: Tensor | None = None) -> p
 
 def rank(record: Record) -> pd.DataFrame:
     """Return a table with a row for every layer and place in it: see `Rank.states`."""
-    sums = Rank()
-    sums.add(record, weights=False)
-    return sums.states()
+    return Rank().add(record, weights=False).states()
 
 
 def weight_ranks(record: Record) -> pd.DataFrame:
     """Return a table with a row for every head: see `Rank.weights`."""
-    sums = Rank()
-    sums.add(record, states=False)
-    return sums.weights()
+    return Rank().add(record, states=False).weights()
 
 
 class Rank(Sums):
     """The tables over many records. Several processes can merge their sums."""
 
     @torch.no_grad()
-    def add(self, record: Record, *, states: bool = True, weights: bool = True) -> None:
+    def add(self, record: Record, *, states: bool = True, weights: bool = True) -> "Rank":
         """Add the examples of one record. `weights` adds their ranks: one singular value decomposition a head."""
         for layer in check_record(record, "rank").layers:
             queries, keys = read_token_masks(record, layer)
@@ -129,7 +125,8 @@ class Rank(Sums):
                         self.accumulate(layer, f"{of}.{name}", value)
                     self.accumulate(layer, f"{of}.examples", count)
             if weights:
-                self._weights(layer, queries, build_pair_mask(layer, queries, keys))
+                self._weights(layer, build_pair_mask(layer, queries, keys))
+        return self
 
     def states(self) -> pd.DataFrame:
         """Return kind, layer, of, and the columns described above with x the mean and the median; of is
@@ -159,8 +156,8 @@ class Rank(Sums):
             frames.append(pd.DataFrame({"kind": kind, "layer": layer, "head": head, **values, "tokens": tokens}))
         return pd.concat(frames, ignore_index=True)
 
-    def _weights(self, layer: Layer, queries: Tensor, counted: Tensor) -> None:
-        stable, effective = _ranks(widen(layer.weights).where(counted, 0.0))  # (b,h)
+    def _weights(self, layer: Layer, counted: Tensor) -> None:
+        stable, effective = compute_ranks(widen(layer.weights).where(counted, 0.0))  # (b,h)
         least = torch.minimum(counted[:, 0].any(2).sum(1), counted[:, 0].any(1).sum(1))  # of queries and keys
         some = least > 1
         self.accumulate(layer, "weights.stable_rank", stable[some].sum(0))
@@ -199,12 +196,3 @@ def _token_mask(x: Tensor, mask: Tensor | None) -> Tensor:
         given = f"{mask.dtype} {tuple(mask.shape)}"
         raise ValueError(f"mask must be bool {tuple(x.shape[:-1])}, one value for each token, got {given}")
     return mask.to(x.device).unsqueeze(-1)
-
-
-def _ranks(weights: Tensor) -> tuple[Tensor, Tensor]:
-    sigma = torch.linalg.svdvals(widen(weights))
-    top, total = sigma[..., 0], sigma.sum(-1, keepdim=True)
-    some = top > 0
-    stable = (sigma / top.where(some, 1.0).unsqueeze(-1)).square().sum(-1)
-    effective = entropy(sigma / total.where(total > 0, 1.0)).exp()
-    return stable, effective.where(some, 0.0)
