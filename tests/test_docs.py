@@ -137,7 +137,7 @@ def test_the_page_of_an_analysis_or_a_study_has_equation_picture_command_and_wha
 def test_every_page_under_analyses_and_studies_is_held_to_that():
     held = {f"{name}.md" for name in PAGES}
     sections = [part[title] for part in NAV for title in part if title in ("Analyses", "Studies")]
-    assert set(leaves(sections)) == held | {"analyses.md", "reproduce.md", "conclusions.md"}
+    assert set(leaves(sections)) == held | {"analyses.md", "reproduce.md", "ledger.md", "conclusions.md"}
 
 
 @docs

@@ -58,11 +58,10 @@ def open_pretrained_reader(name: str, source: Sentences, target: Sentences, *, d
     """Open sentence pairs for a Hugging Face encoder-decoder model."""
     from attnlab.huggingface import inputs, pretrained
 
-    how: dict[str, Any] = {"trust_remote_code": False, "device": device, "dtype": None}
-    model = pretrained.open_model(name, allow_pickle=False, allow_code=False, **how)
+    model = pretrained.open_model(name, device=device)
     if not model.config.is_encoder_decoder:
         raise ValueError(f"{name} is a {type(model).__name__}; only encoder-decoder models align words")
-    tokenizer = pretrained.open_tokenizer(name, False)
+    tokenizer = pretrained.open_tokenizer(name)
     lines = [[" ".join(words) for words in side] for side in (source, target)]
     sides = zip((source, target), SIDES, strict=True)
     owned = [find_owners(tokenizer, sentences, argument, name) for sentences, argument in sides]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from attnlab.config import suggest_nearest
 from attnlab.huggingface import dispatch, inputs, native, proof
 from attnlab.huggingface.capture import ModuleCalls
-from attnlab.huggingface.carries import Cascade, Place
+from attnlab.huggingface.carries import Place
 from attnlab.huggingface.native import AttentionCall
 from attnlab.mechanisms import MECHANISMS, Mechanism, attention, check_options, find_mechanism, own
 from attnlab.mechanisms.softmax import Softmax
@@ -209,8 +209,7 @@ def install_mechanisms(adaptation: Adaptation, found: Collection[AttentionModule
         if one.kind in adaptation.kinds:
             cascades.setdefault(re.sub(r"\.\d+(?=\.|$)|^\d+\.", "", one.name), []).append(one)
     built: list[tuple[AttentionModule, Mechanism, Place]] = []
-    for name, members in cascades.items():
-        cascade = Cascade(name)
+    for cascade, members in cascades.items():
         for layer, one in enumerate(members):
             sizes = {"heads": one.heads, "head_dim": one.head_dim}
             mechanism = attention(adaptation.attention, **sizes, layer=layer, **adaptation.options)

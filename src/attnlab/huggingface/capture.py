@@ -55,10 +55,9 @@ def record_pass(
 class ModuleCalls:
     """The arguments of every module that is running; they tell the kind of an attention call."""
 
-    def __init__(self, model: nn.Module) -> None:
-        encoder = dispatch.find_encoder(model)
-        self.names = {module: name for name, module in model.named_modules()}
-        self.encoder = set() if encoder is None else set(encoder.modules())
+    def __init__(self, model: Any) -> None:
+        self.names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
+        self.encoder = set(model.get_encoder().modules()) if model.config.is_encoder_decoder else set()
         self.arguments: dict[nn.Module, inspect.BoundArguments] = {}
 
     @contextmanager

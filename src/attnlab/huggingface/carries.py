@@ -14,19 +14,12 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True, eq=False)
-class Cascade:
-    """Attention modules that pass a carry from one to the next: their names differ only in numbers."""
-
-    name: str
-
-
-@dataclass(frozen=True, eq=False)
 class Place:
     """The position of an attention module in its model."""
 
     name: str
     kind: str  # a key of records.record.KINDS
-    cascade: Cascade
+    cascade: str  # name of the modules that pass a carry from one to the next: their names differ only in numbers
     layer: int  # index in the cascade, from 0
 
 
@@ -45,7 +38,7 @@ class CarryFlow:
 
     owner: nn.Module | None  # the model whose call began the flow; None while a checkpoint is recomputed
     with_gradients: bool
-    carries: dict[Cascade, LayerCarry] = field(default_factory=dict)
+    carries: dict[str, LayerCarry] = field(default_factory=dict)
     outer: "CarryFlow | None" = None  # the flow of the enclosing call
 
     def contains(self, model: nn.Module) -> bool:

@@ -129,11 +129,6 @@ def list_models(model: nn.Module) -> list[Any]:
     return [part for part in model.modules() if hasattr(part, "set_attn_implementation")]
 
 
-def find_encoder(model: Any) -> nn.Module | None:
-    """Return the encoder of an encoder-decoder model, else None."""
-    return model.get_encoder() if model.config.is_encoder_decoder else None
-
-
 def get_place(module: nn.Module) -> cascade.Place:
     return module.attnlab_place  # type: ignore[return-value]
 

@@ -61,7 +61,7 @@ class TunedLanguageModel(Transformer):
         from attnlab.huggingface import pretrained
 
         self.model.save_pretrained(folder)
-        pretrained.open_tokenizer(os.path.expanduser(tokenizer), False).save_pretrained(folder)
+        pretrained.open_tokenizer(os.path.expanduser(tokenizer)).save_pretrained(folder)
 
 
 class TaskReadout(Readout):
@@ -90,9 +90,7 @@ def open_tuned_model(config: TunedConfig) -> TunedLanguageModel:
     """Load the model with its pretrained weights. The mechanism's own parameters get their initial values."""
     from attnlab.huggingface import pretrained
 
-    how: dict[str, Any] = {"trust_remote_code": False, "device": None, "dtype": torch.float32}
-    name = os.path.expanduser(config.path)
-    model = pretrained.open_model(name, allow_pickle=False, allow_code=False, **how)
+    model = pretrained.open_model(os.path.expanduser(config.path), dtype=torch.float32)
     words = _count_words(model, config.path)
     end = _find_end_token(model, config.path, words)
     _check_sizes(model, config, words)

@@ -19,14 +19,7 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import (
-    AttentionInterface,
-    AttentionMaskInterface,
-    AutoConfig,
-    AutoModel,
-    AutoTokenizer,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from attnlab.huggingface import adaptation, dispatch, inputs, proof
@@ -69,7 +62,7 @@ def record(
     """
     if isinstance(model, str | Path):
         name = os.path.expanduser(model)
-        how: dict[str, Any] = {"trust_remote_code": trust_remote_code, "device": device, "dtype": dtype}
+        how = {"trust_remote_code": trust_remote_code, "device": device, "dtype": dtype}
         model = open_model(name, allow_pickle=allow_pickle, allow_code=allow_code, **how)
         if tokenizer is None and not isinstance(text, Mapping):
             tokenizer = open_tokenizer(name, trust_remote_code)
@@ -125,8 +118,7 @@ def load(
     saved = Adaptation.from_folder(folder)
     if saved.runs_code and not allow_code:
         raise ValueError(f"loading {folder} runs the code of {saved.label}: pass allow_code=True if you trust it")
-    how: dict[str, Any] = {"trust_remote_code": trust_remote_code, "device": device, "dtype": dtype}
-    model, _ = _load_plain(str(folder), allow_pickle=False, **how)
+    model, _ = _load_plain(str(folder), trust_remote_code=trust_remote_code, device=device, dtype=dtype)
     _check_model(model)
     _replace_attention(model, adaptation.plan_adaptation(saved.attention, saved.options, saved.kinds), prove=False)
     adaptation.restore_parameters(model, folder)
@@ -169,8 +161,8 @@ def _save_part(part: PreTrainedModel, *_arguments: Any, **_options: Any) -> None
     )
 
 
-def open_model(name: str, *, allow_pickle: bool, allow_code: bool, **how: Any) -> PreTrainedModel:
-    """Load a model by id or folder, with its mechanisms if it was saved as an adapted model."""
+def open_model(name: str, *, allow_pickle: bool = False, allow_code: bool = False, **how: Any) -> PreTrainedModel:
+    """Load a model by id or folder, with its mechanisms if it was saved as an adapted model. how: options of `load`."""
     if (Path(name) / adaptation.FILE).is_file():
         return load(name, allow_code=allow_code, **how)
     model, unexpected = _load_plain(name, allow_pickle=allow_pickle, **how)
@@ -180,7 +172,7 @@ def open_model(name: str, *, allow_pickle: bool, allow_code: bool, **how: Any) -
 
 
 def _load_plain(
-    name: str, *, allow_pickle: bool, trust_remote_code: bool, device: Any, dtype: Any
+    name: str, *, allow_pickle: bool = False, trust_remote_code: bool = False, device: Any = None, dtype: Any = None
 ) -> tuple[PreTrainedModel, Collection[str]]:
     """Load the model with transformers. Return it with the names of unexpected weights."""
     config = _load_config(name, trust_remote_code)
@@ -238,7 +230,7 @@ def _load_config(name: str, trust_remote_code: bool) -> Any:
         raise FileNotFoundError(f"no model {name} found, neither as a folder nor on the Hugging Face hub") from None
 
 
-def open_tokenizer(name: str, trust_remote_code: bool) -> Any:
+def open_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
     """Load the tokenizer of a model."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
@@ -299,5 +291,5 @@ for _name, _function, _mask in (
     (dispatch.WATCHED_BOOL, dispatch.attend_watched, _bool_mask),
     (dispatch.ADAPTED, dispatch.attend, _bool_mask),
 ):
-    AttentionInterface.register(_name, _function)
-    AttentionMaskInterface.register(_name, _mask)  # without it, a model silently gets no mask
+    transformers.AttentionInterface.register(_name, _function)
+    transformers.AttentionMaskInterface.register(_name, _mask)  # without it, a model silently gets no mask

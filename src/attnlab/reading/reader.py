@@ -66,7 +66,7 @@ def open_reader(
         return RunReader(open_run(folder, device=str(place)), dtype, max_length)
     name = os.path.expanduser(model if folder is None else str(folder / "hugging_face"))
     how = {"trust_remote_code": trust_remote_code, "device": place, "dtype": DTYPES.get(dtype or "")}
-    loaded = open_model(name, allow_pickle=allow_pickle, allow_code=False, **how)
+    loaded = open_model(name, allow_pickle=allow_pickle, **how)
     return PretrainedReader(name, loaded, open_tokenizer(name, trust_remote_code), max_length)
 
 
