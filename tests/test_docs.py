@@ -155,6 +155,7 @@ def test_pictures_are_those_of_the_script_shown_and_light():
 @pytest.mark.parametrize("path", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS], ids=lambda path: path.name)
 def test_commands_that_pages_show_exist(path):
     known = {command.name or command.callback.__name__ for command in app.registered_commands}
+    known |= {group.name for group in app.registered_groups}
     text = path.read_text(encoding="utf-8")
     fenced = "\n".join(re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
     shown = re.findall(r"^attnlab (\S+)", fenced, re.MULTILINE) + re.findall(
