@@ -20,13 +20,13 @@ Values = Mapping[str, Any]  # what was measured of one run
 def read_path(*path: str) -> Callable[[Values], float | None]:
     """Return the function that reads a number of nested values; it returns None if there is no such number."""
 
-    def read(values: Values) -> float | None:
+    def read_number(values: Values) -> float | None:
         value: Any = values
         for key in path:
             value = value.get(key) if isinstance(value, Mapping) else None
         return float(value) if isinstance(value, int | float) and not math.isnan(value) else None
 
-    return read
+    return read_number
 
 
 @dataclass(frozen=True)
