@@ -12,7 +12,7 @@ from attnlab.aligning.pair_readers import open_pretrained_reader, open_run_reade
 from attnlab.analysis.alignment import CorpusAlignment
 from attnlab.models.lstm_config import LSTMConfig
 from attnlab.tasks.links import Gold
-from attnlab.training.runs import ROOT, Run, choose_device, open_run
+from attnlab.training.runs import ROOT, Run, choose_device, find_folder, open_run
 
 __all__ = ["AlignmentRequest", "Reading", "SelectionGold", "align"]
 
@@ -73,11 +73,7 @@ ATTENTION_OPTIONS = ("by", "setting", "layer", "head")  # options for models wit
 
 def is_word_model(model: str) -> bool:
     """Return whether the name is ibm1 or the folder of a trained IBM Model 1."""
-    return model == "ibm1" or _find_word_model(model) is not None
-
-
-def _find_word_model(model: str) -> Path | None:
-    return next((path for path in (Path(model), ROOT / model) if (path / FILE).is_file()), None)
+    return model == "ibm1" or find_folder(model, FILE) is not None
 
 
 @dataclass(frozen=True)
@@ -101,9 +97,9 @@ def align(
         raise ValueError(f"{len(pairs[0])} sources but {len(pairs[1])} targets: pass one target for each source")
     if is_word_model(model):
         request.refuse_options(ATTENTION_OPTIONS, "is for models with attention; omit it for IBM Model 1")
-        return _align_by_ibm1(pairs, request, _find_word_model(model))
+        return _align_by_ibm1(pairs, request, find_folder(model, FILE))
     request.refuse_options(("diagonal", "train_on"), f"is for MODEL ibm1; omit it for {model}")
-    if any((path / "model.json").is_file() for path in (Path(model), ROOT / model)):
+    if find_folder(model, "model.json"):
         run = open_run(model, device=request.device)
         return _align_by_attention(lambda some: open_run_reader(run, *some), pairs, request, run, tick)
     open_reader = partial(open_pretrained_reader, device=choose_device(request.device))

@@ -172,9 +172,10 @@ class Capture:
         mask = call.mask
         origin = (call.query.shape[2], call.key.shape[2], call.is_causal()) if mask is None else id(mask)
         if origin not in self._masks:
-            is_additive = mask is not None and mask.dtype != torch.bool
-            seen = mask > torch.finfo(mask.dtype).min / 2 if is_additive else call.build_bool_mask()
-            self._masks[origin] = (mask, seen)
+            if mask is None or mask.dtype == torch.bool:
+                self._masks[origin] = (mask, call.build_bool_mask())
+            else:
+                self._masks[origin] = (mask, mask > torch.finfo(mask.dtype).min / 2)
         return self._masks[origin][1]
 
     def _complete_layer(self, projection: nn.Module, args: tuple, output: Tensor) -> None:

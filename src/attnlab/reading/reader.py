@@ -4,7 +4,6 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from attnlab.reading.text_stream import TextExample
 from attnlab.records.record import Record
 from attnlab.tasks.batching import Sequences
 from attnlab.tasks.task import SPECIALS
-from attnlab.training.runs import ROOT, Run, choose_device, open_run
+from attnlab.training.runs import Run, choose_device, find_folder, open_run
 
 TWO_SIDED = ("encode_target", "source_vocabulary", "target_vocabulary")  # attributes that a task of pairs needs
 DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
@@ -49,25 +48,21 @@ class TextReader(ABC):
 
 
 def open_reader(
-    model: str,
-    *,
-    device: str = "auto",
-    dtype: str | None = None,
-    max_length: int | None = None,
-    allow_pickle: bool = False,
-    trust_remote_code: bool = False,
+    model: str, *, device: str = "auto", dtype: str | None = None, max_length: int | None = None, **how: bool
 ) -> TextReader:
-    """Open the reader of a run (its folder, or its name in runs/) or of a Hugging Face model (its folder or id)."""
+    """Open the reader of a run (its folder, or its name in runs/) or of a Hugging Face model (its folder or id).
+
+    how   allow_pickle and trust_remote_code, for Hugging Face models
+    """
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     place = choose_local_device(device)
-    folder = next((path for path in (Path(model), ROOT / model) if (path / "model.json").is_file()), None)
+    folder = find_folder(model, "model.json")
     if folder is not None and not (folder / "hugging_face").is_dir():
         return RunReader(open_run(folder, device=str(place)), dtype, max_length)
     name = os.path.expanduser(model if folder is None else str(folder / "hugging_face"))
-    how = {"trust_remote_code": trust_remote_code, "device": place, "dtype": DTYPES.get(dtype or "")}
-    loaded = open_model(name, allow_pickle=allow_pickle, **how)
-    return PretrainedReader(name, loaded, open_tokenizer(name, trust_remote_code), max_length)
+    loaded = open_model(name, device=place, dtype=DTYPES.get(dtype or ""), **how)
+    return PretrainedReader(name, loaded, open_tokenizer(name, how.get("trust_remote_code", False)), max_length)
 
 
 def choose_local_device(name: str) -> torch.device:

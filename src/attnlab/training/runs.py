@@ -3,7 +3,7 @@
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
@@ -155,6 +155,11 @@ def open_run(
     return Run(folder, recipe, task, model.eval().to(choose_device(device)), weights)
 
 
+def find_folder(name: str, file: str) -> Path | None:
+    """Return the folder of that name, or of that name in runs/, if it has the file; else None."""
+    return next((path for path in (Path(name), ROOT / name) if (path / file).is_file()), None)
+
+
 def write_what_ran(folder: RunFolder, first: int, outcome: TrainingResult, device: torch.device) -> None:
     """Append to ran.json the updates after step `first`: device, versions, stepper and the fused kernels launched."""
     file = folder.path / "ran.json"
@@ -162,13 +167,6 @@ def write_what_ran(folder: RunFolder, first: int, outcome: TrainingResult, devic
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     ran = {"after": first, "to": outcome.step, "device": name, "torch": torch.__version__, "stepper": outcome.stepper}
     write_text(file, json.dumps([*before, ran | {"kernels": sorted(LAUNCHED)}], indent=1) + "\n")
-
-
-def list_hardware(folders: Iterable[Path]) -> list[str]:
-    """Return the devices and torch versions that runs were trained on, without repetition."""
-    files = [folder / "ran.json" for folder in folders]
-    known = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.exists()]
-    return sorted({f"{ran['device']}, torch {ran['torch']}" for stretches in known for ran in stretches})
 
 
 def _replace_data(config: Any, values: Mapping[str, str]) -> Any:
