@@ -15,7 +15,7 @@ averaged over layers and heads, and |α| also over the queries that see the toke
 Several processes can add up their sums.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +25,10 @@ from torch import Tensor
 
 from attnlab.analysis.categories import Categories
 from attnlab.analysis.contribution import Keys, check_linear, widen
-from attnlab.analysis.contribution_table import select_heads
+from attnlab.analysis.contribution_table import select_heads, select_layers
 from attnlab.analysis.frequency import Frequency
-from attnlab.analysis.joint import NORMS, WEIGHTS, Correlation, correlation
+from attnlab.analysis.joint import NORMS, WEIGHTS, correlation
+from attnlab.analysis.sums import Sums
 from attnlab.records.record import KINDS, Layer, Record
 
 SIDES = ("source", "target")
@@ -44,10 +45,6 @@ class SequenceKind:
     member: Tensor  # (b,j,c) float64: 1 in its category; 0 everywhere for padding
     rank: Tensor | None  # (b,j) the frequency bin
 
-    @property
-    def lengths(self) -> Tensor:
-        return self.queries.sum(1).clamp_min(1)
-
 
 @dataclass(frozen=True, eq=False)
 class Received:
@@ -59,7 +56,7 @@ class Received:
     seen: Tensor  # (b,j) number of queries that see the key
 
 
-class Statistics:
+class Statistics(Sums):
     """Sums over a corpus.
 
     categories, frequency   for "source" and "target", or one for both; all categories have the same names
@@ -74,24 +71,19 @@ class Statistics:
         layers: Collection[int] | None = None,
         heads: Collection[int] | None = None,
     ) -> None:
+        super().__init__()
         self.categories = categories if isinstance(categories, Mapping) else dict.fromkeys(SIDES, categories)
         self.frequency = frequency if isinstance(frequency, Mapping | None) else dict.fromkeys(SIDES, frequency)
         self.names = next(iter(self.categories.values())).names
         self.layers, self.heads = layers, heads
-        self.sums: dict[str, Tensor] = {}
 
     def add(self, record: Record) -> None:
         """Add the examples of one record."""
-        for index in sorted(self.layers or ()):
-            if index not in (indices := {layer.index for layer in record.layers}):
-                raise ValueError(f"the model has no layer {index}; each kind numbers its layers 0 … {max(indices)}")
         for kind in dict.fromkeys(record.kinds):
             sequences = self._sequences(record, kind)
             norm = weight = torch.zeros_like(sequences.keys, dtype=torch.float64)
             heads = 0
-            for layer in record.kind(kind):
-                if self.layers is not None and layer.index not in self.layers:
-                    continue
+            for layer in select_layers(record, [kind], self.layers):
                 vector, received = self._layer(layer, sequences)
                 norm, heads = norm + vector.sum(1), heads + vector.shape[1]
                 weight = weight + received.size.sum(1) / received.seen.clamp_min(1)
@@ -127,12 +119,11 @@ class Statistics:
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the tables heads, categories, spearman and, with frequencies, frequency: see docs/inspect.md."""
-        if not self.sums:
-            raise ValueError("no record was added, so there are no statistics")
-        kinds = [kind for kind in KINDS if f"{kind}/examples" in self.sums]
+        layers = self.list_layers()
+        kinds = list(dict.fromkeys(kind for kind, _ in layers))
         tables = {
-            "heads": pd.concat([self._head_table(kind) for kind in kinds], ignore_index=True),
-            "categories": pd.concat([self._category_table(kind) for kind in kinds], ignore_index=True),
+            "heads": pd.concat([self._head_table(*layer) for layer in layers], ignore_index=True),
+            "categories": pd.concat([self._category_table(*layer) for layer in layers], ignore_index=True),
             "spearman": pd.DataFrame([row for kind in kinds for row in self._pair_rows(kind)]),
         }
         if self.frequency is not None:
@@ -160,7 +151,7 @@ class Statistics:
         place, exact = f"{layer.kind}/{layer.index}/", vector.double()
         if not (exact.isfinite().all() and received.size.isfinite().all()):
             raise ValueError(f"{layer.name} has weights or values that are not finite; try --dtype float32")
-        per_query = 1.0 / sequences.lengths[:, None, None]
+        per_query = 1.0 / sequences.queries.sum(1).clamp_min(1)[:, None, None]
         first = sequences.keys.int().argmax(1)[:, None, None].expand(-1, len(heads), 1)
         self._add(place + "weight_share", _by_category(received.mass * per_query, sequences))
         self._add(place + "norm_sum", _by_category(received.size * exact * per_query, sequences))
@@ -199,10 +190,9 @@ class Statistics:
 
     def _occurrences(self, kind: str, sequences: SequenceKind, weight: Tensor, norm: Tensor) -> None:
         assert sequences.rank is not None
-        single = self._single(kind)
         known = sequences.keys & (sequences.rank >= 0)
         for what, x, bins in (("weight", weight, WEIGHTS), ("norm", norm, NORMS)):
-            whole = self._table(f"{kind}/frequency.{what}", len(single), bins.size, x.device)
+            whole = self._table(f"{kind}/frequency.{what}", len(self._single(kind)), bins.size, x.device)
             cell = sequences.rank[known] * bins.size + bins.find_bins(x[known])
             whole.view(-1).index_add_(0, cell, _ONE.to(cell.device).expand(len(cell)))
 
@@ -217,70 +207,51 @@ class Statistics:
 
     def _add(self, name: str, value: Tensor) -> None:
         value, total = value.detach().cpu(), self.sums.get(name)
-        if total is None:
-            self.sums[name] = value.clone()
-        elif name.endswith("/min"):
+        if total is not None and name.endswith("/min"):
             self.sums[name] = torch.minimum(total, value)
-        elif name.endswith("/max"):
+        elif total is not None and name.endswith("/max"):
             self.sums[name] = torch.maximum(total, value)
         else:
-            self.sums[name] = total + value
+            super()._add(name, value)
 
-    def _layers(self, kind: str) -> list[int]:
-        names = (name.split("/") for name in self.sums if name.endswith("/sum"))
-        return sorted(int(layer) for own, layer, _ in names if own == kind)
+    def _head_table(self, kind: str, layer: int) -> pd.DataFrame:
+        at, examples = f"{kind}/{layer}/", self.sums[f"{kind}/examples"]
+        count, total, square = (self.sums[at + name].sum(1) for name in ("count", "sum", "square"))
+        mean = total / count
+        deviation = (square / count - mean**2).clamp_min(0.0).sqrt()
+        columns = {
+            "head": self._head_numbers(len(mean)), "norm_mean": mean, "norm_sd": deviation,
+            "norm_cv": deviation / mean, "norm_min": self.sums[at + "min"].amin(1),
+            "norm_max": self.sums[at + "max"].amax(1), "entropy_nats": self.sums[at + "entropy"] / examples,
+            "first_token_share": self.sums[at + "first"] / examples,
+        }  # fmt: skip
+        return pd.DataFrame({"kind": kind, "layer": layer} | columns)
 
-    def _head_table(self, kind: str) -> pd.DataFrame:
-        frames = []
-        for layer in self._layers(kind):
-            at = f"{kind}/{layer}/"
-            count, total, square = (self.sums[at + name].sum(1) for name in ("count", "sum", "square"))
-            mean = total / count
-            deviation = (square / count - mean**2).clamp_min(0.0).sqrt()
-            examples = self.sums[f"{kind}/examples"]
-            columns = {
-                "head": self._head_numbers(len(mean)), "norm_mean": mean, "norm_sd": deviation,
-                "norm_cv": deviation / mean, "norm_min": self.sums[at + "min"].amin(1),
-                "norm_max": self.sums[at + "max"].amax(1), "entropy_nats": self.sums[at + "entropy"] / examples,
-                "first_token_share": self.sums[at + "first"] / examples,
-            }  # fmt: skip
-            frames.append(pd.DataFrame({"kind": kind, "layer": layer} | columns))
-        return pd.concat(frames, ignore_index=True)
-
-    def _category_table(self, kind: str) -> pd.DataFrame:
-        frames = []
-        names, examples = self.names, self.sums[f"{kind}/examples"]
-        for layer in self._layers(kind):
-            at = f"{kind}/{layer}/"
-            count, total = self.sums[at + "count"], self.sums[at + "sum"]
-            columns = {
-                "head": [head for head in self._head_numbers(len(count)) for _ in names],
-                "category": list(names) * len(count),
-                "tokens": count.long().flatten(),
-                "weight_share": (self.sums[at + "weight_share"] / examples).flatten(),
-                "norm_sum": (self.sums[at + "norm_sum"] / examples).flatten(),
-                "norm_mean": (total / count).flatten(),
-            }
-            frames.append(pd.DataFrame({"kind": kind, "layer": layer} | columns))
-        return pd.concat(frames, ignore_index=True)
+    def _category_table(self, kind: str, layer: int) -> pd.DataFrame:
+        at, examples = f"{kind}/{layer}/", self.sums[f"{kind}/examples"]
+        count, total = self.sums[at + "count"], self.sums[at + "sum"]
+        columns = {
+            "head": [head for head in self._head_numbers(len(count)) for _ in self.names],
+            "category": list(self.names) * len(count),
+            "tokens": count.long().flatten(),
+            "weight_share": (self.sums[at + "weight_share"] / examples).flatten(),
+            "norm_sum": (self.sums[at + "norm_sum"] / examples).flatten(),
+            "norm_mean": (total / count).flatten(),
+        }
+        return pd.DataFrame({"kind": kind, "layer": layer} | columns)
 
     def _head_numbers(self, count: int) -> list[int]:
         return list(range(count)) if self.heads is None else sorted(set(self.heads))
 
-    def _pair_rows(self, kind: str) -> list[dict[str, Any]]:
+    def _pair_rows(self, kind: str) -> Iterator[dict[str, Any]]:
         table = self.sums[f"{kind}/pairs"][:-1].view(-1, WEIGHTS.size, NORMS.size)
-        rows = []
         for name, counts in [*zip(self.names, table, strict=True), ("all", table.sum(0))]:
-            result = correlation(counts)
-            rows.append({"kind": kind, "category": name, "pairs": result.count} | _describe(result))
-        return rows
+            yield {"kind": kind, "category": name} | _correlate("pairs", counts)
 
-    def _frequency_rows(self, kind: str) -> list[dict[str, Any]]:
-        rows = []
+    def _frequency_rows(self, kind: str) -> Iterator[dict[str, Any]]:
         for what in ("norm", "weight"):
-            result = correlation(self.sums[f"{kind}/frequency.{what}"], self._single(kind))
-            rows.append({"kind": kind, "of": what, "tokens": result.count} | _describe(result))
-        return rows
+            counts = self.sums[f"{kind}/frequency.{what}"]
+            yield {"kind": kind, "of": what} | _correlate("tokens", counts, self._single(kind))
 
 
 _ONE = torch.ones((), dtype=torch.int64)
@@ -291,8 +262,9 @@ def _by_category(x: Tensor, sequences: SequenceKind) -> Tensor:
     return torch.einsum("bhj,bjc->hc", x, sequences.member)
 
 
-def _describe(result: Correlation) -> dict[str, float]:
-    return {"spearman": result.spearman, "error_bound": result.bound}
+def _correlate(counted: str, counts: Tensor, single: Tensor | None = None) -> dict[str, float]:
+    result = correlation(counts, single)
+    return {counted: result.count, "spearman": result.spearman, "error_bound": result.bound}
 
 
 def extremes(heads: pd.DataFrame) -> pd.DataFrame:

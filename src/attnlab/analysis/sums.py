@@ -40,7 +40,8 @@ class Sums:
         """Return the kind and index of every layer that has a sum, in order."""
         if not self.sums:
             raise ValueError("no record was added, so there is no table; call add(record) first")
-        layers = {(kind, int(layer)) for kind, layer, _ in (name.split("/") for name in self.sums)}
+        places = (name.split("/") for name in self.sums if name.count("/") == 2)
+        layers = {(kind, int(layer)) for kind, layer, _ in places}
         return sorted(layers, key=lambda place: (list(KINDS).index(place[0]), place[1]))
 
     def _add(self, name: str, value: Tensor) -> None:
