@@ -139,7 +139,7 @@ def test_a_map_without_bias_or_of_one_vector_is_the_same_in_a_population():
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
-    [({"data": "subst"}, "did you mean 'subset'"), ({"length": 9}, "each once"), ({"length": 0}, "at least one")],
+    [({"data": "subst"}, "did you mean 'subset'"), ({"length": 9}, "length"), ({"length": 0}, "length")],
 )
 def test_a_distribution_that_cannot_be_is_refused(wrong, said):
     with pytest.raises(ValueError, match=said):
