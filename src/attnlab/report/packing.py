@@ -95,23 +95,12 @@ def pack_view(view: View, *, budget: int | None = None) -> dict[str, Any]:
 
 def unpack_view(document: Mapping[str, Any]) -> View:
     """Read a document back as a View, with its rounded numbers. Raises ValueError for another format."""
-    if not isinstance(document, Mapping) or document.get("format") != FORMAT:
-        found = document.get("format") if isinstance(document, Mapping) else type(document).__name__
+    found = document.get("format") if isinstance(document, Mapping) else type(document).__name__
+    if found != FORMAT:
         raise ValueError(f"the document is not a view: its format is {found!r}, expected {FORMAT!r}")
     masks = [_unpack_array(mask, np.uint8) > 0 for mask in document["masks"]]
-    runs = [
-        ViewRun(
-            run["name"],
-            [
-                Frame([_unpack_attention(a, masks) for a in frame["attentions"]], frame["step"])
-                for frame in run["frames"]
-            ],
-            {name: (xs, ys) for name, (xs, ys) in run["curves"].items()},
-            Best(**run["best"]) if run.get("best") else None,
-        )
-        for run in document["runs"]
-    ]
-    return View(document["title"], [_unpack_example(e) for e in document["examples"]], runs, document["notes"])
+    examples = [_unpack_example(example) for example in document["examples"]]
+    return View(document["title"], examples, [_unpack_run(run, masks) for run in document["runs"]], document["notes"])
 
 
 def quantise_map(x: Tensor, levels: int, power: int, *, signed: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -145,13 +134,13 @@ class PackedBlock:
 
     def estimate(self) -> None:
         """Estimate the size from a sample of the rows."""
-        every = 1 + self.map.shape[1] // SAMPLED
-        self._compress_rows(every)
-        self.size = every * (len(self.codes) + len(self.scales)) * 4 / 3
+        self.compress(1 + self.map.shape[1] // SAMPLED)
 
-    def compress(self) -> None:
-        self._compress_rows(1)
-        self.size = (len(self.codes) + len(self.scales)) * 4 / 3
+    def compress(self, every: int = 1) -> None:
+        """Compress the rows, or one of `every` rows."""
+        codes, scales = quantise_map(self.map[:, ::every], *self.ladder[self.rung], signed=self.signed)
+        self.codes, self.scales = zlib.compress(codes.tobytes(), 6), zlib.compress(scales.astype("<f4").tobytes(), 6)
+        self.size = every * (len(self.codes) + len(self.scales)) * 4 / 3
 
     def coarsen(self) -> bool:
         """Use coarser steps until the map gets smaller. Returns whether it did."""
@@ -166,10 +155,6 @@ class PackedBlock:
         about = {"shape": list(self.map.shape), "signed": self.signed, "levels": levels, "power": power}
         return about | {"codes": _encode(self.codes), "scales": _encode(self.scales)}
 
-    def _compress_rows(self, every: int) -> None:
-        codes, scales = quantise_map(self.map[:, ::every], *self.ladder[self.rung], signed=self.signed)
-        self.codes, self.scales = zlib.compress(codes.tobytes(), 6), zlib.compress(scales.astype("<f4").tobytes(), 6)
-
 
 def _fit_budget(blocks: list[PackedBlock], budget: int) -> None:
     """Coarsen the largest map repeatedly until all maps fit, or until none can be coarser.
@@ -178,10 +163,11 @@ def _fit_budget(blocks: list[PackedBlock], budget: int) -> None:
     """
     candidates = list(blocks)
 
-    def coarsen_largest() -> None:
+    def coarsen_largest() -> PackedBlock:
         largest = max(candidates, key=lambda block: block.size)
         if not largest.coarsen():
             candidates.remove(largest)
+        return largest
 
     def is_too_large() -> bool:
         return bool(candidates) and sum(block.size for block in blocks) > budget
@@ -191,11 +177,7 @@ def _fit_budget(blocks: list[PackedBlock], budget: int) -> None:
     for block in blocks:
         block.compress()
     while is_too_large():  # an estimate was too low
-        before = {id(block): block.rung for block in blocks}
-        coarsen_largest()
-        for block in blocks:
-            if block.rung != before[id(block)]:
-                block.compress()
+        coarsen_largest().compress()
 
 
 def _pack_frame(frame: Frame, blocks: list[PackedBlock], masks: dict[bytes, int], run: str) -> dict[str, Any]:
@@ -229,6 +211,12 @@ def _pack_attention(
     }
 
 
+def _unpack_run(stored: Mapping[str, Any], masks: list[np.ndarray]) -> ViewRun:
+    frames = [Frame([_unpack_attention(a, masks) for a in x["attentions"]], x["step"]) for x in stored["frames"]]
+    curves = {name: (xs, ys) for name, (xs, ys) in stored["curves"].items()}
+    return ViewRun(stored["name"], frames, curves, Best(**stored["best"]) if stored.get("best") else None)
+
+
 def _unpack_attention(stored: Mapping[str, Any], masks: list[np.ndarray]) -> ViewAttention:
     maps = {}
     for name, block in stored["maps"].items():
@@ -244,30 +232,20 @@ def _unpack_attention(stored: Mapping[str, Any], masks: list[np.ndarray]) -> Vie
 
 
 def _pack_example(example: ViewExample) -> dict[str, Any]:
-    sides = {
-        name: {"tokens": list(side.tokens), "words": list(side.words), "texts": list(side.texts)}
-        for name, side in example.sides.items()
-    }
-    gold = example.gold
-    links: dict[str, Any] | None = None
-    if gold is not None:
-        links = {"sure": sorted(gold.sure), "possible": sorted(gold.possible)}
-        links |= {"rows": list(gold.rows), "keys": list(gold.keys), "words": gold.words}
-    return {"name": example.name, "sides": sides, "gold": links}
+    packed = asdict(example)
+    if example.gold is not None:
+        packed["gold"] |= {"sure": sorted(example.gold.sure), "possible": sorted(example.gold.possible)}
+    return packed
 
 
 def _unpack_example(stored: Mapping[str, Any]) -> ViewExample:
-    sides = {
-        name: ViewSide(tuple(side["tokens"]), tuple(side["words"]), tuple(side["texts"]))
-        for name, side in stored["sides"].items()
-    }
+    sides = {name: ViewSide(**{part: tuple(x) for part, x in side.items()}) for name, side in stored["sides"].items()}
     gold = stored["gold"]
     if gold is None:
         return ViewExample(stored["name"], sides)
     sure, possible = (frozenset((int(s), int(t)) for s, t in gold[name]) for name in ("sure", "possible"))
-    return ViewExample(
-        stored["name"], sides, ViewGold(sure, possible, tuple(gold["rows"]), tuple(gold["keys"]), gold["words"])
-    )
+    links = ViewGold(sure, possible, tuple(gold["rows"]), tuple(gold["keys"]), gold["words"])
+    return ViewExample(stored["name"], sides, links)
 
 
 def _pack_array(x: np.ndarray) -> dict[str, Any]:

@@ -53,7 +53,10 @@ class Facts:
     facts: Mapping[str, object]
 
     def html(self) -> str:
-        rows = "".join(f"<dt>{escape(str(k))}</dt><dd>{escape(_format_value(v))}</dd>" for k, v in self.facts.items())
+        rows = ""
+        for name, value in self.facts.items():
+            text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+            rows += f"<dt>{escape(str(name))}</dt><dd>{escape(text)}</dd>"
         return f"<dl class='facts'>{rows}</dl>"
 
 
@@ -97,15 +100,15 @@ class Files:
 
 def render_page(title: str, sections: Sequence[tuple[str, Sequence[Part]]]) -> str:
     """Render a title and sections of parts as one HTML document. An empty heading is left out."""
-    headings = [heading for heading, _ in sections if heading]
-    links = "".join(f"<li><a href='#{_name_anchor(n)}'>{escape(h)}</a></li>" for n, h in enumerate(headings))
-    contents = f"<nav aria-label='contents'><ul>{links}</ul></nav>" if len(headings) > 2 else ""
-    parts, number = "", 0
+    links, parts = [], ""
     for heading, body in sections:
-        shown = "".join(part.html() for part in body)
+        parts += "<section>"
         if heading:
-            shown, number = f"<h2 id='{_name_anchor(number)}'>{escape(heading)}</h2>{shown}", number + 1
-        parts += f"<section>{shown}</section>"
+            anchor = f"section-{len(links) + 1}"
+            links.append(f"<li><a href='#{anchor}'>{escape(heading)}</a></li>")
+            parts += f"<h2 id='{anchor}'>{escape(heading)}</h2>"
+        parts += "".join(part.html() for part in body) + "</section>"
+    contents = f"<nav aria-label='contents'><ul>{''.join(links)}</ul></nav>" if len(links) > 2 else ""
     modules = [name for _, body in sections for part in body for name in getattr(part, "modules", ())]
     scripts, styles = join_scripts((*MODULES, *dict.fromkeys(modules))), join_styles()
     allowed = build_policy(scripts=scripts, styles=styles)
@@ -117,13 +120,3 @@ def render_page(title: str, sections: Sequence[tuple[str, Sequence[Part]]]) -> s
     content = f"<header><h1>{escape(title)}</h1></header>{contents}<main>{parts}</main>"
     content += f"<script type='module'>{scripts}</script>"
     return f"<!doctype html><html lang='en'><head>{head}</head><body>{content}</body></html>\n"
-
-
-def _name_anchor(number: int) -> str:
-    return f"section-{number + 1}"
-
-
-def _format_value(value: object) -> str:
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(str, value))
-    return str(value)

@@ -125,8 +125,9 @@ class View:
             for frame in run.frames:
                 for attention in frame.attentions:
                     _check(self.examples, run, attention)
-            if run.best is not None:
-                _check_best(run, run.best)
+                if run.best is not None and not frame.has(run.best):
+                    where = f"{run.best.kind} layer {run.best.layer}, head {run.best.head}"
+                    raise ValueError(f"run {run.name!r} has no {where} at step {frame.step}, but opens with it")
         if not any(frame.attentions for run in self.runs for frame in run.frames):
             raise ValueError("the view has no attention to show: no run has a layer")
 
@@ -163,13 +164,6 @@ def _layer(attention: ViewAttention) -> Layer:
         output_weight=weights.new_full((h, 1, 1), torch.nan), output_bias=None, inputs=states, outputs=states,
         mask=mask[None, None],
     )  # fmt: skip
-
-
-def _check_best(run: ViewRun, best: Best) -> None:
-    for frame in run.frames:
-        if not frame.has(best):
-            where = f"{best.kind} layer {best.layer}, head {best.head}"
-            raise ValueError(f"run {run.name!r} has no {where} at step {frame.step}, but opens with it")
 
 
 def _check(examples: Sequence[ViewExample], run: ViewRun, attention: ViewAttention) -> None:
