@@ -14,7 +14,7 @@ from attnlab.experiments.plan import Workplace
 from attnlab.experiments.seed_run import SeedRun
 from attnlab.studies.snell2021.copying import CopyExperiment, _make_share, fig3, read_seeds, section62
 from attnlab.studies.snell2021.heads import fig6
-from attnlab.studies.snell2021.prediction import choose_weight, prediction, describe_rank, describe_verdicts
+from attnlab.studies.snell2021.prediction import choose_weight, describe_rank, describe_verdicts, prediction
 
 BASE = CopyExperiment(data="subset", length=3, types=5, width=8, steps=4, every=2, examples=8, held_out=8)
 SEEDS = (0, 1, 2)

@@ -5,7 +5,7 @@ import torch
 from item_runs import KnownRows, make_setting
 
 from attnlab.studies.snell2021.copying import read_seeds
-from attnlab.studies.snell2021.keyword import PLACES, KeywordExperiment, fig7, find_early, check_hypothesis
+from attnlab.studies.snell2021.keyword import PLACES, KeywordExperiment, check_hypothesis, fig7, find_early
 
 # at, after, mean, last: Hypothesis 2 at the second measure, Observation 3 at the last
 SECOND = [(0.0, 0.0, 0.0, 0.0), (2.0, 1.0, 0.1, 0.2), (9.0, 11.0, 4.0, 20.0), (3.0, 11.0, 2.5, 20.0)]

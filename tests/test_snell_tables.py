@@ -12,9 +12,18 @@ from item_runs import make_setting
 from scipy.stats import kendalltau
 
 from attnlab.studies.snell2021 import STUDY, published
-from attnlab.studies.snell2021.agreements import CHANCE, DEFINED, NEGATED, ONE, TABLES, ScorePair, read_columns, make_table
+from attnlab.studies.snell2021.agreements import (
+    CHANCE,
+    DEFINED,
+    NEGATED,
+    ONE,
+    TABLES,
+    ScorePair,
+    make_table,
+    read_columns,
+)
 from attnlab.studies.snell2021.frozen import table10
-from attnlab.studies.snell2021.measures import AgreementMeans, select_words, make_mask
+from attnlab.studies.snell2021.measures import AgreementMeans, make_mask, select_words
 from attnlab.studies.snell2021.plan import CORPORA, MULTI, ROLES, SMS, SST
 from attnlab.studies.snell2021.role_run import RoleRun
 from attnlab.studies.snell2021.training_curves import find_peaks
