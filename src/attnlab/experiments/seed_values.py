@@ -11,9 +11,8 @@ from matplotlib.ticker import MaxNLocator
 
 from attnlab.experiments.significance import compute_interval
 from attnlab.experiments.study_page import format_number
-from attnlab.report.figures import OKABE_ITO
+from attnlab.report.figures import MARKERS, OKABE_ITO, escape_dollars
 
-MARKERS, DASHES = "os^Dv", ("-", "--", "-.", ":")
 Values = Mapping[str, Any]  # what was measured of one run
 
 
@@ -87,8 +86,3 @@ def draw_seeds(axis: Any, rows: Mapping[str, Mapping[int, float]], *, first: int
     axis.xaxis.set_major_locator(MaxNLocator(5))
     axis.tick_params(axis="x", labelsize=8)
     axis.grid(alpha=0.3, axis="x")
-
-
-def escape_dollars(text: str) -> str:
-    """Return a text that matplotlib draws as it is: it reads dollars as mathematics."""
-    return text.replace("$", r"\$")

@@ -36,8 +36,7 @@ def draw_word_scores(count: np.ndarray, gain: np.ndarray, common: np.ndarray) ->
     axis.axhline(0.0, color="black", linewidth=0.8)
     if count.max() > 10 * count.min():
         axis.set_xscale("log")
-    axis.set_xlabel("occurrences of the output word")
-    axis.set_ylabel("nats")
+    axis.set(xlabel="occurrences of the output word", ylabel="nats")
     axis.grid(alpha=0.3)
     figure.legend(fontsize=8, loc="outside right upper")
     return figure

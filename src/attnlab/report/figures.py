@@ -16,6 +16,8 @@ from torch import Tensor
 
 from attnlab.report.colours import choose_colormap
 
+OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES, MARKERS = ("-", "--", "-.", ":"), "os^Dv"
 Lines = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # x values and y values by name
 
 
@@ -65,8 +67,8 @@ def draw_panels(panels: Mapping[str, Lines], *, x: str, y: str) -> Figure:
 
 def _plot_lines(axis: Axes, lines: Lines, x: str) -> None:
     for number, (name, (xs, ys)) in enumerate(lines.items()):
-        style, size = ["-", "--", "-.", ":"][number % 4], 7 if len(xs) == 1 else 3
-        axis.plot(xs, ys, style, marker="os^Dv"[number % 5], markersize=size, color=OKABE_ITO[number % 7], label=name)
+        style = {"marker": MARKERS[number % 5], "markersize": 7 if len(xs) == 1 else 3, "color": OKABE_ITO[number % 7]}
+        axis.plot(xs, ys, DASHES[number % 4], label=name, **style)
     axis.set_xlabel(x)
     axis.grid(alpha=0.3)
 
@@ -93,12 +95,11 @@ def draw_scatter(groups: Mapping[str, Sequence[tuple[float, float]]], *, x: str,
     figure = Figure(figsize=(6.2, 3.8), layout="constrained")
     axis = figure.subplots()
     for number, (name, points) in enumerate(groups.items()):
-        marker, colour = "os^Dv"[number % 5], OKABE_ITO[number % 7]
         xs, ys = [point[0] for point in points], [point[1] for point in points]
-        axis.plot(xs, ys, marker, color=colour, alpha=0.7, markersize=5, label=name)
+        colour = OKABE_ITO[number % 7]
+        axis.plot(xs, ys, MARKERS[number % 5], color=colour, alpha=0.7, markersize=5, label=name)
     axis.legend(fontsize=8)
-    axis.set_xlabel(x)
-    axis.set_ylabel(y)
+    axis.set(xlabel=x, ylabel=y)
     axis.grid(alpha=0.3)
     return figure
 
@@ -147,6 +148,3 @@ def escape_dollars(text: str) -> str:
 def _list_letters(file: str) -> frozenset[int]:
     """Return the code points of a font."""
     return frozenset(get_font(file).get_charmap())
-
-
-OKABE_ITO = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]

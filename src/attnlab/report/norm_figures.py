@@ -8,10 +8,9 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from attnlab.report.colours import SEQUENTIAL, choose_colormap
-from attnlab.report.figures import OKABE_ITO, escape_dollars
+from attnlab.report.figures import DASHES, MARKERS, OKABE_ITO, escape_dollars
 
 LABELLED = 40  # largest number of tokens with labels beside a map
-DASHES, MARKERS = ("-", "--", "-.", ":"), "os^Dv"
 
 
 def draw_category_lines(categories: pd.DataFrame) -> Figure:
@@ -52,12 +51,9 @@ def draw_head_maps(categories: pd.DataFrame, category: str) -> Figure:
 
 
 def draw_text_maps(
-    layers: Sequence[str],
-    weights: Sequence[Tensor],
-    norms: Sequence[Tensor],
-    rows: Sequence[str],
+    layers: Sequence[str], weights: Sequence[Tensor], norms: Sequence[Tensor], rows: Sequence[str],
     columns: Sequence[str],
-) -> Figure:
+) -> Figure:  # fmt: skip
     """Draw one text: the weights (i,j) of each layer, mean over heads, above the norms ‖Σ_h α f‖."""
     side = min(3.4, max(1.9, 0.16 * max(len(rows), len(columns))))
     figure = Figure(figsize=(1.0 + side * len(layers), 0.9 + 2.1 * side), layout="constrained")

@@ -8,16 +8,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from attnlab.commands.compare.rows import ComparisonResults, RowResult
-from attnlab.experiments.seed_values import (
-    DASHES,
-    MARKERS,
-    SeedMeasure,
-    draw_measures,
-    draw_seeds,
-    escape_dollars,
-)
+from attnlab.experiments.seed_values import SeedMeasure, draw_measures, draw_seeds
 from attnlab.experiments.significance import compute_interval
-from attnlab.report.figures import OKABE_ITO, draw_curves
+from attnlab.report.figures import DASHES, MARKERS, OKABE_ITO, draw_curves, escape_dollars
 
 PANELS = 4  # measures side by side
 TICKS = 12  # layers with a number under a panel

@@ -10,9 +10,9 @@ from matplotlib.patches import Rectangle
 
 from attnlab.commands.demo import learners as r
 from attnlab.commands.demo.learners import DemoResults, Learner
-from attnlab.experiments.seed_values import DASHES, MARKERS, Values, draw_measures, escape_dollars
+from attnlab.experiments.seed_values import Values, draw_measures
 from attnlab.report.colours import GOLD, choose_colormap
-from attnlab.report.figures import OKABE_ITO
+from attnlab.report.figures import DASHES, MARKERS, OKABE_ITO, escape_dollars
 from attnlab.report.view import ViewGold
 
 COLUMNS = 5  # moments in the figure of maps

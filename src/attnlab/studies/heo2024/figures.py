@@ -8,9 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from attnlab.report.figures import OKABE_ITO
-
-DASHES, MARKERS = ("-", "--", "-.", ":"), "os^Dv"
+from attnlab.report.figures import DASHES, MARKERS, OKABE_ITO
 
 
 def draw_by_layer(lines: Mapping[str, Sequence[Mapping[str, Sequence[float]]]], columns: Sequence[str]) -> Figure:
