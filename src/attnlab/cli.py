@@ -260,7 +260,6 @@ def inspect(
     # one parameter per command-line option
     from attnlab.commands.inspect import inspection as inspecting
     from attnlab.config import parse_numbers
-    from attnlab.provenance import collect_provenance
 
     request = inspecting.InspectionRequest(
         model=model, text=text, pair=pair, file=file, limit=limit, examples=examples, max_length=max_length,
@@ -269,8 +268,8 @@ def inspect(
     )  # fmt: skip
     with Bar(1) as progress:
         page = inspecting.inspect(
-            request, out=out, device=device, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code,
-            command=command_line(), provenance=collect_provenance, progress=progress.tick,
+            request, out=out, device=device, command=command_line(), progress=progress.tick,
+            allow_pickle=allow_pickle, trust_remote_code=trust_remote_code,
         )  # fmt: skip
     if page is not None:
         print(f"report: {page}")

@@ -28,12 +28,13 @@ def check_keys(keys: Iterable[str], known: Iterable[str]) -> None:
             raise ValueError(f"unknown key {key!r}{suggest_nearest(key, known)}; the known keys are {', '.join(known)}")
 
 
-def check_fields(config: Any, *, minima: Mapping[str, int]) -> None:
+def check_fields(config: Any, *, minima: Mapping[str, int] = types.MappingProxyType({})) -> None:
     """Raise ValueError for a field outside its Literal values, or an integer below its minimum, by default 1."""
     for name, hint in get_type_hints(type(config)).items():
         value, minimum = getattr(config, name), minima.get(name, 1)
         if get_origin(hint) is Literal and value not in get_args(hint):
-            raise ValueError(f"{name} must be one of {', '.join(get_args(hint))}, got {value!r}")
+            guess = suggest_nearest(str(value), get_args(hint))
+            raise ValueError(f"{name} must be one of {', '.join(get_args(hint))}, got {value!r}{guess}")
         if hint in (int, int | None) and value is not None and value < minimum:
             raise ValueError(f"{name} must be at least {minimum}, got {value}")
 

@@ -12,7 +12,7 @@ layers' maps. It is not the "layer mean" of the paper's table, which is the mean
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from attnlab.config import suggest_nearest
+from attnlab.config import check_fields
 
 By = Literal["weight", "norm", "probe"]
 RowSetting = Literal["awo", "awi"]
@@ -46,10 +46,7 @@ class Reading:
     head: Place | Rule = "mean"
 
     def __post_init__(self) -> None:
-        for name, value, known in (("by", self.by, get_args(By)), ("setting", self.setting, get_args(RowSetting))):
-            if value not in known:
-                guess = suggest_nearest(value, known)
-                raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}{guess}")
+        check_fields(self)
         if len({place for place in (self.layer, self.head) if place in RULES}) > 1:
             raise ValueError("layer and head must use the same rule: pass highest-norm or best-on for both")
 

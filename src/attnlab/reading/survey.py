@@ -18,19 +18,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlab.analysis.categories import Categories
-from attnlab.analysis.categories import parse_categories as parse_categories
-from attnlab.analysis.frequency import Frequency
-from attnlab.analysis.frequency import parse_counts as parse_frequency
+from attnlab.analysis.categories import Categories, parse_categories
+from attnlab.analysis.frequency import Frequency, parse_counts
 from attnlab.analysis.statistics import Statistics
-from attnlab.files import write_bytes
+from attnlab.config import check_fields
+from attnlab.files import write_text
 from attnlab.reading.reader import TextReader
 from attnlab.reading.text_stream import TextCorpus, TextExample
+from attnlab.tasks.batching import split_chunks
 from attnlab.tasks.text import read_text
 from attnlab.training.run_folder import Checkpoint, DamagedError, read_checkpoint, write_checkpoint
 
 WINDOW = 1024  # number of examples that are sorted by length together
 SECONDS = 30.0  # time between two saves of the sums
+END = 2**62  # the next batch of a finished survey
 
 Progress = Callable[[int, int, str], None]
 
@@ -48,8 +49,7 @@ class SurveyConfig:
     frequency: str | None = None  # path of a file; by default counts of the corpus
 
     def __post_init__(self) -> None:
-        if self.batch_tokens < 1:
-            raise ValueError(f"batch_tokens must be at least 1, got {self.batch_tokens}")
+        check_fields(self, minima={"examples": 0})
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,18 +81,25 @@ def survey(
     counts = None if config.frequency is None else read_text(Path(config.frequency))
     categories, known = _categorize_tokens(reader, groups), {}
     if counts is not None:
-        known = {side: parse_frequency(counts, x.pieces, str(config.frequency)) for side, x in reader.sides.items()}
+        known = {side: parse_counts(counts, x.pieces, str(config.frequency)) for side, x in reader.sides.items()}
     contents = count_tokens(reader, corpus, progress)
     frequency = {side: Frequency.from_counts(known.get(side, here), here) for side, here in contents.counts.items()}
     statistics = Statistics(categories, frequency, layers=config.layers, heads=config.heads)
     about: dict[str, Any] = {"model": reader.name, "weights": digest_weights(reader.model)}
     about |= {"corpus": contents.fingerprint, "groups": groups, "processes": world.num_processes}
     about["counts"] = None if counts is None else hashlib.sha256(counts.encode()).hexdigest()
-    description = _Description(folder / "survey.json", asdict(config) | about)
-    description.check_folder()
+    file, description = folder / "survey.json", json.dumps(asdict(config) | about, indent=1, ensure_ascii=False) + "\n"
+    _check_description(file, description)
     path = folder / "state" / f"{world.process_index}-of-{world.num_processes}.safetensors"
     start = _resume(statistics, path)
     done, saved = start["examples"], time.monotonic()
+
+    def save(next_batch: int) -> None:
+        if not file.exists():
+            write_text(file, description)
+        tensors = {name: x.clone() for name, x in statistics.tensors().items()}  # safetensors refuses shared memory
+        write_checkpoint(Checkpoint(tensors, {"batch": next_batch, "examples": done}), path)
+
     for number, batch in enumerate(iterate_batches(reader, corpus, config.batch_tokens)):
         if number % world.num_processes != world.process_index or number < start["batch"]:
             continue
@@ -100,9 +107,9 @@ def survey(
         done += len(batch)
         progress(min(done * world.num_processes, contents.examples), contents.examples, "examples")
         if time.monotonic() - saved > SECONDS:
-            _save(statistics, description, path, number + 1, done)
+            save(number + 1)
             saved = time.monotonic()
-    _save(statistics, description, path, _END, done)
+    save(END)
     return _join_processes(statistics, world), contents
 
 
@@ -125,7 +132,7 @@ def count_tokens(reader: TextReader, corpus: TextCorpus, progress: Progress) -> 
     """Count the tokens of a corpus. Raises ValueError for texts that the model cannot read, before it runs."""
     counts = {side: torch.zeros(len(tokens.pieces), dtype=torch.int64) for side, tokens in reader.sides.items()}
     examples, digest = 0, hashlib.sha256()
-    for window in corpus.windows(WINDOW):
+    for window in split_chunks(corpus, WINDOW):
         digest.update(b"".join(example.content for example in window))
         for side, rows in reader.encode_examples(window).items():
             counts[side] += torch.bincount(torch.tensor([t for row in rows for t in row]), minlength=len(counts[side]))
@@ -141,7 +148,7 @@ def count_tokens(reader: TextReader, corpus: TextCorpus, progress: Progress) -> 
 
 def iterate_batches(reader: TextReader, corpus: TextCorpus, tokens: int) -> Iterator[list[TextExample]]:
     """Yield batches of examples of similar length, with at most this number of tokens, padding included."""
-    for window in corpus.windows(WINDOW):
+    for window in split_chunks(corpus, WINDOW):
         sides = list(reader.encode_examples(window).values())
         lengths = [max(len(rows[k]) for rows in sides) for k in range(len(window))]
         batch: list[int] = []
@@ -163,31 +170,15 @@ def digest_weights(model: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class _Description:
-    """The description of a survey in its folder: survey.json."""
-
-    path: Path
-    values: dict[str, Any]
-
-    @property
-    def _text(self) -> str:
-        return json.dumps(self.values, indent=1, ensure_ascii=False) + "\n"
-
-    def check_folder(self) -> None:
-        """Raise ValueError if the folder contains another survey."""
-        if not self.path.exists():
-            return
-        old, new = json.loads(self.path.read_text(encoding="utf-8")), json.loads(self._text)
-        if differing := [key for key in new if old.get(key) != new[key]]:
-            shown = "; ".join(f"{key}: {old.get(key)!r} there, {new[key]!r} now" for key in differing[:3])
-            raise ValueError(
-                f"{self.path.parent} contains another inspection ({shown}); choose another --out, or delete the folder"
-            )
-
-    def write(self) -> None:
-        if not self.path.exists():
-            write_bytes(self.path, self._text.encode())
+def _check_description(file: Path, description: str) -> None:
+    """Raise ValueError if the file describes another survey."""
+    if not file.exists():
+        return
+    old, new = json.loads(file.read_text(encoding="utf-8")), json.loads(description)
+    if differing := [key for key in new if old.get(key) != new[key]]:
+        shown = "; ".join(f"{key}: {old.get(key)!r} there, {new[key]!r} now" for key in differing[:3])
+        another = f"{file.parent} contains another inspection ({shown})"
+        raise ValueError(f"{another}; choose another --out, or delete the folder")
 
 
 def _categorize_tokens(reader: TextReader, groups: dict[str, list[str]] | None) -> dict[str, Categories]:
@@ -200,9 +191,6 @@ def _categorize_tokens(reader: TextReader, groups: dict[str, list[str]] | None) 
     return {side: categories[id(tokens)] for side, tokens in reader.sides.items()}
 
 
-_END = 2**62  # the next batch of a finished survey
-
-
 def _resume(statistics: Statistics, path: Path) -> dict[str, int]:
     """Add the saved sums to the statistics and return the position to resume from."""
     if not path.exists():
@@ -213,12 +201,6 @@ def _resume(statistics: Statistics, path: Path) -> dict[str, int]:
         raise ValueError(f"{error}; delete the file to count its part again") from None
     statistics.merge(stored.tensors)
     return stored.state
-
-
-def _save(statistics: Statistics, description: _Description, path: Path, batch: int, examples: int) -> None:
-    description.write()
-    tensors = {name: x.clone() for name, x in statistics.tensors().items()}  # safetensors refuses shared memory
-    write_checkpoint(Checkpoint(tensors, {"batch": batch, "examples": examples}), path)
 
 
 def _join_processes(statistics: Statistics, world: Any) -> Statistics:

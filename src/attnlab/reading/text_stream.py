@@ -34,14 +34,7 @@ class TextCorpus:
     limit: int | None = None
 
     def __iter__(self) -> Iterator[TextExample]:
-        examples = iter(self.given) if self.file is None else read_examples(self.file)
-        return islice(examples, self.limit)
-
-    def windows(self, size: int) -> Iterator[list[TextExample]]:
-        """Yield lists of at most size examples."""
-        remaining = iter(self)
-        while window := list(islice(remaining, size)):
-            yield window
+        return islice(self.given if self.file is None else read_examples(self.file), self.limit)
 
 
 def read_examples(path: Path) -> Iterator[TextExample]:

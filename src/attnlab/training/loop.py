@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from attnlab.config import check_fields
 from attnlab.tasks.task import PAD, Task
 from attnlab.training import optimisers as optimise
 from attnlab.training.batches import Batches
@@ -67,21 +68,13 @@ class TrainConfig:
     compile: Literal["no", "dynamic", "static"] = "dynamic"  # for captured blocks; static: once per width
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_tokens", "accumulate", "evaluate_every", "checkpoint_every", "log_every", "rungs"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("batch_examples", "period", "patience"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1 or none, got {value}")
-        if self.keep_last < 0:
-            raise ValueError(f"keep_last must be at least 0, got {self.keep_last}")
+        check_fields(self, minima={"keep_last": 0, "warmup": 0, "seed": 0})
         if late := [step for step in self.evaluate_at if not 1 <= step <= self.steps]:
             raise ValueError(f"evaluate_at must be between 1 and steps={self.steps}, got {late[0]}")
         if not 0.0 <= self.label_smoothing < 1.0:
             raise ValueError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
-        if self.lr <= 0 or self.clip < 0 or self.warmup_steps < 0:
-            values = f"lr={self.lr} clip={self.clip} warmup={self.warmup}"
-            raise ValueError(f"lr must be above 0, clip and warmup at least 0, got {values}")
+        if self.lr <= 0 or self.clip < 0:
+            raise ValueError(f"lr must be above 0 and clip at least 0, got lr={self.lr} clip={self.clip}")
 
     @property
     def warmup_steps(self) -> int:

@@ -27,6 +27,7 @@ from attnlab.training.loop import TrainConfig
 MODELS: dict[str, Any] = {"translation": "translator", "language": "language-model", "classification": "classifier"}
 # fields of a model that the user does not set: they come from the task or from model=
 FROM_TASK = ("model", "path", "vocabulary", "target_vocabulary", "classes", "padding", "max_length")
+PARTS = ("data", "model", "training", "decoding")
 SMALL: dict[str, Any] = {"layers": 3, "width": 256, "heads": 4, "feed_forward": 1024}
 
 
@@ -51,7 +52,7 @@ class Recipe:
 
     def values(self) -> dict[str, Any]:
         """Return every value, as it is stored with the run."""
-        parts = {part: asdict(getattr(self, part)) for part in ("data", "model", "training", "decoding")}
+        parts = {part: asdict(getattr(self, part)) for part in PARTS}
         return {"task": self.task, **parts} | ({"code": code} if (code := self.code()) else {})
 
     def code(self) -> dict[str, str]:
@@ -78,47 +79,34 @@ class Recipe:
                 del sizes["target_vocabulary"]
         if isinstance(self.model, TransformerConfig) and self.model.positions == "learned":
             longest = _longest(task)
-            sizes["max_length"] = (
-                2 * longest + 21 if task.architecture == "translation" else longest
-            )  # decoding may go this far
+            decodes = task.architecture == "translation"
+            sizes["max_length"] = 2 * longest + 21 if decodes else longest  # decoding may go this far
         return replace(self.model, model=MODELS[task.architecture], **sizes)
 
 
 SNELL = TrainConfig(lr=1e-3, betas=(0.9, 0.999), schedule="constant", warmup=0, precision="fp32")
 COPYING = replace(SNELL, steps=200, batch_examples=128, evaluate_every=10, checkpoint_every=50, log_every=10)
-TRAINING: dict[str, tuple[TrainConfig, DecodeConfig]] = {
-    "iwslt14": (
-        TrainConfig(
-            steps=25_000, batch_tokens=4096, accumulate=4, optimiser="adamw", weight_decay=1e-4, lr=5e-4, warmup=4000,
-            label_smoothing=0.1, evaluate_every=250, checkpoint_every=250,
-        ),
-        DecodeConfig(beam=5),
+TRAINING: dict[str | None, TrainConfig] = {  # by preset
+    "iwslt14": TrainConfig(
+        steps=25_000, batch_tokens=4096, accumulate=4, optimiser="adamw", weight_decay=1e-4, lr=5e-4, warmup=4000,
+        label_smoothing=0.1, evaluate_every=250, checkpoint_every=250,
     ),
-    "wmt14": (
-        TrainConfig(
-            steps=275_000, batch_tokens=4096, accumulate=8, optimiser="adam", lr=7e-4, warmup=4000, label_smoothing=0.1,
-            evaluate_every=1000, checkpoint_every=1000, keep_last=10, seed=2,
-        ),
-        DecodeConfig(beam=4, length_penalty=0.6, average=10),
+    "wmt14": TrainConfig(
+        steps=275_000, batch_tokens=4096, accumulate=8, optimiser="adam", lr=7e-4, warmup=4000, label_smoothing=0.1,
+        evaluate_every=1000, checkpoint_every=1000, keep_last=10, seed=2,
     ),
-    "wikitext103": (
-        TrainConfig(
-            steps=286_000, batch_tokens=4096, accumulate=16, optimiser="nag", lr=1.0, schedule="cosine", warmup=16_000,
-            period=270_000, period_multiply=2.0, period_shrink=0.75, min_lr=1e-4, clip=0.1, evaluate_every=5000,
-            checkpoint_every=1000,
-        ),
-        DecodeConfig(),
+    "wikitext103": TrainConfig(
+        steps=286_000, batch_tokens=4096, accumulate=16, optimiser="nag", lr=1.0, schedule="cosine", warmup=16_000,
+        period=270_000, period_multiply=2.0, period_shrink=0.75, min_lr=1e-4, clip=0.1, evaluate_every=5000,
+        checkpoint_every=1000,
     ),
-    "lstm": (
-        replace(SNELL, steps=36_260, batch_examples=16, evaluate_every=2000, checkpoint_every=2000),
-        DecodeConfig(beam=5, length_penalty=0.0),
-    ),
-    "lstm-copy": (COPYING, DecodeConfig(beam=5, length_penalty=0.0)),
-    "lstm-multi-head": (COPYING, DecodeConfig(beam=5, length_penalty=0.0)),
-    "lstm-classifier": (
-        replace(SNELL, steps=4000, batch_examples=32, evaluate_every=250, checkpoint_every=250), DecodeConfig()
-    ),
+    "lstm": replace(SNELL, steps=36_260, batch_examples=16, evaluate_every=2000, checkpoint_every=2000),
+    "lstm-copy": COPYING,
+    "lstm-multi-head": COPYING,
+    "lstm-classifier": replace(SNELL, steps=4000, batch_examples=32, evaluate_every=250, checkpoint_every=250),
 }  # fmt: skip
+DECODING: dict[str | None, DecodeConfig] = {"wmt14": DecodeConfig(beam=4, length_penalty=0.6, average=10)}
+DECODING |= dict.fromkeys(("lstm", "lstm-copy", "lstm-multi-head"), DecodeConfig(beam=5, length_penalty=0.0))
 DATA: dict[tuple[str, str | None], dict[str, Any]] = {  # a preset's data, unless data= is given
     ("translation", "iwslt14"): {"data": "iwslt14", "subwords": "bpe", "joint": False},
     ("translation", "wmt14"): {"data": "wmt14", "subwords": "bpe", "vocabulary": 32_768},
@@ -139,7 +127,7 @@ def resolve_recipe(task: str, values: Mapping[str, str]) -> Recipe:
         parts = _new_model_parts(task, preset, crossing="cross_attention" in given)
     else:
         parts = _fine_tuning_parts(task, preset, given)
-    owner = {f.name: part for part in reversed(parts) for f in fields(parts[part]) if _is_user_key(part, f.name)}
+    owner = _map_keys(parts)
     attention = given.get("attention", parts["model"].attention)
     options = {key: text for key, text in given.items() if key not in owner}
     decided = FROM_MODEL if isinstance(parts["model"], TunedConfig) else ("layer", "dropout")
@@ -159,13 +147,8 @@ def resolve_recipe(task: str, values: Mapping[str, str]) -> Recipe:
 def list_keys(task: str) -> list[tuple[str, Any, str]]:
     """Return (key, default, part) for every key of `attnlab train TASK`, without the options of attentions."""
     recipe = resolve_recipe(task, {})
-    parts = {part: getattr(recipe, part) for part in ("data", "model", "training", "decoding")}
-    rows: dict[str, tuple[str, Any, str]] = {}
-    for part, config in parts.items():
-        for f in fields(config):
-            if _is_user_key(part, f.name):
-                rows.setdefault(f.name, (f.name, getattr(config, f.name), part))
-    return list(rows.values())
+    owner = _map_keys({part: getattr(recipe, part) for part in PARTS})
+    return [(key, getattr(getattr(recipe, part), key), part) for key, part in owner.items()]
 
 
 def restore_recipe(values: Mapping[str, Any]) -> Recipe:
@@ -184,7 +167,7 @@ def _new_model_parts(task: str, preset: str | None, *, crossing: bool) -> dict[s
     """
     kind: Literal["translator", "classifier"] = "translator" if crossing else "classifier"
     model = PRESETS[preset] if preset else TransformerConfig(model=kind, vocabulary=4, **SMALL)
-    training, decoding = TRAINING.get(preset or "", (TrainConfig(), DecodeConfig()))
+    training, decoding = TRAINING.get(preset, TrainConfig()), DECODING.get(preset, DecodeConfig())
     data = replace(TASKS[task].config_type(), **DATA.get((task, preset), {}))
     if isinstance(model, LSTMConfig) and isinstance(data, TranslationConfig):
         data = replace(data, source_begin=True)
@@ -225,8 +208,14 @@ def _longest(task: Task) -> int:
     return max(int(n.max()) for part in ("train", "valid") for n in task.get_lengths(part))
 
 
-def _is_user_key(part: str, name: str) -> bool:
-    return part != "model" or (name not in FROM_TASK and not name.endswith("_options"))
+def _map_keys(parts: Mapping[str, Any]) -> dict[str, str]:
+    """Return the part that each key of the user belongs to: the first part that has a field of that name."""
+    owner: dict[str, str] = {}
+    for part, config in parts.items():
+        for f in fields(config):
+            if part != "model" or (f.name not in FROM_TASK and not f.name.endswith("_options")):
+                owner.setdefault(f.name, part)
+    return owner
 
 
 def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,16 +1,14 @@
 """Inspect a model on a text, a pair or a file: statistics over all examples, and full maps of some."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from attnlab.commands.inspect.inspection_page import ShownText, write_report
+from attnlab.commands.inspect.inspection_page import write_report
 from attnlab.config import compute_digest
-from attnlab.reading.reader import TextReader, open_reader
+from attnlab.provenance import collect_provenance
+from attnlab.reading.reader import open_reader
 from attnlab.reading.survey import Progress, SurveyConfig, find_processes, survey
 from attnlab.reading.text_stream import TextCorpus, TextExample
 
@@ -35,9 +33,6 @@ class InspectionRequest(SurveyConfig):
             raise ValueError(f"pass one of --text, --pair and --file, got {' and '.join(given) or 'none'}")
         if not all(side.strip() for side in (self.pair or (self.text if self.text is not None else "a",))):
             raise ValueError(f"--{given[0]} is empty: pass some text")
-        for name, least in (("limit", 1), ("examples", 0)):
-            if getattr(self, name) is not None and getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
         if self.file is None and (self.limit is not None or self.examples):
             raise ValueError("--limit and --examples need --file")
 
@@ -61,33 +56,26 @@ def inspect(
     *,
     out: Path | None = None,
     device: str = "auto",
-    allow_pickle: bool = False,
-    trust_remote_code: bool = False,
     command: str = "",
-    provenance: Callable[[torch.device], Mapping[str, Any]] = lambda device: {},
     progress: Progress = lambda done, total, what: None,
-    reader: TextReader | None = None,
+    **how: bool,
 ) -> Path | None:
     """Inspect a model, write the report and return its path; None in all processes but the first.
 
-    command      the command line, which the report shows
-    provenance   returns versions and hardware of a device, which the report shows
+    command   the command line, which the report shows
+    how       allow_pickle and trust_remote_code, for Hugging Face models
     """
     folder, corpus = out or request.folder, request.corpus
     if folder.is_file():
         raise ValueError(f"--out {folder} is a file: pass a folder")
-    how: dict[str, Any] = {"device": device, "dtype": request.dtype, "max_length": request.max_length}
-    reader = reader or open_reader(request.model, **how, allow_pickle=allow_pickle, trust_remote_code=trust_remote_code)
+    reader = open_reader(request.model, device=device, dtype=request.dtype, max_length=request.max_length, **how)
     config = SurveyConfig(**{name: getattr(request, name) for name in asdict(SurveyConfig())})
     statistics, contents = survey(reader, corpus, config, folder, progress=progress)
     if not find_processes(reader).is_main_process:
         return None
     count = 1 if request.file is None else request.examples
-    shown = [
-        ShownText(number, reader.record([example]).to("cpu"), request.heads, request.layers)
-        for number, example in enumerate(islice(corpus, count), start=1)
-    ]
+    records = [reader.record([example]).to("cpu") for example in islice(corpus, count)]
     about: dict[str, Any] = {"model": reader.name, "text": request.text, "pair": request.pair, "file": request.file}
     about |= {"examples": contents.examples, "tokens": contents.tokens, "corpus_sha256": contents.fingerprint}
     about |= asdict(config)
-    return write_report(folder, about, statistics.tables(), shown, command, provenance(reader.device))
+    return write_report(folder, about, statistics.tables(), records, command, collect_provenance(reader.device))

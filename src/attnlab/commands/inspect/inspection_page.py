@@ -12,7 +12,6 @@ Every file is written atomically.
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from matplotlib.figure import Figure
 from attnlab.analysis.contribution import norms
 from attnlab.analysis.contribution_table import contribution, read_side, select_layers
 from attnlab.analysis.statistics import extremes
-from attnlab.files import write_bytes
+from attnlab.files import write_bytes, write_text
 from attnlab.reading.maps import HEAD_CELLS, build_view, join_views, name_model
 from attnlab.records.record import KINDS, Layer, Record
 from attnlab.report.drawing import save_figure
@@ -31,6 +30,8 @@ from attnlab.report.norm_figures import draw_category_lines, draw_head_maps, dra
 from attnlab.report.page import Command, Facts, Files, Part, Picture, Table, Text, render_page
 from attnlab.report.view import View
 from attnlab.report.viewer_html import Viewer
+
+Numbers = tuple[int, ...] | None
 
 FORMAT = "attnlab-inspection-1"
 LAYERS_PER_FIGURE = 6
@@ -74,48 +75,44 @@ SCHEMA: dict[str, dict[str, str]] = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class ShownText:
-    """One text that the page shows with full maps: its number from 1, its Record, and the heads and layers to show."""
-
-    number: int
-    record: Record
-    heads: tuple[int, ...] | None
-    layers: tuple[int, ...] | None
-
-
 def write_report(
     folder: Path,
     about: Mapping[str, Any],
     tables: Mapping[str, pd.DataFrame],
-    shown: Sequence[ShownText],
+    shown: Sequence[Record],
     command: str,
     provenance: Mapping[str, Any],
 ) -> Path:
-    """Write all files and return the path of the page. about: settings of the inspection; provenance: versions etc."""
+    """Write all files and return the path of the page.
+
+    about        settings of the inspection, among them the layers and heads to show
+    shown        Records of the texts that the page shows with full maps
+    provenance   versions and hardware
+    """
     for name, table in tables.items():
         write_table(folder / "tables" / name, table)
     whole = {"format": FORMAT, "about": dict(about), "schema": SCHEMA}
     whole["tables"] = {name: _to_rows(table) for name, table in tables.items()}
     text = json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False)
-    write_bytes(folder / "statistics.json", (text + "\n").encode())
+    write_text(folder / "statistics.json", text + "\n")
     sections: list[tuple[str, Sequence[Part]]] = []
     if shown:
         # the page shows the pictures of the first text, and names the files of all
-        first, *others = [_write_example(folder / "examples" / str(one.number), one) for one in shown]
+        places = about["layers"], about["heads"]
+        first, *others = [_write_example(folder, number, one, *places) for number, one in enumerate(shown, start=1)]
         files = [part for parts in others for part in parts if not isinstance(part, Picture)]
-        sections.append(("What the model attends to", [*_build_viewer(shown), *first, *files]))
+        sections.append(("What the model attends to", [*_build_viewer(shown, *places), *first, *files]))
     sections += _build_sections(folder, tables)
     facts = {key: value for key, value in {**about, **provenance}.items() if value is not None}
     sections.append(("How to reproduce this page", [Command(command), Facts(facts)]))
     report = folder / "report.html"
-    write_bytes(report, render_page(f"attnlab inspect: {name_model(str(about['model']))}", sections).encode())
+    write_text(report, render_page(f"attnlab inspect: {name_model(str(about['model']))}", sections))
     return report
 
 
 def write_table(stem: Path, table: pd.DataFrame) -> None:
     """Write stem.csv, and stem.parquet if pyarrow is installed."""
-    write_bytes(stem.with_suffix(".csv"), table.to_csv(index=False, lineterminator="\n").encode())
+    write_text(stem.with_suffix(".csv"), table.to_csv(index=False, lineterminator="\n"))
     if find_spec("pyarrow") is not None:
         buffer = io.BytesIO()
         table.to_parquet(buffer, index=False)
@@ -149,48 +146,46 @@ def _build_sections(folder: Path, tables: Mapping[str, pd.DataFrame]) -> list[tu
     return [*sections, ("Numbers", numbers)]
 
 
-def _build_viewer(shown: Sequence[ShownText]) -> list[Part]:
+def _build_viewer(shown: Sequence[Record], layers: Numbers, heads: Numbers) -> list[Part]:
     """Build the viewer of the texts, with as many texts as a page can hold."""
     views: list[View] = []
     cells = 0
-    for one in shown:
-        view = build_view(one.record, layers=one.layers, heads=one.heads)
+    for record in shown:
+        view = build_view(record, layers=layers, heads=heads)
         cells += view.cells
         if views and cells > HEAD_CELLS:
             break
         views.append(view)
-    left = ", ".join(str(one.number) for one in shown[len(views) :])
+    left = ", ".join(str(number + 1) for number in range(len(views), len(shown)))
     note: list[Part] = [Text(f"The viewer omits text {left}, because the page would be too large.")] if left else []
     return [Viewer(join_views(views)), *note]
 
 
-def _write_example(folder: Path, shown: ShownText) -> list[Part]:
+def _write_example(folder: Path, number: int, record: Record, layers: Numbers, heads: Numbers) -> list[Part]:
     """Write the maps and tables of one text. Return its pictures and links to its files."""
-    record, where = shown.record, f"{folder.parent.name}/{folder.name}"
+    where = f"examples/{number}"
     pictures: list[Part] = []
     files: dict[str, str] = {}
     for kind in dict.fromkeys(record.kinds):
-        layers = list(select_layers(record, [kind], shown.layers))
-        for start in range(0, len(layers), LAYERS_PER_FIGURE):
-            some = layers[start : start + LAYERS_PER_FIGURE]
+        known = list(select_layers(record, [kind], layers))
+        for start in range(0, len(known), LAYERS_PER_FIGURE):
+            some = known[start : start + LAYERS_PER_FIGURE]
             caption = (
-                f"Text {shown.number}, {kind}: for each layer, the mean weight of the heads above the norm of what the "
+                f"Text {number}, {kind}: for each layer, the mean weight of the heads above the norm of what the "
                 "layer takes. Each row is a query; the strongest colour marks the key it reads most"
             )
-            name = f"maps-{kind}-{some[0].index}"
+            name = f"{where}/maps-{kind}-{some[0].index}"
             pictures.append(save_figure(folder / name, _draw_maps(record, some), caption))
-            files[f"{where}/{name}.pdf"] = f"text {shown.number}, {kind}: the maps as PDF"
-    write_table(folder / "layers", contribution(record, level="layer", layers=shown.layers))
-    files[f"{where}/layers.csv"] = f"text {shown.number}: every weight and norm, heads together"
-    pairs = sum(
-        layer.context.shape[2] * layer.grouped_values.shape[2] for layer in select_layers(record, None, shown.layers)
-    )
-    rows = pairs * (record.layers[0].context.shape[1] if shown.heads is None else len(shown.heads))
+            files[f"{name}.pdf"] = f"text {number}, {kind}: the maps as PDF"
+    write_table(folder / where / "layers", contribution(record, level="layer", layers=layers))
+    files[f"{where}/layers.csv"] = f"text {number}: every weight and norm, heads together"
+    shapes = [(x.context.shape[2], x.grouped_values.shape[2]) for x in select_layers(record, None, layers)]
+    rows = sum(i * j for i, j in shapes) * (record.layers[0].context.shape[1] if heads is None else len(heads))
     if rows > MAX_ROWS:
         note = Text(f"The table of single heads is not written: it has {rows:,} rows. Choose --layers or --heads.")
         return [*pictures, Files(files), note]
-    write_table(folder / "heads", contribution(record, layers=shown.layers, heads=shown.heads))
-    files[f"{where}/heads.csv"] = f"text {shown.number}: every weight and norm of each head"
+    write_table(folder / where / "heads", contribution(record, layers=layers, heads=heads))
+    files[f"{where}/heads.csv"] = f"text {number}: every weight and norm of each head"
     return [*pictures, Files(files)]
 
 
@@ -198,14 +193,11 @@ def _draw_maps(record: Record, layers: Sequence[Layer]) -> Figure:
     """Draw weights and norms of the first example in layers of one kind."""
     sizes = layers[0].context.shape[2], layers[0].grouped_values.shape[2]
     query, key = (read_side(record, name, 0, n, False) for name, n in zip(KINDS[layers[0].kind], sizes, strict=True))
-    found = [norms(layer) for layer in layers]
+    titles, computed = [f"layer {layer.index}" for layer in layers], [norms(layer) for layer in layers]
     weights, sums = (
-        [x[0][query.places][:, key.places] for x in maps]
-        for maps in ([n.weight for n in found], [n.layer for n in found])
+        [getattr(x, name)[0][query.places][:, key.places] for x in computed] for name in ("weight", "layer")
     )
-    return draw_text_maps(
-        [f"layer {layer.index}" for layer in layers], weights, sums, list(query.labels), list(key.labels)
-    )
+    return draw_text_maps(titles, weights, sums, list(query.labels), list(key.labels))
 
 
 def _format_table(table: pd.DataFrame) -> Table:

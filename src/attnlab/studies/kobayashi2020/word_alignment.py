@@ -120,13 +120,12 @@ def make_recipe(attention: str, seed: int, setting: Setting) -> Recipe:
     """
     if setting.scale == "full":
         model: Any = replace(PRESETS["iwslt14"], attention=attention)
-        base, decoding = TRAINING["iwslt14"]
         training = replace(
-            base, steps=5000, batch_tokens=16_384, accumulate=1, lr=7e-4, warmup=2000, schedule="cosine",
+            TRAINING["iwslt14"], steps=5000, batch_tokens=16_384, accumulate=1, lr=7e-4, warmup=2000, schedule="cosine",
             evaluate_every=500, checkpoint_every=1000, seed=seed,
         )  # fmt: skip
         model, data = replace(model, vocabulary=4, target_vocabulary=4), configure_europarl(setting.place)
-        return Recipe("translation", data, model, training, decoding)
+        return Recipe("translation", data, model, training, DecodeConfig())
     layers, width, steps = setting.at(smoke=(2, 64, 120), small=(3, 128, 1500), full=(0, 0, 0))
     small = TransformerConfig(
         model="translator", vocabulary=4, attention=attention, layers=layers, width=width, heads=2,

@@ -20,7 +20,7 @@ from attnlab.experiments.study import Scale
 from attnlab.models.presets import PRESETS
 from attnlab.tasks.classification import ClassificationConfig
 from attnlab.tasks.translation import TranslationConfig
-from attnlab.training.recipe import TRAINING, Recipe
+from attnlab.training.recipe import DECODING, TRAINING, DecodeConfig, Recipe
 
 ROLES = {"A": 20, "B": 13, "C": 14, "D": 15, "E": 16, "F": 17, "uniform": 12, "frozen": 18, "additive": 19}
 CHANGES = {"uniform": {"attention": "uniform"}, "frozen": {"trained": "attention"}, "additive": {"combine": "add"}}
@@ -109,7 +109,7 @@ class LstmCorpus:
         model: dict[str, Any] = dict(CHANGES.get(role, {}))
         if size.width is not None:
             model |= {"width": size.width, "embedding_width": size.width}
-        training, decoding = TRAINING[preset]
+        training, decoding = TRAINING[preset], DECODING.get(preset, DecodeConfig())
         steps = size.measured_at[-1]
         training = replace(
             training,
