@@ -22,7 +22,7 @@ from attnlab.cli import app
 from attnlab.mechanisms import MECHANISMS
 from attnlab.models.presets import PRESETS
 from attnlab.models.transformer import build
-from attnlab.report import packing as packed
+from attnlab.report.packing import pack_view
 from attnlab.studies import STUDIES
 from attnlab.tasks import TASKS
 
@@ -195,9 +195,14 @@ def test_the_reference_has_what_pages_speak_of(site):
         assert name in seen, name
 
 
-def test_the_viewer_s_page_has_the_json_as_it_is_documented_in_the_code():
-    block = (packed.__doc__ or "").split("little-endian:\n\n")[1].rstrip()
-    assert block in written("viewer"), "docs/viewer.md, The JSON: copy the block of attnlab/report/packing.py"
+def test_the_viewer_s_page_names_every_key_of_the_json():
+    record = attnlab.record(build(PRESETS["tiny"]).eval(), torch.tensor([[3, 4, 5]]))
+    document, page = pack_view(attnlab.show(record).view), written("viewer").split("## The JSON")[1]
+    run, example = document["runs"][0], document["examples"][0]
+    attention = run["frames"][0]["attentions"][0]
+    parts = document, run, run["frames"][0], attention, attention["maps"]["weight"], example, example["sides"]["target"]
+    for key in {key for part in parts for key in part}:
+        assert f'"{key}"' in page, key
 
 
 @docs

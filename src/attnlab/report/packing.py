@@ -12,17 +12,7 @@ So a shown number is within half a step of the true one: (s/levels)/2 for power 
 With 255 levels this is below 1 % of every number above 0.16 s. A row of equal numbers is exact. Maps get the finest
 steps of LADDER that fit the budget; the largest map becomes coarser first. The document names the steps of each map.
 
-The document (format attnlab-view-1). Arrays are deflated (zlib), then encoded in base64, little-endian:
-
-    {"format", "title", "notes": […], "measures": {name: [label, what it is]}, "statistics": {name: label},
-     "kinds": {kind: [query side, key side]}, "masks": [{"shape": [i,j], "data": u8}],
-     "examples": [{"name", "sides": {"source": {"tokens": […], "words": […], "texts": […]}}, "gold": null or
-                   {"sure": [[source, target]], "possible": […], "rows": […], "keys": […], "words": n}}],
-     "runs": [{"name", "curves": {name: [steps, values]}, "best": null or {"kind", "layer", "head", "why"},
-               "frames": [{"step": n or null, "attentions": [
-         {"example", "kind", "index": n or null, "heads": […], "mask": n or null, "statistics": {name: [a head each]},
-          "vector": null or {"shape": [h,j], "data": f32},
-          "maps": {name: {"shape": [h,i,j], "signed", "levels", "power", "codes": u8 or i8, "scales": f32 (h,i)}}}]}]}]}
+docs/viewer.md describes the document (format attnlab-view-1). Arrays are deflated (zlib), then encoded in base64.
 """
 
 import base64

@@ -29,7 +29,7 @@ class Viewer:
         )
 
     def json(self) -> str:
-        """Return the JSON document that packing.py describes."""
+        """Return the JSON document that docs/viewer.md describes."""
         document = pack_view(self.view, budget=self.budget)
         return json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
