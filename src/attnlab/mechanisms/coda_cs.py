@@ -6,8 +6,6 @@ It shows the effect of the noise alone. Layers pass nothing on, so the fused ker
 Without noise, any impl but "reference" computes plain softmax attention.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -33,15 +31,14 @@ class CodaCS(Mechanism):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         self.check(q, k, mask, at, v)
-        rate, noisy = self.dropout if self.training else 0.0, self.training or self.sample_seed is not None
-        if self.impl != "reference" and not noisy:
+        if self.impl != "reference" and not self.training and self.sample_seed is None:
             kernel = self.wants_kernels(q) and find_gap(q, k, v, at, bias) is None
-            options: dict[str, Any] = {"causal": causal, "at": at, "bias": bias, "scale": self.scale, "dropout": rate}
-            return attend(q, k, v, mask, kernel=kernel, **options), None
+            return attend(self, q, k, v, mask, causal=causal, at=at, bias=bias, kernel=kernel), None
         if not self.wants_kernels(q) or not is_case_covered(self, q, k, v, None, at=at, bias=bias):
             return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
         from attnlab.mechanisms.kernels.coda_cs import noisy_softmax
 
         seed, layer = noise_seed(self, q.device)
+        rate = self.dropout if self.training else 0.0
         dropping = torch.randint(2**62, (), device=q.device) if rate else None
         return noisy_softmax(q, k, v, mask, seed, dropping, causal, self.scale, rate, layer)[0], None

@@ -86,15 +86,14 @@ class DaGPAM(Mechanism):
         self.check(q, k, mask, at, v)
         if self.impl == "reference":
             return self.mix_branches(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
-        options: dict[str, Any] = {"causal": causal, "at": at, "bias": repeat_bias(bias), "scale": self.scale}
-        options["dropout"] = self.dropout if self.training else 0.0
+        options: dict[str, Any] = {"causal": causal, "at": at, "bias": repeat_bias(bias)}
         if not self.wants_kernels(q):
-            return self.combine(attend(self.interleave(q), k, v, mask, kernel=False, **options)), None
-        from attnlab.mechanisms.kernels import dagpam
+            return self.combine(attend(self, self.interleave(q), k, v, mask, kernel=False, **options)), None
+        from attnlab.mechanisms.kernels import dagpam, launch
 
-        passes = self.is_covered(dagpam.find_gap(q, self.head_dim))
+        passes = self.is_covered(launch.find_head_gap(q))
         both = dagpam.stack(q, self.negative).flatten(1, 2) if passes else self.interleave(q)
-        context = attend(both, k, v, mask, kernel=find_gap(both, k, v, at, bias) is None, **options)
+        context = attend(self, both, k, v, mask, kernel=find_gap(both, k, v, at, bias) is None, **options)
         return dagpam.combine(context, self.lambdas[0], self.lambdas[-1]) if passes else self.combine(context), None
 
     def mix_branches(

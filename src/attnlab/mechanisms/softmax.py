@@ -28,9 +28,7 @@ class Softmax(Mechanism):
             return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
         self.check(q, k, mask, at, v)
         kernel = self.wants_kernels(q) and self.is_covered(find_gap(q, k, v, at, bias))
-        dropout = self.dropout if self.training else 0.0
-        options: dict[str, Any] = {"causal": causal, "at": at, "bias": bias, "scale": self.scale, "dropout": dropout}
-        return attend(q, k, v, mask, kernel=kernel, **options), None
+        return attend(self, q, k, v, mask, causal=causal, at=at, bias=bias, kernel=kernel), None
 
 
 def find_gap(q: Tensor, k: Tensor, v: Tensor, at: Tensor | None, bias: Tensor | None) -> str | None:
@@ -43,8 +41,8 @@ def find_gap(q: Tensor, k: Tensor, v: Tensor, at: Tensor | None, bias: Tensor | 
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool, at: Tensor | None, bias: Tensor | None,
-    scale: float, dropout: float, kernel: bool,
+    mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool, at: Tensor | None,
+    bias: Tensor | None, kernel: bool,
 ) -> Tensor:  # fmt: skip
     """softmax(scale·qkᵀ + bias) v without ever storing the weights: by the kernel for short rows, or by torch.
 
@@ -53,6 +51,7 @@ def attend(
     """
     if bias is not None and not bias.is_floating_point():
         raise TypeError(f"bias must be floating-point, got {bias.dtype}; pass a boolean mask as mask=")
+    scale, dropout = mechanism.scale, mechanism.dropout if mechanism.training else 0.0
     if kernel:
         from attnlab.mechanisms.kernels.softmax import short_softmax
 

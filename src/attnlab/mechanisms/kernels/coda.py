@@ -18,11 +18,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.mechanisms.kernels.launch import note_launch, select_device
+from attnlab.mechanisms.kernels.launch import WIDEST, note_launch, select_device
 from attnlab.mechanisms.kernels.pairs import Visibility, is_visible, last_key, normals
 
 MOST_HEADS = 32
-WIDEST = {torch.float32: 64, torch.float16: 128, torch.bfloat16: 128}  # hidden units of σ
 PRECISION = tl.constexpr("tf32x3")  # for float32: three products in tf32, of the high and the low bits
 PROGRAMS = 264  # two for each multiprocessor of a large GPU; each computes a part of σ's gradient
 TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attnlab.mechanisms.kernels.launch import find_device_gap, note_launch, select_device
+from attnlab.mechanisms.kernels.launch import note_launch, select_device
 from attnlab.mechanisms.kernels.tiles import load_tile, write_tile
 
 ROWS = 64  # queries in a tile
@@ -166,18 +166,6 @@ def combine(context: Tensor, plus: Tensor, minus: Tensor) -> Tensor:
     """context (b,2h,i,d), λ⁺ and λ⁻ (h,) or (1,) -> (1 + λ⁺) context⁺ − λ⁻ context⁻, (b,h,i,d)."""
     combined: Tensor = _Combine.apply(context, plus, minus)
     return combined
-
-
-def find_gap(q: Tensor, head_dim: int) -> str | None:
-    """Name what these kernels do not cover, or return None. A head's tiles must fit into a multiprocessor's memory."""
-    largest = {torch.float32: 64, torch.float16: 128, torch.bfloat16: 128}
-    if gap := find_device_gap(q):
-        return gap
-    if q.dtype not in largest:
-        return str(q.dtype)
-    if head_dim > largest[q.dtype]:
-        return f"head_dim={head_dim} in {q.dtype} (at most {largest[q.dtype]})"
-    return None
 
 
 def _per_head(x: Tensor) -> int:

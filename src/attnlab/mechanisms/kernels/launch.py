@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+WIDEST = {torch.float32: 64, torch.float16: 128, torch.bfloat16: 128}  # a side of a matrix in shared memory
 LAUNCHED: set[str] = set()  # names of the kernels that this process has run; a reader clears it beforehand
 
 
@@ -35,6 +36,17 @@ def find_device_gap(x: Tensor) -> str | None:
         return f"tensors on {x.device}"
     if not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(x):
         return "tensors that torch.func maps over"
+    return None
+
+
+def find_head_gap(q: Tensor) -> str | None:
+    """Name why the heads of q do not fit into a multiprocessor's memory, or why no kernel can run; or return None."""
+    if gap := find_device_gap(q):
+        return gap
+    if q.dtype not in WIDEST:
+        return str(q.dtype)
+    if q.shape[3] > WIDEST[q.dtype]:
+        return f"head_dim={q.shape[3]} in {q.dtype} (at most {WIDEST[q.dtype]})"
     return None
 
 

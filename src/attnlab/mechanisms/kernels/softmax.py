@@ -15,12 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.mechanisms.kernels.launch import empty_by_token, find_device_gap, note_launch, select_device
+from attnlab.mechanisms.kernels.launch import empty_by_token, find_head_gap, note_launch, select_device
 from attnlab.mechanisms.kernels.pairs import is_visible, read_mask
 from attnlab.mechanisms.kernels.tiles import load_tile, write_tile
 
 LONGEST = 64  # queries or keys
-WIDEST = {torch.float32: 64, torch.float16: 128, torch.bfloat16: 128}  # head size
 
 
 @triton.jit
@@ -153,15 +152,11 @@ short_softmax.register_autograd(_gradients, setup_context=_save_inputs)
 
 def find_gap(q: Tensor, k: Tensor, v: Tensor) -> str | None:
     """Name what this kernel does not cover, or return None."""
-    if gap := find_device_gap(q):
+    if gap := find_head_gap(q):
         return gap
-    if q.dtype not in WIDEST:
-        return str(q.dtype)
     if max(q.shape[2], k.shape[2]) > LONGEST:
         return f"rows longer than {LONGEST}"
-    if q.shape[3] > WIDEST[q.dtype] or v.shape[3] != q.shape[3]:
-        return f"head_dim={q.shape[3]} in {q.dtype} with values of {v.shape[3]} (at most {WIDEST[q.dtype]}, and equal)"
-    return None
+    return None if v.shape[3] == q.shape[3] else f"head_dim={q.shape[3]} with values of {v.shape[3]}"
 
 
 def _tile(q: Tensor, k: Tensor) -> dict[str, int]:
