@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from attnlab import __version__
+from attnlab.config import parse_numbers, split_pairs
 from attnlab.terminal import Bar, Interruptible, command_line, resumable, show_table
 
 app = typer.Typer(
@@ -23,15 +25,14 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-Pairs = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]…", help="Settings of this command.")]
-TaskName = Annotated[str, typer.Argument(help="translation, language, classification or synthetic.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-RunName = Annotated[str, typer.Argument(help="Folder of a run, or its name in runs/.")]
-Until = Annotated[
-    str | None, typer.Option(help="Stop at checkpoints before this: a duration (9m, 1h30m) or a clock time (14:30).")
-]
-On = Annotated[str, typer.Option(help="Where to train: local, or ray: the cluster at RAY_ADDRESS.")]
-Jobs = Annotated[int | None, typer.Option(help="Largest number of models at a time; default: as many as fit.")]
+Pairs = Annotated[list[str] | None, Argument(metavar="[KEY=VALUE]…", help="Settings of this command.")]
+TaskName = Annotated[str, Argument(help="translation, language, classification or synthetic.")]
+Device = Annotated[str, Option(help="auto, cpu or cuda.")]
+Files = tuple[str, str] | None
+RunName = Annotated[str, Argument(help="Folder of a run, or its name in runs/.")]
+Until = Annotated[str | None, Option(help="Stop at checkpoints before this duration (9m, 1h30m) or time (14:30).")]
+On = Annotated[str, Option(help="Where to train: local, or ray: the cluster at RAY_ADDRESS.")]
+Jobs = Annotated[int | None, Option(help="Largest number of models at a time; default: as many as fit.")]
 
 
 def main() -> None:
@@ -48,7 +49,7 @@ def main() -> None:
 
 
 @app.callback(invoke_without_command=True)
-def version(show: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+def version(show: Annotated[bool, Option("--version", help="Print the version and exit.")] = False) -> None:
     if show:
         print(__version__)
         raise typer.Exit
@@ -56,7 +57,7 @@ def version(show: Annotated[bool, typer.Option("--version", help="Print the vers
 
 @app.command("list")
 def list_everything(
-    task: Annotated[str | None, typer.Argument(help="List all keys of `attnlab train TASK` instead.")] = None,
+    task: Annotated[str | None, Argument(help="List all keys of `attnlab train TASK` instead.")] = None,
 ) -> None:
     """List mechanisms and their options, model presets, tasks, data sets and studies; or the keys of one task."""
     from attnlab.commands import list_all
@@ -75,7 +76,6 @@ def demo(settings: Pairs = None, until: Until = None) -> None:
     The same command resumes after an interruption and reuses finished runs.
     """
     from attnlab.commands.demo.run_demo import run_demo
-    from attnlab.config import split_pairs
 
     with resumable():
         well = run_demo(split_pairs(settings or []), command_line(), until)
@@ -84,11 +84,10 @@ def demo(settings: Pairs = None, until: Until = None) -> None:
 
 @app.command()
 def describe(
-    model: Annotated[str, typer.Argument(help="Model preset: iwslt14, wmt14, wikitext103, tiny, lstm, lstm-copy, …")],
+    model: Annotated[str, Argument(help="Model preset: iwslt14, wmt14, wikitext103, tiny, lstm, lstm-copy, …")],
     settings: Pairs = None,
 ) -> None:
     """Print the number of parameters of each block. Keys that the model lacks are options of its attention."""
-    from attnlab.config import split_pairs
     from attnlab.models.presets import build_on_meta, configure_model, parameter_table
 
     config = configure_model(model, split_pairs(settings or []))
@@ -139,15 +138,15 @@ def translate(run: RunName, settings: Pairs = None) -> None:
 
 @app.command()
 def diagnose(
-    source: Annotated[str, typer.Argument(metavar="SRC", help="Text, one sentence per line; or .csv, .tsv, .jsonl.")],
-    target: Annotated[str | None, typer.Argument(metavar="TGT", help="Translation of SRC, line by line.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Number of pairs to read; default: all.")] = None,
-    vocabulary: Annotated[int, typer.Option(help="Number of types per side; all others become <unk>.")] = 8000,
-    units: Annotated[str, typer.Option(help="word, or subword (SentencePiece, trained on the text).")] = "word",
-    text: Annotated[str, typer.Option(help="Field of the text in a labelled file.")] = "text",
-    label: Annotated[str, typer.Option(help="Field of the label in a labelled file.")] = "label",
-    sentence: Annotated[int | None, typer.Option(help="Number of the pair whose counts to draw, from 1.")] = None,
-    out: Annotated[str | None, typer.Option(help="Folder to write tables, figures and a page to.")] = None,
+    source: Annotated[str, Argument(metavar="SRC", help="Text, one sentence per line; or .csv, .tsv, .jsonl.")],
+    target: Annotated[str | None, Argument(metavar="TGT", help="Translation of SRC, line by line.")] = None,
+    limit: Annotated[int | None, Option(help="Number of pairs to read; default: all.")] = None,
+    vocabulary: Annotated[int, Option(help="Number of types per side; all others become <unk>.")] = 8000,
+    units: Annotated[str, Option(help="word, or subword (SentencePiece, trained on the text).")] = "word",
+    text: Annotated[str, Option(help="Field of the text in a labelled file.")] = "text",
+    label: Annotated[str, Option(help="Field of the label in a labelled file.")] = "label",
+    sentence: Annotated[int | None, Option(help="Number of the pair whose counts to draw, from 1.")] = None,
+    out: Annotated[str | None, Option(help="Folder to write tables, figures and a page to.")] = None,
 ) -> None:
     """Predict from co-occurrence counts, without training, whether attention can be learnt from a corpus."""
     from attnlab.commands.diagnose import diagnose_files
@@ -161,36 +160,26 @@ def diagnose(
 
 @app.command()
 def align(
-    model: Annotated[str, typer.Argument(help="A run, a Hugging Face encoder-decoder (id or folder), or ibm1.")],
-    source: Annotated[Path, typer.Argument(metavar="SRC", help="Text, one sentence per line.")],
-    target: Annotated[Path, typer.Argument(metavar="TGT", help="Translation of SRC, line by line.")],
-    by: Annotated[str | None, typer.Option(help="weight, norm or probe; default: norm.")] = None,
-    setting: Annotated[str | None, typer.Option(help="awo or awi; default: awi, for LSTMs and probes awo.")] = None,
-    layer: Annotated[
-        str | None, typer.Option(help="Number from 0, mean, highest-norm or best-on:GOLD; default: highest-norm.")
-    ] = None,
-    head: Annotated[str | None, typer.Option(help="As --layer; default: mean, all heads together.")] = None,
-    best_on_text: Annotated[
-        tuple[str, str] | None, typer.Option(metavar="SRC TGT", help="Text of the links of best-on; default: SRC TGT.")
-    ] = None,
-    reverse: Annotated[str | None, typer.Option(metavar="MODEL", help="Model that also aligns TGT to SRC.")] = None,
-    symmetrise: Annotated[
-        str | None, typer.Option(help="intersection, union or grow-diag-final-and, which is the default.")
-    ] = None,
-    tokenize: Annotated[str, typer.Option(help="none (split at white space), or moses, which needs --pair.")] = "none",
-    pair: Annotated[str | None, typer.Option(help="Language pair, for example de-en.")] = None,
-    train_on: Annotated[
-        tuple[str, str] | None, typer.Option(metavar="SRC TGT", help="Text to train ibm1 on; default: SRC TGT.")
-    ] = None,
-    diagonal: Annotated[
-        bool, typer.Option("--diagonal", help="Make ibm1 prefer the diagonal, as fast_align, with a prior on θ.")
-    ] = False,
-    gold: Annotated[str | None, typer.Option(metavar="FILE", help="Gold links to score against.")] = None,
-    gold_format: Annotated[str | None, typer.Option(help="pharaoh, talp or naacl; default: by the file name.")] = None,
-    gold_base: Annotated[int | None, typer.Option(help="Number of the first word in the gold file: 0 or 1.")] = None,
-    bootstrap: Annotated[int, typer.Option(help="Number of bootstrap samples for the intervals.")] = 1000,
-    scores: Annotated[bool, typer.Option("--scores", help="Write each link with its score, as 0-0:0.93.")] = False,
-    out: Annotated[Path | None, typer.Option(help="File to write the links to; default: standard output.")] = None,
+    model: Annotated[str, Argument(help="A run, a Hugging Face encoder-decoder (id or folder), or ibm1.")],
+    source: Annotated[Path, Argument(metavar="SRC", help="Text, one sentence per line.")],
+    target: Annotated[Path, Argument(metavar="TGT", help="Translation of SRC, line by line.")],
+    by: Annotated[str | None, Option(help="weight, norm or probe; default: norm.")] = None,
+    setting: Annotated[str | None, Option(help="awo or awi; default: awi, for LSTMs and probes awo.")] = None,
+    layer: Annotated[str | None, Option(help="Number from 0, mean, highest-norm (default) or best-on:GOLD.")] = None,
+    head: Annotated[str | None, Option(help="As --layer; default: mean, all heads together.")] = None,
+    best_on_text: Annotated[Files, Option(metavar="SRC TGT", help="Text of best-on's links; default: SRC TGT.")] = None,
+    reverse: Annotated[str | None, Option(metavar="MODEL", help="Model that also aligns TGT to SRC.")] = None,
+    symmetrise: Annotated[str | None, Option(help="intersection, union or grow-diag-final-and (default).")] = None,
+    tokenize: Annotated[str, Option(help="none (split at white space), or moses, which needs --pair.")] = "none",
+    pair: Annotated[str | None, Option(help="Language pair, for example de-en.")] = None,
+    train_on: Annotated[Files, Option(metavar="SRC TGT", help="Text to train ibm1 on; default: SRC TGT.")] = None,
+    diagonal: Annotated[bool, Option("--diagonal", help="Use the model of fast_align for ibm1, with a prior.")] = False,
+    gold: Annotated[str | None, Option(metavar="FILE", help="Gold links to score against.")] = None,
+    gold_format: Annotated[str | None, Option(help="pharaoh, talp or naacl; default: by the file name.")] = None,
+    gold_base: Annotated[int | None, Option(help="Number of the first word in the gold file: 0 or 1.")] = None,
+    bootstrap: Annotated[int, Option(help="Number of bootstrap samples for the intervals.")] = 1000,
+    scores: Annotated[bool, Option("--scores", help="Write each link with its score, as 0-0:0.93.")] = False,
+    out: Annotated[Path | None, Option(help="File to write the links to; default: standard output.")] = None,
     device: Device = "auto",
 ) -> None:
     """Align words. Writes Pharaoh lines, numbered from 0: one per sentence pair, empty if nothing is linked."""
@@ -199,7 +188,7 @@ def align(
 
     options = AlignOptions(
         by=by, setting=setting, layer=layer, head=head, best_on_text=best_on_text, reverse=reverse,
-        symmetrise=symmetrise, tokenize=tokenize, pair=pair, train_on=train_on, diagonal=diagonal, gold=gold,
+        symmetrise=symmetrise, tokenize=tokenize, pair=pair, train_files=train_on, diagonal=diagonal, gold=gold,
         gold_format=gold_format, gold_base=gold_base, bootstrap=bootstrap, scores=scores, device=device,
     )  # fmt: skip
     with Bar(1) as progress:
@@ -208,7 +197,7 @@ def align(
 
 
 @app.command("runs")
-def list_runs(root: Annotated[str, typer.Argument(help="Folder that holds the runs.")] = "runs") -> None:
+def list_runs(root: Annotated[str, Argument(help="Folder that holds the runs.")] = "runs") -> None:
     """List runs with their state and best validation loss."""
     from attnlab.training.runs import list_runs
 
@@ -220,7 +209,7 @@ def list_runs(root: Annotated[str, typer.Argument(help="Folder that holds the ru
 
 @app.command()
 def check(
-    mechanism: Annotated[str, typer.Argument(help="Name of a mechanism, or a file and a class: ./mine.py:Mine.")],
+    mechanism: Annotated[str, Argument(help="Name of a mechanism, or a file and a class: ./mine.py:Mine.")],
     settings: Pairs = None,
 ) -> None:
     """Run every law on a mechanism and print the results with their numbers. Exit status 1 if a law fails."""
@@ -231,27 +220,23 @@ def check(
 
 @app.command()
 def inspect(
-    model: Annotated[str, typer.Argument(help="Hugging Face id or folder, folder of a run, or its name in runs/.")],
-    text: Annotated[str | None, typer.Option(help="A single text to read.")] = None,
-    pair: Annotated[tuple[str, str] | None, typer.Option(metavar="SRC TGT", help="A source and a target text.")] = None,
-    file: Annotated[str | None, typer.Option(help="File with one text per line; .tsv: pairs.")] = None,
-    layers: Annotated[str | None, typer.Option(help="Layers to read, as 0,2-4; from 0 within each kind.")] = None,
-    heads: Annotated[str | None, typer.Option(help="Heads to read, as 0,2-4.")] = None,
-    max_length: Annotated[int | None, typer.Option(help="Number of tokens after which texts are cut off.")] = None,
-    batch_tokens: Annotated[int, typer.Option(help="Number of padded tokens per batch.")] = 4096,
-    limit: Annotated[int | None, typer.Option(help="Number of examples from the file to read.")] = None,
-    examples: Annotated[int, typer.Option(help="Number of examples to show with full maps.")] = 0,
-    categories: Annotated[str | None, typer.Option(help="File of categories: per line a name, a tab, tokens.")] = None,
-    frequency: Annotated[str | None, typer.Option(help="File of token counts; default: count the corpus.")] = None,
+    model: Annotated[str, Argument(help="Hugging Face id or folder, folder of a run, or its name in runs/.")],
+    text: Annotated[str | None, Option(help="A single text to read.")] = None,
+    pair: Annotated[tuple[str, str] | None, Option(metavar="SRC TGT", help="A source and a target text.")] = None,
+    file: Annotated[str | None, Option(help="File with one text per line; .tsv: pairs.")] = None,
+    layers: Annotated[str | None, Option(help="Layers to read, as 0,2-4; from 0 within each kind.")] = None,
+    heads: Annotated[str | None, Option(help="Heads to read, as 0,2-4.")] = None,
+    max_length: Annotated[int | None, Option(help="Number of tokens after which texts are cut off.")] = None,
+    batch_tokens: Annotated[int, Option(help="Number of padded tokens per batch.")] = 4096,
+    limit: Annotated[int | None, Option(help="Number of examples from the file to read.")] = None,
+    examples: Annotated[int, Option(help="Number of examples to show with full maps.")] = 0,
+    categories: Annotated[str | None, Option(help="File of categories: per line a name, a tab, tokens.")] = None,
+    frequency: Annotated[str | None, Option(help="File of token counts; default: count the corpus.")] = None,
     device: Device = "auto",
-    dtype: Annotated[str | None, typer.Option(help="float32, float16, bfloat16; default: as saved.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Output folder; default: inspected/MODEL-DIGEST.")] = None,
-    allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="Also load weights that are not safetensors.")
-    ] = False,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
-    ] = False,
+    dtype: Annotated[str | None, Option(help="float32, float16, bfloat16; default: as saved.")] = None,
+    out: Annotated[Path | None, Option(help="Output folder; default: inspected/MODEL-DIGEST.")] = None,
+    allow_pickle: Annotated[bool, Option("--allow-pickle", help="Also load weights that are not safetensors.")] = False,
+    trust_remote_code: Annotated[bool, Option("--trust-remote-code", help="Run the code of the model.")] = False,
 ) -> None:
     """Show what a model attends to, by weights and by norms: tables, figures and a page.
 
@@ -259,7 +244,6 @@ def inspect(
     """
     # one parameter per command-line option
     from attnlab.commands.inspect import inspection as inspecting
-    from attnlab.config import parse_numbers
 
     request = inspecting.InspectionRequest(
         model=model, text=text, pair=pair, file=file, limit=limit, examples=examples, max_length=max_length,
@@ -279,7 +263,7 @@ def inspect(
 def compare(
     task: TaskName,
     settings: Pairs = None,
-    controls: Annotated[bool, typer.Option(help="Add softmax with as many parameters, and with more heads.")] = True,
+    controls: Annotated[bool, Option(help="Add softmax with as many parameters, and with more heads.")] = True,
     on: On = "local",
     jobs: Jobs = None,
     until: Until = None,
@@ -290,7 +274,6 @@ def compare(
     The same command resumes after an interruption and reuses finished runs.
     """
     from attnlab.commands.compare.command import run_comparison
-    from attnlab.config import split_pairs
 
     with resumable():
         values, command = split_pairs(settings or []), command_line()
@@ -300,26 +283,20 @@ def compare(
 
 @app.command()
 def reproduce(
-    study: Annotated[
-        str | None, typer.Argument(help="Name of a paper; `attnlab list` shows all and their items.")
-    ] = None,
+    study: Annotated[str | None, Argument(help="Name of a paper; `attnlab list` shows all and their items.")] = None,
     settings: Pairs = None,
-    only: Annotated[list[str] | None, typer.Option(metavar="ITEM", help="Item to run; may be repeated.")] = None,
-    scale: Annotated[str | None, typer.Option(help="smoke, small or full; default: smoke.")] = None,
+    only: Annotated[list[str] | None, Option(metavar="ITEM", help="Item to run; may be repeated.")] = None,
+    scale: Annotated[str | None, Option(help="smoke, small or full; default: smoke.")] = None,
     device: Device = "auto",
-    seeds: Annotated[int | None, typer.Option(help="Number of seeds; default: as each item defines.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Output folder; default: results/STUDY.")] = None,
-    data_dir: Annotated[str | None, typer.Option(help="Folder of data sets, in the layout of ATTNLAB_DATA.")] = None,
-    again: Annotated[bool, typer.Option("--again", help="Measure again what the ledger has.")] = False,
+    seeds: Annotated[int | None, Option(help="Number of seeds; default: as each item defines.")] = None,
+    out: Annotated[Path | None, Option(help="Output folder; default: results/STUDY.")] = None,
+    data_dir: Annotated[str | None, Option(help="Folder of data sets, in the layout of ATTNLAB_DATA.")] = None,
+    again: Annotated[bool, Option("--again", help="Measure again what the ledger has.")] = False,
     on: On = "local",
     jobs: Jobs = None,
     until: Until = None,
-    source: Annotated[
-        Path | None, typer.Option("--from", help="Draw everything again from this ledger or its folder; train nothing.")
-    ] = None,
-    status: Annotated[
-        bool, typer.Option("--status", help="Show how much of each paper is run, and what to run next.")
-    ] = False,
+    source: Annotated[Path | None, Option("--from", help="Ledger or its folder to draw from; train nothing.")] = None,
+    status: Annotated[bool, Option("--status", help="Show how much of each paper is run, and what is next.")] = False,
 ) -> None:  # one parameter per command-line option
     """Reproduce a paper's tables and figures: its numbers beside ours, with intervals and verdicts.
 
@@ -345,9 +322,9 @@ app.add_typer(ledger, name="ledger")
 
 @ledger.command("show")
 def show_rows(
-    path: Annotated[Path, typer.Argument(help="A ledger file or its folder, such as results/snell2021.")],
+    path: Annotated[Path, Argument(help="A ledger file or its folder, such as results/snell2021.")],
     settings: Pairs = None,
-    limit: Annotated[int | None, typer.Option(help="Largest number of rows to show.")] = None,
+    limit: Annotated[int | None, Option(help="Largest number of rows to show.")] = None,
 ) -> None:
     """List the rows of a ledger. key=value selects rows by recipe key, seed, measure or edition."""
     from attnlab.commands.ledger_command import show_ledger
@@ -357,8 +334,8 @@ def show_rows(
 
 @ledger.command("merge")
 def merge(
-    paths: Annotated[list[Path], typer.Argument(metavar="LEDGER…", help="Ledger files or their folders.")],
-    out: Annotated[Path, typer.Option(help="File to write.")] = Path("ledger.jsonl"),
+    paths: Annotated[list[Path], Argument(metavar="LEDGER…", help="Ledger files or their folders.")],
+    out: Annotated[Path, Option(help="File to write.")] = Path("ledger.jsonl"),
 ) -> None:
     """Join ledgers of several machines into one. Different values of the same run are an error that names them."""
     from attnlab.commands.ledger_command import merge_files

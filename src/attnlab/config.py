@@ -20,14 +20,6 @@ def suggest_nearest(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def check_keys(keys: Iterable[str], known: Iterable[str]) -> None:
-    """Raise ValueError for the first unknown key, with the nearest known one."""
-    known = list(known)
-    for key in keys:
-        if key not in known:
-            raise ValueError(f"unknown key {key!r}{suggest_nearest(key, known)}; the known keys are {', '.join(known)}")
-
-
 def check_fields(config: Any, *, minima: Mapping[str, int] = types.MappingProxyType({})) -> None:
     """Raise ValueError for a field outside its Literal values, or an integer below its minimum, by default 1."""
     for name, hint in get_type_hints(type(config)).items():
@@ -86,6 +78,15 @@ def parse_value(text: str, hint: Any, key: str) -> Any:
     raise ValueError(f"{key}={text}: expected {_describe_type(hint)}")
 
 
+def parse_values(values: Mapping[str, str], types: Mapping[str, Any]) -> dict[str, Any]:
+    """Parse command-line values of these types. Raises ValueError for the first unknown key, with the nearest known."""
+    for key in values:
+        if key not in types:
+            known = ", ".join(types)
+            raise ValueError(f"unknown key {key!r}{suggest_nearest(key, types)}; the known keys are {known}")
+    return {key: parse_value(text, types[key], key) for key, text in values.items()}
+
+
 def parse_numbers(text: str | None, key: str) -> tuple[int, ...] | None:
     """Parse comma-separated numbers and ranges, sorted: 0,2-4 gives 0, 2, 3, 4."""
     if text is None:
@@ -99,12 +100,9 @@ def parse_numbers(text: str | None, key: str) -> tuple[int, ...] | None:
     return tuple(sorted(numbers))
 
 
-def replace_values(config: C, values: Mapping[str, str], **fixed: Any) -> C:
+def replace_values(config: C, values: Mapping[str, str]) -> C:
     """Return the configuration with values from the command line. Raises ValueError for an unknown key."""
-    hints = get_type_hints(type(config))
-    check_keys(values, hints)
-    parsed = {key: parse_value(text, hints[key], key) for key, text in values.items()}
-    return dataclasses.replace(config, **parsed, **fixed)
+    return dataclasses.replace(config, **parse_values(values, get_type_hints(type(config))))
 
 
 FREE_KEYS = ("out", "device", "logging", "data_dir")  # where a run is stored and computed; not part of the digest

@@ -68,9 +68,6 @@ class AlignmentRequest:
                 raise ValueError(f"--{name.replace('_', '-')} {reason}")
 
 
-ATTENTION_OPTIONS = ("by", "setting", "layer", "head")  # options for models with attention only
-
-
 def is_word_model(model: str) -> bool:
     """Return whether the name is ibm1 or the folder of a trained IBM Model 1."""
     return model == "ibm1" or find_folder(model, FILE) is not None
@@ -96,7 +93,8 @@ def align(
     if len(pairs[0]) != len(pairs[1]):
         raise ValueError(f"{len(pairs[0])} sources but {len(pairs[1])} targets: pass one target for each source")
     if is_word_model(model):
-        request.refuse_options(ATTENTION_OPTIONS, "is for models with attention; omit it for IBM Model 1")
+        attention_options = ("by", "setting", "layer", "head")
+        request.refuse_options(attention_options, "is for models with attention; omit it for IBM Model 1")
         return _align_by_ibm1(pairs, request, find_folder(model, FILE))
     request.refuse_options(("diagonal", "train_on"), f"is for MODEL ibm1; omit it for {model}")
     if find_folder(model, "model.json"):
@@ -130,7 +128,10 @@ def _align_by_attention(
         raise ValueError("best-on needs gold links: write best-on:FILE, or pass --gold FILE")
     reader = read(pairs)
     selection = request.selection if reading.rule == "best-on" else None
-    notes = [*reader.notes, *_note_tokenization(run)]
+    notes = list(reader.notes)
+    if run is not None and getattr(run.recipe.data, "moses", False):
+        trained = "this run was trained on Moses-tokenised text"
+        notes.append(f"{trained}; if your files are not tokenised, pass --tokenize moses")
     if selection and selection.pairs:
         chosen = find_links(read(selection.pairs), reading.candidates, tick=tick).choose_best(reading, selection.gold)
         found = find_links(reader, lambda layers, heads: [chosen], tick=tick)
@@ -141,9 +142,3 @@ def _align_by_attention(
         return AlignmentResult(CorpusAlignment.empty(reader.target_words), [*notes, "no pair has words on both sides"])
     chosen = found.choose_best(reading, selection.gold if selection else None)
     return AlignmentResult(found.aligned[chosen], [*notes, f"read {chosen}"])
-
-
-def _note_tokenization(run: Run | None) -> list[str]:
-    if run is None or not getattr(run.recipe.data, "moses", False):
-        return []
-    return ["this run was trained on Moses-tokenised text; if your files are not tokenised, pass --tokenize moses"]

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from attnlab.aligning.extraction import Sentences
 from attnlab.analysis.alignment import CorpusAlignment
 from attnlab.counting.cooccurrence import Cells, WordPairs
 from attnlab.counting.ibm1 import Ibm1, fit_ibm1, link_prior
@@ -26,8 +27,6 @@ from attnlab.tasks.vocabulary import Words
 
 FILE = "ibm1.safetensors"
 FAST_ALIGN: dict[str, Any] = {"null": 0.08, "diagonal": 4.0, "learn_diagonal": True, "prior": 0.01}  # its -d -o -v
-
-Sentences = Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,27 +16,21 @@ from attnlab.tasks.links import Gold, format_links, read_gold
 from attnlab.tasks.text import load_moses, read_parallel
 
 
-@dataclass(frozen=True)
-class AlignOptions:
-    """The options that `attnlab align --help` lists."""
+@dataclass(frozen=True, kw_only=True)
+class AlignOptions(AlignmentRequest):
+    """The options that `attnlab align --help` lists: a request whose texts and links are in files."""
 
-    by: str | None = None
-    setting: str | None = None
-    layer: str | None = None
-    head: str | None = None
     best_on_text: tuple[str, str] | None = None
     reverse: str | None = None
     symmetrise: str | None = None
     tokenize: str = "none"
     pair: str | None = None
-    train_on: tuple[str, str] | None = None
-    diagonal: bool = False
+    train_files: tuple[str, str] | None = None  # --train-on
     gold: str | None = None
     gold_format: str | None = None
     gold_base: int | None = None
     bootstrap: int = 1000
     scores: bool = False
-    device: str = "auto"
 
     def __post_init__(self) -> None:
         if self.tokenize not in ("none", "moses"):
@@ -68,7 +62,7 @@ def align_files(
     """Align two files; line k of one is the translation of line k of the other."""
     pairs = read_words(source, target, options)
     gold = _read_gold(options.gold, pairs, options)
-    request = _build_request(pairs, options)
+    request = _read_request(pairs, options)
     result = align(model, pairs, request.for_model(model, options.reverse or model), tick=tick)
     notes, links = list(result.notes), result.aligned.links()
     if options.reverse:
@@ -104,23 +98,20 @@ def read_words(source: Path, target: Path, options: AlignOptions) -> Pairs:
     return [line.split() for line in lines[0]], [line.split() for line in lines[1]]
 
 
-def _build_request(pairs: Pairs, options: AlignOptions) -> AlignmentRequest:
-    layer, head = _parse_rule(options.layer), _parse_rule(options.head)
-    files = {file for _, file in (layer, head) if file}
-    if len(files) > 1:
+def _read_request(pairs: Pairs, options: AlignOptions) -> AlignmentRequest:
+    """Return the request with the texts and links that the options name."""
+    (layer, layer_file), (head, head_file) = _parse_rule(options.layer), _parse_rule(options.head)
+    if layer_file and head_file and layer_file != head_file:
         raise ValueError("layer and head must use the same file of gold links, got two files")
-    file = next(iter(files), options.gold)
     text = _read_optional_words(options.best_on_text, options)
     selection = None
-    if "best-on" in (layer[0], head[0]):
-        gold = _read_gold(file, text or pairs, options)
+    if "best-on" in (layer, head):
+        gold = _read_gold(layer_file or head_file or options.gold, text or pairs, options)
         selection = SelectionGold(gold, text) if gold else None
     elif text:
         raise ValueError("--best-on-text needs gold links: pass --layer best-on:FILE or --head best-on:FILE")
-    return AlignmentRequest(
-        by=options.by, setting=options.setting, layer=layer[0], head=head[0], selection=selection,
-        diagonal=options.diagonal, train_on=_read_optional_words(options.train_on, options), device=options.device,
-    )  # fmt: skip
+    train_on = _read_optional_words(options.train_files, options)
+    return replace(options, layer=layer, head=head, selection=selection, train_on=train_on)
 
 
 def _read_optional_words(files: tuple[str, str] | None, options: AlignOptions) -> Pairs | None:

@@ -5,34 +5,34 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attnlab.config import check_keys, parse_value, split_pairs
+from attnlab.config import parse_values, split_pairs
 from attnlab.decoding.evaluation import evaluate_files, evaluate_part
 from attnlab.decoding.scores import TextScore
 from attnlab.files import write_text
 from attnlab.terminal import Bar, show_table
 from attnlab.training.runs import open_run
 
-TYPES: dict[str, Any] = {"beam": int, "length_penalty": float, "eval_samples": int, "bootstrap": int}
 DATA_KEYS = ("data", "pair", "data_dir")
+TYPES: dict[str, Any] = dict.fromkeys(("part", "weights", "device", "src", "tgt", *DATA_KEYS), str)
+TYPES |= {"beam": int, "length_penalty": float, "eval_samples": int, "bootstrap": int}
 
 
 def evaluate_run(run: str, settings: Sequence[str]) -> None:
     """Score a run on a part of its data, on other data (data=), or on two text files (src= and tgt=)."""
-    values = split_pairs(settings)
-    check_keys(values, ["part", "weights", "device", "src", "tgt", *DATA_KEYS, *TYPES])
+    values = parse_values(split_pairs(settings), TYPES)
     part, source, target = values.get("part", "test"), values.get("src"), values.get("tgt")
     if (source is None) != (target is None):
         raise ValueError("src= and tgt= must be given together: only one of them is set")
     data = {key: values[key] for key in DATA_KEYS if key in values}
-    rules = {key: parse_value(values[key], kind, key) for key, kind in TYPES.items() if key in values}
-    samples, bootstrap = rules.pop("eval_samples", 0), rules.pop("bootstrap", 1000)
+    how: dict[str, Any] = {key: values[key] for key in ("beam", "length_penalty") if key in values}
+    how["bootstrap"] = values.get("bootstrap", 1000)
     opened = open_run(run, device=values.get("device", "auto"), weights=values.get("weights"), data=data)
     with Bar(1) as progress:
         if source and target:
-            part, how = Path(source).name, {"bootstrap": bootstrap, "tick": progress.tick, **rules}
-            scores = evaluate_files(opened, Path(source), Path(target), **how)
+            part = Path(source).name
+            scores = evaluate_files(opened, Path(source), Path(target), tick=progress.tick, **how)
         else:
-            scores = evaluate_part(opened, part, samples=samples, bootstrap=bootstrap, tick=progress.tick, **rules)
+            scores = evaluate_part(opened, part, samples=values.get("eval_samples", 0), tick=progress.tick, **how)
     translations, text_scores = scores.pop("translations", None), scores.pop("text", [])
     rows = [[key, f"{x:.4f}" if isinstance(x, float) else x] for key, x in scores.items()]
     rows += [[score["name"], str(TextScore(**score)).removeprefix(f"{score['name']} ")] for score in text_scores]

@@ -2,22 +2,19 @@
 
 import sys
 from collections.abc import Sequence
-from typing import Any
 
-from attnlab.config import check_keys, parse_value, split_pairs
+from attnlab.config import parse_values, split_pairs
 from attnlab.decoding.evaluation import check_translator, translate_nbest
 from attnlab.terminal import Bar
 from attnlab.training.runs import open_run
 
-TYPES: dict[str, Any] = {"beam": int, "length_penalty": float, "n_best": int}
+TYPES = {"weights": str, "device": str, "beam": int, "length_penalty": float, "n_best": int}
 
 
 def translate_input(run: str, settings: Sequence[str]) -> None:
     """Print the best translation of each line; with n_best=, its N best as NUMBER ||| TRANSLATION ||| SCORE."""
-    values = split_pairs(settings)
-    check_keys(values, ["weights", "device", *TYPES])
-    rules = {key: parse_value(values[key], kind, key) for key, kind in TYPES.items() if key in values}
-    opened = open_run(run, device=values.get("device", "auto"), weights=values.get("weights"))
+    rules = parse_values(split_pairs(settings), TYPES)
+    opened = open_run(run, device=rules.pop("device", "auto"), weights=rules.pop("weights", None))
     check_translator(opened.task)
     lines, best = _decode_lines(sys.stdin.buffer.read()), {}
     with Bar(1) as progress:
