@@ -282,7 +282,7 @@ COMPILE = """
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from attnlab.mechanisms.kernels import cascade, coda, tiles
+from attnlab.mechanisms.kernels import cascade, coda, online, tiles
 
 def build(kernel, kind, tile, **fixed):
     options = {name: tile.pop(name) for name in ("num_warps", "num_stages") if name in tile}
@@ -290,7 +290,8 @@ def build(kernel, kind, tile, **fixed):
     types = dict.fromkeys(("q", "k", "v", "z", "x", "ds", "dz", "dv", "grad", "grad_z", "carry", "out"), f"*{kind}")
     types |= dict.fromkeys(("net", "lse", "delta", "parts"), "*fp32")
     types |= dict.fromkeys(("scale", "sharp", "rate"), "fp32")
-    types |= {"mask": "*u8" if fixed.get("MASKED") else f"*{kind}", "seed": "*i64"} | dict.fromkeys(fixed, "constexpr")
+    types |= dict.fromkeys(("seed", "noise", "dropping"), "*i64")
+    types |= {"mask": "*u8" if fixed.get("MASKED") else f"*{kind}"} | dict.fromkeys(fixed, "constexpr")
     signature = {name: types.get(name, "i32") for name in kernel.arg_names}
     made = triton.compile(ASTSource(kernel, signature, fixed), target=GPUTarget("cuda", 90, 32), options=options)
     assert made.metadata.shared <= 232448, (kernel, kind, fixed, made.metadata.shared)
@@ -303,7 +304,7 @@ for kind, dtype, heads, d, on in CONFIGURATIONS:
     build(coda._collide_backward, kind, coda._tile(dtype, heads, width, 99, backward=True), **form)
     for kernel, more in (
         (cascade._scores, {"CAUSAL": on, "CARRIED": on, "NOISY": on}),
-        (cascade._attend, flags | {"DROPPED": on}),
+        (online._attend, flags | {"DROPPED": on, "STORED": True}),
         (cascade._attend_backward, flags | {"DROPPED": on, "HANDED": on}),
         (cascade._product, {"CAUSAL": on, "TURNED": on}),
     ):

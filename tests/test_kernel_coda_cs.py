@@ -148,17 +148,17 @@ COMPILE = """
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from attnlab.mechanisms.kernels import coda_cs, tiles
+from attnlab.mechanisms.kernels import coda_cs, online, tiles
 
 cases = [("bf16", torch.bfloat16, 64, True), ("fp16", torch.float16, 128, False), ("fp32", torch.float32, 128, True)]
 for kind, dtype, d, on in cases if EVERY else cases[:1]:
-    for kernel, more in ((coda_cs._forward, {}), (coda_cs._backward, {"OF_KEYS": on})):
-        tile = tiles.choose_tile(torch.empty(1, 1, 1, d, dtype=dtype), backward=bool(more))
+    for kernel, more in ((online._attend, {"STORED": False}), (coda_cs._backward, {"OF_KEYS": on})):
+        tile = tiles.choose_tile(torch.empty(1, 1, 1, d, dtype=dtype), backward="OF_KEYS" in more)
         options = {name: tile.pop(name) for name in ("num_warps", "num_stages") if name in tile}
         fixed = tile | more | {"MASKED": on, "CAUSAL": on, "DROPPED": on}
         types = dict.fromkeys(("q", "k", "v", "grad", "out", "dq", "dk", "dv"), f"*{kind}")
         types |= {"lse": "*fp32", "delta": "*fp32", "scale": "fp32", "rate": "fp32"} | dict.fromkeys(fixed, "constexpr")
-        types |= {"mask": "*u8", "noise": "*i64", "dropping": "*i64"}
+        types |= {"mask": "*u8", "noise": "*i64", "dropping": "*i64", "z": f"*{kind}"}
         signature = {name: types.get(name, "i32") for name in kernel.arg_names}
         made = triton.compile(ASTSource(kernel, signature, fixed), target=GPUTarget("cuda", 90, 32), options=options)
         assert made.metadata.shared <= 232448, (kernel, kind, fixed, made.metadata.shared)

@@ -30,10 +30,11 @@ def is_case_covered(
     """Whether the kernels cover these arguments. width: hidden units of σ, 0 without σ. Raises like `check_carry`."""
     if carry is not None:
         mechanism.check_carry(carry, (*q.shape[:3], k.shape[2]))
-    from attnlab.mechanisms.kernels import cascade
+    from attnlab.mechanisms.kernels import coda, tiles
 
     gap = "a bias, or queries placed by at=" if at is not None or bias is not None else None
-    return mechanism.is_covered(gap or cascade.find_gap(q, k, v, width))
+    gap = gap or tiles.find_tile_gap(q, k, v) or (coda.find_gap(q.shape[1], width, q.dtype) if width else None)
+    return mechanism.is_covered(gap)
 
 
 def mix_fused(

@@ -20,21 +20,9 @@ from torch import Tensor
 
 from attnlab.mechanisms.kernels import coda
 from attnlab.mechanisms.kernels.launch import empty_by_token, note_launch, select_device
+from attnlab.mechanisms.kernels.online import LOG2_E, at_pairs, attend
 from attnlab.mechanisms.kernels.pairs import Visibility, draw_dropout, first_query, is_visible, last_key, read_mask
-from attnlab.mechanisms.kernels.tiles import (
-    choose_tile,
-    compute_delta,
-    find_tile_gap,
-    load_tile,
-    score_tile,
-    write_tile,
-)
-
-
-@triton.jit
-def _pairs(head, i, j, rows, keys):
-    """Offsets of a head's pairs, and which exist. A tile is loaded whole, so that loads are wide, and masked later."""
-    return head * rows * keys + i[:, None] * keys + j[None, :], (i < rows)[:, None] & (j < keys)[None, :]
+from attnlab.mechanisms.kernels.tiles import choose_tile, compute_delta, load_tile, locate_tile, score_tile, write_tile
 
 
 @triton.jit
@@ -46,56 +34,17 @@ def _scores(
     """One tile of one head. Its values at hidden pairs are never used."""
     columns = tl.cdiv(keys, BJ)
     tiles = tl.cdiv(rows, BI) * columns
-    head, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
-    b, h = head // heads, head % heads
+    head, tile, b, h = locate_tile(tiles, heads)
     top, left = tile // columns * BI, tile % columns * BJ
     if left < last_key(top + BI, rows, keys, CAUSAL):
         i, j = top + tl.arange(0, BI), left + tl.arange(0, BJ)
         x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
         y = load_tile(k, b, h, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
         z = score_tile(x, y, seed, b, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ)
-        place, inside = _pairs(head, i, j, rows, keys)
+        place, inside = at_pairs(head, i, j, rows, keys)
         if CARRIED:
             z += tl.load(carry + place, mask=inside, other=0.0).to(tl.float32)
         tl.store(out + place, z, mask=inside)
-
-
-@triton.jit
-def _attend(
-    z, v, mask, seed, out, lse, heads, rows, keys, v_b, v_h, v_j, v_d, m_b, m_i, m_j, sharp, rate,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr,
-    BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """BI queries of one head; exponentials have base 2, with sharp · log₂ e in the logits."""
-    tiles = tl.cdiv(rows, BI)
-    head, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
-    b, h = head // heads, head % heads
-    first = (tiles - 1 - tile) * BI  # causal: the longest rows are the last, and start first
-    i = first + tl.arange(0, BI)
-    top = tl.full((BI,), float("-inf"), tl.float32)
-    total = tl.zeros((BI,), dtype=tl.float32)
-    context = tl.zeros((BI, WIDE), dtype=tl.float32)
-    for left in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
-        j = left + tl.arange(0, BJ)
-        seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
-        place, inside = _pairs(head, i, j, rows, keys)
-        s = tl.load(z + place, mask=inside, other=0.0).to(tl.float32) * (sharp * 1.4426950408889634)
-        s = tl.where(seen, s, float("-inf"))
-        higher = tl.maximum(top, tl.max(s, 1))
-        calm = tl.where(higher == float("-inf"), 0.0, higher)
-        p = tl.exp2(s - calm[:, None])
-        fade = tl.exp2(top - calm)
-        total = total * fade + tl.sum(p, 1)
-        if DROPPED:
-            p *= draw_dropout(tl.load(seed), rate, head, i[:, None], (left // 4 + tl.arange(0, BJ // 4))[None, :])
-        y = load_tile(v, b, h, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
-        context = tl.dot(p.to(y.dtype), y, context * fade[:, None], input_precision="ieee")
-        top = higher
-    blind = total == 0.0
-    total = tl.where(blind, 1.0, total)
-    context = context / total[:, None]
-    write_tile(out, context, b, h, i, heads, rows, D, WIDE)
-    tl.store(lse + head * rows + i, tl.where(blind, 0.0, top + tl.log2(total)), mask=i < rows)
 
 
 @triton.jit
@@ -105,22 +54,20 @@ def _attend_backward(
     HANDED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """BJ keys of one head: dV, and dZ down the columns, 0 where hidden. HANDED: the next layer's gradient grad_z."""
-    tiles = tl.cdiv(keys, BJ)
-    head, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
-    b, h = head // heads, head % heads
+    head, tile, b, h = locate_tile(tl.cdiv(keys, BJ), heads)
     j = tile * BJ + tl.arange(0, BJ)
     y = load_tile(v, b, h, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
     sum_v = tl.zeros((BJ, WIDE), dtype=tl.float32)
     start = first_query(tile * BJ, rows, keys, CAUSAL) // BI * BI
     for above in range(0, tl.minimum(start, rows), BI):
         i = above + tl.arange(0, BI)
-        place, inside = _pairs(head, i, j, rows, keys)
+        place, inside = at_pairs(head, i, j, rows, keys)
         tl.store(dz + place, tl.zeros((BI, BJ), dtype=tl.float32), mask=inside)
     for below in range(start, rows, BI):
         i = below + tl.arange(0, BI)
         seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
-        place, inside = _pairs(head, i, j, rows, keys)
-        s = tl.load(z + place, mask=inside, other=0.0).to(tl.float32) * (sharp * 1.4426950408889634)
+        place, inside = at_pairs(head, i, j, rows, keys)
+        s = tl.load(z + place, mask=inside, other=0.0).to(tl.float32) * (sharp * LOG2_E)
         level = tl.load(lse + head * rows + i, mask=i < rows, other=0.0)
         p = tl.where(seen, tl.exp2(s - level[:, None]), 0.0)
         g = load_tile(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
@@ -145,14 +92,13 @@ def _product(
 ):  # fmt: skip
     """scale·dS x for BI queries of one head; with TURNED, scale·dSᵀ x for BJ keys."""
     tiles = tl.cdiv(keys, BJ) if TURNED else tl.cdiv(rows, BI)
-    head, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
-    b, h = head // heads, head % heads
+    head, tile, b, h = locate_tile(tiles, heads)
     if TURNED:
         j = tile * BJ + tl.arange(0, BJ)
         total = tl.zeros((BJ, WIDE), dtype=tl.float32)
         for top in range(first_query(tile * BJ, rows, keys, CAUSAL) // BI * BI, rows, BI):
             i = top + tl.arange(0, BI)
-            place, inside = _pairs(head, i, j, rows, keys)
+            place, inside = at_pairs(head, i, j, rows, keys)
             y = load_tile(x, b, h, i, rows, x_b, x_h, x_n, x_d, D, WIDE)
             part = tl.load(ds + place, mask=inside, other=0.0).to(y.dtype)
             total = tl.dot(tl.trans(part), y, total, input_precision="ieee")
@@ -163,7 +109,7 @@ def _product(
         total = tl.zeros((BI, WIDE), dtype=tl.float32)
         for left in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
             j = left + tl.arange(0, BJ)
-            place, inside = _pairs(head, i, j, rows, keys)
+            place, inside = at_pairs(head, i, j, rows, keys)
             y = load_tile(x, b, h, j, keys, x_b, x_h, x_n, x_d, D, WIDE)
             part = tl.load(ds + place, mask=inside, other=0.0).to(y.dtype)
             total = tl.dot(part, y, total, input_precision="ieee")
@@ -189,12 +135,7 @@ def cascade(
     _write_scores(q, k, z, None if mixed else carry, None if mixed else noise, causal, scale, layer)
     if net is not None and carry is not None:
         coda.collide(z, carry, net, seen, noise, layer, width, own, residual, q.dtype)
-    (b, h, i, _), tile = q.shape, choose_tile(q)
-    with select_device(q):
-        _attend[(b * h * triton.cdiv(i, tile["BI"]),)](
-            z, v, seen.mask, q if dropping is None else dropping, out, lse, h, i, k.shape[2], *v.stride(),
-            *seen.strides, sharp, rate, DROPPED=dropping is not None, **seen.flags, **tile,
-        )  # fmt: skip
+    attend(q, k, v, z, seen, None, dropping, out, lse, scale=sharp, rate=rate)
     return out, z, lse
 
 
@@ -289,11 +230,6 @@ def _gradients(ctx: Any, grad: Tensor | None, grad_z: Tensor | None, _: None) ->
 
 
 cascade.register_autograd(_gradients, setup_context=_save_inputs)
-
-
-def find_gap(q: Tensor, k: Tensor, v: Tensor, width: int) -> str | None:
-    """Name what these kernels do not cover, or return None. width: hidden units of σ, 0 without σ."""
-    return find_tile_gap(q, k, v) or (coda.find_gap(q.shape[1], width, q.dtype) if width else None)
 
 
 def _allocate_outputs(q: Tensor, k: Tensor, wide: bool) -> tuple[Tensor, Tensor, Tensor]:

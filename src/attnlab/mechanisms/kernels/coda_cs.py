@@ -16,48 +16,9 @@ import triton.language as tl
 from torch import Tensor
 
 from attnlab.mechanisms.kernels.launch import empty_by_token, note_launch, select_device
+from attnlab.mechanisms.kernels.online import LOG2_E, attend
 from attnlab.mechanisms.kernels.pairs import draw_dropout, first_query, is_visible, last_key, read_mask
-from attnlab.mechanisms.kernels.tiles import choose_tile, compute_delta, load_tile, score_tile, write_tile
-
-LOG2_E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def _forward(
-    q, k, v, mask, noise, dropping, out, lse, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d,
-    v_b, v_h, v_j, v_d, m_b, m_i, m_j, scale, rate, layer, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
-    DROPPED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
-):  # fmt: skip
-    """BI queries of one head; exponentials have base 2, with log₂ e in the logits."""
-    tiles = tl.cdiv(rows, BI)
-    head, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
-    b, h = head // heads, head % heads
-    first = (tiles - 1 - tile) * BI  # causal: the longest rows are the last, and start first
-    i = first + tl.arange(0, BI)
-    x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
-    top = tl.full((BI,), float("-inf"), tl.float32)
-    total = tl.zeros((BI,), dtype=tl.float32)
-    context = tl.zeros((BI, WIDE), dtype=tl.float32)
-    for left in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
-        j = left + tl.arange(0, BJ)
-        y = load_tile(k, b, h, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
-        s = score_tile(x, y, noise, b, h, i, left, rows, keys, scale, layer, True, CAUSAL, BJ) * LOG2_E
-        seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
-        s = tl.where(seen, s, float("-inf"))
-        higher = tl.maximum(top, tl.max(s, 1))
-        calm = tl.where(higher == float("-inf"), 0.0, higher)
-        p = tl.exp2(s - calm[:, None])
-        fade = tl.exp2(top - calm)
-        total = total * fade + tl.sum(p, 1)
-        if DROPPED:
-            p *= draw_dropout(tl.load(dropping), rate, head, i[:, None], (left // 4 + tl.arange(0, BJ // 4))[None, :])
-        z = load_tile(v, b, h, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
-        context = tl.dot(p.to(z.dtype), z, context * fade[:, None], input_precision="ieee")
-        top = higher
-    blind = total == 0.0
-    total = tl.where(blind, 1.0, total)
-    write_tile(out, context / total[:, None], b, h, i, heads, rows, D, WIDE)
-    tl.store(lse + head * rows + i, tl.where(blind, 0.0, top + tl.log2(total)), mask=i < rows)
+from attnlab.mechanisms.kernels.tiles import choose_tile, compute_delta, load_tile, locate_tile, score_tile, write_tile
 
 
 @triton.jit
@@ -87,8 +48,7 @@ def _backward(
 ):  # fmt: skip
     """dQ of BI queries of one head; with OF_KEYS, dK and dV of BJ keys."""
     tiles = tl.cdiv(keys, BJ) if OF_KEYS else tl.cdiv(rows, BI)
-    head, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
-    b, h = head // heads, head % heads
+    head, tile, b, h = locate_tile(tiles, heads)
     if OF_KEYS:
         left = tile * BJ
         j = left + tl.arange(0, BJ)
@@ -132,14 +92,8 @@ def noisy_softmax(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Context (b,h,i,d) and log₂-sums L (b,h,i). noise and dropping are the seeds of ε and of dropout."""
     note_launch("coda_cs")
-    (b, h, i, _), seen, tile = q.shape, read_mask(mask, causal, q, k), choose_tile(q)
     out, lse = _empty(q)
-    with select_device(q):
-        _forward[(b * h * triton.cdiv(i, tile["BI"]),)](
-            q, k, v, seen.mask, noise, noise if dropping is None else dropping, out, lse, h, i, k.shape[2], *q.stride(),
-            *k.stride(), *v.stride(), *seen.strides, scale, rate, layer, DROPPED=dropping is not None, **seen.flags,
-            **tile,
-        )  # fmt: skip
+    attend(q, k, v, None, read_mask(mask, causal, q, k), noise, dropping, out, lse, scale=scale, rate=rate, layer=layer)
     return out, lse
 
 

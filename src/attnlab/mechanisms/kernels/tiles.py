@@ -45,10 +45,15 @@ def score_tile(
 
 
 @triton.jit
+def locate_tile(tiles, heads):
+    """The place of a program with one of `tiles` tiles of one head: the head in the batch, tile, example and head."""
+    head = (tl.program_id(0) // tiles).to(tl.int64)
+    return head, tl.program_id(0) % tiles, head // heads, head % heads
+
+
+@triton.jit
 def _delta(grad, out, delta, heads, rows, g_b, g_h, g_i, g_d, BI: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr):
-    tiles = tl.cdiv(rows, BI)
-    head, tile = (tl.program_id(0) // tiles).to(tl.int64), tl.program_id(0) % tiles
-    b, h = head // heads, head % heads
+    head, tile, b, h = locate_tile(tl.cdiv(rows, BI), heads)
     i = tile * BI + tl.arange(0, BI)
     g = load_tile(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE).to(tl.float32)
     o = load_tile(out, b, h, i, rows, rows * heads * D, D, heads * D, 1, D, WIDE).to(tl.float32)
