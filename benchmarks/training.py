@@ -30,6 +30,7 @@ import torch
 from attnlab.models.presets import PRESETS
 from attnlab.models.transformer import build
 from attnlab.training import optimisers as optimise
+from attnlab.training.loop import TrainConfig
 from attnlab.training.step import Captured, Eager, Flat, Objective
 
 LENGTH, SEED, ROUNDS = 32, 0, 11
@@ -63,8 +64,7 @@ def build_ours(attention, device, dynamic):
     captured = device.type == "cuda"
     objective = Objective(model, smoothing=0.1)
     flat = Flat(model, torch.bfloat16 if captured else torch.float32)
-    how = {"betas": (0.9, 0.98), "eps": 1e-8, "momentum": 0.0, "weight_decay": 0.0}
-    optimizer = optimise.build_optimiser(flat.master, "adam", **how)
+    optimizer = optimise.build_optimiser(flat.master, TrainConfig())
     if captured:
         torch._dynamo.reset()
         objective.compile_parts(dynamic=dynamic)

@@ -18,7 +18,7 @@ from attnlab.models.presets import SETTINGS, build
 from attnlab.recording.ablation import record_ablation
 from attnlab.recording.noise_null import add_noise, make_noisy_model
 from attnlab.records.record import Record
-from attnlab.training.scoring import score_targets
+from attnlab.training.scoring import score_batches
 
 SOURCE, TARGET = torch.tensor([[3, 4, 5, 6, 0], [7, 8, 0, 0, 0]]), torch.tensor([[1, 4, 9, 0], [1, 6, 7, 2]])
 NEXT = torch.tensor([[4, 9, 2, 0], [6, 7, 2, 5]])
@@ -35,13 +35,13 @@ def test_ablation_is_a_projection_without_the_head(name):
     model = made(TRANSLATOR, name)
     record = record_ablation(model, (SOURCE, TARGET), NEXT)
     state = {key: value.clone() for key, value in model.state_dict().items()}
-    whole = score_targets(model, (SOURCE, TARGET), NEXT)
+    whole = score_batches(model, [((SOURCE, TARGET), NEXT)])
     for layer in record.layers:
         np.testing.assert_allclose(layer.extras["nll"].sum(), whole.nll_sum)
         assert layer.extras["scored"].tolist() == [3, 4]
         for head in range(3):
             without_head(model.get_submodule(layer.name), head)
-            found = score_targets(model, (SOURCE, TARGET), NEXT)
+            found = score_batches(model, [((SOURCE, TARGET), NEXT)])
             np.testing.assert_allclose(layer.extras["ablated_nll"][:, head].sum(), found.nll_sum, rtol=1e-9)
             model.load_state_dict(state)
 

@@ -11,7 +11,7 @@ from attnlab.mechanisms import MECHANISMS
 from attnlab.mechanisms.noise import seed_noise
 from attnlab.models.transformer import TransformerConfig, build
 from attnlab.training import scoring as score
-from attnlab.training.scoring import Scored, bits_per_character, perplexity, score_batches, score_targets
+from attnlab.training.scoring import Scored, bits_per_character, perplexity, score_batches
 
 SMALL = {"vocabulary": 23, "layers": 2, "width": 16, "heads": 2, "feed_forward": 13}
 STOCHASTIC = [name for name, kind in MECHANISMS.items() if kind.stochastic]
@@ -24,6 +24,10 @@ def made(kind="translator", attention="softmax", **changes):
     for parameter in model.parameters():
         parameter.data.add_(0.3 * torch.randn_like(parameter))
     return model
+
+
+def score_batch(model, inputs, targets, **options):
+    return score_batches(model, [(inputs, targets)], **options)
 
 
 def pairs():
@@ -108,7 +112,7 @@ def test_targets_of_a_translator(rows, monkeypatch):
     model, (inputs, targets) = made(), pairs()
     logits = model(*inputs)
     nll = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=0, reduction="sum")
-    got = score_targets(model, inputs, targets)
+    got = score_batch(model, inputs, targets)
     assert got.nll_sum == pytest.approx(float(nll.detach()), abs=1e-10)
     assert got.nll_sum == got.bound_sum
     assert got.count == 6 + 4 + 1
@@ -120,22 +124,22 @@ def test_targets_of_a_translator(rows, monkeypatch):
 def test_other_models_and_targets():
     model, tokens = made("classifier", classes=3), torch.randint(1, 23, (5, 7))
     classes = torch.tensor([0, 1, 2, 0, 0])
-    got = score_targets(model, tokens, classes, padding=None)
+    got = score_batch(model, tokens, classes, padding=None)
     assert got.nll_sum == pytest.approx(float(F.cross_entropy(model(tokens).detach(), classes, reduction="sum")))
     assert got.count == 5
     adaptive = made("language-model", width=48, adaptive_cutoffs=(5, 11))
     nll = adaptive.readout.nll(adaptive.hidden(tokens[:, :-1]), tokens[:, 1:]).sum()
-    assert score_targets(adaptive, tokens[:, :-1], tokens[:, 1:]).nll_sum == pytest.approx(float(nll.detach()))
+    assert score_batch(adaptive, tokens[:, :-1], tokens[:, 1:]).nll_sum == pytest.approx(float(nll.detach()))
     table = torch.nn.Embedding(23, 23).eval()  # any module that gives logits
     nll = F.cross_entropy(table(tokens[:, :-1]).flatten(0, 1).detach(), tokens[:, 1:].flatten(), reduction="sum")
-    assert score_targets(table, tokens[:, :-1], tokens[:, 1:]).nll_sum == pytest.approx(float(nll), rel=1e-6)
+    assert score_batch(table, tokens[:, :-1], tokens[:, 1:]).nll_sum == pytest.approx(float(nll), rel=1e-6)
 
 
 def test_batches_add_up():
     model, (inputs, targets) = made(), pairs()
     parts = [((inputs[0][n : n + 1], inputs[1][n : n + 1]), targets[n : n + 1]) for n in range(3)]
-    whole, streamed = score_targets(model, inputs, targets), score_batches(model, iter(parts))
-    summed = sum((score_targets(model, *part) for part in parts), Scored())
+    whole, streamed = score_batch(model, inputs, targets), score_batches(model, iter(parts))
+    summed = sum((score_batch(model, *part) for part in parts), Scored())
     for got in (streamed, summed):
         assert (got.count, got.correct) == (whole.count, whole.correct)
         assert got.nll_sum == pytest.approx(whole.nll_sum, abs=1e-10)
@@ -149,7 +153,7 @@ def test_the_expectation_of_noise(name):
         with seed_noise(model, seed), torch.no_grad():
             passes.append(model(*inputs).softmax(-1)[seen])  # (m,v)
     of_targets = torch.stack(passes)[:, range(len(targets[seen])), targets[seen]]  # (3,m)
-    got = score_targets(model, inputs, targets, samples=3, seed=5)
+    got = score_batch(model, inputs, targets, samples=3, seed=5)
     assert got.nll_sum == pytest.approx(-float(of_targets.mean(0).log().sum()), abs=1e-9)
     assert got.bound_sum == pytest.approx(-float(of_targets.log().mean(0).sum()), abs=1e-9)
     assert got.correct == int((torch.stack(passes).mean(0).argmax(1) == targets[seen]).sum())
@@ -160,13 +164,13 @@ def test_the_expectation_of_noise(name):
 @pytest.mark.parametrize("name", STOCHASTIC)
 def test_one_sample_is_its_own_bound_and_none_is_the_mean(name):
     model, (inputs, targets) = made(attention=name), pairs()
-    one = score_targets(model, inputs, targets, samples=1, seed=3)
+    one = score_batch(model, inputs, targets, samples=1, seed=3)
     assert one.nll_sum == one.bound_sum
-    assert one != score_targets(model, inputs, targets, samples=1, seed=4)
-    assert one != score_targets(model, inputs, targets)
+    assert one != score_batch(model, inputs, targets, samples=1, seed=4)
+    assert one != score_batch(model, inputs, targets)
     two = score_batches(model, [(inputs, targets), (inputs, targets)], samples=2, seed=3)
-    alone = score_targets(model, inputs, targets, samples=2, seed=3)
-    other = score_targets(model, inputs, targets, samples=2, seed=5)
+    alone = score_batch(model, inputs, targets, samples=2, seed=3)
+    other = score_batch(model, inputs, targets, samples=2, seed=5)
     assert two.nll_sum == pytest.approx((alone + other).nll_sum, abs=1e-10)
     assert all(m.sample_seed is None for m in model.modules() if hasattr(m, "sample_seed"))
 
@@ -174,15 +178,15 @@ def test_one_sample_is_its_own_bound_and_none_is_the_mean(name):
 def test_what_is_refused_of_models():
     model, (inputs, targets) = made(), pairs()
     with pytest.raises(ValueError, match=r"samples=4.*noise"):
-        score_targets(model, inputs, targets, samples=4)
+        score_batch(model, inputs, targets, samples=4)
     with pytest.raises(ValueError, match=r"samples .*-1"):
-        score_targets(model, inputs, targets, samples=-1)
+        score_batch(model, inputs, targets, samples=-1)
     with pytest.raises(ValueError, match=r"targets \(3, 5\) do not fit .*\(3, 6\)"):
-        score_targets(model, inputs, targets[:, 1:])
+        score_batch(model, inputs, targets[:, 1:])
     with pytest.raises(ValueError, match="no batches"):
         score_batches(model, [])
     with pytest.raises(ValueError, match=r"call model.eval\(\) first"):
-        score_targets(model.train(), inputs, targets)
+        score_batch(model.train(), inputs, targets)
 
 
 def test_too_little_text_for_an_interval_is_scored_without_one():

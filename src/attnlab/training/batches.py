@@ -38,9 +38,12 @@ class Batches:
 
     def __call__(self, position: Position) -> list[Batch]:
         """Return this process's batches of the next update, and advance the position."""
-        each = self.config.accumulate * self.accelerator.num_processes
+        each, examples = self.config.accumulate * self.accelerator.num_processes, self.config.batch_examples
         if position.epoch != self.epoch:
-            self.epoch, self.plan = position.epoch, self._plan(position.epoch)
+            self.epoch = position.epoch
+            size = {"tokens": self.config.batch_tokens} if examples is None else {"examples": examples}
+            seeds = {"seed": self.config.seed, "epoch": self.epoch}
+            self.plan = self.task.plan_batches("train", **size, **seeds, widths=self.widths)
             if len(self.plan) < each:
                 needs = f"an update needs {each} batches, but an epoch has only {len(self.plan)}"
                 raise ValueError(f"{needs}; lower batch_tokens= or accumulate=")
@@ -53,24 +56,14 @@ class Batches:
 
     def agree_on_update(self, update: list[Batch], stop: bool) -> tuple[int, bool]:
         """Return the number of targets of this update in all processes, and whether any process should stop."""
-        values = [float(sum(batch.count for batch in update)), float(stop)]
-        if self.accelerator.num_processes > 1:
-            sums = torch.tensor(values, dtype=torch.float64, device=self.accelerator.device)
-            values = self.accelerator.reduce(sums).tolist()
-        return round(values[0]), values[1] > 0
+        targets, stops = self.sum_over_processes(sum(batch.count for batch in update), stop)
+        return round(targets), stops > 0
 
-    def sum_over_processes(self, value: float) -> float:
+    def sum_over_processes(self, *values: float) -> list[float]:
         if self.accelerator.num_processes == 1:
-            return value
-        return float(self.accelerator.reduce(torch.tensor(value, dtype=torch.float64, device=self.accelerator.device)))
-
-    def _plan(self, epoch: int) -> list[list[int]]:
-        examples = self.config.batch_examples
-        tokens = self.config.batch_tokens if examples is None else None
-        seed = self.config.seed
-        return self.task.plan_batches(
-            "train", tokens=tokens, examples=examples, seed=seed, epoch=epoch, widths=self.widths
-        )
+            return list(values)
+        sums = torch.tensor(values, dtype=torch.float64, device=self.accelerator.device)
+        return self.accelerator.reduce(sums).tolist()
 
     def _passes(self, batch: Batch) -> Iterator[Batch]:
         """Yield the batch, in several passes if one is too large or half padding."""

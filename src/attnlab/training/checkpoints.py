@@ -86,7 +86,7 @@ def _kept_steps(folder: RunFolder) -> list[int]:
     return sorted(int(path.stem) for path in folder.step_file(0).parent.glob("*.safetensors"))
 
 
-def make_checkpoint(position: Position, model: nn.Module, stepper: Stepper, accelerator: Any) -> Checkpoint:
+def make_checkpoint(position: Position, model: nn.Module, stepper: Stepper) -> Checkpoint:
     """Return everything that the run needs to resume. Every process must call it."""
     from accelerate.utils import gather_object
 

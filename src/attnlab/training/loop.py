@@ -81,12 +81,6 @@ class TrainConfig:
         """Number of warm-up updates."""
         return min(400, self.steps // 10) if self.warmup is None else self.warmup
 
-    def build_schedule(self) -> optimise.Schedule:
-        """Return the learning-rate schedule."""
-        period = self.period or max(1, self.steps - self.warmup_steps)
-        restarts = (self.period_multiply, self.period_shrink, self.min_lr)
-        return optimise.Schedule(self.schedule, self.lr, self.warmup_steps, self.warmup_start, period, *restarts)
-
 
 @dataclass(frozen=True)
 class TrainingResult:
@@ -116,7 +110,10 @@ class Training:
         self.task, self.model, self.config, self.folder = task, model, config, folder
         self.accelerator, self.report = accelerator, report
         self.is_main, self.is_alone = accelerator.is_main_process, accelerator.num_processes == 1
-        _seed(config.seed + accelerator.process_index)
+        seed = config.seed + accelerator.process_index
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
         model.to(accelerator.device)
         self.position = Position(processes=accelerator.num_processes)
         self.stepper = _build_stepper(model, config, accelerator)
@@ -125,7 +122,6 @@ class Training:
         self.metrics = Metrics(folder.metrics_file, self.position.metrics_length) if self.is_main else None
         self.history = folder.metrics() if self.is_main else []
         self.batches = Batches(task, config, accelerator, padded=isinstance(self.stepper, Captured))
-        self.schedule = config.build_schedule()
         self.recent: deque[tuple[int, int, list[int]]] = deque(maxlen=max(CHECK_EVERY, config.log_every))
         self.first_step = self.position.step
         self.stop = threading.Event()
@@ -158,12 +154,13 @@ class Training:
         targets, stopping = self.batches.agree_on_update(update, self.stop.is_set())
         for batch in update:
             stepper.accumulate(batch.inputs, batch.targets, self.accelerator.num_processes / targets)
-        lr = self.schedule(position.step)
+        lr = optimise.compute_learning_rate(config, position.step)
         optimise.set_learning_rate(stepper.optimizer, lr)
         stepper.apply()
         position.step += 1
         position.targets, self.timed = position.targets + targets, self.timed + targets
-        position.unevaluated = _is_evaluated(position.step, config)
+        at = position.step
+        position.unevaluated = at % config.evaluate_every == 0 or at in config.evaluate_at or at == config.steps
         last, stopping = position.step == config.steps, stopping or (self.is_alone and self.stop.is_set())
         saving = position.step % config.checkpoint_every == 0 or last or stopping
         if (position.step % CHECK_EVERY == 0 or saving or position.unevaluated) and stepper.bad:
@@ -176,10 +173,10 @@ class Training:
 
     def _log(self, epoch: int, lr: float) -> None:
         position = self.position
-        loss = self.batches.sum_over_processes(self.stepper.read_loss()) / position.targets
+        (loss,) = self.batches.sum_over_processes(self.stepper.read_loss())
         speed = self.timed / (time.perf_counter() - self.clock)
         values = {"lr": lr, "norm": float(self.stepper.norm), "tokens_per_second": speed}
-        self._measure({"step": position.step, "epoch": epoch, "loss": loss} | values)
+        self._measure({"step": position.step, "epoch": epoch, "loss": loss / position.targets} | values)
         self.clock, self.timed, position.targets = time.perf_counter(), 0, 0
 
     def _validate(self) -> None:
@@ -199,8 +196,8 @@ class Training:
 
     def _save(self) -> None:
         config, position = self.config, self.position
-        position.loss = self.batches.sum_over_processes(float(self.stepper.loss))
-        checkpoint = make_checkpoint(position, self.model, self.stepper, self.accelerator)
+        (position.loss,) = self.batches.sum_over_processes(float(self.stepper.loss))
+        checkpoint = make_checkpoint(position, self.model, self.stepper)
         if self.is_main and config.keep_last:
             keep_weights(self.folder, self._weights(), last=config.keep_last, evaluated=config.evaluate_at)
         if self.metrics is not None:
@@ -227,10 +224,6 @@ class Training:
 
     def _weights(self) -> Checkpoint:
         return collect_weights(self.model, self.stepper, self.position)
-
-
-def _is_evaluated(step: int, config: TrainConfig) -> bool:
-    return step % config.evaluate_every == 0 or step in config.evaluate_at or step == config.steps
 
 
 def evaluate(
@@ -273,8 +266,7 @@ def _build_stepper(model: nn.Module, config: TrainConfig, accelerator: Any) -> S
     wrapped = accelerator.prepare_model(objective) if accelerator.num_processes > 1 else objective  # moves parameters
     half = config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
     flat = Flat(model, torch.bfloat16 if half else torch.float32)
-    how = {"betas": config.betas, "eps": config.eps, "momentum": config.momentum, "weight_decay": config.weight_decay}
-    optimizer = optimise.build_optimiser(flat.master, config.optimiser, **how)  # type: ignore[arg-type]
+    optimizer = optimise.build_optimiser(flat.master, config)
     return (Captured if captured else Eager)(wrapped, flat, optimizer, clip=config.clip)
 
 
@@ -285,12 +277,6 @@ def _note_best(position: Position, loss: float, config: TrainConfig) -> None:
         position.since_best += 1
         if config.patience is not None and position.since_best >= config.patience:
             position.finished = True
-
-
-def _seed(seed: int) -> None:
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
 
 
 @contextmanager

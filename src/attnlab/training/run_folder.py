@@ -45,31 +45,12 @@ class Checkpoint:
         return {name.removeprefix(prefix): x for name, x in self.tensors.items() if name.startswith(prefix)}
 
 
-@dataclass(frozen=True)
 class RunFolder:
     """The folder of one run."""
 
-    path: Path
-
-    @property
-    def last(self) -> Path:
-        return self.path / "last.safetensors"
-
-    @property
-    def previous(self) -> Path:
-        return self.path / "previous.safetensors"
-
-    @property
-    def best(self) -> Path:
-        return self.path / "best.safetensors"
-
-    @property
-    def hugging_face(self) -> Path:
-        return self.path / "hugging_face"
-
-    @property
-    def metrics_file(self) -> Path:
-        return self.path / "metrics.jsonl"
+    def __init__(self, path: Path) -> None:
+        self.path, self.metrics_file, self.hugging_face = path, path / "metrics.jsonl", path / "hugging_face"
+        self.last, self.previous, self.best = (path / f"{name}.safetensors" for name in ("last", "previous", "best"))
 
     def step_file(self, step: int) -> Path:
         return self.path / "steps" / f"{step:08d}.safetensors"
@@ -118,11 +99,16 @@ class RunFolder:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Save as the last checkpoint; the former last checkpoint becomes the previous one."""
-        scratch = write_checkpoint(checkpoint, self.last, place=False)
+        new = self.path / ".last.safetensors.new"
+        write_checkpoint(checkpoint, new)
         if self.last.exists():
             os.replace(self.last, self.previous)
-        os.replace(scratch, self.last)
-        _sync_folder(self.path)
+        os.replace(new, self.last)
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def resume(self) -> Checkpoint | None:
         """Return the newest intact checkpoint, or None if there is no checkpoint."""
@@ -155,11 +141,8 @@ class RunFolder:
     def metrics(self) -> list[dict[str, Any]]:
         if not self.metrics_file.exists():
             return []
-        return [
-            json.loads(line)
-            for line in self.metrics_file.read_text(encoding="utf-8").splitlines()
-            if line.endswith("}")
-        ]
+        lines = self.metrics_file.read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines if line.endswith("}")]
 
 
 class Metrics:
@@ -188,8 +171,8 @@ class Metrics:
         self.file.close()
 
 
-def write_checkpoint(checkpoint: Checkpoint, path: Path, *, place: bool = True) -> Path:
-    """Write a checkpoint under a temporary name and rename it, unless place is False; return its path."""
+def write_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
+    """Write a checkpoint under a temporary name and rename it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {name: x.detach().cpu().contiguous() for name, x in checkpoint.tensors.items()}
     state = json.dumps(checkpoint.state, ensure_ascii=False)
@@ -197,10 +180,7 @@ def write_checkpoint(checkpoint: Checkpoint, path: Path, *, place: bool = True) 
     save_file(tensors, scratch, metadata={"state": state, "sha256": _compute_checksum(tensors, state)})
     with open(scratch, "rb") as file:
         os.fsync(file.fileno())
-    if not place:
-        return scratch
     os.replace(scratch, path)
-    return path
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -218,11 +198,6 @@ def read_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(tensors, json.loads(metadata["state"]))
 
 
-def list_run_folders(root: Path) -> list[RunFolder]:
-    """Return the folders directly in `root` that have a config.json."""
-    return [RunFolder(file.parent) for file in sorted(root.glob("*/config.json"))]
-
-
 def _compute_checksum(tensors: Mapping[str, Tensor], state: str) -> str:
     digest = hashlib.sha256(state.encode())
     for name in sorted(tensors):
@@ -237,11 +212,3 @@ def _list_differences(old: Any, new: Any, key: str = "") -> list[tuple[str, Any,
         keys = sorted(set(old) | set(new))
         return [d for k in keys for d in _list_differences(old.get(k), new.get(k), f"{key}.{k}".lstrip("."))]
     return [] if old == new else [(key, old, new)]
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

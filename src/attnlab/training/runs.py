@@ -24,7 +24,7 @@ from attnlab.tasks.task import Task
 from attnlab.training.checkpoints import average_checkpoints, load_weights
 from attnlab.training.loop import Training, TrainingResult
 from attnlab.training.recipe import Recipe, restore_recipe
-from attnlab.training.run_folder import RunFolder, list_run_folders, read_checkpoint
+from attnlab.training.run_folder import RunFolder, read_checkpoint
 
 ROOT = Path("runs")
 
@@ -179,7 +179,7 @@ def _replace_data(config: Any, values: Mapping[str, str]) -> Any:
 def list_runs(root: Path = ROOT) -> list[dict[str, Any]]:
     """Return one row per run folder: state, step, best validation loss."""
     rows = []
-    for folder in list_run_folders(root):
+    for folder in (RunFolder(file.parent) for file in sorted(root.glob("*/config.json"))):
         try:
             config = folder.config()
         except ValueError:

@@ -62,23 +62,6 @@ def bits_per_character(nats: float, characters: int) -> float:
     return nats / (_check_count(characters, "characters") * math.log(2))
 
 
-def score_targets(
-    model: nn.Module,
-    inputs: Tensor | Sequence[Tensor],
-    targets: Tensor,
-    *,
-    padding: int | None = 0,
-    samples: int = 0,
-    seed: int = 0,
-) -> Scored:
-    """Score targets under softmax(model(*inputs)).
-
-    targets   token ids (b,n), of which padding is not scored; or classes (b,) with padding=None, all scored
-    samples   0: one pass without noise; n: n passes with the noise of seeds seed, seed + 1, …
-    """
-    return score_batches(model, [(inputs, targets)], padding=padding, samples=samples, seed=seed)
-
-
 @torch.no_grad()
 def score_batches(
     model: nn.Module,
@@ -88,7 +71,11 @@ def score_batches(
     samples: int = 0,
     seed: int = 0,
 ) -> Scored:
-    """Sum `score_targets` over batches of (inputs, targets). Each batch has different seeds for its noise."""
+    """Score the targets of batches (inputs, targets) under softmax(model(*inputs)).
+
+    targets   token ids (b,n), of which padding is not scored; or classes (b,) with padding=None, all scored
+    samples   0: one pass without noise; n: n passes with the noise of seeds seed, seed + 1, …, others in each batch
+    """
     _check_model(model, samples)
     sums: Tensor | float = 0.0
     for number, (inputs, targets) in enumerate(batches):

@@ -6,7 +6,7 @@ from attnlab.decoding.scores import compute_bleu
 from attnlab.models.model import Model
 from attnlab.studies.snell2021.trials import PARTS, Field
 from attnlab.tasks.task import PAD
-from attnlab.training.scoring import Scored, score_targets
+from attnlab.training.scoring import score_batches
 
 BEAM = 5  # without length penalty, as in the authors' code
 
@@ -32,8 +32,8 @@ class Performance:
     def _compute_accuracy(self, model: Model, part: str) -> float:
         """Return the accuracy of each target, given the true words before it."""
         padding = PAD if self.field.corpus.translates else None
-        scored = (score_targets(model, b.inputs, b.targets, padding=padding) for b in self.field.batches[part])
-        return 100.0 * sum(scored, start=Scored()).accuracy
+        batches = ((batch.inputs, batch.targets) for batch in self.field.batches[part])
+        return 100.0 * score_batches(model, batches, padding=padding).accuracy
 
     def _compute_bleu(self, model: Model, part: str) -> float:
         if self.search is None or self.search.model is not model:
