@@ -81,7 +81,7 @@ def main():
     plan = make_plan(given.set, recipe, given.attention.split(","), seeds)
     folder = Path(given.out) / given.set
     command = f"python benchmarks/learning.py {given.set}"
-    until = Deadline.parse(given.until) if given.until else None
+    until = Deadline.parse_optional(given.until)
     with stop_at_deadline(command), open_scheduler("local", jobs=given.jobs) as on:
         place = replace(Workplace.at(folder, command=command), device=on.device)
         measured = complete(lambda rows: rows.read_plan(plan), place, on, until=until)

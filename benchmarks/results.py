@@ -295,7 +295,9 @@ def read_items(study: str, results: Path = ROOT / "results") -> dict[str, ItemRe
     """Return the items of a study at full scale by name, drawn from its ledger; nothing is written to results/."""
     ledger = results / study / FILE
     with TemporaryDirectory() as scratch:
-        items = draw_study(open_study(study), "full", Path(scratch), ledger=ledger) if ledger.exists() else []
+        items = (
+            draw_study(open_study(study), "full", Path(scratch), ledger=ledger, save=False) if ledger.exists() else []
+        )
     return {item.config.item: item for item in items}
 
 

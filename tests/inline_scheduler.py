@@ -1,8 +1,7 @@
-"""A scheduler that runs jobs in this process, in the order of their dependencies: for tests that do not test processes."""
+"""A scheduler that runs jobs in this process, for tests that do not test processes."""
 
 import os
 
-from attnlab.experiments.deadline import OutOfTimeError
 from attnlab.experiments.jobs import JobQueue, Scheduler, attempt_job
 
 
@@ -17,8 +16,7 @@ class InlineScheduler(Scheduler):
         queue = JobQueue(jobs, until)
         while queue:
             job = queue.take()
-            if job is None or queue.is_out_of_time(1):
-                raise OutOfTimeError
+            queue.check_time(0 if job is None else 1)
             self.names.append(job.name)
             queue.finish(job, attempt_job(job, os.getcwd()))
             watch()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from attnlab.experiments.ledger import FILE, Ledger, Row
-from attnlab.experiments.reproduction import ITEM
+from attnlab.experiments.reproduction import OLD_CELLS
 from attnlab.experiments.verdicts import Cell
 from attnlab.studies import open_study
 
@@ -31,7 +31,7 @@ def write_ledger(folder, study, item, *cells, remarks=()):
     recipe = {"study": study, "item": item, "scale": "full", "seeds": [0, 1, 2], "options": {}}
     values = {"cells": stored, "figures": [], "remarks": list(remarks)}
     edition = open_study(study).items[item].edition
-    row = Row(recipe=recipe, seed=None, measure=ITEM, edition=edition, values=values, provenance=ABOUT)
+    row = Row(recipe=recipe, seed=None, measure=OLD_CELLS, edition=edition, values=values, provenance=ABOUT)
     (folder / study).mkdir(parents=True)
     Ledger(folder / study / FILE).append(row)
 

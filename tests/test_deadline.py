@@ -38,8 +38,9 @@ def test_a_job_that_needs_more_time_is_not_started():
     queue = JobQueue(jobs, until)
     assert queue.take().name == "short"
     assert queue.take() is None
-    assert not queue.is_out_of_time(1)
-    assert queue.is_out_of_time(0)
+    queue.check_time(1)
+    with pytest.raises(OutOfTimeError):
+        queue.check_time(0)
     assert JobQueue(jobs).take().name == "long"
 
 

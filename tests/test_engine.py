@@ -63,11 +63,8 @@ def test_what_depends_on_results_is_planned_when_they_are_there(place, on):
 
 
 def test_several_functions_run_side_by_side(place, on):
-    both = complete(
-        lambda rows: gather(rows, [lambda r: r.read_plan(plan("a")).values, lambda r: r.read_plan(plan("b", (5,))).values]),
-        place,
-        on,
-    )
+    functions = [lambda rows: rows.read_plan(plan("a")).values, lambda rows: rows.read_plan(plan("b", (5,))).values]
+    both = complete(lambda rows: gather(rows, functions), place, on)
     assert both == [{0: {"square": 0}, 1: {"square": 1}, 2: {"square": 4}}, {5: {"square": 25}}]
     assert len(CALLS) == 4
 
@@ -88,7 +85,9 @@ def test_a_failure_is_a_row_and_is_tried_again_by_the_next_command_unless_it_is_
 
 def test_again_measures_what_the_ledger_has(place, on):
     for _ in range(2):
-        complete(lambda rows: rows.read_plan(plan(seeds=(3,))), place, on, again=True)
+        reader = RowReader(place.open_ledger(), running=True, again=True)
+        for _ in range(2):  # two items of one command share the run
+            complete(lambda rows: rows.read_plan(plan(seeds=(3,))), place, on, reader=reader)
     assert CALLS == [("squares", 3)] * 2
     assert len(place.open_ledger().rows()) == 1
 
@@ -108,6 +107,35 @@ def test_rows_of_another_edition_are_kept_and_not_used(place, on):
         complete(lambda rows, run=run: rows.read_plan({0: run}), place, on)
     assert len(CALLS) == 2
     assert len(place.open_ledger().rows()) == 2
+
+
+def test_a_row_from_before_a_key_was_added_still_counts(place, on):
+    @dataclass(frozen=True)
+    class Grown(Calculation):
+        @property
+        def defaults(self):
+            return {"extra": 1}
+
+    old, function = plan(seeds=(3,))[3], partial(compute, "squares")
+    complete(lambda rows: rows.read_plan({0: old}), place, on)
+    same, other = (Grown("square", {"name": "squares", "extra": extra}, function, 3) for extra in (1, 2))
+    assert complete(lambda rows: rows.read_plan({0: same}), place, on).values == {0: {"square": 9}}
+    assert len(CALLS) == 1
+    complete(lambda rows: rows.read_plan({0: other}), place, on)
+    assert len(CALLS) == 2
+
+
+def test_a_failure_before_the_deadline_is_a_row_too(place):
+    class Late(InlineScheduler):
+        def run(self, jobs, **options):
+            failed, error = super().run(jobs[:1]), OutOfTimeError()
+            error.failed = failed
+            raise error
+
+    runs = {**plan("broken", (0,)), **plan(seeds=(1,))}
+    with pytest.raises(OutOfTimeError, match="2 of 2 runs are left"):
+        complete(lambda rows: rows.read_plan(runs), place, Late())
+    assert [row.failed for row in place.open_ledger().rows()] == ["no data"]
 
 
 def test_near_the_deadline_nothing_starts_and_the_message_counts_what_is_left(place, on):

@@ -220,7 +220,7 @@ def test_a_study_from_the_command_line(tmp_path):
         (["snell2012"], "unknown study 'snell2012' (did you mean 'snell2021'?)"),
         (["snell2021", "--only", "table5"], "snell2021 has no item 'table5' (it is in table2); available"),
         (["snell2021", "--only", "fig3", "data=sst"], "fig3 of snell2021 has no option 'data'; table2, table3"),
-        (["snell2021", "--only", "fig8"], "(attnlab diagnose draws it, for sentences of your own)"),
+        (["snell2021", "--only", "fig8"], "attnlab diagnose"),
         (["snell2021", "--only", "derivatve"], "snell2021 has no item 'derivatve' (did you mean 'derivative'?)"),
         (["snell2021", "--scale", "large"], "scale must be one of smoke, small, full, got 'large'"),
         (["snell2021", "--seeds", "0"], "seeds must be at least 1"),

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from attnlab.cli import app
 from attnlab.experiments import engine
-from attnlab.experiments.engine import complete, make_jobs, train_runs
+from attnlab.experiments.engine import RowReader, complete, make_jobs, train_runs
 from attnlab.experiments.ledger import Ledger
 from attnlab.experiments.plan import Workplace
 from attnlab.experiments.recipe_population import RecipeSeeds
@@ -248,7 +248,7 @@ def test_measured_again_they_are_trained_again_since_their_weights_were_deleted(
     def read(rows):
         return read_corpora((texts,), replace(setting, rows=rows), lambda size: ("B",))
 
-    (row,) = complete(read, setting.place, on, again=True)
+    (row,) = complete(read, setting.place, on, reader=RowReader(setting.place.open_ledger(), running=True, again=True))
     assert sum(line.count('"agreement"') for line in (tmp_path / "ledger.jsonl").read_text().splitlines()) == 4
     for role, curves in row.trials[0].curves.items():
         assert curves | {"seconds": 0} == first.curves[role] | {"seconds": 0}

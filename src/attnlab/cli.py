@@ -285,8 +285,12 @@ def compare(
 def reproduce(
     study: Annotated[str | None, Argument(help="Name of a paper; `attnlab list` shows all and their items.")] = None,
     settings: Pairs = None,
-    only: Annotated[list[str] | None, Option(metavar="ITEM", help="Item to run; may be repeated.")] = None,
-    scale: Annotated[str | None, Option(help="smoke, small or full; default: smoke.")] = None,
+    only: Annotated[
+        list[str] | None, Option(metavar="ITEM", help="Item to run, such as table2; may be repeated; default: all.")
+    ] = None,
+    scale: Annotated[
+        str | None, Option(help="smoke (tiny), small (minutes on a CPU) or full (the paper's size); default: smoke.")
+    ] = None,
     device: Device = "auto",
     seeds: Annotated[int | None, Option(help="Number of seeds; default: as each item defines.")] = None,
     out: Annotated[Path | None, Option(help="Output folder; default: results/STUDY.")] = None,

@@ -32,6 +32,7 @@ def show_ledger(path: Path, settings: Sequence[str], *, limit: int | None) -> No
 
 def merge_files(paths: Sequence[Path], out: Path) -> None:
     """Join ledgers into one file."""
+    out = out / FILE if out.is_dir() else out
     count = merge_ledgers([find_ledger(path) for path in paths], out)
     print(f"{out}: {count} rows")
 

@@ -60,16 +60,20 @@ def draw_again(name: str, source: Path, request: Request) -> None:
     if not scales:
         raise ValueError(f"{ledger} has no completed item of {name}; attnlab ledger show lists its rows")
     for scale in scales:
-        results = draw_study(study, scale, out, ledger=ledger)
-        _show_results(study, scale, results, list(study.select_items(request.only)))
-        print(f"report: {write_study(study, scale, results, out)}")
+        results, names = draw_study(study, scale, out, ledger=ledger), list(study.select_items(request.only))
+        if not any(result.config.item in names for result in results):
+            known = ", ".join(result.config.item for result in results) or "nothing"
+            raise ValueError(f"{ledger} has no completed {' or '.join(names)} at scale {scale}; it has {known}")
+        report = write_study(study, scale, results, out)
+        _show_results(study, scale, results, names)
+        print(f"report: {report}")
 
 
 def run_study(name: str, settings: Sequence[str], request: Request) -> None:
     """Run what the ledger lacks, then print and write the results."""
     study, scale = open_study(name), parse_scale(request.scale or "smoke")
     out = request.out or ROOT / name
-    until = Deadline.parse(request.until) if request.until else None
+    until = Deadline.parse_optional(request.until)
     with stop_at_deadline(command_line()), open_scheduler(request.on, jobs=request.jobs, device=request.device) as on:
         terms = StudyTerms(
             scale, on.device, request.seeds, request.data_dir, _write_command(name, settings, request, scale),
@@ -77,8 +81,9 @@ def run_study(name: str, settings: Sequence[str], request: Request) -> None:
         )  # fmt: skip
         with Bar(1) as bar:
             results = reproduce(study, terms, out, on, only=request.only, note=bar.note, progress=bar.tick)
+    report = write_study(study, scale, results, out)
     _show_results(study, scale, results, list(study.select_items(request.only)))
-    print(f"report: {write_study(study, scale, results, out)}")
+    print(f"report: {report}")
 
 
 def _show_results(study: Study, scale: Scale, results: Sequence[ItemResult], names: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -15,6 +15,8 @@ UNITS = {"h": 3600, "m": 60, "s": 1}
 class OutOfTimeError(Exception):
     """The deadline is near: running jobs stopped at a checkpoint. The message says what is left."""
 
+    failed: Mapping[str, str] = {}  # the jobs that failed before, by name
+
 
 @contextmanager
 def stop_at_deadline(command: str) -> Iterator[None]:
@@ -22,7 +24,8 @@ def stop_at_deadline(command: str) -> Iterator[None]:
     try:
         yield
     except OutOfTimeError as left:
-        print(f"the deadline is near: {left}; to continue: {command}")
+        need = f"a run starts only with {GRACE_S + LEAST_S:.0f} s or more before the deadline"
+        print(f"the deadline is near: {left} ({need}); to continue: {command}")
         raise SystemExit(0) from None
 
 
@@ -47,6 +50,10 @@ class Deadline:
             if seconds > 0:
                 return cls(time.monotonic() + seconds)
         raise ValueError(f"--until {text}: expected a duration such as 9m or 1h30m, or a clock time such as 14:30")
+
+    @classmethod
+    def parse_optional(cls, text: str | None) -> "Deadline | None":
+        return None if text is None else cls.parse(text)
 
     @property
     def is_near(self) -> bool:

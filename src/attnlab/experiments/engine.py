@@ -16,10 +16,10 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from attnlab.experiments.deadline import Deadline, OutOfTimeError
+from attnlab.experiments.deadline import LEAST_S, Deadline, OutOfTimeError
 from attnlab.experiments.jobs import Job, Scheduler
 from attnlab.experiments.ledger import Key, Ledger, Row
-from attnlab.experiments.plan import PlannedRun, Workplace
+from attnlab.experiments.plan import PlannedRun, Workplace, find_row
 from attnlab.provenance import collect_provenance
 from attnlab.training.loop import NotFiniteError
 
@@ -60,24 +60,28 @@ class RowReader:
         self.ledger, self.running = ledger, running
         self.attempted: set[Key] = set()
         self.ignored = {row.key for row in ledger.rows()} if again else set()
+        self.failures: dict[str, str] = {}  # of all runs asked for, by name
 
     def read_plan(self, plan: Mapping[K, PlannedRun]) -> Measured[K]:
-        missing = [run for run in plan.values() if self.running and self._is_missing(run.key)]
+        missing = [run for run in plan.values() if self.running and self.is_missing(run)]
         if missing:
             raise MissingRunsError(missing)
-        rows = {key: self.ledger.find(run.key) for key, run in plan.items()}
+        rows = {key: find_row(self.ledger, run) for key, run in plan.items()}
         known = {key: row for key, row in rows.items() if row is not None}
         values = {key: dict(row.values) for key, row in known.items() if not row.failed}
-        return Measured(values, {key: _explain(row) for key, row in rows.items() if key not in values}, known)
+        failures = {key: _explain(row) for key, row in rows.items() if key not in values}
+        self.failures |= {plan[key].name: reason for key, reason in failures.items()}
+        return Measured(values, failures, known)
 
     def has_any(self, runs: Iterable[PlannedRun]) -> bool:
-        return any(self.ledger.find(run.key) for run in runs)
+        return any(find_row(self.ledger, run) for run in runs)
 
-    def _is_missing(self, key: Key) -> bool:
-        if key in self.attempted:
+    def is_missing(self, run: PlannedRun) -> bool:
+        """Return whether a run must still be measured by this command."""
+        if run.key in self.attempted:
             return False
-        row = self.ledger.find(key)
-        return row is None or key in self.ignored or bool(row.failed and not row.final)
+        row = find_row(self.ledger, run)
+        return row is None or row.key in self.ignored or bool(row.failed and not row.final)
 
 
 def complete(
@@ -85,19 +89,21 @@ def complete(
     place: Workplace,
     on: Scheduler,
     *,
-    again: bool = False,
+    reader: RowReader | None = None,
     progress: Progress = lambda done, total, what: None,
     until: Deadline | None = None,
 ) -> T:
-    """Return function(rows) once the ledger has every row it asks for. OutOfTimeError near the deadline."""
-    reader = RowReader(place.open_ledger(), running=True, again=again)
+    """Return function(rows) once the ledger has every row it asks for. OutOfTimeError near the deadline.
+
+    reader   one for all functions of a command: what it has attempted is not attempted again
+    """
+    reader = reader or RowReader(place.open_ledger(), running=True)
     while True:
         try:
             return function(reader)
         except MissingRunsError as missing:
             run_plan(missing.runs, place, on, progress=progress, until=until)
             reader.attempted |= {run.key for run in missing.runs}
-            reader.ignored -= reader.attempted
 
 
 def gather(rows: RowReader, functions: Sequence[Callable[[RowReader], Any]]) -> list[Any]:
@@ -128,8 +134,10 @@ def run_plan(
 
             try:
                 failed = on.run(jobs, alone=alone, watch=watch, until=until)
-            except OutOfTimeError:
-                left = sum(ledger.find(run.key) is None for run in runs)
+            except OutOfTimeError as error:
+                _note_failures(jobs, error.failed, place)
+                rows = [ledger.find(run.key) for run in runs]
+                left = sum(row is None or bool(row.failed and not row.final) for row in rows)
                 raise OutOfTimeError(f"{left} of {len(runs)} runs are left") from None
             _note_failures(jobs, failed, place)
 
@@ -148,7 +156,7 @@ def make_jobs(runs: Sequence[PlannedRun], place: Workplace) -> list[Job]:
         more = f" and {len(group) - 1} more" if len(group) > 1 else ""
         trained.append(Job(f"{group[0].name}{more}, training", train_runs, (group, place)))
         training |= {run.key: trained[-1].name for run in group}
-    restored = _restore_needs(runs, place)
+    restored, seconds = _restore_needs(runs, place), _list_seconds(place)
     needed = {need.key for run in runs for need in run.needs}
     trained.sort(key=lambda job: (all(run.key not in needed for run in job.arguments[0]), -job.arguments[0][0].steps))
     measured = []
@@ -156,7 +164,8 @@ def make_jobs(runs: Sequence[PlannedRun], place: Workplace) -> list[Job]:
         before = [training[run.key]] if run.key in training else []
         before += [names[need.key] for need in run.needs if need.key in names]
         before += [restored[need.key].name for need in run.needs if need.key in restored]
-        measured.append(Job(run.name, measure_run, (run, place), tuple(before)))
+        least = seconds.get(run.measure, 0.0) if run.is_trained(place) else 0.0  # measuring has no checkpoint
+        measured.append(Job(run.name, measure_run, (run, place), tuple(before), max(LEAST_S, least)))
     return [*measured, *restored.values(), *trained]
 
 
@@ -196,11 +205,19 @@ def _restore_needs(runs: Sequence[PlannedRun], place: Workplace) -> dict[Key, Jo
     planned, ledger, jobs = {run.key for run in runs}, place.open_ledger(), dict[Key, Job]()
     for run in runs:
         for need in [need for need in run.needs if need.key not in planned]:
-            if ledger.find(need.key) is None:
+            if find_row(ledger, need) is None:
                 raise ValueError(f"{run.name} needs {need.name}, which is neither planned nor in the ledger")
             if need.key not in jobs and not need.is_usable(place):
                 jobs[need.key] = Job(f"{need.name}, training again", restore_run, (need, place))
     return jobs
+
+
+def _list_seconds(place: Workplace) -> dict[str, float]:
+    """Return the longest time that each measure has taken so far."""
+    seconds: dict[str, float] = {}
+    for row in place.open_ledger().rows():
+        seconds[row.measure] = max(seconds.get(row.measure, 0.0), row.wall_s)
+    return seconds
 
 
 def _group_runs(runs: Sequence[PlannedRun], place: Workplace) -> list[tuple[PlannedRun, ...]]:

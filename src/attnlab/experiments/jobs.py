@@ -10,7 +10,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, ClassVar
 
-from attnlab.experiments.deadline import LEAST_S, Deadline
+from attnlab.experiments.deadline import LEAST_S, Deadline, OutOfTimeError
 
 RETRIES = 3  # of a job whose process or machine died
 POLL_S = 0.5  # between two looks at the jobs
@@ -99,9 +99,12 @@ class JobQueue:
             self.left.remove(after)
             self.finish(after, f"it comes after {job.name}, which failed")
 
-    def is_out_of_time(self, running: int) -> bool:
-        """Return whether running jobs must stop, or none runs and none could start just now."""
-        return self.until is not None and (self.until.is_near or not running)
+    def check_time(self, running: int) -> None:
+        """Raise OutOfTimeError if running jobs must stop, or if none runs and none could start just now."""
+        if self.until is not None and (self.until.is_near or not running):
+            error = OutOfTimeError()
+            error.failed = self.failed
+            raise error
 
 
 def attempt_job(job: Job, folder: str) -> str:

@@ -12,7 +12,7 @@ A line is appended under a lock and flushed to disk. A torn last line, left by a
 import json
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -20,10 +20,12 @@ from typing import Any, BinaryIO, NamedTuple
 
 from filelock import FileLock
 
+from attnlab.config import suggest_nearest
 from attnlab.files import write_text
 
 FILE = "ledger.jsonl"
 FORMAT = 1  # of a row
+MACHINE_KEYS = ("seconds", "run")  # values that tell of the machine, not of the run
 
 
 class Key(NamedTuple):
@@ -102,6 +104,11 @@ class Ledger:
         self._refresh()
         return self._rows.get(key)
 
+    def find_older(self, key: Key, recipe: Mapping[str, Any], defaults: Mapping[str, Any]) -> Row | None:
+        """Return the row of a recipe from before it had all its keys: those that the row lacks are at their default."""
+        rows = [row for row in self.rows() if row.key[1:] == key[1:]]
+        return next((row for row in reversed(rows) if _covers(row.recipe, recipe, defaults)), None)
+
     def append(self, row: Row) -> None:
         """Write one row; other processes may write to the same file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -118,11 +125,14 @@ class Ledger:
 
     def select(self, values: Mapping[str, str]) -> list[Row]:
         """Return the rows whose recipe, seed, measure or edition has these values, given as text."""
-        chosen = []
+        chosen, keys = [], set[str]()
         for row in self.rows():
             known = dict(_list_values(row.recipe)) | {"seed": row.seed, "measure": row.measure, "edition": row.edition}
+            keys |= known.keys()
             if all(key in known and str(known[key]) == text for key, text in values.items()):
                 chosen.append(row)
+        if unknown := [key for key in values if key not in keys]:
+            raise ValueError(f"no row of {self.path} has the key {unknown[0]!r}{suggest_nearest(unknown[0], keys)}")
         return chosen
 
     def _lock(self) -> FileLock:
@@ -140,12 +150,16 @@ class Ledger:
             with self._lock():  # another process may just be writing this line
                 data = self._read_new()
         if _is_torn(tail := data.rpartition(b"\n")[2]):
-            warnings.warn(f"{self.path}: the last line is incomplete and is ignored; its run is repeated", stacklevel=4)
+            warnings.warn(
+                f"{self.path}: the last line is incomplete and is ignored; reproduce measures its run again",
+                stacklevel=4,
+            )
             data = data[: -len(tail)]
-        for line in data.decode("utf-8").splitlines():
+        for line in data.removesuffix(b"\n").split(b"\n"):  # not splitlines: values may hold other line separators
             self._lines += 1
-            row = self._parse(line) if line.strip() else None
+            row = self._parse(line.decode("utf-8")) if line.strip() else None
             if row is not None and ((before := self._rows.get(row.key)) is None or row.supersedes(before)):
+                self._rows.pop(row.key, None)
                 self._rows[row.key] = row
         self._read_bytes += len(data)
 
@@ -163,18 +177,22 @@ class Ledger:
 
 
 def merge_ledgers(paths: Iterable[Path], out: Path) -> int:
-    """Join the rows of several files into one, and return their number.
+    """Join the rows of several files into one, with those that it has already, and return their number.
 
-    Equal rows count once, and a value replaces a failure. Two rows of one key with different values are an error.
+    Equal rows count once, and a value replaces a failure. Two rows of one key with different values are an error,
+    unless they differ only in times and folders.
     """
+    with FileLock(f"{out}.lock"):
+        return _merge([*([out] if out.is_file() else []), *paths], out)
+
+
+def _merge(paths: Sequence[Path], out: Path) -> int:
     kept: dict[Key, tuple[Row, Path]] = {}
     conflicts = []
     for path in paths:
-        if not path.is_file():
-            raise FileNotFoundError(f"{path}: no such ledger")
         for row in Ledger(path).rows():
             before, where = kept.get(row.key, (None, path))
-            if before is not None and before.values and row.values and before.values != row.values:
+            if before is not None and before.values and row.values and not _is_same(before, row):
                 conflicts.append(f"{row.key} in {where} and {path}")
             elif before is None or (row.supersedes(before) and not before.values):
                 kept[row.key] = (row, path)
@@ -183,6 +201,20 @@ def merge_ledgers(paths: Iterable[Path], out: Path) -> int:
         raise ValueError(f"the same run has different values: {'; '.join(conflicts[:3])}{more}; remove one of each")
     write_text(out, "".join(row.as_line() + "\n" for row, _ in kept.values()))
     return len(kept)
+
+
+def _is_same(a: Row, b: Row) -> bool:
+    """Return whether two rows have the same values, apart from facts about the machine."""
+    one, two = ({key: x for key, x in row.values.items() if key not in MACHINE_KEYS} for row in (a, b))
+    return a.measure == "speed" or one == two
+
+
+def _covers(stored: Any, wanted: Any, defaults: Any) -> bool:
+    if not isinstance(stored, Mapping) or not isinstance(wanted, Mapping):
+        return bool(stored == wanted)
+    known = defaults if isinstance(defaults, Mapping) else {}
+    same = all(key in wanted and _covers(x, wanted[key], known.get(key)) for key, x in stored.items())
+    return same and all(key in known and known[key] == x for key, x in wanted.items() if key not in stored)
 
 
 def _read_last_line(file: BinaryIO) -> bytes:
@@ -197,8 +229,8 @@ def _read_last_line(file: BinaryIO) -> bytes:
 def _is_torn(tail: bytes) -> bool:
     """Return whether a last line without a line end is only a part of a row."""
     try:
-        return bool(tail) and Row.from_line(tail.decode("utf-8")) is None
-    except (ValueError, TypeError):
+        return bool(tail) and json.loads(tail.decode("utf-8")) is None
+    except ValueError:
         return True
 
 

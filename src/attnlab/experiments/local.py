@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from attnlab.experiments.deadline import Deadline, OutOfTimeError
+from attnlab.experiments.deadline import Deadline
 from attnlab.experiments.jobs import POLL_S, RETRIES, Job, JobQueue, Scheduler, attempt_job
 from attnlab.training.runs import choose_device
 
@@ -59,8 +59,7 @@ class Local(Scheduler):
             while waiting or running:
                 while free and (job := waiting.take()):
                     running.append(_Worker(self.context, job, free.pop(0), threads, self.cards))
-                if waiting.is_out_of_time(len(running)):
-                    raise OutOfTimeError
+                waiting.check_time(len(running))
                 heard = wait([worker.link for worker in running], timeout=POLL_S)
                 for worker in [worker for worker in running if worker.link in heard]:
                     running.remove(worker)

@@ -10,13 +10,13 @@ import json
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from attnlab.config import FREE_KEYS, compute_digest
-from attnlab.experiments.ledger import FILE, Key, Ledger, digest_recipe
+from attnlab.experiments.ledger import FILE, Key, Ledger, Row, digest_recipe
 from attnlab.experiments.single_run import count_steps, is_finished, train_alone
 from attnlab.tasks import TASKS
 from attnlab.training.recipe import Recipe
@@ -42,11 +42,20 @@ class Workplace:
     def open_ledger(self) -> Ledger:
         return _open_ledger(self.ledger)
 
+    def find_row(self, run: "PlannedRun") -> Row | None:
+        return find_row(self.open_ledger(), run)
+
 
 @lru_cache
 def _open_ledger(path: Path) -> Ledger:
     """Return one object per file and process, which reads only what is new."""
     return Ledger(path)
+
+
+def find_row(ledger: Ledger, run: "PlannedRun") -> Row | None:
+    """Return the row of a planned run, also one from before its recipe had all its keys."""
+    key = run.key
+    return ledger.find(key) or ledger.find_older(key, run.recipe, run.defaults)
 
 
 class PlannedRun(ABC):
@@ -74,6 +83,11 @@ class PlannedRun(ABC):
     @property
     def key(self) -> Key:
         return Key(digest_recipe(json.loads(json.dumps(self.recipe))), self.seed, self.measure, self.edition)
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """Defaults of the recipe's keys, so that a row from before a key was added still counts."""
+        return {}
 
     @property
     def needs(self) -> tuple["PlannedRun", ...]:
@@ -139,6 +153,12 @@ def describe_recipe(recipe: Recipe, folder: Path | None = None) -> dict[str, Any
     return values | {"training": {key: x for key, x in values["training"].items() if key != "seed"}}
 
 
+def list_defaults(recipe: Recipe) -> dict[str, Any]:
+    """Return the default of every field of a recipe's parts."""
+    parts = {part: fields(getattr(recipe, part)) for part in ("data", "model", "training", "decoding")}
+    return {part: {each.name: each.default for each in some} for part, some in parts.items()}
+
+
 @dataclass(frozen=True)
 class TrainedRun(PlannedRun):
     """A recipe with its seed, trained by the ordinary loop into work/runs/NAME, and one measure of it."""
@@ -168,6 +188,10 @@ class TrainedRun(PlannedRun):
     @property
     def recipe(self) -> dict[str, Any]:
         return describe_recipe(self.trained, self.files)
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        return list_defaults(self.trained)
 
     @property
     def steps(self) -> int:

@@ -10,7 +10,7 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from attnlab.experiments.deadline import Deadline, OutOfTimeError
+from attnlab.experiments.deadline import Deadline
 from attnlab.experiments.jobs import POLL_S, RETRIES, Job, JobQueue, Scheduler, attempt_job, describe_error
 
 
@@ -56,8 +56,7 @@ class OnRay(Scheduler):
             while waiting or running:
                 while len(running) < slots and (job := waiting.take()):
                     running[task.options(name=job.name).remote(job, folder)] = job
-                if waiting.is_out_of_time(len(running)):
-                    raise OutOfTimeError
+                waiting.check_time(len(running))
                 for done in self.ray.wait(list(running), timeout=POLL_S)[0]:
                     waiting.finish(running.pop(done), self._read_reason(done))
                 watch()

@@ -30,6 +30,7 @@ from attnlab.provenance import collect_provenance
 from attnlab.report.figures import render_files
 
 ITEM = "item"  # the measure of rows that say with which seeds and options an item was completed
+OLD_CELLS = "item cells"  # the measure of rows that hold the cells of an item from before there was a ledger
 CELLS_ONLY = "only cell values survive; the runs behind them were measured before there was a ledger"
 LISTS = ("data", "attention")  # options that select rows of a table
 
@@ -103,11 +104,12 @@ def reproduce(
         raise ValueError(f"--out {out} is a file; give a folder")
     place = Workplace.at(out, device=terms.device, data_dir=terms.data_dir, command=terms.command)
     results: dict[str, ItemResult] = {}
+    reader = RowReader(place.open_ledger(), running=True, again=terms.again)
     for name, item in items.items():
         config, clock, began = terms.configure(study, name), time.perf_counter(), datetime.now(UTC)
         function = partial(_run_item, item, config, place)
         try:
-            findings = complete(function, place, on, again=terms.again, progress=progress, until=terms.until)
+            findings = complete(function, place, on, reader=reader, progress=progress, until=terms.until)
         except OutOfTimeError as error:
             later = [other for other in items if other not in results and other != name]
             more = f"; items not begun: {', '.join(later)}" if later else ""
@@ -115,12 +117,15 @@ def reproduce(
         about: dict[str, Any] = {"command": terms.command, "began": began.isoformat(timespec="seconds")}
         about |= collect_provenance(torch.device(terms.device))
         seconds = round(time.perf_counter() - clock, 1)
-        results[name] = _finish(findings, config, item, out, about | {"wall_s": seconds})
         row = Row(recipe=config.as_recipe(), seed=None, measure=ITEM, edition=item.edition,
                   values={"completed": True}, wall_s=seconds, provenance=about)  # fmt: skip
-        if place.open_ledger().find(row.key) is None:
+        if (before := place.open_ledger().find(row.key)) is None:
             place.open_ledger().append(row)
+        row = before or row  # drawn again, an item keeps the time of its first completion
+        results[name] = _finish(findings, config, item, out, {**row.provenance, "wall_s": row.wall_s})
         note(f"{name}: done in {seconds:.0f} s")
+    for run, reason in reader.failures.items():
+        note(f"{run} failed: {reason}")
     others = [name for name in study.items if name not in results]
     results |= {result.config.item: result for result in draw_study(study, terms.scale, out, only=others)}
     return [results[name] for name in study.items if name in results]
@@ -131,16 +136,25 @@ def _run_item(item: Item, config: ItemConfig, place: Workplace, rows: RowReader)
 
 
 def draw_study(
-    study: Study, scale: Scale, out: Path, *, ledger: Path | None = None, only: Iterable[str] | None = None
+    study: Study,
+    scale: Scale,
+    out: Path,
+    *,
+    ledger: Path | None = None,
+    only: Iterable[str] | None = None,
+    save: bool = True,
 ) -> list[ItemResult]:
-    """Return the items that a ledger has at a scale, in the study's order. Nothing is trained and no data are read."""
+    """Return the items that a ledger has at a scale, in the study's order. Nothing is trained and no data are read.
+
+    save   write their figures below OUT/SCALE
+    """
     rows = Ledger(ledger or out / FILE)
     results = []
     for name in study.items if only is None else only:
         known = [row for row in rows.rows() if _is_of(row, study, name, scale)]
         completed = [row for row in known if row.edition == study.items[name].edition]
         if completed:
-            results.append(_draw_item(study, name, completed, rows, out))
+            results.append(_draw_item(study, name, completed, rows, out, save=save))
         elif known:
             editions = ", ".join(str(row.edition) for row in known)
             warnings.warn(
@@ -152,30 +166,33 @@ def draw_study(
 
 def list_scales(study: Study, ledger: Path) -> list[Scale]:
     """Return the scales at which a ledger has items of a study."""
-    rows = [row for row in Ledger(ledger).rows() if row.measure == ITEM and row.recipe["study"] == study.name]
+    rows = [
+        row for row in Ledger(ledger).rows() if row.measure in (ITEM, OLD_CELLS) and row.recipe["study"] == study.name
+    ]
     return list(dict.fromkeys(row.recipe["scale"] for row in rows))
 
 
 def _is_of(row: Row, study: Study, name: str, scale: Scale) -> bool:
     same = {"study": study.name, "item": name, "scale": scale}
-    return row.measure == ITEM and same.items() <= row.recipe.items()
+    return row.measure in (ITEM, OLD_CELLS) and same.items() <= row.recipe.items()
 
 
-def _draw_item(study: Study, name: str, completed: Sequence[Row], ledger: Ledger, out: Path) -> ItemResult:
+def _draw_item(
+    study: Study, name: str, completed: Sequence[Row], ledger: Ledger, out: Path, *, save: bool
+) -> ItemResult:
     """Draw an item with the seeds and options of all its rows; cells that only survive as values fill the gaps."""
     newest, item = completed[-1], study.items[name]
     seeds = tuple(sorted({seed for row in completed for seed in row.recipe["seeds"]}))
     options = _join_options([row.recipe["options"] for row in completed])
     config = ItemConfig(study.name, name, newest.recipe["scale"], seeds, item.edition, options)
     about = dict(newest.provenance) | {"wall_s": newest.wall_s}
-    old = [row for row in completed if "cells" in row.values]
-    findings = Findings([])
+    old = [row for row in completed if row.measure == OLD_CELLS]
+    drawn = None
     if len(old) < len(completed):
         findings = _run_item(item, config, Workplace.at(out), RowReader(ledger, running=False))
-    drawn = _finish(findings, config, item, out, about) if len(old) < len(completed) else None
-    if not old:
-        assert drawn is not None
-        return drawn
+        drawn = _finish(findings, config, item, out, about, save=save)
+        if not old:
+            return drawn
     values = old[-1].values
     cells = tuple(Cell.from_json(cell) for cell in values["cells"])
     figures = tuple((file, caption) for file, caption in values["figures"])
@@ -204,7 +221,9 @@ def _join_options(each: Sequence[Mapping[str, str]]) -> dict[str, str]:
     return joined
 
 
-def _finish(findings: Findings, config: ItemConfig, item: Item, out: Path, about: dict[str, Any]) -> ItemResult:
+def _finish(
+    findings: Findings, config: ItemConfig, item: Item, out: Path, about: dict[str, Any], *, save: bool = True
+) -> ItemResult:
     """Check the cells and write the figures."""
     cells = tuple(findings.cells)
     if not cells:
@@ -215,7 +234,7 @@ def _finish(findings: Findings, config: ItemConfig, item: Item, out: Path, about
             raise ValueError(f"the item {config.item} has a cell of another item, or twice: {cell}")
         places.add(str(cell))
     files = []
-    for name, (figure, caption) in findings.figures.items():
+    for name, (figure, caption) in findings.figures.items() if save else ():
         stem = f"figures/{config.item}-{name}"
         for suffix, data in render_files(figure).items():
             write_bytes(out / config.scale / f"{stem}{suffix}", data)

@@ -25,7 +25,9 @@ def tabulate_status(studies: Sequence[Study], root: Path) -> tuple[Table, list[s
     rows: list[list[Any]] = []
     commands = []
     for study in studies:
-        results = {result.config.item: result.cells for result in draw_study(study, "full", root / study.name)}
+        results = {
+            result.config.item: result.cells for result in draw_study(study, "full", root / study.name, save=False)
+        }
         absent = {name: plan_cells(study, name, root / study.name) for name in study.items if name not in results}
         cells = [cell for some in (*results.values(), *absent.values()) for cell in some if has_claim(cell)]
         ran = [cell for cell in cells if not cell.not_run]
@@ -43,7 +45,10 @@ def plan_cells(study: Study, name: str, out: Path) -> Sequence[Cell]:
     """Return the cells that an item would have, all of them not run."""
     item, place = study.items[name], Workplace.at(out)
     rows = RowReader(place.open_ledger(), running=False)
-    return list(item.run(Setting("full", tuple(range(item.seeds["full"])), place, rows)).cells)
+    try:
+        return list(item.run(Setting("full", tuple(range(item.seeds["full"])), place, rows)).cells)
+    except ValueError:  # an item whose cells are known only from its rows
+        return []
 
 
 def has_claim(cell: Cell) -> bool:

@@ -29,7 +29,7 @@ def run_comparison(
     values = dict(settings)
     out, device, runs = values.pop("out", None), values.pop("device", "auto"), Path(values.pop("runs", "runs"))
     plan = plan_comparison(task, values)
-    deadline = Deadline.parse(until) if until else None
+    deadline = Deadline.parse_optional(until)
     with stop_at_deadline(command), open_scheduler(on, jobs=jobs, device=device) as scheduler, Bar(1) as bar:
         terms = ComparisonTerms(
             scheduler, Path(out) if out else None, runs, controls, bar.note, bar.tick, command, deadline

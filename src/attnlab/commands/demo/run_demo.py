@@ -39,7 +39,7 @@ def run_demo(values: Mapping[str, str], command: str, until: str | None = None) 
     config = replace_values(DemoConfig(), dict(values))
     folder = config.make_folder()
     place = Workplace.at(folder, command=command)
-    deadline = Deadline.parse(until) if until else None
+    deadline = Deadline.parse_optional(until)
     with stop_at_deadline(command), open_scheduler("local", device="cpu") as on, Bar(1) as bar:
         results = complete(partial(read_results, config, place), place, on, progress=bar.tick, until=deadline)
     recipe = config.recipe(config.attention[0], config.seed)

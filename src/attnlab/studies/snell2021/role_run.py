@@ -5,15 +5,15 @@ their seed train as one population.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from functools import cache, cached_property
 from typing import Any
 
 import torch
 
 from attnlab.experiments.engine import NOT_MEASURED, RowReader
-from attnlab.experiments.plan import PlannedRun, Workplace, describe_recipe
+from attnlab.experiments.plan import PlannedRun, Workplace, describe_recipe, list_defaults
 from attnlab.experiments.recipe_population import count_fitting, digest_without_seed, find_room, train_recipes
 from attnlab.experiments.single_run import count_steps, is_finished
 from attnlab.experiments.study import Scale, Setting
@@ -48,6 +48,11 @@ class RoleRun(PlannedRun):
         return {"corpus": self.corpus.name, "role": self.role, **trained, "measured": asdict(self.size)}
 
     @property
+    def defaults(self) -> Mapping[str, Any]:
+        recipe = self.corpus.recipe(self.scale, self.role, self.seed)
+        return list_defaults(recipe) | {"measured": {each.name: each.default for each in fields(self.size)}}
+
+    @property
     def size(self) -> ScaleSize:
         return self.corpus.size(self.scale)
 
@@ -67,7 +72,7 @@ class RoleRun(PlannedRun):
     def trial(self, place: Workplace) -> Trial:
         ledger = place.open_ledger()
         setting = Setting(self.scale, (self.seed,), place, RowReader(ledger, running=False))
-        row = None if self.role == GOLD else ledger.find(self.gold.key)
+        row = None if self.role == GOLD else place.find_row(self.gold)
         return Trial(Field(self.corpus, setting), self.seed, {GOLD: dict(row.values)} if row else {})
 
     def group(self, place: Workplace) -> str | None:
@@ -86,8 +91,8 @@ class RoleRun(PlannedRun):
         return is_finished(trial.folder(self.role), trial.recipe(self.role).training.evaluate_at)
 
     def is_usable(self, place: Workplace) -> bool:
-        row = place.open_ledger().find(self.key)
-        references = [int(step) for step in row.values["references"] if step] if row else ()
+        row = place.find_row(self)
+        references = [int(step) for step in row.values.get("references", ()) if step] if row else ()
         return is_finished(self.trial(place).folder(self.role), references)
 
     def count_steps(self, place: Workplace) -> int:
@@ -160,9 +165,12 @@ def read_corpora(
             for role in list_roles(field.size):
                 plan[name, seed, role] = RoleRun(field.corpus, scale, seed, role, measure, function)
     measured = setting.rows.read_plan(plan)
-    if setting.running and measured.failures:
-        (name, seed, role), reason = next(iter(measured.failures.items()))
-        failed = f"{len(measured.failures)} of {len(plan)} runs failed; run the same command to try them again"
+    passing = (
+        {key: x for key, x in measured.failures.items() if not measured.rows[key].final} if setting.running else {}
+    )
+    if passing:
+        (name, seed, role), reason = next(iter(passing.items()))
+        failed = f"{len(passing)} of {len(plan)} runs failed; run the same command to try them again"
         raise ValueError(f"{name}, seed {seed}, {role}: {reason} ({failed})")
     rows = []
     for field, reason in zip(fields, reasons, strict=True):
@@ -171,7 +179,8 @@ def read_corpora(
             if name == field.corpus.name:
                 by_seed.setdefault(seed, {})[role] = measured.values.get((name, seed, role), {})
         trials = tuple(Trial(field, seed, curves) for seed, curves in by_seed.items() if all(curves.values()))
-        rows.append(CorpusRow(field, trials, reason or ("" if trials else NOT_MEASURED)))
+        failures = [x for (name, _, _), x in measured.failures.items() if name == field.corpus.name]
+        rows.append(CorpusRow(field, trials, reason or ("" if trials else next(iter(failures), NOT_MEASURED))))
     return rows
 
 
