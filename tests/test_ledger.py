@@ -163,7 +163,7 @@ def test_rows_are_selected_by_recipe_keys(ledger):
             ledger.append(make_row(seed, attention=attention))
     assert len(ledger.select({"attention": "coda"})) == 2
     assert len(ledger.select({"attention": "coda", "seed": "1", "heads": "4"})) == 1
-    with pytest.raises(ValueError, match="atention.*attention"):
+    with pytest.raises(ValueError, match=r"atention.*attention"):
         ledger.select({"atention": "coda"})
 
 

@@ -30,7 +30,7 @@ TaskName = Annotated[str, Argument(help="translation, language, classification o
 Device = Annotated[str, Option(help="auto, cpu or cuda.")]
 Files = tuple[str, str] | None
 RunName = Annotated[str, Argument(help="Folder of a run, or its name in runs/.")]
-Until = Annotated[str | None, Option(help="Stop at checkpoints before this duration (9m, 1h30m) or time (14:30).")]
+Until = Annotated[str | None, Option(help="Stop at checkpoints 20 s before this: 9m, 1h30m, or 14:30.")]
 On = Annotated[str, Option(help="Where to train: local, or ray: the cluster at RAY_ADDRESS.")]
 Jobs = Annotated[int | None, Option(help="Largest number of models at a time; default: as many as fit.")]
 
@@ -286,11 +286,9 @@ def reproduce(
     study: Annotated[str | None, Argument(help="Name of a paper; `attnlab list` shows all and their items.")] = None,
     settings: Pairs = None,
     only: Annotated[
-        list[str] | None, Option(metavar="ITEM", help="Item to run, such as table2; may be repeated; default: all.")
+        list[str] | None, Option(metavar="ITEM", help="Item to run; may be repeated; default: all.")
     ] = None,
-    scale: Annotated[
-        str | None, Option(help="smoke (tiny), small (minutes on a CPU) or full (the paper's size); default: smoke.")
-    ] = None,
+    scale: Annotated[str | None, Option(help="smoke (tiny; default), small or full (the paper's size).")] = None,
     device: Device = "auto",
     seeds: Annotated[int | None, Option(help="Number of seeds; default: as each item defines.")] = None,
     out: Annotated[Path | None, Option(help="Output folder; default: results/STUDY.")] = None,

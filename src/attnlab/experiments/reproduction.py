@@ -119,10 +119,11 @@ def reproduce(
         seconds = round(time.perf_counter() - clock, 1)
         row = Row(recipe=config.as_recipe(), seed=None, measure=ITEM, edition=item.edition,
                   values={"completed": True}, wall_s=seconds, provenance=about)  # fmt: skip
-        if (before := place.open_ledger().find(row.key)) is None:
+        before = place.open_ledger().find(row.key)  # drawn again, an item keeps the time of its first completion
+        facts = {**(before or row).provenance, "wall_s": (before or row).wall_s}
+        results[name] = _finish(findings, config, item, out, facts)
+        if before is None:
             place.open_ledger().append(row)
-        row = before or row  # drawn again, an item keeps the time of its first completion
-        results[name] = _finish(findings, config, item, out, {**row.provenance, "wall_s": row.wall_s})
         note(f"{name}: done in {seconds:.0f} s")
     for run, reason in reader.failures.items():
         note(f"{run} failed: {reason}")
