@@ -184,16 +184,14 @@ def align(
 ) -> None:
     """Align words. Writes Pharaoh lines, numbered from 0: one per sentence pair, empty if nothing is linked."""
     # one parameter per command-line option
-    from attnlab.commands.align import AlignOptions, align_files, write_alignment
+    from attnlab.commands.align import AlignOptions, align_files
 
     options = AlignOptions(
         by=by, setting=setting, layer=layer, head=head, best_on_text=best_on_text, reverse=reverse,
         symmetrise=symmetrise, tokenize=tokenize, pair=pair, train_files=train_on, diagonal=diagonal, gold=gold,
         gold_format=gold_format, gold_base=gold_base, bootstrap=bootstrap, scores=scores, device=device,
     )  # fmt: skip
-    with Bar(1) as progress:
-        outcome = align_files(model, source, target, options, tick=progress.tick)
-    write_alignment(outcome, out)
+    align_files(model, source, target, options, out)
 
 
 @app.command("runs")

@@ -3,7 +3,7 @@
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -77,7 +77,7 @@ def command_line() -> str:
     return shlex.join(["attnlab", *sys.argv[1:]])
 
 
-def show_table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
+def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print a table. Its first column is wrapped only if it is wider than LONG."""
     fits = max((len(str(row[0])) for row in rows), default=0) <= LONG
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)

@@ -19,6 +19,7 @@ import math
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -135,14 +136,11 @@ class CorpusAlignment:
 
     def scores(self) -> list[dict[Link, float]]:
         """Return the links of each pair with their values, in the order of target words."""
-        return [
-            {
-                (int(self.choice[n]), int(n - start)): float(self.value[n])
-                for n in range(start, stop)
-                if self.choice[n] != NOWHERE
-            }
-            for start, stop in zip(self.starts[:-1], self.starts[1:], strict=True)
-        ]
+        scores = []
+        for start, stop in pairwise(self.starts):
+            linked = [n for n in range(start, stop) if self.choice[n] != NOWHERE]
+            scores.append({(int(self.choice[n]), int(n - start)): float(self.value[n]) for n in linked})
+        return scores
 
 
 def word_maps(maps: Tensor, rows: Tensor, keys: Tensor) -> Tensor:

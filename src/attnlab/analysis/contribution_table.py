@@ -27,15 +27,10 @@ Words = Mapping[str, Sequence[Sequence[int]]]  # for each sequence and example, 
 
 
 def contribution(
-    record: Record,
-    *,
-    level: Literal["head", "layer"] = "head",
-    kinds: Collection[str] | None = None,
-    layers: Collection[int] | None = None,
-    heads: Collection[int] | None = None,
-    words: bool | Words = False,
+    record: Record, *, level: Literal["head", "layer"] = "head", kinds: Collection[str] | None = None,
+    layers: Collection[int] | None = None, heads: Collection[int] | None = None, words: bool | Words = False,
     limit: int = 20_000_000,
-) -> pd.DataFrame:
+) -> pd.DataFrame:  # fmt: skip
     """Return every weight and norm of a record, in the columns described above.
 
     level                  "head", or "layer": heads combined, without the column head
@@ -143,25 +138,21 @@ def _frames(
         sides = zip(KINDS[layer.kind], (i, j), strict=True)
         query, key = (read_side(record, name, example, length, words) for name, length in sides)
         weight, norm, visible = (_cut(x[example], query, key) for x in (*maps, seen.to(maps[0].dtype)))
-        rows, columns = (visible[0] > 0).nonzero().T.cpu().numpy()
-        where = {"example": example, "kind": layer.kind, "layer": layer.index}
+        shown = visible[0] > 0  # (i,j)
+        i_shown, j_shown = (np.tile(places, len(numbers)) for places in shown.nonzero().T.cpu().numpy())
+        columns = {"example": example, "kind": layer.kind, "layer": layer.index}
         if level == "head":
-            where["head"] = np.repeat(numbers, len(rows))
-        rows, columns = np.tile(rows, len(numbers)), np.tile(columns, len(numbers))
-        who = {"query": query.numbers[rows], "key": key.numbers[columns]}
-        what = {"query_token": query.labels[rows], "key_token": key.labels[columns]}
-        size = {"weight": _flat(weight, visible), "norm": _flat(norm, visible)}
-        yield pd.DataFrame(where | who | what | size)
+            columns["head"] = np.repeat(numbers, int(shown.sum()))
+        columns |= {"query": query.numbers[i_shown], "key": key.numbers[j_shown]}
+        columns |= {"query_token": query.labels[i_shown], "key_token": key.labels[j_shown]}
+        sizes_shown = {"weight": weight, "norm": norm}
+        yield pd.DataFrame(columns | {name: x[:, shown].flatten().cpu().numpy() for name, x in sizes_shown.items()})
 
 
 def _cut(x: Tensor, query: TokenSide, key: TokenSide) -> Tensor:
     """Remove padding from a map (h,i,j), and pool pieces to words if rows are words."""
     x = x[:, query.places.to(x.device)][:, :, key.places.to(x.device)]
     return x if query.words is None or key.words is None else pool_by_word(x, query.words, key.words)
-
-
-def _flat(x: Tensor, visible: Tensor) -> np.ndarray:
-    return x[:, visible[0] > 0].flatten().cpu().numpy()
 
 
 def select_heads(layer: Layer, heads: Collection[int] | None) -> list[int]:

@@ -134,7 +134,8 @@ class Diversity(Sums):
         frames = []
         for kind, layer in self.list_layers():
             examples = self.get(kind, layer, "examples").clamp_min(1)
-            columns = {name: (self.get(kind, layer, name) / examples).numpy() for name in MEASURES}
+            names = ("confidence", "entropy_nats", "first_token_share")
+            columns = {name: (self.get(kind, layer, name) / examples).numpy() for name in names}
             output = self.get(kind, layer, "output")
             share = output / output.sum().clamp_min(torch.finfo(output.dtype).tiny)
             columns |= {"output_share": share.numpy(), "dead": (share < dead_below / len(share)).numpy()}
@@ -176,9 +177,6 @@ class Diversity(Sums):
             raise ValueError(f"ignore= needs token ids, but the record has no tokens of the {side}")
         tokens = record.tokens[side].to(layer.context.device)
         return ~torch.isin(tokens, torch.tensor(self.ignore, device=tokens.device))
-
-
-MEASURES = ("confidence", "entropy_nats", "first_token_share")
 
 
 def output_norms(layer: Layer) -> Tensor:

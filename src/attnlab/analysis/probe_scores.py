@@ -44,14 +44,12 @@ class Scores:
         tau = kendall(first, second, seen)
         ordered = tau[~tau.isnan()]
         return {
-            "u": u,
-            "v": v,
-            "rows": int(kept.sum()),
+            "u": u, "v": v, "rows": int(kept.sum()),
             "agreement": float(agreement(first, second, top, seen).double().mean()),
             "agreement_by_chance": float(random_baseline(seen.sum(-1), top)),
             "kendall_tau_b": float(ordered.mean()) if len(ordered) else None,
             "kendall_rows": len(ordered),  # u or v is constant in the other rows
-        }
+        }  # fmt: skip
 
     def summary(self, pairs: Sequence[tuple[str, str]], top: float) -> pd.DataFrame:
         """Return a table with one row for each comparison."""

@@ -36,11 +36,10 @@ def rollout(record: Record, by: By = "norm") -> dict[str, Tensor]:
     shares: dict[str, Tensor] = {}
     for layer, among_keys, own in _shares(record, by):
         if is_cross(layer):
-            keys = shares["encoder-self"] if "encoder-self" in shares else _identity(among_keys.mT)
             kept = own[..., None]  # (b,i,1)
-            before = shares["decoder-self"] if "decoder-self" in shares else _identity(among_keys)
-            shares["decoder-self"] = kept * before
-            shares["cross"] = among_keys @ keys + (kept * shares["cross"] if "cross" in shares else 0.0)
+            shares["decoder-self"] = kept * shares.get("decoder-self", _identity(among_keys))
+            of_keys = among_keys @ shares.get("encoder-self", _identity(among_keys.mT))
+            shares["cross"] = of_keys + (kept * shares["cross"] if "cross" in shares else 0.0)
         else:
             shares.setdefault(layer.kind, _identity(among_keys))
             query, _ = KINDS[layer.kind]

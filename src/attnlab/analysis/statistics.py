@@ -11,8 +11,6 @@ is the deviation divided by the mean. Spearman's ρ of |α| and ‖f‖ is over 
 layers and heads of a kind. Spearman's ρ of a token's frequency rank and its ‖f‖ or |α| is over all tokens; both are
 averaged over layers and heads, and |α| also over the queries that see the token. Each ρ comes with an error bound
 (attnlab.analysis.joint). Padding never counts.
-
-Several processes can add up their sums.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -57,20 +55,17 @@ class Received:
 
 
 class Statistics(Sums):
-    """Sums over a corpus.
+    """Sums over a corpus. Several processes can add up their sums.
 
     categories, frequency   for "source" and "target", or one for both; all categories have the same names
     layers, heads           only these; default: all
     """
 
     def __init__(
-        self,
-        categories: Categories | Mapping[str, Categories],
-        frequency: Frequency | Mapping[str, Frequency] | None = None,
-        *,
-        layers: Collection[int] | None = None,
-        heads: Collection[int] | None = None,
-    ) -> None:
+        self, categories: Categories | Mapping[str, Categories],
+        frequency: Frequency | Mapping[str, Frequency] | None = None, *,
+        layers: Collection[int] | None = None, heads: Collection[int] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.categories = categories if isinstance(categories, Mapping) else dict.fromkeys(SIDES, categories)
         self.frequency = frequency if isinstance(frequency, Mapping | None) else dict.fromkeys(SIDES, frequency)

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from attnlab.aligning import AlignmentRequest, Pairs, SelectionGold, align
-from attnlab.aligning.extraction import Tick
-from attnlab.analysis.alignment import Score, score
+from attnlab.analysis.alignment import score
 from attnlab.analysis.symmetrise import SYMMETRISATIONS, Links
 from attnlab.config import suggest_nearest
 from attnlab.files import write_text
 from attnlab.tasks.links import Gold, format_links, read_gold
 from attnlab.tasks.text import load_moses, read_parallel
+from attnlab.terminal import Bar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,46 +47,32 @@ class AlignOptions(AlignmentRequest):
             raise ValueError("--scores needs a single direction: omit --reverse or --scores")
 
 
-@dataclass(frozen=True)
-class AlignedFiles:
-    """The links of two files in Pharaoh's format, one line for each line of the text, with notes and score."""
+def align_files(model: str, source: Path, target: Path, options: AlignOptions, out: Path | None) -> None:
+    """Align two files; line k of one is the translation of line k of the other.
 
-    lines: list[str]
-    notes: list[str]
-    score: Score | None
-
-
-def align_files(
-    model: str, source: Path, target: Path, options: AlignOptions, *, tick: Tick = lambda done, of: None
-) -> AlignedFiles:
-    """Align two files; line k of one is the translation of line k of the other."""
+    Write the links in Pharaoh's format to a file or to standard output, and notes and score to standard error.
+    """
     pairs = read_words(source, target, options)
     gold = _read_gold(options.gold, pairs, options)
     request = _read_request(pairs, options)
-    result = align(model, pairs, request.for_model(model, options.reverse or model), tick=tick)
-    notes, links = list(result.notes), result.aligned.links()
-    if options.reverse:
-        reversed_request = _reverse_request(request).for_model(options.reverse, model)
-        back = align(options.reverse, (pairs[1], pairs[0]), reversed_request, tick=tick)
-        join = SYMMETRISATIONS[options.symmetrise or "grow-diag-final-and"]
-        links = [join(ahead, _reverse_links(behind)) for ahead, behind in zip(links, back.aligned.links(), strict=True)]
-        notes += [f"reverse: {note}" for note in back.notes]
+    with Bar(1) as progress:
+        result = align(model, pairs, request.for_model(model, options.reverse or model), tick=progress.tick)
+        notes, links = list(result.notes), result.aligned.links()
+        if options.reverse:
+            reversed_request = _reverse_request(request).for_model(options.reverse, model)
+            back = align(options.reverse, (pairs[1], pairs[0]), reversed_request, tick=progress.tick)
+            join, both = SYMMETRISATIONS[options.symmetrise or "grow-diag-final-and"], zip(links, back.aligned.links())
+            links = [join(ahead, _reverse_links(behind)) for ahead, behind in both]
+            notes += [f"reverse: {note}" for note in back.notes]
     written = result.aligned.scores() if options.scores else links
-    lines = [format_links(pair, scores=options.scores) for pair in written]
-    quality = score(links, gold.sure, gold.possible, bootstrap=options.bootstrap) if gold else None
-    return AlignedFiles(lines, notes, quality)
-
-
-def write_alignment(outcome: AlignedFiles, out: Path | None) -> None:
-    """Write the lines to a file or to standard output, and the notes and the score to standard error."""
-    text = "".join(f"{line}\n" for line in outcome.lines)
+    text = "".join(f"{format_links(pair, scores=options.scores)}\n" for pair in written)
+    if gold:
+        notes.append(str(score(links, gold.sure, gold.possible, bootstrap=options.bootstrap)))
     if out is None:
         sys.stdout.write(text)
     else:
-        out.parent.mkdir(parents=True, exist_ok=True)
         write_text(out, text)
-    for line in [*outcome.notes, *([str(outcome.score)] if outcome.score else [])]:
-        sys.stderr.write(f"{line}\n")
+    sys.stderr.writelines(f"{note}\n" for note in notes)
 
 
 def read_words(source: Path, target: Path, options: AlignOptions) -> Pairs:

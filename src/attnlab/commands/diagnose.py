@@ -2,13 +2,12 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
@@ -41,11 +40,7 @@ class CorpusText:
     source: list[str]  # by id
     target: list[str]
     labelled: bool
-    notes: list[str] = field(default_factory=list)
-
-    def check_sentence(self, number: int | None) -> None:
-        if number is not None and not 1 <= number <= len(self.pairs):
-            raise ValueError(f"sentence must be between 1 and {len(self.pairs):,}, the number of pairs; got {number}")
+    notes: list[str]
 
 
 def diagnose_files(
@@ -61,13 +56,14 @@ def diagnose_files(
     if out is not None and out.exists() and not out.is_dir():
         raise ValueError(f"--out {out} is a file: give a folder, which is created if it does not exist")
     text = read_corpus(*files, **options)
-    text.check_sentence(sentence)
+    if sentence is not None and not 1 <= sentence <= (count := len(text.pairs)):
+        raise ValueError(f"sentence must be between 1 and {count:,}, the number of pairs; got {sentence}")
     found = diagnose(text.pairs, sizes=(len(text.source), len(text.target)))
     table = name_words(found, text)
-    show_table(text.name, ["measure", "value"], [list(row) for row in summarise(found).items()])
+    show_table(text.name, ["measure", "value"], list(summarise(found).items()))
     if (hard := list_hardest(table, 12)).rows:
         what = "labels" if text.labelled else "words"
-        show_table(f"{what} that the counts cannot teach", list(hard.columns), [list(row) for row in hard.rows])
+        show_table(f"{what} that the counts cannot teach", hard.columns, hard.rows)
     for line in list_notes(text, table):
         print(line)
     if out is not None:
@@ -134,14 +130,12 @@ def list_hardest(table: pd.DataFrame, number: int) -> Table:
 def list_notes(text: CorpusText, table: pd.DataFrame) -> list[str]:
     """Say which pairs were left out and how many words are too rare to be judged."""
     once, what = int((table["count"] == 1).sum()), "labels" if text.labelled else "output words"
-    rare = (
-        f"{once:,} of {len(table):,} {what} occur only once beside several source words: too rare to learn from counts"
-    )
-    return [*text.notes, *([rare] if once else [])]
+    rare = f"{once:,} of {len(table):,} {what} occur only once beside several source words"
+    return [*text.notes, *([f"{rare}: too rare to learn from counts"] if once else [])]
 
 
 def write_report(
-    found: Diagnosis, text: CorpusText, table: pd.DataFrame, folder: Path, sentence: int | None, command: str = ""
+    found: Diagnosis, text: CorpusText, table: pd.DataFrame, folder: Path, sentence: int | None, command: str
 ) -> list[Path]:
     """Write words.csv, summary.json, the figures words and counts-N (.png, .svg, .pdf) and report.html to a folder.
 
@@ -149,7 +143,6 @@ def write_report(
     """
     whole = (number for number, pair in enumerate(text.pairs, start=1) if all(map(len, pair)))
     numbers = [sentence] if sentence is not None else list(islice(whole, 3))
-    text.check_sentence(sentence)
     columns = (table[name].to_numpy() for name in ("count", "gain", "common"))
     pictures = {}
     if len(table):
@@ -173,12 +166,11 @@ def _render_report(
     cells = [[_format_cell(x) for x in row] for row in first.itertuples(index=False)]
     caption = f"The {len(first):,} most frequent of {len(table):,} output words; words.csv has all of them."
     verdict: list[Part] = [Facts(summarise(found)), *(Paragraph(note) for note in list_notes(text, table))]
-    provenance = Facts(collect_provenance(torch.device("cpu")))
     sections: list[tuple[str, Sequence[Part]]] = [
         ("Can attention be learnt from this corpus?", verdict),
         ("Words", [Paragraph(caption), Table(COLUMNS, cells)]),
         ("Figures", figures),
-        ("How to repeat it", [*([Command(command)] if command else []), provenance]),
+        ("How to repeat it", [Command(command), Facts(collect_provenance(torch.device("cpu")))]),
     ]
     return render_page(f"attnlab diagnose: {text.name}", sections)
 
@@ -220,9 +212,8 @@ def _read_labelled(path: Path, limit: int | None, size: int, units: str, text: s
     vocabulary: Vocabulary = Subwords.train(lines, size) if units == "subword" else _count_words(lines, size)
     number = {name: k for k, name in enumerate(names)}
     pairs: IdPairs = list(zip(vocabulary.encode(lines), ([number[name]] for name in labels), strict=True))
-    return CorpusText(
-        str(path), pairs, vocabulary.get_tokens(range(len(vocabulary))), names, True, _describe_skipped(pairs)
-    )
+    words = vocabulary.get_tokens(range(len(vocabulary)))
+    return CorpusText(str(path), pairs, words, names, True, _describe_skipped(pairs))
 
 
 def split_text(line: str) -> list[str]:
@@ -236,13 +227,13 @@ def _count_words(lines: list[str], size: int) -> Words:
 
 
 def _describe_skipped(pairs: IdPairs) -> list[str]:
-    tests: dict[str, Callable[[Sequence[int], Sequence[int]], bool]] = {
-        "have an empty side and are left out": lambda x, y: not (len(x) and len(y)),
-        "have a source of one word, or of one word repeated: they offer no choice and are not judged": lambda x, y: (
-            len(x) > 0 and len(y) > 0 and len(set(x)) == 1
+    full = [x for x, y in pairs if len(x) and len(y)]
+    counts = {
+        "have an empty side and are left out": len(pairs) - len(full),
+        "have a source of one word, or of one word repeated: they offer no choice and are not judged": sum(
+            len(set(x)) == 1 for x in full
         ),
     }
-    counts = {what: int(np.sum([test(x, y) for x, y in pairs])) for what, test in tests.items()}
     return [f"{count:,} of {len(pairs):,} pairs {what}" for what, count in counts.items() if count]
 
 

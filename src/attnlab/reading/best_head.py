@@ -30,9 +30,8 @@ def find_best_head(examples: Sequence[ViewExample], frame: Frame) -> Best | None
             proposed[attention.index, head].append(links)
     sure, possible = ([getattr(gold[n], name) for n in used] for name in ("sure", "possible"))
     counts = {place: count_links(links, sure, possible) for place, links in proposed.items()}
-    rates = {
-        place: compute_rate("aer", found) for place, found in counts.items() if found[:, :2].any()
-    }  # some link, or a sure one
+    has_links = {place: count for place, count in counts.items() if count[:, :2].any()}  # proposed or sure ones
+    rates = {place: compute_rate("aer", count) for place, count in has_links.items()}
     if len(rates) < 2:
         return None
     layer, head = min(rates, key=lambda place: rates[place])

@@ -38,6 +38,13 @@ class TextReader(ABC):
     device: torch.device
     sides: Mapping[str, SideTokens]  # "source" and/or "target"
 
+    def check_pairs(self, examples: Sequence[TextExample], *, wanted: bool) -> None:
+        """Raise ValueError for a single text if pairs are wanted, else for a pair."""
+        for example in examples:
+            if (example.second is not None) != wanted:
+                reads = "pairs: use --pair SRC TGT, or a .tsv file" if wanted else "single texts, not pairs"
+                raise ValueError(f"{example.where}: {self.name} reads {reads}")
+
     @abstractmethod
     def encode_examples(self, examples: Sequence[TextExample]) -> dict[str, list[list[int]]]:
         """Return the ids of each side of each example, with special tokens. Raises ValueError if one is too long."""
@@ -91,15 +98,10 @@ class PretrainedReader(TextReader):
         self.sides = dict.fromkeys(("source", "target"), self._build_side())
 
     def encode_examples(self, examples: Sequence[TextExample]) -> dict[str, list[list[int]]]:
-        for example in examples:
-            if self.two_sided and example.second is None:
-                raise ValueError(
-                    f"{example.where}: {self.name} is an encoder-decoder model and reads pairs: use --pair SRC TGT, or "
-                    "a .tsv file with a tab between source and target"
-                )
         if not self.two_sided:
             ids = {"source": self._encode(examples)["input_ids"]}
         else:
+            self.check_pairs(examples, wanted=True)
             ids = {"source": self._tokenize(text=[example.text for example in examples])["input_ids"]}
             ids["target"] = self._tokenize(text_target=[example.second for example in examples])["input_ids"]
         self._check_lengths(examples, ids)
@@ -118,8 +120,7 @@ class PretrainedReader(TextReader):
         second = [example.second for example in examples if example.second is not None]
         if not second:
             return dict(self._tokenize(text=[example.text for example in examples]))
-        if len(second) < len(examples) or self.tokenizer.num_special_tokens_to_add(pair=True) < 1:
-            raise ValueError(f"{examples[0].where}: {self.name} reads single texts, not pairs")
+        self.check_pairs(examples, wanted=self.tokenizer.num_special_tokens_to_add(pair=True) > 0)
         return dict(self._tokenize(text=[example.text for example in examples], text_pair=second))
 
     def _tokenize(self, **texts: Any) -> Any:
@@ -178,17 +179,11 @@ class RunReader(TextReader):
 
     def _encode(self, examples: Sequence[TextExample]) -> dict[str, Sequences]:
         task: Any = self.task
-        texts = [example.text for example in examples]
-        for example in examples:
-            if (example.second is None) == self.two_sided:
-                wants = "pairs: use --pair SRC TGT, or a .tsv file" if self.two_sided else "single texts, not pairs"
-                raise ValueError(f"{example.where}: {self.name} reads {wants}")
+        self.check_pairs(examples, wanted=self.two_sided)
+        encoded = task.encode([example.text for example in examples])
         if not self.two_sided:
-            return {"target" if task.architecture == "language" else "source": task.encode(texts)}
-        return {
-            "source": task.encode(texts),
-            "target": task.encode_target([example.second or "" for example in examples]),
-        }
+            return {"target" if task.architecture == "language" else "source": encoded}
+        return {"source": encoded, "target": task.encode_target([example.second or "" for example in examples])}
 
     def _build_sides(self) -> dict[str, SideTokens]:
         task: Any = self.task

@@ -67,8 +67,8 @@ def draw_panels(panels: Mapping[str, Lines], *, x: str, y: str) -> Figure:
 
 def _plot_lines(axis: Axes, lines: Lines, x: str) -> None:
     for number, (name, (xs, ys)) in enumerate(lines.items()):
-        style = {"marker": MARKERS[number % 5], "markersize": 7 if len(xs) == 1 else 3, "color": OKABE_ITO[number % 7]}
-        axis.plot(xs, ys, DASHES[number % 4], label=name, **style)
+        marker, color, size = MARKERS[number % 5], OKABE_ITO[number % 7], 7 if len(xs) == 1 else 3
+        axis.plot(xs, ys, DASHES[number % 4], label=name, marker=marker, markersize=size, color=color)
     axis.set_xlabel(x)
     axis.grid(alpha=0.3)
 

@@ -71,16 +71,10 @@ def pack_view(view: View, *, budget: int | None = None) -> dict[str, Any]:
     for block in blocks:
         block.place.update(block.build_entry())
     return {
-        "format": FORMAT,
-        "title": view.title,
-        "notes": list(view.notes),
-        "measures": {name: list(about) for name, about in MEASURES.items()},
-        "statistics": dict(STATISTICS),
-        "kinds": {kind: list(sides) for kind, sides in KINDS.items()},
-        "masks": [json.loads(mask) for mask in masks],
-        "examples": [_pack_example(example) for example in view.examples],
-        "runs": runs,
-    }
+        "format": FORMAT, "title": view.title, "notes": list(view.notes), "measures": MEASURES, "statistics": STATISTICS,
+        "kinds": KINDS, "masks": [json.loads(mask) for mask in masks],
+        "examples": [_pack_example(example) for example in view.examples], "runs": runs,
+    }  # fmt: skip
 
 
 def unpack_view(document: Mapping[str, Any]) -> View:
@@ -189,16 +183,11 @@ def _pack_attention(
         shown = json.dumps(_pack_array(attention.mask.cpu().numpy().astype(np.uint8))).encode()
         mask = masks.setdefault(shown, len(masks))
     vector = None if attention.vector is None else _pack_array(attention.vector.float().cpu().numpy().astype("<f4"))
+    statistics = {name: [float(x) for x in values] for name, values in attention.statistics.items()}
     return {
-        "example": attention.example,
-        "kind": attention.kind,
-        "index": attention.index,
-        "heads": list(attention.heads),
-        "mask": mask,
-        "statistics": {name: [float(x) for x in values] for name, values in attention.statistics.items()},
-        "vector": vector,
-        "maps": maps,
-    }
+        "example": attention.example, "kind": attention.kind, "index": attention.index, "heads": list(attention.heads),
+        "mask": mask, "statistics": statistics, "vector": vector, "maps": maps,
+    }  # fmt: skip
 
 
 def _unpack_run(stored: Mapping[str, Any], masks: list[np.ndarray]) -> ViewRun:

@@ -100,7 +100,7 @@ class Files:
 
 def render_page(title: str, sections: Sequence[tuple[str, Sequence[Part]]]) -> str:
     """Render a title and sections of parts as one HTML document. An empty heading is left out."""
-    links, parts = [], ""
+    links, parts = list[str](), ""
     for heading, body in sections:
         parts += "<section>"
         if heading:

@@ -18,7 +18,6 @@ class Viewer:
     """Interactive attention maps: a part for `render_page`, and an output in a notebook."""
 
     view: View
-    budget: int | None = None  # bytes of its maps; default: see `pack_view`
     modules: ClassVar[tuple[str, ...]] = ("viewer.js",)
 
     def html(self) -> str:
@@ -30,8 +29,7 @@ class Viewer:
 
     def json(self) -> str:
         """Return the JSON document that docs/viewer.md describes."""
-        document = pack_view(self.view, budget=self.budget)
-        return json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        return json.dumps(pack_view(self.view), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
     def page(self) -> str:
         """Return an HTML page with only the viewer."""
