@@ -139,14 +139,14 @@ def _frames(
         query, key = (read_side(record, name, example, length, words) for name, length in sides)
         weight, norm, visible = (_cut(x[example], query, key) for x in (*maps, seen.to(maps[0].dtype)))
         shown = visible[0] > 0  # (i,j)
-        i_shown, j_shown = (np.tile(places, len(numbers)) for places in shown.nonzero().T.cpu().numpy())
-        columns = {"example": example, "kind": layer.kind, "layer": layer.index}
+        rows, columns = (np.tile(places, len(numbers)) for places in shown.nonzero().T.cpu().numpy())
+        table = {"example": example, "kind": layer.kind, "layer": layer.index}
         if level == "head":
-            columns["head"] = np.repeat(numbers, int(shown.sum()))
-        columns |= {"query": query.numbers[i_shown], "key": key.numbers[j_shown]}
-        columns |= {"query_token": query.labels[i_shown], "key_token": key.labels[j_shown]}
-        sizes_shown = {"weight": weight, "norm": norm}
-        yield pd.DataFrame(columns | {name: x[:, shown].flatten().cpu().numpy() for name, x in sizes_shown.items()})
+            table["head"] = np.repeat(numbers, int(shown.sum()))
+        table |= {"query": query.numbers[rows], "key": key.numbers[columns]}
+        table |= {"query_token": query.labels[rows], "key_token": key.labels[columns]}
+        table |= {name: x[:, shown].flatten().cpu().numpy() for name, x in (("weight", weight), ("norm", norm))}
+        yield pd.DataFrame(table)
 
 
 def _cut(x: Tensor, query: TokenSide, key: TokenSide) -> Tensor:

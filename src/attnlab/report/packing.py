@@ -71,8 +71,8 @@ def pack_view(view: View, *, budget: int | None = None) -> dict[str, Any]:
     for block in blocks:
         block.place.update(block.build_entry())
     return {
-        "format": FORMAT, "title": view.title, "notes": list(view.notes), "measures": MEASURES, "statistics": STATISTICS,
-        "kinds": KINDS, "masks": [json.loads(mask) for mask in masks],
+        "format": FORMAT, "title": view.title, "notes": list(view.notes), "measures": MEASURES,
+        "statistics": STATISTICS, "kinds": KINDS, "masks": [json.loads(mask) for mask in masks],
         "examples": [_pack_example(example) for example in view.examples], "runs": runs,
     }  # fmt: skip
 
