@@ -61,8 +61,8 @@ def align_files(model: str, source: Path, target: Path, options: AlignOptions, o
         if options.reverse:
             reversed_request = _reverse_request(request).for_model(options.reverse, model)
             back = align(options.reverse, (pairs[1], pairs[0]), reversed_request, tick=progress.tick)
-            join, both = SYMMETRISATIONS[options.symmetrise or "grow-diag-final-and"], zip(links, back.aligned.links())
-            links = [join(ahead, _reverse_links(behind)) for ahead, behind in both]
+            join = SYMMETRISATIONS[options.symmetrise or "grow-diag-final-and"]
+            links = [*map(join, links, map(_reverse_links, back.aligned.links()))]
             notes += [f"reverse: {note}" for note in back.notes]
     written = result.aligned.scores() if options.scores else links
     text = "".join(f"{format_links(pair, scores=options.scores)}\n" for pair in written)

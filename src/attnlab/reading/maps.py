@@ -21,13 +21,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlab.analysis.contribution import Norms, norms, widen
+from attnlab.analysis.contribution import Norms, norms
 from attnlab.analysis.contribution_table import read_side, select_layers
 from attnlab.analysis.diversity import jsd
 from attnlab.analysis.mixing import mixing
 from attnlab.analysis.rollout import rollout
 from attnlab.analysis.words import join_pieces, number_words
 from attnlab.config import suggest_nearest
+from attnlab.mechanisms.mechanism import widen
 from attnlab.reading.best_head import find_best_head
 from attnlab.records.record import KINDS, Layer, Record
 from attnlab.report.view import Best, Frame, View, ViewAttention, ViewExample, ViewGold, ViewRun, ViewSide
