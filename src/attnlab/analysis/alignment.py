@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnlab.analysis.contribution import widen
 from attnlab.analysis.symmetrise import Link, Links
+from attnlab.mechanisms.mechanism import widen
 
 NOWHERE = -1  # as a word index: the token belongs to no word; as a choice: no link
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from attnlab.analysis.contribution import widen
+from attnlab.mechanisms.mechanism import widen
 from attnlab.records.record import Layer
 
 

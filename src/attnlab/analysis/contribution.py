@@ -24,7 +24,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from attnlab.mechanisms.mechanism import Impl
+from attnlab.mechanisms.mechanism import Impl, widen
 from attnlab.records.record import Layer
 
 ROWS = 256  # smallest number of queries whose weights are computed at a time
@@ -182,11 +182,6 @@ def _kernel(layer: Layer, impl: Impl) -> ModuleType | None:
     if reason and impl == "fused":
         raise ValueError(f"impl='fused' does not cover {reason}; use impl='auto' or 'reference'")
     return None if reason else contribution_kernel
-
-
-def widen(x: Tensor) -> Tensor:
-    """Convert x to float32, unless it is float64."""
-    return x if x.dtype == torch.float64 else x.float()
 
 
 def _once(weights: Tensor) -> Read:

@@ -18,9 +18,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from attnlab.analysis.contribution import norms, widen
+from attnlab.analysis.contribution import norms
 from attnlab.analysis.sums import check_record
 from attnlab.analysis.words import join_pieces, number_words, pool_by_word
+from attnlab.mechanisms.mechanism import widen
 from attnlab.records.record import KINDS, Layer, Record
 
 Words = Mapping[str, Sequence[Sequence[int]]]  # for each sequence and example, the index of each token's word

@@ -33,9 +33,8 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from attnlab.analysis.contribution import widen
 from attnlab.analysis.sums import Sums, build_pair_mask, check_record, mean_over_queries, read_token_masks
-from attnlab.mechanisms.mechanism import Impl
+from attnlab.mechanisms.mechanism import Impl, widen
 from attnlab.records.record import KINDS, Layer, Record
 
 AT_ONCE = {"cpu": 2**18, "cuda": 2**24}  # values that the definition processes at a time

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from attnlab.analysis.block import apply_norm, read_part
-from attnlab.analysis.contribution import widen
+from attnlab.mechanisms.mechanism import widen
 from attnlab.records.record import Layer
 
 HELD = 2**24  # values in one tensor of vectors

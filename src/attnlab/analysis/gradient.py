@@ -29,9 +29,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from attnlab.analysis.contribution import widen
 from attnlab.analysis.rank import composite_norm, residual
 from attnlab.analysis.sums import Sums, build_pair_mask, check_record, mean_over_queries, read_token_masks
+from attnlab.mechanisms.mechanism import widen
 from attnlab.records.record import Record
 
 SOFTMAX = {"softmax", "dot", "realformer", "coda", "coda-cs"}  # mechanisms whose weights are a softmax of logits

@@ -29,7 +29,8 @@ from torch import Tensor
 
 from attnlab.analysis import feed_forward
 from attnlab.analysis.block import apply_norm, read_part
-from attnlab.analysis.contribution import check_linear, norms, widen
+from attnlab.analysis.contribution import check_linear, norms
+from attnlab.mechanisms.mechanism import widen
 from attnlab.records.record import KINDS, Layer
 
 

@@ -28,9 +28,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from attnlab.analysis.contribution import widen
 from attnlab.analysis.diversity import entropy
 from attnlab.analysis.sums import Sums, build_pair_mask, check_record, read_token_masks
+from attnlab.mechanisms.mechanism import widen
 from attnlab.records.record import Layer, Record
 
 Centre = Literal["mean", "median"]

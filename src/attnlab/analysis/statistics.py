@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 
 from attnlab.analysis.categories import Categories
-from attnlab.analysis.contribution import Keys, check_linear, widen
+from attnlab.analysis.contribution import Keys, check_linear
 from attnlab.analysis.contribution_table import select_heads, select_layers
 from attnlab.analysis.frequency import Frequency
 from attnlab.analysis.joint import NORMS, WEIGHTS, correlation
 from attnlab.analysis.sums import Sums
+from attnlab.mechanisms.mechanism import widen
 from attnlab.records.record import KINDS, Layer, Record
 
 SIDES = ("source", "target")

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from attnlab.mechanisms.mechanism import Mechanism, wide
+from attnlab.mechanisms.mechanism import Mechanism, widen
 from attnlab.mechanisms.noise import noise_seed
 
 CarryDtype = Literal["input", "float32"]
@@ -20,7 +20,7 @@ def check_carry_dtype(carry_dtype: CarryDtype) -> None:
 
 
 def cast_carry(z: Tensor, carry_dtype: CarryDtype) -> Tensor:
-    return z if carry_dtype == "input" else wide(z)
+    return z if carry_dtype == "input" else widen(z)
 
 
 def is_case_covered(

@@ -8,15 +8,15 @@ The factor 2 lets the gate reach 1 where q = k. The authors' code is not public;
 import torch
 from torch import Tensor
 
-from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, repeat_heads, wide
+from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, repeat_heads, widen
 
 
 class DeAttention(Mechanism):
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
-        keys = wide(repeat_heads(k, self.heads))  # cdist needs at least float32
+        keys = widen(repeat_heads(k, self.heads))  # cdist needs at least float32
         rows = max(1, 2**28 // max(keys.numel(), 1))  # cdist's gradient allocates rows · keys.numel() numbers
-        parts = [torch.cdist(part, keys, p=1.0) for part in torch.split(wide(q), rows, dim=2)]
+        parts = [torch.cdist(part, keys, p=1.0) for part in torch.split(widen(q), rows, dim=2)]
         gate = 2 * torch.sigmoid(-torch.cat(parts, dim=2) * self.scale).to(q.dtype)
         return (logits(q, k, self.scale, bias).tanh() * gate).masked_fill(~seen, 0.0), None

@@ -173,11 +173,11 @@ def masked_softmax(z: Tensor, seen: Tensor) -> Tensor:
     A logit of −∞, which a bias can cause, hides its key too.
     """
     hidden = ~seen | (z == -torch.inf)
-    p = wide(z).masked_fill(hidden, torch.finfo(wide(z).dtype).min).softmax(-1)
+    p = widen(z).masked_fill(hidden, torch.finfo(widen(z).dtype).min).softmax(-1)
     return p.masked_fill(hidden, 0.0).to(z.dtype)
 
 
-def wide(x: Tensor) -> Tensor:
+def widen(x: Tensor) -> Tensor:
     """x in at least float32, the precision of every sum over keys."""
     return x if x.dtype == torch.float64 else x.float()
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, wide
+from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, widen
 
 
 class NAP(Mechanism):
@@ -26,7 +26,7 @@ class NAP(Mechanism):
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
-        s = wide(logits(q, k, self.scale, bias)).masked_fill(~seen, 0.0)
+        s = widen(logits(q, k, self.scale, bias)).masked_fill(~seen, 0.0)
         n = seen.sum(-1, keepdim=True).clamp_min(1)
         away = (s - s.sum(-1, keepdim=True) / n).masked_fill(~seen, 0.0)
         deviation = (away.square().sum(-1, keepdim=True) / n).clamp_min(1e-12).sqrt()

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, wide
+from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, widen
 
 
 class Sigmoid(Mechanism):
@@ -20,6 +20,6 @@ class Sigmoid(Mechanism):
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
-        s = wide(logits(q, k, self.scale, bias))
+        s = widen(logits(q, k, self.scale, bias))
         c = -seen.sum(-1, keepdim=True).clamp_min(1).to(s.dtype).log() if self.offset is None else self.offset
         return (s + c).sigmoid().masked_fill(~seen, 0.0).to(q.dtype), None

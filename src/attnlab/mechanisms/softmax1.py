@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, wide
+from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, widen
 
 
 class Softmax1(Mechanism):
@@ -23,7 +23,7 @@ class Softmax1(Mechanism):
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
-        s = wide(logits(q, k, self.scale, bias)).masked_fill(~seen, -torch.inf)
+        s = widen(logits(q, k, self.scale, bias)).masked_fill(~seen, -torch.inf)
         shift = s.detach().amax(-1, keepdim=True).clamp_min(0.0)
         exponentials = (s - shift).exp()
         return (exponentials / (self.n * (-shift).exp() + exponentials.sum(-1, keepdim=True))).to(q.dtype), None

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, wide
+from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, widen
 
 
 class Sparsemax(Mechanism):
@@ -30,6 +30,6 @@ def masked_projection(project: Callable[..., Tensor], s: Tensor, seen: Tensor) -
     In sparsemax and 1.5-entmax a logit more than 2 below the largest has weight 0, so hidden keys get such a logit.
     """
     seen = seen & (s > -torch.inf)
-    top = wide(s).detach().masked_fill(~seen, -torch.inf).amax(-1, keepdim=True).nan_to_num(neginf=0.0)
-    p = project(torch.where(seen, wide(s), top - 100.0), dim=-1)
+    top = widen(s).detach().masked_fill(~seen, -torch.inf).amax(-1, keepdim=True).nan_to_num(neginf=0.0)
+    p = project(torch.where(seen, widen(s), top - 100.0), dim=-1)
     return p.masked_fill(~seen, 0.0).to(s.dtype)

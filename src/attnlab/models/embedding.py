@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlab.mechanisms.mechanism import wide
+from attnlab.mechanisms.mechanism import widen
 from attnlab.models.dropout import Dropout
 
 
@@ -126,7 +126,7 @@ class Readout(nn.Module, ABC):
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Return −log p(target) of each target (…)."""
-        logits = wide(self(hidden).flatten(0, -2))
+        logits = widen(self(hidden).flatten(0, -2))
         return F.cross_entropy(logits, targets.flatten(), reduction="none").view_as(targets)
 
 

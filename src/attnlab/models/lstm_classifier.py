@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlab.mechanisms.mechanism import Mechanism, wide
+from attnlab.mechanisms.mechanism import Mechanism, widen
 from attnlab.models.attention import Attention
 from attnlab.models.embedding import LinearReadout, Readout
 from attnlab.models.lstm_config import LSTMConfig
@@ -73,7 +73,7 @@ class BinaryReadout(Readout):
 
     def log_prob(self, hidden: Tensor) -> Tensor:
         """Return log σ(−z) and log σ(z). Their order is kept even where the probabilities round to 1."""
-        z = wide(self.positive(hidden))
+        z = widen(self.positive(hidden))
         return F.logsigmoid(torch.cat([-z, z], dim=-1))
 
     def nll(self, hidden: Tensor, targets: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlab.mechanisms.mechanism import wide
+from attnlab.mechanisms.mechanism import widen
 from attnlab.models.batching_rule import apply_as_one_call
 
 sigmoid_backward = torch.ops.aten.sigmoid_backward  # ∂L/∂y and σ(y) -> ∂L/∂y σ(y) (1 − σ(y))
@@ -52,7 +52,7 @@ def _recurrence(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return h_t (s,b,n,d), the last h and c (s,b,d); for the backward c_t (s,n,b,d) and i, f, g, o (s,n,b,4d)."""
     outputs, last_h, last_c, cells, active = _allocate_results(gates, h)
-    gates, h, first = _with_contiguous_rows(gates), h.contiguous(), wide(c).contiguous()
+    gates, h, first = _with_contiguous_rows(gates), h.contiguous(), widen(c).contiguous()
     _choose_passes(gates, h)[0](gates, weight, h, first, live, outputs.transpose(1, 2), cells, active)
     last_h.copy_(outputs[:, :, -1] if gates.shape[2] else h)
     last_c.copy_(cells[:, -1] if gates.shape[2] else first)
@@ -66,8 +66,8 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return ∂L by gates (s,b,n,4d), weight, h and c, given ∂L by h_t (s,b,n,d) and by the last h and c (s,b,d)."""
     grad, cells, active = _with_contiguous_rows(grad).transpose(1, 2), cells.contiguous(), active.contiguous()
-    first, delta = wide(c).contiguous(), active.new_empty(active.transpose(1, 2).shape)
-    dh, dc = (wide(x).clone(memory_format=torch.contiguous_format) for x in (grad_h, grad_c))  # from later positions
+    first, delta = widen(c).contiguous(), active.new_empty(active.transpose(1, 2).shape)
+    dh, dc = (widen(x).clone(memory_format=torch.contiguous_format) for x in (grad_h, grad_c))  # from later positions
     _choose_passes(grad, h)[1](grad, weight, first, live, cells, active, delta.transpose(1, 2), dh, dc)
     earlier = outputs.new_empty(outputs.shape)  # h_{t−1}
     earlier[:, :, :1], earlier[:, :, 1:] = h.unsqueeze(2), outputs[:, :, :-1]
@@ -103,7 +103,7 @@ def forward_step(
     next_h: Tensor, next_c: Tensor, active: Tensor,
 ) -> None:  # fmt: skip
     """Compute one step of (s,b,…): read the state (h, c), fill (next_h, next_c) and active, the gates i, f, g, o."""
-    x, size = wide(gates) + recurrent, h.shape[-1]
+    x, size = widen(gates) + recurrent, h.shape[-1]
     i, f, g, o = x.chunk(4, dim=-1)
     for gate, squash in ((x[..., : 2 * size], torch.sigmoid_), (g, torch.tanh_), (o, torch.sigmoid_)):
         squash(gate)
@@ -111,7 +111,7 @@ def forward_step(
     hidden = o * cell.tanh()
     if live is not None:
         padding = ~live.unsqueeze(-1)
-        cell, hidden = torch.where(padding, c, cell), torch.where(padding, wide(h), hidden)
+        cell, hidden = torch.where(padding, c, cell), torch.where(padding, widen(h), hidden)
     active.copy_(x)
     next_c.copy_(cell)
     next_h.copy_(hidden)
@@ -124,8 +124,8 @@ def backward_step(
 
     dc becomes the whole gradient of the earlier c; dh is 0 at tokens and passes through at padding.
     """
-    i, f, g, o = wide(active).chunk(4, dim=-1)
-    squashed, hidden = cell.tanh(), wide(grad) + dh
+    i, f, g, o = widen(active).chunk(4, dim=-1)
+    squashed, hidden = cell.tanh(), widen(grad) + dh
     inner = dc + tanh_backward(hidden * o, squashed)
     di, df, dg, do = delta.chunk(4, dim=-1)
     di.copy_(sigmoid_backward(inner * g, i))

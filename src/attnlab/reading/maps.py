@@ -15,6 +15,7 @@ The statistics of a head, over the queries of an example, with p_ij = |α_ij| / 
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,15 +85,9 @@ def build_view(
             _check_same_texts(first, record, name)
             attentions = _build_attentions(record, layers, heads, together, notes)
             frames.append(Frame(attentions, step))
-        opened = _find_best(known, frames) if best is None else best.get(name)
+        opened = find_best_head(known, frames) if best is None else best.get(name)
         shown.append(ViewRun(name, frames, _select_curves(curves, name, len(runs)), opened))
     return View(title or make_title(first), known, shown, tuple(notes))
-
-
-def _find_best(examples: Sequence[ViewExample], frames: Sequence[Frame]) -> Best | None:
-    """Return the head that aligns best at the last step, if every step shows it."""
-    best = find_best_head(examples, frames[-1])
-    return best if best is not None and all(frame.has(best) for frame in frames) else None
 
 
 def make_title(record: Record) -> str:
@@ -227,20 +222,18 @@ def _build_layer(
     seen = layer.mask.expand(b, 1, i, j)
     attentions = []
     for example in range(b):
-        shown = {name: _cut_padding(record, layer.kind, example, x[example][None]) for name, x in maps.items()}
+        cut = partial(_cut_padding, record, layer.kind, example)
         vector, statistics = None, {}
         if together:
-            weights = computed.weight if computed is not None else widen(layer.weights).mean(1)
-            shown = {"weight": _cut_padding(record, layer.kind, example, weights[example][None])} | shown
+            weights = cut((widen(layer.weights).mean(1) if computed is None else computed.weight)[example][None])
         else:
-            cut = _cut_padding(record, layer.kind, example, widen(layer.weights[example, numbers]))
-            shown = {"weight": cut} | shown
+            weights = cut(widen(layer.weights[example, numbers]))
             if computed is not None:
                 keys = read_side(record, KINDS[layer.kind][1], example, j, False).places
                 vector = computed.vector[example, numbers][:, keys.to(computed.vector.device)]
-            statistics = _compute_statistics(cut, vector)
-        mask = _cut_padding(record, layer.kind, example, seen[example])[0]
-        names = () if together else tuple(numbers)
+            statistics = _compute_statistics(weights, vector)
+        shown = {"weight": weights} | {name: cut(x[example][None]) for name, x in maps.items()}
+        names, mask = () if together else tuple(numbers), cut(seen[example])[0]
         attentions.append(ViewAttention(example, layer.kind, layer.index, names, shown, vector, mask, statistics))
     return attentions
 
@@ -255,11 +248,10 @@ def _build_maps(layer: Layer, notes: dict[str, None]) -> tuple[dict[str, Tensor]
         maps["norm-block"] = mixing(layer, "norm").map
     except ValueError as error:
         notes[f"Some norms are missing: {error}."] = None
-    extras = {name: x.detach() for name, x in layer.extras.items()}
-    if "beta" in extras:
-        maps["probe"] = extras["beta"].exp()
-    if "saliency" in extras:
-        maps["saliency"] = extras["saliency"]
+    if "beta" in layer.extras:
+        maps["probe"] = layer.extras["beta"].detach().exp()
+    if "saliency" in layer.extras:
+        maps["saliency"] = layer.extras["saliency"].detach()
     return maps, computed
 
 

@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attnlab.mechanisms.mechanism import wide
+from attnlab.mechanisms.mechanism import widen
 from attnlab.recording.tolerance import CHECKED_POSITIONS, is_close
 from attnlab.records.record import Layer
 
@@ -206,11 +206,11 @@ def _classify_module(module: nn.Module) -> str:
 
 def match_norm(module: nn.Module, x: Tensor, output: Tensor) -> dict[str, Tensor]:
     """Return gain (e,), centred () and scale (b,i,1) of a norm that mapped x to output; {} if it is no such norm."""
-    dtype, x, weight = x.dtype, wide(x), wide(module.weight.detach())  # type: ignore[operator]
+    dtype, x, weight = x.dtype, widen(x), widen(module.weight.detach())  # type: ignore[operator]
     bias = getattr(module, "bias", None)
     eps = getattr(module, "eps", getattr(module, "variance_epsilon", None))
     eps = torch.finfo(dtype).eps if eps is None else eps
-    offset = 0.0 if bias is None else wide(bias.detach())
+    offset = 0.0 if bias is None else widen(bias.detach())
     few = slice(CHECKED_POSITIONS)
     for centred in (True, False):
         shifted = x - x.mean(-1, keepdim=True) if centred else x
@@ -229,11 +229,11 @@ def compute_slope(g: Callable[[Tensor], Tensor], s: Tensor) -> Tensor:
 
 def compute_gated_slopes(g: Callable[[Tensor], Tensor], s: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """Return u (g(s) − ḡ)/s and ḡ = ∫₀¹ g(ts) dt, the factors of s_j and u_j in the integrated gradients of g(s)·u."""
-    s, mean = _replace_zeros(s), torch.zeros_like(wide(s))
+    s, mean = _replace_zeros(s), torch.zeros_like(widen(s))
     nodes, weights = np.polynomial.legendre.leggauss(NODES)
     for node, weight in zip((1 + nodes) / 2, weights / 2, strict=True):
         mean += float(weight) * g(float(node) * s)
-    return wide(u) * (g(s) - mean) / s, mean
+    return widen(u) * (g(s) - mean) / s, mean
 
 
 def weight_matrix(module: nn.Module) -> Tensor:
@@ -257,7 +257,7 @@ def _find_misfit(activation: Any, x: Tensor, output: Tensor) -> str:
 
 
 def _replace_zeros(s: Tensor) -> Tensor:
-    s = wide(s)
+    s = widen(s)
     return s.masked_fill(s == 0, 1e-6)
 
 

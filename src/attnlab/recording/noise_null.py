@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.mechanisms.coda_cs import CodaCS
-from attnlab.mechanisms.mechanism import masked_softmax, wide
+from attnlab.mechanisms.mechanism import masked_softmax, widen
 from attnlab.mechanisms.noise import gaussian
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.models.attention import Attention
@@ -64,7 +64,7 @@ def _add_layer_noise(layer: Layer, seed: int) -> Layer:
     _check_softmax(layer.name, weights, visible)
     b, h, i, j = weights.shape
     noise = gaussian(seed, layer.index, b, h, torch.arange(i, device=weights.device), j)
-    noisy = masked_softmax(wide(weights).log() + noise.to(wide(weights).dtype), visible).to(weights.dtype)
+    noisy = masked_softmax(widen(weights).log() + noise.to(widen(weights).dtype), visible).to(weights.dtype)
     context = noisy @ layer.values
     outputs = torch.einsum("bhid,hde->bie", context, layer.output_weight)
     if layer.output_bias is not None:
@@ -75,7 +75,7 @@ def _add_layer_noise(layer: Layer, seed: int) -> Layer:
 
 
 def _check_softmax(name: str, weights: Tensor, visible: Tensor) -> None:
-    total = wide(weights).sum(-1)
+    total = widen(weights).sum(-1)
     wrong = (total - 1.0).abs() > SUM_TOLERANCE
     if bool((weights < 0).any()) or bool((wrong & visible.any(-1)).any()):
         raise ValueError(f"{name} is no softmax attention: its weights are negative or do not sum to 1")
