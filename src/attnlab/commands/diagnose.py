@@ -17,7 +17,7 @@ from attnlab.counting.diagnosis import VERDICTS, Diagnosis, diagnose
 from attnlab.files import write_text
 from attnlab.provenance import collect_provenance
 from attnlab.report.count_figures import LIMIT, draw_count_tables, draw_word_scores
-from attnlab.report.drawing import save_figure
+from attnlab.report.figures import save_figure
 from attnlab.report.page import Command, Facts, Part, Table, render_page
 from attnlab.report.page import Text as Paragraph
 from attnlab.tasks.labelled import split_words

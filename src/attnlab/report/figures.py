@@ -4,6 +4,7 @@ import io
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 
 from matplotlib import get_data_path, rc_context
 from matplotlib.axes import Axes
@@ -14,7 +15,9 @@ from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
+from attnlab.files import write_bytes
 from attnlab.report.colours import choose_colormap
+from attnlab.report.page import Picture
 
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES, MARKERS = ("-", "--", "-.", ":"), "os^Dv"
@@ -116,6 +119,14 @@ def render_files(figure: Figure) -> dict[str, bytes]:
         files[suffix] = _render(figure, suffix[1:], metadata)
         figure.set_layout_engine("none")  # all formats use the same layout
     return files
+
+
+def save_figure(stem: Path, figure: Figure, caption: str) -> Picture:
+    """Write stem.png, stem.svg and stem.pdf. Returns the picture for a page."""
+    files = render_files(figure)
+    for suffix, data in files.items():
+        write_bytes(stem.with_name(stem.name + suffix), data)
+    return Picture(files[".png"], caption)
 
 
 def _render(figure: Figure, form: str, metadata: Mapping[str, None]) -> bytes:

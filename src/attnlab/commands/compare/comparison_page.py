@@ -22,7 +22,7 @@ from attnlab.experiments.significance import Contrast, compute_interval
 from attnlab.experiments.study_page import format_number
 from attnlab.experiments.verdicts import FEWEST_SEEDS
 from attnlab.files import write_csv, write_text
-from attnlab.report.drawing import save_figure
+from attnlab.report.figures import save_figure
 from attnlab.report.page import Command, Facts, Part, Table, Text, render_page
 
 FORMAT = "attnlab-comparison-1"

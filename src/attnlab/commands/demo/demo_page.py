@@ -19,8 +19,7 @@ from attnlab.experiments.seed_values import SeedMeasure
 from attnlab.experiments.study_page import tabulate_cells
 from attnlab.files import write_csv, write_text
 from attnlab.reading.maps import show
-from attnlab.report.drawing import save_figure
-from attnlab.report.figures import render_png
+from attnlab.report.figures import render_png, save_figure
 from attnlab.report.page import Command, Facts, Part, Picture, Table, Text, render_page
 from attnlab.report.view import Best, ViewGold
 

@@ -25,7 +25,7 @@ from attnlab.analysis.statistics import extremes
 from attnlab.files import write_bytes, write_text
 from attnlab.reading.maps import HEAD_CELLS, build_view, join_views, name_model
 from attnlab.records.record import KINDS, Layer, Record
-from attnlab.report.drawing import save_figure
+from attnlab.report.figures import save_figure
 from attnlab.report.norm_figures import draw_category_lines, draw_head_maps, draw_text_maps
 from attnlab.report.page import Command, Facts, Files, Part, Picture, Table, Text, render_page
 from attnlab.report.view import View
