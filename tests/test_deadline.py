@@ -54,13 +54,26 @@ def test_running_jobs_are_stopped_before_the_deadline(tmp_path):
 COMMAND = ["reproduce", "snell2021", "--only", "section62", "--seeds", "2"]
 
 
-def test_a_study_stops_at_its_deadline_says_what_is_left_and_resumes(tmp_path):
-    call = [sys.executable, "-m", "attnlab.cli", *COMMAND, "--out", str(tmp_path / "out")]
+def call(tmp_path, *words):
     options = {"cwd": tmp_path, "text": True, "capture_output": True, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
-    cut = subprocess.run([*call, "--until", "21s"], check=False, **options)
+    return subprocess.run([sys.executable, "-m", "attnlab.cli", *COMMAND, *words], check=False, **options)
+
+
+def test_a_study_without_time_to_start_a_run_says_what_is_left(tmp_path):
+    cut = call(tmp_path, "--until", "21s")
     assert cut.returncode == 0, cut.stderr
     assert "4 of 4 runs are left" in cut.stdout
     assert f"to continue: attnlab {' '.join(COMMAND)}" in cut.stdout
-    done = subprocess.run(call, check=False, **options)
+
+
+@pytest.mark.slow
+def test_a_study_stops_at_a_checkpoint_and_resumes(tmp_path):
+    words = ["--scale", "small", "--out", str(tmp_path / "out")]
+    cut = call(tmp_path, *words, "--until", "60s")
+    assert cut.returncode == 0, cut.stderr
+    assert "runs are left" in cut.stdout
+    kept = list((tmp_path / "out" / "work" / "populations").rglob("*.safetensors"))
+    done = call(tmp_path, *words)
     assert done.returncode == 0, done.stderr
-    assert "report: " in done.stdout
+    assert kept, "nothing was kept"
+    assert not any(file.exists() for file in kept)  # resumed, finished and cleaned
