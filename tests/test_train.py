@@ -135,11 +135,11 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path):
     out = tmp_path / "mine"
     words = ["train", "synthetic", *LEXICON, "steps=4000", "checkpoint_every=5", "device=cpu", f"out={out}"]
     process = subprocess.Popen(command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while step_of(out) < 5:
+    while step_of(out) < 5 and process.poll() is None:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
+    output, told = process.communicate(timeout=60)
+    assert process.returncode == 130, told
     (stopped,) = re.findall(
         r"stopped at step (\d+), nothing is lost; to resume: attnlab train synthetic data=lexicon", output
     )
