@@ -124,7 +124,8 @@ def test_without_out_each_request_has_a_folder_of_its_own(folder, tmp_path, monk
     requests = [InspectionRequest(model=str(folder / "bert"), **text) for text in texts]
     assert len({request.folder for request in requests}) == 3
     assert requests[0].folder.parent.name == "inspected"
-    assert inspect(requests[0], device="cpu") == requests[0].folder / "report.html"
+    page = inspect(requests[0], None, device="cpu", command="", progress=lambda done, total, what: None)
+    assert page == requests[0].folder / "report.html"
 
 
 def test_categories_and_frequencies_of_ones_own(folder, tmp_path):

@@ -309,4 +309,4 @@ def test_gold_that_no_head_can_be_judged_by_chooses_none():
     gold = ViewGold(frozenset(), frozenset({(0, 0)}), (0, -1), (0, 1), 1)
     weights = torch.tensor([[[0.1, 0.9], [0.1, 0.9]]] * 2)
     frame = Frame([ViewAttention(0, "cross", 0, (0, 1), {"weight": weights})])
-    assert find_best_head([ViewExample("1", {"source": source, "target": target}, gold)], frame) is None
+    assert find_best_head([ViewExample("1", {"source": source, "target": target}, gold)], [frame]) is None

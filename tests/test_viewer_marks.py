@@ -148,9 +148,9 @@ def test_what_is_not_selected_fades_and_what_is_keeps_its_colour(marked):
 def test_the_head_with_the_lowest_error_rate_is_found():
     example = ViewExample("1", {"source": PIECES, "target": TARGET}, GOLD)
     frame = Frame([cross(0, [[4, 4, 4], [3, 0, 0]]), cross(1, [[4, 0, 0], [1, 3, 4]])])
-    found = find_best_head([example], frame)
+    found = find_best_head([example], [frame])
     assert (found.kind, found.layer, found.head) == ("cross", 1, 1)
-    assert find_best_head([ViewExample("1", example.sides)], frame) is None
+    assert find_best_head([ViewExample("1", example.sides)], [frame]) is None
 
 
 def test_the_viewer_opens_at_the_best_head_of_the_run_and_marks_it(opened, tmp_path):

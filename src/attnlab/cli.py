@@ -138,24 +138,21 @@ def translate(run: RunName, settings: Pairs = None) -> None:
 
 @app.command()
 def diagnose(
-    source: Annotated[str, Argument(metavar="SRC", help="Text, one sentence per line; or .csv, .tsv, .jsonl.")],
-    target: Annotated[str | None, Argument(metavar="TGT", help="Translation of SRC, line by line.")] = None,
+    source: Annotated[Path, Argument(metavar="SRC", help="Text, one sentence per line; or .csv, .tsv, .jsonl.")],
+    target: Annotated[Path | None, Argument(metavar="TGT", help="Translation of SRC, line by line.")] = None,
     limit: Annotated[int | None, Option(help="Number of pairs to read; default: all.")] = None,
     vocabulary: Annotated[int, Option(help="Number of types per side; all others become <unk>.")] = 8000,
     units: Annotated[str, Option(help="word, or subword (SentencePiece, trained on the text).")] = "word",
     text: Annotated[str, Option(help="Field of the text in a labelled file.")] = "text",
     label: Annotated[str, Option(help="Field of the label in a labelled file.")] = "label",
     sentence: Annotated[int | None, Option(help="Number of the pair whose counts to draw, from 1.")] = None,
-    out: Annotated[str | None, Option(help="Folder to write tables, figures and a page to.")] = None,
+    out: Annotated[Path | None, Option(help="Folder to write tables, figures and a page to.")] = None,
 ) -> None:
     """Predict from co-occurrence counts, without training, whether attention can be learnt from a corpus."""
     from attnlab.commands.diagnose import diagnose_files
 
-    files = Path(source), None if target is None else Path(target)
-    diagnose_files(
-        files, limit=limit, vocabulary=vocabulary, units=units, text=text, label=label, sentence=sentence,
-        out=None if out is None else Path(out), command=command_line(),
-    )  # fmt: skip
+    how = {"limit": limit, "vocabulary": vocabulary, "units": units, "text": text, "label": label}
+    diagnose_files(source, target, sentence=sentence, out=out, command=command_line(), **how)
 
 
 @app.command()
@@ -195,11 +192,11 @@ def align(
 
 
 @app.command("runs")
-def list_runs(root: Annotated[str, Argument(help="Folder that holds the runs.")] = "runs") -> None:
+def list_runs(root: Annotated[Path, Argument(help="Folder that holds the runs.")] = Path("runs")) -> None:
     """List runs with their state and best validation loss."""
     from attnlab.training.runs import list_runs
 
-    rows = list_runs(Path(root))
+    rows = list_runs(root)
     if not rows:
         raise ValueError(f"no runs in {root}/: start one with attnlab train")
     show_table(f"runs in {root}/", list(rows[0]), [list(row.values()) for row in rows])
@@ -250,7 +247,7 @@ def inspect(
     )  # fmt: skip
     with Bar(1) as progress:
         page = inspecting.inspect(
-            request, out=out, device=device, command=command_line(), progress=progress.tick,
+            request, out, device=device, command=command_line(), progress=progress.tick,
             allow_pickle=allow_pickle, trust_remote_code=trust_remote_code,
         )  # fmt: skip
     if page is not None:

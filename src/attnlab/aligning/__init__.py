@@ -47,10 +47,8 @@ class AlignmentRequest:
         by = self.by or "norm"
         setting = self.setting or ("awo" if lstm or by == "probe" else "awi")
         if by == "probe" and (setting != "awo" or self.layer or self.head):
-            raise ValueError(
-                "--by probe always reads the last layer with all heads together, setting awo: omit --setting, --layer "
-                "and --head"
-            )
+            always = "always reads the last layer with all heads together, setting awo"
+            raise ValueError(f"--by probe {always}: omit --setting, --layer and --head")
         places = {name: parse_place(text, name) for name in ("layer", "head") if (text := getattr(self, name))}
         return Reading(by, setting, **places)  # type: ignore[arg-type]
 

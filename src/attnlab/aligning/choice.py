@@ -67,9 +67,8 @@ def parse_place(text: str, name: str) -> Place | Rule:
     """Parse a layer or head: a number, mean, highest-norm or best-on."""
     if text.isdecimal():
         return int(text)
-    for known in ("mean", *RULES):
-        if text == known:
-            return known  # type: ignore[return-value]
+    if text in ("mean", *RULES):
+        return text  # type: ignore[return-value]
     raise ValueError(f"{name} must be a number from 0, mean or {' or '.join(RULES)}, got {text!r}")
 
 

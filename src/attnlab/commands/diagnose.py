@@ -44,7 +44,7 @@ class CorpusText:
 
 
 def diagnose_files(
-    files: tuple[Path, Path | None], *, sentence: int | None, out: Path | None, command: str, **options: Any
+    source: Path, target: Path | None, *, sentence: int | None, out: Path | None, command: str, **options: Any
 ) -> None:
     """Judge a corpus, print the verdict, and write tables, figures and a page to `out`, if it is given.
 
@@ -55,7 +55,7 @@ def diagnose_files(
         raise ValueError("--sentence draws a figure and needs --out: give the folder to write it to")
     if out is not None and out.exists() and not out.is_dir():
         raise ValueError(f"--out {out} is a file: give a folder, which is created if it does not exist")
-    text = read_corpus(*files, **options)
+    text = read_corpus(source, target, **options)
     if sentence is not None and not 1 <= sentence <= (count := len(text.pairs)):
         raise ValueError(f"sentence must be between 1 and {count:,}, the number of pairs; got {sentence}")
     found = diagnose(text.pairs, sizes=(len(text.source), len(text.target)))
@@ -228,12 +228,9 @@ def _count_words(lines: list[str], size: int) -> Words:
 
 def _describe_skipped(pairs: IdPairs) -> list[str]:
     full = [x for x, y in pairs if len(x) and len(y)]
-    counts = {
-        "have an empty side and are left out": len(pairs) - len(full),
-        "have a source of one word, or of one word repeated: they offer no choice and are not judged": sum(
-            len(set(x)) == 1 for x in full
-        ),
-    }
+    empty, single = len(pairs) - len(full), sum(len(set(x)) == 1 for x in full)
+    repeated = "have a source of one word, or of one word repeated: they offer no choice and are not judged"
+    counts = {"have an empty side and are left out": empty, repeated: single}
     return [f"{count:,} of {len(pairs):,} pairs {what}" for what, count in counts.items() if count]
 
 

@@ -52,9 +52,7 @@ class Adaptation:
     def from_folder(cls, folder: Path) -> "Adaptation":
         """Read attnlab.json. Raise FileNotFoundError if it is missing, ValueError if it is damaged."""
         if not (folder / FILE).is_file():
-            raise FileNotFoundError(
-                f"{folder} has no {FILE}, so it is not an adapted model; load a plain model with from_pretrained"
-            )
+            raise FileNotFoundError(f"{folder} is not an adapted model: it has no {FILE}; load it with from_pretrained")
         try:
             about = json.loads((folder / FILE).read_text())
             if (form := about["format"]) == FORMAT:
@@ -193,9 +191,7 @@ def choose_kinds(adaptation: Adaptation, found: Collection[AttentionModule]) -> 
     kinds = adaptation.kinds or available
     if mechanism.self_only and "cross" in kinds:
         rest = tuple(kind for kind in available if kind != "cross")
-        raise ValueError(
-            f"{adaptation.label} supports self-attention only and this model has cross attention; pass kinds={rest}"
-        )
+        raise ValueError(f"{adaptation.label} does not support the cross attention of this model; pass kinds={rest}")
     shared = [one.name for one in found if one.times > 1 and one.kind in kinds]
     if mechanism.carries and shared:
         raise ValueError(f"{shared[0]} is shared by several layers; {adaptation.label} needs one module for each layer")

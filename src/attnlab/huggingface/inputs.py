@@ -43,9 +43,7 @@ def encode_texts(
             raise ValueError(f"target= is for encoder-decoder models, which {type(model).__name__} is not")
         return batch
     if target is None:
-        raise ValueError(
-            f"{type(model).__name__} is an encoder-decoder model: pass target=, the text that its decoder reads"
-        )
+        raise ValueError(f"{type(model).__name__} is an encoder-decoder model: pass the text of its decoder as target=")
     if len(targets := _list_texts(target, "target")) != len(batch["input_ids"]):
         raise ValueError(f"{len(targets)} targets for {len(batch['input_ids'])} texts: pass one target for each text")
     ahead = _pad_texts(model, tokenizer, targets, max_length, "text_target")
@@ -79,17 +77,14 @@ def _check_tokens(model: Any, name: str, ids: Tensor) -> None:
         raise ValueError(f"{name} must be integers (batch, length), got {ids.dtype} {tuple(ids.shape)}")
     kind, limit, length = type(model).__name__, count_positions(model), ids.shape[1]
     if limit is not None and length > limit:
-        raise ValueError(
-            f"{name} has {length} tokens but {kind} has {limit} positions; max_length={limit} truncates texts"
-        )
+        raise ValueError(f"{name} has {length} tokens, but {kind} has {limit} positions; max_length={limit} truncates it")
     embeddings = (model.get_decoder() if name.startswith("decoder") else model).get_input_embeddings()
     vocabulary = getattr(embeddings, "num_embeddings", None)
     lowest, highest = int(ids.min()), int(ids.max())
     if vocabulary is not None and not 0 <= lowest <= highest < vocabulary:
         wrong = lowest if lowest < 0 else highest
-        raise ValueError(
-            f"{name} has the token {wrong}, but {kind} knows only 0 to {vocabulary - 1}: use the model's own tokenizer"
-        )
+        known = f"{kind} knows only 0 to {vocabulary - 1}"
+        raise ValueError(f"{name} has the token {wrong}, but {known}: use the model's own tokenizer")
 
 
 def _check_companions(batch: Mapping[str, Tensor], side: str, name: str) -> None:
@@ -168,9 +163,8 @@ def build_dummy_batch(model: Any) -> dict[str, Tensor]:
     """Return a few tokens, some of them hidden, so that every attention module runs once."""
     vocabulary = getattr(model.config.get_text_config(), "vocab_size", None)
     if model.main_input_name != "input_ids" or vocabulary is None:
-        raise ValueError(
-            f"{type(model).__name__} reads {model.main_input_name}, but only models that read tokens can be adapted"
-        )
+        kind = type(model).__name__
+        raise ValueError(f"{kind} reads {model.main_input_name}, but only models that read tokens can be adapted")
     ids = torch.arange(2, 12, device=model.device).reshape(2, 5) % vocabulary
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], device=model.device)
     inputs = {"input_ids": ids, "attention_mask": mask}

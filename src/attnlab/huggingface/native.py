@@ -25,9 +25,7 @@ def find_eager(module: nn.Module) -> Callable[..., tuple[Tensor, Tensor]]:
         function = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
         if function is not None:
             return function
-    raise ValueError(
-        f"{type(module).__name__} is not supported: its file has no eager_attention_forward to compute weights with"
-    )
+    raise ValueError(f"{type(module).__name__} is not supported: its file has no eager_attention_forward")
 
 
 @dataclass(frozen=True, eq=False)

@@ -43,9 +43,7 @@ def collect_attentions(output: Any, record: Record) -> list[Tensor]:
     for kind in KINDS:
         returned, recorded = len(lists[kind] or ()), len(record.kind(kind))
         if recorded and recorded != returned:
-            raise ValueError(
-                f"the model returns {returned} {kind} attentions but {recorded} were recorded: cannot compare them"
-            )
+            raise ValueError(f"the model returns {returned} {kind} attentions, but {recorded} were recorded")
     return [lists[layer.kind][layer.index] for layer in record.layers]
 
 
@@ -69,9 +67,7 @@ def check_lazy_record(lazy: Record, eager: Record) -> None:
     for ours, theirs in zip(lazy.layers, eager.layers, strict=True):
         masks = [layer.mask.expand(layer.weights[:, :1].shape) for layer in (ours, theirs)]
         if not torch.equal(*(_drop_padding(eager, theirs, mask) for mask in masks)):
-            raise ValueError(
-                f"{refusal}: in {ours.name}, torch's fused attention gets another mask than eager attention"
-            )
+            raise ValueError(f"{refusal}: in {ours.name}, fused attention gets another mask than eager attention")
         _check_context(lazy, ours, refusal)
 
 

@@ -12,12 +12,15 @@ Links = set[tuple[int, int]]
 WHY = "lowest AER by weight on these examples"
 
 
-def find_best_head(examples: Sequence[ViewExample], frame: Frame) -> Best | None:
-    """Return the head with the lowest AER by weight over all examples with gold alignments, if there is a choice."""
+def find_best_head(examples: Sequence[ViewExample], frames: Sequence[Frame]) -> Best | None:
+    """Return the head with the lowest AER by weight at the last frame over all examples with gold alignments.
+
+    Return None if there is no choice, or if some frame does not show the head.
+    """
     proposed: dict[tuple[int, int], list[Links]] = defaultdict(list)  # links of each example, by layer and head
     gold = [example.gold for example in examples]
     used: dict[int, None] = {}
-    for attention in frame.attentions:
+    for attention in frames[-1].attentions:
         true = gold[attention.example]
         if true is None or attention.kind != "cross" or attention.index is None or not attention.heads:
             continue
@@ -34,5 +37,5 @@ def find_best_head(examples: Sequence[ViewExample], frame: Frame) -> Best | None
     rates = {place: compute_rate("aer", count) for place, count in has_links.items()}
     if len(rates) < 2:
         return None
-    layer, head = min(rates, key=lambda place: rates[place])
-    return Best("cross", layer, head, WHY)
+    best = Best("cross", *min(rates, key=lambda place: rates[place]), WHY)
+    return best if all(frame.has(best) for frame in frames) else None

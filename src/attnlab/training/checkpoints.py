@@ -32,11 +32,6 @@ class Position:
     processes: int = 1  # number of processes that train together
     unevaluated: bool = False  # an evaluation is due at this step
 
-    @property
-    def epoch_of_last(self) -> int:
-        """Epoch of the last update."""
-        return self.epoch - (self.index == 0 and self.epoch > 0)
-
 
 def collect_weights(model: nn.Module, stepper: Stepper, position: Position) -> Checkpoint:
     """Return a checkpoint with the weights alone, for decoding and averaging."""

@@ -182,11 +182,12 @@ class Training:
     def _validate(self) -> None:
         """Evaluate and keep the best weights. A stop by the user leaves position.unevaluated set."""
         position, config = self.position, self.config
-        should_stop = self.stop.is_set if self.is_alone else None
+        should_stop = self.stop.is_set if self.is_alone else lambda: False
         values = evaluate(self.model, self.task, config, self.accelerator, should_stop=should_stop)
         if values is not None:
             position.unevaluated = False
-            self._measure({"step": position.step, "epoch": position.epoch_of_last} | values)
+            epoch = position.epoch - (position.index == 0 and position.epoch > 0)  # of the last update
+            self._measure({"step": position.step, "epoch": epoch} | values)
             _note_best(position, values["valid_loss"], config)
             if self.is_main and position.since_best == 0:
                 write_checkpoint(self._weights(), self.folder.best)
@@ -227,7 +228,7 @@ class Training:
 
 
 def evaluate(
-    model: nn.Module, task: Task, config: TrainConfig, accelerator: Any, should_stop: Callable[[], bool] | None = None
+    model: nn.Module, task: Task, config: TrainConfig, accelerator: Any, *, should_stop: Callable[[], bool]
 ) -> dict[str, float] | None:
     """Return validation loss (nats per target), perplexity and accuracy, without label smoothing, noise or dropout.
 
@@ -237,17 +238,17 @@ def evaluate(
     longest = int(np.maximum.reduce(task.get_lengths("valid")).max())
     plan = task.plan_batches("valid", tokens=max(config.batch_tokens, longest), shuffle=False)
     mine = plan[accelerator.process_index :: accelerator.num_processes]
-    unread = (task.make_batch("valid", indices) for indices in mine if should_stop is None or not should_stop())
+    unread = (task.make_batch("valid", indices) for indices in mine if not should_stop())
     batches = (([x.to(accelerator.device) for x in b.inputs], b.targets.to(accelerator.device)) for b in unread)
     padding = None if task.architecture == "classification" else PAD
     try:
         scored = score_batches(model, batches, padding=padding) if mine else Scored(0.0, 0.0, 0, 0)
     except ValueError:
-        if should_stop is None or not should_stop():
+        if not should_stop():
             raise
     finally:
         model.train()
-    if should_stop is not None and should_stop():
+    if should_stop():
         return None
     sums = torch.tensor([scored.nll_sum, scored.correct, scored.count], dtype=torch.float64, device=accelerator.device)
     nll, correct, count = accelerator.reduce(sums).tolist()

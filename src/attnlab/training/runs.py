@@ -136,9 +136,8 @@ def open_run(
     data     keys of other data of the same kind (data=, pair=, …), read with the run's vocabulary
     """
     folder = RunFolder(Path(path) if Path(path).exists() else ROOT / path)
-    recipe = restore_recipe(
-        folder.config() | {"model": json.loads((folder.path / "model.json").read_text(encoding="utf-8"))}
-    )
+    config = folder.config()
+    recipe = restore_recipe(config | {"model": json.loads((folder.path / "model.json").read_text(encoding="utf-8"))})
     if data:
         recipe = replace(recipe, data=_replace_data(recipe.data, data))
     task = TASKS[recipe.task].prepare(recipe.data, folder.path)
@@ -176,7 +175,7 @@ def _replace_data(config: Any, values: Mapping[str, str]) -> Any:
     return replace_values(replace(config, **unset), dict(values))
 
 
-def list_runs(root: Path = ROOT) -> list[dict[str, Any]]:
+def list_runs(root: Path) -> list[dict[str, Any]]:
     """Return one row per run folder: state, step, best validation loss."""
     rows = []
     for folder in (RunFolder(file.parent) for file in sorted(root.glob("*/config.json"))):

@@ -76,7 +76,12 @@ def score_batches(
     targets   token ids (b,n), of which padding is not scored; or classes (b,) with padding=None, all scored
     samples   0: one pass without noise; n: n passes with the noise of seeds seed, seed + 1, …, others in each batch
     """
-    _check_model(model, samples)
+    if model.training:
+        raise ValueError("the model is in training mode, with dropout and noise; call model.eval() first")
+    if samples < 0:
+        raise ValueError(f"samples must be at least 0, got {samples}")
+    if samples and not any(isinstance(m, Mechanism) and m.stochastic for m in model.modules()):
+        raise ValueError(f"samples={samples}, but no attention of this model has noise; use samples=0")
     sums: Tensor | float = 0.0
     for number, (inputs, targets) in enumerate(batches):
         first = seed + number * samples
@@ -122,15 +127,6 @@ def _log_prob(model: nn.Module, outputs: Tensor) -> Tensor:
     if isinstance(model, Model):
         return model.readout.log_prob(outputs)
     return outputs.log_softmax(-1, dtype=torch.promote_types(outputs.dtype, torch.float32))
-
-
-def _check_model(model: nn.Module, samples: int) -> None:
-    if model.training:
-        raise ValueError("the model is in training mode, with dropout and noise; call model.eval() first")
-    if samples < 0:
-        raise ValueError(f"samples must be at least 0, got {samples}")
-    if samples and not any(isinstance(m, Mechanism) and m.stochastic for m in model.modules()):
-        raise ValueError(f"samples={samples}, but no attention of this model has noise; use samples=0")
 
 
 def _check_count(count: int, what: str) -> int:

@@ -52,16 +52,11 @@ class InspectionRequest(SurveyConfig):
 
 
 def inspect(
-    request: InspectionRequest,
-    *,
-    out: Path | None = None,
-    device: str = "auto",
-    command: str = "",
-    progress: Progress = lambda done, total, what: None,
-    **how: bool,
+    request: InspectionRequest, out: Path | None, *, device: str, command: str, progress: Progress, **how: bool
 ) -> Path | None:
     """Inspect a model, write the report and return its path; None in all processes but the first.
 
+    out       the folder to write to; None for the default
     command   the command line, which the report shows
     how       allow_pickle and trust_remote_code, for Hugging Face models
     """

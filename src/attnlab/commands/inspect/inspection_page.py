@@ -92,7 +92,8 @@ def write_report(
     for name, table in tables.items():
         write_table(folder / "tables" / name, table)
     whole = {"format": FORMAT, "about": dict(about), "schema": SCHEMA}
-    whole["tables"] = {name: _to_rows(table) for name, table in tables.items()}
+    rows = {name: table.to_json(orient="records", double_precision=15) for name, table in tables.items()}  # NaN: null
+    whole["tables"] = {name: json.loads(table) for name, table in rows.items()}
     text = json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False)
     write_text(folder / "statistics.json", text + "\n")
     sections: list[tuple[str, Sequence[Part]]] = []
@@ -126,9 +127,7 @@ def _build_sections(folder: Path, tables: Mapping[str, pd.DataFrame]) -> list[tu
         caption = f"{kind}: what each category receives in each layer; left by weight, right by norm"
         pictures = {f"{kind}-categories": (draw_category_lines(part), caption)}
         for category in part["category"].unique():
-            caption = (
-                f"{kind}, each layer and head: left, the weight on {category}; right, the mean ‖f(x)‖ of its tokens"
-            )
+            caption = f"{kind}, by layer and head: left, the weight on {category}; right, the mean ‖f(x)‖ of its tokens"
             if part.loc[part["category"] == category, "tokens"].any():
                 pictures[f"{kind}-heads-{_file_name(category)}"] = (draw_head_maps(part, category), caption)
         body: list[Part] = [Text(COMPARE)]
@@ -206,11 +205,6 @@ def _format_table(table: pd.DataFrame) -> Table:
 
 def _format_number(x: Any) -> str:
     return f"{x:.4g}" if isinstance(x, float) else f"{x:,}" if isinstance(x, int) else str(x)
-
-
-def _to_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Convert a table to JSON rows. NaN becomes null."""
-    return json.loads(table.to_json(orient="records", double_precision=15))
 
 
 def _file_name(category: str) -> str:
