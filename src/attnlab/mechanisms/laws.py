@@ -93,7 +93,8 @@ def mix_equals_weights_times_values(example: LawTrial) -> Measurement:
 
 def future_has_no_influence(example: LawTrial) -> Measurement:
     now = LENGTH // 2
-    later = replace(example, k=_far_after(example.k, now), v=_far_after(example.v, now))
+    after = torch.arange(LENGTH)[:, None] > now
+    later = replace(example, k=example.k.masked_fill(after, FAR), v=example.v.masked_fill(after, FAR))
     moved = _distance(example.output(causal=True)[:, :, : now + 1], later.output(causal=True)[:, :, : now + 1])
     gradients = _gradients(example, lambda e: e.output(causal=True)[:, :, : now + 1])
     leaked = _worst(*(float(gradients[x][:, :, now + 1 :].abs().max()) for x in ("k", "v")))
@@ -284,10 +285,6 @@ def shake_parameters(mechanism: Mechanism) -> Mechanism:
         if parameter.requires_grad:
             parameter.data.add_(0.1 * torch.randn_like(parameter))
     return mechanism.double().eval()
-
-
-def _far_after(x: Tensor, now: int) -> Tensor:
-    return torch.cat([x[:, :, : now + 1], torch.full_like(x[:, :, now + 1 :], FAR)], dim=2)
 
 
 def _gradients(example: LawTrial, output: Callable[[LawTrial], Tensor]) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from torch import Tensor
 from attnlab.mechanisms.kernels import coda
 from attnlab.mechanisms.kernels.launch import empty_by_token, note_launch, select_device
 from attnlab.mechanisms.kernels.online import LOG2_E, at_pairs, attend
-from attnlab.mechanisms.kernels.pairs import Visibility, draw_dropout, first_query, is_visible, last_key, read_mask
+from attnlab.mechanisms.kernels.pairs import draw_dropout, first_query, is_visible, last_key, read_mask
 from attnlab.mechanisms.kernels.tiles import choose_tile, compute_delta, load_tile, locate_tile, score_tile, write_tile
 
 
@@ -147,7 +147,15 @@ def cascade_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """dQ, dK, dV, and the gradients of carry and net, each empty if its argument is None."""
     seen, carry = read_mask(mask, causal, q, k), None if carry is None else carry.contiguous()
-    dz, dv = _values_backward(grad, grad_z, v, out, z, lse, carry, seen, dropping, sharp, rate)
+    (b, h, i, j), dz, dv = z.shape, torch.empty_like(z if carry is None else carry), empty_by_token(v)
+    delta, tile = compute_delta(grad, out), choose_tile(v, backward=True)
+    handed = z if grad_z is None else grad_z.contiguous()
+    with select_device(v):
+        _attend_backward[(b * h * triton.cdiv(j, tile["BJ"]),)](
+            z, v, seen.mask, v if dropping is None else dropping, grad, handed, lse, delta, dz, dv, h, i, j,
+            *v.stride(), *grad.stride(), *seen.strides, sharp, rate, DROPPED=dropping is not None,
+            HANDED=grad_z is not None, **seen.flags, **tile,
+        )  # fmt: skip
     dcarry, dnet = dz if carry is not None else dz.new_empty(0), q.new_empty(0)
     if carry is not None and net is not None:
         s = torch.empty_like(carry)
@@ -156,8 +164,7 @@ def cascade_backward(
         else:
             dcarry = torch.zeros_like(carry)
         dnet = coda.collide_backward(s, carry, net, seen, dz, dcarry, width, own, residual, q.dtype)
-    dq, dk = empty_by_token(q), empty_by_token(k)
-    (b, h, i, _), j, tile = q.shape, k.shape[2], choose_tile(q)
+    dq, dk, tile = empty_by_token(q), empty_by_token(k), choose_tile(q)
     flags = {"CAUSAL": causal} | tile
     with select_device(q):
         queries, keys = (b * h * triton.cdiv(i, tile["BI"]),), (b * h * triton.cdiv(j, tile["BJ"]),)
@@ -177,24 +184,6 @@ def _write_scores(
             q, k, q if carry is None else carry, q if noise is None else noise, out, h, i, j, *q.stride(),
             *k.stride(), scale, layer, CAUSAL=causal, CARRIED=carry is not None, NOISY=noise is not None, **tile,
         )  # fmt: skip
-
-
-def _values_backward(
-    grad: Tensor, grad_z: Tensor | None, v: Tensor, out: Tensor, z: Tensor, lse: Tensor, carry: Tensor | None,
-    seen: Visibility, dropping: Tensor | None, sharp: float, rate: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """dZ, in the type of the carry, and dV."""
-    b, h, i, j = z.shape
-    dz, dv = torch.empty_like(z if carry is None else carry), empty_by_token(v)
-    delta, tile = compute_delta(grad, out), choose_tile(v, backward=True)
-    handed = z if grad_z is None else grad_z.contiguous()
-    with select_device(v):
-        _attend_backward[(b * h * triton.cdiv(j, tile["BJ"]),)](
-            z, v, seen.mask, v if dropping is None else dropping, grad, handed, lse, delta, dz, dv, h, i, j,
-            *v.stride(), *grad.stride(), *seen.strides, sharp, rate, DROPPED=dropping is not None,
-            HANDED=grad_z is not None, **seen.flags, **tile,
-        )  # fmt: skip
-    return dz, dv
 
 
 @cascade.register_fake
