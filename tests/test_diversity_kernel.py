@@ -8,7 +8,7 @@ from properties import given, settings, st
 from attnlab.analysis.diversity import jsd, pair_entropy
 
 pytest.importorskip("triton")
-from attnlab.analysis import diversity_kernel as kernel
+from attnlab.analysis.contribution_kernel import find_tensor_gap
 
 pytestmark = pytest.mark.kernel
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -99,7 +99,7 @@ def test_what_is_not_covered_is_said(monkeypatch):
         with pytest.raises(ValueError, match=f"cover {reason}"):
             jsd(weights, impl="fused")
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert kernel.find_gap(torch.rand(1, 2, 3, 5)) == "tensors on cpu"
+    assert find_tensor_gap(torch.rand(1, 2, 3, 5)) == "tensors on cpu"
 
 
 @pytest.mark.gpu

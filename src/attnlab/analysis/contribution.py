@@ -66,8 +66,7 @@ class Keys:
         if self.kernel:
             vector: Tensor = self.kernel.vector(self.values, self.projection)
             return vector
-        square = ((self.values @ (self.projection @ self.projection.mT)) * self.values).sum(-1)
-        return square.clamp_min(0.0).sqrt()
+        return compute_projected_norms(self.values, self.projection)
 
     @cached_property
     def gram(self) -> Tensor:
@@ -158,6 +157,12 @@ class Norms:
     def _empty(self) -> Tensor:
         b, _, j, _ = self.keys.values.shape
         return self.keys.values.new_empty(b, self._queries, j)
+
+
+def compute_projected_norms(x: Tensor, projection: Tensor) -> Tensor:
+    """Compute ‖x_hn W_h‖ (b,h,n) of vectors x (b,h,n,d) and matrices W (h,d,e)."""
+    square = ((x @ (projection @ projection.mT)) * x).sum(-1)
+    return square.clamp_min(0.0).sqrt()
 
 
 def check_linear(layer: Layer) -> None:

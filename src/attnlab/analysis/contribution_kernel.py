@@ -121,20 +121,24 @@ def layer(weights: Tensor, gram: Tensor, out: Tensor) -> None:
         )
 
 
-def find_gap(*tensors: Tensor) -> str | None:
+def find_gap(values: Tensor, *others: Tensor) -> str | None:
     """Return why these kernels do not support a layer with values (b,h,j,d) and other tensors, or None."""
-    values = tensors[0]
-    if gap := find_device_gap(values):
-        return gap
-    if torch.version.hip:
-        return "AMD GPUs"
     if values.shape[-1] > max(COLUMNS):
         return f"a head size of {values.shape[-1]}"
-    for each in tensors:
-        if each.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-            return str(each.dtype)
-        if each.numel() == 0:
-            return "a layer without keys or queries"
+    for each in (values, *others):
+        if gap := find_tensor_gap(each):
+            return gap
         if each.requires_grad and torch.is_grad_enabled():
             return "gradients"
     return None
+
+
+def find_tensor_gap(x: Tensor) -> str | None:
+    """Return why no kernel of an analysis supports a tensor, or None."""
+    if gap := find_device_gap(x):
+        return gap
+    if torch.version.hip:
+        return "AMD GPUs"
+    if x.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return str(x.dtype)
+    return None if x.numel() else "an empty tensor"

@@ -33,6 +33,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from attnlab.analysis.contribution import compute_projected_norms
 from attnlab.analysis.sums import Sums, build_pair_mask, check_record, mean_over_queries, read_token_masks
 from attnlab.mechanisms.mechanism import Impl, widen
 from attnlab.records.record import KINDS, Layer, Record
@@ -57,9 +58,9 @@ def pair_entropy(weights: Tensor, mask: Tensor | None = None, *, impl: Impl = "a
         raise ValueError(f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}")
     counted = _expand_mask(weights, mask)
     if impl == "fused" or (impl == "auto" and weights.is_cuda):
-        from attnlab.analysis import diversity_kernel
+        from attnlab.analysis import contribution_kernel, diversity_kernel
 
-        reason = diversity_kernel.find_gap(weights)
+        reason = contribution_kernel.find_tensor_gap(weights)
         if reason is None:
             return diversity_kernel.pair_entropy(weights.detach(), counted)
         if impl == "fused":
@@ -165,7 +166,8 @@ class Diversity(Sums):
         self.accumulate(layer, "entropy_nats", (entropies.diagonal(dim1=1, dim2=2) / count[:, None]).sum(0))
         self.accumulate(layer, "confidence", mean_over_queries(confidence, queries).sum(0))
         self.accumulate(layer, "first_token_share", mean_over_queries(first_share, queries).sum(0))
-        self.accumulate(layer, "output", mean_over_queries(output_norms(layer), queries).sum(0))
+        output = compute_projected_norms(widen(layer.mixed), widen(layer.output_weight))  # (b,h,i)
+        self.accumulate(layer, "output", mean_over_queries(output, queries).sum(0))
 
     def _find_considered(self, record: Record, layer: Layer) -> Tensor:
         """Return a bool mask (b,j) of the keys that confidence considers."""
@@ -176,13 +178,6 @@ class Diversity(Sums):
             raise ValueError(f"ignore= needs token ids, but the record has no tokens of the {side}")
         tokens = record.tokens[side].to(layer.context.device)
         return ~torch.isin(tokens, torch.tensor(self.ignore, device=tokens.device))
-
-
-def output_norms(layer: Layer) -> Tensor:
-    """Compute ‖mixed_hi W_h‖ (b,h,i): what each head adds to the output of each query."""
-    mixed, projection = widen(layer.mixed), widen(layer.output_weight)
-    square = ((mixed @ (projection @ projection.mT)) * mixed).sum(-1)
-    return square.clamp_min(0.0).sqrt()
 
 
 def _divergence(entropies: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.mechanisms.kernels.launch import find_device_gap, select_device
+from attnlab.mechanisms.kernels.launch import select_device
 
 QUERIES = 8  # per program
 GROUP = 8  # heads
@@ -100,16 +100,3 @@ def pair_entropy(weights: Tensor, counted: Tensor | None) -> Tensor:
         )  # fmt: skip
     found = out.sum(1, dtype=torch.float64)
     return found.triu() + found.triu(1).mT
-
-
-def find_gap(weights: Tensor) -> str | None:
-    """Return why this kernel does not support these weights, or None."""
-    if gap := find_device_gap(weights):
-        return gap
-    if torch.version.hip:
-        return "AMD GPUs"
-    if weights.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-        return str(weights.dtype)
-    if weights.numel() == 0:
-        return "an empty tensor"
-    return None

@@ -59,8 +59,8 @@ def is_cross(layer: Layer) -> bool:
 
 
 def map_weights(layer: Layer, *, residual: bool) -> Mixing:
-    """Map the mean weight over heads, or with a residual of equal weight, α/2 + [i=j]/2."""
-    weights = mean_weights(layer)
+    """Map the mean weight over heads, or with a residual of equal weight, α/2 + [i=j]/2; for every mechanism."""
+    weights = torch.cat([widen(weights).mean(1) for _, weights in layer.chunks()], dim=1)  # (b,i,j)
     own = torch.zeros_like(weights[..., 0])
     if residual:
         weights, own = weights / 2, own + 0.5
@@ -69,11 +69,6 @@ def map_weights(layer: Layer, *, residual: bool) -> Mixing:
     weights.diagonal(dim1=1, dim2=2).add_(own)
     diagonal = weights.diagonal(dim1=1, dim2=2)
     return Mixing(weights, None, _ratio((weights.sum(-1) - diagonal).abs(), diagonal.abs()))
-
-
-def mean_weights(layer: Layer) -> Tensor:
-    """Compute the mean of α over heads (b,i,j). Unlike `norms`, it works for every mechanism."""
-    return torch.cat([widen(weights).mean(1) for _, weights in layer.chunks()], dim=1)
 
 
 def map_norms(layer: Layer, *, residual: bool, norm: bool) -> Mixing:

@@ -119,7 +119,10 @@ class Rank(Sums):
         for layer in check_record(record, "rank").layers:
             queries, keys = read_token_masks(record, layer)
             if states:
-                for of, x in _states(layer).items():
+                named = {"state": layer.around.get("residual"), "inputs": layer.inputs, "outputs": layer.outputs}
+                for of, x in named.items():
+                    if x is None:
+                        continue
                     measured, count = _measure_states(x, queries)
                     for name, value in measured.items():
                         self.accumulate(layer, f"{of}.{name}", value)
@@ -164,11 +167,6 @@ class Rank(Sums):
         self.accumulate(layer, "weights.effective_rank", effective[some].sum(0))
         self.accumulate(layer, "weights.tokens", least[some].sum())
         self.accumulate(layer, "weights.examples", some.sum())
-
-
-def _states(layer: Layer) -> dict[str, Tensor]:
-    states = {"inputs": layer.inputs, "outputs": layer.outputs}
-    return {"state": layer.around["residual"]} | states if "residual" in layer.around else states
 
 
 def _measure_states(x: Tensor, mask: Tensor | None) -> tuple[dict[str, Tensor], Tensor]:

@@ -56,7 +56,10 @@ def flow(record: Record, by: By = "weight-residual") -> dict[str, Tensor]:
     for layer, among_keys, own in _shares(record, by):
         graph.add(layer, among_keys, own)
     result = {}
-    for kind, (top, bottom) in graph.ends().items():
+    for kind, (query, key) in KINDS.items():
+        if not {query, key} <= set(graph.top):
+            continue
+        top, bottom = graph.top[query], graph.bottom[key]
         flows = torch.zeros(len(record), len(top), len(bottom), dtype=torch.float64)
         for example in range(len(record)):
             capacities = csr_array(graph.capacities(example))
@@ -86,10 +89,6 @@ class Graph:
         if is_cross(layer):
             self.edges.append((above, self.top[query], torch.diag_embed(own)))
         self.top[query] = above
-
-    def ends(self) -> dict[str, tuple[range, range]]:
-        """Return the output and input tokens of each kind of attribution."""
-        return {kind: (self.top[q], self.bottom[k]) for kind, (q, k) in KINDS.items() if {q, k} <= set(self.top)}
 
     def capacities(self, example: int) -> np.ndarray:
         table = np.zeros((self.size, self.size), dtype=np.int32)

@@ -164,12 +164,10 @@ class Record:
 
     def to(self, device: torch.device | str) -> "Record":
         moved: dict[int, Tensor] = {}  # keeps shared tensors shared; the ids of lazy layers are not stable
-        shared = (
-            () if isinstance(self.layers, LazyLayers) else ("mask", "context", "mixed", "inputs", "around.residual")
-        )
+        lazy = isinstance(self.layers, LazyLayers)
 
         def move(name: str, x: Tensor) -> Tensor:
-            if name not in shared:
+            if lazy or name not in ("mask", "context", "mixed", "inputs", "around.residual"):
                 return x.to(device)
             if id(x) not in moved:
                 moved[id(x)] = x.to(device)
@@ -201,7 +199,8 @@ class Record:
             place = (x.device, x.data_ptr(), x.shape, x.stride(), x.dtype)
             if place not in keys:
                 keys[place] = f"{len(stored):05d}.{name}", x
-                stored[keys[place][0]] = _collapse_expanded(x).detach().cpu().contiguous().clone()
+                once = tuple(slice(0, 1) if step == 0 else slice(None) for step in x.stride())  # shrinks expanded axes
+                stored[keys[place][0]] = x[once].detach().cpu().contiguous().clone()
             return {"key": keys[place][0], "shape": list(x.shape)}
 
         index = {
@@ -277,8 +276,3 @@ class Record:
             {name: change(name, x) for name, x in part.items()} for part in (self.tokens, self.masks, self.readout)
         )
         return replace(self, layers=changed, tokens=tokens, masks=masks, readout=readout)
-
-
-def _collapse_expanded(x: Tensor) -> Tensor:
-    """Return x with every expanded axis reduced to size 1."""
-    return x[tuple(slice(0, 1) if step == 0 else slice(None) for step in x.stride())]
