@@ -77,7 +77,7 @@ def _check_tokens(model: Any, name: str, ids: Tensor) -> None:
         raise ValueError(f"{name} must be integers (batch, length), got {ids.dtype} {tuple(ids.shape)}")
     kind, limit, length = type(model).__name__, count_positions(model), ids.shape[1]
     if limit is not None and length > limit:
-        raise ValueError(f"{name} has {length} tokens, but {kind} has {limit} positions; max_length={limit} truncates it")
+        raise ValueError(f"{name} has {length} tokens and {kind} {limit} positions; max_length={limit} truncates texts")
     embeddings = (model.get_decoder() if name.startswith("decoder") else model).get_input_embeddings()
     vocabulary = getattr(embeddings, "num_embeddings", None)
     lowest, highest = int(ids.min()), int(ids.max())
