@@ -60,7 +60,5 @@ def _by_target(link: Link) -> Link:
 
 
 SYMMETRISATIONS: dict[str, Callable[[Iterable[Link], Iterable[Link]], Links]] = {
-    "intersection": intersection,
-    "union": union,
-    "grow-diag-final-and": grow_diag_final_and,
-}
+    "intersection": intersection, "union": union, "grow-diag-final-and": grow_diag_final_and,
+}  # fmt: skip

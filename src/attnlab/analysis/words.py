@@ -42,10 +42,9 @@ def pool_by_word(x: Tensor, queries: Sequence[int], keys: Sequence[int]) -> Tens
 
 
 def _membership(words: Sequence[int]) -> Tensor:
-    numbers = torch.tensor(words)
     if sorted(set(words)) != list(range(len(set(words)))):
         raise ValueError(f"words must be numbered from 0 without gaps, got {sorted(set(words))}")
-    return numbers == torch.arange(len(set(words)))[:, None]  # (words, pieces)
+    return torch.tensor(words) == torch.arange(len(set(words)))[:, None]  # (words, pieces)
 
 
 def _starts(pieces: Sequence[str]) -> list[bool]:

@@ -255,17 +255,18 @@ class Record:
         return cls(layers, words=index["words"], meta=index["meta"], **parts)
 
     def __repr__(self) -> str:
-        layers = ", ".join(f"{self.kinds.count(kind)} {kind}" for kind in KINDS if kind in self.kinds)
-        return f"Record({len(self)} examples; layers: {layers or 'none'}; {dict(self.meta)})"
+        return f"Record({len(self)} examples; layers: {self._count_layers()}; {dict(self.meta)})"
 
     def _repr_html_(self) -> str:
         """Return the table that a notebook shows: layers by kind, and the first tokens of each example."""
-        counts = ", ".join(f"{self.kinds.count(kind)} {kind}" for kind in KINDS if kind in self.kinds) or "none"
-        rows = [("examples", len(self)), ("layers", counts), *self.meta.items()]
+        rows = [("examples", len(self)), ("layers", self._count_layers()), *self.meta.items()]
         for side, lines in self.words.items():
             rows += [(f"{side} {number}", " ".join(line[:SHOWN])) for number, line in enumerate(lines[:SHOWN])]
         cells = "".join(f"<tr><th>{escape(str(name))}</th><td>{escape(str(x))}</td></tr>" for name, x in rows)
         return f"<table><caption>Record</caption>{cells}</table>"
+
+    def _count_layers(self) -> str:
+        return ", ".join(f"{self.kinds.count(kind)} {kind}" for kind in KINDS if kind in self.kinds) or "none"
 
     def _map(self, change: Callable[[str, Tensor], Tensor]) -> "Record":
         if isinstance(layers := self.layers, LazyLayers):

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from attnlab.records.record import KINDS, Layer, Record
 
-NOWHERE = -1  # a row or key that belongs to no word
 MEASURES = {
     "weight": ("weight α", "the attention weight of each key"),
     "norm": ("norm ‖αf(x)‖", "the norm of each key's contribution, for each head"),
@@ -49,7 +48,7 @@ class ViewGold:
 
     sure: frozenset[tuple[int, int]]
     possible: frozenset[tuple[int, int]]
-    rows: tuple[int, ...]  # the target word of each query, or NOWHERE
+    rows: tuple[int, ...]  # the target word of each query; −1 = none
     keys: tuple[int, ...]  # the source word of each key; indices from `words` on are special tokens
     words: int  # number of source words
 

@@ -130,13 +130,10 @@ class _Stack(torch.autograd.Function):
 class _Combine(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, context: Tensor, plus: Tensor, minus: Tensor) -> Tensor:
-        b, hh, i, d = context.shape
-        out = context.new_empty(b, i, hh // 2, d).transpose(1, 2)
-        grid = (b * hh // 2, triton.cdiv(i, ROWS))
+        (b, _, i, d), h = context.shape, context.shape[1] // 2
+        out, grid = context.new_empty(b, i, h, d).transpose(1, 2), (b * h, triton.cdiv(i, ROWS))
         with select_device(context):
-            _combine_forward[grid](
-                context, plus, minus, out, hh // 2, i, *context.stride(), _per_head(plus), **_tile(d)
-            )
+            _combine_forward[grid](context, plus, minus, out, h, i, *context.stride(), _per_head(plus), **_tile(d))
         ctx.save_for_backward(context, plus, minus)
         return out
 
@@ -144,13 +141,12 @@ class _Combine(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         context, plus, minus = ctx.saved_tensors
-        (b, hh, i, d), tiles = context.shape, triton.cdiv(context.shape[2], ROWS)
+        (b, _, i, d), h, tiles = context.shape, context.shape[1] // 2, triton.cdiv(context.shape[2], ROWS)
         do = torch.empty_strided(context.shape, context.stride(), dtype=context.dtype, device=context.device)
-        parts = context.new_empty(2, b, hh // 2, tiles, dtype=torch.float32)
-        arguments = (context, grad, plus, minus, do, parts, hh // 2, i)
+        parts = context.new_empty(2, b, h, tiles, dtype=torch.float32)
         strides = (*context.stride(), *grad.stride(), _per_head(plus), parts.stride(0))
         with select_device(context):
-            _combine_backward[(b * hh // 2, tiles)](*arguments, *strides, **_tile(d))
+            _combine_backward[(b * h, tiles)](context, grad, plus, minus, do, parts, h, i, *strides, **_tile(d))
         dplus, dminus = parts.sum((1, 2, 3) if len(plus) == 1 else (1, 3)).view(2, -1).to(plus.dtype)
         return do, dplus, dminus
 
