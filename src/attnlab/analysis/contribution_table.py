@@ -8,7 +8,6 @@
 Padding has no rows, neither as query nor as key.
 """
 
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -67,11 +66,7 @@ def select_layers(record: Record, kinds: Collection[str] | None, layers: Collect
     for kind in kinds or ():
         if kind not in available:
             raise ValueError(f"the record has no {kind!r} layers; it has {', '.join(dict.fromkeys(available))}")
-    counts: Counter[str] = Counter()
-    indices = []  # of each layer, within its kind
-    for kind in available:
-        indices.append(counts[kind])
-        counts[kind] += 1
+    indices = [available[:place].count(kind) for place, kind in enumerate(available)]  # within the kind
     for layer in layers or ():
         if layer not in indices:
             raise ValueError(f"the record has no layer {layer}; each kind numbers its layers 0 … {max(indices)}")

@@ -44,7 +44,8 @@ def mix_fused(
 ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
     """Return context and logits Z by the kernels, with P = softmax(sharp·Z), or None where the kernels do not apply.
 
-    own and residual describe σ as in kernels/coda.py. A stochastic mechanism adds its noise to Z.
+    It has many parameters: those of `mix`, and the form of the cascade. own and residual describe σ as in
+    kernels/coda.py. A stochastic mechanism adds its noise to Z.
     """
     parameters = [] if sigma is None or carry is None else list(sigma.parameters())
     width = len(parameters[0]) if parameters else 0
