@@ -201,19 +201,19 @@ class TrainedRun(PlannedRun):
         return RunFolder(((self.runs or place.folder / "runs") / self.trained.name()).absolute())
 
     @property
-    def kept(self) -> tuple[int, ...]:
+    def kept_steps(self) -> tuple[int, ...]:
         """The steps whose weights the measure reads."""
         return self.trained.training.evaluate_at if self.by.clean else ()
 
     def is_trained(self, place: Workplace) -> bool:
-        return is_finished(self.folder(place), self.kept)
+        return is_finished(self.folder(place), self.kept_steps)
 
     def count_steps(self, place: Workplace) -> int:
         return self.steps if self.is_trained(place) else count_steps(self.folder(place))
 
     def train(self, place: Workplace) -> None:
         vocabulary = self.vocabulary or prepare_vocabulary(self.trained, place)
-        train_alone(self.trained, self.folder(place), vocabulary, place.device, kept=self.kept)
+        train_alone(self.trained, self.folder(place), vocabulary, place.device, kept=self.kept_steps)
 
     def take_measure(self, place: Workplace) -> dict[str, Any]:
         return self.by.function(open_run(self.folder(place).path, device=place.device), place)
