@@ -147,7 +147,7 @@ def test_the_study_runs_on_a_model_and_a_file_of_ones_own(text, tmp_path):
     assert {cell["tags"] for cell in cells} == {"other data; other model; smaller scale"}
     assert "come from counts of these sequences" in (tmp_path / "out" / "smoke" / "report.html").read_text()
     surveys = Ledger(tmp_path / "out" / FILE).select({"measure": "survey"})
-    assert [row.seed for row in surveys] == [0, 1, 2]
+    assert sorted(row.seed for row in surveys) == [0, 1, 2]  # parallel jobs end in any order
     assert len(list((tmp_path / "out" / "smoke" / "figures").glob("*.png"))) == 2
 
 
