@@ -34,10 +34,9 @@ def made(b, h, i, j, d, e, *, dtype=torch.float32, signed=False) -> Layer:
 def assert_same(layer):
     ours, plain = norms(layer, impl="fused"), norms(layer, impl="reference")
     close = {"rtol": 1e-5, "atol": 1e-5}
-    torch.testing.assert_close(ours.vector, plain.vector, **close)
-    torch.testing.assert_close(ours.head, plain.head, **close)
     torch.testing.assert_close(ours.value, plain.value, **close)
-    torch.testing.assert_close(ours.layer**2, plain.layer**2, **close)  # a root would show the rounding of what cancels
+    for name in ("vector", "head", "layer"):  # squares: a root would show the rounding of what cancels
+        torch.testing.assert_close(getattr(ours, name) ** 2, getattr(plain, name) ** 2, **close)
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -52,6 +51,7 @@ def assert_same(layer):
     e=st.integers(1, 71),
     signed=st.booleans(),
 )
+@example(seed=124, b=1, h=2, i=1, j=6, d=7, e=1, signed=False)  # a norm that cancels to 0.0008
 def test_they_equal_plain_pytorch(dtype, seed, b, h, i, j, d, e, signed):
     torch.manual_seed(seed)
     assert_same(made(b, h, i, j, d, e, dtype=dtype, signed=signed))
