@@ -51,10 +51,14 @@ def assert_same(layer):
     e=st.integers(1, 71),
     signed=st.booleans(),
 )
-@example(seed=124, b=1, h=2, i=1, j=6, d=7, e=1, signed=False)  # a norm that cancels to 0.0008
 def test_they_equal_plain_pytorch(dtype, seed, b, h, i, j, d, e, signed):
     torch.manual_seed(seed)
     assert_same(made(b, h, i, j, d, e, dtype=dtype, signed=signed))
+
+
+def test_they_equal_plain_pytorch_where_a_norm_cancels_to_nearly_nothing():
+    torch.manual_seed(124)
+    assert_same(made(1, 2, 1, 6, 7, 1, dtype=torch.float16))  # a norm of 0.0008, whose square is rounded
 
 
 @pytest.mark.parametrize("shape", [(1, 12, 67, 71, 64, 131), (2, 3, 3, 5, 128, 7), (1, 1, 33, 3, 150, 40)])
