@@ -82,6 +82,11 @@ class BlindRowsAreNaN(Broken):
         return s.masked_fill(~seen, float("-inf")).softmax(-1)
 
 
+class NeedsAKey(Broken):
+    def wrong(self, s, seen):
+        return masked_softmax(s - s.detach().amax(-1, keepdim=True), seen)
+
+
 class FavoursTheFirstKey(Broken):
     def wrong(self, s, seen):
         return masked_softmax(s + torch.tensor([1.0] + [0.0] * (s.shape[-1] - 1)), seen)
@@ -208,6 +213,7 @@ MUTANTS = {
     "the hidden carry is never read": ReadsTheHiddenCarry,
     "the order of keys is irrelevant": FavoursTheFirstKey,
     "a blind row is zero": BlindRowsAreNaN,
+    "no keys give zeros": NeedsAKey,
     "causal equals a triangular mask": ShiftsTheDiagonal,
     "one query at a time equals all": IgnoresAt,
     "grouped heads equal repeated heads": LastGroupOnly,

@@ -226,6 +226,16 @@ def test_half_precision_is_near_and_finite(name, dtype, tensors):
     assert (got.double() - expected).abs().mean() < 0.02  # the mean: cog jumps where a logit changes its sign
 
 
+@pytest.mark.parametrize("name", ["nap", "dot"])  # those without 1/√d
+def test_logits_above_the_range_of_half_precision_give_no_nan(name):
+    mechanism = built(name)
+    q, k = (60 * torch.randn(2, 2, HEADS, 7, SIZE).half() + 100).unbind()
+    expected = mechanism.weights(q.double(), k.double())[0]
+    assert (q.double() @ k.double().mT).max() > 65504
+    got = mechanism.half().weights(q, k)[0]
+    torch.testing.assert_close(got.double(), expected, rtol=2e-3, atol=2e-3)
+
+
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_dropout_only_in_training_and_right_on_average(name):
     mechanism = attention(name, heads=HEADS, head_dim=SIZE, dropout=0.5)

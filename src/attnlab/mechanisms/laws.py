@@ -56,14 +56,14 @@ class LawTrial:
         return self.mechanism.forward(self.q, self.k, self.v, mask, self.carry, **options)[0]
 
 
-def make_trial(build: Build, *, queries: int = LENGTH, groups: int | None = None) -> LawTrial:
+def make_trial(build: Build, *, queries: int = LENGTH, keys: int = LENGTH, groups: int | None = None) -> LawTrial:
     """Draw random arguments. A mechanism that carries is built for layer 1 and gets the carry of a layer 0."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         first = shake_parameters(build(0))
         heads, size = first.heads, first.head_dim
         q0, q = torch.randn(2, BATCH, heads, queries, size, dtype=torch.float64)
-        k0, k, v = torch.randn(3, BATCH, groups or heads, LENGTH, size, dtype=torch.float64)
+        k0, k, v = torch.randn(3, BATCH, groups or heads, keys, size, dtype=torch.float64)
         if not first.carries:
             return LawTrial(first, q, k, v, None, build)
         return LawTrial(shake_parameters(build(1)), q, k, v, first.weights(q0, k0)[1], build)
@@ -143,6 +143,20 @@ def blind_row_is_zero(example: LawTrial) -> Measurement:
     finite = all(g.isfinite().all() for gradients in both for g in gradients.values())
     worst = _worst(*values, 0.0 if finite else float("inf"))
     return worst, "rows without visible keys: weights and context are 0, and all gradients finite"
+
+
+def no_keys_give_zeros(example: LawTrial) -> Measurement:
+    example = make_trial(example.build, queries=0 if example.mechanism.self_only else LENGTH, keys=0)
+    shape, worst = (BATCH, example.mechanism.heads, example.q.shape[2], 0), 0.0
+    for mask in (None, PADDING[..., :0]):
+        for causal in (False, True):
+            weights, context = example.weights(mask, causal=causal), example.context(mask, causal=causal)
+            views = (partial(f, mask=mask, causal=causal) for f in (LawTrial.output, LawTrial.weights))
+            both = [_gradients(example, view) for view in views]
+            finite = all(g.isfinite().all() for gradients in both for g in gradients.values())
+            sound = finite and weights.shape == shape and context.shape == example.q.shape
+            worst = _worst(worst, float(context.detach().abs().sum()), 0.0 if sound else float("inf"))
+    return worst, "no keys at all: empty weights, a context of 0 and finite gradients; plain, causal, padded, both"
 
 
 def causal_equals_a_triangular_mask(example: LawTrial) -> Measurement:
@@ -252,6 +266,7 @@ LAWS: dict[str, tuple[Callable[[LawTrial], Measurement], float]] = {
     "the hidden carry is never read": (hidden_carry_is_never_read, 1e-12),
     "the order of keys is irrelevant": (order_of_keys_is_irrelevant, 1e-12),
     "a blind row is zero": (blind_row_is_zero, 0.0),
+    "no keys give zeros": (no_keys_give_zeros, 0.0),
     "causal equals a triangular mask": (causal_equals_a_triangular_mask, 1e-12),
     "one query at a time equals all": (one_query_at_a_time, 1e-12),
     "grouped heads equal repeated heads": (grouped_heads_equal_repeated_heads, 1e-12),

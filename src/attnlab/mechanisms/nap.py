@@ -4,7 +4,8 @@
     finish: GELU(LayerNorm(the concatenated heads))
 
 Rows sum to n·b_h over n visible keys. The standard deviation is at least 10⁻⁶, so equal logits give weights b_h and a
-gradient of 0 instead of infinity. In a row with one visible key the weight is b_h.
+gradient of 0 instead of infinity. In a row with one visible key the weight is b_h. Logits are computed at least in
+float32: without 1/√d they exceed the range of float16.
 """
 
 from typing import Any
@@ -26,7 +27,7 @@ class NAP(Mechanism):
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
-        s = widen(logits(q, k, self.scale, bias)).masked_fill(~seen, 0.0)
+        s = logits(widen(q), widen(k), self.scale, bias).masked_fill(~seen, 0.0)
         n = seen.sum(-1, keepdim=True).clamp_min(1)
         away = (s - s.sum(-1, keepdim=True) / n).masked_fill(~seen, 0.0)
         deviation = (away.square().sum(-1, keepdim=True) / n).clamp_min(1e-12).sqrt()

@@ -29,6 +29,8 @@ def masked_projection(project: Callable[..., Tensor], s: Tensor, seen: Tensor) -
 
     In sparsemax and 1.5-entmax a logit more than 2 below the largest has weight 0, so hidden keys get such a logit.
     """
+    if not s.shape[-1]:
+        return s
     seen = seen & (s > -torch.inf)
     top = widen(s).detach().masked_fill(~seen, -torch.inf).amax(-1, keepdim=True).nan_to_num(neginf=0.0)
     p = project(torch.where(seen, widen(s), top - 100.0), dim=-1)
