@@ -180,5 +180,12 @@ def test_subwords_give_the_text_back_and_are_the_same_each_time(kind, tmp_path):
 
 
 def test_too_many_subwords_are_refused_in_plain_words():
-    with pytest.raises(ValueError, match=r"vocabulary=8000 .*<= \d+"):
+    with pytest.raises(ValueError, match=r"too large.*set vocabulary=(\d+)$") as refused:
         Subwords.train(CORPUS, 8000)
+    largest = int(str(refused.value).rpartition("=")[2])
+    assert len(Subwords.train(CORPUS, largest)) == largest
+    assert len(Subwords.train(CORPUS, 8000, shrink=True)) == largest
+    with pytest.raises(ValueError, match="too large"):
+        Subwords.train(CORPUS, largest + 1)
+    with pytest.raises(ValueError, match=r"too small.*set vocabulary=(\d+) or more") as refused:
+        Subwords.train(CORPUS, 5)

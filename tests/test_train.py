@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 from attnlab.training.loop import TrainConfig
 from attnlab.training.recipe import resolve_recipe
 from attnlab.training.run_folder import RunFolder, read_checkpoint
-from attnlab.training.runs import list_runs, open_run
+from attnlab.training.run_list import list_runs
+from attnlab.training.runs import open_run
 
 LEXICON = ["data=lexicon", "examples=600", "held_out=50", "width=16", "layers=1", "heads=2", "feed_forward=32"]
 LEXICON += ["batch_tokens=400"]
@@ -324,7 +325,7 @@ def test_evaluate_and_translate(tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["evaluate", "nowhere"], "no config.json"),
+        (["evaluate", "nowhere"], "no run nowhere"),
         (["translate", "RUN", "n_best=3", "beam=2"], "n_best=3 must be from 1 to beam=2"),
         (["translate", "RUN", "baem=3"], "'baem' .did you mean 'beam'"),
         (["evaluate", "RUN", "part=tset"], "'tset' .did you mean 'test'"),

@@ -114,7 +114,8 @@ def train(task: TaskName, settings: Pairs = None) -> None:
 def evaluate(run: RunName, settings: Pairs = None) -> None:
     """Score a run: perplexity and accuracy; for translation also BLEU and chrF, with 95 % intervals.
 
-    Settings: part=test weights=best|last|N|at:STEP beam= length_penalty= eval_samples=0 bootstrap=1000 device=auto
+    Settings: part=test (without one, valid) weights=best|last|N|at:STEP beam= length_penalty= eval_samples=0
+    bootstrap=1000 device=auto
     data=NAME (pair=, data_dir=) scores another data set, read with the run's vocabulary.
     src=FILE tgt=FILE scores the translation of your own text.
     """
@@ -193,8 +194,8 @@ def align(
 
 @app.command("runs")
 def list_runs(root: Annotated[Path, Argument(help="Folder that holds the runs.")] = Path("runs")) -> None:
-    """List runs with their state and best validation loss."""
-    from attnlab.training.runs import list_runs
+    """List runs with task, seed, state, best score and date, the newest last."""
+    from attnlab.training.run_list import list_runs
 
     rows = list_runs(root)
     if not rows:

@@ -12,7 +12,8 @@ from attnlab.aligning.pair_readers import open_pretrained_reader, open_run_reade
 from attnlab.analysis.alignment import CorpusAlignment
 from attnlab.models.lstm_config import LSTMConfig
 from attnlab.tasks.links import Gold
-from attnlab.training.runs import ROOT, Run, choose_device, find_folder, open_run
+from attnlab.training.run_list import ROOT, find_folder, refuse_missing_run
+from attnlab.training.runs import Run, choose_device, open_run
 
 __all__ = ["AlignmentRequest", "Reading", "SelectionGold", "align"]
 
@@ -98,6 +99,7 @@ def align(
     if find_folder(model, "model.json"):
         run = open_run(model, device=request.device)
         return _align_by_attention(lambda some: open_run_reader(run, *some), pairs, request, run, tick)
+    refuse_missing_run(model)
     open_reader = partial(open_pretrained_reader, device=choose_device(request.device))
     return _align_by_attention(lambda some: open_reader(model, *some), pairs, request, None, tick)
 

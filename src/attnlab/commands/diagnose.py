@@ -192,7 +192,7 @@ def _draw_counts(found: Diagnosis, text: CorpusText, number: int) -> Figure:
 def _read_parallel(source: Path, target: Path, limit: int | None, size: int, units: str) -> CorpusText:
     lines = [side[:limit] for side in read_parallel(source, target)]
     if units == "subword":
-        joint = Subwords.train(lines[0] + lines[1], size)
+        joint = Subwords.train(lines[0] + lines[1], size, shrink=True)
         vocabularies: list[Vocabulary] = [joint, joint]
     else:
         lines = [[" ".join(split_text(line)) for line in side] for side in lines]
@@ -209,7 +209,9 @@ def _read_labelled(path: Path, limit: int | None, size: int, units: str, text: s
     if len(names) < 2:
         raise ValueError(f"{path}: every example has the label {names[0]!r}; at least two labels are needed")
     lines = texts if units == "subword" else [" ".join(split_words(line)) for line in texts]
-    vocabulary: Vocabulary = Subwords.train(lines, size) if units == "subword" else _count_words(lines, size)
+    vocabulary: Vocabulary = (
+        Subwords.train(lines, size, shrink=True) if units == "subword" else _count_words(lines, size)
+    )
     number = {name: k for k, name in enumerate(names)}
     pairs: IdPairs = list(zip(vocabulary.encode(lines), ([number[name]] for name in labels), strict=True))
     words = vocabulary.get_tokens(range(len(vocabulary)))

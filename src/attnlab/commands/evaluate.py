@@ -1,6 +1,7 @@
 """attnlab evaluate: score a run, print the scores and write them to its folder."""
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from attnlab.decoding.evaluation import evaluate_files, evaluate_part
 from attnlab.decoding.scores import TextScore
 from attnlab.files import write_text
 from attnlab.terminal import Bar, show_table
-from attnlab.training.runs import open_run
+from attnlab.training.runs import Run, open_run
 
 DATA_KEYS = ("data", "pair", "data_dir")
 TYPES: dict[str, Any] = dict.fromkeys(("part", "weights", "device", "src", "tgt", *DATA_KEYS), str)
@@ -20,16 +21,16 @@ TYPES |= {"beam": int, "length_penalty": float, "eval_samples": int, "bootstrap"
 def evaluate_run(run: str, settings: Sequence[str]) -> None:
     """Score a run on a part of its data, on other data (data=), or on two text files (src= and tgt=)."""
     values = parse_values(split_pairs(settings), TYPES)
-    part, source, target = values.get("part", "test"), values.get("src"), values.get("tgt")
+    source, target = values.get("src"), values.get("tgt")
     if (source is None) != (target is None):
         raise ValueError("src= and tgt= must be given together: only one of them is set")
     data = {key: values[key] for key in DATA_KEYS if key in values}
     how: dict[str, Any] = {key: values[key] for key in ("beam", "length_penalty") if key in values}
     how["bootstrap"] = values.get("bootstrap", 1000)
     opened = open_run(run, device=values.get("device", "auto"), weights=values.get("weights"), data=data)
+    part = Path(source).name if source else values.get("part") or _choose_part(opened)
     with Bar(1) as progress:
         if source and target:
-            part = Path(source).name
             scores = evaluate_files(opened, Path(source), Path(target), tick=progress.tick, **how)
         else:
             scores = evaluate_part(opened, part, samples=values.get("eval_samples", 0), tick=progress.tick, **how)
@@ -41,3 +42,11 @@ def evaluate_run(run: str, settings: Sequence[str]) -> None:
     stored = scores | {"text": text_scores, "translations": translations}
     write_text(file, json.dumps(stored, ensure_ascii=False, indent=1) + "\n")
     print(f"written: {file}")
+
+
+def _choose_part(run: Run) -> str:
+    """Return test; if the run's data have no test part, say so and return valid."""
+    if "test" in run.task.parts:
+        return "test"
+    print("the data of this run have no test part: scoring validation, which training has used", file=sys.stderr)
+    return "valid"

@@ -130,4 +130,4 @@ def _check_sizes(model: Any, config: TunedConfig, words: int) -> None:
     positions = getattr(model.config, "max_position_embeddings", None)
     if positions is not None and config.max_length > positions:
         reads = f"{config.path} reads at most {positions} tokens and the task's examples have {config.max_length}"
-        raise ValueError(f"{reads}: set block={positions} or less, and context= below block=")
+        raise ValueError(f"{reads}: set block={positions} or less")

@@ -15,7 +15,8 @@ from attnlab.reading.text_stream import TextExample
 from attnlab.records.record import Record
 from attnlab.tasks.batching import Sequences
 from attnlab.tasks.task import SPECIALS
-from attnlab.training.runs import Run, choose_device, find_folder, open_run
+from attnlab.training.run_list import find_folder, refuse_missing_run
+from attnlab.training.runs import Run, choose_device, open_run
 
 TWO_SIDED = ("encode_target", "source_vocabulary", "target_vocabulary")  # attributes that a task of pairs needs
 DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
@@ -67,6 +68,8 @@ def open_reader(
     folder = find_folder(model, "model.json")
     if folder is not None and not (folder / "hugging_face").is_dir():
         return RunReader(open_run(folder, device=str(place)), dtype, max_length)
+    if folder is None:
+        refuse_missing_run(model)
     name = os.path.expanduser(model if folder is None else str(folder / "hugging_face"))
     loaded = open_model(name, device=place, dtype=DTYPES.get(dtype or ""), **how)
     return PretrainedReader(name, loaded, open_tokenizer(name, how.get("trust_remote_code", False)), max_length)

@@ -8,7 +8,7 @@ given at least C earlier tokens, or all of them at the start of the stream (CODA
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -42,15 +42,15 @@ class LanguageConfig(TaskConfig):
     units: Units | None = None  # None: those of the named set; subword for user files
     tokenizer: str | None = None  # use the tokenizer of a pretrained model, by folder or Hugging Face id, instead
     subwords: Literal["unigram", "bpe"] = "unigram"
-    vocabulary: int = 8000  # number of subwords, special tokens included
+    vocabulary: int = 8000  # number of subwords, special tokens included; the default shrinks to what a text supports
     at_least: int = 1  # minimum number of occurrences in training for a word or character of the vocabulary
     block: int = 512  # tokens of a block or window
-    context: int = 480  # tokens of a window that are read but not scored
+    context: int | None = None  # tokens of a window that are read but not scored; None: 15/16 of the block, as in CODA
     lower: bool = False
     data_dir: str | None = None  # a folder in the layout of ATTNLAB_DATA
 
     def check(self) -> None:
-        if self.context >= self.block:
+        if self.context is not None and self.context >= self.block:
             raise ValueError(f"context={self.context} must be less than block={self.block}")
         if self.units is not None and self.tokenizer is not None:
             raise ValueError(f"units={self.units} and tokenizer={self.tokenizer} exclude each other: set only one")
@@ -61,13 +61,16 @@ class LanguageConfig(TaskConfig):
         if self.data in SETS and (self.valid or self.test):
             raise ValueError(f"valid= and test= need a file as data=: data={self.data} has its own parts")
 
+    def resolve(self) -> "LanguageConfig":
+        return self if self.context is not None else replace(self, context=max(1, self.block * 15 // 16))
+
 
 class Language(Task):
     architecture = "language"
     config_type: ClassVar[type] = LanguageConfig
 
     def __init__(self, config: LanguageConfig, folder: Path) -> None:
-        self.config, self.notes = config, []
+        self.config, self.notes = config.resolve(), []
         default: Units = UNITS.get(config.data, "word" if config.data in SETS else "subword")
         self.unit: Units | Literal["pretrained"] = "pretrained" if config.tokenizer else config.units or default
         self._get_text = lru_cache(maxsize=None)(self._read_part)
@@ -114,7 +117,7 @@ class Language(Task):
     def _locate_spans(self, part: str, index: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return where in the input stream examples begin, their scored targets begin, and they end; None: all."""
         self.check_part(part)
-        context = self.config.context if part.endswith("-context") else 0
+        context = (self.config.context or 0) if part.endswith("-context") else 0
         step, length = self.config.block - context, len(self._get_stream(part.removesuffix("-context"))) - 1
         scored = np.arange(0, length, step) if index is None else index * step
         return np.maximum(scored - context, 0), scored, np.minimum(scored + step, length)
@@ -187,12 +190,19 @@ class Language(Task):
             if self.config.tokenizer is not None:
                 vocabulary = Pretrained.find(self.config.tokenizer)
             elif self.unit == "subword":
-                vocabulary = Subwords.train(lines, self.config.vocabulary, kind=self.config.subwords)
+                vocabulary = self._learn_subwords(lines)
             else:
                 counted = Words if self.unit == "word" else Characters
                 vocabulary = counted.from_lines(lines, at_least=self.config.at_least)
             vocabulary.save(path)
         return kind.load(path)
+
+    def _learn_subwords(self, lines: list[str]) -> Subwords:
+        size = self.config.vocabulary
+        shrink = size == LanguageConfig.vocabulary
+        learned = Subwords.train(lines, size, kind=self.config.subwords, shrink=shrink)
+        self.add_notes(*learned.describe_shrinkage(size))
+        return learned
 
 
 def _encode_utf8(text: str) -> bytes:

@@ -103,3 +103,7 @@ class TaskConfig:
 
     def check(self) -> None:
         """Raise ValueError if fields do not fit together."""
+
+    def resolve(self) -> Self:
+        """Return the configuration with the values that follow from others."""
+        return self

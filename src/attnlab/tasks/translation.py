@@ -33,7 +33,7 @@ class TranslationConfig(TaskConfig):
     held_out: float = 0.05  # share of the training pairs held out for validation if no validation text is given
     units: Literal["subword", "word"] = "subword"
     subwords: Literal["unigram", "bpe"] = "unigram"
-    vocabulary: int = 8000  # number of subwords, special tokens included
+    vocabulary: int = 8000  # number of subwords, special tokens included; the default shrinks to what a text supports
     joint: bool = True  # one vocabulary for both languages
     coverage: float = 0.9995  # share of the characters that the subwords cover
     at_least: int = 1  # minimum number of occurrences in training for a word of the vocabulary
@@ -169,4 +169,7 @@ class Translation(Task):
         if self.config.units == "word":
             return Words.from_lines(lines, at_least=self.config.at_least)
         size, coverage = self.config.vocabulary, self.config.coverage
-        return Subwords.train(lines, size, kind=self.config.subwords, coverage=coverage)
+        shrink = size == TranslationConfig.vocabulary
+        learned = Subwords.train(lines, size, kind=self.config.subwords, coverage=coverage, shrink=shrink)
+        self.add_notes(*learned.describe_shrinkage(size))
+        return learned

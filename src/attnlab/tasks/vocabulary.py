@@ -3,6 +3,7 @@
 A vocabulary is learned from the training part, saved as one file in the run folder, and loaded from there.
 """
 
+import re
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -64,8 +65,13 @@ class Subwords(Vocabulary):
         self.processor = sentencepiece.SentencePieceProcessor(model_proto=model)
 
     @classmethod
-    def train(cls, lines: Sequence[str], size: int, *, kind: str = "unigram", coverage: float = 0.9995) -> "Subwords":
-        """Learn `size` pieces (special tokens included) from the lines, or from every n-th if over MOST_LINES."""
+    def train(
+        cls, lines: Sequence[str], size: int, *, kind: str = "unigram", coverage: float = 0.9995, shrink: bool = False
+    ) -> "Subwords":
+        """Learn `size` pieces (special tokens included) from the lines, or from every n-th if over MOST_LINES.
+
+        shrink   learn as many pieces as the lines support if these are fewer than `size`, instead of raising ValueError
+        """
         model = BytesIO()
         sentences = (line for line in lines[:: 1 + len(lines) // MOST_LINES] if line.strip())
         try:
@@ -75,9 +81,17 @@ class Subwords(Vocabulary):
                 num_threads=SENTENCEPIECE_THREADS, minloglevel=2,
             )  # fmt: skip
         except RuntimeError as error:
-            reason = str(error).rpartition("] ")[2] or str(error)
-            raise ValueError(f"vocabulary={size} does not fit this training text: {reason}") from None
+            largest = re.search(r"value <= (\d+)", str(error))
+            if largest and shrink:
+                return cls.train(lines, int(largest[1]), kind=kind, coverage=coverage)
+            raise ValueError(_explain_size(size, str(error), largest)) from None
         return cls(model.getvalue())
+
+    def describe_shrinkage(self, size: int) -> list[str]:
+        """Return a note for the log if there are fewer pieces than the default `size`."""
+        n = len(self)
+        note = f"vocabulary={n}: the training text supports only {n:,} subwords of the default {size:,}"
+        return [note] if n < size else []
 
     @classmethod
     def load(cls, path: Path) -> "Subwords":
@@ -226,6 +240,17 @@ class Pretrained(Vocabulary):
     def decode(self, ids: Sequence[int]) -> str:
         own = [token - len(SPECIALS) for token in strip_specials(ids) if token != UNK]
         return self.tokenizer.decode(own, skip_special_tokens=False)
+
+
+def _explain_size(size: int, error: str, largest: re.Match[str] | None) -> str:
+    """Say in plain words why SentencePiece refused a size."""
+    if largest:
+        most = int(largest[1])
+        return f"vocabulary={size} is too large: the training text supports {most:,} subwords; set vocabulary={most}"
+    if required := re.search(r"required_chars\. \d+ vs (\d+)", error):
+        least = f"the training text needs {required[1]} pieces for its characters"
+        return f"vocabulary={size} is too small: {least}; set vocabulary={required[1]} or more"
+    return f"vocabulary={size} does not fit this training text: {error.rpartition('] ')[2] or error}"
 
 
 def _get_code_points(text: str) -> np.ndarray:

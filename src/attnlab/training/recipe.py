@@ -140,6 +140,7 @@ def resolve_recipe(task: str, values: Mapping[str, str]) -> Recipe:
         part: replace_values(config, {key: text for key, text in given.items() if owner.get(key) == part})
         for part, config in parts.items()
     }
+    changed["data"] = changed["data"].resolve()
     changed["model"] = replace(changed["model"], attention_options=parse_options(attention, options))
     return Recipe(task, **changed)
 

@@ -1,7 +1,6 @@
-"""Start runs from a recipe, and open or list the runs in a folder."""
+"""Start runs from a recipe, and open them."""
 
 import json
-import math
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -25,8 +24,7 @@ from attnlab.training.checkpoints import average_checkpoints, load_weights
 from attnlab.training.loop import Training, TrainingResult
 from attnlab.training.recipe import Recipe, restore_recipe
 from attnlab.training.run_folder import RunFolder, read_checkpoint
-
-ROOT = Path("runs")
+from attnlab.training.run_list import ROOT, find_run
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,7 @@ def open_run(
              recipe's average=, if it is set; else best; else last, if the run was never evaluated
     data     keys of other data of the same kind (data=, pair=, …), read with the run's vocabulary
     """
-    folder = RunFolder(Path(path) if Path(path).exists() else ROOT / path)
+    folder = find_run(path)
     config = folder.config()
     recipe = restore_recipe(config | {"model": json.loads((folder.path / "model.json").read_text(encoding="utf-8"))})
     if data:
@@ -154,11 +152,6 @@ def open_run(
     return Run(folder, recipe, task, model.eval().to(choose_device(device)), weights)
 
 
-def find_folder(name: str, file: str) -> Path | None:
-    """Return the folder of that name, or of that name in runs/, if it has the file; else None."""
-    return next((path for path in (Path(name), ROOT / name) if (path / file).is_file()), None)
-
-
 def write_what_ran(folder: RunFolder, first: int, outcome: TrainingResult, device: torch.device) -> None:
     """Append to ran.json the updates after step `first`: device, versions, stepper and the fused kernels launched."""
     file = folder.path / "ran.json"
@@ -173,28 +166,6 @@ def _replace_data(config: Any, values: Mapping[str, str]) -> Any:
     files = ("src", "tgt", "valid", "valid_src", "valid_tgt", "test", "test_src", "test_tgt", "pair")
     unset = {name: None for name in files if "data" in values and hasattr(config, name)}
     return replace_values(replace(config, **unset), dict(values))
-
-
-def list_runs(root: Path) -> list[dict[str, Any]]:
-    """Return one row per run folder: state, step, best validation loss."""
-    rows = []
-    for folder in (RunFolder(file.parent) for file in sorted(root.glob("*/config.json"))):
-        try:
-            config = folder.config()
-        except ValueError:
-            config = {}
-        if not isinstance(config, dict) or "training" not in config:  # not a run of ours
-            continue
-        position = folder.position()
-        step, best = position.get("step", 0), position.get("best", math.inf)
-        state = "finished" if position.get("finished") else "interrupted" if position else "not started"
-        state = "running" if folder.is_locked() else state
-        task = f"{config['task']} {config['data'].get('src') or config['data'].get('data', '')}"
-        row = {"run": folder.path.name, "task": task, "attention": config["model"]["attention"], "state": state}
-        row["step"] = f"{step}/{config['training']['steps']}"
-        row["best valid loss"] = f"{best:.4f}" if math.isfinite(best) else "–"
-        rows.append(row)
-    return rows
 
 
 def _build_model(config: Config | TunedConfig) -> Model:

@@ -1,0 +1,100 @@
+"""Find runs by their names, and list the runs of a folder."""
+
+import difflib
+import json
+import math
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from attnlab.training.run_folder import RunFolder
+
+ROOT = Path("runs")
+FILES = ("config.json", "model.json", "metrics.jsonl", "last.safetensors")  # of a run; each can be missing
+DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError)  # what files with another content lead to
+
+
+def find_run(path: str | Path) -> RunFolder:
+    """Return the folder of a run, given its path or its name in runs/. Raises FileNotFoundError with similar names."""
+    found = next((folder for folder in (Path(path), ROOT / path) if folder.exists()), None)
+    if found is None:
+        raise FileNotFoundError(_explain_missing(str(path)))
+    return RunFolder(found)
+
+
+def find_folder(name: str, file: str) -> Path | None:
+    """Return the folder of that name, or of that name in runs/, if it has the file; else None."""
+    return next((path for path in (Path(name), ROOT / name) if (path / file).is_file()), None)
+
+
+def refuse_missing_run(name: str) -> None:
+    """Raise FileNotFoundError if a name that is no folder can only be a run: it is in runs/, or beside other runs."""
+    path = Path(name)
+    is_inside = path.parent == ROOT or (path.parent != Path() and any(path.parent.glob("*/model.json")))
+    if is_inside and not path.exists():
+        raise FileNotFoundError(_explain_missing(name))
+
+
+def _explain_missing(name: str) -> str:
+    """Return an error about a run that does not exist, with the names of similar runs."""
+    path = Path(name)
+    known = {file.parent.name: str(file.parent) for file in sorted(path.parent.glob("*/model.json"))}
+    known |= {file.parent.name: str(file.parent) for file in sorted(ROOT.glob("*/model.json"))}
+    close = [known[near] for near in difflib.get_close_matches(path.name, list(known), cutoff=0.5)]
+    hint = f"did you mean {' or '.join(close)}?" if close else "attnlab runs lists the runs"
+    return f"there is no run {name}; {hint if known else 'start one with attnlab train'}"
+
+
+def list_runs(root: Path) -> list[dict[str, Any]]:
+    """Return one row per run folder, the one that changed last at the end. The row of a damaged run names the file."""
+    paths = {file.parent for name in FILES for file in root.glob(f"*/{name}")}
+    dated = [(max(_get_time(path / name) for name in FILES), path.name, path) for path in paths]
+    rows = [(time, _make_row(RunFolder(path))) for time, _, path in sorted(dated)]
+    return [row | {"date": datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M")} for time, row in rows if row]
+
+
+def _get_time(file: Path) -> float:
+    return file.stat().st_mtime if file.exists() else 0.0
+
+
+def _make_row(folder: RunFolder) -> dict[str, str] | None:
+    """Return the row of a folder; None if it is not a run of ours, such as a Hugging Face model."""
+    row = {"run": folder.path.name} | dict.fromkeys(("task", "attention", "seed", "state", "step", "best score"), "–")
+    try:
+        config = folder.config()
+        data, training, position = config["data"], config["training"], folder.position()
+        row |= {"task": f"{config['task']} {data.get('src') or data.get('data', '')}", "seed": str(training["seed"])}
+        row |= {"attention": config["model"]["attention"], "step": f"{position.get('step', 0)}/{training['steps']}"}
+        row["state"] = _get_state(folder, position)
+        row["best score"] = _describe_score(folder, config, position)
+    except DAMAGED as error:
+        if not any((folder.path / name).exists() for name in FILES[1:]):
+            return None
+        file = "config.json" if row["task"] == "–" else "metrics.jsonl or evaluation-test.json"
+        reason = "it is missing" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())
+        row["state"] = f"damaged: cannot read {file} ({reason})"
+    return row
+
+
+def _get_state(folder: RunFolder, position: dict[str, Any]) -> str:
+    if folder.is_locked():
+        return "running"
+    if not position and (folder.last.exists() or folder.previous.exists()):
+        return "damaged: no checkpoint can be read"
+    return "finished" if position.get("finished") else "interrupted" if position else "not started"
+
+
+def _describe_score(folder: RunFolder, config: dict[str, Any], position: dict[str, Any]) -> str:
+    """Return the main score with its name: of the test part once it is evaluated, else the best of validation."""
+    is_classifier = config["task"] == "classification" or config["data"].get("data") == "keyword"
+    name = "accuracy" if is_classifier else "perplexity"
+    file = folder.path / "evaluation-test.json"
+    if file.exists():
+        scores = json.loads(file.read_text(encoding="utf-8"))
+        bleu = next((score["value"] for score in scores["text"] if score["name"] == "BLEU"), None)
+        return f"test {name} {scores[name]:.4g}" if bleu is None else f"test BLEU {bleu:.2f}"
+    if not math.isfinite(position.get("best", math.inf)):
+        return "–"
+    measured = {row["step"]: row for row in folder.metrics() if "valid_loss" in row}
+    best = measured.get(position["best_step"], {})
+    return f"valid {name} {best[f'valid_{name}']:.4g}" if best else f"valid loss {position['best']:.4g}"
