@@ -30,6 +30,7 @@ TaskName = Annotated[str, Argument(help="translation, language, classification o
 Device = Annotated[str, Option(help="auto, cpu or cuda.")]
 Files = tuple[str, str] | None
 RunName = Annotated[str, Argument(help="Folder of a run, or its name in runs/.")]
+AllowCode = Annotated[bool, Option("--allow-code", help="Run the .py file of a mechanism that the folder names.")]
 Until = Annotated[str | None, Option(help="Stop at checkpoints 20 s before this: 9m, 1h30m, or 14:30.")]
 On = Annotated[str, Option(help="Where to train: local, or ray: the cluster at RAY_ADDRESS.")]
 Jobs = Annotated[int | None, Option(help="Largest number of models at a time; default: as many as fit.")]
@@ -97,7 +98,7 @@ def describe(
 
 
 @app.command()
-def train(task: TaskName, settings: Pairs = None) -> None:
+def train(task: TaskName, settings: Pairs = None, allow_code: AllowCode = False) -> None:
     """Train a model. The same command resumes an interrupted run.
 
     Settings of the run: out=FOLDER device=auto|cpu|cuda. All others belong to the task (data=…), the model
@@ -106,12 +107,12 @@ def train(task: TaskName, settings: Pairs = None) -> None:
     """
     from attnlab.commands.train import train_model
 
-    if not train_model(task, settings or []):
+    if not train_model(task, settings or [], allow_code=allow_code):
         raise typer.Exit(130)
 
 
 @app.command()
-def evaluate(run: RunName, settings: Pairs = None) -> None:
+def evaluate(run: RunName, settings: Pairs = None, allow_code: AllowCode = False) -> None:
     """Score a run: perplexity and accuracy; for translation also BLEU and chrF, with 95 % intervals.
 
     Settings: part=test (without one, valid) weights=best|last|N|at:STEP beam= length_penalty= eval_samples=0
@@ -121,11 +122,11 @@ def evaluate(run: RunName, settings: Pairs = None) -> None:
     """
     from attnlab.commands.evaluate import evaluate_run
 
-    evaluate_run(run, settings or [])
+    evaluate_run(run, settings or [], allow_code=allow_code)
 
 
 @app.command()
-def translate(run: RunName, settings: Pairs = None) -> None:
+def translate(run: RunName, settings: Pairs = None, allow_code: AllowCode = False) -> None:
     """Translate standard input, one sentence per line, to standard output.
 
     Settings: weights=best|last|N|at:STEP beam= length_penalty= device=auto n_best=N
@@ -134,7 +135,7 @@ def translate(run: RunName, settings: Pairs = None) -> None:
     """
     from attnlab.commands.translate import translate_input
 
-    translate_input(run, settings or [])
+    translate_input(run, settings or [], allow_code=allow_code)
 
 
 @app.command()
@@ -179,6 +180,7 @@ def align(
     scores: Annotated[bool, Option("--scores", help="Write each link with its score, as 0-0:0.93.")] = False,
     out: Annotated[Path | None, Option(help="File to write the links to; default: standard output.")] = None,
     device: Device = "auto",
+    allow_code: AllowCode = False,
 ) -> None:
     """Align words. Writes Pharaoh lines, numbered from 0: one per sentence pair, empty if nothing is linked."""
     # one parameter per command-line option
@@ -188,6 +190,7 @@ def align(
         by=by, setting=setting, layer=layer, head=head, best_on_text=best_on_text, reverse=reverse,
         symmetrise=symmetrise, tokenize=tokenize, pair=pair, train_files=train_on, diagonal=diagonal, gold=gold,
         gold_format=gold_format, gold_base=gold_base, bootstrap=bootstrap, scores=scores, device=device,
+        allow_code=allow_code,
     )  # fmt: skip
     align_files(model, source, target, options, out)
 
@@ -233,6 +236,7 @@ def inspect(
     out: Annotated[Path | None, Option(help="Output folder; default: inspected/MODEL-DIGEST.")] = None,
     allow_pickle: Annotated[bool, Option("--allow-pickle", help="Also load weights that are not safetensors.")] = False,
     trust_remote_code: Annotated[bool, Option("--trust-remote-code", help="Run the code of the model.")] = False,
+    allow_code: AllowCode = False,
 ) -> None:
     """Show what a model attends to, by weights and by norms: tables, figures and a page.
 
@@ -249,7 +253,7 @@ def inspect(
     with Bar(1) as progress:
         page = inspecting.inspect(
             request, out, device=device, command=command_line(), progress=progress.tick,
-            allow_pickle=allow_pickle, trust_remote_code=trust_remote_code,
+            allow_pickle=allow_pickle, trust_remote_code=trust_remote_code, allow_code=allow_code,
         )  # fmt: skip
     if page is not None:
         print(f"report: {page}")

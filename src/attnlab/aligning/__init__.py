@@ -43,6 +43,7 @@ class AlignmentRequest:
     diagonal: bool = False  # for IBM Model 1
     train_on: Pairs | None = None  # for IBM Model 1; by default the text to align
     device: str = "auto"
+    allow_code: bool = False  # run the file of a user-written mechanism that the model names
 
     def build_reading(self, *, lstm: bool) -> Reading:
         by = self.by or "norm"
@@ -97,10 +98,10 @@ def align(
         return _align_by_ibm1(pairs, request, find_folder(model, FILE))
     request.refuse_options(("diagonal", "train_on"), f"is for MODEL ibm1; omit it for {model}")
     if find_folder(model, "model.json"):
-        run = open_run(model, device=request.device)
+        run = open_run(model, device=request.device, allow_code=request.allow_code)
         return _align_by_attention(lambda some: open_run_reader(run, *some), pairs, request, run, tick)
     refuse_missing_run(model)
-    open_reader = partial(open_pretrained_reader, device=choose_device(request.device))
+    open_reader = partial(open_pretrained_reader, device=choose_device(request.device), allow_code=request.allow_code)
     return _align_by_attention(lambda some: open_reader(model, *some), pairs, request, None, tick)
 
 

@@ -54,11 +54,13 @@ def open_run_reader(run: Run, source: Sentences, target: Sentences) -> PairReade
     return _build_reader(source, target, lengths, limit, read_batch)
 
 
-def open_pretrained_reader(name: str, source: Sentences, target: Sentences, *, device: torch.device) -> PairReader:
+def open_pretrained_reader(
+    name: str, source: Sentences, target: Sentences, *, device: torch.device, allow_code: bool = False
+) -> PairReader:
     """Open sentence pairs for a Hugging Face encoder-decoder model."""
     from attnlab.huggingface import inputs, pretrained
 
-    model = pretrained.open_model(name, device=device)
+    model = pretrained.open_model(name, device=device, allow_code=allow_code)
     if not model.config.is_encoder_decoder:
         raise ValueError(f"{name} is a {type(model).__name__}; only encoder-decoder models align words")
     tokenizer = pretrained.open_tokenizer(name)

@@ -11,10 +11,11 @@ from attnlab.training.runs import open_run
 TYPES = {"weights": str, "device": str, "beam": int, "length_penalty": float, "n_best": int}
 
 
-def translate_input(run: str, settings: Sequence[str]) -> None:
+def translate_input(run: str, settings: Sequence[str], *, allow_code: bool = False) -> None:
     """Print the best translation of each line; with n_best=, its N best as NUMBER ||| TRANSLATION ||| SCORE."""
     rules = parse_values(split_pairs(settings), TYPES)
-    opened = open_run(run, device=rules.pop("device", "auto"), weights=rules.pop("weights", None))
+    device, weights = rules.pop("device", "auto"), rules.pop("weights", None)
+    opened = open_run(run, device=device, weights=weights, allow_code=allow_code)
     check_translator(opened.task)
     lines, best = _decode_lines(sys.stdin.buffer.read()), {}
     with Bar(1) as progress:

@@ -216,7 +216,7 @@ class TrainedRun(PlannedRun):
         train_alone(self.trained, self.folder(place), vocabulary, place.device, kept=self.kept_steps)
 
     def take_measure(self, place: Workplace) -> dict[str, Any]:
-        return self.by.function(open_run(self.folder(place).path, device=place.device), place)
+        return self.by.function(open_run(self.folder(place).path, device=place.device, asked=self.trained), place)
 
     def clean(self, place: Workplace) -> None:
         if self.by.clean:

@@ -9,7 +9,7 @@ import inspect
 import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ class Adaptation:
     attention: str | type[Mechanism]
     options: Mapping[str, Any]
     kinds: tuple[str, ...]
+    code: Mapping[str, str] = field(default_factory=dict)  # the stored hash of its file, by path
 
     @property
     def label(self) -> str:
@@ -44,8 +45,9 @@ class Adaptation:
 
     def to_json(self, versions: Mapping[str, str]) -> str:
         """Return the contents of attnlab.json."""
-        about = {"format": FORMAT, "attention": _name_mechanism(self.attention), "options": dict(self.options)}
-        about |= {"kinds": list(self.kinds), "versions": dict(versions)}
+        name = _name_mechanism(self.attention)
+        about: dict[str, Any] = {"format": FORMAT, "attention": name, "options": dict(self.options)}
+        about |= {"kinds": list(self.kinds), "code": own.hash_files([name]), "versions": dict(versions)}
         return json.dumps(about, indent=2) + "\n"
 
     @classmethod
@@ -57,15 +59,11 @@ class Adaptation:
             about = json.loads((folder / FILE).read_text())
             if (form := about["format"]) == FORMAT:
                 options = {name: tuple(x) if isinstance(x, list) else x for name, x in about["options"].items()}
-                return cls(about["attention"], options, tuple(about["kinds"]))
+                return cls(about["attention"], options, tuple(about["kinds"]), about.get("code", {}))
         except (ValueError, LookupError, AttributeError, TypeError) as error:
             what = f"{folder / FILE} is damaged ({type(error).__name__}: {error})"
             raise ValueError(f"{what}; save the adapted model again") from None
         raise ValueError(f"{folder / FILE} has format {form!r}; this version reads {FORMAT}")
-
-    @property
-    def runs_code(self) -> bool:
-        return isinstance(self.attention, str) and own.is_own(self.attention)
 
 
 def plan_adaptation(

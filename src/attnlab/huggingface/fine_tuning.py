@@ -86,11 +86,11 @@ class TaskReadout(Readout):
         return F.cross_entropy(wide, self.to_model_ids(targets).flatten(), reduction="none").view_as(targets)
 
 
-def open_tuned_model(config: TunedConfig) -> TunedLanguageModel:
+def open_tuned_model(config: TunedConfig, *, allow_code: bool = False) -> TunedLanguageModel:
     """Load the model with its pretrained weights. The mechanism's own parameters get their initial values."""
     from attnlab.huggingface import pretrained
 
-    model = pretrained.open_model(os.path.expanduser(config.path), dtype=torch.float32)
+    model = pretrained.open_model(os.path.expanduser(config.path), dtype=torch.float32, allow_code=allow_code)
     words = _count_words(model, config.path)
     end = _find_end_token(model, config.path, words)
     _check_sizes(model, config, words)

@@ -26,7 +26,7 @@ from attnlab.huggingface import adaptation, dispatch, inputs, proof
 from attnlab.huggingface import carries as cascade
 from attnlab.huggingface.adaptation import Adaptation
 from attnlab.huggingface.capture import record_pass
-from attnlab.mechanisms import Mechanism
+from attnlab.mechanisms import Mechanism, own
 from attnlab.recording.watch import sample_noise, unwrap_model
 from attnlab.records.record import Record
 
@@ -116,8 +116,7 @@ def load(
     """
     folder = Path(folder).expanduser()
     saved = Adaptation.from_folder(folder)
-    if saved.runs_code and not allow_code:
-        raise ValueError(f"loading {folder} runs the code of {saved.label}: pass allow_code=True if you trust it")
+    own.check_code([saved.attention], saved.code, folder / adaptation.FILE, allow=allow_code)
     model, _ = _load_plain(str(folder), trust_remote_code=trust_remote_code, device=device, dtype=dtype)
     _check_model(model)
     _replace_attention(model, adaptation.plan_adaptation(saved.attention, saved.options, saved.kinds), prove=False)

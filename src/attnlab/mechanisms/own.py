@@ -1,9 +1,15 @@
-"""User-defined mechanisms, named by file and class: `./mine.py:Mine`."""
+"""User-defined mechanisms, named by file and class: `./mine.py:Mine`.
+
+To load one executes its file. A name that the user typed may do that. A name that a folder stores may do it only if the
+user allows it, and only if the file still has the hash that the folder stores (`check_code`).
+"""
 
 import hashlib
 import importlib.util
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from attnlab.config import suggest_nearest
 from attnlab.mechanisms.mechanism import Mechanism
@@ -12,6 +18,40 @@ from attnlab.mechanisms.mechanism import Mechanism
 def is_own(name: str) -> bool:
     """Whether a name refers to a file."""
     return ".py:" in name or name.endswith(".py")
+
+
+def hash_files(names: Iterable[str | None]) -> dict[str, str]:
+    """Return a hash of each file that these names refer to, by the file as it is written there.
+
+    A file that does not exist has none.
+    """
+    files = [name.rpartition(":")[0] for name in names if name and is_own(name)]
+    paths = {file: Path(file).expanduser() for file in files}
+    return {file: hashlib.sha256(p.read_bytes()).hexdigest()[:12] for file, p in paths.items() if p.is_file()}
+
+
+def check_code(names: Iterable[Any], stored: Any, where: Path, *, allow: bool) -> None:
+    """Raise ValueError unless the files of these names may be executed: the user allows it, and none was changed.
+
+    names    the mechanisms that a folder names; those of attnlab need no permission
+    stored   the hashes that the folder stores, by file
+    where    the file that holds the names
+    """
+    for name in names:
+        if name is not None and not isinstance(name, str):
+            raise ValueError(f"{where}: an attention must be a name, got {name!r}")
+        if name is None or not is_own(name):
+            continue
+        file = name.rpartition(":")[0] or name
+        path = Path(file).expanduser().resolve()
+        if not allow:
+            flag = "if you trust it, pass --allow-code (allow_code=True)"
+            raise ValueError(f"{where} names {name}, a file that loading would run: {flag}")
+        if not path.is_file():
+            raise FileNotFoundError(f"{where} names {file}, but there is no file {path}")
+        digest = stored.get(file) if isinstance(stored, Mapping) else None
+        if digest != hash_files([name]).get(file):
+            raise ValueError(f"{path} is not the file that {where} was made with: its hash differs; restore that file")
 
 
 def load_mechanism(name: str) -> type[Mechanism]:

@@ -60,14 +60,15 @@ def open_reader(
 ) -> TextReader:
     """Open the reader of a run (its folder, or its name in runs/) or of a Hugging Face model (its folder or id).
 
-    how   allow_pickle and trust_remote_code, for Hugging Face models
+    how   allow_code; for Hugging Face models also allow_pickle and trust_remote_code
     """
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     place = choose_local_device(device)
     folder = find_folder(model, "model.json")
     if folder is not None and not (folder / "hugging_face").is_dir():
-        return RunReader(open_run(folder, device=str(place)), dtype, max_length)
+        run = open_run(folder, device=str(place), allow_code=how.get("allow_code", False))
+        return RunReader(run, dtype, max_length)
     if folder is None:
         refuse_missing_run(model)
     name = os.path.expanduser(model if folder is None else str(folder / "hugging_face"))

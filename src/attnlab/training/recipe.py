@@ -8,14 +8,13 @@ A preset (model=iwslt14) sets all published values and its data; every other key
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
 from attnlab.config import compute_digest, replace_values, suggest_nearest
 from attnlab.huggingface.adaptation import FROM_MODEL
 from attnlab.huggingface.fine_tuning import TunedConfig
-from attnlab.mechanisms import parse_options, read_option_types
+from attnlab.mechanisms import own, parse_options, read_option_types
 from attnlab.models.lstm_config import LSTMConfig
 from attnlab.models.presets import PRESETS, Config
 from attnlab.models.transformer import TransformerConfig
@@ -57,13 +56,16 @@ class Recipe:
 
     def code(self) -> dict[str, str]:
         """Return a hash of each file of user-written attentions, so that an edited file makes another run."""
-        named = (self.model.attention, getattr(self.model, "cross_attention", None))
-        files = [name.rpartition(":")[0] for name in named if name and ":" in name]
-        return {file: sha256(Path(file).read_bytes()).hexdigest()[:12] for file in files if Path(file).is_file()}
+        return own.hash_files(self.attentions)
+
+    @property
+    def attentions(self) -> tuple[str | None, ...]:
+        """The names of the model's attentions; those of files run code."""
+        return (self.model.attention, getattr(self.model, "cross_attention", None))
 
     def name(self) -> str:
-        own = "".join(f"-{code}" for code in self.code().values())
-        return f"{self.task}-{self.model.attention.rpartition(':')[2]}-{compute_digest(self)}{own}"
+        codes = "".join(f"-{code}" for code in self.code().values())
+        return f"{self.task}-{self.model.attention.rpartition(':')[2]}-{compute_digest(self)}{codes}"
 
     def resolve_model(self, task: Task) -> Config | TunedConfig:
         """Return the model's configuration with the sizes that the task decides."""

@@ -2,8 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,6 +15,7 @@ from torch import nn
 from attnlab.config import replace_values
 from attnlab.files import write_text
 from attnlab.huggingface.fine_tuning import TunedConfig, TunedLanguageModel, open_tuned_model
+from attnlab.mechanisms import own
 from attnlab.mechanisms.kernels.launch import LAUNCHED
 from attnlab.models.model import Model
 from attnlab.models.presets import Config, build
@@ -46,12 +47,14 @@ def start_run(
     report: Callable[[dict[str, Any]], None],
     note: Callable[[str], None],
     task: Task | None = None,
+    allow_code: bool = False,
 ) -> tuple[RunFolder, TrainingResult]:
     """Train a recipe, or resume it from its folder.
 
     out     the run's folder; default: runs/NAME with the name of the recipe
     report  receives every measurement; note receives lines for the user
     task    the recipe's task, if the caller has prepared it already
+    allow_code   run the file of a user-written mechanism that model=FOLDER names; the recipe's own files always run
     """
     folder = RunFolder(Path(out) if out else ROOT / recipe.name())
     accelerator = _open_accelerator(recipe, folder, choose_device(device))
@@ -62,16 +65,10 @@ def start_run(
         if tracking:
             accelerator.log(values, step=values["step"])
 
-    is_new = not folder.path.exists()
-    with folder.lock() if main else nullcontext():
-        try:
-            task, config = _prepare(recipe, folder, accelerator, task)
-        except Exception:
-            if is_new and main:  # the corrected command starts from an empty folder
-                shutil.rmtree(folder.path, ignore_errors=True)
-            raise
+    with _hold_folder(folder) if main else nullcontext():
+        task, config = _prepare(recipe, folder, accelerator, task)
         torch.manual_seed(recipe.training.seed)
-        model = _build_model(config)
+        model = _build_model(config, allow_code)
         _load_embeddings(model, task)
         for line in [*task.notes, _describe(task, model, accelerator.device)] if main else []:
             note(line)
@@ -85,8 +82,26 @@ def start_run(
         if main and outcome.step > first:
             write_what_ran(folder, first, outcome, accelerator.device)
         if main and outcome.finished and isinstance(model, TunedLanguageModel):
-            _save_for_hugging_face(folder)
+            _save_for_hugging_face(folder, recipe, allow_code)
         return folder, outcome
+
+
+@contextmanager
+def _hold_folder(folder: RunFolder) -> Iterator[None]:
+    """Hold the folder while training. An error before the first checkpoint removes a new folder again.
+
+    Otherwise the corrected command, such as one with another mechanism, would find the folder of another run.
+    """
+    is_new = not folder.path.exists()
+    with folder.lock():
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # also SystemExit, by a user-written mechanism
+            if is_new and not folder.last.exists():
+                shutil.rmtree(folder.path, ignore_errors=True)
+            raise
 
 
 def _open_accelerator(recipe: Recipe, folder: RunFolder, device: torch.device) -> Any:
@@ -125,21 +140,34 @@ def _describe(task: Task, model: nn.Module, device: torch.device) -> str:
 
 
 def open_run(
-    path: str | Path, *, device: str = "auto", weights: str | None = None, data: Mapping[str, str] | None = None
+    path: str | Path,
+    *,
+    device: str = "auto",
+    weights: str | None = None,
+    data: Mapping[str, str] | None = None,
+    allow_code: bool = False,
+    asked: Recipe | None = None,
 ) -> Run:
     """Open a run: its task, and its model in evaluation mode.
 
     weights  "best", "last", "5" for the mean of 5 kept checkpoints, or "at:5000" for those of step 5000. Default: the
              recipe's average=, if it is set; else best; else last, if the run was never evaluated
     data     keys of other data of the same kind (data=, pair=, …), read with the run's vocabulary
+    allow_code   run the files of user-written mechanisms that the run names
+    asked    the recipe that the user asked to train; the files that it names run without allow_code
     """
     folder = find_run(path)
     config = folder.config()
-    recipe = restore_recipe(config | {"model": json.loads((folder.path / "model.json").read_text(encoding="utf-8"))})
+    model_file = folder.path / "model.json"
+    values = json.loads(model_file.read_text(encoding="utf-8"))
+    named = [values.get(key) for key in ("attention", "cross_attention")]
+    is_asked = asked is not None and all(name in asked.attentions for name in named)
+    own.check_code(named, config.get("code"), model_file, allow=allow_code or is_asked)
+    recipe = restore_recipe(config | {"model": values})
     if data:
         recipe = replace(recipe, data=_replace_data(recipe.data, data))
     task = TASKS[recipe.task].prepare(recipe.data, folder.path)
-    model = _build_model(recipe.model)
+    model = _build_model(recipe.model, allow_code)
     weights = weights or str(recipe.decoding.average or ("best" if folder.best.exists() else "last"))
     if weights.isdigit():
         load_weights(model, average_checkpoints(folder, int(weights)))
@@ -168,15 +196,15 @@ def _replace_data(config: Any, values: Mapping[str, str]) -> Any:
     return replace_values(replace(config, **unset), dict(values))
 
 
-def _build_model(config: Config | TunedConfig) -> Model:
-    return open_tuned_model(config) if isinstance(config, TunedConfig) else build(config)
+def _build_model(config: Config | TunedConfig, allow_code: bool) -> Model:
+    return open_tuned_model(config, allow_code=allow_code) if isinstance(config, TunedConfig) else build(config)
 
 
-def _save_for_hugging_face(folder: RunFolder) -> None:
+def _save_for_hugging_face(folder: RunFolder, recipe: Recipe, allow_code: bool) -> None:
     """Save a fine-tuned model with its best weights in the format of Hugging Face, all files or none."""
     if folder.hugging_face.exists():
         return
-    run: Any = open_run(folder.path, device="cpu", weights="best")
+    run: Any = open_run(folder.path, device="cpu", weights="best", allow_code=allow_code, asked=recipe)
     part = folder.path / ".hugging_face.part"
     shutil.rmtree(part, ignore_errors=True)
     run.model.save(part, run.recipe.data.tokenizer)

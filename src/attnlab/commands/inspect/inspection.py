@@ -58,7 +58,7 @@ def inspect(
 
     out       the folder to write to; None for the default
     command   the command line, which the report shows
-    how       allow_pickle and trust_remote_code, for Hugging Face models
+    how       allow_code; for Hugging Face models also allow_pickle and trust_remote_code
     """
     folder, corpus = out or request.folder, request.corpus
     if folder.is_file():
