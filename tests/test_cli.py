@@ -90,7 +90,7 @@ def test_an_error_is_one_plain_line_and_status_2(words, keywords):
 
 
 def test_a_process_says_and_returns_the_same():
-    words = [sys.executable, "-m", "attnlab.cli", "check", "sofmax"]
+    words = [sys.executable, "-m", "attnlab", "check", "sofmax"]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (2, "", run_attnlab("check", "sofmax").stderr)
 

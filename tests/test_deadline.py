@@ -56,7 +56,7 @@ COMMAND = ["reproduce", "snell2021", "--only", "section62", "--seeds", "2"]
 
 def call(tmp_path, *words):
     options = {"cwd": tmp_path, "text": True, "capture_output": True, "env": {**os.environ, "OMP_NUM_THREADS": "1"}}
-    return subprocess.run([sys.executable, "-m", "attnlab.cli", *COMMAND, *words], check=False, **options)
+    return subprocess.run([sys.executable, "-m", "attnlab", *COMMAND, *words], check=False, **options)
 
 
 def test_a_study_without_time_to_start_a_run_says_what_is_left(tmp_path):

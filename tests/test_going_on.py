@@ -145,7 +145,7 @@ def test_a_validation_stops_between_two_batches_when_asked(tmp_path):
 
 def both(out, *words):
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29617"]
-    call = [*launch, "-m", "attnlab.cli", "train", "synthetic", *LEXICON, *words, "device=cpu", f"out={out}"]
+    call = [*launch, "-m", "attnlab", "train", "synthetic", *LEXICON, *words, "device=cpu", f"out={out}"]
     return subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
 
 

@@ -9,9 +9,9 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "attnlab"
 ROOMS = (
-    "cli", "commands", "studies", "experiments", "aligning", "reading", "decoding", "training", "huggingface",
-    "counting", "recording", "models", "tasks", "report", "analysis", "records", "mechanisms", "terminal",
-    "provenance", "files", "config",
+    "__main__", "cli", "commands", "studies", "experiments", "aligning", "reading", "decoding", "training",
+    "huggingface", "counting", "recording", "models", "tasks", "report", "analysis", "records", "mechanisms",
+    "terminal", "provenance", "files", "registry", "config",
 )  # top to bottom  # fmt: skip
 STRANGERS = {("models", "tasks"), ("models", "analysis"), ("models", "report"), ("tasks", "mechanisms")}
 FILES = [path for path in sorted(SOURCE.rglob("*.py")) if path != SOURCE / "__init__.py"]
@@ -72,9 +72,19 @@ def test_the_public_names_are_few_and_none_is_a_room():
         assert getattr(attnlab, name) is not None
     with pytest.raises(AttributeError, match="'nothing'"):
         attnlab.nothing  # noqa: B018
+    assert set(dir(attnlab)) == {*attnlab.__all__, "__version__"}
 
 
 def test_importing_a_study_does_not_import_the_compiler():
     """torch._dynamo takes longer to import than all of attnlab."""
     code = "import sys, attnlab.studies.snell2021; sys.exit('torch._dynamo' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "code", ["import attnlab", "from attnlab.cli import app; app(['list'], standalone_mode=False)"]
+)
+def test_what_needs_no_model_does_not_import_torch(code):
+    """torch takes seconds to import, numpy a tenth of one."""
+    code += "; import sys; sys.exit(any(name in sys.modules for name in ('torch', 'numpy')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False, stdout=subprocess.DEVNULL).returncode == 0

@@ -10,7 +10,7 @@ from torch.func import functional_call
 
 from attnlab.models.lstm import build
 from attnlab.models.lstm_config import SETTINGS, TRANSLATION
-from attnlab.models.transformer import TransformerConfig
+from attnlab.models.transformer_config import TransformerConfig
 from attnlab.recording.probe import beta, gamma, record_probes, saliency
 from attnlab.recording.watch import record
 from attnlab.records.record import Record

@@ -23,7 +23,7 @@ from attnlab.mechanisms import MECHANISMS, Mechanism, attention
 from attnlab.report.colours import NEGATIVE, POSITIVE
 from attnlab.report.figures import draw_attention_maps, render_png
 from attnlab.tasks import TASKS
-from attnlab.training.recipe import list_keys
+from attnlab.training.key_notes import list_keys, write_value
 
 ROOT = Path(__file__).resolve().parent.parent
 WORDS = ["the", "cat", "sat", "on", "the", "mat", "and", "slept"]
@@ -145,7 +145,9 @@ def draw_mechanism(name: str) -> bytes:
 def render_task(name: str) -> str:
     """Return the page of a task: what it is, its equation, a batch, and every key of its training."""
     summary, rest = _split_docstring(TASKS[name])
-    lines = "\n".join(f"| `{key}` | `{value}` | {part} |" for key, value, part in list_keys(name))
+    lines = "\n".join(
+        f"| `{key.name}` | `{write_value(key.default)}` | {key.values} | {key.sentence} |" for key in list_keys(name)
+    )
     return f"""# {name}
 
 {summary}
@@ -165,8 +167,8 @@ attnlab train {name}                          # with the defaults; key=value cha
 attnlab list {name}                           # the same table
 ```
 
-| key | default | of |
-|---|---|---|
+| key | default | values | meaning |
+|---|---|---|---|
 {lines}
 
 What all tasks share, and where their data come from: [tasks and data](../tasks.md).

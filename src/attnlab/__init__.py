@@ -2,35 +2,39 @@
 
 from typing import TYPE_CHECKING, Any
 
-from attnlab.mechanisms import MECHANISMS, Mechanism, attention
-from attnlab.records.record import Record
-
 if TYPE_CHECKING:
     from attnlab.analysis.contribution_table import contribution
     from attnlab.huggingface.pretrained import adapt, load
     from attnlab.huggingface.recorder import record
+    from attnlab.mechanisms import MECHANISMS, Mechanism, attention
     from attnlab.reading.maps import show
+    from attnlab.records.record import Record
 
 __version__ = "0.1.0"
 __all__ = ["MECHANISMS", "Mechanism", "Record", "adapt", "attention", "contribution", "load", "record", "show"]
 
+_PLACES = {  # of the public names; torch and transformers are imported when a name that needs them is first used
+    "MECHANISMS": "attnlab.mechanisms:MECHANISMS",
+    "Mechanism": "attnlab.mechanisms.mechanism:Mechanism",
+    "Record": "attnlab.records.record:Record",
+    "adapt": "attnlab.huggingface.pretrained:adapt",
+    "attention": "attnlab.mechanisms:attention",
+    "contribution": "attnlab.analysis.contribution_table:contribution",
+    "load": "attnlab.huggingface.pretrained:load",
+    "record": "attnlab.huggingface.recorder:record",
+    "show": "attnlab.reading.maps:show",
+}
 
-def __getattr__(name: str) -> Any:
-    """What needs models, and what needs transformers, is imported when it is first used."""
-    if name == "contribution":
-        from attnlab.analysis.contribution_table import contribution
 
-        return contribution
-    if name == "show":
-        from attnlab.reading.maps import show
+if not TYPE_CHECKING:  # type checkers and editors read the imports above
 
-        return show
-    if name == "record":
-        from attnlab.huggingface.recorder import record
+    def __getattr__(name: str) -> Any:
+        if name not in _PLACES:
+            raise AttributeError(f"module 'attnlab' has no attribute {name!r}")
+        from attnlab.registry import import_place
 
-        return record
-    if name in ("adapt", "load"):
-        from attnlab.huggingface import pretrained
+        return import_place(_PLACES[name])
 
-        return getattr(pretrained, name)
-    raise AttributeError(f"module 'attnlab' has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

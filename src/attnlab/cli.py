@@ -343,7 +343,3 @@ def merge(
     from attnlab.commands.ledger_command import merge_files
 
     merge_files(paths, out)
-
-
-if __name__ == "__main__":
-    main()

@@ -75,7 +75,20 @@ def parse_value(text: str, hint: Any, key: str) -> Any:
             pass
     elif hint is str:
         return text
-    raise ValueError(f"{key}={text}: expected {_describe_type(hint)}")
+    raise ValueError(f"{key}={text}: expected {describe_type(hint)}")
+
+
+def describe_type(hint: Any) -> str:
+    """Name the values that a type allows, for people: int | None gives "a whole number or none"."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, arguments))
+    if origin in (Union, types.UnionType):
+        return " or ".join(describe_type(argument) for argument in arguments)
+    if hint is type(None):
+        return "none"
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    return names.get(hint, "values separated by commas" if origin is tuple else str(hint))
 
 
 def parse_values(values: Mapping[str, str], types: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,15 +139,3 @@ def _guess_value(text: str) -> Any:
         except ValueError:
             continue
     return text
-
-
-def _describe_type(hint: Any) -> str:
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return "one of " + ", ".join(map(str, arguments))
-    if origin in (Union, types.UnionType):
-        return " or ".join(_describe_type(argument) for argument in arguments)
-    if hint is type(None):
-        return "none"
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    return names.get(hint, "values separated by commas" if origin is tuple else str(hint))

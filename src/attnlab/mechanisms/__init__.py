@@ -1,58 +1,48 @@
-"""The registry of attention mechanisms. To add one, add a file and a line below; the laws then cover it."""
+"""The registry of attention mechanisms. To add one, add a file and a line below; the laws then cover it.
+
+Nothing here imports torch: a mechanism is imported when it is first looked up.
+"""
+
+from __future__ import annotations
 
 import inspect
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from attnlab.config import parse_value, suggest_nearest
 from attnlab.mechanisms import own
-from attnlab.mechanisms.coda import Coda
-from attnlab.mechanisms.coda_cs import CodaCS
-from attnlab.mechanisms.coda_dagpam import CodaDaGPAM
-from attnlab.mechanisms.cog import Cog
-from attnlab.mechanisms.dagpam import DaGPAM
-from attnlab.mechanisms.de_attention import DeAttention
-from attnlab.mechanisms.differential import Differential
-from attnlab.mechanisms.dot import Dot
-from attnlab.mechanisms.entmax15 import Entmax15
-from attnlab.mechanisms.mechanism import Mechanism
-from attnlab.mechanisms.nap import NAP
-from attnlab.mechanisms.non import NON
-from attnlab.mechanisms.realformer import RealFormer
-from attnlab.mechanisms.realformer_dagpam import RealFormerDaGPAM
-from attnlab.mechanisms.shaped import Shaped
-from attnlab.mechanisms.sigmoid import Sigmoid
-from attnlab.mechanisms.softmax import Softmax
-from attnlab.mechanisms.softmax1 import Softmax1
-from attnlab.mechanisms.sparsemax import Sparsemax
-from attnlab.mechanisms.talking_heads import TalkingHeads
-from attnlab.mechanisms.uniform import Uniform
+from attnlab.registry import Registry, import_place
+
+if TYPE_CHECKING:
+    from attnlab.mechanisms.mechanism import Mechanism
 
 __all__ = [
     "MECHANISMS", "Mechanism", "attention", "check_options", "find_mechanism", "parse_options", "read_option_types",
 ]  # fmt: skip
 
-MECHANISMS: dict[str, type[Mechanism]] = {
-    "softmax": Softmax,
-    "realformer": RealFormer,
-    "coda": Coda,
-    "coda-cs": CodaCS,
-    "dagpam": DaGPAM,
-    "coda+dagpam": CodaDaGPAM,
-    "realformer+dagpam": RealFormerDaGPAM,
-    "nap": NAP,
-    "non": NON,
-    "de-attention": DeAttention,
-    "differential": Differential,
-    "cog": Cog,
-    "shaped": Shaped,
-    "sigmoid": Sigmoid,
-    "softmax1": Softmax1,
-    "talking-heads": TalkingHeads,
-    "entmax15": Entmax15,
-    "sparsemax": Sparsemax,
-    "dot": Dot,
-    "uniform": Uniform,
-}
+MECHANISMS: Registry[type[Mechanism]] = Registry(
+    {
+        "softmax": "attnlab.mechanisms.softmax:Softmax",
+        "realformer": "attnlab.mechanisms.realformer:RealFormer",
+        "coda": "attnlab.mechanisms.coda:Coda",
+        "coda-cs": "attnlab.mechanisms.coda_cs:CodaCS",
+        "dagpam": "attnlab.mechanisms.dagpam:DaGPAM",
+        "coda+dagpam": "attnlab.mechanisms.coda_dagpam:CodaDaGPAM",
+        "realformer+dagpam": "attnlab.mechanisms.realformer_dagpam:RealFormerDaGPAM",
+        "nap": "attnlab.mechanisms.nap:NAP",
+        "non": "attnlab.mechanisms.non:NON",
+        "de-attention": "attnlab.mechanisms.de_attention:DeAttention",
+        "differential": "attnlab.mechanisms.differential:Differential",
+        "cog": "attnlab.mechanisms.cog:Cog",
+        "shaped": "attnlab.mechanisms.shaped:Shaped",
+        "sigmoid": "attnlab.mechanisms.sigmoid:Sigmoid",
+        "softmax1": "attnlab.mechanisms.softmax1:Softmax1",
+        "talking-heads": "attnlab.mechanisms.talking_heads:TalkingHeads",
+        "entmax15": "attnlab.mechanisms.entmax15:Entmax15",
+        "sparsemax": "attnlab.mechanisms.sparsemax:Sparsemax",
+        "dot": "attnlab.mechanisms.dot:Dot",
+        "uniform": "attnlab.mechanisms.uniform:Uniform",
+    }
+)
 
 
 def attention(name: str | type[Mechanism], *, heads: int, head_dim: int, **options: Any) -> Mechanism:
@@ -86,6 +76,8 @@ def find_mechanism(name: str | type[Mechanism]) -> type[Mechanism]:
 
 def read_option_types(name: str | type[Mechanism]) -> dict[str, Any]:
     """Return the options of a mechanism with their types: its own first, then those of every mechanism."""
+    from attnlab.mechanisms.mechanism import Mechanism
+
     types: dict[str, Any] = {}
     for kind in find_mechanism(name).__mro__:
         if issubclass(kind, Mechanism) and "__init__" in vars(kind):
@@ -114,3 +106,12 @@ def parse_options(name: str | type[Mechanism], values: dict[str, str]) -> dict[s
     check_options(name, values)
     known = read_option_types(name)
     return {key: parse_value(text, known[key], key) for key, text in values.items()}
+
+
+def __getattr__(name: str) -> Any:
+    """Import Mechanism, or the class of a registered mechanism, when it is first used."""
+    places = ["attnlab.mechanisms.mechanism:Mechanism", *map(MECHANISMS.get_place, MECHANISMS)]
+    for place in places:
+        if place.endswith(f":{name}"):
+            return import_place(place)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

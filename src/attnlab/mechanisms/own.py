@@ -4,15 +4,19 @@ To load one executes its file. A name that the user typed may do that. A name th
 user allows it, and only if the file still has the hash that the folder stores (`check_code`).
 """
 
+from __future__ import annotations
+
 import hashlib
 import importlib.util
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnlab.config import suggest_nearest
-from attnlab.mechanisms.mechanism import Mechanism
+
+if TYPE_CHECKING:
+    from attnlab.mechanisms.mechanism import Mechanism
 
 
 def is_own(name: str) -> bool:
@@ -56,6 +60,8 @@ def check_code(names: Iterable[Any], stored: Any, where: Path, *, allow: bool) -
 
 def load_mechanism(name: str) -> type[Mechanism]:
     """Import the class from its file. Each file is executed once. Raises ValueError or FileNotFoundError."""
+    from attnlab.mechanisms.mechanism import Mechanism
+
     file, _, wanted = name.rpartition(":")
     path = Path(file).expanduser().resolve()
     if not file or not wanted:

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from attnlab.mechanisms import attention
-from attnlab.mechanisms.mechanism import Mechanism
-from attnlab.models.model import ModelConfig
+from attnlab.models.model_config import ModelConfig
+
+if TYPE_CHECKING:
+    from attnlab.mechanisms.mechanism import Mechanism
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +49,7 @@ class LSTMConfig(ModelConfig):
         """Size of an encoder state h_l."""
         return self.width * (2 if self.bidirectional else 1)
 
-    def build_mechanism(self, head_dim: int) -> Mechanism:
+    def build_mechanism(self, head_dim: int) -> "Mechanism":
         options = {"scale": 1.0, **self.attention_options}
         return attention(self.attention, heads=self.heads, head_dim=head_dim, **options)
 

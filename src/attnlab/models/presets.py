@@ -13,18 +13,21 @@ The LSTM presets reproduce the counts of Snell et al. 2021, without embeddings a
     lstm-classifier   1,274,882    4,581,482        classification, with SST's words
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import fields, replace
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING
 
 from attnlab.config import replace_values, suggest_nearest
 from attnlab.mechanisms import parse_options, read_option_types
-from attnlab.models import lstm, transformer
 from attnlab.models.lstm_config import SETTINGS, LSTMConfig
-from attnlab.models.model import Model
-from attnlab.models.transformer import TransformerConfig
+from attnlab.models.transformer_config import TransformerConfig
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from attnlab.models.model import Model
 
 Config = TransformerConfig | LSTMConfig
 
@@ -53,6 +56,8 @@ PRESETS: dict[str, Config] = {
 
 def build(config: Config) -> Model:
     """Build the model of a configuration, with random initialization."""
+    from attnlab.models import lstm, transformer
+
     return lstm.build(config) if isinstance(config, LSTMConfig) else transformer.build(config)
 
 
@@ -73,12 +78,16 @@ def configure_model(name: str, values: Mapping[str, str]) -> Config:
 
 def build_on_meta(config: Config) -> Model:
     """Build the model of a configuration on the meta device: it has shapes but no values and takes no memory."""
+    import torch
+
     with torch.device("meta"):
         return build(config)
 
 
 def parameter_table(model: nn.Module) -> list[tuple[str, int]]:
     """Return (block, number of parameters) in the model's order. A shared parameter counts in its first block."""
+    from attnlab.models.model import Model
+
     if not isinstance(model, Model):
         raise TypeError(f"parameter_table needs a model from attnlab's build, got a {type(model).__name__}")
     table: dict[str, int] = {}

@@ -4,9 +4,7 @@
 Padding is on the right; a position is a column of the batch.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -25,75 +23,10 @@ from attnlab.models.embedding import (
     SinusoidalPositions,
 )
 from attnlab.models.initialise import initialise
-from attnlab.models.model import Model, ModelConfig
+from attnlab.models.model import Model
+from attnlab.models.transformer_config import TransformerConfig
 
 Words = nn.Embedding | AdaptiveEmbedding
-
-
-@dataclass(frozen=True, kw_only=True)
-class TransformerConfig(ModelConfig):
-    """The configuration of a Transformer."""
-
-    model: Literal["language-model", "translator", "classifier"]
-    vocabulary: int  # number of words; in a translator, of the source
-    target_vocabulary: int | None = None  # translator: number of target words; None: as vocabulary
-    classes: int = 2  # classifier: number of classes
-    layers: int = 6
-    decoder_layers: int | None = None  # translator; None: as layers
-    width: int = 512
-    heads: int = 8
-    key_value_heads: int | None = None  # fewer than heads: grouped attention; None: as heads
-    feed_forward: int = 2048
-    attention: str = "softmax"  # a name in MECHANISMS, or ./file.py:Class
-    attention_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    cross_attention: str | None = None  # translator; None: as attention, with its options
-    cross_attention_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    attention_bias: bool = True  # in the four projections
-    norm: Literal["pre", "post"] = "pre"
-    final_norm: bool = True  # after the last layer of each stack
-    positions: Literal["sinusoidal", "learned", "none"] = "sinusoidal"
-    max_length: int = 1024  # number of learned positions
-    embedding_scale: bool = True  # multiply embeddings by √width
-    tie: Literal["none", "output", "all"] = "output"  # share decoder input and output; all: encoder input too
-    adaptive_cutoffs: tuple[int, ...] = ()  # language model: adaptive input and softmax, always tied
-    adaptive_factor: int = 4
-    adaptive_dropout: float = 0.0
-    dropout: float = 0.1  # on embeddings and on each residual branch
-    attention_dropout: float = 0.0  # on attention weights
-    activation_dropout: float = 0.0  # inside the feed-forward
-    activation: Literal["relu", "gelu"] = "relu"
-    pool: Literal["mean", "first"] = "mean"  # classifier: pooling of the states
-    padding: int = 0  # the padding token
-    init: Literal["fairseq", "normal"] = "fairseq"
-
-    def __post_init__(self) -> None:
-        self.check_values()
-        if self.width % self.heads:
-            raise ValueError(f"width must be divisible by heads={self.heads}, got {self.width}")
-        if self.heads % (self.key_value_heads or self.heads):
-            raise ValueError(f"key_value_heads must divide heads={self.heads}, got {self.key_value_heads}")
-        if self.model != "translator":
-            self.reject_keys("target_vocabulary", "decoder_layers", "cross_attention", owner="translators")
-            if self.tie == "all":
-                raise ValueError(f"tie='all' needs an encoder and a decoder; use tie='output' for a {self.model}")
-        elif self.tie == "all" and self.target_vocabulary not in (None, self.vocabulary):
-            sizes = f"{self.vocabulary} and {self.target_vocabulary}"
-            raise ValueError(f"tie='all' needs vocabularies of one size, got {sizes}")
-        if self.cross_attention_options and self.cross_attention is None:
-            raise ValueError("cross_attention_options need cross_attention=NAME")
-        self._check_adaptive()
-
-    def _check_adaptive(self) -> None:
-        cuts = (0, *self.adaptive_cutoffs, self.vocabulary)
-        if not self.adaptive_cutoffs:
-            self.reject_keys("adaptive_dropout", owner="models with adaptive_cutoffs")
-        elif self.model != "language-model" or self.tie != "output":
-            raise ValueError("adaptive_cutoffs need model=language-model and tie='output'")
-        elif list(cuts) != sorted(set(cuts)):
-            raise ValueError(f"adaptive_cutoffs must increase from 0 to {self.vocabulary}, got {self.adaptive_cutoffs}")
-        elif self.width % (smallest := self.adaptive_factor ** len(self.adaptive_cutoffs)):
-            powers = f"{self.adaptive_factor}^{len(self.adaptive_cutoffs)} = {smallest}"
-            raise ValueError(f"width must be divisible by adaptive_factor^cutoffs = {powers}, got {self.width}")
 
 
 class Transformer(Model):

@@ -1,20 +1,50 @@
 """Studies: one room per paper. To add one, write a module with a STUDY, and a line in STUDIES."""
 
-from importlib import import_module
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from attnlab.config import suggest_nearest
-from attnlab.experiments.study import Study
+from attnlab.registry import Registry
+from attnlab.registry.module_source import open_source
 
-STUDIES: dict[str, str] = {  # the module of each, imported on demand
-    "snell2021": "attnlab.studies.snell2021",
-    "kobayashi2020": "attnlab.studies.kobayashi2020",
-    "zheng2021": "attnlab.studies.zheng2021",
-    "heo2024": "attnlab.studies.heo2024",
-}
+if TYPE_CHECKING:
+    from attnlab.experiments.study import Study
+
+STUDIES: Registry[Study] = Registry(
+    {
+        "snell2021": "attnlab.studies.snell2021:STUDY",
+        "kobayashi2020": "attnlab.studies.kobayashi2020:STUDY",
+        "zheng2021": "attnlab.studies.zheng2021:STUDY",
+        "heo2024": "attnlab.studies.heo2024:STUDY",
+    }
+)
 
 
 def open_study(name: str) -> Study:
     """Import a study by its name; the error about an unknown name suggests the nearest."""
     if name not in STUDIES:
         raise ValueError(f"unknown study {name!r}{suggest_nearest(name, STUDIES)}; available: {', '.join(STUDIES)}")
-    return import_module(STUDIES[name]).STUDY
+    return STUDIES[name]
+
+
+@dataclass(frozen=True)
+class StudyOutline:
+    """The title of a study, and the titles of its items by name."""
+
+    title: str
+    items: dict[str, str]
+
+
+def outline_study(name: str) -> StudyOutline:
+    """Read the outline of a study from its source, without importing it."""
+    source = open_source(STUDIES.get_place(name).partition(":")[0])
+    titles = [
+        node.args[1]
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Study"
+    ]
+    items = {item: source.evaluate(call.args[0]) for item, call in source.list_calls("Item")}
+    return StudyOutline(source.evaluate(titles[0]), items)

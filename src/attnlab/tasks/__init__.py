@@ -1,14 +1,19 @@
 """Tasks by name: the data a model trains on. To add a task, add a file beside these and a line below."""
 
-from attnlab.tasks.classification import Classification
-from attnlab.tasks.language import Language
-from attnlab.tasks.synthetic import Synthetic
-from attnlab.tasks.task import Task
-from attnlab.tasks.translation import Translation
+from __future__ import annotations
 
-TASKS: dict[str, type[Task]] = {
-    "translation": Translation,
-    "language": Language,
-    "classification": Classification,
-    "synthetic": Synthetic,
-}
+from typing import TYPE_CHECKING
+
+from attnlab.registry import Registry
+
+if TYPE_CHECKING:
+    from attnlab.tasks.task import Task
+
+TASKS: Registry[type[Task]] = Registry(
+    {
+        "translation": "attnlab.tasks.translation:Translation",
+        "language": "attnlab.tasks.language:Language",
+        "classification": "attnlab.tasks.classification:Classification",
+        "synthetic": "attnlab.tasks.synthetic:Synthetic",
+    }
+)

@@ -17,7 +17,7 @@ from attnlab.huggingface.fine_tuning import TunedConfig
 from attnlab.mechanisms import own, parse_options, read_option_types
 from attnlab.models.lstm_config import LSTMConfig
 from attnlab.models.presets import PRESETS, Config
-from attnlab.models.transformer import TransformerConfig
+from attnlab.models.transformer_config import TransformerConfig
 from attnlab.tasks import TASKS
 from attnlab.tasks.task import Task, TaskConfig
 from attnlab.tasks.translation import TranslationConfig
@@ -145,13 +145,6 @@ def resolve_recipe(task: str, values: Mapping[str, str]) -> Recipe:
     changed["data"] = changed["data"].resolve()
     changed["model"] = replace(changed["model"], attention_options=parse_options(attention, options))
     return Recipe(task, **changed)
-
-
-def list_keys(task: str) -> list[tuple[str, Any, str]]:
-    """Return (key, default, part) for every key of `attnlab train TASK`, without the options of attentions."""
-    recipe = resolve_recipe(task, {})
-    owner = _map_keys({part: getattr(recipe, part) for part in PARTS})
-    return [(key, getattr(getattr(recipe, part), key), part) for key, part in owner.items()]
 
 
 def restore_recipe(values: Mapping[str, Any]) -> Recipe:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from attnlab.commands.compare.plan import ComparisonRow, Plan
-from attnlab.models.transformer import TransformerConfig
+from attnlab.models.transformer_config import TransformerConfig
 from attnlab.training.recipe import Recipe
 
 SOFTMAX = {"attention": "softmax"}

@@ -22,7 +22,7 @@ from attnlab.experiments.verdicts import Cell
 from attnlab.mechanisms import find_mechanism
 from attnlab.mechanisms.mechanism import Mechanism
 from attnlab.models.presets import PRESETS
-from attnlab.models.transformer import TransformerConfig
+from attnlab.models.transformer_config import TransformerConfig
 from attnlab.report.figures import draw_curves, draw_panels
 from attnlab.studies.kobayashi2020.measures import METHODS, RELATIONS, SETTINGS, GoldCounts, measure_run
 from attnlab.studies.kobayashi2020.plan import EUROPARL, GoldCorpus, configure_europarl, load_europarl, load_lexicon

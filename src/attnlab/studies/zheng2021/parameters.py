@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from attnlab.experiments.verdicts import Cell
 from attnlab.models.presets import PRESETS, build_on_meta
-from attnlab.models.transformer import TransformerConfig
+from attnlab.models.transformer_config import TransformerConfig
 from attnlab.studies.zheng2021.coda_models import LABELS
 
 
