@@ -157,7 +157,7 @@ def measure_aligners(given, source, target, folder):
     some = slice(0, given.attention_pairs)
     run = runs.open_run(given.run or train_random_run(folder, source, target), device="cpu")
     for by in ("weight", "norm"):
-        reading = Reading(by=by, layer=1)
+        reading = Reading(by=by, setting="awi", layer=1)
         reader = open_run_reader(run, source[some], target[some])
         made, seconds = measure_time(lambda r=reading, x=reader: find_links(x, r.candidates))
         yield f"translator by {by}, one layer", next(iter(made.aligned.values())).links(), seconds

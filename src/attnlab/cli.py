@@ -163,7 +163,7 @@ def align(
     source: Annotated[Path, Argument(metavar="SRC", help="Text, one sentence per line.")],
     target: Annotated[Path, Argument(metavar="TGT", help="Translation of SRC, line by line.")],
     by: Annotated[str | None, Option(help="weight, norm or probe; default: norm.")] = None,
-    setting: Annotated[str | None, Option(help="awo or awi; default: awi, for LSTMs and probes awo.")] = None,
+    setting: Annotated[str | None, Option(help="awo, awi or auto (default): the one that fits the text.")] = None,
     layer: Annotated[str | None, Option(help="Number from 0, mean, highest-norm (default) or best-on:GOLD.")] = None,
     head: Annotated[str | None, Option(help="As --layer; default: mean, all heads together.")] = None,
     best_on_text: Annotated[Files, Option(metavar="SRC TGT", help="Text of best-on's links; default: SRC TGT.")] = None,

@@ -4,11 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
-from attnlab.aligning.choice import Reading, parse_place
+from attnlab.aligning.choice import Reading, RowSetting, parse_place
 from attnlab.aligning.extraction import PairReader, Sentences, Tick, find_links
 from attnlab.aligning.ibm1_aligner import FILE, WordModel, name_folder
 from attnlab.aligning.pair_readers import open_pretrained_reader, open_run_reader
+from attnlab.aligning.row_evidence import compare_settings
 from attnlab.analysis.alignment import CorpusAlignment
 from attnlab.models.lstm_config import LSTMConfig
 from attnlab.tasks.links import Gold
@@ -32,7 +34,7 @@ class SelectionGold:
 class AlignmentRequest:
     """What the user asks of a model; None stands for the defaults of `Reading`.
 
-    The default setting is awi. For an LSTM, which predicts after it attends, and for probes it is awo.
+    The default setting is auto: the text decides, or the gold links of best-on. For probes it is awo.
     """
 
     by: str | None = None
@@ -45,9 +47,9 @@ class AlignmentRequest:
     device: str = "auto"
     allow_code: bool = False  # run the file of a user-written mechanism that the model names
 
-    def build_reading(self, *, lstm: bool) -> Reading:
+    def build_reading(self) -> Reading:
         by = self.by or "norm"
-        setting = self.setting or ("awo" if lstm or by == "probe" else "awi")
+        setting = self.setting or ("awo" if by == "probe" else "auto")
         if by == "probe" and (setting != "awo" or self.layer or self.head):
             always = "always reads the last layer with all heads together, setting awo"
             raise ValueError(f"--by probe {always}: omit --setting, --layer and --head")
@@ -124,7 +126,7 @@ def _align_by_ibm1(pairs: Pairs, request: AlignmentRequest, known: Path | None) 
 def _align_by_attention(
     read: Callable[[Pairs], PairReader], pairs: Pairs, request: AlignmentRequest, run: Run | None, tick: Tick
 ) -> AlignmentResult:
-    reading = request.build_reading(lstm=run is not None and isinstance(run.recipe.model, LSTMConfig))
+    reading = request.build_reading()
     if reading.rule == "best-on" and request.selection is None:
         raise ValueError("best-on needs gold links: write best-on:FILE, or pass --gold FILE")
     reader = read(pairs)
@@ -142,4 +144,14 @@ def _align_by_attention(
     if not found.aligned:
         return AlignmentResult(CorpusAlignment.empty(reader.target_words), [*notes, "no pair has words on both sides"])
     chosen = found.choose_best(reading, selection.gold if selection else None)
+    if reading.setting == "auto" and selection is None:
+        readings = {setting: replace(chosen, setting=setting) for setting in get_args(RowSetting)}
+        evidence = compare_settings(*pairs, {setting: found.aligned[c] for setting, c in readings.items()})
+        chosen = readings[evidence.choose_setting(usual := _get_usual_setting(run))]
+        notes.append(evidence.explain(usual))
     return AlignmentResult(found.aligned[chosen], [*notes, f"read {chosen}"])
+
+
+def _get_usual_setting(run: Run | None) -> RowSetting:
+    """Return awo for an LSTM, which predicts after it attends, else awi (Kobayashi et al. 2020)."""
+    return "awo" if run is not None and isinstance(run.recipe.model, LSTMConfig) else "awi"

@@ -16,6 +16,7 @@ from attnlab.config import check_fields
 
 By = Literal["weight", "norm", "probe"]
 RowSetting = Literal["awo", "awi"]
+RowChoice = Literal["awo", "awi", "auto"]
 Place = int | Literal["mean"]
 Rule = Literal["highest-norm", "best-on"]
 RULES: tuple[Rule, ...] = get_args(Rule)
@@ -38,10 +39,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Reading:
-    """The maps to read. layer and head are a number from 0, "mean", or a rule."""
+    """The maps to read. layer and head are a number from 0, "mean", or a rule. Setting "auto" reads both."""
 
     by: By = "norm"
-    setting: RowSetting = "awi"
+    setting: RowChoice = "auto"
     layer: Place | Rule = "highest-norm"
     head: Place | Rule = "mean"
 
@@ -60,7 +61,8 @@ class Reading:
         if self.by == "probe":
             return [Candidate("probe", "awo", layers - 1, "mean")]
         places = [_list_places("layer", self.layer, layers), _list_places("head", self.head, heads)]
-        return [Candidate(self.by, self.setting, layer, head) for layer in places[0] for head in places[1]]
+        settings: tuple[RowSetting, ...] = get_args(RowSetting) if self.setting == "auto" else (self.setting,)
+        return [Candidate(self.by, s, layer, head) for layer in places[0] for head in places[1] for s in settings]
 
 
 def parse_place(text: str, name: str) -> Place | Rule:

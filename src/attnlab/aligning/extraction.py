@@ -72,9 +72,9 @@ class FoundLinks:
         return total / count
 
     def choose_best(self, reading: Reading, gold: Gold | None = None) -> Candidate:
-        """Return the candidate that the reading's rule chooses, the first of equals."""
+        """Return the candidate that the reading's rule chooses, the first of equals, such as both settings of a map."""
         candidates = list(self.aligned)
-        if len(candidates) == 1:
+        if reading.rule is None or len(candidates) == 1:
             return candidates[0]
         if reading.rule == "highest-norm":
             return max(candidates, key=self.mean_norm)
