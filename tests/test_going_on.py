@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 
 import pytest
 import torch
@@ -51,6 +52,37 @@ def test_a_damaged_checkpoint_never_takes_the_place_of_a_whole_one(tmp_path):
     assert (tmp_path / "last.damaged").exists()
 
 
+def test_a_flipped_bit_anywhere_never_blocks_a_run_that_has_a_whole_checkpoint(tmp_path):
+    folder = RunFolder(tmp_path)
+    saved(folder.previous, 5), saved(folder.last, 10)
+    whole = folder.last.read_bytes()
+    for place in range(0, len(whole) * 8, 7):  # prime: all bits of a byte in turn
+        damaged = bytearray(whole)
+        damaged[place // 8] ^= 1 << place % 8
+        folder.last.write_bytes(damaged)
+        assert folder.position()["step"] in (5, 10), place
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            checkpoint = folder.resume()
+        assert checkpoint.state["step"] == (10 if folder.last.exists() else 5)  # 10: the bit changed nothing
+        assert torch.equal(checkpoint.tensors["model/x"], torch.zeros(3))
+
+
+def test_ctrl_c_takes_no_place_among_the_checkpoints_to_average(tmp_path):
+    values = dict(word.split("=") for word in LEXICON) | {"checkpoint_every": "5", "keep_last": "3", "log_every": "1"}
+    recipe = resolve_recipe("synthetic", values | {"steps": "20"})
+
+    def stop(row):
+        if row["step"] == 16:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    folder, outcome = start_run(recipe, out=str(tmp_path), device="cpu", report=stop, note=print)
+    assert 16 <= outcome.step < 20
+    average_checkpoints(folder, 3)
+    start_run(recipe, out=str(tmp_path), device="cpu", report=lambda row: None, note=print)
+    assert sorted(int(path.stem) for path in (tmp_path / "steps").iterdir()) == [10, 15, 20]
+
+
 def test_only_checkpoints_are_averaged_not_steps_that_were_evaluated(tmp_path):
     folder = RunFolder(tmp_path)
     folder.claim({"training": {"checkpoint_every": 5, "steps": 22, "evaluate_at": [18]}})
@@ -78,6 +110,9 @@ def test_measurements_that_were_lost_are_said_and_leave_no_hole(tmp_path):
     metrics.append({"step": 2})
     metrics.close()
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
+    path.write_bytes(path.read_bytes().replace(b"1", b"\xb1") + b'{"st')  # damaged, and half written
+    with pytest.warns(UserWarning, match="jsonl:1"):
+        assert RunFolder(tmp_path).metrics() == [{"step": 2}]
 
 
 def test_an_attention_that_was_edited_makes_another_run(tmp_path):

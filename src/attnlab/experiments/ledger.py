@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, NamedTuple
 from filelock import FileLock
 
 from attnlab.config import suggest_nearest
-from attnlab.files import write_text
+from attnlab.files import explain_errors, write_text
 
 FILE = "ledger.jsonl"
 FORMAT = 1  # of a row
@@ -111,9 +111,8 @@ class Ledger:
 
     def append(self, row: Row) -> None:
         """Write one row; other processes may write to the same file."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         line = row.as_line().encode() + b"\n"
-        with self._lock(), open(self.path, "a+b") as file:
+        with explain_errors(self.path), self._lock(), open(self.path, "a+b") as file:
             tail = _read_last_line(file)
             if _is_torn(tail):
                 file.truncate(file.seek(0, os.SEEK_END) - len(tail))
@@ -136,6 +135,7 @@ class Ledger:
         return chosen
 
     def _lock(self) -> FileLock:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         return FileLock(f"{self.path}.lock")
 
     def _refresh(self) -> None:

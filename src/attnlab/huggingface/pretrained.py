@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 from transformers.masking_utils import eager_mask, sdpa_mask
 
+from attnlab.files import write_text
 from attnlab.huggingface import adaptation, dispatch, inputs, proof
 from attnlab.huggingface import carries as cascade
 from attnlab.huggingface.adaptation import Adaptation
@@ -149,7 +150,7 @@ def _save(
     about = dispatch.find_adaptation(model).to_json(_list_versions())
     type(model).save_pretrained(model, save_directory, is_main_process, *arguments, **options)
     if is_main_process:
-        (Path(save_directory) / adaptation.FILE).write_text(about)
+        write_text(Path(save_directory) / adaptation.FILE, about)
 
 
 def _save_part(part: PreTrainedModel, *_arguments: Any, **_options: Any) -> None:

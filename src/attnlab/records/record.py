@@ -9,7 +9,6 @@ queries and keys and computes weights on access, all at once or for a range of r
 """
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -20,6 +19,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from attnlab.files import replace_file
 
 FORMAT = "attnlab-record-1"
 SHOWN = 12  # tokens and examples in a notebook
@@ -214,13 +215,8 @@ class Record:
         }
         for part in ("tokens", "masks", "readout"):
             index[part] = {name: store(name, x) for name, x in getattr(self, part).items()}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
+        with replace_file(path) as scratch:
             save_file(stored, scratch, metadata={FORMAT: json.dumps(index)})  # one entry: their order is not fixed
-            os.replace(scratch, path)
-        finally:
-            scratch.unlink(missing_ok=True)
 
     @classmethod
     def load(cls, path: str | Path, device: torch.device | str = "cpu") -> "Record":

@@ -6,6 +6,7 @@ from html import escape
 from pathlib import Path
 from typing import ClassVar
 
+from attnlab.files import write_text
 from attnlab.report.packing import pack_view
 from attnlab.report.page import render_page
 from attnlab.report.view import View
@@ -40,8 +41,7 @@ class Viewer:
         path = Path(path)
         if path.suffix not in (".html", ".json"):
             raise ValueError(f"{path} must end in .html (a page) or .json (its data)")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(self.page() if path.suffix == ".html" else self.json() + "\n", encoding="utf-8")
+        write_text(path, self.page() if path.suffix == ".html" else self.json() + "\n")
         return path
 
     def _repr_html_(self) -> str:

@@ -2,9 +2,9 @@
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from attnlab.training import optimisers as optimise
 from attnlab.training.run_folder import Checkpoint, RunFolder, read_checkpoint, write_checkpoint
 from attnlab.training.step import Stepper
+
+if TYPE_CHECKING:
+    from attnlab.training.loop import TrainConfig
 
 
 @dataclass
@@ -55,10 +58,18 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
             x.copy_(tensors[name])
 
 
-def keep_weights(folder: RunFolder, checkpoint: Checkpoint, *, last: int, evaluated: Sequence[int]) -> None:
-    """Keep these weights and delete all but the `last` newest; those at the steps in `evaluated` stay."""
+def keep_weights(folder: RunFolder, checkpoint: Checkpoint, config: "TrainConfig") -> None:
+    """Keep these weights for averaging, unless the user stopped the run here; delete those that are too old.
+
+    Weights at the steps of evaluate_at= stay.
+    """
+    if not _is_averaged(checkpoint.state["step"], config.checkpoint_every, config.steps):
+        return
     write_checkpoint(checkpoint, folder.step_file(checkpoint.state["step"]))
-    for old in [step for step in _kept_steps(folder) if step not in evaluated][:-last]:
+    kept = _kept_steps(folder)
+    newest = [step for step in kept if _is_averaged(step, config.checkpoint_every, config.steps)]
+    newest = [step for step in newest if step not in config.evaluate_at][-config.keep_last :]
+    for old in set(kept) - {*newest, *config.evaluate_at}:
         folder.step_file(old).unlink()
 
 
@@ -66,7 +77,7 @@ def average_checkpoints(folder: RunFolder, count: int) -> dict[str, Tensor]:
     """Return the mean weights of the last `count` kept checkpoints, without steps kept only by evaluate_at=."""
     training = folder.config().get("training", {})
     every, end = training.get("checkpoint_every", 1), training.get("steps")
-    steps = [step for step in _kept_steps(folder) if step % every == 0 or step == end]
+    steps = [step for step in _kept_steps(folder) if _is_averaged(step, every, end)]
     paths = [folder.step_file(step) for step in steps[-count:]]
     if len(paths) < count:
         kept = f"{folder.path} keeps {len(paths)} checkpoints, fewer than the {count} to average"
@@ -75,6 +86,10 @@ def average_checkpoints(folder: RunFolder, count: int) -> dict[str, Tensor]:
     return {
         name: torch.stack([part[name].float() for part in parts]).mean(0).to(x.dtype) for name, x in parts[0].items()
     }
+
+
+def _is_averaged(step: int, every: int, end: int) -> bool:
+    return step % every == 0 or step == end
 
 
 def _kept_steps(folder: RunFolder) -> list[int]:

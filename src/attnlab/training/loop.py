@@ -200,7 +200,7 @@ class Training:
         (position.loss,) = self.batches.sum_over_processes(float(self.stepper.loss))
         checkpoint = make_checkpoint(position, self.model, self.stepper)
         if self.is_main and config.keep_last:
-            keep_weights(self.folder, self._weights(), last=config.keep_last, evaluated=config.evaluate_at)
+            keep_weights(self.folder, self._weights(), config)
         if self.metrics is not None:
             self.metrics.sync()
             self.folder.save(checkpoint)

@@ -5,14 +5,15 @@
     last.safetensors  the newest checkpoint         previous.safetensors  the one before
     best.safetensors  the best weights              steps/N.safetensors   weights kept at chosen steps
 
-A file is written under a temporary name and then renamed, so no file is ever incomplete. Each checkpoint stores a
+A file is written in a scratch folder and then renamed, so no file is ever incomplete. Each checkpoint stores a
 SHA-256 of its tensors and state. If it does not match, a warning names the file and the previous checkpoint is used.
 """
 
-import fcntl
 import hashlib
 import json
 import os
+import re
+import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -26,7 +27,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from attnlab.config import FREE_KEYS
-from attnlab.files import write_text
+from attnlab.files import explain_errors, lock_file, remove_stale, replace_file, sync_tree, write_text
+
+OLD_SCRATCH = re.compile(r"\.tmp\w{6}|\..+\.\d+(\.part)?|\.last\.safetensors\.new.*|\.hugging_face\.part")  # earlier
 
 
 class DamagedError(ValueError):
@@ -77,38 +80,35 @@ class RunFolder:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the folder while training. Raises ValueError if another process holds it."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with open(self.path / ".lock", "a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise ValueError(f"{self.path} is in use: another process trains this run") from None
-            for scratch in (*self.path.glob(".*.safetensors.*"), *self.path.glob("steps/.*.safetensors.*")):
-                scratch.unlink(missing_ok=True)  # left by a process that was killed while writing
+        with explain_errors(self.path / ".lock"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = open(self.path / ".lock", "a")  # noqa: SIM115 (closed below)
+        with lock:
+            if not lock_file(lock):
+                raise ValueError(f"{self.path} is in use: another process trains this run")
+            self._remove_leftovers()
             yield
 
     def is_locked(self) -> bool:
         if not (self.path / ".lock").exists():
             return False
-        with open(self.path / ".lock", "a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                return True
-        return False
+        with open(self.path / ".lock") as lock:
+            return not lock_file(lock, shared=True)
+
+    def _remove_leftovers(self) -> None:
+        """Remove what processes that were killed while writing left here. Call it while holding the lock."""
+        for folder in (self.path, self.path / "steps"):
+            remove_stale(folder)
+            for old in [path for path in folder.glob(".*") if OLD_SCRATCH.fullmatch(path.name)]:
+                shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Save as the last checkpoint; the former last checkpoint becomes the previous one."""
-        new = self.path / ".last.safetensors.new"
-        write_checkpoint(checkpoint, new)
-        if self.last.exists():
-            os.replace(self.last, self.previous)
-        os.replace(new, self.last)
-        descriptor = os.open(self.path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        with replace_file(self.last) as new:
+            _save_tensors(checkpoint, new)
+            sync_tree(new)
+            if self.last.exists():
+                os.replace(self.last, self.previous)
 
     def resume(self) -> Checkpoint | None:
         """Return the newest intact checkpoint, or None if there is no checkpoint."""
@@ -125,7 +125,7 @@ class RunFolder:
                     damaged.append(str(error))
                     warnings.warn(f"{error}; trying the previous checkpoint", stacklevel=2)
         if damaged:
-            raise DamagedError("all checkpoints are damaged: " + "; ".join(damaged))
+            raise DamagedError(f"{'; '.join(damaged)}; no checkpoint is left: delete {self.path} to train again")
         return None
 
     def position(self) -> dict[str, Any]:
@@ -133,23 +133,33 @@ class RunFolder:
         for path in (self.last, self.previous):
             try:
                 with safe_open(path, "pt") as file:
-                    return json.loads((file.metadata() or {})["state"])
-            except (OSError, RuntimeError, SafetensorError, KeyError):  # not there, damaged, or just being replaced
+                    metadata = file.metadata() or {}
+                if metadata.get("state_sha256", digest := _digest_text(metadata["state"])) == digest:
+                    return json.loads(metadata["state"])
+            except (OSError, RuntimeError, SafetensorError, KeyError, ValueError):  # not there, damaged, being replaced
                 continue
         return {}
 
     def metrics(self) -> list[dict[str, Any]]:
         if not self.metrics_file.exists():
             return []
-        lines = self.metrics_file.read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines if line.endswith("}")]
+        rows = []
+        whole, _, _ = self.metrics_file.read_bytes().rpartition(b"\n")  # the last line may be half written
+        for number, line in enumerate(whole.splitlines(), start=1):
+            try:
+                rows.append(dict(json.loads(line)))
+            except (ValueError, TypeError):
+                warnings.warn(f"{self.metrics_file}:{number} is not a measurement and is ignored", stacklevel=2)
+        return rows
 
 
 class Metrics:
     """The metrics file, truncated to the length stored in the checkpoint and opened for appending."""
 
     def __init__(self, path: Path, length: int) -> None:
-        self.file = open(path, "a+b")  # noqa: SIM115 (closed by close)
+        self.path = path
+        with explain_errors(path):
+            self.file = open(path, "a+b")  # noqa: SIM115 (closed by close)
         size = self.file.seek(0, os.SEEK_END)
         if size < length:
             warnings.warn(f"{path} lacks its last {length - size} bytes; training continues without them", stacklevel=2)
@@ -157,30 +167,34 @@ class Metrics:
         self.file.seek(0, os.SEEK_END)
 
     def append(self, values: Mapping[str, Any]) -> None:
-        self.file.write((json.dumps(values, ensure_ascii=False) + "\n").encode())
-        self.file.flush()
+        with explain_errors(self.path):
+            self.file.write((json.dumps(values, ensure_ascii=False) + "\n").encode())
+            self.file.flush()
 
     def length(self) -> int:
         return self.file.tell()
 
     def sync(self) -> None:
         """Write the measurements to disk, before the checkpoint that stores their length."""
-        os.fsync(self.file.fileno())
+        with explain_errors(self.path):
+            os.fsync(self.file.fileno())
 
     def close(self) -> None:
-        self.file.close()
+        with explain_errors(self.path):
+            self.file.close()
 
 
 def write_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
-    """Write a checkpoint under a temporary name and rename it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write a checkpoint atomically."""
+    with replace_file(path) as scratch:
+        _save_tensors(checkpoint, scratch)
+
+
+def _save_tensors(checkpoint: Checkpoint, path: Path) -> None:
     tensors = {name: x.detach().cpu().contiguous() for name, x in checkpoint.tensors.items()}
     state = json.dumps(checkpoint.state, ensure_ascii=False)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
-    save_file(tensors, scratch, metadata={"state": state, "sha256": _compute_checksum(tensors, state)})
-    with open(scratch, "rb") as file:
-        os.fsync(file.fileno())
-    os.replace(scratch, path)
+    digests = {"sha256": _compute_checksum(tensors, state), "state_sha256": _digest_text(state)}
+    save_file(tensors, path, metadata={"state": state} | digests)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
@@ -196,6 +210,10 @@ def read_checkpoint(path: Path) -> Checkpoint:
     if metadata.get("sha256") != _compute_checksum(tensors, metadata.get("state", "")):
         raise DamagedError(f"{path} is damaged (its checksum does not match)")
     return Checkpoint(tensors, json.loads(metadata["state"]))
+
+
+def _digest_text(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _compute_checksum(tensors: Mapping[str, Tensor], state: str) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from attnlab.config import replace_values
-from attnlab.files import write_text
+from attnlab.files import replace_file, write_text
 from attnlab.huggingface.fine_tuning import TunedConfig, TunedLanguageModel, open_tuned_model
 from attnlab.mechanisms import own
 from attnlab.mechanisms.kernels.launch import LAUNCHED
@@ -73,14 +73,14 @@ def start_run(
         for line in [*task.notes, _describe(task, model, accelerator.device)] if main else []:
             note(line)
         LAUNCHED.clear()
-        first = folder.position().get("step", 0)
         try:
-            outcome = Training(task, model, recipe.training, folder, accelerator, report_and_track).run()
+            training = Training(task, model, recipe.training, folder, accelerator, report_and_track)
+            outcome = training.run()
         finally:
             if tracking:
                 accelerator.end_training()
-        if main and outcome.step > first:
-            write_what_ran(folder, first, outcome, accelerator.device)
+        if main and outcome.step > training.first_step:
+            write_what_ran(folder, training.first_step, outcome, accelerator.device)
         if main and outcome.finished and isinstance(model, TunedLanguageModel):
             _save_for_hugging_face(folder, recipe, allow_code)
         return folder, outcome
@@ -205,10 +205,8 @@ def _save_for_hugging_face(folder: RunFolder, recipe: Recipe, allow_code: bool) 
     if folder.hugging_face.exists():
         return
     run: Any = open_run(folder.path, device="cpu", weights="best", allow_code=allow_code, asked=recipe)
-    part = folder.path / ".hugging_face.part"
-    shutil.rmtree(part, ignore_errors=True)
-    run.model.save(part, run.recipe.data.tokenizer)
-    part.rename(folder.hugging_face)
+    with replace_file(folder.hugging_face) as scratch:
+        run.model.save(scratch, run.recipe.data.tokenizer)
 
 
 def _load_embeddings(model: Any, task: Any) -> None:
