@@ -36,7 +36,7 @@ class RoleRun(PlannedRun):
     role: str
     measure: str = "agreement"
     function: RoleMeasure = measure_agreement
-    edition: int = 1
+    edition: int = 2  # 2: β^px is ranked by its logit
 
     @property
     def name(self) -> str:
