@@ -67,7 +67,7 @@ def test_without_a_test_part_validation_is_scored(translator, corpus):
     assert "'tset'" in run_attnlab("evaluate", "runs/first", "part=tset", cwd=corpus).stderr
 
 
-@pytest.mark.parametrize("command", ["evaluate", "translate", "inspect --text x", "align a.de a.en"])
+@pytest.mark.parametrize("command", ["evaluate", "translate", "predict", "inspect --text x", "align a.de a.en"])
 @pytest.mark.parametrize(
     ("name", "hint"),
     [("runs/frist", "did you mean runs/first"), ("runs/zzzz", "attnlab runs"), ("./runs/frist", "mean runs/first")],

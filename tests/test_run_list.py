@@ -42,7 +42,7 @@ def test_rows_have_seed_date_task_and_the_best_score_with_its_name(root):
     ("file", "content"),
     [
         ("config.json", None), ("config.json", "{"), ("config.json", "[3]"), ("config.json", '{"data": 1}'),
-        ("metrics.jsonl", "{oops}"), ("metrics.jsonl", '{"step": 2, "valid_loss": 1}'),
+        ("metrics.jsonl", '{"step": 2, "valid_loss": 1}\n'),
         ("last.safetensors", "nothing"), ("evaluation-test.json", "{"), ("evaluation-test.json", "[]"),
     ],
 )  # fmt: skip

@@ -306,7 +306,7 @@ def test_evaluate_and_translate(tmp_path):
     assert {score["name"] for score in found["text"]} == {"BLEU", "chrF2", "compound-split BLEU"}
     assert found["bound_perplexity"] >= found["perplexity"]
     assert len(found["translations"]) == 50
-    lines = "biki nigeba\n\nnurabu\n"
+    lines = "biki nigeba\n\nnurabu\u2028biki\n"
     done = run("translate", str(tmp_path / "r"), "beam=2", "device=cpu", input=lines)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.split("\n")) == 4

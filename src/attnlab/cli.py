@@ -139,6 +139,26 @@ def translate(run: RunName, settings: Pairs = None, allow_code: AllowCode = Fals
 
 
 @app.command()
+def predict(
+    run: RunName,
+    settings: Pairs = None,
+    file: Annotated[Path | None, Option(help="File with one text per line; default: standard input.")] = None,
+    words: Annotated[int, Option(help="Number of words to show, those that contribute most.")] = 3,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object per line.")] = False,
+    allow_code: AllowCode = False,
+) -> None:
+    """Classify texts, one per line: label, probability, and the words that contribute most.
+
+    Settings: weights=best|last|N|at:STEP device=auto
+    A word's contribution is what the log-odds of the label lose if the word is deleted: +0.69 doubles the odds.
+    --words 0 is much faster. A line without words gets an empty line.
+    """
+    from attnlab.commands.predict import predict_lines
+
+    predict_lines(run, settings or [], file=file, words=words, as_json=as_json, allow_code=allow_code)
+
+
+@app.command()
 def diagnose(
     source: Annotated[Path, Argument(metavar="SRC", help="Text, one sentence per line; or .csv, .tsv, .jsonl.")],
     target: Annotated[Path | None, Argument(metavar="TGT", help="Translation of SRC, line by line.")] = None,

@@ -1,8 +1,8 @@
 """attnlab translate: translate standard input, one sentence per line, to standard output."""
 
-import sys
 from collections.abc import Sequence
 
+from attnlab.commands.predict import read_standard_input
 from attnlab.config import parse_values, split_pairs
 from attnlab.decoding.evaluation import check_translator, translate_nbest
 from attnlab.terminal import Bar
@@ -17,7 +17,7 @@ def translate_input(run: str, settings: Sequence[str], *, allow_code: bool = Fal
     device, weights = rules.pop("device", "auto"), rules.pop("weights", None)
     opened = open_run(run, device=device, weights=weights, allow_code=allow_code)
     check_translator(opened.task)
-    lines, best = _decode_lines(sys.stdin.buffer.read()), {}
+    lines, best = [line for _, line in read_standard_input()], {}
     with Bar(1) as progress:
         for number, candidates in translate_nbest(opened, lines, **rules):
             best[number] = candidates
@@ -25,11 +25,3 @@ def translate_input(run: str, settings: Sequence[str], *, allow_code: bool = Fal
     for number in range(len(lines)):
         for each in best[number]:
             print(f"{number} ||| {each.text} ||| {each.score:.4f}" if "n_best" in rules else each.text)
-
-
-def _decode_lines(text: bytes) -> list[str]:
-    try:
-        return text.decode("utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        line = text[: error.start].count(b"\n") + 1
-        raise ValueError(f"standard input, line {line}: not UTF-8 ({error.reason})") from None

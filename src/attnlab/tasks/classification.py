@@ -66,9 +66,13 @@ class Classification(Task):
         sequences, classes = self._get_encoded(part)
         return Batch((sequences.pad(indices),), torch.from_numpy(classes[indices]), len(indices), list(indices))
 
+    def split(self, text: str) -> list[str]:
+        """Split a text into the words that the model reads."""
+        return self.text.split(text)
+
     def encode(self, texts: Sequence[str]) -> Sequences:
         """Encode texts as the model reads them."""
-        words = (" ".join(self.text.split(text)) for text in texts)
+        words = (" ".join(self.split(text)) for text in texts)
         return Sequences.from_ids(self.vocabulary.encode(words), begin=BOS, end=EOS)
 
     def read_embeddings(self) -> Tensor | None:

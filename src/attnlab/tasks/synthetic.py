@@ -61,6 +61,7 @@ class Synthetic(Task):
         self.architecture = self.problem.architecture
         self.source_vocabulary, self.target_vocabulary = self.problem.source, self.problem.target
         self.vocabulary = self.problem.source  # of a classifier's input
+        self.classes = ("absent", "present")  # of the keyword
 
     def get_sizes(self) -> dict[str, int]:
         if self.architecture == "classification":
@@ -83,6 +84,9 @@ class Synthetic(Task):
     def make_batch(self, part: str, indices: list[int]) -> Batch:
         self.check_part(part)
         return self.problem.make_batch(part, indices)
+
+    def split(self, line: str) -> list[str]:
+        return line.split()
 
     def encode(self, lines: Sequence[str]) -> Sequences:
         """Encode lines of source words as the model reads them."""

@@ -1,0 +1,47 @@
+"""attnlab predict: print the label of each line of standard input or of a file."""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from attnlab.config import parse_values, split_pairs
+from attnlab.decoding.prediction import LabelPrediction, check_classifier, predict_labels
+from attnlab.reading.text_stream import decode_lines, read_file_lines
+from attnlab.training.runs import open_run
+
+TYPES = {"weights": str, "device": str}
+
+
+def predict_lines(
+    run: str, settings: Sequence[str], *, file: Path | None, words: int, as_json: bool, allow_code: bool = False
+) -> None:
+    """Print one line for each line of the input, a blank one for a line without words; notes go to standard error."""
+    values = parse_values(split_pairs(settings), TYPES)
+    device, weights = values.get("device", "auto"), values.get("weights")
+    opened = open_run(run, device=device, weights=weights, allow_code=allow_code)
+    check_classifier(opened)
+    lines = (line for _, line in (read_standard_input() if file is None else read_file_lines(file)))
+    for number, prediction in enumerate(predict_labels(opened, lines, words=words), start=1):
+        print(_format_json(number, prediction) if as_json else _format_text(prediction))
+        for note in prediction.notes:
+            print(f"line {number}: {note}", file=sys.stderr)
+
+
+def read_standard_input() -> Iterator[tuple[int, str]]:
+    """Yield the lines of standard input with their numbers. On a terminal, say how to end the input."""
+    if sys.stdin.isatty():
+        print("reading lines from the terminal; end with Ctrl-D", file=sys.stderr)
+    return decode_lines(sys.stdin.buffer, "standard input")
+
+
+def _format_text(prediction: LabelPrediction) -> str:
+    if prediction.probability is None:
+        return ""
+    words = ", ".join(f"{each.word} {each.contribution:+.2f}" for each in prediction.words)
+    return f"{prediction.label}\t{prediction.probability:.4f}\t{words}".rstrip("\t")
+
+
+def _format_json(number: int, prediction: LabelPrediction) -> str:
+    return json.dumps({"line": number} | asdict(prediction), ensure_ascii=False)
