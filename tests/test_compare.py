@@ -109,7 +109,7 @@ def test_the_same_question_has_the_same_name_and_another_has_another():
         ({"attention": "coda(alhpa=3)"}, "unknown key 'alhpa' .did you mean 'alpha'"),
         ({"attention": "softmax", "betas": "0.9,0.98"}, "parentheses, betas="),
         ({"attention": "softmax,coda", "alpha": "1,2"}, "more trials"),
-        ({"attention": "softmax", "seed": "1,2"}, "seeds=2"),
+        ({"attention": "softmax", "seed": "1,2"}, "--seeds 2"),
         ({"attention": "softmax", "examples": "10,20"}, "validation loss cannot choose"),
         ({"attention": "softmax", "beam": "1,5"}, "validation loss cannot choose"),
         ({"attention": "softmax", "lr": "1e-3,x"}, "lr=x: expected a number"),

@@ -147,7 +147,7 @@ def test_the_page_is_one_small_file_with_all_that_makes_it_again(made):
     folder, _ = made
     text = (folder / "report.html").read_text(encoding="utf-8")
     assert len(text) < 4_000_000
-    assert "attnlab demo attention=softmax,dagpam steps=5 batch=7 lr=0.003 seed=0 seeds=2 copying=false" in text
+    assert "attnlab demo attention=softmax,dagpam steps=5 batch=7 lr=0.003 seed=0 copying=false --seeds 2" in text
     for fact in ("torch", "python", "hardware", "commit", "seeds"):
         assert f"<dt>{fact}</dt>" in text
 

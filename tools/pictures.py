@@ -241,7 +241,7 @@ def run_demo() -> Path:
     """Run attnlab demo, reusing finished runs, and return its folder."""
     from attnlab.cli import app
 
-    app(["demo", "open=false", f"out={RUNS / 'demo'}"], standalone_mode=False)
+    app(["demo", "--no-open", f"--out={RUNS / 'demo'}"], standalone_mode=False)
     return RUNS / "demo"
 
 

@@ -13,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from attnlab import __version__
-from attnlab.config import parse_numbers, split_pairs
+from attnlab.config import parse_numbers, split_pairs, write_given
 from attnlab.terminal import Bar, Interruptible, command_line, resumable, show_table
 
 app = typer.Typer(
@@ -31,6 +31,7 @@ Device = Annotated[str, Option(help="auto, cpu or cuda.")]
 Files = tuple[str, str] | None
 RunName = Annotated[str, Argument(help="Folder of a run, or its name in runs/.")]
 AllowCode = Annotated[bool, Option("--allow-code", help="Run the .py file of a mechanism that the folder names.")]
+Seeds = Annotated[str | None, Option(metavar="N", help="Number of seeds.")]
 Until = Annotated[str | None, Option(help="Stop at checkpoints 20 s before this: 9m, 1h30m, or 14:30.")]
 On = Annotated[str, Option(help="Where to train: local, or ray: the cluster at RAY_ADDRESS.")]
 Jobs = Annotated[int | None, Option(help="Largest number of models at a time; default: as many as fit.")]
@@ -70,16 +71,23 @@ def list_everything(
 
 
 @app.command()
-def demo(settings: Pairs = None, until: Until = None) -> None:
+def demo(
+    settings: Pairs = None,
+    seeds: Seeds = None,
+    out: Annotated[Path | None, Option(help="Output folder; default: runs/demo.")] = None,
+    browser: Annotated[bool | None, Option("--open/--no-open", help="Open the page if there is a desktop.")] = None,
+    until: Until = None,
+) -> None:
     """Train several attentions to translate, run every analysis, and write one page of results.
 
-    Settings: attention=a,b,… steps=400 seed=0 seeds=3 batch=32 lr=3e-3 copying=true open=true out=runs/demo
+    Settings: attention=a,b,… steps=400 seed=0 batch=32 lr=3e-3 copying=true
     The same command resumes after an interruption and reuses finished runs.
     """
     from attnlab.commands.demo.run_demo import run_demo
 
     with resumable():
-        well = run_demo(split_pairs(settings or []), command_line(), until)
+        values = split_pairs(settings or []) | write_given(seeds=seeds, out=out, open=browser)
+        well = run_demo(values, command_line(), until)
     raise typer.Exit(0 if well else 1)
 
 
@@ -98,44 +106,50 @@ def describe(
 
 
 @app.command()
-def train(task: TaskName, settings: Pairs = None, allow_code: AllowCode = False) -> None:
+def train(
+    task: TaskName,
+    settings: Pairs = None,
+    out: Annotated[Path | None, Option(help="Folder of the run; default: a name in runs/.")] = None,
+    device: Device = "auto",
+    allow_code: AllowCode = False,
+) -> None:
     """Train a model. The same command resumes an interrupted run.
 
-    Settings of the run: out=FOLDER device=auto|cpu|cuda. All others belong to the task (data=…), the model
-    (model=iwslt14, attention=…, width=…), the training (steps=…, lr=…) or the attention (alpha=…).
-    `attnlab list TASK` lists all of them. model=FOLDER fine-tunes a Hugging Face language model.
+    Settings belong to the task (data=…), the model (model=iwslt14, attention=…, width=…), the training (steps=…, lr=…)
+    or the attention (alpha=…). `attnlab list TASK` explains all of them.
+    model=FOLDER fine-tunes a Hugging Face language model.
     """
     from attnlab.commands.train import train_model
 
-    if not train_model(task, settings or [], allow_code=allow_code):
+    if not train_model(task, settings or [], out=out, device=device, allow_code=allow_code):
         raise typer.Exit(130)
 
 
 @app.command()
-def evaluate(run: RunName, settings: Pairs = None, allow_code: AllowCode = False) -> None:
+def evaluate(run: RunName, settings: Pairs = None, device: Device = "auto", allow_code: AllowCode = False) -> None:
     """Score a run: perplexity and accuracy; for translation also BLEU and chrF, with 95 % intervals.
 
     Settings: part=test (without one, valid) weights=best|last|N|at:STEP beam= length_penalty= eval_samples=0
-    bootstrap=1000 device=auto
+    bootstrap=1000
     data=NAME (pair=, data_dir=) scores another data set, read with the run's vocabulary.
     src=FILE tgt=FILE scores the translation of your own text.
     """
     from attnlab.commands.evaluate import evaluate_run
 
-    evaluate_run(run, settings or [], allow_code=allow_code)
+    evaluate_run(run, settings or [], device=device, allow_code=allow_code)
 
 
 @app.command()
-def translate(run: RunName, settings: Pairs = None, allow_code: AllowCode = False) -> None:
+def translate(run: RunName, settings: Pairs = None, device: Device = "auto", allow_code: AllowCode = False) -> None:
     """Translate standard input, one sentence per line, to standard output.
 
-    Settings: weights=best|last|N|at:STEP beam= length_penalty= device=auto n_best=N
+    Settings: weights=best|last|N|at:STEP beam= length_penalty= n_best=N
     n_best=N prints the N best translations of each line as NUMBER ||| TRANSLATION ||| SCORE. Lines are numbered from 0;
     the score is log p divided by the length to the power of the length penalty.
     """
     from attnlab.commands.translate import translate_input
 
-    translate_input(run, settings or [], allow_code=allow_code)
+    translate_input(run, settings or [], device=device, allow_code=allow_code)
 
 
 @app.command()
@@ -284,20 +298,27 @@ def compare(
     task: TaskName,
     settings: Pairs = None,
     controls: Annotated[bool, Option(help="Add softmax with as many parameters, and with more heads.")] = True,
+    seeds: Seeds = None,
+    out: Annotated[Path | None, Option(help="Output folder; default: a name in compared/.")] = None,
+    runs: Annotated[Path, Option(help="Folder of the runs, which are reused.")] = Path("runs"),
+    device: Device = "auto",
     on: On = "local",
     jobs: Jobs = None,
     until: Until = None,
 ) -> None:
     """Train attentions under equal conditions and compare quality (with intervals and tests), cost and what they learn.
 
-    Settings: attention=softmax,coda,./mine.py:Mine seeds=3 out= runs= device=auto; a list for any other key is a grid.
+    Settings: attention=softmax,coda,./mine.py:Mine; a list for any other key is a grid.
     The same command resumes after an interruption and reuses finished runs.
     """
     from attnlab.commands.compare.command import run_comparison
 
     with resumable():
-        values, command = split_pairs(settings or []), command_line()
-        well = run_comparison(task, values, controls=controls, on=on, jobs=jobs, command=command, until=until)
+        values, command = split_pairs(settings or []) | write_given(seeds=seeds), command_line()
+        well = run_comparison(
+            task, values, out=out, runs=runs, controls=controls, on=on, device=device, jobs=jobs, command=command,
+            until=until,
+        )  # fmt: skip
     raise typer.Exit(0 if well else 1)
 
 
@@ -338,7 +359,9 @@ def reproduce(
     return None
 
 
-ledger = typer.Typer(help="List the rows of a ledger of measured runs, or merge ledgers.", no_args_is_help=True)
+ledger = typer.Typer(
+    cls=Interruptible, help="List the rows of a ledger of measured runs, or merge ledgers.", no_args_is_help=True
+)
 app.add_typer(ledger, name="ledger")
 
 

@@ -44,6 +44,11 @@ def split_pairs(words: Iterable[str]) -> dict[str, str]:
     return pairs
 
 
+def write_given(**options: object) -> dict[str, str]:
+    """Return the options that are not None as texts, like the pairs of `split_pairs`."""
+    return {key: str(value) for key, value in options.items() if value is not None}
+
+
 def parse_value(text: str, hint: Any, key: str) -> Any:
     """Parse a command-line value as the type that a field or an option declares."""
     if hint is Any:

@@ -14,11 +14,11 @@ from attnlab.terminal import Bar, show_table
 from attnlab.training.runs import Run, open_run
 
 DATA_KEYS = ("data", "pair", "data_dir")
-TYPES: dict[str, Any] = dict.fromkeys(("part", "weights", "device", "src", "tgt", *DATA_KEYS), str)
+TYPES: dict[str, Any] = dict.fromkeys(("part", "weights", "src", "tgt", *DATA_KEYS), str)
 TYPES |= {"beam": int, "length_penalty": float, "eval_samples": int, "bootstrap": int}
 
 
-def evaluate_run(run: str, settings: Sequence[str], *, allow_code: bool = False) -> None:
+def evaluate_run(run: str, settings: Sequence[str], *, device: str = "auto", allow_code: bool = False) -> None:
     """Score a run on a part of its data, on other data (data=), or on two text files (src= and tgt=)."""
     values = parse_values(split_pairs(settings), TYPES)
     source, target = values.get("src"), values.get("tgt")
@@ -27,7 +27,7 @@ def evaluate_run(run: str, settings: Sequence[str], *, allow_code: bool = False)
     data = {key: values[key] for key in DATA_KEYS if key in values}
     how: dict[str, Any] = {key: values[key] for key in ("beam", "length_penalty") if key in values}
     how["bootstrap"] = values.get("bootstrap", 1000)
-    where: dict[str, Any] = {"device": values.get("device", "auto"), "weights": values.get("weights"), "data": data}
+    where: dict[str, Any] = {"device": device, "weights": values.get("weights"), "data": data}
     opened = open_run(run, **where, allow_code=allow_code)
     part = Path(source).name if source else values.get("part") or _choose_part(opened)
     with Bar(1) as progress:

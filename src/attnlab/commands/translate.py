@@ -8,13 +8,13 @@ from attnlab.decoding.evaluation import check_translator, translate_nbest
 from attnlab.terminal import Bar
 from attnlab.training.runs import open_run
 
-TYPES = {"weights": str, "device": str, "beam": int, "length_penalty": float, "n_best": int}
+TYPES = {"weights": str, "beam": int, "length_penalty": float, "n_best": int}
 
 
-def translate_input(run: str, settings: Sequence[str], *, allow_code: bool = False) -> None:
+def translate_input(run: str, settings: Sequence[str], *, device: str = "auto", allow_code: bool = False) -> None:
     """Print the best translation of each line; with n_best=, its N best as NUMBER ||| TRANSLATION ||| SCORE."""
     rules = parse_values(split_pairs(settings), TYPES)
-    device, weights = rules.pop("device", "auto"), rules.pop("weights", None)
+    weights = rules.pop("weights", None)
     opened = open_run(run, device=device, weights=weights, allow_code=allow_code)
     check_translator(opened.task)
     lines, best = [line for _, line in read_standard_input()], {}

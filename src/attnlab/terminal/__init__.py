@@ -10,7 +10,8 @@ from typing import Any
 import typer
 from rich.console import Console
 from rich.table import Table
-from typer.core import TyperGroup
+
+from attnlab.terminal.spelling import EitherSpelling
 
 LONG = 50  # a first column up to this many characters is not wrapped
 
@@ -51,7 +52,7 @@ class Bar:
         self.bar.update(self.task, completed=values["step"], description="" if "valid_loss" in values else line)
 
 
-class Interruptible(TyperGroup):
+class Interruptible(EitherSpelling):
     """Commands that print "interrupted" on Ctrl-C, where Typer alone prints nothing."""
 
     def invoke(self, ctx: Any) -> Any:

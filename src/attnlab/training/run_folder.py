@@ -75,7 +75,7 @@ class RunFolder:
         differences = _list_differences(json.loads(file.read_text(encoding="utf-8")), json.loads(text))
         if differing := [each for each in differences if each[0].split(".")[-1] not in FREE_KEYS]:
             shown = "; ".join(f"{key}: {old!r} there, {new!r} now" for key, old, new in differing[:4])
-            raise ValueError(f"{self.path} holds another run ({shown}); choose another out=, or delete the folder")
+            raise ValueError(f"{self.path} holds another run ({shown}); choose another --out, or delete the folder")
 
     @contextmanager
     def lock(self) -> Iterator[None]:

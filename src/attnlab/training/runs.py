@@ -42,7 +42,7 @@ class Run:
 def start_run(
     recipe: Recipe,
     *,
-    out: str | None = None,
+    out: str | Path | None = None,
     device: str = "auto",
     report: Callable[[dict[str, Any]], None],
     note: Callable[[str], None],

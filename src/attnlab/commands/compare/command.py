@@ -19,21 +19,20 @@ def run_comparison(
     task: str,
     settings: Mapping[str, str],
     *,
+    out: Path | None,
+    runs: Path,
     controls: bool,
     on: str,
+    device: str,
     jobs: int | None,
     command: str,
     until: str | None = None,
 ) -> bool:
     """Compare, print and write; return False if a run failed."""
-    values = dict(settings)
-    out, device, runs = values.pop("out", None), values.pop("device", "auto"), Path(values.pop("runs", "runs"))
-    plan = plan_comparison(task, values)
+    plan = plan_comparison(task, dict(settings))
     deadline = Deadline.parse_optional(until)
     with stop_at_deadline(command), open_scheduler(on, jobs=jobs, device=device) as scheduler, Bar(1) as bar:
-        terms = ComparisonTerms(
-            scheduler, Path(out) if out else None, runs, controls, bar.note, bar.tick, command, deadline
-        )
+        terms = ComparisonTerms(scheduler, out, runs, controls, bar.note, bar.tick, command, deadline)
         results, folder = compare(plan, terms)
         about: dict[str, str | int] = {"command": command, "on": on, "seeds": ", ".join(map(str, plan.seeds))}
         about |= collect_provenance(torch.device(scheduler.device if scheduler.here else "cpu"))

@@ -106,7 +106,7 @@ def _check_grid(key: str, parts: Sequence[str], owner: str, base: Recipe) -> Non
         rows = ",".join(f"NAME({key}={part})" for part in parts[:2])
         raise ValueError(f"{text}: a grid over an option would give some attentions more trials; use attention={rows}")
     if key == "seed":
-        raise ValueError(f"{text}: give the number of seeds, seeds={len(parts)}; seed= is the first of them")
+        raise ValueError(f"{text}: give the number of seeds, --seeds {len(parts)}; seed= is the first of them")
     if key == "model" or owner in ("data", "decoding"):
         raise ValueError(
             f"{text}: validation loss cannot choose a value of {key}; run one comparison for each value, or put a "

@@ -86,7 +86,7 @@ def _load_records(folder: Path, moments: tuple[int, ...]) -> dict[int, Record]:
     try:
         return {step: Record.load(folder / f"{step}.safetensors") for step in moments}
     except FileNotFoundError as error:
-        raise ValueError(f"{error}: the Records of a measured run were deleted; use another out=") from None
+        raise ValueError(f"{error}: the Records of a measured run were deleted; use another --out") from None
 
 
 def _read_copying(config: DemoConfig, place: Workplace, rows: RowReader) -> Findings:

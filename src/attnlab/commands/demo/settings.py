@@ -79,5 +79,5 @@ class DemoConfig:
     def command(self) -> str:
         """The command that makes the same page, with every setting that changes it."""
         values = {"attention": ",".join(self.attention), "steps": self.steps, "batch": self.batch, "lr": self.lr}
-        values |= {"seed": self.seed, "seeds": self.seeds, "copying": str(self.copying).lower()}
-        return " ".join(["attnlab demo", *(f"{key}={value}" for key, value in values.items())])
+        values |= {"seed": self.seed, "copying": str(self.copying).lower()}
+        return " ".join(["attnlab demo", *(f"{key}={value}" for key, value in values.items()), f"--seeds {self.seeds}"])

@@ -1,0 +1,91 @@
+"""One convention for every command, in either spelling.
+
+key=value says what a thing is made of, and --option how the command runs. A command understands the other spelling too:
+
+    attnlab train synthetic steps=300 --out runs/first        as the pages write it
+    attnlab train synthetic --steps 300 out=runs/first        the same
+"""
+
+import re
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from typer.core import TyperGroup, TyperOption
+
+from attnlab.config import parse_value
+
+SETTINGS = "settings"  # the argument of a command that takes key=value
+NEXT = re.compile(r"--$|--?[A-Za-z]|\w+=")  # an option or a key=value, not the value of the option before it
+
+
+class EitherSpelling(TyperGroup):
+    """Commands that take options as key=value, and key=value as options."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, command, words = super().resolve_command(ctx, args)
+        if command is None or isinstance(command, TyperGroup):
+            return name, command, words
+        parameters = command.get_params(ctx)
+        options = {key: each for each in parameters if isinstance(each, TyperOption) for key in each.opts}
+        options |= {key: each for each in parameters if isinstance(each, TyperOption) for key in each.secondary_opts}
+        takes_settings = any(each.name == SETTINGS for each in parameters)
+        return name, command, respell(words, options, settings=takes_settings, partial=ctx.resilient_parsing)
+
+
+def respell(words: Sequence[str], options: Mapping[str, Any], *, settings: bool, partial: bool = False) -> list[str]:
+    """Return the words of a command in the convention.
+
+    options    the options of the command by their names, such as --out
+    settings   whether the command takes key=value; if it does, an unknown option becomes one
+    partial    the words are being completed: --key at the end becomes key=, and nothing is refused
+    """
+    queue, result = deque(words), []
+    given: dict[str, str] = {}
+    while queue:
+        word = queue.popleft()
+        name, equals, value = word.partition("=")
+        if word == "--":
+            return [*result, word, *queue]
+        if not word.startswith("-") and equals and (option := options.get(_name_option(name))):
+            new = [] if partial else _write_option(option, name, value)
+        elif not word.startswith("--") or not settings or name in options:
+            option = options.get(name)
+            count = 0 if equals or option is None or option.is_flag else option.nargs
+            new = [word, *(queue.popleft() for _ in range(min(count, len(queue))))]
+        else:
+            option, new = None, [_write_setting(name, equals, value, queue, partial)]
+        if option is not None and not option.multiple and not partial:
+            text = " ".join(new)
+            if option.name in given:
+                raise ValueError(f"{name.lstrip('-')} is given twice: {given[option.name]} and {text}")
+            given[option.name] = text
+        result += new
+    return result
+
+
+def _name_option(key: str) -> str:
+    return f"--{key.replace('_', '-')}"
+
+
+def _write_option(option: Any, key: str, value: str) -> list[str]:
+    """Return key=value as an option."""
+    name = option.opts[0]
+    if option.is_flag:
+        chosen = option.opts if parse_value(value, bool, key) else option.secondary_opts
+        return list(chosen[:1])
+    if option.nargs != 1:
+        raise ValueError(f"{key}={value}: {key} takes {option.nargs} values; write {name} {option.metavar}")
+    return [f"{name}={part}" for part in (value.split(",") if option.multiple else [value])]
+
+
+def _write_setting(name: str, equals: str, value: str, queue: deque[str], partial: bool) -> str:
+    """Return --key value as key=value. Without a value, --key is true and --no-key is false."""
+    key = name.removeprefix("--").replace("-", "_")
+    if equals:
+        return f"{key}={value}"
+    if queue and not NEXT.match(queue[0]):
+        return f"{key}={queue.popleft()}"
+    if partial and not queue:
+        return f"{key}="
+    return f"{key.removeprefix('no_')}=false" if key.startswith("no_") else f"{key}=true"
