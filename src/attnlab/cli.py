@@ -159,17 +159,20 @@ def predict(
     file: Annotated[Path | None, Option(help="File with one text per line; default: standard input.")] = None,
     words: Annotated[int, Option(help="Number of words to show, those that contribute most.")] = 3,
     as_json: Annotated[bool, Option("--json", help="Print one JSON object per line.")] = False,
+    device: Device = "auto",
     allow_code: AllowCode = False,
 ) -> None:
     """Classify texts, one per line: label, probability, and the words that contribute most.
 
-    Settings: weights=best|last|N|at:STEP device=auto
+    Settings: weights=best|last|N|at:STEP
     A word's contribution is what the log-odds of the label lose if the word is deleted: +0.69 doubles the odds.
     --words 0 is much faster. A line without words gets an empty line.
     """
     from attnlab.commands.predict import predict_lines
 
-    predict_lines(run, settings or [], file=file, words=words, as_json=as_json, allow_code=allow_code)
+    predict_lines(
+        run, settings or [], file=file, words=words, as_json=as_json, device=device, allow_code=allow_code
+    )  # fmt: skip
 
 
 @app.command()

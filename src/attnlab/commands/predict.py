@@ -11,16 +11,22 @@ from attnlab.decoding.prediction import LabelPrediction, check_classifier, predi
 from attnlab.reading.text_stream import decode_lines, read_file_lines
 from attnlab.training.runs import open_run
 
-TYPES = {"weights": str, "device": str}
+TYPES = {"weights": str}
 
 
 def predict_lines(
-    run: str, settings: Sequence[str], *, file: Path | None, words: int, as_json: bool, allow_code: bool = False
+    run: str,
+    settings: Sequence[str],
+    *,
+    file: Path | None,
+    words: int,
+    as_json: bool,
+    device: str = "auto",
+    allow_code: bool = False,
 ) -> None:
     """Print one line for each line of the input, a blank one for a line without words; notes go to standard error."""
     values = parse_values(split_pairs(settings), TYPES)
-    device, weights = values.get("device", "auto"), values.get("weights")
-    opened = open_run(run, device=device, weights=weights, allow_code=allow_code)
+    opened = open_run(run, device=device, weights=values.get("weights"), allow_code=allow_code)
     check_classifier(opened)
     lines = (line for _, line in (read_standard_input() if file is None else read_file_lines(file)))
     for number, prediction in enumerate(predict_labels(opened, lines, words=words), start=1):

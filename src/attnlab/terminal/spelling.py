@@ -40,7 +40,8 @@ def respell(words: Sequence[str], options: Mapping[str, Any], *, settings: bool,
     settings   whether the command takes key=value; if it does, an unknown option becomes one
     partial    the words are being completed: --key at the end becomes key=, and nothing is refused
     """
-    queue, result = deque(words), []
+    queue = deque(words)
+    result: list[str] = []
     given: dict[str, str] = {}
     while queue:
         word = queue.popleft()
