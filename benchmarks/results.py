@@ -11,6 +11,8 @@ from tempfile import TemporaryDirectory
 from attnlab.experiments.ledger import FILE
 from attnlab.experiments.reproduction import ItemResult, draw_study
 from attnlab.experiments.significance import compute_interval
+from attnlab.experiments.status import tabulate_status
+from attnlab.experiments.study_page import format_published
 from attnlab.studies import STUDIES, open_study
 
 ROOT = Path(__file__).parent.parent
@@ -32,7 +34,7 @@ def render_page() -> str:
     for name in LEARNING:
         parts += [render_learning(name, path) for path in sorted((ROOT / "results" / name).glob("*.json"))]
     parts += [render_comparison(path) for path in sorted((ROOT / "results" / "compare").glob("*/results.json"))]
-    parts += [render_study(name) for name in sorted(STUDIES)]
+    parts += [render_status(), *(render_study(name) for name in sorted(STUDIES))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -262,6 +264,18 @@ def render_population(path: Path) -> str:
     return "\n\n".join([title, note, format_table(table)])
 
 
+def render_status() -> str:
+    """Return how much of each paper is measured, as `attnlab reproduce --status` counts it."""
+    table, _ = tabulate_status([open_study(name) for name in STUDIES], ROOT / "results")
+    rows = [list(table.columns), ["---"] + ["---:"] * (len(table.columns) - 1), *table.rows]
+    note = (
+        "`attnlab reproduce --status`. Numbers are those that the papers print, each counted once. A cell compares a "
+        "number or a direction with ours; several cells may share a number. The columns from *reproduced* on count the "
+        "cells that were run; [how to read a verdict](reproduce.md#how-to-read-a-verdict)."
+    )
+    return "\n\n".join(["## The papers", note, format_table([[str(x) for x in row] for row in rows])])
+
+
 def render_study(name: str) -> str:
     """Return the measured cells of a study at full scale, and the remarks of every item."""
     study, items = open_study(name), read_items(name)
@@ -274,16 +288,16 @@ def render_study(name: str) -> str:
         command = f"`attnlab reproduce {name}{options} --only {item.config.item} --scale full`"
         on = f"{about['hardware']}, torch {about['torch']}, commit {about['commit']}, {about['wall_s']:.0f} s"
         rows = [
-            ["", "", "published", "ours", "95 % interval", "verdict"],
-            ["---", "---", "---:", "---:", "---:", "---"],
+            ["", "", "published", "ours", "95 % interval", "Holm's p", "verdict", "differs in"],
+            ["---", "---", "---:", "---:", "---:", "---:", "---", "---"],
         ]
         cells = [cell for cell in item.cells if cell.values]
         for cell in cells:
-            side = "above 0" if cell.sign > 0 else "below 0" if cell.sign < 0 else "–"
             interval = " … ".join(map(format_number, cell.interval)) if cell.interval else "–"
             ours = "–" if cell.mean is None else format_number(cell.mean)
-            shown = side if cell.published is None else format_number(cell.published)
-            rows.append([cell.row, cell.column, shown, ours, interval, cell.verdict])
+            p = "–" if cell.holm is None else f"{cell.holm:.2g}"
+            about_row = [cell.row, cell.column, format_published(cell), ours, interval, p]
+            rows.append([*about_row, cell.outcome, ", ".join(cell.tags)])
         parts += [f"### {item.title}", f"{command}. {on}. " + quote_tokens(" ".join(item.remarks))]
         parts += [format_table(rows)] if cells else []
         missing = len(item.cells) - len(cells)

@@ -144,7 +144,8 @@ def test_the_study_runs_on_a_model_and_a_file_of_ones_own(text, tmp_path):
         cells = list(csv.DictReader(file))
     assert len(cells) == 13 + 10 + 4 + 1 + 3
     assert all(cell["seeds"] == "3" and cell["group"] == "stand-in" for cell in cells)
-    assert {cell["tags"] for cell in cells} == {"other data; other model; smaller scale"}
+    assert {cell["tags"] for cell in cells} == {"other data; other model; smaller scale; one model"}
+    assert {cell["verdict"] for cell in cells} == {"no verdict"}  # draws of text replicate no model
     assert "come from counts of these sequences" in (tmp_path / "out" / "smoke" / "report.html").read_text()
     surveys = Ledger(tmp_path / "out" / FILE).select({"measure": "survey"})
     assert sorted(row.seed for row in surveys) == [0, 1, 2]  # parallel jobs end in any order

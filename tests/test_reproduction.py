@@ -12,9 +12,10 @@ from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 from attnlab.cli import app
-from attnlab.experiments.ledger import Ledger
+from attnlab.experiments.ledger import Ledger, Row
 from attnlab.experiments.plan import Calculation
-from attnlab.experiments.reproduction import ITEM, StudyTerms, draw_study, reproduce
+from attnlab.experiments.reproduction import ITEM, OLD_CELLS, StudyTerms, draw_study, reproduce
+from attnlab.experiments.status import tabulate_status
 from attnlab.experiments.study import Findings, Item, Study
 from attnlab.experiments.study_page import write_study
 from attnlab.experiments.verdicts import Cell
@@ -128,6 +129,62 @@ def test_an_item_of_an_older_edition_is_not_shown(bench, tmp_path):
         assert not draw_study(newer, "smoke", tmp_path)
 
 
+def test_the_contrasts_of_all_items_are_one_family(tmp_path):
+    """p is 0.01 in one item and 0.04 in the other: 0.02 and 0.04 after Holm's correction for two."""
+    claims = {"one": (0.81, 1.0, 1.19), "two": (0.61, 1.0, 1.39)}
+    items = {
+        name: Item(name, partial(lambda name, setting: Findings([cell(*claims[name], item=name, sign=1)]), name))
+        for name in claims
+    }
+    study = Study("claims", "Claims", items)
+    apart = [cell(*values, sign=1).p for values in claims.values()]
+    terms, place = StudyTerms("smoke"), InlineScheduler()
+    for results in (reproduce(study, terms, tmp_path, place), draw_study(study, "smoke", tmp_path)):
+        assert [result.cells[0].holm for result in results] == pytest.approx([2 * apart[0], apart[1]])
+    assert reproduce(study, terms, tmp_path, place, only=["two"])[1].cells[0].family == pytest.approx(sorted(apart))
+
+
+def test_the_status_counts_numbers_and_cells(bench, tmp_path):
+    """Two cells share a number; a contrast is computed from others; one number has no cell."""
+
+    def shared(setting):
+        both = [cell(1.0, item="shared"), cell(1.0, item="shared", column="as corrected", number="shared, r, c")]
+        return Findings(
+            [
+                *both,
+                cell(1.0, item="shared", row="d", sign=1, number=""),
+                cell(1.0, item="shared", row="e", published=None),
+            ]
+        )
+
+    absent = Item("Absent", lambda setting: Findings([cell(item="absent", not_run="no data")]), {"full": 3})
+    items = {"first": Item("First", bench.first), "shared": Item("Shared", shared), "absent": absent}
+    study = Study("bench", "A bench", items, unimplemented={"an appendix": 5})
+    out = tmp_path / "bench"
+    reproduce(study, StudyTerms("full"), out, InlineScheduler(), only=["first", "shared"])
+    table, commands = tabulate_status([study], tmp_path)
+    row = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (row["numbers"], row["measured"]) == (1 + 1 + 1 + 5, 2)
+    assert (row["cells"], row["run"], row["official"]) == (1 + 3 + 1, 4, 4)
+    assert (row["open"], row["no verdict"]) == (1, 3)
+    assert "--only absent" in commands[0]
+
+
+def test_stored_cells_keep_their_values_and_get_the_claims_of_this_version(tmp_path):
+    stored = {"item": "one", "row": "r", "column": "c", "published": 9.0, "values": [1.0, 2.0, 4.0]}
+    gone = stored | {"row": "no longer planned"}
+    recipe = {"study": "old", "item": "one", "scale": "full", "seeds": [0, 1, 2], "options": {}}
+    values = {"cells": [stored, gone], "figures": [], "remarks": []}
+    Ledger(tmp_path / "ledger.jsonl").append(
+        Row(recipe=recipe, seed=None, measure=OLD_CELLS, edition=1, values=values, provenance={})
+    )
+    planned = cell(item="one", not_run="no runs", published=None, tags=("one model",))
+    study = Study("old", "Old", {"one": Item("One", lambda setting: Findings([planned]))})
+    first, second = draw_study(study, "full", tmp_path)[0].cells
+    assert (first.values, first.published, first.tags) == ((1.0, 2.0, 4.0), None, ("one model",))
+    assert (second.published, second.tags) == (9.0, ())
+
+
 def test_everything_is_written(bench, tmp_path):
     results = bench.run(tmp_path, only=["first"])
     page = write_study(bench.study, "smoke", results, tmp_path).read_text()
@@ -142,7 +199,7 @@ def test_everything_is_written(bench, tmp_path):
     write_study(bench.study, "smoke", results, tmp_path)
     rows = list(csv.DictReader((tmp_path / "smoke" / "cells.csv").read_text().splitlines()))
     assert [(row["item"], row["verdict"], row["group"]) for row in rows] == [
-        ("first", "reproduced", "official"), ("second", "no verdict", "official"), ("second", "not run", "not run"),
+        ("first", "open", "official"), ("second", "no verdict", "official"), ("second", "not run", "not run"),
     ]  # fmt: skip
     assert [float(x) for x in rows[0]["values"].split()] == [1.0, 2.0, 3.0]
     assert {file.name for file in (tmp_path / "smoke" / "figures").iterdir()} >= {"first-line.png"}

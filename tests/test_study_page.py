@@ -79,7 +79,8 @@ def test_cells_have_every_column_in_one_file(tmp_path):
     ours, missing = csv.DictReader((tmp_path / "smoke" / "cells.csv").read_text().splitlines())
     assert ours == {
         "item": "one", "row": "a, b", "column": "c", "published": "", "published_low": "0.25", "published_high": "2.0",
-        "mean": "0.3", "low": "", "high": "", "seeds": "2", "values": "0.1 0.5", "verdict": "no verdict",
-        "group": "official", "tags": "erratum", "note": "x", "not_run": "",
+        "mean": "0.3", "low": "", "high": "", "seeds": "2", "values": "0.1 0.5", "margin_low": "0.25",
+        "margin_high": "2.0", "p": "", "holm_p": "", "verdict": "no verdict", "seeds_needed": "", "group": "official",
+        "tags": "erratum", "note": "x", "not_run": "",
     }  # fmt: skip
     assert (missing["values"], missing["seeds"], missing["not_run"]) == ("", "0", "no data")

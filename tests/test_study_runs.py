@@ -181,7 +181,13 @@ def test_published_numbers_are_compared_with_ours_only_where_they_are_comparable
     assert (not_run.published, not_run.sign, not_run.verdict) == (-0.5, -1, "not run")
     asked = known_variants(tmp_path, **about, corpus=PAPER, scale="full", options={"data": "paper"})
     assert asked.make_contrast(CODA, SOFTMAX, "c", (lambda values: 1.0, lambda values: 1.5), -0.5) == Cell(
-        item="item", row="Their pairs: Coda − Softmax", column="c", published=-0.5, sign=-1, values=(-0.5,) * 3
+        item="item",
+        row="Their pairs: Coda − Softmax",
+        column="c",
+        published=-0.5,
+        sign=-1,
+        values=(-0.5,) * 3,
+        number="",
     )
 
 

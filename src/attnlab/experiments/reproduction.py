@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from attnlab.experiments.jobs import Scheduler
 from attnlab.experiments.ledger import FILE, Ledger, Row
 from attnlab.experiments.plan import Workplace
 from attnlab.experiments.study import Findings, Item, Scale, Setting, Study
-from attnlab.experiments.verdicts import Cell
+from attnlab.experiments.verdicts import Cell, correct_claims
 from attnlab.files import write_bytes
 from attnlab.provenance import collect_provenance
 from attnlab.report.figures import render_files
@@ -129,7 +130,7 @@ def reproduce(
         note(f"{run} failed: {reason}")
     others = [name for name in study.items if name not in results]
     results |= {result.config.item: result for result in draw_study(study, terms.scale, out, only=others)}
-    return [results[name] for name in study.items if name in results]
+    return correct_results([results[name] for name in study.items if name in results])
 
 
 def _run_item(item: Item, config: ItemConfig, place: Workplace, rows: RowReader) -> Findings:
@@ -162,7 +163,13 @@ def draw_study(
                 f"{rows.path}: {name} has edition {editions}, this version draws edition {study.items[name].edition}; "
                 "its rows stay and are not drawn", stacklevel=2,
             )  # fmt: skip
-    return results
+    return correct_results(results)
+
+
+def correct_results(results: Sequence[ItemResult]) -> list[ItemResult]:
+    """Return the items of a study, with the contrasts of all of them as one family of claims."""
+    cells = iter(correct_claims(cell for result in results for cell in result.cells))
+    return [replace(result, cells=tuple(islice(cells, len(result.cells)))) for result in results]
 
 
 def list_scales(study: Study, ledger: Path) -> list[Scale]:
@@ -195,12 +202,27 @@ def _draw_item(
         if not old:
             return drawn
     values = old[-1].values
-    cells = tuple(Cell.from_json(cell) for cell in values["cells"])
+    planned = drawn.cells if drawn else plan_cells(item, config, ledger)
+    cells = _restate_claims([Cell.from_json(cell) for cell in values["cells"]], planned)
     figures = tuple((file, caption) for file, caption in values["figures"])
     if drawn is None:
         remarks = (*values["remarks"], f"Of this item {CELLS_ONLY}.")
         return ItemResult(config, item.title, cells, figures, remarks, about)
     return replace(drawn, cells=_fill_cells(drawn.cells, cells), figures=(*drawn.figures, *figures))
+
+
+def plan_cells(item: Item, config: ItemConfig, ledger: Ledger) -> tuple[Cell, ...]:
+    """Return the cells that an item would have without new runs; none if they are known only from its rows."""
+    try:
+        return tuple(_run_item(item, config, Workplace.at(ledger.path.parent), RowReader(ledger, running=False)).cells)
+    except ValueError:
+        return ()
+
+
+def _restate_claims(stored: Sequence[Cell], planned: Iterable[Cell]) -> tuple[Cell, ...]:
+    """Return stored cells with what this version knows of the paper; only their values are of their time."""
+    by_place = {str(cell): cell for cell in planned}
+    return tuple(cell.restate(by_place.get(str(cell), cell)) for cell in stored)
 
 
 def _fill_cells(drawn: Sequence[Cell], old: Sequence[Cell]) -> tuple[Cell, ...]:

@@ -14,9 +14,10 @@ from attnlab.report.page import Command, Facts, Part, Picture, Table, Text, rend
 
 CSV_COLUMNS = (
     "item", "row", "column", "published", "published_low", "published_high", "mean", "low", "high", "seeds", "values",
-    "verdict", "group", "tags", "note", "not_run",
+    "margin_low", "margin_high", "p", "holm_p", "verdict", "seeds_needed", "group", "tags", "note", "not_run",
 )  # fmt: skip
 DIFFERS = "what differs"  # from what the paper ran: a column
+HOLM = "Holm's p"  # a column
 
 
 def write_study(study: Study, scale: Scale, results: Sequence[ItemResult], out: Path) -> Path:
@@ -36,12 +37,14 @@ def tabulate_verdicts(cells: Sequence[Cell]) -> Table:
 
 def tabulate_cells(cells: Sequence[Cell]) -> Table:
     """Return the cells that were run."""
-    columns = ["row", "column", "published", "ours", "95 % interval", "seeds", "verdict", DIFFERS]
+    ran = [cell for cell in cells if not cell.not_run]
+    tested = [HOLM] if any(cell.holm is not None for cell in ran) else []
+    columns = ["row", "column", "published", "ours", "95 % interval", "seeds", *tested, "verdict", DIFFERS]
     rows = [
-        [c.row, c.column, _format_published(c), _format_ours(c),
-         _format_interval(c.interval) if not c.exact else "exact", len(c.values) or "–", c.verdict, ", ".join(c.tags)]
-        for c in cells
-        if not c.not_run
+        [c.row, c.column, format_published(c), _format_ours(c),
+         _format_interval(c.interval) if not c.exact else "exact", len(c.values),
+         *(["–" if c.holm is None else f"{c.holm:.2g}"] if tested else []), c.outcome, ", ".join(c.tags)]
+        for c in ran
     ]  # fmt: skip
     return Table(columns, rows, verdicts="verdict")
 
@@ -114,20 +117,24 @@ def _write_command(study: Study, result: ItemResult) -> str:
 
 def _list_fields(c: Cell) -> list[Any]:
     """Return a cell as a row of CSV_COLUMNS."""
-    low, high = c.interval or ("", "")
-    published_low, published_high = c.published_interval or ("", "")
-    return [
-        c.item, c.row, c.column, "" if c.published is None else c.published, published_low, published_high,
-        "" if c.mean is None else c.mean, low, high, len(c.values), " ".join(map(repr, c.values)), c.verdict,
+    fields = [
+        c.item, c.row, c.column, c.published, *(c.published_interval or ("", "")), c.mean, *(c.interval or ("", "")),
+        len(c.values), " ".join(map(repr, c.values)), *(c.bounds or ("", "")), c.p, c.holm, c.verdict, c.seeds_needed,
         c.group, "; ".join(c.tags), c.note, c.not_run,
     ]  # fmt: skip
+    return ["" if field is None else field for field in fields]
 
 
-def _format_published(cell: Cell) -> str:
+def format_published(cell: Cell) -> str:
+    """Return the published number with its margin, or the side of 0 that the paper claims."""
     if cell.published is None and cell.published_interval is None:
         return {1: "above 0", -1: "below 0", 0: "–"}[cell.sign]
     value = "" if cell.published is None else format_number(cell.published)
-    return f"{value} {_format_interval(cell.published_interval)}".strip() if cell.published_interval else value
+    if cell.published_interval:
+        return f"{value} {_format_interval(cell.published_interval)}".strip()
+    if cell.exact or cell.sign or cell.bounds is None:
+        return value
+    return f"{value} ± {(cell.bounds[1] - cell.bounds[0]) / 2:.2g}"
 
 
 def _format_ours(cell: Cell) -> str:

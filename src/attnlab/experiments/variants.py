@@ -133,7 +133,7 @@ class Variants:
         """Return the paper's claim about a difference; on other data only its side of 0 is compared."""
         side = sign if published is None else 1 if published > 0 else -1
         if published is None or self.comparable:
-            return {"published": None if published is None else round(published, 2), "sign": side}
+            return {"published": None if published is None else round(published, 2), "number": "", "sign": side}
         return {"sign": side, "note": f"{published:+.2f} in the paper"}
 
     def explain_absence(self, variant: Variant) -> str:

@@ -36,13 +36,14 @@ class Table:
 
     def _cell(self, column: str, content: object) -> str:
         text = escape(str(content))
-        if column == self.verdicts and content in MARKS:
-            return f"<td><span class='verdict {MARKS[str(content)]}'>{text}</span></td>"
+        if column == self.verdicts and (mark := MARKS.get(str(content).partition(":")[0])):
+            return f"<td><span class='verdict {mark}'>{text}</span></td>"
         return f"<td class='long'>{text}</td>" if len(str(content)) > LONG else f"<td>{text}</td>"
 
 
-MARKS = {
-    "reproduced": "good", "same direction": "fair", "not reproduced": "poor", "no verdict": "open", "not run": "open",
+MARKS = {  # the class of each verdict in page.css: a colour, and a sign for those who do not see it
+    "reproduced": "good", "same direction": "along", "opposite": "against", "different": "apart", "open": "open",
+    "no verdict": "none", "not run": "none",
 }  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """§4 of Kobayashi et al. 2020: what BERT attends to, by weight and by norm. All items read one survey per seed.
 
-A seed draws the sequences; the model is the same for all. The published numbers are of bert-base-uncased on other
-sequences, so they are compared with an interval over draws. Those of Figures 3 and 4 are read off the figures.
+A seed draws the sequences; the model is the same for all. So the intervals are over draws of text, and every cell has
+the tag "one model" and no verdict. The published numbers are of bert-base-uncased on other sequences. Those of Figures
+3 and 4 are read off the figures.
 """
 
 import json
@@ -19,8 +20,9 @@ from scipy.stats import spearmanr
 from attnlab.analysis.statistics import extremes
 from attnlab.config import compute_digest
 from attnlab.experiments.plan import Calculation, Workplace
+from attnlab.experiments.significance import Interval
 from attnlab.experiments.study import Findings, Setting
-from attnlab.experiments.verdicts import Cell, Interval
+from attnlab.experiments.verdicts import ONE_MODEL, Cell
 from attnlab.reading.reader import PretrainedReader, open_reader
 from attnlab.reading.survey import SurveyConfig, survey
 from attnlab.reading.text_stream import TextCorpus
@@ -46,6 +48,7 @@ class TableMeasure:
     published_interval: Interval | None = None
     sign: Literal[-1, 0, 1] = 0
     note: str = ""
+    number: str | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class DrawTables:
             Cell(
                 item=item, row=m.row, column=m.column, values=tuple(float(m.read(tables)) for tables in self.tables),
                 published=m.published, published_interval=m.published_interval, sign=m.sign, note=m.note,
-                tags=self.tags, not_run=self.reason,
+                number=m.number, tags=self.tags, not_run=self.reason,
             )
             for m in measures
         ]  # fmt: skip
@@ -94,6 +97,7 @@ def read_surveys(setting: Setting) -> DrawTables:
     tags: tuple[str, ...] = ("other data",)
     tags += () if Path(config.model).name == MODEL else ("other model",)
     tags += () if sequences == SEQUENCES else ("smaller scale",)
+    tags += (ONE_MODEL,)
     for name in ("file", "frequency"):
         if setting.running and (given := options.get(name)) is not None and not Path(given).is_file():
             raise FileNotFoundError(f"{name}={given}: file not found")
@@ -230,7 +234,9 @@ def frequency(setting: Setting) -> Findings:
     measures = [
         TableMeasure("rank, ‖f(x)‖", "Spearman's ρ", norm, 0.75, sign=1),
         TableMeasure("rank, α", "Spearman's ρ", weight, 0.06),
-        TableMeasure("‖f(x)‖ − α", "Spearman's ρ", lambda tables: norm(tables) - weight(tables), 0.69, sign=1),
+        TableMeasure(
+            "‖f(x)‖ − α", "Spearman's ρ", lambda tables: norm(tables) - weight(tables), 0.69, sign=1, number=""
+        ),
     ]
     return read_surveys(setting).make_findings("frequency", measures)
 

@@ -44,7 +44,7 @@ def ibm1(setting: Setting) -> Findings:
     cells = []
     for row in MODELS:
         if reason := measured.failures.get(row):
-            cells.append(Cell(item=ITEM, row=row, column=AHEAD, not_run=reason))
+            cells.append(Cell(item=ITEM, row=row, column=AHEAD, not_run=reason, tags=tags))
             continue
         for column, error in measured.values[row]["errors"].items():
             cells.append(Cell(item=ITEM, row=row, column=column, values=(error,), exact=True, tags=tags))

@@ -34,6 +34,7 @@ from attnlab.training.runs import Run
 ITEM, MECHANISMS_ITEM = "alignment", "alignment-mechanisms"
 MECHANISMS = ("softmax", "realformer", "coda", "dagpam")  # the paper has the first only
 OPTIONS = ("attention",)  # attention=softmax,coda compares these instead
+COMPARED_BY = ("layer mean", "best layer")  # rows whose error by norms is below that by weights in the paper
 COMPARED_ROWS = ("weight, best layer", "norm, layer mean", "norm, best layer")  # rows with differences to the first
 
 PUBLISHED: dict[tuple[str, str], float] = {  # means over 5 seeds, %
@@ -45,6 +46,14 @@ PUBLISHED: dict[tuple[str, str], float] = {  # means over 5 seeds, %
     ("norm, head of the highest norm", "AWO"): 87.1, ("norm, head of the highest norm", "AWI"): 35.5,
     ("heads: Spearman's ρ of AER and norm", "AWO"): 0.56, ("heads: Spearman's ρ of AER and norm", "AWI"): -0.44,
     ("heads: Pearson's r of AER and norm", "AWO"): 0.55, ("heads: Pearson's r of AER and norm", "AWI"): -0.52,
+}  # fmt: skip
+SPREADS: dict[tuple[str, str], float] = {  # standard deviations over the paper's 5 seeds: the margins
+    ("weight, layer mean", "AWO"): 1.0, ("weight, layer mean", "AWI"): 1.9,
+    ("weight, best layer", "AWO"): 1.7, ("weight, best layer", "AWI"): 3.7,
+    ("norm, layer mean", "AWO"): 0.7, ("norm, layer mean", "AWI"): 1.4,
+    ("norm, best layer", "AWO"): 1.4, ("norm, best layer", "AWI"): 1.5,
+    ("norm, layer of the highest norm", "AWO"): 1.1, ("norm, layer of the highest norm", "AWI"): 1.5,
+    ("norm, head of the highest norm", "AWO"): 2.3, ("norm, head of the highest norm", "AWI"): 21.0,
 }  # fmt: skip
 PUBLISHED_LAYERS = {  # layers 1 … 6, from the figures of each seed
     ("weight", "AWO"): (92.2, 86.5, 63.2, 55.6, 48.4, 64.8),
@@ -69,8 +78,10 @@ def measure_alignment(scale: Scale, run: Run, place: Workplace) -> dict[str, Any
 def alignment(setting: Setting) -> Findings:
     """The item: the table and the figure of the paper's Transformer."""
     if reason := explain_absence(setting):
-        return Findings(_make_absent(ITEM, reason))
+        return Findings(_make_absent(ITEM, reason, _list_tags(setting)))
     by_name, remarks = _read_runs(("softmax",), setting)
+    if not by_name:
+        return Findings(_make_absent(ITEM, remarks[0], _list_tags(setting)))
     found, tags = list(by_name["softmax"].values()), _list_tags(setting)
     cells = [*_make_table(found, tags), *_make_layers(found, tags), *_make_chance(by_name["softmax"], setting, tags)]
     caption = "AER of each layer, by weights and by norms. Rows of a map stand for output (AWO) or input (AWI) words."
@@ -84,8 +95,10 @@ def mechanisms(setting: Setting) -> Findings:
         if find_mechanism(name).finish is not Mechanism.finish:
             raise ValueError(f"attention={name} transforms the mixed context, so it is no sum of α·f(x): leave it out")
     if reason := explain_absence(setting):
-        return Findings(_make_absent(MECHANISMS_ITEM, reason))
+        return Findings(_make_absent(MECHANISMS_ITEM, reason, _list_tags(setting)))
     found, remarks = _read_runs(names, setting)
+    if not found:
+        return Findings(_make_absent(MECHANISMS_ITEM, remarks[0], _list_tags(setting)))
     names = tuple(found)
     tags = tuple(dict.fromkeys((*_list_tags(setting), "other model")))
     cells: list[Cell] = []
@@ -140,7 +153,10 @@ def make_recipe(attention: str, seed: int, setting: Setting) -> Recipe:
 
 
 def _read_runs(names: Sequence[str], setting: Setting) -> tuple[dict[str, dict[int, GoldCounts]], tuple[str, ...]]:
-    """Read the runs of these attentions; return their counts by seed, and remarks on training and failures."""
+    """Read the runs of these attentions; return their counts by seed, and remarks on training and failures.
+
+    Without any counts, the only remark says why.
+    """
     files = setting.place.folder / EUROPARL
     measure = Measure("alignment error", partial(measure_alignment, setting.scale))
     plan = {
@@ -155,7 +171,10 @@ def _read_runs(names: Sequence[str], setting: Setting) -> tuple[dict[str, dict[i
     missing = [f"{name}, seed {seed}, has no values: {reason}" for (name, seed), reason in measured.failures.items()]
     found = {name: models for name, models in found.items() if models}
     if not found:
-        raise ValueError(f"{missing[0]} ({len(missing)} of {len(plan)} runs failed)")
+        reason = f"{missing[0]} ({len(missing)} of {len(plan)} runs failed)"
+        if setting.running:
+            raise ValueError(reason)
+        return found, (reason,)
     losses = [f"{name} {', '.join(f'{m.valid_loss:.3f}' for m in models.values())}" for name, models in found.items()]
     remark = next(iter(measured.values.values()))["remark"]
     trained = f"Best validation loss of each seed, nats per target: {'; '.join(losses)}."
@@ -173,16 +192,14 @@ def _make_table(found: Sequence[GoldCounts], tags: tuple[str, ...]) -> Iterator[
         way = setting.upper()
         rows = _list_rows(found, setting)
         for row, values in rows.items():
-            published = _select_published(found, PUBLISHED.get((row, way)))
-            about = {"row": row, "column": way, "published": published, "tags": tags, "correlation": row in RELATIONS}
-            yield Cell(item=ITEM, values=values, **about)  # type: ignore[arg-type]
-        for row in ("layer mean", "best layer"):  # in the paper norms align better
+            about = {"row": row, "column": way, "tags": tags, "correlation": row in RELATIONS}
+            yield Cell(item=ITEM, values=values, **about, **_state_claim(found, row, way))  # type: ignore[arg-type]
+        for row in COMPARED_BY:
             differences = tuple(a - b for a, b in zip(rows[f"norm, {row}"], rows[f"weight, {row}"], strict=True))
-            gap = PUBLISHED[f"norm, {row}", way] - PUBLISHED[f"weight, {row}", way]
-            published = _select_published(found, round(gap, 1))
+            published = _select_published(found, _compute_gap(row, way))
             about = {"row": f"norm − weight, {row}", "column": way, "published": published, "tags": tags}
             sign: Any = 0 if published is None else -1
-            yield Cell(item=ITEM, values=differences, sign=sign, **about)  # type: ignore[arg-type]
+            yield Cell(item=ITEM, values=differences, sign=sign, number="", **about)  # type: ignore[arg-type]
 
 
 def _make_layers(found: Sequence[GoldCounts], tags: tuple[str, ...]) -> Iterator[Cell]:
@@ -199,9 +216,32 @@ def _select_published(found: Sequence[GoldCounts], published: float | None) -> f
     return published if found[0].layers == PUBLISHED_LAYER_COUNT else None
 
 
-def _make_absent(item: str, reason: str) -> list[Cell]:
-    printed = PUBLISHED.items()
-    return [Cell(item=item, row=row, column=way, published=x, not_run=reason) for (row, way), x in printed]
+def _state_claim(found: Sequence[GoldCounts], row: str, way: str) -> dict[str, float | None]:
+    published = _select_published(found, PUBLISHED.get((row, way)))
+    return {"published": published, "margin": None if published is None else SPREADS.get((row, way))}
+
+
+def _make_absent(item: str, reason: str, tags: tuple[str, ...]) -> list[Cell]:
+    """Return the cells that an item would have, without values."""
+    about: dict[str, Any] = {"item": item, "not_run": reason, "tags": tags}
+    if item == MECHANISMS_ITEM:
+        return [Cell(row=row, column=way.upper(), **about) for row, way in product(COMPARED_ROWS, SETTINGS)]
+    cells = [
+        Cell(row=row, column=way, published=x, margin=SPREADS.get((row, way)), **about)
+        for (row, way), x in PUBLISHED.items()
+    ]
+    for row, way in product(COMPARED_BY, SETTINGS):
+        claim: dict[str, Any] = {"published": _compute_gap(row, way.upper()), "number": "", "sign": -1}
+        cells.append(Cell(row=f"norm − weight, {row}", column=way.upper(), **claim, **about))
+    for (by, column), layers in PUBLISHED_LAYERS.items():
+        rows = {f"{by}, layer {number}": error for number, error in enumerate(layers, start=1)}
+        cells += [Cell(row=row, column=column, published=error, **about) for row, error in rows.items()]
+    return cells
+
+
+def _compute_gap(row: str, way: str) -> float:
+    """Return the published error by norms − by weights."""
+    return round(PUBLISHED[f"norm, {row}", way] - PUBLISHED[f"weight, {row}", way], 1)
 
 
 def _list_tags(setting: Setting) -> tuple[str, ...]:

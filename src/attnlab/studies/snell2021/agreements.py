@@ -145,7 +145,9 @@ def _make_row(
                 continue
             stars = sum(name in seed.starred for seed in seeds)
             starred = f"{stars} of {len(seeds)} seeds never agree this well and count as ξ*" if stars else ""
-            about = {"published": print_.value, "note": starred or NOTES.get(name, "")}
+            place = f"{item}, {row.field.corpus.published}, {column}"
+            about = {"published": print_.value, "margin": print_.margin, "number": place}
+            about |= {"note": starred or NOTES.get(name, "")}
             about |= {"tags": (*row.field.tags, "erratum")} if name in NOTES else {}
             yield row.make_cell(item, name, (seed.values[name] for seed in seeds), **about)
 

@@ -11,7 +11,7 @@ from attnlab.config import FREE_KEYS, compute_digest
 from attnlab.experiments.plan import Calculation, Workplace
 from attnlab.experiments.study import SCALES, Findings, Scale, Setting
 from attnlab.experiments.verdicts import Cell
-from attnlab.studies.snell2021.plan import OTHER, make_pairs, make_texts
+from attnlab.studies.snell2021.plan import NO_GLOVE, OTHER, make_pairs, make_texts
 from attnlab.tasks.classification import Classification, ClassificationConfig
 from attnlab.tasks.task import Task
 from attnlab.tasks.translation import Translation, TranslationConfig
@@ -145,14 +145,15 @@ def _make_cells(row: DatasetRow, seeds: list[dict[str, float]], reason: str) -> 
     for column, published in row.published.columns.items():
         values = tuple(float(counts[column]) for counts in seeds)
         common: dict[str, Any] = {"item": ITEM, "row": row.name, "values": values, "not_run": reason}
-        common |= {"exact": not row.drawn and bool(values)}
+        common |= {"exact": not row.drawn and bool(values), "number": f"{ITEM}, {row.published}, {column}"}
+        common |= {"margin": 0.5} if "examples" in column else {}  # their number is equal or different
         if column != "vocabulary" or isinstance(row.config, TranslationConfig):
             note = row.note if "length" in column and not reason else ""
             yield Cell(column=column, published=published, tags=row.tags, note=note, **common)
             continue
-        tags = tuple(dict.fromkeys((*row.tags, *OTHER)))
+        tags = (*row.tags, *NO_GLOVE)
         if row.published is NEWSGROUPS:
             tags = (*tags, "erratum")
             yield Cell(column=f"{column}, as printed", published=published, tags=tags, note=SLIP, **common)
-            column, published = f"{column}, from A.8", 12_488
+            column, published, common["number"] = f"{column}, from A.8", 12_488, ""  # computed from A.8
         yield Cell(column=column, published=published, tags=tags, note=GLOVE, **common)

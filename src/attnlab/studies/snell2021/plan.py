@@ -145,6 +145,7 @@ def make_pairs(data: str, pair: str, limit: int | None = None) -> TranslationCon
 
 
 OTHER = ("other data",)
+NO_GLOVE = ("other vocabulary",)  # without the rare words that the authors keep because GloVe has a vector for them
 SLOW, PAIRS = (5e-5, 60), (1e-3, 30)
 
 SST = LstmCorpus("sst", "SST, official parts", "SST", make_texts("sst"), from_scale="smoke", tags=OTHER)

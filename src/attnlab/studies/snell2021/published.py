@@ -6,6 +6,8 @@ A star means that agreement with another random initialization never exceeds the
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from attnlab.experiments.verdicts import SHARE
+
 AGREEMENTS = ("A(α, β^uf)", "A(β^uf, β^px)", "A(Δ, β^uf)", "A(α, β)", "Â")
 CONTEXTS = ("ξ(α, β^uf)", "ξ(β^uf, β^px)", "ξ(Δ, β^uf)", "ξ(α, β)", "ξ*")
 
@@ -16,6 +18,17 @@ class Printed:
 
     value: float
     starred: bool = False
+    decimals: int = 2
+
+    @property
+    def margin(self) -> float:
+        """5 % of it, or its rounding, which a number cannot show if it ends in 0."""
+        return max(SHARE * abs(self.value), 0.5 * 10.0**-self.decimals)
+
+
+def _parse_number(text: str) -> Printed:
+    digits = text.rstrip("*")
+    return Printed(float(digits), text.endswith("*"), len(digits.partition(".")[2]))
 
 
 def _parse_table(text: str) -> Mapping[str, Mapping[str, Printed]]:
@@ -24,7 +37,7 @@ def _parse_table(text: str) -> Mapping[str, Mapping[str, Printed]]:
     for line in text.strip().splitlines():
         name, numbers = line.split(",")
         rows[name.strip()] = {
-            column: Printed(float(number.rstrip("*")), number.endswith("*"))
+            column: _parse_number(number)
             for side, names in zip(numbers.split("|"), (AGREEMENTS, CONTEXTS), strict=True)
             for column, number in zip(
                 names if len(side.split()) == len(names) else (*names[:3], names[4]), side.split(), strict=True

@@ -10,7 +10,7 @@ from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.verdicts import Cell
 from attnlab.studies.snell2021.datasets import GLOVE, plan_statistics
 from attnlab.studies.snell2021.measures import find_reference
-from attnlab.studies.snell2021.plan import SMS, SST
+from attnlab.studies.snell2021.plan import NO_GLOVE, SMS, SST
 from attnlab.studies.snell2021.role_run import CorpusRow, read_corpora
 from attnlab.studies.snell2021.trials import Field, Trial
 
@@ -63,7 +63,7 @@ def _make_sizes(setting: Setting) -> list[Cell]:
         sizes, reason = measured.values.get(SMS, {}), measured.failures.get(SMS, "")
     cells = []
     for column, published in SIZES.items():
-        about: dict[str, Any] = {"tags": ("other data",), "note": GLOVE} if column == "vocabulary" else {}
+        about: dict[str, Any] = {"tags": NO_GLOVE, "note": GLOVE} if column == "vocabulary" else {}
         about |= {"values": (sizes[column],), "exact": True} if sizes else {"not_run": reason}
         cells.append(Cell(item=ITEM, row=SMS.row, column=column, published=published, **about))
     return cells

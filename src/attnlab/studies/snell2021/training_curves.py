@@ -59,10 +59,11 @@ def find_peaks(lines: list[list[float]]) -> list[int]:
 
 
 def _make_cells(row: CorpusRow, lines: list[list[float]]) -> Iterator[Cell]:
-    printed, last = TABLE5[row.field.corpus.published]["A(α, β^uf)"].value, [line[-1] for line in lines]
+    column, corpus, last = "A(α, β^uf)", row.field.corpus.published, [line[-1] for line in lines]
+    printed, number = TABLE5[corpus][column].value, f"table2, {corpus}, {column}"
     note = "the paper prints the best checkpoint only"
-    yield row.make_cell(ITEM, "A(α, β^uf), best checkpoint", map(max, lines), published=printed)
-    yield row.make_cell(ITEM, "A(α, β^uf), last checkpoint", last, published=printed, note=note)
+    yield row.make_cell(ITEM, f"{column}, best checkpoint", map(max, lines), published=printed, number=number)
+    yield row.make_cell(ITEM, f"{column}, last checkpoint", last, note=note)
     alone = row.reason or ("" if len(lines) > 1 else "the peak is found in other seeds, and there is only one seed")
     peaks = [] if alone else find_peaks(lines)
     for name, end in (("first", 0), ("last", -1)):

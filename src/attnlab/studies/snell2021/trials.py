@@ -27,7 +27,7 @@ from attnlab.experiments.study import SCALES, Setting
 from attnlab.files import write_text
 from attnlab.models.model import Model
 from attnlab.models.presets import Config
-from attnlab.studies.snell2021.plan import CORPORA, SMS, LstmCorpus, ScaleSize
+from attnlab.studies.snell2021.plan import CORPORA, NO_GLOVE, SMS, LstmCorpus, ScaleSize
 from attnlab.tasks import TASKS
 from attnlab.tasks.task import Batch, Task
 from attnlab.training.checkpoints import load_weights
@@ -71,7 +71,7 @@ class Field:
 
     @property
     def tags(self) -> tuple[str, ...]:
-        return (*self.corpus.tags, *self.setting.tags)
+        return (*self.corpus.tags, *(() if self.corpus.translates else NO_GLOVE), *self.setting.tags)
 
     @property
     def steps(self) -> tuple[int, ...]:
