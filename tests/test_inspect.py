@@ -11,6 +11,8 @@ import pandas as pd
 import pytest
 import tiny_models
 import torch
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 import attnlab
@@ -251,27 +253,17 @@ def test_batches_hold_every_example_once_within_the_budget(folder):
 
 
 def test_bytes_written_as_letters_are_known_as_punctuation():
-    class Bytes:
-        all_special_ids = (0,)
-        pieces = ("<s>", "Ġcat", "âĢĶ", "Ġ,")
-
-        def __len__(self):
-            return len(self.pieces)
-
-        def num_special_tokens_to_add(self):
-            return 0
-
-        def convert_ids_to_tokens(self, ids):
-            return [self.pieces[k] for k in ids]
-
-        def convert_tokens_to_string(self, pieces):
-            return {"<s>": "<s>", "Ġcat": " cat", "âĢĶ": "—", "Ġ,": " ,"}.get(pieces[0], "")
-
     from attnlab.analysis.categories import Categories
 
-    side = PretrainedReader("tiny", tiny_models.gpt2(), Bytes()).sides["target"]
-    assert Categories.default(side.texts, side.special).of_token[:4].tolist() == [0, 2, 1, 1]
+    vocabulary = {"<s>": 0, "Ġcat": 1, "âĢĶ": 2, "Ġ,": 3, "Ċ": 4, "KÃ¤se": 5}
+    raw = Tokenizer(models.WordLevel(vocabulary, unk_token="<s>"))
+    raw.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>")
+    side = PretrainedReader("tiny", tiny_models.gpt2(), tokenizer).sides["target"]
+    assert Categories.default(side.texts, side.special).of_token[:6].tolist() == [0, 2, 1, 1, 2, 2]
     assert len(side.pieces) == tiny_models.VOCABULARY
+    named = Categories.from_groups({"food": ["Käse"], "dash": ["âĢĶ"]}, side.pieces, side.texts)
+    assert named.of_token[:6].tolist() == [2, 2, 1, 2, 2, 0]
 
 
 # --- what it says ---

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnlab.analysis.words import BEGINS, strip_marks
+from attnlab.analysis.words import strip_marks
+from attnlab.records.pieces import BEGINS, BREAKS
 
 SPECIAL, PUNCTUATION, OTHER = "special", "punctuation", "other"
-MARKS = " " + "".join(BEGINS)  # a piece made only of these has no text
+MARKS = " " + "".join((*BEGINS, *BREAKS.values()))  # a piece made only of these has no text
 LIMIT = 32  # categories; each needs tables of about 16 MB
 
 
@@ -36,13 +37,18 @@ class Categories:
         return cls((SPECIAL, PUNCTUATION, OTHER), torch.tensor(numbers))
 
     @classmethod
-    def from_groups(cls, groups: Mapping[str, Collection[str]], pieces: Sequence[str]) -> "Categories":
-        """Build categories from named groups of tokens. Raises ValueError for a token outside the vocabulary."""
+    def from_groups(
+        cls, groups: Mapping[str, Collection[str]], pieces: Sequence[str], texts: Sequence[str] | None = None
+    ) -> "Categories":
+        """Build categories from named groups of tokens. Raises ValueError for a token outside the vocabulary.
+
+        texts   the pieces as they are shown, another way to write a token
+        """
         names = (*(name for name in groups if name != OTHER), OTHER)
         of_token = torch.full((len(pieces),), len(names) - 1)
         places: dict[str, list[int]] = {}
-        for token, piece in enumerate(pieces):
-            for text in {piece, strip_marks(piece)}:
+        for token, forms in enumerate(zip(pieces, texts or pieces, strict=True)):
+            for text in {*forms, *map(strip_marks, forms)}:
                 places.setdefault(text, []).append(token)
         for number, name in enumerate(names[:-1]):
             for text in groups[name]:

@@ -9,16 +9,16 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-BEGINS = ("▁", "Ġ")  # prefix of the first piece of a word: SentencePiece, byte-level BPE
-CONTINUES = "##"  # prefix of the other pieces: WordPiece
-ENDS = "</w>"  # suffix of the last piece: BPE
-UNFINISHED = "@@"  # suffix of all pieces but the last: subword-nmt
+from attnlab.records.pieces import BEGINS, BREAKS, CONTINUES, ENDS, PART, UNFINISHED, join_shown
+
+LINE_ENDS = tuple(BREAKS.values())
 
 
 def number_words(pieces: Sequence[str]) -> list[int]:
     """Return the index of the word that each piece belongs to, read from the tokenizer's marks.
 
-    Without any marks, each piece is a word. A special token such as <s>, [CLS] or <|endoftext|> is always a word.
+    Without any marks, each piece is a word, but pieces of one character stay together. A special token such as <s>,
+    [CLS] or <|endoftext|> is always a word.
     """
     alone = [_is_special(piece) for piece in pieces]
     starts = [n == 0 or start or alone[n] or alone[n - 1] for n, start in enumerate(_starts(pieces))]
@@ -27,10 +27,12 @@ def number_words(pieces: Sequence[str]) -> list[int]:
 
 def join_pieces(pieces: Sequence[str], words: Sequence[int]) -> list[str]:
     """Join pieces to the text of each word, without the tokenizer's marks."""
-    texts = [""] * (max(words, default=-1) + 1)
+    of_word: list[list[str]] = [[] for _ in range(max(words, default=-1) + 1)]
     for piece, word in zip(pieces, words, strict=True):
-        texts[word] += piece if _is_special(piece) else strip_marks(piece)
-    return texts
+        of_word[word].append(piece)
+    strip = _strip_space if _has_spaces(pieces) else strip_marks
+    texts = (join_shown(piece if _is_special(piece) else strip(piece) for piece in own) for own in of_word)
+    return [text or "".join(own) for text, own in zip(texts, of_word, strict=True)]  # a lone mark is its own text
 
 
 def pool_by_word(x: Tensor, queries: Sequence[int], keys: Sequence[int]) -> Tensor:
@@ -48,14 +50,33 @@ def _membership(words: Sequence[int]) -> Tensor:
 
 
 def _starts(pieces: Sequence[str]) -> list[bool]:
-    if any(piece.startswith(CONTINUES) and piece != CONTINUES for piece in pieces):
-        return [not piece.startswith(CONTINUES) for piece in pieces]
-    if any(piece.startswith(BEGINS) for piece in pieces):
-        return [piece.startswith(BEGINS) for piece in pieces]
-    for mark, finished in ((ENDS, True), (UNFINISHED, False)):
-        if any(piece.endswith(mark) for piece in pieces):
-            return [True, *(piece.endswith(mark) is finished for piece in pieces[:-1])]
-    return [True] * len(pieces)
+    if _has_spaces(pieces):
+        before = ["", *pieces[:-1]]
+        starts = [
+            x.startswith((*BEGINS, *LINE_ENDS)) or y.endswith(LINE_ENDS) for x, y in zip(pieces, before, strict=True)
+        ]
+    elif any(map(_is_continuing, pieces)):
+        starts = [not piece.startswith(CONTINUES) for piece in pieces]
+    elif any(piece.endswith(ENDS) for piece in pieces):
+        starts = [True, *(piece.endswith(ENDS) for piece in pieces[:-1])]
+    else:
+        starts = [True, *(not piece.endswith(UNFINISHED) for piece in pieces[:-1])]
+    return [start and not _continues_character(piece) for start, piece in zip(starts, pieces, strict=False)]
+
+
+def _has_spaces(pieces: Sequence[str]) -> bool:
+    """Return whether the pieces mark spaces. A lone mark can also be a character of a text."""
+    marked = [piece for piece in pieces if piece.startswith(BEGINS)]
+    return any(piece not in BEGINS for piece in marked) or (bool(marked) and not any(map(_is_continuing, pieces)))
+
+
+def _is_continuing(piece: str) -> bool:
+    return piece.startswith(CONTINUES) and piece != CONTINUES
+
+
+def _continues_character(piece: str) -> bool:
+    part = PART.match(piece)
+    return part is not None and part[2] != "1"
 
 
 def _is_special(piece: str) -> bool:
@@ -64,6 +85,10 @@ def _is_special(piece: str) -> bool:
 
 def strip_marks(piece: str) -> str:
     """Remove the tokenizer's marks from a piece."""
-    for mark in (*BEGINS, CONTINUES):
+    return _strip_space(piece).removeprefix(CONTINUES).removesuffix(ENDS).removesuffix(UNFINISHED)
+
+
+def _strip_space(piece: str) -> str:
+    for mark in BEGINS:
         piece = piece.removeprefix(mark)
-    return piece.removesuffix(ENDS).removesuffix(UNFINISHED)
+    return piece

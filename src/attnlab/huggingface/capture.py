@@ -41,7 +41,8 @@ def record_pass(
     if not capture.layers:
         raise ValueError(dispatch.explain_refusal(model))
     tokens, masks = inputs.split_sides(model, batch, {layer.kind for layer in capture.layers})
-    words = {} if tokenizer is None else {side: inputs.decode_pieces(tokenizer, ids) for side, ids in tokens.items()}
+    rows = {} if tokenizer is None else {side: ids.tolist() for side, ids in tokens.items()}
+    words = {side: [inputs.show_tokens(tokenizer, row) for row in texts] for side, texts in rows.items()}
     meta = {
         "model": model.name_or_path or type(model).__name__,
         "model_type": model.config.model_type,

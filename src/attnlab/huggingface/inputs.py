@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from attnlab.records.pieces import show_pieces
+
 PROOF_TEXTS = ("The cat sat on the mat.", "Nobody saw it.")  # texts to prove a model on
 SIDES = ("", "decoder_")  # prefixes of the names of inputs
 
@@ -127,19 +129,19 @@ def split_sides(
     return tokens, masks
 
 
-def decode_pieces(tokenizer: Any, ids: Tensor) -> list[list[str]]:
-    """Return the tokens as text. Tokens of byte-level tokenizers are decoded, other tokens stay as they are."""
-    rows = [tokenizer.convert_ids_to_tokens(row) for row in ids.tolist()]
-    if "ByteLevel" not in type(getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)).__name__:
-        return rows
-    return [[_decode_piece(tokenizer, piece) for piece in row] for row in rows]
+def show_tokens(tokenizer: Any, ids: Sequence[int]) -> list[str]:
+    """Return the tokens of one text in the notation of `attnlab.records.pieces`."""
+    pieces = [piece or "" for piece in tokenizer.convert_ids_to_tokens(list(ids))]
+    plain = {*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens}
+    return show_pieces(pieces, byte_level=is_byte_level(tokenizer), plain=plain)
 
 
-def _decode_piece(tokenizer: Any, piece: str) -> str:
-    """Decode a byte-level piece but keep the mark of a word's beginning. Incomplete or unprintable pieces stay."""
-    mark = "Ġ" if piece.startswith("Ġ") else ""
-    text = tokenizer.convert_tokens_to_string([piece]).strip()
-    return f"{mark}{text}" if text and text.isprintable() and "\ufffd" not in text else piece
+def is_byte_level(tokenizer: Any) -> bool:
+    """Return whether the tokenizer writes bytes as letters, as GPT-2's does."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return hasattr(tokenizer, "byte_decoder")
+    return backend.decoder is not None and b"ByteLevel" in backend.decoder.__getstate__()
 
 
 def build_proof_batch(model: Any, inputs: Mapping[str, Tensor], tokenizer: Any) -> dict[str, Tensor]:

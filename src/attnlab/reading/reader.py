@@ -12,9 +12,11 @@ from attnlab.huggingface import dispatch, inputs
 from attnlab.huggingface.pretrained import open_model, open_tokenizer
 from attnlab.huggingface.recorder import record
 from attnlab.reading.text_stream import TextExample
+from attnlab.records.pieces import show_pieces
 from attnlab.records.record import Record
 from attnlab.tasks.batching import Sequences
 from attnlab.tasks.task import SPECIALS
+from attnlab.tasks.vocabulary import Vocabulary
 from attnlab.training.run_list import find_folder, refuse_missing_run
 from attnlab.training.runs import Run, choose_device, open_run
 
@@ -24,7 +26,7 @@ DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float3
 
 @dataclass(frozen=True, eq=False)
 class SideTokens:
-    """The vocabulary of one side: pieces and readable texts by id, and the ids of special tokens."""
+    """The vocabulary of one side: pieces as the tokenizer writes them, as they are shown, and special tokens."""
 
     pieces: list[str]
     texts: list[str]
@@ -147,10 +149,11 @@ class PretrainedReader(TextReader):
         size = max(len(self.tokenizer), self.model.get_input_embeddings().num_embeddings)
         known = self.tokenizer.convert_ids_to_tokens(list(range(len(self.tokenizer))))
         pieces = [piece or "" for piece in known] + [""] * (size - len(known))
-        texts = pieces
-        if any(piece.startswith("Ġ") for piece in pieces):  # a byte-level tokenizer
-            texts = [self.tokenizer.convert_tokens_to_string([piece]) for piece in pieces]
-        return SideTokens(pieces, texts, frozenset(self.tokenizer.all_special_ids))
+        special, texts = frozenset(self.tokenizer.all_special_ids), pieces
+        if inputs.is_byte_level(self.tokenizer):
+            plain = frozenset(self.tokenizer.get_added_vocab())
+            texts = [show_pieces([piece], byte_level=True, plain=plain)[0] for piece in pieces]
+        return SideTokens(pieces, texts, special)
 
 
 class RunReader(TextReader):
@@ -165,7 +168,10 @@ class RunReader(TextReader):
         needs = ("encode", *(TWO_SIDED if self.two_sided else ("vocabulary",)))
         if missing := [name for name in needs if not hasattr(run.task, name)]:
             raise ValueError(f"{self.name}: its task cannot read text; it lacks {', '.join(missing)}")
-        self.sides = self._build_sides()
+        task: Any = run.task
+        both = (task.source_vocabulary, task.target_vocabulary) if self.two_sided else (task.vocabulary,) * 2
+        self.vocabularies: dict[str, Vocabulary] = dict(zip(("source", "target"), both, strict=True))
+        self.sides = {name: _build_side(vocabulary) for name, vocabulary in self.vocabularies.items()}
 
     def encode_examples(self, examples: Sequence[TextExample]) -> dict[str, list[list[int]]]:
         encoded = self._encode(examples)
@@ -176,7 +182,7 @@ class RunReader(TextReader):
         batch = tuple(rows.pad(range(len(rows))).to(self.device) for rows in encoded.values())
         made = record(self.model, batch)
         words = {
-            side: [[self.sides[side].pieces[token] for token in row] for row in ids.tolist()]
+            side: [self.vocabularies[side].show_tokens(row) for row in ids.tolist()]
             for side, ids in made.tokens.items()
         }
         return replace(made, words=words, meta={**made.meta, "model": self.name})
@@ -189,11 +195,8 @@ class RunReader(TextReader):
             return {"target" if task.architecture == "language" else "source": encoded}
         return {"source": encoded, "target": task.encode_target([example.second or "" for example in examples])}
 
-    def _build_sides(self) -> dict[str, SideTokens]:
-        task: Any = self.task
-        both = (task.source_vocabulary, task.target_vocabulary) if self.two_sided else (task.vocabulary,) * 2
-        made = {}
-        for name, vocabulary in zip(("source", "target"), both, strict=True):
-            pieces = vocabulary.get_tokens(range(len(vocabulary)))
-            made[name] = SideTokens(pieces, pieces, frozenset(range(len(SPECIALS))))
-        return made
+
+def _build_side(vocabulary: Vocabulary) -> SideTokens:
+    ids = range(len(vocabulary))
+    texts = [vocabulary.show_tokens([token])[0] for token in ids]
+    return SideTokens(vocabulary.get_tokens(ids), texts, frozenset(range(len(SPECIALS))))

@@ -185,7 +185,9 @@ def _categorize_tokens(reader: TextReader, groups: dict[str, list[str]] | None) 
     """Return the categories of each side's tokens. Sides with the same vocabulary share them."""
     unique = {id(tokens): tokens for tokens in reader.sides.values()}
     categories = {
-        key: Categories.default(x.texts, x.special) if groups is None else Categories.from_groups(groups, x.pieces)
+        key: Categories.default(x.texts, x.special)
+        if groups is None
+        else Categories.from_groups(groups, x.pieces, x.texts)
         for key, x in unique.items()
     }
     return {side: categories[id(tokens)] for side, tokens in reader.sides.items()}

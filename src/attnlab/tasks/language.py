@@ -21,12 +21,12 @@ from attnlab.tasks.fetch import find_set, obtain_file
 from attnlab.tasks.sources import SETS
 from attnlab.tasks.task import EOS, PAD, Batch, Task, TaskConfig
 from attnlab.tasks.text import read_bytes, read_text
-from attnlab.tasks.vocabulary import Characters, Pretrained, Subwords, Vocabulary, Words
+from attnlab.tasks.vocabulary import Bytes, Characters, Pretrained, Subwords, Vocabulary, Words
 
 Units = Literal["word", "subword", "character", "byte"]
 
 KINDS: dict[str, type[Vocabulary]] = {
-    "word": Words, "subword": Subwords, "character": Characters, "byte": Characters, "pretrained": Pretrained,
+    "word": Words, "subword": Subwords, "character": Characters, "byte": Bytes, "pretrained": Pretrained,
 }  # fmt: skip
 FILES = {"wikitext-2": "{}.txt", "wikitext-103": "{}.txt", "ptb": "ptb.{}.txt"}  # by part
 SHARED_FILES = {"enwik8": "enwik8", "tinyshakespeare": "input.txt"}  # 90 % training, 5 % validation, 5 % test

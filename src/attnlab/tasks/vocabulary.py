@@ -17,6 +17,7 @@ import sentencepiece
 from tokenizers import Tokenizer
 
 from attnlab.files import write_bytes
+from attnlab.records.pieces import show_parts, show_pieces
 from attnlab.tasks.batching import split_chunks
 from attnlab.tasks.task import BOS, EOS, PAD, SPECIALS, UNK
 from attnlab.tasks.text import read_lines
@@ -49,6 +50,10 @@ class Vocabulary(ABC):
     @abstractmethod
     def get_tokens(self, ids: Sequence[int]) -> list[str]:
         """Return each id as text, special tokens included."""
+
+    def show_tokens(self, ids: Sequence[int]) -> list[str]:
+        """Return the tokens of one text in the notation of `attnlab.records.pieces`."""
+        return show_pieces(self.get_tokens(ids), plain=SPECIALS)
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
@@ -185,6 +190,13 @@ class Characters(Words):
         return "".join(self.words[token] for token in strip_specials(ids))
 
 
+class Bytes(Characters):
+    """The bytes of a text, each as a character of Latin-1."""
+
+    def show_tokens(self, ids: Sequence[int]) -> list[str]:
+        return show_parts([token if token in SPECIALS else token.encode("latin-1") for token in self.get_tokens(ids)])
+
+
 class Pretrained(Vocabulary):
     """The tokenizer of a Hugging Face model, whose token t has the id 4 + t.
 
@@ -198,6 +210,9 @@ class Pretrained(Vocabulary):
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.tokenizer.encode_special_tokens = True
+        decoder, added = self.tokenizer.decoder, self.tokenizer.get_added_tokens_decoder().values()
+        self.byte_level = decoder is not None and b"ByteLevel" in decoder.__getstate__()
+        self.plain = frozenset(SPECIALS) | {token.content for token in added}
 
     @classmethod
     def find(cls, name: str) -> "Pretrained":
@@ -236,6 +251,9 @@ class Pretrained(Vocabulary):
             SPECIALS[token] if token < len(SPECIALS) else self.tokenizer.id_to_token(token - len(SPECIALS))
             for token in map(int, ids)
         ]
+
+    def show_tokens(self, ids: Sequence[int]) -> list[str]:
+        return show_pieces(self.get_tokens(ids), byte_level=self.byte_level, plain=self.plain)
 
     def decode(self, ids: Sequence[int]) -> str:
         own = [token - len(SPECIALS) for token in strip_specials(ids) if token != UNK]
