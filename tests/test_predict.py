@@ -5,11 +5,10 @@ import math
 import re
 
 import pytest
-import torch
 from in_process import run_attnlab
 
 from attnlab.decoding import prediction
-from attnlab.decoding.prediction import predict_labels, predict_next
+from attnlab.decoding.prediction import predict_labels
 from attnlab.training.runs import open_run
 
 FAST = ["lr=1e-2", "warmup=5", "batch_examples=32", "evaluate_every=60", "device=cpu"]
@@ -120,16 +119,3 @@ def test_the_keyword_task_has_labels_too(tmp_path):
     assert done.returncode == 0, done.stderr
     done = run_attnlab("predict", "k", input="1 2 3\n\n2\n", cwd=tmp_path)
     assert [line.split("\t")[0] in ("absent", "present") for line in done.stdout.splitlines()] == [True, False, True]
-
-
-def test_the_next_token_of_a_language_model(tmp_path):
-    (tmp_path / "a.txt").write_text("a b c\n" * 40)
-    small = ["data=a.txt", "units=word", "block=8", "width=16", "layers=1", "heads=2", "feed_forward=16", "steps=60"]
-    done = run_attnlab("train", "language", *small, "lr=1e-2", "batch_tokens=64", "out=lm", "dropout=0", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    run = open_run(tmp_path / "lm", device="cpu")
-    (first, probability), *_ = predict_next(run, "a b")
-    assert first == "c"
-    ids = torch.tensor([[2, *next(iter(run.task.vocabulary.encode(["a b"])))]])
-    assert probability == pytest.approx(float(run.model(ids).softmax(-1)[0, -1].detach().max()), rel=1e-4)
-    assert len(predict_next(run, "a", count=99)) == 7

@@ -257,7 +257,7 @@ def check(
 @app.command()
 def inspect(
     model: Annotated[str, Argument(help="Hugging Face id or folder, folder of a run, or its name in runs/.")],
-    text: Annotated[str | None, Option(help="A single text to read.")] = None,
+    text: Annotated[str | None, Option(help="A single text to read; a translator translates it.")] = None,
     pair: Annotated[tuple[str, str] | None, Option(metavar="SRC TGT", help="A source and a target text.")] = None,
     file: Annotated[str | None, Option(help="File with one text per line; .tsv: pairs.")] = None,
     layers: Annotated[str | None, Option(help="Layers to read, as 0,2-4; from 0 within each kind.")] = None,

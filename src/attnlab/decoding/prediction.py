@@ -1,4 +1,4 @@
-"""Predict the label of a text and the next token of a text, with the words that a label rests on.
+"""Predict the label of a text, with the words that the label rests on.
 
     logit(y | text)         log p(y | text) − log (1 − p(y | text))                        y: the predicted label
     contribution of w_l     logit(y | w_1 … w_n) − logit(y | w_1 … w_n without w_l)
@@ -68,22 +68,12 @@ def predict_labels(run: Run, texts: Iterable[str], *, words: int = 3) -> Iterato
 
 def check_classifier(run: Run) -> None:
     """Raise ValueError if the run does not classify texts."""
-    verbs = {"translation": "attnlab translate translates", "language": "attnlab inspect shows its next token"}
+    verbs = {"translation": "attnlab translate translates", "language": "attnlab inspect shows what it expects next"}
     kind = run.task.architecture
     if kind != "classification":
         raise ValueError(f"{run.folder.path} is a {kind} run and has no labels; {verbs[kind]}")
     if missing := [name for name in CLASSIFIES if not hasattr(run.task, name)]:
         raise ValueError(f"{run.folder.path}: its task cannot read text; it lacks {', '.join(missing)}")
-
-
-@torch.no_grad()
-def predict_next(run: Run, text: str, *, count: int = 5) -> list[tuple[str, float]]:
-    """Return the `count` tokens that a language model finds most probable after a text, with their probabilities."""
-    task: Any = run.task
-    tokens = task.encode([text]).pad([0]).to(next(run.model.parameters()).device)
-    log_prob = run.model.readout.log_prob(run.model.hidden(tokens)[:, -1])[0]  # type: ignore[operator, union-attr]
-    best = log_prob.topk(min(count, len(log_prob)))
-    return list(zip(task.vocabulary.get_tokens(best.indices.tolist()), best.values.exp().tolist(), strict=True))
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from attnlab.decoding.evaluation import translate_nbest
 from attnlab.huggingface import dispatch, inputs
 from attnlab.huggingface.pretrained import open_model, open_tokenizer
 from attnlab.huggingface.recorder import record
@@ -45,8 +46,12 @@ class TextReader(ABC):
         """Raise ValueError for a single text if pairs are wanted, else for a pair."""
         for example in examples:
             if (example.second is not None) != wanted:
-                reads = "pairs: use --pair SRC TGT, or a .tsv file" if wanted else "single texts, not pairs"
+                reads = "pairs: use --pair SRC TGT, a .tsv file, or --text SRC" if wanted else "single texts, not pairs"
                 raise ValueError(f"{example.where}: {self.name} reads {reads}")
+
+    def complete(self, example: TextExample) -> TextExample:
+        """Return the example as the model reads it: a translator adds its own translation to a single text."""
+        return example
 
     @abstractmethod
     def encode_examples(self, examples: Sequence[TextExample]) -> dict[str, list[list[int]]]:
@@ -102,6 +107,16 @@ class PretrainedReader(TextReader):
         if max_length is not None and limit is not None and max_length > limit:
             raise ValueError(f"max_length must be at most {limit}, the positions of {name}, got {max_length}")
         self.sides = dict.fromkeys(("source", "target"), self._build_side())
+
+    def complete(self, example: TextExample) -> TextExample:
+        if not self.two_sided or example.second is not None or not self.model.can_generate():
+            return example
+        encoded = self._tokenize(text=[example.text], return_tensors="pt").to(self.device)
+        self._check_lengths([example], {"source": encoded["input_ids"].tolist()})
+        room = 2 * encoded["input_ids"].shape[1] + 20  # as our own translators
+        longest = min(room, (inputs.count_positions(self.model) or room + 1) - 1)
+        (ids,) = self.model.generate(**encoded, max_new_tokens=longest, do_sample=False)
+        return replace(example, second=self.tokenizer.decode(ids, skip_special_tokens=True))
 
     def encode_examples(self, examples: Sequence[TextExample]) -> dict[str, list[list[int]]]:
         if not self.two_sided:
@@ -162,6 +177,7 @@ class RunReader(TextReader):
     def __init__(self, run: Run, dtype: str | None = None, max_length: int | None = None) -> None:
         if max_length is not None:
             raise ValueError("--max-length is for Hugging Face models only; omit it for a run")
+        self.run = run
         self.name, self.task, self.two_sided = str(run.folder.path), run.task, run.task.architecture == "translation"
         self.model = run.model if dtype is None else run.model.to(DTYPES[dtype])
         self.device = next(run.model.parameters()).device
@@ -172,6 +188,12 @@ class RunReader(TextReader):
         both = (task.source_vocabulary, task.target_vocabulary) if self.two_sided else (task.vocabulary,) * 2
         self.vocabularies: dict[str, Vocabulary] = dict(zip(("source", "target"), both, strict=True))
         self.sides = {name: _build_side(vocabulary) for name, vocabulary in self.vocabularies.items()}
+
+    def complete(self, example: TextExample) -> TextExample:
+        if not self.two_sided or example.second is not None:
+            return example
+        ((_, (best, *_)),) = translate_nbest(self.run, [example.text])
+        return replace(example, second=best.text)
 
     def encode_examples(self, examples: Sequence[TextExample]) -> dict[str, list[list[int]]]:
         encoded = self._encode(examples)

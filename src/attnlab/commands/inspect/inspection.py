@@ -64,13 +64,19 @@ def inspect(
     if folder.is_file():
         raise ValueError(f"--out {folder} is a file: pass a folder")
     reader = open_reader(request.model, device=device, dtype=request.dtype, max_length=request.max_length, **how)
+    translation = None
+    if request.text is not None:
+        corpus = TextCorpus(tuple(reader.complete(example) for example in corpus))
+        translation = corpus.given[0].second
     config = SurveyConfig(**{name: getattr(request, name) for name in asdict(SurveyConfig())})
     statistics, contents = survey(reader, corpus, config, folder, progress=progress)
     if not find_processes(reader).is_main_process:
         return None
+    if translation is not None:
+        print(f"translation: {translation}")
     count = 1 if request.file is None else request.examples
     records = [reader.record([example]).to("cpu") for example in islice(corpus, count)]
     about: dict[str, Any] = {"model": reader.name, "text": request.text, "pair": request.pair, "file": request.file}
     about |= {"examples": contents.examples, "tokens": contents.tokens, "corpus_sha256": contents.fingerprint}
-    about |= asdict(config)
+    about |= asdict(config) | {"translation": translation}
     return write_report(folder, about, statistics.tables(), records, command, collect_provenance(reader.device))
