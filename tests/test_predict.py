@@ -99,7 +99,7 @@ def test_a_huge_line_is_cut_and_said(folder, monkeypatch):
         (["pairs"], "x\n", "attnlab translate"),
         (["transfomer"], "x\n", "runs/transformer"),
         (["transformer", "--words", "-1"], "x\n", "at least 0"),
-        (["transformer", "--file", "none.txt"], "", "does not exist"),
+        (["transformer", "--file", "none.txt"], "", "no such file"),
         (["transformer", "--file", "runs"], "", "folder"),
         (["transformer", "beam=2"], "x\n", "'beam'"),
         (["transformer"], "good\0", "binary"),

@@ -1,15 +1,17 @@
 """The Record: saved and loaded bit for bit, sliced, moved, read layer by layer."""
 
 import gc
+import json
 import weakref
 from dataclasses import replace
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from attnlab.records.record import KINDS, Layer, LazyLayers, Record
+from attnlab.records.record import FORMAT, KINDS, Layer, LazyLayers, Record
 
 B, H, Q, J, D, E = 3, 4, 5, 7, 2, 11
 
@@ -133,6 +135,31 @@ def test_what_is_no_record_is_refused(tmp_path):
         (tmp_path / "cut").write_bytes(whole[: int(kept * len(whole))])
         with pytest.raises(ValueError, match=r"cut .* damaged"):
             Record.load(tmp_path / "cut")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda index: index["layers"][0]["tensors"].pop("mask"),
+        lambda index: index["layers"][0]["tensors"]["mask"].update(key="nowhere"),
+        lambda index: index["layers"][0]["tensors"]["mask"].update(shape=[B, 1, 1, J + 1]),
+        lambda index: index["layers"][0].update(kind="sideways"),
+        lambda index: index["layers"][0].pop("name"),
+        lambda index: index["tokens"].update(source={"key": "nowhere", "shape": [1]}),
+        lambda index: index.pop("readout"),
+        lambda index: index.update(layers=None),
+        lambda index: index.update(words=3),
+    ],
+)
+def test_a_record_with_a_damaged_index_is_refused(tmp_path, change):
+    example().save(tmp_path / "record")
+    with safe_open(tmp_path / "record", "pt") as file:
+        index = json.loads(file.metadata()[FORMAT])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    change(index)
+    save_file(tensors, tmp_path / "record", metadata={FORMAT: json.dumps(index)})
+    with pytest.raises(ValueError, match="record is a damaged Record"):
+        Record.load(tmp_path / "record")
 
 
 # layer by layer

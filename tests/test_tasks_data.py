@@ -11,8 +11,8 @@ from attnlab.tasks.classification import Classification, ClassificationConfig
 from attnlab.tasks.contents import CONTENTS
 from attnlab.tasks.language import Language, LanguageConfig
 from attnlab.tasks.task import PAD
-from attnlab.tasks.text import read_bytes
 from attnlab.tasks.translation import Translation, TranslationConfig
+from attnlab.user_files import read_bytes
 
 pytestmark = pytest.mark.data
 

@@ -94,7 +94,7 @@ def test_labelled_files_of_each_kind_agree(write):
         ("b.csv", "review,label\ngood,1\n", r"b\.csv:2: no text \(field 'text'\).*: review, label"),
         ("c.jsonl", '{"text": "x", "label": 0}\n{"text": "x"}\n', r"c\.jsonl:2: no label"),
         ("d.jsonl", '{"text": "x", "label": 0}\n{"text"\n', r"d\.jsonl:2: not JSON"),
-        ("e.jsonl", "[1]\n", r"e\.jsonl:1: a line must be a JSON object"),
+        ("e.jsonl", "[1]\n", r"e\.jsonl:1: must be a JSON object"),
         ("f.csv", "text,label\n", r"f\.csv: no examples"),
         ("g.xml", "text,label\n", r"g\.xml: labelled text must be in a \.csv"),
         ("h.csv", 'text,label\n"good,1\n', r"h\.csv:2: unexpected end of data"),

@@ -43,7 +43,7 @@ def main() -> None:
         warnings.showwarning = lambda message, *_, **__: print(f"attnlab: {message}", file=sys.stderr)
     try:
         app()
-    except (ValueError, OSError, ImportError) as error:
+    except (ValueError, OSError, ImportError, OverflowError) as error:
         if os.environ.get("ATTNLAB_TRACE"):
             raise
         sys.stderr.write(f"attnlab: {' '.join(str(error).split())}\n")

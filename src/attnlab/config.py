@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import hashlib
 import json
+import sys
 import types
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -29,6 +30,29 @@ def check_fields(config: Any, *, minima: Mapping[str, int] = types.MappingProxyT
             raise ValueError(f"{name} must be one of {', '.join(get_args(hint))}, got {value!r}{guess}")
         if hint in (int, int | None) and value is not None and value < minimum:
             raise ValueError(f"{name} must be at least {minimum}, got {value}")
+
+
+def check_types(values: Mapping[str, Any], config_type: type) -> None:
+    """Raise ValueError for a stored value that is not of the type its field declares."""
+    for name, hint in get_type_hints(config_type).items():
+        if name in values and not _has_type(values[name], hint):
+            raise ValueError(f"{name} must be {describe_type(hint)}, got {values[name]!r:.60}")
+
+
+def _has_type(value: Any, hint: Any) -> bool:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(_has_type(value, argument) for argument in arguments)
+    if origin is Literal:
+        return value in arguments
+    if origin is tuple and isinstance(value, tuple):
+        kinds = arguments[:1] * len(value) if arguments[1:] == (...,) else arguments
+        return len(value) == len(kinds) and all(map(_has_type, value, kinds))
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return hint is Any or isinstance(value, origin or hint)
 
 
 def split_pairs(words: Iterable[str]) -> dict[str, str]:
@@ -75,12 +99,16 @@ def parse_value(text: str, hint: Any, key: str) -> Any:
             return text.lower() in ("true", "yes", "on", "1")
     elif hint in (int, float):
         try:
-            return hint(text.replace("_", ""))
+            number = hint(text.replace("_", ""))
         except ValueError:
             pass
+        else:
+            if _has_type(number, hint):
+                return number
+            raise ValueError(f"{key}={text:.60}: the number is not finite or too large")
     elif hint is str:
         return text
-    raise ValueError(f"{key}={text}: expected {describe_type(hint)}")
+    raise ValueError(f"{key}={text:.60}: expected {describe_type(hint)}")
 
 
 def describe_type(hint: Any) -> str:
@@ -106,14 +134,14 @@ def parse_values(values: Mapping[str, str], types: Mapping[str, Any]) -> dict[st
 
 
 def parse_numbers(text: str | None, key: str) -> tuple[int, ...] | None:
-    """Parse comma-separated numbers and ranges, sorted: 0,2-4 gives 0, 2, 3, 4."""
+    """Parse comma-separated numbers and ranges below a million, sorted: 0,2-4 gives 0, 2, 3, 4."""
     if text is None:
         return None
     numbers: set[int] = set()
     for part in text.split(","):
         ends = part.strip().split("-")
-        if not all(end.isdigit() for end in ends) or len(ends) > 2 or int(ends[0]) > int(ends[-1]):
-            raise ValueError(f"{key}={text}: expected whole numbers and ranges, for example 0,2-4")
+        if not all(end.isdecimal() and len(end) < 7 for end in ends) or len(ends) > 2 or int(ends[0]) > int(ends[-1]):
+            raise ValueError(f"{key}={text:.60}: expected whole numbers and ranges below a million, for example 0,2-4")
         numbers.update(range(int(ends[0]), int(ends[-1]) + 1))
     return tuple(sorted(numbers))
 

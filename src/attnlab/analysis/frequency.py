@@ -52,9 +52,9 @@ def parse_counts(text: str, pieces: Sequence[str], where: str) -> Tensor:
             continue
         token, tab, count = line.rpartition("\t")
         words = line.split()
-        if tab and count.strip().isdigit() and len(words) == 2:
+        if tab and _is_count(count.strip()) and len(words) == 2:
             place = places.get(token, -1)
-        elif len(words) == 3 and all(word.isdigit() for word in words):
+        elif len(words) == 3 and all(map(_is_count, words)):
             place, count = int(words[2]), words[1]
         else:
             raise ValueError(f"{where}:{number}: a line must be a token, a tab and its count; or rank, count and id")
@@ -65,3 +65,7 @@ def parse_counts(text: str, pieces: Sequence[str], where: str) -> Tensor:
     if not any(counts):
         raise ValueError(f"{where}: none of the tokens is in the model's vocabulary")
     return torch.tensor(counts)
+
+
+def _is_count(word: str) -> bool:
+    return word.isdecimal() and len(word) < 16  # fits int64

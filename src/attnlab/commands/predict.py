@@ -8,8 +8,8 @@ from pathlib import Path
 
 from attnlab.config import parse_values, split_pairs
 from attnlab.decoding.prediction import LabelPrediction, check_classifier, predict_labels
-from attnlab.reading.text_stream import decode_lines, read_file_lines
 from attnlab.training.runs import open_run
+from attnlab.user_files import decode_lines, iterate_lines
 
 TYPES = {"weights": str}
 
@@ -28,15 +28,15 @@ def predict_lines(
     values = parse_values(split_pairs(settings), TYPES)
     opened = open_run(run, device=device, weights=values.get("weights"), allow_code=allow_code)
     check_classifier(opened)
-    lines = (line for _, line in (read_standard_input() if file is None else read_file_lines(file)))
+    lines = read_standard_input() if file is None else iterate_lines(file)
     for number, prediction in enumerate(predict_labels(opened, lines, words=words), start=1):
         print(_format_json(number, prediction) if as_json else _format_text(prediction))
         for note in prediction.notes:
             print(f"line {number}: {note}", file=sys.stderr)
 
 
-def read_standard_input() -> Iterator[tuple[int, str]]:
-    """Yield the lines of standard input with their numbers. On a terminal, say how to end the input."""
+def read_standard_input() -> Iterator[str]:
+    """Yield the lines of standard input. On a terminal, say how to end the input."""
     if sys.stdin.isatty():
         print("reading lines from the terminal; end with Ctrl-D", file=sys.stderr)
     return decode_lines(sys.stdin.buffer, "standard input")

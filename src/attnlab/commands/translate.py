@@ -17,7 +17,7 @@ def translate_input(run: str, settings: Sequence[str], *, device: str = "auto", 
     weights = rules.pop("weights", None)
     opened = open_run(run, device=device, weights=weights, allow_code=allow_code)
     check_translator(opened.task)
-    lines, best = [line for _, line in read_standard_input()], {}
+    lines, best = list(read_standard_input()), {}
     with Bar(1) as progress:
         for number, candidates in translate_nbest(opened, lines, **rules):
             best[number] = candidates

@@ -42,6 +42,7 @@ from scipy.special import digamma, gammaln
 
 from attnlab.counting.cooccurrence import Cells, Ids, Pairs, WordPairs, alpha, beta, count_cooccurrences, trans
 from attnlab.files import write_bytes
+from attnlab.user_files import parse_json
 
 __all__ = ["Ibm1", "alpha", "beta", "count_cooccurrences", "fit_ibm1", "trans"]
 
@@ -97,9 +98,13 @@ class Ibm1:
             raise ValueError(f"{path} is not a safetensors file or is damaged: {error}") from None
         if not parts:
             raise ValueError(f"{path} is a safetensors file, but not a fitted IBM Model 1 ({FORMAT})")
-        values = json.loads(about[FORMAT])
-        theta = sparse.csr_array((parts[0], parts[1], parts[2]), shape=tuple(values.pop("shape")))
-        return cls(theta, log_likelihood=tuple(values.pop("log_likelihood")), **values)
+        values = parse_json(about[FORMAT], f"the metadata of {path}")
+        try:
+            theta = sparse.csr_array((parts[0], parts[1], parts[2]), shape=tuple(values.pop("shape")))
+            theta.check_format()
+            return cls(theta, log_likelihood=tuple(values.pop("log_likelihood")), **values)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is a damaged IBM Model 1 ({error}); delete it to fit it again") from None
 
 
 def fit_ibm1(

@@ -22,6 +22,7 @@ from filelock import FileLock
 
 from attnlab.config import suggest_nearest
 from attnlab.files import explain_errors, write_text
+from attnlab.user_files import parse_json
 
 FILE = "ledger.jsonl"
 FORMAT = 1  # of a row
@@ -76,9 +77,9 @@ class Row:
         return json.dumps({"format": FORMAT, **asdict(self)}, ensure_ascii=False)
 
     @classmethod
-    def from_line(cls, line: str) -> "Row":
-        stored = json.loads(line)
-        if not isinstance(stored, dict) or stored.pop("format", None) != FORMAT:
+    def from_line(cls, line: str, where: str = "the row") -> "Row":
+        stored = parse_json(line, where)
+        if stored.pop("format", None) != FORMAT:
             raise ValueError(f"not a row of format {FORMAT}")
         return cls(**stored)
 
@@ -157,7 +158,7 @@ class Ledger:
             data = data[: -len(tail)]
         for line in data.removesuffix(b"\n").split(b"\n"):  # not splitlines: values may hold other line separators
             self._lines += 1
-            row = self._parse(line.decode("utf-8")) if line.strip() else None
+            row = self._parse(line) if line.strip() else None
             if row is not None and ((before := self._rows.get(row.key)) is None or row.supersedes(before)):
                 self._rows.pop(row.key, None)
                 self._rows[row.key] = row
@@ -168,11 +169,11 @@ class Ledger:
             file.seek(self._read_bytes)
             return file.read()
 
-    def _parse(self, line: str) -> Row:
+    def _parse(self, line: bytes) -> Row:
+        place = f"{self.path}:{self._lines}"
         try:
-            return Row.from_line(line)
+            return Row.from_line(line.decode("utf-8"), place)
         except (ValueError, TypeError) as error:
-            place = f"{self.path}:{self._lines}"
             raise ValueError(f"{place} is not a row ({error}); correct the line, or move it out of the file") from None
 
 
@@ -230,7 +231,7 @@ def _is_torn(tail: bytes) -> bool:
     """Return whether a last line without a line end is only a part of a row."""
     try:
         return bool(tail) and json.loads(tail.decode("utf-8")) is None
-    except ValueError:
+    except (ValueError, RecursionError):
         return True
 
 

@@ -14,6 +14,7 @@ from attnlab.experiments.ledger import digest_recipe
 from attnlab.experiments.plan import PlannedRun, Workplace
 from attnlab.experiments.population_training import FILE, train_population
 from attnlab.files import write_text
+from attnlab.user_files import read_json
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class SeedRun(PlannedRun):
         folder.rmdir()
 
     def take_measure(self, place: Workplace) -> dict[str, Any]:
-        values: dict[str, Any] = json.loads(self._file(place).read_text(encoding="utf-8"))
+        values: dict[str, Any] = read_json(self._file(place))
         return values
 
     def clean(self, place: Workplace) -> None:

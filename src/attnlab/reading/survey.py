@@ -26,8 +26,8 @@ from attnlab.files import write_text
 from attnlab.reading.reader import TextReader
 from attnlab.reading.text_stream import TextCorpus, TextExample
 from attnlab.tasks.batching import split_chunks
-from attnlab.tasks.text import read_text
 from attnlab.training.run_folder import Checkpoint, DamagedError, read_checkpoint, write_checkpoint
+from attnlab.user_files import read_json, read_text
 
 WINDOW = 1024  # number of examples that are sorted by length together
 SECONDS = 30.0  # time between two saves of the sums
@@ -174,7 +174,7 @@ def _check_description(file: Path, description: str) -> None:
     """Raise ValueError if the file describes another survey."""
     if not file.exists():
         return
-    old, new = json.loads(file.read_text(encoding="utf-8")), json.loads(description)
+    old, new = read_json(file), json.loads(description)
     if differing := [key for key in new if old.get(key) != new[key]]:
         shown = "; ".join(f"{key}: {old.get(key)!r} there, {new[key]!r} now" for key in differing[:3])
         another = f"{file.parent} contains another inspection ({shown})"

@@ -3,13 +3,13 @@
 It is read twice: first to count its tokens and compute its SHA-256, then for the model. Empty lines are skipped.
 """
 
-import gzip
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from attnlab.tasks.text import get_suffix
+from attnlab.user_files import iterate_lines
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class TextCorpus:
 def read_examples(path: Path) -> Iterator[TextExample]:
     """Yield the examples of a text file, which may end in .gz. Errors name the line."""
     paired, is_empty = get_suffix(path) == ".tsv", True
-    for number, line in read_file_lines(path):
+    for number, line in enumerate(iterate_lines(path), start=1):
         if not line.strip():
             continue
         is_empty, where = False, f"{path}:{number}"
@@ -53,28 +53,3 @@ def read_examples(path: Path) -> Iterator[TextExample]:
         yield TextExample(sides[0], sides[1], where)
     if is_empty:
         raise ValueError(f"{path}: the file is empty or has only blank lines")
-
-
-def read_file_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a text file, which may end in .gz, with their numbers from 1."""
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder; pass a text file")
-    try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-            yield from decode_lines(file, str(path))
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path}: the file does not exist") from None
-    except (gzip.BadGzipFile, EOFError) as error:
-        raise ValueError(f"{path}: cannot read the file ({error})") from None
-
-
-def decode_lines(file: Iterable[bytes], name: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines of an open file as text, with their numbers from 1. Errors name the file and the line."""
-    for number, line in enumerate(file, start=1):
-        if b"\0" in line:
-            raise ValueError(f"{name}:{number}: the file has binary data; pass a text file")
-        try:
-            yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            byte = error.object[error.start]
-            raise ValueError(f"{name}:{number}: not UTF-8 (byte 0x{byte:02x}); convert with iconv -t utf-8") from None

@@ -10,7 +10,7 @@ queries and keys and computes weights on access, all at once or for a range of r
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from attnlab.files import replace_file
+from attnlab.user_files import parse_json
 
 FORMAT = "attnlab-record-1"
 SHOWN = 12  # tokens and examples in a notebook
@@ -232,7 +233,12 @@ class Record:
         about = file.metadata() or {}
         if FORMAT not in about:
             raise ValueError(f"{path} is a safetensors file but not a Record (format {FORMAT})")
-        index = json.loads(about[FORMAT])
+        index = parse_json(about[FORMAT], f"the index of {path}")
+        try:
+            _check_index(index, {key: file.get_slice(key).get_shape() for key in file.keys()})  # noqa: SIM118 (no dict)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            problem = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            raise ValueError(f"{path} is a damaged Record: {problem}; record it again") from None
 
         def read_tensors(entries: Mapping[str, Any]) -> dict[str, Tensor]:
             stored = {key: file.get_tensor(key) for key in {e["key"] for e in entries.values()}}
@@ -273,3 +279,20 @@ class Record:
             {name: change(name, x) for name, x in part.items()} for part in (self.tokens, self.masks, self.readout)
         )
         return replace(self, layers=changed, tokens=tokens, masks=masks, readout=readout)
+
+
+def _check_index(index: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> None:
+    """Raise an error if the index of a file lacks a part, or names a tensor that is missing or has another shape."""
+    optional = {"kind", "index", "name", "output_bias", "extras", "around", "strange"}
+    required = [each.name for each in fields(Layer) if each.name not in optional]
+    for layer in index["layers"]:
+        if layer["kind"] not in KINDS or not isinstance(layer["index"], int) or not isinstance(layer["name"], str):
+            raise ValueError(f"layer {layer['name']!r} has an unknown kind or index")
+        for name in required:
+            layer["tensors"][name]
+    parts = [index["tokens"], index["masks"], index["readout"], *(layer["tensors"] for layer in index["layers"])]
+    for entry in (entry for part in parts for entry in part.values()):
+        stored, shape = shapes[entry["key"]], entry["shape"]
+        if len(stored) != len(shape) or any(n not in (1, m) for n, m in zip(stored, shape, strict=True)):
+            raise ValueError(f"tensor {entry['key']} has the shape {list(stored)}, expected {shape}")
+    dict(index["words"]), dict(index["meta"])

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from attnlab.user_files import iterate_lines
+
 
 def read_words(path: Path) -> frozenset[str]:
     """Read the words of a file of vectors."""
@@ -19,9 +21,12 @@ def read_vectors(path: Path, wanted: Container[str]) -> dict[str, np.ndarray]:
         if word not in wanted:
             continue
         try:
-            vector = np.array(rest.split(), dtype=np.float32)
-        except ValueError:
+            with np.errstate(over="ignore"):
+                vector = np.array(rest.split(), dtype=np.float32)
+        except (ValueError, OverflowError):
             raise ValueError(f"{path}:{number}: expected numbers, got {rest[:40]!r}") from None
+        if not np.isfinite(vector).all():
+            raise ValueError(f"{path}:{number}: the vector of {word!r} has a number that is not finite in float32")
         size = size or len(vector)
         if len(vector) != size or not size:
             raise ValueError(f"{path}:{number}: {word!r} has {len(vector)} numbers, but earlier words have {size}")
@@ -32,12 +37,6 @@ def read_vectors(path: Path, wanted: Container[str]) -> dict[str, np.ndarray]:
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, str, str]]:
-    if not path.exists():
-        raise FileNotFoundError(f"embeddings={path}: no such file")
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                word, _, rest = line.decode("utf-8").rstrip("\n").partition(" ")
-            except UnicodeDecodeError:
-                raise ValueError(f"{path}:{number}: not UTF-8") from None
-            yield number, word, rest
+    for number, line in enumerate(iterate_lines(path), start=1):
+        word, _, rest = line.partition(" ")
+        yield number, word, rest

@@ -20,7 +20,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from attnlab.config import suggest_nearest
 from attnlab.tasks.sources import SETS, Download, NamedSet
-from attnlab.tasks.unpack import CHUNK, read_members
+from attnlab.tasks.unpack import read_members
+from attnlab.user_files import CHUNK
 
 ATTEMPTS = 3  # for each address, each resuming the last one
 TIMEOUT_S = 60

@@ -20,8 +20,8 @@ from attnlab.tasks.batching import Sequences, pad_rows
 from attnlab.tasks.fetch import find_set, obtain_file
 from attnlab.tasks.sources import SETS
 from attnlab.tasks.task import EOS, PAD, Batch, Task, TaskConfig
-from attnlab.tasks.text import read_bytes, read_text
 from attnlab.tasks.vocabulary import Bytes, Characters, Pretrained, Subwords, Vocabulary, Words
+from attnlab.user_files import read_bytes, read_text
 
 Units = Literal["word", "subword", "character", "byte"]
 

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Literal
 
 from attnlab.tasks.lexicon import Links
-from attnlab.tasks.text import get_suffix, read_text
+from attnlab.tasks.text import get_suffix
+from attnlab.user_files import read_text
 
 Format = Literal["pharaoh", "talp", "naacl"]
 FIRST: dict[Format, int] = {"pharaoh": 0, "talp": 1, "naacl": 1}  # number of the first word
 SUFFIXES: dict[str, Format] = {".talp": "talp", ".naacl": "naacl", ".wa": "naacl", ".nonullalign": "naacl"}
-LINK = re.compile(r"(\d+)([-p?])(\d+)(?::\S+)?")  # optionally with a score, as attnlab align --scores writes it
+LINK = re.compile(r"(\d{1,9})([-p?])(\d{1,9})(?::\S+)?")  # optionally with a score, as attnlab align --scores writes it
 
 Lengths = Sequence[tuple[int, int]]  # number of source and target words of each pair
 
@@ -86,7 +87,7 @@ def _read_pharaoh(path: Path, lines: Sequence[str]) -> Iterable[Row]:
     for pair, line in enumerate(lines):
         for word in line.split():
             if not (match := LINK.fullmatch(word)):
-                raise ValueError(f"{path}:{pair + 1}: {word!r} must be a link such as 3-4 (sure) or 3p4 (possible)")
+                raise ValueError(f"{path}:{pair + 1}: {word!r:.60} must be a link such as 3-4 (sure) or 3p4 (possible)")
             yield pair, pair + 1, int(match[1]), int(match[3]), match[2] == "-"
 
 
@@ -95,13 +96,13 @@ def _read_naacl(path: Path, lines: Sequence[str], pairs: int, *, null: bool) -> 
         words = line.split()
         if not words:
             continue
-        if len(words) < 3 or not all(word.isdecimal() for word in words[:3]):
+        if len(words) < 3 or not all(word.isdecimal() and len(word) < 10 for word in words[:3]):
             raise ValueError(
-                f"{path}:{number}: a line must be sentence, source word, target word, S or P, got {line!r}"
+                f"{path}:{number}: a line must be sentence, source word, target word, S or P, got {line!r:.60}"
             )
         mark = next((word.upper() for word in words[3:4] if not word.replace(".", "", 1).isdecimal()), "S")
         if mark not in ("S", "P"):
-            raise ValueError(f"{path}:{number}: a link must be S (sure) or P (possible), got {words[3]!r}")
+            raise ValueError(f"{path}:{number}: a link must be S (sure) or P (possible), got {words[3]!r:.60}")
         sentence, source, target = (int(word) for word in words[:3])
         if not 1 <= sentence <= pairs:
             raise ValueError(f"{path}:{number}: sentence must be from 1 to {pairs:,}, got {sentence}")

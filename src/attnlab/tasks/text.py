@@ -1,68 +1,70 @@
 """Read text files strictly: lines, sentence pairs and labelled examples. Errors name the file and the line."""
 
 import csv
-import gzip
 import html
 import io
-import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from itertools import compress
+from itertools import compress, zip_longest
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 
+from attnlab.user_files import (
+    CHUNK,
+    MOST_LINE,
+    apply_budget,
+    exceed_budget,
+    iterate_lines,
+    open_bytes,
+    parse_json,
+    read_text,
+)
+
 Pairs = tuple[list[str], list[str]]
 Labelled = tuple[list[str], list[str]]  # texts and their labels
 Reader = Callable[[], tuple[list[str], list[str]]]
 
+SURROGATE = re.compile("[\ud800-\udfff]")  # which JSON can write, but UTF-8 cannot
 PAIR_FILES, LABELLED_FILES = (".tsv", ".tmx"), (".csv", ".tsv", ".jsonl")
 
 
-def read_bytes(path: Path) -> bytes:
-    """Read a file, decompressing it if its name ends in .gz."""
-    try:
-        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{path}: no such file") from None
-    except (OSError, EOFError) as error:
-        raise ValueError(f"{path}: cannot be read ({error})") from None
-
-
-def read_text(path: Path) -> str:
-    """Read a UTF-8 file without its byte order mark."""
-    data = read_bytes(path)
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        byte = f"byte 0x{data[error.start]:02x}"
-        raise ValueError(f"{path}:{line}: not UTF-8 ({byte}); convert it, for example with iconv -t utf-8") from None
+def iterate_sentences(path: Path) -> Iterator[str]:
+    """Yield the lines of a file. Raises ValueError if it has none or only blank lines."""
+    is_blank = True
+    for line in iterate_lines(path):
+        is_blank = is_blank and not line.strip()
+        yield line
+    if is_blank:
+        raise ValueError(f"{path}: the file is empty or has only blank lines")
 
 
 def read_lines(path: Path) -> list[str]:
-    """Read the lines of a file. Only \\n and \\r\\n end a line; a sentence may contain other Unicode separators."""
-    lines = read_text(path).replace("\r\n", "\n").split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    if not any(line.strip() for line in lines):
-        raise ValueError(f"{path}: the file is empty or has only blank lines")
-    return lines
+    """Read the lines of a file. Raises ValueError if it has none or only blank lines."""
+    return list(iterate_sentences(path))
+
+
+def iterate_parallel(source: Path, target: Path) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of two files in which line k of one translates line k of the other. Memory holds one pair."""
+    sides = (iterate_sentences(source), iterate_sentences(target))
+    for count, (left, right) in enumerate(zip_longest(*sides)):
+        if left is None or right is None:
+            more = count + 1 + sum(1 for side in sides for _ in side)
+            counts = (count, more) if left is None else (more, count)
+            raise ValueError(
+                f"{source} has {counts[0]:,} lines and {target} {counts[1]:,}: line {count + 1:,} has no partner"
+            )
+        yield left, right
 
 
 def read_parallel(source: Path, target: Path) -> Pairs:
     """Read two files in which line k of one translates line k of the other."""
-    left, right = read_lines(source), read_lines(target)
-    if len(left) != len(right):
-        raise ValueError(
-            f"{source} has {len(left):,} lines and {target} {len(right):,}: "
-            f"line {min(len(left), len(right)) + 1:,} has no partner"
-        )
-    return left, right
+    left, right = zip(*iterate_parallel(source, target), strict=True)
+    return list(left), list(right)
 
 
 def read_pairs(path: Path, languages: Sequence[str]) -> Pairs:
@@ -81,20 +83,38 @@ def read_pairs(path: Path, languages: Sequence[str]) -> Pairs:
 
 def _read_tmx(path: Path, languages: Sequence[str]) -> Pairs:
     pairs: Pairs = ([], [])
-    try:
-        for _, unit in ElementTree.iterparse(io.BytesIO(read_bytes(path))):
-            if _strip_namespace(unit.tag) != "tu":
-                continue
-            texts = {language: _find_segment(unit, language) for language in languages}
-            if all(text is not None for text in texts.values()):
-                for side, language in zip(pairs, languages, strict=True):
-                    side.append(texts[language] or "")
-            unit.clear()
-    except ElementTree.ParseError as error:
-        raise ValueError(f"{path}:{error.position[0]}: not well-formed XML ({error})") from None
+    for unit in _iterate_elements(path, "tu"):
+        texts = {language: _find_segment(unit, language) for language in languages}
+        if all(text is not None for text in texts.values()):
+            for side, language in zip(pairs, languages, strict=True):
+                side.append(texts[language] or "")
+        unit.clear()
     if not pairs[0]:
         raise ValueError(f"{path}: no unit has both {' and '.join(languages)}; set pair= to two languages of the file")
     return pairs
+
+
+def _iterate_elements(path: Path, tag: str) -> Iterator[ElementTree.Element]:
+    """Yield the elements of an XML file with a tag, each when it is complete. expat refuses entities that explode."""
+    parser: Any = ElementTree.XMLPullParser()
+    with open_bytes(path) as file:
+        while piece := file.read(CHUNK):
+            try:
+                parser.feed(piece)
+                elements = [element for _, element in parser.read_events()]
+            except (ElementTree.ParseError, LookupError, ValueError) as error:
+                raise _describe_xml(path, error) from None
+            yield from (element for element in elements if _strip_namespace(element.tag) == tag)
+    try:
+        parser.close()
+    except ElementTree.ParseError as error:
+        raise _describe_xml(path, error) from None
+
+
+def _describe_xml(path: Path, error: Exception) -> ValueError:
+    if isinstance(error, ElementTree.ParseError):
+        return ValueError(f"{path}:{error.position[0]}: not well-formed XML ({error})")
+    return ValueError(f"{path}: {error}; save the file as UTF-8")
 
 
 def _find_segment(unit: ElementTree.Element, language: str) -> str | None:
@@ -118,40 +138,41 @@ def read_sgm(path: Path) -> list[str]:
 
 def read_labelled(path: Path, text: str, label: str) -> Labelled:
     """Read texts and labels from the named fields of a CSV or TSV file with a header, or of a JSON-lines file."""
-    kind = get_suffix(path)
+    texts, labels = zip(*iterate_labelled(path, text, label), strict=True)
+    return list(texts), list(labels)
+
+
+def iterate_labelled(path: Path, text: str, label: str) -> Iterator[tuple[str, str]]:
+    """Yield the texts and labels that `read_labelled` reads. Memory holds one row."""
+    kind, is_empty = get_suffix(path), True
     if kind not in LABELLED_FILES:
         raise ValueError(f"{path}: labelled text must be in a {', '.join(LABELLED_FILES)} file (optionally .gz)")
     rows = _read_json_rows(path) if kind == ".jsonl" else _read_csv_rows(path, "\t" if kind == ".tsv" else ",")
-    texts, labels = [], []
     for number, row in rows:
         for field in (text, label):
             if row.get(field) in (None, ""):
                 filled = ", ".join(str(key) for key in row if row[key] not in (None, "")) or "none"
                 name = "label" if field == label else "text"
                 raise ValueError(f"{path}:{number}: no {name} (field {field!r}); fields with a value: {filled}")
-        texts.append(str(row[text]))
-        labels.append(str(row[label]))
-    if not texts:
+            if SURROGATE.search(str(row[field])):
+                raise ValueError(f"{path}:{number}: field {field!r} has half of a surrogate pair (\\ud800 … \\udfff)")
+        is_empty = False
+        yield str(row[text]), str(row[label])
+    if is_empty:
         raise ValueError(f"{path}: no examples")
-    return texts, labels
 
 
 def _read_json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    for number, line in enumerate(read_lines(path), start=1):
+    for number, line in enumerate(iterate_sentences(path), start=1):
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}:{number}: not JSON ({error})") from None
-        if not isinstance(row, dict):
-            raise ValueError(f"{path}:{number}: a line must be a JSON object, got {type(row).__name__}")
-        yield number, row
+        yield number, parse_json(line, f"{path}:{number}")
 
 
 def _read_csv_rows(path: Path, delimiter: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    csv.field_size_limit(2**27)
-    reader = csv.DictReader(io.StringIO(read_text(path), newline=""), delimiter=delimiter, strict=True)
+    csv.field_size_limit(min(apply_budget(MOST_LINE), 2**31 - 1))
+    lines = (part for line in iterate_lines(path, ends=True) for part in io.StringIO(line, newline=""))  # also at \r
+    reader = csv.DictReader(lines, delimiter=delimiter, strict=True)
     first = 1
     try:
         while reader.fieldnames is not None:
@@ -160,7 +181,8 @@ def _read_csv_rows(path: Path, delimiter: str) -> Iterator[tuple[int, dict[str, 
     except StopIteration:
         return
     except csv.Error as error:
-        raise ValueError(f"{path}:{first}: {error}") from None
+        problem = f"{path}:{first}: {error}"
+        raise exceed_budget(problem) if "limit" in problem else ValueError(problem) from None
 
 
 def get_suffix(path: Path) -> str:

@@ -5,6 +5,7 @@ members than any data set has. Nothing is kept then.
 """
 
 import gzip
+import lzma
 import tarfile
 import zipfile
 import zlib
@@ -12,11 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import IO
 
-CHUNK = 2**20
-MOST_MEMBERS = 250_000
-MOST_BYTES = 8 * 2**30  # in total, unpacked
+from attnlab.user_files import CHUNK, MOST_BYTES, apply_budget, exceed_budget
 
-DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, gzip.BadGzipFile)
+MOST_MEMBERS = 250_000
+
+# RuntimeError: an encrypted member, or a compression that zipfile does not know; OSError: also gzip and bz2
+DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError)
 
 Wanted = Callable[[str], bool]
 
@@ -37,14 +39,15 @@ def read_members(archive: Path, wanted: Wanted) -> Iterator[tuple[str, Iterator[
             with gzip.open(archive) if is_gzip else archive.open("rb") as stream:
                 yield archive.stem if is_gzip else archive.name, budget.read_pieces(stream)
     except DAMAGE as error:
-        raise ValueError(f"{archive.name}: damaged ({error})") from None
+        raise ValueError(f"{archive.name}: damaged or encrypted ({error}); fetch it again") from None
 
 
 class _Budget:
     """The bytes and members that an archive may still yield."""
 
     def __init__(self, archive: Path) -> None:
-        self.archive, self.bytes, self.members = archive, MOST_BYTES, MOST_MEMBERS
+        self.archive, self.members = archive, MOST_MEMBERS
+        self.limit = self.bytes = apply_budget(MOST_BYTES)
 
     def count_member(self, name: str, *, size: int) -> None:
         """Count a member, wanted or not, and check its name and the size it declares."""
@@ -55,7 +58,7 @@ class _Budget:
         if self.members < 0:
             raise ValueError(f"{self.archive.name} has more than {MOST_MEMBERS:,} members")
         if size > self.bytes:
-            raise ValueError(f"{self.archive.name} unpacks to more than {MOST_BYTES:,} bytes")
+            raise exceed_budget(f"{self.archive.name} unpacks to more than {self.limit:,} bytes")
 
     def read_pieces(self, stream: IO[bytes] | gzip.GzipFile) -> Iterator[bytes]:
         """Yield the content of a stream, counting the real bytes whatever size the archive declares."""
@@ -63,10 +66,10 @@ class _Budget:
             while piece := stream.read(CHUNK):
                 self.bytes -= len(piece)
                 if self.bytes < 0:
-                    raise ValueError(f"{self.archive.name} unpacks to more than {MOST_BYTES:,} bytes")
+                    raise exceed_budget(f"{self.archive.name} unpacks to more than {self.limit:,} bytes")
                 yield piece
         except DAMAGE as error:
-            raise ValueError(f"{self.archive.name}: damaged ({error})") from None
+            raise ValueError(f"{self.archive.name}: damaged or encrypted ({error}); fetch it again") from None
 
 
 def _read_tar(archive: Path, wanted: Wanted, budget: _Budget) -> Iterator[tuple[str, Iterator[bytes]]]:

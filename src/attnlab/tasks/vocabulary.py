@@ -21,6 +21,7 @@ from attnlab.records.pieces import show_parts, show_pieces
 from attnlab.tasks.batching import split_chunks
 from attnlab.tasks.task import BOS, EOS, PAD, SPECIALS, UNK
 from attnlab.tasks.text import read_lines
+from attnlab.user_files import read_bytes, read_text
 
 MOST_LINES = 4_000_000  # maximum number of lines for learning subwords
 SENTENCEPIECE_THREADS = 4  # fixed, because the learned pieces depend on it
@@ -101,7 +102,7 @@ class Subwords(Vocabulary):
     @classmethod
     def load(cls, path: Path) -> "Subwords":
         try:
-            return cls(path.read_bytes())
+            return cls(read_bytes(path))
         except RuntimeError:
             raise ValueError(f"{path}: not a SentencePiece model; delete it to create it again") from None
 
@@ -145,10 +146,14 @@ class Words(Vocabulary):
 
     @classmethod
     def load(cls, path: Path) -> "Words":
-        words = [_unescape_word(line) for line in read_lines(path)]
-        if tuple(words[: len(SPECIALS)]) != SPECIALS:
-            raise ValueError(f"{path}: not an attnlab vocabulary; delete it to create it again")
-        return cls(words[len(SPECIALS) :])
+        lines = read_lines(path)
+        try:
+            words = [_unescape_word(line) for line in lines]
+            if tuple(words[: len(SPECIALS)]) != SPECIALS:
+                raise ValueError(f"it must begin with {' '.join(SPECIALS)}")
+            return cls(words[len(SPECIALS) :])
+        except ValueError as error:
+            raise ValueError(f"{path}: not an attnlab vocabulary ({error}); delete it to create it again") from None
 
     def save(self, path: Path) -> None:
         write_bytes(path, "".join(f"{_escape_word(word)}\n" for word in self.words).encode())
@@ -231,7 +236,7 @@ class Pretrained(Vocabulary):
     @classmethod
     def load(cls, path: Path) -> "Pretrained":
         try:
-            return cls(path.read_text(encoding="utf-8"))
+            return cls(read_text(path))
         except Exception as error:  # tokenizers raises a plain Exception
             raise ValueError(f"{path}: not a tokenizer ({error})") from None
 

@@ -48,13 +48,16 @@ def _tensors(model: nn.Module, stepper: Stepper) -> dict[str, Tensor]:
 
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy saved weights into a model. Raises ValueError unless the names are the same."""
+    """Copy saved weights into a model. Raises ValueError unless the names and shapes are the same."""
     own = dict([*model.named_parameters(), *model.named_buffers()])
     if set(own) != set(tensors):
         missing, extra = sorted(set(own) - set(tensors)), sorted(set(tensors) - set(own))
         raise ValueError(f"the weights belong to another model: missing {missing[:3]}, unknown {extra[:3]}")
     with torch.no_grad():
         for name, x in own.items():
+            if x.shape != tensors[name].shape:
+                shapes = f"{name} has the shape {tuple(tensors[name].shape)}, expected {tuple(x.shape)}"
+                raise ValueError(f"the weights belong to another model: {shapes}")
             x.copy_(tensors[name])
 
 

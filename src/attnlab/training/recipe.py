@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from attnlab.config import compute_digest, replace_values, suggest_nearest
+from attnlab.config import check_types, compute_digest, replace_values, suggest_nearest
 from attnlab.huggingface.adaptation import FROM_MODEL
 from attnlab.huggingface.fine_tuning import TunedConfig
 from attnlab.mechanisms import own, parse_options, read_option_types
@@ -69,21 +69,33 @@ class Recipe:
 
     def resolve_model(self, task: Task) -> Config | TunedConfig:
         """Return the model's configuration with the sizes that the task decides."""
-        sizes: dict[str, Any] = dict(task.get_sizes())
+        sizes: dict[str, Any] = self._get_sizes(task)
         if isinstance(self.model, TunedConfig):
             return replace(self.model, max_length=_longest(task), **sizes)
-        if task.architecture == "translation":
-            sizes = {"vocabulary": sizes["source_vocabulary"], "target_vocabulary": sizes["vocabulary"]}
-            if isinstance(self.model, LSTMConfig):
-                if self.model.share_embeddings and not getattr(self.data, "joint", True):
-                    raise ValueError("share_embeddings needs one vocabulary: set share_embeddings=false or joint=true")
-            elif self.model.tie == "all":
-                del sizes["target_vocabulary"]
+        shares = isinstance(self.model, LSTMConfig) and self.model.share_embeddings
+        if shares and task.architecture == "translation" and not getattr(self.data, "joint", True):
+            raise ValueError("share_embeddings needs one vocabulary: set share_embeddings=false or joint=true")
         if isinstance(self.model, TransformerConfig) and self.model.positions == "learned":
             longest = _longest(task)
             decodes = task.architecture == "translation"
             sizes["max_length"] = 2 * longest + 21 if decodes else longest  # decoding may go this far
         return replace(self.model, model=MODELS[task.architecture], **sizes)
+
+    def check_sizes(self, task: Task, folder: Path) -> None:
+        """Raise ValueError if a stored model was not built for the stored vocabulary, as in a damaged folder."""
+        for name, size in self._get_sizes(task).items():
+            if (expected := getattr(self.model, name)) != size:
+                problem = f"model.json has {name}={expected}, but the files beside it have {size}"
+                raise ValueError(f"{folder} is damaged: {problem}; restore it from a copy, or train the run again")
+
+    def _get_sizes(self, task: Task) -> dict[str, int]:
+        """Return the sizes that the task decides, under the names of the model's fields."""
+        sizes = dict(task.get_sizes())
+        if task.architecture != "translation":
+            return sizes
+        source, target = sizes["source_vocabulary"], sizes["vocabulary"]
+        tied = isinstance(self.model, TransformerConfig) and self.model.tie == "all"
+        return {"vocabulary": source} if tied else {"vocabulary": source, "target_vocabulary": target}
 
 
 SNELL = TrainConfig(lr=1e-3, betas=(0.9, 0.999), schedule="constant", warmup=0, precision="fp32")
@@ -147,13 +159,19 @@ def resolve_recipe(task: str, values: Mapping[str, str]) -> Recipe:
     return Recipe(task, **changed)
 
 
-def restore_recipe(values: Mapping[str, Any]) -> Recipe:
-    """Return the recipe whose values a run's folder holds."""
-    task, values = values["task"], {part: _tuples(v) for part, v in values.items() if part not in ("task", "code")}
+def restore_recipe(values: Mapping[str, Any], where: str = "the recipe") -> Recipe:
+    """Return the recipe whose values a run's folder holds; `where` names its files in errors."""
     kinds: dict[str, Any] = {"path": TunedConfig, "embedding_width": LSTMConfig}
-    kind = next((kinds[key] for key in kinds if key in values["model"]), TransformerConfig)
-    data, model = TASKS[task].config_type(**values["data"]), kind(**values["model"])
-    return Recipe(task, data, model, TrainConfig(**values["training"]), DecodeConfig(**values["decoding"]))
+    try:
+        task, values = values["task"], {part: _tuples(values[part]) for part in PARTS}
+        kind = next((kinds[key] for key in kinds if key in values["model"]), TransformerConfig)
+        types = dict(zip(PARTS, (TASKS[task].config_type, kind, TrainConfig, DecodeConfig), strict=True))
+        for part, config_type in types.items():
+            check_types(values[part], config_type)
+        return Recipe(task, **{part: config_type(**values[part]) for part, config_type in types.items()})
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        problem = f"no {error}" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"{where} is damaged: {problem}; restore it from a copy, or train the run again") from None
 
 
 def _new_model_parts(task: str, preset: str | None, *, crossing: bool) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from attnlab.config import FREE_KEYS
 from attnlab.files import explain_errors, lock_file, remove_stale, replace_file, sync_tree, write_text
+from attnlab.user_files import parse_json, read_json
 
 OLD_SCRATCH = re.compile(r"\.tmp\w{6}|\..+\.\d+(\.part)?|\.last\.safetensors\.new.*|\.hugging_face\.part")  # earlier
 
@@ -62,7 +63,8 @@ class RunFolder:
         file = self.path / "config.json"
         if not file.is_file():
             raise FileNotFoundError(f"{self.path} is not a run: it has no config.json; attnlab runs lists the runs")
-        return json.loads(file.read_text(encoding="utf-8"))
+        config: dict[str, Any] = read_json(file)
+        return config
 
     def claim(self, config: Mapping[str, Any]) -> None:
         """Write the configuration, or check that the folder already has the same one."""
@@ -72,7 +74,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             write_text(file, text)
             return
-        differences = _list_differences(json.loads(file.read_text(encoding="utf-8")), json.loads(text))
+        differences = _list_differences(read_json(file), json.loads(text))
         if differing := [each for each in differences if each[0].split(".")[-1] not in FREE_KEYS]:
             shown = "; ".join(f"{key}: {old!r} there, {new!r} now" for key, old, new in differing[:4])
             raise ValueError(f"{self.path} holds another run ({shown}); choose another --out, or delete the folder")
@@ -147,8 +149,8 @@ class RunFolder:
         whole, _, _ = self.metrics_file.read_bytes().rpartition(b"\n")  # the last line may be half written
         for number, line in enumerate(whole.splitlines(), start=1):
             try:
-                rows.append(dict(json.loads(line)))
-            except (ValueError, TypeError):
+                rows.append(parse_json(line.decode("utf-8"), f"{self.metrics_file}:{number}"))
+            except ValueError:
                 warnings.warn(f"{self.metrics_file}:{number} is not a measurement and is ignored", stacklevel=2)
         return rows
 

@@ -1,13 +1,13 @@
 """Find runs by their names, and list the runs of a folder."""
 
 import difflib
-import json
 import math
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from attnlab.training.run_folder import RunFolder
+from attnlab.user_files import read_json
 
 ROOT = Path("runs")
 FILES = ("config.json", "model.json", "metrics.jsonl", "last.safetensors")  # of a run; each can be missing
@@ -90,7 +90,7 @@ def _describe_score(folder: RunFolder, config: dict[str, Any], position: dict[st
     name = "accuracy" if is_classifier else "perplexity"
     file = folder.path / "evaluation-test.json"
     if file.exists():
-        scores = json.loads(file.read_text(encoding="utf-8"))
+        scores = read_json(file)
         bleu = next((score["value"] for score in scores["text"] if score["name"] == "BLEU"), None)
         return f"test {name} {scores[name]:.4g}" if bleu is None else f"test BLEU {bleu:.2f}"
     if not math.isfinite(position.get("best", math.inf)):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from attnlab.config import replace_values
 from attnlab.files import replace_file, write_text
@@ -26,6 +26,7 @@ from attnlab.training.loop import Training, TrainingResult
 from attnlab.training.recipe import Recipe, restore_recipe
 from attnlab.training.run_folder import RunFolder, read_checkpoint
 from attnlab.training.run_list import ROOT, find_run
+from attnlab.user_files import read_json
 
 
 @dataclass(frozen=True)
@@ -159,31 +160,40 @@ def open_run(
     folder = find_run(path)
     config = folder.config()
     model_file = folder.path / "model.json"
-    values = json.loads(model_file.read_text(encoding="utf-8"))
+    values = read_json(model_file)
     named = [values.get(key) for key in ("attention", "cross_attention")]
     is_asked = asked is not None and all(name in asked.attentions for name in named)
     own.check_code(named, config.get("code"), model_file, allow=allow_code or is_asked)
-    recipe = restore_recipe(config | {"model": values})
+    recipe = restore_recipe(config | {"model": values}, where=f"config.json or model.json of {folder.path}")
     if data:
         recipe = replace(recipe, data=_replace_data(recipe.data, data))
     task = TASKS[recipe.task].prepare(recipe.data, folder.path)
-    model = _build_model(recipe.model, allow_code)
+    recipe.check_sizes(task, folder.path)
     weights = weights or str(recipe.decoding.average or ("best" if folder.best.exists() else "last"))
-    if weights.isdigit():
-        load_weights(model, average_checkpoints(folder, int(weights)))
-    elif weights in ("best", "last"):
-        load_weights(model, read_checkpoint(getattr(folder, weights)).part("model/"))
-    elif weights.startswith("at:") and weights[3:].isdigit():
-        load_weights(model, read_checkpoint(folder.step_file(int(weights[3:]))).part("model/"))
-    else:
-        raise ValueError(f"weights={weights}: expected best, last, a number of checkpoints to average, or at:STEP")
+    tensors = _read_weights(folder, weights)
+    try:
+        model = _build_model(recipe.model, allow_code)
+        load_weights(model, tensors)
+    except (ValueError, TypeError, RuntimeError, MemoryError) as error:
+        raise ValueError(f"{model_file} does not describe the model of the run: {error}") from None
     return Run(folder, recipe, task, model.eval().to(choose_device(device)), weights)
+
+
+def _read_weights(folder: RunFolder, weights: str) -> dict[str, Tensor]:
+    """Read the weights of a run by their name in `open_run`."""
+    if weights.isdecimal():
+        return average_checkpoints(folder, int(weights))
+    if weights in ("best", "last"):
+        return read_checkpoint(getattr(folder, weights)).part("model/")
+    if weights.startswith("at:") and weights[3:].isdecimal():
+        return read_checkpoint(folder.step_file(int(weights[3:]))).part("model/")
+    raise ValueError(f"weights={weights}: expected best, last, a number of checkpoints to average, or at:STEP")
 
 
 def write_what_ran(folder: RunFolder, first: int, outcome: TrainingResult, device: torch.device) -> None:
     """Append to ran.json the updates after step `first`: device, versions, stepper and the fused kernels launched."""
     file = folder.path / "ran.json"
-    before = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+    before = read_json(file, list) if file.exists() else []
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     ran = {"after": first, "to": outcome.step, "device": name, "torch": torch.__version__, "stepper": outcome.stepper}
     write_text(file, json.dumps([*before, ran | {"kernels": sorted(LAUNCHED)}], indent=1) + "\n")

@@ -19,6 +19,7 @@ from attnlab.tasks.sources import NamedSet
 from attnlab.tasks.synthetic import Synthetic, SyntheticConfig
 from attnlab.tasks.text import Pairs, load_moses, read_parallel
 from attnlab.tasks.translation import TranslationConfig
+from attnlab.user_files import read_json
 
 LANGUAGES = ("de", "en")
 GOLD = NamedSet(
@@ -70,7 +71,7 @@ def load_europarl(place: Workplace) -> GoldCorpus:
     folder = place.folder / EUROPARL
     if not (folder / ABOUT).exists():
         _prepare(folder, lines, place.data_dir)
-    about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+    about = read_json(folder / ABOUT)
     remark = (
         f"Europarl, {about['pairs']:,} training pairs after removing {about['removed']} with a side in the gold set; "
         f"{len(gold)} gold pairs."

@@ -33,6 +33,7 @@ from attnlab.tasks.task import Batch, Task
 from attnlab.training.checkpoints import load_weights
 from attnlab.training.recipe import Recipe
 from attnlab.training.run_folder import RunFolder, read_checkpoint
+from attnlab.user_files import read_json
 
 PARTS = ("valid", "train")
 TRAINED = "trained.json"
@@ -140,7 +141,7 @@ class Trial:
     def read_seconds(self, role: str) -> float:
         """Return the training time so far in seconds, without interruptions."""
         file = self.folder(role).path / TRAINED
-        seconds: float = json.loads(file.read_text(encoding="utf-8"))["seconds"] if file.exists() else 0.0
+        seconds: float = read_json(file)["seconds"] if file.exists() else 0.0
         return seconds
 
     def write_seconds(self, role: str, seconds: float) -> None:
