@@ -81,10 +81,20 @@ def test_importing_a_study_does_not_import_the_compiler():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize(
-    "code", ["import attnlab", "from attnlab.cli import app; app(['list'], standalone_mode=False)"]
-)
+LISTING = "from attnlab.cli import app; app(['list', *{words}], standalone_mode=False)"
+COMPLETING = """
+import os
+from contextlib import suppress
+os.environ |= {"_ATTNLAB_COMPLETE": "complete_bash", "COMP_WORDS": "attnlab\\ntrain\\nlanguage\\ns", "COMP_CWORD": "3"}
+from attnlab.cli import main
+with suppress(SystemExit):
+    main()
+"""
+LIGHT = ["import attnlab", LISTING.format(words=[]), LISTING.format(words=["language"]), COMPLETING]
+
+
+@pytest.mark.parametrize("code", LIGHT, ids=["import", "list", "list a task", "complete"])
 def test_what_needs_no_model_does_not_import_torch(code):
     """torch takes seconds to import, numpy a tenth of one."""
-    code += "; import sys; sys.exit(any(name in sys.modules for name in ('torch', 'numpy')))"
+    code += "\nimport sys; sys.exit(any(name in sys.modules for name in ('torch', 'numpy')))"
     assert subprocess.run([sys.executable, "-c", code], check=False, stdout=subprocess.DEVNULL).returncode == 0

@@ -15,30 +15,28 @@ from typer import Argument, Option
 from attnlab import __version__
 from attnlab.config import parse_numbers, split_pairs, write_given
 from attnlab.terminal import Bar, Interruptible, command_line, resumable, show_table
+from attnlab.terminal.bash_words import join_bash_words
+
+# isort: off
+from attnlab.commands.arguments import (
+    Aligner, AllowCode, Device, Files, Items, Jobs, ListedTask, MechanismName, On, Pairs, Preset, ReadModel, Root,
+    RunName, Scaled, Seeds, StudyName, TaskName, Until,
+)  # fmt: skip
+# isort: on
 
 app = typer.Typer(
     cls=Interruptible,
     name="attnlab",
     help="A laboratory for attention: swap it, train it, watch it learn, and read what it attends to.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-Pairs = Annotated[list[str] | None, Argument(metavar="[KEY=VALUE]…", help="Settings of this command.")]
-TaskName = Annotated[str, Argument(help="translation, language, classification or synthetic.")]
-Device = Annotated[str, Option(help="auto, cpu or cuda.")]
-Files = tuple[str, str] | None
-RunName = Annotated[str, Argument(help="Folder of a run, or its name in runs/.")]
-AllowCode = Annotated[bool, Option("--allow-code", help="Run the .py file of a mechanism that the folder names.")]
-Seeds = Annotated[str | None, Option(metavar="N", help="Number of seeds.")]
-Until = Annotated[str | None, Option(help="Stop at checkpoints 20 s before this: 9m, 1h30m, or 14:30.")]
-On = Annotated[str, Option(help="Where to train: local, or ray: the cluster at RAY_ADDRESS.")]
-Jobs = Annotated[int | None, Option(help="Largest number of models at a time; default: as many as fit.")]
 
 
 def main() -> None:
     """Run the command line. Errors are printed as one line, or with a traceback if ATTNLAB_TRACE is set."""
+    join_bash_words()
     if not os.environ.get("ATTNLAB_TRACE"):
         warnings.showwarning = lambda message, *_, **__: print(f"attnlab: {message}", file=sys.stderr)
     try:
@@ -58,10 +56,8 @@ def version(show: Annotated[bool, Option("--version", help="Print the version an
 
 
 @app.command("list")
-def list_everything(
-    task: Annotated[str | None, Argument(help="List all keys of `attnlab train TASK` instead.")] = None,
-) -> None:
-    """List mechanisms and their options, model presets, tasks, data sets and studies; or the keys of one task."""
+def list_everything(task: ListedTask = None) -> None:
+    """List mechanisms and their options, model presets, tasks, data sets and studies; or explain a task's keys."""
     from attnlab.commands import list_all
 
     if task is None:
@@ -92,10 +88,7 @@ def demo(
 
 
 @app.command()
-def describe(
-    model: Annotated[str, Argument(help="Model preset: iwslt14, wmt14, wikitext103, tiny, lstm, lstm-copy, …")],
-    settings: Pairs = None,
-) -> None:
+def describe(model: Preset, settings: Pairs = None) -> None:
     """Print the number of parameters of each block. Keys that the model lacks are options of its attention."""
     from attnlab.models.presets import build_on_meta, configure_model, parameter_table
 
@@ -196,7 +189,7 @@ def diagnose(
 
 @app.command()
 def align(
-    model: Annotated[str, Argument(help="A run, a Hugging Face encoder-decoder (id or folder), or ibm1.")],
+    model: Aligner,
     source: Annotated[Path, Argument(metavar="SRC", help="Text, one sentence per line.")],
     target: Annotated[Path, Argument(metavar="TGT", help="Translation of SRC, line by line.")],
     by: Annotated[str | None, Option(help="weight, norm or probe; default: norm.")] = None,
@@ -233,7 +226,7 @@ def align(
 
 
 @app.command("runs")
-def list_runs(root: Annotated[Path, Argument(help="Folder that holds the runs.")] = Path("runs")) -> None:
+def list_runs(root: Root = Path("runs")) -> None:
     """List runs with task, seed, state, best score and date, the newest last."""
     from attnlab.training.run_list import list_runs
 
@@ -244,10 +237,7 @@ def list_runs(root: Annotated[Path, Argument(help="Folder that holds the runs.")
 
 
 @app.command()
-def check(
-    mechanism: Annotated[str, Argument(help="Name of a mechanism, or a file and a class: ./mine.py:Mine.")],
-    settings: Pairs = None,
-) -> None:
+def check(mechanism: MechanismName, settings: Pairs = None) -> None:
     """Run every law on a mechanism and print the results with their numbers. Exit status 1 if a law fails."""
     from attnlab.commands.check import check_laws
 
@@ -256,7 +246,7 @@ def check(
 
 @app.command()
 def inspect(
-    model: Annotated[str, Argument(help="Hugging Face id or folder, folder of a run, or its name in runs/.")],
+    model: ReadModel,
     text: Annotated[str | None, Option(help="A single text to read; a translator translates it.")] = None,
     pair: Annotated[tuple[str, str] | None, Option(metavar="SRC TGT", help="A source and a target text.")] = None,
     file: Annotated[str | None, Option(help="File with one text per line; .tsv: pairs.")] = None,
@@ -327,12 +317,10 @@ def compare(
 
 @app.command()
 def reproduce(
-    study: Annotated[str | None, Argument(help="Name of a paper; `attnlab list` shows all and their items.")] = None,
+    study: StudyName = None,
     settings: Pairs = None,
-    only: Annotated[
-        list[str] | None, Option(metavar="ITEM", help="Item to run; may be repeated; default: all.")
-    ] = None,
-    scale: Annotated[str | None, Option(help="smoke (tiny; default), small or full (the paper's size).")] = None,
+    only: Items = None,
+    scale: Scaled = None,
     device: Device = "auto",
     seeds: Annotated[int | None, Option(help="Number of seeds; default: as each item defines.")] = None,
     out: Annotated[Path | None, Option(help="Output folder; default: results/STUDY.")] = None,

@@ -14,8 +14,8 @@ from attnlab.terminal import Bar, show_table
 from attnlab.training.runs import Run, open_run
 
 DATA_KEYS = ("data", "pair", "data_dir")
-TYPES: dict[str, Any] = dict.fromkeys(("part", "weights", "src", "tgt", *DATA_KEYS), str)
-TYPES |= {"beam": int, "length_penalty": float, "eval_samples": int, "bootstrap": int}
+NUMBERS = {"beam": int, "length_penalty": float, "eval_samples": int, "bootstrap": int}
+TYPES: dict[str, Any] = dict.fromkeys(("part", "weights", "src", "tgt", *DATA_KEYS), str) | NUMBERS
 
 
 def evaluate_run(run: str, settings: Sequence[str], *, device: str = "auto", allow_code: bool = False) -> None:

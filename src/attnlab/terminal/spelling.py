@@ -48,12 +48,14 @@ def respell(words: Sequence[str], options: Mapping[str, Any], *, settings: bool,
         name, equals, value = word.partition("=")
         if word == "--":
             return [*result, word, *queue]
-        if not word.startswith("-") and equals and (option := options.get(_name_option(name))):
-            new = [] if partial else _write_option(option, name, value)
+        if not word.startswith("-") and equals and (option := options.get(name_option(name))):
+            new = ([word] if settings and not queue else []) if partial else _write_option(option, name, value)
         elif not word.startswith("--") or not settings or name in options:
             option = options.get(name)
             count = 0 if equals or option is None or option.is_flag else option.nargs
             new = [word, *(queue.popleft() for _ in range(min(count, len(queue))))]
+            if partial and len(new) <= count:
+                new = []  # its value is being completed
         else:
             option, new = None, [_write_setting(name, equals, value, queue, partial)]
         if option is not None and not option.multiple and not partial:
@@ -65,7 +67,8 @@ def respell(words: Sequence[str], options: Mapping[str, Any], *, settings: bool,
     return result
 
 
-def _name_option(key: str) -> str:
+def name_option(key: str) -> str:
+    """Return the option that a key may stand for: best_on_text gives --best-on-text."""
     return f"--{key.replace('_', '-')}"
 
 

@@ -4,7 +4,7 @@ The sentence of a key is the comment behind its field. Reading the source takes 
 """
 
 import ast
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from attnlab.config import describe_type, suggest_nearest
@@ -21,7 +21,7 @@ PARTS = {
 
 @dataclass(frozen=True)
 class KeyNote:
-    """A key of a recipe. `choices` are its values if they have names."""
+    """A key of a command. `choices` are its values if they have names; `part` is what it belongs to."""
 
     name: str
     values: str
@@ -39,15 +39,20 @@ def list_keys(task: str) -> list[KeyNote]:
     hidden, small = recipe.get_value("FROM_TASK"), recipe.get_value("SMALL")
     notes: dict[str, KeyNote] = {}
     for part, place in {"data": _find_config(task), **PARTS}.items():
-        for field in list_fields(place):
-            if part == "model" and (field.name in hidden or field.name.endswith("_options")):
-                continue
-            default = small.get(field.name, field.default) if part == "model" else field.default
-            note = KeyNote(
-                field.name, describe_type(field.hint), default, field.sentence, part, _list_choices(field.hint)
-            )
-            notes.setdefault(field.name, note)
+        for note in read_notes(place, part):
+            if part != "model":
+                notes.setdefault(note.name, note)
+            elif note.name not in hidden and not note.name.endswith("_options"):
+                notes.setdefault(note.name, replace(note, default=small.get(note.name, note.default)))
     return list(notes.values())
+
+
+def read_notes(place: str, part: str) -> list[KeyNote]:
+    """Return a key for each field of the configuration at "module:Class"."""
+    return [
+        KeyNote(field.name, describe_type(field.hint), field.default, field.sentence, part, _list_choices(field.hint))
+        for field in list_fields(place)
+    ]
 
 
 def write_value(value: object) -> str:
