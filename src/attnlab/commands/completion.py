@@ -55,7 +55,7 @@ def complete_study() -> list[tuple[str, str]]:
 def complete_item(ctx: typer.Context) -> list[tuple[str, str]]:
     from attnlab.studies import STUDIES, outline_study
 
-    study = ctx.params.get("study")
+    study = str(ctx.params.get("study"))
     return list(outline_study(study).items.items()) if study in STUDIES else []
 
 
@@ -89,8 +89,8 @@ def list_keys(ctx: typer.Context, given: Mapping[str, str]) -> dict[str, "KeyNot
     from attnlab.tasks import TASKS
     from attnlab.training import key_notes
 
-    command, task, model = ctx.info_name, ctx.params.get("task"), ctx.params.get("model")
-    notes = []
+    command, task, model = ctx.info_name, str(ctx.params.get("task")), ctx.params.get("model")
+    notes: list[KeyNote] = []
     if command in ("train", "compare") and task in TASKS:
         notes = [key_notes.KeyNote("model", "text", None, PRESET, "model"), *key_notes.list_keys(task)]
     elif command == "demo":
@@ -101,7 +101,7 @@ def list_keys(ctx: typer.Context, given: Mapping[str, str]) -> dict[str, "KeyNot
     elif command in RUN_COMMANDS:
         types = open_source(f"attnlab.commands.{command}").get_value("TYPES")
         notes = [key_notes.KeyNote(name, "", None, describe_type(hint), "run") for name, hint in types.items()]
-    mechanism = ctx.params.get("mechanism") or given.get("attention")
+    mechanism = str(ctx.params.get("mechanism") or given.get("attention"))
     if mechanism in MECHANISMS:
         options = list_options(MECHANISMS.get_place(mechanism))
         notes += [key_notes.KeyNote(name, "", None, f"option of {mechanism}", "attention") for name in options]
