@@ -54,7 +54,7 @@ def test_the_policy_names_the_script_and_the_style_that_are_there():
 
 
 def test_modules_are_joined_each_once_and_after_what_they_need():
-    joined = join_scripts(("viewer.js", "tables.js"))
+    joined = join_scripts(("viewer.js", "tables.js", "folds.js"))
     names = re.findall(r"^const (\w+_js) = \(\(\) => \{$", joined, re.MULTILINE)
     assert len(names) == len(set(names)) >= 10
     for name in names:

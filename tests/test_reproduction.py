@@ -306,10 +306,14 @@ def from_the_command_line(bench, monkeypatch):
 def test_what_is_printed_is_what_was_asked_for(from_the_command_line, tmp_path):
     run = from_the_command_line
     assert run("--only", "first", "--out", str(tmp_path)).exit_code == 0
-    said = run("--only", "second", "--out", str(tmp_path))
+    said = run("--only", "second", "--out", str(tmp_path), "--table")
     assert said.exit_code == 0
     assert "Second" in said.stdout
     assert "First" not in said.stdout
+    short = run("--only", "second", "--out", str(tmp_path))
+    assert "Second" not in short.stdout
+    assert "published" in short.stdout.split("at scale smoke")[1]
+    assert "report.html" in short.stdout
     assert "First" in (tmp_path / "smoke" / "report.html").read_text()
 
 

@@ -8,11 +8,13 @@ import pytest
 
 from attnlab.experiments.reproduction import ItemConfig, ItemResult
 from attnlab.experiments.study import Findings, Item, Study
+from attnlab.experiments.study_findings import list_findings, select_clearest
 from attnlab.experiments.study_page import tabulate_result, write_study
 from attnlab.experiments.verdicts import Cell
 from attnlab.report.page import Table
 
 ABOUT = {"command": "attnlab reproduce bench lr=1e-3 --only=one --only=two --scale=smoke --out='a b'", "torch": "2.13"}
+SAME = [("scale", "smoke"), ("seeds", "0, 1, 2"), ("torch", "2.13")]
 STUDY = Study("bench", "A bench", {name: Item(name, lambda setting: Findings([])) for name in ("one", "two", "three")})
 
 
@@ -37,7 +39,7 @@ def page(tmp_path):
 
 def test_what_holds_of_every_item_is_said_once_and_the_rest_with_its_item(page):
     names = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page)
-    assert names == [("wall_s", "1.5"), ("wall_s", "2.5"), ("scale", "smoke"), ("seeds", "0, 1, 2"), ("torch", "2.13")]
+    assert names == [("wall time (s)", "1.5"), ("wall time (s)", "2.5"), *SAME]
 
 
 def test_the_command_of_an_item_makes_it_alone(page):
@@ -54,7 +56,7 @@ def test_an_item_of_which_nothing_was_run_says_why_instead_of_an_empty_table(pag
     table = tabulate_result([unrun("two"), unrun("two", "s")])
     assert table == Table(["row", "cells", "note"], [["q; s", 2, "not run: no data"]])
     assert tabulate_result([ran("one"), unrun("one")]).rows[0][:2] == ["r", "c"]
-    second = page.split("<h2 id='section-3'>")[1]
+    second = page.split(">Two</h2>")[1]
     assert second.count("<table>") == 1
     assert "not run: no data" in second
 
@@ -84,3 +86,35 @@ def test_cells_have_every_column_in_one_file(tmp_path):
         "tags": "erratum", "note": "x", "not_run": "",
     }  # fmt: skip
     assert (missing["values"], missing["seeds"], missing["not_run"]) == ("", "0", "no data")
+
+
+def contrast(name, row, values, **about):
+    return Cell(item=name, row=row, column="c", sign=1, values=values, **about)
+
+
+def test_the_clearest_cells_are_contrasts_far_from_zero_and_at_most_two_of_an_item():
+    """Mean over half width: a 2/0.25 = 8, same 2.5/1.24 = 2, b 3/2.48 = 1.2, far −4/2.48 = −1.6. c is a stand-in."""
+    a, b = contrast("one", "a", (1.9, 2.0, 2.1)), contrast("one", "b", (2.0, 3.0, 4.0))
+    same = contrast("one", "same", (2.0, 2.5, 3.0))
+    c = contrast("two", "c", (1.99, 2.0, 2.01), tags=("other data",))
+    agreeing, against = select_clearest([c, b, a, ran("one"), contrast("two", "far", (-3.0, -4.0, -5.0)), same])
+    assert [cell.row for cell in agreeing] == ["a", "same", "c"]
+    assert [cell.row for cell in against] == ["far"]
+
+
+def test_the_findings_count_claims_and_name_what_agrees_and_departs():
+    measured = Cell(item="one", row="unpublished", column="c", values=(1.0, 2.0, 3.0))
+    cells = [contrast("one", "a", (1.9, 2.0, 2.1)), contrast("one", "far", (-3.0, -4.0, -5.0)), measured, unrun("one")]
+    counts, agreement, departure = list_findings([result("one", *cells)])
+    assert "Of 2 published" in counts
+    assert "2 were run" in counts
+    assert "a, c: the paper has a value above 0, we have 2" in agreement
+    assert "far, c: the paper has a value above 0, we have −4 [−6.484, −1.516]" in departure
+
+
+def test_the_page_shows_findings_and_bars_and_folds_the_items(page):
+    top, rest = page.split("</section>", 1)
+    assert "class='findings'" in top
+    assert "1 was run" in top
+    assert rest.count("<details>") == 3  # two items, and how they were run
+    assert "aria-label='1 reproduced'" in rest

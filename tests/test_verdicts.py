@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, ttest_1samp
 
+from attnlab.experiments.cell_text import format_number
 from attnlab.experiments.significance import compute_power
-from attnlab.experiments.study_page import drop_constant_column, format_number, tabulate_result
+from attnlab.experiments.study_page import drop_constant_column, tabulate_result
 from attnlab.experiments.verdicts import (
     STAND_INS,
     VERDICTS,

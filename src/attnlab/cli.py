@@ -331,6 +331,7 @@ def reproduce(
     until: Until = None,
     source: Annotated[Path | None, Option("--from", help="Ledger or its folder to draw from; train nothing.")] = None,
     status: Annotated[bool, Option("--status", help="Show how much of each paper is run, and what is next.")] = False,
+    table: Annotated[bool, Option("--table", help="Print every cell, not only the clearest ones.")] = False,
 ) -> None:  # one parameter per command-line option
     """Reproduce a paper's tables and figures: its numbers beside ours, with intervals and verdicts.
 
@@ -342,7 +343,7 @@ def reproduce(
         return show_status(out or ROOT)
     if study is None:
         raise ValueError("name a study, such as attnlab reproduce snell2021; attnlab list shows them all")
-    request = Request(only or (), scale, device, seeds, out, data_dir, again, on, jobs, until)
+    request = Request(only or (), scale, device, seeds, out, data_dir, again, on, jobs, until, table)
     if source is not None:
         return draw_again(study, source, request)
     with resumable():

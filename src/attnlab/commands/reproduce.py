@@ -12,8 +12,10 @@ from attnlab.experiments.reproduction import ItemResult, StudyTerms, draw_study,
 from attnlab.experiments.schedulers import open_scheduler
 from attnlab.experiments.status import tabulate_status
 from attnlab.experiments.study import Scale, Study, parse_scale
+from attnlab.experiments.study_findings import list_findings
 from attnlab.experiments.study_page import (
     drop_constant_column,
+    tabulate_clearest,
     tabulate_result,
     tabulate_verdicts,
     write_study,
@@ -39,6 +41,7 @@ class Request:
     on: str = "local"
     jobs: int | None = None
     until: str | None = None
+    table: bool = False  # print every cell
 
 
 def show_status(root: Path) -> None:
@@ -65,7 +68,7 @@ def draw_again(name: str, source: Path, request: Request) -> None:
             known = ", ".join(result.config.item for result in results) or "nothing"
             raise ValueError(f"{ledger} has no completed {' or '.join(names)} at scale {scale}; it has {known}")
         report = write_study(study, scale, results, out)
-        _show_results(study, scale, results, names)
+        _show_results(study, scale, results, names, table=request.table)
         print(f"report: {report}")
 
 
@@ -82,16 +85,23 @@ def run_study(name: str, settings: Sequence[str], request: Request) -> None:
         with Bar(1) as bar:
             results = reproduce(study, terms, out, on, only=request.only, note=bar.note, progress=bar.tick)
     report = write_study(study, scale, results, out)
-    _show_results(study, scale, results, list(study.select_items(request.only)))
+    _show_results(study, scale, results, list(study.select_items(request.only)), table=request.table)
     print(f"report: {report}")
 
 
-def _show_results(study: Study, scale: Scale, results: Sequence[ItemResult], names: Sequence[str]) -> None:
+def _show_results(
+    study: Study, scale: Scale, results: Sequence[ItemResult], names: Sequence[str], *, table: bool
+) -> None:
+    """Print the findings, the counts of verdicts and the clearest cells of the asked items; with table, every cell."""
     asked = [result for result in results if result.config.item in names]
-    for title, table in (drop_constant_column(each.title, tabulate_result(each.cells)) for each in asked):
-        _print_table(title, table)
     cells = [cell for result in asked for cell in result.cells]
+    if table:
+        for title, each in (drop_constant_column(one.title, tabulate_result(one.cells)) for one in asked):
+            _print_table(title, each)
+    elif clearest := [part for part in tabulate_clearest(cells) if isinstance(part, Table)]:
+        _print_table("the clearest cells; --table prints all", clearest[0])
     _print_table(f"{study.name} at scale {scale}", tabulate_verdicts(cells))
+    print("\n".join(list_findings(asked)))
 
 
 def _print_table(title: str, table: Table) -> None:

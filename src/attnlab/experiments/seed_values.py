@@ -9,8 +9,8 @@ from typing import Any, Literal
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from attnlab.experiments.cell_text import format_number
 from attnlab.experiments.significance import compute_interval
-from attnlab.experiments.study_page import format_number
 from attnlab.report.figures import MARKERS, OKABE_ITO, escape_dollars
 
 Values = Mapping[str, Any]  # what was measured of one run

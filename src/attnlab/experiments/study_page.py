@@ -1,23 +1,33 @@
 """A study's results for readers: cells.csv and one page."""
 
-import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from attnlab.experiments.cell_text import format_interval, format_ours, format_published
 from attnlab.experiments.reproduction import ItemResult
 from attnlab.experiments.study import Scale, Study
+from attnlab.experiments.study_findings import list_findings, select_clearest
 from attnlab.experiments.verdicts import VERDICTS, Cell, count_verdicts
 from attnlab.files import write_csv, write_text
-from attnlab.report.page import Command, Facts, Part, Picture, Table, Text, render_page
+from attnlab.report.page import Bars, Command, Facts, Part, Picture, Table, Text, render_page
 
 CSV_COLUMNS = (
     "item", "row", "column", "published", "published_low", "published_high", "mean", "low", "high", "seeds", "values",
     "margin_low", "margin_high", "p", "holm_p", "verdict", "seeds_needed", "group", "tags", "note", "not_run",
 )  # fmt: skip
+NAMES = {"wall_s": "wall time (s)"}  # of facts
 DIFFERS = "what differs"  # from what the paper ran: a column
 HOLM = "Holm's p"  # a column
+BARS = (
+    "One bar for each table or figure of the paper: how many of its published numbers and directions have each "
+    "verdict. The number at the right is how many there are."
+)
+CLEAREST = (
+    "The numbers and directions that agree most clearly with the paper, then those that depart most clearly. Cells of "
+    "the paper's own data come first."
+)
 
 
 def write_study(study: Study, scale: Scale, results: Sequence[ItemResult], out: Path) -> Path:
@@ -35,14 +45,15 @@ def tabulate_verdicts(cells: Sequence[Cell]) -> Table:
     return Table(["cells", *VERDICTS, "in all"], rows)
 
 
-def tabulate_cells(cells: Sequence[Cell]) -> Table:
-    """Return the cells that were run."""
+def tabulate_cells(cells: Sequence[Cell], *, with_item: bool = False) -> Table:
+    """Return the cells that were run; with_item: also the item that each belongs to."""
     ran = [cell for cell in cells if not cell.not_run]
     tested = [HOLM] if any(cell.holm is not None for cell in ran) else []
     columns = ["row", "column", "published", "ours", "95 % interval", "seeds", *tested, "verdict", DIFFERS]
+    columns = ["item", *columns] if with_item else columns
     rows = [
-        [c.row, c.column, format_published(c), _format_ours(c),
-         _format_interval(c.interval) if not c.exact else "exact", len(c.values),
+        [*([c.item] if with_item else []), c.row, c.column, format_published(c), format_ours(c),
+         format_interval(c.interval) if not c.exact else "exact", len(c.values),
          *(["–" if c.holm is None else f"{c.holm:.2g}"] if tested else []), c.outcome, ", ".join(c.tags)]
         for c in ran
     ]  # fmt: skip
@@ -77,20 +88,40 @@ def tabulate_notes(cells: Sequence[Cell]) -> Table | None:
 def _render_study(study: Study, results: Sequence[ItemResult], folder: Path) -> str:
     cells = [cell for result in results for cell in result.cells]
     missing = [name for name in study.items if name not in {result.config.item for result in results}]
-    summary: list[Part] = [Text(study.title), tabulate_verdicts(cells)]
+    summary: list[Part] = [Text(study.title), Bars(_count_by_item(results), BARS), tabulate_verdicts(cells)]
     if missing:
         summary.append(Text(f"Items without a result in this ledger: {', '.join(missing)}."))
-    sections = [("In short", summary)]
+    clearest = tabulate_clearest(cells)
+    visible = [("What was reproduced", summary), *([("The clearest cells", clearest)] if clearest else [])]
+    folded: list[tuple[str, list[Part]]] = []
     facts = [_list_facts(result) for result in results]
     first = facts[0] if facts else {}
     same = {key: value for key, value in first.items() if all(key in each and each[key] == value for each in facts)}
     for result, each in zip(results, facts, strict=True):
         own = {key: value for key, value in each.items() if key not in same}
         parts = [*_render_result(result, folder), Command(_write_command(study, result))]
-        sections.append((result.title, [*parts, Facts(own)] if own else parts))
+        folded.append((result.title, [*parts, Facts(own)] if own else parts))
     if same:
-        sections.append(("How all items were run", [Facts(same)]))
-    return render_page(f"attnlab reproduce {study.name}", sections)
+        folded.append(("How all items were run", [Facts(same)]))
+    return render_page(f"attnlab reproduce {study.name}", visible, findings=list_findings(results), folded=folded)
+
+
+def tabulate_clearest(cells: Sequence[Cell]) -> list[Part]:
+    """Return the cells that agree and depart most clearly as one table, or nothing if no cell is decided."""
+    agreeing, against = select_clearest(cells)
+    if not (agreeing or against):
+        return []
+    return [Text(CLEAREST), tabulate_cells([*agreeing, *against], with_item=True)]
+
+
+def _count_by_item(results: Sequence[ItemResult]) -> dict[str, dict[str, int]]:
+    """Return the number of claims with each verdict, by the title of the item; items without a claim are left out."""
+    rows: dict[str, dict[str, int]] = {}
+    for result in results:
+        counts = {verdict: sum(c.verdict == verdict and c.has_claim for c in result.cells) for verdict in VERDICTS}
+        if any(counts.values()):
+            rows[result.title] = dict(counts)
+    return rows
 
 
 def _render_result(result: ItemResult, folder: Path) -> list[Part]:
@@ -105,7 +136,7 @@ def _render_result(result: ItemResult, folder: Path) -> list[Part]:
 def _list_facts(result: ItemResult) -> dict[str, Any]:
     config = result.config
     facts = {"scale": config.scale, "seeds": config.seeds, **config.options, **result.about}
-    return {key: value for key, value in facts.items() if key != "command"}
+    return {NAMES.get(key, key): value for key, value in facts.items() if key != "command"}
 
 
 def _write_command(study: Study, result: ItemResult) -> str:
@@ -123,32 +154,3 @@ def _list_fields(c: Cell) -> list[Any]:
         c.group, "; ".join(c.tags), c.note, c.not_run,
     ]  # fmt: skip
     return ["" if field is None else field for field in fields]
-
-
-def format_published(cell: Cell) -> str:
-    """Return the published number with its margin, or the side of 0 that the paper claims."""
-    if cell.published is None and cell.published_interval is None:
-        return {1: "above 0", -1: "below 0", 0: "–"}[cell.sign]
-    value = "" if cell.published is None else format_number(cell.published)
-    if cell.published_interval:
-        return f"{value} {_format_interval(cell.published_interval)}".strip()
-    if cell.exact or cell.sign or cell.bounds is None:
-        return value
-    return f"{value} ± {(cell.bounds[1] - cell.bounds[0]) / 2:.2g}"
-
-
-def _format_ours(cell: Cell) -> str:
-    if cell.interval is None:
-        return ", ".join(map(format_number, cell.values)) or "–"
-    return format_number(cell.mean or 0.0)
-
-
-def _format_interval(interval: tuple[float, float] | None) -> str:
-    return "–" if interval is None else f"[{format_number(interval[0])}, {format_number(interval[1])}]"
-
-
-def format_number(x: float) -> str:
-    """Return a number with four figures; whole numbers as they are."""
-    if not math.isfinite(x):
-        return str(x)
-    return f"{x:,.0f}" if x == round(x) and abs(x) < 1e12 else f"{x:.4g}" if abs(x) < 1e4 else f"{x:,.0f}"

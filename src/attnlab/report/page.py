@@ -1,7 +1,8 @@
 """One self-contained HTML file: no network, and no script but its own. All text from data is escaped.
 
-A page has a title and sections of parts: Table, Facts, Picture, Text, Command, Files, and the Viewer of `viewer_html`.
-A click on a column sorts a table; buttons copy it as CSV or LaTeX.
+A page has a title, its findings in a few sentences, sections that are visible, and sections that are folded. A section
+has parts: Table, Facts, Picture, Text, Command, Files, Bars, and the Viewer of `viewer_html`. A click on a column sorts
+a table; buttons copy it as CSV or LaTeX. A link to a folded section unfolds it.
 """
 
 import base64
@@ -13,7 +14,7 @@ from urllib.parse import quote
 
 from attnlab.report.bundle import build_policy, join_scripts, join_styles
 
-MODULES = ("theme.js", "tables.js")
+MODULES = ("theme.js", "tables.js", "folds.js")
 LONG = 24  # characters; a longer cell wraps, a shorter one never does
 
 
@@ -45,6 +46,36 @@ MARKS = {  # the class of each verdict in page.css: a colour, and a sign for tho
     "reproduced": "good", "same direction": "along", "opposite": "against", "different": "apart", "open": "open",
     "no verdict": "none", "not run": "none",
 }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Counts of verdicts as one bar for each row; a bar is as long as the row's share of the largest total."""
+
+    rows: Mapping[str, Mapping[str, int]]  # counts by verdict, by row
+    caption: str
+
+    def html(self) -> str:
+        most = max((sum(counts.values()) for counts in self.rows.values()), default=0) or 1
+        lines = "".join(self._draw_row(name, counts, most) for name, counts in self.rows.items())
+        every = dict.fromkeys(kind for counts in self.rows.values() for kind in counts)
+        kinds = [kind for kind in every if any(counts.get(kind) for counts in self.rows.values())]
+        keys = "".join(f"<span class='verdict {MARKS.get(kind, 'none')}'>{escape(kind)}</span> " for kind in kinds)
+        caption = f"<figcaption>{keys}{escape(self.caption)}</figcaption>"
+        return f"<figure class='bars'><table><tbody>{lines}</tbody></table>{caption}</figure>"
+
+    def _draw_row(self, name: str, counts: Mapping[str, int], most: int) -> str:
+        start, pieces = 0.0, ""
+        for kind, count in counts.items():
+            wide = 100 * count / most
+            text = escape(f"{count} {kind}")
+            box = f"x='{start:.3f}%' width='{wide:.3f}%' height='100%' class='{MARKS.get(kind, 'none')}'"
+            pieces += f"<rect {box}><title>{text}</title></rect>" if count else ""
+            start += wide
+        label = escape("; ".join(f"{count} {kind}" for kind, count in counts.items() if count), quote=True)
+        bar = f"<svg role='img' aria-label='{label}'>{pieces}</svg>"
+        total = sum(counts.values())
+        return f"<tr><th scope='row'>{escape(name)}</th><td>{bar}</td><td class='number'>{total}</td></tr>"
 
 
 @dataclass(frozen=True)
@@ -99,18 +130,29 @@ class Files:
         return f"<ul class='files'>{''.join(f'<li>{link}: {escape(about)}</li>' for link, about in links)}</ul>"
 
 
-def render_page(title: str, sections: Sequence[tuple[str, Sequence[Part]]]) -> str:
-    """Render a title and sections of parts as one HTML document. An empty heading is left out."""
+Sections = Sequence[tuple[str, Sequence[Part]]]  # heading and parts
+
+
+def render_page(title: str, sections: Sections, *, findings: Sequence[str] = (), folded: Sections = ()) -> str:
+    """Render one HTML document. A section with an empty heading has no link in the contents.
+
+    findings   sentences that say what the page shows, on top of it
+    folded     sections of which only the heading is visible until a reader unfolds them
+    """
     links, parts = list[str](), ""
-    for heading, body in sections:
-        parts += "<section>"
+    for number, (heading, body) in enumerate((*sections, *folded)):
+        content = "".join(part.html() for part in body)
         if heading:
             anchor = f"section-{len(links) + 1}"
             links.append(f"<li><a href='#{anchor}'>{escape(heading)}</a></li>")
-            parts += f"<h2 id='{anchor}'>{escape(heading)}</h2>"
-        parts += "".join(part.html() for part in body) + "</section>"
+            head = f"<h2 id='{anchor}'>{escape(heading)}</h2>"
+            folds = number >= len(sections)
+            content = f"<details><summary>{head}</summary>{content}</details>" if folds else head + content
+        parts += f"<section>{content}</section>"
     contents = f"<nav aria-label='contents'><ul>{''.join(links)}</ul></nav>" if len(links) > 2 else ""
-    modules = [name for _, body in sections for part in body for name in getattr(part, "modules", ())]
+    found = "".join(f"<li>{escape(sentence)}</li>" for sentence in findings)
+    found = f"<section class='findings' aria-label='findings'><ul>{found}</ul></section>" if found else ""
+    modules = [name for _, body in (*sections, *folded) for part in body for name in getattr(part, "modules", ())]
     scripts, styles = join_scripts((*MODULES, *dict.fromkeys(modules))), join_styles()
     allowed = build_policy(scripts=scripts, styles=styles)
     head = (
@@ -118,6 +160,6 @@ def render_page(title: str, sections: Sequence[tuple[str, Sequence[Part]]]) -> s
         f"<meta name='viewport' content='width=device-width, initial-scale=1'><title>{escape(title)}</title>"
         f"<style>{styles}</style>"
     )
-    content = f"<header><h1>{escape(title)}</h1></header>{contents}<main>{parts}</main>"
+    content = f"<header><h1>{escape(title)}</h1></header><main>{found}{contents}{parts}</main>"
     content += f"<script type='module'>{scripts}</script>"
     return f"<!doctype html><html lang='en'><head>{head}</head><body>{content}</body></html>\n"

@@ -18,8 +18,8 @@ from attnlab.commands.compare.measures import BLEU, INSIDE
 from attnlab.commands.compare.plan import format_settings
 from attnlab.commands.compare.rows import ComparisonResults, RowResult
 from attnlab.commands.compare.summary import LEVEL, list_findings
+from attnlab.experiments.cell_text import format_number
 from attnlab.experiments.significance import FEWEST_SEEDS, Contrast, compute_interval
-from attnlab.experiments.study_page import format_number
 from attnlab.files import write_csv, write_text
 from attnlab.report.figures import save_figure
 from attnlab.report.page import Command, Facts, Part, Table, Text, render_page
