@@ -16,9 +16,10 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 import attnlab
+from attnlab.analysis.statistics import extremes
 from attnlab.cli import app
 from attnlab.commands.inspect.inspection import InspectionRequest, inspect
-from attnlab.commands.inspect.inspection_page import SCHEMA, extremes
+from attnlab.commands.inspect.inspection_tables import SCHEMA
 from attnlab.config import parse_numbers
 from attnlab.reading.reader import PretrainedReader, RunReader, open_reader
 from attnlab.reading.survey import iterate_batches
@@ -75,7 +76,7 @@ def test_one_text_leaves_tables_figures_maps_and_a_page(folder, tmp_path):
     assert (out / "examples" / "1" / "maps-encoder-self-0.png").read_bytes()[1:4] == b"PNG"
     assert (out / "figures" / "encoder-self-categories.png").exists()
     page = (out / "report.html").read_text(encoding="utf-8")
-    assert "<h1>attnlab inspect: bert</h1>" in page
+    assert "<h1>attnlab inspect: BertModel in bert</h1>" in page
     links = re.findall(r"<a href='\./(.*?)'", page)
     assert len(links) == 3
     assert all((out / link).exists() for link in links)
@@ -90,7 +91,7 @@ def test_all_text_on_the_page_is_escaped(tmp_path):
     parser.handle_starttag = lambda tag, attributes: tags.append(tag)
     parser.feed(page)
     assert tags.count("script") == 2  # the page's own, and the data of its viewer
-    assert tags.count("img") == 5  # the maps of the text; by category, and each of the three head by head
+    assert tags.count("img") == 4  # by category, and each of the three head by head; the viewer shows the maps
     assert "&lt;script&gt;alert(1)" in page
     heads = pd.read_csv(tmp_path / "tables" / "heads.csv")
     assert heads[["layer", "head"]].to_numpy().tolist() == [[0, 1], [0, 2], [2, 1], [2, 2]]
@@ -211,6 +212,9 @@ OWN = {
 }
 
 
+MADE = {"language": "language model", "classification": "classifier", "translation": "translator"}
+
+
 @pytest.mark.parametrize("task", OWN)
 def test_a_run_of_ours(task, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -236,6 +240,10 @@ def test_a_run_of_ours(task, tmp_path, monkeypatch):
     assert (tables["norm_mean"] > 0).all()
     example = pd.read_csv("out/examples/1/layers.csv")
     assert {"cat", "sat"} <= set(example["key_token"])
+    page = (tmp_path / "out/report.html").read_text(encoding="utf-8")
+    assert f"{MADE[task]} with softmax attention" in page
+    findings = page.split("class='findings'")[1].split("</section>")[0]
+    assert {"language": "“.”", "classification": "label “", "translation": "“.”"}[task] in findings
 
 
 # --- batches ---

@@ -333,8 +333,8 @@ def test_the_slider_shows_the_steps_of_the_training(opened, translator):
 def test_kinds_have_their_own_axes(opened, translator):
     path, records, _ = translator
     page = opened(path).ready()
-    assert "target (attending)" in page.locator(".texts").inner_text()
-    page.get_by_label("encoder-self").check()
+    assert "target word read (attending)" in page.locator(".texts").inner_text()
+    page.get_by_label("self-attention of the encoder").check()
     page.point(4, 3)
     want = records["softmax"][30].kind("encoder-self")[1].weights[0, 0]
     assert page.locator(".tokens").first.locator(".token").count() == 5

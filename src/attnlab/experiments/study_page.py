@@ -118,9 +118,9 @@ def _count_by_item(results: Sequence[ItemResult]) -> dict[str, dict[str, int]]:
     """Return the number of claims with each verdict, by the title of the item; items without a claim are left out."""
     rows: dict[str, dict[str, int]] = {}
     for result in results:
-        counts = {verdict: sum(c.verdict == verdict and c.has_claim for c in result.cells) for verdict in VERDICTS}
-        if any(counts.values()):
-            rows[result.title] = dict(counts)
+        claims = [cell.verdict for cell in result.cells if cell.has_claim]
+        if claims:
+            rows[result.title] = {verdict: claims.count(verdict) for verdict in VERDICTS}
     return rows
 
 

@@ -45,7 +45,7 @@ Records = Record | Mapping[str, Record] | Mapping[int, Record] | Mapping[str, Ma
 def show(records: Records, **options: Any) -> Viewer:
     """Return the viewer of one Record, or of several Records of the same texts. It displays itself in a notebook.
 
-    options   options of `build_view`: title, layers, heads, gold, curves, best
+    options   options of `build_view`: title, layers, heads, gold, curves, best, example
     """
     return Viewer(build_view(records, **options))
 
@@ -59,6 +59,7 @@ def build_view(
     gold: Sequence[ViewGold | None] | None = None,
     curves: Mapping[str, Any] | None = None,
     best: Mapping[str, Best] | None = None,
+    example: int = 0,
 ) -> View:
     """Build the view of Records for the viewer.
 
@@ -66,6 +67,7 @@ def build_view(
     gold            a gold alignment, or None, for each example
     curves          training curves, {"accuracy": (steps, values)}; with several runs, a dict of them by run name
     best            the head to open at, by run name; by default the head with the lowest AER, if there is gold
+    example         the index of the example to open at
     """
     runs = _group_records(records)
     for name in best or ():
@@ -87,7 +89,7 @@ def build_view(
             frames.append(Frame(attentions, step))
         opened = find_best_head(known, frames) if best is None else best.get(name)
         shown.append(ViewRun(name, frames, _select_curves(curves, name, len(runs)), opened))
-    return View(title or make_title(first), known, shown, tuple(notes))
+    return View(title or make_title(first), known, shown, tuple(notes), example)
 
 
 def make_title(record: Record) -> str:
@@ -202,10 +204,23 @@ def _build_attentions(
         notes[f"The rollout is missing: {error}."] = None
         return attentions
     for kind, x in rollouts.items():
+        reached = None if kind == "cross" else _find_reached(record, kind)
         for example in range(len(record)):
-            maps = {"rollout": _cut_padding(record, kind, example, x[example][None])}
-            attentions.append(ViewAttention(example, kind, None, (), maps))
+            cut = partial(_cut_padding, record, kind, example)
+            mask = None if reached is None else cut(reached[example][None])[0]
+            attentions.append(ViewAttention(example, kind, None, (), {"rollout": cut(x[example][None])}, mask=mask))
     return attentions
+
+
+def _find_reached(record: Record, kind: str) -> Tensor:
+    """Return the input tokens that each output token can be made of, given the masks of one self-attention: (b,i,j)."""
+    reached = None
+    for layer in record.kind(kind):
+        b, _, i, _ = layer.context.shape
+        step = layer.mask.expand(b, 1, i, i)[:, 0] | torch.eye(i, dtype=torch.bool, device=layer.mask.device)
+        reached = step if reached is None else step.float() @ reached.float() > 0
+    assert reached is not None
+    return reached
 
 
 def _build_layer(

@@ -1,9 +1,12 @@
 """Models that read text: a Hugging Face model with its tokenizer, or an attnlab run with its vocabulary."""
 
+import json
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +15,7 @@ from attnlab.decoding.evaluation import translate_nbest
 from attnlab.huggingface import dispatch, inputs
 from attnlab.huggingface.pretrained import open_model, open_tokenizer
 from attnlab.huggingface.recorder import record
+from attnlab.reading.predictions import Prediction, predict_label, predict_masked, predict_next
 from attnlab.reading.text_stream import TextExample
 from attnlab.records.pieces import show_pieces
 from attnlab.records.record import Record
@@ -22,6 +26,7 @@ from attnlab.training.run_list import find_folder, refuse_missing_run
 from attnlab.training.runs import Run, choose_device, open_run
 
 TWO_SIDED = ("encode_target", "source_vocabulary", "target_vocabulary")  # attributes that a task of pairs needs
+KINDS_OF_MODEL = {"language": "language model", "translation": "translator", "classification": "classifier"}
 DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
 
 
@@ -38,6 +43,7 @@ class TextReader(ABC):
     """A model that encodes and records texts."""
 
     name: str
+    title: str  # its name for readers
     model: Any  # a module
     device: torch.device
     sides: Mapping[str, SideTokens]  # "source" and/or "target"
@@ -60,6 +66,10 @@ class TextReader(ABC):
     @abstractmethod
     def record(self, examples: Sequence[TextExample]) -> Record:
         """Record what the model attends to on the examples, with the tokens as text."""
+
+    @abstractmethod
+    def predict(self, example: TextExample) -> list[Prediction]:
+        """Return what the model predicts for one example; nothing if it has no outputs that can be named."""
 
 
 def open_reader(
@@ -99,6 +109,7 @@ class PretrainedReader(TextReader):
 
     def __init__(self, name: str, model: Any, tokenizer: Any, max_length: int | None = None) -> None:
         self.name, self.model, self.tokenizer, self.max_length = name, model, tokenizer, max_length
+        self.title = _name_pretrained(name, model)
         self.device, self.two_sided = model.device, bool(model.config.is_encoder_decoder)
         least = 1 + tokenizer.num_special_tokens_to_add()
         if max_length is not None and max_length < least:
@@ -136,6 +147,27 @@ class PretrainedReader(TextReader):
         if self.two_sided:
             how["target"] = [example.second for example in examples]
         return record(self.model, [example.text for example in examples], max_length=self.max_length, **how)
+
+    @torch.no_grad()
+    def predict(self, example: TextExample) -> list[Prediction]:
+        if example.second is not None and not self.two_sided:
+            batch = inputs.pad_ids(self.tokenizer, self._encode([example]))
+        else:
+            batch = inputs.build_batch(self.model, self.tokenizer, example.text, example.second, self.max_length)
+        output = dispatch.run_forward(self.model, {name: x.to(self.device) for name, x in batch.items()})
+        logits = getattr(output, "logits", None)
+        if logits is None:
+            return []
+        kind, log_prob = type(self.model).__name__, logits[0].float().log_softmax(-1).cpu()
+        if kind.endswith("ForSequenceClassification") and len(log_prob) > 1:
+            return [predict_label(log_prob, [self.model.config.id2label[k] for k in range(len(log_prob))])]
+        names = self.sides["target"].texts
+        if self.model.get_output_embeddings() is None or log_prob.dim() != 2 or log_prob.shape[-1] > len(names):
+            return []
+        tokens = batch["decoder_input_ids" if self.two_sided else "input_ids"][0].tolist()
+        if kind.endswith("ForMaskedLM"):
+            return predict_masked(log_prob, tokens, names, self.tokenizer.mask_token_id)
+        return predict_next(log_prob, tokens, names)
 
     def _encode(self, examples: Sequence[TextExample]) -> dict[str, list[list[int]]]:
         second = [example.second for example in examples if example.second is not None]
@@ -188,6 +220,7 @@ class RunReader(TextReader):
         both = (task.source_vocabulary, task.target_vocabulary) if self.two_sided else (task.vocabulary,) * 2
         self.vocabularies: dict[str, Vocabulary] = dict(zip(("source", "target"), both, strict=True))
         self.sides = {name: _build_side(vocabulary) for name, vocabulary in self.vocabularies.items()}
+        self.title = _name_run(run)
 
     def complete(self, example: TextExample) -> TextExample:
         if not self.two_sided or example.second is not None:
@@ -200,14 +233,25 @@ class RunReader(TextReader):
         return {side: [rows[k].tolist() for k in range(len(rows))] for side, rows in encoded.items()}
 
     def record(self, examples: Sequence[TextExample]) -> Record:
-        encoded = self._encode(examples)
-        batch = tuple(rows.pad(range(len(rows))).to(self.device) for rows in encoded.values())
-        made = record(self.model, batch)
+        made = record(self.model, self._pad_batch(examples))
         words = {
             side: [self.vocabularies[side].show_tokens(row) for row in ids.tolist()]
             for side, ids in made.tokens.items()
         }
         return replace(made, words=words, meta={**made.meta, "model": self.name})
+
+    @torch.no_grad()
+    def predict(self, example: TextExample) -> list[Prediction]:
+        batch = self._pad_batch([example])
+        log_prob = self.model.readout.log_prob(self.model.hidden(*batch))[0].cpu()
+        task: Any = self.task
+        if task.architecture == "classification":
+            return [predict_label(log_prob, task.classes)]
+        return predict_next(log_prob, batch[-1][0].tolist(), self.sides["target"].texts)
+
+    def _pad_batch(self, examples: Sequence[TextExample]) -> tuple[torch.Tensor, ...]:
+        """Return the inputs of the model's forward."""
+        return tuple(rows.pad(range(len(rows))).to(self.device) for rows in self._encode(examples).values())
 
     def _encode(self, examples: Sequence[TextExample]) -> dict[str, Sequences]:
         task: Any = self.task
@@ -222,3 +266,20 @@ def _build_side(vocabulary: Vocabulary) -> SideTokens:
     ids = range(len(vocabulary))
     texts = [vocabulary.show_tokens([token])[0] for token in ids]
     return SideTokens(vocabulary.get_tokens(ids), texts, frozenset(range(len(SPECIALS))))
+
+
+def _name_pretrained(name: str, model: Any) -> str:
+    """Return the id of a model on the hub; of a folder, the model's class with what it was made from, or the folder."""
+    folder, kind = Path(name), type(model).__name__
+    if not folder.is_dir():
+        return name
+    stored = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("_name_or_path", "")
+    made_from = re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", str(stored)) and not Path(stored).exists()
+    return f"{kind}, made from {stored}" if made_from else f"{kind} in {folder.resolve().name}"
+
+
+def _name_run(run: Run) -> str:
+    """Return the kind of model, its attention, its data and its folder."""
+    kind = KINDS_OF_MODEL.get(run.task.architecture, run.task.architecture)
+    data = getattr(run.recipe.data, "data", None) or "own text"
+    return f"{kind} with {run.recipe.model.attention} attention, trained on {data} ({run.folder.path.name})"

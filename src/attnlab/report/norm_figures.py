@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 import pandas as pd
+import torch
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from torch import Tensor
@@ -52,18 +53,20 @@ def draw_head_maps(categories: pd.DataFrame, category: str) -> Figure:
 
 def draw_text_maps(
     layers: Sequence[str], weights: Sequence[Tensor], norms: Sequence[Tensor], rows: Sequence[str],
-    columns: Sequence[str],
+    columns: Sequence[str], hidden: Sequence[Tensor],
 ) -> Figure:  # fmt: skip
-    """Draw one text: the weights (i,j) of each layer, mean over heads, above the norms ‖Σ_h α f‖."""
+    """Draw one text: the weights (i,j) of each layer, mean over heads, above the norms ‖Σ_h α f‖; hidden cells grey."""
     side = min(3.4, max(1.9, 0.16 * max(len(rows), len(columns))))
     figure = Figure(figsize=(1.0 + side * len(layers), 0.9 + 2.1 * side), layout="constrained")
     axes = figure.subplots(2, len(layers), squeeze=False)
     for line, (maps, what) in enumerate(((weights, "mean α"), (norms, "‖Σ α f(x)‖"))):
-        for axis, name, cells in zip(axes[line], layers, maps, strict=True):
+        for axis, name, cells, masked in zip(axes[line], layers, maps, hidden, strict=True):
             signed = bool((cells < 0).any())
             most = max(float(cells.abs().max()), 1e-12)
             colours = {"cmap": choose_colormap(signed=signed), "vmin": -most if signed else 0.0, "vmax": most}
-            axis.imshow(cells.cpu().numpy(), **colours, aspect="auto", interpolation="nearest")
+            axis.imshow(
+                cells.masked_fill(masked, torch.nan).cpu().numpy(), **colours, aspect="auto", interpolation="nearest"
+            )
             axis.set_title(f"{name}: {what}, to {most:.2g}", fontsize=8)
             _label_axis(axis.set_xticks, columns if line == 1 else (), rotation=90)
             _label_axis(axis.set_yticks, rows if axis is axes[line][0] else ())

@@ -73,7 +73,7 @@ def pack_view(view: View, *, budget: int | None = None) -> dict[str, Any]:
     return {
         "format": FORMAT, "title": view.title, "notes": list(view.notes), "measures": MEASURES,
         "statistics": STATISTICS, "kinds": KINDS, "masks": [json.loads(mask) for mask in masks],
-        "examples": [_pack_example(example) for example in view.examples], "runs": runs,
+        "examples": [_pack_example(example) for example in view.examples], "example": view.example, "runs": runs,
     }  # fmt: skip
 
 
@@ -84,7 +84,8 @@ def unpack_view(document: Mapping[str, Any]) -> View:
         raise ValueError(f"the document is not a view: its format is {found!r}, expected {FORMAT!r}")
     masks = [_unpack_array(mask, np.uint8) > 0 for mask in document["masks"]]
     examples = [_unpack_example(example) for example in document["examples"]]
-    return View(document["title"], examples, [_unpack_run(run, masks) for run in document["runs"]], document["notes"])
+    runs = [_unpack_run(run, masks) for run in document["runs"]]
+    return View(document["title"], examples, runs, document["notes"], document.get("example", 0))
 
 
 def quantise_map(x: Tensor, levels: int, power: int, *, signed: bool) -> tuple[np.ndarray, np.ndarray]:

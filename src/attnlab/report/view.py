@@ -115,8 +115,11 @@ class View:
     examples: Sequence[ViewExample]
     runs: Sequence[ViewRun]
     notes: Sequence[str] = ()  # remarks below the viewer, such as what is left out
+    example: int = 0  # the index of the example that the viewer opens with
 
     def __post_init__(self) -> None:
+        if not 0 <= self.example < max(len(self.examples), 1):
+            raise ValueError(f"example must be between 0 and {len(self.examples) - 1}, got {self.example}")
         for run in self.runs:
             steps = [frame.step for frame in run.frames]
             if len(steps) > 1 and (None in steps or steps != sorted(set(steps))):  # type: ignore[type-var]

@@ -5,7 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from attnlab.commands.inspect.inspection_page import write_report
+from attnlab.commands.inspect.inspection_page import ShownTexts, write_report
 from attnlab.config import compute_digest
 from attnlab.provenance import collect_provenance
 from attnlab.reading.reader import open_reader
@@ -75,8 +75,10 @@ def inspect(
     if translation is not None:
         print(f"translation: {translation}")
     count = 1 if request.file is None else request.examples
-    records = [reader.record([example]).to("cpu") for example in islice(corpus, count)]
+    texts = list(islice(corpus, count))
+    records = [reader.record([example]).to("cpu") for example in texts]
+    shown = ShownTexts(reader.title, records, [reader.predict(example) for example in texts], translation)
     about: dict[str, Any] = {"model": reader.name, "text": request.text, "pair": request.pair, "file": request.file}
     about |= {"examples": contents.examples, "tokens": contents.tokens, "corpus_sha256": contents.fingerprint}
     about |= asdict(config) | {"translation": translation}
-    return write_report(folder, about, statistics.tables(), records, command, collect_provenance(reader.device))
+    return write_report(folder, about, statistics.tables(), shown, command, collect_provenance(reader.device))

@@ -11,7 +11,8 @@ Every file is written atomically.
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,15 @@ from matplotlib.figure import Figure
 
 from attnlab.analysis.contribution import norms
 from attnlab.analysis.contribution_table import contribution, read_side, select_layers
-from attnlab.analysis.statistics import extremes
+from attnlab.commands.inspect.inspection_findings import describe_view, list_findings, tabulate_predictions
+from attnlab.commands.inspect.inspection_tables import SCHEMA, name_kind, render_numbers
 from attnlab.files import write_bytes, write_text
-from attnlab.reading.maps import HEAD_CELLS, build_view, join_views, name_model
+from attnlab.reading.maps import HEAD_CELLS, build_view, join_views
+from attnlab.reading.predictions import Prediction
 from attnlab.records.record import KINDS, Layer, Record
 from attnlab.report.figures import save_figure
 from attnlab.report.norm_figures import draw_category_lines, draw_head_maps, draw_text_maps
-from attnlab.report.page import Command, Facts, Files, Part, Picture, Table, Text, render_page
+from attnlab.report.page import Command, Facts, Files, Part, Text, render_page
 from attnlab.report.view import View
 from attnlab.report.viewer_html import Viewer
 
@@ -36,57 +39,34 @@ Numbers = tuple[int, ...] | None
 FORMAT = "attnlab-inspection-1"
 LAYERS_PER_FIGURE = 6
 MAX_ROWS = 300_000  # maximum number of rows in the table of heads of one text
-PLACE_COLUMNS = {"kind": "encoder-self, decoder-self or cross", "layer": "from 0, within its kind", "head": "from 0"}
-BOUND = "upper bound on the error of Spearman's ρ that comes from binning the numbers"
-COMPARE = "Compare the halves of each figure: weights (left) show where heads look, norms (right) how much they take."
-SCHEMA: dict[str, dict[str, str]] = {
-    "heads": PLACE_COLUMNS
-    | {
-        "norm_mean": "mean of ‖f(x)‖ over all tokens x of the corpus",
-        "norm_sd": "population standard deviation of ‖f(x)‖",
-        "norm_cv": "coefficient of variation, norm_sd / norm_mean",
-        "norm_min": "smallest ‖f(x)‖",
-        "norm_max": "largest ‖f(x)‖",
-        "entropy_nats": "entropy of a query's weights; mean over queries, then over examples",
-        "first_token_share": "weight on the first token; mean over queries, then over examples",
-    },
-    "categories": PLACE_COLUMNS
-    | {
-        "category": "category of the key",
-        "tokens": "number of tokens of the category in the corpus",
-        "weight_share": "Σ α over keys of the category; mean over queries, then over examples",
-        "norm_sum": "Σ ‖α f(x)‖ over keys of the category; mean over queries, then over examples",
-        "norm_mean": "mean of ‖f(x)‖ over tokens of the category; empty if it has none",
-    },
-    "spearman": {
-        "kind": PLACE_COLUMNS["kind"],
-        "category": "category of the key, or all",
-        "pairs": "number of pairs of a query and a key that it sees, in all layers and heads",
-        "spearman": "Spearman's ρ of |α| and ‖f(x)‖ over the pairs",
-        "error_bound": BOUND,
-    },
-    "frequency": {
-        "kind": PLACE_COLUMNS["kind"],
-        "of": "norm: ‖f(x)‖, or weight: |α|; mean over layers and heads, for |α| also over queries",
-        "tokens": "number of occurrences of tokens whose frequency is known",
-        "spearman": "Spearman's ρ of the frequency rank (1 = most frequent) and that mean, over occurrences",
-        "error_bound": BOUND,
-    },
-}
+FACTS = {
+    "corpus_sha256": "SHA-256 of the texts", "batch_tokens": "tokens per batch", "examples": "texts",
+    "max_length": "tokens per text at most", "dtype": "number format",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class ShownTexts:
+    """The texts that a page shows with full maps, and the name of the model that read them."""
+
+    title: str
+    records: Sequence[Record] = ()
+    predictions: Sequence[Sequence[Prediction]] = ()  # of each text; empty if the model predicts nothing
+    translation: str | None = None  # the model's own, of the text
 
 
 def write_report(
     folder: Path,
     about: Mapping[str, Any],
     tables: Mapping[str, pd.DataFrame],
-    shown: Sequence[Record],
+    shown: ShownTexts,
     command: str,
     provenance: Mapping[str, Any],
 ) -> Path:
     """Write all files and return the path of the page.
 
     about        settings of the inspection, among them the layers and heads to show
-    shown        Records of the texts that the page shows with full maps
+    shown        the texts that the page shows with full maps
     provenance   versions and hardware
     """
     for name, table in tables.items():
@@ -96,18 +76,24 @@ def write_report(
     whole["tables"] = {name: json.loads(table) for name, table in rows.items()}
     text = json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False)
     write_text(folder / "statistics.json", text + "\n")
-    sections: list[tuple[str, Sequence[Part]]] = []
-    if shown:
-        # the page shows the pictures of the first text, and names the files of all
-        places = about["layers"], about["heads"]
-        first, *others = [_write_example(folder, number, one, *places) for number, one in enumerate(shown, start=1)]
-        files = [part for parts in others for part in parts if not isinstance(part, Picture)]
-        sections.append(("What the model attends to", [*_build_viewer(shown, *places), *first, *files]))
-    sections += _build_sections(folder, tables)
-    facts = {key: value for key, value in {**about, **provenance}.items() if value is not None}
-    sections.append(("How to reproduce this page", [Command(command), Facts(facts)]))
-    report = folder / "report.html"
-    write_text(report, render_page(f"attnlab inspect: {name_model(str(about['model']))}", sections))
+    visible: list[tuple[str, Sequence[Part]]] = []
+    folded: list[tuple[str, Sequence[Part]]] = []
+    places = about["layers"], about["heads"]
+    if shown.records:
+        viewer = [Text(describe_view(shown.records[0])), *_build_viewer(shown.records, *places)]
+        visible.append(("What the model attends to", viewer))
+        folded += tabulate_predictions(shown.predictions)
+    figures = _draw_kinds(folder, tables["categories"])
+    first = folded if shown.records else visible
+    first.append(next(figures))
+    folded += [*figures, ("Lengths and correlations", render_numbers(dict(tables)))]
+    if shown.records:
+        written = [_write_example(folder, n, one, *places) for n, one in enumerate(shown.records, start=1)]
+        folded.append(("Maps and tables of each text, as files", [part for parts in written for part in parts]))
+    facts = {FACTS.get(key, key): x for key, x in {**about, **provenance}.items() if x is not None}
+    folded.append(("How to reproduce this page", [Command(command), Facts(facts)]))
+    report, found = folder / "report.html", list_findings(tables, shown.predictions, shown.translation)
+    write_text(report, render_page(f"attnlab inspect: {shown.title}", visible, findings=found, folded=folded))
     return report
 
 
@@ -120,29 +106,26 @@ def write_table(stem: Path, table: pd.DataFrame) -> None:
         write_bytes(stem.with_suffix(".parquet"), buffer.getvalue())
 
 
-def _build_sections(folder: Path, tables: Mapping[str, pd.DataFrame]) -> list[tuple[str, Sequence[Part]]]:
-    categories = tables["categories"]
-    sections: list[tuple[str, Sequence[Part]]] = []
+def _draw_kinds(folder: Path, categories: pd.DataFrame) -> Iterator[tuple[str, Sequence[Part]]]:
+    """Yield a section for each kind of attention: what each category receives, by weight and by norm."""
+    kinds = list(categories["kind"].unique())
     for kind, part in categories.groupby("kind", sort=False):
-        caption = f"{kind}: what each category receives in each layer; left by weight, right by norm"
-        pictures = {f"{kind}-categories": (draw_category_lines(part), caption)}
-        for category in part["category"].unique():
-            caption = f"{kind}, by layer and head: left, the weight on {category}; right, the mean ‖f(x)‖ of its tokens"
-            if part.loc[part["category"] == category, "tokens"].any():
-                pictures[f"{kind}-heads-{_file_name(category)}"] = (draw_head_maps(part, category), caption)
-        body: list[Part] = [Text(COMPARE)]
-        body += [save_figure(folder / "figures" / name, *picture) for name, picture in pictures.items()]
-        sections.append((f"{kind}: weights beside norms", body))
-    numbers: list[Part] = [
-        Text("How much ‖f(x)‖ varies over the tokens of the corpus. CV is the standard deviation divided by the mean."),
-        _format_table(extremes(tables["heads"])),
-        Text("Spearman's ρ of weight and norm. A value below 0 means that heads put much weight on short vectors."),
-        _format_table(tables["spearman"]),
-    ]
-    if "frequency" in tables:
-        text = "Spearman's ρ with a token's frequency rank. A value above 0 means that rarer tokens have larger values."
-        numbers += [Text(text), _format_table(tables["frequency"])]
-    return [*sections, ("Numbers", numbers)]
+        name = name_kind(str(kind), kinds)
+        there = part[part.groupby("category")["tokens"].transform("sum") > 0]
+        caption = (
+            f"What the {name} reads from each category of tokens, layer by layer. Left: the weight that it puts there. "
+            "Right: how much it takes from there, ‖αf(x)‖. A category that is high left and low right is looked at, "
+            "but hardly used."
+        )
+        pictures = {f"{kind}-categories": (draw_category_lines(there), caption)}
+        for category in there["category"].unique():
+            caption = (
+                f"Each cell is a head. Left: the weight on {category} tokens. Right: the mean length ‖f(x)‖ of their "
+                "vectors. Dark left and pale right: the head looks at them and takes little."
+            )
+            pictures[f"{kind}-heads-{_file_name(category)}"] = (draw_head_maps(there, category), caption)
+        body = [save_figure(folder / "figures" / stem, *picture) for stem, picture in pictures.items()]
+        yield f"Weights beside norms: {name}", body
 
 
 def _build_viewer(shown: Sequence[Record], layers: Numbers, heads: Numbers) -> list[Part]:
@@ -161,31 +144,28 @@ def _build_viewer(shown: Sequence[Record], layers: Numbers, heads: Numbers) -> l
 
 
 def _write_example(folder: Path, number: int, record: Record, layers: Numbers, heads: Numbers) -> list[Part]:
-    """Write the maps and tables of one text. Return its pictures and links to its files."""
+    """Write the maps and tables of one text. Return links to its files: the viewer shows the same maps."""
     where = f"examples/{number}"
-    pictures: list[Part] = []
+    kinds = list(dict.fromkeys(record.kinds))
     files: dict[str, str] = {}
-    for kind in dict.fromkeys(record.kinds):
+    for kind in kinds:
         known = list(select_layers(record, [kind], layers))
         for start in range(0, len(known), LAYERS_PER_FIGURE):
             some = known[start : start + LAYERS_PER_FIGURE]
-            caption = (
-                f"Text {number}, {kind}: for each layer, the mean weight of the heads above the norm of what the "
-                "layer takes. Each row is a query; the strongest colour marks the key it reads most"
-            )
             name = f"{where}/maps-{kind}-{some[0].index}"
-            pictures.append(save_figure(folder / name, _draw_maps(record, some), caption))
-            files[f"{name}.pdf"] = f"text {number}, {kind}: the maps as PDF"
+            save_figure(folder / name, _draw_maps(record, some), "")
+            about = f"text {number}, {name_kind(kind, kinds)}: mean weights above norms, from layer {some[0].index}"
+            files[f"{name}.pdf"] = f"{about}; also as PNG and SVG"
     write_table(folder / where / "layers", contribution(record, level="layer", layers=layers))
     files[f"{where}/layers.csv"] = f"text {number}: every weight and norm, heads together"
     shapes = [(x.context.shape[2], x.grouped_values.shape[2]) for x in select_layers(record, None, layers)]
     rows = sum(i * j for i, j in shapes) * (record.layers[0].context.shape[1] if heads is None else len(heads))
     if rows > MAX_ROWS:
         note = Text(f"The table of single heads is not written: it has {rows:,} rows. Choose --layers or --heads.")
-        return [*pictures, Files(files), note]
+        return [Files(files), note]
     write_table(folder / where / "heads", contribution(record, layers=layers, heads=heads))
     files[f"{where}/heads.csv"] = f"text {number}: every weight and norm of each head"
-    return [*pictures, Files(files)]
+    return [Files(files)]
 
 
 def _draw_maps(record: Record, layers: Sequence[Layer]) -> Figure:
@@ -196,15 +176,9 @@ def _draw_maps(record: Record, layers: Sequence[Layer]) -> Figure:
     weights, sums = (
         [getattr(x, name)[0][query.places][:, key.places] for x in computed] for name in ("weight", "layer")
     )
-    return draw_text_maps(titles, weights, sums, list(query.labels), list(key.labels))
-
-
-def _format_table(table: pd.DataFrame) -> Table:
-    return Table(list(table.columns), [[_format_number(x) for x in row] for row in table.itertuples(index=False)])
-
-
-def _format_number(x: Any) -> str:
-    return f"{x:.4g}" if isinstance(x, float) else f"{x:,}" if isinstance(x, int) else str(x)
+    b, _, i, j = layers[0].context.shape[0], 1, *sizes
+    hidden = [~x.mask.expand(b, 1, i, j)[0, 0][query.places][:, key.places] for x in layers]
+    return draw_text_maps(titles, weights, sums, list(query.labels), list(key.labels), hidden)
 
 
 def _file_name(category: str) -> str:

@@ -25,7 +25,7 @@ const HELP = [
   [["Esc"], "unlock, then clear"],
 ];
 const ZOOM = [["−", 0.8, "zoom out"], ["fit", 0, "fit the whole map"], ["+", 1.25, "zoom in"]];
-const START = { run: 0, example: 0, sum: false, view: "matrix", level: "tokens", colour: "share" };
+const START = { run: 0, sum: false, view: "matrix", level: "tokens", colour: "share" };
 
 export class Viewer {
   constructor(host, view) {
@@ -40,7 +40,7 @@ export class Viewer {
 
   first() {
     const { view } = this.store;
-    const state = { ...START, frame: view.runs[0].frames.length - 1 };
+    const state = { ...START, example: view.example || 0, frame: view.runs[0].frames.length - 1 };
     const kinds = this.store.kinds(state);
     state.kind = kinds.includes("cross") ? "cross" : kinds[0];
     const rich = (layer) => this.store.measures({ ...state, layer }).length; // probes are of one layer alone
@@ -189,10 +189,12 @@ export class Viewer {
     this.readout.say(this.panels, this.texts, this.marks.lock, this.describeHeads(this.panels[0].name));
   }
 
-  // The names of queries and keys: their sides if these differ.
+  // The names of queries and keys: their sides if these differ. A decoder's rows are the words that it reads.
   nameSides() {
-    const [query, key] = this.store.sides(this.state).map(({ name }) => name);
-    return query === key ? ["query", "key"] : [query, key];
+    const [{ name: query, tokens }, { name: key }] = this.store.sides(this.state);
+    const reads = query === "target" && tokens.length > 1;
+    if (query === key) return [reads ? "word read" : "query", "key"];
+    return [reads ? `${query} word read` : query, key];
   }
 
   titles() {
