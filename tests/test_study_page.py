@@ -117,4 +117,4 @@ def test_the_page_shows_findings_and_bars_and_folds_the_items(page):
     assert "class='findings'" in top
     assert "1 was run" in top
     assert rest.count("<details>") == 3  # two items, and how they were run
-    assert "aria-label='1 reproduced'" in rest
+    assert f"aria-label='1 {ran('one').verdict}'" in rest
