@@ -74,10 +74,10 @@ def test_rows_differ_in_their_attention_and_runs_in_their_seed_alone():
 
 def test_an_option_goes_to_the_attentions_that_have_it_and_to_the_row_that_says_it():
     plan = plan_comparison(
-        "synthetic", TINY | {"attention": "softmax,coda,coda(alpha=3),softmax(heads=4)", "alpha": "2"}
+        "synthetic", TINY | {"attention": "softmax,coda,coda(alpha=8),softmax(heads=4)", "alpha": "2"}
     )
     options = [plan.recipe(row, 0, 1).model.attention_options for row in plan.rows]
-    assert options == [{}, {"alpha": 2.0}, {"alpha": 3.0}, {}]
+    assert options == [{}, {"alpha": 2.0}, {"alpha": 8}, {}]
     assert [plan.recipe(row, 0, 1).model.heads for row in plan.rows] == [2, 2, 2, 4]
 
 

@@ -6,7 +6,6 @@ import random
 import shutil
 import tracemalloc
 import zipfile
-from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -15,10 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from attnlab import user_files
 from attnlab.analysis.frequency import parse_counts
-from attnlab.config import check_types, parse_numbers, parse_value
+from attnlab.config import parse_numbers, parse_value
 from attnlab.counting.ibm1 import Ibm1, fit_ibm1
 from attnlab.experiments.ledger import Ledger
-from attnlab.models.presets import PRESETS
 from attnlab.tasks.embeddings import read_vectors
 from attnlab.tasks.links import read_gold
 from attnlab.tasks.text import read_labelled, read_lines, read_pairs, read_parallel
@@ -251,11 +249,6 @@ def test_a_recipe_with_damaged_values_is_refused(preset):
             restore_recipe({key: value for key, value in whole.items() if key != part}, "there")
         with pytest.raises(ValueError, match="there is damaged"):
             restore_recipe(whole | {part: 3}, "there")
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_has_values_of_its_types(name):
-    check_types(asdict(PRESETS[name]), type(PRESETS[name]))
 
 
 @pytest.mark.parametrize(

@@ -327,7 +327,9 @@ def test_nan_is_refused():
 def test_what_is_refused():
     model, source = translator(positions="learned", max_length=13), sources()
     for rules, message in {
-        (("beam", 0),): "n_best=1 .* beam=0",
+        (("beam", 0),): "beam must be at least 1",
+        (("length_penalty", float("nan")),): "length_penalty must be finite",
+        (("length_penalty", 99.0),): "length_penalty must be at",
         (("n_best", 6),): "n_best=6 .* beam=5",
         (("eos", 1),): "three different tokens",
         (("min_length", 0),): "min_length must be at least 1",

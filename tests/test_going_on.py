@@ -142,6 +142,16 @@ def test_a_preset_brings_its_data_unless_another_is_said():
         (["period=0", "schedule=cosine"], "period must"),
         (["evaluate_at=50"], "steps=4, got 50"),
         (["keep_last=-1"], "keep_last must"),
+        (["eps=inf"], "eps=inf: the number is not finite"),
+        (["warmup_start=-1"], "warmup_start must"),
+        (["min_lr=-1"], "min_lr must"),
+        (["min_lr=1"], "min_lr must"),
+        (["clip=nan"], "clip=nan: the number is not finite"),
+        (["beam=0"], "beam must"),
+        (["length_penalty=99"], "length_penalty must"),
+        (["average=2", "keep_last=1"], "average=2 is more than 1"),
+        (["attention=coda", "alpha=3"], "alpha=3"),
+        (["attention=sigmoid", "offset=nan"], "offset=nan"),
     ],
 )
 def test_values_that_mean_nothing_are_refused_before_anything_runs(tmp_path, words, message):

@@ -1,18 +1,34 @@
-"""Configurations as frozen dataclasses: parse command-line values into them and name them by a digest."""
+"""Configurations as frozen dataclasses: parse command-line values, check them, and name configurations by a digest.
+
+A field declares its range beside its type, as Annotated[float, "[0, 1)"] or one of the names below. A whole number
+without a range must be at least 1, a number without one must be finite.
+"""
 
 import dataclasses
 import difflib
 import hashlib
 import json
-import sys
+import math
 import types
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from functools import cache
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 C = TypeVar("C", bound="DataclassInstance")
+
+Natural = Annotated[int, "[0, inf)"]
+Positive = Annotated[float, "(0, inf)"]
+NonNegative = Annotated[float, "[0, inf)"]
+Share = Annotated[float, "(0, 1)"]
+Probability = Annotated[float, "[0, 1)"]  # of dropping something
+LengthPenalty = Annotated[float, "[-10, 10]"]  # beyond, length^penalty is not representable
+DEFAULTS = {int: "[1, inf)", float: "(-inf, inf)"}
+LARGEST = 2**53  # whole numbers up to here are exact in JSON and as floating-point numbers
+LARGEST_FLOAT = 3e38  # in float32
 
 
 def suggest_nearest(word: str, known: Iterable[str]) -> str:
@@ -21,38 +37,91 @@ def suggest_nearest(word: str, known: Iterable[str]) -> str:
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def check_fields(config: Any, *, minima: Mapping[str, int] = types.MappingProxyType({})) -> None:
-    """Raise ValueError for a field outside its Literal values, or an integer below its minimum, by default 1."""
-    for name, hint in get_type_hints(type(config)).items():
-        value, minimum = getattr(config, name), minima.get(name, 1)
-        if get_origin(hint) is Literal and value not in get_args(hint):
-            guess = suggest_nearest(str(value), get_args(hint))
-            raise ValueError(f"{name} must be one of {', '.join(get_args(hint))}, got {value!r}{guess}")
-        if hint in (int, int | None) and value is not None and value < minimum:
-            raise ValueError(f"{name} must be at least {minimum}, got {value}")
+def check_fields(config: Any) -> None:
+    """Raise ValueError for a field of a dataclass whose value its type does not allow; see `check_value`."""
+    kind: Any = type(config)
+    for name, hint in _read_hints(kind).items():
+        check_value(name, getattr(config, name), hint)
 
 
-def check_types(values: Mapping[str, Any], config_type: type) -> None:
-    """Raise ValueError for a stored value that is not of the type its field declares."""
-    for name, hint in get_type_hints(config_type).items():
-        if name in values and not _has_type(values[name], hint):
-            raise ValueError(f"{name} must be {describe_type(hint)}, got {values[name]!r:.60}")
+def check_value(name: str, value: Any, hint: Any) -> None:
+    """Raise ValueError for a value of another type, outside its Literal values or its range, or not finite.
 
-
-def _has_type(value: Any, hint: Any) -> bool:
+    Numbers in mappings, such as the options of an attention, must be finite. Other types allow any value.
+    """
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        return any(_has_type(value, argument) for argument in arguments)
-    if origin is Literal:
-        return value in arguments
-    if origin is tuple and isinstance(value, tuple):
-        kinds = arguments[:1] * len(value) if arguments[1:] == (...,) else arguments
-        return len(value) == len(kinds) and all(map(_has_type, value, kinds))
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-    return hint is Any or isinstance(value, origin or hint)
+        _check_union(name, value, arguments)
+    elif origin is Literal:
+        if value not in arguments:
+            guess = suggest_nearest(str(value), map(str, arguments))
+            raise ValueError(f"{name} must be {describe_type(hint)}, got {value!r}{guess}")
+    elif origin is tuple:
+        if not isinstance(value, tuple | list) or (len(value) != len(arguments) and ... not in arguments):
+            raise ValueError(f"{name} must be {describe_type(hint)}, got {value!r}")
+        for each, kind in zip(value, arguments[:1] * len(value) if ... in arguments else arguments, strict=True):
+            check_value(name, each, kind)
+    elif isinstance(value, Mapping) or origin is Mapping:
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{name} must be options with names, got {value!r}")
+        for key, each in value.items():
+            check_value(key, each, Any)
+    elif hint is Any:
+        for number in [x for x in (value if isinstance(value, tuple | list) else [value]) if isinstance(x, float)]:
+            _check_plain(name, number, float, DEFAULTS[float])
+    else:
+        _check_plain(name, value, *(arguments if origin is Annotated else (hint, DEFAULTS.get(hint))))
+
+
+def _check_union(name: str, value: Any, kinds: tuple[Any, ...]) -> None:
+    """Check that one kind allows the value; the error is that of the first kind for a number, else of the last."""
+    if value is None and types.NoneType in kinds:
+        return
+    errors = []
+    for kind in (kind for kind in kinds if kind is not types.NoneType):
+        try:
+            return check_value(name, value, kind)
+        except ValueError as error:
+            errors.append(error)
+    raise errors[0 if isinstance(value, Real) else -1]
+
+
+def _check_plain(name: str, value: Any, kind: Any, interval: str | None) -> None:
+    """Check a number, text, or true or false."""
+    known: dict[Any, type] = {int: Integral, float: Real, bool: bool, str: str}
+    if not isinstance(value, known.get(kind, object)) or (interval and isinstance(value, bool)):
+        raise ValueError(f"{name} must be {describe_type(kind)}, got {value!r}")
+    if interval is None:
+        return
+    number: Any = value
+    has_low, low, high, has_high = _split_interval(interval)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value}")
+    if abs(number) > (largest := LARGEST if isinstance(value, Integral) else LARGEST_FLOAT):
+        raise ValueError(f"{name} must be between {-largest:g} and {largest:g}, got {value}")
+    if not ((number >= low if has_low else number > low) and (number <= high if has_high else number < high)):
+        raise ValueError(f"{name} must be {describe_interval(interval)}, got {value}")
+
+
+def describe_interval(interval: str) -> str:
+    """Describe a range in words: "[0, 1)" gives "at least 0 and below 1"; a range without ends gives ""."""
+    has_low, low, high, has_high = _split_interval(interval)
+    ends = [f"{'at least' if has_low else 'above'} {low:g}"] if math.isfinite(low) else []
+    ends += [f"{'at most' if has_high else 'below'} {high:g}"] if math.isfinite(high) else []
+    return " and ".join(ends)
+
+
+def _split_interval(interval: str) -> tuple[bool, float, float, bool]:
+    """Split "[0, 1)": whether the lower end belongs to it, both ends, whether the upper end belongs to it."""
+    low, _, high = interval[1:-1].partition(",")
+    return interval[0] == "[", float(low), float(high), interval[-1] == "]"
+
+
+@cache
+def _read_hints(kind: Any) -> dict[str, Any]:
+    """Return the types of a dataclass's fields, with their ranges."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def split_pairs(words: Iterable[str]) -> dict[str, str]:
@@ -78,6 +147,8 @@ def parse_value(text: str, hint: Any, key: str) -> Any:
     if hint is Any:
         return _guess_value(text)
     origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return parse_value(text, arguments[0], key)
     if origin in (Union, types.UnionType):
         if type(None) in arguments and text.lower() in ("none", ""):
             return None
@@ -87,8 +158,8 @@ def parse_value(text: str, hint: Any, key: str) -> Any:
             except ValueError:
                 continue
     elif origin is Literal:
-        if text in arguments:
-            return text
+        if text in (named := {str(argument): argument for argument in arguments}):
+            return named[text]
     elif origin is tuple:
         parts = [part.strip() for part in text.strip("()").split(",") if part.strip()]
         kinds = [arguments[0]] * len(parts) if arguments[1:] == (...,) else list(arguments)
@@ -99,11 +170,11 @@ def parse_value(text: str, hint: Any, key: str) -> Any:
             return text.lower() in ("true", "yes", "on", "1")
     elif hint in (int, float):
         try:
-            number = hint(text.replace("_", ""))
+            number = _parse_whole(text.replace("_", "")) if hint is int else float(text.replace("_", ""))
         except ValueError:
             pass
         else:
-            if _has_type(number, hint):
+            if abs(number) <= (LARGEST if hint is int else LARGEST_FLOAT):  # False for nan
                 return number
             raise ValueError(f"{key}={text:.60}: the number is not finite or too large")
     elif hint is str:
@@ -111,11 +182,23 @@ def parse_value(text: str, hint: Any, key: str) -> Any:
     raise ValueError(f"{key}={text:.60}: expected {describe_type(hint)}")
 
 
+def _parse_whole(text: str) -> int:
+    """Parse 1000, 1e3 or 1000.0. Raises ValueError for a number that is not whole."""
+    if text.lstrip("+-").isdecimal():
+        return int(text)
+    number = float(text)
+    if not number.is_integer():  # also for inf and nan
+        raise ValueError(text)
+    return int(number)
+
+
 def describe_type(hint: Any) -> str:
     """Name the values that a type allows, for people: int | None gives "a whole number or none"."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Literal:
         return "one of " + ", ".join(map(str, arguments))
+    if origin is Annotated:
+        return f"{describe_type(arguments[0])} ({describe_interval(arguments[1])})"
     if origin in (Union, types.UnionType):
         return " or ".join(describe_type(argument) for argument in arguments)
     if hint is type(None):
@@ -130,7 +213,10 @@ def parse_values(values: Mapping[str, str], types: Mapping[str, Any]) -> dict[st
         if key not in types:
             known = ", ".join(types)
             raise ValueError(f"unknown key {key!r}{suggest_nearest(key, types)}; the known keys are {known}")
-    return {key: parse_value(text, types[key], key) for key, text in values.items()}
+    parsed = {key: parse_value(text, types[key], key) for key, text in values.items()}
+    for key, value in parsed.items():
+        check_value(key, value, types[key])
+    return parsed
 
 
 def parse_numbers(text: str | None, key: str) -> tuple[int, ...] | None:
@@ -148,7 +234,7 @@ def parse_numbers(text: str | None, key: str) -> tuple[int, ...] | None:
 
 def replace_values(config: C, values: Mapping[str, str]) -> C:
     """Return the configuration with values from the command line. Raises ValueError for an unknown key."""
-    return dataclasses.replace(config, **parse_values(values, get_type_hints(type(config))))
+    return dataclasses.replace(config, **parse_values(values, _read_hints(type(config))))
 
 
 FREE_KEYS = ("out", "device", "logging", "data_dir")  # where a run is stored and computed; not part of the digest
@@ -166,7 +252,9 @@ def compute_digest(config: Any, *, without: Iterable[str] = FREE_KEYS) -> str:
 
 
 def _guess_value(text: str) -> Any:
-    for hint in (int, float, bool):
+    if text.replace("_", "").lstrip("+-").isdecimal():
+        return parse_value(text, int, "")
+    for hint in (float, bool):
         try:
             return parse_value(text, hint, "")
         except ValueError:

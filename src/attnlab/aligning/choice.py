@@ -12,12 +12,12 @@ layers' maps. It is not the "layer mean" of the paper's table, which is the mean
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from attnlab.config import check_fields
+from attnlab.config import Natural, check_fields
 
 By = Literal["weight", "norm", "probe"]
 RowSetting = Literal["awo", "awi"]
 RowChoice = Literal["awo", "awi", "auto"]
-Place = int | Literal["mean"]
+Place = Natural | Literal["mean"]
 Rule = Literal["highest-norm", "best-on"]
 RULES: tuple[Rule, ...] = get_args(Rule)
 

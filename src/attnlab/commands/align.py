@@ -5,11 +5,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 from attnlab.aligning import AlignmentRequest, Pairs, SelectionGold, align
 from attnlab.analysis.alignment import score
 from attnlab.analysis.symmetrise import SYMMETRISATIONS, Links
-from attnlab.config import suggest_nearest
+from attnlab.config import Natural, check_fields, suggest_nearest
 from attnlab.files import write_text
 from attnlab.tasks.links import Gold, format_links, read_gold
 from attnlab.tasks.text import load_moses, read_parallel
@@ -28,11 +29,12 @@ class AlignOptions(AlignmentRequest):
     train_files: tuple[str, str] | None = None  # --train-on
     gold: str | None = None
     gold_format: str | None = None
-    gold_base: int | None = None
-    bootstrap: int = 1000
+    gold_base: Annotated[int, "[0, 1]"] | None = None
+    bootstrap: Natural = 1000
     scores: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.tokenize not in ("none", "moses"):
             raise ValueError(f"--tokenize must be none (split at white space) or moses, got {self.tokenize!r}")
         if self.tokenize == "moses" and len((self.pair or "").split("-")) != 2:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attnlab.config import parse_values, split_pairs
+from attnlab.config import LengthPenalty, Natural, parse_values, split_pairs
 from attnlab.decoding.evaluation import evaluate_files, evaluate_part
 from attnlab.decoding.scores import TextScore
 from attnlab.files import write_text
@@ -14,7 +14,7 @@ from attnlab.terminal import Bar, show_table
 from attnlab.training.runs import Run, open_run
 
 DATA_KEYS = ("data", "pair", "data_dir")
-NUMBERS = {"beam": int, "length_penalty": float, "eval_samples": int, "bootstrap": int}
+NUMBERS = {"beam": int, "length_penalty": LengthPenalty, "eval_samples": Natural, "bootstrap": Natural}
 TYPES: dict[str, Any] = dict.fromkeys(("part", "weights", "src", "tgt", *DATA_KEYS), str) | NUMBERS
 
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from attnlab.commands.predict import read_standard_input
-from attnlab.config import parse_values, split_pairs
-from attnlab.decoding.evaluation import check_translator, translate_nbest
+from attnlab.config import LengthPenalty, parse_values, split_pairs
+from attnlab.decoding.evaluation import open_search, search_lines
 from attnlab.terminal import Bar
 from attnlab.training.runs import open_run
 
-TYPES = {"weights": str, "beam": int, "length_penalty": float, "n_best": int}
+TYPES = {"weights": str, "beam": int, "length_penalty": LengthPenalty, "n_best": int}
 
 
 def translate_input(run: str, settings: Sequence[str], *, device: str = "auto", allow_code: bool = False) -> None:
@@ -16,10 +16,10 @@ def translate_input(run: str, settings: Sequence[str], *, device: str = "auto", 
     rules = parse_values(split_pairs(settings), TYPES)
     weights = rules.pop("weights", None)
     opened = open_run(run, device=device, weights=weights, allow_code=allow_code)
-    check_translator(opened.task)
+    search = open_search(opened, **rules)
     lines, best = list(read_standard_input()), {}
     with Bar(1) as progress:
-        for number, candidates in translate_nbest(opened, lines, **rules):
+        for number, candidates in search_lines(search, opened.task, lines):
             best[number] = candidates
             progress.tick(len(best), len(lines))
     for number in range(len(lines)):

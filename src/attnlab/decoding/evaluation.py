@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from attnlab.decoding.decode import BeamSearch
-from attnlab.decoding.scores import compute_bleu, compute_chrf, compute_split_bleu
+from attnlab.decoding.scores import check_bootstrap, compute_bleu, compute_chrf, compute_split_bleu
 from attnlab.tasks.task import Task
 from attnlab.tasks.text import read_parallel
 from attnlab.training.runs import Run
@@ -38,14 +38,15 @@ class DecodedText:
     score: float  # log p / length^length_penalty
 
 
-def translate_nbest(run: Run, lines: Sequence[str], **rules: Any) -> Iterator[tuple[int, list[DecodedText]]]:
-    """Yield (line number, n_best translations with scores) of every line; a blank line has one empty translation."""
+def open_search(run: Run, **rules: Any) -> BeamSearch:
+    """Return a search with the run's beam and length penalty, or those in `rules`. Raises ValueError for bad rules."""
+    check_translator(run.task)
     settings = {"beam": run.recipe.decoding.beam, "length_penalty": run.recipe.decoding.length_penalty} | rules
-    return search_lines(BeamSearch(run.model, **settings), run.task, lines)  # type: ignore[arg-type]
+    return BeamSearch(run.model, **settings)  # type: ignore[arg-type]
 
 
 def search_lines(search: BeamSearch, task: Any, lines: Sequence[str]) -> Iterator[tuple[int, list[DecodedText]]]:
-    """Translate as `translate_nbest` does, with a search that can be reused for more lines or new weights."""
+    """Yield (line number, n_best translations with scores) of every line; a blank line has one empty translation."""
     check_translator(task)
     encoded, device = task.encode(lines), next(search.model.parameters()).device
     blank = [number for number, line in enumerate(lines) if not line.strip()]
@@ -61,10 +62,10 @@ def search_lines(search: BeamSearch, task: Any, lines: Sequence[str]) -> Iterato
 
 
 def _score_translations(
-    run: Run, lines: Sequence[str], references: Sequence[str], bootstrap: int, tick: Tick, rules: dict[str, Any]
+    search: BeamSearch, task: Task, lines: Sequence[str], references: Sequence[str], bootstrap: int, tick: Tick
 ) -> dict[str, Any]:
     texts = [""] * len(lines)
-    for done, (number, best) in enumerate(translate_nbest(run, lines, **rules), start=1):
+    for done, (number, best) in enumerate(search_lines(search, task, lines), start=1):
         texts[number] = best[0].text
         tick(done, len(lines))
     scorers = (compute_bleu, compute_chrf, compute_split_bleu)
@@ -76,6 +77,9 @@ def evaluate_part(
     run: Run, part: str, *, samples: int = 0, bootstrap: int, tick: Tick = lambda done, total: None, **rules: Any
 ) -> dict[str, Any]:
     """Evaluate a run on a part: score the targets, and for a translation run also the translations."""
+    run.task.check_part(part)
+    check_bootstrap(bootstrap)
+    search = open_search(run, **rules) if run.task.architecture == "translation" or rules else None
     scored = score_targets(run, part, samples=samples)
     values: dict[str, Any] = {
         "run": str(run.folder.path), "weights": run.weights, "part": part, "targets": scored.count,
@@ -85,18 +89,19 @@ def evaluate_part(
         values |= {"samples": samples, "bound_perplexity": scored.bound_perplexity}
     if run.task.architecture == "language" and getattr(run.task, "unit", None) in ("character", "byte"):
         values["bits_per_character"] = bits_per_character(scored.nll_sum, scored.count)
-    if run.task.architecture == "translation":
+    if search is not None:
         task: Any = run.task
         lines = task.read_sources(part), task.read_references(part)
-        values |= _score_translations(run, *lines, bootstrap, tick, rules)
+        values |= _score_translations(search, task, *lines, bootstrap, tick)
     return values
 
 
 def evaluate_files(run: Run, source: Path, target: Path, *, bootstrap: int, tick: Tick, **rules: Any) -> dict[str, Any]:
     """Translate a source file and score the translations against the lines of a target file."""
-    lines, references = read_parallel(source, target)
+    check_bootstrap(bootstrap)
+    search, (lines, references) = open_search(run, **rules), read_parallel(source, target)
     about = {"run": str(run.folder.path), "weights": run.weights, "source": str(source), "sentences": len(lines)}
-    return about | _score_translations(run, lines, references, bootstrap, tick, rules)
+    return about | _score_translations(search, run.task, lines, references, bootstrap, tick)
 
 
 def check_translator(task: Task) -> None:

@@ -49,6 +49,12 @@ def compute_split_bleu(hypotheses: Texts, references: Texts, *, bootstrap: int =
     return replace(score, name="compound-split BLEU")
 
 
+def check_bootstrap(bootstrap: int) -> None:
+    """Raise ValueError for a number of bootstrap samples that gives no interval."""
+    if bootstrap < 0 or bootstrap == 1:
+        raise ValueError(f"bootstrap must be 0 (no interval) or a number of samples such as 1000, got {bootstrap}")
+
+
 def split_compounds(line: str) -> str:
     """Put spaces and marks around hyphens within words; of two around one letter only the first, as in the script."""
     return re.sub(r"(\S)-(\S)", r"\1 ##AT##-##AT## \2", line, flags=re.ASCII)
@@ -65,8 +71,7 @@ def _run_sacrebleu(
     for lines in sets:
         if len(lines) != len(hypotheses):
             raise ValueError(f"{len(hypotheses)} hypotheses but {len(lines)} references; give one reference for each")
-    if bootstrap < 0 or bootstrap == 1:
-        raise ValueError(f"bootstrap must be 0 (no interval) or a number of samples such as 1000, got {bootstrap}")
+    check_bootstrap(bootstrap)
     metric = getattr(metrics, kind)(**options)
     texts = list(hypotheses), [list(lines) for lines in sets]
     try:

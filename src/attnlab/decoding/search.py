@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attnlab.config import LengthPenalty, Natural, NonNegative, check_fields
+
 
 @dataclass(frozen=True)
 class Hypothesis:
@@ -34,20 +36,19 @@ class Rules:
 
     beam: int = 5
     n_best: int = 1
-    length_penalty: float = 1.0
-    max_length: int | tuple[float, float] = (2.0, 20.0)  # a number, or (a, b) for a · (source tokens) + b
+    length_penalty: LengthPenalty = 1.0
+    max_length: int | tuple[NonNegative, float] = (2.0, 20.0)  # a number, or (a, b) for a · (source tokens) + b
     min_length: int = 1
-    bos: int = 1
-    eos: int = 2
-    padding: int = 0
+    bos: Natural = 1
+    eos: Natural = 2
+    padding: Natural = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 1 <= self.n_best <= self.beam:
             raise ValueError(f"n_best={self.n_best} must be from 1 to beam={self.beam}")
-        if len({self.bos, self.eos, self.padding}) < 3 or min(self.bos, self.eos, self.padding) < 0:
+        if len({self.bos, self.eos, self.padding}) < 3:
             raise ValueError(f"bos={self.bos}, eos={self.eos}, padding={self.padding} must be three different tokens")
-        if self.min_length < 1:
-            raise ValueError(f"min_length must be at least 1, since eos counts, got {self.min_length}")
 
     def compute_limits(self, source: Tensor) -> Tensor:
         """Compute the maximum length of each sentence, (b,)."""

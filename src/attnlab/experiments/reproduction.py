@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from attnlab.config import check_fields
 from attnlab.experiments.deadline import Deadline, OutOfTimeError
 from attnlab.experiments.engine import Progress, RowReader, complete
 from attnlab.experiments.jobs import Scheduler
@@ -78,8 +79,7 @@ class StudyTerms:
     again: bool = False  # measure again what the ledger has
 
     def __post_init__(self) -> None:
-        if self.seeds is not None and self.seeds < 1:
-            raise ValueError(f"seeds must be at least 1, got {self.seeds}")
+        check_fields(self)
 
     def configure(self, study: Study, name: str) -> ItemConfig:
         item = study.items[name]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from attnlab.config import Natural, check_fields
 from attnlab.huggingface import dispatch
 from attnlab.models.embedding import Readout
 from attnlab.models.transformer import Transformer
@@ -32,8 +33,11 @@ class TunedConfig:
     path: str  # a folder, or an id on the Hugging Face hub
     attention: str = "softmax"  # softmax keeps the model's own attention
     attention_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    vocabulary: int = 0  # size of the task's vocabulary
-    max_length: int = 0  # number of tokens in the task's longest example
+    vocabulary: Natural = 0  # size of the task's vocabulary
+    max_length: Natural = 0  # number of tokens in the task's longest example
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 class TunedLanguageModel(Transformer):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from attnlab.config import parse_value, suggest_nearest
+from attnlab.config import check_value, parse_value, suggest_nearest
 from attnlab.mechanisms import own
 from attnlab.registry import Registry, import_place
 
@@ -81,7 +81,7 @@ def read_option_types(name: str | type[Mechanism]) -> dict[str, Any]:
     types: dict[str, Any] = {}
     for kind in find_mechanism(name).__mro__:
         if issubclass(kind, Mechanism) and "__init__" in vars(kind):
-            hints = get_type_hints(kind.__init__)
+            hints = get_type_hints(kind.__init__, include_extras=True)
             for parameter in inspect.signature(kind.__init__).parameters.values():
                 if parameter.kind is parameter.KEYWORD_ONLY:
                     types.setdefault(parameter.name, hints.get(parameter.name, Any))
@@ -91,7 +91,7 @@ def read_option_types(name: str | type[Mechanism]) -> dict[str, Any]:
 
 
 def check_options(name: str | type[Mechanism], options: Any) -> None:
-    """Raise ValueError for an option that the mechanism does not have; the message suggests the nearest."""
+    """Raise ValueError for an option that the mechanism does not have, or a value out of its range."""
     known = read_option_types(name)
     for option in options:
         if option not in known:
@@ -99,13 +99,15 @@ def check_options(name: str | type[Mechanism], options: Any) -> None:
                 raise ValueError(f"the constructor of {name} must accept **base and pass it to super().__init__")
             hint = f"{suggest_nearest(option, known)}; it has {', '.join(known)}"
             raise ValueError(f"{name} has no option {option!r}{hint}")
+        check_value(option, options[option], known[option] if name in MECHANISMS else Any)
 
 
 def parse_options(name: str | type[Mechanism], values: dict[str, str]) -> dict[str, Any]:
-    """Convert options from text to the types that the mechanism declares."""
-    check_options(name, values)
+    """Convert options from text to the types that the mechanism declares. Raises ValueError like `check_options`."""
     known = read_option_types(name)
-    return {key: parse_value(text, known[key], key) for key, text in values.items()}
+    options = {key: parse_value(text, known[key], key) if key in known else text for key, text in values.items()}
+    check_options(name, options)
+    return options
 
 
 def __getattr__(name: str) -> Any:

@@ -25,7 +25,7 @@ class Coda(Mechanism):
     row_sum = 1.0
 
     def __init__(
-        self, heads: int, head_dim: int, *, alpha: int = 4, variant: Literal["code", "paper"] = "code",
+        self, heads: int, head_dim: int, *, alpha: Literal[2, 4, 8] = 4, variant: Literal["code", "paper"] = "code",
         residual: bool = True, carry_dtype: CarryDtype = "input", **base: Any,
     ) -> None:  # fmt: skip
         super().__init__(heads, head_dim, **base)

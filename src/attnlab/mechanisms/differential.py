@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnlab.config import Positive
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax
 
 
 class Differential(Mechanism):
-    def __init__(self, heads: int, head_dim: int, *, scale: float | None = None, **base: Any) -> None:
+    def __init__(self, heads: int, head_dim: int, *, scale: Positive | None = None, **base: Any) -> None:
         if head_dim % 2:
             raise ValueError(f"head_dim must be even, because differential attention halves each head, got {head_dim}")
         super().__init__(heads, head_dim, scale=(head_dim // 2) ** -0.5 if scale is None else scale, **base)

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from attnlab.config import Positive
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, widen
 from attnlab.mechanisms.softmax import Softmax
 
@@ -18,7 +19,7 @@ from attnlab.mechanisms.softmax import Softmax
 class Dot(Softmax):
     mix = Mechanism.mix
 
-    def __init__(self, heads: int, head_dim: int, *, scale: float | None = 1.0, **base: Any) -> None:
+    def __init__(self, heads: int, head_dim: int, *, scale: Positive | None = 1.0, **base: Any) -> None:
         super().__init__(heads, head_dim, scale=scale, **base)
 
     def weights(self, q: Tensor, k: Tensor, *given: Tensor | None, **options: Any) -> WithCarry:

@@ -5,13 +5,14 @@ Notation, everywhere in attnlab: b batch, h heads, i query, j key, d head size; 
     q (b,h,i,d)    k, v (b,g,j,d) with g dividing h (grouped heads)    weights (b,h,i,j)    context (b,h,i,d)
 """
 
-import math
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from attnlab.config import Natural, Positive, Probability, check_value
 
 Impl = Literal["auto", "reference", "fused"]
 WithCarry = tuple[Tensor, Tensor | None]  # weights or context, and the carry for the next layer
@@ -45,19 +46,14 @@ class Mechanism(nn.Module, ABC):
     row_sum: Any = None  # the sum of every row with a visible key: a number, one per head (h,), or None where it varies
 
     def __init__(
-        self, heads: int, head_dim: int, *, layer: int = 0, scale: float | None = None, dropout: float = 0.0,
-        impl: Impl = "auto",
+        self, heads: int, head_dim: int, *, layer: Natural = 0, scale: Positive | None = None,
+        dropout: Probability = 0.0, impl: Impl = "auto",
     ) -> None:  # fmt: skip
         super().__init__()
-        for name, size, minimum in (("heads", heads, 1), ("head_dim", head_dim, 1), ("layer", layer, 0)):
-            if not isinstance(size, int) or isinstance(size, bool) or size < minimum:
-                raise ValueError(f"{name} must be a whole number, at least {minimum}, got {size!r}")
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
-        if scale is not None and not (math.isfinite(scale) and scale > 0):
-            raise ValueError(f"scale must be a positive number, got {scale}")
-        if impl not in get_args(Impl):
-            raise ValueError(f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}")
+        types = {"heads": int, "head_dim": int, "layer": Natural, "scale": Positive | None, "dropout": Probability}
+        for value, (name, hint) in zip((heads, head_dim, layer, scale, dropout), types.items(), strict=True):
+            check_value(name, value, hint)
+        check_value("impl", impl, Impl)
         if impl == "fused" and type(self).mix is Mechanism.mix:
             raise ValueError("impl='fused' is not available: there are no kernels; use impl='auto' or 'reference'")
         self.heads, self.head_dim, self.layer, self.dropout = heads, head_dim, layer, dropout

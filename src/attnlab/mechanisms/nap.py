@@ -14,11 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from attnlab.config import Positive
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, widen
 
 
 class NAP(Mechanism):
-    def __init__(self, heads: int, head_dim: int, *, scale: float | None = None, **base: Any) -> None:
+    def __init__(self, heads: int, head_dim: int, *, scale: Positive | None = None, **base: Any) -> None:
         super().__init__(heads, head_dim, scale=1.0 if scale is None else scale, **base)
         self.gain = nn.Parameter(torch.ones(heads, 1, 1))
         self.shift = nn.Parameter(torch.zeros(heads, 1, 1))

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from attnlab.config import Positive, check_value
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, widen
 
 
 class Softmax1(Mechanism):
-    def __init__(self, heads: int, head_dim: int, *, n: float = 1.0, **base: Any) -> None:
+    def __init__(self, heads: int, head_dim: int, *, n: Positive = 1.0, **base: Any) -> None:
         super().__init__(heads, head_dim, **base)
-        if not 0 < n < math.inf:
-            raise ValueError(f"n must be positive and finite, got {n}; for n=0 use softmax")
+        check_value("n", n, Positive)
         self.n = n
 
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,

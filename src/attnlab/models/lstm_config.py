@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from attnlab.config import Natural, Probability
 from attnlab.mechanisms import attention
 from attnlab.models.model_config import ModelConfig
 
@@ -18,7 +19,7 @@ class LSTMConfig(ModelConfig):
     model: Literal["translator", "classifier"]
     vocabulary: int  # number of words; in a translator, of the source
     target_vocabulary: int | None = None  # translator: number of target words; None: as vocabulary
-    classes: int = 2  # classifier: number of classes
+    classes: Annotated[int, "[2, inf)"] = 2  # classifier: number of classes
     layers: int = 2  # of the encoder, and of a translator's decoder
     width: int = 256  # size of a state in one direction, and of every hidden layer
     embedding_width: int = 256
@@ -30,9 +31,9 @@ class LSTMConfig(ModelConfig):
     join: Literal["sum", "mean"] = "sum"  # join heads by Σ_k P c_k (eq. 21), or by mean_k P_k c_k
     combine: Literal["concatenate", "add"] = "concatenate"  # combine s_t and the context by eq. 2, or by eq. 32
     activation: Literal["relu", "tanh"] = "relu"  # for combine="concatenate"
-    dropout: float = 0.0  # between layers
+    dropout: Probability = 0.0  # between layers
     trained: Literal["all", "attention"] = "all"  # attention: all other parameters are frozen (A.6)
-    padding: int = 0  # the padding token
+    padding: Natural = 0  # the padding token
 
     def __post_init__(self) -> None:
         self.check_values()
@@ -40,8 +41,6 @@ class LSTMConfig(ModelConfig):
             sizes = f"{self.vocabulary} and {self.target_vocabulary}"
             raise ValueError(f"share_embeddings needs vocabularies of one size, got {sizes}; set it to false")
         if self.model == "classifier":
-            if self.classes < 2:
-                raise ValueError(f"classes must be at least 2, got {self.classes}")
             self.reject_keys("target_vocabulary", "heads", "join", "combine", owner="translators")
 
     @property

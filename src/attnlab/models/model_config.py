@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 
-from attnlab.config import check_fields
+from attnlab.config import Natural, check_fields
 
 
 class ModelConfig:
@@ -11,14 +11,11 @@ class ModelConfig:
     model: str
     vocabulary: int
     target_vocabulary: int | None
-    padding: int
+    padding: Natural
 
     def check_values(self) -> None:
         """Raise ValueError for a value outside its range or its list of names."""
-        check_fields(self, minima={"padding": 0})
-        for name, value in vars(self).items():
-            if name.endswith("dropout") and not 0.0 <= value < 1.0:
-                raise ValueError(f"{name} must be in [0, 1), got {value}")
+        check_fields(self)
         if self.padding >= min(self.vocabulary, self.target_vocabulary or self.vocabulary):
             raise ValueError(f"padding must be a token of the vocabulary, got {self.padding}")
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from attnlab.config import Natural, Probability
 from attnlab.models.model_config import ModelConfig
 
 
@@ -34,13 +35,13 @@ class TransformerConfig(ModelConfig):
     tie: Literal["none", "output", "all"] = "output"  # share decoder input and output; all: encoder input too
     adaptive_cutoffs: tuple[int, ...] = ()  # language model: adaptive input and softmax, always tied
     adaptive_factor: int = 4
-    adaptive_dropout: float = 0.0
-    dropout: float = 0.1  # on embeddings and on each residual branch
-    attention_dropout: float = 0.0  # on attention weights
-    activation_dropout: float = 0.0  # inside the feed-forward
+    adaptive_dropout: Probability = 0.0
+    dropout: Probability = 0.1  # on embeddings and on each residual branch
+    attention_dropout: Probability = 0.0  # on attention weights
+    activation_dropout: Probability = 0.0  # inside the feed-forward
     activation: Literal["relu", "gelu"] = "relu"
     pool: Literal["mean", "first"] = "mean"  # classifier: pooling of the states
-    padding: int = 0  # the padding token
+    padding: Natural = 0  # the padding token
     init: Literal["fairseq", "normal"] = "fairseq"
 
     def __post_init__(self) -> None:

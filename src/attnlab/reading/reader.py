@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from attnlab.decoding.evaluation import translate_nbest
+from attnlab.decoding.evaluation import open_search, search_lines
 from attnlab.huggingface import dispatch, inputs
 from attnlab.huggingface.pretrained import open_model, open_tokenizer
 from attnlab.huggingface.recorder import record
@@ -225,7 +225,7 @@ class RunReader(TextReader):
     def complete(self, example: TextExample) -> TextExample:
         if not self.two_sided or example.second is not None:
             return example
-        ((_, (best, *_)),) = translate_nbest(self.run, [example.text])
+        ((_, (best, *_)),) = search_lines(open_search(self.run), self.run.task, [example.text])
         return replace(example, second=best.text)
 
     def encode_examples(self, examples: Sequence[TextExample]) -> dict[str, list[list[int]]]:

@@ -21,7 +21,7 @@ from torch import Tensor
 from attnlab.analysis.categories import Categories, parse_categories
 from attnlab.analysis.frequency import Frequency, parse_counts
 from attnlab.analysis.statistics import Statistics
-from attnlab.config import check_fields
+from attnlab.config import Natural, check_fields
 from attnlab.files import write_text
 from attnlab.reading.reader import TextReader
 from attnlab.reading.text_stream import TextCorpus, TextExample
@@ -40,8 +40,8 @@ Progress = Callable[[int, int, str], None]
 class SurveyConfig:
     """The settings that determine the statistics of a model and a corpus."""
 
-    layers: tuple[int, ...] | None = None
-    heads: tuple[int, ...] | None = None
+    layers: tuple[Natural, ...] | None = None
+    heads: tuple[Natural, ...] | None = None
     batch_tokens: int = 4096  # maximum number of tokens in a batch, with padding; a longer text is one batch
     max_length: int | None = None
     dtype: str | None = None
@@ -49,7 +49,7 @@ class SurveyConfig:
     frequency: str | None = None  # path of a file; by default counts of the corpus
 
     def __post_init__(self) -> None:
-        check_fields(self, minima={"examples": 0})
+        check_fields(self)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnlab.config import Natural, Share
 from attnlab.files import write_bytes
 from attnlab.tasks.batching import Sequences, TooLong, limit_lengths
 from attnlab.tasks.embeddings import read_vectors, read_words
@@ -26,7 +27,7 @@ class ClassificationConfig(TaskConfig):
     label: str = "label"  # name of the label field
     valid: str | None = None
     test: str | None = None
-    held_out: float = 0.1  # share of the training part held out for validation if no validation part is given
+    held_out: Share = 0.1  # share of the training part held out for validation if no validation part is given
     valid_from: Literal["test", "train"] = "test"  # draw validation from the test part, as in the paper, or hold it out
     most_valid: int = 4000  # maximum number of validation examples
     most_train: int | None = None  # maximum number of training examples, drawn by data_seed
@@ -35,11 +36,7 @@ class ClassificationConfig(TaskConfig):
     max_length: int | None = None  # maximum number of tokens, <s> and </s> included
     too_long: TooLong = "error"
     data_dir: str | None = None  # a folder in the layout of ATTNLAB_DATA
-    data_seed: int = 0  # seed of the validation draw
-
-    def check(self) -> None:
-        if not 0.0 < self.held_out < 1.0:
-            raise ValueError(f"held_out must be between 0 and 1, got {self.held_out}")
+    data_seed: Natural = 0  # seed of the validation draw
 
 
 class Classification(Task):

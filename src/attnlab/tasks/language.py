@@ -15,6 +15,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from attnlab.config import Share
 from attnlab.tasks import hub
 from attnlab.tasks.batching import Sequences, pad_rows
 from attnlab.tasks.fetch import find_set, obtain_file
@@ -38,7 +39,7 @@ class LanguageConfig(TaskConfig):
     data: str = "wikitext-2"  # a named set, or a text file
     valid: str | None = None  # a text file
     test: str | None = None
-    held_out: float = 0.05  # share at the end of a user's text held out for validation if valid= is not given
+    held_out: Share = 0.05  # share at the end of a user's text held out for validation if valid= is not given
     units: Units | None = None  # None: those of the named set; subword for user files
     tokenizer: str | None = None  # use the tokenizer of a pretrained model, by folder or Hugging Face id, instead
     subwords: Literal["unigram", "bpe"] = "unigram"
@@ -56,8 +57,6 @@ class LanguageConfig(TaskConfig):
             raise ValueError(f"units={self.units} and tokenizer={self.tokenizer} exclude each other: set only one")
         if self.units == "byte" and self.lower:
             raise ValueError("lower=true does not work with units=byte; use words, subwords or characters")
-        if not 0.0 < self.held_out < 1.0:
-            raise ValueError(f"held_out must be between 0 and 1, got {self.held_out}")
         if self.data in SETS and (self.valid or self.test):
             raise ValueError(f"valid= and test= need a file as data=: data={self.data} has its own parts")
 

@@ -21,6 +21,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 
+from attnlab.config import Natural
 from attnlab.tasks.batching import Sequences
 from attnlab.tasks.lexicon import Lexicon, Links
 from attnlab.tasks.pairs import SentencePairs
@@ -39,7 +40,7 @@ class SyntheticConfig(TaskConfig):
     types: int = 60  # number of types to draw from, in subset and permutation-function; fixed by the other tasks
     examples: int = 10_000  # examples in an epoch
     held_out: int = 500  # examples in the validation part and in the test part
-    data_seed: int = 0
+    data_seed: Natural = 0
 
     def check(self) -> None:
         if self.data in ("subset", "permutation-function") and self.types < self.length:

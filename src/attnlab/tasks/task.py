@@ -98,7 +98,7 @@ class TaskConfig:
     """Base of the task configurations. Raises ValueError for a value that its field does not allow."""
 
     def __post_init__(self) -> None:
-        check_fields(self, minima={"data_seed": 0})
+        check_fields(self)
         self.check()
 
     def check(self) -> None:

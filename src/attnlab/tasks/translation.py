@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import compress
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
+from attnlab.config import Natural, Share
 from attnlab.tasks.batching import Sequences, TooLong, limit_lengths
 from attnlab.tasks.pairs import SentencePairs
 from attnlab.tasks.parallel import find_parallel_text
@@ -30,12 +31,12 @@ class TranslationConfig(TaskConfig):
     test_src: str | None = None
     test_tgt: str | None = None
     most_train: int | None = None  # maximum number of training pairs, drawn by data_seed
-    held_out: float = 0.05  # share of the training pairs held out for validation if no validation text is given
+    held_out: Share = 0.05  # share of the training pairs held out for validation if no validation text is given
     units: Literal["subword", "word"] = "subword"
     subwords: Literal["unigram", "bpe"] = "unigram"
     vocabulary: int = 8000  # number of subwords, special tokens included; the default shrinks to what a text supports
     joint: bool = True  # one vocabulary for both languages
-    coverage: float = 0.9995  # share of the characters that the subwords cover
+    coverage: Annotated[float, "(0, 1]"] = 0.9995  # share of the characters that the subwords cover
     at_least: int = 1  # minimum number of occurrences in training for a word of the vocabulary
     moses: bool = False  # tokenise with Moses first, and detokenise decoded text
     lower: bool = False  # convert everything to lower case, references included
@@ -43,7 +44,7 @@ class TranslationConfig(TaskConfig):
     max_length: int | None = 1024  # maximum number of tokens on either side, </s> included
     too_long: TooLong = "error"
     data_dir: str | None = None  # a folder in the layout of ATTNLAB_DATA
-    data_seed: int = 0  # seed of the split, for sets without an official one
+    data_seed: Natural = 0  # seed of the split, for sets without an official one
 
     def check(self) -> None:
         for one, other in (("src", "tgt"), ("valid_src", "valid_tgt"), ("test_src", "test_tgt")):
@@ -51,9 +52,6 @@ class TranslationConfig(TaskConfig):
                 raise ValueError(f"{one}= and {other}= must be given together")
         if self.pair is not None and len(self.languages) != 2:
             raise ValueError(f"pair={self.pair}: expected two languages, for example de-en")
-        if not 0.0 < self.held_out < 1.0 or not 0.0 < self.coverage <= 1.0:
-            values = f"held_out={self.held_out} and coverage={self.coverage}"
-            raise ValueError(f"held_out and coverage must be between 0 and 1, got {values}")
 
     @property
     def languages(self) -> list[str]:

@@ -5,7 +5,7 @@ The sentence of a key is the comment behind its field. Reading the source takes 
 
 import ast
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 from attnlab.config import describe_type, suggest_nearest
 from attnlab.registry.module_source import list_fields, open_source
@@ -80,4 +80,6 @@ def _list_choices(hint: Any) -> tuple[str, ...]:
     """Return the named values of a Literal type, of true and false, and of unions with them."""
     if hint is bool:
         return ("true", "false")
+    if get_origin(hint) is Annotated:
+        return ()
     return tuple(x for part in get_args(hint) for x in ((part,) if isinstance(part, str) else _list_choices(part)))

@@ -13,13 +13,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from torch import nn
 
-from attnlab.config import check_fields
+from attnlab.config import Natural, NonNegative, Positive, Probability, check_fields
 from attnlab.tasks.task import PAD, Task
 from attnlab.training import optimisers as optimise
 from attnlab.training.batches import Batches
@@ -40,25 +40,25 @@ class TrainConfig:
     batch_examples: int | None = None  # examples per batch; replaces batch_tokens
     accumulate: int = 1  # batches per update
     optimiser: Literal["adam", "adamw", "nag"] = "adam"
-    lr: float = 5e-4
-    betas: tuple[float, float] = (0.9, 0.98)
-    eps: float = 1e-8
-    momentum: float = 0.99  # for nag
-    weight_decay: float = 0.0
+    lr: Positive = 5e-4
+    betas: tuple[Probability, Probability] = (0.9, 0.98)
+    eps: Positive = 1e-8
+    momentum: Probability = 0.99  # for nag
+    weight_decay: NonNegative = 0.0
     schedule: Literal["inverse-sqrt", "cosine", "constant"] = "inverse-sqrt"
-    warmup: int | None = None  # updates; None: 400, or a tenth of all updates if that is fewer
-    warmup_start: float = 1e-7
+    warmup: Natural | None = None  # updates; None: 400, or a tenth of all updates if that is fewer
+    warmup_start: NonNegative = 1e-7
     period: int | None = None  # updates of the first cosine period; None: all after the warm-up
-    period_multiply: float = 1.0
-    period_shrink: float = 1.0
-    min_lr: float = 0.0
-    clip: float = 0.0  # largest norm of the gradient; 0: no clipping
-    label_smoothing: float = 0.0
-    seed: int = 1
+    period_multiply: Annotated[float, "[1, inf)"] = 1.0
+    period_shrink: Annotated[float, "(0, 1]"] = 1.0
+    min_lr: NonNegative = 0.0
+    clip: NonNegative = 0.0  # largest norm of the gradient; 0: no clipping
+    label_smoothing: Probability = 0.0
+    seed: Natural = 1
     evaluate_every: int = 500
     evaluate_at: tuple[int, ...] = ()  # additional steps at which to evaluate and keep the weights
     checkpoint_every: int = 500
-    keep_last: int = 0  # number of checkpoints whose weights are kept for averaging
+    keep_last: Natural = 0  # number of checkpoints whose weights are kept for averaging
     patience: int | None = None  # evaluations without improvement before training stops
     log_every: int = 50
     logging: Literal["none", "tensorboard", "wandb"] = "none"  # a tracker in addition to metrics.jsonl
@@ -68,13 +68,11 @@ class TrainConfig:
     compile: Literal["no", "dynamic", "static"] = "dynamic"  # for captured blocks; static: once per width
 
     def __post_init__(self) -> None:
-        check_fields(self, minima={"keep_last": 0, "warmup": 0, "seed": 0})
-        if late := [step for step in self.evaluate_at if not 1 <= step <= self.steps]:
+        check_fields(self)
+        if late := [step for step in self.evaluate_at if step > self.steps]:
             raise ValueError(f"evaluate_at must be between 1 and steps={self.steps}, got {late[0]}")
-        if not 0.0 <= self.label_smoothing < 1.0:
-            raise ValueError(f"label_smoothing must be in [0, 1), got {self.label_smoothing}")
-        if self.lr <= 0 or self.clip < 0:
-            raise ValueError(f"lr must be above 0 and clip at least 0, got lr={self.lr} clip={self.clip}")
+        if self.min_lr > self.lr:
+            raise ValueError(f"min_lr must be at most lr={self.lr}, got {self.min_lr}")
 
     @property
     def warmup_steps(self) -> int:

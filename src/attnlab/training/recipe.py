@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from attnlab.config import check_types, compute_digest, replace_values, suggest_nearest
+from attnlab.config import LengthPenalty, Natural, check_fields, compute_digest, replace_values, suggest_nearest
 from attnlab.huggingface.adaptation import FROM_MODEL
 from attnlab.huggingface.fine_tuning import TunedConfig
 from attnlab.mechanisms import own, parse_options, read_option_types
@@ -36,8 +36,11 @@ class DecodeConfig:
     """How to decode a trained translator."""
 
     beam: int = 5
-    length_penalty: float = 1.0
-    average: int = 0  # number of kept checkpoints whose mean decodes; 0: the best checkpoint
+    length_penalty: LengthPenalty = 1.0
+    average: Natural = 0  # number of kept checkpoints whose mean decodes; 0: the best checkpoint
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,7 @@ def resolve_recipe(task: str, values: Mapping[str, str]) -> Recipe:
     }
     changed["data"] = changed["data"].resolve()
     changed["model"] = replace(changed["model"], attention_options=parse_options(attention, options))
+    _check_average(changed["training"], changed["decoding"].average)
     return Recipe(task, **changed)
 
 
@@ -167,8 +171,6 @@ def restore_recipe(values: Mapping[str, Any], where: str = "the recipe") -> Reci
         task, values = values["task"], {part: _tuples(values[part]) for part in PARTS}
         kind = next((kinds[key] for key in kinds if key in values["model"]), TransformerConfig)
         types = dict(zip(PARTS, (TASKS[task].config_type, kind, TrainConfig, DecodeConfig), strict=True))
-        for part, config_type in types.items():
-            check_types(values[part], config_type)
         return Recipe(task, **{part: config_type(**values[part]) for part, config_type in types.items()})
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         problem = f"no {error}" if isinstance(error, KeyError) else str(error)
@@ -219,6 +221,14 @@ def _fine_tuning_parts(task: str, path: str, given: Mapping[str, str]) -> dict[s
     if given.get("tokenizer", path).lower() in ("none", ""):
         raise ValueError(f"model={path} needs its own tokenizer: leave tokenizer= out")
     return parts
+
+
+def _check_average(training: TrainConfig, average: int) -> None:
+    """Raise ValueError if the run will keep fewer checkpoints than decoding averages."""
+    kept = min(training.keep_last, -(-training.steps // training.checkpoint_every))
+    if kept < average:
+        settings = f"keep_last={training.keep_last} steps={training.steps} checkpoint_every={training.checkpoint_every}"
+        raise ValueError(f"average={average} is more than {kept}, the checkpoints that {settings} keep; lower average=")
 
 
 def _longest(task: Task) -> int:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from attnlab.config import Natural, Positive, check_fields
 from attnlab.mechanisms import find_mechanism
 from attnlab.models.presets import Config, build_on_meta
 from attnlab.tasks import TASKS
@@ -20,21 +21,15 @@ class DemoConfig:
     attention: tuple[str, ...] = ("softmax", "realformer", "coda", "dagpam")
     steps: int = 400
     batch: int = 32  # sentences
-    lr: float = 3e-3
-    seed: int = 0  # the first
+    lr: Positive = 3e-3
+    seed: Natural = 0  # the first
     seeds: int = 3
     copying: bool = True  # also run Figure 3 of Snell et al.
     open: bool = True  # open the page if there is a desktop
     out: str = "runs/demo"
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "seeds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.seed < 0:
-            raise ValueError(f"seed must be at least 0, got {self.seed}")
-        if self.lr <= 0:
-            raise ValueError(f"lr must be above 0, got {self.lr}")
+        check_fields(self)
         if not self.attention or len(set(self.attention)) < len(self.attention):
             raise ValueError(f"attention={','.join(self.attention)}: give one or more different names, with commas")
         for name in self.attention:

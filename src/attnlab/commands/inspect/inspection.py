@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from attnlab.commands.inspect.inspection_page import ShownTexts, write_report
-from attnlab.config import compute_digest
+from attnlab.config import Natural, compute_digest
 from attnlab.provenance import collect_provenance
 from attnlab.reading.reader import open_reader
 from attnlab.reading.survey import Progress, SurveyConfig, find_processes, survey
@@ -24,7 +24,7 @@ class InspectionRequest(SurveyConfig):
     pair: tuple[str, str] | None = None
     file: str | None = None
     limit: int | None = None  # maximum number of examples to read from the file
-    examples: int = 0  # number of examples from the file to show with full maps
+    examples: Natural = 0  # number of examples from the file to show with full maps
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,13 +12,13 @@ authors' code, each sequence ends with </s>, which is predicted too, and every s
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from attnlab.config import suggest_nearest
+from attnlab.config import Natural, Positive, check_fields
 from attnlab.experiments.population import Experiment, Feed, Population, Stacked
 from attnlab.experiments.population_training import SeedResults
 from attnlab.experiments.seed_run import SeedRun
@@ -41,20 +41,18 @@ class CopyExperiment(Experiment):
     data: Data = "permutations"
     length: int = 40
     types: int = 40  # of one set
-    mix: float = 0.5  # of a mixture: probability of the first set
-    shared: int = 0  # of a mixture: number of types in both sets
+    mix: Annotated[float, "[0, 1]"] = 0.5  # of a mixture: probability of the first set
+    shared: Natural = 0  # of a mixture: number of types in both sets
     width: int = 256
     heads: int = 1
     examples: int = 128  # in a batch
-    lr: float = Experiment.lr
+    lr: Positive = Experiment.lr
     held_out: int = 50  # number of new examples for each measurement
     steps: int = 200
     every: int = 10  # updates between two measurements
 
     def __post_init__(self) -> None:
-        if self.data not in (known := get_args(Data)):
-            nearest = suggest_nearest(self.data, known)
-            raise ValueError(f"data must be one of {', '.join(known)}, got {self.data!r}{nearest}")
+        check_fields(self)
         if not 0 < self.length <= self.types:
             raise ValueError(f"length must be from 1 to types={self.types}, got {self.length}")
         if not 0 <= self.shared < self.types or (self.shared and self.data != "mixture"):
