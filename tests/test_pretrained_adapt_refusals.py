@@ -21,7 +21,7 @@ from attnlab.mechanisms import Mechanism
         ("bert", "softmax", {"kinds": ["encoder"]}, "'encoder'.*did you mean 'encoder-self'"),
         ("bert", "softmax", {"kinds": ()}, "kinds is empty"),
         ("bert", "softmax", {"kinds": ["cross"]}, "no cross attention"),
-        ("bert", "dagpam", {"initial": torch.ones(2)}, "cannot be saved"),
+        ("bert", "dagpam", {"initial": torch.ones(2)}, "initial must be"),
         ("t5", "shaped", {}, r"kinds=\('encoder-self', 'decoder-self'\)"),
         ("gemma2", "softmax", {}, r"layers\.0\.self_attn.*softcap=3\.0"),
         ("gpt_oss", "softmax", {}, r"layers\.0\.self_attn.*'s_aux'"),
