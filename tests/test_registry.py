@@ -1,6 +1,7 @@
 """Registries import what is looked up; what is read from the source equals what is imported."""
 
 import pytest
+from in_process import run_attnlab
 
 from attnlab.mechanisms import MECHANISMS, Mechanism, read_option_types
 from attnlab.mechanisms.softmax import Softmax
@@ -8,7 +9,7 @@ from attnlab.registry import Registry
 from attnlab.registry.module_source import list_options, open_source
 from attnlab.studies import STUDIES, open_study, outline_study
 from attnlab.tasks import TASKS
-from attnlab.training.key_notes import list_keys
+from attnlab.training.key_notes import list_keys, read_notes, write_value
 from attnlab.training.recipe import PARTS, resolve_recipe
 
 
@@ -40,6 +41,25 @@ def test_keys_read_from_the_source_are_those_of_the_recipe(task):
     names = {name for part in PARTS for name in vars(getattr(recipe, part)) if not name.endswith("_options")}
     from_task = set(open_source("attnlab.training.recipe").get_value("FROM_TASK"))
     assert {key.name for key in keys} | from_task >= names
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_key_is_explained_in_a_sentence_with_its_values_and_default(task):
+    shown = " ".join(run_attnlab("list", task).stdout.split())
+    for key in list_keys(task):
+        assert len(key.sentence.split()) > 2, f"write a comment behind {key.name}"
+        assert f"{key.name}={write_value(key.default)} " in shown
+        for choice in key.choices:
+            assert choice in key.values
+
+
+CONFIGS = ["attnlab.models.lstm_config:LSTMConfig", "attnlab.commands.demo.settings:DemoConfig"]
+
+
+@pytest.mark.parametrize("place", CONFIGS)
+def test_other_configurations_are_explained_too(place):
+    for note in read_notes(place, ""):
+        assert note.sentence or note.name.endswith("_options"), f"write a comment behind {note.name}"
 
 
 @pytest.mark.parametrize("name", STUDIES)

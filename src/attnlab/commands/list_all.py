@@ -7,7 +7,7 @@ from attnlab.studies import STUDIES, outline_study
 from attnlab.tasks import TASKS
 from attnlab.tasks.sources import SETS
 from attnlab.terminal import show_table
-from attnlab.training.key_notes import list_keys, write_value
+from attnlab.training.key_notes import KeyNote, list_keys, write_value
 
 BASE = "attnlab.mechanisms.mechanism:Mechanism"
 
@@ -16,10 +16,14 @@ def print_keys(task: str) -> None:
     """Print every key of `attnlab train TASK` with its default, its allowed values and what it means."""
     keys = list_keys(task)
     for part in dict.fromkeys(key.part for key in keys):
-        rows = [
-            [f"{key.name}={write_value(key.default)}", key.values, key.sentence] for key in keys if key.part == part
-        ]
+        ours = [key for key in keys if key.part == part]
+        rows = [[f"{key.name}={write_value(key.default)}", key.values, write_sentence(key)] for key in ours]
         show_table(f"attnlab train {task}: {part}", ["key=default", "values", "meaning"], rows)
+
+
+def write_sentence(key: KeyNote) -> str:
+    """Return the sentence of a key with a capital and a full stop."""
+    return f"{key.sentence[:1].upper()}{key.sentence[1:]}."
 
 
 def print_all() -> None:

@@ -20,18 +20,18 @@ class LSTMConfig(ModelConfig):
     vocabulary: int  # number of words; in a translator, of the source
     target_vocabulary: int | None = None  # translator: number of target words; None: as vocabulary
     classes: Annotated[int, "[2, inf)"] = 2  # classifier: number of classes
-    layers: int = 2  # of the encoder, and of a translator's decoder
+    layers: int = 2  # number of layers of the encoder, and of a translator's decoder
     width: int = 256  # size of a state in one direction, and of every hidden layer
-    embedding_width: int = 256
-    bidirectional: bool = True  # the encoder; a decoder never is bidirectional
+    embedding_width: int = 256  # size of the word embeddings
+    bidirectional: bool = True  # whether the encoder reads in both directions; a decoder never does
     share_embeddings: bool = True  # one matrix for source and target words
-    attention: str = "dot"  # a name in MECHANISMS, or ./file.py:Class
+    attention: str = "dot"  # a mechanism that attnlab list names, or ./file.py:Class
     attention_options: Mapping[str, Any] = field(default_factory=dict, hash=False)  # scale is 1 by default
-    heads: int = 1  # translator only
+    heads: int = 1  # number of attention heads of a translator
     join: Literal["sum", "mean"] = "sum"  # join heads by Σ_k P c_k (eq. 21), or by mean_k P_k c_k
     combine: Literal["concatenate", "add"] = "concatenate"  # combine s_t and the context by eq. 2, or by eq. 32
     activation: Literal["relu", "tanh"] = "relu"  # for combine="concatenate"
-    dropout: Probability = 0.0  # between layers
+    dropout: Probability = 0.0  # dropout between layers
     trained: Literal["all", "attention"] = "all"  # attention: all other parameters are frozen (A.6)
     padding: Natural = 0  # the padding token
 

@@ -16,33 +16,33 @@ class TransformerConfig(ModelConfig):
     vocabulary: int  # number of words; in a translator, of the source
     target_vocabulary: int | None = None  # translator: number of target words; None: as vocabulary
     classes: int = 2  # classifier: number of classes
-    layers: int = 6
-    decoder_layers: int | None = None  # translator; None: as layers
-    width: int = 512
-    heads: int = 8
-    key_value_heads: int | None = None  # fewer than heads: grouped attention; None: as heads
-    feed_forward: int = 2048
-    attention: str = "softmax"  # a name in MECHANISMS, or ./file.py:Class
+    layers: int = 6  # number of layers; in a translator, of the encoder
+    decoder_layers: int | None = None  # number of decoder layers of a translator; none: as layers
+    width: int = 512  # size of the hidden states
+    heads: int = 8  # number of attention heads
+    key_value_heads: int | None = None  # number of key and value heads; fewer: grouped attention; none: as heads
+    feed_forward: int = 2048  # width of the hidden layer of each feed-forward block
+    attention: str = "softmax"  # a mechanism that attnlab list names, or ./file.py:Class
     attention_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    cross_attention: str | None = None  # translator; None: as attention, with its options
+    cross_attention: str | None = None  # attention to the encoder; none: as attention, with its options
     cross_attention_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    attention_bias: bool = True  # in the four projections
-    norm: Literal["pre", "post"] = "pre"
-    final_norm: bool = True  # after the last layer of each stack
-    positions: Literal["sinusoidal", "learned", "none"] = "sinusoidal"
+    attention_bias: bool = True  # whether the four projections of an attention have a bias
+    norm: Literal["pre", "post"] = "pre"  # normalise before each block (pre) or after it (post)
+    final_norm: bool = True  # whether each stack ends with a norm
+    positions: Literal["sinusoidal", "learned", "none"] = "sinusoidal"  # how positions are encoded
     max_length: int = 1024  # number of learned positions
     embedding_scale: bool = True  # multiply embeddings by √width
-    tie: Literal["none", "output", "all"] = "output"  # share decoder input and output; all: encoder input too
-    adaptive_cutoffs: tuple[int, ...] = ()  # language model: adaptive input and softmax, always tied
-    adaptive_factor: int = 4
-    adaptive_dropout: Probability = 0.0
-    dropout: Probability = 0.1  # on embeddings and on each residual branch
-    attention_dropout: Probability = 0.0  # on attention weights
-    activation_dropout: Probability = 0.0  # inside the feed-forward
-    activation: Literal["relu", "gelu"] = "relu"
-    pool: Literal["mean", "first"] = "mean"  # classifier: pooling of the states
+    tie: Literal["none", "output", "all"] = "output"  # shared embeddings; output: the decoder's; all: the encoder's too
+    adaptive_cutoffs: tuple[int, ...] = ()  # ranks where words are divided into clusters, in language models
+    adaptive_factor: int = 4  # factor by which each cluster of rarer words is narrower
+    adaptive_dropout: Probability = 0.0  # dropout in the adaptive softmax
+    dropout: Probability = 0.1  # dropout on embeddings and on each residual branch
+    attention_dropout: Probability = 0.0  # dropout on attention weights
+    activation_dropout: Probability = 0.0  # dropout inside the feed-forward blocks
+    activation: Literal["relu", "gelu"] = "relu"  # activation function of the feed-forward blocks
+    pool: Literal["mean", "first"] = "mean"  # how a classifier pools the states of its last layer
     padding: Natural = 0  # the padding token
-    init: Literal["fairseq", "normal"] = "fairseq"
+    init: Literal["fairseq", "normal"] = "fairseq"  # random initialization: as in fairseq, or normal
 
     def __post_init__(self) -> None:
         self.check_values()

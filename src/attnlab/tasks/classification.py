@@ -23,18 +23,18 @@ from attnlab.tasks.vocabulary import Words
 @dataclass(frozen=True, kw_only=True)
 class ClassificationConfig(TaskConfig):
     data: str = "imdb"  # a named set, or a .csv, .tsv or .jsonl file
-    text: str = "text"  # name of the text field in user files
-    label: str = "label"  # name of the label field
-    valid: str | None = None
-    test: str | None = None
+    text: str = "text"  # name of the text field in your files
+    label: str = "label"  # name of the label field in your files
+    valid: str | None = None  # your validation file; not for named sets
+    test: str | None = None  # your test file; not for named sets
     held_out: Share = 0.1  # share of the training part held out for validation if no validation part is given
     valid_from: Literal["test", "train"] = "test"  # draw validation from the test part, as in the paper, or hold it out
     most_valid: int = 4000  # maximum number of validation examples
     most_train: int | None = None  # maximum number of training examples, drawn by data_seed
     at_least: int = 3  # minimum number of occurrences in training for a word of the vocabulary
     embeddings: str | None = None  # a file of vectors in GloVe's text format; its words are kept even if rare
-    max_length: int | None = None  # maximum number of tokens, <s> and </s> included
-    too_long: TooLong = "error"
+    max_length: int | None = None  # largest number of tokens, <s> and </s> included; none: no limit
+    too_long: TooLong = "error"  # what happens to longer texts
     data_dir: str | None = None  # a folder in the layout of ATTNLAB_DATA
     data_seed: Natural = 0  # seed of the validation draw
 

@@ -37,17 +37,17 @@ UNITS: dict[str, Units] = {"enwik8": "byte", "tinyshakespeare": "character"}
 @dataclass(frozen=True, kw_only=True)
 class LanguageConfig(TaskConfig):
     data: str = "wikitext-2"  # a named set, or a text file
-    valid: str | None = None  # a text file
-    test: str | None = None
-    held_out: Share = 0.05  # share at the end of a user's text held out for validation if valid= is not given
-    units: Units | None = None  # None: those of the named set; subword for user files
-    tokenizer: str | None = None  # use the tokenizer of a pretrained model, by folder or Hugging Face id, instead
-    subwords: Literal["unigram", "bpe"] = "unigram"
+    valid: str | None = None  # your validation text; not for named sets
+    test: str | None = None  # your test text; not for named sets
+    held_out: Share = 0.05  # share at the end of your text held out for validation if valid= is not given
+    units: Units | None = None  # what a token is; none: that of the named set, subword for your files
+    tokenizer: str | None = None  # use the tokenizer of a pretrained model instead, by folder or Hugging Face id
+    subwords: Literal["unigram", "bpe"] = "unigram"  # how SentencePiece finds the subwords
     vocabulary: int = 8000  # number of subwords, special tokens included; the default shrinks to what a text supports
     at_least: int = 1  # minimum number of occurrences in training for a word or character of the vocabulary
-    block: int = 512  # tokens of a block or window
+    block: int = 512  # number of tokens of a block or window
     context: int | None = None  # tokens of a window that are read but not scored; None: 15/16 of the block, as in CODA
-    lower: bool = False
+    lower: bool = False  # convert everything to lower case
     data_dir: str | None = None  # a folder in the layout of ATTNLAB_DATA
 
     def check(self) -> None:

@@ -32,15 +32,17 @@ PARTS = ("train", "valid", "test")
 PAGE = 1024  # examples drawn at once
 FIRST = len(SPECIALS)  # the id of the first type
 
+ProblemName = Literal["lexicon", "permutation", "subset", "mixture", "permutation-function", "keyword"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticConfig(TaskConfig):
-    data: Literal["lexicon", "permutation", "subset", "mixture", "permutation-function", "keyword"] = "lexicon"
-    length: int = 40  # of every sequence; not used by the lexicon
+    data: ProblemName = "lexicon"  # what to learn: to translate, to copy in one of four ways, or to find a word
+    length: int = 40  # length of every sequence; not used by the lexicon
     types: int = 60  # number of types to draw from, in subset and permutation-function; fixed by the other tasks
-    examples: int = 10_000  # examples in an epoch
-    held_out: int = 500  # examples in the validation part and in the test part
-    data_seed: Natural = 0
+    examples: int = 10_000  # number of examples in an epoch
+    held_out: int = 500  # number of examples in the validation part and in the test part
+    data_seed: Natural = 0  # seed of the examples
 
     def check(self) -> None:
         if self.data in ("subset", "permutation-function") and self.types < self.length:

@@ -21,19 +21,19 @@ from attnlab.tasks.vocabulary import Subwords, Vocabulary, Words
 @dataclass(frozen=True, kw_only=True)
 class TranslationConfig(TaskConfig):
     data: str = "multi30k"  # a named set, or a .tsv or .tmx file of training pairs; src= and tgt= replace it
-    pair: str | None = None  # source-target, for example de-en; None: the first pair of the named set
-    src: str | None = None  # a file of the user, one sentence per line
-    tgt: str | None = None
-    valid: str | None = None  # a .tsv or .tmx file
-    valid_src: str | None = None
-    valid_tgt: str | None = None
-    test: str | None = None
-    test_src: str | None = None
-    test_tgt: str | None = None
+    pair: str | None = None  # languages as source-target, for example de-en; none: the first pair of the named set
+    src: str | None = None  # your source text for training, one sentence per line
+    tgt: str | None = None  # your target text for training, line by line with src
+    valid: str | None = None  # your validation pairs, a .tsv or .tmx file
+    valid_src: str | None = None  # your source text for validation
+    valid_tgt: str | None = None  # your target text for validation
+    test: str | None = None  # your test pairs, a .tsv or .tmx file
+    test_src: str | None = None  # your source text for testing
+    test_tgt: str | None = None  # your target text for testing
     most_train: int | None = None  # maximum number of training pairs, drawn by data_seed
     held_out: Share = 0.05  # share of the training pairs held out for validation if no validation text is given
-    units: Literal["subword", "word"] = "subword"
-    subwords: Literal["unigram", "bpe"] = "unigram"
+    units: Literal["subword", "word"] = "subword"  # what a token is
+    subwords: Literal["unigram", "bpe"] = "unigram"  # how SentencePiece finds the subwords
     vocabulary: int = 8000  # number of subwords, special tokens included; the default shrinks to what a text supports
     joint: bool = True  # one vocabulary for both languages
     coverage: Annotated[float, "(0, 1]"] = 0.9995  # share of the characters that the subwords cover
@@ -41,8 +41,8 @@ class TranslationConfig(TaskConfig):
     moses: bool = False  # tokenise with Moses first, and detokenise decoded text
     lower: bool = False  # convert everything to lower case, references included
     source_begin: bool = False  # add <s> before the source (Snell et al.)
-    max_length: int | None = 1024  # maximum number of tokens on either side, </s> included
-    too_long: TooLong = "error"
+    max_length: int | None = 1024  # largest number of tokens on either side, </s> included; none: no limit
+    too_long: TooLong = "error"  # what happens to longer sentences
     data_dir: str | None = None  # a folder in the layout of ATTNLAB_DATA
     data_seed: Natural = 0  # seed of the split, for sets without an official one
 

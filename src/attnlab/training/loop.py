@@ -35,37 +35,37 @@ CHECK_EVERY = 50  # updates between two reads of the device's flag for values th
 class TrainConfig:
     """How a model is trained. None of it depends on the task or on the attention."""
 
-    steps: int = 5000  # updates
+    steps: int = 5000  # number of updates
     batch_tokens: int = 4096  # largest number of padded target tokens per batch
-    batch_examples: int | None = None  # examples per batch; replaces batch_tokens
-    accumulate: int = 1  # batches per update
-    optimiser: Literal["adam", "adamw", "nag"] = "adam"
-    lr: Positive = 5e-4
-    betas: tuple[Probability, Probability] = (0.9, 0.98)
-    eps: Positive = 1e-8
-    momentum: Probability = 0.99  # for nag
-    weight_decay: NonNegative = 0.0
-    schedule: Literal["inverse-sqrt", "cosine", "constant"] = "inverse-sqrt"
-    warmup: Natural | None = None  # updates; None: 400, or a tenth of all updates if that is fewer
-    warmup_start: NonNegative = 1e-7
-    period: int | None = None  # updates of the first cosine period; None: all after the warm-up
-    period_multiply: Annotated[float, "[1, inf)"] = 1.0
-    period_shrink: Annotated[float, "(0, 1]"] = 1.0
-    min_lr: NonNegative = 0.0
+    batch_examples: int | None = None  # number of examples per batch; replaces batch_tokens
+    accumulate: int = 1  # number of batches per update
+    optimiser: Literal["adam", "adamw", "nag"] = "adam"  # the optimiser; nag is SGD with Nesterov momentum
+    lr: Positive = 5e-4  # learning rate at its highest
+    betas: tuple[Probability, Probability] = (0.9, 0.98)  # decay rates of Adam's two moments
+    eps: Positive = 1e-8  # constant in the denominator of Adam's update
+    momentum: Probability = 0.99  # momentum of nag
+    weight_decay: NonNegative = 0.0  # weight decay; adamw decouples it from the gradient
+    schedule: Literal["inverse-sqrt", "cosine", "constant"] = "inverse-sqrt"  # learning rate after the warm-up
+    warmup: Natural | None = None  # number of warm-up updates; none: 400, or a tenth of all updates if that is fewer
+    warmup_start: NonNegative = 1e-7  # learning rate at the start of the warm-up
+    period: int | None = None  # number of updates of the first cosine period; none: all after the warm-up
+    period_multiply: Annotated[float, "[1, inf)"] = 1.0  # factor by which each cosine period is longer than the last
+    period_shrink: Annotated[float, "(0, 1]"] = 1.0  # factor on the learning rates of each next cosine period
+    min_lr: NonNegative = 0.0  # lowest learning rate of the cosine schedule
     clip: NonNegative = 0.0  # largest norm of the gradient; 0: no clipping
-    label_smoothing: Probability = 0.0
-    seed: Natural = 1
-    evaluate_every: int = 500
+    label_smoothing: Probability = 0.0  # share of the target probability that is spread over all words
+    seed: Natural = 1  # seed of initialization, batches and noise
+    evaluate_every: int = 500  # number of updates between two evaluations on the validation part
     evaluate_at: tuple[int, ...] = ()  # additional steps at which to evaluate and keep the weights
-    checkpoint_every: int = 500
+    checkpoint_every: int = 500  # number of updates between two checkpoints
     keep_last: Natural = 0  # number of checkpoints whose weights are kept for averaging
-    patience: int | None = None  # evaluations without improvement before training stops
-    log_every: int = 50
+    patience: int | None = None  # number of evaluations without improvement before training stops; none: never
+    log_every: int = 50  # number of updates between two lines of metrics.jsonl
     logging: Literal["none", "tensorboard", "wandb"] = "none"  # a tracker in addition to metrics.jsonl
-    precision: Literal["auto", "fp32", "bf16"] = "auto"  # auto: bf16 on a GPU
-    capture: Literal["auto", "yes", "no"] = "auto"  # CUDA graphs; auto: on one GPU
+    precision: Literal["auto", "fp32", "bf16"] = "auto"  # number format; auto: bf16 on a GPU, else fp32
+    capture: Literal["auto", "yes", "no"] = "auto"  # capture updates as CUDA graphs; auto: on one GPU
     rungs: int = 8  # number of widths to which captured batches are padded
-    compile: Literal["no", "dynamic", "static"] = "dynamic"  # for captured blocks; static: once per width
+    compile: Literal["no", "dynamic", "static"] = "dynamic"  # compile captured blocks; static: once per width
 
     def __post_init__(self) -> None:
         check_fields(self)

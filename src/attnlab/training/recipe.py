@@ -35,8 +35,8 @@ SMALL: dict[str, Any] = {"layers": 3, "width": 256, "heads": 4, "feed_forward": 
 class DecodeConfig:
     """How to decode a trained translator."""
 
-    beam: int = 5
-    length_penalty: LengthPenalty = 1.0
+    beam: int = 5  # number of hypotheses of the beam search
+    length_penalty: LengthPenalty = 1.0  # power of the length by which the score of a hypothesis is divided
     average: Natural = 0  # number of kept checkpoints whose mean decodes; 0: the best checkpoint
 
     def __post_init__(self) -> None:

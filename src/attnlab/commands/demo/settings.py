@@ -18,15 +18,15 @@ MOMENTS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)  # in 32nds of the tra
 
 @dataclass(frozen=True)
 class DemoConfig:
-    attention: tuple[str, ...] = ("softmax", "realformer", "coda", "dagpam")
-    steps: int = 400
-    batch: int = 32  # sentences
-    lr: Positive = 3e-3
-    seed: Natural = 0  # the first
-    seeds: int = 3
+    attention: tuple[str, ...] = ("softmax", "realformer", "coda", "dagpam")  # mechanisms to train
+    steps: int = 400  # number of updates
+    batch: int = 32  # number of sentences per batch
+    lr: Positive = 3e-3  # learning rate
+    seed: Natural = 0  # the first seed
+    seeds: int = 3  # number of seeds
     copying: bool = True  # also run Figure 3 of Snell et al.
     open: bool = True  # open the page if there is a desktop
-    out: str = "runs/demo"
+    out: str = "runs/demo"  # folder to write to
 
     def __post_init__(self) -> None:
         check_fields(self)
