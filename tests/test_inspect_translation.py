@@ -26,7 +26,7 @@ def test_a_translator_shows_its_own_output(place):
     done = run_attnlab("inspect", "runs/t", "--text", text, "--out", "one", "--device", "cpu", cwd=place)
     assert done.returncode == 0, done.stderr
     translation = run_attnlab("translate", "runs/t", "device=cpu", input=text, cwd=place).stdout.strip()
-    assert f"translation: {translation}\n" in done.stdout
+    assert f"translates the text as “{translation}”" in done.stdout
     about = json.loads((place / "one/statistics.json").read_text())["about"]
     assert (about["text"], about["translation"]) == (text, translation)
     table = pd.read_csv(place / "one/examples/1/layers.csv").query("kind == 'cross'")

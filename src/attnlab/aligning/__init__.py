@@ -14,7 +14,7 @@ from attnlab.aligning.row_evidence import compare_settings
 from attnlab.analysis.alignment import CorpusAlignment
 from attnlab.models.lstm_config import LSTMConfig
 from attnlab.tasks.links import Gold
-from attnlab.training.run_list import ROOT, find_folder, refuse_missing_run
+from attnlab.training.run_list import ROOT, find_folder, refuse_missing_run, suggest_runs
 from attnlab.training.runs import Run, choose_device, open_run
 
 __all__ = ["AlignmentRequest", "Reading", "SelectionGold", "align"]
@@ -104,7 +104,8 @@ def align(
         return _align_by_attention(lambda some: open_run_reader(run, *some), pairs, request, run, tick)
     refuse_missing_run(model)
     open_reader = partial(open_pretrained_reader, device=choose_device(request.device), allow_code=request.allow_code)
-    return _align_by_attention(lambda some: open_reader(model, *some), pairs, request, None, tick)
+    with suggest_runs(model):
+        return _align_by_attention(lambda some: open_reader(model, *some), pairs, request, None, tick)
 
 
 def _align_by_ibm1(pairs: Pairs, request: AlignmentRequest, known: Path | None) -> AlignmentResult:

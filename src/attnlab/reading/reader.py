@@ -22,7 +22,7 @@ from attnlab.records.record import Record
 from attnlab.tasks.batching import Sequences
 from attnlab.tasks.task import SPECIALS
 from attnlab.tasks.vocabulary import Vocabulary
-from attnlab.training.run_list import find_folder, refuse_missing_run
+from attnlab.training.run_list import find_folder, refuse_missing_run, suggest_runs
 from attnlab.training.runs import Run, choose_device, open_run
 
 TWO_SIDED = ("encode_target", "source_vocabulary", "target_vocabulary")  # attributes that a task of pairs needs
@@ -89,7 +89,8 @@ def open_reader(
     if folder is None:
         refuse_missing_run(model)
     name = os.path.expanduser(model if folder is None else str(folder / "hugging_face"))
-    loaded = open_model(name, device=place, dtype=DTYPES.get(dtype or ""), **how)
+    with suggest_runs(model):
+        loaded = open_model(name, device=place, dtype=DTYPES.get(dtype or ""), **how)
     return PretrainedReader(name, loaded, open_tokenizer(name, how.get("trust_remote_code", False)), max_length)
 
 

@@ -2,6 +2,8 @@
 
 import difflib
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -35,14 +37,33 @@ def refuse_missing_run(name: str) -> None:
         raise FileNotFoundError(_explain_missing(name))
 
 
+@contextmanager
+def suggest_runs(name: str) -> Iterator[None]:
+    """Add the names of similar runs to a FileNotFoundError about a model that is neither a folder nor on the hub."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        hint = _suggest(name)
+        raise FileNotFoundError(f"{error}; {hint}" if hint else str(error)) from None
+
+
 def _explain_missing(name: str) -> str:
     """Return an error about a run that does not exist, with the names of similar runs."""
-    path = Path(name)
-    known = {file.parent.name: str(file.parent) for file in sorted(path.parent.glob("*/model.json"))}
-    known |= {file.parent.name: str(file.parent) for file in sorted(ROOT.glob("*/model.json"))}
-    close = [known[near] for near in difflib.get_close_matches(path.name, list(known), cutoff=0.5)]
-    hint = f"did you mean {' or '.join(close)}?" if close else "attnlab runs lists the runs"
-    return f"there is no run {name}; {hint if known else 'start one with attnlab train'}"
+    known = _find_names(Path(name))
+    hint = (_suggest(name) or "attnlab runs lists the runs") if known else "start one with attnlab train"
+    return f"there is no run {name}; {hint}"
+
+
+def _suggest(name: str) -> str:
+    known = _find_names(Path(name))
+    close = [known[near] for near in difflib.get_close_matches(Path(name).name, list(known), cutoff=0.5)]
+    return f"did you mean {' or '.join(close)}?" if close else ""
+
+
+def _find_names(path: Path) -> dict[str, str]:
+    """Return the paths of the runs beside a path and in runs/, by name."""
+    files = (*sorted(path.parent.glob("*/model.json")), *sorted(ROOT.glob("*/model.json")))
+    return {file.parent.name: str(file.parent) for file in files}
 
 
 def list_runs(root: Path) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from attnlab.commands.inspect.inspection_findings import describe_text
 from attnlab.commands.inspect.inspection_page import ShownTexts, write_report
 from attnlab.config import Natural, compute_digest
 from attnlab.provenance import collect_provenance
@@ -72,12 +73,12 @@ def inspect(
     statistics, contents = survey(reader, corpus, config, folder, progress=progress)
     if not find_processes(reader).is_main_process:
         return None
-    if translation is not None:
-        print(f"translation: {translation}")
     count = 1 if request.file is None else request.examples
     texts = list(islice(corpus, count))
     records = [reader.record([example]).to("cpu") for example in texts]
     shown = ShownTexts(reader.title, records, [reader.predict(example) for example in texts], translation)
+    if request.file is None and (told := describe_text(shown.predictions[0], translation)):
+        print(told)
     about: dict[str, Any] = {"model": reader.name, "text": request.text, "pair": request.pair, "file": request.file}
     about |= {"examples": contents.examples, "tokens": contents.tokens, "corpus_sha256": contents.fingerprint}
     about |= asdict(config) | {"translation": translation}

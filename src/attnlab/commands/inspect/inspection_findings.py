@@ -19,13 +19,13 @@ EXPECTS = ("after reading", "it expects", "probability", "then", "the text has",
 def list_findings(
     tables: Mapping[str, pd.DataFrame], predictions: Sequence[Sequence[Prediction]], translation: str | None = None
 ) -> list[str]:
-    """Return the first three sentences that the numbers allow; a translation replaces the predicted tokens."""
+    """Return the first three sentences that the numbers allow."""
     first = predictions[0] if predictions else ()
     heads, kinds = tables["heads"], list(tables["heads"]["kind"].unique())
     kind = "cross" if "cross" in kinds else kinds[0]
     categories = tables["categories"]
     sentences = [
-        _describe_prediction(first) if translation is None else f"The model translates the text as “{translation}”.",
+        describe_text(first, translation),
         _describe_categories(categories[categories["kind"] == kind], name_kind(kind, kinds)),
         _describe_heads(heads[heads["kind"] == kind], name_kind(kind, kinds)),
         _describe_lengths(tables["spearman"], kind),
@@ -70,6 +70,15 @@ def _list_cells(one: Prediction) -> list[str]:
     then = ", ".join(f"{text} {format_percent(q)}" for text, q in others)
     actual = ["–", "–"] if one.actual is None or one.share is None else [one.actual, format_percent(one.share)]
     return [one.read, best, format_percent(p), then, *actual]
+
+
+def describe_text(predictions: Sequence[Prediction], translation: str | None) -> str:
+    """Return what the model makes of a text: its translation, its label, or the token after its last one."""
+    return (
+        _describe_prediction(predictions)
+        if translation is None
+        else f"The model translates the text as “{translation}”."
+    )
 
 
 def _describe_prediction(predictions: Sequence[Prediction]) -> str:
