@@ -1,12 +1,22 @@
 """Every command takes key=value and --options, each in either spelling."""
 
+import shlex
+from importlib import import_module
+
 import pytest
 import typer
 from in_process import run_attnlab
 from typer.core import TyperGroup, TyperOption
 
 from attnlab.cli import app
+from attnlab.commands.compare.plan import plan_comparison
+from attnlab.commands.demo.settings import DemoConfig
+from attnlab.commands.examples import EXAMPLES
+from attnlab.config import parse_values, replace_values, split_pairs
+from attnlab.mechanisms import parse_options
+from attnlab.models.presets import configure_model
 from attnlab.terminal.spelling import SETTINGS
+from attnlab.training.recipe import resolve_recipe
 
 ROOT = typer.main.get_command(app)
 CONTEXT = ROOT.make_context("attnlab", ["list"])
@@ -63,6 +73,36 @@ def test_a_key_may_be_written_as_an_option(name):
     ):
         assert parse(name, *before, *words)[SETTINGS] == ["key_a=3", "b=true", "c=false"]
     assert parse(name, *before, "--lr", "-1", "--b", "--", "--c")[SETTINGS] == ["lr=-1", "b=true", "--c"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_a_command_has_two_examples_that_its_options_and_keys_allow(name):
+    group, command = COMMANDS[name]
+    assert len(EXAMPLES[name]) == 2
+    for example in EXAMPLES[name]:
+        assert example in command.epilog
+        words = shlex.split(example.split(" <")[0].split(" >")[0])
+        assert words[: 1 + len(name.split())] == ["attnlab", *name.split()]
+        words = group.resolve_command(CONTEXT, words[len(name.split()) :])[2]
+        params = command.make_context(command.name, words).params
+        pairs = split_pairs(params.get(SETTINGS) or [])
+        pairs = {key: text.replace("./mine.py:Mine", "softmax1") for key, text in pairs.items()}
+        if name == "train":
+            resolve_recipe(params["task"], pairs)
+        elif name == "compare":
+            plan_comparison(params["task"], {**pairs, "attention": pairs.get("attention", "softmax")})
+        elif name == "describe":
+            configure_model(params["model"], pairs)
+        elif name == "demo":
+            replace_values(DemoConfig(), pairs)
+        elif name == "check":
+            parse_options(params["mechanism"].replace("./mine.py:Mine", "softmax"), pairs)
+        elif name in ("evaluate", "translate", "predict"):
+            parse_values(pairs, import_module(f"attnlab.commands.{name}").TYPES)
+
+
+def test_no_example_is_of_a_command_that_does_not_exist():
+    assert set(EXAMPLES) == set(COMMANDS)
 
 
 def test_the_value_of_an_option_is_left_as_it_is():

@@ -232,7 +232,7 @@ def draw_grid(task: Any, batch: Any) -> Figure:
 
 PUBLIC = {
     "attention": "attnlab.mechanisms.attention", "Mechanism": "attnlab.mechanisms.mechanism.Mechanism",
-    "Record": "attnlab.records.record.Record", "record": "attnlab.recording.watch.record",
+    "Record": "attnlab.records.record.Record", "record": "attnlab.huggingface.recorder.record",
     "contribution": "attnlab.analysis.contribution_table.contribution", "adapt": "attnlab.huggingface.pretrained.adapt",
     "load": "attnlab.huggingface.pretrained.load", "show": "attnlab.reading.maps.show",
 }  # fmt: skip

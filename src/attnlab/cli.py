@@ -13,6 +13,7 @@ import typer
 from typer import Argument, Option
 
 from attnlab import __version__
+from attnlab.commands.examples import write_examples
 from attnlab.config import parse_numbers, split_pairs, write_given
 from attnlab.terminal import Bar, Interruptible, command_line, resumable, show_table
 from attnlab.terminal.bash_words import join_bash_words
@@ -378,3 +379,8 @@ def merge(
     from attnlab.commands.ledger_command import merge_files
 
     merge_files(paths, out)
+
+
+for group, prefix in ((app, ""), (ledger, "ledger ")):
+    for command in group.registered_commands:
+        command.epilog = write_examples(prefix + (command.name or command.callback.__name__))  # type: ignore[union-attr]

@@ -42,12 +42,28 @@ Curves = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # steps and valu
 Records = Record | Mapping[str, Record] | Mapping[int, Record] | Mapping[str, Mapping[int, Record]]
 
 
-def show(records: Records, **options: Any) -> Viewer:
+def show(
+    records: Records,
+    *,
+    title: str = "",
+    layers: Collection[int] | None = None,
+    heads: Collection[int] | None = None,
+    gold: Sequence[ViewGold | None] | None = None,
+    curves: Mapping[str, Any] | None = None,
+    best: Mapping[str, Best] | None = None,
+    example: int = 0,
+) -> Viewer:
     """Return the viewer of one Record, or of several Records of the same texts. It displays itself in a notebook.
 
-    options   options of `build_view`: title, layers, heads, gold, curves, best, example
+    title           heading of the page
+    layers, heads   show only these; layers are counted within their kind
+    gold            a gold alignment, or None, for each example
+    curves          training curves, {"accuracy": (steps, values)}; with several runs, a dict of them by run name
+    best            the head to open at, by run name; by default the head with the lowest AER, if there is gold
+    example         the index of the example to open at
     """
-    return Viewer(build_view(records, **options))
+    how: dict[str, Any] = {"gold": gold, "curves": curves, "best": best, "example": example}
+    return Viewer(build_view(records, title=title, layers=layers, heads=heads, **how))
 
 
 def build_view(
@@ -61,14 +77,7 @@ def build_view(
     best: Mapping[str, Best] | None = None,
     example: int = 0,
 ) -> View:
-    """Build the view of Records for the viewer.
-
-    layers, heads   show only these; layers are counted within their kind
-    gold            a gold alignment, or None, for each example
-    curves          training curves, {"accuracy": (steps, values)}; with several runs, a dict of them by run name
-    best            the head to open at, by run name; by default the head with the lowest AER, if there is gold
-    example         the index of the example to open at
-    """
+    """Build the view of Records for the viewer. The options are those of `show`."""
     runs = _group_records(records)
     for name in best or ():
         if name not in runs:
