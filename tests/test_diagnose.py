@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import tracemalloc
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,9 @@ from typer.testing import CliRunner
 
 from attnlab.cli import app, main
 from attnlab.commands import diagnose as study
-from attnlab.counting.diagnosis import LEAST, TOP, assign_halves, diagnose
+from attnlab.counting import cooccurrence, diagnosis, packed_pairs
+from attnlab.counting.corpus_text import read_corpus
+from attnlab.counting.diagnosis import LEAST, TOP, HalfDraw, diagnose
 
 
 def copies(length, types, *, number=3001, first=None, seed=0):
@@ -25,7 +28,7 @@ def copies(length, types, *, number=3001, first=None, seed=0):
 
 def slow(pairs):
     """The module's equations, word by word: rows (o, l*'s word, gain, common, agreement)."""
-    half_of_each = assign_halves(len(pairs))
+    half_of_each = HalfDraw(len(pairs)).take(len(pairs))
     halves = [[p for p, h in zip(pairs, half_of_each, strict=True) if h == half] for half in (0, 1)]
     counted = []
     for half in halves:
@@ -78,6 +81,56 @@ def test_it_equals_a_slow_transcription():
     assert found.words.set_index("id")["from_id"].sort_index().tolist() == led.tolist()
     assert found.score == pytest.approx(found.gain - found.common)
     assert int(found.words["count"].sum()) == found.judged
+
+
+def test_it_does_not_depend_on_what_is_in_memory(monkeypatch):
+    draw = np.random.default_rng(1)
+    pairs = [tuple(draw.integers(n, size=draw.integers(0, 23)).tolist() for n in (17, 13)) for _ in range(211)]
+    whole = diagnose(pairs)
+    monkeypatch.setattr(cooccurrence, "CHUNK_WORDS", 150)  # pairs in chunks of a few
+    monkeypatch.setattr(diagnosis, "MOST_CELLS", 3 * 17)  # three output words at a time
+    monkeypatch.setattr(packed_pairs, "IN_MEMORY", 1000)  # the rest in a file
+    parts = diagnose(iter(pairs))
+    pd.testing.assert_frame_equal(parts.words, whole.words)
+    assert (parts.pairs, parts.judged, parts.verdict) == (whole.pairs, whole.judged, whole.verdict)
+    assert parts.score == pytest.approx(whole.score)
+    packed = packed_pairs.PackedPairs(pairs)
+    assert [(x.tolist(), y.tolist()) for x, y in packed] == pairs
+    assert all((x.tolist(), y.tolist()) == pairs[k] for k in (0, 100, 210) for x, y in [packed[k]])
+
+
+def test_large_corpora_are_halved_block_by_block(monkeypatch):
+    whole = HalfDraw(700).take(700)
+    monkeypatch.setattr(diagnosis, "BLOCK", 256)
+    halves = HalfDraw(700)
+    parts = np.concatenate([halves.take(n) for n in (1, 299, 0, 400)])
+    assert len(parts) == 700
+    assert all(abs(part.sum() - 128) <= 0 for part in (parts[:256], parts[256:512]))
+    assert not (parts == whole).all()
+
+
+def test_memory_does_not_grow_with_the_lines(tmp_path, monkeypatch):
+    monkeypatch.setattr(cooccurrence, "CHUNK_WORDS", 4000)
+    monkeypatch.setattr(packed_pairs, "IN_MEMORY", 1000)
+    draw, peaks = np.random.default_rng(0), []
+    for number in (1000, 8000):
+        for side in ("s", "t"):
+            rows = draw.integers(50, size=(number, 6))
+            (tmp_path / side).write_text("".join(" ".join(f"{side}{i}" for i in row) + "\n" for row in rows))
+        tracemalloc.start()
+        text = read_corpus(tmp_path / "s", tmp_path / "t")
+        diagnose(text.pairs, sizes=(len(text.source), len(text.target)))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0]
+
+
+def test_a_pair_with_too_many_words_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("attnlab.counting.corpus_text.MOST_CELLS", 30)
+    (tmp_path / "s").write_text("a b c\n" * 5 + "a b c d e f\n")
+    (tmp_path / "t").write_text("a b c d e f\n" * 6)
+    with pytest.raises(ValueError, match=r"pair 6 .*ATTNLAB_BUDGET"):
+        read_corpus(tmp_path / "s", tmp_path / "t")
 
 
 @pytest.mark.parametrize("types", [13, 17, 29])
@@ -215,8 +268,10 @@ def run(*words):
 def test_two_files_become_tables_and_figures(files):
     result = run(files / "a.de", files / "a.en", "--out", files / "out", "--sentence", 2)
     assert result.exit_code == 0, result.output
-    assert "attention is likely to be learnt" in result.output
+    assert "attention is likely to be learnt" in result.output.splitlines()[0]
     assert "1 of 302 pairs have an empty side" in result.output
+    page = (files / "out" / "report.html").read_text()
+    assert page.index("Attention is likely to be learnt") < page.index("expected agreement")
     assert "1 of 302 pairs have a source of one word" in result.output
     names = {"words.csv", "summary.json", "report.html"}
     names |= {f"{stem}{suffix}" for stem in ("words", "counts-2") for suffix in (".png", ".svg", ".pdf")}
@@ -268,7 +323,7 @@ def test_what_occurs_once_is_counted_and_not_called_hard(tmp_path):
     frame.to_csv(tmp_path / "l.csv", index=False)
     result = run(tmp_path / "l.csv", "--out", tmp_path / "out")
     assert "2 of 4 labels occur only once" in result.output
-    *_, hard = result.output.partition("labels that the counts cannot teach")
+    *_, hard = result.output.partition("labels not shown to be learnable")
     assert hard
     assert "odd" not in hard.partition("only once")[0]
     words = pd.read_csv(tmp_path / "out" / "words.csv").set_index("word")
@@ -278,7 +333,7 @@ def test_what_occurs_once_is_counted_and_not_called_hard(tmp_path):
 
 
 def test_a_limit_and_a_vocabulary_cut(files):
-    text = study.read_corpus(files / "a.de", files / "a.en", limit=7, vocabulary=9)
+    text = read_corpus(files / "a.de", files / "a.en", limit=7, vocabulary=9)
     assert len(text.pairs) == 7
     assert len(text.source) == len(text.target) == 9
     assert text.source[:4] == ["<pad>", "<s>", "</s>", "<unk>"]

@@ -1,18 +1,18 @@
 """attnlab diagnose: judge a parallel corpus or a labelled file by its counts, and print and write the result."""
 
 import json
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from attnlab.counting.cooccurrence import alpha, beta, trans
+from attnlab.counting.cooccurrence import alpha, count_between
+from attnlab.counting.corpus_text import CorpusText, read_corpus
 from attnlab.counting.diagnosis import VERDICTS, Diagnosis, diagnose
 from attnlab.files import write_text
 from attnlab.provenance import collect_provenance
@@ -20,27 +20,10 @@ from attnlab.report.count_figures import LIMIT, draw_count_tables, draw_word_sco
 from attnlab.report.figures import save_figure
 from attnlab.report.page import Command, Facts, Part, Table, render_page
 from attnlab.report.page import Text as Paragraph
-from attnlab.tasks.labelled import split_words
-from attnlab.tasks.task import SPECIALS
-from attnlab.tasks.text import LABELLED_FILES, get_suffix, read_labelled, read_parallel
-from attnlab.tasks.vocabulary import Subwords, Vocabulary, Words
 from attnlab.terminal import show_table
 
-IdPairs = list[tuple[Sequence[int], Sequence[int]]]
 SHOWN = 200  # words on the page
 COLUMNS = ["word", "count", "gain", "at_least", "common", "score", "agreement", "chance", "from", "share", "learnable"]
-
-
-@dataclass(frozen=True, eq=False)
-class CorpusText:
-    """A corpus as pairs of token ids, with the word of each id and notes on skipped pairs."""
-
-    name: str
-    pairs: IdPairs
-    source: list[str]  # by id
-    target: list[str]
-    labelled: bool
-    notes: list[str]
 
 
 def diagnose_files(
@@ -60,39 +43,15 @@ def diagnose_files(
         raise ValueError(f"sentence must be between 1 and {count:,}, the number of pairs; got {sentence}")
     found = diagnose(text.pairs, sizes=(len(text.source), len(text.target)))
     table = name_words(found, text)
-    show_table(text.name, ["measure", "value"], list(summarise(found).items()))
+    print(f"{text.name}: {VERDICTS[found.verdict]}.\n")
+    show_table("measures", ["measure", "value"], list(summarise(found).items()))
     if (hard := list_hardest(table, 12)).rows:
         what = "labels" if text.labelled else "words"
-        show_table(f"{what} that the counts cannot teach", hard.columns, hard.rows)
+        show_table(f"frequent {what} not shown to be learnable from so few occurrences", hard.columns, hard.rows)
     for line in list_notes(text, table):
         print(line)
     if out is not None:
         print("written:", *write_report(found, text, table, out, sentence, command))
-
-
-def read_corpus(
-    source: Path,
-    target: Path | None = None,
-    *,
-    limit: int | None = None,
-    vocabulary: int = 8000,
-    units: str = "word",
-    text: str = "text",
-    label: str = "label",
-) -> CorpusText:
-    """Read two files, line k of one the translation of line k of the other; or one .csv, .tsv or .jsonl with labels."""
-    if limit is not None and limit < 2:
-        raise ValueError(f"limit must be at least 2, got {limit}: the two halves of the corpus are compared")
-    if vocabulary <= len(SPECIALS):
-        raise ValueError(f"vocabulary must be larger than the {len(SPECIALS)} special tokens, got {vocabulary}")
-    if units not in ("word", "subword"):
-        raise ValueError(f"units must be word or subword, got {units!r}")
-    if target is not None:
-        return _read_parallel(source, target, limit, vocabulary, units)
-    if get_suffix(source) not in LABELLED_FILES:
-        kinds = ", ".join(LABELLED_FILES)
-        raise ValueError(f"{source}: a single file must be labelled text ({kinds}); give SRC and TGT for parallel text")
-    return _read_labelled(source, limit, vocabulary, units, text, label)
 
 
 def name_words(found: Diagnosis, text: CorpusText) -> pd.DataFrame:
@@ -112,12 +71,11 @@ def summarise(found: Diagnosis) -> dict[str, str]:
         "score = gain − common": _format_number(found.score),
         "expected agreement": f"{found.agreement:.1%} ({found.chance:.1%} by chance)",
         "learnable": f"{found.learnable:.1%} of output words",
-        "verdict": VERDICTS[found.verdict],
     }
 
 
 def list_hardest(table: pd.DataFrame, number: int) -> Table:
-    """Return the `number` most frequent words that the counts cannot teach, without words that occur once."""
+    """Return the `number` most frequent words not shown to be learnable, without words that occur once."""
     rows = table[~table["learnable"] & (table["count"] > 1)].head(number)
     columns = ["word", "count", "gain", "at least", "common", "agreement"]
     return Table(columns, [
@@ -131,7 +89,7 @@ def list_notes(text: CorpusText, table: pd.DataFrame) -> list[str]:
     """Say which pairs were left out and how many words are too rare to be judged."""
     once, what = int((table["count"] == 1).sum()), "labels" if text.labelled else "output words"
     rare = f"{once:,} of {len(table):,} {what} occur only once beside several source words"
-    return [*text.notes, *([f"{rare}: too rare to learn from counts"] if once else [])]
+    return [*text.notes, *([f"{rare}: not shown to be learnable from so few"] if once else [])]
 
 
 def write_report(
@@ -147,7 +105,8 @@ def write_report(
     pictures = {}
     if len(table):
         pictures["words"] = (draw_word_scores(*columns), "Gain and common of each output word against its frequency.")
-    pictures |= {f"counts-{n}": (_draw_counts(found, text, n), f"Counts of the words of pair {n}.") for n in numbers}
+    drawn = {f"counts-{n}": figure for n, figure in zip(numbers, _draw_counts(text, numbers), strict=True)}
+    pictures |= {name: (figure, f"Counts of the words of pair {name[7:]}.") for name, figure in drawn.items()}
     about = {"text": text.name, "notes": list_notes(text, table), "verdict": found.verdict, "pairs": found.pairs}
     about |= {name: getattr(found, name) for name in ("judged", "score", "gain", "common", "agreement", "chance")}
     folder.mkdir(parents=True, exist_ok=True)
@@ -165,7 +124,9 @@ def _render_report(
     first = table.head(SHOWN)
     cells = [[_format_cell(x) for x in row] for row in first.itertuples(index=False)]
     caption = f"The {len(first):,} most frequent of {len(table):,} output words; words.csv has all of them."
-    verdict: list[Part] = [Facts(summarise(found)), *(Paragraph(note) for note in list_notes(text, table))]
+    answer = f"{VERDICTS[found.verdict]}."
+    notes = [Paragraph(note) for note in list_notes(text, table)]
+    verdict: list[Part] = [Paragraph(answer[0].upper() + answer[1:]), Facts(summarise(found)), *notes]
     sections: list[tuple[str, Sequence[Part]]] = [
         ("Can attention be learnt from this corpus?", verdict),
         ("Words", [Paragraph(caption), Table(COLUMNS, cells)]),
@@ -175,65 +136,32 @@ def _render_report(
     return render_page(f"attnlab diagnose: {text.name}", sections)
 
 
-def _draw_counts(found: Diagnosis, text: CorpusText, number: int) -> Figure:
-    """Draw C for one sentence, and α of a translated sentence or Trans of a labelled one."""
-    source, target = (list(dict.fromkeys(ids)) for ids in text.pairs[number - 1])
+def _draw_counts(text: CorpusText, numbers: Sequence[int]) -> list[Figure]:
+    """Draw C for each of some pairs, and α of a translated pair or Trans of a labelled one."""
+    sides = [_list_words(text, number) for number in numbers]
+    words = [sorted({word for side in sides for word in side[k]}) for k in (0, 1)]
+    cells, totals = count_between(text.pairs.full_chunks(), words[0], words[1])
+    figures = []
+    for source, target in sides:
+        rows, columns = ([words[k].index(word) for word in side] for k, side in enumerate((source, target)))
+        counted = cells[np.ix_(rows, columns)]
+        share = counted / np.maximum(totals[rows], np.finfo(float).tiny)[:, None]
+        tables = {"C: co-occurrences, weighted 1/L": counted}
+        tables |= (
+            {"Trans(label | word)": share} if text.labelled else {"α: share of each source word": alpha(share.T).T}
+        )
+        figures.append(draw_count_tables(tables, [text.source[i] for i in source], [text.target[o] for o in target]))
+    return figures
+
+
+def _list_words(text: CorpusText, number: int) -> tuple[list[int], list[int]]:
+    """Return the word types of a pair that fit a figure; all labels if the text is labelled."""
+    source, target = (list(dict.fromkeys(ids.tolist())) for ids in text.pairs[number - 1])
     if text.labelled:
         target = list(range(len(text.target)))
     if not (source and target):
         raise ValueError(f"sentence {number} has an empty side: choose another --sentence")
-    source, target = source[:LIMIT], target[:LIMIT]
-    scores = beta(trans(found.table), source, target)
-    tables = {"C: co-occurrences, weighted 1/L": found.table[source].toarray()[:, target]}
-    tables |= {"Trans(label | word)": scores.T} if text.labelled else {"α: share of each source word": alpha(scores).T}
-    return draw_count_tables(tables, [text.source[i] for i in source], [text.target[o] for o in target])
-
-
-def _read_parallel(source: Path, target: Path, limit: int | None, size: int, units: str) -> CorpusText:
-    lines = [side[:limit] for side in read_parallel(source, target)]
-    if units == "subword":
-        joint = Subwords.train(lines[0] + lines[1], size, shrink=True)
-        vocabularies: list[Vocabulary] = [joint, joint]
-    else:
-        lines = [[" ".join(split_text(line)) for line in side] for side in lines]
-        vocabularies = [_count_words(side, size) for side in lines]
-    sides = [list(vocabulary.encode(side)) for vocabulary, side in zip(vocabularies, lines, strict=True)]
-    pairs = list(zip(*sides, strict=True))
-    types = [vocabulary.get_tokens(range(len(vocabulary))) for vocabulary in vocabularies]
-    return CorpusText(f"{source} and {target}", pairs, types[0], types[1], False, _describe_skipped(pairs))
-
-
-def _read_labelled(path: Path, limit: int | None, size: int, units: str, text: str, label: str) -> CorpusText:
-    texts, labels = (side[:limit] for side in read_labelled(path, text, label))
-    names = sorted(set(labels))
-    if len(names) < 2:
-        raise ValueError(f"{path}: every example has the label {names[0]!r}; at least two labels are needed")
-    lines = texts if units == "subword" else [" ".join(split_words(line)) for line in texts]
-    vocabulary: Vocabulary = (
-        Subwords.train(lines, size, shrink=True) if units == "subword" else _count_words(lines, size)
-    )
-    number = {name: k for k, name in enumerate(names)}
-    pairs: IdPairs = list(zip(vocabulary.encode(lines), ([number[name]] for name in labels), strict=True))
-    words = vocabulary.get_tokens(range(len(vocabulary)))
-    return CorpusText(str(path), pairs, words, names, True, _describe_skipped(pairs))
-
-
-def split_text(line: str) -> list[str]:
-    """Split a line into lower-case words and single punctuation marks."""
-    return re.findall(r"\w+|[^\w\s]", line.lower())
-
-
-def _count_words(lines: list[str], size: int) -> Words:
-    """Return a vocabulary of the most frequent words: `size` entries with the special tokens."""
-    return Words(Words.from_lines(lines).words[len(SPECIALS) : size])
-
-
-def _describe_skipped(pairs: IdPairs) -> list[str]:
-    full = [x for x, y in pairs if len(x) and len(y)]
-    empty, single = len(pairs) - len(full), sum(len(set(x)) == 1 for x in full)
-    repeated = "have a source of one word, or of one word repeated: they offer no choice and are not judged"
-    counts = {"have an empty side and are left out": empty, repeated: single}
-    return [f"{count:,} of {len(pairs):,} pairs {what}" for what, count in counts.items() if count]
+    return source[:LIMIT], target[:LIMIT]
 
 
 def _format_cell(x: object) -> object:

@@ -10,14 +10,15 @@ over chunks of pairs, so memory holds the table and one chunk, however long the 
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from operator import index
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sparse
 
-CHUNK = 20_000  # number of sentence pairs in one product
+CHUNK = 20_000  # largest number of sentence pairs in one product
+CHUNK_WORDS = 2**20  # number of words, of both sides, that end a chunk
 
 Ids = Sequence[int] | np.ndarray
 Pairs = Iterable[tuple[Ids, Ids]]
@@ -77,6 +78,28 @@ class WordPairs:
         table.sort_indices()
         return table
 
+    def restrict_target(self, start: int, stop: int) -> "WordPairs":
+        """Return the pairs with only the target ids start … stop−1, counted from start. Targets may become empty."""
+        inside = (self.target >= start) & (self.target < stop)
+        owner = np.repeat(np.arange(len(self)), self.target_lengths)[inside]
+        lengths = np.bincount(owner, minlength=len(self))
+        return WordPairs(self.source, self.target[inside] - start, self.source_lengths, lengths)
+
+    def iterate_words(self, max_cells: int = 2_000_000) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield target words y (n,) whose sources have one length, with the sources x (n,L), n·L ≤ max_cells or n = 1.
+
+        The arrays are dense, without padding. Words with an empty source are left out.
+        """
+        start = np.cumsum(self.source_lengths) - self.source_lengths
+        pair = np.repeat(np.arange(len(self)), self.target_lengths)  # of each target word
+        lengths = self.source_lengths[pair]
+        order = np.argsort(lengths, kind="stable")
+        for same in np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1):
+            if not len(same) or not (length := int(lengths[same[0]])):
+                continue
+            for part in np.array_split(same, -(-len(same) * length // max(max_cells, length))):
+                yield self.source[start[pair[part]][:, None] + np.arange(length)], self.target[part]
+
     def iterate_shapes(self, max_cells: int = 2_000_000) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Yield pairs of one shape: their indices (n,), sources (n,L) and targets (n,T), n·L·T ≤ max_cells or n = 1.
 
@@ -116,16 +139,34 @@ def count_cooccurrences(pairs: Pairs, *, sizes: tuple[int, int] | None = None) -
 
 
 def iterate_chunks(pairs: Pairs, size: int = CHUNK) -> Iterator[WordPairs]:
-    """Yield the pairs in order, in chunks of `size`. Raises ValueError for a pair that is not two sequences of ids."""
-    remaining, first = iter(pairs), 1
-    while chunk := list(islice(remaining, size)):
-        for number, pair in enumerate(chunk, start=first):
-            if not isinstance(pair, tuple | list) or len(pair) != 2:
-                raise ValueError(f"pair {number} must be (source ids, target ids), got {pair!r:.60}")
-        source, source_lengths = _flatten_sentences([pair[0] for pair in chunk], "source", first)
-        target, target_lengths = _flatten_sentences([pair[1] for pair in chunk], "target", first)
-        yield WordPairs(source, target, source_lengths, target_lengths)
-        first += len(chunk)
+    """Yield the pairs in order, in chunks of at most `size`. Raises ValueError for a pair that is not two sequences."""
+    first, words, chunk = 1, 0, list[tuple[Ids, Ids]]()
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ValueError(f"pair {first + len(chunk)} must be (source ids, target ids), got {pair!r:.60}")
+        chunk.append(pair)
+        words += len(pair[0]) + len(pair[1])
+        if len(chunk) >= size or words >= CHUNK_WORDS:
+            yield _flatten_pairs(chunk, first)
+            first, words, chunk = first + len(chunk), 0, []
+    if chunk:
+        yield _flatten_pairs(chunk, first)
+
+
+def count_between(chunks: Iterable[WordPairs], source: Ids, target: Ids) -> tuple[np.ndarray, np.ndarray]:
+    """Return C of some source and target types (S,T), and C(i,·) of these source types (S,); target must be sorted."""
+    rows, columns = (np.asarray(ids, dtype=np.int64) for ids in (source, target))
+    cells, totals = np.zeros((len(rows), len(columns))), np.zeros(len(rows))
+    for chunk in chunks:
+        types = max(chunk.sizes[0], int(rows.max(initial=-1)) + 1)
+        share = np.repeat(chunk.target_lengths / np.maximum(chunk.source_lengths, 1), chunk.source_lengths)
+        totals += np.bincount(chunk.source, share, minlength=types)[rows]
+        wanted = np.isin(chunk.target, columns)
+        owner = np.repeat(np.arange(len(chunk)), chunk.target_lengths)[wanted]
+        lengths = np.bincount(owner, minlength=len(chunk))
+        part = WordPairs(chunk.source, np.searchsorted(columns, chunk.target[wanted]), chunk.source_lengths, lengths)
+        cells += part.count_cells((types, len(columns)))[rows].toarray()
+    return cells, totals
 
 
 def trans(table: sparse.csr_array) -> sparse.csr_array:
@@ -166,6 +207,12 @@ class Cells:
 def _build_sentence_rows(ids: np.ndarray, lengths: np.ndarray, types: int, values: np.ndarray) -> sparse.csr_array:
     """Return a matrix with a row for each sentence and a column for each type; a repeated word is stored twice."""
     return sparse.csr_array((values, ids, np.concatenate([[0], np.cumsum(lengths)])), shape=(len(lengths), types))
+
+
+def _flatten_pairs(pairs: list[tuple[Ids, Ids]], first: int) -> WordPairs:
+    source, source_lengths = _flatten_sentences([pair[0] for pair in pairs], "source", first)
+    target, target_lengths = _flatten_sentences([pair[1] for pair in pairs], "target", first)
+    return WordPairs(source, target, source_lengths, target_lengths)
 
 
 def _flatten_sentences(sentences: list[Any], side: str, first: int) -> tuple[np.ndarray, np.ndarray]:
