@@ -6,7 +6,7 @@ from attnlab.commands.compare.comparison_page import tabulate, write_comparison
 from attnlab.commands.compare.figures import draw_figures
 from attnlab.commands.compare.plan import ComparisonRow, Plan
 from attnlab.commands.compare.rows import ComparisonResults, RowResult
-from attnlab.commands.compare.summary import list_findings
+from attnlab.commands.compare.summary import list_findings, summarise_comparison
 
 LAYERS = [
     {"kind": "encoder-self", "layer": layer, "jsd": 1.0, "residual": 0.5, "cosine": 0.1, "gradient": 2.0, "of": "state"}
@@ -67,10 +67,14 @@ def test_few_seeds_and_constants_have_no_test_and_the_sentence_says_so():
 def test_the_page_begins_with_what_was_found_and_has_a_table_a_group(tmp_path):
     made = results(softmax=(10.0, 20.0, 30.0), coda=(4.9, 15.1, 25.0))
     text = write_comparison(made, tmp_path, {"command": "attnlab compare"}).read_text()
-    short = text.split("In short</h2>")[1].split("</section>")[0]
-    assert short.startswith("<p>coda: perplexity is 5 lower")
-    assert short.count("<table>") == 1
+    top = text.split("class='findings'")[1].split("</section>")[0]
+    assert "On the test part, coda has the lowest perplexity of 2 rows, 15 ± 25; softmax, the first row, has 20" in top
+    assert "coda (−5) (paired t-test" in top
+    short = text.split("Quality</h2>")[1].split("</section>")[0]
+    assert short.count("<table>") == short.count("<img") == 1
     assert "parameters" not in short
+    folded = text.split("<details>", 1)[1]
+    assert "coda: perplexity is 5 lower" in folded
     whole = tabulate(made).columns
     groups = [column for group in ("quality", "inside", "cost") for column in tabulate(made, group).columns[1:]]
     assert sorted(whole[1:]) == sorted(groups)
@@ -91,3 +95,13 @@ def test_layers_are_whole_numbers_and_one_evaluation_is_a_mark():
 def test_every_figure_says_what_one_sees(name):
     _, caption = draw_figures(results(softmax=(10.0, 20.0, 30.0), coda=(4.9, 15.1, 25.0)))[name]
     assert caption.endswith(".")
+
+
+def test_the_summary_says_what_can_be_said():
+    one, two = summarise_comparison(results(softmax=(10.0, 20.0), coda=(9.0, 18.0)))
+    assert "coda has the lowest perplexity" in one
+    assert "3 seeds" in two
+    same = summarise_comparison(results(softmax=(10.0, 20.0, 30.0), dagpam=(9.0, 21.0, 33.0)))
+    assert "it is the first row" in same[0]
+    assert "No row differs significantly from softmax" in same[1]
+    assert len(summarise_comparison(results(softmax=(10.0, 20.0, 30.0)))) == 1

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from typer.testing import CliRunner
 
 from attnlab.analysis.alignment import aer
 from attnlab.cli import app
-from attnlab.commands.demo.demo_page import render_copying
+from attnlab.commands.demo.demo_page import choose_typical, compute_sentence_rate, render_copying
 from attnlab.commands.demo.desktop import has_desktop
 from attnlab.commands.demo.findings import list_findings
 from attnlab.commands.demo.learners import AER, SOONEST, DemoResults, Learner
@@ -28,6 +29,7 @@ from attnlab.experiments.verdicts import Cell
 from attnlab.models.presets import build
 from attnlab.recording.watch import record
 from attnlab.records.record import Record
+from attnlab.report.view import ViewGold
 from attnlab.tasks.synthetic import Synthetic, SyntheticConfig
 from attnlab.training.runs import open_run
 
@@ -289,6 +291,19 @@ def test_the_study_of_copying_is_told_by_its_cells():
     assert "a remark" in "".join(part.html() for part in render_copying(found))
 
 
+def test_the_page_opens_at_the_sentence_with_the_median_error():
+    """By hand: every word right, one of two wrong, both wrong; each word has one link, so AER is 0, 1/2 and 1."""
+    gold = ViewGold(frozenset({(0, 0), (1, 1)}), frozenset(), (0, 1, -1), (0, 1, 2), 2)
+    maps = [torch.eye(3), torch.tensor([[1.0, 0, 0], [1, 0, 0], [0, 0, 1]]), torch.eye(3).flip(1)[:, [1, 2, 0]]]
+    rates = [compute_sentence_rate(weights, gold) for weights in maps]
+    assert rates == [0.0, 0.5, 1.0]
+    for order in ([0, 1, 2], [2, 0, 1]):
+        layer = SimpleNamespace(weights=torch.stack([maps[k] for k in order])[:, None])
+        record = SimpleNamespace(kind=lambda kind, layer=layer: [layer])
+        learner = SimpleNamespace(first={"head": (0, 0)}, moments=[0, 7], records={7: record})
+        assert choose_typical([learner], [gold] * 3) == order.index(1)
+
+
 def test_an_attention_that_did_not_get_there_in_every_seed_is_not_ranked():
     learnt, late = run_of([0.1, 0.96, 0.97], [0.9, 0.7, 0.2], 1.0), run_of([0.1, 0.4, 0.9], [0.9, 0.8, 0.1], 3.0)
     found = results([learnt, late], [learnt, learnt])
@@ -307,7 +322,11 @@ def test_the_page_in_a_browser(made, opened):
     assert page.locator(".legend").inner_text().startswith("accuracy of the next word")
     page.locator(".training input[type=range]").fill("0")
     assert page.ready().locator(".training .step").inner_text() == "step 0"
-    assert page.locator(".facts dt").first.inner_text() == "learning"
+    assert page.locator(".findings li").count() == 3
+    assert "held-out words are correct" in page.locator(".findings").inner_text()
+    assert "typical sentence" in page.locator("main").inner_text()
+    page.locator("section > details summary").first.click()
+    assert page.locator(".facts dt").first.inner_text() == "contributions"
     assert page.locator(".heads .best[aria-pressed='true']").count() == 1  # it opens at the head that the text is about
 
 

@@ -8,21 +8,26 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from matplotlib.figure import Figure
 
+from attnlab.commands.diagnosis_page import render_diagnosis
 from attnlab.counting.cooccurrence import alpha, count_between
 from attnlab.counting.corpus_text import CorpusText, read_corpus
 from attnlab.counting.diagnosis import VERDICTS, Diagnosis, diagnose
 from attnlab.files import write_text
-from attnlab.provenance import collect_provenance
 from attnlab.report.count_figures import LIMIT, draw_count_tables, draw_word_scores
 from attnlab.report.figures import save_figure
-from attnlab.report.page import Command, Facts, Part, Table, render_page
-from attnlab.report.page import Text as Paragraph
+from attnlab.report.page import Table
 from attnlab.terminal import show_table
 
-SHOWN = 200  # words on the page
+WORDS = (
+    "Each output word, by how often it occurs. Blue: evidence that points at one source word (gain). Orange: evidence "
+    "that all words of a sentence share (common). Words whose blue dot is well above 0 can be learnt."
+)
+PAIR = (
+    "Pair {}. Left: how often its words occur together in the corpus. Right: where these counts alone would attend; "
+    "one dark cell in a column is a word that is easy to learn."
+)
 COLUMNS = ["word", "count", "gain", "at_least", "common", "score", "agreement", "chance", "from", "share", "learnable"]
 
 
@@ -104,36 +109,19 @@ def write_report(
     columns = (table[name].to_numpy() for name in ("count", "gain", "common"))
     pictures = {}
     if len(table):
-        pictures["words"] = (draw_word_scores(*columns), "Gain and common of each output word against its frequency.")
+        pictures["words"] = (draw_word_scores(*columns), WORDS)
     drawn = {f"counts-{n}": figure for n, figure in zip(numbers, _draw_counts(text, numbers), strict=True)}
-    pictures |= {name: (figure, f"Counts of the words of pair {name[7:]}.") for name, figure in drawn.items()}
+    pictures |= {name: (figure, PAIR.format(name[7:])) for name, figure in drawn.items()}
     about = {"text": text.name, "notes": list_notes(text, table), "verdict": found.verdict, "pairs": found.pairs}
     about |= {name: getattr(found, name) for name in ("judged", "score", "gain", "common", "agreement", "chance")}
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "words.csv", table.to_csv(index=False))
     write_text(folder / "summary.json", json.dumps(about, ensure_ascii=False, indent=1) + "\n")
     figures = [save_figure(folder / name, *drawn) for name, drawn in pictures.items()]
-    write_text(folder / "report.html", _render_report(found, text, table, figures, command))
+    page = render_diagnosis(found, text.name, table, summarise(found), list_notes(text, table), figures, command)
+    write_text(folder / "report.html", page)
     names = ("words.csv", "summary.json", *(f"{name}.png" for name in pictures), "report.html")
     return [folder / name for name in names]
-
-
-def _render_report(
-    found: Diagnosis, text: CorpusText, table: pd.DataFrame, figures: Sequence[Part], command: str
-) -> str:
-    first = table.head(SHOWN)
-    cells = [[_format_cell(x) for x in row] for row in first.itertuples(index=False)]
-    caption = f"The {len(first):,} most frequent of {len(table):,} output words; words.csv has all of them."
-    answer = f"{VERDICTS[found.verdict]}."
-    notes = [Paragraph(note) for note in list_notes(text, table)]
-    verdict: list[Part] = [Paragraph(answer[0].upper() + answer[1:]), Facts(summarise(found)), *notes]
-    sections: list[tuple[str, Sequence[Part]]] = [
-        ("Can attention be learnt from this corpus?", verdict),
-        ("Words", [Paragraph(caption), Table(COLUMNS, cells)]),
-        ("Figures", figures),
-        ("How to repeat it", [Command(command), Facts(collect_provenance(torch.device("cpu")))]),
-    ]
-    return render_page(f"attnlab diagnose: {text.name}", sections)
 
 
 def _draw_counts(text: CorpusText, numbers: Sequence[int]) -> list[Figure]:
@@ -162,12 +150,6 @@ def _list_words(text: CorpusText, number: int) -> tuple[list[int], list[int]]:
     if not (source and target):
         raise ValueError(f"sentence {number} has an empty side: choose another --sentence")
     return source[:LIMIT], target[:LIMIT]
-
-
-def _format_cell(x: object) -> object:
-    if isinstance(x, bool):
-        return "yes" if x else "no"
-    return _format_number(x) if isinstance(x, float) else x
 
 
 def _format_number(value: float) -> str:

@@ -17,7 +17,7 @@ from attnlab.commands.compare.figures import draw_figures
 from attnlab.commands.compare.measures import BLEU, INSIDE
 from attnlab.commands.compare.plan import format_settings
 from attnlab.commands.compare.rows import ComparisonResults, RowResult
-from attnlab.commands.compare.summary import LEVEL, list_findings
+from attnlab.commands.compare.summary import LEVEL, list_findings, summarise_comparison
 from attnlab.experiments.cell_text import format_number
 from attnlab.experiments.significance import FEWEST_SEEDS, Contrast, compute_interval
 from attnlab.files import write_csv, write_text
@@ -39,25 +39,29 @@ def write_comparison(results: ComparisonResults, out: Path, about: Mapping[str, 
     table = tabulate(results)
     write_csv(out / "table.csv", [table.columns, *table.rows])
     write_csv(out / "cells.csv", [CELL_COLUMNS, *_list_cells(results)])
-    pictures = [save_figure(out / "figures" / name, *drawn) for name, drawn in draw_figures(results).items()]
-    sections: list[tuple[str, list[Part]]] = [
-        ("In short", [*map(Text, list_findings(results)), tabulate(results, "quality")])
-    ]
+    pictures = {name: save_figure(out / "figures" / name, *drawn) for name, drawn in draw_figures(results).items()}
+    first = [pictures.pop("quality")] if "quality" in pictures else []
+    visible: list[tuple[str, list[Part]]] = [("Quality", [*first, tabulate(results, "quality")])]
+    folded: list[tuple[str, list[Part]]] = []
+    if found := list_findings(results):
+        folded.append((f"Every row against {results.rows[0].label}", [*map(Text, found)]))
     for heading, group in (("What is inside", "inside"), ("What it costs", "cost")):
         if len((part := tabulate(results, group)).columns) > 1:
-            sections.append((heading, [part]))
-    sections.append(("Figures", list(pictures)))
+            folded.append((heading, [part]))
+    if pictures:
+        folded.append(("Figures", list(pictures.values())))
     if len(results.plan.points) > 1:
         caption = (
             f"Validation loss (nats) at every point of the grid with seed {results.plan.seeds[0]}. Lower is better."
         )
-        sections.append(("The grid", [Text(caption), _tabulate_trials(results)]))
-    sections.append(("How to read it", list(map(Text, list_remarks(results)))))
+        folded.append(("The grid", [Text(caption), _tabulate_trials(results)]))
+    folded.append(("How to read it", list(map(Text, list_remarks(results)))))
     facts = {key: value for key, value in about.items() if key != "command"}
-    sections.append(("How to reproduce it", [Command(str(about["command"])), Facts(facts)]))
+    folded.append(("How to reproduce it", [Command(str(about["command"])), Facts(facts)]))
     labels = ", ".join(row.label for row in results.plan.rows if not row.is_control)
-    report = out / "report.html"
-    write_text(report, render_page(f"attnlab compare {results.plan.task}: {labels}", sections))
+    report, findings = out / "report.html", summarise_comparison(results)
+    title = f"attnlab compare {results.plan.task}: {labels}"
+    write_text(report, render_page(title, visible, findings=findings, folded=folded))
     return report
 
 
@@ -75,12 +79,12 @@ def list_columns(results: ComparisonResults) -> list[Column]:
         against = results.contrast_rows(judge)
         columns = [
             Column("quality", judge.name, lambda r: judge.format_mean(r.measured) if r.measured else "failed"),
-            Column("quality", "− first row", lambda r: _format_difference(against.get(r.label))),
-            Column("quality", "t-test p", lambda r: _format_p(x.p if (x := against.get(r.label)) else None)),
+            Column("quality", "difference from the first row", lambda r: _format_difference(against.get(r.label))),
+            Column("quality", "p of the t-test", lambda r: _format_p(x.p if (x := against.get(r.label)) else None)),
             Column("quality", "Holm's p", lambda r: _format_p(x.holm if (x := against.get(r.label)) else None)),
         ]
     if results.bootstrap:
-        columns.append(Column("quality", "bootstrap", lambda r: _count_significant(r, results)))
+        columns.append(Column("quality", "seeds by bootstrap", lambda r: _count_significant(r, results)))
     for measure in results.measures[1:]:
         group = "inside" if measure in INSIDE else "quality"
         columns.append(Column(group, measure.name, lambda r, m=measure: m.format_mean(r.measured)))  # type: ignore[misc]
@@ -88,8 +92,8 @@ def list_columns(results: ComparisonResults) -> list[Column]:
         *columns,
         Column("cost", "parameters", lambda r: f"{r.cost.parameters:,}" if r.cost else "–"),
         Column("cost", "MFLOPs a token", lambda r: f"{r.cost.flops / 1e6:,.4g}" if r.cost and r.cost.flops else "–"),
-        Column("cost", "tokens/s", lambda r: f"{r.speed['tokens_per_second']:,.0f}" if r.speed else "–"),
-        Column("cost", "of its windows",
+        Column("cost", "speed (tokens/s)", lambda r: f"{r.speed['tokens_per_second']:,.0f}" if r.speed else "–"),
+        Column("cost", "slowest–fastest (tokens/s)",
                lambda r: f"{r.speed['slowest']:,.0f}–{r.speed['fastest']:,.0f}" if r.speed else "–"),
         Column("cost", "memory (MiB)", lambda r: f"{r.speed['memory']:,.0f}" if r.speed else "–"),
     ]  # fmt: skip
@@ -117,7 +121,9 @@ def list_remarks(results: ComparisonResults) -> list[str]:
         lines.append("There is no test part. The validation part also chose the weights, so its numbers are too good.")
     lines.append("All runs of a seed see the same batches in the same order.")
     if results.bootstrap:
-        lines.append(f"bootstrap: in how many seeds sacrebleu's paired bootstrap over sentences gives p < {LEVEL}.")
+        lines.append(
+            f"Seeds by bootstrap: in how many seeds sacrebleu's paired bootstrap over sentences gives p < {LEVEL}."
+        )
     if len(plan.points) > 1:
         lines.append(
             f"Every row was tried at the same {len(plan.points)} points of the grid with seed {plan.seeds[0]}. The "

@@ -13,6 +13,7 @@ from attnlab.experiments.significance import compute_interval
 from attnlab.report.figures import DASHES, MARKERS, OKABE_ITO, draw_curves, escape_dollars
 
 PANELS = 4  # measures side by side
+APART = "Tests compare rows within each seed, so rows whose lines overlap can still differ."
 TICKS = 12  # layers with a number under a panel
 LAYER_MEASURES = {"jsd": "head JSD (nats a sentence)", "residual": "relative residual", "cosine": "mean cosine",
                   "gradient": "query gradient"}  # fmt: skip
@@ -25,7 +26,12 @@ def draw_figures(results: ComparisonResults) -> dict[str, tuple[Figure, str]]:
         return {}
     quality = [measure for measure in results.measures if measure.better][:PANELS]
     seeds = "Small dots are seeds, the large mark is their mean, and the line is its 95 % interval."
-    drawn = {"quality": (draw_measures({row.label: row.measured for row in rows}, quality), f"Quality. {seeds}")}
+    drawn = {
+        "quality": (
+            draw_measures({row.label: row.measured for row in rows}, quality),
+            f"Quality. {seeds} {APART}",
+        )
+    }
     if contrasts := results.contrast_rows(judge):
         values = {label: contrast.differences for label, contrast in contrasts.items()}
         title = f"{judge.name}, difference from {results.rows[0].label}"

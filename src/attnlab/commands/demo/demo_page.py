@@ -6,10 +6,15 @@ figures/NAME.png, .svg, .pdf   for papers
 """
 
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from attnlab.analysis.alignment import choose_words, compute_rate, count_links
 from attnlab.commands.compare.plan import format_settings
 from attnlab.commands.demo.figures import CURVES, draw_figures
 from attnlab.commands.demo.findings import list_findings
@@ -24,10 +29,15 @@ from attnlab.report.page import Command, Facts, Part, Picture, Table, Text, rend
 from attnlab.report.view import Best, ViewGold
 
 FORMAT = "attnlab-demo-1"
+SHORT = 3  # findings on top of the page
 WATCH = (
     "Press play to watch the training. A star marks the head that aligns best. Each row of the cross attention is "
     "named by the word that the decoder reads; the frame marks the true source of the word that it writes next. The "
     "curves are of the first seed, over all held-out sentences. The AER beside the maps is of the sentence shown."
+)
+TYPICAL = (
+    "The page opens at a typical sentence: of those with the median number of words, the one whose alignment error "
+    "(mean over attentions) is the median."
 )
 READ = (
     "AER: alignment error rate of the head that aligns best, chosen on other sentences. On its source, below 0: weight "
@@ -53,10 +63,11 @@ def write_demo(results: DemoResults, folder: Path, gold: Sequence[ViewGold], pro
     write_text(folder / "results.json", json.dumps(whole, indent=1, ensure_ascii=False) + "\n")
     table = tabulate(results.learners, (*QUALITY, *INSIDE))
     write_csv(folder / "table.csv", [table.columns, *table.rows])
-    drawn = draw_figures(results, gold[0]).items()
+    opened = choose_typical(results.learners, gold)
+    drawn = draw_figures(results, gold[opened], opened).items()
     pictures = {name: save_figure(folder / "figures" / name, *figure) for name, figure in drawn}
     report = folder / "report.html"
-    write_text(report, _render(results, gold, pictures, provenance))
+    write_text(report, _render(results, gold, opened, pictures, provenance))
     return report
 
 
@@ -67,9 +78,30 @@ def tabulate(learners: Sequence[Learner], measures: Sequence[SeedMeasure]) -> Ta
     return Table(columns, rows)
 
 
+def choose_typical(learners: Sequence[Learner], gold: Sequence[ViewGold]) -> int:
+    """Return the sentence whose alignment error rate is the median: the mean over attentions, of their best heads."""
+    rates: list[list[float]] = [[] for _ in gold]
+    for learner in learners:
+        layer, head = learner.first["head"]
+        weights = learner.records[learner.moments[-1]].kind("cross")[layer].weights[:, head]
+        for number, true in enumerate(gold):
+            rates[number].append(compute_sentence_rate(weights[number], true))
+    means = [statistics.fmean(some) for some in rates]
+    return means.index(statistics.median_low(means))
+
+
+def compute_sentence_rate(weights: Tensor, gold: ViewGold) -> float:
+    """Return the AER of one map (i,j), if each target word is linked to the source word with the largest weight."""
+    rows, keys = (torch.tensor(places)[None] for places in (gold.rows, gold.keys))
+    sources, _ = choose_words(weights[None, : rows.shape[1], : keys.shape[1]], rows, keys, gold.words)
+    links = {(source, target) for target, source in enumerate(sources[0].tolist()) if source >= 0}
+    return compute_rate("aer", count_links([links], [gold.sure], [gold.possible]))
+
+
 def _render(
-    results: DemoResults, gold: Sequence[ViewGold], pictures: Mapping[str, Picture], provenance: Mapping[str, Any]
-) -> str:
+    results: DemoResults, gold: Sequence[ViewGold], opened: int, pictures: Mapping[str, Picture],
+    provenance: Mapping[str, Any],
+) -> str:  # fmt: skip
     config, learners = results.config, results.learners
     count = f"{len(learners)} attention{'s' * (len(learners) > 1)}"
     summary = (
@@ -78,22 +110,24 @@ def _render(
         "sentences that were not trained on."
     )
     failures = [Text(f"{name} failed: {reason}") for name, reason in results.failures.items()]
-    sections: list[tuple[str, Sequence[Part]]] = [
-        ("Watch it learn", [Text(f"{summary} {WATCH}"), _render_viewer(learners, gold)]),
-        ("Findings", [Facts(dict(list_findings(results))), *failures]),
+    viewer = [Text(f"{summary} {WATCH}"), Text(TYPICAL), _render_viewer(learners, gold, opened), *failures]
+    found = list_findings(results)
+    folded: list[tuple[str, Sequence[Part]]] = [
+        ("More findings", [Facts(dict(found[SHORT:]))]),
         ("How it learns", [pictures["maps"], pictures["learning"], tabulate(learners, QUALITY), Text(READ)]),
         ("What is inside", [tabulate(learners, INSIDE), pictures["inside"], Text(READ_INSIDE)]),
     ]
     if results.copying is not None:
-        sections.append(("Which sequences teach attention", render_copying(results)))
+        folded.append(("Which sequences teach attention", render_copying(results)))
     facts: dict[str, Any] = {"attentions": ", ".join(x.name for x in learners), "seeds": config.all_seeds}
     facts |= {"steps": config.steps, "sentences a step": config.batch, "learning rate": config.lr}
     facts |= {"model": format_settings(MODEL), "task": format_settings(DATA), **provenance}
-    sections.append(("How to reproduce it", [Command(config.command), Facts(facts)]))
-    return render_page(f"attnlab: {count} learning to translate", sections)
+    folded.append(("How to reproduce it", [Command(config.command), Facts(facts)]))
+    title, findings = f"attnlab: {count} learning to translate", [sentence for _, sentence in found[:SHORT]]
+    return render_page(title, [("Watch it learn", viewer)], findings=findings, folded=folded)
 
 
-def _render_viewer(learners: Sequence[Learner], gold: Sequence[ViewGold]) -> Part:
+def _render_viewer(learners: Sequence[Learner], gold: Sequence[ViewGold], opened: int) -> Part:
     """Render the first seed of each attention at every moment, with its own curves."""
     curves, best = {}, {}
     for learner in learners:
@@ -103,7 +137,7 @@ def _render_viewer(learners: Sequence[Learner], gold: Sequence[ViewGold]) -> Par
         curves[learner.name] = {name: (learner.moments, line) for name, line in lines.items() if None not in line}
     shown = curves[learners[0].name] if len(learners) == 1 else curves
     records = {learner.name: dict(learner.records) for learner in learners}
-    return show(records, gold=gold, curves=shown, best=best, title="attention, step by step")
+    return show(records, gold=gold, curves=shown, best=best, title="attention, step by step", example=opened)
 
 
 def render_copying(results: DemoResults) -> list[Part]:

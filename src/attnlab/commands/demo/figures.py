@@ -23,8 +23,8 @@ CURVES: dict[str, Callable[[Values, int], float | None]] = {
 }
 
 
-def draw_figures(results: DemoResults, gold: ViewGold) -> dict[str, tuple[Figure, str]]:
-    """Return the figures by name."""
+def draw_figures(results: DemoResults, gold: ViewGold, sentence: int = 0) -> dict[str, tuple[Figure, str]]:
+    """Return the figures by name; maps are of one sentence, whose true links are `gold`."""
     learners = results.learners
     last = len(learners[0].moments) - 1
     steps = [learners[0].moments[n] for n in sorted({last * k // (COLUMNS - 1) for k in range(COLUMNS)})]
@@ -38,18 +38,18 @@ def draw_figures(results: DemoResults, gold: ViewGold) -> dict[str, tuple[Figure
     inside = "Small dots are seeds, the large mark is their mean, and the line is its 95 % interval (from 3 seeds on)."
     measures = (r.JSD, r.RESIDUAL, r.COSINE, r.GRADIENT)
     return {
-        "maps": (_draw_maps(learners, steps, gold), maps),
+        "maps": (_draw_maps(learners, steps, gold, sentence), maps),
         "learning": (_draw_learning(learners), f"Accuracy, alignment error and agreement during training.{seeds}"),
         "inside": (draw_measures({learner.name: learner.measured for learner in learners}, measures), inside),
     }
 
 
-def _draw_maps(learners: Sequence[Learner], steps: Sequence[int], gold: ViewGold) -> Figure:
-    """Draw the best head of each attention at some steps, on the first sentence; true links are framed."""
-    maps = [[_get_map(learner, step, gold) for step in steps] for learner in learners]
+def _draw_maps(learners: Sequence[Learner], steps: Sequence[int], gold: ViewGold, sentence: int) -> Figure:
+    """Draw the best head of each attention at some steps, on one sentence; true links are framed."""
+    maps = [[_get_map(learner, step, gold, sentence) for step in steps] for learner in learners]
     signed = any(bool((x < -1e-3).any()) for row in maps for x in row)
     norm, colours = Normalize(-1.0 if signed else 0.0, 1.0), choose_colormap(signed=signed)
-    source, target = (learners[0].records[steps[-1]].words[side][0] for side in ("source", "target"))
+    source, target = (learners[0].records[steps[-1]].words[side][sentence] for side in ("source", "target"))
     rows, columns = maps[0][0].shape
     figure = Figure(figsize=(2.0 * len(steps) + 0.9, 2.1 * len(learners) + 0.5), layout="constrained")
     axes = figure.subplots(len(learners), len(steps), squeeze=False)
@@ -69,10 +69,11 @@ def _draw_maps(learners: Sequence[Learner], steps: Sequence[int], gold: ViewGold
     return figure
 
 
-def _get_map(learner: Learner, step: int, gold: ViewGold) -> Any:
-    """Return the weights of the best head on the first sentence: (target words, source words)."""
+def _get_map(learner: Learner, step: int, gold: ViewGold, sentence: int) -> Any:
+    """Return the weights of the best head on one sentence: (target words, source words)."""
     layer, head = learner.first["head"]
-    return learner.records[step].kind("cross")[layer].weights[0, head, : len(gold.rows) - 1, : gold.words].float()
+    weights = learner.records[step].kind("cross")[layer].weights[sentence, head]
+    return weights[: len(gold.rows) - 1, : gold.words].float()
 
 
 def _draw_learning(learners: Sequence[Learner]) -> Figure:

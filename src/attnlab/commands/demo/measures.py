@@ -54,7 +54,7 @@ def measure_learner(run: Run, place: Workplace, *, recorded: bool = False) -> di
 
 
 MEASURED = Measure("demo", measure_learner, clean=True)
-RECORDED = Measure("demo with records", partial(measure_learner, recorded=True), clean=True)
+RECORDED = Measure("demo with records", partial(measure_learner, recorded=True), edition=2, clean=True)
 
 
 def _load_models(run: Run, moments: Sequence[int]) -> Iterator[tuple[int, Any]]:
