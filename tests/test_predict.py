@@ -119,3 +119,17 @@ def test_the_keyword_task_has_labels_too(tmp_path):
     assert done.returncode == 0, done.stderr
     done = run_attnlab("predict", "k", input="1 2 3\n\n2\n", cwd=tmp_path)
     assert [line.split("\t")[0] in ("absent", "present") for line in done.stdout.splitlines()] == [True, False, True]
+
+
+def test_inspect_shows_the_label_of_an_lstm(folder):
+    words = ["inspect", "lstm", "--text", "good lovely film", "--device", "cpu", "--out", "page"]
+    done = run_attnlab(*words, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "“y”" in done.stdout
+    example = (folder / "page/examples/1/layers.csv").read_text()
+    assert ",label,lovely," in example
+    assert "decoder" not in (folder / "page/report.html").read_text().partition("<script")[0]
+
+
+def test_translate_names_predict(folder):
+    assert "attnlab predict" in run_attnlab("translate", "lstm", input="x", cwd=folder).stderr

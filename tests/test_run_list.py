@@ -32,8 +32,10 @@ def test_rows_have_seed_date_task_and_the_best_score_with_its_name(root):
     measured = [json.loads(line) for line in (root / "earlier/metrics.jsonl").read_text().splitlines()]
     best = min(row["valid_perplexity"] for row in measured if "valid_perplexity" in row)
     assert rows[0]["best score"] == f"valid perplexity {best:.4g}"
-    assert run_attnlab("evaluate", str(root / "earlier"), "bootstrap=2", "device=cpu").returncode == 0
-    assert list_runs(root)[0]["best score"].startswith("test BLEU ")
+    for part in ("valid", "test"):
+        done = run_attnlab("evaluate", str(root / "earlier"), f"part={part}", "bootstrap=2", "device=cpu")
+        assert done.returncode == 0, done.stderr
+        assert list_runs(root)[0]["best score"].startswith(f"{part} BLEU ")
     shown = run_attnlab("runs", str(root)).stdout
     assert all(column in shown for column in ("seed", "date", "best score", "test BLEU"))
 

@@ -26,7 +26,7 @@ from attnlab.analysis.contribution import Keys, check_linear
 from attnlab.analysis.contribution_table import select_heads, select_layers
 from attnlab.analysis.frequency import Frequency
 from attnlab.analysis.joint import NORMS, WEIGHTS, correlation
-from attnlab.analysis.sums import Sums
+from attnlab.analysis.sums import Sums, read_token_masks
 from attnlab.mechanisms.mechanism import widen
 from attnlab.records.record import KINDS, Layer, Record
 
@@ -127,12 +127,11 @@ class Statistics(Sums):
         return tables
 
     def _sequences(self, record: Record, kind: str) -> SequenceKind:
-        query, key = KINDS[kind]
-        for side in (query, key):
-            if side not in record.tokens:
-                raise ValueError(f"the record has no tokens of the {side}, which statistics need")
+        key = KINDS[kind][1]
+        if key not in record.tokens:
+            raise ValueError(f"the record has no tokens of the {key}, which statistics need")
         tokens = record.tokens[key]
-        queries, keys = (record.masks.get(n, torch.ones_like(record.tokens[n], dtype=torch.bool)) for n in (query, key))
+        queries, keys = read_token_masks(record, record.kind(kind)[0])
         category = self.categories[key].of_token.to(tokens.device)[tokens]
         member = torch.nn.functional.one_hot(category, len(self.names)).double() * keys[..., None]
         rank = None if self.frequency is None else self.frequency[key].bins.to(tokens.device)[tokens]

@@ -107,4 +107,5 @@ def evaluate_files(run: Run, source: Path, target: Path, *, bootstrap: int, tick
 def check_translator(task: Task) -> None:
     """Raise ValueError if the task is not translation."""
     if task.architecture != "translation":
-        raise ValueError(f"only a translation run can translate, got a {task.architecture} run")
+        hint = "; attnlab predict gives its labels" if task.architecture == "classification" else ""
+        raise ValueError(f"only a translation run can translate, got a {task.architecture} run{hint}")

@@ -239,6 +239,8 @@ class RunReader(TextReader):
             side: [self.vocabularies[side].show_tokens(row) for row in ids.tolist()]
             for side, ids in made.tokens.items()
         }
+        if "cross" in made.kinds and "target" not in words:  # the one query of an LSTM classifier
+            words["target"] = [["label"]] * len(examples)
         return replace(made, words=words, meta={**made.meta, "model": self.name})
 
     @torch.no_grad()

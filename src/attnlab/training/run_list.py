@@ -91,7 +91,7 @@ def _make_row(folder: RunFolder) -> dict[str, str] | None:
     except DAMAGED as error:
         if not any((folder.path / name).exists() for name in FILES[1:]):
             return None
-        file = "config.json" if row["task"] == "–" else "metrics.jsonl or evaluation-test.json"
+        file = "config.json" if row["task"] == "–" else "metrics.jsonl or an evaluation"
         reason = "it is missing" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())
         row["state"] = f"damaged: cannot read {file} ({reason})"
     return row
@@ -106,14 +106,15 @@ def _get_state(folder: RunFolder, position: dict[str, Any]) -> str:
 
 
 def _describe_score(folder: RunFolder, config: dict[str, Any], position: dict[str, Any]) -> str:
-    """Return the main score with its name: of the test part once it is evaluated, else the best of validation."""
+    """Return the main score with its name: what `attnlab evaluate` found, else the best of validation."""
     is_classifier = config["task"] == "classification" or config["data"].get("data") == "keyword"
     name = "accuracy" if is_classifier else "perplexity"
-    file = folder.path / "evaluation-test.json"
-    if file.exists():
-        scores = read_json(file)
-        bleu = next((score["value"] for score in scores["text"] if score["name"] == "BLEU"), None)
-        return f"test {name} {scores[name]:.4g}" if bleu is None else f"test BLEU {bleu:.2f}"
+    for part in ("test", "valid"):
+        file = folder.path / f"evaluation-{part}.json"
+        if file.exists():
+            scores = read_json(file)
+            bleu = next((score["value"] for score in scores["text"] if score["name"] == "BLEU"), None)
+            return f"{part} {name} {scores[name]:.4g}" if bleu is None else f"{part} BLEU {bleu:.2f}"
     if not math.isfinite(position.get("best", math.inf)):
         return "–"
     measured = {row["step"]: row for row in folder.metrics() if "valid_loss" in row}

@@ -35,7 +35,7 @@ def list_findings(
 
 def describe_view(record: Record) -> str:
     """Return how to read the viewer of a text."""
-    decodes = any(KINDS[kind][0] == "target" for kind in record.kinds)
+    decodes = "target" in record.tokens and any(KINDS[kind][0] == "target" for kind in record.kinds)
     rows = "Each row is a token that attends, each column a token that it attends to."
     if decodes:
         rows = (
