@@ -256,9 +256,10 @@ def test_the_tour_can_be_walked(tmp_path, monkeypatch):
             continue
         for line in block.splitlines():
             line = line.replace("sentence-transformers/all-MiniLM-L6-v2", tiny_models.minilm())
+            typed, _, line = line.rpartition(" | ")
             words = [re.sub(r"^steps=\d+", "steps=3", word) for word in shlex.split(line, comments=True)[1:]]
             if words[0] != "reproduce":  # the studies' own tests run them
-                result = CliRunner().invoke(app, words)
+                result = CliRunner().invoke(app, words, input=" ".join(shlex.split(typed)[1:]))
                 assert result.exit_code == 0, (words, result.output, result.exception)
     for page in ("tour", "cat"):
         assert (tmp_path / "inspected" / page / "report.html").exists()

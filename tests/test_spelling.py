@@ -127,6 +127,7 @@ def test_both_spellings_train_the_same_run(tmp_path):
         (["train", "synthetic", "--stesp", "2"], "did you mean 'steps'"),
         (["compare", "synthetic", "controls=maybe"], "true or false"),
         (["demo", "seeds=x"], "whole number"),
+        (["inspect", "m", "layer=3"], "did you mean 'layers'"),
     ],
 )
 def test_a_wrong_spelling_is_one_line(words, keyword):

@@ -240,8 +240,8 @@ ROOMS = {  # pages of the reference, and the modules on each
     "analysis": [f"analysis.{path.stem}" for path in sorted((ROOT / "src/attnlab/analysis").glob("[a-z]*.py"))],
     "models": [
         "huggingface.recorder", "recording.watch", "recording.probe", "models.presets", "models.transformer",
-        "models.lstm", "huggingface.pretrained", "recording.ablation", "recording.depth", "recording.gradients",
-        "recording.noise_null", "counting.ibm1", "counting.proxy",
+        "models.transformer_config", "models.lstm", "huggingface.pretrained", "recording.ablation", "recording.depth",
+        "recording.gradients", "recording.noise_null", "counting.ibm1", "counting.proxy",
     ],
     "tasks": ["tasks", "tasks.task", "tasks.translation", "tasks.language", "tasks.classification", "tasks.synthetic",
               "tasks.lexicon", "tasks.vocabulary", "tasks.links"],

@@ -13,7 +13,7 @@ from typing import Any
 
 from typer.core import TyperGroup, TyperOption
 
-from attnlab.config import parse_value
+from attnlab.config import parse_value, suggest_nearest
 
 SETTINGS = "settings"  # the argument of a command that takes key=value
 NEXT = re.compile(r"--$|--?[A-Za-z]|\w+=")  # an option or a key=value, not the value of the option before it
@@ -50,6 +50,8 @@ def respell(words: Sequence[str], options: Mapping[str, Any], *, settings: bool,
             return [*result, word, *queue]
         if not word.startswith("-") and equals and (option := options.get(name_option(name))):
             new = ([word] if settings and not queue else []) if partial else _write_option(option, name, value)
+        elif not (settings or partial) and equals and name.isidentifier() and (near := _suggest(name, options)):
+            raise ValueError(f"unknown key {name!r}{near}; write ./{word} if it is a file")
         elif not word.startswith("--") or not settings or name in options:
             option = options.get(name)
             count = 0 if equals or option is None or option.is_flag else option.nargs
@@ -70,6 +72,10 @@ def respell(words: Sequence[str], options: Mapping[str, Any], *, settings: bool,
 def name_option(key: str) -> str:
     """Return the option that a key may stand for: best_on_text gives --best-on-text."""
     return f"--{key.replace('_', '-')}"
+
+
+def _suggest(key: str, options: Mapping[str, Any]) -> str:
+    return suggest_nearest(key, [name.removeprefix("--").replace("-", "_") for name in options])
 
 
 def _write_option(option: Any, key: str, value: str) -> list[str]:
