@@ -264,7 +264,7 @@ export class Viewer {
 
   axes() {
     const [query, key] = this.nameSides();
-    return [`${query} ↓`, `${key} →`];
+    return [`${query.endsWith(" read") ? "read" : query} ↓`, `${key} →`];
   }
 
   describeHeads(name) {
