@@ -12,6 +12,7 @@ from attnlab.report.bundle import join_scripts
 from attnlab.report.colours import NEGATIVE, POSITIVE, choose_colormap
 from attnlab.report.figures import draw_attention_maps, draw_curves, draw_seed_curves, render_files, render_png
 from attnlab.report.page import Command, Facts, Files, Picture, Table, Text, render_page
+from attnlab.terminal import Bar
 
 HOSTILE = "\"><img onerror='alert(1)' src=x><script>alert(2)</script>"
 
@@ -116,3 +117,12 @@ def test_files_beside_the_page_are_links_into_its_folder():
     assert tags.tags == ["ul", "li", "a", "li", "a"]
     assert all(source.startswith("./") and not set("<>'\"") & set(source) for source in tags.sources)
     assert tags.text.count(HOSTILE) == 2
+
+
+def test_progress_is_told_in_lines_where_there_is_no_terminal(capsys, monkeypatch):
+    clock = iter([0.0, 3.0, 12.0, 12.0, 15.0])
+    monkeypatch.setattr("attnlab.terminal.time.monotonic", lambda: next(clock))
+    with Bar(1) as bar:
+        for done in (1, 2000, 3000):
+            bar.tick(done, 5000, "examples")
+    assert capsys.readouterr().err == "2,000 of 5,000 examples\n"

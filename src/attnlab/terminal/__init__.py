@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,7 @@ from rich.table import Table
 
 from attnlab.terminal.spelling import EitherSpelling
 
+SECONDS = 10  # between two lines of progress where there is no terminal
 LONG = 50  # a first column up to this many characters is not wrapped
 
 
@@ -26,6 +28,7 @@ class Bar:
         columns = [BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}")]
         self.bar = Progress(*columns, console=self.console, disable=not self.console.is_terminal)
         self.task = self.bar.add_task("", total=steps)
+        self.told = time.monotonic()  # when a line last said how far it is
 
     def __enter__(self) -> "Bar":
         self.bar.start()
@@ -36,6 +39,9 @@ class Bar:
 
     def tick(self, done: int, total: int, what: str = "") -> None:
         self.bar.update(self.task, completed=done, total=total, description=what)
+        if self.bar.disable and time.monotonic() - self.told >= SECONDS:
+            self.told = time.monotonic()
+            self.note(f"{done:,} of {total:,} {what}".rstrip())
 
     def note(self, line: str) -> None:
         self.console.print(line, markup=False, highlight=False, soft_wrap=not self.console.is_terminal)
