@@ -28,7 +28,7 @@ def render_page() -> str:
     parts += [render_mechanisms(path) for path in sorted((ROOT / "results" / "mechanisms").glob("*.json"))]
     timed = {"kernels": render_kernels, "training": render_training, "decoding": render_decoding}
     timed |= {"diversity": render_diversity, "contribution": render_contribution, "alignment": render_alignment}
-    timed |= {"viewer": render_viewer, "population": render_population}
+    timed |= {"viewer": render_viewer, "population": render_population, "faults": render_faults}
     for name, section in timed.items():
         parts += [section(path) for path in sorted((ROOT / "results" / name).glob("*.json"))]
     for name in LEARNING:
@@ -165,6 +165,17 @@ def render_alignment(path: Path) -> str:
         error = "–" if r["aer_percent"] is None else f"{r['aer_percent']:.1f}"
         table.append([r["what"], f"{r['pairs']:,}", f"{r['pairs_per_cpu_second']:,.0f}", error])
     return "\n\n".join([title, note, format_table(table)])
+
+
+def render_faults(path: Path) -> str:
+    """Return how many faults of each kind were tried, and how they ended."""
+    about, rows = read_results(path)
+    note = (
+        "Kills at random moments, damaged checkpoints and damaged inputs. A damaged input is refused in one line, or "
+        "read as an independent reader reads it; `benchmarks/faults.py` defines the columns."
+    )
+    table = [list(rows[0]), ["---"] + ["---:"] * (len(rows[0]) - 1), *([f"{x}" for x in row.values()] for row in rows)]
+    return f"{render_head('Faults', about, 'faults.py --out results/faults')}\n\n{note}\n\n{format_table(table)}"
 
 
 def render_viewer(path: Path) -> str:

@@ -9,6 +9,7 @@ queries and keys and computes weights on access, all at once or for a range of r
 """
 
 import json
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from html import escape
@@ -203,9 +204,10 @@ class Record:
                 keys[place] = f"{len(stored):05d}.{name}", x
                 once = tuple(slice(0, 1) if step == 0 else slice(None) for step in x.stride())  # shrinks expanded axes
                 stored[keys[place][0]] = x[once].detach().cpu().contiguous().clone()
-            return {"key": keys[place][0], "shape": list(x.shape)}
+            key = keys[place][0]
+            return {"key": key, "shape": list(x.shape), "crc32": _compute_checksum(stored[key])}
 
-        index = {
+        index: dict[str, Any] = {
             "layers": [
                 {"kind": layer.kind, "index": layer.index, "name": layer.name, "strange": layer.strange}
                 | {"tensors": {n: store(n, x) for n, x in ({"attended": layer.weights} | layer.tensors()).items()}}
@@ -216,6 +218,7 @@ class Record:
         }
         for part in ("tokens", "masks", "readout"):
             index[part] = {name: store(name, x) for name, x in getattr(self, part).items()}
+        index["crc32"] = zlib.crc32(json.dumps(index).encode())
         with replace_file(path) as scratch:
             save_file(stored, scratch, metadata={FORMAT: json.dumps(index)})  # one entry: their order is not fixed
 
@@ -242,6 +245,9 @@ class Record:
 
         def read_tensors(entries: Mapping[str, Any]) -> dict[str, Tensor]:
             stored = {key: file.get_tensor(key) for key in {e["key"] for e in entries.values()}}
+            for key, checksum in {e["key"]: e["crc32"] for e in entries.values() if "crc32" in e}.items():
+                if _compute_checksum(stored[key]) != checksum:
+                    raise ValueError(f"{path} is a damaged Record: tensor {key} was changed; record it again")
             return {name: stored[e["key"]].expand(e["shape"]) for name, e in entries.items()}
 
         def read_layer(k: int) -> Layer:
@@ -281,10 +287,20 @@ class Record:
         return replace(self, layers=changed, tokens=tokens, masks=masks, readout=readout)
 
 
+def _compute_checksum(x: Tensor) -> int:
+    """Return the CRC-32 of a tensor's type, shape and content."""
+    content = x.cpu().reshape(-1).view(torch.uint8).numpy().data
+    return zlib.crc32(content, zlib.crc32(f"{x.dtype} {tuple(x.shape)}".encode()))
+
+
 def _check_index(index: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> None:
     """Raise an error if the index of a file lacks a part, or names a tensor that is missing or has another shape."""
     optional = {"kind", "index", "name", "output_bias", "extras", "around", "strange"}
     required = [each.name for each in fields(Layer) if each.name not in optional]
+    if "crc32" in index and index["crc32"] != zlib.crc32(
+        json.dumps({key: x for key, x in index.items() if key != "crc32"}).encode()
+    ):
+        raise ValueError("its index was changed")
     for layer in index["layers"]:
         if layer["kind"] not in KINDS or not isinstance(layer["index"], int) or not isinstance(layer["name"], str):
             raise ValueError(f"layer {layer['name']!r} has an unknown kind or index")
