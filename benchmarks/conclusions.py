@@ -1,4 +1,4 @@
-"""Write docs/conclusions.md from results/: which claims of Zheng et al. 2021 and Heo & Choi 2024 our runs support.
+"""Write docs/conclusions.md from results/: which claims of the four papers our runs support.
 
 python benchmarks/conclusions.py [--results FOLDER] [--out FILE]
 """
@@ -6,78 +6,25 @@ python benchmarks/conclusions.py [--results FOLDER] [--out FILE]
 import argparse
 import json
 import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from claims import CLAIMS, CONDITIONS, STUDIES, Claim
+
 from attnlab.experiments.reproduction import ItemResult
-from attnlab.experiments.verdicts import Cell
+from attnlab.experiments.study_page import format_published
+from attnlab.experiments.verdicts import VERDICTS, Cell, correct_claims
 from attnlab.studies.zheng2021.coda_models import LABELS
 from results import format_table, read_items
 
 ROOT = Path(__file__).parent.parent
-STUDIES = {"zheng2021": "CODA (Zheng et al. 2021)", "heo2024": "daGPAM (Heo & Choi 2024)"}
-AS_QUALITY = {"held": "better", "the opposite": "worse"}
-HELD = {1: "held", -1: "the opposite", 0: "open"}
+AS_QUALITY = {"reproduced": "better", "same direction": "better", "opposite": "worse"}
+HELD = ("reproduced", "same direction")
+PARTLY = "Held in some rows, open in others"
+HEADINGS = ("Held", PARTLY, "Rows disagree", "Did not hold", "Open", "No verdict", "Not run")
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A claim of a paper, and the cells that test it: the contrasts of an item by column and end of the row."""
-
-    text: str
-    item: str
-    column: str  # a regular expression
-    row: str  # a regular expression
-
-
-BLEU, JSD, PERPLEXITY = ".*BLEU", r"average JSD \(nats\)", "(test|validation) perplexity"
-EITHER = ".*BLEU|validation perplexity"
-TRAINED, AT_ONE = "daGPAM, λ trained − softmax", "daGPAM, λ⁺ = 1, λ⁻ = 1"
-UNTRAINED = f"{AT_ONE} − softmax"
-OTHERS = "(NON|NAP|de-attention) − softmax"
-BEST = ", each at the best rate tried"
-CLAIMS = {
-    "zheng2021": (
-        Claim("Language models: CODA has a lower perplexity (Table 1)", "table1", PERPLEXITY, "CODA − Transformer"),
-        Claim("Language models: CODA's heads differ more (Figure 2)", "fig2", JSD, "CODA − Transformer"),
-        Claim("CODA translates better (Table 2)", "table2", BLEU, "CODA − Transformer"),
-        Claim("More heads make the Transformer worse (Table 3)", "table3", EITHER, "Transformer, .* heads"),
-        Claim("More heads make CODA better (Table 3)", "table3", EITHER, "CODA, .* heads"),
-        Claim("CODA is better at every number of heads (Table 3)", "table3", EITHER, "CODA − Transformer"),
-        Claim("Noise alone helps (Table 4)", "table4", BLEU, "CODA-CS − Transformer"),
-        Claim("The cascade alone helps (Table 4)", "table4", BLEU, "RealFormer − Transformer"),
-        Claim("Both help (Table 4)", "table4", BLEU, "CODA − Transformer"),
-        Claim("The cascade helps in addition to the noise (Table 4)", "table4", BLEU, "CODA − CODA-CS"),
-        Claim("CODA is better than RealFormer (Table 4)", "table4", BLEU, "CODA − RealFormer"),
-        Claim("CODA's heads differ more (Table 4)", "table4", JSD, "CODA − (Transformer|RealFormer)"),
-        Claim("Noise makes heads differ more (Table 4)", "table4", JSD, "CODA-CS − Transformer"),
-        Claim("The cascade makes heads differ more (Table 4)", "table4", JSD, "RealFormer − Transformer"),
-        Claim("The cascade adds to the noise: heads differ more (Table 4)", "table4", JSD, "CODA − CODA-CS"),
-        Claim("At its best learning rate, CODA translates better", "rates", BLEU, f"CODA − Transformer{BEST}"),
-        Claim("At its best learning rate, noise alone helps", "rates", BLEU, f"CODA-CS − Transformer{BEST}"),
-        Claim("At its best learning rate, the cascade alone helps", "rates", BLEU, f"RealFormer − Transformer{BEST}"),
-        Claim("Models whose heads differ more translate better (§5.4)", "section54", ".*", "r over the four models.*"),
-    ),
-    "heo2024": (
-        Claim("15 layers: daGPAM has a lower perplexity (Table 1)", "ptb", PERPLEXITY, TRAINED),
-        Claim("15 layers: NON, NAP and de-attention are worse", "ptb", "test perplexity", OTHERS),
-        Claim("daGPAM keeps more of the residual (Figure 4)", "ptb", "(relative residual|residual norm).*", TRAINED),
-        Claim("Its tokens are less similar (Figure 4)", "ptb", "mean cosine.*", TRAINED),
-        Claim("Its query gradients are larger (Figure 4)", "gradients", "query gradient.*", TRAINED),
-        Claim("It keeps more of the residual at initialization (Figure 5)", "faithfulness", "relative.*", UNTRAINED),
-        Claim("Its tokens are less similar at initialization (Figure 5)", "faithfulness", "mean cosine.*", UNTRAINED),
-        Claim("Its outputs leave the convex hull (Figure 1)", "convex", "outputs outside.*", AT_ONE),
-        Claim("8 layers: daGPAM has a lower perplexity", "language", PERPLEXITY, TRAINED),
-        Claim("daGPAM translates better, Pre-LN", "translation", BLEU, TRAINED),
-    ),
-}
-CONDITIONS = {
-    "zheng2021": "All models of Multi30k (3 layers, width 256) share one recipe, except the learning rate in the rows "
-    "of the item rates. Longer training might still help: some models are best at the very end.",
-    "heo2024": "All models of 15 layers share one recipe. Leaving the convex hull is a geometric property, not a "
-    "difference within seeds. With λ⁻ = 0, without negative weights, outputs leave it nearly as often "
-    "(docs/results.md).",
-}
 TRAINED_ON = "Trained on "  # starts the remark of an item whose runs were trained on another machine
 LEARNING = {"multi30k": ("BLEU", "bleu", 1), "ptb": ("test perplexity", "test_perplexity", -1)}
 
@@ -97,17 +44,16 @@ def render_page(results: Path) -> str:
         body += [f"## {title}", *render_study(study, items[study])]
     body += ["## The same questions in other runs", *learning.render(disagree)]
     body += ["## Combinations that no paper has, and their parts", *combinations.render(disagree)]
-    count = sum(" … " in row for part in body for row in part.splitlines() if row.startswith("|"))
     gap = _find_largest_gap(results, compared)
     parts = [
-        "# Which claims our runs support",
-        "Written by `python benchmarks/conclusions.py` from `results/`. A row is a difference within each seed (or a "
-        "correlation): its mean and 95 % t-interval over seeds. **held**: the whole interval is on the paper's side "
-        "of 0. **the opposite**: the whole interval is on the other side. **open**: the interval contains 0, so these "
-        "seeds do not decide. With fewer than three seeds there is no verdict.",
-        f"Read it with care. {count} rows have an interval, and one in twenty excludes 0 by chance. Only Holm's p in "
-        "the last section is corrected for that. A seed fixes the batches but not the run: on a GPU, sums round "
-        "differently from run to run, and the code has changed between sets of runs"
+        "# Which claims held here",
+        "Written by `python benchmarks/conclusions.py` from `results/`. A row is a difference within each seed, a "
+        "correlation or a published number: its mean and 95 % interval over seeds. p is corrected by Holm's method for "
+        "all contrasts of the paper that were run. [How to read a verdict](reproduce.md#how-to-read-a-verdict). "
+        "*Same direction* means that p is below 0.05 on the paper's side of 0, *opposite* on the other side. *Open* "
+        "means that these seeds cannot tell; the number beside it is how many it would take.",
+        "A seed fixes the batches but not the run: on a GPU, sums round differently from run to run, and the code has "
+        "changed between sets of runs"
         + (f". The same attention with the same seed differs by up to {gap:.1f} BLEU" if gap else "")
         + ". If a comparison was run more than once, all runs are listed; if they disagree, the question is open.",
         *body,
@@ -120,7 +66,7 @@ def read_ablation(items: dict[str, ItemResult]) -> dict[tuple[str, str], str]:
     item = items.get("table4")
     questions = {f"Multi30k de→en: {label} − Transformer": name for name, label in LABELS.items()}
     return {
-        (questions[cell.row], "multi30k"): AS_QUALITY.get(judge_cell(cell), judge_cell(cell))
+        (questions[cell.row], "multi30k"): name_quality(cell)
         for cell in (item.cells if item else ())
         if cell.values and cell.row in questions and cell.column == "BLEU"
     }
@@ -168,8 +114,8 @@ class Differences:
 def render_study(study: str, items: dict[str, ItemResult]) -> list[str]:
     """Return the claims of a study as a table, and where they were measured."""
     table = [
-        ["claim", "where", "mean", "95 % interval", "seeds", "verdict", "differs in"],
-        ["---"] * 2 + ["---:"] * 3 + ["---"] * 2,
+        ["claim", "where", "mean", "95 % interval", "seeds", "Holm's p", "verdict", "differs in"],
+        ["---"] * 2 + ["---:"] * 4 + ["---"] * 2,
     ]
     for claim in CLAIMS[study]:
         table += list_rows(claim, items.get(claim.item))
@@ -190,7 +136,41 @@ def render_study(study: str, items: dict[str, ItemResult]) -> list[str]:
     never = f" Not run on {', '.join(sorted(without))}." if without else ""
     more = describe_rates(items.get("rates")), describe_regime(items.get("ptb"))
     conditions = " ".join(filter(None, (CONDITIONS[study], *more)))
-    return [conditions, format_table(table), f"{sources}.{never} [What is measured]({study}.md)."]
+    answers = [summarise_claims(CLAIMS[study], items), describe_numbers(items.values())]
+    return [*answers, conditions, format_table(table), f"{sources}.{never} [What is measured]({study}.md)."]
+
+
+def summarise_claims(claims: Sequence[Claim], items: Mapping[str, ItemResult]) -> str:
+    """Return the claims under what became of them, as a list."""
+    found: dict[str, list[str]] = {heading: [] for heading in HEADINGS}
+    for claim in claims:
+        cells = list_cells(claim, items.get(claim.item))
+        ran, every = ({name_contrast(cell) for cell in some} for some in ([c for c in cells if c.values], cells))
+        partly = f" ({len(ran)} of {len(every)} rows run)" if ran and ran != every else ""
+        found[answer_claim(cells)].append(claim.text + partly)
+    return "\n".join(f"- **{heading}**: {'; '.join(texts)}." for heading, texts in found.items() if texts)
+
+
+def answer_claim(cells: Sequence[Cell]) -> str:
+    """Return one of HEADINGS for the cells that test a claim."""
+    verdicts = {cell.verdict for cell in cells} - {"not run"}
+    sides = {"Held" if verdict in HELD else "Did not hold" for verdict in verdicts - {"open", "no verdict"}}
+    if len(sides) == 2:
+        return "Rows disagree"
+    if sides:
+        (side,) = sides
+        return PARTLY if side == "Held" and "open" in verdicts else side
+    return "Open" if "open" in verdicts else "No verdict" if verdicts else "Not run"
+
+
+def describe_numbers(items: Iterable[ItemResult]) -> str:
+    """Say how many published numbers that are no contrasts were reproduced."""
+    verdicts = [cell.verdict for item in items for cell in item.cells if cell.has_claim and not cell.sign]
+    counts = {verdict: verdicts.count(verdict) for verdict in VERDICTS[:-1] if verdict in verdicts}
+    if not counts:
+        return "No cell with a published number was run."
+    each = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    return f"Of the cells with a published number that were run: {each}."
 
 
 def describe_rates(item: ItemResult | None) -> str:
@@ -226,23 +206,38 @@ def read_learning(results: Path) -> Differences:
         found: dict[str, dict[int, float]] = {}
         for row in content["rows"]:
             found.setdefault(row["attention"], {})[row["seed"]] = row[key]
-        first = found.pop("softmax")
+        first, gaps = found.pop("softmax"), dict[str, Cell]()
         for attention, scores in found.items():
             values = tuple(score - first[seed] for seed, score in sorted(scores.items()) if seed in first)
-            rows.append(((attention, name), [attention, f"{name}, {label}", *summarise_seeds(values, better)]))
+            gaps[attention] = Cell(item=name, row=attention, column=label, values=values, sign=better)
+        for attention, cell in zip(gaps, correct_claims(gaps.values()), strict=True):
+            rows.append(((attention, name), [attention, f"{name}, {label}", *summarise_cell(cell)]))
         about = content["about"]
         notes.append(
             f"{name}: `python benchmarks/learning.py {name}` on {about['hardware']}, commit {about['commit']}."
         )
-    return Differences(["attention", "where", "− softmax", "95 % interval", "seeds", "verdict"], rows, notes)
+    head = ["attention", "where", "− softmax", "95 % interval", "Holm's p", "seeds", "verdict"]
+    return Differences(head, rows, notes)
 
 
-def summarise_seeds(values: tuple[float, ...], better: int) -> list[str]:
-    """Return mean, interval, number of seeds and verdict of differences; better is the better side of 0, 1 or -1."""
-    cell = Cell(item="", row="", column="", values=values, sign=better)
-    shown = " … ".join(f"{x:.3g}" for x in cell.interval) if cell.interval else "–"
-    verdict = AS_QUALITY.get(judge_cell(cell), judge_cell(cell))
-    return [f"{cell.mean:.3g}", shown, str(len(values)), verdict]
+def summarise_cell(cell: Cell) -> list[str]:
+    """Return mean, interval, Holm's p, number of seeds and verdict of a difference."""
+    return [f"{cell.mean:.3g}", format_interval(cell), format_p(cell), str(len(cell.values)), name_quality(cell)]
+
+
+def name_quality(cell: Cell) -> str:
+    """Return better, worse or open; the sign of the cell is the better side of 0."""
+    if cell.interval is None:
+        return "too few seeds"
+    return AS_QUALITY.get(cell.verdict, cell.verdict)
+
+
+def format_interval(cell: Cell) -> str:
+    return " … ".join(f"{x:.3g}" for x in cell.interval) if cell.interval else "–"
+
+
+def format_p(cell: Cell) -> str:
+    return "–" if cell.holm is None else f"{cell.holm:.2g}"
 
 
 def read_combinations(compared: dict[str, dict]) -> Differences:
@@ -262,16 +257,7 @@ def read_combinations(compared: dict[str, dict]) -> Differences:
             else:
                 reason = "; ".join(row["failed"]) or "not run"
                 rows.append(((label, name), [label, f"{name}, {by}", "–", "–", "–", "0", reason]))
-        for label, part in [(each, part) for each in measures if "+" in each for part in each.split("+")]:
-            whole, own = measures[label].get("seeds", {}), measures.get(part, {}).get("seeds", {})
-            gaps = tuple(score - own[seed] for seed, score in sorted(whole.items()) if seed in own)
-            where = f"{name}, {by}, − {part}"
-            if gaps:
-                better = 1 if measures[label]["better"] == "higher" else -1
-                mean, shown, seeds, verdict = summarise_seeds(gaps, better)
-                rows.append(((f"{label} − {part}", name), [label, where, mean, shown, "–", seeds, verdict]))
-            else:
-                rows.append(((f"{label} − {part}", name), [label, where, "–", "–", "–", "0", f"{part} was not run"]))
+        rows += compare_with_parts(name, by, measures)
         about = content["about"]
         trained = f", trained on {about['trained on']}" if "trained on" in about else ""
         controlled = "" if any(row.get("control") for row in content["rows"]) else ", without controls for size"
@@ -279,6 +265,25 @@ def read_combinations(compared: dict[str, dict]) -> Differences:
     return Differences(
         ["attention", "where", "difference", "95 % interval", "Holm's p", "seeds", "verdict"], rows, notes
     )
+
+
+def compare_with_parts(name: str, by: str, measures: dict[str, dict]) -> list[tuple[tuple[str, str], list[str]]]:
+    """Return the rows of combinations minus their parts; those of one comparison are one family of tests."""
+    cells, missing = [], []
+    for label, part in [(each, part) for each in measures if "+" in each for part in each.split("+")]:
+        whole, own = measures[label].get("seeds", {}), measures.get(part, {}).get("seeds", {})
+        gaps = tuple(score - own[seed] for seed, score in sorted(whole.items()) if seed in own)
+        where = f"{name}, {by}, − {part}"
+        if gaps:
+            better = 1 if measures[label]["better"] == "higher" else -1
+            cells.append(Cell(item=part, row=label, column=where, values=gaps, sign=better))
+        else:
+            missing.append(((f"{label} − {part}", name), [label, where, "–", "–", "–", "0", f"{part} was not run"]))
+    judged = [
+        ((f"{cell.row} − {cell.item}", name), [cell.row, cell.column, *summarise_cell(cell)])
+        for cell in correct_claims(cells)
+    ]
+    return [*judged, *missing]
 
 
 def judge_difference(found: dict, better: str) -> str:
@@ -289,22 +294,30 @@ def judge_difference(found: dict, better: str) -> str:
     return "better" if (found["mean"] > 0) == (better == "higher") else "worse"
 
 
+def list_cells(claim: Claim, item: ItemResult | None) -> list[Cell]:
+    """Return the cells that test a claim."""
+    return [cell for cell in item.cells if is_about(cell, claim)] if item else []
+
+
 def list_rows(claim: Claim, item: ItemResult | None) -> list[list[str]]:
     """Return a row per measured cell, and one row with the reasons of contrasts that were not run."""
-    cells = [cell for cell in item.cells if is_about(cell, claim)] if item else []
+    cells = list_cells(claim, item)
     rows = [format_cell(cell) for cell in cells if cell.values]
     answered = {name_contrast(cell) for cell in cells if cell.values}
     missing = [cell for cell in cells if name_contrast(cell) not in answered]
     if missing or not rows:
-        reasons = dict.fromkeys(f"{cell.row}: {cell.not_run}" for cell in missing)
-        rows.append(["; ".join(reasons) or "–", "–", "–", "–", "not run", ""])
+        reasons: dict[str, dict[str, None]] = {}
+        for cell in missing:
+            reasons.setdefault(cell.not_run, {})[cell.row] = None
+        why = ". ".join(f"{'; '.join(names)}: {reason}" for reason, names in reasons.items())
+        rows.append([why or "–", "–", "–", "–", "–", "not run", ""])
     return [[claim.text if number == 0 else "", *each] for number, each in enumerate(rows)]
 
 
 def is_about(cell: Cell, claim: Claim) -> bool:
     """Return whether a cell tests a claim."""
     matches = re.fullmatch(claim.column, cell.column) and re.fullmatch(claim.row, name_contrast(cell))
-    return bool(cell.sign and matches)
+    return bool(cell.has_claim and matches)
 
 
 def name_contrast(cell: Cell) -> str:
@@ -317,17 +330,9 @@ def name_data(cell: Cell) -> str:
 
 
 def format_cell(cell: Cell) -> list[str]:
-    interval = " … ".join(f"{x:.3g}" for x in cell.interval) if cell.interval else "–"
-    where = f"{cell.row}, {cell.column}"
-    return [where, f"{cell.mean:.3g}", interval, str(len(cell.values)), judge_cell(cell), ", ".join(cell.tags)]
-
-
-def judge_cell(cell: Cell) -> str:
-    """Say whether the interval is on the paper's side of 0."""
-    if cell.interval is None:
-        return "too few seeds"
-    low, high = (cell.sign * x for x in cell.interval)
-    return HELD[1 if min(low, high) > 0 else -1 if max(low, high) < 0 else 0]
+    shown = "" if cell.sign else f" (published ± margin: {format_published(cell)})"
+    numbers = [f"{cell.mean:.3g}", format_interval(cell), str(len(cell.values)), format_p(cell)]
+    return [f"{cell.row}, {cell.column}{shown}", *numbers, cell.outcome, ", ".join(cell.tags)]
 
 
 def main() -> None:

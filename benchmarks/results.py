@@ -299,7 +299,7 @@ def render_study(name: str) -> str:
         command = f"`attnlab reproduce {name}{options} --only {item.config.item} --scale full`"
         on = f"{about['hardware']}, torch {about['torch']}, commit {about['commit']}, {about['wall_s']:.0f} s"
         rows = [
-            ["", "", "published", "ours", "95 % interval", "Holm's p", "verdict", "differs in"],
+            ["", "", "published ± margin", "ours", "95 % interval", "Holm's p", "verdict", "differs in"],
             ["---", "---", "---:", "---:", "---:", "---:", "---", "---"],
         ]
         cells = [cell for cell in item.cells if cell.values]

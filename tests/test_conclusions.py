@@ -10,7 +10,7 @@ import pytest
 from attnlab.experiments.ledger import FILE, Ledger, Row
 from attnlab.experiments.reproduction import OLD_CELLS
 from attnlab.experiments.verdicts import Cell
-from attnlab.studies import open_study
+from attnlab.studies import STUDIES, open_study
 
 ROOT = Path(__file__).parent.parent
 ABOUT = {"hardware": "a machine", "torch": "2", "commit": "abc"}
@@ -22,7 +22,7 @@ def conclusions(monkeypatch):
     import conclusions
 
     yield conclusions
-    for name in ("conclusions", "results"):
+    for name in ("conclusions", "claims", "results"):
         sys.modules.pop(name, None)
 
 
@@ -49,7 +49,10 @@ def test_each_line_says_on_which_side_the_interval_is(conclusions, tmp_path):
     write_ledger(tmp_path, "zheng2021", "table2", *some)
     page = conclusions.render_page(tmp_path)
     rows = [line.split(" | ") for line in page.splitlines() if "− Transformer, BLEU" in line]
-    assert {row[1][0]: row[5] for row in rows} == {"A": "held", "B": "the opposite", "C": "open", "D": "too few seeds"}
+    assert {row[1][0]: row[5] for row in rows} == {"A": "0.01", "B": "0.01", "C": "0.96", "D": "–"}
+    assert {row[1][0]: row[6] for row in rows} == {
+        "A": "same direction", "B": "opposite", "C": "open: over 10,000 seeds", "D": "no verdict",
+    }  # fmt: skip
     assert "table2 by `attnlab reproduce zheng2021 --scale full` on a machine, torch 2, commit abc" in page
     assert page.count("| not run |") == sum(map(len, conclusions.CLAIMS.values())) - 1
 
@@ -61,9 +64,43 @@ def test_a_claim_that_was_not_run_says_why(conclusions, tmp_path):
     )
 
 
-def test_every_claim_is_of_an_item_that_is_there(conclusions):
+def test_every_claim_is_of_an_item_that_is_there_and_of_its_cells(conclusions):
+    assert set(conclusions.CLAIMS) == set(STUDIES)
     for study, claims in conclusions.CLAIMS.items():
         assert {claim.item for claim in claims} <= set(open_study(study).items)
+        items = conclusions.read_items(study, ROOT / "results")
+        assert not [
+            claim.text for claim in claims if claim.item in items and not list_tested(conclusions, claim, items)
+        ]
+
+
+def list_tested(conclusions, claim, items):
+    return conclusions.list_cells(claim, items[claim.item])
+
+
+@pytest.mark.parametrize(
+    ("values", "answer"),
+    [
+        ([(1.0, 1.1, 0.9), (2.0, 2.1, 2.2)], "Held"),
+        ([(1.0, 1.1, 0.9), (1.0, -1.0, 0.1)], "Held in some rows, open in others"),
+        ([(1.0, 1.1, 0.9), (-1.0, -1.1, -0.9)], "Rows disagree"),
+        ([(-1.0, -1.1, -0.9), (1.0, -1.0, 0.1)], "Did not hold"),
+        ([(1.0, -1.0, 0.1), (1.0, 1.1)], "Open"),
+        ([(1.0, 1.1)], "No verdict"),
+        ([], "Not run"),
+    ],
+)
+def test_a_claim_is_answered_by_all_its_rows(conclusions, values, answer):
+    assert conclusions.answer_claim([bleu("A", (), not_run="no data"), *(bleu("B", some) for some in values)]) == answer
+
+
+def test_the_page_begins_each_paper_with_what_became_of_its_claims(conclusions, tmp_path):
+    level = Cell(item="table2", row="A: CODA", column="BLEU", published=2.0, values=(1.99, 2.0, 2.01))
+    write_ledger(tmp_path, "zheng2021", "table2", bleu("A", (1.0, 1.1, 0.9)), bleu("B", (), not_run="no data"), level)
+    page = conclusions.render_page(tmp_path)
+    assert "- **Held**: CODA translates better (Table 2)." in page
+    assert "Of the cells with a published number that were run: 1 reproduced." in page
+    assert page.count("No cell with a published number was run.") == 3
 
 
 def test_the_page_is_made_from_what_the_repository_holds(conclusions):
@@ -113,7 +150,7 @@ def test_runs_of_another_benchmark_are_compared_with_softmax_within_a_seed(concl
     path.parent.mkdir()
     path.write_text(json.dumps({"about": {"hardware": "a card", "commit": "abc"}, "rows": rows[::-1]}))
     page = conclusions.render_page(tmp_path)
-    assert "| coda | ptb, test perplexity | -1.97 | -2.35 … -1.59 | 3 | better |" in page
+    assert "| coda | ptb, test perplexity | -1.97 | -2.35 … -1.59 | 0.004 | 3 | better |" in page
     assert "| 3 | open |" in next(line for line in page.splitlines() if line.startswith("| dagpam | ptb"))
     assert "`python benchmarks/learning.py ptb` on a card, commit abc" in page
 
@@ -125,7 +162,10 @@ def test_contrasts_that_were_run_on_no_data_are_named(conclusions, tmp_path):
     )  # fmt: skip
     write_ledger(tmp_path, "zheng2021", "table4", *lines)
     page = conclusions.render_page(tmp_path)
-    assert "| The cascade alone helps (Table 4) | A: RealFormer − Transformer: left out | – | – | – | not run |" in page
+    assert (
+        "| The cascade alone helps (Table 4) | A: RealFormer − Transformer: left out | – | – | – | – | not run |"
+        in page
+    )
     assert "B: CODA − Transformer" not in page
     assert "Not run on B." in page
 

@@ -49,7 +49,7 @@ def tabulate_cells(cells: Sequence[Cell], *, with_item: bool = False) -> Table:
     """Return the cells that were run; with_item: also the item that each belongs to."""
     ran = [cell for cell in cells if not cell.not_run]
     tested = [HOLM] if any(cell.holm is not None for cell in ran) else []
-    columns = ["row", "column", "published", "ours", "95 % interval", "seeds", *tested, "verdict", DIFFERS]
+    columns = ["row", "column", "published ± margin", "ours", "95 % interval", "seeds", *tested, "verdict", DIFFERS]
     columns = ["item", *columns] if with_item else columns
     rows = [
         [*([c.item] if with_item else []), c.row, c.column, format_published(c), format_ours(c),
