@@ -51,7 +51,7 @@ def test_each_line_says_on_which_side_the_interval_is(conclusions, tmp_path):
     rows = [line.split(" | ") for line in page.splitlines() if "− Transformer, BLEU" in line]
     assert {row[1][0]: row[5] for row in rows} == {"A": "0.01", "B": "0.01", "C": "0.96", "D": "–"}
     assert {row[1][0]: row[6] for row in rows} == {
-        "A": "same direction", "B": "opposite", "C": "open: over 10,000 seeds", "D": "no verdict",
+        "A": "same direction", "B": "opposite", "C": "open: 9,457 seeds", "D": "no verdict",
     }  # fmt: skip
     assert "table2 by `attnlab reproduce zheng2021 --scale full` on a machine, torch 2, commit abc" in page
     assert page.count("| not run |") == sum(map(len, conclusions.CLAIMS.values())) - 1
@@ -69,13 +69,8 @@ def test_every_claim_is_of_an_item_that_is_there_and_of_its_cells(conclusions):
     for study, claims in conclusions.CLAIMS.items():
         assert {claim.item for claim in claims} <= set(open_study(study).items)
         items = conclusions.read_items(study, ROOT / "results")
-        assert not [
-            claim.text for claim in claims if claim.item in items and not list_tested(conclusions, claim, items)
-        ]
-
-
-def list_tested(conclusions, claim, items):
-    return conclusions.list_cells(claim, items[claim.item])
+        ran = [claim for claim in claims if claim.item in items]
+        assert not [claim.text for claim in ran if not conclusions.list_cells(claim, items[claim.item])]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from attnlab.cli import app
+from attnlab.experiments.status import tabulate_status
+from attnlab.studies import STUDIES, open_study
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -70,6 +72,15 @@ def test_commands_run(tmp_path, monkeypatch):
         words = [re.sub(r"^steps=\d+", "steps=3", word) for word in words]
         result = CliRunner().invoke(app, words)
         assert result.exit_code == 0, (words, result.output, result.exception)
+
+
+@pytest.mark.docs
+def test_the_readme_says_how_many_cells_were_run():
+    table, _ = tabulate_status([open_study(name) for name in STUDIES], ROOT / "results")
+    total = dict(zip(table.columns, table.rows[-1], strict=True))
+    said = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"Of the {total['numbers']} numbers that the four papers print, {total['measured']} are measured" in said
+    assert f"in {total['run']} of {total['cells']:,} cells: {total['official']} of them with the paper's own data" in said
 
 
 @pytest.mark.docs
