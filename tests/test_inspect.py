@@ -25,6 +25,7 @@ from attnlab.reading.reader import PretrainedReader, RunReader, open_reader
 from attnlab.reading.survey import iterate_batches
 from attnlab.reading.text_stream import TextCorpus, TextExample
 from attnlab.records.record import Record
+from attnlab.tasks.task import EOS
 
 HOSTILE = "<script>alert(1)</script> & $x$ cat"
 LINES = ["the cat sat on the mat .", "nobody saw it .", "the mat .", "it sat .", "the cat saw nobody on the mat ."]
@@ -244,6 +245,33 @@ def test_a_run_of_ours(task, tmp_path, monkeypatch):
     assert f"{MADE[task]} with softmax attention" in page
     findings = page.split("class='findings'")[1].split("</section>")[0]
     assert {"language": "“.”", "classification": "label “", "translation": "“.”"}[task] in findings
+
+
+@pytest.mark.parametrize("task", ["translation", "classification"])
+def test_probed_records_have_words(task, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "corpus.txt").write_text("".join(f"{line} {k}\n" for k in range(20) for line in LINES))
+    rows = "".join(f"{line} {k},{'yes' if 'cat' in line else 'no'}\n" for k in range(20) for line in LINES)
+    (tmp_path / "labelled.csv").write_text("text,label\n" + rows)
+    small = ["model=lstm", "width=8", "embedding_width=8", "steps=1", "out=runs/mine", "device=cpu", "batch_tokens=512"]
+    more = ["src=corpus.txt", "tgt=corpus.txt", "units=word"] if task == "translation" else ["data=labelled.csv"]
+    done = CliRunner().invoke(app, ["train", task, *small, *more])
+    assert done.exit_code == 0, (done.output, done.exception)
+    second = LINES[1] if task == "translation" else None
+    examples = [TextExample(LINES[0], second), TextExample(LINES[2], second)]
+    reader = open_reader("mine", device="cpu")
+    record = reader.record(examples, probes=True)
+    layer = record.kind("cross")[-1]
+    assert "cat" in record.words["source"][0]
+    assert attnlab.show(record).view.title == reader.title
+    if task == "classification":
+        assert layer.extras["beta"].shape[1] == 1
+        assert set(attnlab.contribution(record)["query_token"]) == {"label"}
+    else:
+        assert record.words["target"][0][:2] == ["<s>", "nobody"]
+        read, targets = record.tokens["target"], layer.extras["targets"]
+        assert targets[:, :-1].equal(read[:, 1:])
+        assert (targets[:, -1] == EOS).all()
 
 
 # --- batches ---

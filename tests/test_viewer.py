@@ -334,6 +334,11 @@ def test_kinds_have_their_own_axes(opened, translator):
     path, records, _ = translator
     page = opened(path).ready()
     assert "target word read (attending)" in page.locator(".texts").inner_text()
+    words = records["softmax"][30].tokens["target"][0].tolist()
+    page.point(4, 2)
+    assert page.locator(".writes").inner_text() == f"reads {words[4]}, writes {words[5]}"
+    page.point(len(words) - 1, 2)  # what the last one writes is not known
+    assert page.locator(".writes").count() == 0
     page.get_by_label("self-attention of the encoder").check()
     page.point(4, 3)
     want = records["softmax"][30].kind("encoder-self")[1].weights[0, 0]

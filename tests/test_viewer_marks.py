@@ -192,9 +192,11 @@ def test_a_best_head_that_is_not_there_is_refused():
         ("org/name", "org/name"),
         ("/a/b/mine", "mine"),
         ("./x/run-1/", "run-1"),
+        ("runs/tuned/hugging_face", "tuned"),
+        ("/root/.cache/huggingface/hub/models--org--some--name/snapshots/0a1b2c", "org/some--name"),
     ],
 )
-def test_a_model_in_a_folder_is_called_by_the_name_of_the_folder(model, name):
+def test_a_model_has_its_own_name_or_that_of_its_folder(model, name):
     assert name_model(model) == name
 
 

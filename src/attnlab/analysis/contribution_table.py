@@ -1,7 +1,8 @@
 """The table of contributions: one row for every query and visible key, in every head or layer.
 
     example, kind, layer, head, query, key   query and key are positions in their sequences, layer is within its kind
-    query_token, key_token                   the token there: its text if the record has it, else its id
+    query_token, key_token                   the token there: its text if the record has it, else its id; the query of
+                                             a decoder is the token that it reads, from which it writes the next one
     weight                                   α; for a layer, the mean over heads
     norm                                     ‖αf(x)‖; for a layer, ‖Σ_h αf(x)‖
 

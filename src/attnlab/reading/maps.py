@@ -13,6 +13,7 @@ The statistics of a head, over the queries of an example, with p_ij = |α_ij| / 
     sink      the largest mean over i of p_ij: the share of the key with the most weight
 """
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -36,6 +37,7 @@ from attnlab.report.view import Best, Frame, View, ViewAttention, ViewExample, V
 from attnlab.report.viewer_html import Viewer
 
 HEAD_CELLS = 40_000_000  # maximum number of weights on a page; with more, the page shows the mean of the heads
+CACHED = re.compile(r"models--(.+?)--(.+)")  # the folder of a model in the cache of the Hugging Face hub
 MAX_PAIRS = 250_000_000  # maximum number of pairs of tokens on a page
 
 Curves = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # steps and values, by name
@@ -102,17 +104,24 @@ def build_view(
 
 
 def make_title(record: Record) -> str:
-    """Return a title: the class and attention of an attnlab model, or the name of a Hugging Face model."""
-    model, attention = (str(record.meta.get(name) or "") for name in ("model", "mechanism"))
+    """Return the record's title, the class and attention of an attnlab model, or the name of a Hugging Face model."""
+    title, model, attention = (str(record.meta.get(name) or "") for name in ("title", "model", "mechanism"))
+    if title:
+        return title
     if attention and model.isidentifier():  # the name of a class
         return f"{model} with {attention} attention"
     return name_model(model)
 
 
 def name_model(model: str) -> str:
-    """Return the name of the model's folder, or its id on the Hugging Face hub."""
+    """Return the id of a model on the Hugging Face hub, also if it is in the hub's cache, or the name of its folder."""
     local = model.startswith((".", "/", "~")) or model.count("/") > 1 or (0 < len(model) < 256 and Path(model).exists())
-    return Path(model).expanduser().resolve().name or model if local else model
+    if not local:
+        return model
+    folder = Path(model).expanduser().resolve()
+    if cached := next((found for part in reversed(folder.parts) if (found := CACHED.fullmatch(part))), None):
+        return f"{cached[1]}/{cached[2]}"
+    return (folder.parent if folder.name == "hugging_face" else folder).name or model  # a run has such a folder
 
 
 def join_views(views: Sequence[View]) -> View:

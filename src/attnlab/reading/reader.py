@@ -15,12 +15,14 @@ from attnlab.decoding.evaluation import open_search, search_lines
 from attnlab.huggingface import dispatch, inputs
 from attnlab.huggingface.pretrained import open_model, open_tokenizer
 from attnlab.huggingface.recorder import record
+from attnlab.reading.maps import name_model
 from attnlab.reading.predictions import Prediction, predict_label, predict_masked, predict_next
 from attnlab.reading.text_stream import TextExample
+from attnlab.recording.probe import record_probes
 from attnlab.records.pieces import show_pieces
 from attnlab.records.record import Record
 from attnlab.tasks.batching import Sequences
-from attnlab.tasks.task import SPECIALS
+from attnlab.tasks.task import EOS, PAD, SPECIALS
 from attnlab.tasks.vocabulary import Vocabulary
 from attnlab.training.run_list import find_folder, refuse_missing_run, suggest_runs
 from attnlab.training.runs import Run, choose_device, open_run
@@ -64,8 +66,12 @@ class TextReader(ABC):
         """Return the ids of each side of each example, with special tokens. Raises ValueError if one is too long."""
 
     @abstractmethod
-    def record(self, examples: Sequence[TextExample]) -> Record:
-        """Record what the model attends to on the examples, with the tokens as text."""
+    def record(self, examples: Sequence[TextExample], *, probes: bool = False) -> Record:
+        """Record what the model attends to on the examples, with the tokens as text.
+
+        probes   also record β and Δ (`attnlab.recording.probe`) of each target word, or of the predicted class; for
+                 runs of translators and LSTM classifiers
+        """
 
     @abstractmethod
     def predict(self, example: TextExample) -> list[Prediction]:
@@ -140,7 +146,9 @@ class PretrainedReader(TextReader):
         self._check_lengths(examples, ids)
         return ids
 
-    def record(self, examples: Sequence[TextExample]) -> Record:
+    def record(self, examples: Sequence[TextExample], *, probes: bool = False) -> Record:
+        if probes:
+            raise ValueError(f"{self.name}: probes need a run of attnlab; record it with probes=False")
         lazy = dispatch.find_adaptation(self.model) is None  # compute weights a few rows at a time
         how = {"tokenizer": self.tokenizer, "lazy": lazy}
         if any(example.second is not None for example in examples) and not self.two_sided:
@@ -233,15 +241,25 @@ class RunReader(TextReader):
         encoded = self._encode(examples)
         return {side: [rows[k].tolist() for k in range(len(rows))] for side, rows in encoded.items()}
 
-    def record(self, examples: Sequence[TextExample]) -> Record:
-        made = record(self.model, self._pad_batch(examples))
+    def record(self, examples: Sequence[TextExample], *, probes: bool = False) -> Record:
+        batch = self._pad_batch(examples)
+        made = record_probes(self.model, batch, self._make_targets(batch)) if probes else record(self.model, batch)
         words = {
             side: [self.vocabularies[side].show_tokens(row) for row in ids.tolist()]
             for side, ids in made.tokens.items()
         }
         if "cross" in made.kinds and "target" not in words:  # the one query of an LSTM classifier
             words["target"] = [["label"]] * len(examples)
-        return replace(made, words=words, meta={**made.meta, "model": self.name})
+        return replace(made, words=words, meta={**made.meta, "model": self.name, "title": self.title})
+
+    def _make_targets(self, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """Return what the model should predict: the next word of each target, or the class that it finds likeliest."""
+        if not self.two_sided:
+            with torch.no_grad():
+                return self.model(*batch).argmax(-1)
+        nothing = torch.full_like(batch[1][:, :1], PAD)
+        following = torch.cat([batch[1][:, 1:], nothing], dim=1)
+        return following.masked_fill((following == PAD) & (batch[1] != PAD), EOS)
 
     @torch.no_grad()
     def predict(self, example: TextExample) -> list[Prediction]:
@@ -278,7 +296,7 @@ def _name_pretrained(name: str, model: Any) -> str:
         return name
     stored = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("_name_or_path", "")
     made_from = re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", str(stored)) and not Path(stored).exists()
-    return f"{kind}, made from {stored}" if made_from else f"{kind} in {folder.resolve().name}"
+    return f"{kind}, made from {stored}" if made_from else f"{kind} in {name_model(str(folder.resolve()))}"
 
 
 def _name_run(run: Run) -> str:

@@ -53,9 +53,12 @@ def draw_head_maps(categories: pd.DataFrame, category: str) -> Figure:
 
 def draw_text_maps(
     layers: Sequence[str], weights: Sequence[Tensor], norms: Sequence[Tensor], rows: Sequence[str],
-    columns: Sequence[str], hidden: Sequence[Tensor],
+    columns: Sequence[str], hidden: Sequence[Tensor], labels: tuple[str, str],
 ) -> Figure:  # fmt: skip
-    """Draw one text: the weights (i,j) of each layer, mean over heads, above the norms ‖Σ_h α f‖; hidden cells grey."""
+    """Draw one text: the weights (i,j) of each layer, mean over heads, above the norms ‖Σ_h α f‖; hidden cells grey.
+
+    labels   what rows and columns are
+    """
     side = min(3.4, max(1.9, 0.16 * max(len(rows), len(columns))))
     figure = Figure(figsize=(1.0 + side * len(layers), 0.9 + 2.1 * side), layout="constrained")
     axes = figure.subplots(2, len(layers), squeeze=False)
@@ -70,7 +73,8 @@ def draw_text_maps(
             axis.set_title(f"{name}: {what}, to {most:.2g}", fontsize=8)
             _label_axis(axis.set_xticks, columns if line == 1 else (), rotation=90)
             _label_axis(axis.set_yticks, rows if axis is axes[line][0] else ())
-    figure.supxlabel("key (attended to)", fontsize=9)
+    figure.supylabel(labels[0], fontsize=9)
+    figure.supxlabel(labels[1], fontsize=9)
     return figure
 
 

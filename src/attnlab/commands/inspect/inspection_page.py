@@ -39,6 +39,11 @@ Numbers = tuple[int, ...] | None
 FORMAT = "attnlab-inspection-1"
 LAYERS_PER_FIGURE = 6
 MAX_ROWS = 300_000  # maximum number of rows in the table of heads of one text
+AXES = {
+    "encoder-self": ("token (attending)", "token (attended to)"),
+    "decoder-self": ("token read (attending)", "token (attended to)"),
+    "cross": ("target token read (attending)", "source token (attended to)"),
+}
 FACTS = {
     "corpus_sha256": "SHA-256 of the texts", "batch_tokens": "tokens per batch", "examples": "texts",
     "max_length": "tokens per text at most", "dtype": "number format",
@@ -178,7 +183,7 @@ def _draw_maps(record: Record, layers: Sequence[Layer]) -> Figure:
     )
     b, _, i, j = layers[0].context.shape[0], 1, *sizes
     hidden = [~x.mask.expand(b, 1, i, j)[0, 0][query.places][:, key.places] for x in layers]
-    return draw_text_maps(titles, weights, sums, list(query.labels), list(key.labels), hidden)
+    return draw_text_maps(titles, weights, sums, list(query.labels), list(key.labels), hidden, AXES[layers[0].kind])
 
 
 def _file_name(category: str) -> str:

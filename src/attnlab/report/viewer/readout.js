@@ -26,16 +26,16 @@ export class Readout {
     this.node = element("aside", { class: "readout", ariaLabel: "numbers" }, ...parts);
   }
 
-  // panels: [{label, map, shares, data}], texts: [queries, keys]
-  show(panels, texts, marks) {
+  // panels: [{label, map, shares, data}], texts: [queries, keys], written: the token that a query writes, or null
+  show(panels, texts, marks, written) {
     const at = getFocus(marks);
-    this.showPair(texts, at);
+    this.showPair(texts, at, written);
     this.locked.hidden = !marks.lock;
     this.showValues(panels, at);
     this.showMost(panels[0], texts, at);
   }
 
-  showPair(texts, at) {
+  showPair(texts, at, written) {
     if (!at) {
       const hint = "Point at a cell to read its numbers. Click to lock it. Shift-drag or ctrl-click to select cells.";
       this.ends.replaceChildren(element("p", { class: "hint" }, hint));
@@ -47,7 +47,11 @@ export class Readout {
     if (at.key !== null) ends.push(element("span", {}, name(1, at.key), element("small", {}, `${at.key}`)));
     const arrow = element("span", { class: "arrow" }, at.query === null ? "→" : at.key === null ? "→ all" : "→");
     const order = at.query === null ? ["all", arrow, ends[0]] : [ends[0], arrow, ends[1]];
-    this.ends.replaceChildren(...order.filter(Boolean));
+    const next = written(at.query);
+    const token = (text) => element("bdi", {}, visible(text));
+    const words = () => ["reads ", token(texts[0][at.query]), ", writes ", token(next)];
+    const reads = next === null ? null : element("small", { class: "writes" }, ...words());
+    this.ends.replaceChildren(...[...order, reads].filter(Boolean));
   }
 
   showValues(panels, at) {

@@ -197,6 +197,12 @@ export class Viewer {
     return [reads ? `${query} word read` : query, key];
   }
 
+  // The token that the decoder writes after it has read token n, or null.
+  written(n) {
+    const reads = this.store.sides(this.state)[0].name === "target" && this.state.level === "tokens" && n !== null;
+    return reads && n + 1 < this.texts[0].length ? this.texts[0][n + 1] : null;
+  }
+
   titles() {
     const [query, key] = this.nameSides();
     return [`${query} (attending)`, `${key} (attended to)`];
@@ -296,7 +302,7 @@ export class Viewer {
     if (!this.panels.length) return;
     for (const { plot } of this.panels) plot.overlay(this.marks);
     this.colourTokens();
-    this.readout.show(this.panels, this.texts, this.marks);
+    this.readout.show(this.panels, this.texts, this.marks, (n) => this.written(n));
     this.readout.showSums(this.panels, this.marks);
   }
 
