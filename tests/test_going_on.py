@@ -83,6 +83,33 @@ def test_ctrl_c_takes_no_place_among_the_checkpoints_to_average(tmp_path):
     assert sorted(int(path.stem) for path in (tmp_path / "steps").iterdir()) == [10, 15, 20]
 
 
+def test_a_finished_run_continues_where_only_steps_grow(tmp_path):
+    words = ["schedule=constant", "warmup=2", "checkpoint_every=4", "dropout=0.1"]
+    assert trained(tmp_path / "whole", *words, "steps=12").returncode == 0
+    assert trained(tmp_path / "grown", *words, "steps=8").returncode == 0
+    assert "another run" in trained(tmp_path / "grown", *words, "steps=12", "lr=1e-2").stderr
+    done = trained(tmp_path / "grown", *words, "steps=1.2e1")
+    assert "finished at step 12" in done.stdout, done.stderr
+    assert "continues to step 12" in done.stderr
+    assert "differs" not in done.stderr
+    one, other = (load_file(tmp_path / name / "last.safetensors") for name in ("whole", "grown"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert [leg["steps"] for leg in json.loads((tmp_path / "grown" / "ran.json").read_text())] == [8, 12]
+    assert "another run" in trained(tmp_path / "grown", *words, "steps=8").stderr
+
+
+def test_a_longer_run_says_where_its_learning_rate_was_another(tmp_path):
+    assert trained(tmp_path, "steps=20").returncode == 0  # the warm-up is a tenth of the steps
+    assert "differs from a run that began with steps=30" in trained(tmp_path, "steps=30").stderr
+
+
+def test_an_early_stop_stays_one_with_more_steps(tmp_path):
+    words = ["evaluate_every=2", "patience=1", "lr=1e-12", "warmup=0", "schedule=constant"]
+    first = trained(tmp_path, *words, "steps=20").stdout
+    assert "finished at step 20" not in first
+    assert trained(tmp_path, *words, "steps=30").stdout == first
+
+
 def test_only_checkpoints_are_averaged_not_steps_that_were_evaluated(tmp_path):
     folder = RunFolder(tmp_path)
     folder.claim({"training": {"checkpoint_every": 5, "steps": 22, "evaluate_at": [18]}})

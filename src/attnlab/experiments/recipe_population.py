@@ -129,7 +129,7 @@ class RecipeSeeds(Experiment):
         """Mark a run as finished, and note its hardware."""
         folder, state = self.folders[seed], vars(Position(step=self.steps, finished=True))
         (folder.path / "ran.json").unlink(missing_ok=True)
-        write_what_ran(folder, 0, TrainingResult(self.steps, math.inf, 0, True, "population, tf32"), device)
+        write_what_ran(folder, 0, TrainingResult(self.steps, math.inf, 0, True, "population, tf32"), device, self.steps)
         write_checkpoint(Checkpoint(read_checkpoint(folder.step_file(self.steps)).tensors, state), folder.last)
 
 

@@ -117,6 +117,8 @@ class Training:
         self.stepper = _build_stepper(model, config, accelerator)
         if (checkpoint := folder.resume()) is not None:
             self.position = restore_checkpoint(checkpoint, model, self.stepper, accelerator)
+            if self.position.step < config.steps:  # perhaps more steps than before
+                self.position.finished = _is_out_of_patience(self.position, config)
         self.metrics = Metrics(folder.metrics_file, self.position.metrics_length) if self.is_main else None
         self.history = folder.metrics() if self.is_main else []
         self.batches = Batches(task, config, accelerator, padded=isinstance(self.stepper, Captured))
@@ -274,8 +276,11 @@ def _note_best(position: Position, loss: float, config: TrainConfig) -> None:
         position.best, position.best_step, position.since_best = loss, position.step, 0
     else:
         position.since_best += 1
-        if config.patience is not None and position.since_best >= config.patience:
-            position.finished = True
+        position.finished = _is_out_of_patience(position, config)
+
+
+def _is_out_of_patience(position: Position, config: TrainConfig) -> bool:
+    return config.patience is not None and position.since_best >= config.patience
 
 
 @contextmanager

@@ -66,18 +66,25 @@ class RunFolder:
         config: dict[str, Any] = read_json(file)
         return config
 
-    def claim(self, config: Mapping[str, Any]) -> None:
-        """Write the configuration, or check that the folder already has the same one."""
-        file = self.path / "config.json"
-        text = json.dumps(config, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
-        if not file.exists():
-            self.path.mkdir(parents=True, exist_ok=True)
-            write_text(file, text)
+    def claim(self, config: Mapping[str, Any], *, extend: bool = False) -> None:
+        """Write the configuration, or check that the folder already has the same one.
+
+        extend   allow more steps than the folder's configuration has; `write_config` then replaces it
+        """
+        if not (file := self.path / "config.json").exists():
+            self.write_config(config)
             return
-        differences = _list_differences(read_json(file), json.loads(text))
-        if differing := [each for each in differences if each[0].split(".")[-1] not in FREE_KEYS]:
+        differences = _list_differences(read_json(file), json.loads(json.dumps(config)))
+        differing = [each for each in differences if each[0].split(".")[-1] not in FREE_KEYS]
+        if extend and [each[0] for each in differing] == ["training.steps"] and differing[0][1] < differing[0][2]:
+            return
+        if differing:
             shown = "; ".join(f"{key}: {old!r} there, {new!r} now" for key, old, new in differing[:4])
             raise ValueError(f"{self.path} holds another run ({shown}); choose another --out, or delete the folder")
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        text = json.dumps(config, indent=1, ensure_ascii=False, sort_keys=True) + "\n"
+        write_text(self.path / "config.json", text)
 
     @contextmanager
     def lock(self) -> Iterator[None]:

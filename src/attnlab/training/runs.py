@@ -23,6 +23,7 @@ from attnlab.tasks import TASKS
 from attnlab.tasks.task import Task
 from attnlab.training.checkpoints import average_checkpoints, load_weights
 from attnlab.training.loop import Training, TrainingResult
+from attnlab.training.optimisers import compute_learning_rate
 from attnlab.training.recipe import Recipe, restore_recipe
 from attnlab.training.run_folder import RunFolder, read_checkpoint
 from attnlab.training.run_list import ROOT, find_run
@@ -76,15 +77,30 @@ def start_run(
         LAUNCHED.clear()
         try:
             training = Training(task, model, recipe.training, folder, accelerator, report_and_track)
+            if main:
+                _extend_run(folder, recipe, training.first_step, note)
             outcome = training.run()
         finally:
             if tracking:
                 accelerator.end_training()
         if main and outcome.step > training.first_step:
-            write_what_ran(folder, training.first_step, outcome, accelerator.device)
+            write_what_ran(folder, training.first_step, outcome, accelerator.device, recipe.training.steps)
         if main and outcome.finished and isinstance(model, TunedLanguageModel):
             _save_for_hugging_face(folder, recipe, allow_code)
         return folder, outcome
+
+
+def _extend_run(folder: RunFolder, recipe: Recipe, done: int, note: Callable[[str], None]) -> None:
+    """If the folder's run has fewer steps than the recipe, store the recipe and say what differs."""
+    now = recipe.training
+    if (steps := folder.config()["training"]["steps"]) == now.steps:
+        return
+    folder.write_config(recipe.values())
+    shutil.rmtree(folder.hugging_face, ignore_errors=True)  # holds the weights of the shorter run
+    note(f"{folder.path} is a run of {steps} steps; training continues to step {now.steps}")
+    before = replace(now, steps=steps)
+    if any(compute_learning_rate(before, step) != compute_learning_rate(now, step) for step in range(done)):
+        note(f"the learning rate depends on steps=, so the result differs from a run that began with steps={now.steps}")
 
 
 @contextmanager
@@ -123,7 +139,7 @@ def _prepare(
 ) -> tuple[Task, Config | TunedConfig]:
     """Claim the folder, read the data, and write model.json. Errors in the settings or the data are raised here."""
     if accelerator.is_main_process:
-        folder.claim(recipe.values())
+        folder.claim(recipe.values(), extend=True)
     with accelerator.main_process_first():
         task = task or TASKS[recipe.task].prepare(recipe.data, folder.path)
     config = recipe.resolve_model(task)
@@ -190,13 +206,17 @@ def _read_weights(folder: RunFolder, weights: str) -> dict[str, Tensor]:
     raise ValueError(f"weights={weights}: expected best, last, a number of checkpoints to average, or at:STEP")
 
 
-def write_what_ran(folder: RunFolder, first: int, outcome: TrainingResult, device: torch.device) -> None:
-    """Append to ran.json the updates after step `first`: device, versions, stepper and the fused kernels launched."""
+def write_what_ran(folder: RunFolder, first: int, outcome: TrainingResult, device: torch.device, steps: int) -> None:
+    """Append to ran.json the updates after step `first`: device, versions, stepper and the fused kernels launched.
+
+    steps   the setting of that name, which an extended run changes
+    """
     file = folder.path / "ran.json"
     before = read_json(file, list) if file.exists() else []
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    ran = {"after": first, "to": outcome.step, "device": name, "torch": torch.__version__, "stepper": outcome.stepper}
-    write_text(file, json.dumps([*before, ran | {"kernels": sorted(LAUNCHED)}], indent=1) + "\n")
+    ran = {"after": first, "to": outcome.step, "steps": steps, "device": name, "torch": torch.__version__}
+    ran |= {"stepper": outcome.stepper, "kernels": sorted(LAUNCHED)}
+    write_text(file, json.dumps([*before, ran], indent=1) + "\n")
 
 
 def _replace_data(config: Any, values: Mapping[str, str]) -> Any:
