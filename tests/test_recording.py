@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from attnlab.records.record import FORMAT, KINDS, Layer, LazyLayers, Record
@@ -294,6 +294,16 @@ def test_a_loaded_record_keeps_its_numbers_when_its_file_is_replaced(tmp_path):
     assert_same(loaded, one)
     loaded[:1].save(path)
     assert_same(loaded, one)
+
+
+def test_a_tensor_that_belongs_to_no_layer_is_refused(tmp_path):
+    path = tmp_path / "record"
+    example().save(path)
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    save_file(load_file(path) | {"other": torch.ones(2)}, path, metadata=metadata)
+    with pytest.raises(ValueError, match="record is a damaged Record: tensor other"):
+        Record.load(path)
 
 
 def test_chunks_must_hold_something():

@@ -1,6 +1,7 @@
 """attnlab diagnose: judge a parallel corpus or a labelled file by its counts, and print and write the result."""
 
 import json
+import sys
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -46,6 +47,7 @@ def diagnose_files(
     text = read_corpus(source, target, **options)
     if sentence is not None and not 1 <= sentence <= (count := len(text.pairs)):
         raise ValueError(f"sentence must be between 1 and {count:,}, the number of pairs; got {sentence}")
+    print(f"{len(text.pairs):,} pairs read; counting their words", file=sys.stderr)
     found = diagnose(text.pairs, sizes=(len(text.source), len(text.target)))
     table = name_words(found, text)
     print(f"{text.name}: {VERDICTS[found.verdict]}.\n")

@@ -307,7 +307,10 @@ def _check_index(index: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) 
         for name in required:
             layer["tensors"][name]
     parts = [index["tokens"], index["masks"], index["readout"], *(layer["tensors"] for layer in index["layers"])]
-    for entry in (entry for part in parts for entry in part.values()):
+    entries = [entry for part in parts for entry in part.values()]
+    if unknown := sorted(set(shapes) - {entry["key"] for entry in entries}):
+        raise ValueError(f"tensor {unknown[0]} belongs to no layer")
+    for entry in entries:
         stored, shape = shapes[entry["key"]], entry["shape"]
         if len(stored) != len(shape) or any(n not in (1, m) for n, m in zip(stored, shape, strict=True)):
             raise ValueError(f"tensor {entry['key']} has the shape {list(stored)}, expected {shape}")
