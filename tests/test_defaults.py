@@ -6,6 +6,7 @@ import re
 import pytest
 from in_process import run_attnlab
 
+from attnlab.reading.reader import open_reader
 from attnlab.tasks.language import LanguageConfig
 from attnlab.training.recipe import resolve_recipe
 
@@ -84,3 +85,8 @@ def test_a_run_that_does_not_exist_is_said_with_similar_names(command, name, hin
 
 def test_without_any_run_the_command_that_starts_one_is_named(tmp_path):
     assert "attnlab train" in run_attnlab("evaluate", "runs/nope", cwd=tmp_path).stderr
+
+
+def test_the_title_of_a_page_names_the_users_own_file(translator, corpus, monkeypatch):
+    monkeypatch.chdir(corpus)
+    assert "trained on a.de" in open_reader("runs/first", device="cpu").title

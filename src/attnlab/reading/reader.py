@@ -302,5 +302,5 @@ def _name_pretrained(name: str, model: Any) -> str:
 def _name_run(run: Run) -> str:
     """Return the kind of model, its attention, its data and its folder."""
     kind = KINDS_OF_MODEL.get(run.task.architecture, run.task.architecture)
-    data = getattr(run.recipe.data, "data", None) or "own text"
+    data = getattr(run.recipe.data, "src", None) or getattr(run.recipe.data, "data", "its own data")
     return f"{kind} with {run.recipe.model.attention} attention, trained on {data} ({run.folder.path.name})"
