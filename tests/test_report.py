@@ -125,4 +125,4 @@ def test_progress_is_told_in_lines_where_there_is_no_terminal(capsys, monkeypatc
     with Bar(1) as bar:
         for done in (1, 2000, 3000):
             bar.tick(done, 5000, "examples")
-    assert capsys.readouterr().err == "2,000 of 5,000 examples\n"
+    assert capsys.readouterr().err == "2,000 of 5,000  examples\n"

@@ -41,7 +41,7 @@ class Bar:
         self.bar.update(self.task, completed=done, total=total, description=what)
         if self.bar.disable and time.monotonic() - self.told >= SECONDS:
             self.told = time.monotonic()
-            self.note(f"{done:,} of {total:,} {what}".rstrip())
+            self.note(f"{done:,} of {total:,}  {what}".rstrip())
 
     def note(self, line: str) -> None:
         self.console.print(line, markup=False, highlight=False, soft_wrap=not self.console.is_terminal)
