@@ -13,7 +13,7 @@ from attnlab.experiments.ledger import Ledger
 from attnlab.experiments.plan import Workplace
 from attnlab.experiments.seed_run import SeedRun
 from attnlab.studies.snell2021.copying import CopyExperiment, _make_share, fig3, read_seeds, section62
-from attnlab.studies.snell2021.heads import fig6
+from attnlab.studies.snell2021.heads import Combination, fig6
 from attnlab.studies.snell2021.prediction import choose_weight, describe_rank, describe_verdicts, prediction
 
 BASE = CopyExperiment(data="subset", length=3, types=5, width=8, steps=4, every=2, examples=8, held_out=8)
@@ -103,6 +103,10 @@ def test_figure_3_has_a_distribution_that_is_learnt_and_one_that_is_not(tmp_path
 @pytest.mark.slow
 def test_copying_is_learnt_and_a_permutation_is_not(tmp_path):
     assert shares(run_item(section62, tmp_path, seeds=SEEDS)) == {"copy": 1.0, "permutation function": 0.0}
+
+
+def test_backbones_heads_and_streams_are_numbered_from_0():
+    assert Combination(backbone=0, combinations=((0,), (1,)), streams=(0, 100)).combinations[0] == (0,)
 
 
 @pytest.mark.slow

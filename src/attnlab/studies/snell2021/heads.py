@@ -19,6 +19,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from attnlab.config import Natural
 from attnlab.experiments.population_training import SeedResults
 from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.verdicts import Cell
@@ -34,9 +35,9 @@ HEADS = 8
 class Combination(CopyExperiment):
     """Seed k is combination k of head seeds, trained on stream k of data."""
 
-    backbone: int = 0
-    combinations: tuple[tuple[int, ...], ...] = ()
-    streams: tuple[int, ...] = ()
+    backbone: Natural = 0
+    combinations: tuple[tuple[Natural, ...], ...] = ()
+    streams: tuple[Natural, ...] = ()
 
     def model(self, seed: int) -> nn.Module:
         """Build the shared backbone with the heads of a combination."""
