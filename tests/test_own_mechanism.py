@@ -2,10 +2,13 @@
 
 import pytest
 import torch
+from in_process import run_attnlab
 from typer.testing import CliRunner
 
 from attnlab.cli import app
+from attnlab.experiments.jobs import Job, attempt_job
 from attnlab.mechanisms import attention
+from attnlab.mechanisms.laws import judge_law
 
 MINE = '''
 import torch
@@ -93,3 +96,91 @@ def test_a_file_that_does_not_import_says_why(tmp_path):
 def test_an_unknown_option_is_named(mine):
     result = run("check", f"{mine}:Mine", "powr=4")
     assert "did you mean 'power'" in str(result.exception)
+
+
+ENDS = {
+    "SystemExit": "raise SystemExit(0)",
+    "sys.exit": "import sys; sys.exit()",
+    "os._exit": "import os; os._exit(0)",
+    "BaseException": "raise BaseException('[/b] no')",
+    "GeneratorExit": "raise GeneratorExit",
+}
+SMALL = ["data=lexicon", "layers=1", "width=8", "heads=2", "feed_forward=8", "steps=1", "batch_examples=4"]
+WEIGHTS = """
+from attnlab.mechanisms import Mechanism
+from attnlab.mechanisms.mechanism import logits
+
+class Bad(Mechanism):
+    def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
+        w = logits(q, k, self.scale, bias).softmax(-1)
+        LINE
+"""
+
+
+def train(name, out):
+    return run_attnlab("train", "synthetic", *SMALL, "device=cpu", f"attention={name}", f"out={out}")
+
+
+@pytest.mark.parametrize("command", ["check", "train", "describe"])
+@pytest.mark.parametrize("end", ENDS)
+def test_a_file_that_ends_the_process_on_import_is_named(tmp_path, end, command):
+    (tmp_path / "bad.py").write_text(ENDS[end])
+    name = f"{tmp_path}/bad.py:Bad"
+    words = {"check": ["check", name], "train": ["train", "synthetic", f"attention={name}"]}
+    done = run_attnlab(*words.get(command, ["describe", "tiny", f"attention={name}"]), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "bad.py" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_method_that_ends_the_process_fails_the_laws_and_is_named(tmp_path, end):
+    (tmp_path / "bad.py").write_text(WEIGHTS.replace("LINE", ENDS[end]))
+    done = run_attnlab("check", f"{tmp_path}/bad.py:Bad")
+    assert done.returncode == 1
+    assert "17 fail" in done.stdout
+    done = train(f"{tmp_path}/bad.py:Bad", tmp_path / "run")
+    assert done.returncode == 2
+    assert "bad.py, line 8" in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "run").exists()  # the corrected file would be another run
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_constructor_that_ends_the_process_is_named(tmp_path, end):
+    text = f"{WEIGHTS.replace('LINE', 'return w, None')}\n    def __init__(self, heads, head_dim, **base):\n        "
+    (tmp_path / "bad.py").write_text(text + ENDS[end])
+    for done in (run_attnlab("check", f"{tmp_path}/bad.py:Bad"), train(f"{tmp_path}/bad.py:Bad", tmp_path / "run")):
+        assert done.returncode == 2
+        assert "bad.py" in done.stderr.splitlines()[-1]
+
+
+def test_an_interruption_is_one_wherever_it_comes_from(tmp_path):
+    (tmp_path / "bad.py").write_text("raise KeyboardInterrupt")
+    (tmp_path / "late.py").write_text(WEIGHTS.replace("LINE", "raise KeyboardInterrupt"))
+    for name in ("bad", "late"):
+        done = run_attnlab("check", f"{tmp_path}/{name}.py:Bad")
+        assert (done.returncode, done.stderr) == (130, "attnlab: interrupted\n")
+
+
+def test_a_job_that_ends_its_process_is_a_failed_job(tmp_path):
+    (tmp_path / "bad.py").write_text(WEIGHTS.replace("LINE", "raise SystemExit(0)"))
+    kind = type(attention(f"{tmp_path}/bad.py:Bad", heads=2, head_dim=3))
+    assert "bad.py, line 8" in attempt_job(Job("bad", kind(2, 3).weights, tuple(torch.randn(2, 1, 2, 4, 3))), ".")
+    assert judge_law("a blind row is zero", lambda layer: kind(2, 3)).holds is False
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "return None", "return w", "return 'w', None", "return w, None, None", "return w[..., :1], None",
+        "return w[0], None", "return w > 0, None", "return w, 'carry'", "return w.double(), None",
+        "return w.detach().numpy(), None", "raise RuntimeError('[/b] broken')", "raise KeyError(w)", "w.nothing",
+        "return w * float('nan'), None", "return w.exp_().mul_(w), None", "import nothing_of_that_name",
+    ],
+)  # fmt: skip
+def test_what_a_bad_mechanism_does_in_training_is_one_line(tmp_path, line):
+    (tmp_path / "bad.py").write_text(WEIGHTS.replace("LINE", line))
+    done = train(f"{tmp_path}/bad.py:Bad", tmp_path / "run")
+    assert done.returncode == 2
+    assert ("not finite" if "nan" in line else "bad.py") in done.stderr.splitlines()[-1]
+    assert len(done.stderr.splitlines()) == 2  # what is trained, and the error

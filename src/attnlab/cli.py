@@ -42,10 +42,14 @@ def main() -> None:
         warnings.showwarning = lambda message, *_, **__: print(f"attnlab: {message}", file=sys.stderr)
     try:
         app()
-    except (ValueError, OSError, ImportError, OverflowError) as error:
-        if os.environ.get("ATTNLAB_TRACE"):
+    except BaseException as error:
+        own = sys.modules.get("attnlab.mechanisms.own")  # imported only by commands that can load a user's file
+        message = own.explain(error) if own is not None else None
+        if message is None and isinstance(error, ValueError | OSError | ImportError | OverflowError):
+            message = " ".join(str(error).split())
+        if message is None or os.environ.get("ATTNLAB_TRACE"):
             raise
-        sys.stderr.write(f"attnlab: {' '.join(str(error).split())}\n")
+        sys.stderr.write(f"attnlab: {message}\n")
         sys.exit(2)
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from rich.text import Text
+
 from attnlab.config import parse_value, split_pairs
 from attnlab.mechanisms import attention, find_mechanism, parse_options
 from attnlab.mechanisms.laws import LAWS, judge_law
@@ -21,7 +23,7 @@ def check_laws(name: str, settings: Sequence[str]) -> bool:
 
     build(1)  # raises what is wrong with the options
     findings = [judge_law(law, build) for law in LAWS]
-    words = {True: "[green]holds[/]", False: "[red]FAILS[/]", None: "–"}
+    words = {True: Text("holds", "green"), False: Text("FAILS", "red"), None: Text("–")}
     rows = [
         [f.law, words[f.holds], "" if f.holds is None else f"{f.worst:.1e}", f"{f.allowed:.0e}", f.compared]
         for f in findings

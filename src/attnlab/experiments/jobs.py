@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from attnlab.experiments.deadline import LEAST_S, Deadline, OutOfTimeError
+from attnlab.mechanisms import own
 
 RETRIES = 3  # of a job whose process or machine died
 POLL_S = 0.5  # between two looks at the jobs
@@ -114,10 +115,12 @@ def attempt_job(job: Job, folder: str) -> str:
     os.chdir(folder)
     try:
         job.function(*job.arguments)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # also SystemExit, by a user-written mechanism
         if os.environ.get("ATTNLAB_TRACE"):
             traceback.print_exc()
-        return describe_error(error)
+        return describe_error(error) if isinstance(error, Exception) else own.explain(error) or own.describe(error)
     return ""
 
 

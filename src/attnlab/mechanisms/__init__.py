@@ -56,10 +56,12 @@ def attention(name: str | type[Mechanism], *, heads: int, head_dim: int, **optio
         return kind(heads, head_dim, **options)
     except (ValueError, TypeError) as error:
         raise ValueError(f"attention {name if isinstance(name, str) else kind.__name__}: {error}") from error
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # also SystemExit, by a user-written class
         if kind in MECHANISMS.values():
             raise
-        raise ValueError(f"{name} cannot be built: {type(error).__name__}: {error}") from error
+        raise ValueError(f"{name} cannot be built: {own.describe(error)}") from error
 
 
 def find_mechanism(name: str | type[Mechanism]) -> type[Mechanism]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from attnlab.mechanisms.mechanism import Mechanism
+from attnlab.mechanisms.own import describe
 
 Build = Callable[[int], Mechanism]  # the mechanism of a layer
 Measurement = tuple[float, str] | None
@@ -286,8 +287,10 @@ def judge_law(name: str, build: Build) -> Finding:
     law, allowed = LAWS[name]
     try:
         measured = law(make_trial(build))
-    except Exception as error:
-        return Finding(name, False, float("inf"), allowed, f"raised {type(error).__name__}: {error}")
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # also SystemExit, by a user-written class
+        return Finding(name, False, float("inf"), allowed, f"raised {describe(error)}")
     if measured is None:
         return Finding(name, None, 0.0, allowed, "does not apply")
     worst, compared = measured

@@ -5,6 +5,7 @@ Notation, everywhere in attnlab: b batch, h heads, i query, j key, d head size; 
     q (b,h,i,d)    k, v (b,g,j,d) with g dividing h (grouped heads)    weights (b,h,i,j)    context (b,h,i,d)
 """
 
+import sys
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Literal
 
@@ -70,9 +71,8 @@ class Mechanism(nn.Module, ABC):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         result = self.weights(q, k, mask, carry, causal=causal, at=at, bias=bias)
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise TypeError(f"{type(self).__name__}.weights must return a pair (weights, carry); carry may be None")
         self.check(q, k, mask, at, v)
+        self.check_result("weights", result, (*q.shape[:3], k.shape[2]))
         weights = F.dropout(result[0], self.dropout, self.training)
         return weights @ repeat_heads(v, self.heads), result[1]
 
@@ -81,8 +81,11 @@ class Mechanism(nn.Module, ABC):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
-        context, carry = self.mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
-        return self.finish(context), carry
+        result = self.mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
+        self.check_result("mix", result, (*q.shape[:3], v.shape[3]))
+        finished = self.finish(result[0])
+        self.check_result("finish", (finished, result[1]), (*q.shape[:3], v.shape[3]))
+        return finished, result[1]
 
     def visible(
         self, q: Tensor, k: Tensor, mask: Tensor | None = None, *, causal: bool = False, at: Tensor | None = None
@@ -104,6 +107,25 @@ class Mechanism(nn.Module, ABC):
             expected = f"(batch, {self.heads}, length, {self.head_dim})"
             raise ValueError(f"q of {type(self).__name__} must be {expected}, got {tuple(q.shape)}")
         check(q, k, mask, at, v)
+
+    def check_result(self, method: str, result: Any, shape: tuple[int, ...]) -> None:
+        """Raise ValueError unless a method returned a floating-point tensor of this shape, and a carry."""
+        if torch.compiler.is_compiling():
+            return
+        got = ""
+        if not isinstance(result, tuple) or len(result) != 2:
+            kind = f"{len(result)} values" if isinstance(result, tuple) else type(result).__name__
+            got = f"a pair ({method}, carry), where carry may be None, got {kind}"
+        elif not isinstance(result[0], Tensor) or not result[0].is_floating_point():
+            kind = str(result[0].dtype) if isinstance(result[0], Tensor) else type(result[0]).__name__
+            got = f"a floating-point tensor, got {kind}"
+        elif result[0].shape != shape:
+            got = f"a tensor of shape {tuple(shape)}, got {tuple(result[0].shape)}"
+        elif result[1] is not None and not isinstance(result[1], Tensor):
+            got = f"a tensor or None as the carry, got {type(result[1]).__name__}"
+        if got:
+            file = getattr(sys.modules.get(type(self).__module__), "__file__", type(self).__module__)
+            raise ValueError(f"{file}: {type(self).__name__}.{method} must return {got}")
 
     def check_carry(self, carry: Tensor, shape: tuple[int, ...]) -> None:
         """Raise ValueError if this is layer 0, or if the carry does not have the shape of the logits."""

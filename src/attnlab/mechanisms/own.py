@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import sys
+import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from attnlab.config import suggest_nearest
 
 if TYPE_CHECKING:
     from attnlab.mechanisms.mechanism import Mechanism
+
+
+PREFIX = "attnlab_own_"  # of the names of imported modules
+_exit = os._exit
 
 
 def is_own(name: str) -> bool:
@@ -68,17 +74,21 @@ def load_mechanism(name: str) -> type[Mechanism]:
         raise ValueError(f"{name} does not name a class; write {name.rstrip(':')}:Mine")
     if not path.is_file():
         raise FileNotFoundError(f"no file {file} ({path})")
-    key = f"attnlab_own_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    key = f"{PREFIX}{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     if key not in sys.modules:
         spec = importlib.util.spec_from_file_location(key, path)
         assert spec is not None
         assert spec.loader is not None
         module = sys.modules[key] = importlib.util.module_from_spec(spec)
+        os._exit = _end_process
         try:
             spec.loader.exec_module(module)
-        except Exception as error:
+        except KeyboardInterrupt:
             del sys.modules[key]
-            raise ValueError(f"{path} cannot be imported: {type(error).__name__}: {error}") from error
+            raise
+        except BaseException as error:  # also SystemExit
+            del sys.modules[key]
+            raise ValueError(f"{path} cannot be imported: {describe(error)}") from error
     classes = {n: c for n, c in vars(sys.modules[key]).items() if isinstance(c, type) and issubclass(c, Mechanism)}
     if wanted not in vars(sys.modules[key]):
         there = ", ".join(n for n in classes if n != "Mechanism") or "none"
@@ -88,3 +98,37 @@ def load_mechanism(name: str) -> type[Mechanism]:
     if missing := classes[wanted].__abstractmethods__:
         raise ValueError(f"{wanted} in {path} does not define {', '.join(sorted(missing))}")
     return classes[wanted]
+
+
+def explain(error: BaseException) -> str | None:
+    """Describe an error that a user's file raised, in one line that names the file; None if no such file did.
+
+    An unexpected error elsewhere, as in a backward pass, is blamed on the file that is loaded, if there is one.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return None
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        file = frame.f_globals.get("__file__", "")
+        if frame.f_globals.get("__name__", "").startswith(PREFIX):
+            return f"{file}{f', line {line}' if frame.f_code.co_filename == file else ''}: {describe(error)}"
+    files = [str(module.__file__) for key, module in sys.modules.items() if key.startswith(PREFIX)]
+    expected = not isinstance(error, Exception) or isinstance(error, ValueError | OSError | ImportError)
+    if expected or not files:
+        return None
+    return f"{', '.join(files)} may have caused this: {describe(error)} (ATTNLAB_TRACE=1 shows where)"
+
+
+def describe(error: BaseException) -> str:
+    """Return the type and the message of any error, in one line."""
+    try:
+        message = " ".join(str(error).split())
+    except Exception:  # by a user's own exception
+        message = "without a message"
+    return f"{type(error).__name__}: {message}".removesuffix(": ")
+
+
+def _end_process(status: int) -> NoReturn:
+    """Replace os._exit, with which a user's file would end attnlab without a word: there it is SystemExit."""
+    if sys._getframe(1).f_globals.get("__name__", "").startswith(PREFIX):
+        raise SystemExit(status)
+    _exit(status)

@@ -11,6 +11,7 @@ from typing import Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from attnlab.terminal.spelling import EitherSpelling
 
@@ -87,10 +88,10 @@ def command_line() -> str:
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print a table. Its first column is wrapped only if it is wider than LONG."""
     fits = max((len(str(row[0])) for row in rows), default=0) <= LONG
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    table = Table(title=Text(title), title_justify="left", title_style="bold", box=None, pad_edge=False)
     for number, column in enumerate(columns):
         table.add_column(column, overflow="fold", no_wrap=number == 0 and fits)
     for row in rows:
-        table.add_row(*(str(cell) for cell in row))
+        table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
     Console(width=None if sys.stdout.isatty() or os.environ.get("COLUMNS") else 140, emoji=False).print(table)
     print()
