@@ -142,6 +142,30 @@ def test_measurements_that_were_lost_are_said_and_leave_no_hole(tmp_path):
         assert RunFolder(tmp_path).metrics() == [{"step": 2}]
 
 
+def test_a_link_in_a_run_folder_is_not_followed(tmp_path):
+    """A run folder that somebody else made may point at any file of the user."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "run" / "metrics.jsonl").symlink_to("../precious")
+    with pytest.raises(ValueError, match=r"metrics\.jsonl.*link"):
+        Metrics(tmp_path / "run" / "metrics.jsonl", 0)
+    assert (tmp_path / "precious").read_text() == "precious"
+    for name in (".lock", "steps"):
+        (tmp_path / "run" / name).symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(ValueError, match=f"{name}.*link"), RunFolder(tmp_path / "run").lock():
+            pass
+        (tmp_path / "run" / name).unlink()
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_linked_run_folder_is_a_run_folder(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "run").symlink_to(tmp_path / "disk")
+    with RunFolder(tmp_path / "run").lock():
+        Metrics(tmp_path / "run" / "metrics.jsonl", 0).close()
+    assert (tmp_path / "disk" / "metrics.jsonl").exists()
+
+
 def test_an_attention_that_was_edited_makes_another_run(tmp_path):
     file = tmp_path / "mine.py"
     code = "from attnlab.mechanisms.softmax import Softmax\n\n\nclass Mine(Softmax):\n    pass\n"

@@ -66,6 +66,15 @@ def explain_errors(path: Path) -> Iterator[None]:
         raise StorageError(f"cannot write {path}: {REASONS[code]}") from error
 
 
+def refuse_link(path: Path) -> None:
+    """Raise ValueError for a symbolic link, before a file in a folder of ours is opened for writing.
+
+    Others may have made the folder, and its links may lead to any file of the user. A renamed file replaces a link.
+    """
+    if path.is_symlink():
+        raise ValueError(f"{path} is a symbolic link to {path.readlink()}, which is not written to: remove the link")
+
+
 def write_bytes(path: Path, data: bytes) -> None:
     """Write a file atomically."""
     with replace_file(path) as scratch:

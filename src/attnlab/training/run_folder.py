@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from attnlab.config import FREE_KEYS
-from attnlab.files import explain_errors, lock_file, remove_stale, replace_file, sync_tree, write_text
+from attnlab.files import explain_errors, lock_file, refuse_link, remove_stale, replace_file, sync_tree, write_text
 from attnlab.user_files import parse_json, read_json
 
 OLD_SCRATCH = re.compile(r"\.tmp\w{6}|\..+\.\d+(\.part)?|\.last\.safetensors\.new.*|\.hugging_face\.part")  # earlier
@@ -89,6 +89,8 @@ class RunFolder:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Hold the folder while training. Raises ValueError if another process holds it."""
+        for name in (".lock", "steps"):
+            refuse_link(self.path / name)
         with explain_errors(self.path / ".lock"):
             self.path.mkdir(parents=True, exist_ok=True)
             lock = open(self.path / ".lock", "a")  # noqa: SIM115 (closed below)
@@ -167,6 +169,7 @@ class Metrics:
 
     def __init__(self, path: Path, length: int) -> None:
         self.path = path
+        refuse_link(path)
         with explain_errors(path):
             self.file = open(path, "a+b")  # noqa: SIM115 (closed by close)
         size = self.file.seek(0, os.SEEK_END)
