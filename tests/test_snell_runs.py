@@ -21,7 +21,7 @@ from attnlab.experiments.ledger import Ledger
 from attnlab.experiments.plan import Workplace
 from attnlab.recording.probe import beta, gamma, saliency
 from attnlab.recording.watch import record
-from attnlab.studies.snell2021 import additive, agreements, frozen, sms, training_curves
+from attnlab.studies.snell2021 import additive, agreements, frozen, model_sizes, sms, training_curves
 from attnlab.studies.snell2021 import plan as corpora
 from attnlab.studies.snell2021.agreements import CHANCE, DEFINED, NEGATED, ScorePair, list_compared, read_columns
 from attnlab.studies.snell2021.measures import find_reference
@@ -219,3 +219,9 @@ def test_the_smoke_scale_shows_the_effect_from_the_command_line(tmp_path):
     assert found["a9", "SMS", "training examples"]["verdict"] == "reproduced"
     figures = {file.name.split("-", 1)[1] for file in (tmp_path / "smoke" / "figures").iterdir()}
     assert figures == {f"{name}.{kind}" for name in ("sst", "multi30k") for kind in ("png", "svg", "pdf")}
+
+
+def test_the_models_have_the_published_numbers_of_parameters(tmp_path):
+    cells = model_sizes.a8(make_setting(tmp_path)).cells
+    assert len(cells) == 10
+    assert {cell.verdict for cell in cells} == {"reproduced"}

@@ -9,6 +9,7 @@ from attnlab.studies.snell2021.derivative import derivative
 from attnlab.studies.snell2021.frozen import table10
 from attnlab.studies.snell2021.heads import fig6
 from attnlab.studies.snell2021.keyword import fig7
+from attnlab.studies.snell2021.model_sizes import a8
 from attnlab.studies.snell2021.prediction import prediction
 from attnlab.studies.snell2021.sms import a9
 from attnlab.studies.snell2021.training_curves import fig2
@@ -33,6 +34,7 @@ STUDY = Study(
         "fig2": Item("Figure 2, A.7: agreement over training", fig2, options=DATA),
         "table10": Item("Table 10, A.6: β frozen", table10, options=DATA),
         "a1": Item("A.1: the optimal attention", a1),
+        "a8": Item("A.8: numbers of parameters of the models", a8),
         "a9": Item("A.9: SMS Spam", a9),
         "fig3": Item("Figure 3, A.3: learning to copy", fig3, seeds=MANY),
         "fig6": Item("Figure 6, §5.2: several heads", fig6, seeds=MANY, edition=2),
@@ -42,5 +44,4 @@ STUDY = Study(
         "table9": Item("Table 9: the data sets", table9, edition=2),
     },
     ELSEWHERE,
-    {"A.8: numbers of parameters of the models": 10},
 )
