@@ -12,11 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from attnlab import user_files
 from attnlab.analysis.frequency import parse_counts
 from attnlab.config import parse_numbers, parse_value
 from attnlab.counting.ibm1 import Ibm1, fit_ibm1
 from attnlab.experiments.ledger import Ledger
+from attnlab.files import user_files
+from attnlab.files.user_files import decode_lines, iterate_lines, parse_json, read_bytes, read_json, read_text
 from attnlab.tasks.embeddings import read_vectors
 from attnlab.tasks.links import read_gold
 from attnlab.tasks.text import read_labelled, read_lines, read_pairs, read_parallel
@@ -25,7 +26,6 @@ from attnlab.tasks.vocabulary import Words
 from attnlab.training.recipe import resolve_recipe, restore_recipe
 from attnlab.training.run_folder import RunFolder
 from attnlab.training.runs import open_run, start_run
-from attnlab.user_files import decode_lines, iterate_lines, parse_json, read_bytes, read_json, read_text
 
 LINES = "".join(f"line {k} of {random.Random(k).random()}\n" for k in range(500)).encode()
 

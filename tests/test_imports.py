@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "attnlab"
 ROOMS = (
     "__main__", "cli", "commands", "studies", "experiments", "aligning", "reading", "decoding", "training",
     "huggingface", "counting", "recording", "models", "tasks", "report", "analysis", "records", "mechanisms",
-    "terminal", "provenance", "user_files", "files", "registry", "config",
+    "terminal", "provenance", "files", "registry", "config",
 )  # top to bottom  # fmt: skip
 STRANGERS = {("models", "tasks"), ("models", "analysis"), ("models", "report"), ("tasks", "mechanisms")}
 FILES = [path for path in sorted(SOURCE.rglob("*.py")) if path != SOURCE / "__init__.py"]

@@ -7,8 +7,8 @@ import re
 import pytest
 from in_process import run_attnlab
 
-from attnlab.decoding import prediction
-from attnlab.decoding.prediction import predict_labels
+from attnlab.decoding import labels
+from attnlab.decoding.labels import predict_labels
 from attnlab.training.runs import open_run
 
 FAST = ["lr=1e-2", "warmup=5", "batch_examples=32", "evaluate_every=60", "device=cpu"]
@@ -71,8 +71,8 @@ def test_a_line_does_not_depend_on_the_others(folder, monkeypatch):
     run = open_run(folder / "runs/transformer", device="cpu")
     lines = [" ".join(["good", "boring", "a"][: k % 4]) for k in range(9)]
     together = list(predict_labels(run, lines))
-    monkeypatch.setattr(prediction, "LINES", 2)
-    monkeypatch.setattr(prediction, "TOKENS", 7)
+    monkeypatch.setattr(labels, "LINES", 2)
+    monkeypatch.setattr(labels, "TOKENS", 7)
     for line, each, other in zip(lines, together, predict_labels(run, lines), strict=True):
         assert each.label == other.label
         if line:
@@ -80,15 +80,15 @@ def test_a_line_does_not_depend_on_the_others(folder, monkeypatch):
 
 
 def test_a_huge_line_is_cut_and_said(folder, monkeypatch):
-    monkeypatch.setattr(prediction, "MOST_WORDS", 5)
-    monkeypatch.setattr(prediction, "MOST_EXPLAINED", 4)
+    monkeypatch.setattr(labels, "MOST_WORDS", 5)
+    monkeypatch.setattr(labels, "MOST_EXPLAINED", 4)
     done = run_attnlab("predict", "transformer", "device=cpu", input="good " * 9 + "\n" + "x" * 90, cwd=folder)
     first, second = done.stdout.splitlines()
     assert first.startswith("y\t")
     assert "first 5 words" in done.stderr
     assert "at most 4 words" in done.stderr
     assert second.split("\t")[2].split()[0] == "x" * 39 + "…"
-    monkeypatch.setattr(prediction, "CHARACTERS", 9)
+    monkeypatch.setattr(labels, "CHARACTERS", 9)
     done = run_attnlab("predict", "transformer", "device=cpu", input="good good good", cwd=folder)
     assert "line 1: only the first 9 characters" in done.stderr
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from attnlab.files.user_files import read_bytes
 from attnlab.tasks.classification import Classification, ClassificationConfig
 from attnlab.tasks.contents import CONTENTS
 from attnlab.tasks.language import Language, LanguageConfig
 from attnlab.tasks.task import PAD
 from attnlab.tasks.translation import Translation, TranslationConfig
-from attnlab.user_files import read_bytes
 
 pytestmark = pytest.mark.data
 

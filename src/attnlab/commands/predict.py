@@ -7,9 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from attnlab.config import parse_values, split_pairs
-from attnlab.decoding.prediction import LabelPrediction, check_classifier, predict_labels
+from attnlab.decoding.labels import LabelPrediction, check_classifier, predict_labels
+from attnlab.files.user_files import decode_lines, iterate_lines
 from attnlab.training.runs import open_run
-from attnlab.user_files import decode_lines, iterate_lines
 
 TYPES = {"weights": str}
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from attnlab.counting.packed_pairs import PackedPairs
+from attnlab.files.user_files import apply_budget, exceed_budget
 from attnlab.tasks.labelled import split_words
 from attnlab.tasks.task import SPECIALS, UNK
 from attnlab.tasks.text import LABELLED_FILES, get_suffix, iterate_labelled, iterate_parallel
 from attnlab.tasks.vocabulary import Subwords
-from attnlab.user_files import apply_budget, exceed_budget
 
 MOST_SAMPLED = 100_000  # lines of each side from which subwords are learnt
 MOST_CELLS = 10**8  # words of a source times words of its target

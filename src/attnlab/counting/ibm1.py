@@ -42,7 +42,7 @@ from scipy.special import digamma, gammaln
 
 from attnlab.counting.cooccurrence import Cells, Ids, Pairs, WordPairs, alpha, beta, count_cooccurrences, trans
 from attnlab.files import write_bytes
-from attnlab.user_files import parse_json
+from attnlab.files.user_files import parse_json
 
 __all__ = ["Ibm1", "alpha", "beta", "count_cooccurrences", "fit_ibm1", "trans"]
 

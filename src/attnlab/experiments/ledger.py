@@ -22,7 +22,7 @@ from filelock import FileLock
 
 from attnlab.config import suggest_nearest
 from attnlab.files import explain_errors, write_text
-from attnlab.user_files import parse_json
+from attnlab.files.user_files import parse_json
 
 FILE = "ledger.jsonl"
 FORMAT = 1  # of a row

@@ -14,7 +14,7 @@ from attnlab.experiments.ledger import digest_recipe
 from attnlab.experiments.plan import PlannedRun, Workplace
 from attnlab.experiments.population_training import FILE, train_population
 from attnlab.files import write_text
-from attnlab.user_files import read_json
+from attnlab.files.user_files import read_json
 
 
 @dataclass(frozen=True)

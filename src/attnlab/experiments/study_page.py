@@ -22,7 +22,7 @@ DIFFERS = "what differs"  # from what the paper ran: a column
 HOLM = "Holm's p"  # a column
 BARS = (
     "One bar for each table or figure of the paper: how many of its published numbers and directions have each "
-    "verdict. The number at the right is how many there are."
+    "verdict. The number at the right is their total."
 )
 CLEAREST = (
     "The numbers and directions that agree most clearly with the paper, then those that depart most clearly. Cells of "

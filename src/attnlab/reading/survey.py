@@ -23,11 +23,11 @@ from attnlab.analysis.frequency import Frequency, parse_counts
 from attnlab.analysis.statistics import Statistics
 from attnlab.config import Natural, check_fields
 from attnlab.files import write_text
+from attnlab.files.user_files import read_json, read_text
 from attnlab.reading.reader import TextReader
 from attnlab.reading.text_stream import TextCorpus, TextExample
 from attnlab.tasks.batching import split_chunks
 from attnlab.training.run_folder import Checkpoint, DamagedError, read_checkpoint, write_checkpoint
-from attnlab.user_files import read_json, read_text
 
 WINDOW = 1024  # number of examples that are sorted by length together
 SECONDS = 30.0  # time between two saves of the sums

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from attnlab.files.user_files import iterate_lines
 from attnlab.tasks.text import get_suffix
-from attnlab.user_files import iterate_lines
 
 
 @dataclass(frozen=True)

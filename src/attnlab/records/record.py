@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from attnlab.files import replace_file
-from attnlab.user_files import parse_json
+from attnlab.files.user_files import parse_json
 
 FORMAT = "attnlab-record-1"
 SHOWN = 12  # tokens and examples in a notebook

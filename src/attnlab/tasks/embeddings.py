@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from attnlab.user_files import iterate_lines
+from attnlab.files.user_files import iterate_lines
 
 
 def read_words(path: Path) -> frozenset[str]:

@@ -19,9 +19,9 @@ from filelock import FileLock
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from attnlab.config import suggest_nearest
+from attnlab.files.user_files import CHUNK
 from attnlab.tasks.sources import SETS, Download, NamedSet
 from attnlab.tasks.unpack import read_members
-from attnlab.user_files import CHUNK
 
 ATTEMPTS = 3  # for each address, each resuming the last one
 TIMEOUT_S = 60

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from attnlab.files.user_files import read_text
 from attnlab.tasks import hub
 from attnlab.tasks.fetch import find_file, find_set, obtain_file
 from attnlab.tasks.sources import SETS, NamedSet
 from attnlab.tasks.task import SPECIALS, UNK
 from attnlab.tasks.text import Labelled, Reader, draw_mask, hold_out, pick_rows, read_labelled, read_lines
-from attnlab.user_files import read_text
 
 if TYPE_CHECKING:
     from attnlab.tasks.classification import ClassificationConfig

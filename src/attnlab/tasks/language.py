@@ -16,13 +16,13 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from attnlab.config import Share
+from attnlab.files.user_files import read_bytes, read_text
 from attnlab.tasks import hub
 from attnlab.tasks.batching import Sequences, pad_rows
 from attnlab.tasks.fetch import find_set, obtain_file
 from attnlab.tasks.sources import SETS
 from attnlab.tasks.task import EOS, PAD, Batch, Task, TaskConfig
 from attnlab.tasks.vocabulary import Bytes, Characters, Pretrained, Subwords, Vocabulary, Words
-from attnlab.user_files import read_bytes, read_text
 
 Units = Literal["word", "subword", "character", "byte"]
 

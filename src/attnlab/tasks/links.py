@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from attnlab.files.user_files import read_text
 from attnlab.tasks.lexicon import Links
 from attnlab.tasks.text import get_suffix
-from attnlab.user_files import read_text
 
 Format = Literal["pharaoh", "talp", "naacl"]
 FIRST: dict[Format, int] = {"pharaoh": 0, "talp": 1, "naacl": 1}  # number of the first word

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from attnlab.user_files import (
+from attnlab.files.user_files import (
     CHUNK,
     MOST_LINE,
     apply_budget,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import IO
 
-from attnlab.user_files import CHUNK, MOST_BYTES, apply_budget, exceed_budget
+from attnlab.files.user_files import CHUNK, MOST_BYTES, apply_budget, exceed_budget
 
 MOST_MEMBERS = 250_000
 

@@ -17,12 +17,12 @@ import sentencepiece
 from tokenizers import Tokenizer
 
 from attnlab.files import write_bytes
+from attnlab.files.user_files import read_bytes, read_text
 from attnlab.records.pieces import show_parts, show_pieces
 from attnlab.tasks.batching import split_chunks
 from attnlab.tasks.hub import is_hub_reachable, is_path, reach_hub
 from attnlab.tasks.task import BOS, EOS, PAD, SPECIALS, UNK
 from attnlab.tasks.text import read_lines
-from attnlab.user_files import read_bytes, read_text
 
 MOST_LINES = 4_000_000  # maximum number of lines for learning subwords
 SENTENCEPIECE_THREADS = 4  # fixed, because the learned pieces depend on it

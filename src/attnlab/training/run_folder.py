@@ -28,7 +28,7 @@ from torch import Tensor
 
 from attnlab.config import FREE_KEYS
 from attnlab.files import explain_errors, lock_file, refuse_link, remove_stale, replace_file, sync_tree, write_text
-from attnlab.user_files import parse_json, read_json
+from attnlab.files.user_files import parse_json, read_json
 
 OLD_SCRATCH = re.compile(r"\.tmp\w{6}|\..+\.\d+(\.part)?|\.last\.safetensors\.new.*|\.hugging_face\.part")  # earlier
 

@@ -8,8 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from attnlab.files.user_files import read_json
 from attnlab.training.run_folder import RunFolder
-from attnlab.user_files import read_json
 
 ROOT = Path("runs")
 FILES = ("config.json", "model.json", "metrics.jsonl", "last.safetensors")  # of a run; each can be missing

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from attnlab.config import replace_values
 from attnlab.files import replace_file, write_text
+from attnlab.files.user_files import read_json
 from attnlab.huggingface.fine_tuning import TunedConfig, TunedLanguageModel, open_tuned_model
 from attnlab.mechanisms import own
 from attnlab.mechanisms.kernels.launch import LAUNCHED
@@ -27,7 +28,6 @@ from attnlab.training.optimisers import compute_learning_rate
 from attnlab.training.recipe import Recipe, restore_recipe
 from attnlab.training.run_folder import RunFolder, read_checkpoint
 from attnlab.training.run_list import ROOT, find_run
-from attnlab.user_files import read_json
 
 
 @dataclass(frozen=True)

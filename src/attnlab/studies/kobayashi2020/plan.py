@@ -12,6 +12,7 @@ from pathlib import Path
 
 from attnlab.experiments.plan import Workplace
 from attnlab.files import write_bytes
+from attnlab.files.user_files import read_json
 from attnlab.tasks.fetch import obtain_file
 from attnlab.tasks.links import Gold, read_gold
 from attnlab.tasks.parallel import find_parallel_text
@@ -19,7 +20,6 @@ from attnlab.tasks.sources import NamedSet
 from attnlab.tasks.synthetic import Synthetic, SyntheticConfig
 from attnlab.tasks.text import Pairs, load_moses, read_parallel
 from attnlab.tasks.translation import TranslationConfig
-from attnlab.user_files import read_json
 
 LANGUAGES = ("de", "en")
 GOLD = NamedSet(

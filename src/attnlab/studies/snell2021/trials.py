@@ -25,6 +25,7 @@ from attnlab.experiments.run_measures import draw_examples, initialize_model, ma
 from attnlab.experiments.single_run import train_alone
 from attnlab.experiments.study import SCALES, Setting
 from attnlab.files import write_text
+from attnlab.files.user_files import read_json
 from attnlab.models.model import Model
 from attnlab.models.presets import Config
 from attnlab.studies.snell2021.plan import CORPORA, NO_GLOVE, SMS, LstmCorpus, ScaleSize
@@ -33,7 +34,6 @@ from attnlab.tasks.task import Batch, Task
 from attnlab.training.checkpoints import load_weights
 from attnlab.training.recipe import Recipe
 from attnlab.training.run_folder import RunFolder, read_checkpoint
-from attnlab.user_files import read_json
 
 PARTS = ("valid", "train")
 TRAINED = "trained.json"
