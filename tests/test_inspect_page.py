@@ -123,7 +123,7 @@ def test_labels_and_masks_from_given_probabilities():
 
 def test_masked_cells_are_grey_in_figures_and_in_every_map_of_the_viewer():
     causal = ~torch.ones(3, 3).tril().bool()
-    figure = draw_text_maps(["layer 0"], [torch.eye(3)], [torch.eye(3)], "abc", "abc", [causal])
+    figure = draw_text_maps(["layer 0"], [torch.eye(3)], [torch.eye(3)], "abc", "abc", [causal], ("query", "key"))
     for axis in figure.axes:
         shown = np.ma.masked_invalid(axis.images[0].get_array())
         assert (np.ma.getmaskarray(shown) == causal.numpy()).all()

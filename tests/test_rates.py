@@ -102,7 +102,7 @@ def test_each_is_compared_with_its_peer_at_that_ones_own_best(world):
     assert (gap.sign, gap.verdict) == (-1, "same direction")
     assert gap.note == "lr 0.008, the highest tried; lr 0.002, the lowest tried"
     length = cells["a text: other − plain, each at the best rate tried", LENGTH]
-    assert (length.values, length.sign, length.verdict) == ((-2,) * 3, 1, "not reproduced")
+    assert (length.values, length.sign, length.verdict) == ((-2,) * 3, 1, "opposite")
     assert cells["a text: third − plain, each at the best rate tried", TEST].sign == 1
 
 

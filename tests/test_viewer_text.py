@@ -11,6 +11,7 @@ import torch
 from small_models import LM, made
 
 import attnlab
+from attnlab.experiments.verdicts import VERDICTS
 from attnlab.reading.maps import show
 from attnlab.report.page import Command, Facts, Table, Text, render_page
 from attnlab.report.view import Frame, View, ViewAttention, ViewExample, ViewRun, ViewSide
@@ -315,9 +316,7 @@ CONTRAST = """() => {
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_all_text_is_read_well_on_its_ground(opened, tmp_path, theme):
     """WCAG AA: a contrast of 4.5."""
-    table = Table(
-        ["a", "verdict"], [[1, v] for v in ("reproduced", "same direction", "not reproduced")], verdicts="verdict"
-    )
+    table = Table(["a", "verdict"], [[1, verdict] for verdict in VERDICTS], verdicts="verdict")
     viewer = Viewer(show(record_of(SCRIPTS)).view)
     text = render_page("t", [("one", [table, Facts({"a": 1}), viewer])])
     (tmp_path / "page.html").write_text(text, encoding="utf-8")
