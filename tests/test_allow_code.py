@@ -63,6 +63,13 @@ COMMANDS = {
 }
 
 
+def test_predict_asks_too(place):
+    done = run_attnlab("predict", "run", "--device", "cpu", input="wa\n")
+    assert done.returncode == 2
+    assert "--allow-code" in done.stderr
+    assert not was_run(place)
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_command_asks_before_it_runs_code(place, command):
     done = run_attnlab(*COMMANDS[command], input="wa\n")

@@ -180,3 +180,9 @@ def test_any_value_is_guessed():
 def test_the_digest_names_the_values_and_not_where_they_go():
     assert compute_digest(Example()) == compute_digest(Example(out="elsewhere"))
     assert compute_digest(Example()) != compute_digest(Example(width=9))
+
+
+@pytest.mark.parametrize("text", ["inf", "nan", "1e400", "9" * 30])
+def test_a_number_of_no_declared_type_is_finite_and_an_error_names_its_key(text):
+    with pytest.raises(ValueError, match="alpha"):
+        parse_value(text, Any, "alpha")

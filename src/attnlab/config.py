@@ -27,6 +27,7 @@ Share = Annotated[float, "(0, 1)"]
 Probability = Annotated[float, "[0, 1)"]  # of dropping something
 LengthPenalty = Annotated[float, "[-10, 10]"]  # beyond, length^penalty is not representable
 DEFAULTS = {int: "[1, inf)", float: "(-inf, inf)"}
+TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 LARGEST = 2**53  # whole numbers up to here are exact in JSON and as floating-point numbers
 LARGEST_FLOAT = 3e38  # in float32
 
@@ -145,7 +146,7 @@ def write_given(**options: object) -> dict[str, str]:
 def parse_value(text: str, hint: Any, key: str) -> Any:
     """Parse a command-line value as the type that a field or an option declares."""
     if hint is Any:
-        return _guess_value(text)
+        return _guess_value(text, key)
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return parse_value(text, arguments[0], key)
@@ -166,8 +167,8 @@ def parse_value(text: str, hint: Any, key: str) -> Any:
         if len(parts) == len(kinds):
             return tuple(parse_value(part, kind, key) for part, kind in zip(parts, kinds, strict=True))
     elif hint is bool:
-        if text.lower() in ("true", "yes", "on", "1", "false", "no", "off", "0"):
-            return text.lower() in ("true", "yes", "on", "1")
+        if text.lower() in (*TRUE, *FALSE):
+            return text.lower() in TRUE
     elif hint in (int, float):
         try:
             number = _parse_whole(text.replace("_", "")) if hint is int else float(text.replace("_", ""))
@@ -251,12 +252,12 @@ def compute_digest(config: Any, *, without: Iterable[str] = FREE_KEYS) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
-def _guess_value(text: str) -> Any:
+def _guess_value(text: str, key: str) -> Any:
+    """Parse a value whose type is not declared: a whole number, a number, true or false, else text."""
     if text.replace("_", "").lstrip("+-").isdecimal():
-        return parse_value(text, int, "")
-    for hint in (float, bool):
-        try:
-            return parse_value(text, hint, "")
-        except ValueError:
-            continue
-    return text
+        return parse_value(text, int, key)
+    try:
+        float(text)
+    except ValueError:
+        return parse_value(text, bool, key) if text.lower() in (*TRUE, *FALSE) else text
+    return parse_value(text, float, key)

@@ -38,10 +38,10 @@ def compute_interval(values: Sequence[float]) -> Interval | None:
     return mean - half, mean + half
 
 
-def compute_share_interval(did: int, count: int) -> Interval:
-    """Return Clopper and Pearson's 95 % interval of a probability with `did` successes in `count` trials."""
-    low = float(betaincinv(did, count - did + 1, LEVEL / 2)) if did else 0.0
-    high = float(betaincinv(did + 1, count - did, 1 - LEVEL / 2)) if did < count else 1.0
+def compute_share_interval(successes: int, count: int) -> Interval:
+    """Return Clopper and Pearson's 95 % interval of a probability with these `successes` in `count` trials."""
+    low = float(betaincinv(successes, count - successes + 1, LEVEL / 2)) if successes else 0.0
+    high = float(betaincinv(successes + 1, count - successes, 1 - LEVEL / 2)) if successes < count else 1.0
     return low, high
 
 

@@ -12,11 +12,10 @@ from collections.abc import Iterable, Sequence
 
 from attnlab.experiments.cell_text import format_interval, format_number, format_published
 from attnlab.experiments.reproduction import ItemResult
-from attnlab.experiments.verdicts import VERDICTS, Cell
+from attnlab.experiments.verdicts import SHARE, VERDICTS, Cell
 
-AGREEING, AGAINST = VERDICTS[:2], VERDICTS[2:4]
+AGREEING, AGAINST = ("reproduced", "same direction"), ("opposite", "different")
 MINUS = re.compile(r"(?<![\w.])-(?=[\d.])")  # the hyphen of a negative number
-MARGIN = 0.05  # of a published value
 EACH, PER_ITEM = 4, 2  # cells of either side in a summary, and of one item
 
 
@@ -70,7 +69,7 @@ def measure_clearness(cell: Cell) -> float | None:
     if published is None:
         assert cell.published_interval is not None
         published = sum(cell.published_interval) / 2
-    return -abs(cell.mean - published) / max(half + MARGIN * abs(published), 1e-12)
+    return -abs(cell.mean - published) / max(half + SHARE * abs(published), 1e-12)
 
 
 def describe_cell(cell: Cell) -> str:

@@ -134,8 +134,8 @@ class Cell:
         if self.share:
             count = len(self.values)
             return compute_share_interval(round(sum(self.values)), count) if count >= FEWEST_SEEDS else None
-        found = compute_interval(self._scale(self.values))
-        return (math.tanh(found[0]), math.tanh(found[1])) if found and self.correlation else found
+        interval = compute_interval(self._scale(self.values))
+        return (math.tanh(interval[0]), math.tanh(interval[1])) if interval and self.correlation else interval
 
     @property
     def bounds(self) -> Interval | None:

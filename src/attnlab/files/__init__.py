@@ -59,8 +59,8 @@ def explain_errors(path: Path) -> Iterator[None]:
     except StorageError:
         raise
     except Exception as error:
-        found = re.search(r"\(os error (\d+)\)", str(error))  # in the errors of safetensors
-        code = error.errno if isinstance(error, OSError) else int(found[1]) if found else None
+        match = re.search(r"\(os error (\d+)\)", str(error))  # in the errors of safetensors
+        code = error.errno if isinstance(error, OSError) else int(match[1]) if match else None
         if code not in REASONS:
             raise
         raise StorageError(f"cannot write {path}: {REASONS[code]}") from error

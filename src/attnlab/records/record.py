@@ -297,9 +297,8 @@ def _check_index(index: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) 
     """Raise an error if the index of a file lacks a part, or names a tensor that is missing or has another shape."""
     optional = {"kind", "index", "name", "output_bias", "extras", "around", "strange"}
     required = [each.name for each in fields(Layer) if each.name not in optional]
-    if "crc32" in index and index["crc32"] != zlib.crc32(
-        json.dumps({key: x for key, x in index.items() if key != "crc32"}).encode()
-    ):
+    content = {key: x for key, x in index.items() if key != "crc32"}
+    if "crc32" in index and index["crc32"] != zlib.crc32(json.dumps(content).encode()):
         raise ValueError("its index was changed")
     for layer in index["layers"]:
         if layer["kind"] not in KINDS or not isinstance(layer["index"], int) or not isinstance(layer["name"], str):
@@ -314,4 +313,5 @@ def _check_index(index: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) 
         stored, shape = shapes[entry["key"]], entry["shape"]
         if len(stored) != len(shape) or any(n not in (1, m) for n, m in zip(stored, shape, strict=True)):
             raise ValueError(f"tensor {entry['key']} has the shape {list(stored)}, expected {shape}")
-    dict(index["words"]), dict(index["meta"])
+    if not isinstance(index["words"], dict) or not isinstance(index["meta"], dict):
+        raise ValueError("its words or meta have no names")

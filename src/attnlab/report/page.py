@@ -150,8 +150,8 @@ def render_page(title: str, sections: Sections, *, findings: Sequence[str] = (),
             content = f"<details><summary>{head}</summary>{content}</details>" if folds else head + content
         parts += f"<section>{content}</section>"
     contents = f"<nav aria-label='contents'><ul>{''.join(links)}</ul></nav>" if len(links) > 2 else ""
-    found = "".join(f"<li>{escape(sentence)}</li>" for sentence in findings)
-    found = f"<section class='findings' aria-label='findings'><ul>{found}</ul></section>" if found else ""
+    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in findings)
+    summary = f"<section class='findings' aria-label='findings'><ul>{items}</ul></section>" if items else ""
     modules = [name for _, body in (*sections, *folded) for part in body for name in getattr(part, "modules", ())]
     scripts, styles = join_scripts((*MODULES, *dict.fromkeys(modules))), join_styles()
     allowed = build_policy(scripts=scripts, styles=styles)
@@ -160,6 +160,6 @@ def render_page(title: str, sections: Sections, *, findings: Sequence[str] = (),
         f"<meta name='viewport' content='width=device-width, initial-scale=1'><title>{escape(title)}</title>"
         f"<style>{styles}</style>"
     )
-    content = f"<header><h1>{escape(title)}</h1></header><main>{found}{contents}{parts}</main>"
+    content = f"<header><h1>{escape(title)}</h1></header><main>{summary}{contents}{parts}</main>"
     content += f"<script type='module'>{scripts}</script>"
     return f"<!doctype html><html lang='en'><head>{head}</head><body>{content}</body></html>\n"

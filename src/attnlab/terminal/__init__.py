@@ -29,7 +29,7 @@ class Bar:
         columns = [BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}")]
         self.bar = Progress(*columns, console=self.console, disable=not self.console.is_terminal)
         self.task = self.bar.add_task("", total=steps)
-        self.told = time.monotonic()  # when a line last said how far it is
+        self.last_line_time = time.monotonic()  # when a line last said how far it is
 
     def __enter__(self) -> "Bar":
         self.bar.start()
@@ -40,8 +40,8 @@ class Bar:
 
     def tick(self, done: int, total: int, what: str = "") -> None:
         self.bar.update(self.task, completed=done, total=total, description=what)
-        if self.bar.disable and time.monotonic() - self.told >= SECONDS:
-            self.told = time.monotonic()
+        if self.bar.disable and time.monotonic() - self.last_line_time >= SECONDS:
+            self.last_line_time = time.monotonic()
             self.note(f"{done:,} of {total:,}  {what}".rstrip())
 
     def note(self, line: str) -> None:

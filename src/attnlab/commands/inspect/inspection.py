@@ -77,8 +77,8 @@ def inspect(
     texts = list(islice(corpus, count))
     records = [reader.record([example]).to("cpu") for example in texts]
     shown = ShownTexts(reader.title, records, [reader.predict(example) for example in texts], translation)
-    if request.file is None and (told := describe_text(shown.predictions[0], translation)):
-        print(told)
+    if request.file is None and (sentence := describe_text(shown.predictions[0], translation)):
+        print(sentence)
     about: dict[str, Any] = {"model": reader.name, "text": request.text, "pair": request.pair, "file": request.file}
     about |= {"examples": contents.examples, "tokens": contents.tokens, "corpus_sha256": contents.fingerprint}
     about |= asdict(config) | {"translation": translation}
