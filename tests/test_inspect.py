@@ -302,6 +302,14 @@ def test_bytes_written_as_letters_are_known_as_punctuation():
     assert named.of_token[:6].tolist() == [2, 2, 1, 2, 2, 0]
 
 
+def test_every_tokenizer_is_shown_in_one_notation():
+    raw = Tokenizer(models.WordLevel({"<s>": 0, "<0x0A>": 1, "▁cat": 2, "<0x2C>": 3}, unk_token="<s>"))
+    raw.decoder = decoders.ByteFallback()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>")
+    side = PretrainedReader("tiny", tiny_models.gpt2(), tokenizer).sides["target"]
+    assert side.texts[:4] == ["<s>", "⏎", "▁cat", ","]
+
+
 # --- what it says ---
 
 

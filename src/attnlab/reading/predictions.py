@@ -1,6 +1,7 @@
 """What a model predicts for a text: the next token at each position, a masked token, or the label of the whole text.
 
 p = softmax(logits) of the model's own forward pass. A position that reads token t_i predicts t_{i+1}.
+Tokens are named in the notation of `attnlab.records.pieces`.
 """
 
 from collections.abc import Sequence
@@ -9,10 +10,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from attnlab.analysis.words import strip_marks
-
 CHOICES = 3  # most probable outputs that are kept
-SYMBOLS = str.maketrans({"\n": "⏎", "\t": "⇥", " ": "␣"})
 
 
 @dataclass(frozen=True)
@@ -24,10 +22,7 @@ class Prediction:
     read: str = ""  # the token at this position
     actual: str | None = None  # the token that the text has next
     share: float | None = None  # the probability of the actual token
-
-    @property
-    def is_right(self) -> bool:
-        return self.actual is not None and self.actual == self.choices[0][0]
+    is_right: bool = False  # whether the actual token is the most probable one
 
 
 def predict_label(log_prob: Tensor, names: Sequence[str]) -> Prediction:
@@ -39,8 +34,8 @@ def predict_next(log_prob: Tensor, tokens: Sequence[int], names: Sequence[str]) 
     """Return the prediction after each token, from log p (n,vocabulary). The last one has no actual token."""
     predictions = []
     for row, token, after in zip(log_prob, tokens, (*tokens[1:], None), strict=True):
-        known = (None, None) if after is None else (show_piece(names[after]), float(row[after].exp()))
-        predictions.append(Prediction("next", _choose(row, names), show_piece(names[token]), *known))
+        known = () if after is None else (names[after], float(row[after].exp()), int(row.argmax()) == after)
+        predictions.append(Prediction("next", _choose(row, names), names[token], *known))
     return predictions
 
 
@@ -50,12 +45,6 @@ def predict_masked(log_prob: Tensor, tokens: Sequence[int], names: Sequence[str]
     return [Prediction("masked", _choose(log_prob[place], names), names[mask]) for place in places]
 
 
-def show_piece(piece: str) -> str:
-    """Return a piece without the tokenizer's marks; white space becomes visible."""
-    text = strip_marks(piece)
-    return text.strip() or (text or piece).translate(SYMBOLS)
-
-
 def _choose(log_prob: Tensor, names: Sequence[str]) -> tuple[tuple[str, float], ...]:
     top = log_prob.exp().topk(min(CHOICES, len(log_prob)))
-    return tuple((show_piece(names[k]), p) for p, k in zip(top.values.tolist(), top.indices.tolist(), strict=True))
+    return tuple((names[k], p) for p, k in zip(top.values.tolist(), top.indices.tolist(), strict=True))

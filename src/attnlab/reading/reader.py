@@ -205,11 +205,10 @@ class PretrainedReader(TextReader):
         size = max(len(self.tokenizer), self.model.get_input_embeddings().num_embeddings)
         known = self.tokenizer.convert_ids_to_tokens(list(range(len(self.tokenizer))))
         pieces = [piece or "" for piece in known] + [""] * (size - len(known))
-        special, texts = frozenset(self.tokenizer.all_special_ids), pieces
-        if inputs.is_byte_level(self.tokenizer):
-            plain = frozenset(self.tokenizer.get_added_vocab())
-            texts = [show_pieces([piece], byte_level=True, plain=plain)[0] for piece in pieces]
-        return SideTokens(pieces, texts, special)
+        plain = {*self.tokenizer.get_added_vocab(), *self.tokenizer.all_special_tokens}
+        byte_level = inputs.is_byte_level(self.tokenizer)
+        texts = [show_pieces([piece], byte_level=byte_level, plain=plain)[0] for piece in pieces]
+        return SideTokens(pieces, texts, frozenset(self.tokenizer.all_special_ids))
 
 
 class RunReader(TextReader):
