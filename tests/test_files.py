@@ -70,15 +70,15 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_writes_is_n
     assert sorted(os.listdir(tmp_path)) == [".mine.part", "b"]
 
 
-@pytest.mark.parametrize("name", [".model.json.4711.part", ".last.safetensors.4711", ".tmpAb3dEf", "steps/.tmpAb3dEf"])
-def test_a_run_folder_is_cleaned_when_it_is_trained_next(tmp_path, name):
-    (tmp_path / "steps").mkdir()
-    (tmp_path / name).write_bytes(bytes(9999))
-    for kept in (".mine", "steps/00000005.safetensors"):
-        (tmp_path / kept).write_text("kept")
+def test_a_run_folder_is_cleaned_of_scratch_folders_alone_when_it_is_trained_next(tmp_path):
+    kept = [".mine", ".tmpAb3dEf", ".venv-3.11", "steps"]
+    for name in (*kept, ".model.json.ab12.part", "steps/.5.safetensors.ab12.part"):
+        (tmp_path / name).mkdir()
+        if name.endswith(".part"):
+            (tmp_path / name / LOCK).touch()
     with RunFolder(tmp_path).lock():
-        assert sorted(os.listdir(tmp_path)) == [".lock", ".mine", "steps"]
-        assert os.listdir(tmp_path / "steps") == ["00000005.safetensors"]
+        assert sorted(os.listdir(tmp_path)) == [".lock", *kept]
+        assert os.listdir(tmp_path / "steps") == []
 
 
 @pytest.mark.parametrize(

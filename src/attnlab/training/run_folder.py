@@ -12,8 +12,6 @@ SHA-256 of its tensors and state. If it does not match, a warning names the file
 import hashlib
 import json
 import os
-import re
-import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -29,8 +27,6 @@ from torch import Tensor
 from attnlab.config import FREE_KEYS
 from attnlab.files import explain_errors, lock_file, refuse_link, remove_stale, replace_file, sync_tree, write_text
 from attnlab.files.user_files import parse_json, read_json
-
-OLD_SCRATCH = re.compile(r"\.tmp\w{6}|\..+\.\d+(\.part)?|\.last\.safetensors\.new.*|\.hugging_face\.part")  # earlier
 
 
 class DamagedError(ValueError):
@@ -97,7 +93,8 @@ class RunFolder:
         with lock:
             if not lock_file(lock):
                 raise ValueError(f"{self.path} is in use: another process trains this run")
-            self._remove_leftovers()
+            for folder in (self.path, self.path / "steps"):
+                remove_stale(folder)
             yield
 
     def is_locked(self) -> bool:
@@ -105,13 +102,6 @@ class RunFolder:
             return False
         with open(self.path / ".lock") as lock:
             return not lock_file(lock, shared=True)
-
-    def _remove_leftovers(self) -> None:
-        """Remove what processes that were killed while writing left here. Call it while holding the lock."""
-        for folder in (self.path, self.path / "steps"):
-            remove_stale(folder)
-            for old in [path for path in folder.glob(".*") if OLD_SCRATCH.fullmatch(path.name)]:
-                shutil.rmtree(old) if old.is_dir() else old.unlink(missing_ok=True)
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Save as the last checkpoint; the former last checkpoint becomes the previous one."""
