@@ -22,6 +22,7 @@ MINE = """
 from pathlib import Path
 from attnlab.mechanisms import Softmax
 Path(__file__).with_name("was-run").touch()
+assert not Path(__file__).with_name("broken").exists()
 
 class Mine(Softmax):
     pass
@@ -103,6 +104,13 @@ def test_an_edited_file_is_refused(place):
     assert not was_run(place)
 
 
+def test_an_error_in_the_users_file_is_not_blamed_on_the_run(place):
+    (place / "broken").touch()
+    with pytest.raises(ValueError, match="imported") as raised:
+        runs.open_run("run", allow_code=True)
+    assert "model.json" not in str(raised.value)
+
+
 @pytest.mark.parametrize("form", ["{}/other.py:Mine", "../{}/other.py:Mine", "./other.py:Mine", "./other.py"])
 @pytest.mark.parametrize("key", ["attention", "cross_attention"])
 def test_a_file_that_the_run_was_not_trained_with_is_refused(place, key, form):
@@ -160,6 +168,6 @@ def test_an_adapted_model_stores_the_hash_of_its_file(place):
         attnlab.load("saved", allow_code=True)
     about = json.loads(Path("saved/attnlab.json").read_text())
     Path("saved/attnlab.json").write_text(json.dumps(about | {"code": {}}))
-    with pytest.raises(ValueError, match="hash"):
+    with pytest.raises(ValueError, match="stores no hash"):
         attnlab.load("saved", allow_code=True)
     assert not was_run(place)

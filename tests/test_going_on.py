@@ -107,7 +107,12 @@ def test_an_early_stop_stays_one_with_more_steps(tmp_path):
     words = ["evaluate_every=2", "patience=1", "lr=1e-12", "warmup=0", "schedule=constant"]
     first = trained(tmp_path, *words, "steps=20").stdout
     assert "finished at step 20" not in first
-    assert trained(tmp_path, *words, "steps=30").stdout == first
+    config = (tmp_path / "config.json").read_text()
+    again = trained(tmp_path, *words, "steps=30")
+    assert again.stdout == first
+    assert "patience" in again.stderr
+    assert "continues" not in again.stderr
+    assert (tmp_path / "config.json").read_text() == config
 
 
 def test_only_checkpoints_are_averaged_not_steps_that_were_evaluated(tmp_path):

@@ -60,6 +60,8 @@ def check_code(names: Iterable[Any], stored: Any, where: Path, *, allow: bool) -
         if not path.is_file():
             raise FileNotFoundError(f"{where} names {file}, but there is no file {path}")
         digest = stored.get(file) if isinstance(stored, Mapping) else None
+        if digest is None:
+            raise ValueError(f"{where} stores no hash of {file}: save the model again with this version")
         if digest != hash_files([name]).get(file):
             raise ValueError(f"{path} is not the file that {where} was made with: its hash differs; restore that file")
 

@@ -22,7 +22,7 @@ from attnlab.models.model import Model
 from attnlab.models.presets import Config, build
 from attnlab.tasks import TASKS
 from attnlab.tasks.task import Task
-from attnlab.training.checkpoints import average_checkpoints, load_weights
+from attnlab.training.checkpoints import Position, average_checkpoints, load_weights
 from attnlab.training.loop import Training, TrainingResult
 from attnlab.training.optimisers import compute_learning_rate
 from attnlab.training.recipe import Recipe, restore_recipe
@@ -78,7 +78,7 @@ def start_run(
         try:
             training = Training(task, model, recipe.training, folder, accelerator, report_and_track)
             if main:
-                _extend_run(folder, recipe, training.first_step, note)
+                _extend_run(folder, recipe, training.position, note)
             outcome = training.run()
         finally:
             if tracking:
@@ -90,16 +90,20 @@ def start_run(
         return folder, outcome
 
 
-def _extend_run(folder: RunFolder, recipe: Recipe, done: int, note: Callable[[str], None]) -> None:
+def _extend_run(folder: RunFolder, recipe: Recipe, position: Position, note: Callable[[str], None]) -> None:
     """If the folder's run has fewer steps than the recipe, store the recipe and say what differs."""
     now = recipe.training
     if (steps := folder.config()["training"]["steps"]) == now.steps:
+        return
+    if position.finished:
+        ended = f"patience={now.patience} ended {folder.path} at step {position.step}"
+        note(f"{ended}; to train longer, choose another --out and raise patience=")
         return
     folder.write_config(recipe.values())
     shutil.rmtree(folder.hugging_face, ignore_errors=True)  # holds the weights of the shorter run
     note(f"{folder.path} is a run of {steps} steps; training continues to step {now.steps}")
     before = replace(now, steps=steps)
-    if any(compute_learning_rate(before, step) != compute_learning_rate(now, step) for step in range(done)):
+    if any(compute_learning_rate(before, step) != compute_learning_rate(now, step) for step in range(position.step)):
         note(f"the learning rate depends on steps=, so the result differs from a run that began with steps={now.steps}")
 
 
@@ -190,7 +194,9 @@ def open_run(
     try:
         model = _build_model(recipe.model, allow_code)
         load_weights(model, tensors)
-    except (ValueError, TypeError, RuntimeError, MemoryError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:
+        if recipe.code() or isinstance(recipe.model, TunedConfig):  # the user's file, or the pretrained model
+            raise
         raise ValueError(f"{model_file} does not describe the model of the run: {error}") from None
     return Run(folder, recipe, task, model.eval().to(choose_device(device)), weights)
 
