@@ -284,7 +284,7 @@ class RunFolders(Kind):
 
 
 class Ledgers(Kind):
-    """Ledgers. Rows that are accepted have the recipes that were written."""
+    """Ledgers. Rows that are accepted were written."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -295,7 +295,7 @@ class Ledgers(Kind):
                 Row(recipe={"width": 8, "lr": 0.1 * seed}, seed=seed, measure="m", edition=1, values={"x": 1.0})
             )
         self.data = self.path.read_bytes()
-        self.known = {(json.dumps(row.recipe), row.seed) for row in ledger.rows()}
+        self.known = {row.as_line() for row in ledger.rows()}
 
     def prepare(self, draw: random.Random) -> str:
         how, data = damage_bytes(self.data, draw)
@@ -304,8 +304,8 @@ class Ledgers(Kind):
 
     def read(self) -> None:
         for row in Ledger(self.path).rows():
-            if (json.dumps(row.recipe), row.seed) not in self.known:
-                raise WrongError(f"a row has the recipe {row.recipe} and the seed {row.seed}")
+            if row.as_line() not in self.known:
+                raise WrongError(f"nobody wrote the row {row}"[:200])
 
 
 class PretrainedFolders(Kind):

@@ -119,8 +119,20 @@ def test_a_recipe_that_was_edited_by_hand_is_refused(ledger):
     stored = json.loads(make_row().as_line())
     stored["recipe"]["model"]["heads"] = 8
     ledger.path.write_text(json.dumps(stored) + "\n")
+    with pytest.raises(ValueError, match="crc32"):
+        ledger.rows()
+    del stored["crc32"]
+    ledger.path.write_text(json.dumps(stored) + "\n")
     with pytest.raises(ValueError, match="digest"):
         ledger.rows()
+
+
+def test_rows_without_a_checksum_are_read(ledger):
+    """Those of ledgers from before there were checksums."""
+    stored = json.loads(make_row().as_line())
+    del stored["crc32"]
+    ledger.path.write_text(json.dumps(stored) + "\n")
+    assert ledger.rows() == [make_row()]
 
 
 def write_many(path, first):

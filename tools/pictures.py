@@ -300,8 +300,8 @@ def off_diagonal(cells: Tensor) -> Tensor:
     return cells[~torch.eye(len(cells), dtype=torch.bool)]
 
 
-def take_screenshot(page: Path, *, height: int) -> bytes:
-    """Return a screenshot of a page in Chromium (make browser), WIDEST pixels wide."""
+def take_screenshot(page: Path, *, height: int, start: str = "body") -> bytes:
+    """Return a screenshot of a page in Chromium (make browser) from this element on, WIDEST pixels wide."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -309,6 +309,8 @@ def take_screenshot(page: Path, *, height: int) -> bytes:
         opened = browser.new_page(viewport={"width": WIDEST, "height": height})
         opened.goto(page.as_uri())
         opened.wait_for_selector(".viewer[data-ready]")
+        opened.evaluate("start => document.querySelector(start).scrollIntoView()", start)
+        opened.wait_for_timeout(500)  # maps are drawn when they come into view
         picture = opened.screenshot()
         browser.close()
     return picture
@@ -318,7 +320,7 @@ def compress_picture(picture: Figure | bytes) -> bytes:
     """Return a PNG of at most HEAVIEST bytes, with a palette if necessary."""
     image = Image.open(io.BytesIO(picture if isinstance(picture, bytes) else render_png(picture))).convert("RGB")
     image.thumbnail((WIDEST, WIDEST))
-    for form in (image, image.quantize(256, kmeans=2, dither=Image.Dither.NONE)):
+    for form in (image, *(image.quantize(colours, kmeans=2, dither=Image.Dither.NONE) for colours in (256, 64))):
         form.save(written := io.BytesIO(), "PNG", optimize=True)
         if len(written.getvalue()) <= HEAVIEST:
             return written.getvalue()
@@ -326,7 +328,7 @@ def compress_picture(picture: Figure | bytes) -> bytes:
 
 
 PICTURES: dict[str, Callable[[], Figure | bytes]] = {
-    "demo": lambda: take_screenshot(run_demo() / "report.html", height=1120),
+    "demo": lambda: take_screenshot(run_demo() / "report.html", height=880, start=".viewer"),
     "demo-maps": lambda: (run_demo() / "figures" / "maps.png").read_bytes(),
     "contribution": draw_contribution,
     "alignment": draw_alignment,

@@ -12,6 +12,7 @@ A line is appended under a lock and flushed to disk. A torn last line, left by a
 import json
 import os
 import warnings
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
@@ -74,11 +75,15 @@ class Row:
         return Key(self.digest, self.seed, self.measure, self.edition)
 
     def as_line(self) -> str:
-        return json.dumps({"format": FORMAT, **asdict(self)}, ensure_ascii=False)
+        content = {"format": FORMAT, **asdict(self)}
+        return json.dumps(content | {"crc32": _compute_checksum(content)}, ensure_ascii=False)
 
     @classmethod
     def from_line(cls, line: str, where: str = "the row") -> "Row":
         stored = parse_json(line, where)
+        checksum = stored.pop("crc32", None)  # rows from before there were checksums have none
+        if checksum is not None and checksum != _compute_checksum(stored):
+            raise ValueError("the line was changed: its crc32 does not match; remove crc32 if you changed it")
         if stored.pop("format", None) != FORMAT:
             raise ValueError(f"not a row of format {FORMAT}")
         return cls(**stored)
@@ -175,6 +180,10 @@ class Ledger:
             return Row.from_line(line.decode("utf-8"), place)
         except (ValueError, TypeError) as error:
             raise ValueError(f"{place} is not a row ({error}); correct the line, or move it out of the file") from None
+
+
+def _compute_checksum(content: Mapping[str, Any]) -> int:
+    return zlib.crc32(json.dumps(content, ensure_ascii=False).encode())
 
 
 def merge_ledgers(paths: Iterable[Path], out: Path) -> int:
