@@ -179,6 +179,12 @@ def test_an_encrypted_or_odd_zip_is_named(tmp_path):
             _ = [list(pieces) for _, pieces in read_members(path, lambda _: True)]
 
 
+@pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "a.gz"])
+def test_a_missing_archive_is_not_called_damaged(tmp_path, name):
+    with pytest.raises(FileNotFoundError):
+        list(read_members(tmp_path / name, lambda _: True))
+
+
 @pytest.mark.parametrize("digits", ["9" * 5000, "9" * 400, "9" * 30])
 def test_overflowing_numbers_of_links_and_counts_are_named(tmp_path, digits):
     for name, text in {"a.txt": f"{digits}-0\n", "a.naacl": f"1 1 {digits}\n"}.items():

@@ -261,3 +261,13 @@ def _guess_value(text: str, key: str) -> Any:
     except ValueError:
         return parse_value(text, bool, key) if text.lower() in (*TRUE, *FALSE) else text
     return parse_value(text, float, key)
+
+
+def describe_error(error: BaseException) -> str:
+    """Return the first paragraph of an error as one line, with its type unless the message alone says what to do."""
+    try:
+        message = " ".join(str(error).strip().partition("\n\n")[0].split())
+    except Exception:  # by a user's own exception
+        message = "without a message"
+    plain = isinstance(error, ValueError | OSError) and message
+    return message if plain else f"{type(error).__name__}: {message}".removesuffix(": ")

@@ -17,7 +17,7 @@ from torch import nn
 
 from attnlab.analysis.diversity import Diversity
 from attnlab.analysis.rank import Rank
-from attnlab.experiments.jobs import describe_error
+from attnlab.config import describe_error
 from attnlab.experiments.run_measures import draw_examples, initialize_model, make_batches
 from attnlab.huggingface.fine_tuning import TunedConfig
 from attnlab.huggingface.recorder import record

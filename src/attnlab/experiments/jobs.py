@@ -10,6 +10,7 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any, ClassVar
 
+from attnlab.config import describe_error
 from attnlab.experiments.deadline import LEAST_S, Deadline, OutOfTimeError
 from attnlab.mechanisms import own
 
@@ -115,16 +116,8 @@ def attempt_job(job: Job, folder: str) -> str:
     os.chdir(folder)
     try:
         job.function(*job.arguments)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # also SystemExit, by a user-written mechanism
+    except (Exception, SystemExit) as error:  # SystemExit by a user-written mechanism
         if os.environ.get("ATTNLAB_TRACE"):
             traceback.print_exc()
-        return describe_error(error) if isinstance(error, Exception) else own.explain(error) or own.describe(error)
+        return describe_error(error) if isinstance(error, Exception) else own.explain(error) or describe_error(error)
     return ""
-
-
-def describe_error(error: Exception) -> str:
-    """Return an error as one line, with its type unless the message alone says what to do."""
-    message = " ".join(str(error).split())
-    return message if isinstance(error, ValueError | OSError) and message else f"{type(error).__name__}: {message}"

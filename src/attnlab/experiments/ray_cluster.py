@@ -10,8 +10,9 @@ import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from attnlab.config import describe_error
 from attnlab.experiments.deadline import Deadline
-from attnlab.experiments.jobs import POLL_S, RETRIES, Job, JobQueue, Scheduler, attempt_job, describe_error
+from attnlab.experiments.jobs import POLL_S, RETRIES, Job, JobQueue, Scheduler, attempt_job
 
 
 class OnRay(Scheduler):

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import eager_mask, sdpa_mask
 
+from attnlab.config import describe_error
 from attnlab.files import write_text
 from attnlab.huggingface import adaptation, dispatch, inputs, proof, screening
 from attnlab.huggingface import carries as cascade
@@ -194,13 +195,13 @@ def _load_plain(
         if folder.is_dir() and not pickled and not safe:
             raise ValueError(f"{name} has a config.json but no weights: add its .safetensors file") from None
         if allow_pickle or safe or "connect" in str(error):
-            raise OSError(f"cannot load the weights of {name}: {_first_line(error)}") from None
+            raise OSError(f"cannot load the weights of {name}: {describe_error(error)}") from None
         raise ValueError(f"{name} has no safetensors weights, and {screening.PICKLE}") from None
-    except screening.RefusedError:
+    except (screening.RefusedError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # a config that does not fit its model or its weights raises many types
         what = f"transformers cannot build the model that the config.json of {name} describes"
-        raise ValueError(f"{what} ({type(error).__name__}: {_first_line(error)})") from None
+        raise ValueError(f"{what} ({describe_error(error)})") from None
     if about["missing_keys"]:
         lacking = ", ".join(sorted(about["missing_keys"]))
         warnings.warn(f"{name} has no weights for {lacking}: they are initialized randomly", stacklevel=2)
@@ -255,17 +256,16 @@ def _explain_config_errors(name: str) -> Iterator[None]:
         yield
     except OSError as error:
         if Path(name).is_dir():
-            raise ValueError(f"cannot read the config.json of {name}: {_first_line(error)}") from None
+            raise ValueError(f"cannot read the config.json of {name}: {describe_error(error)}") from None
         if "connect" in str(error) or "offline" in str(error):
             where = f"{name} is neither a folder nor in the local cache, and the Hugging Face hub does not answer"
             raise FileNotFoundError(f"{where}: pass the folder of a model{_name_bundled_model()}") from None
         raise FileNotFoundError(f"no model {name} found, neither as a folder nor on the Hugging Face hub") from None
     except Exception as error:  # a damaged config raises many types
         if "trust_remote_code" in str(error):
-            flag = "--trust-remote-code (trust_remote_code=True)"
-            raise ValueError(f"{name} contains its own code; if you trust it, pass {flag} to run it") from None
+            raise ValueError(f"{name} {screening.OWN_CODE}") from None
         version = f"transformers {transformers.__version__}"
-        raise ValueError(f"{version} cannot read the config.json of {name}: {_first_line(error)}") from None
+        raise ValueError(f"{version} cannot read the config.json of {name}: {describe_error(error)}") from None
 
 
 def _name_bundled_model() -> str:
@@ -283,7 +283,7 @@ def open_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
         with reach_hub(name):
             tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except Exception as error:  # tokenizers raises a plain Exception
-        raise ValueError(f"{name} has no tokenizer ({_first_line(error)}); pass one with tokenizer=") from None
+        raise ValueError(f"{name} has no tokenizer ({describe_error(error)}); pass one with tokenizer=") from None
     if len(tokenizer) - len(set(tokenizer.all_special_tokens)) < 2:  # transformers builds an empty one if none exists
         raise ValueError(f"{name} has no tokenizer; pass one with tokenizer=")
     return tokenizer
@@ -322,10 +322,6 @@ def _list_versions() -> dict[str, str]:
     from attnlab import __version__
 
     return {"attnlab": __version__, "transformers": transformers.__version__, "torch": str(torch.__version__)}
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0]
 
 
 def _bool_mask(*, q_length: int, kv_length: int, allow_is_causal_skip: bool = True, **arguments: Any) -> Tensor | None:

@@ -14,6 +14,7 @@ import torch
 
 PLAIN = ("eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")  # implementations inside transformers and torch
 PICKLE = "loading pickled weights can run code; if you trust them, pass --allow-pickle (allow_pickle=True)"
+OWN_CODE = "contains its own code; if you trust it, pass --trust-remote-code (trust_remote_code=True) to run it"
 INDEX = "model.safetensors.index.json"
 
 
@@ -37,8 +38,7 @@ def check_config(values: Any, name: str, *, trust_remote_code: bool) -> None:
                         f"remove {key}, or set it to eager or sdpa"
                     )
         if key == "auto_map" and depth and not trust_remote_code:
-            flag = "--trust-remote-code (trust_remote_code=True)"
-            raise RefusedError(f"{name} contains its own code in a part of its config; if you trust it, pass {flag}")
+            raise RefusedError(f"{name} {OWN_CODE}")
 
 
 def check_weights_file(file: Any, name: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from attnlab.config import check_value, parse_value, suggest_nearest
+from attnlab.config import check_value, describe_error, parse_value, suggest_nearest
 from attnlab.mechanisms import own
 from attnlab.registry import Registry, import_place
 
@@ -56,12 +56,10 @@ def attention(name: str | type[Mechanism], *, heads: int, head_dim: int, **optio
         return kind(heads, head_dim, **options)
     except (ValueError, TypeError) as error:
         raise ValueError(f"attention {name if isinstance(name, str) else kind.__name__}: {error}") from error
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # also SystemExit, by a user-written class
+    except (Exception, SystemExit) as error:
         if kind in MECHANISMS.values():
             raise
-        raise ValueError(f"{name} cannot be built: {own.describe(error)}") from error
+        raise ValueError(f"{name} cannot be built: {describe_error(error)}") from error
 
 
 def find_mechanism(name: str | type[Mechanism]) -> type[Mechanism]:

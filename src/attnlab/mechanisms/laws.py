@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnlab.config import describe_error
 from attnlab.mechanisms.mechanism import Mechanism
-from attnlab.mechanisms.own import describe
 
 Build = Callable[[int], Mechanism]  # the mechanism of a layer
 Measurement = tuple[float, str] | None
@@ -287,10 +287,8 @@ def judge_law(name: str, build: Build) -> Finding:
     law, allowed = LAWS[name]
     try:
         measured = law(make_trial(build))
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # also SystemExit, by a user-written class
-        return Finding(name, False, float("inf"), allowed, f"raised {describe(error)}")
+    except (Exception, SystemExit) as error:  # SystemExit by a user-written class
+        return Finding(name, False, float("inf"), allowed, f"raised {describe_error(error)}")
     if measured is None:
         return Finding(name, None, 0.0, allowed, "does not apply")
     worst, compared = measured

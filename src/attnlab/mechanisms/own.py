@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
 import sys
 import traceback
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from attnlab.config import suggest_nearest
+from attnlab.config import describe_error, suggest_nearest
 
 if TYPE_CHECKING:
     from attnlab.mechanisms.mechanism import Mechanism
 
 
 PREFIX = "attnlab_own_"  # of the names of imported modules
-_exit = os._exit
 
 
 def is_own(name: str) -> bool:
@@ -82,15 +80,13 @@ def load_mechanism(name: str) -> type[Mechanism]:
         assert spec is not None
         assert spec.loader is not None
         module = sys.modules[key] = importlib.util.module_from_spec(spec)
-        os._exit = _end_process
         try:
             spec.loader.exec_module(module)
-        except KeyboardInterrupt:
+        except BaseException as error:
             del sys.modules[key]
-            raise
-        except BaseException as error:  # also SystemExit
-            del sys.modules[key]
-            raise ValueError(f"{path} cannot be imported: {describe(error)}") from error
+            if not isinstance(error, Exception | SystemExit):
+                raise
+            raise ValueError(f"{path} cannot be imported: {describe_error(error)}") from error
     classes = {n: c for n, c in vars(sys.modules[key]).items() if isinstance(c, type) and issubclass(c, Mechanism)}
     if wanted not in vars(sys.modules[key]):
         there = ", ".join(n for n in classes if n != "Mechanism") or "none"
@@ -112,25 +108,9 @@ def explain(error: BaseException) -> str | None:
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         file = frame.f_globals.get("__file__", "")
         if frame.f_globals.get("__name__", "").startswith(PREFIX):
-            return f"{file}{f', line {line}' if frame.f_code.co_filename == file else ''}: {describe(error)}"
+            return f"{file}{f', line {line}' if frame.f_code.co_filename == file else ''}: {describe_error(error)}"
     files = [str(module.__file__) for key, module in sys.modules.items() if key.startswith(PREFIX)]
     expected = not isinstance(error, Exception) or isinstance(error, ValueError | OSError | ImportError)
     if expected or not files:
         return None
-    return f"{', '.join(files)} may have caused this: {describe(error)} (ATTNLAB_TRACE=1 shows where)"
-
-
-def describe(error: BaseException) -> str:
-    """Return the type and the message of any error, in one line."""
-    try:
-        message = " ".join(str(error).split())
-    except Exception:  # by a user's own exception
-        message = "without a message"
-    return f"{type(error).__name__}: {message}".removesuffix(": ")
-
-
-def _end_process(status: int) -> NoReturn:
-    """Replace os._exit, with which a user's file would end attnlab without a word: there it is SystemExit."""
-    if sys._getframe(1).f_globals.get("__name__", "").startswith(PREFIX):
-        raise SystemExit(status)
-    _exit(status)
+    return f"{', '.join(files)} may have caused this: {describe_error(error)} (ATTNLAB_TRACE=1 shows where)"

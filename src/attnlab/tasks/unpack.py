@@ -29,6 +29,7 @@ def read_members(archive: Path, wanted: Wanted) -> Iterator[tuple[str, Iterator[
     A .gz file has one member, named like the file without .gz. Read the pieces before requesting the next member.
     """
     budget = _Budget(archive)
+    archive.open("rb").close()  # raises its own errors for a file that is missing or unreadable
     try:
         if archive.name.endswith((".tar.gz", ".tgz", ".tar")):
             yield from _read_tar(archive, wanted, budget)

@@ -117,9 +117,7 @@ def _hold_folder(folder: RunFolder) -> Iterator[None]:
     with folder.lock():
         try:
             yield
-        except KeyboardInterrupt:
-            raise
-        except BaseException:  # also SystemExit, by a user-written mechanism
+        except (Exception, SystemExit):  # SystemExit by a user-written mechanism
             if is_new and not folder.last.exists():
                 shutil.rmtree(folder.path, ignore_errors=True)
             raise

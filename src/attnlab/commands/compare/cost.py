@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from attnlab.experiments.jobs import describe_error
+from attnlab.config import describe_error
 from attnlab.huggingface.fine_tuning import TunedConfig, open_tuned_model
 from attnlab.models.presets import build_on_meta
 from attnlab.tasks.task import Batch, Task
