@@ -103,6 +103,10 @@ def test_a_long_quote_is_bounded(tmp_path, monkeypatch):
     (tmp_path / "open.csv").write_text('text,label\n"' + "word\n" * 1000)
     with pytest.raises(ValueError, match=r"open\.csv:2.*ATTNLAB_BUDGET"):
         read_labelled(tmp_path / "open.csv", "text", "label")
+    (tmp_path / "unlimited.csv").write_text('text,label\n"a"b,c\n')
+    with pytest.raises(ValueError, match=r"unlimited\.csv:2") as caught:
+        read_labelled(tmp_path / "unlimited.csv", "text", "label")
+    assert "BUDGET" not in str(caught.value)
 
 
 def test_lines_end_at_line_feeds_alone(tmp_path):

@@ -8,7 +8,7 @@ from aligned_text import cli, write_pairs
 
 from attnlab.aligning import AlignmentRequest, SelectionGold, align
 from attnlab.aligning.choice import Candidate, Reading
-from attnlab.aligning.row_evidence import MINIMUM, WordIds, compare_settings, measure_evidence
+from attnlab.aligning.row_evidence import MINIMUM, RowEvidence, WordIds, compare_settings, measure_evidence
 from attnlab.analysis.alignment import CorpusAlignment, aer
 from attnlab.tasks.links import Gold
 from attnlab.tasks.synthetic import Synthetic, SyntheticConfig
@@ -74,10 +74,20 @@ def test_little_text_leaves_the_usual_setting():
     one = link(target, [{(0, 0)}] * 9)
     same = compare_settings(source, target, {"awi": one, "awo": one})
     assert (same.choose_setting("awi"), same.choose_setting("awo")) == ("awi", "awo")
-    assert "equally" in same.explain("awi")
+    assert "does not tell" in same.explain("awi")
     none = compare_settings(source, target, dict.fromkeys(("awi", "awo"), CorpusAlignment.empty([1] * 9)))
     assert none.pairs == 0
     assert "too small" in none.explain("awo")
+
+
+def test_only_a_clear_difference_overrides_the_usual_setting():
+    noise = RowEvidence({"awi": 0.100, "awo": 0.101}, errors=0.05, pairs=5)
+    assert noise.choose_setting("awi") == "awi"
+    assert "does not tell" in noise.explain("awi")
+    source, target = [["a", "b"]] * 9, [["a", "b"]] * 9
+    right, wrong = (link(target, [{(word, 0)}] * 9) for word in (0, 1))
+    same_everywhere = compare_settings(source, target, {"awo": right, "awi": wrong})
+    assert same_everywhere.choose_setting("awi") == "awo"
 
 
 def test_a_transformer_is_read_as_the_text_says(run, text):

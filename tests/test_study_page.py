@@ -106,7 +106,7 @@ def test_the_findings_count_claims_and_name_what_agrees_and_departs():
     measured = Cell(item="one", row="unpublished", column="c", values=(1.0, 2.0, 3.0))
     cells = [contrast("one", "a", (1.9, 2.0, 2.1)), contrast("one", "far", (-3.0, -4.0, -5.0)), measured, unrun("one")]
     counts, agreement, departure = list_findings([result("one", *cells)])
-    assert "Of 2 published" in counts
+    assert "Of 2 comparisons" in counts
     assert "2 were run" in counts
     assert "a, c: the paper has a value above 0, we have 2" in agreement
     assert "far, c: the paper has a value above 0, we have −4 [−6.484, −1.516]" in departure

@@ -7,7 +7,8 @@ word tells more about the target word. For a target word y that is linked to the
 
 n counts the links of the *other* sentence pairs under the same reading, so that no link is evidence for itself. p(y) is
 the share of y among the target words. [x = y] counts names, numbers and punctuation that both languages write alike.
-The reading with the larger mean over the text is taken. Case is ignored.
+The reading with the larger mean over the text is taken if the means differ by two standard errors or more. Case is
+ignored.
 """
 
 import math
@@ -20,6 +21,7 @@ from attnlab.aligning.extraction import Sentences
 from attnlab.analysis.alignment import NOWHERE, CorpusAlignment
 
 MINIMUM = 4  # number of sentence pairs; with fewer, words seldom recur
+CLEAR = 2.0  # standard errors; a smaller difference may be chance
 ALIKE = 0.3  # share of the expectation that the target word is the source word itself
 
 
@@ -28,12 +30,12 @@ class RowEvidence:
     """The mean evidence of each reading in nats per target word, and how clearly they differ."""
 
     nats: dict[RowSetting, float]
-    errors: float  # the difference in standard errors over sentence pairs
+    errors: float  # the difference in standard errors over sentence pairs; inf if all pairs have the same difference
     pairs: int  # number of sentence pairs with links
 
     def choose_setting(self, usual: RowSetting) -> RowSetting:
-        """Return the reading with more evidence, or the usual one if the text is too small or they are equal."""
-        if self.pairs < MINIMUM or self.nats["awi"] == self.nats["awo"]:
+        """Return the reading with more evidence, or the usual one if the text is too small or does not tell."""
+        if self.pairs < MINIMUM or self.errors < CLEAR:
             return usual
         return max(self.nats, key=lambda setting: self.nats[setting])
 
@@ -41,17 +43,16 @@ class RowEvidence:
         """Say which reading is taken, and why."""
         chosen = self.choose_setting(usual)
         other: RowSetting = "awi" if chosen == "awo" else "awo"
+        more, fewer = self.nats[chosen], self.nats[other]
+        numbers = f"{more:.2f} against {fewer:.2f}; {self.pairs:,} pairs, {self.errors:.1f} standard errors"
         if self.pairs < MINIMUM:
             few = f"{self.pairs} pair{'' if self.pairs == 1 else 's'} with links"
             why = f"the usual one for this model; the text is too small to check it ({few}, {MINIMUM} needed)"
-        elif self.nats[chosen] == self.nats[other]:
-            why = f"the usual one for this model; on these {self.pairs:,} pairs {other} fits equally well"
+        elif self.errors < CLEAR:
+            why = f"the usual one for this model; the text does not tell whether {other} fits better ({numbers})"
         else:
-            more, fewer = self.nats[chosen], self.nats[other]
-            why = (
-                f"linked source words predict target words better than with {other}, by {more - fewer:.2f} nats each "
-                f"({more:.2f} against {fewer:.2f}; {self.pairs:,} pairs, {self.errors:.1f} standard errors)"
-            )
+            better = f"better than with {other}, by {more - fewer:.2f} nats each"
+            why = f"linked source words predict target words {better} ({numbers})"
         return f"setting {chosen}: {why}; --setting {other} reads the rows the other way"
 
 
@@ -63,7 +64,7 @@ def compare_settings(source: Sentences, target: Sentences, readings: dict[RowSet
     difference = (by_pair["awi"] - by_pair["awo"])[has_links]
     pairs = len(difference)
     error = float(difference.std(ddof=1)) / math.sqrt(pairs) if pairs > 1 else 0.0
-    apart = abs(float(difference.mean())) / error if error else 0.0
+    apart = abs(float(difference.mean())) / error if error else math.inf if difference.any() else 0.0
     nats = {setting: float(values[has_links].sum()) / max(pairs, 1) for setting, values in by_pair.items()}
     return RowEvidence(nats, apart, pairs)
 

@@ -85,7 +85,8 @@ def _describe_counts(cells: Sequence[Cell]) -> str:
     ran = [cell for cell in cells if not cell.not_run]
     counts = [(verdict, sum(cell.verdict == verdict for cell in ran)) for verdict in VERDICTS[:-1]]
     parts = ", ".join(f"{count:,} {verdict}" for verdict, count in counts if count)
-    text = f"Of {len(cells):,} published numbers and directions, {len(ran):,} {'was' if len(ran) == 1 else 'were'} run"
+    were = "was" if len(ran) == 1 else "were"
+    text = f"Of {len(cells):,} comparisons with published numbers and directions, {len(ran):,} {were} run"
     own = sum(cell.group == "official" for cell in ran)
     return f"{text}, {own:,} of them on the paper's own data and model: {parts}." if ran else f"{text}."
 

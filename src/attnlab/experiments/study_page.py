@@ -21,8 +21,8 @@ NAMES = {"wall_s": "wall time (s)"}  # of facts
 DIFFERS = "what differs"  # from what the paper ran: a column
 HOLM = "Holm's p"  # a column
 BARS = (
-    "One bar for each table or figure of the paper: how many of its published numbers and directions have each "
-    "verdict. The number at the right is their total."
+    "One bar for each table or figure of the paper: how many comparisons with its published numbers and directions "
+    "have each verdict. The number at the right is their total."
 )
 CLEAREST = (
     "The numbers and directions that agree most clearly with the paper, then those that depart most clearly. Cells of "

@@ -182,7 +182,7 @@ def _read_csv_rows(path: Path, delimiter: str) -> Iterator[tuple[int, dict[str, 
         return
     except csv.Error as error:
         problem = f"{path}:{first}: {error}"
-        raise exceed_budget(problem) if "limit" in problem else ValueError(problem) from None
+        raise exceed_budget(problem) if "limit" in str(error) else ValueError(problem) from None
 
 
 def get_suffix(path: Path) -> str:
