@@ -322,7 +322,7 @@ class PretrainedFolders(Kind):
         sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
         config = transformers.BertConfig(vocab_size=20, max_position_embeddings=16, **sizes)
         self.whole, self.path, self.mark = folder / "whole", folder / "model", folder / "mark"
-        transformers.BertModel(config).eval().save_pretrained(self.whole)
+        attnlab.adapt(transformers.BertModel(config).eval(), "realformer").save_pretrained(self.whole)
         words = {word: number for number, word in enumerate(("[UNK]", "[PAD]", "a", "b", "c"))}
         tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
         tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -333,14 +333,16 @@ class PretrainedFolders(Kind):
     def prepare(self, draw: random.Random) -> str:
         shutil.rmtree(self.path, ignore_errors=True)
         shutil.copytree(self.whole, self.path)
+        if draw.random() < 0.5:
+            (self.path / "attnlab.json").unlink()  # now it is a plain BERT
         hostile = draw.choice((self._point_to_pickle, self._name_code, self._name_kernel, self._damage, self._damage))
         return hostile(draw)
 
     def _damage(self, draw: random.Random) -> str:
-        path = self.path / "config.json"
+        path = draw.choice(sorted(path for path in self.path.iterdir() if path.name in ("config.json", "attnlab.json")))
         how, data = damage_bytes(path.read_bytes(), draw)
         path.write_bytes(data)
-        return f"config.json: {how}"
+        return f"{path.name}: {how}"
 
     def _point_to_pickle(self, draw: random.Random) -> str:
         name = draw.choice(("pytorch_model.bin", "weights.bin", "../weights.pt", "model-00001.pkl"))

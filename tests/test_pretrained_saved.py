@@ -128,7 +128,10 @@ def test_weights_that_lack_the_mechanisms_are_refused(tmp_path):
         attnlab.load(tmp_path)
 
 
-@pytest.mark.parametrize("broken", ["", "{", "[]", "{}", '{"format": "attnlab-adapted-1", "options": {}}'])
+DEEP = "[" * 10**5
+
+
+@pytest.mark.parametrize("broken", ["", "{", "[]", "{}", DEEP, '{"format": "attnlab-adapted-1", "options": {}}'])
 def test_a_broken_description_is_named(broken, tmp_path):
     tiny_models.bert().save_pretrained(tmp_path)
     (tmp_path / "attnlab.json").write_text(broken)

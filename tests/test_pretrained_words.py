@@ -6,9 +6,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import attnlab
 from attnlab.analysis.words import join_pieces, number_words
-from attnlab.huggingface.inputs import is_byte_level, show_tokens
+from attnlab.huggingface.inputs import show_tokens
 from attnlab.records.pieces import show_pieces
-from attnlab.tasks.vocabulary import Bytes, Characters, Pretrained
+from attnlab.tasks.vocabulary import Bytes, Characters, Pretrained, is_byte_level
 
 TEXT = "Käse schläft — “on” the café … 🧀 naïve\nthe\tend"
 

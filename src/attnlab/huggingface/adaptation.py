@@ -18,6 +18,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from attnlab.config import suggest_nearest
+from attnlab.files.user_files import read_json
 from attnlab.huggingface import dispatch, inputs, native, proof
 from attnlab.huggingface.capture import ModuleCalls
 from attnlab.huggingface.carries import Place
@@ -56,7 +57,7 @@ class Adaptation:
         if not (folder / FILE).is_file():
             raise FileNotFoundError(f"{folder} is not an adapted model: it has no {FILE}; load it with from_pretrained")
         try:
-            about = json.loads((folder / FILE).read_text())
+            about = read_json(folder / FILE)
             if (form := about["format"]) == FORMAT:
                 options = {name: tuple(x) if isinstance(x, list) else x for name, x in about["options"].items()}
                 return cls(about["attention"], options, tuple(about["kinds"]), about.get("code", {}))

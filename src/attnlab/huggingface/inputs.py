@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from attnlab.records.pieces import show_pieces
+from attnlab.tasks.vocabulary import is_byte_level
 
 PROOF_TEXTS = ("The cat sat on the mat.", "Nobody saw it.")  # texts to prove a model on
 SIDES = ("", "decoder_")  # prefixes of the names of inputs
@@ -134,14 +135,6 @@ def show_tokens(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     pieces = [piece or "" for piece in tokenizer.convert_ids_to_tokens(list(ids))]
     plain = {*tokenizer.get_added_vocab(), *tokenizer.all_special_tokens}
     return show_pieces(pieces, byte_level=is_byte_level(tokenizer), plain=plain)
-
-
-def is_byte_level(tokenizer: Any) -> bool:
-    """Return whether the tokenizer writes bytes as letters, as GPT-2's does."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None:
-        return hasattr(tokenizer, "byte_decoder")
-    return backend.decoder is not None and b"ByteLevel" in backend.decoder.__getstate__()
 
 
 def build_proof_batch(model: Any, inputs: Mapping[str, Tensor], tokenizer: Any) -> dict[str, Tensor]:

@@ -4,13 +4,14 @@ A config.json can name attention that transformers would fetch from the hub and 
 An index of safetensors files can name a pickle. Both would run code that the user did not allow.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
+
+from attnlab.files.user_files import read_json
 
 PLAIN = ("eager", "sdpa", "flex_attention", "batched_mm", "grouped_mm")  # implementations inside transformers and torch
 PICKLE = "loading pickled weights can run code; if you trust them, pass --allow-pickle (allow_pickle=True)"
@@ -51,8 +52,8 @@ def check_weights_file(file: Any, name: str) -> None:
 def check_index(path: Path, name: str) -> None:
     """Raise RefusedError if an index of weights names anything but safetensors files beside it."""
     try:
-        files = set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        files = set(read_json(path)["weight_map"].values())
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise RefusedError(f"{path} is damaged ({type(error).__name__}: {error}); get the file again") from None
     for file in files:
         if not _is_plain_name(file, (".safetensors",)):

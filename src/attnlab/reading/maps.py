@@ -35,6 +35,7 @@ from attnlab.reading.best_head import find_best_head
 from attnlab.records.record import KINDS, Layer, Record
 from attnlab.report.view import Best, Frame, View, ViewAttention, ViewExample, ViewGold, ViewRun, ViewSide
 from attnlab.report.viewer_html import Viewer
+from attnlab.tasks.hub import is_path
 
 HEAD_CELLS = 40_000_000  # maximum number of weights on a page; with more, the page shows the mean of the heads
 CACHED = re.compile(r"models--(.+?)--(.+)")  # the folder of a model in the cache of the Hugging Face hub
@@ -115,8 +116,7 @@ def make_title(record: Record) -> str:
 
 def name_model(model: str) -> str:
     """Return the id of a model on the Hugging Face hub, also if it is in the hub's cache, or the name of its folder."""
-    local = model.startswith((".", "/", "~")) or model.count("/") > 1 or (0 < len(model) < 256 and Path(model).exists())
-    if not local:
+    if not model or not (is_path(model) or (len(model) < 256 and Path(model).exists())):
         return model
     folder = Path(model).expanduser().resolve()
     if cached := next((found for part in reversed(folder.parts) if (found := CACHED.fullmatch(part))), None):

@@ -1,6 +1,5 @@
 """Models that read text: a Hugging Face model with its tokenizer, or an attnlab run with its vocabulary."""
 
-import json
 import os
 import re
 from abc import ABC, abstractmethod
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 from attnlab.decoding.evaluation import open_search, search_lines
+from attnlab.files.user_files import read_json
 from attnlab.huggingface import dispatch, inputs
 from attnlab.huggingface.pretrained import open_model, open_tokenizer
 from attnlab.huggingface.recorder import record
@@ -23,7 +23,7 @@ from attnlab.records.pieces import show_pieces
 from attnlab.records.record import Record
 from attnlab.tasks.batching import Sequences
 from attnlab.tasks.task import EOS, PAD, SPECIALS
-from attnlab.tasks.vocabulary import Vocabulary
+from attnlab.tasks.vocabulary import Vocabulary, is_byte_level
 from attnlab.training.run_list import find_folder, refuse_missing_run, suggest_runs
 from attnlab.training.runs import Run, choose_device, open_run
 
@@ -206,7 +206,7 @@ class PretrainedReader(TextReader):
         known = self.tokenizer.convert_ids_to_tokens(list(range(len(self.tokenizer))))
         pieces = [piece or "" for piece in known] + [""] * (size - len(known))
         plain = {*self.tokenizer.get_added_vocab(), *self.tokenizer.all_special_tokens}
-        byte_level = inputs.is_byte_level(self.tokenizer)
+        byte_level = is_byte_level(self.tokenizer)
         texts = [show_pieces([piece], byte_level=byte_level, plain=plain)[0] for piece in pieces]
         return SideTokens(pieces, texts, frozenset(self.tokenizer.all_special_ids))
 
@@ -293,7 +293,7 @@ def _name_pretrained(name: str, model: Any) -> str:
     folder, kind = Path(name), type(model).__name__
     if not folder.is_dir():
         return name
-    stored = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("_name_or_path", "")
+    stored = read_json(folder / "config.json").get("_name_or_path", "")
     made_from = re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", str(stored)) and not Path(stored).exists()
     return f"{kind}, made from {stored}" if made_from else f"{kind} in {name_model(str(folder.resolve()))}"
 

@@ -203,6 +203,14 @@ class Bytes(Characters):
         return show_parts([token if token in SPECIALS else token.encode("latin-1") for token in self.get_tokens(ids)])
 
 
+def is_byte_level(tokenizer: Any) -> bool:
+    """Return whether a tokenizer of tokenizers or transformers writes bytes as letters, as GPT-2's does."""
+    backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if not isinstance(backend, Tokenizer):
+        return hasattr(tokenizer, "byte_decoder")
+    return backend.decoder is not None and b"ByteLevel" in backend.decoder.__getstate__()
+
+
 class Pretrained(Vocabulary):
     """The tokenizer of a Hugging Face model, whose token t has the id 4 + t.
 
@@ -216,8 +224,8 @@ class Pretrained(Vocabulary):
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
         self.tokenizer.encode_special_tokens = True
-        decoder, added = self.tokenizer.decoder, self.tokenizer.get_added_tokens_decoder().values()
-        self.byte_level = decoder is not None and b"ByteLevel" in decoder.__getstate__()
+        added = self.tokenizer.get_added_tokens_decoder().values()
+        self.byte_level = is_byte_level(self.tokenizer)
         self.plain = frozenset(SPECIALS) | {token.content for token in added}
 
     @classmethod
