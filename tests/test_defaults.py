@@ -50,6 +50,14 @@ def test_a_vocabulary_asked_for_is_refused_with_the_largest(corpus):
     assert done.returncode == 0, done.stderr
 
 
+def test_a_presets_average_follows_the_checkpoints():
+    with pytest.warns(UserWarning, match="average=1 "):
+        assert resolve_recipe("translation", {"model": "wmt14", "steps": "1000"}).decoding.average == 1
+    assert resolve_recipe("translation", {"model": "wmt14"}).decoding.average == 10
+    with pytest.raises(ValueError, match="average=3"):
+        resolve_recipe("translation", {"model": "wmt14", "steps": "1000", "average": "3"})
+
+
 def test_the_context_follows_the_block():
     assert resolve_recipe("language", {}).values()["data"]["context"] == 480
     assert resolve_recipe("language", {"block": "64"}).values()["data"]["context"] == 60

@@ -184,3 +184,14 @@ def test_the_examples_in_the_docs_run(tmp_path, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
     assert len(blocks) == 4
     exec("\n".join(blocks), {})
+
+
+@pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])
+def test_too_little_memory_is_not_blamed_on_the_config(tmp_path, monkeypatch, error):
+    def fail(*_, **__):
+        raise error
+
+    tiny_models.gpt2().save_pretrained(tmp_path)
+    monkeypatch.setattr(transformers.GPT2LMHeadModel, "from_pretrained", fail)
+    with pytest.raises(error):
+        pretrained.open_model(str(tmp_path))

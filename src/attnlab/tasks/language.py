@@ -22,7 +22,7 @@ from attnlab.tasks.batching import Sequences, pad_rows
 from attnlab.tasks.fetch import find_set, obtain_file
 from attnlab.tasks.sources import SETS
 from attnlab.tasks.task import EOS, PAD, Batch, Task, TaskConfig
-from attnlab.tasks.vocabulary import Bytes, Characters, Pretrained, Subwords, Vocabulary, Words
+from attnlab.tasks.vocabulary import Bytes, Characters, Pretrained, Subwords, Vocabulary, Words, learn_subwords
 
 Units = Literal["word", "subword", "character", "byte"]
 
@@ -189,19 +189,13 @@ class Language(Task):
             if self.config.tokenizer is not None:
                 vocabulary = Pretrained.find(self.config.tokenizer)
             elif self.unit == "subword":
-                vocabulary = self._learn_subwords(lines)
+                vocabulary, notes = learn_subwords(self.config, lines)
+                self.add_notes(*notes)
             else:
                 counted = Words if self.unit == "word" else Characters
                 vocabulary = counted.from_lines(lines, at_least=self.config.at_least)
             vocabulary.save(path)
         return kind.load(path)
-
-    def _learn_subwords(self, lines: list[str]) -> Subwords:
-        size = self.config.vocabulary
-        shrink = size == LanguageConfig.vocabulary
-        learned = Subwords.train(lines, size, kind=self.config.subwords, shrink=shrink)
-        self.add_notes(*learned.describe_shrinkage(size))
-        return learned
 
 
 def _encode_utf8(text: str) -> bytes:

@@ -15,7 +15,7 @@ from attnlab.tasks.pairs import SentencePairs
 from attnlab.tasks.parallel import find_parallel_text
 from attnlab.tasks.task import BOS, EOS, Batch, Task, TaskConfig
 from attnlab.tasks.text import Pairs, draw_mask, load_moses, pick_rows
-from attnlab.tasks.vocabulary import Subwords, Vocabulary, Words
+from attnlab.tasks.vocabulary import Subwords, Vocabulary, Words, learn_subwords
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,8 +166,6 @@ class Translation(Task):
     def _learn_vocabulary(self, lines: list[str]) -> Vocabulary:
         if self.config.units == "word":
             return Words.from_lines(lines, at_least=self.config.at_least)
-        size, coverage = self.config.vocabulary, self.config.coverage
-        shrink = size == TranslationConfig.vocabulary
-        learned = Subwords.train(lines, size, kind=self.config.subwords, coverage=coverage, shrink=shrink)
-        self.add_notes(*learned.describe_shrinkage(size))
+        learned, notes = learn_subwords(self.config, lines, coverage=self.config.coverage)
+        self.add_notes(*notes)
         return learned

@@ -94,12 +94,6 @@ class Subwords(Vocabulary):
             raise ValueError(_explain_size(size, str(error), largest)) from None
         return cls(model.getvalue())
 
-    def describe_shrinkage(self, size: int) -> list[str]:
-        """Return a note for the log if there are fewer pieces than the default `size`."""
-        n = len(self)
-        note = f"vocabulary={n}: the training text supports only {n:,} subwords of the default {size:,}"
-        return [note] if n < size else []
-
     @classmethod
     def load(cls, path: Path) -> "Subwords":
         try:
@@ -122,6 +116,18 @@ class Subwords(Vocabulary):
 
     def decode(self, ids: Sequence[int]) -> str:
         return self.processor.decode(strip_specials(ids))
+
+
+def learn_subwords(config: Any, lines: Sequence[str], **how: Any) -> tuple[Subwords, list[str]]:
+    """Learn the subwords that a task's configuration describes, and return notes for the log.
+
+    The default size shrinks to what the lines support; how: options of `Subwords.train`.
+    """
+    size, default = config.vocabulary, type(config).vocabulary
+    learned = Subwords.train(lines, size, kind=config.subwords, shrink=size == default, **how)
+    n = len(learned)
+    note = f"vocabulary={n}: the training text supports only {n:,} subwords of the default {size:,}"
+    return learned, [note] if n < size else []
 
 
 class Words(Vocabulary):

@@ -6,6 +6,7 @@ Here `data` belongs to the task, `heads` to the model, `lr` to the training, and
 A preset (model=iwslt14) sets all published values and its data; every other key changes that value alone.
 """
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -160,7 +161,7 @@ def resolve_recipe(task: str, values: Mapping[str, str]) -> Recipe:
     }
     changed["data"] = changed["data"].resolve()
     changed["model"] = replace(changed["model"], attention_options=parse_options(attention, options))
-    _check_average(changed["training"], changed["decoding"].average)
+    changed["decoding"] = _limit_average(changed["training"], changed["decoding"], asked="average" in given)
     return Recipe(task, **changed)
 
 
@@ -223,12 +224,17 @@ def _fine_tuning_parts(task: str, path: str, given: Mapping[str, str]) -> dict[s
     return parts
 
 
-def _check_average(training: TrainConfig, average: int) -> None:
-    """Raise ValueError if the run will keep fewer checkpoints than decoding averages."""
+def _limit_average(training: TrainConfig, decoding: DecodeConfig, *, asked: bool) -> DecodeConfig:
+    """Lower a preset's average= to the checkpoints that the run will keep. Raises ValueError if the user set it."""
     kept = min(training.keep_last, -(-training.steps // training.checkpoint_every))
-    if kept < average:
-        settings = f"keep_last={training.keep_last} steps={training.steps} checkpoint_every={training.checkpoint_every}"
-        raise ValueError(f"average={average} is more than {kept}, the checkpoints that {settings} keep; lower average=")
+    if decoding.average <= kept:
+        return decoding
+    settings = f"keep_last={training.keep_last} steps={training.steps} checkpoint_every={training.checkpoint_every}"
+    problem = f"average={decoding.average} is more than {kept}, the checkpoints that {settings} keep"
+    if asked:
+        raise ValueError(f"{problem}; lower average=")
+    warnings.warn(f"{problem}; average={kept} is used instead", stacklevel=2)
+    return replace(decoding, average=kept)
 
 
 def _longest(task: Task) -> int:
