@@ -1,7 +1,6 @@
 """attnlab diagnose: judge a parallel corpus or a labelled file by its counts, and print and write the result."""
 
 import json
-import sys
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -19,7 +18,7 @@ from attnlab.files import write_text
 from attnlab.report.count_figures import LIMIT, draw_count_tables, draw_word_scores
 from attnlab.report.figures import save_figure
 from attnlab.report.page import Table
-from attnlab.terminal import show_table
+from attnlab.terminal import Bar, show_table
 
 WORDS = (
     "Each output word, by how often it occurs. Blue: evidence that points at one source word (gain). Orange: evidence "
@@ -47,8 +46,8 @@ def diagnose_files(
     text = read_corpus(source, target, **options)
     if sentence is not None and not 1 <= sentence <= (count := len(text.pairs)):
         raise ValueError(f"sentence must be between 1 and {count:,}, the number of pairs; got {sentence}")
-    print(f"{len(text.pairs):,} pairs read; counting their words", file=sys.stderr)
-    found = diagnose(text.pairs, sizes=(len(text.source), len(text.target)))
+    with Bar(1) as progress:
+        found = diagnose(text.pairs, sizes=(len(text.source), len(text.target)), tick=progress.tick)
     table = name_words(found, text)
     print(f"{text.name}: {VERDICTS[found.verdict]}.\n")
     show_table("measures", ["measure", "value"], list(summarise(found).items()))

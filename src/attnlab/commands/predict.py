@@ -2,13 +2,13 @@
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from attnlab.config import parse_values, split_pairs
 from attnlab.decoding.labels import LabelPrediction, check_classifier, predict_labels
-from attnlab.files.user_files import decode_lines, iterate_lines
+from attnlab.files.user_files import iterate_lines, read_standard_input
 from attnlab.training.runs import open_run
 
 TYPES = {"weights": str}
@@ -33,13 +33,6 @@ def predict_lines(
         print(_format_json(number, prediction) if as_json else _format_text(prediction))
         for note in prediction.notes:
             print(f"line {number}: {note}", file=sys.stderr)
-
-
-def read_standard_input() -> Iterator[str]:
-    """Yield the lines of standard input. On a terminal, say how to end the input."""
-    if sys.stdin.isatty():
-        print("reading lines from the terminal; end with Ctrl-D", file=sys.stderr)
-    return decode_lines(sys.stdin.buffer, "standard input")
 
 
 def _format_text(prediction: LabelPrediction) -> str:

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from attnlab.commands.predict import read_standard_input
 from attnlab.config import LengthPenalty, parse_values, split_pairs
 from attnlab.decoding.evaluation import open_search, search_lines
+from attnlab.files.user_files import read_standard_input
 from attnlab.terminal import Bar
 from attnlab.training.runs import open_run
 

@@ -27,7 +27,7 @@ half has gain = common = 0 and agreement = chance. Sentences with only one disti
 are not judged.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,11 +94,17 @@ class Diagnosis:
         return float(self.words["count"][self.words["learnable"]].sum() / max(self.judged, 1))
 
 
-def diagnose(pairs: Pairs | PackedPairs, *, sizes: tuple[int, int] | None = None) -> Diagnosis:
+def diagnose(
+    pairs: Pairs | PackedPairs,
+    *,
+    sizes: tuple[int, int] | None = None,
+    tick: Callable[[int, int], None] = lambda done, total: None,
+) -> Diagnosis:
     """Judge a corpus, as the module's docstring defines.
 
     pairs   (source ids, target ids); a label is a target of one id
     sizes   numbers of source and target types; default: up to the largest id
+    tick    called after each part of the table, with the number of parts done and of all parts
 
     Memory holds a part of the table for some target types at a time, and one chunk of pairs.
     Raises ValueError if fewer than two pairs have words on both sides.
@@ -107,7 +113,10 @@ def diagnose(pairs: Pairs | PackedPairs, *, sizes: tuple[int, int] | None = None
     contents = _survey_corpus(corpus, sizes)
     width = max(1, MOST_CELLS // max(contents.sizes[0], 1))
     starts = range(0, contents.sizes[1], width)
-    parts = [_judge_part(corpus, contents, start, min(start + width, contents.sizes[1])) for start in starts]
+    parts = []
+    for start in starts:
+        parts.append(_judge_part(corpus, contents, start, min(start + width, contents.sizes[1])))
+        tick(len(parts), len(starts))
     words = pd.concat(parts).sort_values(["count", "id"], ascending=[False, True], ignore_index=True)
     judged = int(words["count"].sum())
     gain, common, agreement, chance = (

@@ -13,6 +13,7 @@ import io
 import json
 import os
 import re
+import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,6 +128,13 @@ def decode_lines(file: IO[bytes], name: str, *, ends: bool = False) -> Iterator[
                 f"{name}:{number}: binary data (byte 0x00); if it is UTF-16, convert it with iconv -t utf-8"
             )
         yield text if ends else text.removesuffix("\n").removesuffix("\r")
+
+
+def read_standard_input() -> Iterator[str]:
+    """Yield the lines of standard input. On a terminal, say how to end the input."""
+    if sys.stdin.isatty():
+        print("reading lines from the terminal; end with Ctrl-D", file=sys.stderr)
+    return decode_lines(sys.stdin.buffer, "standard input")
 
 
 def _describe_encoding(where: str, byte: int) -> ValueError:

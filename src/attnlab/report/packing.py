@@ -29,6 +29,7 @@ from torch import Tensor
 
 from attnlab.records.record import KINDS
 from attnlab.report.view import (
+    KIND_NAMES,
     MEASURES,
     STATISTICS,
     Best,
@@ -72,7 +73,8 @@ def pack_view(view: View, *, budget: int | None = None) -> dict[str, Any]:
         block.place.update(block.build_entry())
     return {
         "format": FORMAT, "title": view.title, "notes": list(view.notes), "measures": MEASURES,
-        "statistics": STATISTICS, "kinds": KINDS, "masks": [json.loads(mask) for mask in masks],
+        "statistics": STATISTICS, "kinds": KINDS, "kind_names": KIND_NAMES,
+        "masks": [json.loads(mask) for mask in masks],
         "examples": [_pack_example(example) for example in view.examples], "example": view.example, "runs": runs,
     }  # fmt: skip
 

@@ -16,6 +16,11 @@ from torch import Tensor
 
 from attnlab.records.record import KINDS, Layer, Record
 
+KIND_NAMES = {
+    "encoder-self": "self-attention of the encoder",
+    "decoder-self": "self-attention of the decoder",
+    "cross": "cross-attention",
+}
 MEASURES = {
     "weight": ("weight α", "the attention weight of each key"),
     "norm": ("norm ‖αf(x)‖", "the norm of each key's contribution, for each head"),

@@ -10,6 +10,7 @@ import pandas as pd
 
 from attnlab.analysis.statistics import extremes
 from attnlab.report.page import Part, Table, Text
+from attnlab.report.view import KIND_NAMES
 
 PLACE_COLUMNS = {"kind": "encoder-self, decoder-self or cross", "layer": "from 0, within its kind", "head": "from 0"}
 BOUND = "upper bound on the error of Spearman's ρ that comes from binning the numbers"
@@ -46,11 +47,6 @@ SCHEMA: dict[str, dict[str, str]] = {
         "spearman": "Spearman's ρ of the frequency rank (1 = most frequent) and that mean, over occurrences",
         "error_bound": BOUND,
     },
-}
-KIND_NAMES = {
-    "encoder-self": "self-attention of the encoder",
-    "decoder-self": "self-attention of the decoder",
-    "cross": "cross-attention",
 }
 BOUND_NAME = "error of ρ at most"
 LENGTHS = ("attention", "mean ‖f(x)‖", "standard deviation", "deviation ÷ mean", "largest ‖f(x)‖", "smallest ‖f(x)‖")

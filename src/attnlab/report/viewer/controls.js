@@ -8,12 +8,6 @@ const COLOURS = [
   ["own", "values, own scales"],
 ];
 
-const KINDS = {
-  "encoder-self": "self-attention of the encoder",
-  "decoder-self": "self-attention of the decoder",
-  cross: "cross-attention",
-};
-
 let groups = 0; // makes the names of radio groups unique for each viewer
 
 export class Controls {
@@ -47,7 +41,7 @@ export class Controls {
     }
     const kinds = store.kinds(state);
     if (kinds.length > 1) {
-      made.push(choice("Kind", `${group}-kind`, kinds.map((k) => [k, KINDS[k] || k]), state.kind, (kind) => change({ kind })));
+      made.push(choice("Kind", `${group}-kind`, kinds.map((k) => [k, view.kind_names[k]]), state.kind, (kind) => change({ kind })));
     }
     const layers = store.layers(state).map((n) => [n, String(n)]);
     made.push(choice("Layer", `${group}-layer`, layers, state.layer, (layer) => change({ layer })));
