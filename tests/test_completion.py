@@ -9,7 +9,9 @@ from attnlab.mechanisms import MECHANISMS
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "runs" / "first").mkdir(parents=True)
-    (tmp_path / "runs" / "first" / "config.json").write_text("{}")
+    (tmp_path / "runs" / "first" / "model.json").write_text("{}")
+    (tmp_path / "runs" / "finished-bert").mkdir()  # a Hugging Face model
+    (tmp_path / "runs" / "finished-bert" / "config.json").write_text("{}")
     return tmp_path
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PRESET = "a preset, or the folder of a Hugging Face model"
 LISTS = ("compare", "demo", "reproduce")  # commands that take several values, separated by commas
-RUN_COMMANDS = ("evaluate", "translate", "predict", "generate")
+RUN_COMMANDS = ("evaluate", "translate", "predict")
 
 
 def complete_task() -> list[tuple[str, str]]:
@@ -42,8 +42,9 @@ def complete_model() -> list[tuple[str, str]]:
 
 def complete_run(incomplete: str) -> list[str]:
     """Return the runs in runs/, by their names or as paths."""
-    names = sorted(file.parent.name for file in Path("runs").glob("*/config.json"))
-    return [f"runs/{name}" if incomplete.startswith("runs/") else name for name in names]
+    from attnlab.training import iterate_runs
+
+    return [str(folder) if incomplete.startswith("runs/") else folder.name for folder in iterate_runs(Path("runs"))]
 
 
 def complete_study() -> list[tuple[str, str]]:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from attnlab.files.user_files import read_json
+from attnlab.training import FILES, iterate_runs
 from attnlab.training.run_folder import RunFolder
 
 ROOT = Path("runs")
-FILES = ("config.json", "model.json", "metrics.jsonl", "last.safetensors")  # of a run; each can be missing
 DAMAGED = (OSError, ValueError, KeyError, TypeError, AttributeError)  # what files with another content lead to
 
 
@@ -32,7 +32,7 @@ def find_folder(name: str, file: str) -> Path | None:
 def refuse_missing_run(name: str) -> None:
     """Raise FileNotFoundError if a name that is no folder can only be a run: it is in runs/, or beside other runs."""
     path = Path(name)
-    is_inside = path.parent == ROOT or (path.parent != Path() and any(path.parent.glob("*/model.json")))
+    is_inside = path.parent == ROOT or (path.parent != Path() and any(iterate_runs(path.parent)))
     if is_inside and not path.exists():
         raise FileNotFoundError(_explain_missing(name))
 
@@ -62,24 +62,21 @@ def _suggest(name: str) -> str:
 
 def _find_names(path: Path) -> dict[str, str]:
     """Return the paths of the runs beside a path and in runs/, by name."""
-    files = (*sorted(path.parent.glob("*/model.json")), *sorted(ROOT.glob("*/model.json")))
-    return {file.parent.name: str(file.parent) for file in files}
+    return {folder.name: str(folder) for root in (path.parent, ROOT) for folder in iterate_runs(root)}
 
 
 def list_runs(root: Path) -> list[dict[str, Any]]:
     """Return one row per run folder, the one that changed last at the end. The row of a damaged run names the file."""
-    paths = {file.parent for name in FILES for file in root.glob(f"*/{name}")}
-    dated = [(max(_get_time(path / name) for name in FILES), path.name, path) for path in paths]
-    rows = [(time, _make_row(RunFolder(path))) for time, _, path in sorted(dated)]
-    return [row | {"date": datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M")} for time, row in rows if row]
+    dated = sorted((max(_get_time(path / name) for name in FILES), path) for path in iterate_runs(root))
+    dates = [datetime.fromtimestamp(time).strftime("%Y-%m-%d %H:%M") for time, _ in dated]
+    return [_make_row(RunFolder(path)) | {"date": date} for (_, path), date in zip(dated, dates, strict=True)]
 
 
 def _get_time(file: Path) -> float:
     return file.stat().st_mtime if file.exists() else 0.0
 
 
-def _make_row(folder: RunFolder) -> dict[str, str] | None:
-    """Return the row of a folder; None if it is not a run of ours, such as a Hugging Face model."""
+def _make_row(folder: RunFolder) -> dict[str, str]:
     row = {"run": folder.path.name} | dict.fromkeys(("task", "attention", "seed", "state", "step", "best score"), "–")
     try:
         config = folder.config()
@@ -89,8 +86,6 @@ def _make_row(folder: RunFolder) -> dict[str, str] | None:
         row["state"] = _get_state(folder, position)
         row["best score"] = _describe_score(folder, config, position)
     except DAMAGED as error:
-        if not any((folder.path / name).exists() for name in FILES[1:]):
-            return None
         file = "config.json" if row["task"] == "–" else "metrics.jsonl or an evaluation"
         reason = "it is missing" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())
         row["state"] = f"damaged: cannot read {file} ({reason})"
