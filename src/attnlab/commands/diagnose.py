@@ -10,13 +10,14 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from attnlab.commands.diagnosis_page import render_diagnosis
+from attnlab.commands.diagnosis_page import NATS, render_diagnosis, select_hardest
 from attnlab.counting.cooccurrence import alpha, count_between
 from attnlab.counting.corpus_text import CorpusText, read_corpus
 from attnlab.counting.diagnosis import VERDICTS, Diagnosis, diagnose
 from attnlab.files import write_text
 from attnlab.report.count_figures import LIMIT, draw_count_tables, draw_word_scores
 from attnlab.report.figures import save_figure
+from attnlab.report.numbers import format_real
 from attnlab.report.page import Table
 from attnlab.terminal import Bar, show_table
 
@@ -72,22 +73,21 @@ def summarise(found: Diagnosis) -> dict[str, str]:
     return {
         "pairs": f"{found.pairs:,}",
         "output words judged": f"{found.judged:,}",
-        "gain (nats)": _format_number(found.gain),
-        "common (nats)": _format_number(found.common),
-        "score = gain − common": _format_number(found.score),
+        "gain (nats)": format_real(found.gain, NATS),
+        "common (nats)": format_real(found.common, NATS),
+        "score = gain − common": format_real(found.score, NATS),
         "expected agreement": f"{found.agreement:.1%} ({found.chance:.1%} by chance)",
         "learnable": f"{found.learnable:.1%} of output words",
     }
 
 
 def list_hardest(table: pd.DataFrame, number: int) -> Table:
-    """Return the `number` most frequent words not shown to be learnable, without words that occur once."""
-    rows = table[~table["learnable"] & (table["count"] > 1)].head(number)
+    """Return the table of `select_hardest`."""
     columns = ["word", "count", "gain", "at least", "common", "agreement"]
     return Table(columns, [
-        [row["word"], f"{row['count']:,}", *(_format_number(row[name]) for name in ("gain", "at_least", "common")),
+        [row["word"], f"{row['count']:,}", *(format_real(row[name], NATS) for name in ("gain", "at_least", "common")),
          f"{row['agreement']:.0%}"]
-        for _, row in rows.iterrows()
+        for _, row in select_hardest(table, number).iterrows()
     ])  # fmt: skip
 
 
@@ -151,7 +151,3 @@ def _list_words(text: CorpusText, number: int) -> tuple[list[int], list[int]]:
     if not (source and target):
         raise ValueError(f"sentence {number} has an empty side: choose another --sentence")
     return source[:LIMIT], target[:LIMIT]
-
-
-def _format_number(value: float) -> str:
-    return f"{round(value, 3) + 0.0:.3f}"  # + 0.0: no −0.000

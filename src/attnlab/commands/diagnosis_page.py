@@ -7,10 +7,12 @@ import torch
 
 from attnlab.counting.diagnosis import LIKELY, UNLIKELY, VERDICTS, Diagnosis
 from attnlab.provenance import collect_provenance
+from attnlab.report.numbers import format_real
 from attnlab.report.page import Command, Facts, Part, Picture, Table, Text, render_page
 
 SHOWN = 200  # words on the page
 HARDEST = 5  # words in a sentence
+NATS = "z.3f"  # format of a number; z: no −0.000
 HEADINGS = {
     "word": "output word", "count": "occurrences", "gain": "gain (nats)", "at_least": "gain, at least (nats)",
     "common": "common (nats)", "score": "score (nats)", "agreement": "agreement", "chance": "agreement by chance",
@@ -23,18 +25,23 @@ READ = (
 )
 
 
+def select_hardest(table: pd.DataFrame, number: int) -> pd.DataFrame:
+    """Return the `number` most frequent words not shown to be learnable, without words that occur once."""
+    return table[~table["learnable"] & (table["count"] > 1)].head(number)
+
+
 def list_findings(found: Diagnosis, table: pd.DataFrame) -> list[str]:
     """Return the verdict, the numbers behind it, and the most frequent words that the counts do not teach."""
     verdict = VERDICTS[found.verdict]
     sentences = [f"{verdict[0].upper()}{verdict[1:]}."]
     if not found.judged:
         return sentences
-    score = f"{found.score:.2f}".replace("-", "−")
+    score, unlikely = format_real(found.score, "z.2f"), format_real(UNLIKELY, "g")
     sentences.append(
         f"The counts teach {found.learnable:.0%} of {found.judged:,} output words, in {found.pairs:,} pairs; the score "
-        f"is {score} nats, where above {LIKELY} is likely and below {UNLIKELY} unlikely.".replace("-", "−")
+        f"is {score} nats, where above {LIKELY} is likely and below {unlikely} unlikely."
     )
-    hard = table[~table["learnable"] & (table["count"] > 1)].head(HARDEST)
+    hard = select_hardest(table, HARDEST)
     if len(hard):
         words = ", ".join(f"“{word}”" for word in hard["word"])
         sentences.append(f"The most frequent words that the counts do not teach: {words}.")
@@ -64,4 +71,4 @@ def render_diagnosis(
 def _format_cell(x: object) -> object:
     if isinstance(x, bool):
         return "yes" if x else "no"
-    return f"{round(x, 3) + 0.0:.3f}".replace("-", "−") if isinstance(x, float) else x  # + 0.0: no −0.000
+    return format_real(x, NATS) if isinstance(x, float) else x

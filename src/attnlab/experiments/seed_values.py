@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from attnlab.experiments.cell_text import format_number
 from attnlab.experiments.significance import compute_interval
 from attnlab.report.figures import MARKERS, OKABE_ITO, escape_dollars
+from attnlab.report.numbers import format_real
 
 Values = Mapping[str, Any]  # what was measured of one run
 
@@ -47,7 +48,7 @@ class SeedMeasure:
         return statistics.fmean(values) if values else None
 
     def format_value(self, x: float) -> str:
-        return format(x, self.form).replace("-", "−") if self.form else format_number(x)
+        return format_real(x, self.form) if self.form else format_number(x)
 
     def format_mean(self, runs: Mapping[int, Values]) -> str:
         """Return mean ± half of the 95 % interval, and the number of seeds if some have no value."""

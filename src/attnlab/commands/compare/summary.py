@@ -6,6 +6,7 @@ A difference is significant if the paired t-test over seeds gives p < 0.05 after
 from attnlab.commands.compare.rows import ComparisonResults
 from attnlab.experiments.seed_values import SeedMeasure
 from attnlab.experiments.significance import Contrast
+from attnlab.report.numbers import format_real
 
 LEVEL = 0.05
 
@@ -87,4 +88,4 @@ def _describe(contrast: Contrast, measure: SeedMeasure, first: str) -> str:
 
 
 def _add_sign(x: float) -> str:
-    return f"{x:+.3g}".replace("-", "−")
+    return format_real(x, "+.3g")

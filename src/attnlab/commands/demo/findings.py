@@ -6,6 +6,7 @@ from statistics import fmean
 from attnlab.commands.demo import learners as r
 from attnlab.commands.demo.learners import DemoResults, Learner
 from attnlab.experiments.seed_values import SeedMeasure
+from attnlab.report.numbers import format_percent, format_real
 
 NEGATIVE = -0.005  # negative weight that is worth mentioning
 HALF = 0.5  # accuracy
@@ -22,7 +23,7 @@ def _describe_learning(results: DemoResults) -> str:
     soonest = results.rank(r.SOONEST)
     if soonest is None or not soonest.has_several:
         return text
-    first, goal = soonest.lowest, _format_percent(r.LEARNT, ".0f")
+    first, goal = soonest.lowest, format_percent(r.LEARNT, 0)
     return f"{text} {first.name} is the first to reach {goal}, at step {_format_mean(first, r.SOONEST)} on average."
 
 
@@ -30,7 +31,7 @@ def _describe_alignment(results: DemoResults) -> str:
     runs = [values for learner in results.learners for values in learner.measured.values()]
     start = fmean(x for values in runs if (x := r.read_head(values, "aer_weight", 0)) is not None)
     rates = _list_percents(results, r.AER)
-    return f"The best head aligns words with an error rate of {rates}; untrained, of {_format_percent(start, '.0f')}."
+    return f"The best head aligns words with an error rate of {rates}; untrained, of {format_percent(start, 0)}."
 
 
 def _describe_order(results: DemoResults) -> str:
@@ -48,7 +49,7 @@ def _describe_order(results: DemoResults) -> str:
     last = fmean(x for learner in results.learners for x in r.AER.list_values(learner.measured).values())
     return (
         f"When half of the words are correct, at step {fmean(steps):.0f} on average, the error rate of the best head "
-        f"is {_format_percent(fmean(rates), '.0f')}; at the end it is {_format_percent(last, '.0f')}."
+        f"is {format_percent(fmean(rates), 0)}; at the end it is {format_percent(last, 0)}."
     )
 
 
@@ -71,7 +72,7 @@ def _describe_norms(results: DemoResults) -> str:
     for learner in results.learners:
         norm, weight = (measure.compute_mean(learner.measured) for measure in (r.AER_NORM, r.AER))
         if norm is not None and weight is not None:
-            changes.append(f"{learner.name} {100 * (norm - weight):+.1f}".replace("-", "−"))
+            changes.append(f"{learner.name} {format_real(100 * (norm - weight), '+.1f')}")
     if not changes:
         return ""
     return f"By norm ‖αf(x)‖ instead of weight, the error rate changes (percentage points): {', '.join(changes)}."
@@ -81,7 +82,7 @@ def _describe_agreement(results: DemoResults) -> str:
     chance = fmean(values["at"][-1]["chance"] for learner in results.learners for values in learner.measured.values())
     return (
         "The largest weight is on the word from which the probe β predicts best in "
-        f"{_list_percents(results, r.AGREEMENT)} of cases; by chance it would be in {_format_percent(chance, '.0f')}."
+        f"{_list_percents(results, r.AGREEMENT)} of cases; by chance it would be in {format_percent(chance, 0)}."
     )
 
 
@@ -139,15 +140,11 @@ FINDINGS: dict[str, Callable[[DemoResults], str]] = {
 def _list_percents(results: DemoResults, measure: SeedMeasure) -> str:
     """'17.4 % (softmax), 15.0 % (coda) and 26.3 % (dagpam)'."""
     means = {learner.name: measure.compute_mean(learner.measured) for learner in results.learners}
-    return _join([f"{_format_percent(x)} ({name})" for name, x in means.items() if x is not None])
+    return _join([f"{format_percent(x, 1)} ({name})" for name, x in means.items() if x is not None])
 
 
 def _join(parts: list[str]) -> str:
     return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
-
-
-def _format_percent(share: float, form: str = ".1f") -> str:
-    return f"{100 * share:{form}}\N{NO-BREAK SPACE}%"
 
 
 def _format_mean(learner: Learner, measure: SeedMeasure) -> str:

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from attnlab.commands.inspect.inspection_tables import format_number, name_kind
+from attnlab.commands.inspect.inspection_tables import name_kind
 from attnlab.reading.predictions import Prediction
 from attnlab.records.record import KINDS, Record
+from attnlab.report.numbers import format_percent, format_real
 from attnlab.report.page import Part, Table, Text
 
 FINDINGS = 3
@@ -136,10 +137,5 @@ def _describe_lengths(spearman: pd.DataFrame, kind: str) -> str:
         return ""
     rho, pairs = float(rows["spearman"].iloc[0]), int(rows["pairs"].iloc[0])
     side = "short" if rho < 0 else "long"
-    numbers = f"Spearman's ρ of weight and length ‖f(x)‖ is {format_number(round(rho, 2))} over {pairs:,} pairs"
+    numbers = f"Spearman's ρ of weight and length ‖f(x)‖ is {format_real(round(rho, 2))} over {pairs:,} pairs"
     return f"Heads tend to put more weight on {side} vectors: {numbers}."
-
-
-def format_percent(share: float) -> str:
-    """Return '12 %', with a decimal below 10 %."""
-    return f"{100 * share:.{0 if share >= 0.0995 else 1}f}\N{NO-BREAK SPACE}%"

@@ -3,12 +3,12 @@
 A value that is not defined is left out of the page, and a sentence says why.
 """
 
-import math
 from typing import Any
 
 import pandas as pd
 
 from attnlab.analysis.statistics import extremes
+from attnlab.report.numbers import format_real
 from attnlab.report.page import Part, Table, Text
 from attnlab.report.view import KIND_NAMES
 
@@ -80,17 +80,15 @@ def render_numbers(tables: dict[str, pd.DataFrame]) -> list[Part]:
         if name == "frequency":
             named = named.assign(of=[OF[what] for what in named["of"]])
         columns = PAIRS if name == "spearman" else OCCURRENCES
-        rows = [[format_number(x) for x in row] for row in named.itertuples(index=False)]
+        rows = [[_format_cell(x) for x in row] for row in named.itertuples(index=False)]
         parts += [Text(CAPTIONS[name]), *([Table(columns, rows)] if rows else [])]
         if len(left_out):
             parts.append(Text(_explain_left_out(left_out, counted, kinds)))
     return parts
 
 
-def format_number(x: Any) -> str:
-    if isinstance(x, float):
-        return f"{x:.4g}".replace("-", "−") if math.isfinite(x) else "–"
-    return f"{x:,}" if isinstance(x, int) else str(x)
+def _format_cell(x: Any) -> str:
+    return format_real(x) if isinstance(x, float) else f"{x:,}" if isinstance(x, int) else str(x)
 
 
 def _tabulate_lengths(heads: pd.DataFrame, kinds: list[str]) -> Table:
@@ -101,7 +99,7 @@ def _tabulate_lengths(heads: pd.DataFrame, kinds: list[str]) -> Table:
         for what, row in places.items()
     ]
     numbers = extremes(heads).drop(columns="head").itertuples(index=False)
-    rows = [[name, *map(format_number, row)] for name, row in zip([*names, "mean of all heads"], numbers, strict=True)]
+    rows = [[name, *map(_format_cell, row)] for name, row in zip([*names, "mean of all heads"], numbers, strict=True)]
     return Table(LENGTHS, rows)
 
 
