@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from in_process import run_attnlab
 from inline_scheduler import InlineScheduler
 from item_runs import run_item
 from matplotlib.figure import Figure
@@ -168,6 +169,27 @@ def test_the_status_counts_numbers_and_cells(bench, tmp_path):
     assert (row["cells"], row["run"], row["official"]) == (1 + 3 + 1, 4, 4)
     assert (row["open"], row["no verdict"]) == (1, 3)
     assert "--only absent" in commands[0]
+
+
+def test_the_status_measures_nothing_without_a_ledger(bench, tmp_path):
+    """Exact cells have values without a run; they are not results of a folder that lacks them."""
+    exact = Item("Exact", lambda setting: Findings([cell(1.0, item="exact")]))
+    study = replace(bench.study, items={"first": bench.study.items["first"], "exact": exact})
+    other = replace(study, name="other")
+    with pytest.raises(FileNotFoundError, match="ledger"):
+        tabulate_status([study, other], tmp_path)
+    reproduce(study, StudyTerms("full"), tmp_path / "bench", InlineScheduler(), only=["first"])
+    table, commands = tabulate_status([study, other], tmp_path)
+    row = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (row["measured"], row["cells"], row["run"]) == (1, 2, 1)
+    assert [each[0] for each in table.rows] == ["bench", "all"]
+    assert "reproduce other" in commands[1]
+
+
+def test_the_status_of_a_folder_is_read_from_it(tmp_path):
+    done = run_attnlab("reproduce", "--status", "--from", str(tmp_path))
+    assert done.returncode == 2
+    assert str(tmp_path) in done.stderr
 
 
 def test_stored_cells_keep_their_values_and_get_the_claims_of_this_version(tmp_path):

@@ -334,7 +334,7 @@ def reproduce(
     on: On = "local",
     jobs: Jobs = None,
     until: Until = None,
-    source: Annotated[Path | None, Option("--from", help="Ledger or its folder to draw from; train nothing.")] = None,
+    source: Annotated[Path | None, Option("--from", help="Ledger or its folder to draw from; do not train.")] = None,
     status: Annotated[bool, Option("--status", help="Show how much of each paper is run, and what is next.")] = False,
     table: Annotated[bool, Option("--table", help="Print every cell, not only the clearest ones.")] = False,
 ) -> None:  # one parameter per command-line option
@@ -345,7 +345,7 @@ def reproduce(
     from attnlab.commands.reproduce import ROOT, Request, draw_again, run_study, show_status
 
     if status:
-        return show_status(out or ROOT)
+        return show_status(source or out or ROOT)
     if study is None:
         raise ValueError("name a study, such as attnlab reproduce snell2021; attnlab list shows them all")
     request = Request(only or (), scale, device, seeds, out, data_dir, again, on, jobs, until, table)

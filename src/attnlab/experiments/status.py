@@ -21,12 +21,19 @@ def tabulate_status(studies: Sequence[Study], root: Path) -> tuple[Table, list[s
                (official data and a stand-in, as printed and as corrected) is in as many cells
     run        cells with a value in ROOT/STUDY/ledger.jsonl at full scale; official: with the paper's data,
                vocabulary and model
+
+    A study without a ledger has no row, because some of its cells are known only from measured runs.
     """
+    if not any((root / study.name / FILE).is_file() for study in studies):
+        raise FileNotFoundError(f"{root} has no STUDY/{FILE}; give the folder of the studies: --from results")
     rows: list[list[Any]] = []
     commands = []
     terms = StudyTerms("full")
     for study in studies:
         folder = root / study.name
+        if not (folder / FILE).is_file():
+            commands.append(suggest_command(study, (), ()))
+            continue
         results = {result.config.item: result.cells for result in draw_study(study, "full", folder, save=False)}
         ledger = Ledger(folder / FILE)
         absent = {
@@ -35,7 +42,7 @@ def tabulate_status(studies: Sequence[Study], root: Path) -> tuple[Table, list[s
             if name not in results
         }
         cells = [cell for some in (*results.values(), *absent.values()) for cell in some if cell.has_claim]
-        ran = [cell for cell in cells if not cell.not_run]
+        ran = [cell for some in results.values() for cell in some if cell.has_claim and not cell.not_run]
         numbers = len(list_numbers(cells)) + sum(study.unimplemented.values())
         verdicts = [sum(cell.verdict == verdict for cell in ran) for verdict in VERDICTS[:-1]]
         official = sum(cell.group == "official" for cell in ran)
