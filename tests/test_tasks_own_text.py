@@ -256,6 +256,13 @@ class TestClassification:
         few = Classification.prepare(ClassificationConfig(data=str(path), held_out=0.3, most_valid=2), tmp_path / "few")
         assert few.count_examples("valid") == 2
 
+    def test_the_message_about_an_unknown_label_is_short(self, path, tmp_path):
+        path.write_text("".join(json.dumps({"text": f"{k} " * 999}) + "\n" for k in range(40)))
+        task = Classification.prepare(ClassificationConfig(data=str(path), label="text"), tmp_path / "run")
+        with pytest.raises(ValueError, match=r"36 labels.*label=") as error:
+            task.count_examples("valid")
+        assert len(str(error.value).removeprefix(str(path))) < 500
+
     def test_the_run_folder_holds_classes_and_vocabulary(self, path, tmp_path):
         config = ClassificationConfig(data=str(path), valid=str(path))
         first = Classification.prepare(config, tmp_path / "run")

@@ -19,6 +19,8 @@ from attnlab.tasks.task import BOS, EOS, PAD, Batch, Task, TaskConfig
 from attnlab.tasks.text import Labelled, draw_mask, pick_rows, read_lines
 from attnlab.tasks.vocabulary import Words
 
+SHOWN = 5  # labels in a message
+
 
 @dataclass(frozen=True, kw_only=True)
 class ClassificationConfig(TaskConfig):
@@ -102,8 +104,12 @@ class Classification(Task):
         texts, labels = self._get_examples(part)
         ids = {name: k for k, name in enumerate(self.classes)}
         if unknown := next((label for label in labels if label not in ids), None):
-            known = ", ".join(self.classes)
-            raise ValueError(f"{self.text.name}: label {unknown!r} of the {part} part is not in training ({known})")
+            known = ", ".join(f"{name:.40}" for name in self.classes[:SHOWN])
+            if len(self.classes) > SHOWN:
+                known += f", …: {len(self.classes):,} labels; is label={self.config.label} the right field?"
+            raise ValueError(
+                f"{self.text.name}: label {unknown[:40]!r} of the {part} part is not in training ({known})"
+            )
         sequences, classes = self.encode(texts), np.array([ids[label] for label in labels])
         limit, too_long = self.config.max_length, self.config.too_long
         kept, note = limit_lengths((sequences.lengths,), limit, too_long, part, "text")
