@@ -73,6 +73,16 @@ def test_a_prediction_comes_first_and_is_named_with_its_probability():
     assert "“Die Katze”" in list_findings(make_tables(), [[seen, last]], "Die Katze")[0]
 
 
+def test_a_sentence_shows_words_and_a_table_shows_their_marks():
+    words = Prediction("next", (("▁sat", 0.5), ("▁", 0.25)), "▁cat")
+    told = list_findings(make_tables(), [[words]])[0]
+    assert "“cat”, the model expects “sat”" in told
+    assert "then “▁”" in told
+    assert tabulate_predictions([[words]])[0][1][1].rows[0][:2] == ["▁cat", "▁sat"]
+    alike = Prediction("next", (("▁sat", 0.5), ("sat", 0.25)), "▁cat")
+    assert "expects “▁sat”" in list_findings(make_tables(), [[alike]])[0]
+
+
 def test_undefined_values_are_left_out_with_the_reason_and_columns_are_words():
     parts = render_numbers(make_tables())
     tables = [part for part in parts if isinstance(part, Table)]

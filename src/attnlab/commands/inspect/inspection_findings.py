@@ -7,6 +7,7 @@ import pandas as pd
 
 from attnlab.commands.inspect.inspection_tables import name_kind
 from attnlab.reading.predictions import Prediction
+from attnlab.records.pieces import SPACE
 from attnlab.records.record import KINDS, Record
 from attnlab.report.numbers import format_percent, format_real
 from attnlab.report.page import Part, Table, Text
@@ -86,18 +87,25 @@ def _describe_prediction(predictions: Sequence[Prediction]) -> str:
     if not predictions:
         return ""
     last = predictions[-1]
-    (best, p), *others = last.choices
+    read, names = _hide_spaces([last.read])[0], _hide_spaces([text for text, _ in last.choices])
+    (best, p), *others = zip(names, (q for _, q in last.choices), strict=True)
     then = " and ".join(f"“{text}” ({format_percent(q)})" for text, q in others)
     if last.what == "label":
         return f"The model gives the text the label “{best}”, with a probability of {format_percent(p)}."
     if last.what == "masked":
         return f"For {last.read} the model expects “{best}” ({format_percent(p)}), then {then}."
-    text = f"After the last token, “{last.read}”, the model expects “{best}” ({format_percent(p)}), then {then}."
+    text = f"After the last token, “{read}”, the model expects “{best}” ({format_percent(p)}), then {then}."
     given = [one for one in predictions if one.actual is not None]
     if not given:
         return text
     right = sum(one.is_right for one in given)
     return f"{text} Its first guess is right for {right} of the {len(given)} tokens before."
+
+
+def _hide_spaces(names: Sequence[str]) -> Sequence[str]:
+    """Return tokens without the sign for the space before a word, unless they differ only in it."""
+    words = [name.removeprefix(SPACE) or name for name in names]
+    return words if len(set(words)) == len(words) else names
 
 
 def _describe_categories(categories: pd.DataFrame, name: str) -> str:
