@@ -331,7 +331,7 @@ def test_evaluate_and_translate(tmp_path):
         (["evaluate", "RUN", "part=tset"], "'tset' .did you mean 'test'"),
         (["evaluate", "RUN", "weights=often"], "weights=often"),
         (["evaluate", "RUN", "weights=9"], "keeps 0 checkpoints"),
-        (["evaluate", "RUN", "eval_samples=2"], "noise"),
+        (["evaluate", "RUN", "eval_samples=2"], "noise.* eval_samples="),
     ],
 )
 def test_what_is_wrong_with_an_evaluation_is_one_line(words, message, two_steps):

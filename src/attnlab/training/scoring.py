@@ -81,7 +81,9 @@ def score_batches(
     if samples < 0:
         raise ValueError(f"samples must be at least 0, got {samples}")
     if samples and not any(isinstance(m, Mechanism) and m.stochastic for m in model.modules()):
-        raise ValueError(f"samples={samples}, but no attention of this model has noise; use samples=0")
+        raise ValueError(
+            f"no attention of this model has noise, got {samples} samples; leave out eval_samples= (samples= in Python)"
+        )
     sums: Tensor | float = 0.0
     for number, (inputs, targets) in enumerate(batches):
         first = seed + number * samples
