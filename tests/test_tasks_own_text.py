@@ -220,6 +220,14 @@ class TestLanguage:
         with pytest.raises(ValueError, match=r"a\.txt has too few lines"):
             Language.prepare(LanguageConfig(data=files(a__txt=["one line"])["a__txt"]), tmp_path)
 
+    @pytest.mark.parametrize("lines", [[], [" ", ""]])
+    def test_an_empty_text_is_named(self, files, tmp_path, lines):
+        paths = files(empty__txt=lines, a__txt=LINES)
+        for given in ({"data": "empty__txt"}, {"data": "a__txt", "valid": "empty__txt"}):
+            config = LanguageConfig(**{key: paths[name] for key, name in given.items()}, units="word")
+            with pytest.raises(ValueError, match=r"empty\.txt: the file is empty"):
+                Language.prepare(config, tmp_path / "run")
+
 
 REVIEWS = [
     ("a fine film, fine indeed", "pos"),

@@ -168,10 +168,10 @@ class Language(Task):
         config = self.config
         file = {"valid": config.valid, "test": config.test}.get(part)
         if file is not None:
-            return read_text(Path(file)).replace("\r\n", "\n")
+            return _read_own_text(Path(file))
         if not Path(config.data).exists():
             find_set(config.data, "language")  # raises, listing the named sets
-        text = read_text(Path(config.data)).replace("\r\n", "\n")
+        text = _read_own_text(Path(config.data))
         if config.valid is not None:
             return text
         cut = text.find("\n", int(len(text) * (1 - config.held_out))) + 1
@@ -196,6 +196,13 @@ class Language(Task):
                 vocabulary = counted.from_lines(lines, at_least=self.config.at_least)
             vocabulary.save(path)
         return kind.load(path)
+
+
+def _read_own_text(path: Path) -> str:
+    text = read_text(path).replace("\r\n", "\n")
+    if not text.strip():
+        raise ValueError(f"{path}: the file is empty or has only blank lines")
+    return text
 
 
 def _encode_utf8(text: str) -> bytes:
