@@ -9,7 +9,7 @@ import pytest
 from attnlab.experiments.reproduction import ItemConfig, ItemResult
 from attnlab.experiments.study import Findings, Item, Study
 from attnlab.experiments.study_findings import list_findings, select_clearest
-from attnlab.experiments.study_page import tabulate_result, write_study
+from attnlab.experiments.study_page import tabulate_result, tabulate_verdicts, write_study
 from attnlab.experiments.verdicts import Cell
 from attnlab.report.page import Table
 
@@ -108,6 +108,9 @@ def test_the_findings_count_claims_and_name_what_agrees_and_departs():
     counts, agreement, departure = list_findings([result("one", *cells)])
     assert "Of 2 comparisons" in counts
     assert "2 were run" in counts
+    assert "2 other cells" in counts
+    table = tabulate_verdicts(cells)
+    assert [row[-1] for row in table.rows] == [2, 0, 0]  # as many as the sentence counts
     assert "a, c: the paper has a value above 0, we have 2" in agreement
     assert "far, c: the paper has a value above 0, we have −4 [−6.484, −1.516]" in departure
 

@@ -25,14 +25,16 @@ def list_findings(results: Sequence[ItemResult]) -> list[str]:
     if not cells:
         return ["The paper prints no number or direction for the cells of these items."]
     agreeing, against = select_clearest(cells)
-    sentences = [_describe_counts(cells)]
+    others = sum(len(result.cells) for result in results) - len(cells)
+    more = f" {others:,} other cells have no published value; cells.csv lists all." if others else ""
+    sentences = [_describe_counts(cells) + more]
     if agreeing:
         sentences.append(f"Agreement is clearest for {describe_cell(agreeing[0])}.")
     if against:
         sentences.append(f"The results depart most clearly for {describe_cell(against[0])}.")
     elif reasons := _count_reasons(cells):
         reason, count = max(reasons.items(), key=lambda pair: pair[1])
-        sentences.append(f"{count:,} cell{'s were' if count > 1 else ' was'} not run: {reason}.")
+        sentences.append(f"{count:,} comparison{'s were' if count > 1 else ' was'} not run: {reason}.")
     return sentences
 
 

@@ -40,9 +40,10 @@ def write_study(study: Study, scale: Scale, results: Sequence[ItemResult], out: 
 
 
 def tabulate_verdicts(cells: Sequence[Cell]) -> Table:
-    """Return the number of cells of each group with each verdict."""
-    rows = [[group, *counts.values(), sum(counts.values())] for group, counts in count_verdicts(cells).items()]
-    return Table(["cells", *VERDICTS, "in all"], rows)
+    """Return the number of comparisons, cells with a claim of the paper, of each group with each verdict."""
+    counted = count_verdicts(cell for cell in cells if cell.has_claim)
+    rows = [[group, *counts.values(), sum(counts.values())] for group, counts in counted.items()]
+    return Table(["comparisons", *VERDICTS, "in all"], rows)
 
 
 def tabulate_cells(cells: Sequence[Cell], *, with_item: bool = False) -> Table:
