@@ -11,7 +11,7 @@ from attnlab.experiments.study import Findings, Item, Study
 from attnlab.experiments.study_findings import list_findings, select_clearest
 from attnlab.experiments.study_page import tabulate_result, tabulate_verdicts, write_study
 from attnlab.experiments.verdicts import Cell
-from attnlab.report.page import Table
+from attnlab.report.page import Bars, Table
 
 ABOUT = {"command": "attnlab reproduce bench lr=1e-3 --only=one --only=two --scale=smoke --out='a b'", "torch": "2.13"}
 SAME = [("scale", "smoke"), ("seeds", "0, 1, 2"), ("torch", "2.13")]
@@ -121,3 +121,11 @@ def test_the_page_shows_findings_and_bars_and_folds_the_items(page):
     assert "1 was run" in top
     assert rest.count("<details>") == 3  # two items, and how they were run
     assert f"aria-label='1 {ran('one').verdict}'" in rest
+
+
+def test_the_legend_of_the_bars_has_their_colours():
+    counts = {"reproduced": 1, "open": 2, "no verdict": 3, "not run": 4}
+    bars, legend = Bars({"Table 1": counts}, "How to read it").html().split("</table>")
+    drawn, named = (re.findall(r"<rect[^>]*class='(\w+)'", part) for part in (bars, legend))
+    assert drawn == named
+    assert len(set(named)) == len(counts)

@@ -26,7 +26,11 @@ def list_findings(results: Sequence[ItemResult]) -> list[str]:
         return ["The paper prints no number or direction for the cells of these items."]
     agreeing, against = select_clearest(cells)
     others = sum(len(result.cells) for result in results) - len(cells)
-    more = f" {others:,} other cells have no published value; cells.csv lists all." if others else ""
+    more = (
+        f" {others:,} other cell{'s have' if others > 1 else ' has'} no published value; cells.csv lists all."
+        if others
+        else ""
+    )
     sentences = [_describe_counts(cells) + more]
     if agreeing:
         sentences.append(f"Agreement is clearest for {describe_cell(agreeing[0])}.")

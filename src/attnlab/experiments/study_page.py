@@ -25,8 +25,8 @@ BARS = (
     "have each verdict. The number at the right is their total."
 )
 CLEAREST = (
-    "The numbers and directions that agree most clearly with the paper, then those that depart most clearly. Cells of "
-    "the paper's own data come first."
+    "The numbers and directions that agree most clearly with the paper, then those that depart most clearly. "
+    "Directions come before numbers; among each, cells of the paper's own data come first."
 )
 
 

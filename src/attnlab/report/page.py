@@ -44,7 +44,7 @@ class Table:
 
 MARKS = {  # the class of each verdict in page.css: a colour, and a sign for those who do not see it
     "reproduced": "good", "same direction": "along", "opposite": "against", "different": "apart", "open": "open",
-    "no verdict": "none", "not run": "none",
+    "no verdict": "none", "not run": "unrun",
 }  # fmt: skip
 
 
@@ -60,8 +60,8 @@ class Bars:
         lines = "".join(self._draw_row(name, counts, most) for name, counts in self.rows.items())
         every = dict.fromkeys(kind for counts in self.rows.values() for kind in counts)
         kinds = [kind for kind in every if any(counts.get(kind) for counts in self.rows.values())]
-        keys = "".join(f"<span class='verdict {MARKS.get(kind, 'none')}'>{escape(kind)}</span> " for kind in kinds)
-        caption = f"<figcaption>{keys}{escape(self.caption)}</figcaption>"
+        keys = "".join(f"<li>{_draw_sample(kind)}{escape(kind)}</li>" for kind in kinds)
+        caption = f"<figcaption><ul>{keys}</ul>{escape(self.caption)}</figcaption>"
         return f"<figure class='bars'><table><tbody>{lines}</tbody></table>{caption}</figure>"
 
     def _draw_row(self, name: str, counts: Mapping[str, int], most: int) -> str:
@@ -76,6 +76,10 @@ class Bars:
         bar = f"<svg role='img' aria-label='{label}'>{pieces}</svg>"
         total = sum(counts.values())
         return f"<tr><th scope='row'>{escape(name)}</th><td>{bar}</td><td class='number'>{total}</td></tr>"
+
+
+def _draw_sample(kind: str) -> str:
+    return f"<svg aria-hidden='true'><rect width='100%' height='100%' class='{MARKS.get(kind, 'none')}'></rect></svg>"
 
 
 @dataclass(frozen=True)
