@@ -31,6 +31,7 @@ from attnlab.training.checkpoints import Position
 from attnlab.training.loop import TrainConfig, TrainingResult
 from attnlab.training.recipe import Recipe
 from attnlab.training.run_folder import Checkpoint, RunFolder, read_checkpoint, write_checkpoint
+from attnlab.training.run_hashes import write_hashes
 from attnlab.training.runs import write_what_ran
 from attnlab.training.step import choose_widths, pad_tensors
 
@@ -151,6 +152,7 @@ def train_recipes(
             take_vocabulary(vocabulary, folder.path)
             fitted = asdict(runs.recipes[seed].resolve_model(task))
             write_text(folder.path / "model.json", json.dumps(fitted, indent=1) + "\n")
+            write_hashes(folder.path)
         LAUNCHED.clear()
         seeds = list(runs.recipes)
         name = sha256(" ".join(str(folder.path) for folder in runs.folders.values()).encode()).hexdigest()[:12]

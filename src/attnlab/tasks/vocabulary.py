@@ -97,7 +97,9 @@ class Subwords(Vocabulary):
     @classmethod
     def load(cls, path: Path) -> "Subwords":
         try:
-            return cls(read_bytes(path))
+            if not (model := read_bytes(path)):  # SentencePiece would accept it and log an error for each use
+                raise RuntimeError
+            return cls(model)
         except RuntimeError:
             raise ValueError(f"{path}: not a SentencePiece model; delete it to create it again") from None
 

@@ -27,6 +27,7 @@ from attnlab.training.loop import Training, TrainingResult
 from attnlab.training.optimisers import compute_learning_rate
 from attnlab.training.recipe import Recipe, restore_recipe
 from attnlab.training.run_folder import RunFolder, read_checkpoint
+from attnlab.training.run_hashes import check_vocabulary, write_hashes
 from attnlab.training.run_list import ROOT, find_run
 
 
@@ -142,6 +143,7 @@ def _prepare(
     """Claim the folder, read the data, and write model.json. Errors in the settings or the data are raised here."""
     if accelerator.is_main_process:
         folder.claim(recipe.values(), extend=True)
+        check_vocabulary(folder.path)
     with accelerator.main_process_first():
         task = task or TASKS[recipe.task].prepare(recipe.data, folder.path)
     config = recipe.resolve_model(task)
@@ -149,6 +151,7 @@ def _prepare(
         task.get_lengths(part)
     if accelerator.is_main_process:
         write_text(folder.path / "model.json", json.dumps(asdict(config), indent=1) + "\n")
+        write_hashes(folder.path)
     return task, config
 
 
@@ -185,6 +188,7 @@ def open_run(
     recipe = restore_recipe(config | {"model": values}, where=f"config.json or model.json of {folder.path}")
     if data:
         recipe = replace(recipe, data=_replace_data(recipe.data, data))
+    check_vocabulary(folder.path)
     task = TASKS[recipe.task].prepare(recipe.data, folder.path)
     recipe.check_sizes(task, folder.path)
     weights = weights or str(recipe.decoding.average or ("best" if folder.best.exists() else "last"))
