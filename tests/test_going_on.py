@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -214,6 +215,16 @@ def test_values_that_mean_nothing_are_refused_before_anything_runs(tmp_path, wor
     done = trained(tmp_path, "steps=4", *words)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+def test_a_model_that_does_not_fit_in_memory_is_refused_with_its_size(tmp_path):
+    words = [word for word in LEXICON if not word.startswith("feed_forward")]
+    wide = ["feed_forward=10000000000000", "steps=1", "device=cpu", f"out={tmp_path / 'run'}"]
+    done = run_attnlab("train", "synthetic", *words, *wide)
+    assert done.returncode == 2
+    assert re.search(r"memory.* [\d,]{15,} parameters .*GiB", done.stderr)
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_validation_that_was_interrupted_is_made_when_the_run_goes_on(tmp_path, monkeypatch):

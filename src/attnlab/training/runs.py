@@ -1,6 +1,7 @@
 """Start runs from a recipe, and open them."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -19,7 +20,7 @@ from attnlab.huggingface.fine_tuning import TunedConfig, TunedLanguageModel, ope
 from attnlab.mechanisms import own
 from attnlab.mechanisms.kernels.launch import LAUNCHED
 from attnlab.models.model import Model
-from attnlab.models.presets import Config, build
+from attnlab.models.presets import Config, build, build_on_meta
 from attnlab.tasks import TASKS
 from attnlab.tasks.task import Task
 from attnlab.training.checkpoints import Position, average_checkpoints, load_weights
@@ -71,16 +72,18 @@ def start_run(
     with _hold_folder(folder) if main else nullcontext():
         task, config = _prepare(recipe, folder, accelerator, task)
         torch.manual_seed(recipe.training.seed)
-        model = _build_model(config, allow_code)
+        with _explain_memory(config):
+            model = _build_model(config, allow_code)
         _load_embeddings(model, task)
         for line in [*task.notes, _describe(task, model, accelerator.device)] if main else []:
             note(line)
         LAUNCHED.clear()
         try:
-            training = Training(task, model, recipe.training, folder, accelerator, report_and_track)
-            if main:
-                _extend_run(folder, recipe, training.position, note)
-            outcome = training.run()
+            with _explain_memory(config):
+                training = Training(task, model, recipe.training, folder, accelerator, report_and_track)
+                if main:
+                    _extend_run(folder, recipe, training.position, note)
+                outcome = training.run()
         finally:
             if tracking:
                 accelerator.end_training()
@@ -236,6 +239,22 @@ def _replace_data(config: Any, values: Mapping[str, str]) -> Any:
 
 def _build_model(config: Config | TunedConfig, allow_code: bool) -> Model:
     return open_tuned_model(config, allow_code=allow_code) if isinstance(config, TunedConfig) else build(config)
+
+
+@contextmanager
+def _explain_memory(config: Config | TunedConfig) -> Iterator[None]:
+    """Turn torch's error of too little memory into one line with the memory that the model takes."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not re.search("tried to allocate|Storage size calculation overflowed", str(error), re.IGNORECASE):
+            raise
+        size = ""
+        if not isinstance(config, TunedConfig):
+            count = sum(p.numel() for p in build_on_meta(config).parameters())
+            gibibytes = 16 * count / 2**30  # float32: weights, gradients and two moments of Adam
+            size = f": {count:,} parameters take about {gibibytes:,.1f} GiB in training, before any batch"
+        raise ValueError(f"not enough memory{size}; lower width=, feed_forward=, layers= or batch_tokens=") from error
 
 
 def _save_for_hugging_face(folder: RunFolder, recipe: Recipe, allow_code: bool) -> None:
