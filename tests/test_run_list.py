@@ -40,6 +40,17 @@ def test_rows_have_seed_date_task_and_the_best_score_with_its_name(root):
     assert all(column in shown for column in ("seed", "date", "best score", "test BLEU"))
 
 
+def test_a_score_of_a_run_that_was_trained_further_has_its_step(root):
+    done = run_attnlab("evaluate", str(root / "later"), "part=valid", "bootstrap=2", "device=cpu")
+    assert done.returncode == 0, done.stderr
+    score = list_runs(root)[1]["best score"]
+    assert "step" not in score
+    longer = [word for word in SMALL if not word.startswith("steps=")]
+    done = run_attnlab("train", "synthetic", *longer, "steps=3", "seed=5", f"out={root / 'later'}")
+    assert done.returncode == 0, done.stderr
+    assert list_runs(root)[1]["best score"] == f"{score} at step 2"
+
+
 @pytest.mark.parametrize(
     ("file", "content"),
     [

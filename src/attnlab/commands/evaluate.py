@@ -40,7 +40,7 @@ def evaluate_run(run: str, settings: Sequence[str], *, device: str = "auto", all
     rows += [[score["name"], str(TextScore(**score)).removeprefix(f"{score['name']} ")] for score in text_scores]
     show_table(f"{run} on {part}", ["measure", "value"], rows)
     file = opened.folder.path / f"evaluation-{'-'.join([*data.values(), part]).replace('/', '_')}.json"
-    stored = scores | {"text": text_scores, "translations": translations}
+    stored = scores | {"step": opened.folder.position().get("step"), "text": text_scores, "translations": translations}
     write_text(file, json.dumps(stored, ensure_ascii=False, indent=1) + "\n")
     print(f"written: {file}")
 

@@ -109,7 +109,9 @@ def _describe_score(folder: RunFolder, config: dict[str, Any], position: dict[st
         if file.exists():
             scores = read_json(file)
             bleu = next((score["value"] for score in scores["text"] if score["name"] == "BLEU"), None)
-            return f"{part} {name} {scores[name]:.4g}" if bleu is None else f"{part} BLEU {bleu:.2f}"
+            score = f"{part} {name} {scores[name]:.4g}" if bleu is None else f"{part} BLEU {bleu:.2f}"
+            step = scores.get("step")  # of the run when it was evaluated; older versions did not store it
+            return score if step in (None, position.get("step")) else f"{score} at step {step}"
     if not math.isfinite(position.get("best", math.inf)):
         return "–"
     measured = {row["step"]: row for row in folder.metrics() if "valid_loss" in row}
