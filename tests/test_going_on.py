@@ -53,6 +53,28 @@ def test_a_damaged_checkpoint_never_takes_the_place_of_a_whole_one(tmp_path):
     assert (tmp_path / "last.damaged").exists()
 
 
+def test_two_damaged_checkpoints_are_reported_once(tmp_path):
+    folder = RunFolder(tmp_path)
+    for path, step in ((folder.previous, 5), (folder.last, 10)):
+        saved(path, step)
+        path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"last.*previous.*no checkpoint"):  # and no warning, which would be an error
+        folder.resume()
+
+
+def test_damaged_weights_name_those_that_are_whole(tmp_path):
+    assert trained(tmp_path, "steps=2").returncode == 0
+    folder = RunFolder(tmp_path)
+    whole = folder.best.read_bytes()
+    folder.best.write_bytes(whole[:-1])
+    with pytest.raises(ValueError, match="weights=last"):
+        open_run(tmp_path, device="cpu")
+    folder.last.write_bytes(folder.last.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"best.*damaged") as caught:
+        open_run(tmp_path, device="cpu")
+    assert "weights=" not in str(caught.value)
+
+
 def test_a_flipped_bit_anywhere_never_blocks_a_run_that_has_a_whole_checkpoint(tmp_path):
     folder = RunFolder(tmp_path)
     saved(folder.previous, 5), saved(folder.last, 10)

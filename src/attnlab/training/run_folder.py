@@ -119,13 +119,13 @@ class RunFolder:
             if path.exists():
                 try:
                     checkpoint = read_checkpoint(path)
-                    if damaged:  # else the next save would replace the intact checkpoint by the damaged one
+                    if damaged:  # renamed, else the next save would replace the intact checkpoint by the damaged one
+                        warnings.warn(f"{damaged[0]}; the previous checkpoint is used", stacklevel=2)
                         with suppress(FileNotFoundError):  # another process was faster
                             self.last.rename(self.last.with_suffix(".damaged"))
                     return checkpoint
                 except DamagedError as error:
                     damaged.append(str(error))
-                    warnings.warn(f"{error}; trying the previous checkpoint", stacklevel=2)
         if damaged:
             raise DamagedError(f"{'; '.join(damaged)}; no checkpoint is left: delete {self.path} to train again")
         return None

@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,7 +27,7 @@ from attnlab.training.checkpoints import Position, average_checkpoints, load_wei
 from attnlab.training.loop import Training, TrainingResult
 from attnlab.training.optimisers import compute_learning_rate
 from attnlab.training.recipe import Recipe, restore_recipe
-from attnlab.training.run_folder import RunFolder, read_checkpoint
+from attnlab.training.run_folder import DamagedError, RunFolder, read_checkpoint
 from attnlab.training.run_hashes import check_vocabulary, write_hashes
 from attnlab.training.run_list import ROOT, find_run
 
@@ -211,7 +211,14 @@ def _read_weights(folder: RunFolder, weights: str) -> dict[str, Tensor]:
     if weights.isdecimal():
         return average_checkpoints(folder, int(weights))
     if weights in ("best", "last"):
-        return read_checkpoint(getattr(folder, weights)).part("model/")
+        try:
+            return read_checkpoint(getattr(folder, weights)).part("model/")
+        except DamagedError as error:
+            other = "last" if weights == "best" else "best"
+            with suppress(OSError, DamagedError):
+                read_checkpoint(getattr(folder, other))
+                raise ValueError(f"{error}; {other}.safetensors is whole: use weights={other}") from None
+            raise
     if weights.startswith("at:") and weights[3:].isdecimal():
         return read_checkpoint(folder.step_file(int(weights[3:]))).part("model/")
     raise ValueError(f"weights={weights}: expected best, last, a number of checkpoints to average, or at:STEP")
