@@ -97,7 +97,10 @@ def test_labelled_files_of_each_kind_agree(write):
         ("e.jsonl", "[1]\n", r"e\.jsonl:1: must be a JSON object"),
         ("f.csv", "text,label\n", r"f\.csv: no examples"),
         ("g.xml", "text,label\n", r"g\.xml: labelled text must be in a \.csv"),
-        ("h.csv", 'text,label\n"good,1\n', r"h\.csv:2: unexpected end of data"),
+        ("h.csv", 'text,label\n"good,1\n', r"h\.csv:2: .*quote is not closed"),
+        ("i.csv", "label;text\n1;good, really\n", r"i\.csv:2: no text .*separated by ';'"),
+        ("j.tsv", "label,text\n1,good\n", r"j\.tsv:2: no text .*separated by ','"),
+        ("k.csv", f"1,{'good ' * 99}\n1,good\n", r"k\.csv:2: no text .{,150}header"),
     ],
 )
 def test_bad_labelled_files_are_named_with_their_line(write, name, content, message):

@@ -205,7 +205,9 @@ def describe_type(hint: Any) -> str:
     if hint is type(None):
         return "none"
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    return names.get(hint, "values separated by commas" if origin is tuple else str(hint))
+    if origin is tuple:
+        return f"{'' if arguments[1:] == (...,) else f'{len(arguments)} '}values separated by commas"
+    return names.get(hint, str(hint))
 
 
 def parse_values(values: Mapping[str, str], types: Mapping[str, Any]) -> dict[str, Any]:

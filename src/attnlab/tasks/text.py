@@ -5,7 +5,7 @@ import html
 import io
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import compress, zip_longest
 from pathlib import Path
@@ -151,15 +151,26 @@ def iterate_labelled(path: Path, text: str, label: str) -> Iterator[tuple[str, s
     for number, row in rows:
         for field in (text, label):
             if row.get(field) in (None, ""):
-                filled = ", ".join(str(key) for key in row if row[key] not in (None, "")) or "none"
-                name = "label" if field == label else "text"
-                raise ValueError(f"{path}:{number}: no {name} (field {field!r}); fields with a value: {filled}")
+                filled = ", ".join(f"{key!s:.40}" for key in row if key is not None and row[key] not in (None, ""))
+                name, cause = "label" if field == label else "text", _guess_cause(kind, field, row)
+                raise ValueError(
+                    f"{path}:{number}: no {name} (field {field!r}); fields with a value: {filled or 'none'}{cause}"
+                )
             if SURROGATE.search(str(row[field])):
                 raise ValueError(f"{path}:{number}: field {field!r} has half of a surrogate pair (\\ud800 … \\udfff)")
         is_empty = False
         yield str(row[text]), str(row[label])
     if is_empty:
         raise ValueError(f"{path}: no examples")
+
+
+def _guess_cause(kind: str, field: str, row: Mapping[str, Any]) -> str:
+    """Return a question about a CSV or TSV file whose header lacks a field."""
+    if kind == ".jsonl" or field in row:
+        return ""
+    names = [name for name in row if name is not None]  # cells beyond the header have the name None
+    other = next((mark for mark in ";\t,|" if len(names) == 1 and mark in names[0]), None)
+    return f"; is it separated by {other!r}?" if other else "; has it a header line?"
 
 
 def _read_json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -181,7 +192,8 @@ def _read_csv_rows(path: Path, delimiter: str) -> Iterator[tuple[int, dict[str, 
     except StopIteration:
         return
     except csv.Error as error:
-        problem = f"{path}:{first}: {error}"
+        cause = "a quote is not closed" if "unexpected end" in str(error) else str(error)
+        problem = f"{path}:{first}: {cause}"
         raise exceed_budget(problem) if "limit" in str(error) else ValueError(problem) from None
 
 
