@@ -28,7 +28,7 @@ def test_damaged_checkpoints_lose_nothing(faults, tmp_path):
 
 
 def test_damaged_inputs_are_refused_or_read_right(faults, tmp_path):
-    for tally in faults.fuzz_inputs(tmp_path, 250, seed=1):
+    for tally in faults.fuzz_inputs(tmp_path, 200, seed=1):
         assert tally.is_clean(), tally.examples
         assert tally.counts["tried"] > 5
 
@@ -36,10 +36,11 @@ def test_damaged_inputs_are_refused_or_read_right(faults, tmp_path):
 def test_damage_is_noticed_by_the_benchmark(faults, tmp_path, monkeypatch):
     """Without checksums, the benchmark must find wrong checkpoints and records."""
     monkeypatch.setattr(run_folder, "_compute_checksum", lambda tensors, state: "")
-    assert not faults.damage_checkpoints(tmp_path / "run", 40, seed=1).is_clean()
+    assert not faults.damage_checkpoints(tmp_path / "run", 20, seed=1).is_clean()
     monkeypatch.setattr(records, "_compute_checksum", lambda x: 0)
-    tallies = {tally.name: tally for tally in faults.fuzz_inputs(tmp_path, 250, seed=1)}
-    assert tallies["Records"].counts["wrong"]
+    monkeypatch.setattr(faults.fuzzing, "KINDS", {faults.fuzzing.Records: 1.0})
+    (tally,) = faults.fuzz_inputs(tmp_path, 25, seed=1)
+    assert tally.counts["wrong"]
 
 
 def test_records_without_checksums_still_load(tmp_path, monkeypatch):
