@@ -1,4 +1,4 @@
-"""A run notices when its vocabulary is not what it was trained with."""
+"""A run notices when its vocabulary or its text is not what it was trained with."""
 
 import shutil
 
@@ -47,6 +47,23 @@ def test_a_vocabulary_of_another_content_is_named_and_not_learnt_again(own, kind
         assert done.stderr.count("\n") == 1
     assert file.exists() == (kind != "missing")
     assert capfd.readouterr().err == ""  # of SentencePiece
+
+
+def test_a_run_does_not_resume_on_other_text(own):
+    whole = (own / "a.de").read_text()
+    (own / "a.de").write_text(whole.upper())
+    for steps in (2, 3):
+        done = train(own, steps)
+        assert (done.returncode, "changed" in done.stderr, "a.de" in done.stderr) == (2, True, True)
+    evaluated = run_attnlab("evaluate", "run", "bootstrap=2", "device=cpu", cwd=own)
+    assert evaluated.returncode == 0
+    assert "a.de: the text has changed" in evaluated.stderr
+    (own / "a.de").unlink()
+    assert run_attnlab("translate", "run", input="Hund\n", cwd=own).returncode == 0
+    (own / "a.de").write_text(whole)
+    assert train(own, 3).returncode == 0
+    evaluated = run_attnlab("evaluate", "run", "bootstrap=2", "device=cpu", cwd=own)
+    assert "changed" not in evaluated.stderr
 
 
 def test_a_run_without_hashes_still_opens(own):

@@ -11,6 +11,7 @@ from attnlab.decoding.evaluation import evaluate_files, evaluate_part
 from attnlab.decoding.scores import TextScore
 from attnlab.files import write_text
 from attnlab.terminal import Bar, show_table
+from attnlab.training.run_hashes import list_changed_texts
 from attnlab.training.runs import Run, open_run
 
 DATA_KEYS = ("data", "pair", "data_dir")
@@ -30,6 +31,9 @@ def evaluate_run(run: str, settings: Sequence[str], *, device: str = "auto", all
     where: dict[str, Any] = {"device": device, "weights": values.get("weights"), "data": data}
     opened = open_run(run, **where, allow_code=allow_code)
     part = Path(source).name if source else values.get("part") or _choose_part(opened)
+    if not data and not source and (changed := list_changed_texts(opened.folder.path, opened.recipe.data)):
+        scored = "the text has changed since the run began and is scored as it is now"
+        print(f"{', '.join(changed)}: {scored}", file=sys.stderr)
     with Bar(1) as progress:
         if source and target:
             scores = evaluate_files(opened, Path(source), Path(target), tick=progress.tick, **how)

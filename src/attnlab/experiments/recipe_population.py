@@ -152,7 +152,7 @@ def train_recipes(
             take_vocabulary(vocabulary, folder.path)
             fitted = asdict(runs.recipes[seed].resolve_model(task))
             write_text(folder.path / "model.json", json.dumps(fitted, indent=1) + "\n")
-            write_hashes(folder.path)
+            write_hashes(folder.path, runs.recipes[seed].data)
         LAUNCHED.clear()
         seeds = list(runs.recipes)
         name = sha256(" ".join(str(folder.path) for folder in runs.folders.values()).encode()).hexdigest()[:12]

@@ -1,7 +1,7 @@
 """A run's folder: configuration, metrics, and checkpoints that survive a kill at any moment.
 
     config.json       the resolved configuration, with every value
-    hashes.json       the SHA-256 of each vocabulary file
+    hashes.json       the SHA-256 of the vocabulary and of the user's own text
     metrics.jsonl     one line per measurement; a resumed run truncates it to the length stored in the checkpoint
     last.safetensors  the newest checkpoint         previous.safetensors  the one before
     best.safetensors  the best weights              steps/N.safetensors   weights kept at chosen steps

@@ -1,25 +1,33 @@
-"""hashes.json of a run: the SHA-256 of each vocabulary file, so that a changed or missing one is noticed.
+"""hashes.json of a run: the SHA-256 of its vocabulary and of the user's own text, so that a change is noticed.
 
 It is written when the run begins. Runs of versions that wrote none are not checked.
 """
 
 import json
 from pathlib import Path
+from typing import Any
 
 from attnlab.files import write_text
 from attnlab.files.user_files import read_json
 from attnlab.tasks.fetch import compute_checksum
+from attnlab.tasks.sources import SETS
+from attnlab.tasks.synthetic import SyntheticConfig
 
 FILE = "hashes.json"
 VOCABULARIES = ("vocabulary.*", "*_vocabulary.*", "classes.txt")  # files that tasks write in a run folder
+TEXTS = ("data", "src", "tgt", "valid", "valid_src", "valid_tgt")  # keys of user files that training reads
 
 
-def write_hashes(folder: Path) -> None:
-    """Store the hashes of a run that begins; a run that has begun keeps its own, or stays without."""
+def write_hashes(folder: Path, data: Any) -> None:
+    """Store the hashes of a run that begins; a run that has begun keeps its own, or stays without.
+
+    data   the configuration of its task
+    """
     if (folder / FILE).exists() or (folder / "last.safetensors").exists():
         return
     files = sorted(file for pattern in VOCABULARIES for file in folder.glob(pattern))
-    hashes = {"vocabulary": {file.name: compute_checksum(file, "sha256") for file in files}}
+    vocabulary = {file.name: compute_checksum(file, "sha256") for file in files}
+    hashes = {"vocabulary": vocabulary, "data": _hash_texts(data)}
     write_text(folder / FILE, json.dumps(hashes, indent=1) + "\n")
 
 
@@ -31,6 +39,19 @@ def check_vocabulary(folder: Path) -> None:
             raise ValueError(f"{folder} is damaged: {name} is missing; {advice}")
         if compute_checksum(file, "sha256") != stored:
             raise ValueError(f"{folder} is damaged: {name} has changed since the run began; {advice}")
+
+
+def list_changed_texts(folder: Path, data: Any) -> list[str]:
+    """Return the user's text files that have changed since the run began; a file that is gone is not among them."""
+    stored = _read_part(folder, "data")
+    return [name for name, digest in (_hash_texts(data) if stored else {}).items() if stored.get(name) != digest]
+
+
+def _hash_texts(data: Any) -> dict[str, str]:
+    if isinstance(data, SyntheticConfig):  # whose data= names no file
+        return {}
+    names = [name for key in TEXTS if (name := getattr(data, key, None)) and name not in SETS]
+    return {name: compute_checksum(Path(name), "sha256") for name in names if Path(name).is_file()}
 
 
 def _read_part(folder: Path, part: str) -> dict[str, str]:

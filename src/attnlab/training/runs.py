@@ -28,7 +28,7 @@ from attnlab.training.loop import Training, TrainingResult
 from attnlab.training.optimisers import compute_learning_rate
 from attnlab.training.recipe import Recipe, restore_recipe
 from attnlab.training.run_folder import DamagedError, RunFolder, read_checkpoint
-from attnlab.training.run_hashes import check_vocabulary, write_hashes
+from attnlab.training.run_hashes import check_vocabulary, list_changed_texts, write_hashes
 from attnlab.training.run_list import ROOT, find_run
 
 
@@ -147,6 +147,9 @@ def _prepare(
     if accelerator.is_main_process:
         folder.claim(recipe.values(), extend=True)
         check_vocabulary(folder.path)
+        if changed := ", ".join(list_changed_texts(folder.path, recipe.data)):
+            advice = "restore the text, or choose another --out to train on the new one"
+            raise ValueError(f"{changed}: the text has changed since {folder.path} began; {advice}")
     with accelerator.main_process_first():
         task = task or TASKS[recipe.task].prepare(recipe.data, folder.path)
     config = recipe.resolve_model(task)
@@ -154,7 +157,7 @@ def _prepare(
         task.get_lengths(part)
     if accelerator.is_main_process:
         write_text(folder.path / "model.json", json.dumps(asdict(config), indent=1) + "\n")
-        write_hashes(folder.path)
+        write_hashes(folder.path, recipe.data)
     return task, config
 
 
