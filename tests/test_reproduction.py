@@ -286,7 +286,7 @@ def test_a_study_from_the_command_line(tmp_path):
         (r["row"], r["column"]): r for r in csv.DictReader((tmp_path / "smoke" / "cells.csv").read_text().splitlines())
     }
     assert rows["20 Newsgroups", "median training length"]["verdict"] == "reproduced"
-    assert rows["20 Newsgroups", "vocabulary, as printed"]["tags"] == "other data; erratum"
+    assert rows["20 Newsgroups", "vocabulary, as printed"]["tags"] == "other vocabulary; erratum"
     assert rows["20 Newsgroups", "vocabulary, from A.8"]["published"] == "12488"
     assert rows["IMDB", "vocabulary"]["not_run"] == "this row runs from scale small on"
     second = CliRunner().invoke(app, words)

@@ -214,7 +214,7 @@ def test_the_smoke_scale_shows_the_effect_from_the_command_line(tmp_path):
     assert {item for item, _, _ in found} == set(items)
     above = found["table2", "SST, official parts", "A(α, β^uf) − Â"]
     assert all(float(x) > 2 for x in above["values"].split())
-    assert above["tags"] == "other data; smaller scale"
+    assert above["tags"] == "other data; other vocabulary; smaller scale"
     assert "from scale full on" in found["table2", "IMDB", "A(α, β^uf)"]["not_run"]
     assert found["a9", "SMS", "training examples"]["verdict"] == "reproduced"
     figures = {file.name.split("-", 1)[1] for file in (tmp_path / "smoke" / "figures").iterdir()}
