@@ -64,7 +64,7 @@ def build_ours(attention, device, dynamic):
     captured = device.type == "cuda"
     objective = Objective(model, smoothing=0.1)
     flat = Flat(model, torch.bfloat16 if captured else torch.float32)
-    optimizer = optimise.build_optimiser(flat.master, TrainConfig())
+    optimizer = optimise.build_optimiser(flat, TrainConfig())
     if captured:
         torch._dynamo.reset()
         objective.compile_parts(dynamic=dynamic)

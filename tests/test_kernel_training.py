@@ -19,7 +19,7 @@ def losses(name, impl, *, steps, batch, dtype, device, **sizes):
     shape = {"vocabulary": WORDS, "target_vocabulary": WORDS, "dropout": 0.0, "attention_options": {"impl": impl}}
     model = build(TransformerConfig(model="translator", attention=name, **shape, **sizes)).to(device).train()
     flat = Flat(model, dtype)
-    stepper = Eager(Objective(model), flat, optimise.build_optimiser(flat.master, TrainConfig()), clip=1.0)
+    stepper = Eager(Objective(model), flat, optimise.build_optimiser(flat, TrainConfig()), clip=1.0)
     draw, found = torch.Generator().manual_seed(1), []
     for step in range(steps):
         source = torch.randint(4, WORDS, (batch, 7 + step % 3), generator=draw)

@@ -34,7 +34,7 @@ def test_an_update_is_what_torch_does_parameter_by_parameter(kind, clip):
         "nag": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, nesterov=True, weight_decay=0.1, foreach=False),
     }[kind](twin.parameters())
     flat = Flat(model, torch.float32)
-    optimizer = optimise.build_optimiser(flat.master, TrainConfig(optimiser=kind, momentum=0.9, weight_decay=0.1))
+    optimizer = optimise.build_optimiser(flat, TrainConfig(optimiser=kind, momentum=0.9, weight_decay=0.1))
     stepper = Eager(Objective(model, smoothing=0.1), flat, optimizer, clip=clip)
     for _ in range(3):
         batches = [
@@ -64,7 +64,7 @@ def test_an_update_is_what_torch_does_parameter_by_parameter(kind, clip):
 def test_what_is_not_finite_is_never_applied_and_stays_noticed():
     model = tiny()
     flat = Flat(model, torch.float32)
-    optimizer = optimise.build_optimiser(flat.master, TrainConfig())
+    optimizer = optimise.build_optimiser(flat, TrainConfig())
     stepper = Eager(Objective(model), flat, optimizer, clip=0.0)
     batch = [torch.randint(1, 11, (3, 5)), torch.randint(1, 13, (3, 4))], torch.randint(1, 13, (3, 4))
     optimise.set_learning_rate(optimizer, 0.01)
@@ -158,22 +158,42 @@ def test_cosine_restarts_grow_and_shrink():
     assert rates == pytest.approx([0.55, 0.75, (0.75 + 0.075) / 2])
 
 
+def test_wsd_warms_up_stays_and_decays_to_the_lowest_rate():
+    config = TrainConfig(schedule="wsd", lr=1.0, warmup=10, warmup_start=0.0, steps=100, min_lr=0.2)
+    rates = [optimise.compute_learning_rate(config, step) for step in (5, 10, 80, 90, 100)]
+    assert rates == pytest.approx([0.5, 1.0, 1.0, 0.6, 0.2])
+    longer = TrainConfig(schedule="wsd", lr=1.0, warmup=10, warmup_start=0.0, steps=1000, decay=0)
+    assert optimise.compute_learning_rate(longer, 999) == 1.0
+    with pytest.raises(ValueError, match="decay"):
+        TrainConfig(schedule="wsd", steps=100, warmup=50, decay=51)
+
+
+def test_a_z_loss_adds_the_squared_log_partition_of_scored_targets():
+    model = tiny(model="language-model", target_vocabulary=None).eval()
+    tokens, targets = torch.randint(1, 11, (3, 5)), torch.randint(0, 11, (3, 5))
+    plain, more = (Objective(model, z_loss=z)([tokens], targets) for z in (0.0, 0.01))
+    partition = model(tokens).exp().sum(-1).log()[targets != 0]
+    torch.testing.assert_close(more - plain, 0.01 * (partition**2).sum())
+
+
 def test_a_first_step_that_is_skipped_leaves_no_junk_behind():
     """The fused nag allocates its momentum at the first step, and does not write it where that step is skipped."""
     torch.utils.deterministic.fill_uninitialized_memory = True
     torch.use_deterministic_algorithms(True)
     try:
-        master = nn.Parameter(torch.zeros(5))
-        nag = optimise.build_optimiser(master, TrainConfig(optimiser="nag", momentum=0.9))
+        flat = Flat(nn.Linear(5, 1), torch.float32)
+        master = flat.master
+        master.data.zero_()
+        nag = optimise.build_optimiser(flat, TrainConfig(optimiser="nag", momentum=0.9))
         optimise.set_learning_rate(nag, 0.1)
         nag.found_inf, nag.grad_scale = torch.ones(()), None
-        master.grad = torch.ones(5)
+        flat.grad.fill_(1.0)
         nag.step()
         nag.found_inf.zero_()
         nag.step()
     finally:
         torch.use_deterministic_algorithms(False)
-    assert torch.allclose(master.detach(), torch.full((5,), -0.1 * (1 + 0.9)))
+    assert torch.allclose(master.detach(), torch.full_like(master, -0.1 * (1 + 0.9)))
 
 
 def test_a_length_that_fits_is_not_padded_beyond_the_longest():
@@ -195,7 +215,7 @@ def test_captured_steps_are_eager_ones(kind, accumulate, compiled):
         if make is Captured and compiled != "no":
             objective.compile_parts(dynamic=False)
         config = TrainConfig(optimiser=kind, momentum=0.9, weight_decay=0.1)
-        steppers.append(make(objective, flat, optimise.build_optimiser(flat.master, config), clip=0.5))
+        steppers.append(make(objective, flat, optimise.build_optimiser(flat, config), clip=0.5))
     for step in range(6):
         batches = [
             ([torch.randint(1, 11, (3, n)), torch.randint(1, 13, (3, n))], torch.randint(0, 13, (3, n)))

@@ -24,6 +24,7 @@ from attnlab.tasks.task import PAD, Task
 from attnlab.training import optimisers as optimise
 from attnlab.training.batches import Batches
 from attnlab.training.checkpoints import Position, collect_weights, keep_weights, make_checkpoint, restore_checkpoint
+from attnlab.training.muon import list_matrices
 from attnlab.training.run_folder import Checkpoint, Metrics, RunFolder, write_checkpoint
 from attnlab.training.scoring import Scored, perplexity, score_batches
 from attnlab.training.step import Captured, Eager, Flat, Objective, Stepper
@@ -39,21 +40,25 @@ class TrainConfig:
     batch_tokens: int = 4096  # largest number of padded target tokens per batch
     batch_examples: int | None = None  # number of examples per batch; replaces batch_tokens
     accumulate: int = 1  # number of batches per update
-    optimiser: Literal["adam", "adamw", "nag"] = "adam"  # the optimiser; nag is SGD with Nesterov momentum
+    optimiser: Literal["adam", "adamw", "nag", "muon"] = "adam"  # nag: SGD, Nesterov momentum; muon: adamw for the rest
     lr: Positive = 5e-4  # learning rate at its highest
+    muon_lr: Positive = 0.02  # highest learning rate of the matrices that muon trains; lr is that of all else
+    muon_momentum: Probability = 0.95  # momentum of muon
     betas: tuple[Probability, Probability] = (0.9, 0.98)  # decay rates of Adam's two moments
     eps: Positive = 1e-8  # constant in the denominator of Adam's update
     momentum: Probability = 0.99  # momentum of nag
     weight_decay: NonNegative = 0.0  # weight decay; adamw decouples it from the gradient
-    schedule: Literal["inverse-sqrt", "cosine", "constant"] = "inverse-sqrt"  # learning rate after the warm-up
+    schedule: Literal["inverse-sqrt", "cosine", "wsd", "constant"] = "inverse-sqrt"  # learning rate after the warm-up
     warmup: Natural | None = None  # number of warm-up updates; none: 400, or a tenth of all updates if that is fewer
     warmup_start: NonNegative = 1e-7  # learning rate at the start of the warm-up
     period: int | None = None  # number of updates of the first cosine period; none: all after the warm-up
     period_multiply: Annotated[float, "[1, inf)"] = 1.0  # factor by which each cosine period is longer than the last
     period_shrink: Annotated[float, "(0, 1]"] = 1.0  # factor on the learning rates of each next cosine period
-    min_lr: NonNegative = 0.0  # lowest learning rate of the cosine schedule
+    decay: Natural | None = None  # number of updates at the end over which wsd decays; none: a fifth of all updates
+    min_lr: NonNegative = 0.0  # lowest learning rate of the cosine and wsd schedules
     clip: NonNegative = 0.0  # largest norm of the gradient; 0: no clipping
     label_smoothing: Probability = 0.0  # share of the target probability that is spread over all words
+    z_loss: NonNegative = 0.0  # factor of (log Σ exp logits)², which keeps the logits small; 0: none
     seed: Natural = 1  # seed of initialization, batches and noise
     evaluate_every: int = 500  # number of updates between two evaluations on the validation part
     evaluate_at: tuple[int, ...] = ()  # additional steps at which to evaluate and keep the weights
@@ -73,11 +78,19 @@ class TrainConfig:
             raise ValueError(f"evaluate_at must be between 1 and steps={self.steps}, got {late[0]}")
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr must be at most lr={self.lr}, got {self.min_lr}")
+        if self.schedule == "wsd" and self.warmup_steps + self.decay_steps > self.steps:
+            both = f"warmup={self.warmup_steps} and decay={self.decay_steps}"
+            raise ValueError(f"{both} must not exceed steps={self.steps} together")
 
     @property
     def warmup_steps(self) -> int:
         """Number of warm-up updates."""
         return min(400, self.steps // 10) if self.warmup is None else self.warmup
+
+    @property
+    def decay_steps(self) -> int:
+        """Number of updates of the decay of wsd."""
+        return self.steps // 5 if self.decay is None else self.decay
 
 
 @dataclass(frozen=True)
@@ -155,7 +168,7 @@ class Training:
         for batch in update:
             stepper.accumulate(batch.inputs, batch.targets, self.accelerator.num_processes / targets)
         lr = optimise.compute_learning_rate(config, position.step)
-        optimise.set_learning_rate(stepper.optimizer, lr)
+        optimise.set_learning_rate(stepper.optimizer, lr, config.muon_lr * lr / config.lr)
         stepper.apply()
         position.step += 1
         position.targets, self.timed = position.targets + targets, self.timed + targets
@@ -176,6 +189,8 @@ class Training:
         (loss,) = self.batches.sum_over_processes(self.stepper.read_loss())
         speed = self.timed / (time.perf_counter() - self.clock)
         values = {"lr": lr, "norm": float(self.stepper.norm), "tokens_per_second": speed}
+        if self.config.optimiser == "muon":
+            values["muon_lr"] = self.config.muon_lr * lr / self.config.lr
         self._measure({"step": position.step, "epoch": epoch, "loss": loss / position.targets} | values)
         self.clock, self.timed, position.targets = time.perf_counter(), 0, 0
 
@@ -261,13 +276,14 @@ def _build_stepper(model: nn.Module, config: TrainConfig, accelerator: Any) -> S
     if config.capture == "yes" and not able:
         raise ValueError("capture=yes needs one process on a CUDA device; use capture=auto or capture=no")
     captured = able and config.capture != "no"
-    objective = Objective(model.train(), smoothing=config.label_smoothing)
+    objective = Objective(model.train(), smoothing=config.label_smoothing, z_loss=config.z_loss)
     if captured and config.compile != "no":
         objective.compile_parts(dynamic=config.compile == "dynamic")
     wrapped = accelerator.prepare_model(objective) if accelerator.num_processes > 1 else objective  # moves parameters
     half = config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
-    flat = Flat(model, torch.bfloat16 if half else torch.float32)
-    optimizer = optimise.build_optimiser(flat.master, config)
+    matrices = list_matrices(model) if config.optimiser == "muon" else []
+    flat = Flat(model, torch.bfloat16 if half else torch.float32, first=matrices)
+    optimizer = optimise.build_optimiser(flat, config, matrices)
     return (Captured if captured else Eager)(wrapped, flat, optimizer, clip=config.clip)
 
 

@@ -3,15 +3,22 @@
 inverse-sqrt   lr · √(warmup / step)                                                    after the warm-up
 cosine         min + ½ (lr − min)(1 + cos(π t/T_i)), period T_i growing by period_multiply, lr and min shrinking by
                period_shrink
+wsd            lr, then over the last `decay` steps linear to min_lr          warm-up, stable, decay (Hu et al. 2024)
 constant       lr
-warm-up        linear from warmup_start to lr over `warmup` steps, in all three
+warm-up        linear from warmup_start to lr over `warmup` steps, in all of them
+
+optimiser=muon trains matrices by Muon (muon.py), at muon_lr times the same share of its peak as lr has.
 """
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from attnlab.training.muon import Muon
+from attnlab.training.step import Flat
 
 if TYPE_CHECKING:
     from attnlab.training.loop import TrainConfig
@@ -26,6 +33,9 @@ def compute_learning_rate(config: "TrainConfig", step: int) -> float:
         return config.lr * math.sqrt(max(warmup, 1) / max(step, 1))
     if config.schedule == "constant":
         return config.lr
+    if config.schedule == "wsd":
+        left = min(1.0, (config.steps - step) / config.decay_steps) if config.decay_steps else 1.0
+        return config.min_lr + (config.lr - config.min_lr) * max(left, 0.0)
     step, first = step - warmup, config.period or max(1, config.steps - warmup)
     if multiply == 1.0:
         number, into, period = step // first, float(step % first), float(first)
@@ -38,8 +48,14 @@ def compute_learning_rate(config: "TrainConfig", step: int) -> float:
     return low + 0.5 * (high - low) * (1 + math.cos(math.pi * into / period))
 
 
-def build_optimiser(master: nn.Parameter, config: "TrainConfig") -> torch.optim.Optimizer:
-    """Build a fused optimiser whose learning rate is a tensor on the device, so that captured steps can change it."""
+def build_optimiser(flat: Flat, config: "TrainConfig", matrices: Sequence[str] = ()) -> torch.optim.Optimizer:
+    """Build a fused optimiser whose learning rate is a tensor on the device, so that captured steps can change it.
+
+    matrices   names of the parameters that Muon trains, which begin the flat vector
+    """
+    if config.optimiser == "muon":
+        return Muon(flat, matrices, config)
+    master = flat.master
     lr, decay = torch.zeros((), device=master.device), config.weight_decay
     if config.optimiser == "nag":
         nag = torch.optim.SGD([master], lr=lr, momentum=config.momentum, nesterov=True, weight_decay=decay, fused=True)
@@ -50,9 +66,12 @@ def build_optimiser(master: nn.Parameter, config: "TrainConfig") -> torch.optim.
     return adam([master], lr=lr, fused=True, capturable=master.is_cuda, **how)  # type: ignore[arg-type]
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float, muon_rate: float = 0.0) -> None:
+    """Set the learning rate on the device; muon_rate is that of the matrices, if the optimiser is Muon."""
     for group in optimizer.param_groups:
         group["lr"].fill_(rate)
+    if isinstance(optimizer, Muon):
+        optimizer.muon_lr.fill_(muon_rate)
 
 
 def read_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -63,5 +82,9 @@ def read_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 def write_state(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     (master,) = optimizer.param_groups[0]["params"]
+    state = optimizer.state[master]
     for key, value in tensors.items():
-        optimizer.state[master][key] = value.to(master.device)
+        if key in state:
+            state[key].copy_(value)  # in place: Muon holds views of it
+        else:
+            state[key] = value.to(master.device)

@@ -28,14 +28,18 @@ COMPILING: dict[str, str | int | bool | Callable] = {"triton.mix_order_reduction
 
 
 class Objective(nn.Module):
-    """Σ over scored targets of −log p(target), label-smoothed: (1 − s)·(−log p) + s·(mean of −log p over the words)."""
+    """Σ over scored targets of −log p(target), label-smoothed: (1 − s)·(−log p) + s·(mean of −log p over the words).
 
-    def __init__(self, model: nn.Module, *, smoothing: float = 0.0, padding: int = 0) -> None:
+    With a z-loss, c · (log Σ_w exp logit_w)² is added for each scored target (PaLM, Chowdhery et al. 2022, §5).
+    """
+
+    def __init__(self, model: nn.Module, *, smoothing: float = 0.0, z_loss: float = 0.0, padding: int = 0) -> None:
         super().__init__()
-        self.model, self.smoothing, self.padding = model, smoothing, padding
+        self.model, self.smoothing, self.z_loss, self.padding = model, smoothing, z_loss, padding
         self.adaptive = not hasattr(model.readout, "weight")
-        if self.adaptive and smoothing:
-            raise ValueError("label_smoothing needs a softmax over all words, which this model lacks: leave it out")
+        for name, value in (("label_smoothing", smoothing), ("z_loss", z_loss)):
+            if self.adaptive and value:
+                raise ValueError(f"{name} needs a softmax over all words, which this model lacks: leave it out")
         self.tail: Callable[..., Tensor] = self._tail
 
     def forward(self, inputs: Sequence[Tensor], targets: Tensor) -> Tensor:
@@ -58,9 +62,13 @@ class Objective(nn.Module):
             return nll.masked_fill(targets == self.padding, 0.0).sum()
         logits = self.model.readout(hidden).flatten(0, -2).float()  # type: ignore[operator]
         ignored = self.padding if targets.dim() > 1 else -100
-        return F.cross_entropy(
+        loss = F.cross_entropy(
             logits, targets.flatten(), ignore_index=ignored, reduction="sum", label_smoothing=self.smoothing
         )
+        if not self.z_loss:
+            return loss
+        scored = targets.flatten() != ignored
+        return loss + self.z_loss * (logits.logsumexp(-1).square() * scored).sum()
 
 
 class Flat:
@@ -69,8 +77,10 @@ class Flat:
     The model's parameters become views of `work`. If its dtype is float32, `work` and `master` share their memory.
     """
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
-        self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    def __init__(self, model: nn.Module, dtype: torch.dtype, *, first: Sequence[str] = ()) -> None:
+        """first: names of parameters that begin the vector, in this order."""
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.named = {name: trained[name] for name in dict.fromkeys([*first, *trained])}
         sizes = [-(-p.numel() // ALIGNED) * ALIGNED for p in self.named.values()]
         starts = [0, *accumulate(sizes)]
         self.places = {name: (start, p.shape) for start, (name, p) in zip(starts, self.named.items(), strict=False)}
@@ -90,6 +100,17 @@ class Flat:
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """Return a view of a flat vector for each parameter, by name."""
         return {name: flat[start : start + shape.numel()].view(shape) for name, (start, shape) in self.places.items()}
+
+    def end_of(self, name: str) -> int:
+        """Return where the next parameter begins."""
+        start, shape = self.places[name]
+        return start + -(-shape.numel() // ALIGNED) * ALIGNED
+
+    def stack(self, flat: Tensor, names: Sequence[str]) -> Tensor:
+        """Return parameters of one shape that lie side by side in a flat vector as one view, (names,…)."""
+        start, shape = self.places[names[0]]
+        padded = flat[start : self.end_of(names[-1])].view(len(names), -1)
+        return padded[:, : shape.numel()].unflatten(1, shape)
 
     def gather(self, *, first: bool) -> None:
         """Copy the model's gradients into the master's, or add them if not first, and clear them; absent ones are 0."""
