@@ -95,10 +95,10 @@ def test_a_gradient_that_is_not_finite_changes_nothing():
 
 
 def test_a_resumed_run_ends_as_one_that_was_not_interrupted(tmp_path):
+    words = [*COPYING, "width=24", "layers=1", "heads=3", "feed_forward=40", "schedule=constant", "warmup=0"]
     for folder, steps in (("whole", [8]), ("halved", [4, 8])):
         for number in steps:
-            done = run("train", *COPYING, "width=24", "layers=1", "heads=3", "feed_forward=40", f"steps={number}", "schedule=constant", "warmup=0", "log_every=2",
-                       f"out={tmp_path / folder}")  # fmt: skip
+            done = run("train", *words, "log_every=2", f"steps={number}", f"out={tmp_path / folder}")
             assert done.returncode == 0, done.stderr
     whole, halved = (load_file(tmp_path / folder / "last.safetensors") for folder in ("whole", "halved"))
     assert whole.keys() == halved.keys()

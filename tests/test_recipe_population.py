@@ -172,6 +172,7 @@ def test_those_that_differ_in_more_than_a_seed_are_refused(texts, tmp_path):
         train_together(one, ("A", "uniform"))
     recipe = one.recipe("A")
     for change, said in (({"clip": 1.0}, None), ({"warmup": 5}, "warmup=5"),
+                         ({"optimiser": "muon"}, "optimiser=muon"), ({"z_loss": 0.1}, "z_loss=0.1"),
                          ({"batch_examples": None}, "batch_examples=")):  # fmt: skip
         changed = replace(recipe, training=replace(recipe.training, **change))
         if said is None:

@@ -3,14 +3,16 @@
 import numpy as np
 import pytest
 import torch
+from in_process import run_attnlab as run
 
 from attnlab.tasks import TASKS
 from attnlab.tasks.lexicon import Lexicon
 from attnlab.tasks.synthetic import Synthetic, SyntheticConfig
 from attnlab.tasks.task import BOS, EOS
+from attnlab.training.run_folder import RunFolder
 
 COPYING = ("permutation", "subset", "mixture", "permutation-function")
-ALL = ("lexicon", *COPYING, "keyword")
+ALL = ("lexicon", *COPYING, "keyword", "mqar")
 
 
 def task(data, **changes):
@@ -55,14 +57,17 @@ def test_batches_fit_the_sizes_and_count_what_is_scored(data):
                 assert torch.equal(batch.inputs[1][:, 1:], batch.targets[:, :-1].where(batch.inputs[1][:, 1:] != 0, 0))
                 assert (batch.inputs[1][:, 0] == BOS).all()
                 assert max(batch.targets.numel(), batch.inputs[0].numel()) <= 600
+            elif made.architecture == "language":
+                assert batch.count == int((batch.targets != 0).sum())
+                assert batch.targets.max() < sizes["vocabulary"]
             else:
                 assert batch.count == len(batch.targets)
                 assert set(batch.targets.tolist()) <= set(range(sizes["classes"]))
 
 
-@pytest.mark.parametrize("data", [*COPYING, "keyword"])
+@pytest.mark.parametrize("data", [*COPYING, "keyword", "mqar"])
 def test_training_never_repeats_over_epochs_and_seeds(data):
-    made = task(data, examples=97, length=11, types=13)
+    made = task(data, examples=97, length=11, types=13, pairs=2)
     rows = [
         tuple(row)
         for seed in (0, 1)
@@ -135,6 +140,36 @@ def test_the_keyword_is_there_once_or_never():
         made.read_alignments("train")
 
 
+@pytest.mark.parametrize("power", [1.0, 0.01])
+def test_a_recalled_value_is_the_one_beside_its_key(power):
+    _, batch = drawn("mqar", number=1024, length=50, types=61, pairs=7, queries=5, power=power)
+    x, y = batch.inputs[0] - 4, batch.targets - 4
+    keys, values = x[:, 0:14:2], x[:, 1:14:2]
+    assert keys.max() < 30 <= values.min()
+    assert all(len(set(row)) == 7 for row in (*keys.tolist(), *values.tolist()))
+    rows, places = torch.nonzero(y >= 0, as_tuple=True)
+    assert batch.count == len(rows) == 5 * 1024
+    assert (places >= 14).all()
+    assert (places % 2 == 0).all()
+    at = (keys[rows] == x[rows, places].unsqueeze(1)).int().argmax(1)
+    assert torch.equal(values[rows, at], y[rows, places])
+    assert len({(row, int(key)) for row, key in zip(rows.tolist(), x[rows, places], strict=True)}) == len(rows)
+    counts = np.bincount((places.numpy() - 14) // 2, minlength=18)
+    assert counts.min() > 0
+    assert (counts[0] > 5 * counts[-1]) == (power < 1)
+    if power == 1:
+        expected = counts.sum() / 18
+        assert ((counts - expected) ** 2 / expected).sum() < 18 + 5 * (2 * 18) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"), [({"queries": 9}, "pairs"), ({"length": 31}, "32"), ({"types": 15}, "16")]
+)
+def test_a_recall_that_does_not_fit_is_refused(changes, word):
+    with pytest.raises(ValueError, match=word):
+        SyntheticConfig(data="mqar", **changes)
+
+
 def test_the_lexicon_links_words_with_their_translations_and_nothing_else():
     lexicon = Lexicon(7)
     markers = crossings = doubled = 0
@@ -200,3 +235,11 @@ def test_the_text_of_an_example_is_read_as_the_example_itself(data):
     assert torch.equal(made.encode(made.read_sources("valid")).pad(indices), batch.inputs[0])
     if made.architecture == "translation":
         assert torch.equal(made.encode_target(made.read_references("valid")).pad(indices), batch.inputs[1])
+
+
+@pytest.mark.slow
+def test_softmax_learns_to_recall(tmp_path):
+    sizes = ["width=64", "layers=2", "heads=2", "feed_forward=128", "dropout=0", "lr=2e-3", "batch_examples=64"]
+    done = run("train", "synthetic", "data=mqar", *sizes, "steps=500", "device=cpu", f"out={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    assert RunFolder(tmp_path).metrics()[-1]["valid_accuracy"] >= 0.95

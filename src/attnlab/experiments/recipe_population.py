@@ -42,7 +42,8 @@ LONG = 4096  # tokens: longer examples are passed separately
 FEW = 4  # fewest examples that are passed separately
 PLAIN = {  # the training that a population can do; the rest of a TrainConfig is free
     "accumulate": 1, "optimiser": "adam", "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0,
-    "schedule": "constant", "warmup": 0, "label_smoothing": 0.0, "z_loss": 0.0, "precision": "fp32", "patience": None, "keep_last": 0,
+    "schedule": "constant", "warmup": 0, "label_smoothing": 0.0, "z_loss": 0.0, "precision": "fp32",
+    "patience": None, "keep_last": 0,
 }  # fmt: skip
 
 

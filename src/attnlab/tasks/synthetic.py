@@ -6,6 +6,7 @@
     mixture               copy x, a permutation of one of two sets of 40 types   App. A.3
     permutation-function  y_t = x_π(t) for one fixed π, x 40 of 60 types         §6.2, eq. 26
     keyword               is type 1 (once or never) among 40 draws of 40 types?  §6.1
+    mqar                  k₁ v₁ … k_P v_P, then keys again: which value belongs to each?     Arora et al. 2023, §4
 
 All but the lexicon draw new examples for each epoch and never repeat one. Types are the words "1", "2", …, ids 4, 5, ….
 As in the authors' code, a sequence to copy ends with </s>, which is predicted too; the keyword task has no </s>.
@@ -21,25 +22,28 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 
-from attnlab.config import Natural
+from attnlab.config import Natural, Positive
 from attnlab.tasks.batching import Sequences
 from attnlab.tasks.lexicon import Lexicon, Links
 from attnlab.tasks.pairs import SentencePairs
-from attnlab.tasks.task import BOS, EOS, SPECIALS, Architecture, Batch, Task, TaskConfig
+from attnlab.tasks.task import BOS, EOS, PAD, SPECIALS, Architecture, Batch, Task, TaskConfig
 from attnlab.tasks.vocabulary import Vocabulary, Words
 
 PARTS = ("train", "valid", "test")
 PAGE = 1024  # examples drawn at once
 FIRST = len(SPECIALS)  # the id of the first type
 
-ProblemName = Literal["lexicon", "permutation", "subset", "mixture", "permutation-function", "keyword"]
+ProblemName = Literal["lexicon", "permutation", "subset", "mixture", "permutation-function", "keyword", "mqar"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticConfig(TaskConfig):
-    data: ProblemName = "lexicon"  # what to learn: to translate, to copy in one of four ways, or to find a word
+    data: ProblemName = "lexicon"  # what to learn: to translate, to copy in one of four ways, to find a word, to recall
     length: int = 40  # length of every sequence; not used by the lexicon
-    types: int = 60  # number of types to draw from, in subset and permutation-function; fixed by the other tasks
+    types: int = 60  # number of types to draw from, in subset, permutation-function and mqar; fixed by the other tasks
+    pairs: int = 8  # mqar: number of keys with their values at the start of a sequence
+    queries: int | None = None  # mqar: number of keys that are asked for again; none: all of them
+    power: Positive = 0.01  # mqar: place n of the queries has the weight n^(power − 1); 1: all places alike
     examples: int = 10_000  # number of examples in an epoch
     held_out: int = 500  # number of examples in the validation part and in the test part
     data_seed: Natural = 0  # seed of the examples
@@ -49,6 +53,23 @@ class SyntheticConfig(TaskConfig):
             raise ValueError(f"types={self.types} must be at least length={self.length}: no type occurs twice")
         if self.data == "keyword" and self.length < 2:
             raise ValueError(f"length must be at least 2 for the keyword task, got {self.length}")
+        if self.data == "mqar":
+            self._check_recall()
+
+    def _check_recall(self) -> None:
+        asked, space = self.query_count, (self.length - 2 * self.pairs) // 2
+        if asked > self.pairs:
+            raise ValueError(f"queries={asked} must be at most pairs={self.pairs}: each key is asked for once")
+        if space < asked:
+            needed = f"{self.pairs} pairs and {asked} queries"
+            raise ValueError(f"length={self.length} is too short for {needed}: it must be {2 * (self.pairs + asked)}")
+        if self.types < 2 * self.pairs:
+            raise ValueError(f"types={self.types} must be at least {2 * self.pairs}: half are keys, half are values")
+
+    @property
+    def query_count(self) -> int:
+        """Number of queries of mqar."""
+        return self.pairs if self.queries is None else self.queries
 
     def count_examples(self, part: str) -> int:
         return self.examples if part == "train" else self.held_out
@@ -69,6 +90,8 @@ class Synthetic(Task):
     def get_sizes(self) -> dict[str, int]:
         if self.architecture == "classification":
             return {"vocabulary": len(self.vocabulary), "classes": 2}
+        if self.architecture == "language":
+            return {"vocabulary": len(self.vocabulary)}
         return {"source_vocabulary": len(self.source_vocabulary), "vocabulary": len(self.target_vocabulary)}
 
     def get_lengths(self, part: str) -> tuple[np.ndarray, ...]:
@@ -230,7 +253,40 @@ class KeywordProblem(SequenceProblem):
         return Batch((rows[:, :-1] + FIRST,), rows[:, -1], len(rows), list(indices))
 
 
+class RecallProblem(SequenceProblem):
+    """Multi-query associative recall: P keys with their values, then keys again, each of which asks for its value.
+
+    The first half of the types are keys, the second half are values; a sequence repeats neither. Query q stands at
+    2P + 2n_q, where the places n_q are drawn without replacement with weights (n + 1)^(power − 1). All else is random
+    types. Only the tokens after the queries are targets, and they are not in the input.
+    """
+
+    architecture: Architecture = "language"
+
+    def __init__(self, config: SyntheticConfig) -> None:
+        super().__init__(config, config.types, (config.length,))
+
+    def draw_rows(self, draw: np.random.Generator) -> np.ndarray:
+        pairs, asked, length, half = self.config.pairs, self.config.query_count, self.config.length, self.types // 2
+        keys = np.argsort(draw.random((PAGE, half)), axis=1)[:, :pairs]
+        values = half + np.argsort(draw.random((PAGE, self.types - half)), axis=1)[:, :pairs]
+        tokens, answers = draw.integers(self.types, size=(PAGE, length)), np.full((PAGE, length), -1)
+        tokens[:, 0 : 2 * pairs : 2], tokens[:, 1 : 2 * pairs : 2] = keys, values
+        weights = np.arange(1, (length - 2 * pairs) // 2 + 1) ** (self.config.power - 1)
+        late = draw.exponential(size=(PAGE, len(weights))) / weights  # the smallest are a draw by the weights
+        places = 2 * pairs + 2 * np.argsort(late, axis=1)[:, :asked]
+        chosen = np.argsort(draw.random((PAGE, pairs)), axis=1)[:, :asked]
+        np.put_along_axis(tokens, places, np.take_along_axis(keys, chosen, 1), 1)
+        np.put_along_axis(answers, places, np.take_along_axis(values, chosen, 1), 1)
+        return np.concatenate([tokens, answers], axis=1)
+
+    def make_batch(self, part: str, indices: list[int]) -> Batch:
+        tokens, answers = torch.from_numpy(self._get_rows(part, indices)).chunk(2, dim=1)
+        targets = torch.where(answers < 0, PAD, answers + FIRST)
+        return Batch((tokens + FIRST,), targets, len(indices) * self.config.query_count, list(indices))
+
+
 PROBLEMS: dict[str, Callable[[SyntheticConfig], LexiconProblem | SequenceProblem]] = {
     "lexicon": LexiconProblem, "permutation": CopyProblem, "subset": CopyProblem, "mixture": CopyProblem,
-    "permutation-function": CopyProblem, "keyword": KeywordProblem,
+    "permutation-function": CopyProblem, "keyword": KeywordProblem, "mqar": RecallProblem,
 }  # fmt: skip

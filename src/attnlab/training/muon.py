@@ -3,9 +3,12 @@
     m ← μ m + (1 − μ) g                              momentum; g is the gradient of one matrix (r,c)
     W ← (1 − η λ) W − η √max(1, r/c) NS((1 − μ) g + μ m)        η: muon_lr on the schedule of lr, λ: weight_decay
 
-NS maps the singular values of a matrix U S Vᵀ towards 1: S ← S / ‖S‖, then five times S ← 3.4445 S − 4.775 S³ + 2.0315 S⁵,
-computed by matrix products alone. torch.optim.Muon computes the same, but it reads its learning rate on the host and has
-no flag for values that are not finite, so a captured step cannot use it.
+NS maps the singular values of a matrix U S Vᵀ towards 1 by matrix products alone:
+
+    S ← S / ‖S‖,   then five times   S ← 3.4445 S − 4.775 S³ + 2.0315 S⁵
+
+torch.optim.Muon computes the same, but it reads its learning rate on the host and has no flag for values that are not
+finite, so a captured step cannot use it.
 """
 
 from collections.abc import Sequence
