@@ -85,7 +85,8 @@ def normed(norm: nn.Module, c: Tensor, total: Tensor) -> Tensor:
 
 
 def matrix(linear: nn.Module) -> Tensor:
-    return (linear.weight.T if isinstance(linear, nn.Linear) else linear.weight).detach()
+    scale = getattr(linear, "scale", 1.0)
+    return scale * (linear.weight.T if isinstance(linear, nn.Linear) else linear.weight).detach()
 
 
 def ratio(c: Tensor, *, cross: bool) -> Tensor:

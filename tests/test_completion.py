@@ -33,7 +33,7 @@ def complete_in_bash(monkeypatch, folder, *words):
         (["train", "syn"], ["synthetic"]),
         (["train", "synthetic", "ste"], ["steps=", "steps=5000"]),
         (["train", "synthetic", "steps=3", "ste"], []),
-        (["train", "synthetic", "attention=softmax1", "n"], ["norm=", "norm=pre", "n="]),
+        (["train", "synthetic", "attention=dagpam", "ini"], ["init=", "init=fairseq", "initial="]),
         (["train", "synthetic", "attention=spa"], ["sparsemax"]),
         (["train", "synthetic", "attention="], list(MECHANISMS)),
         (["train", "synthetic", "--attention", "spa"], ["sparsemax"]),

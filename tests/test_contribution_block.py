@@ -74,7 +74,7 @@ def ours(config, norm: str, **changes) -> tuple[Record, list[Parts | None]]:
         feed, closing = block.feed_forward, block.feed_forward_residual.norm
         first = closing if norm == "pre" else getattr(block, f"{part}_residual").norm
         closing = None if norm == "pre" else closing
-        found.append(Parts(residual, first, feed.inner, feed.activation, feed.output, closing=closing))
+        found.append(Parts(residual, first, feed.inner, feed.activation, feed.output, feed.factor, closing))
     return record, found
 
 
@@ -111,6 +111,14 @@ def test_activations(activation):
 @pytest.mark.parametrize("config", [LM, TRANSLATOR], ids=["language-model", "translator"])
 def test_blocks_of_ours(config, norm):
     check(*ours(config, norm))
+
+
+MODERN = {"norm_type": "rms", "activation": "swiglu", "positions": "rope", "query_key_norm": True, "head_dim": 6}
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_modern_blocks_of_ours(norm):
+    check(*ours(LM, norm, **MODERN, residual_scale=0.5))
 
 
 @pytest.mark.parametrize("changes", [{"name": "dagpam"}, {"key_value_heads": 1, "activation": "gelu"}], ids=str)

@@ -17,6 +17,8 @@ from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_so
 
 
 class Differential(Mechanism):
+    head_parts = 2
+
     def __init__(self, heads: int, head_dim: int, *, scale: Positive | None = None, **base: Any) -> None:
         if head_dim % 2:
             raise ValueError(f"head_dim must be even, because differential attention halves each head, got {head_dim}")

@@ -44,6 +44,7 @@ class Mechanism(nn.Module, ABC):
     carries: ClassVar[bool] = False  # passes a carry to the next layer
     stochastic: ClassVar[bool] = False  # draws noise in training
     self_only: ClassVar[bool] = False  # undefined where queries and keys are different sequences
+    head_parts: ClassVar[int] = 1  # parts of a head with products of their own, which RoPE turns apart
     row_sum: Any = None  # the sum of every row with a visible key: a number, one per head (h,), or None where it varies
 
     def __init__(

@@ -2,7 +2,8 @@
 
     q = x W_q      k, v = y W_k, y W_v,  y = memory or x itself      output = concat_h mechanism(q, k, v) W_o + b_o
 
-The module does not know which mechanism it holds.
+QK-norm (Qwen3) replaces each head's q and k by RMSNorm(q) and RMSNorm(k), with one gain for all heads. Then RoPE turns
+them (`rotary.py`). So a cache holds turned keys. The module does not know which mechanism it holds.
 """
 
 from abc import ABC, abstractmethod
@@ -13,6 +14,8 @@ from torch.nn import functional as F
 
 from attnlab.mechanisms.mechanism import Mechanism
 from attnlab.models.cache import Cache
+from attnlab.models.rotary import Rotation, rotate
+from attnlab.models.scaled_linear import ScaledLinear
 from attnlab.records.record import KINDS
 
 
@@ -32,6 +35,8 @@ class MultiHead(Attention):
     """Projections of queries, keys, values and output around a mechanism that is already built.
 
     key_value_heads   number of key heads; if smaller than heads, consecutive query heads share a key head
+    head_norm         ε of the norms of queries and keys; None: no QK-norm
+    scale             factor of the output
 
     Raises ValueError for an unknown kind, a self-only mechanism as cross attention, or heads that do not divide.
     """
@@ -45,6 +50,8 @@ class MultiHead(Attention):
         index: int = 0,
         key_value_heads: int | None = None,
         bias: bool = True,
+        head_norm: float | None = None,
+        scale: float = 1.0,
     ) -> None:
         super().__init__()
         heads, head_dim = mechanism.heads, mechanism.head_dim
@@ -62,7 +69,9 @@ class MultiHead(Attention):
         self.query = nn.Linear(width, heads * head_dim, bias=bias)
         self.key = nn.Linear(width, groups * head_dim, bias=bias)
         self.value = nn.Linear(width, groups * head_dim, bias=bias)
-        self.output = nn.Linear(heads * head_dim, width, bias=bias)
+        self.output = ScaledLinear(heads * head_dim, width, bias=bias, scale=scale)
+        self.query_norm = None if head_norm is None else nn.RMSNorm(head_dim, eps=head_norm)
+        self.key_norm = None if head_norm is None else nn.RMSNorm(head_dim, eps=head_norm)
 
     def forward(
         self,
@@ -74,24 +83,31 @@ class MultiHead(Attention):
         causal: bool = False,
         at: Tensor | None = None,
         cache: Cache | None = None,
+        rotation: Rotation | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Map x (b,i,e) and memory (b,j,e) to the output (b,i,e) and the mechanism's carry."""
         source = self._select_source(x, memory, cache)
         if cache is not None:
-            q, (k, v) = self._split_heads(self.query(x)), cache.extend(lambda: self.project_keys_values(source), at)
-        elif source is x:
-            q, k, v = self._project_jointly(x, self.query, self.key, self.value)
+            q = self._split_heads(self.query(x))
+            k, v = cache.extend(lambda: self.project_keys_values(source, rotation), at)
         else:
-            q, (k, v) = self._split_heads(self.query(x)), self._project_jointly(source, self.key, self.value)
+            if source is x:
+                q, k, v = self._project_jointly(x, self.query, self.key, self.value)
+            else:
+                q, (k, v) = self._split_heads(self.query(x)), self._project_jointly(source, self.key, self.value)
+            k = self._place(k, self.key_norm, rotation)
+        q = self._place(q, self.query_norm, rotation)
         context, carry = self.mechanism(q, k, v, mask, carry, causal=causal, at=at)
         return self.output(context.transpose(1, 2).flatten(2)), carry
 
-    def project_keys_values(self, source: Tensor) -> tuple[Tensor, Tensor]:
+    def project_keys_values(self, source: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor]:
         """Project (b,j,e) to k and v, (b,g,j,d) each."""
-        return self._split_heads(self.key(source)), self._split_heads(self.value(source))
+        k, v = self._split_heads(self.key(source)), self._split_heads(self.value(source))
+        return self._place(k, self.key_norm, rotation), v
 
     def output_projection(self) -> tuple[Tensor, Tensor | None]:
-        return self.output.weight.T.unflatten(0, (self.mechanism.heads, -1)), self.output.bias
+        weight, bias = self.output.fold_scale()
+        return weight.T.unflatten(0, (self.mechanism.heads, -1)), bias
 
     def extra_repr(self) -> str:
         return f"kind={self.kind!r}, index={self.index}"
@@ -110,6 +126,11 @@ class MultiHead(Attention):
         bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
         parts = F.linear(x, weight, bias).split([linear.out_features for linear in linears], dim=-1)
         return tuple(self._split_heads(part) for part in parts)
+
+    def _place(self, x: Tensor, norm: nn.Module | None, rotation: Rotation | None) -> Tensor:
+        """Normalise and turn the queries or keys (b,g,n,d) of each head, where the model does so."""
+        x = x if norm is None else norm(x)
+        return x if rotation is None else rotate(x, rotation, self.mechanism.head_parts)
 
     def _split_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.mechanism.head_dim)).transpose(1, 2)  # (b,n,g·d) -> (b,g,n,d)

@@ -1,8 +1,8 @@
 """The layers of a Transformer, and the stack that threads carries and caches through them."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import repeat
-from typing import cast
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -10,6 +10,8 @@ from attnlab.models.attention import MultiHead
 from attnlab.models.cache import Cache, CrossCache, Decoding, GrowingCache, StaticCache
 from attnlab.models.dropout import Dropout
 from attnlab.models.embedding import InputEmbedding
+from attnlab.models.rotary import Rotary, Rotation
+from attnlab.models.scaled_linear import ScaledLinear
 
 Carries = tuple[Tensor | None, Tensor | None]  # of self-attention and of cross attention
 
@@ -17,9 +19,9 @@ Carries = tuple[Tensor | None, Tensor | None]  # of self-attention and of cross 
 class Residual(nn.Module):
     """A residual connection around a part f:  x + dropout(f(norm(x)))  if pre,  else  norm(x + dropout(f(x)))."""
 
-    def __init__(self, width: int, *, pre: bool, dropout: float) -> None:
+    def __init__(self, norm: nn.Module, *, pre: bool, dropout: float) -> None:
         super().__init__()
-        self.norm, self.pre = nn.LayerNorm(width), pre
+        self.norm, self.pre = norm, pre
         self.dropout = Dropout(dropout)
 
     def prepare(self, x: Tensor) -> Tensor:
@@ -33,15 +35,30 @@ class Residual(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """W₂ dropout(activation(W₁ x + b₁)) + b₂."""
+    """W₂ dropout(g(W₁ x + b₁)) + b₂, or gated (Shazeer 2020): W₂ dropout(g(W₁ x + b₁) ∘ (W₃ x + b₃)) + b₂.
 
-    def __init__(self, width: int, inner: int, *, activation: nn.Module, dropout: float) -> None:
+    activation   g; SiLU makes a gated one SwiGLU, GELU makes it GeGLU        scale   factor of the output
+    """
+
+    def __init__(
+        self,
+        width: int,
+        inner: int,
+        *,
+        activation: nn.Module,
+        dropout: float,
+        gated: bool = False,
+        bias: bool = True,
+        scale: float = 1.0,
+    ) -> None:
         super().__init__()
-        self.inner, self.output = nn.Linear(width, inner), nn.Linear(inner, width)
+        self.inner, self.output = nn.Linear(width, inner, bias), ScaledLinear(inner, width, bias=bias, scale=scale)
+        self.factor = nn.Linear(width, inner, bias) if gated else None
         self.activation, self.dropout = activation, Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.output(self.dropout(self.activation(self.inner(x))))
+        inner = self.activation(self.inner(x))
+        return self.output(self.dropout(inner if self.factor is None else inner * self.factor(x)))
 
 
 class Block(nn.Module):
@@ -53,15 +70,15 @@ class Block(nn.Module):
         feed_forward: FeedForward,
         cross: MultiHead | None = None,
         *,
-        width: int,
+        make_norm: Callable[[], nn.Module],
         pre: bool,
         dropout: float,
     ) -> None:
         super().__init__()
         self.attention, self.cross, self.feed_forward = attention, cross, feed_forward
-        self.attention_residual = Residual(width, pre=pre, dropout=dropout)
-        self.cross_residual = None if cross is None else Residual(width, pre=pre, dropout=dropout)
-        self.feed_forward_residual = Residual(width, pre=pre, dropout=dropout)
+        self.attention_residual = Residual(make_norm(), pre=pre, dropout=dropout)
+        self.cross_residual = None if cross is None else Residual(make_norm(), pre=pre, dropout=dropout)
+        self.feed_forward_residual = Residual(make_norm(), pre=pre, dropout=dropout)
 
     def forward(
         self,
@@ -75,11 +92,16 @@ class Block(nn.Module):
         at: Tensor | None,
         positions: Tensor | None,
         caches: tuple[Cache | None, Cache | None],
+        rotation: Rotation | None = None,
     ) -> tuple[Tensor, Carries]:
-        """Map x (b,n,e) to (b,n,e) and new carries; at (n,): key index of each query, positions (n,): its position."""
+        """Map x (b,n,e) to (b,n,e) and new carries; at (n,): key index of each query, positions (n,): its position.
+
+        rotation   of these positions, for the queries and keys of self-attention
+        """
         own, crossed = carries  # self-attention, cross attention
         residual = self.attention_residual
-        y, own = self.attention(residual.prepare(x), None, mask, own, causal=causal, at=at, cache=caches[0])
+        options: dict[str, Any] = {"causal": causal, "at": at, "cache": caches[0], "rotation": rotation}
+        y, own = self.attention(residual.prepare(x), None, mask, own, **options)
         x = residual.add(x, y)
         if self.cross is not None and self.cross_residual is not None:
             residual = self.cross_residual
@@ -101,9 +123,16 @@ class Stack(nn.Module):
     """
 
     def __init__(
-        self, embedding: InputEmbedding, blocks: Iterable[Block], norm: nn.Module | None, *, causal: bool
+        self,
+        embedding: InputEmbedding,
+        blocks: Iterable[Block],
+        norm: nn.Module | None,
+        *,
+        causal: bool,
+        rotary: Rotary | None = None,
     ) -> None:
         super().__init__()
+        self.rotary = rotary
         self.embedding, self.blocks, self.norm, self.causal = embedding, nn.ModuleList(blocks), norm, causal
 
     def forward(
@@ -116,15 +145,16 @@ class Stack(nn.Module):
         state: Decoding | None = None,
     ) -> Tensor:
         """Map tokens (b,n), which follow those that the state has seen, to hidden (b,n,e). Masks are (b,1,1,j)."""
-        x = self.embedding(tokens, 0 if state is None else state.length)
+        start = 0 if state is None else state.length
+        x = self.embedding(tokens, start)
+        rotation = None if self.rotary is None else self.rotary(x, start)
         positions = None if state is None else state.positions(tokens.shape[1], tokens.device)
         at = None if state is None or state.limit is None else positions  # growing: queries are the last keys
         caches = repeat((None, None), len(self.blocks)) if state is None else state.caches
         carries: Carries = (None, None)
+        options: dict[str, Any] = {"causal": self.causal, "at": at, "positions": positions, "rotation": rotation}
         for block, pair in zip(self.blocks, caches, strict=True):
-            x, carries = block(
-                x, memory, mask, memory_mask, carries, causal=self.causal, at=at, positions=positions, caches=pair
-            )
+            x, carries = block(x, memory, mask, memory_mask, carries, caches=pair, **options)
         if state is not None:
             state.advance(tokens.shape[1])
         return x if self.norm is None else self.norm(x)

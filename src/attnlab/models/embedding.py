@@ -131,14 +131,15 @@ class Readout(nn.Module, ABC):
 
 
 class LinearReadout(Readout):
-    """hidden Wᵀ + b. W may be the weight of an embedding (tied)."""
+    """hidden Wᵀ + b, or cap · tanh((hidden Wᵀ + b) / cap), as in Gemma 2. W may be that of an embedding (tied)."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, *, cap: float | None = None) -> None:
         super().__init__()
-        self.weight, self.bias = weight, bias  # (vocabulary,e), (vocabulary,)
+        self.weight, self.bias, self.cap = weight, bias, cap  # (vocabulary,e), (vocabulary,)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        return F.linear(hidden, self.weight, self.bias)
+        logits = F.linear(hidden, self.weight, self.bias)
+        return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
 
 class AdaptiveReadout(Readout):

@@ -6,6 +6,11 @@ Three presets reproduce the parameter counts published by Zheng et al. 2021, wit
     wmt14        60,915,712    attention=coda  60,944,656        English–German
     wikitext103 246,933,504    attention=coda 246,959,232        language model of Baevski & Auli 2019
 
+Two presets are language models as of 2026, not of a paper: RMSNorm before each block, RoPE, SwiGLU, QK-norm, grouped
+keys, no biases, tied embeddings. With 32,768 words:
+
+    modern-25m   25,173,376        modern-125m   125,856,512
+
 The LSTM presets reproduce the counts of Snell et al. 2021, without embeddings and with them:
 
     lstm              6,132,544    8,180,544        translation, 8,000 subwords
@@ -17,9 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from attnlab.config import replace_values, suggest_nearest
+from attnlab.config import parse_values, replace_values, suggest_nearest
 from attnlab.mechanisms import parse_options, read_option_types
 from attnlab.models.lstm_config import SETTINGS, LSTMConfig
 from attnlab.models.transformer_config import TransformerConfig
@@ -31,6 +36,12 @@ if TYPE_CHECKING:
 
 Config = TransformerConfig | LSTMConfig
 
+UNIT = 32  # a feed_forward that follows the width is a multiple of it
+MODERN: dict[str, Any] = {
+    "model": "language-model", "vocabulary": 32768, "head_dim": 64, "positions": "rope", "norm_type": "rms",
+    "norm_epsilon": 1e-6, "activation": "swiglu", "query_key_norm": True, "attention_bias": False,
+    "feed_forward_bias": False, "embedding_scale": False, "dropout": 0.0, "init": "normal",
+}  # fmt: skip
 PRESETS: dict[str, Config] = {
     "tiny": TransformerConfig(
         model="language-model", vocabulary=256, layers=2, width=64, heads=4, feed_forward=256, dropout=0.0,
@@ -47,6 +58,8 @@ PRESETS: dict[str, Config] = {
         adaptive_cutoffs=(20000, 60000), adaptive_dropout=0.2,
         dropout=0.3, attention_dropout=0.1, activation_dropout=0.1,
     ),
+    "modern-25m": TransformerConfig(layers=8, width=384, heads=6, key_value_heads=2, feed_forward=1024, **MODERN),
+    "modern-125m": TransformerConfig(layers=16, width=768, heads=12, key_value_heads=4, feed_forward=2048, **MODERN),
     "lstm": SETTINGS["translation"],
     "lstm-copy": SETTINGS["copy"],
     "lstm-multi-head": SETTINGS["multi-head"],
@@ -66,7 +79,7 @@ def configure_model(name: str, values: Mapping[str, str]) -> Config:
     if name not in PRESETS:
         raise ValueError(f"no model is called {name!r}{suggest_nearest(name, PRESETS)}; there are {', '.join(PRESETS)}")
     keys = [f.name for f in fields(PRESETS[name]) if not f.name.endswith("options")]
-    config = replace_values(PRESETS[name], {key: text for key, text in values.items() if key in keys})
+    config = resize_model(PRESETS[name], {key: text for key, text in values.items() if key in keys})
     option_keys = [option for option in read_option_types(config.attention) if option not in ("layer", "dropout")]
     options = {key: text for key, text in values.items() if key not in keys}
     for key in options:
@@ -74,6 +87,30 @@ def configure_model(name: str, values: Mapping[str, str]) -> Config:
             known = f"{config.model} has {', '.join(keys)}; attention={config.attention} has {', '.join(option_keys)}"
             raise ValueError(f"unknown key {key!r}{suggest_nearest(key, [*keys, *option_keys])}; a {known}")
     return replace(config, attention_options={**config.attention_options, **parse_options(config.attention, options)})
+
+
+def resize_model(config: Config, values: Mapping[str, str]) -> Config:
+    """Return a configuration with values replaced by parsed texts.
+
+    If its heads have a size of their own (head_dim), the sizes that are not given follow those that are: heads =
+    width / head_dim, and key_value_heads and feed_forward keep their proportions. Otherwise each key changes one value.
+    """
+    if not isinstance(config, TransformerConfig) or config.head_dim is None:
+        return replace_values(config, values)
+    kinds = {"width": int, "heads": int, "head_dim": int | None}
+    given = parse_values({key: text for key, text in values.items() if key in kinds}, kinds)
+    width, heads, size = (given.get(key, getattr(config, key)) for key in kinds)
+    if given and "heads" not in given and size is not None:
+        if width % size:
+            raise ValueError(f"width must be a multiple of head_dim={size}, got {width}; set heads= or head_dim= too")
+        heads = width // size
+    follow = {"heads": heads, "feed_forward": config.feed_forward}
+    if config.key_value_heads is not None:
+        most = max(1, heads * config.key_value_heads // config.heads)
+        follow["key_value_heads"] = next(n for n in range(most, 0, -1) if heads % n == 0)
+    if width != config.width:
+        follow["feed_forward"] = UNIT * max(1, round(config.feed_forward * width / config.width / UNIT))
+    return replace_values(config, {key: str(size) for key, size in follow.items()} | dict(values))
 
 
 def build_on_meta(config: Config) -> Model:

@@ -4,12 +4,13 @@
 Padding is on the right; a position is a column of the batch.
 """
 
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from attnlab.mechanisms import attention
+from attnlab.mechanisms import Mechanism, attention
 from attnlab.models.attention import MultiHead
 from attnlab.models.blocks import Block, FeedForward, Stack
 from attnlab.models.cache import Decoding
@@ -24,9 +25,13 @@ from attnlab.models.embedding import (
 )
 from attnlab.models.initialise import initialise
 from attnlab.models.model import Model
-from attnlab.models.transformer_config import TransformerConfig
+from attnlab.models.rotary import Rotary
+from attnlab.models.transformer_config import ROPE_HIGH, TransformerConfig
 
 Words = nn.Embedding | AdaptiveEmbedding
+ACTIVATIONS: dict[str, tuple[type[nn.Module], bool]] = {  # and whether the feed-forward is gated
+    "relu": (nn.ReLU, False), "gelu": (nn.GELU, False), "swiglu": (nn.SiLU, True), "geglu": (nn.GELU, True),
+}  # fmt: skip
 
 
 class Transformer(Model):
@@ -124,7 +129,7 @@ def build(config: TransformerConfig) -> Transformer:
     words, padding = _build_words(config, config.vocabulary), config.padding
     if config.model == "classifier":
         linear = nn.Linear(config.width, config.classes)
-        readout = LinearReadout(linear.weight, linear.bias)
+        readout = LinearReadout(linear.weight, linear.bias, cap=config.logit_cap)
         encoder = _build_stack(config, words, "encoder-self", config.layers)
         model: Transformer = Classifier(encoder, readout, pool=config.pool, padding=padding)
     elif config.model == "language-model":
@@ -149,13 +154,28 @@ def _build_words(config: TransformerConfig, vocabulary: int) -> Words:
 def _build_readout(config: TransformerConfig, words: Words) -> Readout:
     if isinstance(words, AdaptiveEmbedding):
         return AdaptiveReadout(words, dropout=config.adaptive_dropout)
-    return LinearReadout(words.weight if config.tie != "none" else nn.Parameter(torch.empty_like(words.weight)))
+    weight = words.weight if config.tie != "none" else nn.Parameter(torch.empty_like(words.weight))
+    return LinearReadout(weight, cap=config.logit_cap)
 
 
 def _build_stack(config: TransformerConfig, words: Words, kind: str, layers: int, *, cross: bool = False) -> Stack:
     blocks = [_build_block(config, kind, index, cross=cross) for index in range(layers)]
-    norm = nn.LayerNorm(config.width) if config.final_norm else None
-    return Stack(_build_embedding(config, words), blocks, norm, causal=kind == "decoder-self")
+    norm = _build_norm(config) if config.final_norm else None
+    rotary = _build_rotary(config) if config.positions == "rope" else None
+    return Stack(_build_embedding(config, words), blocks, norm, causal=kind == "decoder-self", rotary=rotary)
+
+
+def _build_norm(config: TransformerConfig) -> nn.Module:
+    kind = nn.LayerNorm if config.norm_type == "layer" else nn.RMSNorm
+    return kind(config.width, eps=config.norm_epsilon)
+
+
+def _build_rotary(config: TransformerConfig) -> Rotary:
+    high = config.rope_high or ROPE_HIGH.get(config.rope_scaling, config.rope_low)
+    return Rotary(
+        config.head_size, theta=config.rope_theta, scaling=config.rope_scaling, factor=config.rope_factor,
+        length=config.rope_length, low=config.rope_low, high=high,
+    )  # fmt: skip
 
 
 def _build_embedding(config: TransformerConfig, words: Words) -> InputEmbedding:
@@ -164,7 +184,8 @@ def _build_embedding(config: TransformerConfig, words: Words) -> InputEmbedding:
         positions = SinusoidalPositions()
     elif config.positions == "learned":
         positions = LearnedPositions(config.max_length, config.width)
-    scale = config.width**0.5 if config.embedding_scale else 1.0
+    scale = config.embedding_scale
+    scale = (config.width**0.5 if scale else 1.0) if isinstance(scale, bool) else scale
     return InputEmbedding(words, positions, scale=scale, dropout=config.dropout)
 
 
@@ -172,19 +193,32 @@ def _build_attention(config: TransformerConfig, kind: str, index: int) -> MultiH
     name, options = config.attention, config.attention_options
     if kind == "cross" and config.cross_attention is not None:
         name, options = config.cross_attention, config.cross_attention_options
-    size, dropout = config.width // config.heads, config.attention_dropout
+    size, dropout = config.head_size, config.attention_dropout
     mechanism = attention(name, heads=config.heads, head_dim=size, layer=index, dropout=dropout, **options)
-    groups, bias = config.key_value_heads, config.attention_bias
-    return MultiHead(mechanism, config.width, kind=kind, index=index, key_value_heads=groups, bias=bias)
+    _check_parts(config, name, mechanism)
+    return MultiHead(
+        mechanism, config.width, kind=kind, index=index, key_value_heads=config.key_value_heads,
+        bias=config.attention_bias, head_norm=config.norm_epsilon if config.query_key_norm else None,
+        scale=config.residual_scale,
+    )  # fmt: skip
+
+
+def _check_parts(config: TransformerConfig, name: str, mechanism: Mechanism) -> None:
+    if config.positions == "rope" and config.head_size % (even := 2 * mechanism.head_parts):
+        parts = f"attention={name} with positions=rope needs a head size that {even} divides"
+        raise ValueError(f"{parts}, got {config.head_size}; set head_dim=")
 
 
 def _build_block(config: TransformerConfig, kind: str, index: int, *, cross: bool = False) -> Block:
     own = _build_attention(config, kind, index)
     crossing = _build_attention(config, "cross", index) if cross else None
-    activation = nn.ReLU() if config.activation == "relu" else nn.GELU()
-    inner, dropout = config.feed_forward, config.activation_dropout
-    feed_forward = FeedForward(config.width, inner, activation=activation, dropout=dropout)
-    return Block(own, feed_forward, crossing, width=config.width, pre=config.norm == "pre", dropout=config.dropout)
+    activation, gated = ACTIVATIONS[config.activation]
+    feed_forward = FeedForward(
+        config.width, config.feed_forward, activation=activation(), dropout=config.activation_dropout, gated=gated,
+        bias=config.feed_forward_bias, scale=config.residual_scale,
+    )  # fmt: skip
+    make_norm, pre = partial(_build_norm, config), config.norm == "pre"
+    return Block(own, feed_forward, crossing, make_norm=make_norm, pre=pre, dropout=config.dropout)
 
 
 def _expand_mask(real: Tensor | None, tokens: Tensor) -> Tensor | None:

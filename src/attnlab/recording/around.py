@@ -35,6 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.mechanisms.mechanism import widen
+from attnlab.models.scaled_linear import ScaledLinear
 from attnlab.recording.tolerance import CHECKED_POSITIONS, is_close
 from attnlab.records.record import Layer
 
@@ -238,7 +239,7 @@ def compute_gated_slopes(g: Callable[[Tensor], Tensor], s: Tensor, u: Tensor) ->
 
 def weight_matrix(module: nn.Module) -> Tensor:
     """Return the weight of a linear map as (in,out): y = x·matrix + bias."""
-    weight: Tensor = module.weight.detach()  # type: ignore[operator]
+    weight: Tensor = (module.fold_scale()[0] if isinstance(module, ScaledLinear) else module.weight).detach()  # type: ignore[operator]
     return weight.T if isinstance(module, nn.Linear) else weight
 
 

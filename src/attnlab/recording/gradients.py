@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.models.attention import MultiHead
+from attnlab.models.rotary import Rotary
 from attnlab.recording.probe import Batch, compute_nll
 from attnlab.recording.watch import unwrap_model
 
@@ -72,7 +73,10 @@ def projections(model: nn.Module) -> dict[str, dict[str, Tensor]]:
     x W_Q are the queries without bias. A key head that several query heads share is repeated for each of them.
     """
     matrices: dict[str, dict[str, Tensor]] = {}
-    for name, attention in _find_attentions(unwrap_model(model)):
+    inner = unwrap_model(model)
+    if any(isinstance(module, Rotary) or getattr(module, "query_norm", None) is not None for module in inner.modules()):
+        raise ValueError("x W_Q are not the queries of this model, because RoPE or QK-norm changes them")
+    for name, attention in _find_attentions(inner):
         heads, size = attention.mechanism.heads, attention.mechanism.head_dim
         matrices[name] = {}
         for projection in PROJECTIONS[:3]:

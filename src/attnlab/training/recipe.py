@@ -17,7 +17,7 @@ from attnlab.huggingface.adaptation import FROM_MODEL
 from attnlab.huggingface.fine_tuning import TunedConfig
 from attnlab.mechanisms import own, parse_options, read_option_types
 from attnlab.models.lstm_config import LSTMConfig
-from attnlab.models.presets import PRESETS, Config
+from attnlab.models.presets import PRESETS, Config, resize_model
 from attnlab.models.transformer_config import TransformerConfig
 from attnlab.tasks import TASKS
 from attnlab.tasks.hub import is_path
@@ -105,6 +105,9 @@ class Recipe:
 
 SNELL = TrainConfig(lr=1e-3, betas=(0.9, 0.999), schedule="constant", warmup=0, precision="fp32")
 COPYING = replace(SNELL, steps=200, batch_examples=128, evaluate_every=10, checkpoint_every=50, log_every=10)
+MODERN = TrainConfig(
+    optimiser="adamw", betas=(0.9, 0.95), weight_decay=0.1, lr=2e-3, schedule="cosine", clip=1.0,
+)  # fmt: skip
 TRAINING: dict[str | None, TrainConfig] = {  # by preset
     "iwslt14": TrainConfig(
         steps=25_000, batch_tokens=4096, accumulate=4, optimiser="adamw", weight_decay=1e-4, lr=5e-4, warmup=4000,
@@ -119,6 +122,8 @@ TRAINING: dict[str | None, TrainConfig] = {  # by preset
         period=270_000, period_multiply=2.0, period_shrink=0.75, min_lr=1e-4, clip=0.1, evaluate_every=5000,
         checkpoint_every=1000,
     ),
+    "modern-25m": MODERN,
+    "modern-125m": replace(MODERN, lr=1e-3, batch_tokens=16_384, accumulate=4),
     "lstm": replace(SNELL, steps=36_260, batch_examples=16, evaluate_every=2000, checkpoint_every=2000),
     "lstm-copy": COPYING,
     "lstm-multi-head": COPYING,
@@ -155,10 +160,10 @@ def resolve_recipe(task: str, values: Mapping[str, str]) -> Recipe:
         if key not in known:
             nearest = suggest_nearest(key, [*owner, *known])
             raise ValueError(f"unknown key {key!r}{nearest}; attnlab list {task} lists all keys")
-    changed = {
-        part: replace_values(config, {key: text for key, text in given.items() if owner.get(key) == part})
-        for part, config in parts.items()
-    }
+    changed: dict[str, Any] = {}
+    for part, config in parts.items():
+        change = replace_values if isinstance(config, TunedConfig) or part != "model" else resize_model
+        changed[part] = change(config, {key: text for key, text in given.items() if owner.get(key) == part})
     changed["data"] = changed["data"].resolve()
     changed["model"] = replace(changed["model"], attention_options=parse_options(attention, options))
     changed["decoding"] = _limit_average(changed["training"], changed["decoding"], asked="average" in given)

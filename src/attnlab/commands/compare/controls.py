@@ -1,7 +1,7 @@
 """Softmax rows that test whether a gain comes from the attention itself.
 
 matched parameters   the feed_forward is chosen so that the model has as many parameters as the largest row, as near as
-                     a whole number of units allows: a unit adds 2·width + 1 in every layer
+                     a whole number of units allows: a unit adds 2·width + 1 in every layer, 3·width in a modern one
 twice the heads      twice the heads of half the size, with as many parameters as softmax: what a second set of weights
                      is worth by itself, as the reviewers of Heo & Choi (2024) asked
 """
@@ -59,9 +59,11 @@ def _double_heads(models: Sequence[TransformerConfig]) -> ComparisonRow | str:
     settings, descriptions = [], []
     for model in models:
         heads = 2 * model.heads
-        if model.width % heads:
-            return f"no row with twice the heads: width={model.width} is not divisible by {heads}"
+        if model.head_size % (even := 4 if model.positions == "rope" else 2):
+            return f"no row with twice the heads: their size {model.head_size} is not divisible by {even}"
+        size = model.head_size // 2
         shared = {} if model.key_value_heads is None else {"key_value_heads": str(2 * model.key_value_heads)}
+        shared |= {} if model.head_dim is None else {"head_dim": str(size)}
         settings.append({"heads": str(heads), **shared})
-        descriptions.append(f"heads={heads} of size {model.width // heads}")
+        descriptions.append(f"heads={heads} of size {size}")
     return ComparisonRow(HEADS, SOFTMAX, tuple(settings), "; ".join(dict.fromkeys(descriptions)))
