@@ -8,7 +8,30 @@ from adapted_models import MODELS, output, tiny
 
 import attnlab
 from attnlab.huggingface import pretrained
-from attnlab.mechanisms import Mechanism
+from attnlab.mechanisms import Mechanism, Softmax
+
+IDS = torch.arange(3, 9)[None]
+
+
+class QueryConvolution(Softmax):
+    """Each query is mixed with the one before it, which a cache of keys does not have."""
+
+    def weights(self, q, k, *rest, **named):
+        before = torch.nn.functional.pad(q, (0, 0, 1, 0))[:, :, :-1]
+        return super().weights(q + before, k, *rest, **named)
+
+    def mix(self, q, k, v, *rest, **named):
+        return Mechanism.mix(self, q, k, v, *rest, **named)
+
+
+class SquareOnly(Softmax):
+    def weights(self, q, k, *rest, **named):
+        if q.shape[2] != k.shape[2]:
+            raise NotImplementedError("only square attention")
+        return super().weights(q, k, *rest, **named)
+
+    def mix(self, q, k, v, *rest, **named):
+        return Mechanism.mix(self, q, k, v, *rest, **named)
 
 
 @pytest.mark.parametrize(
@@ -26,6 +49,9 @@ from attnlab.mechanisms import Mechanism
         ("gemma2", "softmax", {}, r"layers\.0\.self_attn.*softcap=3\.0"),
         ("gpt_oss", "softmax", {}, r"layers\.0\.self_attn.*'s_aux'"),
         ("albert", "realformer", {}, "several layers"),
+        ("gpt2", QueryConvolution, {}, "QueryConvolution.*cache"),
+        ("marian", QueryConvolution, {"kinds": ["cross"]}, "QueryConvolution.*cache"),
+        ("gpt2", SquareOnly, {}, "SquareOnly.*cache.*square"),
     ],
 )
 def test_what_cannot_be_adapted(name, mechanism, options, message):
@@ -113,6 +139,45 @@ def test_a_deep_model_is_not_refused_for_its_rounding(dtype):
 def test_models_that_read_no_tokens_are_refused():
     with pytest.raises(ValueError, match="ViTModel reads pixel_values"):
         pretrained.adapt(tiny_models.vit(), "softmax")
+
+
+def test_a_mechanism_that_mixes_queries_is_allowed_where_nothing_is_cached():
+    model = pretrained.adapt(tiny("bert"), QueryConvolution)
+    assert output(model, tiny_models.padded_batch(model)).isfinite().all()
+
+
+def test_models_that_read_more_than_tokens_are_refused():
+    model, picture = tiny_models.clip(), torch.randn(3, 3, 8, 8)
+    with pytest.raises(ValueError, match=r"CLIPModel.*tokens"):
+        pretrained.adapt(model, "softmax")
+    batch = tiny_models.padded_batch(model) | {"pixel_values": picture}
+    with pytest.raises(ValueError, match="no encoder-self attentions"):
+        attnlab.record(model, batch)
+    with pytest.raises(ValueError, match=r"CLIPModel.*'NoneType'"):
+        attnlab.record(model, tiny_models.padded_batch(model))
+    adapted = pretrained.adapt(model.text_model, "dagpam")
+    assert attnlab.record(adapted, tiny_models.padded_batch(model)).meta["mechanism"] == "dagpam"
+
+
+def test_linear_attention_is_not_recorded_but_left_alone():
+    model = tiny_models.minimax()
+    batch = tiny_models.padded_batch(model)
+    with pytest.raises(ValueError, match="linear attention"):
+        attnlab.record(model, batch)
+    assert len(attnlab.record(pretrained.adapt(model, "dagpam"), batch).layers) == 1
+
+
+def test_a_model_that_fails_is_named(monkeypatch):
+    """As experts of odd sizes do on some devices."""
+
+    def fail(*_, **__):
+        raise RuntimeError("strides should be multiple of 16 bytes")
+
+    model = tiny_models.minimax()
+    monkeypatch.setattr(model.model.layers[0].mlp, "forward", fail)
+    for attempt in (lambda: pretrained.adapt(model, "softmax"), lambda: attnlab.record(model, {"input_ids": IDS})):
+        with pytest.raises(ValueError, match=r"MiniMax.*RuntimeError: strides"):
+            attempt()
 
 
 def test_lazy_records_are_of_a_models_own_attention():

@@ -6,26 +6,47 @@ import pytest
 import tiny_models
 import torch
 import transformers
-from adapted_models import CARRYING, MODELS, attention_modules, output, place, shake, tiny
+from adapted_models import CARRYING, EXACT, MODELS, attention_modules, output, place, shake, tiny
 from torch.utils.checkpoint import checkpoint
+from transformers import DynamicCache, StaticCache
 
+import attnlab
 from attnlab.huggingface import carries as cascade
 from attnlab.huggingface import pretrained
 
 
-def test_caches_of_unequal_length_are_refused():
-    model = pretrained.adapt(tiny("gemma3"), "realformer")
-    batch = {"input_ids": torch.arange(3, 6)[None]}
-    with pytest.raises(ValueError, match=r"layers\.\d\.self_attn.*shape.*layers\.\d\.self_attn.*unequal"):
-        model.generate(**batch, max_new_tokens=7, do_sample=False, eos_token_id=None, pad_token_id=0)
+@pytest.mark.parametrize("mechanism", CARRYING)
+@pytest.mark.parametrize("name", ["gemma3", "cohere2"])
+def test_layers_of_one_window_carry_to_each_other_over_the_others(name, mechanism):
+    """Texts longer than the window: the first and the last layer see five keys, the one between them sees all."""
+    model = pretrained.adapt(tiny(name), mechanism)
+    shake(model)
+    tokens = torch.arange(3, 23).view(2, 10)
+    whole = model(tokens).logits
+    for cache in (DynamicCache(config=model.config), StaticCache(config=model.config, max_cache_len=12)):
+        steps = [model(tokens[:, [n]], past_key_values=cache, use_cache=True).logits for n in range(10)]
+        torch.testing.assert_close(torch.cat(steps, 1), whole, **EXACT)
+    layers = [(place(module).cascade, place(module).layer) for module in attention_modules(model)]
+    assert layers[0][0] == layers[2][0] != layers[1][0]
+    assert [layer for _, layer in layers] == [0, 0, 1]
+
+
+def test_an_encoder_with_windows_carries():
+    model = pretrained.adapt(tiny("modernbert"), "realformer")
+    record = attnlab.record(model, {"input_ids": torch.arange(3, 17)[None]})
+    seen = [layer.mask.expand(1, 1, 14, 14).sum().item() for layer in record.layers]
+    assert seen[0] == 14 * 14 == seen[2] > seen[1]
 
 
 def test_layers_that_see_different_keys_do_not_carry():
     model = pretrained.adapt(tiny("gemma3"), "realformer")
-    short, long = torch.arange(3, 7)[None], torch.arange(3, 12)[None]
-    assert model(short).logits.isfinite().all()  # the window is longer than that
-    with pytest.raises(ValueError, match=r"layers\.0\.self_attn and model\.layers\.1\.self_attn.*different keys"):
-        model(long)
+    first, _, last = attention_modules(model)
+    shut = torch.zeros(1, 1, 4, 4, dtype=torch.bool).diagonal_scatter(torch.ones(1, 1, 4).bool(), dim1=-2, dim2=-1)
+    model.model.layers[2].register_forward_pre_hook(
+        lambda _, args, named: (args, named | {"attention_mask": shut}), with_kwargs=True
+    )
+    with pytest.raises(ValueError, match=rf"{place(first).name} and {place(last).name}.*different keys"):
+        model(torch.arange(3, 7)[None])
 
 
 @pytest.mark.parametrize("mechanism", CARRYING)

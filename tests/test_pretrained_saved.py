@@ -10,6 +10,7 @@ import tiny_models
 import torch
 import transformers
 from adapted_models import MODELS, attention_modules, output, place, shake, tiny
+from huggingface_hub import constants
 
 import attnlab
 from attnlab.huggingface import pretrained
@@ -36,6 +37,49 @@ def test_a_saved_model_comes_back_as_it_was(name, mechanism, tmp_path):
     assert about["versions"]["transformers"] == transformers.__version__
     twice = attnlab.record(str(tmp_path), batch).layers[0].weights
     assert torch.equal(twice, attnlab.record(model, batch).layers[0].weights)
+
+
+@pytest.mark.parametrize("name", ["gemma3_vision", "qwen2_vl"])
+def test_a_model_whose_weights_are_renamed_comes_back(name, tmp_path):
+    model = pretrained.adapt(getattr(tiny_models, name)(), "dagpam")
+    shake(model)
+    model.save_pretrained(tmp_path)
+    batch = tiny_models.padded_batch(model)
+    assert torch.equal(output(attnlab.load(tmp_path), batch), output(model, batch))
+
+
+def put_on_hub(model, folder: Path, monkeypatch) -> str:
+    """Save a model as the local cache of the hub has it, and return its id."""
+    place = folder / "models--owner--name"
+    model.save_pretrained(place / "snapshots" / "0123abc")
+    (place / "refs").mkdir()
+    (place / "refs" / "main").write_text("0123abc")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
+    return "owner/name"
+
+
+@pytest.mark.parametrize("mechanism", ["sigmoid", "dagpam"])
+def test_an_adapted_model_on_the_hub_is_not_mistaken_for_the_original(mechanism, tmp_path, monkeypatch):
+    model = pretrained.adapt(tiny_models.gpt2(), mechanism)
+    shake(model)
+    name, batch = put_on_hub(model, tmp_path, monkeypatch), tiny_models.padded_batch(model)
+    assert torch.equal(output(attnlab.load(name), batch), output(model, batch))
+    record = attnlab.record(name, batch)
+    assert record.meta["mechanism"] == mechanism
+    assert torch.equal(record.layers[2].weights, attnlab.record(model, batch).layers[2].weights)
+    (tmp_path / "models--owner--name" / "snapshots" / "0123abc" / "attnlab.json").unlink()
+    with pytest.raises(ValueError, match=r"attnlab\.json is missing"):
+        attnlab.record(name, batch)
+
+
+def test_a_plain_model_on_the_hub_is_not_adapted(tmp_path, monkeypatch):
+    model = tiny_models.gpt2()
+    name = put_on_hub(model, tmp_path, monkeypatch)
+    assert attnlab.record(name, tiny_models.padded_batch(model)).meta["mechanism"] == "softmax"
+    with pytest.raises(FileNotFoundError, match="not an adapted model"):
+        attnlab.load(name)
+    with pytest.raises(FileNotFoundError, match="neither a folder nor"):
+        attnlab.load("nobody/nothing")
 
 
 def test_options_and_kinds_come_back(tmp_path):

@@ -58,6 +58,42 @@ def gemma3() -> hf.PreTrainedModel:
     return _model(hf.Gemma3ForCausalLM, config)
 
 
+def cohere2() -> hf.PreTrainedModel:
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    return _model(hf.Cohere2ForCausalLM, hf.Cohere2Config(**_DECODER, sliding_window=5, layer_types=kinds))
+
+
+def gemma3_vision() -> hf.PreTrainedModel:
+    """It reads pictures too, and transformers renames its weights when it saves them."""
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    text = _DECODER | {"sliding_window": 5, "layer_types": kinds}
+    config = hf.Gemma3Config(text_config=text, vision_config=_VISION, mm_tokens_per_image=4, image_token_index=90)
+    return _model(hf.Gemma3ForConditionalGeneration, config)
+
+
+def qwen2_vl() -> hf.PreTrainedModel:
+    """It reads pictures too, and transformers renames its weights when it saves them."""
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [1, 1, 0]}
+    text = _DECODER | {"hidden_size": 24, "head_dim": None, "rope_parameters": rope}
+    vision = {"depth": 1, "embed_dim": 16, "num_heads": 2, "hidden_size": 24, "patch_size": 4}
+    special = {"image_token_id": 90, "video_token_id": 91, "vision_start_token_id": 92, "vision_end_token_id": 93}
+    config = hf.Qwen2VLConfig(text_config=text, vision_config=vision, **special)
+    return _model(hf.Qwen2VLForConditionalGeneration, config)
+
+
+def clip() -> hf.PreTrainedModel:
+    """It reads a text and a picture."""
+    text = _ENCODER | {"hidden_size": 16, "num_attention_heads": 2, "eos_token_id": 1, "bos_token_id": 0}
+    return _model(hf.CLIPModel, hf.CLIPConfig(text_config=text, vision_config=_VISION, projection_dim=8))
+
+
+def minimax() -> hf.PreTrainedModel:
+    """Two of its three layers have linear attention."""
+    kinds = ["linear_attention", "full_attention", "linear_attention"]
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "experts_implementation": "eager"}
+    return _model(hf.MiniMaxForCausalLM, hf.MiniMaxConfig(**_DECODER, **experts, layer_types=kinds, block_size=4))
+
+
 def gpt_oss() -> hf.PreTrainedModel:
     """With attention sinks."""
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
@@ -140,6 +176,14 @@ _ENCODER = {
     "intermediate_size": 17,
     "max_position_embeddings": 53,
     "initializer_range": 0.3,
+}
+_VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 17,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "image_size": 8,
+    "patch_size": 4,
 }
 _DECODER = {
     "vocab_size": VOCABULARY,

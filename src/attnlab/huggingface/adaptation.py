@@ -8,7 +8,7 @@ This reveals any change to logits, masks or scale that a mechanism would not see
 import inspect
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,17 +17,20 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from attnlab.config import suggest_nearest
+from attnlab.config import describe_error, suggest_nearest
+from attnlab.files import write_text
 from attnlab.files.user_files import read_json
 from attnlab.huggingface import dispatch, inputs, native, proof
 from attnlab.huggingface.capture import ModuleCalls
 from attnlab.huggingface.carries import Place
 from attnlab.huggingface.native import AttentionCall
 from attnlab.mechanisms import MECHANISMS, Mechanism, attention, check_options, find_mechanism, own
+from attnlab.mechanisms.decoding_check import check_cached_decoding
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.records.record import KINDS
 
 FILE, FORMAT = "attnlab.json", "attnlab-adapted-1"
+MARK = "attnlab"  # the key of config.json that says that a model is adapted, even where FILE is missing
 FROM_MODEL = ("layer", "scale", "dropout")  # options of a mechanism that are taken from the model
 
 
@@ -53,9 +56,7 @@ class Adaptation:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Adaptation":
-        """Read attnlab.json. Raise FileNotFoundError if it is missing, ValueError if it is damaged."""
-        if not (folder / FILE).is_file():
-            raise FileNotFoundError(f"{folder} is not an adapted model: it has no {FILE}; load it with from_pretrained")
+        """Read attnlab.json. Raise ValueError if it is damaged."""
         try:
             about = read_json(folder / FILE)
             if (form := about["format"]) == FORMAT:
@@ -102,6 +103,7 @@ class AttentionModule:
     scale: float
     dtype: torch.dtype
     device: torch.device
+    window: str  # what layers must have in common to see the same keys
     times: int = 1  # calls in one forward pass
 
 
@@ -117,7 +119,7 @@ def dry_run(model: Any, *, prove: bool = True) -> list[AttentionModule]:
         base.eval()
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             with dispatch.switch_attention(model, dispatch.WATCHED_BOOL, probe.attend), probe.calls.watch_modules():
-                output = dispatch.run_forward(base, batch)[0]
+                output = _run_on_tokens(model, batch)
             if not probe.found:
                 raise ValueError(dispatch.explain_refusal(model))
             if prove:
@@ -128,6 +130,17 @@ def dry_run(model: Any, *, prove: bool = True) -> list[AttentionModule]:
         for module in training:
             module.training = True
     return list(probe.found.values())
+
+
+def _run_on_tokens(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return the first output of the model on tokens. Raises ValueError if it needs more than tokens (CLIP)."""
+    try:
+        return dispatch.run_forward(model.base_model, batch)[0]
+    except (ValueError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # of many types, from the model's own code
+        what = f"{type(model).__name__} cannot be adapted: it fails on a few tokens ({describe_error(error)})"
+        raise ValueError(f"{what}; if it reads more than tokens, adapt the part that reads text") from error
 
 
 class DryRunAttention:
@@ -150,7 +163,8 @@ class DryRunAttention:
         if module in self.found:
             self.found[module].times += 1
         else:
-            self.found[module] = AttentionModule(module, name, kind, heads, head_dim, scale, query.dtype, query.device)
+            sizes = (heads, head_dim, scale, query.dtype, query.device)
+            self.found[module] = AttentionModule(module, name, kind, *sizes, call.describe_window())
         seen = call.build_bool_mask()
         if self.prove:
             self._check_softmax(self.found[module], call, seen, given)
@@ -198,30 +212,61 @@ def choose_kinds(adaptation: Adaptation, found: Collection[AttentionModule]) -> 
 
 
 def install_mechanisms(adaptation: Adaptation, found: Collection[AttentionModule]) -> None:
-    """Give each attention module of the chosen kinds its mechanism and its place in the cascade."""
+    """Give each attention module of the chosen kinds its mechanism and its place in the cascade.
+
+    Layers with different windows see different keys, so a mechanism that carries gets a cascade for each window.
+    Raises ValueError for a mechanism that a decoder cannot cache.
+    """
     cascades: dict[str, list[AttentionModule]] = {}
+    carries = find_mechanism(adaptation.attention).carries
     for one in found:
         if one.kind in adaptation.kinds:
-            cascades.setdefault(re.sub(r"\.\d+(?=\.|$)|^\d+\.", "", one.name), []).append(one)
+            stem = re.sub(r"\.\d+(?=\.|$)|^\d+\.", "", one.name)
+            cascades.setdefault(f"{stem} {one.window}" if carries else stem, []).append(one)
     built: list[tuple[AttentionModule, Mechanism, Place]] = []
     for cascade, members in cascades.items():
         for layer, one in enumerate(members):
             sizes = {"heads": one.heads, "head_dim": one.head_dim}
             mechanism = attention(adaptation.attention, **sizes, layer=layer, **adaptation.options)
             mechanism.scale *= one.scale / one.head_dim**-0.5  # follow models whose scale is not 1/√d
+            if one.kind != "encoder-self":
+                check_cached_decoding(mechanism, cross=one.kind == "cross")
             built.append((one, mechanism, Place(one.name, one.kind, cascade, layer)))
     for one, mechanism, place in built:  # change the model only after every mechanism is built
         one.module.attnlab = mechanism.to(one.device, one.dtype).train(one.module.training)
         one.module.attnlab_place = place  # type: ignore[assignment]
 
 
-def restore_parameters(model: nn.Module, folder: Path) -> None:
-    """Load the mechanisms' parameters from the weights in the folder."""
+def mark_config(folder: Path) -> None:
+    """Note in the config.json of a saved model that it is adapted."""
+    path = folder / "config.json"
+    write_text(path, json.dumps({**read_json(path), MARK: FORMAT}, indent=2, sort_keys=True) + "\n")
+
+
+def collect_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return the model's weights as `restore_parameters` expects them: those of compiled mechanisms without a wrapper.
+
+    Raises ValueError if a mechanism is in another wrapper, whose weights would not be found again.
+    """
+    weights = {name.replace(".attnlab._orig_mod.", ".attnlab."): x for name, x in model.state_dict().items()}
+    for module in model.modules():
+        held = getattr(module, "attnlab", None)
+        if hasattr(module, "attnlab_place") and not isinstance(getattr(held, "_orig_mod", held), Mechanism):
+            what = f"the mechanism of {dispatch.get_place(module).name} is wrapped in {type(held).__name__}"
+            raise ValueError(f"{what}: merge or remove the wrapper, then save")
+    return weights
+
+
+def restore_parameters(model: nn.Module, folder: Path, rename: Callable[[str], str]) -> None:
+    """Load the mechanisms' parameters from the weights in the folder. rename maps a saved name to that in the model."""
     missing = {name: x for name, x in model.state_dict().items() if ".attnlab." in f".{name}"}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
-            for name in missing.keys() & set(file.keys()):
-                ours, saved = missing.pop(name), file.get_tensor(name)
+            for key in (key for key in file.keys() if ".attnlab." in f".{key}"):  # noqa: SIM118 (not a mapping)
+                name = key if key in missing else rename(key)
+                if name not in missing:
+                    continue
+                ours, saved = missing.pop(name), file.get_tensor(key)
                 if ours.shape != saved.shape:
                     raise ValueError(
                         f"{path} has {name} of shape {tuple(saved.shape)}, but the options in {FILE} "

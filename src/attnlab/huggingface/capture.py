@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from attnlab.huggingface import carries as cascade
 from attnlab.huggingface import dispatch, inputs, native
 from attnlab.huggingface.native import AttentionCall
-from attnlab.mechanisms import Mechanism
 from attnlab.recording.around import BlockWatcher, is_linear, weight_matrix
 from attnlab.recording.tolerance import CHECKED_POSITIONS, measure_difference
 from attnlab.records.record import Layer, Record, Weigh
@@ -135,8 +134,9 @@ class Capture:
         module, query, key, value = call.module, call.query, call.key, call.value
         name, kind, seen = self.calls.names[module], self.calls.find_kind(call), self._share_mask(call)
         attended: Tensor | Weigh
-        if isinstance(mechanism := getattr(module, "attnlab", None), Mechanism):
+        if (mechanism := dispatch.find_mechanism(module)) is not None:
             given = dispatch.build_arguments(call, mechanism)
+            mechanism = dispatch.find_running_mechanism(module, query, key, value, **given)
             attended, _ = mechanism.weights(query, key, **given)
             context, carry = mechanism.mix(query, key, value, **given)
             mixed = mechanism.finish(context)

@@ -33,12 +33,13 @@ def attend(
 ) -> tuple[Tensor, None]:
     """Compute the attention of an adapted model: (b,h,i,d), (b,g,j,d), (b,g,j,d) -> (b,i,h,d).
 
-    A module without a mechanism keeps its own attention, with the same bool mask.
+    A module into which no mechanism was installed keeps its own attention, with the same bool mask.
     """
     call = AttentionCall(module, query, key, value, attention_mask, options)
-    if not isinstance(mechanism := getattr(module, "attnlab", None), Mechanism):
+    if (mechanism := find_mechanism(module)) is None:
         return call.run_eager_in_chunks(call.build_bool_mask()) if call.needs_eager() else call.run_fused(), None
-    mixed, carry = mechanism(query, key, value, **build_arguments(call, mechanism))
+    given = build_arguments(call, mechanism)
+    mixed, carry = module.attnlab(query, key, value, **given)  # type: ignore[operator]
     cascade.pass_carry(get_place(module), carry, attention_mask)
     return mixed.transpose(1, 2).contiguous(), None
 
@@ -50,6 +51,44 @@ def attend_watched(
     return _ATTEND.get()(AttentionCall(module, query, key, value, attention_mask, options))
 
 
+def find_mechanism(module: nn.Module) -> Mechanism | None:
+    """Return the mechanism installed in an attention module, also one inside a wrapper (torch.compile, PEFT), or None.
+
+    Of several in one wrapper, it is the first: they are copies. Raises ValueError if the installed mechanism is gone.
+    """
+    if not hasattr(module, "attnlab_place"):
+        return None
+    if found := list_mechanisms(held := getattr(module, "attnlab", None)):
+        return found[0]
+    lost = f"{get_place(module).name} has lost its mechanism: its submodule attnlab is {type(held).__name__}"
+    raise ValueError(f"{lost}; load or adapt the model again")
+
+
+def list_mechanisms(held: Any) -> list[Mechanism]:
+    """Return what an attention module holds as `attnlab`: a mechanism, or those inside a wrapper."""
+    if isinstance(held, Mechanism):
+        return [held]
+    return [each for each in held.modules() if isinstance(each, Mechanism)] if isinstance(held, nn.Module) else []
+
+
+def find_running_mechanism(module: nn.Module, *given: Tensor, **named: Any) -> Mechanism:
+    """Return the mechanism that computes the attention of a module: of several in a wrapper, the one that it calls."""
+    held: Any = module.attnlab
+    if isinstance(held, Mechanism):
+        return held
+    ran: list[Mechanism] = []
+    hooks = [each.register_forward_hook(lambda one, *_: ran.append(one)) for each in list_mechanisms(held)]
+    try:
+        held(*given, **named)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if len(ran) != 1:
+        where = f"{get_place(module).name} is wrapped in {type(held).__name__}, which calls {len(ran)} mechanisms"
+        raise ValueError(f"{where}; a record shows exactly one")
+    return ran[0]
+
+
 def build_arguments(call: AttentionCall, mechanism: Mechanism) -> dict[str, Any]:
     """Return mask, carry, causal and bias for the mechanism, from the arguments of the attention module's call."""
     place, query, key, mask = get_place(call.module), call.query, call.key, call.mask
@@ -59,7 +98,8 @@ def build_arguments(call: AttentionCall, mechanism: Mechanism) -> dict[str, Any]
         kind = type(mechanism).__name__
         raise ValueError(f"{place.name}: with a static cache, {kind} cannot find a query's own key; use another cache")
     if mechanism.training:
-        mechanism.dropout = float(call.options.get("dropout") or 0.0)  # the model passes it at each call
+        for each in list_mechanisms(call.module.attnlab):
+            each.dropout = float(call.options.get("dropout") or 0.0)  # the model passes it at each call
     carry = cascade.take_carry(place, mechanism.carry_heads, query, key, mask) if mechanism.carries else None
     return given | {"carry": carry}
 

@@ -81,7 +81,7 @@ def _check_tokens(model: Any, name: str, ids: Tensor) -> None:
     kind, limit, length = type(model).__name__, count_positions(model), ids.shape[1]
     if limit is not None and length > limit:
         raise ValueError(f"{name} has {length} tokens and {kind} {limit} positions; max_length={limit} truncates texts")
-    embeddings = (model.get_decoder() if name.startswith("decoder") else model).get_input_embeddings()
+    embeddings = find_embeddings(model.get_decoder() if name.startswith("decoder") else model)
     vocabulary = getattr(embeddings, "num_embeddings", None)
     lowest, highest = int(ids.min()), int(ids.max())
     if vocabulary is not None and not 0 <= lowest <= highest < vocabulary:
@@ -107,11 +107,19 @@ def _check_companions(batch: Mapping[str, Tensor], side: str, name: str) -> None
 def count_positions(model: Any) -> int | None:
     """Return the number of positions that the model has, or None if it has no limit (T5)."""
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    tokens = model.get_input_embeddings()
+    tokens = find_embeddings(model)
     for module in model.modules():
         if isinstance(module, nn.Embedding) and module is not tokens and module.num_embeddings == limit:
             return limit if module.padding_idx is None else limit - module.padding_idx - 1  # RoBERTa skips the first
     return limit
+
+
+def find_embeddings(model: Any) -> nn.Module | None:
+    """Return the model's embedding of tokens, or None if it does not say which one it is (CLIP)."""
+    try:
+        return model.get_input_embeddings()
+    except NotImplementedError:
+        return None
 
 
 def split_sides(

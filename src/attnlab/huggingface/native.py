@@ -48,6 +48,13 @@ class AttentionCall:
         """Return whether the call is causal without a mask. A mask, if given, already hides the future."""
         return self.mask is None and self.has_causal_module()
 
+    def describe_window(self) -> str:
+        """Return what layers must have in common to see the same keys: the type of the layer and its sliding window."""
+        types = getattr(getattr(self.module, "config", None), "layer_types", None)
+        layer = getattr(self.module, "layer_idx", None)
+        kind = types[layer] if types and layer is not None and layer < len(types) else "full_attention"
+        return f"{kind} window={self.options.get('sliding_window')}"
+
     def build_bool_mask(self) -> Tensor:
         """Return a bool tensor that broadcasts to (b,1,i,j): True where a query may attend. A mask must be bool."""
         if self.mask is not None:

@@ -7,7 +7,7 @@ load(folder)                      load an adapted model
 
 import os
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -20,6 +20,8 @@ import transformers
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, rename_source_key
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from attnlab.config import describe_error
@@ -78,7 +80,8 @@ def record(
     if lazy and dispatch.find_adaptation(inside) is not None:
         raise ValueError("lazy=True supports only a model's own attention; this model is adapted: record without lazy")
     batch = inputs.build_batch(inside, tokenizer, text, target, max_length)
-    with torch.no_grad(), torch.compiler.set_stance("force_eager"):  # hooks never fire in compiled code
+    eager = torch.compiler.set_stance("force_eager")  # hooks never fire in compiled code
+    with torch.no_grad(), eager, _explain_failure(inside):
         if lazy not in _proved.setdefault(inside, set()):
             sample = inputs.build_proof_batch(inside, batch, None if isinstance(text, Mapping) else tokenizer)
             proof.prove_model(inside, sample, lazy)
@@ -116,16 +119,47 @@ def load(
 ) -> PreTrainedModel:
     """Load an adapted model that model.save_pretrained(folder) saved, in evaluation mode.
 
+    folder       the folder, or the id on the Hugging Face hub that it was uploaded to
     allow_code   also load a model whose mechanism is a class in a user's file; loading runs that file
     """
-    folder = Path(folder).expanduser()
-    saved = Adaptation.from_folder(folder)
-    own.check_code([saved.attention], saved.code, folder / adaptation.FILE, allow=allow_code)
-    model, _ = _load_plain(str(folder), trust_remote_code=trust_remote_code, device=device, dtype=dtype)
+    name = os.path.expanduser(folder)
+    if (place := _find_adapted(name)) is None:
+        _load_config(name, trust_remote_code)
+        what = f"{name} is not an adapted model: it has no {adaptation.FILE}"
+        raise FileNotFoundError(f"{what}; load it with from_pretrained")
+    saved = Adaptation.from_folder(place)
+    own.check_code([saved.attention], saved.code, place / adaptation.FILE, allow=allow_code)
+    model, _ = _load_plain(name, trust_remote_code=trust_remote_code, device=device, dtype=dtype)
     _check_model(model)
     _replace_attention(model, adaptation.plan_adaptation(saved.attention, saved.options, saved.kinds), prove=False)
-    adaptation.restore_parameters(model, folder)
+    adaptation.restore_parameters(model, place, _build_renaming(model))
     return model
+
+
+def _find_adapted(name: str) -> Path | None:
+    """Return the folder with the attnlab.json of a model, its own or in the cache of the hub; None if there is none."""
+    if Path(name).exists() or is_path(name):
+        return Path(name) if (Path(name) / adaptation.FILE).is_file() else None
+    try:
+        with reach_hub(name):
+            file = _find_file(name, adaptation.FILE)
+    except OSError:  # no such model, which loading explains
+        return None
+    return None if file is None else file.parent
+
+
+def _find_file(name: str, file: str, revision: str | None = None) -> Path | None:
+    """Return the path of a file of a model, in its folder or in the cache of the hub, or None if there is none."""
+    missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    found = transformers.utils.cached_file(name, file, revision=revision, **missing)
+    return None if found is None else Path(found)
+
+
+def _build_renaming(model: PreTrainedModel) -> Callable[[str], str]:
+    """Return a function from the name of a saved weight to its name in the model: transformers renames some."""
+    conversions, names = get_model_conversion_mapping(model, add_legacy=False), model.state_dict()
+    renamings = [each for each in conversions if isinstance(each, WeightRenaming)]
+    return lambda saved: rename_source_key(saved, renamings, [], model.base_model_prefix, names)[0]
 
 
 def _replace_attention(model: PreTrainedModel, wanted: Adaptation, *, prove: bool) -> None:
@@ -151,9 +185,12 @@ def _save(
     if options.get("push_to_hub"):
         raise ValueError(f"push_to_hub would omit {adaptation.FILE}: save the adapted model, then upload the folder")
     about = dispatch.find_adaptation(model).to_json(_list_versions())
+    if options.get("state_dict") is None:
+        options["state_dict"] = adaptation.collect_weights(model)
     type(model).save_pretrained(model, save_directory, is_main_process, *arguments, **options)
     if is_main_process:
         write_text(Path(save_directory) / adaptation.FILE, about)
+        adaptation.mark_config(Path(save_directory))
 
 
 def _save_part(part: PreTrainedModel, *_arguments: Any, **_options: Any) -> None:
@@ -166,10 +203,10 @@ def _save_part(part: PreTrainedModel, *_arguments: Any, **_options: Any) -> None
 
 def open_model(name: str, *, allow_pickle: bool = False, allow_code: bool = False, **how: Any) -> PreTrainedModel:
     """Load a model by id or folder, with its mechanisms if it was saved as an adapted model. how: options of `load`."""
-    if (Path(name) / adaptation.FILE).is_file():
+    if _find_adapted(name) is not None:
         return load(name, allow_code=allow_code, **how)
     model, unexpected = _load_plain(name, allow_pickle=allow_pickle, **how)
-    if any(".attnlab." in key for key in unexpected):
+    if any(".attnlab." in key for key in unexpected) or getattr(model.config, adaptation.MARK, None):
         raise ValueError(f"{name} is an adapted model, but its {adaptation.FILE} is missing: save the model again")
     return model
 
@@ -227,10 +264,8 @@ def _check_index(name: str, config: Any, revision: str) -> None:
     if (given := getattr(config, "transformers_weights", None)) is not None:
         screening.check_weights_file(given, name)
     for file in {screening.INDEX, given or screening.INDEX}:
-        missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-        found = transformers.utils.cached_file(name, file, revision=revision, **missing)
-        if found is not None and file.endswith(".json"):
-            screening.check_index(Path(found), name)
+        if (found := _find_file(name, file, revision)) is not None and file.endswith(".json"):
+            screening.check_index(found, name)
 
 
 def _load_config(name: str, trust_remote_code: bool) -> Any:
@@ -287,6 +322,18 @@ def open_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
     if len(tokenizer) - len(set(tokenizer.all_special_tokens)) < 2:  # transformers builds an empty one if none exists
         raise ValueError(f"{name} has no tokenizer; pass one with tokenizer=")
     return tokenizer
+
+
+@contextmanager
+def _explain_failure(model: PreTrainedModel) -> Iterator[None]:
+    """Replace what the code of a model raises on its inputs by an error of one sentence."""
+    try:
+        yield
+    except (ValueError, TypeError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # of many types
+        what = f"{type(model).__name__} cannot be recorded: it fails on this batch ({describe_error(error)})"
+        raise ValueError(what) from error
 
 
 def _check_recordable(model: PreTrainedModel) -> None:

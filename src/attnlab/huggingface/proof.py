@@ -42,8 +42,13 @@ def collect_attentions(output: Any, record: Record) -> list[Tensor]:
     }
     for kind in KINDS:
         returned, recorded = len(lists[kind] or ()), len(record.kind(kind))
+        if recorded and not returned:
+            raise ValueError(f"the model returns no {kind} attentions to compare with: record a part of it instead")
         if recorded and recorded != returned:
-            raise ValueError(f"the model returns {returned} {kind} attentions, but {recorded} were recorded")
+            raise ValueError(
+                f"the model returns {returned} {kind} attentions, but {recorded} of them use transformers' "
+                "AttentionInterface: the others, such as linear attention, cannot be recorded"
+            )
     return [lists[layer.kind][layer.index] for layer in record.layers]
 
 
