@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,19 +29,28 @@ class Mine(Softmax):
     pass
 """
 SMALL = {
-    "data": "lexicon", "layers": "1", "width": "8", "heads": "2", "feed_forward": "8", "steps": "1",
-    "batch_examples": "4", "compile": "no",
+    "data": "lexicon", "examples": "60", "held_out": "20", "layers": "1", "width": "8", "heads": "2",
+    "feed_forward": "8", "steps": "1", "batch_examples": "4", "compile": "no",
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with mine.py and a run of it."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "mine.py").write_text(MINE)
+    (folder / "text").write_text("wa\n")
+    with chdir(folder):
+        recipe = resolve_recipe("synthetic", SMALL | {"attention": "./mine.py:Mine"})
+        runs.start_run(recipe, out="run", device="cpu", report=lambda _: None, note=lambda _: None)
+    return folder
+
+
 @pytest.fixture
-def place(tmp_path, monkeypatch):
-    """A working folder with mine.py and a run of it; the file has not been executed in this process."""
-    (tmp_path / "mine.py").write_text(MINE)
-    (tmp_path / "text").write_text("wa\n")
+def place(trained, tmp_path, monkeypatch):
+    """A copy of that folder as the working folder; its file has not been executed in this process."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    recipe = resolve_recipe("synthetic", SMALL | {"attention": "./mine.py:Mine"})
-    runs.start_run(recipe, out="run", device="cpu", report=lambda _: None, note=lambda _: None)
     forget(tmp_path)
     return tmp_path
 

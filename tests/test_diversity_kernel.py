@@ -24,7 +24,7 @@ def assert_same(weights, mask=None):
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(
     seed=st.integers(0, 2**31),
     b=st.integers(1, 2),
@@ -42,7 +42,7 @@ def test_it_equals_the_definition(dtype, seed, b, h, i, j, signed, mask):
     assert_same(weights, None if shape is None else torch.rand(shape, device=DEVICE) < 0.6)  # some rows see nothing
 
 
-@pytest.mark.parametrize("shape", [(1, 17, 3, 300), (1, 33, 2, 5), (1, 2, 9, 1100)])
+@pytest.mark.parametrize("shape", [(1, 17, 2, 300), (1, 33, 2, 5), (1, 2, 3, 1100)])
 def test_it_equals_the_definition_beyond_a_tile(shape):
     weights = (3 * torch.randn(shape, device=DEVICE)).softmax(-1)
     assert_same(weights)
@@ -83,7 +83,6 @@ for kind, masked, group in (("bf16", True, 8), ("fp16", False, 4), ("fp32", True
     types |= dict.fromkeys(fixed, "constexpr")
     signature = {name: types.get(name, "i32") for name in function.arg_names}
     triton.compile(ASTSource(function, signature, fixed), target=GPUTarget("cuda", 90, 32))
-print("compiled")
 """
 
 

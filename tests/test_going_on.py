@@ -4,8 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 import warnings
 
@@ -13,6 +11,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from in_process import run_attnlab
+from process_pairs import run_pair
 from safetensors.torch import load_file
 
 from attnlab.config import FREE_KEYS
@@ -277,29 +276,23 @@ def test_a_validation_stops_between_two_batches_when_asked(tmp_path):
     assert train.evaluate(*given, should_stop=lambda: False)["valid_loss"] > 0
 
 
-def both(out, *words):
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=29617"]
-    call = [*launch, "-m", "attnlab", "train", "synthetic", *LEXICON, *words, "device=cpu", f"out={out}"]
-    return subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
-
-
 def test_two_processes_stop_together_go_on_together_and_share_a_small_validation_set(tmp_path):
     """One validation batch for two processes; Ctrl-C reaches both, not at once; one process alone is refused."""
     words = ["steps=4000", "evaluate_every=5", "checkpoint_every=5", "log_every=5", "warmup=10"]
-    run = both(tmp_path, *words)
-    deadline = time.monotonic() + 200
-    while not (tmp_path / "last.safetensors").exists():
-        assert run.poll() is None, run.stdout.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-    children = subprocess.run(["pgrep", "-P", str(run.pid)], capture_output=True, text=True, check=True).stdout.split()
-    for child in children:
-        os.kill(int(child), signal.SIGINT)
-        time.sleep(0.01)
-    run.communicate(timeout=120)
-    step = RunFolder(tmp_path).position()["step"]
+    out, told = tmp_path / "run", []
+
+    def interrupt(pids):
+        if (out / "last.safetensors").exists() and not told:
+            for pid in pids:
+                os.kill(pid, signal.SIGINT)
+                told.append(pid)
+                time.sleep(0.01)
+
+    pair = run_pair(tmp_path, "train", "synthetic", *LEXICON, *words, "device=cpu", f"out={out}", watch=interrupt)
+    assert pair[0].returncode == 130, pair
+    step = RunFolder(out).position()["step"]
     assert 0 < step < 4000
-    assert RunFolder(tmp_path).position()["processes"] == 2
-    alone = trained(tmp_path, *words)
+    assert RunFolder(out).position()["processes"] == 2
+    alone = trained(out, *words)
     assert alone.returncode == 2
     assert "by 2 process(es), but now there are 1" in alone.stderr

@@ -311,7 +311,6 @@ for kind, dtype, heads, d, on in CONFIGURATIONS:
         tile = tiles.choose_tile(torch.empty(1, 1, 1, d, dtype=dtype), backward=kernel is cascade._attend_backward)
         build(kernel, kind, tile, **more)
     build(tiles._delta, kind, {"BI": 32, "D": d, "WIDE": d})
-print("compiled")
 """
 
 

@@ -44,7 +44,6 @@ for kind in ("bf16", "fp16", "fp32", "fp64"):
     types = {"seed": "*i64", "rows": "*i64", "out": f"*{kind}", "COUNTERS": "constexpr"}
     signature = {name: types.get(name, "i32") for name in _gaussian.arg_names}
     triton.compile(ASTSource(_gaussian, signature, {"COUNTERS": COUNTERS}), target=GPUTarget("cuda", 90, 32))
-print("compiled")
 """
 
 

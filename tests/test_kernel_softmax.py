@@ -49,7 +49,7 @@ def assert_same(inputs, mask, causal, seed=None, rate=0.0, kept=1.0):
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     seed=st.integers(0, 2**31),
     b=st.integers(1, 3),
@@ -145,7 +145,6 @@ for kernel in (softmax._forward, softmax._backward):
         types |= dict.fromkeys(fixed, "constexpr")
         signature = {name: types.get(name, "i32") for name in kernel.arg_names}
         triton.compile(ASTSource(kernel, signature, fixed), target=GPUTarget("cuda", 90, 32))
-print("compiled")
 """
 
 

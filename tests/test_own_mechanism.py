@@ -104,7 +104,8 @@ ENDS = {
     "BaseException": "raise BaseException('[/b] no')",
     "GeneratorExit": "raise GeneratorExit",
 }
-SMALL = ["data=lexicon", "layers=1", "width=8", "heads=2", "feed_forward=8", "steps=1", "batch_examples=4"]
+SMALL = ["data=lexicon", "examples=60", "held_out=20", "layers=1", "width=8", "heads=2", "feed_forward=8"]
+SMALL += ["steps=1", "batch_examples=4"]
 WEIGHTS = """
 from attnlab.mechanisms import Mechanism
 from attnlab.mechanisms.mechanism import logits

@@ -344,7 +344,6 @@ for (chip, size, b, dtype, factor), kernel in itertools.product(cases, (kernels.
     source = ASTSource(kernel, signature, constants, {(k,): [["tt.divisibility", 16]] for k in whole})
     made = triton.compile(source, target=GPUTarget("cuda", chip, 32), options=options)
     assert made.metadata.shared <= memory[chip], (chip, size, b, dtype, factor, options, made.metadata.shared)
-print("compiled")
 """
 
 

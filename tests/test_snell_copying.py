@@ -94,7 +94,7 @@ def test_a_seed_that_fails_is_named_and_tried_again(tmp_path, monkeypatch):
 
 
 def test_figure_3_has_a_distribution_that_is_learnt_and_one_that_is_not(tmp_path):
-    found = run_item(fig3, tmp_path, seeds=SEEDS)
+    found = run_item(fig3, tmp_path, seeds=(0,))
     learnt = shares(found)
     assert set(learnt.values()) >= {0.0, 1.0}, learnt
     assert set(found.figures) == {"accuracy", "attention"}

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import tiny_models
 import torch
+from process_pairs import run_pair
 from typer.testing import CliRunner
 
 from attnlab.cli import app
@@ -144,11 +145,11 @@ def inspected(words, out):
     return tables(out)
 
 
-def start(folder, launcher, words, **environment):
-    """Run the command in processes of its own, which can be killed."""
+def start(folder, words, **environment):
+    """Run the command in a process of its own, which can be killed."""
     script = folder / "script.py"
     script.write_text(SCRIPT)
-    call = [sys.executable, *launcher, str(script), *words]
+    call = [sys.executable, str(script), *words]
     return subprocess.run(call, capture_output=True, text=True, check=False, env=os.environ | environment)
 
 
@@ -157,18 +158,18 @@ def test_killed_the_tables_are_the_same(corpus, words, tmp_path, monkeypatch):
     whole, out = inspected(words, tmp_path / "one"), tmp_path / "killed"
     calls, read = [], PretrainedReader.record
     monkeypatch.setattr(PretrainedReader, "record", lambda self, some: calls.append(some) or read(self, some))
-    assert start(tmp_path, [], [*words, str(out)], KILL_AFTER="3").returncode == -signal.SIGKILL
+    assert start(tmp_path, [*words, str(out)], KILL_AFTER="3").returncode == -signal.SIGKILL
     assert not (out / "tables").exists()
     assert_same(inspected(words, out), whole, check_exact=True)
     assert len(calls) == len(list(iterate_batches(reader(), TextCorpus(file=corpus), 29))) - 3
 
 
 def test_shared_by_two_processes_the_tables_are_the_same(words, tmp_path):
-    """By torchrun with gloo: all counts equal, sums to rounding."""
-    out, torchrun = tmp_path / "two", ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29671"]
-    two = start(tmp_path, torchrun, [*words, str(out)])
-    assert two.returncode == 0, two.stderr[-3000:]
-    assert two.stdout.count("report:") == 1
+    """With gloo: all counts equal, sums to rounding."""
+    out = tmp_path / "two"
+    pair = run_pair(tmp_path, *words, out)
+    assert [ended.returncode for ended in pair] == [0, 0], pair
+    assert "".join(ended.output for ended in pair).count("report:") == 1
     assert {path.name for path in (out / "state").iterdir()} == {"0-of-2.safetensors", "1-of-2.safetensors"}
     assert_same(tables(out), inspected(words, tmp_path / "one"), rtol=1e-12)
 

@@ -110,7 +110,7 @@ def test_language_modelling_sets(tmp_path, name, vocabulary, tokens):
 @pytest.mark.parametrize(
     ("name", "sizes", "medians"),
     [  # medians of words in training and validation (Snell et al., Table 9), where the data are the paper's
-        ("imdb", {"train": 25_000, "valid": 4_000, "test": 25_000}, (181, None)),
+        pytest.param("imdb", {"train": 25_000, "valid": 4_000, "test": 25_000}, (181, None), marks=pytest.mark.slow),
         ("20newsgroups", {"train": 1_197, "valid": 796, "test": 796}, (183, 207)),
         ("ag-news-sample", {"train": 10_521, "valid": 3_800, "test": 3_800}, (40, None)),
         ("sst", {"train": 6_920, "valid": 872, "test": 1_821}, (None, 17)),

@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 from in_process import run_attnlab as run
+from process_pairs import run_pair
 from safetensors.torch import load_file
 
+from attnlab.mechanisms import coda
+from attnlab.training import loop
 from attnlab.training.loop import TrainConfig
 from attnlab.training.recipe import resolve_recipe
 from attnlab.training.run_folder import RunFolder, read_checkpoint
@@ -246,21 +249,23 @@ def test_recipes_carry_the_published_values():
     assert (wmt.training.lr, wmt.decoding.average, wmt.decoding.length_penalty) == (7e-4, 10, 0.6)
 
 
+def silence_noise():
+    """Switch CODA's noise off, and check that there are two processes."""
+    coda.logit_noise = lambda *given: 0.0
+    measure = loop.evaluate
+
+    def checked(*given, **named):
+        assert torch.distributed.get_world_size() == 2
+        return measure(*given, **named)
+
+    loop.evaluate = checked
+
+
 def test_two_processes_do_what_one_does_with_twice_the_accumulation(tmp_path, monkeypatch):
-    """torchrun with gloo; dropout and noise off; the same losses to 1e-5."""
+    """With gloo; dropout and noise off; the same losses to 1e-5."""
     words = ["train", "synthetic", *LEXICON, "steps=20", "log_every=1", "dropout=0", "attention=coda", "device=cpu"]
-    quiet = "from attnlab.mechanisms import coda\ncoda.logit_noise = lambda *a: 0.0\n"
-    start = "from attnlab.cli import main\nmain()\n"
-    two = "import torch.distributed as d\nfrom attnlab.training import loop as train\nold = train.evaluate\n"
-    two += (
-        "def checked(*a, **k):\n    assert d.get_world_size() == 2\n    return old(*a, **k)\ntrain.evaluate = checked\n"
-    )
-    script = tmp_path / "two.py"
-    script.write_text(quiet + two + start)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29613"]
-    call = [*torchrun, str(script), *words, "accumulate=1", f"out={tmp_path / 'two'}"]
-    done = subprocess.run(call, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    for ended in run_pair(tmp_path, *words, "accumulate=1", f"out={tmp_path / 'two'}", prepare=silence_noise):
+        assert ended.returncode == 0, ended.output
     monkeypatch.setattr("attnlab.mechanisms.coda.logit_noise", lambda *a: 0.0)
     done = run(*words, "accumulate=2", f"out={tmp_path / 'one'}")
     assert done.returncode == 0, done.stderr[-3000:]
