@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attnlab.analysis.contribution_table import contribution
+    from attnlab.decoding.generation import generate
     from attnlab.huggingface.pretrained import adapt, load
     from attnlab.huggingface.recorder import record
     from attnlab.mechanisms import MECHANISMS, Mechanism, attention
@@ -11,7 +12,18 @@ if TYPE_CHECKING:
     from attnlab.records.record import Record
 
 __version__ = "0.1.0"
-__all__ = ["MECHANISMS", "Mechanism", "Record", "adapt", "attention", "contribution", "load", "record", "show"]
+__all__ = [
+    "MECHANISMS",
+    "Mechanism",
+    "Record",
+    "adapt",
+    "attention",
+    "contribution",
+    "generate",
+    "load",
+    "record",
+    "show",
+]
 
 _PLACES = {  # of the public names; torch and transformers are imported when a name that needs them is first used
     "MECHANISMS": "attnlab.mechanisms:MECHANISMS",
@@ -20,6 +32,7 @@ _PLACES = {  # of the public names; torch and transformers are imported when a n
     "adapt": "attnlab.huggingface.pretrained:adapt",
     "attention": "attnlab.mechanisms:attention",
     "contribution": "attnlab.analysis.contribution_table:contribution",
+    "generate": "attnlab.decoding.generation:generate",
     "load": "attnlab.huggingface.pretrained:load",
     "record": "attnlab.huggingface.recorder:record",
     "show": "attnlab.reading.maps:show",

@@ -14,6 +14,7 @@ from typer import Argument, Option
 
 from attnlab import __version__
 from attnlab.commands.examples import write_examples
+from attnlab.commands.ledger_group import ledger
 from attnlab.config import parse_numbers, split_pairs, write_given
 from attnlab.terminal import Bar, Interruptible, command_line, resumable, show_table
 from attnlab.terminal.bash_words import join_bash_words
@@ -170,6 +171,35 @@ def predict(
 
     predict_lines(
         run, settings or [], file=file, words=words, as_json=as_json, device=device, allow_code=allow_code
+    )  # fmt: skip
+
+
+@app.command()
+def generate(
+    run: RunName,
+    settings: Pairs = None,
+    prompt: Annotated[str | None, Option(help="Text to continue; default: each line of standard input.")] = None,
+    tokens: Annotated[int | None, Option(help="Largest number of tokens to write; default: 200.")] = None,
+    temperature: Annotated[float | None, Option(help="0 is greedy (default), 1 samples from the model.")] = None,
+    top_k: Annotated[int | None, Option(help="Sample from this many of the likeliest tokens.")] = None,
+    top_p: Annotated[float | None, Option(help="Sample from the likeliest tokens with this much probability.")] = None,
+    seed: Annotated[int, Option(help="Seed of the sampling; line n of the input adds n − 1.")] = 0,
+    as_json: Annotated[bool, Option("--json", help="Write JSON lines with the prompt and the text after it.")] = False,
+    device: Device = "auto",
+    allow_code: AllowCode = False,
+) -> None:
+    """Continue a text with a language model. Writes the prompt and what follows it, until the end of the text.
+
+    Settings: weights=best|last|N|at:STEP cached=true
+    """
+    # one parameter per command-line option
+    from attnlab.commands.generate import generate_text
+    from attnlab.decoding.generation import Sampling
+
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    generate_text(
+        run, settings or [], prompt=prompt, tokens=tokens, sampling=sampling, as_json=as_json, device=device,
+        allow_code=allow_code,
     )  # fmt: skip
 
 
@@ -356,34 +386,7 @@ def reproduce(
     return None
 
 
-ledger = typer.Typer(
-    cls=Interruptible, help="List the rows of a ledger of measured runs, or merge ledgers.", no_args_is_help=True
-)
 app.add_typer(ledger, name="ledger")
-
-
-@ledger.command("show")
-def show_rows(
-    path: Annotated[Path, Argument(help="A ledger file or its folder, such as results/snell2021.")],
-    settings: Pairs = None,
-    limit: Annotated[int | None, Option(help="Largest number of rows to show.")] = None,
-) -> None:
-    """List the rows of a ledger. key=value selects rows by recipe key, seed, measure or edition."""
-    from attnlab.commands.ledger_command import show_ledger
-
-    show_ledger(path, settings or [], limit=limit)
-
-
-@ledger.command("merge")
-def merge(
-    paths: Annotated[list[Path], Argument(metavar="LEDGER…", help="Ledger files or their folders.")],
-    out: Annotated[Path, Option(help="File to write.")] = Path("ledger.jsonl"),
-) -> None:
-    """Join ledgers of several machines into one. Different values of the same run are an error that names them."""
-    from attnlab.commands.ledger_command import merge_files
-
-    merge_files(paths, out)
-
 
 for group, prefix in ((app, ""), (ledger, "ledger ")):
     for command in group.registered_commands:

@@ -29,6 +29,10 @@ EXAMPLES = {
         "attnlab predict runs/reviews --file lines.txt",
         "attnlab predict runs/reviews --words 0 --json < lines.txt",
     ),
+    "generate": (
+        'attnlab generate runs/shakespeare --prompt "ROMEO:" --tokens 300',
+        "attnlab generate runs/shakespeare --temperature 0.8 --top-k 40 --seed 1 < prompts.txt",
+    ),
     "diagnose": (
         "attnlab diagnose corpus.de corpus.en --out diagnosed",
         "attnlab diagnose reviews.csv --text review --label stars --limit 10000",

@@ -107,5 +107,6 @@ def evaluate_files(run: Run, source: Path, target: Path, *, bootstrap: int, tick
 def check_translator(task: Task) -> None:
     """Raise ValueError if the task is not translation."""
     if task.architecture != "translation":
-        hint = "; attnlab predict gives its labels" if task.architecture == "classification" else ""
-        raise ValueError(f"only a translation run can translate, got a {task.architecture} run{hint}")
+        hints = {"classification": "attnlab predict gives its labels", "language": "attnlab generate continues a text"}
+        kind = task.architecture
+        raise ValueError(f"only a translation run can translate, got a {kind} run; {hints[kind]}")

@@ -68,7 +68,7 @@ def predict_labels(run: Run, texts: Iterable[str], *, words: int = 3) -> Iterato
 
 def check_classifier(run: Run) -> None:
     """Raise ValueError if the run does not classify texts."""
-    verbs = {"translation": "attnlab translate translates", "language": "attnlab inspect shows what it expects next"}
+    verbs = {"translation": "attnlab translate translates", "language": "attnlab generate continues a text"}
     kind = run.task.architecture
     if kind != "classification":
         raise ValueError(f"{run.folder.path} is a {kind} run and has no labels; {verbs[kind]}")
