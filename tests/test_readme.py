@@ -61,6 +61,7 @@ from attnlab.mechanisms.softmax import Softmax as Mine
 def test_commands_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(MINE)
+    Path("novel.txt").write_text("Once upon a time there was a head that attended.\n" * 50)
     commands = [
         shlex.split(line, comments=True)[1:]
         for block in blocks(ROOT / "README.md", "sh")
