@@ -1,9 +1,11 @@
-"""Six mechanisms that stand for all where a test is above the laws: each is of a kind that others have to treat apart.
+"""Mechanisms that stand for all where a test is above the laws: each is of a kind that others have to treat apart.
 
 The laws, the definitions and the kernels are tested for every mechanism.
 """
 
 import pytest
+
+from attnlab.mechanisms import MECHANISMS
 
 REPRESENTATIVES = {
     "softmax": "plain",
@@ -12,7 +14,10 @@ REPRESENTATIVES = {
     "differential": "finish",
     "shaped": "self-only",
     "dagpam": "signed",
+    "gated": "turning",
+    "fox": "key side",
+    "resformer": "carrying values",
 }
-CROSS = [name for name, kind in REPRESENTATIVES.items() if kind != "self-only"]  # those that read another sequence too
+CROSS = [name for name in REPRESENTATIVES if not MECHANISMS[name].self_only]  # those that read another sequence too
 
 every_kind = pytest.mark.parametrize("name", REPRESENTATIVES)

@@ -10,7 +10,7 @@ from scipy.special import expit, softmax
 from torch.nn import functional as F
 
 from attnlab.mechanisms import MECHANISMS, Mechanism, attention
-from attnlab.mechanisms.laws import shake_parameters
+from attnlab.mechanisms.law_trial import make_trial, shake_parameters
 
 entmax = pytest.importorskip("entmax")  # none of these tests needs a GPU
 
@@ -101,18 +101,19 @@ ROWS |= {
 }  # in the first layer; the others: test_signed_cascades
 
 
-def test_the_representatives_are_of_their_kinds():
-    kinds = {name: MECHANISMS[name] for name in REPRESENTATIVES}
-    plain = {name for name, kind in kinds.items() if not (kind.carries or kind.stochastic or kind.self_only)}
-    assert {name for name, kind in kinds.items() if kind.carries} == {"realformer", "coda"}
-    assert {name for name, kind in kinds.items() if kind.stochastic} == {"coda"}
-    assert {name for name, kind in kinds.items() if kind.self_only} == {"shaped"}
-    assert {name for name, kind in kinds.items() if kind.finish is not Mechanism.finish} == {"differential"}
-    assert plain == {"softmax", "differential", "dagpam"}
+def test_the_representatives_are_of_all_kinds():
+    """What one mechanism declares, one of the representatives declares too."""
 
+    def list_kinds(kind):
+        declared = {"carries", "stochastic", "self_only", "positional", "lookback"}
+        replaced = {"query_side", "key_side", "values", "turn", "finish", "query_heads", "carry_heads"}
+        return {(name, bool(getattr(kind, name))) for name in declared} | {
+            (name, getattr(kind, name) is not getattr(Mechanism, name)) for name in replaced
+        }
 
-def test_every_mechanism_has_a_definition_here():
-    assert set(ROWS) | {"shaped", "talking-heads"} == set(MECHANISMS)
+    covered = set().union(*(list_kinds(MECHANISMS[name]) for name in REPRESENTATIVES))
+    for name, kind in MECHANISMS.items():
+        assert list_kinds(kind) <= covered, name
 
 
 def test_shaped_by_hand():
@@ -216,12 +217,10 @@ def test_softmax1_does_not_overflow():
 @pytest.mark.parametrize("name", MECHANISMS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_is_near_and_finite(name, dtype, tensors):
-    q, k, v, mask = (x.to(dtype) if x.is_floating_point() else x for x in tensors)
-    if attention(name, heads=HEADS, head_dim=SIZE).self_only:
-        q, mask = q.repeat(1, 1, 2, 1)[:, :, :KEYS], mask.repeat(1, 1, 2, 1)[:, :, :KEYS]
-    mechanism = built(name)
-    expected = mechanism(q.double(), k.double(), v.double(), mask)[0]
-    got = mechanism.to(dtype)(q, k, v, mask)[0]
+    mask = tensors[3].repeat(1, 1, 2, 1)[:, :, :KEYS]
+    trial = make_trial(lambda layer: attention(name, heads=HEADS, head_dim=SIZE, layer=layer), keys=KEYS)
+    half = make_trial(trial.build, keys=KEYS, dtype=dtype)
+    expected, got = trial.output(mask), half.output(mask)
     assert got.dtype == dtype
     assert (got.double() - expected).abs().mean() < 0.02  # the mean: cog jumps where a logit changes its sign
 
@@ -238,12 +237,11 @@ def test_logits_above_the_range_of_half_precision_give_no_nan(name):
 
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_dropout_only_in_training_and_right_on_average(name):
-    mechanism = attention(name, heads=HEADS, head_dim=SIZE, dropout=0.5)
-    q, k, v = torch.randn(3, 1, HEADS, QUERIES, SIZE)
-    still = mechanism.eval().mix(q, k, v)[0]
-    torch.testing.assert_close(mechanism.mix(q, k, v)[0], still, rtol=0, atol=0)
-    mechanism.sample_seed = None
-    many = mechanism.train().mix(*(x.repeat(4000, 1, 1, 1) for x in (q, k, v)))[0]
+    trial = make_trial(lambda layer: attention(name, heads=HEADS, head_dim=SIZE, layer=layer, dropout=0.5), batch=1)
+    mechanism, still = trial.mechanism, trial.context()
+    torch.testing.assert_close(trial.context(), still, rtol=0, atol=0)
+    mechanism.train()
+    many = trial.select_examples(torch.zeros(4000, dtype=torch.long)).context()
     assert not torch.equal(many[0], many[1])
     if not mechanism.stochastic:  # noise on the logits moves the mean of a softmax
         off = (many.mean(0) - still[0]) / (many.std(0) / math.sqrt(4000) + 1e-6)

@@ -5,6 +5,7 @@ import torch
 from properties import given, settings, st
 
 from attnlab.mechanisms import MECHANISMS, attention
+from attnlab.mechanisms.law_trial import make_trial
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -14,23 +15,20 @@ from attnlab.mechanisms import MECHANISMS, attention
     i=st.integers(1, 9), more=st.integers(0, 5), half=st.integers(1, 5), causal=st.booleans(), masked=st.booleans(),
 )  # fmt: skip
 def test_any_shape(name, seed, b, groups, each, i, more, half, causal, masked):
-    torch.manual_seed(seed)
-    h, j, d = groups * each, i + more, 2 * half
-    mechanism = attention(name, heads=h, head_dim=d, layer=1).double().eval()
-    q = torch.randn(b, h, i, d, dtype=torch.float64)
-    k, v = torch.randn(2, b, groups, j, d, dtype=torch.float64)
-    carry = torch.randn(b, mechanism.carry_heads, i, j, dtype=torch.float64) if mechanism.carries else None
+    h, j = groups * each, i + more
+
+    def build(layer):
+        return attention(name, heads=h, head_dim=2 * half, layer=layer)
+
+    trial = make_trial(build, batch=b, queries=i, keys=j, groups=groups, seed=seed)
     mask = torch.rand(b, 1, i, j) < 0.6 if masked else None
-    weights, _ = mechanism.weights(q, k, mask, carry, causal=causal)
-    context, _ = mechanism.mix(q, k, v, mask, carry, causal=causal)
+    weights = trial.weights(mask, causal=causal)
     assert weights.shape == (b, h, i, j)
-    torch.testing.assert_close(context, weights @ v.repeat_interleave(each, 1))
-    at = torch.arange(j - i, j)
-    row = slice(i // 2, i // 2 + 1)
-    own = None if carry is None else carry[:, :, row]
-    seen = None if mask is None else mask[:, :, row]
-    alone, _ = mechanism(q[:, :, row], k, v, seen, own, causal=causal, at=at[row])
-    torch.testing.assert_close(alone, mechanism(q, k, v, mask, carry, causal=causal)[0][:, :, row])
+    torch.testing.assert_close(trial.context(mask, causal=causal), weights @ trial.values.repeat_interleave(each, 1))
+    rows = slice(max(0, i // 2 - trial.mechanism.lookback), i // 2 + 1)
+    seen = None if mask is None else mask[:, :, rows]
+    alone = trial.select_queries(rows).output(seen, causal=causal, at=torch.arange(j - i, j)[rows])
+    torch.testing.assert_close(alone[:, :, -1], trial.output(mask, causal=causal)[:, :, i // 2])
 
 
 @pytest.mark.parametrize("name", ["nap", "non", "sigmoid", "softmax", "dagpam"])

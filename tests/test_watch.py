@@ -15,7 +15,7 @@ from torch import nn
 import attnlab.huggingface
 from attnlab.huggingface.recorder import record
 from attnlab.mechanisms import MECHANISMS, Mechanism
-from attnlab.mechanisms.mechanism import logits
+from attnlab.mechanisms.mechanism import logits, masked_softmax
 from attnlab.models.attention import MultiHead
 from attnlab.models.transformer import Transformer, TransformerConfig
 
@@ -42,7 +42,7 @@ def check_laws(model: Transformer, made_record) -> None:
     for layer in made_record.layers:
         mechanism = parts[layer.name].mechanism
         torch.testing.assert_close(layer.weights @ layer.values, layer.context, **close)
-        torch.testing.assert_close(mechanism.finish(layer.context), layer.mixed, **close)
+        torch.testing.assert_close(mechanism.finish(layer.turned), layer.mixed, **close)
         summed = torch.einsum("bhid,hde->bie", layer.mixed, layer.output_weight)
         summed = summed if layer.output_bias is None else summed + layer.output_bias
         torch.testing.assert_close(summed, layer.outputs, **close)
@@ -66,6 +66,50 @@ def test_what_is_recorded_is_what_happened(name, config):
         assert torch.equal(layer.outputs, happened[layer.name][1])
     for kind in {layer.kind for layer in found.layers}:
         assert [layer.index for layer in found.kind(kind)] == [0, 1]
+
+
+class ShiftsTheValues(Mechanism):
+    """It mixes other values than it is given, so its weights do not say what it reads."""
+
+    def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
+        seen = self.visible(q, k, mask, causal=causal, at=at)
+        return masked_softmax(logits(q, k, self.scale, bias), seen), None
+
+    def mix(self, q, k, v, mask=None, carry=None, **options):
+        return super().mix(q, k, v + 1.5, mask, carry, **options)
+
+
+class TurnsByAMatrix(ShiftsTheValues):
+    mix = Mechanism.mix
+
+    def turn(self, context, v, at, sides):
+        own = v / v.norm(dim=-1, keepdim=True)
+        return context - (context * own).sum(-1, keepdim=True) * own
+
+
+class TurnsWithoutALine(TurnsByAMatrix):
+    def turn(self, context, v, at, sides):
+        return context.square()
+
+
+def made_of(kind):
+    model = made(LM)
+    for part in (module for module in model.modules() if isinstance(module, MultiHead)):
+        part.mechanism = kind(part.mechanism.heads, part.mechanism.head_dim).double().eval()
+    return model
+
+
+@pytest.mark.parametrize("kind", [ShiftsTheValues, TurnsWithoutALine])
+def test_a_mechanism_that_weights_do_not_describe_is_refused(kind):
+    with pytest.raises(ValueError, match=kind.__name__):
+        record(made_of(kind), batch_of(LM))
+
+
+def test_a_turning_by_matrices_is_recorded():
+    model = made_of(TurnsByAMatrix)
+    found = record(model, batch_of(LM))
+    check_laws(model, found)
+    assert [layer.turning.shape[-2:] for layer in found.layers] == [(4, 4)] * 2
 
 
 @every_kind

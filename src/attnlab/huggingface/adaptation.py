@@ -31,7 +31,7 @@ from attnlab.records.record import KINDS
 
 FILE, FORMAT = "attnlab.json", "attnlab-adapted-1"
 MARK = "attnlab"  # the key of config.json that says that a model is adapted, even where FILE is missing
-FROM_MODEL = ("layer", "scale", "dropout")  # options of a mechanism that are taken from the model
+FROM_MODEL = ("layer", "scale", "dropout", "model_size")  # options of a mechanism that are taken from the model
 
 
 @dataclass(frozen=True)

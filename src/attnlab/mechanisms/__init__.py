@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from attnlab.mechanisms.mechanism import Mechanism
 
 __all__ = [
-    "MECHANISMS", "Mechanism", "attention", "check_options", "find_mechanism", "parse_options", "read_option_types",
+    "DECIDED_BY_MODEL", "MECHANISMS", "Mechanism", "attention", "check_options", "find_mechanism", "parse_options",
+    "read_option_types",
 ]  # fmt: skip
 
 MECHANISMS: Registry[type[Mechanism]] = Registry(
@@ -39,10 +40,15 @@ MECHANISMS: Registry[type[Mechanism]] = Registry(
         "talking-heads": "attnlab.mechanisms.talking_heads:TalkingHeads",
         "entmax15": "attnlab.mechanisms.entmax15:Entmax15",
         "sparsemax": "attnlab.mechanisms.sparsemax:Sparsemax",
+        "gated": "attnlab.mechanisms.gated:Gated",
+        "fox": "attnlab.mechanisms.fox:FoX",
+        "resformer": "attnlab.mechanisms.resformer:ResFormer",
         "dot": "attnlab.mechanisms.dot:Dot",
         "uniform": "attnlab.mechanisms.uniform:Uniform",
     }
 )
+
+DECIDED_BY_MODEL = ("layer", "dropout", "model_size")  # options that a model of ours sets itself
 
 
 def attention(name: str | type[Mechanism], *, heads: int, head_dim: int, **options: Any) -> Mechanism:

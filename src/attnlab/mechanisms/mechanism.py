@@ -5,6 +5,7 @@ Notation, everywhere in attnlab: b batch, h heads, i query, j key, d head size; 
     q (b,h,i,d)    k, v (b,g,j,d) with g dividing h (grouped heads)    weights (b,h,i,j)    context (b,h,i,d)
 """
 
+import inspect
 import sys
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Literal
@@ -17,6 +18,11 @@ from attnlab.config import Natural, Positive, Probability, check_value
 
 Impl = Literal["auto", "reference", "fused"]
 WithCarry = tuple[Tensor, Tensor | None]  # weights or context, and the carry for the next layer
+Sides = tuple[Any, Any]  # what query_side and key_side returned: a tensor or None each
+
+
+class NotCoveredError(ValueError):
+    """impl="fused" was asked for a case that the kernels do not cover."""
 
 
 class Mechanism(nn.Module, ABC):
@@ -25,7 +31,7 @@ class Mechanism(nn.Module, ABC):
         weights(q, k, …)  -> weights, carry      the definition, in plain PyTorch
         mix(q, k, v, …)   -> context, carry      dropout(weights) @ v, or a fused equivalent
         finish(context)   -> context             identity, unless the paper transforms the mixed context
-        forward           = finish(mix(…))       what models call
+        forward           = finish(turn(mix(…))) what models call
 
     mask    bool, broadcastable to (b,1,i,j), True = may attend; the same for all heads
     causal  key j is visible to query i only if j <= at[i]; never inferred from a mask
@@ -33,6 +39,16 @@ class Mechanism(nn.Module, ABC):
             In cross attention it is the query's position in its own sequence, which the noise depends on.
     bias    added to the logits, broadcastable to (b,h,i,j)
     carry   what the previous layer of the same kind returned, or None; undefined where hidden, and never read there
+
+    A mechanism that reads more than q, k and v says so by what it overrides. x (b,n,e) is the input of the layer:
+
+        query_side(x)    -> None | (b,·,i,·)     derived from x for each query, as a gate
+        key_side(x)      -> None | (b,·,j,·)     derived from x for each key; cached beside the keys
+        values(v, carry) -> v, carry             what is mixed, and what the next layer gets (carry_of = "keys")
+        turn(context, v, at, sides) -> context   linear in each query's context of each head, as a gate
+
+    turn gets sides = (query_side, key_side), and so do weights and mix if weights has a parameter sides: a mechanism
+    that only turns the context keeps the kernels of the one it is built on.
 
     A row without visible keys has weights 0, context 0 and finite gradients. `impl` selects how mix is computed:
 
@@ -45,12 +61,16 @@ class Mechanism(nn.Module, ABC):
     stochastic: ClassVar[bool] = False  # draws noise in training
     self_only: ClassVar[bool] = False  # undefined where queries and keys are different sequences
     head_parts: ClassVar[int] = 1  # parts of a head with products of their own, which RoPE turns apart
+    positional: ClassVar[bool] = False  # depends on the order of the keys
+    carry_of: ClassVar[Literal["pairs", "keys"]] = "pairs"  # the carry is shaped like the logits, or like v
+    lookback: int = 0  # former queries that a row depends on; a cache keeps them
     row_sum: Any = None  # the sum of every row with a visible key: a number, one per head (h,), or None where it varies
 
     def __init__(
         self, heads: int, head_dim: int, *, layer: Natural = 0, scale: Positive | None = None,
-        dropout: Probability = 0.0, impl: Impl = "auto",
+        dropout: Probability = 0.0, impl: Impl = "auto", model_size: Positive | None = None,
     ) -> None:  # fmt: skip
+        """model_size: size e of the layer's input x, by default heads · head_dim."""
         super().__init__()
         types = {"heads": int, "head_dim": int, "layer": Natural, "scale": Positive | None, "dropout": Probability}
         for value, (name, hint) in zip((heads, head_dim, layer, scale, dropout), types.items(), strict=True):
@@ -59,9 +79,11 @@ class Mechanism(nn.Module, ABC):
         if impl == "fused" and type(self).mix is Mechanism.mix:
             raise ValueError("impl='fused' is not available: there are no kernels; use impl='auto' or 'reference'")
         self.heads, self.head_dim, self.layer, self.dropout = heads, head_dim, layer, dropout
+        self.reads_sides = "sides" in inspect.signature(type(self).weights).parameters
         self.first = layer == 0  # a bool, because torch.compile would recompile for each value of layer
         self.scale = head_dim**-0.5 if scale is None else scale
         self.impl: Impl = impl
+        self.model_size = heads * head_dim if model_size is None else int(model_size)
         self.sample_seed: int | None = None  # set by noise.seed_noise; read by stochastic mechanisms
 
     @abstractmethod
@@ -70,23 +92,54 @@ class Mechanism(nn.Module, ABC):
         """Return weights (b,h,i,j) and the carry: the definition, in plain PyTorch."""
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
-            causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
-        result = self.weights(q, k, mask, carry, causal=causal, at=at, bias=bias)
+            causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None, **sides: Any
+            ) -> WithCarry:  # fmt: skip
+        result = self.weights(q, k, mask, carry, causal=causal, at=at, bias=bias, **sides)
         self.check(q, k, mask, at, v)
-        self.check_result("weights", result, (*q.shape[:3], k.shape[2]))
+        self.check_result("weights", result, (len(q), self.heads, q.shape[2], k.shape[2]))
         weights = F.dropout(result[0], self.dropout, self.training)
         return weights @ repeat_heads(v, self.heads), result[1]
+
+    def query_side(self, x: Tensor) -> Tensor | None:
+        """Return what weights, mix and turn read of each query's x: (b,i,e) -> (b,·,i,·), or None."""
+        return None
+
+    def key_side(self, x: Tensor) -> Tensor | None:
+        """Return what weights, mix and turn read of each key's x: (b,j,e) -> (b,·,j,·), or None."""
+        return None
+
+    def values(self, v: Tensor, carry: Tensor | None) -> WithCarry:
+        """Return what is mixed, (b,g,j,d), and what the next layer gets, if the mechanism carries values."""
+        return v, None
+
+    def turn(self, context: Tensor, v: Tensor, at: Tensor | None, sides: Sides) -> Tensor:
+        """Return the context after a linear map for each query and head, (b,h,i,d). It must not read other rows."""
+        return context
 
     def finish(self, context: Tensor) -> Tensor:
         return context
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
-                causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
-        result = self.mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
-        self.check_result("mix", result, (*q.shape[:3], v.shape[3]))
-        finished = self.finish(result[0])
-        self.check_result("finish", (finished, result[1]), (*q.shape[:3], v.shape[3]))
-        return finished, result[1]
+                causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None, sides: Sides = (None, None),
+                ) -> WithCarry:  # fmt: skip
+        shape = (len(q), self.heads, q.shape[2], v.shape[3])
+        given = self.give_sides(sides)
+        if self.carry_of == "keys":
+            v, carried = self.values(v, carry)
+            context, _ = self.mix(q, k, v, mask, None, causal=causal, at=at, bias=bias, **given)
+        else:
+            result = self.mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias, **given)
+            self.check_result("mix", result, shape)
+            context, carried = result
+        turned = self.turn(context, v, at, sides)
+        self.check_result("turn", (turned, carried), shape)
+        finished = self.finish(turned)
+        self.check_result("finish", (finished, carried), shape)
+        return finished, carried
+
+    def give_sides(self, sides: Sides) -> dict[str, Any]:
+        """Return the sides as a named argument of weights and mix, or nothing if they take none."""
+        return {"sides": sides} if self.reads_sides else {}
 
     def visible(
         self, q: Tensor, k: Tensor, mask: Tensor | None = None, *, causal: bool = False, at: Tensor | None = None
@@ -100,12 +153,17 @@ class Mechanism(nn.Module, ABC):
         """Number of heads of the carry, if there is one."""
         return self.heads
 
+    @property
+    def query_heads(self) -> int:
+        """Number of heads of q."""
+        return self.heads
+
     def check(
         self, q: Tensor, k: Tensor, mask: Tensor | None = None, at: Tensor | None = None, v: Tensor | None = None
     ) -> None:
         """Raise ValueError or TypeError if the arguments do not fit this mechanism or each other."""
-        if (q.shape[1:2], q.shape[-1:]) != ((self.heads,), (self.head_dim,)):
-            expected = f"(batch, {self.heads}, length, {self.head_dim})"
+        if (q.shape[1:2], q.shape[-1:]) != ((self.query_heads,), (self.head_dim,)):
+            expected = f"(batch, {self.query_heads}, length, {self.head_dim})"
             raise ValueError(f"q of {type(self).__name__} must be {expected}, got {tuple(q.shape)}")
         check(q, k, mask, at, v)
 
@@ -129,11 +187,11 @@ class Mechanism(nn.Module, ABC):
             raise ValueError(f"{file}: {type(self).__name__}.{method} must return {got}")
 
     def check_carry(self, carry: Tensor, shape: tuple[int, ...]) -> None:
-        """Raise ValueError if this is layer 0, or if the carry does not have the shape of the logits."""
+        """Raise ValueError if this is layer 0, or if the carry does not have this shape, of the logits or of v."""
         if self.first:
             raise ValueError(f"layer 0 takes no carry; build {type(self).__name__} with layer= its index in the stack")
         if carry.shape != shape:
-            raise ValueError(f"the carry is {tuple(carry.shape)} but the logits of this layer are {tuple(shape)}")
+            raise ValueError(f"the carry is {tuple(carry.shape)} but this layer needs {tuple(shape)}")
 
     def read_carry(self, carry: Tensor, z: Tensor, seen: Tensor) -> Tensor:
         """Return the carry as logits z may add it: 0 where hidden, in z's type. Raises like `check_carry`."""
@@ -147,7 +205,7 @@ class Mechanism(nn.Module, ABC):
     def is_covered(self, gap: str | None) -> bool:
         """Whether kernels cover a case. `gap` names what they lack, or is None; with impl="fused" a gap is an error."""
         if gap and self.impl == "fused":
-            raise ValueError(f"impl='fused' does not cover {gap}; use impl='auto' or 'reference'")
+            raise NotCoveredError(f"impl='fused' does not cover {gap}; use impl='auto' or 'reference'")
         return gap is None
 
     def extra_repr(self) -> str:
@@ -157,6 +215,11 @@ class Mechanism(nn.Module, ABC):
 def repeat_heads(x: Tensor, heads: int) -> Tensor:
     """Repeat each of g key heads for heads/g consecutive query heads: (b,g,j,d) -> (b,heads,j,d)."""
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], dim=1)
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """(b,n,heads·d) -> (b,heads,n,d)."""
+    return x.view(*x.shape[:2], heads, -1).transpose(1, 2)
 
 
 def logits(q: Tensor, k: Tensor, scale: float, bias: Tensor | None = None) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.mechanisms.mechanism import Mechanism
-from attnlab.models.cache import Cache
+from attnlab.models.cache import Cache, Tensors
 from attnlab.models.rotary import Rotation, rotate
 from attnlab.models.scaled_linear import ScaledLinear
 from attnlab.records.record import KINDS
@@ -38,7 +38,7 @@ class MultiHead(Attention):
     head_norm         ε of the norms of queries and keys; None: no QK-norm
     scale             factor of the output
 
-    Raises ValueError for an unknown kind, a self-only mechanism as cross attention, or heads that do not divide.
+    Raises ValueError for an unknown kind, a mechanism that does not fit, or heads that do not divide.
     """
 
     def __init__(
@@ -63,10 +63,12 @@ class MultiHead(Attention):
                 f"{type(mechanism).__name__} is defined for self-attention only and cannot be a cross attention; "
                 "choose another mechanism with cross_attention=NAME"
             )
+        if mechanism.lookback and mechanism.carries and mechanism.carry_of == "pairs":
+            raise ValueError(f"{type(mechanism).__name__} reads former queries, so it cannot carry logits (lookback)")
         if groups < 1 or heads % groups:
             raise ValueError(f"key_value_heads must divide heads={heads}, got {groups}")
         self.mechanism, self.kind, self.index = mechanism, kind, index
-        self.query = nn.Linear(width, heads * head_dim, bias=bias)
+        self.query = nn.Linear(width, mechanism.query_heads * head_dim, bias=bias)
         self.key = nn.Linear(width, groups * head_dim, bias=bias)
         self.value = nn.Linear(width, groups * head_dim, bias=bias)
         self.output = ScaledLinear(heads * head_dim, width, bias=bias, scale=scale)
@@ -86,24 +88,26 @@ class MultiHead(Attention):
         rotation: Rotation | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Map x (b,i,e) and memory (b,j,e) to the output (b,i,e) and the mechanism's carry."""
-        source = self._select_source(x, memory, cache)
-        if cache is not None:
-            q = self._split_heads(self.query(x))
-            k, v = cache.extend(lambda: self.project_keys_values(source, rotation), at)
+        source, mechanism = self._select_source(x, memory, cache), self.mechanism
+        if cache is None:
+            q, k, v = self._project_all(x, source)
+            keys = pack(self._place(k, self.key_norm, rotation), v, mechanism.key_side(source))
         else:
-            if source is x:
-                q, k, v = self._project_jointly(x, self.query, self.key, self.value)
-            else:
-                q, (k, v) = self._split_heads(self.query(x)), self._project_jointly(source, self.key, self.value)
-            k = self._place(k, self.key_norm, rotation)
-        q = self._place(q, self.query_norm, rotation)
-        context, carry = self.mechanism(q, k, v, mask, carry, causal=causal, at=at)
+            q, keys = self._split_heads(self.query(x)), cache.extend(lambda: self.project_keys(source, rotation), at)
+        queries = pack(self._place(q, self.query_norm, rotation), mechanism.query_side(x))
+        if cache is not None and (back := mechanism.lookback):
+            queries = cache.look_back(queries, back)
+            at = None if at is None else torch.cat([at[0] + torch.arange(-back, 0, device=at.device), at])
+        (q, *query_side), (k, v, *key_side) = queries, keys
+        sides = (query_side[0] if query_side else None, key_side[0] if key_side else None)
+        context, carry = mechanism(q, k, v, mask, carry, causal=causal, at=at, sides=sides)
+        context = context[:, :, context.shape[2] - x.shape[1] :]  # without the former queries
         return self.output(context.transpose(1, 2).flatten(2)), carry
 
-    def project_keys_values(self, source: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor]:
-        """Project (b,j,e) to k and v, (b,g,j,d) each."""
+    def project_keys(self, source: Tensor, rotation: Rotation | None = None) -> Tensors:
+        """Project (b,j,e) to k and v, (b,g,j,d) each, and add the key side where the mechanism has one."""
         k, v = self._split_heads(self.key(source)), self._split_heads(self.value(source))
-        return self._place(k, self.key_norm, rotation), v
+        return pack(self._place(k, self.key_norm, rotation), v, self.mechanism.key_side(source))
 
     def output_projection(self) -> tuple[Tensor, Tensor | None]:
         weight, bias = self.output.fold_scale()
@@ -120,6 +124,12 @@ class MultiHead(Attention):
             raise ValueError("a cross attention needs a memory, or the cache that was built from it")
         return x if memory is None else memory
 
+    def _project_all(self, x: Tensor, source: Tensor) -> Tensors:
+        """Return q, k and v."""
+        if source is x:
+            return self._project_jointly(x, self.query, self.key, self.value)
+        return self._split_heads(self.query(x)), *self._project_jointly(source, self.key, self.value)
+
     def _project_jointly(self, x: Tensor, *linears: nn.Linear) -> tuple[Tensor, ...]:
         """Apply several linear maps to x by one matrix product. Joining their weights is cheap for many tokens."""
         weight = torch.cat([linear.weight for linear in linears])
@@ -134,3 +144,8 @@ class MultiHead(Attention):
 
     def _split_heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.mechanism.head_dim)).transpose(1, 2)  # (b,n,g·d) -> (b,g,n,d)
+
+
+def pack(*tensors: Tensor | None) -> Tensors:
+    """Return the tensors that exist."""
+    return tuple(x for x in tensors if x is not None)

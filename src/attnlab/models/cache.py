@@ -1,9 +1,9 @@
-"""Caches of keys and values for incremental decoding.
+"""Caches of keys and values for incremental decoding, and of what a mechanism derives from each key's input.
 
 A `GrowingCache` concatenates: the queries are the last keys, as in the full pass. A `StaticCache` is allocated once and
 written in place at the positions `at`. Entries that are not written yet lie in the future, so causal attention hides
 them. A `CrossCache` holds the keys and values of the memory, which a cross attention computes once. No cache holds a
-carry, because a carry belongs to one step.
+carry, because a carry belongs to one step. A mechanism with lookback also reads the last queries, which a cache keeps.
 
 A pinned state keeps its position on the device and changes only in place. So one step captured as a CUDA graph serves
 every position (`decode.py`).
@@ -18,97 +18,109 @@ from typing import Self
 import torch
 from torch import Tensor
 
-KeysValues = tuple[Tensor, Tensor]  # (b,g,n,d) each
-Project = Callable[[], KeysValues]  # computes keys and values of the new tokens
+Tensors = tuple[Tensor, ...]  # keys, values and, where there is one, the key side: (b,·,n,·) each
+Project = Callable[[], Tensors]  # computes these of the new tokens
 
 
 class Cache(ABC):
-    """The keys and values of one attention."""
+    """What one attention keeps of former tokens."""
 
-    def __init__(self, tensors: KeysValues | None = None) -> None:
-        self.tensors = tensors
+    def __init__(self, tensors: Tensors | None = None, former: Tensors = ()) -> None:
+        self.tensors, self.former = tensors, former  # of the keys, and of the last queries
 
     @abstractmethod
-    def extend(self, project: Project, at: Tensor | None) -> KeysValues:
+    def extend(self, project: Project, at: Tensor | None) -> Tensors:
         """Return all keys and values (b,g,j,d), new tokens included; at (n,) holds the positions of the new tokens."""
+
+    def look_back(self, queries: Tensors, size: int) -> Tensors:
+        """Return the queries (b,·,n,·) with the last `size` former ones before them, zeros before the first of all."""
+        former = self.former or tuple(x.new_zeros(*x.shape[:2], size, x.shape[3]) for x in queries)
+        check_batch(former[0], queries[0])
+        longer = tuple(torch.cat(pair, dim=2) for pair in zip(former, queries, strict=True))
+        last = tuple(x[:, :, x.shape[2] - size :] for x in longer)
+        if self.former:
+            _copy(self.former, last)  # in place: a captured step reads the same memory again
+        else:
+            self.former = tuple(x.clone() for x in last)
+        return longer
 
     def select(self, examples: Tensor) -> Self:
         """Return a new cache of these examples of the batch, in this order; an example may occur several times."""
         other = copy(self)
         if self.tensors is not None:
-            other.tensors = self.tensors[0].index_select(0, examples), self.tensors[1].index_select(0, examples)
+            other.tensors = tuple(x.index_select(0, examples) for x in self.tensors)
+        other.former = tuple(x.index_select(0, examples) for x in self.former)
         return other
 
-    @abstractmethod
     def reorder_(self, examples: Tensor) -> None:
         """Select in place; the batch size stays, and each example replaces one with the same source."""
+        _copy(self.former, tuple(x.index_select(0, examples) for x in self.former))
 
 
 class GrowingCache(Cache):
     """A cache that concatenates the keys and values of each step."""
 
-    def extend(self, project: Project, at: Tensor | None) -> KeysValues:
+    def extend(self, project: Project, at: Tensor | None) -> Tensors:
         new = project()
         if self.tensors is not None:
             check_batch(self.tensors[0], new[0])
-            new = torch.cat([self.tensors[0], new[0]], dim=2), torch.cat([self.tensors[1], new[1]], dim=2)
+            new = tuple(torch.cat(pair, dim=2) for pair in zip(self.tensors, new, strict=True))
         self.tensors = new
         return new
 
     def reorder_(self, examples: Tensor) -> None:
+        super().reorder_(examples)
         self.tensors = self.select(examples).tensors
 
 
 class StaticCache(Cache):
     """A cache of `limit` positions that is allocated once and written in place."""
 
-    def __init__(self, limit: int, tensors: KeysValues | None = None) -> None:
+    def __init__(self, limit: int, tensors: Tensors | None = None, former: Tensors = ()) -> None:
         if limit < 1:
             raise ValueError(f"start(static=LENGTH) must allocate at least 1 token, got {limit}")
-        super().__init__(tensors)
+        super().__init__(tensors, former)
         self.limit = limit
 
-    def extend(self, project: Project, at: Tensor | None) -> KeysValues:
+    def extend(self, project: Project, at: Tensor | None) -> Tensors:
         if at is None:
             raise ValueError("a static cache needs at, the position of each new token")
-        k, v = project()
+        new = project()
         if self.tensors is None:
-            b, g, _, d = k.shape
-            self.tensors = k.new_zeros(b, g, self.limit, d), v.new_zeros(b, g, self.limit, d)
-        check_batch(self.tensors[0], k)
-        self.tensors[0].index_copy_(2, at, k)
-        self.tensors[1].index_copy_(2, at, v)
+            self.tensors = tuple(x.new_zeros(*x.shape[:2], self.limit, x.shape[3]) for x in new)
+        check_batch(self.tensors[0], new[0])
+        for x, part in zip(self.tensors, new, strict=True):
+            x.index_copy_(2, at, part)
         return self.tensors
 
     def reorder_(self, examples: Tensor) -> None:
-        for x in self.tensors or ():
-            x.copy_(x.index_select(0, examples))
+        super().reorder_(examples)
+        _copy(self.tensors or (), tuple(x.index_select(0, examples) for x in self.tensors or ()))
 
     def share_prefix(self, limit: int) -> "StaticCache":
         """Return a cache of the first `limit` positions that shares the memory of this one."""
         if self.tensors is None or limit > self.limit:
             raise ValueError(f"cannot share {limit} positions: the cache has {self.limit}, allocated in the first step")
-        return StaticCache(limit, (self.tensors[0][:, :, :limit], self.tensors[1][:, :, :limit]))
+        return StaticCache(limit, tuple(x[:, :, :limit] for x in self.tensors), self.former)
 
     def clear_(self) -> None:
-        for x in self.tensors or ():
+        for x in (*(self.tensors or ()), *self.former):
             x.zero_()
 
 
 class CrossCache(Cache):
     """The fixed keys and values of a cross attention."""
 
-    tensors: KeysValues
+    tensors: Tensors
 
-    def extend(self, project: Project, at: Tensor | None) -> KeysValues:
+    def extend(self, project: Project, at: Tensor | None) -> Tensors:
         return self.tensors
 
-    def reorder_(self, examples: Tensor) -> None:
-        pass  # the source is the same
-
-    def copy_(self, other: "CrossCache") -> None:
-        for x, new in zip(self.tensors, other.tensors, strict=True):
-            x.copy_(new)
+    def restart_(self, other: "CrossCache") -> None:
+        """Take over, in the same memory, the keys and values of another memory, before its first query."""
+        _copy(self.tensors, other.tensors)
+        for x in self.former:
+            x.zero_()
 
 
 @dataclass
@@ -145,8 +157,10 @@ class Decoding:
 
     def reorder_(self, examples: Tensor) -> None:
         """Select in place; each example must continue one with the same source, as beams of one sentence do."""
-        for own, _ in self.caches:
+        for own, cross in self.caches:
             own.reorder_(examples)
+            if cross is not None:
+                cross.reorder_(examples)  # its keys are those of the same source
 
     def pin(self, device: torch.device) -> None:
         """Move the position to the device. After this, nothing checks whether the static caches are full."""
@@ -166,10 +180,15 @@ class Decoding:
         for (own, cross), (_, other) in zip(self.caches, fresh.caches, strict=True):
             _require_static(own).clear_()
             if isinstance(cross, CrossCache) and isinstance(other, CrossCache):
-                cross.copy_(other)
+                cross.restart_(other)
         if self.memory_mask is not None and fresh.memory_mask is not None:
             self.memory_mask.copy_(fresh.memory_mask)
         self.length.zero_()
+
+
+def _copy(tensors: Tensors, new: Tensors) -> None:
+    for x, part in zip(tensors, new, strict=True):
+        x.copy_(part)
 
 
 def _require_static(cache: Cache) -> StaticCache:

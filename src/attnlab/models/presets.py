@@ -25,7 +25,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from attnlab.config import parse_values, replace_values, suggest_nearest
-from attnlab.mechanisms import parse_options, read_option_types
+from attnlab.mechanisms import DECIDED_BY_MODEL, parse_options, read_option_types
 from attnlab.models.lstm_config import SETTINGS, LSTMConfig
 from attnlab.models.transformer_config import TransformerConfig
 
@@ -80,7 +80,7 @@ def configure_model(name: str, values: Mapping[str, str]) -> Config:
         raise ValueError(f"no model is called {name!r}{suggest_nearest(name, PRESETS)}; there are {', '.join(PRESETS)}")
     keys = [f.name for f in fields(PRESETS[name]) if not f.name.endswith("options")]
     config = resize_model(PRESETS[name], {key: text for key, text in values.items() if key in keys})
-    option_keys = [option for option in read_option_types(config.attention) if option not in ("layer", "dropout")]
+    option_keys = [option for option in read_option_types(config.attention) if option not in DECIDED_BY_MODEL]
     options = {key: text for key, text in values.items() if key not in keys}
     for key in options:
         if key not in option_keys:

@@ -193,8 +193,8 @@ def _build_attention(config: TransformerConfig, kind: str, index: int) -> MultiH
     name, options = config.attention, config.attention_options
     if kind == "cross" and config.cross_attention is not None:
         name, options = config.cross_attention, config.cross_attention_options
-    size, dropout = config.head_size, config.attention_dropout
-    mechanism = attention(name, heads=config.heads, head_dim=size, layer=index, dropout=dropout, **options)
+    sizes = {"heads": config.heads, "head_dim": config.head_size, "model_size": config.width}
+    mechanism = attention(name, **sizes, layer=index, dropout=config.attention_dropout, **options)
     _check_parts(config, name, mechanism)
     return MultiHead(
         mechanism, config.width, kind=kind, index=index, key_value_heads=config.key_value_heads,

@@ -14,11 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.mechanisms import MECHANISMS
-from attnlab.mechanisms.mechanism import Mechanism, visible
+from attnlab.mechanisms.mechanism import Mechanism, repeat_heads, visible
 from attnlab.mechanisms.noise import seed_noise
 from attnlab.models.attention import Attention
 from attnlab.models.model import Model
 from attnlab.recording.around import BlockWatcher
+from attnlab.recording.tolerance import measure_difference
+from attnlab.recording.turning import read_turning
 from attnlab.records.record import Layer, Record
 
 
@@ -109,14 +111,19 @@ def _make_hooks(
 
     def inner(mechanism: Mechanism, args: tuple[Any, ...], named: dict[str, Any], output: tuple[Tensor, Any]) -> None:
         q, k, v, mask, carry = args
-        mixed = output[0]
-        weights = mechanism.weights(q, k, mask, carry, **named)[0]
-        finishes = type(mechanism).finish is not Mechanism.finish
-        context = mechanism.mix(*args, **named)[0] if finishes else mixed
+        mixed, sides = output[0], named.get("sides", (None, None))
+        options = {name: x for name, x in named.items() if name != "sides"} | mechanism.give_sides(sides)
+        if mechanism.carry_of == "keys":
+            v, carry = mechanism.values(v, carry)[0], None
+        weights = mechanism.weights(q, k, mask, carry, **options)[0]
+        plain = type(mechanism).finish is Mechanism.finish and type(mechanism).turn is Mechanism.turn
+        context = mixed if plain else mechanism.mix(q, k, v, mask, carry, **options)[0]
+        check_weights(mechanism, weights, v, context)
+        turning = read_turning(mechanism, context, v, named["at"], sides)
         key = (id(mask), id(named["at"]), named["causal"], q.shape[2], k.shape[2])
         pairs = visible(q, k, mask, causal=named["causal"], at=named["at"])
         _, pairs = masks.setdefault(key, ((mask, named["at"]), pairs))  # mask and at stay alive: ids are unique
-        tensors.update(attended=weights, grouped_values=v, context=context, mixed=mixed, mask=pairs)
+        tensors.update(attended=weights, grouped_values=v, context=context, mixed=mixed, mask=pairs, turning=turning)
 
     def outer(module: Attention, args: tuple[Any, ...], output: tuple[Tensor, Any]) -> None:
         weight, bias = module.output_projection()
@@ -129,6 +136,17 @@ def _make_hooks(
         tensors.clear()
 
     return inner, outer
+
+
+def check_weights(mechanism: Mechanism, weights: Tensor, v: Tensor, context: Tensor) -> None:
+    """Raise ValueError unless the context is weights · v, as every reading of a Record assumes."""
+    error, allowed = measure_difference(weights @ repeat_heads(v, weights.shape[1]), context)
+    if not error <= allowed:
+        name = type(mechanism).__name__
+        raise ValueError(
+            f"{name} cannot be recorded: its weights times its values differ from the context it mixes by {error:.2g}; "
+            "attnlab check shows which law it breaks"
+        )
 
 
 def _split_batch(model: Model, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -2,7 +2,10 @@
 
 Our models and Hugging Face models produce it; every analysis and the viewer consume it. In one attention layer
 
-    context = Σ_j weights · values     mixed = finish(context)     outputs = Σ_h mixed_h · output_weight_h + output_bias
+    context = Σ_j weights · values     mixed = finish(context · turning)
+    outputs = Σ_h mixed_h · output_weight_h + output_bias
+
+turning is a linear map of each query and head, as a gate is; most mechanisms have none.
 
 A Record in memory holds its layers. A Record from a file reads each layer on access and keeps none. A lazy Record keeps
 queries and keys and computes weights on access, all at once or for a range of rows.
@@ -70,6 +73,7 @@ class Layer:
     extras: Mapping[str, Tensor] = field(default_factory=dict)  # optional logits, probes, gradients; batch first
     around: Mapping[str, Tensor] = field(default_factory=dict)  # the block around it; AROUND names the parts
     strange: str = ""  # why that block is not supported, if it is not
+    turning: Tensor | None = None  # a factor (b,h,i,1) or (b,h,i,d), or a matrix (b,h,i,d,d); None: the identity
 
     @property
     def weights(self) -> Tensor:
@@ -78,6 +82,11 @@ class Layer:
     @property
     def values(self) -> Tensor:
         return self.grouped_values.repeat_interleave(self.context.shape[1] // self.grouped_values.shape[1], dim=1)
+
+    @property
+    def turned(self) -> Tensor:
+        """The context after the turning, (b,h,i,d)."""
+        return self.context if self.turning is None else apply_turning(self.turning, self.context)
 
     @property
     def lazy(self) -> bool:
@@ -287,6 +296,11 @@ class Record:
         return replace(self, layers=changed, tokens=tokens, masks=masks, readout=readout)
 
 
+def apply_turning(turning: Tensor, context: Tensor) -> Tensor:
+    """Apply the map of each query, a factor (b,h,i,1|d) or a matrix (b,h,i,d,d), to its context (b,h,i,d)."""
+    return (context.unsqueeze(-2) @ turning).squeeze(-2) if turning.dim() == 5 else turning * context
+
+
 def _compute_checksum(x: Tensor) -> int:
     """Return the CRC-32 of a tensor's type, shape and content."""
     content = x.cpu().reshape(-1).view(torch.uint8).numpy().data
@@ -295,7 +309,7 @@ def _compute_checksum(x: Tensor) -> int:
 
 def _check_index(index: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> None:
     """Raise an error if the index of a file lacks a part, or names a tensor that is missing or has another shape."""
-    optional = {"kind", "index", "name", "output_bias", "extras", "around", "strange"}
+    optional = {"kind", "index", "name", "output_bias", "extras", "around", "strange", "turning"}
     required = [each.name for each in fields(Layer) if each.name not in optional]
     content = {key: x for key, x in index.items() if key != "crc32"}
     if "crc32" in index and index["crc32"] != zlib.crc32(json.dumps(content).encode()):

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from attnlab.config import LengthPenalty, Natural, check_fields, compute_digest, replace_values, suggest_nearest
 from attnlab.huggingface.adaptation import FROM_MODEL
 from attnlab.huggingface.fine_tuning import TunedConfig
-from attnlab.mechanisms import own, parse_options, read_option_types
+from attnlab.mechanisms import DECIDED_BY_MODEL, own, parse_options, read_option_types
 from attnlab.models.lstm_config import LSTMConfig
 from attnlab.models.presets import PRESETS, Config, resize_model
 from attnlab.models.transformer_config import TransformerConfig
@@ -154,7 +154,7 @@ def resolve_recipe(task: str, values: Mapping[str, str]) -> Recipe:
     owner = _map_keys(parts)
     attention = given.get("attention", parts["model"].attention)
     options = {key: text for key, text in given.items() if key not in owner}
-    decided = FROM_MODEL if isinstance(parts["model"], TunedConfig) else ("layer", "dropout")
+    decided = FROM_MODEL if isinstance(parts["model"], TunedConfig) else DECIDED_BY_MODEL
     known = [option for option in read_option_types(attention) if option not in decided]
     for key in options:
         if key not in known:
