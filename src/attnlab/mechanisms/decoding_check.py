@@ -7,12 +7,13 @@ otherwise decode to something else without an error.
 from copy import deepcopy
 
 import torch
+from torch import Tensor
 
 from attnlab.config import describe_error
-from attnlab.mechanisms.laws import shake_parameters
+from attnlab.mechanisms.law_trial import LENGTH, LawTrial, make_trial
+from attnlab.mechanisms.laws import one_query_at_a_time
 from attnlab.mechanisms.mechanism import Mechanism
 
-LENGTH = 5
 ALLOWED = 1e-5  # relative to 1 + max; a mechanism may compute in float32
 
 
@@ -35,28 +36,24 @@ def check_cached_decoding(mechanism: Mechanism, *, cross: bool = False) -> None:
 
 @torch.no_grad()
 def measure_cached_decoding(mechanism: Mechanism, *, cross: bool = False) -> float:
-    """Return the worst difference between one query at a time and all at once, relative to 1 + max.
+    """Return the worst difference between one query at a time and all at once, relative to 1 + max."""
 
-    Keys come from a cache that grows, then from one that is allocated for all keys.
-    """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        tried = shake_parameters(deepcopy(mechanism).cpu())
-        tried.impl = "reference"
-        shape = (1, tried.heads, LENGTH, tried.head_dim)
-        q, k, v = torch.randn(3, *shape, dtype=torch.float64)
-        carry = None
-        if tried.carries and not tried.first:
-            carry = torch.randn(1, tried.carry_heads, LENGTH, LENGTH, dtype=torch.float64)
-    whole = tried(q, k, v, carry=carry, causal=not cross)[0]
+    def build(layer: int) -> Mechanism:
+        tried = deepcopy(mechanism).cpu()
+        tried.first, tried.impl = layer == 0, "reference"
+        return tried
+
+    trial = make_trial(build)
+    whole = trial.output(causal=not cross)
+    error = _read_cross(trial, whole) if cross else one_query_at_a_time(trial)[0]
+    return error / (1 + float(whole.abs().max()))
+
+
+def _read_cross(trial: LawTrial, whole: Tensor) -> float:
+    """Return the worst difference of a query that sees all keys, alone and among the others."""
     worst = 0.0
     for now in range(LENGTH):
-        rows = slice(now, now + 1)
-        row = None if carry is None else carry[:, :, rows]
-        steps = [tried(q[:, :, rows], k, v, carry=row, causal=not cross, at=torch.tensor([now]))[0]]
-        if not cross:
-            past = slice(0, now + 1)
-            row = None if row is None else row[..., past]
-            steps.append(tried(q[:, :, rows], k[:, :, past], v[:, :, past], carry=row, causal=True)[0])
-        worst = max(worst, *(float((step - whole[:, :, rows]).abs().max()) for step in steps))
-    return worst / (1 + float(whole.abs().max()))
+        rows = slice(max(0, now - trial.mechanism.lookback), now + 1)
+        alone = trial.select_queries(rows).output(at=torch.arange(LENGTH)[rows])
+        worst = max(worst, float((alone[:, :, -1] - whole[:, :, now]).abs().max()))
+    return worst

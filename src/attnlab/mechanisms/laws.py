@@ -168,7 +168,7 @@ def causal_equals_a_triangular_mask(example: LawTrial) -> Measurement:
     return moved, "causal=True against a triangular mask"
 
 
-def one_query_at_a_time(example: LawTrial) -> Measurement:
+def one_query_at_a_time(example: LawTrial) -> tuple[float, str]:
     full, worst = example.output(causal=True), 0.0
     for now in range(LENGTH):
         row = example.select_queries(slice(max(0, now - example.mechanism.lookback), now + 1))

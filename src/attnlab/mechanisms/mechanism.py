@@ -219,7 +219,7 @@ def repeat_heads(x: Tensor, heads: int) -> Tensor:
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """(b,n,heads·d) -> (b,heads,n,d)."""
-    return x.view(*x.shape[:2], heads, -1).transpose(1, 2)
+    return x.view(*x.shape[:2], heads, x.shape[2] // heads).transpose(1, 2)
 
 
 def logits(q: Tensor, k: Tensor, scale: float, bias: Tensor | None = None) -> Tensor:
