@@ -6,7 +6,6 @@ import sys
 
 import pytest
 from in_process import run_attnlab
-from representatives import CROSS
 from typer.testing import CliRunner
 
 from attnlab.cli import app
@@ -43,21 +42,27 @@ COPYING = ("data=subset", "length=6", "types=12", "examples=20000", "held_out=50
            "width=32", "feed_forward=64", "batch_examples=32", "warmup=50", "lr=5e-3")  # fmt: skip
 TRANSLATING = ("data=lexicon", "examples=4000", "held_out=50", "layers=1", "heads=2", "width=32", "feed_forward=64",
                "batch_examples=32", "steps=200", "warmup=50", "lr=5e-3")  # fmt: skip
-LEARNING = [pytest.param(name, marks=() if name in (*CROSS, "uniform") else pytest.mark.slow)
-            for name, kind in MECHANISMS.items() if not kind.self_only]  # fmt: skip
+QUICK = ("softmax", "coda", "dagpam", "gated", "shaped", "uniform")  # the others are slow tests: each trains a model
 
 
-@pytest.mark.parametrize("name", LEARNING)
+def mark_learning(*, self_only):
+    names = [name for name, kind in MECHANISMS.items() if kind.self_only == self_only]
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in names]
+    )
+
+
+@mark_learning(self_only=False)
 def test_every_mechanism_learns_to_copy(name, tmp_path):
     """6 of 12 tokens, in their order, to an accuracy that is out of reach where attention looks nowhere: uniform."""
-    steps = 300 if name in (*CROSS, "uniform") else 550
+    steps = 300 if name in QUICK else 550
     result = run("train", "synthetic", *COPYING, f"steps={steps}", f"attention={name}", f"out={tmp_path / 'run'}")
     assert result.exit_code == 0, (result.output, result.exception)
     accuracy = float(re.findall(r"valid_accuracy ([\d.]+)", result.output)[-1])
     assert accuracy < 0.65 if name == "uniform" else accuracy > 0.7, accuracy
 
 
-@pytest.mark.parametrize("name", [name for name, kind in MECHANISMS.items() if kind.self_only])
+@mark_learning(self_only=True)
 def test_a_mechanism_for_self_attention_alone_learns_to_translate(name, tmp_path):
     """Without any attention, which is what uniform has, the accuracy is below 0.6 by then."""
     words = (*TRANSLATING, f"attention={name}", "cross_attention=softmax", f"out={tmp_path / 'run'}")

@@ -1,11 +1,16 @@
 """Whether a mechanism decodes with a cache as it computes a whole sequence."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from small_models import LM, made
 from torch.nn import functional as F
 
 from attnlab.mechanisms import MECHANISMS, Mechanism, Softmax, attention
 from attnlab.mechanisms.decoding_check import check_cached_decoding
+from attnlab.models.attention import MultiHead
+from attnlab.models.presets import PRESETS, build
 
 
 class Blurred(Softmax):
@@ -39,3 +44,19 @@ def test_every_mechanism_decodes_with_a_cache(name, layer):
 def test_a_mechanism_that_mixes_queries_does_not(cross):
     with pytest.raises(ValueError, match="Blurred cannot decode with a cache"):
         check_cached_decoding(Blurred(2, 6), cross=cross)
+
+
+def test_our_caches_refuse_it_and_the_full_pass_does_not():
+    model = made(LM)
+    tokens = torch.randint(1, 23, (2, 7))
+    for part in (module for module in model.modules() if isinstance(module, MultiHead)):
+        part.mechanism = Blurred(part.mechanism.heads, part.mechanism.head_dim).double().eval()
+    assert model(tokens).shape == (2, 7, 23)
+    with pytest.raises(ValueError, match="Blurred cannot decode with a cache"):
+        model.start()
+
+
+@pytest.mark.parametrize("name", [name for name, kind in MECHANISMS.items() if kind(2, 4).needs_layer])
+def test_an_lstm_refuses_what_needs_a_layer(name):
+    with pytest.raises(ValueError, match="LSTM"):
+        build(replace(PRESETS["lstm"], vocabulary=9, width=8, heads=2, attention=name))

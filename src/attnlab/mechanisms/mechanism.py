@@ -137,6 +137,12 @@ class Mechanism(nn.Module, ABC):
         self.check_result("finish", (finished, carried), shape)
         return finished, carried
 
+    @property
+    def needs_layer(self) -> bool:
+        """Whether it needs the projections of a Transformer's layer, and not queries, keys and values alone."""
+        sides = ("query_side", "key_side", "query_heads")
+        return self.lookback != 0 or any(getattr(type(self), name) is not getattr(Mechanism, name) for name in sides)
+
     def give_sides(self, sides: Sides) -> dict[str, Any]:
         """Return the sides as a named argument of weights and mix, or nothing if they take none."""
         return {"sides": sides} if self.reads_sides else {}

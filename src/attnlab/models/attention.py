@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from attnlab.mechanisms.decoding_check import check_cached_decoding
 from attnlab.mechanisms.mechanism import Mechanism
 from attnlab.models.cache import Cache, Tensors
 from attnlab.models.rotary import Rotation, rotate
@@ -68,6 +69,7 @@ class MultiHead(Attention):
         if groups < 1 or heads % groups:
             raise ValueError(f"key_value_heads must divide heads={heads}, got {groups}")
         self.mechanism, self.kind, self.index = mechanism, kind, index
+        self._cacheable = False  # proved by check_caching
         self.query = nn.Linear(width, mechanism.query_heads * head_dim, bias=bias)
         self.key = nn.Linear(width, groups * head_dim, bias=bias)
         self.value = nn.Linear(width, groups * head_dim, bias=bias)
@@ -103,6 +105,12 @@ class MultiHead(Attention):
         context, carry = mechanism(q, k, v, mask, carry, causal=causal, at=at, sides=sides)
         context = context[:, :, context.shape[2] - x.shape[1] :]  # without the former queries
         return self.output(context.transpose(1, 2).flatten(2)), carry
+
+    def check_caching(self) -> None:
+        """Raise ValueError, once, if the mechanism decodes with a cache to something else than without."""
+        if not self._cacheable:
+            check_cached_decoding(self.mechanism, cross=self.kind == "cross")
+            self._cacheable = True
 
     def project_keys(self, source: Tensor, rotation: Rotation | None = None) -> Tensors:
         """Project (b,j,e) to k and v, (b,g,j,d) each, and add the key side where the mechanism has one."""

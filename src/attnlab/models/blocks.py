@@ -112,6 +112,9 @@ class Block(nn.Module):
 
     def make_caches(self, memory: Tensor | None, static: int | None) -> tuple[Cache, Cache | None]:
         """Make empty caches for incremental decoding. Keys and values of the memory are computed here, once."""
+        self.attention.check_caching()
+        if self.cross is not None:
+            self.cross.check_caching()
         own = GrowingCache() if static is None else StaticCache(static)
         return own, None if self.cross is None or memory is None else CrossCache(self.cross.project_keys(memory))
 

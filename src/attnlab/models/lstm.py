@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from attnlab.mechanisms.mechanism import Mechanism
 from attnlab.models.attention import Attention
 from attnlab.models.embedding import InputEmbedding, LinearReadout, Readout
-from attnlab.models.lstm_classifier import build_classifier
+from attnlab.models.lstm_classifier import build_classifier, reject_layered
 from attnlab.models.lstm_config import LSTMConfig
 from attnlab.models.lstm_decoding import LSTMDecoding
 from attnlab.models.lstm_layers import LSTMLayer, LSTMStack, State
@@ -45,6 +45,7 @@ class StateAttention(Attention):
                 f"{type(mechanism).__name__} is defined for self-attention only, and an LSTM has only cross attention; "
                 "choose another attention"
             )
+        reject_layered(mechanism)
         heads, memory = mechanism.heads, mechanism.head_dim
         self.mechanism, self.join = mechanism, join
         self.query = nn.Linear(width, heads * memory)

@@ -37,6 +37,7 @@ class WordAttention(Attention):
                 f"{type(mechanism).__name__} transforms contexts of size {mechanism.head_dim}, that of its keys, but "
                 f"encoder states have size {memory}; set bidirectional=false, or choose another attention"
             )
+        reject_layered(mechanism)
         self.mechanism, self.memory = mechanism, memory
         self.key = nn.Linear(memory, mechanism.head_dim)  # Q, b
         self.score = nn.Linear(mechanism.head_dim, 1)  # v, b_v
@@ -50,6 +51,15 @@ class WordAttention(Attention):
 
     def output_projection(self) -> tuple[Tensor, None]:
         return torch.eye(self.memory, dtype=self.key.weight.dtype, device=self.key.weight.device).unsqueeze(0), None
+
+
+def reject_layered(mechanism: Mechanism) -> None:
+    """Raise ValueError for a mechanism that needs more than the queries, keys and values of an LSTM."""
+    if mechanism.needs_layer:
+        raise ValueError(
+            f"{type(mechanism).__name__} reads the input or the projections of a Transformer's layer, "
+            "which an LSTM does not have; choose another attention"
+        )
 
 
 class BinaryReadout(Readout):
