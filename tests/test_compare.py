@@ -12,8 +12,9 @@ from attnlab.commands.compare.controls import HEADS, MATCHED, add_controls
 from attnlab.commands.compare.cost import CostTable, take_first_batch
 from attnlab.commands.compare.measures import list_measures
 from attnlab.commands.compare.plan import plan_comparison
-from attnlab.commands.compare.value_lists import split_list, split_options
+from attnlab.config import split_list
 from attnlab.experiments.significance import compute_bootstrap_p, compute_interval, contrast_seeds, correct_by_holm
+from attnlab.mechanisms.per_layer import LayerAttention, split_options
 from attnlab.models.presets import build_on_meta
 from attnlab.tasks import TASKS
 from attnlab.training.recipe import resolve_recipe
@@ -53,7 +54,8 @@ def test_a_list_that_is_none_is_refused(text):
 
 
 def test_options_of_one_row():
-    assert split_options("dagpam(initial=(1,2),tied=no)") == ("dagpam", {"initial": "(1,2)", "tied": "no"})
+    options = {"initial": "(1,2)", "tied": "no"}
+    assert split_options("dagpam(initial=(1,2),tied=no)") == LayerAttention("dagpam", options)
     with pytest.raises(ValueError, match=r"NAME\(key=value"):
         split_options("dagpam(initial=1")
 

@@ -74,7 +74,7 @@ def test_check_fails_a_leaky_one_with_the_numbers(mine):
     ("name", "message"),
     [
         ("./mine.py:Main", "has no 'Main' .did you mean 'Mine'.*its mechanisms: Mine, Forgetful"),
-        ("./mine.py:NotOne", "is not a subclass of attnlab.Mechanism"),
+        ("./mine.py:NotOne", "is not a subclass of attnlab.mechanisms.mechanism.Mechanism"),
         ("./mine.py:Unfinished", "does not define weights"),
         ("./mine.py", "write ./mine.py:Mine"),
         ("./absent.py:Mine", "no file ./absent.py"),

@@ -44,8 +44,8 @@ def main() -> None:
     try:
         app()
     except BaseException as error:
-        own = sys.modules.get("attnlab.mechanisms.own")  # imported only by commands that can load a user's file
-        message = own.explain(error) if own is not None else None
+        own_files = sys.modules.get("attnlab.registry.own_files")  # imported only by commands that can load a file
+        message = own_files.explain(error) if own_files is not None else None
         if message is None and isinstance(error, ValueError | OSError | ImportError | OverflowError):
             message = " ".join(str(error).split())
         if message is None or os.environ.get("ATTNLAB_TRACE"):
@@ -96,12 +96,17 @@ def demo(
 @app.command()
 def describe(model: Preset, settings: Pairs = None) -> None:
     """Print the number of parameters of each block. Keys that the model lacks are options of its attention."""
+    from attnlab.mechanisms.per_layer import describe_layers, is_per_layer
     from attnlab.models.presets import build_on_meta, configure_model, parameter_table
+    from attnlab.models.transformer_config import TransformerConfig
 
     config = configure_model(model, split_pairs(settings or []))
     counts = parameter_table(build_on_meta(config))
     rows = [[block, f"{count:,}"] for block, count in [*counts, ("total", sum(count for _, count in counts))]]
     show_table(f"{model}, attention={config.attention}", ["block", "parameters"], rows)
+    if isinstance(config, TransformerConfig) and any(is_per_layer(name or "") for name in config.attentions):
+        for kind in config.attention_kinds:
+            print(f"{kind}: {describe_layers(config.list_attentions(kind))}")
 
 
 @app.command()

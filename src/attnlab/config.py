@@ -138,6 +138,38 @@ def split_pairs(words: Iterable[str]) -> dict[str, str]:
     return pairs
 
 
+def split_list(text: str, key: str, *, repeats: bool = False) -> list[str]:
+    """Return the values of key=text, one or more. Commas separate, except inside brackets or double quotes.
+
+    lr=5e-4,1e-3                     two values: a grid
+    betas=(0.9,0.98),(0.9,0.999)     two pairs
+    data='"my, own.txt"'             one value with a comma; the double quotes are removed
+    attention=coda,dagpam(initial=0.5,fixed=true)      the second attention has its own options
+
+    Raises ValueError for an unbalanced or empty value, and for a repeated one unless `repeats`.
+    """
+    parts, depth, quoted = [""], 0, False
+    for character in text:
+        if character == '"':
+            quoted = not quoted
+            continue
+        if not quoted:
+            depth += (character in "({") - (character in ")}")
+            if depth < 0:
+                break
+            if character == "," and depth == 0:
+                parts.append("")
+                continue
+        parts[-1] += character
+    if quoted or depth:
+        raise ValueError(f"{key}={text}: unbalanced {'double quote' if quoted else 'bracket'}")
+    if len(parts) > 1 and not all(part.strip() for part in parts):
+        raise ValueError(f"{key}={text}: a value between commas is empty; remove the extra comma")
+    if not repeats and (twice := next((part for part in parts if parts.count(part) > 1), None)):
+        raise ValueError(f"{key}={text}: {twice} is given twice")
+    return parts
+
+
 def write_given(**options: object) -> dict[str, str]:
     """Return the options that are not None as texts, like the pairs of `split_pairs`."""
     return {key: str(value) for key, value in options.items() if value is not None}

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from attnlab.config import describe_error
 from attnlab.experiments.deadline import LEAST_S, Deadline, OutOfTimeError
-from attnlab.mechanisms import own
+from attnlab.registry import own_files
 
 RETRIES = 3  # of a job whose process or machine died
 POLL_S = 0.5  # between two looks at the jobs
@@ -119,5 +119,7 @@ def attempt_job(job: Job, folder: str) -> str:
     except (Exception, SystemExit) as error:  # SystemExit by a user-written mechanism
         if os.environ.get("ATTNLAB_TRACE"):
             traceback.print_exc()
-        return describe_error(error) if isinstance(error, Exception) else own.explain(error) or describe_error(error)
+        return (
+            describe_error(error) if isinstance(error, Exception) else own_files.explain(error) or describe_error(error)
+        )
     return ""

@@ -8,6 +8,7 @@ This reveals any change to logits, masks or scale that a mechanism would not see
 import inspect
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,10 +25,21 @@ from attnlab.huggingface import dispatch, inputs, native, proof
 from attnlab.huggingface.capture import ModuleCalls
 from attnlab.huggingface.carries import Place
 from attnlab.huggingface.native import AttentionCall
-from attnlab.mechanisms import MECHANISMS, Mechanism, attention, check_options, find_mechanism, own
+from attnlab.mechanisms import (
+    MECHANISMS,
+    Mechanism,
+    attention,
+    check_options,
+    choose_attentions,
+    find_mechanism,
+    find_mechanisms,
+    own,
+)  # fmt: skip
 from attnlab.mechanisms.decoding_check import check_cached_decoding
+from attnlab.mechanisms.per_layer import replace_names
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.records.record import KINDS
+from attnlab.registry.own_files import is_own
 
 FILE, FORMAT = "attnlab.json", "attnlab-adapted-1"
 MARK = "attnlab"  # the key of config.json that says that a model is adapted, even where FILE is missing
@@ -72,7 +84,7 @@ def plan_adaptation(
     name: str | type[Mechanism], options: Mapping[str, Any], kinds: Collection[str] | None
 ) -> Adaptation:
     """Check the arguments of `adapt` before any model is changed."""
-    kind = find_mechanism(name)
+    find_mechanisms(name)
     check_options(name, options)
     if given := [option for option in FROM_MODEL if option in options]:
         raise ValueError(f"{', '.join(given)} cannot be set: an adapted model takes them from the original model")
@@ -88,7 +100,7 @@ def plan_adaptation(
         if asked not in KINDS:
             close = suggest_nearest(str(asked), KINDS)
             raise ValueError(f"unknown kind of attention {asked!r}{close}; choose from {', '.join(KINDS)}")
-    return Adaptation(_name_mechanism(name) if isinstance(name, str) else kind, dict(options), tuple(kinds or ()))
+    return Adaptation(_name_mechanism(name) if isinstance(name, str) else name, dict(options), tuple(kinds or ()))
 
 
 @dataclass
@@ -198,15 +210,15 @@ class DryRunAttention:
 def choose_kinds(adaptation: Adaptation, found: Collection[AttentionModule]) -> Adaptation:
     """Return the adaptation with its kinds, by default all. Raises ValueError for a missing or unsupported kind."""
     available = tuple(kind for kind in KINDS if any(one.kind == kind for one in found))
-    mechanism = find_mechanism(adaptation.attention)
+    mechanisms = find_mechanisms(adaptation.attention)
     if absent := [kind for kind in adaptation.kinds if kind not in available]:
         raise ValueError(f"this model has no {', '.join(absent)} attention; it has {', '.join(available)}")
     kinds = adaptation.kinds or available
-    if mechanism.self_only and "cross" in kinds:
+    if any(one.self_only for one in mechanisms) and "cross" in kinds:
         rest = tuple(kind for kind in available if kind != "cross")
         raise ValueError(f"{adaptation.label} does not support the cross attention of this model; pass kinds={rest}")
     shared = [one.name for one in found if one.times > 1 and one.kind in kinds]
-    if mechanism.carries and shared:
+    if any(one.carries for one in mechanisms) and shared:
         raise ValueError(f"{shared[0]} is shared by several layers; {adaptation.label} needs one module for each layer")
     return Adaptation(adaptation.attention, adaptation.options, kinds)
 
@@ -217,17 +229,22 @@ def install_mechanisms(adaptation: Adaptation, found: Collection[AttentionModule
     Layers with different windows see different keys, so a mechanism that carries gets a cascade for each window.
     Raises ValueError for a mechanism that a decoder cannot cache.
     """
-    cascades: dict[str, list[AttentionModule]] = {}
-    carries = find_mechanism(adaptation.attention).carries
+    stacks: dict[str, list[AttentionModule]] = {}
     for one in found:
         if one.kind in adaptation.kinds:
-            stem = re.sub(r"\.\d+(?=\.|$)|^\d+\.", "", one.name)
-            cascades.setdefault(f"{stem} {one.window}" if carries else stem, []).append(one)
+            stacks.setdefault(re.sub(r"\.\d+(?=\.|$)|^\d+\.", "", one.name), []).append(one)
     built: list[tuple[AttentionModule, Mechanism, Place]] = []
-    for cascade, members in cascades.items():
-        for layer, one in enumerate(members):
+    lengths: Counter[str] = Counter()  # of the cascades so far
+    for stem, members in stacks.items():
+        chosen = choose_attentions(
+            adaptation.attention, adaptation.options, len(members), where=f"{stem} of the model", decided=FROM_MODEL
+        )
+        for index, (one, (name, options)) in enumerate(zip(members, chosen, strict=True)):
+            carries = find_mechanism(name).carries
+            cascade = f"{stem} {one.window}" if carries else stem
+            layer, lengths[cascade] = lengths[cascade] if carries else index, lengths[cascade] + 1
             sizes = {"heads": one.heads, "head_dim": one.head_dim}
-            mechanism = attention(adaptation.attention, **sizes, layer=layer, **adaptation.options)
+            mechanism = attention(name, **sizes, layer=layer, **options)
             mechanism.scale *= one.scale / one.head_dim**-0.5  # follow models whose scale is not 1/√d
             if one.kind != "encoder-self":
                 check_cached_decoding(mechanism, cross=one.kind == "cross")
@@ -277,11 +294,15 @@ def restore_parameters(model: nn.Module, folder: Path, rename: Callable[[str], s
         raise ValueError(f"{folder} has {FILE}, but its weights lack {', '.join(sorted(missing))}")
 
 
+def _resolve_path(name: str) -> str:
+    file, colon, wanted = name.rpartition(":")
+    return f"{Path(file).expanduser().resolve()}:{wanted}" if is_own(name) and colon else name
+
+
 def _name_mechanism(name: str | type[Mechanism]) -> str:
     """Return a name that finds the mechanism again: its key, or its file and class."""
     if isinstance(name, str):
-        file, colon, wanted = name.rpartition(":")
-        return f"{Path(file).expanduser().resolve()}:{wanted}" if own.is_own(name) and colon else name
+        return replace_names(name, _resolve_path)
     for key, kind in MECHANISMS.items():
         if kind is name:
             return key

@@ -6,17 +6,27 @@ Nothing here imports torch: a mechanism is imported when it is first looked up.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from attnlab.config import check_value, describe_error, parse_value, suggest_nearest
-from attnlab.mechanisms import own
-from attnlab.registry import Registry, import_place
+from attnlab.mechanisms.per_layer import check_carries, is_per_layer, list_names, split_layers
+from attnlab.registry import Registry, import_place, own_files
 
 if TYPE_CHECKING:
     from attnlab.mechanisms.mechanism import Mechanism
 
 __all__ = [
-    "DECIDED_BY_MODEL", "MECHANISMS", "Mechanism", "attention", "check_options", "find_mechanism", "parse_options",
+    "DECIDED_BY_MODEL",
+    "MECHANISMS",
+    "Mechanism",
+    "attention",
+    "check_options",
+    "choose_attentions",
+    "describe_owner",
+    "find_mechanism",
+    "find_mechanisms",
+    "parse_options",
     "read_option_types",
 ]  # fmt: skip
 
@@ -72,18 +82,59 @@ def find_mechanism(name: str | type[Mechanism]) -> type[Mechanism]:
     """Return the class of a name. Raises ValueError if there is none."""
     if isinstance(name, type):
         return name
-    if own.is_own(name):
-        return own.load_mechanism(name)
+    if is_per_layer(name):
+        raise ValueError(f"{name} describes the layers of a model; one mechanism is needed here, by its name alone")
+    if own_files.is_own(name):
+        from attnlab.mechanisms.mechanism import Mechanism
+
+        return own_files.load_class(name, Mechanism)  # type: ignore[type-abstract]
     if name not in MECHANISMS:
         hint = f"{suggest_nearest(name, MECHANISMS)}; there are {', '.join(MECHANISMS)}, or ./file.py:Class"
         raise ValueError(f"no attention is called {name!r}{hint}")
     return MECHANISMS[name]
 
 
+def find_mechanisms(name: str | type[Mechanism]) -> list[type[Mechanism]]:
+    """Return the classes of a name, or of the names in a per-layer text. Raises ValueError if there is none."""
+    return [find_mechanism(each) for each in ([name] if isinstance(name, type) else list_names(name))]
+
+
+def choose_attentions(
+    text: str | type[Mechanism],
+    options: Mapping[str, Any],
+    layers: int,
+    *,
+    where: str = "the model",
+    decided: Sequence[str] = DECIDED_BY_MODEL,
+) -> list[tuple[str | type[Mechanism], dict[str, Any]]]:
+    """Return the name and the options of the attention of each layer.
+
+    text      a name, a class, or the text of `per_layer`, whose options in parentheses come before `options`
+    where     what has the layers, for errors
+    decided   options that the model decides
+
+    Raises ValueError for a text that does not fill the layers, for a bad option, and for a carry between unlike layers.
+    """
+    if isinstance(text, type) or not is_per_layer(text):
+        return [(text, dict(options))] * layers
+    chosen = split_layers(text, layers, where)
+    for one in chosen:
+        if given := [key for key in decided if key in one.options]:
+            raise ValueError(f"attention={text}: {one.name} takes {given[0]} from the model; leave {given[0]}= out")
+    check_carries(text, chosen, find_mechanism)
+    return [(one.name, {**options, **parse_options(one.name, dict(one.options))}) for one in chosen]
+
+
 def read_option_types(name: str | type[Mechanism]) -> dict[str, Any]:
-    """Return the options of a mechanism with their types: its own first, then those of every mechanism."""
+    """Return the options of a mechanism with their types: its own first, then those of every mechanism.
+
+    Of a per-layer text, these are the options that all its mechanisms have.
+    """
     from attnlab.mechanisms.mechanism import Mechanism
 
+    if isinstance(name, str) and is_per_layer(name):
+        each = [read_option_types(kind) for kind in list_names(name)]
+        return {key: hint for key, hint in each[0].items() if all(key in other for other in each)}
     types: dict[str, Any] = {}
     for kind in find_mechanism(name).__mro__:
         if issubclass(kind, Mechanism) and "__init__" in vars(kind):
@@ -101,11 +152,20 @@ def check_options(name: str | type[Mechanism], options: Any) -> None:
     known = read_option_types(name)
     for option in options:
         if option not in known:
+            if problem := describe_owner(name, option):
+                raise ValueError(problem)
             if not known:
                 raise ValueError(f"the constructor of {name} must accept **base and pass it to super().__init__")
             hint = f"{suggest_nearest(option, known)}; it has {', '.join(known)}"
             raise ValueError(f"{name} has no option {option!r}{hint}")
         check_value(option, options[option], known[option] if name in MECHANISMS else Any)
+
+
+def describe_owner(name: str | type[Mechanism], option: str) -> str:
+    """Say which attention of a per-layer text has an option that others lack; an empty text if none has it."""
+    names = list_names(name) if isinstance(name, str) and is_per_layer(name) else ()
+    owner = next((each for each in names if option in read_option_types(each)), None)
+    return f"{option} is an option of one attention of {name}: write {owner}({option}=…) in it" if owner else ""
 
 
 def parse_options(name: str | type[Mechanism], values: dict[str, str]) -> dict[str, Any]:

@@ -102,6 +102,7 @@ class MultiHead(Attention):
             at = None if at is None else torch.cat([at[0] + torch.arange(-back, 0, device=at.device), at])
         (q, *query_side), (k, v, *key_side) = queries, keys
         sides = (query_side[0] if query_side else None, key_side[0] if key_side else None)
+        carry = carry if mechanism.carries else None  # it may be of another mechanism, in the layer before
         context, carry = mechanism(q, k, v, mask, carry, causal=causal, at=at, sides=sides)
         context = context[:, :, context.shape[2] - x.shape[1] :]  # without the former queries
         return self.output(context.transpose(1, 2).flatten(2)), carry

@@ -25,7 +25,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from attnlab.config import parse_values, replace_values, suggest_nearest
-from attnlab.mechanisms import DECIDED_BY_MODEL, parse_options, read_option_types
+from attnlab.mechanisms import DECIDED_BY_MODEL, describe_owner, parse_options, read_option_types
 from attnlab.models.lstm_config import SETTINGS, LSTMConfig
 from attnlab.models.transformer_config import TransformerConfig
 
@@ -84,9 +84,15 @@ def configure_model(name: str, values: Mapping[str, str]) -> Config:
     options = {key: text for key, text in values.items() if key not in keys}
     for key in options:
         if key not in option_keys:
+            if problem := describe_owner(config.attention, key):
+                raise ValueError(problem)
             known = f"{config.model} has {', '.join(keys)}; attention={config.attention} has {', '.join(option_keys)}"
             raise ValueError(f"unknown key {key!r}{suggest_nearest(key, [*keys, *option_keys])}; a {known}")
-    return replace(config, attention_options={**config.attention_options, **parse_options(config.attention, options)})
+    parsed = parse_options(config.attention, options)
+    config = replace(config, attention_options={**config.attention_options, **parsed})
+    if isinstance(config, TransformerConfig):
+        config.check_attention()
+    return config
 
 
 def resize_model(config: Config, values: Mapping[str, str]) -> Config:

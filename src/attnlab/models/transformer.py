@@ -5,7 +5,7 @@ Padding is on the right; a position is a column of the batch.
 """
 
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from attnlab.models.rotary import Rotary
 from attnlab.models.transformer_config import ROPE_HIGH, TransformerConfig
 
 Words = nn.Embedding | AdaptiveEmbedding
+ChosenAttention = tuple[Any, dict[str, Any]]  # name and options
 ACTIVATIONS: dict[str, tuple[type[nn.Module], bool]] = {  # and whether the feed-forward is gated
     "relu": (nn.ReLU, False), "gelu": (nn.GELU, False), "swiglu": (nn.SiLU, True), "geglu": (nn.GELU, True),
 }  # fmt: skip
@@ -159,7 +160,9 @@ def _build_readout(config: TransformerConfig, words: Words) -> Readout:
 
 
 def _build_stack(config: TransformerConfig, words: Words, kind: str, layers: int, *, cross: bool = False) -> Stack:
-    blocks = [_build_block(config, kind, index, cross=cross) for index in range(layers)]
+    crossing = config.list_attentions("cross") if cross else [None] * layers
+    chosen = zip(config.list_attentions(kind), crossing, strict=True)
+    blocks = [_build_block(config, kind, index, *pair) for index, pair in enumerate(chosen)]
     norm = _build_norm(config) if config.final_norm else None
     rotary = _build_rotary(config) if config.positions == "rope" else None
     return Stack(_build_embedding(config, words), blocks, norm, causal=kind == "decoder-self", rotary=rotary)
@@ -189,10 +192,8 @@ def _build_embedding(config: TransformerConfig, words: Words) -> InputEmbedding:
     return InputEmbedding(words, positions, scale=scale, dropout=config.dropout)
 
 
-def _build_attention(config: TransformerConfig, kind: str, index: int) -> MultiHead:
-    name, options = config.attention, config.attention_options
-    if kind == "cross" and config.cross_attention is not None:
-        name, options = config.cross_attention, config.cross_attention_options
+def _build_attention(config: TransformerConfig, kind: str, index: int, chosen: ChosenAttention) -> MultiHead:
+    name, options = chosen
     sizes = {"heads": config.heads, "head_dim": config.head_size, "model_size": config.width}
     mechanism = attention(name, **sizes, layer=index, dropout=config.attention_dropout, **options)
     _check_parts(config, name, mechanism)
@@ -209,9 +210,11 @@ def _check_parts(config: TransformerConfig, name: str, mechanism: Mechanism) -> 
         raise ValueError(f"{parts}, got {config.head_size}; set head_dim=")
 
 
-def _build_block(config: TransformerConfig, kind: str, index: int, *, cross: bool = False) -> Block:
-    own = _build_attention(config, kind, index)
-    crossing = _build_attention(config, "cross", index) if cross else None
+def _build_block(
+    config: TransformerConfig, kind: str, index: int, chosen: ChosenAttention, cross: ChosenAttention | None
+) -> Block:
+    own = _build_attention(config, kind, index, chosen)
+    crossing = None if cross is None else _build_attention(config, "cross", index, cross)
     activation, gated = ACTIVATIONS[config.activation]
     feed_forward = FeedForward(
         config.width, config.feed_forward, activation=activation(), dropout=config.activation_dropout, gated=gated,

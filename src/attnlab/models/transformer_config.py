@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from attnlab.config import Natural, Positive, Probability
+from attnlab.mechanisms import choose_attentions
+from attnlab.mechanisms.per_layer import split_layers
 from attnlab.models.model_config import ModelConfig
 
 ROPE_HIGH = {"llama3": 4.0, "yarn": 32.0}  # defaults of rope_high, as in transformers
@@ -25,7 +27,7 @@ class TransformerConfig(ModelConfig):
     key_value_heads: int | None = None  # number of key and value heads; fewer: grouped attention; none: as heads
     head_dim: int | None = None  # size of each head; none: width divided by heads
     feed_forward: int = 2048  # width of the hidden layer of each feed-forward block
-    attention: str = "softmax"  # a mechanism that attnlab list names, or ./file.py:Class
+    attention: str = "softmax"  # a mechanism that attnlab list names, or ./file.py:Class; per layer: softmax*3,dagpam
     attention_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     cross_attention: str | None = None  # attention to the encoder; none: as attention, with its options
     cross_attention_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -74,8 +76,44 @@ class TransformerConfig(ModelConfig):
             raise ValueError(f"tie='all' needs vocabularies of one size, got {sizes}")
         if self.cross_attention_options and self.cross_attention is None:
             raise ValueError("cross_attention_options need cross_attention=NAME")
+        for kind in self.attention_kinds:
+            split_layers(self._get_attention(kind)[0], *self._count_layers(kind))
         self._check_adaptive()
         self._check_rope()
+
+    @property
+    def attentions(self) -> tuple[str | None, ...]:
+        """The attentions as they are written; those of files run code."""
+        return self.attention, self.cross_attention
+
+    @property
+    def attention_kinds(self) -> tuple[str, ...]:
+        """The kinds of attention that the model has."""
+        kinds = {"classifier": ("encoder-self",), "language-model": ("decoder-self",)}
+        return kinds.get(self.model, ("encoder-self", "decoder-self", "cross"))
+
+    def list_attentions(self, kind: str) -> list[tuple[Any, dict[str, Any]]]:
+        """Return the name and the options of the attention of each layer. Raises ValueError if they do not fit."""
+        layers, where = self._count_layers(kind)
+        return choose_attentions(*self._get_attention(kind), layers, where=where)
+
+    def check_attention(self) -> None:
+        """Raise ValueError if an attention is unknown or cannot be in its layer; a user's file is imported for this."""
+        for kind in self.attention_kinds:
+            self.list_attentions(kind)
+
+    def _get_attention(self, kind: str) -> tuple[str, Mapping[str, Any]]:
+        if kind == "cross" and self.cross_attention is not None:
+            return self.cross_attention, self.cross_attention_options
+        return self.attention, self.attention_options
+
+    def _count_layers(self, kind: str) -> tuple[int, str]:
+        """Return the number of layers of a kind, and what has them."""
+        if self.model != "translator":
+            return self.layers, "the model"
+        if kind == "encoder-self":
+            return self.layers, "the encoder"
+        return self.decoder_layers or self.layers, "the decoder"
 
     @property
     def head_size(self) -> int:

@@ -15,7 +15,8 @@ from typing import Any, Literal
 from attnlab.config import LengthPenalty, Natural, check_fields, compute_digest, replace_values, suggest_nearest
 from attnlab.huggingface.adaptation import FROM_MODEL
 from attnlab.huggingface.fine_tuning import TunedConfig
-from attnlab.mechanisms import DECIDED_BY_MODEL, own, parse_options, read_option_types
+from attnlab.mechanisms import DECIDED_BY_MODEL, describe_owner, own, parse_options, read_option_types
+from attnlab.mechanisms.per_layer import list_names
 from attnlab.models.lstm_config import LSTMConfig
 from attnlab.models.presets import PRESETS, Config, resize_model
 from attnlab.models.transformer_config import TransformerConfig
@@ -70,7 +71,8 @@ class Recipe:
 
     def name(self) -> str:
         codes = "".join(f"-{code}" for code in self.code().values())
-        return f"{self.task}-{self.model.attention.rpartition(':')[2]}-{compute_digest(self)}{codes}"
+        attention = "_".join(name.rpartition(":")[2] for name in list_names(self.model.attention))
+        return f"{self.task}-{attention[:100]}-{compute_digest(self)}{codes}"
 
     def resolve_model(self, task: Task) -> Config | TunedConfig:
         """Return the model's configuration with the sizes that the task decides."""
@@ -158,6 +160,8 @@ def resolve_recipe(task: str, values: Mapping[str, str]) -> Recipe:
     known = [option for option in read_option_types(attention) if option not in decided]
     for key in options:
         if key not in known:
+            if problem := describe_owner(attention, key):
+                raise ValueError(problem)
             nearest = suggest_nearest(key, [*owner, *known])
             raise ValueError(f"unknown key {key!r}{nearest}; attnlab list {task} lists all keys")
     changed: dict[str, Any] = {}
@@ -166,6 +170,8 @@ def resolve_recipe(task: str, values: Mapping[str, str]) -> Recipe:
         changed[part] = change(config, {key: text for key, text in given.items() if owner.get(key) == part})
     changed["data"] = changed["data"].resolve()
     changed["model"] = replace(changed["model"], attention_options=parse_options(attention, options))
+    if isinstance(changed["model"], TransformerConfig):
+        changed["model"].check_attention()
     changed["decoding"] = _limit_average(changed["training"], changed["decoding"], asked="average" in given)
     return Recipe(task, **changed)
 

@@ -5,14 +5,15 @@ point of the grid with the first seed; the point with the lowest validation loss
 seed see the same batches in the same order, whatever the attention.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import product
 from typing import Any, get_args, get_origin, get_type_hints
 
-from attnlab.commands.compare.value_lists import split_list, split_options
-from attnlab.config import compute_digest, parse_value, suggest_nearest
+from attnlab.config import compute_digest, parse_value, split_list, suggest_nearest
 from attnlab.mechanisms import read_option_types
+from attnlab.mechanisms.per_layer import split_options
 from attnlab.training.recipe import Recipe, resolve_recipe
 
 PARTS = ("data", "model", "training", "decoding")
@@ -70,7 +71,7 @@ def plan_comparison(task: str, given: Mapping[str, str]) -> Plan:
     if count < 1:
         raise ValueError(f"seeds must be at least 1, got {count}; intervals need 3 or more")
     lists = {key: split_list(text, key) for key, text in values.items()}
-    named = {label: split_options(label) for label in labels}
+    named = {label: _read_label(label, labels) for label in labels}
     options = {label: set(read_option_types(name)) for label, (name, _) in named.items()}
     base = resolve_recipe(task, {"model": given["model"]} if "model" in given else {})
     owners = {each.name: part for part in reversed(PARTS) for each in fields(getattr(base, part))}
@@ -95,6 +96,17 @@ def plan_comparison(task: str, given: Mapping[str, str]) -> Plan:
     for row, point in product(rows, range(len(points))):
         plan.recipe(row, point)  # refuses a bad value before anything is trained
     return plan
+
+
+def _read_label(label: str, labels: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """Return the attention of a label and its options; those of a per-layer text stay in the text."""
+    if label.startswith(("{", "(")):
+        return (label[1:-1] if label.startswith("(") and label.endswith(")") else label), {}
+    if re.search(r"\*\d*$", label):
+        advice = f"write ({','.join(labels)}) for one model with different layers, or ({label}) for one row"
+        raise ValueError(f"attention={','.join(labels)}: a comma separates rows of the comparison; {advice}")
+    attention = split_options(label)
+    return attention.name, dict(attention.options)
 
 
 def _check_grid(key: str, parts: Sequence[str], owner: str, base: Recipe) -> None:
