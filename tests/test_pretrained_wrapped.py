@@ -23,6 +23,18 @@ class ModulesToSave(nn.Module):
     def forward(self, *args, **named):
         return self.modules_to_save["default"](*args, **named)
 
+    def __getattr__(self, name):
+        """Hand everything else on to what is called."""
+        own = ("original_module", "modules_to_save")
+        return super().__getattr__(name) if name in own else getattr(self.modules_to_save["default"], name)
+
+
+class Mute(ModulesToSave):
+    """Does not say which of its mechanisms it calls."""
+
+    def __getattr__(self, name):
+        return nn.Module.__getattr__(self, name)
+
 
 def wrap(model, wrapper) -> None:
     for module in attention_modules(model):
@@ -77,6 +89,13 @@ def test_compiled_mechanisms_are_saved_as_plain_ones(tmp_path):
     assert attnlab.record(model, batch).meta["mechanism"] == "dagpam"
     model.save_pretrained(tmp_path)
     torch.testing.assert_close(output(attnlab.load(tmp_path), batch), before, **EXACT)
+
+
+def test_a_wrapper_that_does_not_say_what_it_calls_is_refused():
+    model = adapted("dagpam")
+    wrap(model, Mute)
+    with pytest.raises(ValueError, match=r"h\.0\.attn is wrapped in Mute"):
+        output(model, tiny_models.padded_batch(model))
 
 
 def test_other_wrappers_are_not_saved(tmp_path):

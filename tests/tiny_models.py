@@ -58,6 +58,22 @@ def gemma3() -> hf.PreTrainedModel:
     return _model(hf.Gemma3ForCausalLM, config)
 
 
+def qwen3() -> hf.PreTrainedModel:
+    """It norms the queries and keys of each head."""
+    return _model(hf.Qwen3ForCausalLM, hf.Qwen3Config(**_DECODER))
+
+
+def phi3() -> hf.PreTrainedModel:
+    """One projection makes its queries, keys and values."""
+    sizes = _DECODER | {
+        "hidden_size": 24,
+        "num_attention_heads": 6,
+        "head_dim": 4,
+        "original_max_position_embeddings": 53,
+    }
+    return _model(hf.Phi3ForCausalLM, hf.Phi3Config(**sizes))
+
+
 def cohere2() -> hf.PreTrainedModel:
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
     return _model(hf.Cohere2ForCausalLM, hf.Cohere2Config(**_DECODER, sliding_window=5, layer_types=kinds))

@@ -7,8 +7,6 @@ This reveals any change to logits, masks or scale that a mechanism would not see
 
 import inspect
 import json
-import re
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,19 +21,8 @@ from attnlab.files import write_text
 from attnlab.files.user_files import read_json
 from attnlab.huggingface import dispatch, inputs, native, proof
 from attnlab.huggingface.capture import ModuleCalls
-from attnlab.huggingface.carries import Place
 from attnlab.huggingface.native import AttentionCall
-from attnlab.mechanisms import (
-    MECHANISMS,
-    Mechanism,
-    attention,
-    check_options,
-    choose_attentions,
-    find_mechanism,
-    find_mechanisms,
-    own,
-)  # fmt: skip
-from attnlab.mechanisms.decoding_check import check_cached_decoding
+from attnlab.mechanisms import MECHANISMS, Mechanism, check_options, find_mechanisms, own
 from attnlab.mechanisms.per_layer import replace_names
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.records.record import KINDS
@@ -116,6 +103,9 @@ class AttentionModule:
     dtype: torch.dtype
     device: torch.device
     window: str  # what layers must have in common to see the same keys
+    groups: int  # number of key heads
+    widths: tuple[int, int]  # of the inputs of queries and of keys
+    has_bias: bool  # adds a bias to the logits
     times: int = 1  # calls in one forward pass
 
 
@@ -131,7 +121,7 @@ def dry_run(model: Any, *, prove: bool = True) -> list[AttentionModule]:
         base.eval()
         with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             with dispatch.switch_attention(model, dispatch.WATCHED_BOOL, probe.attend), probe.calls.watch_modules():
-                output = _run_on_tokens(model, batch)
+                output = run_on_tokens(model, batch)
             if not probe.found:
                 raise ValueError(dispatch.explain_refusal(model))
             if prove:
@@ -144,7 +134,7 @@ def dry_run(model: Any, *, prove: bool = True) -> list[AttentionModule]:
     return list(probe.found.values())
 
 
-def _run_on_tokens(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
+def run_on_tokens(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
     """Return the first output of the model on tokens. Raises ValueError if it needs more than tokens (CLIP)."""
     try:
         return dispatch.run_forward(model.base_model, batch)[0]
@@ -176,7 +166,13 @@ class DryRunAttention:
             self.found[module].times += 1
         else:
             sizes = (heads, head_dim, scale, query.dtype, query.device)
-            self.found[module] = AttentionModule(module, name, kind, *sizes, call.describe_window())
+            more = (
+                call.describe_window(),
+                call.key.shape[1],
+                self.calls.find_widths(module),
+                given["bias"] is not None,
+            )
+            self.found[module] = AttentionModule(module, name, kind, *sizes, *more)
         seen = call.build_bool_mask()
         if self.prove:
             self._check_softmax(self.found[module], call, seen, given)
@@ -223,37 +219,6 @@ def choose_kinds(adaptation: Adaptation, found: Collection[AttentionModule]) -> 
     return Adaptation(adaptation.attention, adaptation.options, kinds)
 
 
-def install_mechanisms(adaptation: Adaptation, found: Collection[AttentionModule]) -> None:
-    """Give each attention module of the chosen kinds its mechanism and its place in the cascade.
-
-    Layers with different windows see different keys, so a mechanism that carries gets a cascade for each window.
-    Raises ValueError for a mechanism that a decoder cannot cache.
-    """
-    stacks: dict[str, list[AttentionModule]] = {}
-    for one in found:
-        if one.kind in adaptation.kinds:
-            stacks.setdefault(re.sub(r"\.\d+(?=\.|$)|^\d+\.", "", one.name), []).append(one)
-    built: list[tuple[AttentionModule, Mechanism, Place]] = []
-    lengths: Counter[str] = Counter()  # of the cascades so far
-    for stem, members in stacks.items():
-        chosen = choose_attentions(
-            adaptation.attention, adaptation.options, len(members), where=f"{stem} of the model", decided=FROM_MODEL
-        )
-        for index, (one, (name, options)) in enumerate(zip(members, chosen, strict=True)):
-            carries = find_mechanism(name).carries
-            cascade = f"{stem} {one.window}" if carries else stem
-            layer, lengths[cascade] = lengths[cascade] if carries else index, lengths[cascade] + 1
-            sizes = {"heads": one.heads, "head_dim": one.head_dim}
-            mechanism = attention(name, **sizes, layer=layer, **options)
-            mechanism.scale *= one.scale / one.head_dim**-0.5  # follow models whose scale is not 1/√d
-            if one.kind != "encoder-self":
-                check_cached_decoding(mechanism, cross=one.kind == "cross")
-            built.append((one, mechanism, Place(one.name, one.kind, cascade, layer)))
-    for one, mechanism, place in built:  # change the model only after every mechanism is built
-        one.module.attnlab = mechanism.to(one.device, one.dtype).train(one.module.training)
-        one.module.attnlab_place = place  # type: ignore[assignment]
-
-
 def mark_config(folder: Path) -> None:
     """Note in the config.json of a saved model that it is adapted."""
     path = folder / "config.json"
@@ -274,12 +239,17 @@ def collect_weights(model: nn.Module) -> dict[str, Tensor]:
     return weights
 
 
+def is_added(name: str) -> bool:
+    """Return whether a weight of this name belongs to what `install_mechanisms` adds to a model."""
+    return ".attnlab." in f".{name}" or ".attnlab_queries." in f".{name}"
+
+
 def restore_parameters(model: nn.Module, folder: Path, rename: Callable[[str], str]) -> None:
     """Load the mechanisms' parameters from the weights in the folder. rename maps a saved name to that in the model."""
-    missing = {name: x for name, x in model.state_dict().items() if ".attnlab." in f".{name}"}
+    missing = {name: x for name, x in model.state_dict().items() if is_added(name)}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
-            for key in (key for key in file.keys() if ".attnlab." in f".{key}"):  # noqa: SIM118 (not a mapping)
+            for key in filter(is_added, file.keys()):
                 name = key if key in missing else rename(key)
                 if name not in missing:
                     continue

@@ -8,7 +8,6 @@
 Nothing here imports transformers.
 """
 
-import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -19,13 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.huggingface import carries as cascade
-from attnlab.huggingface import dispatch, inputs, native
+from attnlab.huggingface import dispatch, inputs, layer_inputs, native
+from attnlab.huggingface.layer_inputs import OTHER_SEQUENCE
 from attnlab.huggingface.native import AttentionCall
+from attnlab.mechanisms import Mechanism
 from attnlab.recording.around import BlockWatcher, is_linear, weight_matrix
 from attnlab.recording.tolerance import CHECKED_POSITIONS, measure_difference
+from attnlab.recording.turning import read_turning
 from attnlab.records.record import Layer, Record, Weigh
-
-OTHER_SEQUENCE = ("key_value_states", "encoder_hidden_states")  # arguments of an attention module that make it cross
 
 
 def record_pass(
@@ -58,7 +58,7 @@ class ModuleCalls:
     def __init__(self, model: Any) -> None:
         self.names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
         self.encoder = set(model.get_encoder().modules()) if model.config.is_encoder_decoder else set()
-        self.arguments: dict[nn.Module, inspect.BoundArguments] = {}
+        self.arguments: dict[nn.Module, dict[str, Any]] = {}
 
     @contextmanager
     def watch_modules(self) -> Iterator[None]:
@@ -71,18 +71,24 @@ class ModuleCalls:
             yield
 
     def find_kind(self, call: AttentionCall) -> str:
-        if any(self.arguments[call.module].arguments.get(name) is not None for name in OTHER_SEQUENCE):
+        if any(self.arguments[call.module].get(name) is not None for name in OTHER_SEQUENCE):
             return "cross"
         decodes = call.module not in self.encoder if self.encoder else call.has_causal_module()
         return "decoder-self" if decodes else "encoder-self"
 
     def find_inputs(self, module: nn.Module) -> Tensor:
         """Return the states that the queries are computed from, (b,i,e)."""
-        arguments = self.arguments[module].arguments
-        return arguments.get("hidden_states", next(iter(arguments.values())))
+        return layer_inputs.find_states(self.arguments[module])
+
+    def find_widths(self, module: nn.Module) -> tuple[int, int]:
+        """Return the sizes of the states that queries and keys are computed from."""
+        arguments = self.arguments[module]
+        states = layer_inputs.find_states(arguments)
+        source = next((arguments[name] for name in OTHER_SEQUENCE if arguments.get(name) is not None), states)
+        return states.shape[-1], source.shape[-1]
 
     def _enter(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        self.arguments[module] = inspect.signature(module.forward).bind(*args, **kwargs)
+        self.arguments[module] = layer_inputs.bind_arguments(module, args, kwargs)
 
     def _leave(self, module: nn.Module, _inputs: Any, _output: Any) -> None:
         self.arguments.pop(module, None)
@@ -100,6 +106,7 @@ class Call:
     mixed: Tensor  # (b,h,i,d)
     mask: Tensor
     inputs: Tensor
+    turning: Tensor | None
 
 
 class Capture:
@@ -131,16 +138,12 @@ class Capture:
     def attend(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         """Compute the attention of the model, with the same numbers as without attnlab, and note the call."""
         self._check_projected()
-        module, query, key, value = call.module, call.query, call.key, call.value
+        module, query, value = call.module, call.query, call.value
         name, kind, seen = self.calls.names[module], self.calls.find_kind(call), self._share_mask(call)
         attended: Tensor | Weigh
+        turning = None
         if (mechanism := dispatch.find_mechanism(module)) is not None:
-            given = dispatch.build_arguments(call, mechanism)
-            mechanism = dispatch.find_running_mechanism(module, query, key, value, **given)
-            attended, _ = mechanism.weights(query, key, **given)
-            context, carry = mechanism.mix(query, key, value, **given)
-            mixed = mechanism.finish(context)
-            cascade.pass_carry(dispatch.get_place(module), carry, call.mask)
+            attended, value, context, turning, mixed = self._attend_adapted(call, mechanism)
         elif self.lazy:
             mixed, attended = self._attend_lazily(call, seen)
             context = mixed
@@ -149,8 +152,29 @@ class Capture:
             output, attended = call.run_eager(native.to_additive(seen, query.dtype) if is_bool else call.mask)
             context = mixed = output.transpose(1, 2)
             self.implementations.add("eager")
-        self._pending = Call(kind, name, attended, value, context, mixed, seen, self.calls.find_inputs(module))
+        inputs = self.calls.find_inputs(module)
+        self._pending = Call(kind, name, attended, value, context, mixed, seen, inputs, turning)
         return mixed.transpose(1, 2), attended if isinstance(attended, Tensor) else None
+
+    def _attend_adapted(
+        self, call: AttentionCall, mechanism: Mechanism
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
+        """Return weights, values, context, turning and the mixed context of an adapted module."""
+        ready = dispatch.prepare_call(call, mechanism)
+        q, k, v, options = ready.query, ready.key, ready.value, dict(ready.given)
+        sides = options.pop("sides", (None, None))
+        options |= mechanism.give_sides(sides)
+        if mechanism.carry_of == "keys":
+            v, carry = mechanism.values(v, options.pop("carry"))
+            attended, _ = mechanism.weights(q, k, **options)
+            context, _ = mechanism.mix(q, k, v, **options)
+        else:
+            attended, _ = mechanism.weights(q, k, **options)
+            context, carry = mechanism.mix(q, k, v, **options)
+        cascade.pass_carry(dispatch.get_place(call.module), carry, call.mask)
+        turning = read_turning(mechanism, context, v, options["at"], sides)
+        mixed = mechanism.finish(mechanism.turn(context, v, options["at"], sides))
+        return attended, v, context, turning, mixed
 
     def _attend_lazily(self, call: AttentionCall, seen: Tensor) -> tuple[Tensor, Weigh]:
         use_fused = self.model._supports_sdpa and not call.needs_eager()

@@ -21,13 +21,15 @@ class Place:
     kind: str  # a key of records.record.KINDS
     cascade: str  # name of the modules that pass a carry from one to the next: their names differ only in numbers
     layer: int  # index in the cascade, from 0
+    groups: int  # number of key heads
+    query_features: Tensor | None = None  # the outputs of the query projection that become queries (h·d,)
 
 
 @dataclass(frozen=True, eq=False)
 class LayerCarry:
     """The carry of one layer, with the mask that the layer used."""
 
-    carry: Tensor  # (b,h,i,j)
+    carry: Tensor  # (b,h,i,j), or (b,g,j,d)
     mask: Tensor | None
     place: Place
 
@@ -49,8 +51,8 @@ class CarryFlow:
 _FLOW: ContextVar[CarryFlow | None] = ContextVar("attnlab_flow", default=None)
 
 
-def take_carry(place: Place, heads: int, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor | None:
-    """Return the carry (b,heads,i,j) of the previous layer; None for the first. Raises an error if it is wrong."""
+def take_carry(place: Place, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
+    """Return the carry of the previous layer; None for the first. Raises an error if it does not have this shape."""
     flow = _FLOW.get()
     if flow is None:
         raise RuntimeError(
@@ -65,15 +67,20 @@ def take_carry(place: Place, heads: int, query: Tensor, key: Tensor, mask: Tenso
     last = flow.carries.get(place.cascade)
     if last is None or last.place.layer >= place.layer:  # the model runs through its layers a second time
         return None
-    shape = (len(query), heads, query.shape[2], key.shape[2])
     if tuple(last.carry.shape) != shape:
         raise ValueError(
             f"{last.place.name} passes a carry of shape {tuple(last.carry.shape)} but {place.name} needs {shape}: "
             "layers with caches of unequal length, or with different numbers of heads, cannot share a carry"
         )
-    if not _is_same_mask(mask, last.mask):
+    return last.carry.to(device)
+
+
+def check_mask(place: Place, mask: Tensor | None) -> None:
+    """Raise ValueError if the previous layer, whose carry this one took, saw other keys."""
+    flow = _FLOW.get()
+    last = None if flow is None else flow.carries.get(place.cascade)
+    if last is not None and not _is_same_mask(mask, last.mask):
         raise ValueError(f"{last.place.name} and {place.name} see different keys, so they cannot share a carry")
-    return last.carry.to(query.device)
 
 
 def pass_carry(place: Place, carry: Tensor | None, mask: Tensor | None) -> None:

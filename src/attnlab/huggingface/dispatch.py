@@ -8,15 +8,20 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from attnlab.huggingface import carries as cascade
-from attnlab.huggingface import native
+from attnlab.huggingface import layer_inputs, native
+from attnlab.huggingface.layer_inputs import LayerInputs
 from attnlab.huggingface.native import AttentionCall
+from attnlab.huggingface.query_history import extend_mask, look_back
+from attnlab.huggingface.query_projection import compute_queries, join_groups
 from attnlab.mechanisms import Mechanism
+from attnlab.mechanisms.mechanism import position
 
 # names under which transformers knows these implementations
 ADAPTED = "attnlab"
@@ -35,73 +40,122 @@ def attend(
 
     A module into which no mechanism was installed keeps its own attention, with the same bool mask.
     """
+    layer_inputs.capture_query(query)
     call = AttentionCall(module, query, key, value, attention_mask, options)
     if (mechanism := find_mechanism(module)) is None:
         return call.run_eager_in_chunks(call.build_bool_mask()) if call.needs_eager() else call.run_fused(), None
-    given = build_arguments(call, mechanism)
-    mixed, carry = module.attnlab(query, key, value, **given)  # type: ignore[operator]
+    ready = prepare_call(call, mechanism)
+    mixed, carry = module.attnlab(ready.query, ready.key, ready.value, **ready.given)  # type: ignore[operator]
     cascade.pass_carry(get_place(module), carry, attention_mask)
-    return mixed.transpose(1, 2).contiguous(), None
+    return mixed[:, :, ready.former :].transpose(1, 2).contiguous(), None
 
 
 def attend_watched(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
     """Call the function that the watched model was switched to."""
+    layer_inputs.capture_query(query)
     return _ATTEND.get()(AttentionCall(module, query, key, value, attention_mask, options))
 
 
 def find_mechanism(module: nn.Module) -> Mechanism | None:
-    """Return the mechanism installed in an attention module, also one inside a wrapper (torch.compile, PEFT), or None.
+    """Return the mechanism that computes the attention of a module, or None if none was installed.
 
-    Of several in one wrapper, it is the first: they are copies. Raises ValueError if the installed mechanism is gone.
+    A wrapper (torch.compile, PEFT) hands its attributes on from the mechanism that it calls. Raises ValueError if the
+    mechanism is gone, or if a wrapper holds several and does not say which of them it calls.
     """
     if not hasattr(module, "attnlab_place"):
         return None
-    if found := list_mechanisms(held := getattr(module, "attnlab", None)):
-        return found[0]
-    lost = f"{get_place(module).name} has lost its mechanism: its submodule attnlab is {type(held).__name__}"
-    raise ValueError(f"{lost}; load or adapt the model again")
+    held = getattr(module, "attnlab", None)
+    active = getattr(getattr(held, "weights", None), "__self__", None)
+    if isinstance(active, Mechanism):
+        return active
+    inside = [each for each in held.modules() if isinstance(each, Mechanism)] if isinstance(held, nn.Module) else []
+    if len(inside) == 1:
+        return inside[0]
+    name, wrapper = get_place(module).name, type(held).__name__
+    if inside:
+        what = f"{name} is wrapped in {wrapper}, which holds {len(inside)} mechanisms and does not say which it calls"
+        raise ValueError(f"{what}: remove the wrapper")
+    raise ValueError(
+        f"{name} has lost its mechanism: its submodule attnlab is {wrapper}; load or adapt the model again"
+    )
 
 
-def list_mechanisms(held: Any) -> list[Mechanism]:
-    """Return what an attention module holds as `attnlab`: a mechanism, or those inside a wrapper."""
-    if isinstance(held, Mechanism):
-        return [held]
-    return [each for each in held.modules() if isinstance(each, Mechanism)] if isinstance(held, nn.Module) else []
+def begin_attention(module: nn.Module, args: tuple, named: dict[str, Any]) -> None:
+    """Note what the mechanism of an attention module reads beside q, k and v (a pre-hook)."""
+    if (mechanism := find_mechanism(module)) is None:
+        return
+    inputs = layer_inputs.begin_inputs(module, mechanism, args, named)
+    if mechanism.query_heads != mechanism.heads:
+        compute_queries(inputs, args, named)
+    inputs.keep_key_side()
 
 
-def find_running_mechanism(module: nn.Module, *given: Tensor, **named: Any) -> Mechanism:
-    """Return the mechanism that computes the attention of a module: of several in a wrapper, the one that it calls."""
-    held: Any = module.attnlab
-    if isinstance(held, Mechanism):
-        return held
-    ran: list[Mechanism] = []
-    hooks = [each.register_forward_hook(lambda one, *_: ran.append(one)) for each in list_mechanisms(held)]
-    try:
-        held(*given, **named)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if len(ran) != 1:
-        where = f"{get_place(module).name} is wrapped in {type(held).__name__}, which calls {len(ran)} mechanisms"
-        raise ValueError(f"{where}; a record shows exactly one")
-    return ran[0]
+@dataclass(frozen=True, eq=False)
+class PreparedCall:
+    """The arguments of a mechanism's forward."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    given: dict[str, Any]  # mask, carry, causal, at, bias and, where the mechanism reads them, sides
+    former: int  # number of former queries before the first one
 
 
-def build_arguments(call: AttentionCall, mechanism: Mechanism) -> dict[str, Any]:
-    """Return mask, carry, causal and bias for the mechanism, from the arguments of the attention module's call."""
-    place, query, key, mask = get_place(call.module), call.query, call.key, call.mask
-    given = read_mask_and_bias(place.name, call)
-    decoding = query.shape[2] < key.shape[2]
-    if mechanism.self_only and decoding and mask is not None and not mask[..., -1, -1].any():
-        kind = type(mechanism).__name__
-        raise ValueError(f"{place.name}: with a static cache, {kind} cannot find a query's own key; use another cache")
+def prepare_call(call: AttentionCall, mechanism: Mechanism) -> PreparedCall:
+    """Return what the mechanism computes from, by the call of its attention module and the module's inputs."""
+    place, query, key, value = get_place(call.module), call.query, call.key, call.value
+    given, former = read_mask_and_bias(place.name, call), 0
+    given["at"] = None
     if mechanism.training:
-        for each in list_mechanisms(call.module.attnlab):
-            each.dropout = float(call.options.get("dropout") or 0.0)  # the model passes it at each call
-    carry = cascade.take_carry(place, mechanism.carry_heads, query, key, mask) if mechanism.carries else None
-    return given | {"carry": carry}
+        mechanism.dropout = float(call.options.get("dropout") or 0.0)  # the model passes it at each call
+    if place.kind != "cross" and (mechanism.positional or mechanism.self_only):
+        given["at"] = call.find_positions()
+    if layer_inputs.needs_inputs(mechanism):
+        inputs = layer_inputs.get_inputs(call.module, place.name)
+        key, value, given["sides"] = inputs.read_sides(key, value, place.groups)
+        query = join_groups(query, inputs.queries) if inputs.queries else query
+        if mechanism.lookback:
+            query, former = add_former_queries(inputs, call, query, given)
+    if mechanism.carries:
+        given["carry"] = take_carry(place, mechanism, query, key, value, call.mask)
+    return PreparedCall(query, key, value, given, former)
+
+
+def take_carry(
+    place: cascade.Place, mechanism: Mechanism, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
+) -> Tensor | None:
+    """Return the carry of the previous layer, of the shape of the logits or of the values."""
+    if mechanism.carry_of == "keys":
+        return cascade.take_carry(place, tuple(value.shape), query.device)
+    shape = (len(query), mechanism.carry_heads, query.shape[2], key.shape[2])
+    carry = cascade.take_carry(place, shape, query.device)
+    if carry is not None:
+        cascade.check_mask(place, mask)
+    return carry
+
+
+def add_former_queries(
+    inputs: LayerInputs, call: AttentionCall, query: Tensor, given: dict[str, Any]
+) -> tuple[Tensor, int]:
+    """Return the queries after the former ones that the cache kept, and their number; extend the arguments to them."""
+    size, layer = inputs.mechanism.lookback, inputs.find_cache_layer()
+    if layer is None:
+        return query, 0
+    query_side, key_side = given["sides"]
+    longer = look_back(layer, size, (query,) if query_side is None else (query, query_side))
+    if longer[0].shape == query.shape:
+        return query, 0
+    if query_side is not None:
+        given["sides"] = (longer[1], key_side)
+    at = inputs.find_own_positions() if inputs.source is not None else call.find_positions()
+    if at is None:
+        at = position(call.query, call.key)
+    if call.mask is not None:
+        given["mask"] = extend_mask(call.mask, at, size, None if inputs.source is not None else call.key.shape[2])
+    given["at"] = torch.cat([at[0] + torch.arange(-size, 0, device=at.device), at])
+    return longer[0], size
 
 
 def read_mask_and_bias(name: str, call: AttentionCall) -> dict[str, Any]:

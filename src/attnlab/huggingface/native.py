@@ -55,6 +55,18 @@ class AttentionCall:
         kind = types[layer] if types and layer is not None and layer < len(types) else "full_attention"
         return f"{kind} window={self.options.get('sliding_window')}"
 
+    def find_positions(self) -> Tensor | None:
+        """Return the key index of each query, (i,), in self-attention. None: they are the last keys.
+
+        In a static cache, the last query's own key is the last one that it sees. A mask must be bool.
+        """
+        i, j = self.query.shape[2], self.key.shape[2]
+        if self.mask is None or i == j:
+            return None
+        seen = self.mask[..., -1, :].flatten(0, -2).any(0)  # (j,)
+        keys = torch.arange(j, device=seen.device)
+        return keys.where(seen, 0).max() + torch.arange(1 - i, 1, device=seen.device)
+
     def build_bool_mask(self) -> Tensor:
         """Return a bool tensor that broadcasts to (b,1,i,j): True where a query may attend. A mask must be bool."""
         if self.mask is not None:

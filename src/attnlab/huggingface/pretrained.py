@@ -26,7 +26,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 
 from attnlab.config import describe_error
 from attnlab.files import write_text
-from attnlab.huggingface import adaptation, dispatch, inputs, proof, screening
+from attnlab.huggingface import adaptation, dispatch, inputs, installation, proof, screening
 from attnlab.huggingface import carries as cascade
 from attnlab.huggingface.adaptation import Adaptation
 from attnlab.huggingface.capture import record_pass
@@ -165,7 +165,7 @@ def _build_renaming(model: PreTrainedModel) -> Callable[[str], str]:
 def _replace_attention(model: PreTrainedModel, wanted: Adaptation, *, prove: bool) -> None:
     found = adaptation.dry_run(model, prove=prove)
     chosen = adaptation.choose_kinds(wanted, found)
-    adaptation.install_mechanisms(chosen, found)
+    installation.install_mechanisms(model, chosen, found)
     dispatch.set_implementation(model, dispatch.ADAPTED)
     carries = any(isinstance(module, Mechanism) and module.carries for module in model.modules())
     for part in dispatch.list_models(model):
@@ -206,7 +206,7 @@ def open_model(name: str, *, allow_pickle: bool = False, allow_code: bool = Fals
     if _find_adapted(name) is not None:
         return load(name, allow_code=allow_code, **how)
     model, unexpected = _load_plain(name, allow_pickle=allow_pickle, **how)
-    if any(".attnlab." in key for key in unexpected) or getattr(model.config, adaptation.MARK, None):
+    if any(map(adaptation.is_added, unexpected)) or getattr(model.config, adaptation.MARK, None):
         raise ValueError(f"{name} is an adapted model, but its {adaptation.FILE} is missing: save the model again")
     return model
 

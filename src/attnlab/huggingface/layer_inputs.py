@@ -1,0 +1,173 @@
+"""What a mechanism reads beside q, k and v in a Hugging Face model: the input x of its layer, and former queries.
+
+A pre-hook on the attention module notes x. In self-attention, the key side of former tokens travels in the model's own
+cache: while the module runs, the cache's `update` also stores it, as further heads of keys and values. So it grows,
+slides and is reordered with them, in every kind of cache. Cross attention computes it from the encoder's states again.
+Former queries are kept by the layer of the cache (query_history.py). Nothing here imports transformers.
+"""
+
+import inspect
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attnlab.mechanisms import Mechanism
+from attnlab.mechanisms.mechanism import Sides
+
+OTHER_SEQUENCE = ("key_value_states", "encoder_hidden_states")  # arguments of an attention module that make it cross
+
+
+@dataclass(eq=False)
+class LayerInputs:
+    """The inputs of an attention module that is running."""
+
+    module: nn.Module
+    mechanism: Mechanism
+    x: Tensor  # (b,i,e), of the queries
+    source: Tensor | None  # (b,j,e), of the keys of a cross attention
+    cache: Any  # the model's cache, or None
+    queries: list[Tensor] = field(default_factory=list)  # of further groups of heads, (b,h,i,d) each
+    group: int | None = None  # the group whose queries are computed now
+
+    @property
+    def own_cache(self) -> Any:
+        """The cache of this attention: of an encoder-decoder cache, the part for self-attention or cross attention."""
+        part = "self_attention_cache" if self.source is None else "cross_attention_cache"
+        return getattr(self.cache, part, self.cache)
+
+    def keep_key_side(self) -> None:
+        """Let the cache store the key side beside the keys, until `release_cache`."""
+        cache = self.own_cache
+        if cache is None or self.source is not None or type(self.mechanism).key_side is Mechanism.key_side:
+            return
+
+        def update(keys: Tensor, values: Tensor, layer: int, *rest: Any, **named: Any) -> tuple[Tensor, Tensor]:
+            side = self.mechanism.key_side(self.x)
+            if side is not None:
+                keys, values = join_heads(keys, values, side)
+                stored = cache.layers[layer].keys if layer < len(cache.layers) else None
+                if stored is not None and stored.dim() == 4 and stored.shape[1] != keys.shape[1]:
+                    needs = f"{type(self.mechanism).__name__} also keeps what it reads of each key"
+                    raise ValueError(f"{needs}: pass a cache that no other model has filled or allocated")
+            return type(cache).update(cache, keys, values, layer, *rest, **named)
+
+        cache.update = update
+
+    def find_cache_layer(self) -> Any:
+        """Return the layer of the cache that belongs to this module, or None without a cache."""
+        return None if self.own_cache is None else self.own_cache.layers[self.module.layer_idx]
+
+    def find_own_positions(self) -> Tensor:
+        """Return the position of each query in its own sequence, (i,), in a cross attention with a cache."""
+        new = self.x.shape[1]
+        length = self.cache.get_seq_length() if hasattr(self.cache, "self_attention_cache") else new
+        return torch.arange(-new, 0, device=self.x.device) + length
+
+    def release_cache(self) -> None:
+        if self.own_cache is not None:
+            vars(self.own_cache).pop("update", None)
+
+    def read_sides(self, keys: Tensor, values: Tensor, groups: int) -> tuple[Tensor, Tensor, Sides]:
+        """Return keys and values (b,groups,j,d) without the heads of the key side, and both sides."""
+        mechanism = self.mechanism
+        query_side = mechanism.query_side(self.x)
+        key_side = mechanism.key_side(self.x if self.source is None else self.source)
+        if key_side is not None and self.source is None and keys.shape[1] > groups:
+            keys, values, key_side = split_heads(keys, values, groups, key_side)
+        if key_side is not None and key_side.shape[2] != keys.shape[2]:
+            what = f"{type(mechanism).__name__} reads the input of {keys.shape[2]} keys"
+            raise ValueError(f"{what}, but this model's cache keeps it of {key_side.shape[2]}: pass use_cache=False")
+        return keys, values, (query_side, key_side)
+
+
+class CapturedQueryError(Exception):
+    """Ends a pass through an attention module that only computes queries."""
+
+    def __init__(self, query: Tensor) -> None:
+        super().__init__("the queries are computed")
+        self.query = query
+
+
+_INPUTS: ContextVar[LayerInputs | None] = ContextVar("attnlab_inputs", default=None)
+
+
+def needs_inputs(mechanism: Mechanism) -> bool:
+    """Return whether a mechanism reads more than q, k and v."""
+    kind = type(mechanism)
+    has_side = kind.query_side is not Mechanism.query_side or kind.key_side is not Mechanism.key_side
+    return has_side or mechanism.lookback > 0 or mechanism.query_heads != mechanism.heads
+
+
+def begin_inputs(module: nn.Module, mechanism: Mechanism, args: tuple, named: dict[str, Any]) -> LayerInputs:
+    """Note the arguments of an attention module that begins to run."""
+    arguments = bind_arguments(module, args, named)
+    source = next((arguments[name] for name in OTHER_SEQUENCE if arguments.get(name) is not None), None)
+    inputs = LayerInputs(module, mechanism, find_states(arguments), source, find_cache(arguments))
+    _INPUTS.set(inputs)
+    return inputs
+
+
+def end_inputs(_module: nn.Module, _args: Any = None, _output: Any = None) -> None:
+    """Forget the inputs when the attention module has returned or failed (a forward hook)."""
+    if (inputs := _INPUTS.get()) is not None:
+        inputs.release_cache()
+        _INPUTS.set(None)
+
+
+def get_inputs(module: nn.Module, name: str) -> LayerInputs:
+    """Return the inputs of an attention module that is running."""
+    inputs = _INPUTS.get()
+    if inputs is None or inputs.module is not module:
+        raise RuntimeError(f"{name} runs without its hooks, so its mechanism gets no inputs; call the module itself")
+    return inputs
+
+
+def find_inputs() -> LayerInputs | None:
+    """Return the inputs of the attention module that is running, if its mechanism reads any."""
+    return _INPUTS.get()
+
+
+def capture_query(query: Tensor) -> None:
+    """End the pass through an attention module if only its queries are wanted."""
+    if (inputs := _INPUTS.get()) is not None and inputs.group is not None:
+        raise CapturedQueryError(query)
+
+
+def bind_arguments(module: nn.Module, args: tuple, named: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call of a module by name."""
+    bound = inspect.signature(module.forward).bind(*args, **named)
+    rest = [p.name for p in bound.signature.parameters.values() if p.kind is p.VAR_KEYWORD]
+    return {**bound.arguments, **(bound.arguments.get(rest[0], {}) if rest else {})}
+
+
+def find_states(arguments: dict[str, Any]) -> Tensor:
+    """Return the states that the queries are computed from, (b,i,e)."""
+    return arguments.get("hidden_states", next(iter(arguments.values())))
+
+
+def find_cache(arguments: dict[str, Any]) -> Any:
+    """Return the model's cache among the arguments of an attention module, or None."""
+    return next((x for x in arguments.values() if hasattr(x, "update") and hasattr(x, "get_seq_length")), None)
+
+
+def join_heads(keys: Tensor, values: Tensor, side: Tensor) -> tuple[Tensor, Tensor]:
+    """Append a side (b,s,n,c) to keys (b,g,n,d) and values (b,g,n,f), as heads filled up with zeros."""
+    b, _, n, _ = side.shape
+    flat = side.to(values.dtype).transpose(1, 2).flatten(2)  # (b,n,s·c)
+    d, f = keys.shape[-1], values.shape[-1]
+    more = -(-flat.shape[-1] // (d + f))
+    full = F.pad(flat, (0, more * (d + f) - flat.shape[-1])).view(b, n, more, d + f).transpose(1, 2)  # (b,more,n,d+f)
+    first, second = full.split((d, f), dim=-1)
+    return torch.cat([keys, first.to(keys.dtype)], dim=1), torch.cat([values, second], dim=1)
+
+
+def split_heads(keys: Tensor, values: Tensor, groups: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Undo `join_heads`: return keys and values of `groups` heads, and the side (b,s,j,c), shaped as `like`."""
+    _, s, _, c = like.shape
+    flat = torch.cat([keys[:, groups:], values[:, groups:]], dim=-1).transpose(1, 2).flatten(2)  # (b,j,more·(d+f))
+    side = flat[..., : s * c].unflatten(-1, (s, c)).transpose(1, 2)
+    return keys[:, :groups], values[:, :groups], side.to(like.dtype)
