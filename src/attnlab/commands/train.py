@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from attnlab.config import split_pairs
+from attnlab.tasks.language import LanguageConfig
+from attnlab.tasks.task import TaskConfig
 from attnlab.terminal import Bar, command_line
 from attnlab.training import runs
+from attnlab.training.loop import TrainingResult
 from attnlab.training.recipe import resolve_recipe
 
 
@@ -22,8 +25,19 @@ def train_model(task: str, settings: Sequence[str], *, out: Path | None, device:
     if not outcome.finished:
         print(f"{folder.path}: stopped at step {outcome.step}, nothing is lost; to resume: {command_line()}")
         return False
-    best = f"best validation loss {outcome.best:.4f} at step {outcome.best_step}"
-    print(f"{folder.path}: finished at step {outcome.step}; {best}")
+    print(f"{folder.path}: finished at step {outcome.step}; {_describe_best(recipe.data, outcome)}")
     if folder.hugging_face.exists():
         print(f"for Hugging Face, attnlab.load and attnlab.record: {folder.hugging_face}")
     return True
+
+
+def _describe_best(data: TaskConfig, outcome: TrainingResult) -> str:
+    """Return the best validation loss; for a text also its unit, the perplexity and the bits per byte."""
+    loss, step = f"best validation loss {outcome.best:.4f}", f"at step {outcome.best_step}"
+    at_best = (row for row in outcome.history if row["step"] == outcome.best_step)
+    scores = next((row for row in at_best if "valid_bits_per_byte" in row), None)
+    if scores is None or not isinstance(data, LanguageConfig):
+        return f"{loss} {step}"
+    unit = "token" if data.unit == "pretrained" else data.unit
+    more = f"perplexity {scores['valid_perplexity']:.4g}, {scores['valid_bits_per_byte']:.4g} bits a byte"
+    return f"{loss} nats a {unit} ({more}) {step}"

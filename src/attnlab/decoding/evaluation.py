@@ -12,7 +12,7 @@ from attnlab.decoding.scores import check_bootstrap, compute_bleu, compute_chrf,
 from attnlab.tasks.task import Task
 from attnlab.tasks.text import read_parallel
 from attnlab.training.runs import Run
-from attnlab.training.scoring import Scored, bits_per_character, score_batches
+from attnlab.training.scoring import Scored, bits_per_byte, bits_per_character, perplexity, score_batches
 
 TOKENS = 8192  # source tokens in a batch to translate, times the beam
 SCORED_TOKENS = 4096  # tokens in a batch to score
@@ -89,6 +89,11 @@ def evaluate_part(
         values |= {"samples": samples, "bound_perplexity": scored.bound_perplexity}
     if run.task.architecture == "language" and getattr(run.task, "unit", None) in ("character", "byte"):
         values["bits_per_character"] = bits_per_character(scored.nll_sum, scored.count)
+    if (size := run.task.count_bytes(part)) is not None:
+        per_byte = bits_per_byte(scored.nll_sum, size), perplexity(scored.nll_sum, size)
+        values |= dict(zip(("bits_per_byte", "perplexity_per_byte"), per_byte, strict=True))
+    if unknown := getattr(run.task, "count_unknown", lambda part: 0)(part):
+        values["unknown_targets"] = unknown  # easier to predict than what they stand for
     if search is not None:
         task: Any = run.task
         lines = task.read_sources(part), task.read_references(part)

@@ -21,7 +21,7 @@ from attnlab.tasks import hub
 from attnlab.tasks.batching import Sequences, pad_rows
 from attnlab.tasks.fetch import find_set, obtain_file
 from attnlab.tasks.sources import SETS
-from attnlab.tasks.task import EOS, PAD, Batch, Task, TaskConfig
+from attnlab.tasks.task import EOS, PAD, UNK, Batch, Task, TaskConfig
 from attnlab.tasks.vocabulary import Bytes, Characters, Pretrained, Subwords, Vocabulary, Words, learn_subwords
 
 Units = Literal["word", "subword", "character", "byte"]
@@ -41,7 +41,7 @@ class LanguageConfig(TaskConfig):
     test: str | None = None  # your test text; not for named sets
     held_out: Share = 0.05  # share at the end of your text held out for validation if valid= is not given
     units: Units | None = None  # what a token is; none: that of the named set, subword for your files
-    tokenizer: str | None = None  # use the tokenizer of a pretrained model instead, by folder or Hugging Face id
+    tokenizer: str | None = None  # a Hugging Face tokenizer instead: a folder, a tokenizer.json, or an id on the hub
     subwords: Literal["unigram", "bpe"] = "unigram"  # how SentencePiece finds the subwords
     vocabulary: int = 8000  # number of subwords, special tokens included; the default shrinks to what a text supports
     at_least: int = 1  # minimum number of occurrences in training for a word or character of the vocabulary
@@ -60,6 +60,12 @@ class LanguageConfig(TaskConfig):
         if self.data in SETS and (self.valid or self.test):
             raise ValueError(f"valid= and test= need a file as data=: data={self.data} has its own parts")
 
+    @property
+    def unit(self) -> Units | Literal["pretrained"]:
+        """What a token is."""
+        default: Units = UNITS.get(self.data, "word" if self.data in SETS else "subword")
+        return "pretrained" if self.tokenizer else self.units or default
+
     def resolve(self) -> "LanguageConfig":
         return self if self.context is not None else replace(self, context=max(1, self.block * 15 // 16))
 
@@ -70,8 +76,7 @@ class Language(Task):
 
     def __init__(self, config: LanguageConfig, folder: Path) -> None:
         self.config, self.notes = config.resolve(), []
-        default: Units = UNITS.get(config.data, "word" if config.data in SETS else "subword")
-        self.unit: Units | Literal["pretrained"] = "pretrained" if config.tokenizer else config.units or default
+        self.unit = config.unit
         self._get_text = lru_cache(maxsize=None)(self._read_part)
         self._get_stream = lru_cache(maxsize=None)(self._encode_part)
         self.vocabulary = self._load_vocabulary(folder)
@@ -110,8 +115,15 @@ class Language(Task):
         part = part.removesuffix("-context")
         text, tokens = self._get_text(part), len(self._get_stream(part)) - 1
         ends = text.removesuffix("\n").count("\n") + 1
-        sizes = {"words": len(text.split()) + ends, "characters": len(text), "bytes": len(_encode_utf8(text))}
+        sizes = {"words": len(text.split()) + ends, "characters": len(text), "bytes": self.count_bytes(part)}
         return {"tokens": tokens, **sizes}
+
+    def count_bytes(self, part: str) -> int:
+        return len(_encode_utf8(self._get_text(part.removesuffix("-context"))))
+
+    def count_unknown(self, part: str) -> int:
+        """Count the tokens of a part that are <unk>."""
+        return int((self._get_stream(part.removesuffix("-context")) == UNK).sum())
 
     def _locate_spans(self, part: str, index: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return where in the input stream examples begin, their scored targets begin, and they end; None: all."""
@@ -164,7 +176,10 @@ class Language(Task):
         return text
 
     def _read_files(self, part: str) -> str:
-        """Read user files. Without valid=, the end of the training text is held out, cut at a line break."""
+        """Read user files. Without valid=, the end of the training text is held out.
+
+        The text is cut at a line break; characters and bytes are cut anywhere if its end has no line break.
+        """
         config = self.config
         file = {"valid": config.valid, "test": config.test}.get(part)
         if file is not None:
@@ -174,7 +189,10 @@ class Language(Task):
         text = _read_own_text(Path(config.data))
         if config.valid is not None:
             return text
-        cut = text.find("\n", int(len(text) * (1 - config.held_out))) + 1
+        place = int(len(text) * (1 - config.held_out))
+        cut = text.find("\n", place) + 1
+        if not cut and self.unit in ("character", "byte"):
+            cut = place
         if not 0 < cut < len(text):
             raise ValueError(f"{config.data} has too few lines to hold out {config.held_out:.0%}; give valid=")
         return text[:cut] if part == "train" else text[cut:]

@@ -84,6 +84,10 @@ class Task(ABC):
         """Return the number of examples in a part."""
         return len(self.get_lengths(part)[0])
 
+    def count_bytes(self, part: str) -> int | None:
+        """Return the number of bytes of the text that a part scores, in UTF-8; None if its targets are no text."""
+        return None
+
     def add_notes(self, *lines: str) -> None:
         """Add lines to the notes, skipping those already there."""
         self.notes += [line for line in lines if line not in self.notes]

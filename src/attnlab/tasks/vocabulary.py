@@ -238,14 +238,16 @@ class Pretrained(Vocabulary):
 
     @classmethod
     def find(cls, name: str) -> "Pretrained":
-        """Find the tokenizer of a model, given its folder or its id on the Hugging Face hub."""
+        """Find a tokenizer: a tokenizer.json, or that of a model by its folder or its id on the Hugging Face hub."""
         folder = Path(name).expanduser()
+        if folder.is_file():
+            return cls.load(folder)
         if folder.is_dir():
             if not (folder / "tokenizer.json").is_file():
                 raise ValueError(f"{name} has no tokenizer.json; set tokenizer= to a folder that has one")
             return cls.load(folder / "tokenizer.json")
         if is_path(name):
-            raise FileNotFoundError(f"tokenizer={name}: no such folder")
+            raise FileNotFoundError(f"tokenizer={name}: no such folder or file")
         try:
             with reach_hub(name):
                 return cls(Tokenizer.from_pretrained(name).to_str())

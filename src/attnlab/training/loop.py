@@ -26,7 +26,7 @@ from attnlab.training.batches import Batches
 from attnlab.training.checkpoints import Position, collect_weights, keep_weights, make_checkpoint, restore_checkpoint
 from attnlab.training.muon import list_matrices
 from attnlab.training.run_folder import Checkpoint, Metrics, RunFolder, write_checkpoint
-from attnlab.training.scoring import Scored, perplexity, score_batches
+from attnlab.training.scoring import Scored, bits_per_byte, perplexity, score_batches
 from attnlab.training.step import Captured, Eager, Flat, Objective, Stepper
 
 CHECK_EVERY = 50  # updates between two reads of the device's flag for values that are not finite
@@ -247,6 +247,7 @@ def evaluate(
 ) -> dict[str, float] | None:
     """Return validation loss (nats per target), perplexity and accuracy, without label smoothing, noise or dropout.
 
+    The targets of a text also have bits per byte.
     Returns None if should_stop() is true between two batches.
     """
     model.eval()
@@ -267,7 +268,9 @@ def evaluate(
         return None
     sums = torch.tensor([scored.nll_sum, scored.correct, scored.count], dtype=torch.float64, device=accelerator.device)
     nll, correct, count = accelerator.reduce(sums).tolist()
-    return {"valid_loss": nll / count, "valid_perplexity": perplexity(nll, count), "valid_accuracy": correct / count}
+    values = {"valid_loss": nll / count, "valid_perplexity": perplexity(nll, count), "valid_accuracy": correct / count}
+    size = task.count_bytes("valid")
+    return values if size is None else values | {"valid_bits_per_byte": bits_per_byte(nll, size)}
 
 
 def _build_stepper(model: nn.Module, config: TrainConfig, accelerator: Any) -> Stepper:

@@ -232,6 +232,8 @@ def _fine_tuning_parts(task: str, path: str, given: Mapping[str, str]) -> dict[s
         raise ValueError("capture= does not support Hugging Face models: leave it out")
     if given.get("tokenizer", path).lower() in ("none", ""):
         raise ValueError(f"model={path} needs its own tokenizer: leave tokenizer= out")
+    if Path(given.get("tokenizer", path)).expanduser().is_file():
+        raise ValueError(f"tokenizer={given['tokenizer']} is a file: model={path} needs the folder of a tokenizer")
     return parts
 
 

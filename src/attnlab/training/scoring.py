@@ -1,6 +1,7 @@
 """Perplexity and accuracy of a model on its targets.
 
     perplexity = exp(nats / targets)            bits per character = nats / (characters · ln 2)
+    perplexity per byte = exp(nats / bytes)     bits per byte = nats / (bytes · ln 2), comparable between vocabularies
 
 A mechanism with noise can be scored by its expectation (Zheng et al. 2021, §3): n full passes, each with its own noise
 z_s, and for each target y, given what precedes it,
@@ -60,6 +61,10 @@ def perplexity(nats: float, count: int) -> float:
 
 def bits_per_character(nats: float, characters: int) -> float:
     return nats / (_check_count(characters, "characters") * math.log(2))
+
+
+def bits_per_byte(nats: float, count: int) -> float:
+    return nats / (_check_count(count, "bytes") * math.log(2))
 
 
 @torch.no_grad()
