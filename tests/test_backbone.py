@@ -11,7 +11,8 @@ from small_models import LM, SMALL, TRANSLATOR, made
 from torch import nn
 
 from attnlab.analysis.rollout import rollout
-from attnlab.huggingface.skeletons import find_language_skeleton
+from attnlab.huggingface.conversion import fill_weights
+from attnlab.huggingface.skeletons import find_skeleton
 from attnlab.models.presets import PRESETS, build_on_meta, configure_model
 from attnlab.models.rotary import Rotary, rotate
 from attnlab.models.transformer import TransformerConfig, build
@@ -39,16 +40,14 @@ def tokens(batch: int, length: int) -> torch.Tensor:
 
 
 def twin(config: TransformerConfig) -> tuple[nn.Module, hf.PreTrainedModel]:
-    """A tiny random model of transformers, and ours with its weights."""
-    skeleton = find_language_skeleton(config, length=64)
+    """A random model of ours, and one of transformers with its weights."""
+    skeleton, ours = find_skeleton(config, length=64), build(config).eval()
     kind = getattr(hf, skeleton.kind)
     theirs = kind(kind.config_class(**skeleton.config)).eval()
-    ours, weights = build(config).eval(), theirs.state_dict()
     with torch.no_grad():
-        for parameter in theirs.parameters():
+        for parameter in ours.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
-        ours.load_state_dict({skeleton.rename(name): x for name, x in weights.items() if name != "lm_head.weight"}
-                             | {"readout.weight": weights["lm_head.weight"]})  # fmt: skip
+    fill_weights(theirs, ours, skeleton)
     return ours, theirs
 
 

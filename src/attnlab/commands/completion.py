@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PRESET = "a preset, or the folder of a Hugging Face model"
 LISTS = ("compare", "demo", "reproduce")  # commands that take several values, separated by commas
-RUN_COMMANDS = ("evaluate", "translate", "predict")
+RUN_COMMANDS = ("evaluate", "translate", "predict", "export")
 
 
 def complete_task() -> list[tuple[str, str]]:

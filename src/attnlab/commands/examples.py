@@ -33,6 +33,10 @@ EXAMPLES = {
         'attnlab generate runs/shakespeare --prompt "ROMEO:" --tokens 300',
         "attnlab generate runs/shakespeare --temperature 0.8 --top-k 40 --seed 1 < prompts.txt",
     ),
+    "export": (
+        "attnlab export runs/first --to huggingface --out exported/first",
+        "attnlab export runs/first weights=last",
+    ),
     "diagnose": (
         "attnlab diagnose corpus.de corpus.en --out diagnosed",
         "attnlab diagnose reviews.csv --text review --label stars --limit 10000",

@@ -211,6 +211,11 @@ def open_model(name: str, *, allow_pickle: bool = False, allow_code: bool = Fals
     return model
 
 
+def find_class(name: str) -> Any:
+    """Return a class of transformers; other files do not import it."""
+    return getattr(transformers, name)
+
+
 def _load_plain(
     name: str, *, allow_pickle: bool = False, trust_remote_code: bool = False, device: Any = None, dtype: Any = None
 ) -> tuple[PreTrainedModel, Collection[str]]:
@@ -222,7 +227,7 @@ def _load_plain(
     how: dict[str, Any] = {"dtype": dtype or "auto", "use_safetensors": None if allow_pickle else True}
     how |= {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
-        with _silence_transformers(), reach_hub(name), nullcontext() if allow_pickle else forbid_pickle(name):
+        with silence_transformers(), reach_hub(name), nullcontext() if allow_pickle else forbid_pickle(name):
             if not allow_pickle:
                 _check_index(name, config, revision)
             model, about = kind.from_pretrained(name, config=config, output_loading_info=True, **how)
@@ -351,7 +356,7 @@ def _check_model(model: Any) -> None:
 
 
 @contextmanager
-def _silence_transformers() -> Iterator[None]:
+def silence_transformers() -> Iterator[None]:
     """Hide progress bars and loading reports of transformers while the context is open; attnlab checks the weights."""
     logging = transformers.utils.logging
     verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -1,18 +1,29 @@
-"""Classes of transformers that compute what a model of ours computes, with the name that each of our weights has there.
+"""Classes of transformers that compute what a Transformer of ours computes, with the name of each of our modules there.
 
-    language models   RMSNorm before each block, RoPE, gated feed-forward: LlamaForCausalLM; with QK-norm
-                      Qwen3ForCausalLM
+    LlamaForCausalLM   language models with RoPE, RMSNorm before each block and a gated feed-forward
+    Qwen3ForCausalLM   the same with QK-norm
+    MarianMTModel      translators with LayerNorm after each block; its table of positions is saved with the model,
+                       because ours has other frequencies
 
 Nothing here imports transformers.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from attnlab.models.transformer_config import ROPE_HIGH, TransformerConfig
 from attnlab.tasks.task import BOS, EOS
 
+LANGUAGE: dict[str, tuple[Any, ...]] = {  # the values that Llama and Qwen3 have
+    "norm": ("pre",), "norm_type": ("rms",), "final_norm": (True,), "positions": ("rope",),
+    "activation": ("swiglu", "geglu"), "logit_cap": (None,), "adaptive_cutoffs": ((),),
+}  # fmt: skip
+TRANSLATOR: dict[str, tuple[Any, ...]] = {  # the values that Marian has
+    "norm": ("post",), "norm_type": ("layer",), "norm_epsilon": (1e-5,), "final_norm": (False,),
+    "positions": ("sinusoidal", "learned", "none"), "activation": ("relu", "gelu"), "query_key_norm": (False,),
+    "logit_cap": (None,),
+}  # fmt: skip
 DECODER = {  # a layer of Llama and Qwen3, and one of our blocks
     "self_attn.q_proj": "attention.query", "self_attn.k_proj": "attention.key", "self_attn.v_proj": "attention.value",
     "self_attn.o_proj": "attention.output", "self_attn.q_norm": "attention.query_norm",
@@ -20,7 +31,15 @@ DECODER = {  # a layer of Llama and Qwen3, and one of our blocks
     "mlp.up_proj": "feed_forward.factor", "mlp.down_proj": "feed_forward.output",
     "input_layernorm": "attention_residual.norm", "post_attention_layernorm": "feed_forward_residual.norm",
 }  # fmt: skip
+MARIAN = {  # a layer of Marian, of which the encoder has no encoder_attn, and one of our blocks
+    **{f"{theirs}.{name}_proj": f"{ours}.{part}"
+       for theirs, ours in (("self_attn", "attention"), ("encoder_attn", "cross"))
+       for name, part in (("q", "query"), ("k", "key"), ("v", "value"), ("out", "output"))},
+    "self_attn_layer_norm": "attention_residual.norm", "encoder_attn_layer_norm": "cross_residual.norm",
+    "fc1": "feed_forward.inner", "fc2": "feed_forward.output", "final_layer_norm": "feed_forward_residual.norm",
+}  # fmt: skip
 ROPE_NAMES = {"llama3": ("low_freq_factor", "high_freq_factor"), "yarn": ("beta_slow", "beta_fast")}
+POSITIONS = "embed_positions"  # Marian's tables, one of each stack
 
 
 @dataclass(frozen=True)
@@ -30,16 +49,32 @@ class Skeleton:
     kind: str  # name of the class
     config: Mapping[str, Any]  # values of its configuration
     modules: Mapping[str, str]  # the name of each of its modules with weights, and the name of ours
-
-    def rename(self, name: str) -> str:
-        """Return our name of one of its weights."""
-        module, _, weight = name.rpartition(".")
-        return f"{self.modules[module]}.{weight}"
+    generation: Mapping[str, Any] = field(default_factory=dict)  # values of its generation_config
 
 
-def find_language_skeleton(config: TransformerConfig, length: int) -> Skeleton:
-    """Return the skeleton of a language model whose texts have up to `length` tokens."""
-    kind = "Qwen3ForCausalLM" if config.query_key_norm else "LlamaForCausalLM"
+def find_skeleton(config: TransformerConfig, length: int) -> Skeleton:
+    """Return the skeleton of a model that reads up to `length` tokens.
+
+    Raises ValueError, naming the keys, if no class of transformers has such a model.
+    """
+    if config.model == "language-model":
+        return _find_language_skeleton(config, length)
+    if config.model == "translator":
+        return _find_translation_skeleton(config, length)
+    raise ValueError("a classifier reads the mean of its last states, which no class of transformers does")
+
+
+def _find_language_skeleton(config: TransformerConfig, length: int) -> Skeleton:
+    kind = "Qwen3" if config.query_key_norm else "Llama"
+    misfits = _list_misfits(config, LANGUAGE)
+    if config.embedding_factor != 1:
+        misfits.append(f"embedding_scale={config.embedding_scale}".lower())
+    if config.query_key_norm and config.feed_forward_bias:
+        misfits.append("feed_forward_bias=true with query_key_norm=true")
+    if not config.query_key_norm and config.width % config.heads:
+        misfits.append(f"width={config.width} with heads={config.heads}, which does not divide it")
+    if misfits:
+        raise ValueError(f"{kind} of transformers has no {', '.join(misfits)}; train with model=modern-25m, which fits")
     values = {
         "vocab_size": config.vocabulary, "hidden_size": config.width, "intermediate_size": config.feed_forward,
         "num_hidden_layers": config.layers, "num_attention_heads": config.heads, "head_dim": config.head_size,
@@ -47,14 +82,51 @@ def find_language_skeleton(config: TransformerConfig, length: int) -> Skeleton:
         "hidden_act": {"swiglu": "silu", "geglu": "gelu"}[config.activation], "attention_bias": config.attention_bias,
         "attention_dropout": config.attention_dropout, "max_position_embeddings": length,
         "rope_parameters": _describe_rope(config), "tie_word_embeddings": config.tie != "none",
-        "pad_token_id": config.padding, "bos_token_id": BOS, "eos_token_id": EOS,
+        "pad_token_id": config.padding, "bos_token_id": EOS, "eos_token_id": EOS,
     }  # fmt: skip
     if not config.query_key_norm:
         values["mlp_bias"] = config.feed_forward_bias
     modules = {"model.embed_tokens": "decoder.embedding.words", "model.norm": "decoder.norm", "lm_head": "readout"}
     for layer in range(config.layers):
         modules |= {f"model.layers.{layer}.{name}": f"decoder.blocks.{layer}.{ours}" for name, ours in DECODER.items()}
-    return Skeleton(kind, values, modules)
+    return Skeleton(f"{kind}ForCausalLM", values, modules)
+
+
+def _find_translation_skeleton(config: TransformerConfig, length: int) -> Skeleton:
+    misfits = _list_misfits(config, TRANSLATOR)
+    if config.embedding_factor not in (1, config.width**0.5):
+        misfits.append(f"embedding_scale={config.embedding_scale}")
+    if config.key_value_heads not in (None, config.heads):
+        misfits.append(f"key_value_heads={config.key_value_heads}")
+    if config.head_size * config.heads != config.width:
+        misfits.append(f"head_dim={config.head_dim}")
+    if misfits:
+        raise ValueError(f"Marian of transformers has no {', '.join(misfits)}; train with model=iwslt14, which fits")
+    layers = {"encoder": config.layers, "decoder": config.decoder_layers or config.layers}
+    values: dict[str, Any] = {
+        "vocab_size": config.vocabulary, "decoder_vocab_size": config.target_vocabulary or config.vocabulary,
+        "d_model": config.width, "activation_function": config.activation, "dropout": config.dropout,
+        "attention_dropout": config.attention_dropout, "activation_dropout": config.activation_dropout,
+        "scale_embedding": config.embedding_factor != 1, "share_encoder_decoder_embeddings": config.tie == "all",
+        "tie_word_embeddings": config.tie != "none", "pad_token_id": config.padding, "bos_token_id": BOS,
+        "eos_token_id": EOS, "decoder_start_token_id": BOS, "forced_eos_token_id": None,
+        "max_position_embeddings": config.max_length if config.positions == "learned" else length,
+    }  # fmt: skip
+    modules = {"model.shared": "decoder.embedding.words", "lm_head": "readout"}
+    for stack, count in layers.items():
+        values |= {f"{stack}_layers": count, f"{stack}_attention_heads": config.heads}
+        values[f"{stack}_ffn_dim"] = config.feed_forward
+        modules |= {f"model.{stack}.embed_tokens": f"{stack}.embedding.words"}
+        modules |= {f"model.{stack}.{POSITIONS}": f"{stack}.embedding.positions"}
+        for layer in range(count):
+            modules |= {f"model.{stack}.layers.{layer}.{n}": f"{stack}.blocks.{layer}.{ours}" for n, ours in MARIAN.items()}
+    return Skeleton("MarianMTModel", values, modules)
+
+
+def _list_misfits(config: TransformerConfig, values: Mapping[str, tuple[Any, ...]]) -> list[str]:
+    """Return key=value of the configuration where it has none of these values."""
+    pairs = [(key, getattr(config, key)) for key in values]
+    return [f"{key}={str(value).lower()}" for key, value in pairs if value not in values[key]]
 
 
 def _describe_rope(config: TransformerConfig) -> dict[str, Any]:

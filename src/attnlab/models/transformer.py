@@ -187,9 +187,7 @@ def _build_embedding(config: TransformerConfig, words: Words) -> InputEmbedding:
         positions = SinusoidalPositions()
     elif config.positions == "learned":
         positions = LearnedPositions(config.max_length, config.width)
-    scale = config.embedding_scale
-    scale = (config.width**0.5 if scale else 1.0) if isinstance(scale, bool) else scale
-    return InputEmbedding(words, positions, scale=scale, dropout=config.dropout)
+    return InputEmbedding(words, positions, scale=config.embedding_factor, dropout=config.dropout)
 
 
 def _build_attention(config: TransformerConfig, kind: str, index: int, chosen: ChosenAttention) -> MultiHead:

@@ -120,6 +120,12 @@ class TransformerConfig(ModelConfig):
         """Size of each head."""
         return self.head_dim or self.width // self.heads
 
+    @property
+    def embedding_factor(self) -> float:
+        """Factor of the embeddings."""
+        scale = self.embedding_scale
+        return (self.width**0.5 if scale else 1.0) if isinstance(scale, bool) else scale
+
     def _check_rope(self) -> None:
         stretching = ("rope_factor", "rope_length", "rope_low", "rope_high")
         if self.positions != "rope":
