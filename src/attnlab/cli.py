@@ -14,6 +14,7 @@ from typer import Argument, Option
 
 from attnlab import __version__
 from attnlab.commands.examples import write_examples
+from attnlab.commands.export_entry import export
 from attnlab.commands.ledger_group import ledger
 from attnlab.config import parse_numbers, split_pairs, write_given
 from attnlab.terminal import Bar, Interruptible, command_line, resumable, show_table
@@ -22,7 +23,7 @@ from attnlab.terminal.bash_words import join_bash_words
 # isort: off
 from attnlab.commands.arguments import (
     Aligner, AllowCode, Device, Files, Items, Jobs, ListedTask, MechanismName, On, Pairs, Preset, ReadModel, Root,
-    RunName, Scaled, Seeds, StudyName, TaskName, Until, choose,
+    RunName, Scaled, Seeds, StudyName, TaskName, Until,
 )  # fmt: skip
 # isort: on
 
@@ -208,22 +209,7 @@ def generate(
     )  # fmt: skip
 
 
-@app.command()
-def export(
-    run: RunName,
-    settings: Pairs = None,
-    to: Annotated[str, Option(help="Format to write: huggingface.", autocompletion=choose("huggingface"))] = "huggingface",
-    out: Annotated[Path | None, Option(help="New folder to write to; default: exported/RUN.")] = None,
-) -> None:
-    """Write the model of a run as a Hugging Face model, with its tokenizer, and prove that the logits are the same.
-
-    Settings: weights=best|last|N|at:STEP
-    Language models as modern-25m become Llama or Qwen3, translators with norm=post Marian: transformers loads them.
-    With another attention than softmax, attnlab.load does.
-    """
-    from attnlab.commands.export import export_run
-
-    export_run(run, settings or [], to=to, out=out)
+app.command()(export)
 
 
 @app.command()

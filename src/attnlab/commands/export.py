@@ -41,10 +41,10 @@ def export_run(run: str, settings: Sequence[str], *, to: str, out: Path | None =
         raise ValueError(f"{folder.path} cannot be exported: {error}") from None
     with replace_file(out) as scratch:
         model: Any = opened.model
-        error = write_model(model, skeleton, installed, scratch)
+        difference = write_model(model, skeleton, installed, scratch)
         missing = write_tokenizer(opened.task, scratch)
     loads = "transformers" if installed is None else f"attnlab.load, with attention={installed.name}"
-    print(f"{out}: {skeleton.kind} for {loads}; largest difference of its logits: {error:.1g}")
+    print(f"{out}: {skeleton.kind} for {loads}; largest difference of its logits: {difference:.1g}")
     print(f"no tokenizer: {missing}" if missing else f"tokenizer: AutoTokenizer.from_pretrained({str(out)!r})")
     return out
 

@@ -88,13 +88,14 @@ def fill_weights(theirs: Any, ours: Transformer, skeleton: Skeleton) -> None:
             parameter.copy_(_tabulate_positions(ours, skeleton.modules[module], parameter))
             continue
         inner: Any = ours.get_submodule(skeleton.modules[module])
-        weight, bias = inner.fold_scale() if isinstance(inner, ScaledLinear) else (inner.weight, getattr(inner, "bias", None))
-        value = weight if part == "weight" else bias
+        folded = inner.fold_scale() if isinstance(inner, ScaledLinear) else (inner.weight, getattr(inner, "bias", None))
+        value = folded[part == "bias"]
         parameter.copy_(torch.zeros_like(parameter) if value is None else value)
 
 
 def _tabulate_positions(ours: Transformer, name: str, table: Tensor) -> Tensor:
-    positions = getattr(ours.get_submodule(name.rpartition(".")[0]), "positions")
+    embedding: Any = ours.get_submodule(name.rpartition(".")[0])
+    positions = embedding.positions
     return torch.zeros_like(table) if positions is None else positions(table[None], 0)
 
 
@@ -104,11 +105,12 @@ def _fill_mechanisms(theirs: nn.Module, ours: Transformer) -> None:
     for module in theirs.modules():
         place = getattr(module, "attnlab_place", None)
         if place is not None:
-            module.attnlab.load_state_dict(trained[place.kind, place.layer].state_dict())
+            mechanism: Any = module.attnlab
+            mechanism.load_state_dict(trained[place.kind, place.layer].state_dict())
 
 
 @torch.no_grad()
-def check_logits(ours: Transformer, folder: Path) -> float:
+def check_logits(ours: Any, folder: Path) -> float:
     """Load the model of a folder and return the largest difference of its logits from ours, on random tokens.
 
     Raises ValueError if it is more than TOLERANCE times the largest logit, or times 1 if all are smaller.

@@ -119,7 +119,8 @@ def _find_translation_skeleton(config: TransformerConfig, length: int) -> Skelet
         modules |= {f"model.{stack}.embed_tokens": f"{stack}.embedding.words"}
         modules |= {f"model.{stack}.{POSITIONS}": f"{stack}.embedding.positions"}
         for layer in range(count):
-            modules |= {f"model.{stack}.layers.{layer}.{n}": f"{stack}.blocks.{layer}.{ours}" for n, ours in MARIAN.items()}
+            theirs, own = f"model.{stack}.layers.{layer}", f"{stack}.blocks.{layer}"
+            modules |= {f"{theirs}.{name}": f"{own}.{ours}" for name, ours in MARIAN.items()}
     return Skeleton("MarianMTModel", values, modules)
 
 

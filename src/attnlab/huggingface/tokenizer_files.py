@@ -30,14 +30,15 @@ BEGIN, END, UNKNOWN, PADDING = SPECIALS[BOS], SPECIALS[EOS], SPECIALS[UNK], SPEC
 def write_tokenizer(task: Any, folder: Path) -> str:
     """Add the files of a task's tokenizer to a model's folder. Return why there are none, or "" if they are written."""
     is_translation = task.architecture == "translation"
-    source, target = (getattr(task, f"{side}vocabulary", None) for side in ("source_", "target_"))
-    source, target = (source, target) if is_translation else (getattr(task, "vocabulary", None),) * 2
-    if not isinstance(source, Vocabulary) or not hasattr(task, "encode"):
+    sides = ("source_vocabulary", "target_vocabulary") if is_translation else ("vocabulary", "vocabulary")
+    source, target = (getattr(task, side, None) for side in sides)
+    if not isinstance(source, Vocabulary) or not isinstance(target, Vocabulary) or not hasattr(task, "encode"):
         return "the task has no text"
     if _is_set(task, "moses"):
         return "moses=true splits the text before the vocabulary does"
     before = set(folder.iterdir())
-    if is_translation and isinstance(source, Subwords) and not (_is_set(task, "lower") or _is_set(task, "source_begin")):
+    changes = not is_translation or _is_set(task, "lower") or _is_set(task, "source_begin")
+    if isinstance(source, Subwords) and isinstance(target, Subwords) and not changes:
         _write_marian(source, target, folder)
     elif _list_tokens(source) != _list_tokens(target):
         return "source and target have different vocabularies"
@@ -70,7 +71,7 @@ def _write_json(task: Any, vocabulary: Vocabulary, folder: Path, is_translation:
     if _is_set(task, "lower"):
         rest = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *rest])
-    begin, end, unknown, padding = (tokenizer.id_to_token(number) for number in (BOS, EOS, UNK, PAD))
+    begin, end, unknown, padding = (str(tokenizer.id_to_token(number)) for number in (BOS, EOS, UNK, PAD))
     template = f"{begin} $A {end}" if _is_set(task, "source_begin") else f"$A {end}"
     template, begin = (template, begin) if is_translation else (f"{end} $A", end)
     special = [(token, tokenizer.token_to_id(token)) for token in dict.fromkeys((begin, end))]
@@ -91,8 +92,9 @@ def _find_difference(task: Any, vocabulary: Vocabulary, folder: Path) -> str | N
 
 
 def _build_subwords(vocabulary: Any) -> Tokenizer:
-    from sentencepiece import sentencepiece_model_pb2 as spm  # type: ignore[import-untyped]
+    from sentencepiece import sentencepiece_model_pb2
 
+    spm: Any = sentencepiece_model_pb2
     proto = spm.ModelProto.FromString(vocabulary.model)
     pieces = [(piece.piece, piece.score) for piece in proto.pieces]
     if proto.trainer_spec.model_type == spm.TrainerSpec.BPE:
