@@ -111,6 +111,11 @@ def test_other_attentions_load_in_attnlab(config, name, tmp_path):
     assert json.loads((tmp_path / "out" / "attnlab.json").read_text())["attention"] == name
 
 
+def test_layers_may_have_different_attentions(tmp_path):
+    _, error = write(replace(QWEN3, attention="softmax,dagpam"), tmp_path / "out")
+    assert error < 1e-5
+
+
 def test_cross_attention_may_stay_softmax(tmp_path):
     config = replace(POST_NORM, attention="shaped", cross_attention="softmax")
     _, error = write(config, tmp_path / "out")

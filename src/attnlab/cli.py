@@ -97,17 +97,9 @@ def demo(
 @app.command()
 def describe(model: Preset, settings: Pairs = None) -> None:
     """Print the number of parameters of each block. Keys that the model lacks are options of its attention."""
-    from attnlab.mechanisms.per_layer import describe_layers, is_per_layer
-    from attnlab.models.presets import build_on_meta, configure_model, parameter_table
-    from attnlab.models.transformer_config import TransformerConfig
+    from attnlab.commands.describe import describe_model
 
-    config = configure_model(model, split_pairs(settings or []))
-    counts = parameter_table(build_on_meta(config))
-    rows = [[block, f"{count:,}"] for block, count in [*counts, ("total", sum(count for _, count in counts))]]
-    show_table(f"{model}, attention={config.attention}", ["block", "parameters"], rows)
-    if isinstance(config, TransformerConfig) and any(is_per_layer(name or "") for name in config.attentions):
-        for kind in config.attention_kinds:
-            print(f"{kind}: {describe_layers(config.list_attentions(kind))}")
+    describe_model(model, settings or [])
 
 
 @app.command()

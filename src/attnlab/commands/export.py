@@ -11,8 +11,9 @@ from attnlab.files.user_files import read_json
 from attnlab.huggingface.conversion import plan_installation, write_model
 from attnlab.huggingface.skeletons import Skeleton, find_skeleton
 from attnlab.huggingface.tokenizer_files import write_tokenizer
-from attnlab.mechanisms import own
+from attnlab.mechanisms.per_layer import list_names
 from attnlab.models.transformer_config import TransformerConfig
+from attnlab.registry.own_files import is_own
 from attnlab.training.recipe import Recipe
 from attnlab.training.run_list import find_run
 from attnlab.training.runs import open_run
@@ -52,8 +53,9 @@ def export_run(run: str, settings: Sequence[str], *, to: str, out: Path | None =
 def _refuse_own_files(folder: Path) -> None:
     """Refuse mechanisms of the user's own files before one is run."""
     values = read_json(folder / "model.json")
-    for name in (values.get("attention"), values.get("cross_attention")):
-        if isinstance(name, str) and own.is_own(name):
+    texts = [text for key in ("attention", "cross_attention") if isinstance(text := values.get(key), str)]
+    for name in (name for text in texts for name in list_names(text)):
+        if is_own(name):
             problem = f"attention={name} is a file of your own, which other tools do not have"
             raise ValueError(f"{folder} cannot be exported: {problem}")
 

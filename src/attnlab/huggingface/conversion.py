@@ -32,7 +32,7 @@ HOW_ONLY = ("impl",)  # options that do not change what a mechanism computes
 class Installation:
     """The mechanism that `adapt` puts into the kinds of attention that have it."""
 
-    name: str
+    name: str  # or one for each layer, as in the configuration
     options: Mapping[str, Any]
     kinds: tuple[str, ...]
 
@@ -41,17 +41,19 @@ def plan_installation(config: TransformerConfig) -> Installation | None:
     """Return the mechanism of a model that is not softmax, or None. Raises ValueError if a model cannot hold it."""
     own = (config.attention, config.attention_options)
     cross = own if config.cross_attention is None else (config.cross_attention, config.cross_attention_options)
-    kinds = {"decoder-self": own} if config.model == "language-model" else {"encoder-self": own, "decoder-self": own}
-    kinds |= {"cross": cross} if config.model == "translator" else {}
-    for name, options in kinds.values():
-        _check_attention(config, name, options)
-    others = {kind: each for kind, each in kinds.items() if each[0] != PLAIN}
+    others = {}
+    for kind in config.attention_kinds:
+        layers = config.list_attentions(kind)
+        for name, options in layers:
+            _check_attention(config, name, options)
+        if any(name != PLAIN for name, _ in layers):
+            others[kind] = cross if kind == "cross" else own
     if not others:
         return None
-    name, options = next(iter(others.values()))
-    if any(each != (name, options) for each in others.values()):
-        raise ValueError(f"an adapted model has one mechanism beside softmax, not both {own[0]} and {cross[0]}")
-    return Installation(name, options, tuple(others))
+    (text, given), *_ = others.values()
+    if any(each != (text, given) for each in others.values()):
+        raise ValueError(f"an adapted model has one attention beside softmax, not both {own[0]} and {cross[0]}")
+    return Installation(text, given, tuple(others))
 
 
 def _check_attention(config: TransformerConfig, name: str, options: Mapping[str, Any]) -> None:
