@@ -17,6 +17,7 @@ REPRESENTATIVES = {
     "gated": "turning",
     "fox": "key side",
     "resformer": "carrying values",
+    "differential-v2": "query heads",
 }
 CROSS = [name for name in REPRESENTATIVES if not MECHANISMS[name].self_only]  # those that read another sequence too
 

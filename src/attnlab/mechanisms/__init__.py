@@ -53,6 +53,10 @@ MECHANISMS: Registry[type[Mechanism]] = Registry(
         "gated": "attnlab.mechanisms.gated:Gated",
         "fox": "attnlab.mechanisms.fox:FoX",
         "resformer": "attnlab.mechanisms.resformer:ResFormer",
+        "differential-v2": "attnlab.mechanisms.differential_v2:DifferentialV2",
+        "xsa": "attnlab.mechanisms.xsa:XSA",
+        "value-gated": "attnlab.mechanisms.value_gated:ValueGated",
+        "knocking-heads": "attnlab.mechanisms.knocking_heads:KnockingHeads",
         "dot": "attnlab.mechanisms.dot:Dot",
         "uniform": "attnlab.mechanisms.uniform:Uniform",
     }

@@ -1,0 +1,24 @@
+"""Exclusive self-attention, XSA (Zhai 2026): no context has a part along the value of its own token.
+
+    P = softmax(S)        y_i = Σ_j P_ij v_j        context = y_i − (y_i · v_i) v_i / ‖v_i‖²
+
+It is linear in y_i, so contributions are exact: context = y_i (I − uᵀu) with u = v_i / ‖v_i‖, and u = 0 if v_i = 0.
+`at` gives the index of each query's own value.
+"""
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from attnlab.mechanisms.mechanism import Sides, position, repeat_heads, widen
+from attnlab.mechanisms.softmax import Softmax
+
+
+class XSA(Softmax):
+    self_only = True
+
+    def turn(self, context: Tensor, v: Tensor, at: Tensor | None, sides: Sides) -> Tensor:
+        if at is None and context.shape[2] > v.shape[2]:
+            raise ValueError(f"xsa is self-attention, but got {context.shape[2]} queries and {v.shape[2]} keys")
+        own = v.index_select(2, position(context, v, at))  # v_i, (b,g,i,d)
+        u, y = F.normalize(repeat_heads(widen(own), self.heads), dim=-1), widen(context)
+        return (y - (y * u).sum(-1, keepdim=True) * u).to(context.dtype)
