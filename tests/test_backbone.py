@@ -190,6 +190,27 @@ def test_queries_and_keys_are_normalised_in_each_head():
     torch.testing.assert_close(size, torch.ones_like(size), rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("precision", ["autocast", "bfloat16"])
+def test_queries_keys_and_values_have_one_type_in_half_precision(precision):
+    """Fused attention needs that, and a norm of mixed types is slow and warns."""
+    model, seen = build(replace(LM, **GROUPED)).eval(), []
+    model = model.bfloat16() if precision == "bfloat16" else model
+    model.decoder.blocks[0].attention.mechanism.register_forward_hook(lambda _, args, __: seen.extend(args[:3]))
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
+        model(tokens(2, 5))
+    assert {x.dtype for x in seen} == {torch.bfloat16}
+
+
+def test_no_value_is_read_back_from_the_device():
+    """On the meta device there are no values: reading one, as a wait for a GPU would, is an error."""
+    words = tokens(2, 7).to("meta")
+    with torch.device("meta"):
+        model = build(replace(LM, **GROUPED | SCALINGS["yarn"]))
+    model(words).sum().backward()
+    for state in (model.start(), model.start(static=7)):
+        model.step(words, state)
+
+
 # presets and refusals
 
 

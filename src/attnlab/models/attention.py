@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.mechanisms.decoding_check import check_cached_decoding
-from attnlab.mechanisms.mechanism import Mechanism
+from attnlab.mechanisms.mechanism import Mechanism, widen
 from attnlab.models.cache import Cache, Tensors
 from attnlab.models.rotary import Rotation, rotate
 from attnlab.models.scaled_linear import ScaledLinear
@@ -146,9 +146,10 @@ class MultiHead(Attention):
         parts = F.linear(x, weight, bias).split([linear.out_features for linear in linears], dim=-1)
         return tuple(self._split_heads(part) for part in parts)
 
-    def _place(self, x: Tensor, norm: nn.Module | None, rotation: Rotation | None) -> Tensor:
+    def _place(self, x: Tensor, norm: nn.RMSNorm | None, rotation: Rotation | None) -> Tensor:
         """Normalise and turn the queries or keys (b,g,n,d) of each head, where the model does so."""
-        x = x if norm is None else norm(x)
+        if norm is not None:  # in float32 at least
+            x = F.rms_norm(widen(x), x.shape[-1:], widen(norm.weight), norm.eps).to(x.dtype)
         return x if rotation is None else rotate(x, rotation, self.mechanism.head_parts)
 
     def _split_heads(self, x: Tensor) -> Tensor:

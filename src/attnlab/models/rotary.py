@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-Rotation = tuple[Tensor, Tensor]  # cosine and sine of every angle, (n,d/2) each
+Rotation = tuple[Tensor, Tensor]  # cosine and sine of every angle, (n,d/2) each, in float32 at least
 Scaling = Literal["none", "linear", "llama3", "yarn"]
 
 
@@ -49,7 +49,7 @@ class Rotary(nn.Module):
         positions = start + torch.arange(x.shape[1], device=x.device, dtype=dtype)
         angle = positions[:, None] * self.frequencies(x.device, dtype)
         scale = 1.0 + 0.1 * math.log(self.factor) if self.scaling == "yarn" else 1.0
-        return (scale * angle.cos()).to(x.dtype), (scale * angle.sin()).to(x.dtype)
+        return scale * angle.cos(), scale * angle.sin()
 
     def frequencies(self, device: torch.device | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
         """Return the angle of one position, (d/2,)."""
@@ -82,4 +82,5 @@ def rotate(x: Tensor, rotation: Rotation, parts: int = 1) -> Tensor:
     """Turn the queries or keys (b,h,n,d) of these positions; parts: pieces of a head that are turned apart."""
     cos, sin = (angle[:, None, ::parts] for angle in rotation)  # (n,1,d/2p): a shorter piece has every p-th frequency
     first, second = x.unflatten(-1, (parts, 2, -1)).unbind(-2)  # (b,h,n,p,d/2p) each
-    return torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-2).flatten(-3)
+    turned = torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-2).flatten(-3)
+    return turned.to(x.dtype)  # the angles may be in float32 where x is not
