@@ -311,7 +311,7 @@ MUTANTS = {
 }
 
 
-FUSED = [name for name, kind in MECHANISMS.items() if "mix" in vars(kind) and kind.mix is not Mechanism.mix]
+FUSED = [name for name, kind in MECHANISMS.items() if "mix" in vars(kind) and kind.kernels]
 BRIEF = ["mix equals weights times values", "gradients are right"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -20,6 +20,7 @@ from attnlab.mechanisms.noise import logit_noise
 
 
 class Coda(Mechanism):
+    kernels = frozenset({"cascade", "coda"})
     carries = True
     stochastic = True
     row_sum = 1.0

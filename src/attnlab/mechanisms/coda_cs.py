@@ -16,6 +16,7 @@ from attnlab.mechanisms.softmax import attend, find_gap
 
 
 class CodaCS(Mechanism):
+    kernels = frozenset({"coda_cs"})
     stochastic = True
     row_sum = 1.0
 

@@ -18,6 +18,7 @@ from attnlab.mechanisms.noise import logit_noise
 
 
 class CodaDaGPAM(DaGPAM):
+    kernels = frozenset({"cascade", "coda"})
     carries = True
     stochastic = True
 

@@ -19,6 +19,8 @@ from attnlab.mechanisms.softmax import attend, find_gap
 
 
 class DaGPAM(Mechanism):
+    kernels = frozenset({"dagpam", "softmax"})
+
     def __init__(
         self, heads: int, head_dim: int, *, initial: float | tuple[float, float] = 1.0, fixed: bool = False,
         tied: bool = True, per_head: bool = False, shared: bool = False,

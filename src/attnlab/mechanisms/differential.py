@@ -3,7 +3,8 @@
     P = softmax(q₁k₁ᵀ/√(d/2)) − λ softmax(q₂k₂ᵀ/√(d/2))        λ = exp(λ_q1·λ_k1) − exp(λ_q2·λ_k2) + λ_init
     finish: (1 − λ_init) RMSNorm(each head)                      λ_init = 0.8 − 0.6 exp(−0.3 layer)
 
-Rows sum to 1 − λ. The heads of a layer share the four λ vectors.
+Rows sum to 1 − λ. The heads of a layer share the four λ vectors. Dropout applies to each of the two maps.
+impl="auto" is two softmax attentions, each of half a head over whole values.
 """
 
 import math
@@ -11,9 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from attnlab.config import Positive
-from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax
+from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax, repeat_heads
+from attnlab.mechanisms.softmax import attend
 
 
 class Differential(Mechanism):
@@ -40,11 +43,30 @@ class Differential(Mechanism):
 
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
+        first, second = self.maps(q, k, mask, causal=causal, at=at, bias=bias)
+        return first - self.subtraction * second, None
+
+    def maps(self, q: Tensor, k: Tensor, mask: Tensor | None, *, causal: bool, at: Tensor | None, bias: Tensor | None
+             ) -> list[Tensor]:  # fmt: skip
+        """Return the two softmax maps, (b,h,i,j) each."""
         seen = self.visible(q, k, mask, causal=causal, at=at)
-        halves = zip(q.chunk(2, dim=-1), k.chunk(2, dim=-1), strict=True)
-        first, second = (masked_softmax(logits(half_q, half_k, self.scale, bias), seen) for half_q, half_k in halves)
+        return [masked_softmax(logits(x, y, self.scale, bias), seen) for x, y in split_halves(q, k)]
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+            causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
+        self.check(q, k, mask, at, v)
+        options: dict[str, Any] = {"causal": causal, "at": at, "bias": bias}
+        if self.impl == "reference":
+            first, second = (F.dropout(p, self.dropout, self.training) for p in self.maps(q, k, mask, **options))
+            return (first - self.subtraction * second) @ repeat_heads(v, self.heads), None
+        first, second = (attend(self, x, y, v, mask, kernel=False, **options) for x, y in split_halves(q, k))
         return first - self.subtraction * second, None
 
     def finish(self, context: Tensor) -> Tensor:
         normed: Tensor = self.norm(context)
         return (1 - self.lambda_init) * normed
+
+
+def split_halves(q: Tensor, k: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Return the first halves of all heads of q and k, and the second."""
+    return list(zip(q.chunk(2, dim=-1), k.chunk(2, dim=-1), strict=True))

@@ -18,6 +18,7 @@ from attnlab.mechanisms.softmax import Softmax
 
 class Dot(Softmax):
     mix = Mechanism.mix
+    kernels = frozenset()
 
     def __init__(self, heads: int, head_dim: int, *, scale: Positive | None = 1.0, **base: Any) -> None:
         super().__init__(heads, head_dim, scale=scale, **base)

@@ -64,6 +64,7 @@ class Mechanism(nn.Module, ABC):
     positional: ClassVar[bool] = False  # depends on the order of the keys
     carry_of: ClassVar[Literal["pairs", "keys"]] = "pairs"  # the carry is shaped like the logits, or like v
     lookback: int = 0  # former queries that a row depends on; a cache keeps them
+    kernels: ClassVar[frozenset[str]] = frozenset()  # names of the Triton kernels that impl="fused" launches
     row_sum: Any = None  # the sum of every row with a visible key: a number, one per head (h,), or None where it varies
 
     def __init__(
@@ -76,7 +77,7 @@ class Mechanism(nn.Module, ABC):
         for value, (name, hint) in zip((heads, head_dim, layer, scale, dropout), types.items(), strict=True):
             check_value(name, value, hint)
         check_value("impl", impl, Impl)
-        if impl == "fused" and type(self).mix is Mechanism.mix:
+        if impl == "fused" and not self.kernels:
             raise ValueError("impl='fused' is not available: there are no kernels; use impl='auto' or 'reference'")
         self.heads, self.head_dim, self.layer, self.dropout = heads, head_dim, layer, dropout
         self.reads_sides = "sides" in inspect.signature(type(self).weights).parameters

@@ -14,6 +14,7 @@ from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_so
 
 
 class RealFormer(Mechanism):
+    kernels = frozenset({"cascade"})
     carries = True
     row_sum = 1.0
 

@@ -15,6 +15,7 @@ from attnlab.mechanisms.mechanism import WithCarry, logits, masked_softmax, repe
 
 
 class RealFormerDaGPAM(DaGPAM):
+    kernels = frozenset({"cascade"})
     carries = True
 
     def branches(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,

@@ -4,6 +4,7 @@
 
 Each head has its α, β and γ, initialized to 1. Rows sum to α + β − γ. The papers also initialize W_Q to 0, so P = C and
 the weights are α I; that belongs to the model, not to the mechanism. For I, `at` gives the key index of each query.
+impl="auto", without dropout: context = α v_i + β (one softmax attention) − γ (the mean of the visible v).
 """
 
 from typing import Any
@@ -11,10 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax, position
+from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax, position, repeat_heads
+from attnlab.mechanisms.softmax import attend, find_gap
+from attnlab.mechanisms.visible_sums import mean_visible
 
 
 class Shaped(Mechanism):
+    kernels = frozenset({"softmax"})
     self_only = True
 
     def __init__(self, heads: int, head_dim: int, **base: Any) -> None:
@@ -28,9 +32,34 @@ class Shaped(Mechanism):
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
-        if at is None and q.shape[2] > k.shape[2]:
-            raise ValueError(f"shaped attention is self-attention, but got {q.shape[2]} queries and {k.shape[2]} keys")
+        self.check_self(q, k, at)
         softmax = masked_softmax(logits(q, k, self.scale, bias), seen)
         own = (position(q, k, at)[:, None] == torch.arange(k.shape[2], device=q.device)) & seen
         centre = seen.to(q.dtype) / seen.sum(-1, keepdim=True).clamp_min(1)
         return self.alpha * own + self.beta * softmax - self.gamma * centre, None
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+            causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
+        if self.impl == "reference" or (self.training and self.dropout > 0):
+            return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
+        self.check(q, k, mask, at, v)
+        self.check_self(q, k, at)
+        kernel = self.wants_kernels(q) and self.is_covered(find_gap(q, k, v, at, bias))
+        softmax = attend(self, q, k, v, mask, causal=causal, at=at, bias=bias, kernel=kernel)
+        centre = mean_visible(v, q, k, mask, causal=causal, at=at)
+        own, centre = (repeat_heads(x, self.heads) for x in (self.select_own(v, q, k, mask, at), centre))
+        return self.alpha * own + self.beta * softmax - self.gamma * centre, None
+
+    def select_own(self, v: Tensor, q: Tensor, k: Tensor, mask: Tensor | None, at: Tensor | None) -> Tensor:
+        """Return the value of each query's own key, (b,g,i,d); 0 where the mask hides it."""
+        places = position(q, k, at)
+        own = v[:, :, places]
+        if mask is None:
+            return own
+        seen = self.visible(q, k, mask, at=at).expand(-1, -1, q.shape[2], -1)
+        return own.masked_fill(~seen[:, :, torch.arange(q.shape[2], device=q.device), places, None], 0.0)
+
+    def check_self(self, q: Tensor, k: Tensor, at: Tensor | None) -> None:
+        """Raise ValueError if some queries have no key of their own."""
+        if at is None and q.shape[2] > k.shape[2]:
+            raise ValueError(f"shaped attention is self-attention, but got {q.shape[2]} queries and {k.shape[2]} keys")

@@ -15,6 +15,7 @@ from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_so
 
 
 class Softmax(Mechanism):
+    kernels = frozenset({"softmax"})
     row_sum = 1.0
 
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,

@@ -3,6 +3,7 @@
     weights = exp(S) / (n + Σ_j exp(S_j))        n = 1
 
 Rows sum to less than 1. This is softmax with one more key, whose logit is ln n and whose weight is dropped.
+impl="auto" is one softmax attention over the keys and one more, whose value is 0.
 """
 
 import math
@@ -14,6 +15,7 @@ from torch.nn import functional as F
 
 from attnlab.config import Positive, check_value
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, widen
+from attnlab.mechanisms.softmax import attend
 
 
 class Softmax1(Mechanism):
@@ -27,3 +29,33 @@ class Softmax1(Mechanism):
         seen = self.visible(q, k, mask, causal=causal, at=at)
         s = widen(logits(q, k, self.scale, bias)).masked_fill(~seen, -torch.inf)
         return F.pad(s, (0, 1), value=math.log(self.n)).softmax(-1)[..., :-1].to(q.dtype), None
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+            causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
+        if self.impl == "reference":
+            return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
+        self.check(q, k, mask, at, v)
+        return attend_or_not(self, q, k, v, mask, math.log(self.n), causal=causal, at=at, bias=bias), None
+
+
+def attend_or_not(
+    mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, nothing: float, *, causal: bool,
+    at: Tensor | None, bias: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Softmax attention by torch with one more key before the others: its logit is `nothing` and its value 0.
+
+    Causal queries get one more, too, so that the causal mask stays a square where it was one.
+    """
+    more = causal and at is None and bias is None and nothing == 0 and q.shape[2] == k.shape[2]
+    q = F.pad(q, (0, 0, int(more), 0))
+    if nothing != 0 or bias is not None:
+        bias = q.new_zeros(1, 1, 1, k.shape[2]) if bias is None else bias
+        bias = F.pad(bias.expand(*bias.shape[:-1], k.shape[2]), (1, 0), value=nothing)
+    k, v = (F.pad(x, (0, 0, 1, 0)) for x in (k, v))
+    if mask is not None:
+        mask = mask[(None,) * (4 - mask.dim())].expand(-1, -1, -1, k.shape[2] - 1)
+        rows = int(more and mask.shape[2] > 1)
+        mask = F.pad(mask, (1, 0, rows, 0), value=True)
+    at = None if at is None else at.clamp_min(-1) + 1
+    context = attend(mechanism, q, k, v, mask, causal=causal, at=at, bias=bias, kernel=False)
+    return context[:, :, int(more) :]

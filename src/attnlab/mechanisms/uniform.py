@@ -2,12 +2,13 @@
 
     P = softmax(0 + bias)        without a bias, 1/n over the n visible keys
 
-Nothing is learnt: the gradient of q and k is 0.
+Nothing is learnt: the gradient of q and k is 0. impl="auto" is a mean of the values, without a bias and dropout.
 """
 
 from torch import Tensor
 
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, masked_softmax, repeat_heads
+from attnlab.mechanisms.visible_sums import mean_visible
 
 
 class Uniform(Mechanism):
@@ -18,3 +19,11 @@ class Uniform(Mechanism):
         seen = self.visible(q, k, mask, causal=causal, at=at)
         z = 0.0 * (q.sum(-1, keepdim=True) + repeat_heads(k, self.heads).sum(-1).unsqueeze(2))  # (b,h,i,j)
         return masked_softmax(z if bias is None else z + bias, seen), None
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+            causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
+        if self.impl == "reference" or bias is not None or (self.training and self.dropout > 0):
+            return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
+        self.check(q, k, mask, at, v)
+        mean = repeat_heads(mean_visible(v, q, k, mask, causal=causal, at=at), self.heads)
+        return mean + q[..., :0].sum(-1, keepdim=True) + k[..., :0].sum(), None  # a gradient of 0 for q and k
