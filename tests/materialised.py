@@ -14,9 +14,19 @@ from attnlab.records.record import Layer
 
 
 def vectors(layer: Layer) -> Tensor:
-    """α f(x), (b,h,i,j,e)."""
-    f = torch.einsum("bhjd,hde->bhje", layer.values.double(), layer.output_weight.double())
-    return layer.weights.double()[..., None] * f[:, :, None]
+    """α f(x), (b,h,i,j,e); f(x) = v W, or v A W with a turning A of each query."""
+    v = layer.values.double()[:, :, None].expand(-1, -1, layer.context.shape[2], -1, -1)  # (b,h,i,j,d)
+    return layer.weights.double()[..., None] * torch.einsum(
+        "bhijd,hde->bhije", turned(layer, v), layer.output_weight.double()
+    )
+
+
+def turned(layer: Layer, v: Tensor) -> Tensor:
+    if layer.turning is None:
+        return v
+    a = layer.turning.double()
+    a = a if a.dim() == 5 else torch.diag_embed(a.expand(*a.shape[:3], v.shape[-1]))
+    return torch.einsum("bhijd,bhidc->bhijc", v, a)
 
 
 @dataclass

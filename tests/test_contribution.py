@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 import tiny_models
 import torch
-from materialised import vectors
+from materialised import turned, vectors
 from representatives import REPRESENTATIVES, every_kind
 from small_models import CLASSIFIER, LM, TRANSLATOR, made
 from torch.utils._python_dispatch import TorchDispatchMode
+from turnings import TURNINGS, made_turning
 
 import attnlab
 from attnlab.analysis import contribution
@@ -39,7 +40,8 @@ def check(layer: Layer) -> None:
     torch.testing.assert_close(found.head, every.norm(dim=-1), **exact)
     torch.testing.assert_close(found.layer, every.sum(1).norm(dim=-1), **exact)
     torch.testing.assert_close(found.weight, layer.weights.double().mean(1), **exact)
-    alone = layer.weights.abs() * layer.values.norm(dim=-1)[:, :, None]
+    v = layer.values.double()[:, :, None].expand(-1, -1, layer.context.shape[2], -1, -1)
+    alone = layer.weights.abs() * turned(layer, v).norm(dim=-1)
     torch.testing.assert_close(found.value, alone, **exact)
 
 
@@ -51,6 +53,35 @@ SUMMING = [name for name in REPRESENTATIVES if MECHANISMS[name].finish is Mechan
 def test_norms_are_those_of_the_vectors(name, config):
     for layer in recorded(config, name).layers:
         check(layer)
+
+
+@pytest.mark.parametrize("which", TURNINGS)
+@pytest.mark.parametrize("config", [LM, TRANSLATOR], ids=lambda config: config.model)
+def test_a_turning_is_part_of_every_contribution(which, config, monkeypatch):
+    monkeypatch.setattr(contribution, "TURNED", 3 * 3 * 7 * 4 * 2)  # two queries at a time
+    batch = (padded(), padded(length=5)) if config.model == "translator" else padded()
+    for layer in attnlab.record(made_turning(which, config), batch).layers:
+        assert layer.turning.shape[3:] == {"head": (1,), "element": (4,), "matrix": (4, 4)}[which]
+        check(layer)
+        summed = vectors(layer).sum((1, 3)) + layer.output_bias
+        torch.testing.assert_close(summed, layer.outputs, rtol=0.0, atol=1e-12)
+
+
+@pytest.mark.parametrize("which", TURNINGS)
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_ranges_of_queries_keep_their_turning(which, size):
+    found = norms(attnlab.record(made_turning(which), padded()).layers[1])
+    parts = [part for _, part in found.chunks(size)]
+    for name, axis in (("head", 2), ("layer", 1), ("value", 2)):
+        torch.testing.assert_close(torch.cat([getattr(p, name) for p in parts], axis), getattr(found, name), **exact)
+
+
+def test_a_value_that_the_turning_removes_gives_nothing():
+    """The square of a small norm loses half of its digits; this one must not."""
+    layer = attnlab.record(made_turning("matrix"), padded()).layers[0]
+    line = torch.linalg.eigh(layer.turning)[1][..., 0]  # (b,h,i,d) the direction that A removes
+    sizes = norms(replace(layer, grouped_values=line)).head.diagonal(dim1=2, dim2=3)
+    assert float(sizes.max()) < 1e-14
 
 
 def test_grouped_heads():

@@ -12,6 +12,7 @@ from small_models import LM, TRANSLATOR, made
 from test_contribution import exact, padded
 from torch import nn
 from torch.nn import functional as F
+from turnings import TURNINGS, made_turning
 
 import attnlab
 from attnlab.analysis import feed_forward
@@ -54,7 +55,7 @@ def _parts(name: str, block: nn.Module, state: torch.Tensor) -> Parts:
 
 def ours(config, norm: str, **changes) -> tuple[Record, list[Parts | None]]:
     """The same for a Transformer of ours; None where no feed-forward follows."""
-    model = made(config, changes.pop("name", "softmax"), norm=norm, **changes)
+    model = changes.pop("model", None) or made(config, changes.pop("name", "softmax"), norm=norm, **changes)
     batch = (padded(), padded(length=5)) if config is TRANSLATOR else padded()
     read: dict[str, torch.Tensor] = {}
     for name, module in model.named_modules():
@@ -124,6 +125,13 @@ def test_modern_blocks_of_ours(norm):
 @pytest.mark.parametrize("changes", [{"name": "dagpam"}, {"key_value_heads": 1, "activation": "gelu"}], ids=str)
 def test_signed_weights_and_grouped_heads(changes):
     check(*ours(LM, "post", **changes))
+
+
+@pytest.mark.parametrize("which", TURNINGS)
+@pytest.mark.parametrize("config", [LM, TRANSLATOR], ids=["language-model", "translator"])
+def test_a_turning_is_followed_through_the_block(config, which, monkeypatch):
+    monkeypatch.setattr(feed_forward, "HELD", 3 * 7 * 13 * 2)  # two queries at a time
+    check(*ours(config, config.norm, model=made_turning(which, config)))
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])

@@ -9,7 +9,7 @@ from materialised import vectors
 from properties import given, settings, st
 
 from attnlab.analysis.contribution import norms
-from attnlab.records.record import Layer
+from attnlab.records.record import Layer, apply_turning
 
 pytest.importorskip("triton")
 from attnlab.analysis import contribution_kernel as kernel
@@ -29,6 +29,10 @@ def made(b, h, i, j, d, e, *, dtype=torch.float32, signed=False) -> Layer:
     states = torch.zeros(b, i, e, device=DEVICE)
     mask = torch.ones(b, 1, 1, j, dtype=torch.bool, device=DEVICE)
     return Layer("encoder-self", 0, "layer", weights, values, context, context, projection, None, states, states, mask)
+
+
+def turned(layer, turning) -> Layer:
+    return replace(layer, turning=turning, mixed=apply_turning(turning, layer.context))
 
 
 def assert_same(layer):
@@ -71,6 +75,14 @@ def test_they_equal_the_vectors_themselves():
     every, found = vectors(layer), norms(layer, impl="fused")  # (b,h,i,j,e)
     torch.testing.assert_close(found.head.double(), every.norm(dim=-1).double(), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found.layer.double(), every.sum(1).norm(dim=-1).double(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_turning_by_one_number_joins_the_weights():
+    layer = made(2, 3, 9, 11, 5, 13)
+    layer = turned(layer, torch.randn(2, 3, 9, 1, device=DEVICE))
+    assert_same(layer)
+    found = norms(layer, impl="fused").head
+    torch.testing.assert_close(found, vectors(layer).norm(dim=-1).float(), rtol=1e-4, atol=1e-4)
 
 
 def test_heads_that_share_values_and_weights_made_in_ranges():
@@ -127,6 +139,7 @@ def test_what_is_not_covered_is_said(monkeypatch):
         (made(1, 2, 3, 5, 257, 8), "a head size of 257"),
         (replace(layer, output_weight=layer.output_weight.clone().requires_grad_()), "gradients"),
         (made(1, 2, 0, 5, 4, 8), "an empty tensor"),
+        (turned(layer, torch.rand_like(layer.context)), "a turning"),
     ):
         with pytest.raises(ValueError, match=f"cover {reason}"):
             norms(changed, impl="fused")

@@ -6,9 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from materialised import vectors
 from representatives import every_kind
 from small_models import CLASSIFIER, LM, TRANSLATOR, made
 from tiny_models import gpt2, padded_batch
+from turnings import TURNINGS, made_turning
 
 import attnlab
 from attnlab.analysis.diversity import diversity, heads, jsd
@@ -129,6 +131,13 @@ def test_noise_alone_makes_equal_heads_differ():
         rows.append(float(jsd(p)[0, 1]))
     np.testing.assert_allclose(found["jsd"], sum(rows), rtol=0.03)
     assert found["jsd"].min() > 3.0
+
+
+@pytest.mark.parametrize("which", TURNINGS)
+def test_noise_keeps_the_turning(which):
+    for layer in add_noise(attnlab.record(made_turning(which), TARGET), 5).layers:
+        torch.testing.assert_close(layer.mixed, layer.turned)
+        torch.testing.assert_close(layer.outputs, vectors(layer).sum((1, 3)) + layer.output_bias)
 
 
 @pytest.mark.parametrize("name", ["dagpam", "sigmoid", "nap", "softmax1"])

@@ -1,12 +1,14 @@
 """Probes: β and γ by brute force with the context replaced, Δ by finite differences, and what equation 12 says."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from small_models import LM, TRANSLATOR
 from small_models import made as transformer
 from torch.func import functional_call
+from turnings import TURNINGS, made_turning
 
 from attnlab.models.lstm import build
 from attnlab.models.lstm_config import SETTINGS, TRANSLATION
@@ -35,12 +37,13 @@ def batch():
 def replaced(model, inputs, attention, place):
     """Logits (b,i,vocabulary) of the whole model, the mechanism's context being its value at one place."""
 
-    def swap(mechanism, args, output):
-        v = args[2].repeat_interleave(mechanism.heads // args[2].shape[1], dim=1)
+    def swap(mechanism, args, named, output):
+        values = mechanism.values(args[2], args[4])[0]
+        v = values.repeat_interleave(mechanism.heads // values.shape[1], dim=1)
         context = v[:, :, place : place + 1].expand(-1, -1, args[0].shape[2], -1)
-        return mechanism.finish(context), None
+        return mechanism.finish(mechanism.turn(context, values, named["at"], named.get("sides"))), None
 
-    with attention.mechanism.register_forward_hook(swap), torch.no_grad():
+    with attention.mechanism.register_forward_hook(swap, with_kwargs=True), torch.no_grad():
         logits = model(*inputs)
     return logits
 
@@ -56,7 +59,9 @@ MODELS = {
     "transformer": lambda: transformer(TRANSLATOR),
     "transformer, post-norm": lambda: transformer(TRANSLATOR, norm="post", final_norm=False),
     "transformer, grouped differential": lambda: transformer(TRANSLATOR, "differential", key_value_heads=1),
-}
+    "transformer, resformer": lambda: transformer(TRANSLATOR, "resformer"),
+    "transformer, grouped gated": lambda: transformer(TRANSLATOR, "gated", key_value_heads=1),
+} | {f"transformer, turning by {which}": partial(made_turning, which, TRANSLATOR) for which in TURNINGS}
 
 
 def cross(model):

@@ -86,6 +86,26 @@ def test_a_saved_record_is_loaded_bit_for_bit(tmp_path, dtype):
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+@pytest.mark.parametrize("shape", [(1,), (D,), (D, D)], ids=["head", "element", "matrix"])
+def test_a_turning_is_saved_and_goes_with_its_examples(tmp_path, shape):
+    turned = layer(turning=torch.randn(B, H, Q, *shape))
+    example([turned, layer(index=1)]).save(tmp_path / "record")
+    loaded = Record.load(tmp_path / "record")
+    assert torch.equal(loaded.layers[0].turning, turned.turning)
+    assert loaded.layers[1].turning is None
+    for record in (loaded, example([turned])):
+        part = record[1:].layers[0]
+        assert torch.equal(part.turning, turned.turning[1:])
+        torch.testing.assert_close(part.turned, turned.turned[1:])
+
+
+@pytest.mark.parametrize("shape", [(B, H, Q, D + 1), (B, H, D, D), (B, H, Q, D, 1), (H, Q, D)], ids=str)
+def test_a_turning_that_does_not_fit_is_refused(tmp_path, shape):
+    example([layer(turning=torch.randn(shape))]).save(tmp_path / "record")
+    with pytest.raises(ValueError, match="turning"):
+        Record.load(tmp_path / "record")
+
+
 def test_shared_and_expanded_tensors_are_stored_once(tmp_path):
     mask = torch.rand(B, 1, Q, 1) > 0.5
     shared = [layer(index=k, mask=mask.expand(B, 1, Q, 1009)) for k in range(5)]

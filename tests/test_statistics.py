@@ -8,7 +8,9 @@ import pytest
 import torch
 from properties import given, settings, st
 from scipy.stats import spearmanr
+from small_models import LM, made
 from tiny_models import VOCABULARY, bert, gpt2, llama, marian, padded_batch
+from turnings import TURNINGS, made_turning
 
 import attnlab
 from attnlab.analysis.categories import Categories, is_punctuation
@@ -17,6 +19,7 @@ from attnlab.analysis.frequency import BINS, Frequency
 from attnlab.analysis.frequency import parse_counts as parse_frequency
 from attnlab.analysis.joint import NORMS, WEIGHTS, Octaves, correlation
 from attnlab.analysis.statistics import Statistics
+from attnlab.mechanisms import MECHANISMS, Mechanism
 from attnlab.records.record import KINDS
 
 THREE = Categories(("first", "second", "other"), torch.arange(VOCABULARY) % 3)
@@ -47,9 +50,11 @@ def rows(record):
 # --- the tables ---
 
 
-@pytest.fixture(scope="module", params=[bert, gpt2, llama, marian], ids=lambda make: make.__name__)
+@pytest.fixture(scope="module", params=[bert, gpt2, llama, marian, *TURNINGS], ids=lambda m: getattr(m, "__name__", m))
 def record(request):
     torch.manual_seed(0)
+    if request.param in TURNINGS:
+        return attnlab.record(made_turning(request.param), torch.tensor([[3, 4, 5, 6, 9], [7, 8, 11, 0, 0]]))
     model = request.param()
     return attnlab.record(model, padded_batch(model))
 
@@ -147,6 +152,24 @@ def assert_same(ours, theirs, **tolerance):
     assert ours.keys() == theirs.keys()
     for name in ours:
         pd.testing.assert_frame_equal(ours[name], theirs[name], **tolerance)
+
+
+@pytest.mark.parametrize("name", [name for name, kind in MECHANISMS.items() if kind.finish is not Mechanism.finish])
+def test_a_mechanism_without_contributions_has_weights_alone(name):
+    record = attnlab.record(made(LM, name), torch.tensor([[3, 4, 5, 6, 9]]))
+    tables = counted(record, record).tables()
+    heads, categories, spearman = (tables[key] for key in ("heads", "categories", "spearman"))
+    for column in ("norm_mean", "norm_sd", "norm_cv", "norm_min", "norm_max"):
+        assert heads[column].isna().all()
+    assert categories[["norm_sum", "norm_mean"]].isna().all(axis=None)
+    assert not spearman["pairs"].any()
+    assert heads["entropy_nats"].notna().all()
+    weights = record.layers[1].weights.sum((0, 2, 3)) / 5
+    shares = categories[categories["layer"] == 1].groupby("head")["weight_share"].sum()
+    np.testing.assert_allclose(shares, weights, rtol=1e-6, atol=1e-9)
+    pairs = attnlab.contribution(record)
+    assert pairs["norm"].isna().all()
+    assert pairs["weight"].sum() == pytest.approx(sum(float(layer.weights.sum()) for layer in record.layers))
 
 
 def test_records_one_by_one_or_together_or_lazy_are_the_same():

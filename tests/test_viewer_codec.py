@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import tiny_models
 import torch
+from materialised import vectors
 from scipy.spatial.distance import jensenshannon
 from scipy.stats import entropy
 from small_models import LM, TRANSLATOR, made
+from turnings import TURNINGS, made_turning
 
 import attnlab
 from attnlab.analysis.contribution import norms
@@ -223,6 +225,26 @@ def test_the_view_holds_the_maps_of_the_analyses_without_padding(bert_record):
         torch.testing.assert_close(attention.maps["norm-block"][0], mixing(layer, "norm").map[1, :7, :7])
     whole = next(a for a in shown.runs[0].frames[0].attentions if a.example == 1 and a.index is None)
     torch.testing.assert_close(whole.maps["rollout"][0], rollout(bert_record, "norm")["encoder-self"][1, :7, :7])
+
+
+@pytest.mark.parametrize("which", TURNINGS)
+def test_norms_with_a_turning_are_maps_of_their_own(which):
+    record = attnlab.record(made_turning(which), torch.tensor([[3, 4, 5, 6, 9], [7, 8, 11, 0, 0]]))
+    shown = unpack_view(pack_view(build_view(record), budget=10**9))
+    own = [a for a in shown.runs[0].frames[0].attentions if a.example == 1 and a.index is not None]
+    for attention, layer in zip(own, record.layers, strict=True):
+        size = vectors(layer)[1, :, :3, :3].norm(dim=-1)
+        assert attention.vector is None
+        torch.testing.assert_close(attention.maps["norm"].double(), size, rtol=0.02, atol=1e-3)
+        np.testing.assert_allclose(attention.statistics["norm"], size.sum(-1).mean(-1), rtol=1e-6)
+    assert ["gate" in note for note in shown.notes] == [True]
+
+
+def test_a_mechanism_without_contributions_is_shown_by_its_weights():
+    record = attnlab.record(made(LM, "differential"), torch.tensor([[3, 4, 5]]))
+    shown = build_view(record)
+    assert ["finish" in note for note in shown.notes] == [True]
+    assert {name for a in shown.runs[0].frames[0].attentions for name in a.maps} == {"weight"}
 
 
 def test_the_statistics_of_a_head_against_scipy(bert_record):

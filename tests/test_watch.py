@@ -11,11 +11,13 @@ import torch
 from representatives import every_kind
 from small_models import CLASSIFIER, LM, TRANSLATOR, made
 from torch import nn
+from turnings import TurnsByAMatrix, made_of
 
 import attnlab.huggingface
 from attnlab.huggingface.recorder import record
 from attnlab.mechanisms import MECHANISMS, Mechanism
 from attnlab.mechanisms.mechanism import logits, masked_softmax
+from attnlab.mechanisms.softmax import Softmax
 from attnlab.models.attention import MultiHead
 from attnlab.models.transformer import Transformer, TransformerConfig
 
@@ -79,24 +81,9 @@ class ShiftsTheValues(Mechanism):
         return super().mix(q, k, v + 1.5, mask, carry, **options)
 
 
-class TurnsByAMatrix(ShiftsTheValues):
-    mix = Mechanism.mix
-
-    def turn(self, context, v, at, sides):
-        own = v / v.norm(dim=-1, keepdim=True)
-        return context - (context * own).sum(-1, keepdim=True) * own
-
-
-class TurnsWithoutALine(TurnsByAMatrix):
+class TurnsWithoutALine(Softmax):
     def turn(self, context, v, at, sides):
         return context.square()
-
-
-def made_of(kind):
-    model = made(LM)
-    for part in (module for module in model.modules() if isinstance(module, MultiHead)):
-        part.mechanism = kind(part.mechanism.heads, part.mechanism.head_dim).double().eval()
-    return model
 
 
 @pytest.mark.parametrize("kind", [ShiftsTheValues, TurnsWithoutALine])

@@ -4,7 +4,8 @@
     query_token, key_token                   the token there: its text if the record has it, else its id; the query of
                                              a decoder is the token that it reads, from which it writes the next one
     weight                                   α; for a layer, the mean over heads
-    norm                                     ‖αf(x)‖; for a layer, ‖Σ_h αf(x)‖
+    norm                                     ‖αf(x)‖; for a layer, ‖Σ_h αf(x)‖; NaN if the mechanism transforms the
+                                             mixed context (finish), because then no key has a contribution of its own
 
 Padding has no rows, neither as query nor as key.
 """
@@ -18,7 +19,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from attnlab.analysis.contribution import norms
+from attnlab.analysis.contribution import average_heads, is_linear, norms
 from attnlab.analysis.sums import check_record
 from attnlab.analysis.words import join_pieces, number_words, pool_by_word
 from attnlab.mechanisms.mechanism import widen
@@ -122,13 +123,16 @@ def _frames(
     record: Record, layer: Layer, level: str, heads: Collection[int] | None, words: bool | Words
 ) -> Iterator[pd.DataFrame]:
     """Yield the rows of one layer, example by example."""
-    sizes = norms(layer)
+    sizes = norms(layer) if is_linear(layer) else None
     if level == "head":
         numbers = select_heads(layer, heads)
-        maps = [widen(layer.weights)[:, numbers], sizes.head[:, numbers]]  # (b,h,i,j)
+        weights = widen(layer.weights)[:, numbers]  # (b,h,i,j)
+        computed = None if sizes is None else sizes.head[:, numbers]
     else:
         numbers = [0]
-        maps = [sizes.weight[:, None], sizes.layer[:, None]]
+        weights = average_heads(layer)[:, None]
+        computed = None if sizes is None else sizes.layer[:, None]
+    maps = [weights, torch.full_like(weights, torch.nan) if computed is None else computed]
     b, _, i, j = maps[0].shape
     seen = layer.mask.expand(b, 1, i, j)
     for example in range(b):

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from attnlab.analysis.block import apply_norm, read_part
 from attnlab.mechanisms.mechanism import widen
-from attnlab.records.record import Layer
+from attnlab.records.record import Layer, turn_values
 
 HELD = 2**24  # values in one tensor of vectors
 
@@ -42,14 +42,19 @@ def pass_through(layer: Layer, c: Tensor, rows: slice, to: str) -> Tensor:
 
 def norms_after(layer: Layer, to: str, *, diagonal: bool) -> Tensor:
     """Compute the norms (b,i,j) of contributions at the place `to`; `diagonal`: with the residual."""
-    f = widen(layer.values) @ widen(layer.output_weight)  # (b,h,j,e)
+    values, projection = widen(layer.values), widen(layer.output_weight)
+    f = values @ projection  # (b,h,j,e)
     b, _, j, e = f.shape
     residual = widen(read_part(layer, "residual"))
     width = max(e, read_part(layer, "feed_forward.inner").shape[-1])
     size = max(1, HELD // (b * j * width))
     sizes = f.new_empty(b, layer.context.shape[2], j)
     for rows, weights in layer.chunks(size):
-        c = torch.einsum("bhij,bhje->bije", widen(weights), f)
+        if layer.turning is None:
+            c = torch.einsum("bhij,bhje->bije", widen(weights), f)
+        else:
+            turned = turn_values(layer.turning[:, :, rows].to(values.dtype), values)  # (b,h,·,j,d)
+            c = torch.einsum("bhijd,hde->bije", widen(weights).unsqueeze(-1) * turned, projection)
         if diagonal:
             c[:, :, rows].diagonal(dim1=1, dim2=2).add_(residual[:, rows].mT)
         sizes[:, rows] = pass_through(layer, c, rows, to).norm(dim=-1)

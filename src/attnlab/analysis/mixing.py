@@ -2,7 +2,7 @@
 
 Around an attention there is a residual r and a norm N that reads their sum (Kobayashi et al. 2021):
 
-    u_i = Σ_j c_ij + b        c_ij = Σ_h α_hij f_h(x_j) + [i=j] r_i
+    u_i = Σ_j c_ij + b        c_ij = Σ_h α_hij f_h(x_j) + [i=j] r_i        with a turning A, f_h(x_j) = v_hj A_hi W_h
 
     post-norm   N(u_i) is the block's state, and r_i = x_i
     pre-norm    u_i is the block's state, and N(u_i) is the input of the next part. r_i is the input of the norm before
@@ -29,9 +29,9 @@ from torch import Tensor
 
 from attnlab.analysis import feed_forward
 from attnlab.analysis.block import apply_norm, read_part
-from attnlab.analysis.contribution import check_linear, norms
+from attnlab.analysis.contribution import average_heads, check_linear, norms
 from attnlab.mechanisms.mechanism import widen
-from attnlab.records.record import KINDS, Layer
+from attnlab.records.record import KINDS, Layer, apply_turning
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,7 @@ def is_cross(layer: Layer) -> bool:
 
 def map_weights(layer: Layer, *, residual: bool) -> Mixing:
     """Map the mean weight over heads, or with a residual of equal weight, α/2 + [i=j]/2; for every mechanism."""
-    weights = torch.cat([widen(weights).mean(1) for _, weights in layer.chunks()], dim=1)  # (b,i,j)
+    weights = average_heads(layer)
     own = torch.zeros_like(weights[..., 0])
     if residual:
         weights, own = weights / 2, own + 0.5
@@ -101,11 +101,12 @@ def map_feed_forward(layer: Layer, *, to: str) -> Mixing:
 def split_own(layer: Layer, residual: Tensor) -> tuple[Tensor, Tensor]:
     """Split u − b into the query's own part, with its residual, and the part of the others; (b,i,e) each."""
     projection = widen(layer.output_weight)
-    total = torch.einsum("bhid,hde->bie", widen(layer.context), projection)
+    total = torch.einsum("bhid,hde->bie", widen(layer.turned), projection)
     if is_cross(layer):
         return residual, total
     at_itself = torch.cat([weights.diagonal(rows.start, 2, 3) for rows, weights in layer.chunks()], dim=-1)  # (b,h,i)
-    own = torch.einsum("bhi,bhid,hde->bie", widen(at_itself), widen(layer.values), projection)
+    values = layer.values if layer.turning is None else apply_turning(layer.turning, layer.values)  # i = j
+    own = torch.einsum("bhi,bhid,hde->bie", widen(at_itself), widen(values), projection)
     return own + residual, total - own
 
 

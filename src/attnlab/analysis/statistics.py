@@ -11,6 +11,10 @@ is the deviation divided by the mean. Spearman's ρ of |α| and ‖f‖ is over 
 layers and heads of a kind. Spearman's ρ of a token's frequency rank and its ‖f‖ or |α| is over all tokens; both are
 averaged over layers and heads, and |α| also over the queries that see the token. Each ρ comes with an error bound
 (attnlab.analysis.joint). Padding never counts.
+
+If a mechanism turns the context of each query (a gate), norm_sum includes the turning, and ‖f_h(x)‖ is without it,
+because it belongs to the token. If a mechanism transforms the mixed context (finish), its output is not a sum over
+keys: everything with ‖f‖ is NaN, and such a layer has no part in the correlations.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -22,7 +26,7 @@ import torch
 from torch import Tensor
 
 from attnlab.analysis.categories import Categories
-from attnlab.analysis.contribution import Keys, check_linear
+from attnlab.analysis.contribution import is_linear, norms
 from attnlab.analysis.contribution_table import select_heads, select_layers
 from attnlab.analysis.frequency import Frequency
 from attnlab.analysis.joint import NORMS, WEIGHTS, correlation
@@ -78,17 +82,19 @@ class Statistics(Sums):
         for kind in dict.fromkeys(record.kinds):
             sequences = self._sequences(record, kind)
             norm = weight = torch.zeros_like(sequences.keys, dtype=torch.float64)
-            heads = 0
+            heads = with_norm = 0
             for layer in select_layers(record, [kind], self.layers):
                 vector, received = self._layer(layer, sequences)
-                norm, heads = norm + vector.sum(1), heads + vector.shape[1]
+                heads += received.size.shape[1]
                 weight = weight + received.size.sum(1) / received.seen.clamp_min(1)
+                if vector is not None:
+                    norm, with_norm = norm + vector.sum(1), with_norm + vector.shape[1]
             if not heads:
                 raise ValueError(f"no {kind} layer is among layers={sorted(self.layers or ())}")
             self._add(f"{kind}/examples", torch.tensor(len(record)))
             self._add(f"{kind}/tokens", sequences.keys.sum())
             if sequences.rank is not None:
-                self._occurrences(kind, sequences, weight / heads, norm / heads)
+                self._occurrences(kind, sequences, weight / heads, norm / with_norm if with_norm else None)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all sums by name on the CPU, ready to store or send. Tables of counts are sparse."""
@@ -137,36 +143,46 @@ class Statistics(Sums):
         rank = None if self.frequency is None else self.frequency[key].bins.to(tokens.device)[tokens]
         return SequenceKind(queries, keys, category, member, rank)
 
-    def _layer(self, layer: Layer, sequences: SequenceKind) -> tuple[Tensor, Received]:
-        """Add one layer. Returns ‖f‖ (b,h,j) and what its keys receive, in float64."""
-        check_linear(layer)
+    def _layer(self, layer: Layer, sequences: SequenceKind) -> tuple[Tensor | None, Received]:
+        """Add one layer. Returns ‖f‖ (b,h,j), None if it has no norms, and what its keys receive, in float64."""
         heads = select_heads(layer, self.heads)
-        vector = Keys(layer).vector[:, heads]
+        computed = norms(layer) if is_linear(layer) else None
+        vector = None if computed is None else computed.vector[:, heads]
         received = self._count_received(layer, vector, heads, sequences)
-        place, exact = f"{layer.kind}/{layer.index}/", vector.double()
-        if not (exact.isfinite().all() and received.size.isfinite().all()):
+        place = f"{layer.kind}/{layer.index}/"
+        if not (received.size.isfinite().all() and (vector is None or vector.isfinite().all())):
             raise ValueError(f"{layer.name} has weights or values that are not finite; try --dtype float32")
         per_query = 1.0 / sequences.queries.sum(1).clamp_min(1)[:, None, None]
         first = sequences.keys.int().argmax(1)[:, None, None].expand(-1, len(heads), 1)
         self._add(place + "weight_share", _by_category(received.mass * per_query, sequences))
-        self._add(place + "norm_sum", _by_category(received.size * exact * per_query, sequences))
         self._add(place + "first", (received.mass.gather(2, first) * per_query).sum((0, 2)))
         self._add(place + "entropy", (received.entropy * per_query[..., 0]).sum(0))
         self._add(place + "count", sequences.member.sum((0, 1)).expand(len(heads), -1))
+        exact = torch.full_like(received.size, torch.nan) if vector is None else vector.double()
+        taken = received.size * exact
+        if computed is not None and layer.turning is not None:
+            parts = (part.head[:, heads] * sequences.queries[:, None, rows, None] for rows, part in computed.chunks())
+            taken = torch.stack([part.double().sum(2) for part in parts]).sum(0)  # (b,h,j)
+        self._add(place + "norm_sum", _by_category(taken * per_query, sequences))
         self._add(place + "sum", _by_category(exact, sequences))
         self._add(place + "square", _by_category(exact**2, sequences))
         outside = sequences.member[:, None] == 0  # (b,1,j,c)
         self._add(place + "min", exact[..., None].masked_fill(outside, torch.inf).amin((0, 2)))
         self._add(place + "max", exact[..., None].masked_fill(outside, -torch.inf).amax((0, 2)))
-        return exact, received
+        return None if vector is None else exact, received
 
-    def _count_received(self, layer: Layer, vector: Tensor, heads: list[int], sequences: SequenceKind) -> Received:
+    def _count_received(
+        self, layer: Layer, vector: Tensor | None, heads: list[int], sequences: SequenceKind
+    ) -> Received:
         """Sum by key, add entropies and fill the table of pairs, in one pass over chunks of the weights."""
-        b, h, j = vector.shape
-        mass, size, entropy, seen = (vector.new_zeros(s).double() for s in ((b, h, j), (b, h, j), (b, h), (b, j)))
+        (b, j), h, device = sequences.keys.shape, len(heads), layer.context.device
+        mass, size, entropy, seen = (
+            torch.zeros(s, dtype=torch.float64, device=device) for s in ((b, h, j), (b, h, j), (b, h), (b, j))
+        )
         cells = WEIGHTS.size * NORMS.size
-        whole = self._table(f"{layer.kind}/pairs", len(self.names) + 1, cells, vector.device)  # last row: hidden pairs
-        column = NORMS.find_bins(vector) + (sequences.category * cells)[:, None].int()  # (b,h,j) cell of weight bin 0
+        whole = self._table(f"{layer.kind}/pairs", len(self.names) + 1, cells, device)  # last row: hidden pairs
+        if vector is not None:  # (b,h,j) the cell of weight bin 0
+            column = NORMS.find_bins(vector) + (sequences.category * cells)[:, None].int()
         mask = layer.mask.expand(b, 1, layer.context.shape[2], j)
         for rows, weights in layer.chunks():
             visible = mask[:, :, rows] & sequences.queries[:, None, rows, None] & sequences.keys[:, None, None]
@@ -178,16 +194,20 @@ class Statistics(Sums):
             spread = torch.special.entr(part).sum(-1) / row_sum + row_sum.log()
             entropy += spread.nan_to_num(0.0, 0.0, 0.0).double().sum(-1)
             seen += visible[:, 0].sum(1)
+            if vector is None:
+                continue
             cell = WEIGHTS.find_bins(part).mul_(NORMS.size).add_(column[:, :, None])
             cell = cell.masked_fill_(~visible, len(self.names) * cells).view(-1)
             whole.view(-1).index_add_(0, cell, _ONE.to(cell.device).expand(len(cell)))
         return Received(mass, size, entropy, seen)
 
-    def _occurrences(self, kind: str, sequences: SequenceKind, weight: Tensor, norm: Tensor) -> None:
+    def _occurrences(self, kind: str, sequences: SequenceKind, weight: Tensor, norm: Tensor | None) -> None:
         assert sequences.rank is not None
         known = sequences.keys & (sequences.rank >= 0)
         for what, x, bins in (("weight", weight, WEIGHTS), ("norm", norm, NORMS)):
-            whole = self._table(f"{kind}/frequency.{what}", len(self._single(kind)), bins.size, x.device)
+            whole = self._table(f"{kind}/frequency.{what}", len(self._single(kind)), bins.size, weight.device)
+            if x is None:
+                continue
             cell = sequences.rank[known] * bins.size + bins.find_bins(x[known])
             whole.view(-1).index_add_(0, cell, _ONE.to(cell.device).expand(len(cell)))
 

@@ -23,9 +23,9 @@ from attnlab.huggingface.layer_inputs import OTHER_SEQUENCE
 from attnlab.huggingface.native import AttentionCall
 from attnlab.mechanisms import Mechanism
 from attnlab.recording.around import BlockWatcher, is_linear, weight_matrix
-from attnlab.recording.tolerance import CHECKED_POSITIONS, measure_difference
 from attnlab.recording.turning import read_turning
 from attnlab.records.record import Layer, Record, Weigh
+from attnlab.records.tolerance import CHECKED_POSITIONS, measure_difference
 
 
 def record_pass(

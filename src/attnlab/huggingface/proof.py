@@ -15,8 +15,8 @@ from torch import Tensor
 
 from attnlab.huggingface import dispatch
 from attnlab.huggingface.capture import record_pass
-from attnlab.recording.tolerance import measure_difference
 from attnlab.records.record import KINDS, Layer, Record
+from attnlab.records.tolerance import measure_difference
 
 
 def prove_model(model: Any, batch: Mapping[str, Tensor], lazy: bool) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlab.analysis.contribution import Norms, norms
+from attnlab.analysis.contribution import Norms, average_heads, is_linear, norms
 from attnlab.analysis.contribution_table import read_side, select_layers
 from attnlab.analysis.diversity import jsd
 from attnlab.analysis.mixing import mixing
@@ -40,6 +40,11 @@ from attnlab.tasks.hub import is_path
 HEAD_CELLS = 40_000_000  # maximum number of weights on a page; with more, the page shows the mean of the heads
 CACHED = re.compile(r"models--(.+?)--(.+)")  # the folder of a model in the cache of the Hugging Face hub
 MAX_PAIRS = 250_000_000  # maximum number of pairs of tokens on a page
+WITHOUT_NORMS = (
+    "Weights are shown without norms and rollout: the mechanism transforms the mixed context (finish), so its output "
+    "is not a sum over keys."
+)
+TURNED = "Norms include the gate or other linear map that the mechanism applies to the mixed context of each query."
 
 Curves = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # steps and values, by name
 Records = Record | Mapping[str, Record] | Mapping[int, Record] | Mapping[str, Mapping[int, Record]]
@@ -167,7 +172,8 @@ def _count_cells(
             for layer in select_layers(record, None, layers):
                 b, h, i, _ = layer.context.shape
                 pairs += (size := b * i * layer.grouped_values.shape[2])
-                cells += size * (h if heads is None else len(set(heads)))
+                maps = 1 if layer.turning is None else 2  # with a turning, norms are maps of their own
+                cells += size * maps * (h if heads is None else len(set(heads)))
     if pairs > MAX_PAIRS:
         raise ValueError(
             f"{pairs:,} pairs of tokens are too many for a browser: choose layers, fewer examples or steps, or "
@@ -216,6 +222,8 @@ def _build_attentions(
     attentions = []
     for layer in select_layers(record, None, layers):
         attentions += _build_layer(record, layer, heads, together, notes)
+    if not all(is_linear(layer) for layer in record.layers):
+        return attentions
     try:
         rollouts = rollout(record, "norm")
     except ValueError as error:
@@ -256,16 +264,18 @@ def _build_layer(
     attentions = []
     for example in range(b):
         cut = partial(_cut_padding, record, layer.kind, example)
-        vector, statistics = None, {}
+        vector, statistics, own = None, {}, {}
         if together:
-            weights = cut((widen(layer.weights).mean(1) if computed is None else computed.weight)[example][None])
+            weights = cut(average_heads(layer)[example][None])
         else:
             weights = cut(widen(layer.weights[example, numbers]))
-            if computed is not None:
+            if computed is not None and layer.turning is not None:
+                own["norm"] = cut(computed.head[example, numbers])
+            elif computed is not None:
                 keys = read_side(record, KINDS[layer.kind][1], example, j, False).places
                 vector = computed.vector[example, numbers][:, keys.to(computed.vector.device)]
-            statistics = _compute_statistics(weights, vector)
-        shown = {"weight": weights} | {name: cut(x[example][None]) for name, x in maps.items()}
+            statistics = _compute_statistics(weights, vector, own.get("norm"))
+        shown = {"weight": weights} | own | {name: cut(x[example][None]) for name, x in maps.items()}
         names, mask = () if together else tuple(numbers), cut(seen[example])[0]
         attentions.append(ViewAttention(example, layer.kind, layer.index, names, shown, vector, mask, statistics))
     return attentions
@@ -275,12 +285,17 @@ def _build_maps(layer: Layer, notes: dict[str, None]) -> tuple[dict[str, Tensor]
     """Return maps (b,i,j) of the layer's heads together, and its norms if they can be computed."""
     maps: dict[str, Tensor] = {}
     computed = None
-    try:
+    if is_linear(layer):
         computed = norms(layer)
         maps["norm-layer"] = computed.layer
-        maps["norm-block"] = mixing(layer, "norm").map
-    except ValueError as error:
-        notes[f"Some norms are missing: {error}."] = None
+        try:
+            maps["norm-block"] = mixing(layer, "norm").map
+        except ValueError as error:
+            notes[f"Some norms are missing: {error}."] = None
+    else:
+        notes[WITHOUT_NORMS] = None
+    if layer.turning is not None and computed is not None:
+        notes[TURNED] = None
     if "beta" in layer.extras:
         maps["probe"] = layer.extras["beta"].detach().exp()
     if "saliency" in layer.extras:
@@ -296,8 +311,11 @@ def _cut_padding(record: Record, kind: str, example: int, x: Tensor) -> Tensor:
     return x
 
 
-def _compute_statistics(weights: Tensor, vector: Tensor | None) -> dict[str, list[float]]:
-    """Compute the statistics of each head that the module docstring defines, from weights (h,i,j) and vector (h,j)."""
+def _compute_statistics(weights: Tensor, vector: Tensor | None, norm: Tensor | None) -> dict[str, list[float]]:
+    """Compute the statistics of each head that the module docstring defines, from weights (h,i,j).
+
+    vector (h,j) and norm (h,i,j) are those of a ViewAttention: one of them, or none
+    """
     h, i, _ = weights.shape
     size = weights.abs()
     shares = size / size.sum(-1, keepdim=True).clamp_min(torch.finfo(size.dtype).tiny)
@@ -306,7 +324,9 @@ def _compute_statistics(weights: Tensor, vector: Tensor | None) -> dict[str, lis
     if h > 1:
         statistics["jsd"] = jsd(weights[None]).sum(1) / (i * (h - 1))
     if vector is not None:
-        statistics["norm"] = (size * vector[:, None]).sum(-1).mean(-1)
+        norm = size * vector[:, None]
+    if norm is not None:
+        statistics["norm"] = norm.sum(-1).mean(-1)
     return {name: x.tolist() for name, x in statistics.items()}
 
 

@@ -36,8 +36,8 @@ from torch import Tensor, nn
 
 from attnlab.mechanisms.mechanism import widen
 from attnlab.models.scaled_linear import ScaledLinear
-from attnlab.recording.tolerance import CHECKED_POSITIONS, is_close
 from attnlab.records.record import Layer
+from attnlab.records.tolerance import CHECKED_POSITIONS, is_close
 
 NODES = 64
 MISSED = {  # the next expected module, and what `strange` says if it does not come

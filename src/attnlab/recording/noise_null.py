@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnlab.analysis.contribution import is_linear
 from attnlab.mechanisms.coda_cs import CodaCS
 from attnlab.mechanisms.mechanism import masked_softmax, widen
 from attnlab.mechanisms.noise import gaussian
 from attnlab.mechanisms.softmax import Softmax
 from attnlab.models.attention import Attention
 from attnlab.recording.probe import require_eval_model
-from attnlab.records.record import Layer, Record
+from attnlab.records.record import Layer, Record, apply_turning
 
 SUM_TOLERANCE = 1e-2  # allowed error of a row sum of a softmax, in half precision
 
@@ -57,7 +58,7 @@ def add_noise(record: Record, seed: int) -> Record:
 
 
 def _add_layer_noise(layer: Layer, seed: int) -> Layer:
-    if layer.mixed is not layer.context and not torch.equal(layer.mixed, layer.context):
+    if not is_linear(layer):
         raise ValueError(f"{layer.name} is no softmax attention: its mechanism transforms the mixed context (finish)")
     weights = layer.weights
     visible = layer.mask[(None,) * (4 - layer.mask.dim())]
@@ -66,11 +67,12 @@ def _add_layer_noise(layer: Layer, seed: int) -> Layer:
     noise = gaussian(seed, layer.index, b, h, torch.arange(i, device=weights.device), j)
     noisy = masked_softmax(widen(weights).log() + noise.to(widen(weights).dtype), visible).to(weights.dtype)
     context = noisy @ layer.values
-    outputs = torch.einsum("bhid,hde->bie", context, layer.output_weight)
+    mixed = context if layer.turning is None else apply_turning(layer.turning, context)
+    outputs = torch.einsum("bhid,hde->bie", mixed, layer.output_weight)
     if layer.output_bias is not None:
         outputs = outputs + layer.output_bias
     strange = "noise was added to its weights after the forward pass"
-    states = {"context": context, "mixed": context, "outputs": outputs}
+    states = {"context": context, "mixed": mixed, "outputs": outputs}
     return replace(layer, attended=noisy, around={}, strange=strange, **states)  # type: ignore[arg-type]
 
 

@@ -9,14 +9,15 @@ two classes, γ of the second class is w·h_l + b, as in eq. 22, and γ of the f
 β_l = log σ((2y − 1)(w·h_l + b)). The probe β^uf is β of a model trained with attention=uniform.
 
 The probes replace the context of every head of the last cross attention by the value of position l, whatever the sum of
-the weights. The mechanism's `finish`, the output projection and all later parts do not change. In an LSTM, c_t becomes
-h_l in every head, and s_t does not change. In a Transformer, this is the last decoder layer: later parts read the
-output of its cross attention at its own target position only, and the residual does not change.
+the weights. The mechanism's `turn` and `finish`, the output projection and all later parts do not change. In an LSTM,
+c_t becomes h_l in every head, and s_t does not change. In a Transformer, this is the last decoder layer: later parts
+read the output of its cross attention at its own target position only, and the residual does not change.
 """
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from attnlab.models.lstm_classifier import LSTMClassifier
 from attnlab.models.model import Model
 from attnlab.models.transformer import Translator
 from attnlab.recording.watch import record, unwrap_model
-from attnlab.records.record import Layer, Record
+from attnlab.records.record import Layer, Record, turn_values
 
 ROWS = 1024  # pairs (target, position) whose distributions over the words are in memory at once
 
@@ -60,7 +61,8 @@ def gamma(model: torch.nn.Module, batch: Batch, *, position: int = 0, words: Ten
     cut = _cut_pass(model, batch)
     if not 0 <= position < cut.states.shape[1]:
         raise ValueError(f"position must be a target position, 0 to {cut.states.shape[1] - 1}, got {position}")
-    logits: Tensor = cut.model.readout(cut.hidden(cut.states[:, position], cut.alone))  # (b,j,vocabulary)
+    examples = torch.arange(len(cut.states), device=cut.states.device)
+    logits: Tensor = cut.model.readout(cut.hidden(examples, torch.full_like(examples, position)))  # (b,j,vocabulary)
     logits = logits.masked_fill(~cut.record.masks["source"].unsqueeze(-1), 0.0)
     return logits if words is None else logits[..., words]
 
@@ -96,12 +98,30 @@ class _CutPass:
     record: Record
     layer: Layer
     states: Tensor  # (b,i,e) the tensor that the output is combined with
-    alone: Tensor  # (b,j,e) the output if attention reads position l alone
     rest: Callable[[Tensor, Tensor], Tensor]  # states and outputs (…,e) -> input of the readout (…,e)
 
-    def hidden(self, states: Tensor, alone: Tensor) -> Tensor:
-        """Combine states (r,e) with every output of their row (r,j,e): (r,j,e)."""
-        return self.rest(states.unsqueeze(1).expand(-1, alone.shape[1], -1), alone)
+    def hidden(self, b: Tensor, t: Tensor) -> Tensor:
+        """Return the inputs (r,j,e) of the readout at the targets t (r,) of the examples b (r,), for each position."""
+        alone = self._attend_alone(b, t)
+        return self.rest(self.states[b, t].unsqueeze(1).expand(-1, alone.shape[1], -1), alone)
+
+    def _attend_alone(self, b: Tensor, t: Tensor) -> Tensor:
+        """Return the outputs (r,j,e) of the attention if these targets read each position alone."""
+        if self.layer.turning is None:
+            return self._alone[b]
+        turning = self.layer.turning[b, :, t].unsqueeze(2)  # (r,h,1,·)
+        return self._project(turn_values(turning, self.layer.values[b]).squeeze(2))
+
+    @cached_property
+    def _alone(self) -> Tensor:
+        return self._project(self.layer.values)  # (b,j,e)
+
+    def _project(self, contexts: Tensor) -> Tensor:
+        """Return the outputs (b,j,e) of contexts (b,h,j,d)."""
+        layer, attention = self.layer, self.model.get_submodule(self.layer.name)
+        assert isinstance(attention, Attention)
+        output = torch.einsum("bhjd,hde->bje", attention.mechanism.finish(contexts), layer.output_weight)
+        return output if layer.output_bias is None else output + layer.output_bias
 
     def shape_targets(self, targets: Tensor) -> Tensor:
         """Return the targets as (b,i), after a check of their shape."""
@@ -116,11 +136,11 @@ def _beta(cut: _CutPass, targets: Tensor, rows: int) -> Tensor:
         raise ValueError(f"rows must be at least 1, got {rows}")
     classes = "target" not in cut.record.tokens
     pairs = torch.nonzero(torch.ones_like(targets) if classes else targets != cut.model.padding)  # example, position
-    positions = cut.alone.shape[1]
-    log_prob = cut.alone.new_full((*targets.shape, positions), -torch.inf, dtype=_dtype(cut.model))
+    positions = cut.layer.grouped_values.shape[2]
+    log_prob = cut.states.new_full((*targets.shape, positions), -torch.inf, dtype=_dtype(cut.model))
     for chunk in torch.split(pairs, max(1, rows // max(positions, 1))):
         b, t = chunk.T
-        hidden = cut.hidden(cut.states[b, t], cut.alone[b])
+        hidden = cut.hidden(b, t)
         log_prob[b, t] = -cut.model.readout.nll(hidden, targets[b, t].unsqueeze(1).expand(-1, positions))
     return log_prob.masked_fill(~cut.record.masks["source"].unsqueeze(1), -torch.inf)
 
@@ -135,7 +155,7 @@ def _cut_pass(model: torch.nn.Module, batch: Batch) -> _CutPass:
     full = record(inner, batch)
     layer = full.kind("cross")[-1]
     rest = inner.combine if isinstance(inner, LSTMTranslator) else lambda states, context: context
-    return _CutPass(inner, full, layer, layer.inputs, _attend_alone(inner, layer), rest)
+    return _CutPass(inner, full, layer, layer.inputs, rest)
 
 
 def _cut_translator(model: Translator, batch: Batch) -> _CutPass:
@@ -155,15 +175,7 @@ def _cut_translator(model: Translator, batch: Batch) -> _CutPass:
         norm: Callable[[Tensor], Tensor] | None = model.decoder.norm
         return x if norm is None else norm(x)
 
-    return _CutPass(model, full, layer, before_cross, _attend_alone(model, layer), rest)
-
-
-def _attend_alone(model: Model, layer: Layer) -> Tensor:
-    """Return the output of an attention that reads each position alone, (b,j,e)."""
-    attention = model.get_submodule(layer.name)
-    assert isinstance(attention, Attention)
-    output = torch.einsum("bhjd,hde->bje", attention.mechanism.finish(layer.values), layer.output_weight)
-    return output if layer.output_bias is None else output + layer.output_bias
+    return _CutPass(model, full, layer, before_cross, rest)
 
 
 def require_eval_model(model: torch.nn.Module) -> Any:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from attnlab.mechanisms.mechanism import Mechanism, Sides
-from attnlab.recording.tolerance import is_close, measure_difference
 from attnlab.records.record import apply_turning
+from attnlab.records.tolerance import is_close, measure_difference
 
 
 def read_turning(mechanism: Mechanism, context: Tensor, v: Tensor, at: Tensor | None, sides: Sides) -> Tensor | None:

@@ -19,9 +19,9 @@ from attnlab.mechanisms.noise import seed_noise
 from attnlab.models.attention import Attention
 from attnlab.models.model import Model
 from attnlab.recording.around import BlockWatcher
-from attnlab.recording.tolerance import measure_difference
 from attnlab.recording.turning import read_turning
 from attnlab.records.record import Layer, Record
+from attnlab.records.tolerance import measure_difference
 
 
 def record(model: nn.Module, batch: Any, *, noise: int | None = None, feed_forward: bool = False) -> Record:

@@ -301,6 +301,12 @@ def apply_turning(turning: Tensor, context: Tensor) -> Tensor:
     return (context.unsqueeze(-2) @ turning).squeeze(-2) if turning.dim() == 5 else turning * context
 
 
+def turn_values(turning: Tensor, values: Tensor) -> Tensor:
+    """Apply the maps of some queries, (b,h,i,1|d) or (b,h,i,d,d), to every value (b,h,j,d): (b,h,i,j,d)."""
+    values = values.unsqueeze(2)
+    return values @ turning if turning.dim() == 5 else values * turning.unsqueeze(3)
+
+
 def _compute_checksum(x: Tensor) -> int:
     """Return the CRC-32 of a tensor's type, shape and content."""
     content = x.cpu().reshape(-1).view(torch.uint8).numpy().data
@@ -319,6 +325,10 @@ def _check_index(index: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) 
             raise ValueError(f"layer {layer['name']!r} has an unknown kind or index")
         for name in required:
             layer["tensors"][name]
+        if "turning" in layer["tensors"]:
+            turning, context = (tuple(layer["tensors"][name]["shape"]) for name in ("turning", "context"))
+            if turning not in ((*context[:3], 1), context, (*context, *context[3:])):
+                raise ValueError(f"the turning of {layer['name']!r} has the shape {turning}, but its context {context}")
     parts = [index["tokens"], index["masks"], index["readout"], *(layer["tensors"] for layer in index["layers"])]
     entries = [entry for part in parts for entry in part.values()]
     if unknown := sorted(set(shapes) - {entry["key"] for entry in entries}):

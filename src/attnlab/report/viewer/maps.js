@@ -47,7 +47,7 @@ export class Store {
   perHead(state, measure) {
     const own = this.attention(state);
     if (!own || own.heads.length < 2) return false;
-    if (measure === "norm") return Boolean(own.vector);
+    if (measure === "norm" && own.vector) return true;
     return measure in own.maps && own.maps[measure].shape[0] === own.heads.length;
   }
 
