@@ -102,8 +102,8 @@ def test_translating_with_a_cache_is_translating_without(mechanism):
 
 
 @pytest.mark.parametrize("mechanism", ["fox", "resformer", Paired])
-@pytest.mark.parametrize("name", ["gemma3", "phi3"])
-def test_windows_and_fused_projections(name, mechanism):
+@pytest.mark.parametrize("name", ["gemma3", "phi3", "deepseek"])
+def test_windows_fused_projections_and_compressed_keys(name, mechanism):
     model = adapted(name, mechanism)
     assert_decodes(model, torch.arange(3, 23).view(2, 10))
 
@@ -251,6 +251,7 @@ class Wrapper(torch.nn.Module):
         ("gpt2", Tripled, "4 query heads.*multiple"),
         ("gemma3", Delayed, r"former queries.*sliding window of model\.layers\.0"),
         ("t5", Delayed, "former queries.*position bias"),
+        ("deepseek", "gated", r"Gated does not fit model\.layers\.0\.self_attn"),
     ],
 )
 def test_what_a_model_cannot_give_is_refused(name, mechanism, message):

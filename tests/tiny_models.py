@@ -74,6 +74,20 @@ def phi3() -> hf.PreTrainedModel:
     return _model(hf.Phi3ForCausalLM, hf.Phi3Config(**sizes))
 
 
+def deepseek() -> hf.PreTrainedModel:
+    """It caches what its keys and values are computed from; its values are smaller than its keys."""
+    sizes = {"kv_lora_rank": 7, "q_lora_rank": 9, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 5}
+    experts = {
+        "first_k_dense_replace": 3,
+        "n_routed_experts": 2,
+        "num_experts_per_tok": 1,
+        "n_group": 1,
+        "topk_group": 1,
+    }
+    config = hf.DeepseekV3Config(**(_DECODER | {"num_key_value_heads": 6, "head_dim": 4}), **sizes, **experts)
+    return _model(hf.DeepseekV3ForCausalLM, config)
+
+
 def cohere2() -> hf.PreTrainedModel:
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
     return _model(hf.Cohere2ForCausalLM, hf.Cohere2Config(**_DECODER, sliding_window=5, layer_types=kinds))

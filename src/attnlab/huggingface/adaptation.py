@@ -103,7 +103,7 @@ class AttentionModule:
     dtype: torch.dtype
     device: torch.device
     window: str  # what layers must have in common to see the same keys
-    groups: int  # number of key heads
+    values: tuple[int, int]  # number and size of the heads of values
     widths: tuple[int, int]  # of the inputs of queries and of keys
     has_bias: bool  # adds a bias to the logits
     times: int = 1  # calls in one forward pass
@@ -166,13 +166,9 @@ class DryRunAttention:
             self.found[module].times += 1
         else:
             sizes = (heads, head_dim, scale, query.dtype, query.device)
-            more = (
-                call.describe_window(),
-                call.key.shape[1],
-                self.calls.find_widths(module),
-                given["bias"] is not None,
-            )
-            self.found[module] = AttentionModule(module, name, kind, *sizes, *more)
+            values = (call.value.shape[1], call.value.shape[3])
+            read = (call.describe_window(), values, self.calls.find_widths(module))
+            self.found[module] = AttentionModule(module, name, kind, *sizes, *read, given["bias"] is not None)
         seen = call.build_bool_mask()
         if self.prove:
             self._check_softmax(self.found[module], call, seen, given)

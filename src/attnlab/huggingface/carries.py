@@ -21,7 +21,6 @@ class Place:
     kind: str  # a key of records.record.KINDS
     cascade: str  # name of the modules that pass a carry from one to the next: their names differ only in numbers
     layer: int  # index in the cascade, from 0
-    groups: int  # number of key heads
     query_features: Tensor | None = None  # the outputs of the query projection that become queries (h·d,)
 
 

@@ -114,7 +114,7 @@ def prepare_call(call: AttentionCall, mechanism: Mechanism) -> PreparedCall:
         given["at"] = call.find_positions()
     if layer_inputs.needs_inputs(mechanism):
         inputs = layer_inputs.get_inputs(call.module, place.name)
-        key, value, given["sides"] = inputs.read_sides(key, value, place.groups)
+        given["sides"] = inputs.read_sides(key.shape[2])
         query = join_groups(query, inputs.queries) if inputs.queries else query
         if mechanism.lookback:
             query, former = add_former_queries(inputs, call, query, given)

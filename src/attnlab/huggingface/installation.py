@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from attnlab.config import describe_error
 from attnlab.huggingface import dispatch, inputs, layer_inputs
 from attnlab.huggingface.adaptation import FROM_MODEL, Adaptation, AttentionModule, run_on_tokens
 from attnlab.huggingface.carries import Place
@@ -69,7 +70,7 @@ def build_mechanisms(
             if one.kind != "encoder-self" and case not in proved:
                 check_cached_decoding(mechanism, cross=one.kind == "cross")
                 proved.add(case)
-            built.append((one, mechanism, Place(one.name, one.kind, cascade, layer, one.groups)))
+            built.append((one, mechanism, Place(one.name, one.kind, cascade, layer)))
     return built
 
 
@@ -85,6 +86,24 @@ def check_fit(mechanism: Mechanism, one: AttentionModule) -> None:
         raise ValueError(f"{kind} reads former queries, which the sliding window of {one.name} does not keep")
     if mechanism.lookback and one.kind != "encoder-self" and one.has_bias:
         raise ValueError(f"{kind} reads former queries, for which {one.name} has no position bias")
+    try:
+        attend_once(mechanism, one)
+    except Exception as error:  # of many types, by a user-written class
+        raise ValueError(f"{kind} does not fit {one.name}: {describe_error(error)}") from error
+
+
+@torch.no_grad()
+def attend_once(mechanism: Mechanism, one: AttentionModule) -> None:
+    """Call the mechanism, by its definition, on zeros of the shapes that the attention module gives it."""
+    (groups, size), impl = one.values, mechanism.impl
+    x, y = (torch.zeros(1, 2, width) for width in one.widths)
+    q, k = (torch.zeros(1, heads, 2, one.head_dim) for heads in (mechanism.query_heads, groups))
+    sides = (mechanism.query_side(x), mechanism.key_side(y))
+    try:
+        mechanism.impl = "reference"
+        mechanism(q, k, torch.zeros(1, groups, 2, size), causal=one.kind == "decoder-self", sides=sides)
+    finally:
+        mechanism.impl = impl
 
 
 def find_projections(model: Any, modules: Collection[nn.Module]) -> dict[nn.Module, QueryProjection]:

@@ -30,6 +30,7 @@ class LayerInputs:
     x: Tensor  # (b,i,e), of the queries
     source: Tensor | None  # (b,j,e), of the keys of a cross attention
     cache: Any  # the model's cache, or None
+    key_side: Tensor | None = None  # of all keys in the cache, (b,·,j,·)
     queries: list[Tensor] = field(default_factory=list)  # of further groups of heads, (b,h,i,d) each
     group: int | None = None  # the group whose queries are computed now
 
@@ -45,15 +46,20 @@ class LayerInputs:
         if cache is None or self.source is not None or type(self.mechanism).key_side is Mechanism.key_side:
             return
 
-        def update(keys: Tensor, values: Tensor, layer: int, *rest: Any, **named: Any) -> tuple[Tensor, Tensor]:
-            side = self.mechanism.key_side(self.x)
-            if side is not None:
-                keys, values = join_heads(keys, values, side)
-                stored = cache.layers[layer].keys if layer < len(cache.layers) else None
-                if stored is not None and stored.dim() == 4 and stored.shape[1] != keys.shape[1]:
-                    needs = f"{type(self.mechanism).__name__} also keeps what it reads of each key"
-                    raise ValueError(f"{needs}: pass a cache that no other model has filled or allocated")
-            return type(cache).update(cache, keys, values, layer, *rest, **named)
+        def update(
+            key_states: Tensor, value_states: Tensor, layer_idx: int, *rest: Any, **named: Any
+        ) -> tuple[Tensor, Tensor]:
+            heads, side = key_states.shape[1], self.mechanism.key_side(self.x)
+            if side is None:
+                return type(cache).update(cache, key_states, value_states, layer_idx, *rest, **named)
+            keys, values = join_heads(key_states, value_states, side)
+            stored = cache.layers[layer_idx].keys if layer_idx < len(cache.layers) else None
+            if stored is not None and stored.dim() == 4 and stored.shape[1] != keys.shape[1]:
+                needs = f"{type(self.mechanism).__name__} also keeps what it reads of each key"
+                raise ValueError(f"{needs}: pass a cache that no other model has filled or allocated")
+            keys, values = type(cache).update(cache, keys, values, layer_idx, *rest, **named)
+            keys, values, self.key_side = split_heads(keys, values, heads, side)
+            return keys, values
 
         cache.update = update
 
@@ -71,17 +77,15 @@ class LayerInputs:
         if self.own_cache is not None:
             vars(self.own_cache).pop("update", None)
 
-    def read_sides(self, keys: Tensor, values: Tensor, groups: int) -> tuple[Tensor, Tensor, Sides]:
-        """Return keys and values (b,groups,j,d) without the heads of the key side, and both sides."""
-        mechanism = self.mechanism
-        query_side = mechanism.query_side(self.x)
-        key_side = mechanism.key_side(self.x if self.source is None else self.source)
-        if key_side is not None and self.source is None and keys.shape[1] > groups:
-            keys, values, key_side = split_heads(keys, values, groups, key_side)
-        if key_side is not None and key_side.shape[2] != keys.shape[2]:
-            what = f"{type(mechanism).__name__} reads the input of {keys.shape[2]} keys"
-            raise ValueError(f"{what}, but this model's cache keeps it of {key_side.shape[2]}: pass use_cache=False")
-        return keys, values, (query_side, key_side)
+    def read_sides(self, keys: int) -> Sides:
+        """Return what the mechanism reads of each query and of each key. Raises ValueError if not of all keys."""
+        side = self.key_side
+        if side is None:
+            side = self.mechanism.key_side(self.x if self.source is None else self.source)
+        if side is not None and side.shape[2] != keys:
+            what = f"{type(self.mechanism).__name__} reads the input of all {keys} keys"
+            raise ValueError(f"{what}, but this model keeps it of {side.shape[2]} of them: pass use_cache=False")
+        return self.mechanism.query_side(self.x), side
 
 
 class CapturedQueryError(Exception):
