@@ -4,11 +4,12 @@ The layer of the cache keeps the last queries beside its keys and reorders them 
 zeros. Nothing here imports transformers.
 """
 
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
+
+_EXTENDED: dict[type, type] = {}  # classes of cache layers, with those that also keep queries
 
 
 def look_back(layer: Any, size: int, queries: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -17,8 +18,10 @@ def look_back(layer: Any, size: int, queries: tuple[Tensor, ...]) -> tuple[Tenso
     layer   the layer of a cache. Nothing is before the first queries that it sees, as in a pass without a cache.
     """
     if not hasattr(layer, "former_queries"):
-        kind: Any = type(layer)
-        layer.__class__ = extend_layer(kind)
+        kind = type(layer)
+        if kind not in _EXTENDED:
+            _EXTENDED[kind] = extend_layer(kind)
+        layer.__class__ = _EXTENDED[kind]
         layer.former_queries = None
     former = layer.former_queries
     zeros = tuple(x.new_zeros(*x.shape[:2], size, x.shape[3]) for x in queries)
@@ -27,7 +30,6 @@ def look_back(layer: Any, size: int, queries: tuple[Tensor, ...]) -> tuple[Tenso
     return queries if former is None else longer
 
 
-@cache
 def extend_layer(kind: Any) -> type:
     """Return a class of cache layers that selects examples of its former queries as of its keys."""
 
