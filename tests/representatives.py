@@ -18,6 +18,7 @@ REPRESENTATIVES = {
     "fox": "key side",
     "resformer": "carrying values",
     "differential-v2": "query heads",
+    "multi-token": "lookback",
 }
 CROSS = [name for name in REPRESENTATIVES if not MECHANISMS[name].self_only]  # those that read another sequence too
 

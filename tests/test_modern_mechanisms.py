@@ -85,3 +85,68 @@ def test_xsa_has_finite_gradients_at_a_value_of_zero():
     assert v.grad.isfinite().all()
     with pytest.raises(ValueError, match="self-attention"):
         xsa(q, k[:, :, :2], v[:, :, :2])
+
+
+def erf_gelu(x):
+    return x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2
+
+
+def test_dcmha_composes_scores_and_weights():
+    rank, trial = 2, make("dcmha")
+    parameters, expected = as_numpy(trial.mechanism), np.zeros((2, HEADS, LENGTH, LENGTH))
+
+    def compose_at(part, vector, tokens):
+        """The matrix that composes heads at one pair, from its query's and its key's input; part 0: S, 1: P."""
+        matrix = parameters["base"][part].copy()
+        for side, x in zip(("of_query", "of_key"), tokens, strict=True):
+            inward, gate = (parameters[f"{side}.{name}.weight"].reshape(2, -1, len(x)) for name in ("inward", "gate"))
+            rows = (erf_gelu(inward[part] @ x) @ parameters[f"{side}.outward"][part]).reshape(2, rank, HEADS)
+            for u, w in zip(*rows, strict=True):
+                matrix += np.outer(u / np.sqrt((u**2).mean() + 1e-6), w)
+            matrix += np.diag(np.tanh(gate[part] @ x))
+        return vector @ matrix
+
+    for b, i in np.ndindex(2, LENGTH):
+        pairs = [(trial.x[b, i].numpy(), trial.y[b, j].numpy()) for j in range(i + 1)]
+        scores = np.stack([dot(trial.q, trial.k, b, h, i) for h in range(HEADS)], -1)  # (j,h)
+        scores = np.stack([compose_at(0, s, tokens) for s, tokens in zip(scores, pairs, strict=True)])
+        weights = softmax(scores, 0)
+        expected[b, :, i, : i + 1] = np.stack([compose_at(1, w, t) for w, t in zip(weights, pairs, strict=True)], -1)
+    assert_weights(trial, expected)
+
+
+def test_multi_token_is_a_sum_over_queries_keys_and_heads():
+    heads, queries, keys = 4, 3, 5
+    trial = make("multi-token", heads, queries=queries, keys=keys, group=2)
+    parameters, logits = as_numpy(trial.mechanism), trial.q.numpy() @ trial.k.mT.numpy() / math.sqrt(SIZE)
+    weights, expected = np.zeros(logits.shape), np.zeros(logits.shape)
+    for b, h, i in np.ndindex(2, heads, LENGTH):
+        z = np.zeros(i + 1)
+        for j, before, shift in np.ndindex(i + 1, queries, keys):
+            row, column = i - before, j + shift - keys // 2
+            if 0 <= column <= row:  # visible to the former query
+                z[j] += parameters["kernel"][h, 0, queries - 1 - before, shift] * logits[b, h, row, column]
+        weights[b, h, i, : i + 1] = softmax(z)
+    for h in range(heads):
+        first = 2 * (h // 2)
+        mixer = parameters["mixer"][h // 2, h % 2]
+        expected[:, h] = mixer[0] * weights[:, first] + mixer[1] * weights[:, first + 1]
+    assert_weights(trial, expected)
+    context = expected @ trial.v.numpy()
+    y = context / np.sqrt((context**2).mean(-1, keepdims=True) + 1e-5) * parameters["norm.weight"]
+    gate = expit(y @ parameters["gate.weight"].T + parameters["gate.bias"])
+    np.testing.assert_allclose(trial.output(causal=True).detach(), y * gate, atol=1e-11)
+
+
+def test_multi_token_starts_as_softmax():
+    trial = make("softmax")
+    started = attention("multi-token", heads=HEADS, head_dim=SIZE, norm=False).double()
+    torch.testing.assert_close(started(trial.q, trial.k, trial.v, causal=True)[0], trial.output(causal=True))
+
+
+@pytest.mark.parametrize(
+    ("options", "named"), [({"keys": 4}, "odd"), ({"group": 2}, "group"), ({"queries": 0}, "queries")]
+)
+def test_what_multi_token_refuses(options, named):
+    with pytest.raises(ValueError, match=named):
+        attention("multi-token", heads=HEADS, head_dim=SIZE, **options)

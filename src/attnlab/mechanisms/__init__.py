@@ -57,6 +57,8 @@ MECHANISMS: Registry[type[Mechanism]] = Registry(
         "xsa": "attnlab.mechanisms.xsa:XSA",
         "value-gated": "attnlab.mechanisms.value_gated:ValueGated",
         "knocking-heads": "attnlab.mechanisms.knocking_heads:KnockingHeads",
+        "dcmha": "attnlab.mechanisms.dcmha:DCMHA",
+        "multi-token": "attnlab.mechanisms.multi_token:MultiToken",
         "dot": "attnlab.mechanisms.dot:Dot",
         "uniform": "attnlab.mechanisms.uniform:Uniform",
     }
