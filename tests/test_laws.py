@@ -23,7 +23,9 @@ OPTIONS = {
     "multi-token": [{"queries": 1, "keys": 5, "group": 1, "norm": False}],
     "resformer": [{"fixed": True}],
     "sigmoid": [{"offset": -1.5}],
+    "sliding-window": [{"size": 3}, {"size": 2, "sinks": 2}],
     "softmax1": [{"n": 0.25}],
+    "stick-breaking": [{"remainder": True}],
 }
 CASES = [(name, {}) for name in MECHANISMS] + [(name, options) for name, many in OPTIONS.items() for options in many]
 

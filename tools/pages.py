@@ -135,10 +135,12 @@ Defined in `{file}`. All mechanisms side by side: [mechanisms](../mechanisms.md)
 def draw_mechanism(name: str) -> bytes:
     """Return a PNG of the weights of two heads."""
     torch.manual_seed(0)
-    layer = attention(name, heads=2, head_dim=16).double().eval()
-    q, k = torch.randn(2, 1, 2, len(WORDS), 16, dtype=torch.float64)
+    layer, words = attention(name, heads=2, head_dim=16).double().eval(), len(WORDS)
+    q, k = (torch.randn(1, heads, words, 16, dtype=torch.float64) for heads in (layer.query_heads, 2))
+    x = torch.randn(1, words, layer.model_size, dtype=torch.float64)
     with torch.no_grad():
-        weights = layer.weights(q, k, causal=True)[0][0]
+        sides = layer.give_sides((layer.query_side(x), layer.key_side(x)))
+        weights = layer.weights(q, k, causal=True, **sides)[0][0]
     return render_png(draw_attention_maps({f"head {h}": weights[h] for h in range(2)}, WORDS, WORDS))
 
 

@@ -13,6 +13,8 @@ from torch.nn import functional as F
 
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax, repeat_heads, visible
 
+Arguments = tuple[Tensor, Tensor, Tensor | None, bool, Tensor | None]  # q, k, mask, causal, bias
+
 
 class Softmax(Mechanism):
     kernels = frozenset({"softmax"})
@@ -20,16 +22,24 @@ class Softmax(Mechanism):
 
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
-        seen = self.visible(q, k, mask, causal=causal, at=at)
-        return masked_softmax(logits(q, k, self.scale, bias), seen), None
+        self.check(q, k, mask, at)
+        q, k, mask, causal, bias = self.prepare(q, k, mask, causal, at, bias)
+        return masked_softmax(logits(q, k, self.scale, bias), visible(q, k, mask, causal=causal, at=at)), None
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         if self.impl == "reference":
             return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
         self.check(q, k, mask, at, v)
+        q, k, mask, causal, bias = self.prepare(q, k, mask, causal, at, bias)
         kernel = self.wants_kernels(q) and self.is_covered(find_gap(q, k, v, at, bias))
         return attend(self, q, k, v, mask, causal=causal, at=at, bias=bias, kernel=kernel), None
+
+    def prepare(
+        self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, at: Tensor | None, bias: Tensor | None
+    ) -> Arguments:
+        """Return the arguments of the softmax: the same, unless a mechanism is softmax of something else."""
+        return q, k, mask, causal, bias
 
 
 def find_gap(q: Tensor, k: Tensor, v: Tensor, at: Tensor | None, bias: Tensor | None) -> str | None:
