@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import pytest
 from in_process import run_attnlab as run
@@ -91,3 +92,25 @@ def test_what_is_no_tokenizer_is_one_line(files, tmp_path, tokenizer, word):
     assert done.returncode == 2
     assert word in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_bf16_learns_on_a_cpu_as_float32_does(files, tmp_path):
+    words = ["model=modern-25m", "head_dim=8", "units=character", "batch_tokens=256"]
+    done = [
+        run("train", "language", *SMALL[:4], *words, f"data={files / 'text.txt'}", "steps=20", "block=32",
+            f"precision={precision}", "device=cpu", f"out={tmp_path / precision}")
+        for precision in ("fp32", "bf16")
+    ]  # fmt: skip
+    assert [each.returncode for each in done] == [0, 0], done
+    losses = [RunFolder(tmp_path / name).metrics()[-1]["valid_loss"] for name in ("fp32", "bf16")]
+    assert losses[0] < 3.0
+    assert losses[1] == pytest.approx(losses[0], abs=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.environ.get("ATTNLAB_DATA"), reason="ATTNLAB_DATA is not set: it has tinyshakespeare")
+def test_a_modern_model_learns_shakespeare_in_a_minute_or_two(tmp_path):
+    words = ["data=tinyshakespeare", "model=modern-25m", "layers=4", "width=128", "device=cpu"]
+    done = run("train", "language", *words, f"out={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    assert RunFolder(tmp_path).metrics()[-1]["valid_loss"] <= 2.1

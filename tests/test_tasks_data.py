@@ -32,7 +32,7 @@ def translation(folder, **settings):
     return Translation.prepare(TranslationConfig(**settings), folder)
 
 
-@pytest.mark.parametrize("folder", sorted(set(CONTENTS) - {"enwik8"}))  # not in ATTNLAB_DATA
+@pytest.mark.parametrize("folder", sorted(CONTENTS))
 def test_the_files_are_the_official_ones(data, folder):
     for name, right in CONTENTS[folder].items():
         path = data / folder / name

@@ -108,7 +108,7 @@ class Recipe:
 SNELL = TrainConfig(lr=1e-3, betas=(0.9, 0.999), schedule="constant", warmup=0, precision="fp32")
 COPYING = replace(SNELL, steps=200, batch_examples=128, evaluate_every=10, checkpoint_every=50, log_every=10)
 MODERN = TrainConfig(
-    optimiser="adamw", betas=(0.9, 0.95), weight_decay=0.1, lr=2e-3, schedule="cosine", clip=1.0,
+    optimiser="muon", betas=(0.9, 0.95), weight_decay=0.1, lr=3e-3, muon_lr=0.02, schedule="wsd", clip=1.0,
 )  # fmt: skip
 TRAINING: dict[str | None, TrainConfig] = {  # by preset
     "iwslt14": TrainConfig(
@@ -124,8 +124,8 @@ TRAINING: dict[str | None, TrainConfig] = {  # by preset
         period=270_000, period_multiply=2.0, period_shrink=0.75, min_lr=1e-4, clip=0.1, evaluate_every=5000,
         checkpoint_every=1000,
     ),
-    "modern-25m": MODERN,
-    "modern-125m": replace(MODERN, lr=1e-3, batch_tokens=16_384, accumulate=4),
+    "modern-25m": replace(MODERN, steps=300, batch_tokens=2048, evaluate_every=100, checkpoint_every=100),
+    "modern-125m": replace(MODERN, batch_tokens=16_384, accumulate=4),
     "lstm": replace(SNELL, steps=36_260, batch_examples=16, evaluate_every=2000, checkpoint_every=2000),
     "lstm-copy": COPYING,
     "lstm-multi-head": COPYING,
@@ -137,6 +137,8 @@ DATA: dict[tuple[str, str | None], dict[str, Any]] = {  # a preset's data, unles
     ("translation", "iwslt14"): {"data": "iwslt14", "subwords": "bpe", "joint": False},
     ("translation", "wmt14"): {"data": "wmt14", "subwords": "bpe", "vocabulary": 32_768},
     ("language", "wikitext103"): {"data": "wikitext-103"},
+    ("language", "modern-25m"): {"block": 256},
+    ("language", "modern-125m"): {"block": 1024},
 }
 TUNING = TrainConfig(lr=5e-5, clip=1.0, capture="no")  # for pretrained models
 
