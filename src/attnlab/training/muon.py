@@ -40,7 +40,8 @@ def list_matrices(model: nn.Module) -> list[str]:
     weights = {id(part.weight) for part in parts if isinstance(part, nn.Linear) and part not in inside}
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if id(p) in weights and p.requires_grad}
     if not shapes:
-        raise ValueError("optimiser=muon trains the matrices of Transformer blocks, which this model lacks: use adamw")
+        problem = "optimiser=muon trains the matrices of attnlab's own Transformer blocks, and this model has none"
+        raise ValueError(f"{problem}: use optimiser=adamw")
     return sorted(shapes, key=lambda name: shapes[name])
 
 

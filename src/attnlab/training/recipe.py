@@ -133,7 +133,7 @@ TRAINING: dict[str | None, TrainConfig] = {  # by preset
 }  # fmt: skip
 DECODING: dict[str | None, DecodeConfig] = {"wmt14": DecodeConfig(beam=4, length_penalty=0.6, average=10)}
 DECODING |= dict.fromkeys(("lstm", "lstm-copy", "lstm-multi-head"), DecodeConfig(beam=5, length_penalty=0.0))
-DATA: dict[tuple[str, str | None], dict[str, Any]] = {  # a preset's data, unless data= is given
+DATA: dict[tuple[str, str | None], dict[str, Any]] = {  # a preset's data; given keys replace them
     ("translation", "iwslt14"): {"data": "iwslt14", "subwords": "bpe", "joint": False},
     ("translation", "wmt14"): {"data": "wmt14", "subwords": "bpe", "vocabulary": 32_768},
     ("language", "wikitext103"): {"data": "wikitext-103"},
