@@ -147,6 +147,15 @@ def test_only_checkpoints_are_averaged_not_steps_that_were_evaluated(tmp_path):
         average_checkpoints(folder, 5)
 
 
+def test_a_run_of_an_older_version_lacks_keys_and_goes_on(tmp_path):
+    assert trained(tmp_path, "steps=2").returncode == 0
+    values = json.loads((tmp_path / "config.json").read_text())
+    del values["model"]["norm_type"], values["training"]["z_loss"]
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert "norm_type" in trained(tmp_path, "steps=2", "norm_type=rms").stderr
+    assert trained(tmp_path, "steps=2").returncode == 0
+
+
 @pytest.mark.parametrize("key", FREE_KEYS)
 def test_where_a_run_is_computed_makes_it_no_other_run(tmp_path, key):
     folder = RunFolder(tmp_path)

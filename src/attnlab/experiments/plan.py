@@ -10,7 +10,7 @@ import json
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -153,12 +153,6 @@ def describe_recipe(recipe: Recipe, folder: Path | None = None) -> dict[str, Any
     return values | {"training": {key: x for key, x in values["training"].items() if key != "seed"}}
 
 
-def list_defaults(recipe: Recipe) -> dict[str, Any]:
-    """Return the default of every field of a recipe's parts."""
-    parts = {part: fields(getattr(recipe, part)) for part in ("data", "model", "training", "decoding")}
-    return {part: {each.name: each.default for each in some} for part, some in parts.items()}
-
-
 @dataclass(frozen=True)
 class TrainedRun(PlannedRun):
     """A recipe with its seed, trained by the ordinary loop into work/runs/NAME, and one measure of it."""
@@ -191,7 +185,7 @@ class TrainedRun(PlannedRun):
 
     @property
     def defaults(self) -> Mapping[str, Any]:
-        return list_defaults(self.trained)
+        return self.trained.defaults()
 
     @property
     def steps(self) -> int:

@@ -149,7 +149,7 @@ def train_recipes(
         for seed, folder in runs.folders.items():
             wait_for_lock(folder)
             locks.enter_context(folder.lock())
-            folder.claim(runs.recipes[seed].values())
+            folder.claim(runs.recipes[seed].values(), runs.recipes[seed].defaults())
             take_vocabulary(vocabulary, folder.path)
             fitted = asdict(runs.recipes[seed].resolve_model(task))
             write_text(folder.path / "model.json", json.dumps(fitted, indent=1) + "\n")

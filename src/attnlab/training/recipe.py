@@ -8,7 +8,7 @@ A preset (model=iwslt14) sets all published values and its data; every other key
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,6 +59,11 @@ class Recipe:
         """Return every value, as it is stored with the run."""
         parts = {part: asdict(getattr(self, part)) for part in PARTS}
         return {"task": self.task, **parts} | ({"code": code} if (code := self.code()) else {})
+
+    def defaults(self) -> dict[str, Any]:
+        """Return the default of every field that has one, by part: the value of a key that an older run lacks."""
+        parts = {part: fields(getattr(self, part)) for part in PARTS}
+        return {part: {f.name: f.default for f in some if f.default is not MISSING} for part, some in parts.items()}
 
     def code(self) -> dict[str, str]:
         """Return a hash of each file of user-written attentions, so that an edited file makes another run."""

@@ -63,15 +63,22 @@ class RunFolder:
         config: dict[str, Any] = read_json(file)
         return config
 
-    def claim(self, config: Mapping[str, Any], *, extend: bool = False) -> None:
+    def claim(
+        self, config: Mapping[str, Any], defaults: Mapping[str, Any] | None = None, *, extend: bool = False
+    ) -> None:
         """Write the configuration, or check that the folder already has the same one.
 
+        defaults   by part, of keys that the configuration of an older version may lack
         extend   allow more steps than the folder's configuration has; `write_config` then replaces it
         """
         if not (file := self.path / "config.json").exists():
             self.write_config(config)
             return
-        differences = _list_differences(read_json(file), json.loads(json.dumps(config)))
+        stored = read_json(file)
+        for part, values in (defaults or {}).items():
+            if isinstance(stored.get(part), dict):
+                stored[part] = json.loads(json.dumps(dict(values))) | stored[part]
+        differences = _list_differences(stored, json.loads(json.dumps(config)))
         differing = [each for each in differences if each[0].split(".")[-1] not in FREE_KEYS]
         if extend and [each[0] for each in differing] == ["training.steps"] and differing[0][1] < differing[0][2]:
             return

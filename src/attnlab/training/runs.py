@@ -145,7 +145,7 @@ def _prepare(
 ) -> tuple[Task, Config | TunedConfig]:
     """Claim the folder, read the data, and write model.json. Errors in the settings or the data are raised here."""
     if accelerator.is_main_process:
-        folder.claim(recipe.values(), extend=True)
+        folder.claim(recipe.values(), recipe.defaults(), extend=True)
         check_vocabulary(folder.path)
         if changed := ", ".join(list_changed_texts(folder.path, recipe.data)):
             advice = "restore the text, or choose another --out to train on the new one"

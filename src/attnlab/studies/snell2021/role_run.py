@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from attnlab.experiments.engine import NOT_MEASURED, RowReader
-from attnlab.experiments.plan import PlannedRun, Workplace, describe_recipe, list_defaults
+from attnlab.experiments.plan import PlannedRun, Workplace, describe_recipe
 from attnlab.experiments.recipe_population import count_fitting, digest_without_seed, find_room, train_recipes
 from attnlab.experiments.single_run import count_steps, is_finished
 from attnlab.experiments.study import Scale, Setting
@@ -50,7 +50,7 @@ class RoleRun(PlannedRun):
     @property
     def defaults(self) -> Mapping[str, Any]:
         recipe = self.corpus.recipe(self.scale, self.role, self.seed)
-        return list_defaults(recipe) | {"measured": {each.name: each.default for each in fields(self.size)}}
+        return recipe.defaults() | {"measured": {each.name: each.default for each in fields(self.size)}}
 
     @property
     def size(self) -> ScaleSize:

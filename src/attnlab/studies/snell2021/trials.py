@@ -131,7 +131,7 @@ class Trial:
         before, clock = self.read_seconds(role), time.perf_counter()
         folder, recipe = self.folder(role), self.recipe(role)
         folder.path.mkdir(parents=True, exist_ok=True)
-        folder.claim(recipe.values())
+        folder.claim(recipe.values(), recipe.defaults())
         try:
             field, kept = self.field, recipe.training.evaluate_at
             train_alone(recipe, folder, field.vocabulary, str(field.device), kept=kept, task=field.task)
