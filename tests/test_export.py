@@ -15,6 +15,7 @@ from attnlab.huggingface.conversion import check_logits, plan_installation, writ
 from attnlab.huggingface.pretrained import load
 from attnlab.huggingface.skeletons import find_skeleton
 from attnlab.huggingface.tokenizer_files import write_tokenizer
+from attnlab.mechanisms import MECHANISMS, Mechanism
 from attnlab.models.transformer import build
 from attnlab.tasks.language import Language, LanguageConfig
 from attnlab.tasks.translation import Translation, TranslationConfig
@@ -28,7 +29,6 @@ MODERN = {
 LANGUAGE, QWEN3, POST_NORM = (
     replace(LM, **MODERN), replace(LM, **MODERN, query_key_norm=True), replace(TRANSLATOR, **POST)
 )  # fmt: skip
-ADAPTABLE = ("carrying", "stochastic", "signed")  # kinds of mechanisms
 TRAIN = ["width=16", "layers=1", "steps=2", "warmup=1", "batch_tokens=256", "device=cpu"]
 LINES = [f"the {a} cat {b} the old mat of {a}" for a in ("grey", "small", "red") for b in ("sees", "hears")] * 13
 
@@ -103,16 +103,21 @@ def test_a_translator_decodes_as_ours_does(tmp_path):
     assert torch.equal(decoded, target)
 
 
-@pytest.mark.parametrize("name", [name for name, kind in REPRESENTATIVES.items() if kind in ADAPTABLE])
-@pytest.mark.parametrize("config", [QWEN3, POST_NORM], ids=["language-model", "translator"])
-def test_other_attentions_load_in_attnlab(config, name, tmp_path):
-    _, error = write(replace(config, attention=name), tmp_path / "out")
+WIDER = [name for name, kind in MECHANISMS.items() if kind.query_heads is not Mechanism.query_heads]
+OTHERS = [(name, POST_NORM) for name in (*REPRESENTATIVES, *WIDER) if name != "softmax"]
+OTHERS += [(name, QWEN3) for name, _ in OTHERS if MECHANISMS[name].head_parts == 1]  # the others are refused below
+
+
+@pytest.mark.parametrize(("name", "config"), OTHERS, ids=[f"{name}-{config.model}" for name, config in OTHERS])
+def test_other_attentions_load_in_attnlab(name, config, tmp_path):
+    cross = {"cross_attention": "softmax"} if config is POST_NORM and MECHANISMS[name].self_only else {}
+    _, error = write(replace(config, attention=name, **cross), tmp_path / "out")
     assert error < 1e-5
     assert json.loads((tmp_path / "out" / "attnlab.json").read_text())["attention"] == name
 
 
 def test_layers_may_have_different_attentions(tmp_path):
-    _, error = write(replace(QWEN3, attention="softmax,dagpam"), tmp_path / "out")
+    _, error = write(replace(QWEN3, layers=3, attention="softmax,dagpam,softmax"), tmp_path / "out")
     assert error < 1e-5
 
 

@@ -25,6 +25,7 @@ from attnlab.tasks.task import SPECIALS
 TOLERANCE = 1e-5  # of logits, times the largest logit if that is above 1
 LENGTHS = (23, 11, 2)  # of the texts in the proof
 PLAIN = "softmax"
+QUERY = "q_proj"  # the query projection of every skeleton
 HOW_ONLY = ("impl",)  # options that do not change what a mechanism computes
 
 
@@ -75,7 +76,7 @@ def write_model(model: Transformer, skeleton: Skeleton, installed: Installation 
         theirs.generation_config.update(**skeleton.generation)
         if installed is not None:
             pretrained.adapt(theirs, installed.name, kinds=installed.kinds, **installed.options)
-            _fill_mechanisms(theirs, model)
+            _fill_mechanisms(theirs, model, skeleton)
         theirs._keys_to_ignore_on_save = None  # Marian's positions
         theirs.save_pretrained(folder)
     return check_logits(model, folder)
@@ -92,7 +93,21 @@ def fill_weights(theirs: Any, ours: Transformer, skeleton: Skeleton) -> None:
         inner: Any = ours.get_submodule(skeleton.modules[module])
         folded = inner.fold_scale() if isinstance(inner, ScaledLinear) else (inner.weight, getattr(inner, "bias", None))
         value = folded[part == "bias"]
+        if value is not None and module.endswith(QUERY):
+            value = _group_queries(_find_attention(ours, skeleton, module), value)[0]
         parameter.copy_(torch.zeros_like(parameter) if value is None else value)
+
+
+def _find_attention(ours: Transformer, skeleton: Skeleton, query: str) -> MultiHead:
+    """Return our attention, given the name of its query projection there."""
+    attention = ours.get_submodule(skeleton.modules[query].rpartition(".")[0])
+    assert isinstance(attention, MultiHead)
+    return attention
+
+
+def _group_queries(attention: MultiHead, x: Tensor) -> Tensor:
+    """Divide the outputs of a query projection, (h·m·d, …) with the m queries of each head side by side: (m,h·d,…)."""
+    return x.unflatten(0, (attention.mechanism.heads, -1, attention.mechanism.head_dim)).transpose(0, 1).flatten(1, 2)
 
 
 def _tabulate_positions(ours: Transformer, name: str, table: Tensor) -> Tensor:
@@ -101,14 +116,18 @@ def _tabulate_positions(ours: Transformer, name: str, table: Tensor) -> Tensor:
     return torch.zeros_like(table) if positions is None else positions(table[None], 0)
 
 
-def _fill_mechanisms(theirs: nn.Module, ours: Transformer) -> None:
-    """Copy the parameters of our mechanisms."""
-    trained = {(m.kind, m.index): m.mechanism for m in ours.modules() if isinstance(m, MultiHead)}
+@torch.no_grad()
+def _fill_mechanisms(theirs: nn.Module, ours: Transformer, skeleton: Skeleton) -> None:
+    """Copy the parameters of our mechanisms, and the queries that each head has beyond the first."""
     for module in theirs.modules():
         place = getattr(module, "attnlab_place", None)
-        if place is not None:
-            mechanism: Any = module.attnlab
-            mechanism.load_state_dict(trained[place.kind, place.layer].state_dict())
+        if place is None:
+            continue
+        attention, inside = _find_attention(ours, skeleton, f"{place.name}.{QUERY}"), dict(module.named_children())
+        inside["attnlab"].load_state_dict(attention.mechanism.state_dict())
+        if "attnlab_queries" in inside:
+            for name, parameter in inside["attnlab_queries"].named_parameters():
+                parameter.copy_(_group_queries(attention, getattr(attention.query, name))[1:].flatten(0, 1))
 
 
 @torch.no_grad()
