@@ -19,6 +19,7 @@ REPRESENTATIVES = {
     "resformer": "carrying values",
     "differential-v2": "query heads",
     "multi-token": "lookback",
+    "selective": "all former queries",
 }
 CROSS = [name for name in REPRESENTATIVES if not MECHANISMS[name].self_only]  # those that read another sequence too
 

@@ -150,3 +150,25 @@ def test_multi_token_starts_as_softmax():
 def test_what_multi_token_refuses(options, named):
     with pytest.raises(ValueError, match=named):
         attention("multi-token", heads=HEADS, head_dim=SIZE, **options)
+
+
+def test_selective_masks_former_tokens_for_later_ones():
+    trial = make("selective")
+    expected = np.zeros((2, HEADS, LENGTH, LENGTH))
+    for b in range(2):
+        total = np.zeros(LENGTH)  # F of the current query
+        for i in range(LENGTH):
+            for h in range(HEADS):
+                expected[b, h, i, : i + 1] = softmax(dot(trial.q, trial.k, b, h, i) - total[: i + 1])
+            votes = np.maximum(dot(trial.q, trial.k, b, 0, i), 0)
+            total[1:i] += votes[1:i]  # neither the first key nor the token itself
+    assert_weights(trial, expected)
+    assert np.abs(expected - make("softmax").weights(causal=True).numpy()).max() > 0.1
+
+
+def test_selective_gives_hidden_tokens_no_vote():
+    trial, mask = make("selective"), torch.ones(1, 1, 1, LENGTH, dtype=torch.bool)
+    mask[..., [0, 4]] = False
+    kept = [1, 2, 3, 5, 6]
+    fewer = trial.select_queries(kept).select_keys(kept).output(causal=True)
+    torch.testing.assert_close(trial.output(mask, causal=True)[:, :, kept], fewer)

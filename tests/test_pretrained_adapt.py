@@ -119,10 +119,7 @@ def test_mechanisms_stand_where_the_model_says(name):
     assert first.attnlab.scale == pytest.approx(1.0 if name == "t5" else first.attnlab.head_dim**-0.5, rel=1e-12)
 
 
-NOT_YET = {"gated", "fox", "resformer", "differential-v2", "multi-token"}  # what reads more than q, k and v
-
-
-@pytest.mark.parametrize("mechanism", sorted(set(REPRESENTATIVES) - NOT_YET))
+@pytest.mark.parametrize("mechanism", REPRESENTATIVES)
 def test_every_kind_obeys_the_laws_of_the_record_and_decodes_with_a_cache(mechanism):
     model = pretrained.adapt(tiny("llama"), mechanism)
     shake(model)

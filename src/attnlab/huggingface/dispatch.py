@@ -140,12 +140,13 @@ def add_former_queries(
     inputs: LayerInputs, call: AttentionCall, query: Tensor, given: dict[str, Any]
 ) -> tuple[Tensor, int]:
     """Return the queries after the former ones that the cache kept, and their number; extend the arguments to them."""
-    size, layer = inputs.mechanism.lookback, inputs.find_cache_layer()
+    layer = inputs.find_cache_layer()
     if layer is None:
         return query, 0
     query_side, key_side = given["sides"]
-    longer = look_back(layer, size, (query,) if query_side is None else (query, query_side))
-    if longer[0].shape == query.shape:
+    longer = look_back(layer, inputs.mechanism.lookback, (query,) if query_side is None else (query, query_side))
+    size = longer[0].shape[2] - query.shape[2]
+    if size == 0:
         return query, 0
     if query_side is not None:
         given["sides"] = (longer[1], key_side)

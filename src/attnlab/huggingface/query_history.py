@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnlab.mechanisms.mechanism import ALL
+
 _EXTENDED: dict[type, type] = {}  # classes of cache layers, with those that also keep queries
 
 
@@ -24,9 +26,9 @@ def look_back(layer: Any, size: int, queries: tuple[Tensor, ...]) -> tuple[Tenso
         layer.__class__ = _EXTENDED[kind]
         layer.former_queries = None
     former = layer.former_queries
-    zeros = tuple(x.new_zeros(*x.shape[:2], size, x.shape[3]) for x in queries)
+    zeros = tuple(x.new_zeros(*x.shape[:2], 0 if size == ALL else size, x.shape[3]) for x in queries)
     longer = tuple(torch.cat(pair, dim=2) for pair in zip(former or zeros, queries, strict=True))
-    layer.former_queries = tuple(x[:, :, x.shape[2] - size :] for x in longer)
+    layer.former_queries = tuple(x[:, :, max(0, x.shape[2] - size) :] for x in longer)
     return queries if former is None else longer
 
 

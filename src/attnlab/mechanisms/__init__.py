@@ -66,6 +66,7 @@ MECHANISMS: Registry[type[Mechanism]] = Registry(
         "knocking-heads": "attnlab.mechanisms.knocking_heads:KnockingHeads",
         "dcmha": "attnlab.mechanisms.dcmha:DCMHA",
         "multi-token": "attnlab.mechanisms.multi_token:MultiToken",
+        "selective": "attnlab.mechanisms.selective:Selective",
         "dot": "attnlab.mechanisms.dot:Dot",
         "uniform": "attnlab.mechanisms.uniform:Uniform",
     }

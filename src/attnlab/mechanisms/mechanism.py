@@ -18,6 +18,7 @@ from attnlab.config import Natural, Positive, Probability, check_value
 
 Impl = Literal["auto", "reference", "fused"]
 WithCarry = tuple[Tensor, Tensor | None]  # weights or context, and the carry for the next layer
+ALL = sys.maxsize  # lookback of a mechanism that reads every former query
 Sides = tuple[Any, Any]  # what query_side and key_side returned: a tensor or None each
 
 
@@ -63,7 +64,7 @@ class Mechanism(nn.Module, ABC):
     head_parts: ClassVar[int] = 1  # parts of a head with products of their own, which RoPE turns apart
     positional: ClassVar[bool] = False  # depends on the order of the keys
     carry_of: ClassVar[Literal["pairs", "keys"]] = "pairs"  # the carry is shaped like the logits, or like v
-    lookback: int = 0  # former queries that a row depends on; a cache keeps them
+    lookback: int = 0  # former queries that a row depends on, or ALL; a cache keeps them
     kernels: ClassVar[frozenset[str]] = frozenset()  # names of the Triton kernels that impl="fused" launches
     row_sum: Any = None  # the sum of every row with a visible key: a number, one per head (h,), or None where it varies
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.mechanisms.decoding_check import check_cached_decoding
-from attnlab.mechanisms.mechanism import Mechanism, widen
-from attnlab.models.cache import Cache, Tensors
+from attnlab.mechanisms.mechanism import ALL, Mechanism, widen
+from attnlab.models.cache import Cache, Project, Tensors
 from attnlab.models.rotary import Rotation, rotate
 from attnlab.models.scaled_linear import ScaledLinear
 from attnlab.records.record import KINDS
@@ -95,15 +95,16 @@ class MultiHead(Attention):
             q, k, v = self._project_all(x, source)
             keys = pack(self._place(k, self.key_norm, rotation), v, mechanism.key_side(source))
         else:
-            q, keys = self._split_heads(self.query(x)), cache.extend(lambda: self.project_keys(source, rotation), at)
-        queries = pack(self._place(q, self.query_norm, rotation), mechanism.query_side(x))
-        if cache is not None and (back := mechanism.lookback):
-            queries = cache.look_back(queries, back)
-            at = None if at is None else torch.cat([at[0] + torch.arange(-back, 0, device=at.device), at])
+            q, keys = self._split_heads(self.query(x)), ()
+        queries, rows = pack(self._place(q, self.query_norm, rotation), mechanism.query_side(x)), at
+        if cache is not None:
+            queries, keys, at = self._extend_cache(cache, queries, lambda: self.project_keys(source, rotation), at)
         (q, *query_side), (k, v, *key_side) = queries, keys
         sides = (query_side[0] if query_side else None, key_side[0] if key_side else None)
         carry = carry if mechanism.carries else None  # it may be of another mechanism, in the layer before
         context, carry = mechanism(q, k, v, mask, carry, causal=causal, at=at, sides=sides)
+        if rows is not None and mechanism.lookback == ALL:
+            context = context.index_select(2, rows)
         context = context[:, :, context.shape[2] - x.shape[1] :]  # without the former queries
         return self.output(context.transpose(1, 2).flatten(2)), carry
 
@@ -135,6 +136,23 @@ class MultiHead(Attention):
         if self.kind == "cross" and memory is None and cache is None:
             raise ValueError("a cross attention needs a memory, or the cache that was built from it")
         return x if memory is None else memory
+
+    def _extend_cache(
+        self, cache: Cache, queries: Tensors, project: Project, at: Tensor | None
+    ) -> tuple[Tensors, Tensors, Tensor | None]:
+        """Return all keys, the queries with the former ones that the mechanism reads, and the key index of each query.
+
+        A mechanism that reads ALL former queries gets one query for each key: they are cached beside the keys.
+        """
+        back = self.mechanism.lookback
+        if back == ALL:
+            both = cache.extend(lambda: (*queries, *project()), at)
+            return both[: len(queries)], both[len(queries) :], None
+        keys = cache.extend(project, at)
+        if back:
+            queries = cache.look_back(queries, back)
+            at = None if at is None else torch.cat([at[0] + torch.arange(-back, 0, device=at.device), at])
+        return queries, keys, at
 
     def _project_all(self, x: Tensor, source: Tensor) -> Tensors:
         """Return q, k and v."""

@@ -3,7 +3,8 @@
 A `GrowingCache` concatenates: the queries are the last keys, as in the full pass. A `StaticCache` is allocated once and
 written in place at the positions `at`. Entries that are not written yet lie in the future, so causal attention hides
 them. A `CrossCache` holds the keys and values of the memory, which a cross attention computes once. No cache holds a
-carry, because a carry belongs to one step. A mechanism with lookback also reads the last queries, which a cache keeps.
+carry, because a carry belongs to one step. A mechanism with lookback also reads the last queries, which a cache keeps;
+one that reads all former queries has them cached like keys.
 
 A pinned state keeps its position on the device and changes only in place. So one step captured as a CUDA graph serves
 every position (`decode.py`).
