@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import attnlab
+from attnlab.decoding.generation import Sampling, generate_tokens
 from attnlab.huggingface.fine_tuning import TunedConfig, open_tuned_model
 from attnlab.tasks.language import Language, LanguageConfig
 from attnlab.training.recipe import resolve_recipe
@@ -171,6 +172,19 @@ def test_without_another_attention_it_is_plain_fine_tuning(tmp_path, folder, tex
     after = load_file(tmp_path / "run" / "hugging_face" / "model.safetensors")
     assert before.keys() == after.keys()
     assert all(torch.equal(x, after[name]) for name, x in before.items())
+
+
+def test_greedy_text_is_that_of_transformers(tmp_path, folder, text):
+    trained(tmp_path / "run", folder, text, "steps=20")
+    run = open_run(tmp_path / "run", device="cpu")
+    ids = run.task.encode(["nobody saw"])[0].tolist()
+    inner = run.model.model
+    there = inner.generate(
+        run.model.readout.to_model_ids(torch.tensor([ids])), max_new_tokens=6, do_sample=False, eos_token_id=None
+    )[0, len(ids) :]
+    here = generate_tokens(run.model, ids, tokens=6, sampling=Sampling(), cached=False)
+    assert list(here) == [int(token) + 4 for token in there]
+    assert attnlab.generate(run, "nobody saw", tokens=6) == run.task.decode([*ids[1:], *(there + 4).tolist()])[10:]
 
 
 def step_of(folder):
