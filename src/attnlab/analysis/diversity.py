@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 
 from attnlab.analysis.contribution import compute_projected_norms
-from attnlab.analysis.sums import Sums, build_pair_mask, check_record, mean_over_queries, read_token_masks
+from attnlab.analysis.sums import Analysis, build_pair_mask, check_record, mean_over_queries, read_token_masks
 from attnlab.mechanisms.mechanism import Impl, widen
 from attnlab.records.record import KINDS, Layer, Record
 
@@ -91,7 +91,7 @@ def heads(record: Record, *, ignore: Collection[int] = (), dead_below: float = 0
     return Diversity(ignore=ignore).add(record).heads(dead_below=dead_below)
 
 
-class Diversity(Sums):
+class Diversity(Analysis):
     """The tables over many records, at constant memory. Several processes can merge their sums.
 
     ignore   ids of tokens that confidence leaves out, such as the end of sentence
@@ -113,6 +113,10 @@ class Diversity(Sums):
                 self.accumulate(layer, "ablation", increase.sum(0))
                 self.accumulate(layer, "scored", layer.extras["scored"].sum())
         return self
+
+    def table(self) -> pd.DataFrame:
+        """Return `pairs`."""
+        return self.pairs()
 
     def pairs(self) -> pd.DataFrame:
         """Return kind, layer, head_a < head_b, jsd (nats a sentence), jsd_per_query (nats), jsd_bits (bits a sentence).

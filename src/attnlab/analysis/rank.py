@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from attnlab.analysis.diversity import entropy
-from attnlab.analysis.sums import Sums, build_pair_mask, check_record, read_token_masks
+from attnlab.analysis.sums import Analysis, build_pair_mask, check_record, read_token_masks
 from attnlab.mechanisms.mechanism import widen
 from attnlab.records.record import Layer, Record
 
@@ -110,7 +110,7 @@ def weight_ranks(record: Record) -> pd.DataFrame:
     return Rank().add(record, states=False).weights()
 
 
-class Rank(Sums):
+class Rank(Analysis):
     """The tables over many records. Several processes can merge their sums."""
 
     @torch.no_grad()
@@ -130,6 +130,10 @@ class Rank(Sums):
             if weights:
                 self._weights(layer, build_pair_mask(layer, queries, keys))
         return self
+
+    def table(self) -> pd.DataFrame:
+        """Return `states`."""
+        return self.states()
 
     def states(self) -> pd.DataFrame:
         """Return kind, layer, of, and the columns described above with x the mean and the median; of is

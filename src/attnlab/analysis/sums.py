@@ -1,7 +1,9 @@
 """Named sums over many records. Several processes can add up their sums."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -50,6 +52,18 @@ class Sums:
             shapes = f"{tuple(total.shape)} and {tuple(value.shape)}"
             raise ValueError(f"{name} has the shapes {shapes}: the records come from different models")
         self.sums[name] = value.clone() if total is None else total + value
+
+
+class Analysis(Sums, ABC):
+    """Sums that make one table: what `attnlab inspect --analysis` adds to its tables."""
+
+    @abstractmethod
+    def add(self, record: Record) -> object:
+        """Add the examples of one record."""
+
+    @abstractmethod
+    def table(self) -> pd.DataFrame:
+        """Return the table of all records that were added, with units in the names of its columns."""
 
 
 def check_record(record: Record, reader: str) -> Record:

@@ -1,5 +1,6 @@
 """attnlab list: print everything that has a name, or the keys of one task. Nothing here imports torch."""
 
+from attnlab.analysis import ANALYSES
 from attnlab.mechanisms import MECHANISMS
 from attnlab.models.presets import PRESETS
 from attnlab.registry.module_source import list_options, read_summary
@@ -27,7 +28,7 @@ def write_sentence(key: KeyNote) -> str:
 
 
 def print_all() -> None:
-    """Print the mechanisms, model presets, tasks, data sets and studies."""
+    """Print the mechanisms, model presets, tasks, analyses, data sets and studies."""
     shared = list_options(BASE)
     rows = []
     for name in MECHANISMS:
@@ -38,6 +39,8 @@ def print_all() -> None:
     show_table("model presets", ["model=", "kind", "layers", "width", "heads", "words"], sizes)
     tasks = [[name, read_summary(TASKS.get_place(name))] for name in TASKS]
     show_table("tasks (attnlab list TASK explains the keys of one)", ["train", "summary"], tasks)
+    analyses = [[name, read_summary(ANALYSES.get_place(name))] for name in ANALYSES]
+    show_table("analyses over a corpus", ["inspect --analysis", "summary"], analyses)
     sets = [[s.name, s.task, s.licence] for s in SETS.values()]
     show_table("data sets", ["data=", "task", "licence"], sets)
     studies = [(name, outline_study(name)) for name in STUDIES]

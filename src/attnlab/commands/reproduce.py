@@ -75,7 +75,7 @@ def draw_again(name: str, source: Path, request: Request) -> None:
 def run_study(name: str, settings: Sequence[str], request: Request) -> None:
     """Run what the ledger lacks, then print and write the results."""
     study, scale = open_study(name), parse_scale(request.scale or "smoke")
-    out = request.out or ROOT / name
+    out = request.out or ROOT / study.name
     until = Deadline.parse_optional(request.until)
     with stop_at_deadline(command_line()), open_scheduler(request.on, jobs=request.jobs, device=request.device) as on:
         terms = StudyTerms(

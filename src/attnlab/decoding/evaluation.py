@@ -16,6 +16,7 @@ from attnlab.training.scoring import Scored, bits_per_byte, bits_per_character, 
 
 TOKENS = 8192  # source tokens in a batch to translate, times the beam
 SCORED_TOKENS = 4096  # tokens in a batch to score
+WRITES = ("encode", "decode", "read_sources", "read_references")  # methods of a task whose outputs are texts
 Tick = Callable[[int, int], None]  # receives the number of finished sentences and their total
 
 
@@ -76,10 +77,10 @@ def _score_translations(
 def evaluate_part(
     run: Run, part: str, *, samples: int = 0, bootstrap: int, tick: Tick = lambda done, total: None, **rules: Any
 ) -> dict[str, Any]:
-    """Evaluate a run on a part: score the targets, and for a translation run also the translations."""
+    """Evaluate a run on a part: score the targets, and where they are translations also the decoded texts."""
     run.task.check_part(part)
     check_bootstrap(bootstrap)
-    search = open_search(run, **rules) if run.task.architecture == "translation" or rules else None
+    search = open_search(run, **rules) if is_translation(run.task) or rules else None
     scored = score_targets(run, part, samples=samples)
     values: dict[str, Any] = {
         "run": str(run.folder.path), "weights": run.weights, "part": part, "targets": scored.count,
@@ -109,8 +110,15 @@ def evaluate_files(run: Run, source: Path, target: Path, *, bootstrap: int, tick
     return about | _score_translations(search, run.task, lines, references, bootstrap, tick)
 
 
+def is_translation(task: Task) -> bool:
+    """Whether a task has sources and references as texts; a user's own task may have token ids alone."""
+    return task.architecture == "translation" and all(hasattr(task, name) for name in WRITES)
+
+
 def check_translator(task: Task) -> None:
-    """Raise ValueError if the task is not translation."""
+    """Raise ValueError if the task is not translation, or has no texts."""
+    if task.architecture == "translation" and (missing := [name for name in WRITES if not hasattr(task, name)]):
+        raise ValueError(f"the outputs of {type(task).__name__} are no texts: the task does not define {missing[0]}")
     if task.architecture != "translation":
         hints = {"classification": "attnlab predict gives its labels", "language": "attnlab generate continues a text"}
         kind = task.architecture

@@ -18,7 +18,7 @@ from typing import Any
 from attnlab.config import FREE_KEYS, compute_digest
 from attnlab.experiments.ledger import FILE, Key, Ledger, Row, digest_recipe
 from attnlab.experiments.single_run import count_steps, is_finished, train_alone
-from attnlab.tasks import TASKS
+from attnlab.tasks import find_task
 from attnlab.training.recipe import Recipe
 from attnlab.training.run_folder import RunFolder
 from attnlab.training.runs import Run, open_run
@@ -248,5 +248,5 @@ def prepare_vocabulary(recipe: Recipe, place: Workplace) -> Path:
     """Make what a task derives from its data, once for all runs; OSError if the data are not available."""
     folder = (place.folder / "vocabulary" / compute_digest(recipe.data)).absolute()
     folder.mkdir(parents=True, exist_ok=True)
-    TASKS[recipe.task].prepare(recipe.data, folder)
+    find_task(recipe.task).prepare(recipe.data, folder)
     return folder

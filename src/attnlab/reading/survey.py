@@ -10,27 +10,33 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor
 
+from attnlab.analysis import find_analysis
 from attnlab.analysis.categories import Categories, parse_categories
 from attnlab.analysis.frequency import Frequency, parse_counts
 from attnlab.analysis.statistics import Statistics
+from attnlab.analysis.sums import Analysis
 from attnlab.config import Natural, check_fields
 from attnlab.files import write_text
 from attnlab.files.user_files import read_json, read_text
 from attnlab.reading.reader import TextReader
 from attnlab.reading.text_stream import TextCorpus, TextExample
+from attnlab.records.record import Record
+from attnlab.registry.own_files import hash_files
 from attnlab.tasks.batching import split_chunks
 from attnlab.training.run_folder import Checkpoint, DamagedError, read_checkpoint, write_checkpoint
 
 WINDOW = 1024  # number of examples that are sorted by length together
 SECONDS = 30.0  # time between two saves of the sums
+TABLES = ("heads", "categories", "spearman", "frequency")  # of the statistics
 END = 2**62  # the next batch of a finished survey
 
 Progress = Callable[[int, int, str], None]
@@ -47,9 +53,20 @@ class SurveyConfig:
     dtype: str | None = None
     categories: str | None = None  # path of a file
     frequency: str | None = None  # path of a file; by default counts of the corpus
+    analyses: tuple[str, ...] = ()  # further tables, by the names in ANALYSES or ./file.py:Class
 
     def __post_init__(self) -> None:
         check_fields(self)
+        taken = list(TABLES)
+        for name in map(name_analysis, self.analyses):
+            if name in taken:
+                raise ValueError(f"--analysis: there is already a table {name!r}; give the class another name")
+            taken.append(name)
+
+
+def name_analysis(name: str) -> str:
+    """Return the name of an analysis's table: its own, or that of the class in lower case."""
+    return name.rpartition(":")[2].lower()
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,8 +87,8 @@ def survey(
     *,
     progress: Progress = lambda done, total, what: None,
     groups: dict[str, list[str]] | None = None,
-) -> tuple[Statistics, Contents]:
-    """Compute the statistics of a corpus, added over all processes, and its contents.
+) -> tuple["SurveySums", Contents]:
+    """Compute the statistics and analyses of a corpus, added over all processes, and its contents.
 
     groups   tokens of each category by name, if config.categories names no file
     """
@@ -84,11 +101,16 @@ def survey(
         known = {side: parse_counts(counts, x.pieces, str(config.frequency)) for side, x in reader.sides.items()}
     contents = count_tokens(reader, corpus, progress)
     frequency = {side: Frequency.from_counts(known.get(side, here), here) for side, here in contents.counts.items()}
-    statistics = Statistics(categories, frequency, layers=config.layers, heads=config.heads)
+    statistics = SurveySums(
+        Statistics(categories, frequency, layers=config.layers, heads=config.heads),
+        {name_analysis(name): find_analysis(name)() for name in config.analyses},
+    )
     about: dict[str, Any] = {"model": reader.name, "weights": digest_weights(reader.model)}
     about |= {"corpus": contents.fingerprint, "groups": groups, "processes": world.num_processes}
     about["counts"] = None if counts is None else hashlib.sha256(counts.encode()).hexdigest()
-    file, description = folder / "survey.json", json.dumps(asdict(config) | about, indent=1, ensure_ascii=False) + "\n"
+    settings = asdict(config) | {"code": hash_files(config.analyses)}
+    settings = {key: value for key, value in settings.items() if config.analyses or key not in ("analyses", "code")}
+    file, description = folder / "survey.json", json.dumps(settings | about, indent=1, ensure_ascii=False) + "\n"
     _check_description(file, description)
     path = folder / "state" / f"{world.process_index}-of-{world.num_processes}.safetensors"
     start = _resume(statistics, path)
@@ -111,6 +133,44 @@ def survey(
             saved = time.monotonic()
     save(END)
     return _join_processes(statistics, world), contents
+
+
+class SurveySums:
+    """The statistics of a survey and its analyses by name, saved and merged together."""
+
+    def __init__(self, statistics: Statistics, analyses: Mapping[str, Analysis]) -> None:
+        self.statistics, self.analyses = statistics, analyses
+
+    def add(self, record: Record) -> None:
+        self.statistics.add(record)
+        for analysis in self.analyses.values():
+            analysis.add(record)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all sums by name; those of an analysis begin with its name and a colon."""
+        own = {f"{name}:{key}": x for name, sums in self.analyses.items() for key, x in sums.tensors().items()}
+        return self.statistics.tensors() | own
+
+    def merge(self, tensors: Mapping[str, Tensor]) -> None:
+        """Add the tensors() of another instance."""
+        for name, sums in self.analyses.items():
+            sums.merge({key.removeprefix(f"{name}:"): x for key, x in tensors.items() if key.startswith(f"{name}:")})
+        self.statistics.merge({key: x for key, x in tensors.items() if ":" not in key})
+
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Return the tables of the statistics, and one of each analysis. Raises ValueError for another return value."""
+        tables = {name: sums.table() for name, sums in self.analyses.items()}
+        for name, table in tables.items():
+            if not isinstance(table, pd.DataFrame):
+                kind = type(self.analyses[name]).__name__
+                raise ValueError(f"{kind}.table must return a pandas DataFrame, got a {type(table).__name__}")
+        return self.statistics.tables() | tables
+
+    def copy_empty(self) -> "SurveySums":
+        """Return an instance of the same kinds without any sums."""
+        old = self.statistics
+        statistics = Statistics(old.categories, old.frequency, layers=old.layers, heads=old.heads)
+        return SurveySums(statistics, {name: type(sums)() for name, sums in self.analyses.items()})
 
 
 class SingleProcess:
@@ -193,7 +253,7 @@ def _categorize_tokens(reader: TextReader, groups: dict[str, list[str]] | None) 
     return {side: categories[id(tokens)] for side, tokens in reader.sides.items()}
 
 
-def _resume(statistics: Statistics, path: Path) -> dict[str, int]:
+def _resume(statistics: SurveySums, path: Path) -> dict[str, int]:
     """Add the saved sums to the statistics and return the position to resume from."""
     if not path.exists():
         return {"batch": 0, "examples": 0}
@@ -205,13 +265,13 @@ def _resume(statistics: Statistics, path: Path) -> dict[str, int]:
     return stored.state
 
 
-def _join_processes(statistics: Statistics, world: Any) -> Statistics:
+def _join_processes(statistics: SurveySums, world: Any) -> SurveySums:
     """Return the sum of all processes' statistics, in each process."""
     if world.num_processes == 1:
         return statistics
     from accelerate.utils import gather_object
 
-    whole = Statistics(statistics.categories, statistics.frequency, layers=statistics.layers, heads=statistics.heads)
+    whole = statistics.copy_empty()
     parts: Sequence[dict[str, Tensor]] = gather_object([statistics.tensors()])
     for part in parts:
         whole.merge(part)

@@ -32,6 +32,7 @@ class ModuleSource:
         if text is None:
             raise ImportError(f"the source of {module} cannot be read")
         self.module, self.lines, self.tree = module, text.splitlines(), ast.parse(text)
+        self.file = getattr(loader, "path", module)
 
     def find_class(self, name: str) -> tuple["ModuleSource", ast.ClassDef]:
         """Return a class and the module that defines it."""
@@ -42,7 +43,7 @@ class ModuleSource:
                 for alias in node.names:
                     if (alias.asname or alias.name) == name:
                         return open_source(node.module).find_class(alias.name)
-        raise ImportError(f"{self.module} has no class {name}")
+        raise ImportError(f"{self.file} has no class {name}")
 
     def get_value(self, name: str) -> Any:
         """Return the value of a constant or an alias at the top of the module."""

@@ -5,17 +5,20 @@ user allows it, and only if the file still has the hash that the folder stores (
 """
 
 import hashlib
+import importlib
 import importlib.util
 import sys
 import traceback
 from collections.abc import Iterable, Mapping
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
 from attnlab.config import describe_error, suggest_nearest
 
-PREFIX = "attnlab_own_"  # of the names of imported modules
+PREFIX = "attnlab_own_"  # of the names of modules; the path of the file follows, in hexadecimal digits
 T = TypeVar("T")
 
 
@@ -93,7 +96,7 @@ def _load(name: str, base: type, *, is_class: bool) -> object:
     }  # fmt: skip
     if wanted not in inside:
         there = ", ".join(fitting) or "none"
-        plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+        plural = {"study": "studies", "analysis": "analyses"}.get(noun, f"{noun}s")
         raise ValueError(f"{path} has no {wanted!r}{suggest_nearest(wanted, fitting)}; its {plural}: {there}")
     if wanted not in fitting:
         kind = "a subclass of" if is_class else "an instance of"
@@ -101,23 +104,39 @@ def _load(name: str, base: type, *, is_class: bool) -> object:
     return fitting[wanted]
 
 
+def get_place(name: str) -> str:
+    """Return "module:Name" of a name, without executing its file. Raises FileNotFoundError if there is no file."""
+    file, _, wanted = name.rpartition(":")
+    path = Path(file).expanduser().resolve()
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {file or name} ({path})")
+    return f"{_name_module(path)}:{wanted}"
+
+
 def _import_file(path: Path) -> ModuleType:
     """Execute a file, once in a process."""
-    key = f"{PREFIX}{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    if key in sys.modules:
-        return sys.modules[key]
-    spec = importlib.util.spec_from_file_location(key, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[key] = importlib.util.module_from_spec(spec)
     try:
-        spec.loader.exec_module(module)
-    except BaseException as error:
-        del sys.modules[key]
-        if not isinstance(error, Exception | SystemExit):
-            raise
+        return importlib.import_module(_name_module(path))
+    except (Exception, SystemExit) as error:
         raise ValueError(f"{path} cannot be imported: {describe_error(error)}") from error
-    return module
+
+
+def _name_module(path: Path) -> str:
+    return f"{PREFIX}{str(path).encode().hex()}"
+
+
+class OwnFileFinder(MetaPathFinder):
+    """Finds the module of a user's file by its name, so that another process can unpickle what the file defines."""
+
+    @classmethod
+    def find_spec(cls, name: str, path: object, target: object = None) -> ModuleSpec | None:
+        if not name.startswith(PREFIX):
+            return None
+        return importlib.util.spec_from_file_location(name, bytes.fromhex(name.removeprefix(PREFIX)).decode())
+
+
+if OwnFileFinder not in sys.meta_path:
+    sys.meta_path.append(OwnFileFinder)
 
 
 def _tell_place(name: str) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from attnlab.config import suggest_nearest
 from attnlab.registry import Registry
 from attnlab.registry.module_source import open_source
+from attnlab.registry.own_files import is_own, load_value
 
 if TYPE_CHECKING:
     from attnlab.experiments.study import Study
@@ -24,9 +25,14 @@ STUDIES: Registry[Study] = Registry(
 
 
 def open_study(name: str) -> Study:
-    """Import a study by its name; the error about an unknown name suggests the nearest."""
+    """Import a study by its name or from its file (`./mine.py:STUDY`). Raises ValueError for an unknown name."""
+    if is_own(name):
+        from attnlab.experiments.study import Study
+
+        return load_value(name, Study)
     if name not in STUDIES:
-        raise ValueError(f"unknown study {name!r}{suggest_nearest(name, STUDIES)}; available: {', '.join(STUDIES)}")
+        known = f"{', '.join(STUDIES)}, or ./file.py:STUDY"
+        raise ValueError(f"unknown study {name!r}{suggest_nearest(name, STUDIES)}; available: {known}")
     return STUDIES[name]
 
 

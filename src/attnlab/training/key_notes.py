@@ -7,9 +7,10 @@ import ast
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, get_args, get_origin
 
-from attnlab.config import describe_type, suggest_nearest
+from attnlab.config import describe_type
+from attnlab.registry import own_files
 from attnlab.registry.module_source import list_fields, open_source
-from attnlab.tasks import TASKS
+from attnlab.tasks import TASKS, check_task
 
 RECIPE = "attnlab.training.recipe"
 PARTS = {
@@ -33,8 +34,7 @@ class KeyNote:
 
 def list_keys(task: str) -> list[KeyNote]:
     """Return every key of `attnlab train TASK`, without the options of attentions."""
-    if task not in TASKS:
-        raise ValueError(f"unknown task {task!r}{suggest_nearest(task, TASKS)}; the tasks are {', '.join(TASKS)}")
+    check_task(task)
     recipe = open_source(RECIPE)
     hidden, small = recipe.get_value("FROM_TASK"), recipe.get_value("SMALL")
     notes: dict[str, KeyNote] = {}
@@ -64,7 +64,7 @@ def write_value(value: object) -> str:
 
 def _find_config(task: str) -> str:
     """Return the place of the configuration of a task: what its class assigns to config_type."""
-    module, name = TASKS.get_place(task).split(":")
+    module, name = (own_files.get_place(task) if own_files.is_own(task) else TASKS.get_place(task)).split(":")
     here, node = open_source(module).find_class(name)
     for part in node.body:
         match part:

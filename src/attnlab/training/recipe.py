@@ -20,7 +20,8 @@ from attnlab.mechanisms.per_layer import list_names
 from attnlab.models.lstm_config import LSTMConfig
 from attnlab.models.presets import PRESETS, Config, resize_model
 from attnlab.models.transformer_config import TransformerConfig
-from attnlab.tasks import TASKS
+from attnlab.registry.own_files import hash_files
+from attnlab.tasks import find_task
 from attnlab.tasks.hub import is_path
 from attnlab.tasks.task import Task, TaskConfig
 from attnlab.tasks.translation import TranslationConfig
@@ -66,8 +67,8 @@ class Recipe:
         return {part: {f.name: f.default for f in some if f.default is not MISSING} for part, some in parts.items()}
 
     def code(self) -> dict[str, str]:
-        """Return a hash of each file of user-written attentions, so that an edited file makes another run."""
-        return own.hash_files(self.attentions)
+        """Return a hash of each file of the user's attentions and task, so that an edited file makes another run."""
+        return own.hash_files(self.attentions) | hash_files([self.task])
 
     @property
     def attentions(self) -> tuple[str | None, ...]:
@@ -77,7 +78,7 @@ class Recipe:
     def name(self) -> str:
         codes = "".join(f"-{code}" for code in self.code().values())
         attention = "_".join(name.rpartition(":")[2] for name in list_names(self.model.attention))
-        return f"{self.task}-{attention[:100]}-{compute_digest(self)}{codes}"
+        return f"{self.task.rpartition(':')[2]}-{attention[:100]}-{compute_digest(self)}{codes}"
 
     def resolve_model(self, task: Task) -> Config | TunedConfig:
         """Return the model's configuration with the sizes that the task decides."""
@@ -150,8 +151,7 @@ TUNING = TrainConfig(lr=5e-5, clip=1.0, capture="no")  # for pretrained models
 
 def resolve_recipe(task: str, values: Mapping[str, str]) -> Recipe:
     """Return the recipe that command-line keys describe. An unknown key is an error that names the nearest key."""
-    if task not in TASKS:
-        raise ValueError(f"unknown task {task!r}{suggest_nearest(task, TASKS)}; the tasks are {', '.join(TASKS)}")
+    find_task(task)
     given = dict(values)
     preset = given.pop("model", None)
     if preset in PRESETS and isinstance(PRESETS[preset], LSTMConfig):
@@ -189,7 +189,7 @@ def restore_recipe(values: Mapping[str, Any], where: str = "the recipe") -> Reci
     try:
         task, values = values["task"], {part: _tuples(values[part]) for part in PARTS}
         kind = next((kinds[key] for key in kinds if key in values["model"]), TransformerConfig)
-        types = dict(zip(PARTS, (TASKS[task].config_type, kind, TrainConfig, DecodeConfig), strict=True))
+        types = dict(zip(PARTS, (find_task(task).config_type, kind, TrainConfig, DecodeConfig), strict=True))
         return Recipe(task, **{part: config_type(**values[part]) for part, config_type in types.items()})
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         problem = f"no {error}" if isinstance(error, KeyError) else str(error)
@@ -204,7 +204,7 @@ def _new_model_parts(task: str, preset: str | None, *, crossing: bool) -> dict[s
     kind: Literal["translator", "classifier"] = "translator" if crossing else "classifier"
     model = PRESETS[preset] if preset else TransformerConfig(model=kind, vocabulary=4, **SMALL)
     training, decoding = TRAINING.get(preset, TrainConfig()), DECODING.get(preset, DecodeConfig())
-    data = replace(TASKS[task].config_type(), **DATA.get((task, preset), {}))
+    data = replace(find_task(task).config_type(), **DATA.get((task, preset), {}))
     if isinstance(model, LSTMConfig) and isinstance(data, TranslationConfig):
         data = replace(data, source_begin=True)
     return {"data": data, "model": model, "training": training, "decoding": decoding}
@@ -229,7 +229,7 @@ def _fine_tuning_parts(task: str, path: str, given: Mapping[str, str]) -> dict[s
         raise ValueError(f"unknown model {path!r}{suggest_nearest(path, PRESETS)}; {known}")
     if task != "language":
         raise ValueError(f"model={path} can only be fine-tuned by attnlab train language, not for {task}")
-    data = TASKS[task].config_type(tokenizer=path)
+    data = find_task(task).config_type(tokenizer=path)
     parts = {"data": data, "model": TunedConfig(path=path), "training": TUNING, "decoding": DecodeConfig()}
     ours = {f.name for f in fields(TransformerConfig)} - {f.name for part in parts.values() for f in fields(part)}
     for key in given:

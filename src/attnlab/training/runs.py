@@ -21,7 +21,8 @@ from attnlab.mechanisms import own
 from attnlab.mechanisms.kernels.launch import LAUNCHED
 from attnlab.models.model import Model
 from attnlab.models.presets import Config, build, build_on_meta
-from attnlab.tasks import TASKS
+from attnlab.registry import own_files
+from attnlab.tasks import find_task
 from attnlab.tasks.task import Task
 from attnlab.training.checkpoints import Position, average_checkpoints, load_weights
 from attnlab.training.loop import Training, TrainingResult
@@ -151,7 +152,7 @@ def _prepare(
             advice = "restore the text, or choose another --out to train on the new one"
             raise ValueError(f"{changed}: the text has changed since {folder.path} began; {advice}")
     with accelerator.main_process_first():
-        task = task or TASKS[recipe.task].prepare(recipe.data, folder.path)
+        task = task or find_task(recipe.task).prepare(recipe.data, folder.path)
     config = recipe.resolve_model(task)
     for part in ("train", "valid"):
         task.get_lengths(part)
@@ -191,11 +192,12 @@ def open_run(
     named = [values.get(key) for key in ("attention", "cross_attention")]
     is_asked = asked is not None and all(name in asked.attentions for name in named)
     own.check_code(named, config.get("code"), model_file, allow=allow_code or is_asked)
+    _load_own_task(config, folder, allow=allow_code or (asked is not None and config.get("task") == asked.task))
     recipe = restore_recipe(config | {"model": values}, where=f"config.json or model.json of {folder.path}")
     if data:
         recipe = replace(recipe, data=_replace_data(recipe.data, data))
     check_vocabulary(folder.path)
-    task = TASKS[recipe.task].prepare(recipe.data, folder.path)
+    task = find_task(recipe.task).prepare(recipe.data, folder.path)
     recipe.check_sizes(task, folder.path)
     weights = weights or str(recipe.decoding.average or ("best" if folder.best.exists() else "last"))
     tensors = _read_weights(folder, weights)
@@ -207,6 +209,14 @@ def open_run(
             raise
         raise ValueError(f"{model_file} does not describe the model of the run: {error}") from None
     return Run(folder, recipe, task, model.eval().to(choose_device(device)), weights)
+
+
+def _load_own_task(config: Mapping[str, Any], folder: RunFolder, *, allow: bool) -> None:
+    """Import the user's file of a run's task, if it is allowed; an error in the file is not blamed on the run."""
+    task, where = str(config.get("task")), folder.path / "config.json"
+    if own_files.is_own(task):
+        own_files.check_code([task], config.get("code"), where, allow=allow)
+        find_task(task)
 
 
 def _read_weights(folder: RunFolder, weights: str) -> dict[str, Tensor]:

@@ -22,14 +22,14 @@ from attnlab.commands.compare.plan import ComparisonRow, Plan, format_settings
 from attnlab.commands.compare.rows import ComparisonResults, RowResult
 from attnlab.commands.compare.speed import TimedRun
 from attnlab.config import compute_digest
-from attnlab.decoding.evaluation import evaluate_part
+from attnlab.decoding.evaluation import evaluate_part, is_translation
 from attnlab.experiments.deadline import Deadline
 from attnlab.experiments.engine import Measured, Progress, RowReader, complete
 from attnlab.experiments.inside import measure_inside
 from attnlab.experiments.jobs import Scheduler
 from attnlab.experiments.plan import Measure, TrainedRun, Workplace
 from attnlab.provenance import name_hardware
-from attnlab.tasks import TASKS
+from attnlab.tasks import find_task
 from attnlab.tasks.task import Task
 from attnlab.training.recipe import Recipe
 from attnlab.training.runs import Run
@@ -95,7 +95,7 @@ class _Comparison:
                 raise ValueError(f"{key}={path} is a file; give a folder")
         self.vocabulary = self.out / "vocabulary" / compute_digest(first.data)
         self.vocabulary.mkdir(parents=True, exist_ok=True)
-        self.task: Task = TASKS[first.task].prepare(first.data, self.vocabulary)
+        self.task: Task = find_task(first.task).prepare(first.data, self.vocabulary)
         self.costs = CostTable(self.task)
         self.plan = add_controls(plan, self.costs.count_parameters) if terms.controls else plan
         self.points = range(len(self.plan.points))
@@ -129,7 +129,7 @@ class _Comparison:
         speeds = rows.read_plan({label: self._plan_timing(recipe) for label, recipe in finished.items()})
         results = tuple(self._make_result(row, chosen.get(row.label), trials, seeds, speeds) for row in plan.rows)
         part, known = choose_part(task), cast(Any, task)
-        references = (lambda: known.read_references(part)) if task.architecture == "translation" else None
+        references = (lambda: known.read_references(part)) if is_translation(task) else None
         return ComparisonResults(plan, task.architecture, part, results, references, tuple(seeds.hardware))
 
     def _read_trials(self, rows: list[ComparisonRow], reader: RowReader) -> Measured[tuple[str, int]]:

@@ -58,7 +58,7 @@ class Plan:
     @property
     def name(self) -> str:
         """Name of the folder for the results: the same for the same question."""
-        return f"{self.task}-{compute_digest(self, without=('notes',))}"
+        return f"{self.task.rpartition(':')[2]}-{compute_digest(self, without=('notes',))}"
 
 
 def plan_comparison(task: str, given: Mapping[str, str]) -> Plan:

@@ -28,7 +28,7 @@ from attnlab.experiments.study import Findings, Setting
 from attnlab.provenance import collect_provenance
 from attnlab.records.record import Record
 from attnlab.studies import open_study
-from attnlab.tasks import TASKS
+from attnlab.tasks import find_task
 from attnlab.terminal import Bar, show_table
 
 STUDY, ITEM = "snell2021", "fig3"  # on copying
@@ -43,7 +43,7 @@ def run_demo(values: Mapping[str, str], command: str, until: str | None = None) 
     with stop_at_deadline(command), open_scheduler("local", device="cpu") as on, Bar(1) as bar:
         results = complete(partial(read_results, config, place), place, on, progress=bar.tick, until=deadline)
     recipe = config.recipe(config.attention[0], config.seed)
-    task = TASKS[recipe.task].prepare(recipe.data, folder)
+    task = find_task(recipe.task).prepare(recipe.data, folder)
     gold = Sentences.take(task, "valid", choose_shown(task)).list_gold()
     report = write_demo(results, folder, gold, collect_provenance(torch.device("cpu")))
     table = tabulate(results.learners, QUALITY)

@@ -8,7 +8,7 @@ from typing import Any
 from attnlab.config import Natural, Positive, check_fields
 from attnlab.mechanisms import find_mechanism
 from attnlab.models.presets import Config, build_on_meta
-from attnlab.tasks import TASKS
+from attnlab.tasks import find_task
 from attnlab.training.recipe import Recipe, resolve_recipe
 
 MODEL = {"layers": "2", "width": "64", "heads": "4", "feed_forward": "128", "dropout": "0"}
@@ -58,7 +58,7 @@ class DemoConfig:
     def count_parameters(self, name: str) -> int:
         """Return the number of parameters of the model with this attention."""
         recipe = self.recipe(name, self.seed)
-        model = recipe.resolve_model(TASKS[recipe.task](recipe.data))  # type: ignore[call-arg]
+        model = recipe.resolve_model(find_task(recipe.task)(recipe.data))  # type: ignore[call-arg]
         assert isinstance(model, Config)
         return sum(p.numel() for p in build_on_meta(model).parameters())
 

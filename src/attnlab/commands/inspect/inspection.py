@@ -7,7 +7,7 @@ from typing import Any
 
 from attnlab.commands.inspect.inspection_findings import describe_text
 from attnlab.commands.inspect.inspection_page import ShownTexts, write_report
-from attnlab.config import Natural, compute_digest
+from attnlab.config import FREE_KEYS, Natural, compute_digest
 from attnlab.provenance import collect_provenance
 from attnlab.reading.reader import open_reader
 from attnlab.reading.survey import Progress, SurveyConfig, find_processes, survey
@@ -49,7 +49,8 @@ class InspectionRequest(SurveyConfig):
     def folder(self) -> Path:
         """The default output folder."""
         name = "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(self.model).name or "model")
-        return ROOT / f"{name}-{compute_digest(self)}"
+        without = FREE_KEYS if self.analyses else (*FREE_KEYS, "analyses")
+        return ROOT / f"{name}-{compute_digest(self, without=without)}"
 
 
 def inspect(

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from attnlab.analysis.contribution import norms
 from attnlab.analysis.contribution_table import contribution, read_side, select_layers
 from attnlab.commands.inspect.inspection_findings import describe_view, list_findings, tabulate_predictions
-from attnlab.commands.inspect.inspection_tables import SCHEMA, name_kind, render_numbers
+from attnlab.commands.inspect.inspection_tables import SCHEMA, name_kind, render_analysis, render_numbers
 from attnlab.files import write_bytes, write_text
 from attnlab.reading.maps import HEAD_CELLS, build_view, join_views
 from attnlab.reading.predictions import Prediction
@@ -92,6 +92,7 @@ def write_report(
     first = folded if shown.records else visible
     first.append(next(figures))
     folded += [*figures, ("Lengths and correlations", render_numbers(dict(tables)))]
+    folded += [(f"Analysis: {name}", [render_analysis(table)]) for name, table in tables.items() if name not in SCHEMA]
     if shown.records:
         written = [_write_example(folder, n, one, *places) for n, one in enumerate(shown.records, start=1)]
         folded.append(("Maps and tables of each text, as files", [part for parts in written for part in parts]))

@@ -49,6 +49,7 @@ SCHEMA: dict[str, dict[str, str]] = {
     },
 }
 BOUND_NAME = "error of ρ at most"
+MOST_ROWS = 200  # of an analysis on the page; its file has all
 LENGTHS = ("attention", "mean ‖f(x)‖", "standard deviation", "deviation ÷ mean", "largest ‖f(x)‖", "smallest ‖f(x)‖")
 PAIRS = ("attention", "key", "pairs of query and key", "Spearman's ρ of weight and length", BOUND_NAME)
 OCCURRENCES = ("attention", "of", "tokens", "Spearman's ρ with the frequency rank", BOUND_NAME)
@@ -64,6 +65,13 @@ def name_kind(kind: str, kinds: list[str]) -> str:
     """Return the name of a kind of attention; a model with one stack just has self-attention."""
     alone = kind != "cross" and sum(other != "cross" for other in set(kinds)) == 1
     return "self-attention" if alone else KIND_NAMES[kind]
+
+
+def render_analysis(table: pd.DataFrame) -> Table:
+    """Return the first rows of a table of an analysis."""
+    shown = table.head(MOST_ROWS)
+    rows = [[format_real(x) if isinstance(x, float) else str(x) for x in row] for row in shown.itertuples(index=False)]
+    return Table([str(name) for name in shown.columns], rows)
 
 
 def render_numbers(tables: dict[str, pd.DataFrame]) -> list[Part]:

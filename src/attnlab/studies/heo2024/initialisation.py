@@ -24,7 +24,7 @@ from attnlab.studies.heo2024.attentions import SOFTMAX, fix_lambdas
 from attnlab.studies.heo2024.figures import draw_by_layer
 from attnlab.studies.heo2024.measures import draw_batches, measure_states
 from attnlab.studies.heo2024.plan import DEEP, NAMES
-from attnlab.tasks import TASKS
+from attnlab.tasks import find_task
 from attnlab.training.recipe import Recipe
 
 ITEM = "faithfulness"
@@ -76,7 +76,7 @@ def read_start(ground: Ground, *, alone: bool) -> dict[Variant, list[By]]:
 
 def measure_start(recipe: Recipe, alone: bool, place: Workplace, seed: int | None) -> By:
     """Return each column by layer of a model as its seed initializes it, in float64."""
-    task = TASKS[recipe.task].prepare(recipe.data, prepare_vocabulary(recipe, place))
+    task = find_task(recipe.task).prepare(recipe.data, prepare_vocabulary(recipe, place))
     config = recipe.resolve_model(task)
     assert isinstance(config, Config)
     model = initialize_model(config, seed or 0).to(place.device).double()

@@ -29,7 +29,7 @@ from attnlab.files.user_files import read_json
 from attnlab.models.model import Model
 from attnlab.models.presets import Config
 from attnlab.studies.snell2021.plan import CORPORA, NO_GLOVE, SMS, LstmCorpus, ScaleSize
-from attnlab.tasks import TASKS
+from attnlab.tasks import find_task
 from attnlab.tasks.task import Batch, Task
 from attnlab.training.checkpoints import load_weights
 from attnlab.training.recipe import Recipe
@@ -83,7 +83,7 @@ class Field:
     def task(self) -> Task:
         recipe = self.corpus.recipe(self.setting.scale, "A", 0)
         data = replace(recipe.data, data_dir=self.setting.place.data_dir)  # type: ignore[type-var]
-        return TASKS[recipe.task].prepare(data, self.vocabulary)
+        return find_task(recipe.task).prepare(data, self.vocabulary)
 
     @property
     def vocabulary(self) -> Path:
