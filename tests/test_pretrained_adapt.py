@@ -8,7 +8,18 @@ import pytest
 import tiny_models
 import torch
 import transformers
-from adapted_models import CARRYING, EXACT, MODELS, assert_decodes, attention_modules, output, place, shake, tiny
+from adapted_models import (
+    CARRYING,
+    EXACT,
+    MODELS,
+    assert_decodes,
+    assert_translates,
+    attention_modules,
+    output,
+    place,
+    shake,
+    tiny,
+)
 from representatives import REPRESENTATIVES
 from transformers.masking_utils import eager_mask
 
@@ -188,11 +199,15 @@ def assert_same_generation(model, batch, **options) -> None:
 
 @pytest.mark.parametrize("mechanism", ["softmax", "dagpam", *CARRYING])
 @pytest.mark.parametrize("name", GENERATING)
-def test_generating_with_a_cache_is_generating_without(name, mechanism):
+def test_decoding_with_a_cache_is_decoding_without(name, mechanism):
+    """In double precision; the scores of `generate` are rounded to float32."""
     model = pretrained.adapt(tiny(name), mechanism)
     shake(model)
-    side = "right" if model.config.is_encoder_decoder else "left"
-    assert_same_generation(model, tiny_models.padded_batch(model, side))
+    if model.config.is_encoder_decoder:
+        assert_translates(model, tiny_models.padded_batch(model))
+    else:
+        batch = tiny_models.padded_batch(model, "left")
+        assert_decodes(model, batch["input_ids"], batch["attention_mask"])
 
 
 @pytest.mark.parametrize("mechanism", ["softmax", "coda"])

@@ -6,6 +6,7 @@ import pytest
 import tiny_models
 import torch
 import transformers
+from adapted_models import make_double
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attnlab
@@ -21,7 +22,8 @@ TEXTS = ["the cat sat on the mat .", "nobody saw it"]
 
 
 def tiny(name: str, dtype: torch.dtype = torch.float32) -> transformers.PreTrainedModel:
-    return getattr(tiny_models, name)().to(dtype)
+    model = getattr(tiny_models, name)()
+    return make_double(model) if dtype == torch.float64 else model.to(dtype)
 
 
 def eager_attentions(model, batch) -> dict[str, list[torch.Tensor]]:
