@@ -20,6 +20,7 @@ class Second(MECHANISMS["differential-v2"]):
 
     def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None, sides=(None, None)):
         seen = self.visible(q, k, mask, causal=causal, at=at)
+        bias = None if bias is None else bias[:, 1::2]
         return masked_softmax(logits(q[:, 1::2], k, self.scale, bias), seen), None
 
     mix = Mechanism.mix
@@ -78,6 +79,15 @@ def test_decoding_with_a_cache_is_decoding_without(name, mechanism):
 def test_translating_with_a_cache_is_translating_without(mechanism):
     model = adapted("marian", mechanism)
     assert_translates(model, tiny_models.padded_batch(model))
+
+
+def test_further_queries_get_the_position_bias_of_their_head():
+    model = adapted("t5", "differential-v2")
+    assert_translates(model, tiny_models.padded_batch(model))
+    model = pretrained.adapt(tiny("t5"), Second)
+    batch = tiny_models.padded_batch(model)
+    copy_queries(model)
+    torch.testing.assert_close(output(model, batch), output(tiny("t5"), batch), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("mechanism", ["fox", "resformer", "differential-v2"])
@@ -176,19 +186,22 @@ def test_further_queries_go_the_way_of_the_models_own(name):
     batch = tiny_models.padded_batch(plain)
     model = pretrained.adapt(copy.deepcopy(plain), Second)
     before = output(model, batch)
-    with torch.no_grad():
-        for module in attention_modules(model):
-            own, features = find_query_weights(module), place(module).query_features
-            module.attnlab_queries.weight.copy_(own.weight[features] if name != "gpt2" else own.weight.T[features])
-            if own.bias is not None:
-                module.attnlab_queries.bias.copy_(own.bias[features])
+    copy_queries(model)
     torch.testing.assert_close(output(model, batch), output(plain, batch), rtol=0, atol=1e-6)
     assert not torch.allclose(before, output(plain, batch), atol=1e-3)
 
 
-def find_query_weights(module):
-    names = ("q_proj", "qkv_proj", "c_attn", "query")
-    return next(getattr(module, name) for name in names if hasattr(module, name))
+@torch.no_grad()
+def copy_queries(model) -> None:
+    """Give the further queries the weights of the model's own."""
+    for module in attention_modules(model):
+        names = ("q_proj", "qkv_proj", "c_attn", "query", "q")
+        own = next(getattr(module, name) for name in names if hasattr(module, name))
+        features = place(module).query_features
+        weight = own.weight if isinstance(own, torch.nn.Linear) else own.weight.T  # a Conv1D has it transposed
+        module.attnlab_queries.weight.copy_(weight[features])
+        if own.bias is not None:
+            module.attnlab_queries.bias.copy_(own.bias[features])
 
 
 # ----------------------------------------------------------------------------------------------------- what is refused

@@ -115,7 +115,8 @@ def prepare_call(call: AttentionCall, mechanism: Mechanism) -> PreparedCall:
     if layer_inputs.needs_inputs(mechanism):
         inputs = layer_inputs.get_inputs(call.module, place.name)
         given["sides"] = inputs.read_sides(key.shape[2])
-        query = join_groups(query, inputs.queries) if inputs.queries else query
+        if inputs.queries:
+            query, given["bias"] = join_groups(query, inputs.queries, given["bias"])
         if mechanism.lookback:
             query, former = add_former_queries(inputs, call, query, given)
     if mechanism.carries:

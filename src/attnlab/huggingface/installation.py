@@ -99,10 +99,12 @@ def attend_once(mechanism: Mechanism, one: AttentionModule) -> None:
     (groups, size), impl = one.values, mechanism.impl
     x, y = (torch.zeros(1, 2, width) for width in one.widths)
     q, k = (torch.zeros(1, heads, 2, one.head_dim) for heads in (mechanism.query_heads, groups))
-    sides = (mechanism.query_side(x), mechanism.key_side(y))
+    bias = torch.zeros(1, mechanism.query_heads, 2, 2) if one.has_bias else None
+    options: dict[str, Any] = {"causal": one.kind == "decoder-self", "bias": bias}
     try:
         mechanism.impl = "reference"
-        mechanism(q, k, torch.zeros(1, groups, 2, size), causal=one.kind == "decoder-self", sides=sides)
+        sides = (mechanism.query_side(x), mechanism.key_side(y))
+        mechanism(q, k, torch.zeros(1, groups, 2, size), **options, sides=sides)
     finally:
         mechanism.impl = impl
 

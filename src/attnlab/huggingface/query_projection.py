@@ -99,9 +99,12 @@ def replace_queries(linear: nn.Module, args: tuple, output: Tensor) -> Tensor | 
     return output.index_copy(-1, features.to(output.device), part.to(output.dtype))
 
 
-def join_groups(query: Tensor, further: list[Tensor]) -> Tensor:
-    """Return (b,m·h,i,d) with the m queries of each head side by side."""
-    return torch.stack([query, *further], dim=2).flatten(1, 2)
+def join_groups(query: Tensor, further: list[Tensor], bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Return (b,m·h,i,d) with the m queries of each head side by side, and the bias (b,h,i,j) of each of them."""
+    joined = torch.stack([query, *further], dim=2).flatten(1, 2)
+    if bias is not None and bias.shape[1] > 1:
+        bias = bias.repeat_interleave(1 + len(further), dim=1)
+    return joined, bias
 
 
 def _drop_cache(x: Any) -> Any:
