@@ -6,7 +6,7 @@ from gpu_compile import assert_compiles
 from properties import given, settings, st
 
 from attnlab.mechanisms import attention
-from attnlab.mechanisms.mechanism import Mechanism
+from attnlab.mechanisms.mechanism import Mechanism, repeat_heads
 from attnlab.mechanisms.noise import gaussian
 
 pytest.importorskip("triton")
@@ -36,8 +36,8 @@ def shaken(name, h, d, layer=1, *, far=False, **options):
 class Case:
     """Arguments of one layer, and what comes of them: context, carry where visible, and every gradient of both."""
 
-    def __init__(self, b, h, i, j, d, mask="none", causal=False, carried=True):
-        self.qkv = [projected(b, n, h, d) for n in (i, j, j)]
+    def __init__(self, b, h, i, j, d, mask="none", causal=False, carried=True, groups=None):
+        self.qkv = [projected(b, n, heads, d) for n, heads in ((i, h), (j, groups or h), (j, groups or h))]
         self.carry = torch.randn(b, h, i, j, device=DEVICE) if carried else None
         shape = {"none": None, "keys": (b, 1, 1, j), "full": (b, 1, i, j), "one": (i, j)}[mask]
         self.mask = None if shape is None else torch.rand(shape, device=DEVICE) < 0.6  # some rows see nothing
@@ -54,7 +54,7 @@ class Case:
             context, z = mechanism(q, k, v, self.mask, carry, causal=self.causal)
         else:
             weights, z = mechanism.weights(q, k, self.mask, carry, causal=self.causal, **noise)
-            context = weights @ v
+            context = weights @ repeat_heads(v, weights.shape[1])
         hidden = ~mechanism.visible(q, k, self.mask, causal=self.causal).expand(z.shape)
         found = {"q": q, "k": k, "v": v, "carry": carry, **dict(mechanism.named_parameters())}
         found = {name: x for name, x in found.items() if x is not None and x.requires_grad}
@@ -115,6 +115,13 @@ def test_the_other_forms_do_too(name, layer, options):
 @pytest.mark.parametrize(("h", "d", "n"), [(16, 128, 5), (32, 64, 3)])
 def test_many_and_wide_heads(h, d, n):
     Case(1, h, n, n + 2, d, causal=True).assert_same(shaken("coda", h, d, far=True), torch.float16)
+
+
+@pytest.mark.parametrize(("h", "groups"), [(9, 3), (12, 4), (14, 2), (20, 5)])
+def test_heads_that_share_keys(h, groups):
+    """The heads of small Llama, Qwen and OPT models, which are no powers of two."""
+    Case(2, h, 5, 7, 16, "keys", causal=True, groups=groups).assert_same(shaken("coda", h, 16, far=True), torch.float16)
+    Case(1, h, 7, 7, 16, "full", groups=groups).assert_same(shaken("realformer", h, 16), torch.float32)
 
 
 def test_rows_longer_than_a_tile():
@@ -245,17 +252,16 @@ def test_the_second_derivative_is_refused():
 @pytest.mark.parametrize("name", ["coda", "realformer"])
 def test_what_is_not_covered_is_said(name, monkeypatch):
     mechanism = shaken(name, 4, 6, impl="fused")
-    q, pair = torch.randn(2, 4, 5, 6, device=DEVICE), torch.randn(2, 2, 5, 6, device=DEVICE)
+    q = torch.randn(2, 4, 5, 6, device=DEVICE)
     for reason, arguments, options in (
-        ("4 query heads on 2 key heads", (q, pair, pair), {}),
         ("a bias, or queries placed by at=", (q, q, q), {"bias": torch.zeros(5, 5, device=DEVICE)}),
         ("a bias, or queries placed by at=", (q, q, q), {"at": torch.arange(5, device=DEVICE)}),
         ("q, k, v in torch.float64", (q.double(), q.double(), q.double()), {}),
     ):
         with pytest.raises(ValueError, match=f"does not cover {reason}"):
             mechanism(*arguments, **options)
-    with pytest.raises(ValueError, match="head_dim=130"):
-        attention(name, heads=1, head_dim=130, impl="fused").to(DEVICE)(*torch.randn(3, 1, 1, 2, 130, device=DEVICE))
+    with pytest.raises(ValueError, match="head_dim=260"):
+        attention(name, heads=1, head_dim=260, impl="fused").to(DEVICE)(*torch.randn(3, 1, 1, 2, 260, device=DEVICE))
     with pytest.raises(ValueError, match="layer 0 takes no carry"):
         shaken(name, 4, 6, layer=0, impl="fused")(q, q, q, None, torch.zeros(2, 4, 5, 5, device=DEVICE))
     with pytest.raises(ValueError, match="the carry is"):
@@ -288,8 +294,8 @@ def build(kernel, kind, tile, **fixed):
     options = {name: tile.pop(name) for name in ("num_warps", "num_stages") if name in tile}
     fixed |= tile
     types = dict.fromkeys(("q", "k", "v", "z", "x", "ds", "dz", "dv", "grad", "grad_z", "carry", "out"), f"*{kind}")
-    types |= dict.fromkeys(("net", "lse", "delta", "parts"), "*fp32")
-    types |= dict.fromkeys(("scale", "sharp", "rate"), "fp32")
+    types |= dict.fromkeys(("net", "lse", "delta", "parts", "extra"), "*fp32")
+    types |= dict.fromkeys(("scale", "sharp", "rate", "eps"), "fp32")
     types |= dict.fromkeys(("seed", "noise", "dropping"), "*i64")
     types |= {"mask": "*u8" if fixed.get("MASKED") else f"*{kind}"} | dict.fromkeys(fixed, "constexpr")
     signature = {name: types.get(name, "i32") for name in kernel.arg_names}
@@ -299,14 +305,15 @@ def build(kernel, kind, tile, **fixed):
 for kind, dtype, heads, d, on in CONFIGURATIONS:
     width, flags = 4 * heads, {"MASKED": on, "CAUSAL": on}
     form = flags | {"OWN": on, "RESIDUAL": True, "DEEP": on}
+    stored = flags | {"STORED": True, "FORM": 0, "EXTRA": False, "NOISY": False, "SHARED": 2}
     padded = max(8, triton.next_power_of_2(heads))
     build(coda._collide, kind, coda._tile(dtype, heads, width, 99), NOISY=on, H=padded, **form)
     build(coda._collide_backward, kind, coda._tile(dtype, heads, width, 99, backward=True), **form)
     for kernel, more in (
-        (cascade._scores, {"CAUSAL": on, "CARRIED": on, "NOISY": on}),
-        (online._attend, flags | {"DROPPED": on, "STORED": True}),
-        (cascade._attend_backward, flags | {"DROPPED": on, "HANDED": on}),
-        (cascade._product, {"CAUSAL": on, "TURNED": on}),
+        (cascade._scores, {"CAUSAL": on, "CARRIED": on, "NOISY": on, "SHARED": 2}),
+        (online._attend, stored | {"DROPPED": on}),
+        (cascade._attend_backward, flags | {"DROPPED": on, "HANDED": on, "SHARED": 2}),
+        (cascade._product, {"CAUSAL": on, "TURNED": on, "SHARED": 2}),
     ):
         tile = tiles.choose_tile(torch.empty(1, 1, 1, d, dtype=dtype), backward=kernel is cascade._attend_backward)
         build(kernel, kind, tile, **more)

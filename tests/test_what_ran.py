@@ -42,7 +42,7 @@ def test_a_note_is_what_the_compiler_takes_for_constant():
         ("softmax", "reference", set()),
         ("dagpam", "reference", set()),
         ("coda", "fused", {"cascade", "coda"}),
-        ("coda-cs", "fused", {"coda_cs"}),
+        ("coda-cs", "fused", {"one_pass"}),
         ("realformer", "fused", {"cascade"}),
         ("realformer", "reference", set()),
     ],
@@ -65,7 +65,7 @@ def test_a_launch_is_noted(name, impl, kernels):
         ("softmax", ["softmax"]),
         ("dagpam", ["dagpam", "softmax"]),
         ("coda", ["cascade", "coda"]),
-        ("coda-cs", ["coda_cs", "softmax"]),
+        ("coda-cs", ["one_pass", "softmax"]),
         ("realformer", ["cascade"]),
     ],
 )

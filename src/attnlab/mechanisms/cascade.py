@@ -1,4 +1,4 @@
-"""What mechanisms share that pass their logits to the next layer: the type of the carry, and the fused kernels.
+"""How mechanisms call the fused kernels, and the type of the logits that some of them pass to the next layer.
 
 carry_dtype is the type of the logits that are passed on: "input", the type of q, or "float32", at least float32.
 """
@@ -21,6 +21,22 @@ def check_carry_dtype(carry_dtype: CarryDtype) -> None:
 
 def cast_carry(z: Tensor, carry_dtype: CarryDtype) -> Tensor:
     return z if carry_dtype == "input" else widen(z)
+
+
+def mix_one_pass(
+    mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool, form: str = "softmax",
+    extra: Tensor | None = None, level: Tensor | None = None, eps: float = 0.0, noisy: bool = False,
+) -> Tensor:  # fmt: skip
+    """Return the context by the kernels that store no logits. form, extra, level and eps: see kernels/one_pass.py."""
+    from attnlab.mechanisms.kernels import one_pass, online
+
+    kind = getattr(online, form.upper()).value
+    seed, layer = noise_seed(mechanism, q.device) if noisy else (None, 0)
+    rate = mechanism.dropout if mechanism.training else 0.0
+    dropping = torch.randint(2**62, (), device=q.device) if rate else None
+    given = (mask, extra, level, seed, dropping, kind, causal, mechanism.scale, rate, layer, eps)
+    context: Tensor = one_pass.one_pass(q, k, v, *given)[0]
+    return context
 
 
 def is_case_covered(

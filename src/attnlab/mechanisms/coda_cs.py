@@ -6,17 +6,16 @@ It shows the effect of the noise alone. Layers pass nothing on, so the fused ker
 Without noise, any impl but "reference" computes plain softmax attention.
 """
 
-import torch
 from torch import Tensor
 
-from attnlab.mechanisms.cascade import is_case_covered
+from attnlab.mechanisms.cascade import is_case_covered, mix_one_pass
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax
-from attnlab.mechanisms.noise import logit_noise, noise_seed
+from attnlab.mechanisms.noise import logit_noise
 from attnlab.mechanisms.softmax import attend, find_gap
 
 
 class CodaCS(Mechanism):
-    kernels = frozenset({"coda_cs"})
+    kernels = frozenset({"one_pass"})
     stochastic = True
     row_sum = 1.0
 
@@ -37,9 +36,4 @@ class CodaCS(Mechanism):
             return attend(self, q, k, v, mask, causal=causal, at=at, bias=bias, kernel=kernel), None
         if not self.wants_kernels(q) or not is_case_covered(self, q, k, v, None, at=at, bias=bias):
             return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
-        from attnlab.mechanisms.kernels.coda_cs import noisy_softmax
-
-        seed, layer = noise_seed(self, q.device)
-        rate = self.dropout if self.training else 0.0
-        dropping = torch.randint(2**62, (), device=q.device) if rate else None
-        return noisy_softmax(q, k, v, mask, seed, dropping, causal, self.scale, rate, layer)[0], None
+        return mix_one_pass(self, q, k, v, mask, causal=causal, noisy=True), None

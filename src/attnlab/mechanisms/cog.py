@@ -7,12 +7,22 @@ The row sum varies. A row of equal signs is softmax, or its negative.
 
 from torch import Tensor
 
+from attnlab.mechanisms.cascade import is_case_covered, mix_one_pass
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax
 
 
 class Cog(Mechanism):
+    kernels = frozenset({"one_pass"})
+
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
         s = logits(q, k, self.scale, bias)
         return s.sign() * masked_softmax(s.abs(), seen), None
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+            causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
+        self.check(q, k, mask, at, v)
+        if self.wants_kernels(q) and is_case_covered(self, q, k, v, None, at=at, bias=bias):
+            return mix_one_pass(self, q, k, v, mask, causal=causal, form="cog"), None
+        return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)

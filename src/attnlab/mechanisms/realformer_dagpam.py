@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attnlab.mechanisms.cascade import mix_fused
 from attnlab.mechanisms.dagpam import DaGPAM, repeat_bias
-from attnlab.mechanisms.mechanism import WithCarry, logits, masked_softmax, repeat_heads
+from attnlab.mechanisms.mechanism import WithCarry, logits, masked_softmax
 
 
 class RealFormerDaGPAM(DaGPAM):
@@ -31,8 +31,6 @@ class RealFormerDaGPAM(DaGPAM):
         """RealFormer's kernels with 2h heads, or the definition."""
         self.check(q, k, mask, at, v)
         options: dict[str, Any] = {"causal": causal, "at": at, "bias": bias}
-        if self.wants_kernels(q):
-            both, keys, values = self.interleave(q), *(repeat_heads(x, 2 * self.heads) for x in (k, v))
-            if fused := mix_fused(self, both, keys, values, mask, carry, **options):
-                return self.combine(fused[0]), fused[1]
+        if self.wants_kernels(q) and (fused := mix_fused(self, self.interleave(q), k, v, mask, carry, **options)):
+            return self.combine(fused[0]), fused[1]
         return self.mix_branches(q, k, v, mask, carry, **options)

@@ -11,10 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.config import check_value
+from attnlab.mechanisms.cascade import is_case_covered, mix_one_pass
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, widen
 
 
 class Sink(Mechanism):
+    kernels = frozenset({"one_pass"})
+
     def __init__(self, heads: int, head_dim: int, *, initial: float = 0.0, **base: Any) -> None:
         super().__init__(heads, head_dim, **base)
         check_value("initial", initial, float)
@@ -26,3 +29,10 @@ class Sink(Mechanism):
         s = widen(logits(q, k, self.scale, bias)).masked_fill(~seen, -torch.inf)
         nothing = self.sink.to(s.dtype).expand(*s.shape[:3], 1)
         return torch.cat([s, nothing], dim=-1).softmax(-1)[..., :-1].to(q.dtype), None
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+            causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
+        self.check(q, k, mask, at, v)
+        if self.wants_kernels(q) and is_case_covered(self, q, k, v, None, at=at, bias=bias):
+            return mix_one_pass(self, q, k, v, mask, causal=causal, extra=self.sink.flatten()), None
+        return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)

@@ -14,10 +14,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attnlab.config import Positive, check_value
+from attnlab.mechanisms.cascade import is_case_covered, mix_one_pass
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, widen
 
 
 class Softpick(Mechanism):
+    kernels = frozenset({"one_pass"})
+
     def __init__(self, heads: int, head_dim: int, *, eps: Positive = 1e-8, **base: Any) -> None:
         super().__init__(heads, head_dim, **base)
         check_value("eps", eps, Positive)
@@ -31,3 +34,10 @@ class Softpick(Mechanism):
         top = F.pad(s.detach(), (0, 1)).amax(-1, keepdim=True)  # max(0, max S)
         above = (s - top).exp() - (-top).exp()
         return (above.relu() / (above.abs().sum(-1, keepdim=True) + self.eps)).to(q.dtype), None
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+            causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
+        self.check(q, k, mask, at, v)
+        if self.wants_kernels(q) and is_case_covered(self, q, k, v, None, at=at, bias=bias):
+            return mix_one_pass(self, q, k, v, mask, causal=causal, form="softpick", eps=self.eps), None
+        return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)

@@ -28,7 +28,7 @@ from attnlab.mechanisms.kernels.tiles import choose_tile, compute_delta, load_ti
 @triton.jit
 def _scores(
     q, k, carry, seed, out, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d, scale, layer,
-    CAUSAL: tl.constexpr, CARRIED: tl.constexpr, NOISY: tl.constexpr,
+    CAUSAL: tl.constexpr, CARRIED: tl.constexpr, NOISY: tl.constexpr, SHARED: tl.constexpr,
     BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """One tile of one head. Its values at hidden pairs are never used."""
@@ -39,7 +39,7 @@ def _scores(
     if left < last_key(top + BI, rows, keys, CAUSAL):
         i, j = top + tl.arange(0, BI), left + tl.arange(0, BJ)
         x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
-        y = load_tile(k, b, h, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
+        y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
         z = score_tile(x, y, seed, b, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ)
         place, inside = at_pairs(head, i, j, rows, keys)
         if CARRIED:
@@ -51,12 +51,13 @@ def _scores(
 def _attend_backward(
     z, v, mask, seed, grad, grad_z, lse, delta, dz, dv, heads, rows, keys, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d,
     m_b, m_i, m_j, sharp, rate, MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr,
-    HANDED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+    HANDED: tl.constexpr, SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
-    """BJ keys of one head: dV, and dZ down the columns, 0 where hidden. HANDED: the next layer's gradient grad_z."""
+    """BJ keys of one query head: dV, and dZ, 0 where hidden. HANDED: the next layer's gradient grad_z."""
     head, tile, b, h = locate_tile(tl.cdiv(keys, BJ), heads)
     j = tile * BJ + tl.arange(0, BJ)
-    y = load_tile(v, b, h, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
+    y = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
     sum_v = tl.zeros((BJ, WIDE), dtype=tl.float32)
     start = first_query(tile * BJ, rows, keys, CAUSAL) // BI * BI
     for above in range(0, tl.minimum(start, rows), BI):
@@ -88,7 +89,7 @@ def _attend_backward(
 @triton.jit
 def _product(
     ds, x, out, heads, rows, keys, x_b, x_h, x_n, x_d, scale, CAUSAL: tl.constexpr, TURNED: tl.constexpr,
-    BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+    SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """scale·dS x for BI queries of one head; with TURNED, scale·dSᵀ x for BJ keys."""
     tiles = tl.cdiv(keys, BJ) if TURNED else tl.cdiv(rows, BI)
@@ -110,7 +111,7 @@ def _product(
         for left in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
             j = left + tl.arange(0, BJ)
             place, inside = at_pairs(head, i, j, rows, keys)
-            y = load_tile(x, b, h, j, keys, x_b, x_h, x_n, x_d, D, WIDE)
+            y = load_tile(x, b, h // SHARED, j, keys, x_b, x_h, x_n, x_d, D, WIDE)
             part = tl.load(ds + place, mask=inside, other=0.0).to(y.dtype)
             total = tl.dot(part, y, total, input_precision="ieee")
         write_tile(out, total * scale, b, h, i, heads, rows, D, WIDE)
@@ -122,7 +123,7 @@ def cascade(
     noise: Tensor | None, dropping: Tensor | None, causal: bool, scale: float, sharp: float, rate: float, layer: int,
     width: int, own: bool, residual: bool, wide: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Context (b,h,i,d), logits Z (b,h,i,j) and their log₂-sums (b,h,i); q (b,h,i,d), k and v (b,h,j,d).
+    """Context (b,h,i,d), logits Z (b,h,i,j) and their log₂-sums (b,h,i); q (b,h,i,d), k and v (b,g,j,d).
 
     net       σ's parameters as one vector, or None; width, own and residual describe σ as in coda.py
     noise     the seed of ε, or None           dropping   the seed of dropout, or None; rate: of dropout
@@ -135,7 +136,7 @@ def cascade(
     _write_scores(q, k, z, None if mixed else carry, None if mixed else noise, causal, scale, layer)
     if net is not None and carry is not None:
         coda.collide(z, carry, net, seen, noise, layer, width, own, residual, q.dtype)
-    attend(q, k, v, z, seen, None, dropping, out, lse, scale=sharp, rate=rate)
+    attend(q, k, v, z, seen, None, None, dropping, out, lse, scale=sharp, rate=rate)
     return out, z, lse
 
 
@@ -147,14 +148,15 @@ def cascade_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """dQ, dK, dV, and the gradients of carry and net, each empty if its argument is None."""
     seen, carry = read_mask(mask, causal, q, k), None if carry is None else carry.contiguous()
-    (b, h, i, j), dz, dv = z.shape, torch.empty_like(z if carry is None else carry), empty_by_token(v)
+    (b, h, i, j), dz = z.shape, torch.empty_like(z if carry is None else carry)
+    dv, shared = _empty_by_head(v, h), h // v.shape[1]
     delta, tile = compute_delta(grad, out), choose_tile(v, backward=True)
     handed = z if grad_z is None else grad_z.contiguous()
     with select_device(v):
         _attend_backward[(b * h * triton.cdiv(j, tile["BJ"]),)](
             z, v, seen.mask, v if dropping is None else dropping, grad, handed, lse, delta, dz, dv, h, i, j,
             *v.stride(), *grad.stride(), *seen.strides, sharp, rate, DROPPED=dropping is not None,
-            HANDED=grad_z is not None, **seen.flags, **tile,
+            HANDED=grad_z is not None, SHARED=shared, **seen.flags, **tile,
         )  # fmt: skip
     dcarry, dnet = dz if carry is not None else dz.new_empty(0), q.new_empty(0)
     if carry is not None and net is not None:
@@ -164,13 +166,13 @@ def cascade_backward(
         else:
             dcarry = torch.zeros_like(carry)
         dnet = coda.collide_backward(s, carry, net, seen, dz, dcarry, width, own, residual, q.dtype)
-    dq, dk, tile = empty_by_token(q), empty_by_token(k), choose_tile(q)
+    dq, dk, tile = empty_by_token(q), _empty_by_head(k, h), choose_tile(q)
     flags = {"CAUSAL": causal} | tile
     with select_device(q):
         queries, keys = (b * h * triton.cdiv(i, tile["BI"]),), (b * h * triton.cdiv(j, tile["BJ"]),)
-        _product[queries](dz, k, dq, h, i, j, *k.stride(), scale, TURNED=False, **flags)
-        _product[keys](dz, q, dk, h, i, j, *q.stride(), scale, TURNED=True, **flags)
-    return dq, dk, dv, dcarry, dnet
+        _product[queries](dz, k, dq, h, i, j, *k.stride(), scale, TURNED=False, SHARED=shared, **flags)
+        _product[keys](dz, q, dk, h, i, j, *q.stride(), scale, TURNED=True, SHARED=shared, **flags)
+    return dq, _sum_groups(dk, k), _sum_groups(dv, v), dcarry, dnet
 
 
 def _write_scores(
@@ -182,8 +184,24 @@ def _write_scores(
     with select_device(q):
         _scores[(b * h * triton.cdiv(i, tile["BI"]) * triton.cdiv(j, tile["BJ"]),)](
             q, k, q if carry is None else carry, q if noise is None else noise, out, h, i, j, *q.stride(),
-            *k.stride(), scale, layer, CAUSAL=causal, CARRIED=carry is not None, NOISY=noise is not None, **tile,
+            *k.stride(), scale, layer, CAUSAL=causal, CARRIED=carry is not None, NOISY=noise is not None,
+            SHARED=h // k.shape[1], **tile,
         )  # fmt: skip
+
+
+def _empty_by_head(x: Tensor, heads: int) -> Tensor:
+    """Allocate the gradient of grouped keys or values for each of the query heads; in float32 if they share any."""
+    b, g, n, d = x.shape
+    made = x.new_empty(b, n, heads, d, dtype=x.dtype if g == heads else torch.float32)
+    return made.transpose(1, 2)
+
+
+def _sum_groups(grad: Tensor, x: Tensor) -> Tensor:
+    """Sum a gradient (b,h,n,d) over the query heads that share a head of x (b,g,n,d)."""
+    b, g, n, d = x.shape
+    if grad.shape[1] == g:
+        return grad
+    return grad.transpose(1, 2).reshape(b, n, g, -1, d).sum(3).to(x.dtype).transpose(1, 2)
 
 
 @cascade.register_fake

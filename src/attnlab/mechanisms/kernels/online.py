@@ -1,4 +1,19 @@
-"""Softmax attention over tiles of keys, online: P = softmax(Z) is never stored. Z is read, or computed from q and k."""
+"""Attention over tiles of keys, online: weights are never stored. Logits Z are read, or computed from q and k.
+
+Weights have one of four forms, each a function of its own logit s and of one number L for each row:
+
+    SOFTMAX    e^{s−L}                     L = log Σ e^s         with an extra key of logit x, log (e^x + Σ e^s)
+    COG        sign(s) e^{|s|−L}           L = log Σ e^{|s|}
+    SOFTPICK   ReLU(e^{s−L} − e^{−L})      L = log (Σ |e^s − 1| + ε e^m)       m = max(0, max s)
+    SIGMOID    1 / (1 + e^{−s−L})          L is given
+
+With dP the gradient of a weight and δ = Σ_j P dP, the gradient of its logit is
+
+    SOFTMAX    P (dP − δ)        COG       |P| dP − P δ
+    SIGMOID    P (1 − P) dP      SOFTPICK  e^{s−L} (1[s>0] dP − sign(s) δ)
+
+All exponentials have base 2: s and L hold log₂ e.
+"""
 
 import triton
 import triton.language as tl
@@ -9,6 +24,7 @@ from attnlab.mechanisms.kernels.pairs import Visibility, draw_dropout, is_visibl
 from attnlab.mechanisms.kernels.tiles import choose_tile, load_tile, locate_tile, score_tile, write_tile
 
 LOG2_E = tl.constexpr(1.4426950408889634)
+SOFTMAX, COG, SOFTPICK, SIGMOID = (tl.constexpr(form) for form in range(4))
 
 
 @triton.jit
@@ -18,21 +34,60 @@ def at_pairs(head, i, j, rows, keys):
 
 
 @triton.jit
+def weigh(s, level, seen, FORM: tl.constexpr):
+    """Weights of logits s at the rows' levels, and what they add to the rows' totals; both 0 where hidden."""
+    if FORM == COG:
+        mass = tl.exp2(tl.abs(s) - level[:, None])
+        weight = tl.where(s > 0.0, mass, tl.where(s < 0.0, -mass, 0.0))
+    elif FORM == SOFTPICK:
+        above = tl.exp2(s - level[:, None]) - tl.exp2(-level)[:, None]
+        weight, mass = tl.maximum(above, 0.0), tl.abs(above)
+    elif FORM == SIGMOID:
+        weight = 1.0 / (1.0 + tl.exp2(-s - level[:, None]))
+        mass = weight
+    else:
+        weight = tl.exp2(s - level[:, None])
+        mass = weight
+    return tl.where(seen, weight, 0.0), tl.where(seen, mass, 0.0)
+
+
+@triton.jit
+def differentiate(s, level, seen, dp, delta, FORM: tl.constexpr):
+    """Weights again, and the gradients of their logits from those of the weights; both 0 where hidden."""
+    weight, mass = weigh(s, level, seen, FORM)
+    if FORM == COG:
+        ds = tl.where(s == 0.0, 0.0, mass * dp) - weight * delta[:, None]
+    elif FORM == SOFTPICK:
+        slope = tl.where(s > 0.0, dp - delta[:, None], tl.where(s < 0.0, delta[:, None], 0.0))
+        ds = tl.where(seen, tl.exp2(s - level[:, None]) * slope, 0.0)
+    elif FORM == SIGMOID:
+        ds = weight * (1.0 - weight) * dp
+    else:
+        ds = weight * (dp - delta[:, None])
+    return weight, ds
+
+
+@triton.jit
 def _attend(
-    z, q, k, v, mask, noise, dropping, out, lse, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d,
-    v_b, v_h, v_j, v_d, m_b, m_i, m_j, scale, rate, layer, STORED: tl.constexpr, MASKED: tl.constexpr,
-    CAUSAL: tl.constexpr, DROPPED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr,
-    WIDE: tl.constexpr,
+    z, q, k, v, mask, extra, noise, dropping, out, lse, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d,
+    v_b, v_h, v_j, v_d, m_b, m_i, m_j, scale, rate, layer, eps, STORED: tl.constexpr, FORM: tl.constexpr,
+    EXTRA: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr,
+    SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """BI queries of one head; exponentials have base 2, with log₂ e in the logits. STORED: z holds the logits."""
+    """BI queries of one head. STORED: z holds the logits. EXTRA: a logit of each head that has no value."""
     tiles = tl.cdiv(rows, BI)
     head, tile, b, h = locate_tile(tiles, heads)
     first = (tiles - 1 - tile) * BI  # causal: the longest rows are the last, and start first
     i = first + tl.arange(0, BI)
     if not STORED:
         x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
-    top = tl.full((BI,), float("-inf"), tl.float32)
-    total = tl.zeros((BI,), dtype=tl.float32)
+    top, total = tl.full((BI,), float("-inf"), tl.float32), tl.zeros((BI,), dtype=tl.float32)
+    if EXTRA:
+        top, total = tl.zeros((BI,), dtype=tl.float32) + tl.load(extra + h) * LOG2_E, total + 1.0
+    if FORM == SOFTPICK:
+        top = tl.zeros((BI,), dtype=tl.float32)
+    if FORM == SIGMOID:
+        top = tl.load(lse + head * rows + i, mask=i < rows, other=0.0)
     context = tl.zeros((BI, WIDE), dtype=tl.float32)
     for left in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
         j = left + tl.arange(0, BJ)
@@ -40,36 +95,43 @@ def _attend(
             place, inside = at_pairs(head, i, j, rows, keys)
             s = tl.load(z + place, mask=inside, other=0.0).to(tl.float32) * (scale * LOG2_E)
         else:
-            y = load_tile(k, b, h, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
-            s = score_tile(x, y, noise, b, h, i, left, rows, keys, scale, layer, True, CAUSAL, BJ) * LOG2_E
+            y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
+            s = score_tile(x, y, noise, b, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ) * LOG2_E
         seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
-        s = tl.where(seen, s, float("-inf"))
-        higher = tl.maximum(top, tl.max(s, 1))
-        calm = tl.where(higher == float("-inf"), 0.0, higher)
-        p = tl.exp2(s - calm[:, None])
-        fade = tl.exp2(top - calm)
-        total = total * fade + tl.sum(p, 1)
+        level, fade = top, tl.full((BI,), 1.0, tl.float32)
+        if FORM != SIGMOID:
+            height = tl.abs(s) if FORM == COG else s
+            higher = tl.maximum(top, tl.max(tl.where(seen, height, float("-inf")), 1))
+            level = tl.where(higher == float("-inf"), 0.0, higher)
+            fade = tl.exp2(top - level)
+            top = higher
+        p, mass = weigh(s, level, seen, FORM)
+        total = total * fade + tl.sum(mass, 1)
         if DROPPED:
             p *= draw_dropout(tl.load(dropping), rate, head, i[:, None], (left // 4 + tl.arange(0, BJ // 4))[None, :])
-        values = load_tile(v, b, h, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
+        values = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
         context = tl.dot(p.to(values.dtype), values, context * fade[:, None], input_precision="ieee")
-        top = higher
-    blind = total == 0.0
-    total = tl.where(blind, 1.0, total)
-    write_tile(out, context / total[:, None], b, h, i, heads, rows, D, WIDE)
-    tl.store(lse + head * rows + i, tl.where(blind, 0.0, top + tl.log2(total)), mask=i < rows)
+    if FORM != SIGMOID:
+        total += eps
+        blind = total == 0.0
+        total = tl.where(blind, 1.0, total)
+        context = context / total[:, None]
+        tl.store(lse + head * rows + i, tl.where(blind, 0.0, top + tl.log2(total)), mask=i < rows)
+    write_tile(out, context, b, h, i, heads, rows, D, WIDE)
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, z: Tensor | None, seen: Visibility, noise: Tensor | None, dropping: Tensor | None,
-    out: Tensor, lse: Tensor, *, scale: float, rate: float, layer: int = 0,
+    q: Tensor, k: Tensor, v: Tensor, z: Tensor | None, seen: Visibility, extra: Tensor | None, noise: Tensor | None,
+    dropping: Tensor | None, out: Tensor, lse: Tensor, *, scale: float, rate: float, layer: int = 0,
+    form: int = SOFTMAX.value, eps: float = 0.0,
 ) -> None:  # fmt: skip
-    """Write out = (P ∘ D) v and the log₂-sums lse, with P = softmax(scale·z), or softmax(scale·qkᵀ + ε) without z."""
+    """Write out = (P ∘ D) v and the levels lse, with logits scale·z, or scale·qkᵀ + ε without z; SIGMOID reads lse."""
     (b, h, i, _), tile = q.shape, choose_tile(q)
-    seeds = (q if seed is None else seed for seed in (noise, dropping))  # not read if None
+    pointers = (q if x is None else x for x in (extra, noise, dropping))  # not read if None
     strides = (*q.stride(), *k.stride(), *v.stride(), *seen.strides)
     with select_device(q):
         _attend[(b * h * triton.cdiv(i, tile["BI"]),)](
-            q if z is None else z, q, k, v, seen.mask, *seeds, out, lse, h, i, k.shape[2], *strides, scale, rate, layer,
-            STORED=z is not None, DROPPED=dropping is not None, **seen.flags, **tile,
+            q if z is None else z, q, k, v, seen.mask, *pointers, out, lse, h, i, k.shape[2], *strides, scale, rate,
+            layer, eps, STORED=z is not None, FORM=form, EXTRA=extra is not None, NOISY=noise is not None,
+            DROPPED=dropping is not None, SHARED=h // k.shape[1], **seen.flags, **tile,
         )  # fmt: skip

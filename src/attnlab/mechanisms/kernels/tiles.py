@@ -10,7 +10,7 @@ from torch import Tensor
 from attnlab.mechanisms.kernels.launch import find_device_gap, select_device
 from attnlab.mechanisms.kernels.pairs import normals
 
-WIDEST = 128  # head size
+WIDEST = 256  # head size
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -76,8 +76,6 @@ def find_tile_gap(q: Tensor, k: Tensor, v: Tensor) -> str | None:
         return gap
     if q.dtype not in TYPES or not q.dtype == k.dtype == v.dtype:
         return f"q, k, v in {q.dtype}, {k.dtype}, {v.dtype}"
-    if k.shape[1] != q.shape[1]:
-        return f"{q.shape[1]} query heads on {k.shape[1]} key heads"
     if q.shape[2] * k.shape[2] >= 2**31 or max(x.shape[2] * x.stride(2) for x in (q, k, v)) >= 2**31:
         return f"{q.shape[2]:,} queries on {k.shape[2]:,} keys, whose offsets exceed 31 bits"
     if q.shape[3] > WIDEST or v.shape[3] != q.shape[3]:
@@ -88,7 +86,7 @@ def find_tile_gap(q: Tensor, k: Tensor, v: Tensor) -> str | None:
 def choose_tile(x: Tensor, *, backward: bool = False) -> dict[str, Any]:
     """Queries and keys of a tile, and its launch options: more warps where it keeps more in registers."""
     d, single = x.shape[3], x.dtype == torch.float32
-    side = 32 if single else 64
+    side = 32 if single or d > 128 else 64
     sizes = {"BI": side, "BJ": side, "D": d, "WIDE": max(16, triton.next_power_of_2(d))}
     if not backward:
         return sizes | {"num_warps": 4}

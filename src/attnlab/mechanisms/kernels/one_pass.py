@@ -1,0 +1,176 @@
+"""Attention in O(n) memory for every form of weights in `online.py`: forward, and backward by recomputing the weights.
+
+    forward    O = (P ∘ D) V, online           the levels L of the rows are kept        D: dropout
+    backward   dV = (P ∘ D)ᵀ G      dP = (G Vᵀ) ∘ D      δ = Σ_d G ∘ O      dS by the form
+               dQ = scale·dS K      dK = scale·dSᵀ Q     an extra logit x of a head: dx = −Σ_i e^{x−L_i} δ_i
+
+No logit is ever written. Noise is a function of its position, so each pass draws it again. In the backward pass one
+kernel loops over the queries for dK and dV, of all query heads that share a key head, and one over the keys for dQ.
+Every sum has a fixed order.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attnlab.mechanisms.kernels.launch import empty_by_token, note_launch, select_device
+from attnlab.mechanisms.kernels.online import LOG2_E, attend, differentiate
+from attnlab.mechanisms.kernels.pairs import draw_dropout, first_query, is_visible, last_key, read_mask
+from attnlab.mechanisms.kernels.tiles import choose_tile, compute_delta, load_tile, locate_tile, score_tile, write_tile
+
+
+@triton.jit
+def _slope(
+    x, y, z, g, mask, noise, dropping, lse, delta, head, b, h, i, left, rows, keys, m_b, m_i, m_j, scale, rate, layer,
+    FORM: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr,
+    BJ: tl.constexpr,
+):  # fmt: skip
+    """P ∘ D and dS of queries i (rows x, gradients g) and the BJ keys from `left` on (rows y, values z)."""
+    j = left + tl.arange(0, BJ)
+    s = score_tile(x, y, noise, b, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ) * LOG2_E
+    seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
+    level = tl.load(lse + head * rows + i, mask=i < rows, other=0.0)
+    kept = tl.full((i.shape[0], BJ), 1.0, tl.float32)
+    if DROPPED:
+        kept = draw_dropout(tl.load(dropping), rate, head, i[:, None], (left // 4 + tl.arange(0, BJ // 4))[None, :])
+    dp = tl.dot(g, tl.trans(z), input_precision="ieee") * kept
+    p, ds = differentiate(s, level, seen, dp, tl.load(delta + head * rows + i, mask=i < rows, other=0.0), FORM)
+    return p * kept, ds
+
+
+@triton.jit
+def _backward_keys(
+    q, k, v, mask, noise, dropping, grad, lse, delta, dk, dv, heads, rows, keys, q_b, q_h, q_i, q_d,
+    k_b, k_h, k_j, k_d, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, scale, rate, layer,
+    FORM: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr,
+    SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """dK and dV of BJ keys of one key head, from all query heads that share it."""
+    groups = heads // SHARED
+    _, tile, b, g = locate_tile(tl.cdiv(keys, BJ), groups)
+    left = tile * BJ
+    j = left + tl.arange(0, BJ)
+    y = load_tile(k, b, g, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
+    z = load_tile(v, b, g, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
+    sum_k, sum_v = tl.zeros((BJ, WIDE), dtype=tl.float32), tl.zeros((BJ, WIDE), dtype=tl.float32)
+    for h in range(g * SHARED, (g + 1) * SHARED):
+        for above in range(first_query(left, rows, keys, CAUSAL) // BI * BI, rows, BI):
+            i = above + tl.arange(0, BI)
+            x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
+            c = load_tile(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
+            taken, ds = _slope(
+                x, y, z, c, mask, noise, dropping, lse, delta, b * heads + h, b, h, i, left, rows, keys, m_b, m_i, m_j,
+                scale, rate, layer, FORM, NOISY, MASKED, CAUSAL, DROPPED, BJ,
+            )  # fmt: skip
+            sum_v = tl.dot(tl.trans(taken.to(c.dtype)), c, sum_v, input_precision="ieee")
+            sum_k = tl.dot(tl.trans(ds.to(x.dtype)), x, sum_k, input_precision="ieee")
+    write_tile(dk, sum_k * scale, b, g, j, groups, keys, D, WIDE)
+    write_tile(dv, sum_v, b, g, j, groups, keys, D, WIDE)
+
+
+@triton.jit
+def _backward_queries(
+    q, k, v, mask, noise, dropping, grad, lse, delta, dq, heads, rows, keys, q_b, q_h, q_i, q_d,
+    k_b, k_h, k_j, k_d, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, scale, rate, layer,
+    FORM: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr,
+    SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """dQ of BI queries of one head."""
+    tiles = tl.cdiv(rows, BI)
+    head, tile, b, h = locate_tile(tiles, heads)
+    first = (tiles - 1 - tile) * BI
+    i = first + tl.arange(0, BI)
+    x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
+    c = load_tile(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
+    sum_q = tl.zeros((BI, WIDE), dtype=tl.float32)
+    for left in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
+        j = left + tl.arange(0, BJ)
+        y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
+        z = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
+        _, ds = _slope(
+            x, y, z, c, mask, noise, dropping, lse, delta, head, b, h, i, left, rows, keys, m_b, m_i, m_j,
+            scale, rate, layer, FORM, NOISY, MASKED, CAUSAL, DROPPED, BJ,
+        )  # fmt: skip
+        sum_q = tl.dot(ds.to(y.dtype), y, sum_q, input_precision="ieee")
+    write_tile(dq, sum_q * scale, b, h, i, heads, rows, D, WIDE)
+
+
+@torch.library.custom_op("attnlab::one_pass", mutates_args=())
+def one_pass(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, extra: Tensor | None, level: Tensor | None,
+    noise: Tensor | None, dropping: Tensor | None, form: int, causal: bool, scale: float, rate: float, layer: int,
+    eps: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Context (b,h,i,d) and levels L (b,h,i), in base 2; q (b,h,i,d), k and v (b,g,j,d).
+
+    extra   (h,) logits that have no value, or None       level     (b,h,i) the levels of SIGMOID, else None
+    noise   the seed of ε, or None                        dropping  the seed of dropout, or None; rate: of dropout
+    """
+    note_launch("one_pass")
+    out, lse = _empty(q)
+    if level is not None:
+        lse.copy_(level).mul_(LOG2_E.value)
+    wide = None if extra is None else extra.float().contiguous()
+    seen = read_mask(mask, causal, q, k)
+    options: dict[str, Any] = {"scale": scale, "rate": rate, "layer": layer, "form": form, "eps": eps}
+    attend(q, k, v, None, seen, wide, noise, dropping, out, lse, **options)
+    return out, lse
+
+
+@torch.library.custom_op("attnlab::one_pass_backward", mutates_args=())
+def one_pass_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, extra: Tensor | None, noise: Tensor | None,
+    dropping: Tensor | None, out: Tensor, lse: Tensor, form: int, causal: bool, scale: float, rate: float, layer: int,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """dQ, dK, dV, and the gradient of extra, empty without it."""
+    (b, h, i, _), (g, j), seen = q.shape, k.shape[1:3], read_mask(mask, causal, q, k)
+    dq, dk, dv = (empty_by_token(x) for x in (q, k, v))
+    tile, delta = choose_tile(q, backward=True), compute_delta(grad, out)
+    pointers = (q, k, v, seen.mask, *(q if x is None else x for x in (noise, dropping)), grad, lse, delta)
+    strides = (*q.stride(), *k.stride(), *v.stride(), *grad.stride(), *seen.strides)
+    flags = {"FORM": form, "NOISY": noise is not None, "DROPPED": dropping is not None, "SHARED": h // g}
+    numbers, flags = (h, i, j, *strides, scale, rate, layer), flags | seen.flags | tile
+    with select_device(q):
+        _backward_keys[(b * g * triton.cdiv(j, tile["BJ"]),)](*pointers, dk, dv, *numbers, **flags)
+        _backward_queries[(b * h * triton.cdiv(i, tile["BI"]),)](*pointers, dq, *numbers, **flags)
+    if extra is None:
+        return dq, dk, dv, q.new_empty(0)
+    share = torch.exp2(extra.float()[:, None] * LOG2_E.value - lse)
+    return dq, dk, dv, -(share * delta).sum((0, 2)).to(extra.dtype)
+
+
+@one_pass.register_fake
+def _(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return _empty(q)
+
+
+@one_pass_backward.register_fake
+def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, extra: Tensor | None, *rest: Any
+      ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    made = (empty_by_token(q), empty_by_token(k), empty_by_token(v))
+    return *made, q.new_empty(0) if extra is None else torch.empty_like(extra)
+
+
+def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, mask, extra, _, noise, dropping, *ctx.options = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(q, k, v, mask, extra, noise, dropping, *output)
+
+
+def _gradients(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
+    if torch.is_grad_enabled():
+        raise NotImplementedError("the fused kernels have no second derivative; use impl='reference'")
+    dq, dk, dv, dextra = one_pass_backward(grad, *ctx.saved_tensors, *ctx.options)
+    extra = ctx.saved_tensors[4]
+    return dq, dk, dv, None, None if extra is None else dextra, *(None,) * (3 + len(ctx.options))
+
+
+one_pass.register_autograd(_gradients, setup_context=_save_inputs)
+
+
+def _empty(q: Tensor) -> tuple[Tensor, Tensor]:
+    return empty_by_token(q), q.new_empty(q.shape[:3], dtype=torch.float32)
