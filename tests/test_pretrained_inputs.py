@@ -97,6 +97,27 @@ def test_windows_fused_projections_and_compressed_keys(name, mechanism):
     assert_decodes(model, torch.arange(3, 23).view(2, 10))
 
 
+def test_every_layer_reads_what_its_own_mechanism_needs(tmp_path):
+    model = pretrained.adapt(tiny("llama"), "fox,differential-v2,multi-token")
+    shake(model)
+    assert_decodes(model, torch.arange(3, 23).view(2, 10))
+    model.float().save_pretrained(tmp_path)
+    batch = tiny_models.padded_batch(model)
+    torch.testing.assert_close(output(attnlab.load(tmp_path), batch), output(model, batch), rtol=0, atol=1e-3)
+
+
+@torch.no_grad()
+def test_a_cache_is_copied_with_what_it_keeps():
+    """As for a prompt that several texts continue. What was not kept cannot be cropped away."""
+    model, tokens = adapted("llama", Delayed), torch.arange(3, 13)[None]
+    cache = model(tokens[:, :6], use_cache=True).past_key_values
+    for each in (copy.deepcopy(cache), cache):
+        rest = model(tokens[:, 6:], past_key_values=each, use_cache=True).logits
+        torch.testing.assert_close(rest, model(tokens).logits[:, 6:], **EXACT)
+    with pytest.raises(ValueError, match="cropped"):
+        cache.crop(-1)
+
+
 @pytest.mark.parametrize("static", [None, "static"])
 @pytest.mark.parametrize("mechanism", ["fox", "resformer", "differential-v2", Delayed])
 @pytest.mark.parametrize("name", ["llama", "marian"])

@@ -97,6 +97,7 @@ def check_fit(mechanism: Mechanism, one: AttentionModule) -> None:
 def attend_once(mechanism: Mechanism, one: AttentionModule) -> None:
     """Call the mechanism, by its definition, on zeros of the shapes that the attention module gives it."""
     (groups, size), impl = one.values, mechanism.impl
+    mechanism.eval()
     x, y = (torch.zeros(1, 2, width) for width in one.widths)
     q, k = (torch.zeros(1, heads, 2, one.head_dim) for heads in (mechanism.query_heads, groups))
     bias = torch.zeros(1, mechanism.query_heads, 2, 2) if one.has_bias else None
