@@ -210,3 +210,9 @@ def test_gamma_needs_the_projections_and_a_self_attention():
     assert set(smallest_gamma(record, projections(model))["kind"]) == {"encoder-self", "decoder-self"}
     with pytest.raises(ValueError, match=r"no entry for encoder\.blocks\.0\.attention"):
         smallest_gamma(record, {})
+
+
+@pytest.mark.parametrize(("name", "message"), [("differential-v2", "6 query heads"), ("resformer", "x W_V")])
+def test_projections_that_are_not_those_of_the_heads_are_refused(name, message):
+    with pytest.raises(ValueError, match=message):
+        projections(made(LM, name))

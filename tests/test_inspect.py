@@ -40,6 +40,8 @@ def folder(tmp_path_factory):
         tiny_models.tokenizer().save_pretrained(root / name)
     attnlab.adapt(tiny_models.gpt2(), "dagpam", initial=0.5).save_pretrained(root / "dagpam")
     tiny_models.tokenizer().save_pretrained(root / "dagpam")
+    attnlab.adapt(tiny_models.gpt2(), "nap").save_pretrained(root / "nap")
+    tiny_models.tokenizer().save_pretrained(root / "nap")
     (root / "corpus.txt").write_text("\n".join(LINES) + "\n\n", encoding="utf-8")
     (root / "pairs.tsv").write_text("".join(f"{line}\tthe cat sat .\n" for line in LINES), encoding="utf-8")
     return root
@@ -200,6 +202,18 @@ def test_segments_are_told_apart():
 def test_an_adapted_model_shows_its_mechanism(folder, tmp_path):
     inspected(folder / "dagpam", "--text", LINES[0], "--out", tmp_path)
     assert pd.read_csv(tmp_path / "examples" / "1" / "heads.csv")["weight"].min() < 0
+
+
+def test_a_mechanism_without_contributions_is_shown_by_its_weights_and_this_is_said(folder, tmp_path):
+    result = inspected(folder / "nap", "--text", "nobody saw it .", "--layers", "0", "--out", tmp_path)
+    assert "without norms" in result.output
+    pairs = pd.read_csv(tmp_path / "examples" / "1" / "heads.csv")
+    assert pairs["norm"].isna().all()
+    assert pairs["weight"].notna().all()
+    page = re.sub(r"<script.*?</script>", "", (tmp_path / "report.html").read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert "without norms" in page
+    assert "Right:" not in page
+    assert ">nan<" not in page
 
 
 OWN = {

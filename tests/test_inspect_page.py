@@ -96,6 +96,19 @@ def test_undefined_values_are_left_out_with_the_reason_and_columns_are_words():
     assert any("weight |α| (self-attention), because all its values are equal" in text for text in texts)
 
 
+def test_what_has_no_norms_is_named_and_nothing_else_is_lost():
+    tables = make_tables()
+    tables["heads"].loc[1, ["norm_mean", "norm_sd", "norm_cv", "norm_min", "norm_max"]] = NAN
+    assert "self-attention in layer 1" in list_findings(tables, [])[-1]
+    assert [len(part.rows) for part in render_numbers(tables) if isinstance(part, Table)] == [3, 2, 1]
+    tables["heads"].loc[0, "norm_mean"] = tables["categories"]["norm_sum"] = NAN
+    categories, heads, missing = list_findings(tables | {"spearman": tables["spearman"].assign(spearman=NAN)}, [])
+    assert "60\N{NO-BREAK SPACE}% of the weight" in categories
+    assert "layer 1, head 1, over 5.0" in heads
+    assert "finish" in missing
+    assert [part for part in render_numbers(tables) if isinstance(part, Table)] == []
+
+
 def test_kinds_are_words_a_reader_knows():
     assert name_kind("decoder-self", ["decoder-self"]) == "self-attention"
     assert name_kind("decoder-self", ["encoder-self", "decoder-self", "cross"]) == "self-attention of the decoder"

@@ -41,6 +41,7 @@ IN_CACHE = 2**18  # values that stay in a CPU cache between passes
 KEYS = 128  # keys whose vectors f are in memory at a time
 TURNED = 2**22  # values of v A in memory at a time
 
+NOT_A_SUM = "the mechanism transforms the mixed context (finish), so its output is not a sum over keys"
 Read = Callable[[], Iterator[tuple[slice, Tensor]]]  # ranges of queries and their weights (b,h,·,j)
 
 
@@ -232,8 +233,7 @@ def check_linear(layer: Layer) -> None:
     """Raise ValueError if the output of a layer is not a sum over its keys."""
     if not is_linear(layer):
         raise ValueError(
-            f"{layer.name}: the mechanism transforms the mixed context (finish), so its output is not a sum of α·f(x) "
-            "over keys and has no contributions; compare weights, or choose a mechanism without finish"
+            f"{layer.name}: {NOT_A_SUM} and has no contributions; compare weights, or choose a mechanism without finish"
         )
 
 

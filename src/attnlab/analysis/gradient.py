@@ -34,7 +34,8 @@ from attnlab.analysis.sums import Sums, build_pair_mask, check_record, mean_over
 from attnlab.mechanisms.mechanism import widen
 from attnlab.records.record import Record
 
-SOFTMAX = {"softmax", "dot", "realformer", "coda", "coda-cs"}  # mechanisms whose weights are a softmax of logits
+# mechanisms whose weights are a softmax of logits
+SOFTMAX = {"softmax", "dot", "realformer", "coda", "coda-cs", "gated", "fox", "resformer", "xsa"}
 
 
 def softmax_jacobian(p: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlab.analysis.contribution import Norms, average_heads, is_linear, norms
+from attnlab.analysis.contribution import NOT_A_SUM, Norms, average_heads, is_linear, norms
 from attnlab.analysis.contribution_table import read_side, select_layers
 from attnlab.analysis.diversity import jsd
 from attnlab.analysis.mixing import mixing
@@ -40,10 +40,6 @@ from attnlab.tasks.hub import is_path
 HEAD_CELLS = 40_000_000  # maximum number of weights on a page; with more, the page shows the mean of the heads
 CACHED = re.compile(r"models--(.+?)--(.+)")  # the folder of a model in the cache of the Hugging Face hub
 MAX_PAIRS = 250_000_000  # maximum number of pairs of tokens on a page
-WITHOUT_NORMS = (
-    "Weights are shown without norms and rollout: the mechanism transforms the mixed context (finish), so its output "
-    "is not a sum over keys."
-)
 TURNED = "Norms include the gate or other linear map that the mechanism applies to the mixed context of each query."
 
 Curves = Mapping[str, tuple[Sequence[float], Sequence[float]]]  # steps and values, by name
@@ -293,7 +289,7 @@ def _build_maps(layer: Layer, notes: dict[str, None]) -> tuple[dict[str, Tensor]
         except ValueError as error:
             notes[f"Some norms are missing: {error}."] = None
     else:
-        notes[WITHOUT_NORMS] = None
+        notes[f"Weights are shown without norms and rollout: {NOT_A_SUM}."] = None
     if layer.turning is not None and computed is not None:
         notes[TURNED] = None
     if "beta" in layer.extras:

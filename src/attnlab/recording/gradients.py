@@ -71,13 +71,20 @@ def projections(model: nn.Module) -> dict[str, dict[str, Tensor]]:
     """Return W_Q, W_K and W_V of every attention, each (h,e,d), by the name of its layer in a Record.
 
     x W_Q are the queries without bias. A key head that several query heads share is repeated for each of them.
+    Raises ValueError if RoPE, QK-norm or the mechanism makes queries or values of something else.
     """
     matrices: dict[str, dict[str, Tensor]] = {}
     inner = unwrap_model(model)
     if any(isinstance(module, Rotary) or getattr(module, "query_norm", None) is not None for module in inner.modules()):
         raise ValueError("x W_Q are not the queries of this model, because RoPE or QK-norm changes them")
     for name, attention in _find_attentions(inner):
-        heads, size = attention.mechanism.heads, attention.mechanism.head_dim
+        mechanism = attention.mechanism
+        heads, size = mechanism.heads, mechanism.head_dim
+        if mechanism.query_heads != heads:
+            kind, count = type(mechanism).__name__, mechanism.query_heads
+            raise ValueError(f"{name}: {kind} has {count} query heads for {heads} heads, so no head has one W_Q")
+        if mechanism.carry_of == "keys":
+            raise ValueError(f"{name}: x W_V are not the values of {type(mechanism).__name__}, which carries others")
         matrices[name] = {}
         for projection in PROJECTIONS[:3]:
             split = getattr(attention, projection).weight.detach().T.unflatten(1, (-1, size)).transpose(0, 1)  # (g,e,d)

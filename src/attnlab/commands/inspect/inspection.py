@@ -7,6 +7,7 @@ from typing import Any
 
 from attnlab.commands.inspect.inspection_findings import describe_text
 from attnlab.commands.inspect.inspection_page import ShownTexts, write_report
+from attnlab.commands.inspect.inspection_tables import explain_missing_norms
 from attnlab.config import FREE_KEYS, Natural, compute_digest
 from attnlab.provenance import collect_provenance
 from attnlab.reading.reader import open_reader
@@ -80,7 +81,10 @@ def inspect(
     shown = ShownTexts(reader.title, records, [reader.predict(example) for example in texts], translation)
     if request.file is None and (sentence := describe_text(shown.predictions[0], translation)):
         print(sentence)
+    tables = statistics.tables()
+    if missing := explain_missing_norms(tables["heads"]):
+        print(missing)
     about: dict[str, Any] = {"model": reader.name, "text": request.text, "pair": request.pair, "file": request.file}
     about |= {"examples": contents.examples, "tokens": contents.tokens, "corpus_sha256": contents.fingerprint}
     about |= asdict(config) | {"translation": translation}
-    return write_report(folder, about, statistics.tables(), shown, command, collect_provenance(reader.device))
+    return write_report(folder, about, tables, shown, command, collect_provenance(reader.device))

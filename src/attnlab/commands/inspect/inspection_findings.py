@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from attnlab.commands.inspect.inspection_tables import name_kind
+from attnlab.analysis.contribution import is_linear
+from attnlab.commands.inspect.inspection_tables import explain_missing_norms, name_kind
 from attnlab.reading.predictions import Prediction
 from attnlab.records.pieces import SPACE
 from attnlab.records.record import KINDS, Record
@@ -32,7 +33,9 @@ def list_findings(
         _describe_heads(heads[heads["kind"] == kind], name_kind(kind, kinds)),
         _describe_lengths(tables["spearman"], kind),
     ]
-    return [sentence for sentence in sentences if sentence][:FINDINGS]
+    found = [sentence for sentence in sentences if sentence][:FINDINGS]
+    missing = explain_missing_norms(heads)
+    return [*found, missing] if missing else found
 
 
 def describe_view(record: Record) -> str:
@@ -46,10 +49,10 @@ def describe_view(record: Record) -> str:
         )
     grey = any(not bool(layer.mask.all()) for layer in record.layers)
     masked = " Grey cells are masked: the row cannot see them." if grey else ""
-    return (
-        f"{rows} The darkest cell of a row is what it reads most. Left: the attention weight. Right: the norm, how "
-        f"much is really taken from there.{masked}"
-    )
+    sides = ""
+    if any(is_linear(layer) for layer in record.layers):
+        sides = " Left: the attention weight. Right: the norm, how much is really taken from there."
+    return f"{rows} The darkest cell of a row is what it reads most.{sides}{masked}"
 
 
 def tabulate_predictions(predictions: Sequence[Sequence[Prediction]]) -> list[tuple[str, list[Part]]]:
@@ -111,6 +114,9 @@ def _hide_spaces(names: Sequence[str]) -> Sequence[str]:
 def _describe_categories(categories: pd.DataFrame, name: str) -> str:
     """Name the category whose shares by weight and by norm differ most; both are means over layers and heads."""
     there = categories[categories.groupby("category")["tokens"].transform("sum") > 0]
+    if there["norm_sum"].isna().all():
+        return _describe_weights(there, name)
+    there = there.dropna(subset="norm_sum")  # layers that have norms
     sums = there.groupby("category", sort=False)[["weight_share", "norm_sum"]].mean()
     if len(sums) < 2 or (sums < 0).any(axis=None) or not (sums.sum() > 0).all():
         return ""
@@ -123,6 +129,16 @@ def _describe_categories(categories: pd.DataFrame, name: str) -> str:
         f"{category.capitalize()} tokens get {weight} of the weight of the {name}, {joint} {norm} of what it takes, "
         "measured by the norm ‖αf(x)‖."
     )
+
+
+def _describe_weights(categories: pd.DataFrame, name: str) -> str:
+    """Name the category with the most weight, if there are no norms."""
+    sums = categories.groupby("category", sort=False)["weight_share"].mean()
+    if len(sums) < 2 or (sums < 0).any() or not sums.sum() > 0:
+        return ""
+    shares = (sums / sums.sum()).drop(index="other", errors="ignore")
+    category = shares.idxmax()
+    return f"{category.capitalize()} tokens get {format_percent(shares[category])} of the weight of the {name}."
 
 
 def _describe_heads(heads: pd.DataFrame, name: str) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from attnlab.analysis.contribution import norms
+from attnlab.analysis.contribution import average_heads, is_linear, norms
 from attnlab.analysis.contribution_table import contribution, read_side, select_layers
 from attnlab.commands.inspect.inspection_findings import describe_view, list_findings, tabulate_predictions
 from attnlab.commands.inspect.inspection_tables import SCHEMA, name_kind, render_analysis, render_numbers
@@ -44,6 +44,10 @@ AXES = {
     "decoder-self": ("token read (attending)", "token (attended to)"),
     "cross": ("target token read (attending)", "source token (attended to)"),
 }
+BESIDE = (
+    "Left: the weight that it puts there. Right: how much it takes from there, ‖αf(x)‖. A category that is high left and "
+    "low right is looked at, but hardly used."
+)
 FACTS = {
     "corpus_sha256": "SHA-256 of the texts", "batch_tokens": "tokens per batch", "examples": "texts",
     "max_length": "tokens per text at most", "dtype": "number format",
@@ -118,20 +122,19 @@ def _draw_kinds(folder: Path, categories: pd.DataFrame) -> Iterator[tuple[str, S
     for kind, part in categories.groupby("kind", sort=False):
         name = name_kind(str(kind), kinds)
         there = part[part.groupby("category")["tokens"].transform("sum") > 0]
-        caption = (
-            f"What the {name} reads from each category of tokens, layer by layer. Left: the weight that it puts there. "
-            "Right: how much it takes from there, ‖αf(x)‖. A category that is high left and low right is looked at, "
-            "but hardly used."
-        )
+        has_norms = bool(there["norm_sum"].notna().any())
+        caption = f"What the {name} reads from each category of tokens, layer by layer. "
+        caption += BESIDE if has_norms else "Higher: more weight on its tokens."
         pictures = {f"{kind}-categories": (draw_category_lines(there), caption)}
         for category in there["category"].unique():
             caption = (
                 f"Each cell is a head. Left: the weight on {category} tokens. Right: the mean length ‖f(x)‖ of their "
                 "vectors. Dark left and pale right: the head looks at them and takes little."
             )
+            caption = caption if has_norms else f"Each cell is a head. Darker: more weight on {category} tokens."
             pictures[f"{kind}-heads-{_file_name(category)}"] = (draw_head_maps(there, category), caption)
         body = [save_figure(folder / "figures" / stem, *picture) for stem, picture in pictures.items()]
-        yield f"Weights beside norms: {name}", body
+        yield f"{'Weights beside norms' if has_norms else 'Weights'}: {name}", body
 
 
 def _build_viewer(shown: Sequence[Record], layers: Numbers, heads: Numbers) -> list[Part]:
@@ -153,6 +156,8 @@ def _write_example(folder: Path, number: int, record: Record, layers: Numbers, h
     """Write the maps and tables of one text. Return links to its files: the viewer shows the same maps."""
     where = f"examples/{number}"
     kinds = list(dict.fromkeys(record.kinds))
+    has_norms = any(is_linear(layer) for layer in record.layers)
+    maps, numbers = ("mean weights above norms", "weight and norm") if has_norms else ("mean weights", "weight")
     files: dict[str, str] = {}
     for kind in kinds:
         known = list(select_layers(record, [kind], layers))
@@ -160,28 +165,27 @@ def _write_example(folder: Path, number: int, record: Record, layers: Numbers, h
             some = known[start : start + LAYERS_PER_FIGURE]
             name = f"{where}/maps-{kind}-{some[0].index}"
             save_figure(folder / name, _draw_maps(record, some), "")
-            about = f"text {number}, {name_kind(kind, kinds)}: mean weights above norms, from layer {some[0].index}"
+            about = f"text {number}, {name_kind(kind, kinds)}: {maps}, from layer {some[0].index}"
             files[f"{name}.pdf"] = f"{about}; also as PNG and SVG"
     write_table(folder / where / "layers", contribution(record, level="layer", layers=layers))
-    files[f"{where}/layers.csv"] = f"text {number}: every weight and norm, heads together"
+    files[f"{where}/layers.csv"] = f"text {number}: every {numbers}, heads together"
     shapes = [(x.context.shape[2], x.grouped_values.shape[2]) for x in select_layers(record, None, layers)]
     rows = sum(i * j for i, j in shapes) * (record.layers[0].context.shape[1] if heads is None else len(heads))
     if rows > MAX_ROWS:
         note = Text(f"The table of single heads is not written: it has {rows:,} rows. Choose --layers or --heads.")
         return [Files(files), note]
     write_table(folder / where / "heads", contribution(record, layers=layers, heads=heads))
-    files[f"{where}/heads.csv"] = f"text {number}: every weight and norm of each head"
+    files[f"{where}/heads.csv"] = f"text {number}: every {numbers} of each head"
     return [Files(files)]
 
 
 def _draw_maps(record: Record, layers: Sequence[Layer]) -> Figure:
-    """Draw weights and norms of the first example in layers of one kind."""
+    """Draw weights and norms of the first example in layers of one kind; a layer with finish has weights alone."""
     sizes = layers[0].context.shape[2], layers[0].grouped_values.shape[2]
     query, key = (read_side(record, name, 0, n, False) for name, n in zip(KINDS[layers[0].kind], sizes, strict=True))
-    titles, computed = [f"layer {layer.index}" for layer in layers], [norms(layer) for layer in layers]
-    weights, sums = (
-        [getattr(x, name)[0][query.places][:, key.places] for x in computed] for name in ("weight", "layer")
-    )
+    titles = [f"layer {layer.index}" for layer in layers]
+    weights = [average_heads(x)[0][query.places][:, key.places] for x in layers]
+    sums = [norms(x).layer[0][query.places][:, key.places] if is_linear(x) else None for x in layers]
     b, _, i, j = layers[0].context.shape[0], 1, *sizes
     hidden = [~x.mask.expand(b, 1, i, j)[0, 0][query.places][:, key.places] for x in layers]
     return draw_text_maps(titles, weights, sums, list(query.labels), list(key.labels), hidden, AXES[layers[0].kind])

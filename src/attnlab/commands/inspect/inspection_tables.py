@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from attnlab.analysis.contribution import NOT_A_SUM
 from attnlab.analysis.statistics import extremes
 from attnlab.report.numbers import format_real
 from attnlab.report.page import Part, Table, Text
@@ -17,7 +18,7 @@ BOUND = "upper bound on the error of Spearman's ρ that comes from binning the n
 SCHEMA: dict[str, dict[str, str]] = {
     "heads": PLACE_COLUMNS
     | {
-        "norm_mean": "mean of ‖f(x)‖ over all tokens x of the corpus",
+        "norm_mean": "mean of ‖f(x)‖ over all tokens x of the corpus; all norms are empty if the mechanism has finish",
         "norm_sd": "population standard deviation of ‖f(x)‖",
         "norm_cv": "coefficient of variation, norm_sd / norm_mean",
         "norm_min": "smallest ‖f(x)‖",
@@ -74,13 +75,34 @@ def render_analysis(table: pd.DataFrame) -> Table:
     return Table([str(name) for name in shown.columns], rows)
 
 
+def explain_missing_norms(heads: pd.DataFrame) -> str:
+    """Name the attentions that have weights and no norms, and say why; "" if all have norms."""
+    kinds, places = list(heads["kind"].unique()), []
+    for kind, part in heads.groupby("kind", sort=False):
+        layers = part.loc[part["norm_mean"].isna(), "layer"].unique()
+        if len(layers):
+            every = len(layers) == part["layer"].nunique()
+            where = "" if every else f" in layer {', '.join(map(str, layers))}"
+            places.append(f"{name_kind(str(kind), kinds)}{where}")
+    if not places:
+        return ""
+    of = "" if heads["norm_mean"].isna().all() else f" for {', '.join(places)}"
+    return f"Weights are shown without norms{of}: {NOT_A_SUM}."
+
+
 def render_numbers(tables: dict[str, pd.DataFrame]) -> list[Part]:
     """Return the tables of lengths and correlations with their captions."""
     heads = tables["heads"]
     kinds = list(heads["kind"].unique())
-    parts: list[Part] = [Text(CAPTIONS["heads"]), _tabulate_lengths(heads, kinds)]
-    shown = {name: tables[name] for name in ("spearman", "frequency") if name in tables}
-    for name, table in shown.items():
+    normed = set(heads.loc[heads["norm_mean"].notna(), "kind"])
+    parts: list[Part] = [Text(CAPTIONS["heads"]), _tabulate_lengths(heads, kinds)] if normed else []
+    if missing := explain_missing_norms(heads):
+        parts.append(Text(missing))
+    for name in ("spearman", "frequency"):
+        table = tables.get(name, heads[:0])
+        table = table[table["kind"].isin(normed) | (table.get("of") == "weight")]
+        if table.empty:
+            continue
         counted = "pairs" if name == "spearman" else "tokens"
         left_out = table[table["spearman"].isna()]
         defined = table.drop(left_out.index)
