@@ -67,6 +67,14 @@ def test_a_turning_is_part_of_every_contribution(which, config, monkeypatch):
         torch.testing.assert_close(summed, layer.outputs, rtol=0.0, atol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["gated", "xsa", "resformer"])
+def test_an_adapted_hugging_face_model(name):
+    model = attnlab.adapt(tiny_models.llama(), name).double()
+    for layer in pretrained.record(model, tiny_models.padded_batch(model)).layers:
+        check(layer)
+        torch.testing.assert_close(vectors(layer).sum((1, 3)), layer.outputs, rtol=0.0, atol=1e-10)
+
+
 @pytest.mark.parametrize("which", TURNINGS)
 @pytest.mark.parametrize("size", [1, 3, 100])
 def test_ranges_of_queries_keep_their_turning(which, size):

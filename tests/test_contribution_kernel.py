@@ -85,6 +85,12 @@ def test_a_turning_by_one_number_joins_the_weights():
     torch.testing.assert_close(found, vectors(layer).norm(dim=-1).float(), rtol=1e-4, atol=1e-4)
 
 
+def test_a_turning_of_vectors_is_left_to_pytorch():
+    layer = made(2, 3, 9, 11, 5, 13)
+    layer = turned(layer, torch.randn_like(layer.context))
+    torch.testing.assert_close(norms(layer).layer, vectors(layer).sum(1).norm(dim=-1).float(), rtol=1e-4, atol=1e-4)
+
+
 def test_heads_that_share_values_and_weights_made_in_ranges():
     layer = made(2, 4, 19, 7, 8, 16)
     assert_same(replace(layer, grouped_values=layer.values[:, :2]))
