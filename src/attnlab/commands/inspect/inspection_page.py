@@ -45,8 +45,8 @@ AXES = {
     "cross": ("target token read (attending)", "source token (attended to)"),
 }
 BESIDE = (
-    "Left: the weight that it puts there. Right: how much it takes from there, ‖αf(x)‖. A category that is high left and "
-    "low right is looked at, but hardly used."
+    "Left: the weight that it puts there. Right: how much it takes from there, ‖αf(x)‖. A category that is high left "
+    "and low right is looked at, but hardly used."
 )
 FACTS = {
     "corpus_sha256": "SHA-256 of the texts", "batch_tokens": "tokens per batch", "examples": "texts",
