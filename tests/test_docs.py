@@ -34,13 +34,17 @@ PAGES = [  # of analyses, then of studies
     "diagnose", *STUDIES, "copying",
 ]  # fmt: skip
 
-
 docs = pytest.mark.docs
 
 
 @pytest.fixture(scope="module")
-def made():
-    return runpy.run_path(str(ROOT / "tools" / "pages.py"))["render_pages"]()
+def script():
+    return runpy.run_path(str(ROOT / "tools" / "pages.py"))
+
+
+@pytest.fixture(scope="module")
+def made(script):
+    return script["render_pages"]()
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +92,8 @@ def anchors(text):
 
 
 @docs
-def test_the_nav_is_the_site(made):
-    nav = leaves(NAV)
+def test_the_nav_is_the_site(made, script):
+    nav = leaves(script["fill_nav"](NAV))
     pages = {path.name for path in DOCS} | {name for name in made if name.endswith(".md")}
     assert set(nav) == pages
     assert len(nav) == len(set(nav))
@@ -104,6 +108,46 @@ def test_a_mechanism_s_page_has_equation_picture_command_and_what_to_read(made, 
     assert made[f"mechanisms/{name}.png"].startswith(b"\x89PNG")
     assert f"attnlab check {name}" in page
     assert len(page.split("## What to read in it")[1].split("## Options")[0].strip()) > 30
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_a_mechanism_s_docstring_names_its_paper_and_then_has_the_equation(name):
+    first, _, rest = sys.modules[MECHANISMS[name].__module__].__doc__.partition("\n\n")
+    assert re.fullmatch(r"[^(\n]+ \(.*\d{4}.*\): .+\.", first), first
+    assert rest.startswith("    ")
+
+
+@docs
+def test_the_table_has_every_mechanism_with_all_its_laws(made):
+    rows = re.findall(r"^\| \[(.+?)\]\(.+?\) \| (.*) \|$", made["mechanisms/table.md"], re.MULTILINE)
+    assert [name for name, _ in rows] == list(MECHANISMS)
+    cells = {name: re.split(r" \| (?=[^|`]*(?: \| |$))", row) for name, row in rows}
+    assert {len(row) for row in cells.values()} == {7}
+    assert cells["softmax"][:3] == ["`S = q kᵀ / √d` `P = softmax(S)`", "0", "plain"]
+    assert cells["fox"][1:3] == ["4,104", "gated, positional, self-only"]
+    assert cells["fox"][4:6] == ["yes", "keys, values, key side"]
+    assert "fail" not in made["mechanisms/table.md"]
+
+
+@docs
+def test_the_mechanism_that_the_page_builds_is_fox_in_under_thirty_lines(tmp_path, monkeypatch):
+    page = written("own-mechanism")
+    first, second = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    assert len(first.splitlines()) < 30
+    (tmp_path / "forgetting.py").write_text(first, encoding="utf-8")
+    (tmp_path / "gate.py").write_text(f"{first}\n{second}", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    small = {"steps=30": "steps=2"}
+    lines = re.search(r"^```sh\n(.*?)^```", page, re.MULTILINE | re.DOTALL)[1].splitlines()
+    for line in [*lines, "attnlab check ./gate.py:HeadGate"]:
+        words = [small.get(word, word) for word in shlex.split(line, comments=True)[1:]]
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 0, (words, result.output, result.exception)
+    mine, fox = (attnlab.attention(name, heads=2, head_dim=3) for name in ("./forgetting.py:Forgetting", "fox"))
+    fox.load_state_dict({f"forget.{name}": x for name, x in mine.gate.state_dict().items()})
+    q, k, v, x = torch.randn(2, 2, 5, 3), torch.randn(2, 2, 5, 3), torch.randn(2, 2, 5, 3), torch.randn(2, 5, 6)
+    contexts = [m(q, k, v, causal=True, sides=(None, m.key_side(x)))[0] for m in (mine, fox)]
+    torch.testing.assert_close(*contexts)
 
 
 @docs

@@ -1,7 +1,7 @@
 """Generate the pages of the site that come from the code: mechanisms, tasks, the Python reference, and the README.
 
-mkdocs calls `on_config` and `on_files` (mkdocs.yml). To add a page, write docs/NAME.md and a line in the nav. A
-mechanism or a task needs only the line, and a section in docs/mechanisms.md or docs/tasks.md.
+mkdocs calls `on_config` and `on_files` (mkdocs.yml). To add a page, write docs/NAME.md and a line in the nav. A task
+needs only the line and a section in docs/tasks.md; a mechanism only a section in docs/mechanisms.md.
 """
 
 import importlib
@@ -19,7 +19,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 import attnlab
-from attnlab.mechanisms import MECHANISMS, Mechanism, attention
+from attnlab.mechanisms import MECHANISMS, Mechanism, attention, kinds
+from attnlab.mechanisms.laws import LAWS, judge_law
+from attnlab.mechanisms.mechanism import ALL
 from attnlab.report.colours import NEGATIVE, POSITIVE
 from attnlab.report.figures import draw_attention_maps, render_png
 from attnlab.tasks import TASKS
@@ -57,7 +59,14 @@ class Columns(Preprocessor):
 
 def on_config(config: Any) -> Any:
     config.markdown_extensions.append(Literal())
+    config.nav = fill_nav(config.nav)
     return config
+
+
+def fill_nav(nav: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the nav with a page for every mechanism under "Mechanisms"."""
+    pages = [{name: f"mechanisms/{name}.md"} for name in MECHANISMS]
+    return [{title: part + pages if title == "Mechanisms" else part for title, part in each.items()} for each in nav]
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -75,6 +84,7 @@ def render_pages() -> dict[str, str | bytes]:
         "contributing.md": _read_text("CONTRIBUTING.md").replace("](docs/", "]("),
     }
     files |= {"reference.md": render_reference()} | {f"reference/{name}.md": render_room(name) for name in ROOMS}
+    files["mechanisms/table.md"] = render_table()
     for name in MECHANISMS:
         files |= {f"mechanisms/{name}.md": render_mechanism(name), f"mechanisms/{name}.png": draw_mechanism(name)}
     for name in TASKS:
@@ -130,6 +140,70 @@ layer = attnlab.attention("{name}", heads=8, head_dim=64)
 
 Defined in `{file}`. All mechanisms side by side: [mechanisms](../mechanisms.md).
 """
+
+
+def render_table() -> str:
+    """Return the table of all mechanisms: every cell is read from the code, counted or measured."""
+    rows = "\n".join(f"| {' | '.join(describe_mechanism(name))} |" for name in MECHANISMS)
+    return f"""# The table of mechanisms
+
+{len(MECHANISMS)} mechanisms. Nothing in this table is written by hand: it is made with the site, from the code.
+
+    equation       of its docstring, with S = q kᵀ/√d; its page says more
+    parameters     that one layer adds to softmax attention, with 8 heads of 64 and an input of 512
+    kind           see below
+    laws           how many of the {len(LAWS)} hold; the others do not apply, such as that of the carry without a carry
+    Hugging Face   whether attnlab.adapt puts it into a Llama, and if not, why
+    cache          what cached decoding keeps of each token; both the growing and the static cache equal the full pass
+    computed by    own Triton kernels on a GPU; PyTorch without storing weights; or the definition, weights · values
+
+| name | equation | parameters | kind | laws | Hugging Face | cache | computed by |
+|---|---|---|---|---|---|---|---|
+{rows}
+
+## Kinds
+
+{inspect.getdoc(kinds)}
+
+`attnlab check NAME` prints the kind of one. How to write one: [your own mechanism](../own-mechanism.md).
+"""
+
+
+def describe_mechanism(name: str) -> list[str]:
+    """Return the cells of a mechanism in the table."""
+    kind, layer = MECHANISMS[name], attention(name, heads=8, head_dim=64, layer=1)
+
+    def build(layer: int) -> Mechanism:
+        return attention(name, heads=3, head_dim=6, layer=layer)
+
+    first, *_ = _split_docstring(kind)[1].split("\n\n")
+    parts = [part for line in first.splitlines() for part in re.split(r" {4,}", line.strip())]
+    laws = [judge_law(law, build).holds for law in LAWS]
+    kept = ["keys", "values"] + ["key side"] * (kind.key_side is not Mechanism.key_side)
+    kept += ["queries" if layer.lookback == ALL else f"last {layer.lookback} queries"] * (layer.lookback > 0)
+    return [
+        f"[{name}]({name}.md)",
+        " ".join(f"`{part}`" for part in parts),
+        f"{sum(parameter.numel() for parameter in layer.parameters()):,}",
+        ", ".join(kinds.list_kinds(build)) or "plain",
+        str(laws.count(True)) + (f", {laws.count(False)} fail" if False in laws else ""),
+        try_adapting(name),
+        ", ".join(kept),
+        "Triton" if kind.kernels else "the definition" if kind.mix is Mechanism.mix else "PyTorch",
+    ]
+
+
+def try_adapting(name: str) -> str:
+    """Return "yes" if a small Llama can be adapted, else why not."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=2, vocab_size=16)).eval()
+    try:
+        attnlab.adapt(model, name)
+    except ValueError as error:
+        return f"no: {error}"
+    return "yes"
 
 
 def draw_mechanism(name: str) -> bytes:

@@ -6,6 +6,7 @@ from rich.text import Text
 
 from attnlab.config import parse_value, split_pairs
 from attnlab.mechanisms import attention, find_mechanism, parse_options
+from attnlab.mechanisms.kinds import list_kinds
 from attnlab.mechanisms.laws import LAWS, judge_law
 from attnlab.mechanisms.mechanism import Mechanism
 from attnlab.terminal import show_table
@@ -30,6 +31,8 @@ def check_laws(name: str, settings: Sequence[str]) -> bool:
     ]
     show_table(f"laws on {name}", ["law", "", "worst", "allowed", "compared"], rows)
     failed = sum(f.holds is False for f in findings)
+    if not failed:
+        print(f"kind: {', '.join(list_kinds(build)) or 'plain'}")
     summary = f"{len(findings) - failed} of {len(findings)} laws hold or do not apply"
     print(summary + (f"; {failed} fail" if failed else ""))
     return not failed

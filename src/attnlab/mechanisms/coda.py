@@ -1,4 +1,4 @@
-"""Cascaded head-colliding attention (Zheng et al. 2021, §3–4, eq. 4; App. A).
+"""Cascaded head-colliding attention (Zheng et al. 2021, §3–4, eq. 4; App. A): heads are latent and depend on others.
 
     μ_l = S_l + Z_{l−1} + σ(S_l + Z_{l−1})        σ: heads → αh → αh → h, LeakyReLU(0.2), at each (query, key)
     Z_l = μ_l + ε,  ε ~ N(0, I) in training       Z_l = μ_l at evaluation        P = softmax(Z_l)

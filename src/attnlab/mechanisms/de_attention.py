@@ -1,4 +1,4 @@
-"""Compositional de-attention (Tay et al. 2019, "CoDA"; not the CODA of Zheng et al. 2021).
+"""Compositional de-attention (Tay et al. 2019, "CoDA", not Zheng's CODA): a sign to add or subtract, times a gate.
 
     weights = tanh(S) ⊙ 2σ(−D)        S = q kᵀ / √d        D = ‖q − k‖₁ / √d
 

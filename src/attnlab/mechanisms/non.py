@@ -1,4 +1,4 @@
-"""Attention without normalisation (Richter & Wattenhofer 2020, "NON").
+"""Attention without normalisation (Richter & Wattenhofer 2020, "NON"): the weights are the logits.
 
     weights = S / √n        S = q kᵀ / √d, n visible keys
 

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention (Vaswani et al. 2017, §3.2.1).
+"""Scaled dot-product attention (Vaswani et al. 2017, §3.2.1): the weights of each query are a softmax over the keys.
 
     S = q kᵀ / √d        P = softmax(S)
 
