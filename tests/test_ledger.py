@@ -36,6 +36,18 @@ def test_a_row_is_read_as_it_was_written(ledger):
     assert Ledger(ledger.path).find(row.key) == row
 
 
+def test_a_row_from_before_a_key_counts_if_the_key_is_at_its_default(ledger):
+    stored = Row(recipe={"training": {"betas": (0.9, 0.98)}}, seed=0, measure="quality", edition=1, values={"x": 1})
+    ledger.append(stored)
+    defaults = {"training": {"z_loss": 0.0, "cuts": ()}}
+    for wanted, found in (
+        ({"betas": (0.9, 0.98), "z_loss": 0.0, "cuts": ()}, stored),
+        ({"betas": (0.9, 0.98), "z_loss": 0.1}, None),
+        ({"betas": (0.9, 0.99), "z_loss": 0.0}, None),
+    ):
+        assert ledger.find_older(stored.key, {"training": wanted}, defaults) == found
+
+
 def test_the_digest_does_not_depend_on_the_order_of_keys_and_knows_every_value():
     assert digest_recipe({"a": 1, "b": {"c": 2}}) == digest_recipe({"b": {"c": 2}, "a": 1})
     assert digest_recipe({"a": 1}) != digest_recipe({"a": 2})

@@ -113,7 +113,8 @@ class Ledger:
     def find_older(self, key: Key, recipe: Mapping[str, Any], defaults: Mapping[str, Any]) -> Row | None:
         """Return the row of a recipe from before it had all its keys: those that the row lacks are at their default."""
         rows = [row for row in self.rows() if row.key[1:] == key[1:]]
-        return next((row for row in reversed(rows) if _covers(row.recipe, recipe, defaults)), None)
+        wanted, known = (json.loads(json.dumps(values)) for values in (recipe, defaults))  # tuples as lists, as in rows
+        return next((row for row in reversed(rows) if _covers(row.recipe, wanted, known)), None)
 
     def append(self, row: Row) -> None:
         """Write one row; other processes may write to the same file."""
