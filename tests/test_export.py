@@ -73,6 +73,8 @@ def test_language_models_load_in_transformers(config, kind, tmp_path):
     "changes",
     [
         {},
+        {"norm": "pre", "final_norm": True, "target_vocabulary": None},
+        {"norm": "pre", "final_norm": True, "target_vocabulary": None, "tie": "all", "activation": "gelu"},
         {"tie": "none", "activation": "gelu", "decoder_layers": 1, "residual_scale": 0.5},
         {"tie": "all", "target_vocabulary": None, "positions": "learned", "max_length": 31},
         {"positions": "none", "attention_bias": False, "embedding_scale": False},
@@ -82,7 +84,7 @@ def test_language_models_load_in_transformers(config, kind, tmp_path):
 def test_translators_load_in_transformers(changes, tmp_path):
     model, error = write(replace(POST_NORM, **changes), tmp_path / "out")
     theirs = hf.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out").eval()
-    assert type(theirs) is hf.MarianMTModel
+    assert type(theirs) is (hf.PegasusForConditionalGeneration if "norm" in changes else hf.MarianMTModel)
     assert error < 1e-5
     source, target = torch.randint(1, 19, (2, 29)), torch.randint(1, 19, (2, 23))
     source[1, 17:] = 0
@@ -146,7 +148,8 @@ def test_the_proof_can_fail(tmp_path):
         (replace(LANGUAGE, heads=5, key_value_heads=1), "heads=5"),
         (replace(LANGUAGE, attention="differential"), "differential"),
         (replace(LANGUAGE, attention_options={"scale": 0.5}), "scale=0.5"),
-        (TRANSLATOR, "norm=pre, final_norm=true"),
+        (TRANSLATOR, "vocabularies of 23 and 19"),
+        (replace(TRANSLATOR, norm="post"), "final_norm=true"),
         (replace(POST_NORM, key_value_heads=1), "key_value_heads=1"),
         (replace(POST_NORM, head_dim=5), "head_dim=5"),
         (replace(POST_NORM, positions="rope"), "positions=rope"),
@@ -269,6 +272,12 @@ def test_a_run_is_exported(name, runs, monkeypatch):
     given = {"input_ids": ids} if name == "language" else {"input_ids": ids, "decoder_input_ids": ids}
     with torch.no_grad():
         torch.testing.assert_close(theirs(**given).logits, run.model(*given.values()), rtol=0, atol=1e-5)
+
+
+def test_a_modern_run_is_inspected(runs, tmp_path):
+    done = run_attnlab("inspect", "runs/language", "--text", LINES[0], "--out", tmp_path / "page", cwd=runs)
+    assert done.returncode == 0, done.stderr
+    assert "norm" in (tmp_path / "page" / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

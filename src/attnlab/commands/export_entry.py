@@ -19,7 +19,7 @@ def export(
     """Write the model of a run as a Hugging Face model, with its tokenizer, and prove that the logits are the same.
 
     Settings: weights=best|last|N|at:STEP
-    transformers loads it: a language model such as modern-25m as Llama or Qwen3, a translator with norm=post as Marian.
+    transformers loads it: a language model such as modern-25m as Llama or Qwen3, a translator as Marian or Pegasus.
     With another attention than softmax, attnlab.load loads it.
     """
     from attnlab.commands.export import export_run

@@ -77,7 +77,7 @@ def write_model(model: Transformer, skeleton: Skeleton, installed: Installation 
         if installed is not None:
             pretrained.adapt(theirs, installed.name, kinds=installed.kinds, **installed.options)
             _fill_mechanisms(theirs, model, skeleton)
-        theirs._keys_to_ignore_on_save = None  # Marian's positions
+        theirs._keys_to_ignore_on_save = None  # tables of positions
         theirs.save_pretrained(folder)
     return check_logits(model, folder)
 

@@ -2,9 +2,10 @@
 
     LlamaForCausalLM   language models with RoPE, RMSNorm before each block and a gated feed-forward
     Qwen3ForCausalLM   the same with QK-norm
-    MarianMTModel      translators with LayerNorm after each block; its table of positions is saved with the model,
-                       because ours has other frequencies
+    MarianMTModel      translators with LayerNorm after each block
+    PegasusForConditionalGeneration    translators with LayerNorm before each block, and a vocabulary of one size
 
+The last two save their tables of positions with the model, because ours have other frequencies.
 Nothing here imports transformers.
 """
 
@@ -19,8 +20,8 @@ LANGUAGE: dict[str, tuple[Any, ...]] = {  # the values that Llama and Qwen3 have
     "norm": ("pre",), "norm_type": ("rms",), "final_norm": (True,), "positions": ("rope",),
     "activation": ("swiglu", "geglu"), "logit_cap": (None,), "adaptive_cutoffs": ((),),
 }  # fmt: skip
-TRANSLATOR: dict[str, tuple[Any, ...]] = {  # the values that Marian has
-    "norm": ("post",), "norm_type": ("layer",), "norm_epsilon": (1e-5,), "final_norm": (False,),
+TRANSLATOR: dict[str, tuple[Any, ...]] = {  # the values that Marian and Pegasus have
+    "norm_type": ("layer",), "norm_epsilon": (1e-5,),
     "positions": ("sinusoidal", "learned", "none"), "activation": ("relu", "gelu"), "query_key_norm": (False,),
     "logit_cap": (None,),
 }  # fmt: skip
@@ -31,7 +32,7 @@ DECODER = {  # a layer of Llama and Qwen3, and one of our blocks
     "mlp.up_proj": "feed_forward.factor", "mlp.down_proj": "feed_forward.output",
     "input_layernorm": "attention_residual.norm", "post_attention_layernorm": "feed_forward_residual.norm",
 }  # fmt: skip
-MARIAN = {  # a layer of Marian, of which the encoder has no encoder_attn, and one of our blocks
+MARIAN = {  # a layer of Marian and Pegasus, of which the encoder has no encoder_attn, and one of our blocks
     **{f"{theirs}.{name}_proj": f"{ours}.{part}"
        for theirs, ours in (("self_attn", "attention"), ("encoder_attn", "cross"))
        for name, part in (("q", "query"), ("k", "key"), ("v", "value"), ("out", "output"))},
@@ -39,7 +40,7 @@ MARIAN = {  # a layer of Marian, of which the encoder has no encoder_attn, and o
     "fc1": "feed_forward.inner", "fc2": "feed_forward.output", "final_layer_norm": "feed_forward_residual.norm",
 }  # fmt: skip
 ROPE_NAMES = {"llama3": ("low_freq_factor", "high_freq_factor"), "yarn": ("beta_slow", "beta_fast")}
-POSITIONS = "embed_positions"  # Marian's tables, one of each stack
+POSITIONS = "embed_positions"  # the tables of Marian and Pegasus, one of each stack
 
 
 @dataclass(frozen=True)
@@ -93,35 +94,42 @@ def _find_language_skeleton(config: TransformerConfig, length: int) -> Skeleton:
 
 
 def _find_translation_skeleton(config: TransformerConfig, length: int) -> Skeleton:
-    misfits = _list_misfits(config, TRANSLATOR)
+    pre = config.norm == "pre"
+    name, sizes = "Pegasus" if pre else "Marian", (config.vocabulary, config.target_vocabulary or config.vocabulary)
+    misfits = _list_misfits(config, TRANSLATOR | {"final_norm": (pre,)})
     if config.embedding_factor not in (1, config.width**0.5):
         misfits.append(f"embedding_scale={config.embedding_scale}")
     if config.key_value_heads not in (None, config.heads):
         misfits.append(f"key_value_heads={config.key_value_heads}")
     if config.head_size * config.heads != config.width:
         misfits.append(f"head_dim={config.head_dim}")
+    if pre and sizes[0] != sizes[1]:
+        misfits.append(f"vocabularies of {sizes[0]} and {sizes[1]} words, as norm=pre would need")
     if misfits:
-        raise ValueError(f"Marian of transformers has no {', '.join(misfits)}; train with model=iwslt14, which fits")
-    layers = {"encoder": config.layers, "decoder": config.decoder_layers or config.layers}
+        raise ValueError(f"{name} of transformers has no {', '.join(misfits)}; train with model=iwslt14, which fits")
     values: dict[str, Any] = {
-        "vocab_size": config.vocabulary, "decoder_vocab_size": config.target_vocabulary or config.vocabulary,
-        "d_model": config.width, "activation_function": config.activation, "dropout": config.dropout,
-        "attention_dropout": config.attention_dropout, "activation_dropout": config.activation_dropout,
-        "scale_embedding": config.embedding_factor != 1, "share_encoder_decoder_embeddings": config.tie == "all",
-        "tie_word_embeddings": config.tie != "none", "pad_token_id": config.padding, "bos_token_id": BOS,
-        "eos_token_id": EOS, "decoder_start_token_id": BOS, "forced_eos_token_id": None,
+        "vocab_size": sizes[0], "d_model": config.width, "activation_function": config.activation,
+        "dropout": config.dropout, "attention_dropout": config.attention_dropout,
+        "activation_dropout": config.activation_dropout, "scale_embedding": config.embedding_factor != 1,
+        "tie_word_embeddings": config.tie == "all" if pre else config.tie != "none", "pad_token_id": config.padding,
+        "bos_token_id": BOS, "eos_token_id": EOS, "decoder_start_token_id": BOS, "forced_eos_token_id": None,
         "max_position_embeddings": config.max_length if config.positions == "learned" else length,
     }  # fmt: skip
+    if not pre:
+        values |= {"decoder_vocab_size": sizes[1], "share_encoder_decoder_embeddings": config.tie == "all"}
     modules = {"model.shared": "decoder.embedding.words", "lm_head": "readout"}
-    for stack, count in layers.items():
+    for stack, count in (("encoder", config.layers), ("decoder", config.decoder_layers or config.layers)):
         values |= {f"{stack}_layers": count, f"{stack}_attention_heads": config.heads}
         values[f"{stack}_ffn_dim"] = config.feed_forward
-        modules |= {f"model.{stack}.embed_tokens": f"{stack}.embedding.words"}
+        modules |= {
+            f"model.{stack}.embed_tokens": f"{stack}.embedding.words",
+            f"model.{stack}.layer_norm": f"{stack}.norm",
+        }
         modules |= {f"model.{stack}.{POSITIONS}": f"{stack}.embedding.positions"}
         for layer in range(count):
             theirs, own = f"model.{stack}.layers.{layer}", f"{stack}.blocks.{layer}"
-            modules |= {f"{theirs}.{name}": f"{own}.{ours}" for name, ours in MARIAN.items()}
-    return Skeleton("MarianMTModel", values, modules)
+            modules |= {f"{theirs}.{part}": f"{own}.{ours}" for part, ours in MARIAN.items()}
+    return Skeleton("PegasusForConditionalGeneration" if pre else "MarianMTModel", values, modules)
 
 
 def _list_misfits(config: TransformerConfig, values: Mapping[str, tuple[Any, ...]]) -> list[str]:
