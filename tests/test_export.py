@@ -17,6 +17,9 @@ from attnlab.huggingface.skeletons import find_skeleton
 from attnlab.huggingface.tokenizer_files import write_tokenizer
 from attnlab.mechanisms import MECHANISMS, Mechanism
 from attnlab.models.transformer import build
+from attnlab.reading.maps import build_view
+from attnlab.reading.reader import open_reader
+from attnlab.reading.text_stream import TextExample
 from attnlab.tasks.language import Language, LanguageConfig
 from attnlab.tasks.translation import Translation, TranslationConfig
 from attnlab.training.runs import open_run
@@ -101,7 +104,9 @@ def test_a_translator_decodes_as_ours_does(tmp_path):
     target = torch.ones(2, 1, dtype=torch.long)
     with torch.no_grad():
         for _ in range(9):
-            target = torch.cat([target, model(source, target)[:, -1:].argmax(-1)], dim=1)
+            logits = model(source, target)[:, -1:]
+            logits[..., :2] = -torch.inf  # neither <pad> nor <s>
+            target = torch.cat([target, logits.argmax(-1)], dim=1)
     assert torch.equal(decoded, target)
 
 
@@ -274,10 +279,14 @@ def test_a_run_is_exported(name, runs, monkeypatch):
         torch.testing.assert_close(theirs(**given).logits, run.model(*given.values()), rtol=0, atol=1e-5)
 
 
-def test_a_modern_run_is_inspected(runs, tmp_path):
-    done = run_attnlab("inspect", "runs/language", "--text", LINES[0], "--out", tmp_path / "page", cwd=runs)
-    assert done.returncode == 0, done.stderr
-    assert "norm" in (tmp_path / "page" / "report.html").read_text()
+def test_a_modern_run_is_read_by_weights_and_norms(runs, monkeypatch):
+    monkeypatch.chdir(runs)
+    reader = open_reader("runs/language", device="cpu")
+    recorded = reader.record([TextExample(LINES[0])])
+    assert [layer.strange for layer in recorded.layers] == [""]
+    shown = build_view(recorded).runs[0].frames[0].attentions
+    assert {"weight", "norm-block"} <= {name for attention in shown for name in attention.maps}
+    assert reader.predict(TextExample(LINES[0]))
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ TYPES = {"weights": str}
 FORMATS = ("huggingface",)
 ROOT = Path("exported")
 LENGTH = 1024  # least number of positions of an exported model
+NEW_TOKENS = 256  # largest number of tokens of a translation, by default
 
 
 def export_run(run: str, settings: Sequence[str], *, to: str, out: Path | None = None) -> Path:
@@ -78,4 +79,5 @@ def _find_skeleton(config: TransformerConfig, recipe: Recipe) -> Skeleton:
     if config.model != "translator":
         return skeleton
     beams = {"num_beams": recipe.decoding.beam, "length_penalty": recipe.decoding.length_penalty}
-    return replace(skeleton, generation=beams | {"max_length": skeleton.config["max_position_embeddings"]})
+    limit = min(NEW_TOKENS, skeleton.config["max_position_embeddings"] - 1)
+    return replace(skeleton, generation={**skeleton.generation, **beams, "max_new_tokens": limit})

@@ -10,11 +10,11 @@ Nothing here imports transformers.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from attnlab.models.transformer_config import ROPE_HIGH, TransformerConfig
-from attnlab.tasks.task import BOS, EOS
+from attnlab.tasks.task import BOS, EOS, PAD, UNK
 
 LANGUAGE: dict[str, tuple[Any, ...]] = {  # the values that Llama and Qwen3 have
     "norm": ("pre",), "norm_type": ("rms",), "final_norm": (True,), "positions": ("rope",),
@@ -50,7 +50,7 @@ class Skeleton:
     kind: str  # name of the class
     config: Mapping[str, Any]  # values of its configuration
     modules: Mapping[str, str]  # the name of each of its modules with weights, and the name of ours
-    generation: Mapping[str, Any] = field(default_factory=dict)  # values of its generation_config
+    generation: Mapping[str, Any]  # values of its generation_config: tokens that our decoding never writes
 
 
 def find_skeleton(config: TransformerConfig, length: int) -> Skeleton:
@@ -90,7 +90,7 @@ def _find_language_skeleton(config: TransformerConfig, length: int) -> Skeleton:
     modules = {"model.embed_tokens": "decoder.embedding.words", "model.norm": "decoder.norm", "lm_head": "readout"}
     for layer in range(config.layers):
         modules |= {f"model.layers.{layer}.{name}": f"decoder.blocks.{layer}.{ours}" for name, ours in DECODER.items()}
-    return Skeleton(f"{kind}ForCausalLM", values, modules)
+    return Skeleton(f"{kind}ForCausalLM", values, modules, {"suppress_tokens": [PAD, BOS, UNK]})
 
 
 def _find_translation_skeleton(config: TransformerConfig, length: int) -> Skeleton:
@@ -129,7 +129,8 @@ def _find_translation_skeleton(config: TransformerConfig, length: int) -> Skelet
         for layer in range(count):
             theirs, own = f"model.{stack}.layers.{layer}", f"{stack}.blocks.{layer}"
             modules |= {f"{theirs}.{part}": f"{own}.{ours}" for part, ours in MARIAN.items()}
-    return Skeleton("PegasusForConditionalGeneration" if pre else "MarianMTModel", values, modules)
+    kind = "PegasusForConditionalGeneration" if pre else "MarianMTModel"
+    return Skeleton(kind, values, modules, {"suppress_tokens": [PAD, BOS]})
 
 
 def _list_misfits(config: TransformerConfig, values: Mapping[str, tuple[Any, ...]]) -> list[str]:
