@@ -136,7 +136,7 @@ def test_noise_alone_makes_equal_heads_differ():
 @pytest.mark.parametrize("which", TURNINGS)
 def test_noise_keeps_the_turning(which):
     for layer in add_noise(attnlab.record(made_turning(which), TARGET), 5).layers:
-        torch.testing.assert_close(layer.mixed, layer.turned)
+        torch.testing.assert_close(layer.mixed, layer.turned_context)
         torch.testing.assert_close(layer.outputs, vectors(layer).sum((1, 3)) + layer.output_bias)
 
 

@@ -142,7 +142,7 @@ def test_every_kind_obeys_the_laws_of_the_record_and_decodes_with_a_cache(mechan
         made = torch.einsum("bhid,hde->bie", layer.mixed, layer.output_weight)
         torch.testing.assert_close(made, layer.outputs, **EXACT)
         built = model.get_submodule(layer.name).attnlab
-        torch.testing.assert_close(built.finish(layer.turned), layer.mixed, **EXACT)
+        torch.testing.assert_close(built.finish(layer.turned_context), layer.mixed, **EXACT)
         if (row_sum := built.row_sum) is not None:
             sums = layer.weights.sum(-1).transpose(1, 2)[tokens]  # (tokens, h)
             torch.testing.assert_close(sums, torch.as_tensor(row_sum).double().detach().expand_as(sums), **EXACT)

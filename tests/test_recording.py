@@ -96,7 +96,7 @@ def test_a_turning_is_saved_and_goes_with_its_examples(tmp_path, shape):
     for record in (loaded, example([turned])):
         part = record[1:].layers[0]
         assert torch.equal(part.turning, turned.turning[1:])
-        torch.testing.assert_close(part.turned, turned.turned[1:])
+        torch.testing.assert_close(part.turned_context, turned.turned_context[1:])
 
 
 @pytest.mark.parametrize("shape", [(B, H, Q, D + 1), (B, H, D, D), (B, H, Q, D, 1), (H, Q, D)], ids=str)

@@ -44,7 +44,7 @@ def check_laws(model: Transformer, made_record) -> None:
     for layer in made_record.layers:
         mechanism = parts[layer.name].mechanism
         torch.testing.assert_close(layer.weights @ layer.values, layer.context, **close)
-        torch.testing.assert_close(mechanism.finish(layer.turned), layer.mixed, **close)
+        torch.testing.assert_close(mechanism.finish(layer.turned_context), layer.mixed, **close)
         summed = torch.einsum("bhid,hde->bie", layer.mixed, layer.output_weight)
         summed = summed if layer.output_bias is None else summed + layer.output_bias
         torch.testing.assert_close(summed, layer.outputs, **close)

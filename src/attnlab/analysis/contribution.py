@@ -220,7 +220,7 @@ def compute_projected_norms(x: Tensor, projection: Tensor) -> Tensor:
 def is_linear(layer: Layer) -> bool:
     """Return whether the output of a layer is a sum over its keys: `finish` does nothing."""
     if layer.turning is not None:
-        return is_close(layer.turned, layer.mixed)
+        return is_close(layer.turned_context, layer.mixed)
     return layer.mixed is layer.context or torch.equal(layer.mixed, layer.context)
 
 

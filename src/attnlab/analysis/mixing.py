@@ -101,7 +101,7 @@ def map_feed_forward(layer: Layer, *, to: str) -> Mixing:
 def split_own(layer: Layer, residual: Tensor) -> tuple[Tensor, Tensor]:
     """Split u − b into the query's own part, with its residual, and the part of the others; (b,i,e) each."""
     projection = widen(layer.output_weight)
-    total = torch.einsum("bhid,hde->bie", widen(layer.turned), projection)
+    total = torch.einsum("bhid,hde->bie", widen(layer.turned_context), projection)
     if is_cross(layer):
         return residual, total
     at_itself = torch.cat([weights.diagonal(rows.start, 2, 3) for rows, weights in layer.chunks()], dim=-1)  # (b,h,i)

@@ -41,7 +41,7 @@ class Mechanism(nn.Module, ABC):
     bias    added to the logits, broadcastable to (b,h,i,j)
     carry   what the previous layer of the same kind returned, or None; undefined where hidden, and never read there
 
-    A mechanism that reads more than q, k and v says so by what it overrides. x (b,n,e) is the input of the layer:
+    A mechanism that reads more than q, k and v overrides one of these. x (b,n,e) is the input of the layer:
 
         query_side(x)    -> None | (b,·,i,·)     derived from x for each query, as a gate
         key_side(x)      -> None | (b,·,j,·)     derived from x for each key; cached beside the keys

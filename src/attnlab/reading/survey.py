@@ -105,12 +105,9 @@ def survey(
         Statistics(categories, frequency, layers=config.layers, heads=config.heads),
         {name_analysis(name): find_analysis(name)() for name in config.analyses},
     )
-    about: dict[str, Any] = {"model": reader.name, "weights": digest_weights(reader.model)}
-    about |= {"corpus": contents.fingerprint, "groups": groups, "processes": world.num_processes}
+    about = {"corpus": contents.fingerprint, "groups": groups, "processes": world.num_processes}
     about["counts"] = None if counts is None else hashlib.sha256(counts.encode()).hexdigest()
-    settings = asdict(config) | {"code": hash_files(config.analyses)}
-    settings = {key: value for key, value in settings.items() if config.analyses or key not in ("analyses", "code")}
-    file, description = folder / "survey.json", json.dumps(settings | about, indent=1, ensure_ascii=False) + "\n"
+    file, description = folder / "survey.json", _describe_survey(reader, config, about)
     _check_description(file, description)
     path = folder / "state" / f"{world.process_index}-of-{world.num_processes}.safetensors"
     start = _resume(statistics, path)
@@ -133,6 +130,14 @@ def survey(
             saved = time.monotonic()
     save(END)
     return _join_processes(statistics, world), contents
+
+
+def _describe_survey(reader: TextReader, config: SurveyConfig, about: dict[str, Any]) -> str:
+    """Return everything that the result depends on, as JSON."""
+    settings = asdict(config) | {"code": hash_files(config.analyses)}
+    settings = {key: value for key, value in settings.items() if config.analyses or key not in ("analyses", "code")}
+    settings |= {"model": reader.name, "weights": digest_weights(reader.model)}
+    return json.dumps(settings | about, indent=1, ensure_ascii=False) + "\n"
 
 
 class SurveySums:

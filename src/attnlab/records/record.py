@@ -84,7 +84,7 @@ class Layer:
         return self.grouped_values.repeat_interleave(self.context.shape[1] // self.grouped_values.shape[1], dim=1)
 
     @property
-    def turned(self) -> Tensor:
+    def turned_context(self) -> Tensor:
         """The context after the turning, (b,h,i,d)."""
         return self.context if self.turning is None else apply_turning(self.turning, self.context)
 
