@@ -1,7 +1,7 @@
 """Generate the pages of the site that come from the code: mechanisms, tasks, the Python reference, and the README.
 
-mkdocs calls `on_config` and `on_files` (mkdocs.yml). To add a page, write docs/NAME.md and a line in the nav. A task
-needs only the line and a section in docs/tasks.md; a mechanism only a section in docs/mechanisms.md.
+mkdocs calls `on_config` and `on_files` (mkdocs.yml). To add a page, write docs/NAME.md and a line in the nav. A
+mechanism or a task has a page by its line in the registry; a section in docs/mechanisms.md or docs/tasks.md says more.
 """
 
 import importlib
@@ -64,9 +64,10 @@ def on_config(config: Any) -> Any:
 
 
 def fill_nav(nav: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the nav with a page for every mechanism under "Mechanisms"."""
-    pages = [{name: f"mechanisms/{name}.md"} for name in MECHANISMS]
-    return [{title: part + pages if title == "Mechanisms" else part for title, part in each.items()} for each in nav]
+    """Return the nav of mkdocs.yml with a page for each mechanism and each task."""
+    more = {"Mechanisms": [{name: f"mechanisms/{name}.md"} for name in MECHANISMS]}
+    more["Tasks"] = [{name: f"tasks/{name}.md"} for name in TASKS]
+    return [{title: pages + more[title] if title in more else pages for title, pages in part.items()} for part in nav]
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -101,7 +102,7 @@ def render_mechanism(name: str) -> str:
     """Return the page of a mechanism: equation, picture, how to read it, options and commands."""
     kind = MECHANISMS[name]
     summary, rest = _split_docstring(kind)
-    chapter = _find_section("mechanisms.md", name)
+    chapter = _find_section("mechanisms.md", name) or _describe_kind(kind)
     options = "\n".join(f"| `{key}` | `{value}` |" for key, value in _list_options(kind).items())
     table = f"| option | default |\n|---|---|\n{options}" if options else "It has no further options."
     file = Path(inspect.getfile(kind)).relative_to(ROOT).as_posix()
@@ -372,7 +373,18 @@ def _find_section(page: str, heading: str) -> str:
         if heading in title.split(", "):
             body = body.replace("](#", f"](../{page}#")
             return re.sub(r"\]\((?!http|\.\./)", "](../", body).strip("\n")
-    raise ValueError(f"docs/{page} has no heading {heading!r}: add a section on how to read it")
+    return ""
+
+
+def _describe_kind(kind: type[Mechanism]) -> str:
+    """Say what a mechanism declares, where no section says more."""
+    declared = {
+        "carries": "It passes a carry from layer to layer.", "stochastic": "It draws noise in training.",
+        "self_only": "It is for self-attention alone.", "positional": "It reads the order of keys.",
+    }  # fmt: skip
+    sentences = [sentence for name, sentence in declared.items() if getattr(kind, name)]
+    plain = "It reads each query with its keys alone, in any order, and passes nothing to the next layer."
+    return " ".join(sentences) or plain
 
 
 def _read_text(name: str) -> str:

@@ -128,15 +128,13 @@ def _name_module(path: Path) -> str:
 class OwnFileFinder(MetaPathFinder):
     """Finds the module of a user's file by its name, so that another process can unpickle what the file defines."""
 
-    @classmethod
-    def find_spec(cls, name: str, path: object, target: object = None) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: object, target: object = None) -> ModuleSpec | None:
         if not name.startswith(PREFIX):
             return None
         return importlib.util.spec_from_file_location(name, bytes.fromhex(name.removeprefix(PREFIX)).decode())
 
 
-if OwnFileFinder not in sys.meta_path:
-    sys.meta_path.append(OwnFileFinder)
+sys.meta_path.append(OwnFileFinder())
 
 
 def _tell_place(name: str) -> str:
