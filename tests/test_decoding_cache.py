@@ -77,8 +77,8 @@ def test_noise_is_the_same_step_by_step_in_cross_attention_too(name, static):
     torch.testing.assert_close(logits, full, **close)
 
 
+@every_kind
 @both_caches
-@pytest.mark.parametrize("name", ["softmax", "coda"])
 def test_beams_are_reordered_repeated_and_dropped(name, static):
     model, source, target = made(TRANSLATOR, name), padded_source(), torch.randint(1, 19, (3, 5))
     state = model.start(source, static=static).select(torch.tensor([2, 1, 1, 0, 1]))  # before the first token

@@ -63,6 +63,6 @@ class MultiToken(Mechanism):
     def finish(self, context: Tensor) -> Tensor:
         if self.norm is None or self.gate is None:
             return context
-        y: Tensor = self.norm(context)
+        y = F.rms_norm(widen(context), (self.head_dim,), widen(self.norm.weight), self.norm.eps).to(context.dtype)
         gate: Tensor = self.gate(y).sigmoid()
         return gate * y
