@@ -1,194 +1,257 @@
-"""Each mechanism, forward and backward, beside torch's fused softmax attention in the same run: time and peak memory.
+"""Each mechanism, forward and backward, beside the fastest softmax attention in the same run: time and peak memory.
 
-    python benchmarks/mechanisms.py [--out results/mechanisms] [--only dagpam,coda] [--device cpu|gpu]
+    python benchmarks/mechanisms.py [--out results/mechanisms] [--only dagpam,coda] [--part layers|llama] [--tiny]
 
-The peer is `scaled_dot_product_attention` with the fastest of its backends. On a GPU: causal, queries in the memory
-layout of a projection, bf16 and, for daGPAM, also padded and float32; time on the device (CUDA graph) and in eager
-mode. On a CPU: float32, one thread, one process per mechanism. A mechanism with a carry receives one. A
-time is printed only if the output and the gradients first equal those of the definition.
+layers  one layer of each mechanism, causal, queries in the memory layout of a projection; a mechanism with a carry
+        receives one. On a GPU in bf16: time on the device (CUDA graph) and in eager mode, and with --definition the
+        definition too, eager and by torch.compile. On a CPU in float32, one thread. Other cases: grouped keys, padding,
+        9 heads. The peer is the fastest of torch's SDPA backends and, on a GPU, FlexAttention.
+llama   a Llama of 135M parameters with random weights, adapted to each mechanism: one training step in eager mode. The
+        peer is the model's own attention.
+
+A time is printed only if the output and the gradients first equal those of the definition, in float32. --tiny runs
+everything with tiny sizes, to see that it works. Numbers are written after each case.
 """
 
 import argparse
-import json
-import subprocess
+import gc
 import sys
 from contextlib import nullcontext
+from functools import partial
 
+import adapted_llama
 import measuring
 import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from attnlab.mechanisms import MECHANISMS, attention
-from attnlab.mechanisms.mechanism import Mechanism
+from attnlab.mechanisms.kernels.launch import LAUNCHED
 
-GPU_SHAPES = [(64, 8, 128, 64), (16, 8, 512, 64), (8, 16, 1024, 64), (4, 16, 2048, 64)]
-CPU_SHAPES = [(2, 8, 128, 64), (1, 8, 512, 64)]
+SHAPES = [(64, 8, 128, 64), (16, 8, 512, 64), (8, 16, 1024, 64), (4, 16, 2048, 64), (1, 16, 8192, 64)]
+CASES = [("causal", shape, {}) for shape in SHAPES]
+CASES += [("grouped", (4, 16, 2048, 64), {"groups": 4}), ("padded", (8, 16, 1024, 64), {"padded": True})]
+CASES += [("9 heads", (4, 9, 2048, 64), {"groups": 3})]
+CPU_CASES = [("causal", (2, 8, 128, 64), {}), ("causal", (1, 8, 512, 64), {})]
+TINY_CASES = [("causal", (2, 4, 9, 16), {}), ("grouped", (2, 9, 9, 16), {"groups": 3})]
+TINY_CASES += [("padded", (2, 4, 9, 16), {"padded": True})]
 BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-PEER = "torch SDPA"
+PEER, WAYS = "softmax by torch", ("definition", "compiled definition")
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 SEED = 0
 
 
 class Case:
     """Tensors of one shape, and steps that run forward and backward once."""
 
-    def __init__(self, shape, device, dtype, padded=False):
+    def __init__(self, shape, device, *, groups=None, padded=False):
         b, h, n, d = shape
         torch.manual_seed(SEED)
-        self.shape, self.device, self.dtype = shape, device, dtype
-        self.leaves = [torch.randn(b, n, h, d, device=device, dtype=dtype).requires_grad_() for _ in range(3)]
-        self.qkv = [x.transpose(1, 2) for x in self.leaves]
-        self.grad = torch.randn(b, n, h, d, device=device, dtype=dtype).transpose(1, 2)
+        self.shape, self.device, self.groups = shape, device, groups or h
+        self.dtype = torch.bfloat16 if device == "cuda" else torch.float32
+        self.keys, self.values = (self.draw(b, n, self.groups, d) for _ in range(2))
+        self.queries, self.x = self.draw(b, n, h, d), self.draw(b, n, h * d)
+        self.grad = torch.randn(b, n, h, d, device=device, dtype=self.dtype).transpose(1, 2)
         lengths = torch.randint(n // 2, n + 1, (b, 1, 1, 1), device=device)
         self.mask = torch.arange(n, device=device) < lengths if padded else None
 
-    def peer(self, backend=None):
-        mask = self.mask if self.mask is None else self.mask & torch.ones(
-            self.shape[2], self.shape[2], dtype=torch.bool, device=self.device
-        ).tril()  # fmt: skip
+    def draw(self, *shape):
+        return torch.randn(*shape, device=self.device, dtype=self.dtype).requires_grad_()
+
+    def make_peer(self, backend):
+        """Return a step of torch's attention by one backend, or by FlexAttention if that is None."""
+        leaves, n = [self.queries, self.keys, self.values], self.shape[2]
+        triangle = torch.ones(n, n, dtype=torch.bool, device=self.device).tril()
+        mask = None if self.mask is None else self.mask & triangle
+        if backend is None:
+            attend = self.make_flex()
+        else:
+            options = {"attn_mask": mask, "is_causal": mask is None, "enable_gqa": self.groups != self.shape[1]}
+            attend = partial(F.scaled_dot_product_attention, **options)
 
         def step():
             with nullcontext() if backend is None else sdpa_kernel(backend):
-                y = F.scaled_dot_product_attention(*self.qkv, attn_mask=mask, is_causal=mask is None)
-            return torch.autograd.grad(y, self.leaves, self.grad)
+                y = attend(*(x.transpose(1, 2) for x in leaves))
+            return torch.autograd.grad(y, leaves, self.grad)
 
         return step
 
-    def make_step(self, name):
+    def make_flex(self):
+        """Return FlexAttention with the mask of this case, compiled."""
+        b, _, n, _ = self.shape
+        keep = torch.ones(b, n, dtype=torch.bool, device=self.device) if self.mask is None else self.mask[:, 0, 0]
+
+        def see(example, _, i, j):
+            return (j <= i) & keep[example, j]
+
+        mask = create_block_mask(see, b, None, n, n, device=self.device)
+        return partial(torch.compile(flex_attention), block_mask=mask, enable_gqa=self.groups != self.shape[1])
+
+    def make_layer(self, name, impl="auto"):
+        """Return a mechanism in training mode, and its arguments as leaves: q, k, v, a carry or None, and x or None."""
         b, h, n, d = self.shape
         torch.manual_seed(SEED)
-        mechanism = attention(name, heads=h, head_dim=d, layer=1).to(device=self.device, dtype=self.dtype)
+        mechanism = attention(name, heads=h, head_dim=d, layer=1, impl=impl).to(self.device, self.dtype)
+        queries = self.queries if mechanism.query_heads == h else self.draw(b, n, mechanism.query_heads, d)
         carry = None
         if mechanism.carries:
-            carry = torch.randn(b, mechanism.carry_heads, n, n, device=self.device, dtype=self.dtype).requires_grad_()
-        wanted = [*self.leaves, *(p for p in mechanism.parameters() if p.requires_grad), *([carry] * mechanism.carries)]
+            pairs = mechanism.carry_of == "pairs"
+            carry = self.draw(b, mechanism.carry_heads, n, n) if pairs else self.draw(b, self.groups, n, d)
+        return mechanism, [queries, self.keys, self.values, carry, self.x]
+
+    def run(self, mechanism, queries, keys, values, carry, x, mask):
+        q, k, v = (leaf.transpose(1, 2) for leaf in (queries, keys, values))
+        sides = (mechanism.query_side(x), mechanism.key_side(x))
+        return mechanism(q, k, v, mask, carry, causal=True, sides=sides)[0]
+
+    def make_step(self, mechanism, leaves, called=None):
+        """Return a step of a mechanism; called: its compiled form."""
+        parameters = [p for p in mechanism.parameters() if p.requires_grad]
+        wanted = [x for x in leaves if x is not None] + parameters
+        run = self.run if called is None else called
 
         def step():
-            context, _ = mechanism(*self.qkv, self.mask, carry, causal=True)
-            return torch.autograd.grad(context, wanted, self.grad, allow_unused=True)
+            return torch.autograd.grad(run(mechanism, *leaves, self.mask), wanted, self.grad, allow_unused=True)
 
-        return step, mechanism, carry
+        return step
+
+    def measure_error(self, mechanism, leaves):
+        """Return the largest relative distance of the layer and its gradients from the definition in float32."""
+        mechanism.eval()
+        results, impl = [], mechanism.impl
+        for way, dtype in ((impl, self.dtype), ("reference", torch.float32)):
+            mechanism.impl = way
+            some = [None if x is None else x.detach()[:1].to(dtype).requires_grad_() for x in leaves]
+            mask = self.mask if self.mask is None else self.mask[:1]
+            y = self.run(mechanism.to(dtype), *some, mask)
+            given = [x for x in some if x is not None]
+            slopes = torch.autograd.grad(y, given, self.grad[:1].to(dtype), allow_unused=True)
+            results.append([y.detach(), *(x for x in slopes if x is not None)])
+        mechanism.to(self.dtype).train().impl = impl
+        error = max(float((x.float() - y).norm() / y.norm().clamp_min(1e-6)) for x, y in zip(*results, strict=True))
+        if not error <= TOLERANCE[self.dtype]:
+            raise ValueError(f"the layer or its gradients differ from the definition by {error:.1e}")
+        return error
 
 
-def distance_from_definition(case, mechanism, carry):
-    """Return the largest relative distance of mix and its gradients from weights·v in float32, for one example."""
-    mechanism.eval()
-    results = []
-    for wide in (False, True):
-        inputs = [(x.detach()[:1].float() if wide else x.detach()[:1]).requires_grad_() for x in case.qkv]
-        given = carry if carry is None else (carry.detach()[:1].float() if wide else carry.detach()[:1])
-        mask = case.mask if case.mask is None else case.mask[:1]
-        run = Mechanism.mix if wide else type(mechanism).mix
-        context, _ = run(mechanism.float() if wide else mechanism, *inputs, mask, given, causal=True)
-        results.append([context, *torch.autograd.grad(context, inputs, case.grad[:1].to(context.dtype))])
-    mechanism.to(case.dtype).train()
-    return max(float((x.float() - y).norm() / y.norm()) for x, y in zip(*results, strict=True))
-
-
-def measure_step(row, step, *checked):
+def measure_step(row, make_step, *, graph=True):
+    """Add the times and the peak memory of a step to a row, or the reason why there are none."""
+    LAUNCHED.clear()
     try:
-        row["error"] = distance_from_definition(*checked) if checked else 0.0
-        if row["error"] > 3e-2:
-            raise ValueError(f"mix or its gradients differ from the definition by {row['error']:.1e}")
-        row |= {"device_ms": measuring.device_milliseconds(step), "eager_ms": measuring.eager_milliseconds(step)}
-        row["peak_mib"] = measuring.device_peak_mebibytes(step)
-    except (ImportError, RuntimeError, ValueError) as reason:
-        row["not_run"] = f"{type(reason).__name__}: {str(reason).splitlines()[0]}"
+        step, more = make_step()
+        row |= more
+        if torch.cuda.is_available():
+            row |= {"device_ms": measuring.device_milliseconds(step)} if graph else {}
+            row |= {"eager_ms": measuring.eager_milliseconds(step)}
+            row["peak_mib"] = measuring.device_peak_mebibytes(step)
+        else:
+            row |= {"peak_mib": measuring.growth_mebibytes(step), "eager_ms": measuring.eager_milliseconds(step)}
+        row["kernels"] = sorted(LAUNCHED)
+    except (ImportError, RuntimeError, ValueError, TypeError) as reason:
+        row["not_run"] = f"{type(reason).__name__}: {(str(reason).splitlines() or ['no reason given'])[0]}"
     print(row, file=sys.stderr, flush=True)
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
     return row
 
 
-def measure_peer(case, about):
-    """Return the row of the fastest backend of torch's attention."""
-    rows = [measure_step(about | {"mechanism": PEER, "backend": b.name.lower()}, case.peer(b)) for b in BACKENDS[:3]]
-    able = [row for row in rows if "device_ms" in row]
-    if able:
-        return min(able, key=lambda row: row["device_ms"])
-    return measure_step(about | {"mechanism": PEER}, case.peer())
+def measure_layers(names, cases, device, definition):
+    """Yield the rows of each case: the fastest peer first, then every mechanism."""
+    for label, shape, options in cases:
+        case = Case(shape, device, **options)
+        about = {"part": "layers", "case": label, "shape": [*shape[:2], case.groups, *shape[2:]]}
+        ways = {b.name.lower(): b for b in BACKENDS[:3] if device == "cuda"} or {"math": BACKENDS[3]}
+        ways |= {"flex": None} if device == "cuda" else {}
+        peers = []
+        for way, backend in ways.items():
+            make = partial(lambda case, backend: (case.make_peer(backend), {}), case, backend)
+            peers.append(measure_step(about | {"mechanism": PEER, "by": way}, make))
+        able = [row for row in peers if "eager_ms" in row]
+        rows = [min(able, key=read_clock)] if able else peers[:1]
+        for name in names:
+            for way in ("auto", *WAYS) if definition else ("auto",):
+                rows.append(measure_step(about | {"mechanism": name, "by": way}, partial(prepare, case, name, way)))
+        yield rows
 
 
-def measure_on_gpu(names):
-    torch.cuda.set_stream(torch.cuda.Stream())
-    rows = []
-    cases = [(shape, "bf16", torch.bfloat16, False, names) for shape in GPU_SHAPES]
-    some = [name for name in names if name == "dagpam"]
-    cases += [((8, 16, 1024, 64), "bf16 padded", torch.bfloat16, True, some)] * bool(some)
-    cases += [((8, 16, 1024, 64), "fp32", torch.float32, False, some)] * bool(some)
-    for shape, label, dtype, padded, chosen in cases:
-        torch.cuda.empty_cache()
-        case, about = Case(shape, "cuda", dtype, padded), {"device": "gpu", "shape": list(shape), "case": label}
-        rows.append(measure_peer(case, about))
-        for name in chosen:
-            try:
-                step, *parts = case.make_step(name)
-            except ImportError as reason:
-                rows.append(about | {"mechanism": name, "not_run": str(reason)})
-                continue
-            rows.append(measure_step(about | {"mechanism": name}, step, case, *parts))
-            del step, parts
-            torch.cuda.empty_cache()
-    return rows
+def prepare(case, name, way):
+    """Return a step of a mechanism by one way, and its distance from the definition."""
+    mechanism, leaves = case.make_layer(name, "auto" if way == "auto" else "reference")
+    more = {"error": case.measure_error(mechanism, leaves)} if way == "auto" else {}
+    if way == "compiled definition":
+        torch.compiler.reset()
+        return case.make_step(mechanism, leaves, torch.compile(case.run)), more
+    return case.make_step(mechanism, leaves), more
 
 
-def measure_on_cpu(names):
-    rows = []
-    for shape in CPU_SHAPES:
-        for name in [PEER, *names]:
-            words = [sys.executable, __file__, "--one", name, "--shape", ",".join(map(str, shape))]
-            done = subprocess.run(words, capture_output=True, text=True, check=False)
-            failed = done.returncode != 0
-            values = {"not_run": done.stderr.strip().splitlines()[-1]} if failed else json.loads(done.stdout)
-            rows.append({"device": "cpu", "shape": list(shape), "case": "fp32", "mechanism": name} | values)
-    return rows
+def measure_llamas(names, device, tiny):
+    """Yield the row of the model's own attention, then one for each mechanism."""
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    options = {"device": device, "dtype": dtype, "tiny": tiny, "seed": SEED}
+    tokens = adapted_llama.TINY_TOKENS if tiny else adapted_llama.TOKENS
+    for name in [None, *names]:
+        row = {"part": "llama", "case": "adapted", "shape": list(tokens), "mechanism": name or PEER, "by": "auto"}
+        yield [measure_step(row, lambda name=name: (adapted_llama.make_step(name, **options), {}), graph=False)]
 
 
-def measure_one(name, shape):
-    torch.set_num_threads(1)
-    case = Case(shape, "cpu", torch.float32)
-    step, *parts = (case.peer(),) if name == PEER else case.make_step(name)
-    before = measuring.process_peak_mebibytes()
-    step()
-    peak = measuring.process_peak_mebibytes() - before  # before the check, which allocates the weights
-    error = distance_from_definition(case, *parts) if parts else 0.0
-    if error > 1e-4:
-        raise ValueError(f"mix or its gradients differ from the definition by {error:.1e}")
-    print(json.dumps({"eager_ms": measuring.eager_milliseconds(step), "peak_mib": peak, "error": error}))
+def read_clock(row):
+    return row["device_ms"] if "device_ms" in row else row["eager_ms"]
+
+
+def compare_with_peers(rows):
+    """Add to each row its time and memory over those of the peer of its case."""
+    for row in rows:
+        same = [r for r in rows if all(r[key] == row[key] for key in ("part", "case", "shape"))]
+        peer = next(r for r in same if r["mechanism"] == PEER)
+        if "eager_ms" in row and "eager_ms" in peer:
+            row["times_peer"] = read_clock(row) / read_clock(peer)
+
+
+def show(rows, about):
+    columns = ["mechanism", "by", "case", "b,h,g,n,d", "device ms", "eager ms", "× peer", "peak MiB", "kernels"]
+    keys = ("device_ms", "eager_ms", "times_peer", "peak_mib")
+    shown = [
+        [r["mechanism"], r["by"], r["case"], ",".join(map(str, r["shape"])), *(r.get(key, "–") for key in keys),
+         "+".join(r.get("kernels", [])) or "–"] for r in rows
+    ]  # fmt: skip
+    print(f"forward + backward on {about['hardware']}, torch {about['torch']}; × peer by device time, else eager time")
+    print(measuring.format_table(columns, shown))
+    for row in rows:
+        if "not_run" in row:
+            print(f"not run: {row['mechanism']} {row['by']}, {row['case']} {row['shape']}: {row['not_run']}")
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="comma-separated mechanisms")
+    parser.add_argument("--part", choices=["layers", "llama"], help="default: both")
+    parser.add_argument("--definition", action="store_true", help="also time the definition, eager and compiled")
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes, to see that everything works")
     parser.add_argument("--out", help="folder to write the numbers to, as JSON")
-    parser.add_argument("--device", choices=["cpu", "gpu"], help="default: both, if there is a GPU")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
-    parser.add_argument("--shape", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.one:
-        return measure_one(given.one, tuple(map(int, given.shape.split(","))))
     names = given.only.split(",") if given.only else list(MECHANISMS)
-    devices = [given.device] if given.device else ["cpu", *(["gpu"] if torch.cuda.is_available() else [])]
-    rows = [row for device in devices for row in (measure_on_gpu if device == "gpu" else measure_on_cpu)(names)]
-    for row in rows:
-        clock = "device_ms" if row["device"] == "gpu" else "eager_ms"
-        same = [r for r in rows if all(r[key] == row[key] for key in ("device", "shape", "case"))]
-        peer = next(r for r in same if r["mechanism"] == PEER)
-        if clock in row and clock in peer:
-            row["times_sdpa"] = row[clock] / peer[clock]
-    columns = ["mechanism", "device", "b,h,n,d", "case", "device ms", "eager ms", "× SDPA", "peak MiB"]
-    keys = ("device_ms", "eager_ms", "times_sdpa", "peak_mib")
-    shown = [
-        [r["mechanism"], r["device"], ",".join(map(str, r["shape"])), r["case"], *(r.get(key, "–") for key in keys)]
-        for r in rows
-    ]
+    if unknown := [name for name in names if name not in MECHANISMS]:
+        parser.error(f"no mechanism is called {unknown[0]!r}; there are {', '.join(MECHANISMS)}")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda":
+        torch.cuda.set_stream(torch.cuda.Stream())
+    else:
+        torch.set_num_threads(1)
+    cases = TINY_CASES if given.tiny else CASES if device == "cuda" else CPU_CASES
+    parts = {
+        "layers": lambda: measure_layers(names, cases, device, given.definition),
+        "llama": lambda: measure_llamas(names, device, given.tiny),
+    }
     about = measuring.collect_provenance(SEED)
-    print(f"forward + backward on {about['hardware']}, torch {about['torch']}; × SDPA by device or CPU time")
-    print(measuring.format_table(columns, shown))
-    for row in rows:
-        if "not_run" in row:
-            print(f"not run: {row['mechanism']} at {row['shape']} {row['case']}: {row['not_run']}")
-    for device in devices:
-        measuring.write_results(given.out, device, about, [row for row in rows if row["device"] == device])
-    return None
+    for part in [given.part] if given.part else parts:
+        rows = []
+        for more in parts[part]():
+            rows += more
+            compare_with_peers(rows)
+            measuring.write_results(given.out, f"{device}-{part}", about, rows)
+        show(rows, about)
 
 
 if __name__ == "__main__":

@@ -39,30 +39,30 @@ def render_page() -> str:
 
 
 def render_mechanisms(path: Path) -> str:
-    """Return forward and backward times beside torch's attention: on the device on a GPU, else in eager mode."""
+    """Return forward and backward times beside the fastest softmax attention: on the device, else in eager mode."""
     about, rows = read_results(path)
-    clock = "device_ms" if path.stem == "gpu" else "eager_ms"
-    title = render_head("Mechanisms", about, f"mechanisms.py --device {path.stem}")
+    part = rows[0]["part"]
+    title = render_head("Mechanisms" if part == "layers" else "An adapted Llama", about, f"mechanisms.py --part {part}")
     note = (
-        "Forward and backward, causal. × is the ratio to torch's fused attention with its fastest backend, in the same "
-        "run. Mechanisms without a fused form are timed by their definition."
+        "Forward and backward of one layer, causal. × is the ratio to the fastest of torch's backends in the same run."
+        if part == "layers"
+        else "A training step of 135M parameters in eager mode. × is the ratio to the model's own attention."
     )
-    cases = list(dict.fromkeys((tuple(r["shape"]), r.get("case", "")) for r in rows))
-    head = ["mechanism", *(f"b,h,n,d = {','.join(map(str, shape))} {case}" for shape, case in cases)]
-    table = [head, ["---"] + ["---:"] * len(cases)]
+    rows = [r for r in rows if r["by"] == "auto" or r["mechanism"] == rows[0]["mechanism"]]
+    cases = list(dict.fromkeys((tuple(r["shape"]), r["case"]) for r in rows))
+    table = [["mechanism", *(f"{case} {','.join(map(str, shape))}" for shape, case in cases)]]
+    table += [["---"] + ["---:"] * len(cases)]
+    found = {(r["mechanism"], tuple(r["shape"]), r["case"]): r for r in rows}
     for name in dict.fromkeys(r["mechanism"] for r in rows):
-        cells = []
+        cells = [name]
         for shape, case in cases:
-            row = next(
-                (r for r in rows if r["mechanism"] == name and (tuple(r["shape"]), r.get("case", "")) == (shape, case)),
-                {},
-            )
-            shown = (
-                f"{row[clock]:.3g} ms, {row['times_sdpa']:.3g}×, {row['peak_mib']:.0f} MiB" if clock in row else None
-            )
-            cells.append(shown or ("not run" if "not_run" in row else "–"))
-        if any(cell != "–" for cell in cells):
-            table.append([name, *cells])
+            row = found.get((name, shape, case), {})
+            clock = row.get("device_ms", row.get("eager_ms"))
+            text = "not run" if "not_run" in row else "–"
+            if clock is not None and "times_peer" in row:
+                text = f"{clock:.3g} ms, {row['times_peer']:.3g}×, {row['peak_mib']:.0f} MiB"
+            cells.append(text)
+        table.append(cells)
     missing = sorted({f"{r['mechanism']}: {r['not_run']}" for r in rows if "not_run" in r})
     return "\n\n".join(
         [title, note, format_table(table), *(["Not run: " + "; ".join(missing) + "."] if missing else [])]
