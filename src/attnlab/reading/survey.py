@@ -101,10 +101,8 @@ def survey(
         known = {side: parse_counts(counts, x.pieces, str(config.frequency)) for side, x in reader.sides.items()}
     contents = count_tokens(reader, corpus, progress)
     frequency = {side: Frequency.from_counts(known.get(side, here), here) for side, here in contents.counts.items()}
-    statistics = SurveySums(
-        Statistics(categories, frequency, layers=config.layers, heads=config.heads),
-        {name_analysis(name): find_analysis(name)() for name in config.analyses},
-    )
+    analyses = {name_analysis(name): find_analysis(name)() for name in config.analyses}
+    statistics = SurveySums(Statistics(categories, frequency, layers=config.layers, heads=config.heads), analyses)
     about = {"corpus": contents.fingerprint, "groups": groups, "processes": world.num_processes}
     about["counts"] = None if counts is None else hashlib.sha256(counts.encode()).hexdigest()
     file, description = folder / "survey.json", _describe_survey(reader, config, about)
