@@ -1,4 +1,4 @@
-"""Selective attention (Leviathan et al. 2024, §3): a token may mask former tokens for all tokens after it.
+"""Selective attention (Leviathan et al. 2024): a token may mask former tokens for all tokens after it.
 
     M_ij = max(0, S_ij of the first head) if j < i, else 0        F_ij = Σ_{l < i} M_lj        P = softmax(S − F)
 
