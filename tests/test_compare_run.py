@@ -236,7 +236,7 @@ def test_nothing_runs_where_no_row_can_be_built(tmp_path):
 
 
 def test_interrupted_it_says_how_to_go_on_and_goes_on(tmp_path):
-    words = ["attention=softmax,coda", "seeds=1", "steps=250", "checkpoint_every=25", "--no-controls", "--jobs=2"]
+    words = ["attention=softmax,coda", "seeds=1", "steps=150", "checkpoint_every=10", "--no-controls", "--jobs=2"]
     words = [word for word in words_of(*words) if word != "steps=20"]
     process = subprocess.Popen(
         words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -249,14 +249,14 @@ def test_interrupted_it_says_how_to_go_on_and_goes_on(tmp_path):
     assert "attnlab: stopped, nothing is lost; to resume: attnlab compare synthetic data=lexicon" in told
     stood = {folder: folder.position() for folder in map(RunFolder, (tmp_path / "runs").iterdir())}
     assert not any(folder.is_locked() for folder in stood)
-    assert all(25 <= position["step"] < 250 for position in stood.values())
-    in_here(tmp_path, attention="softmax,coda", steps="250", checkpoint_every="25")
+    assert all(10 <= position["step"] < 150 for position in stood.values())
+    in_here(tmp_path, attention="softmax,coda", steps="150", checkpoint_every="10")
     assert all(folder.position()["finished"] for folder in stood)
 
 
 def _all_begun(root, count):
     runs = list(root.iterdir()) if root.exists() else []
-    return len(runs) == count and all(RunFolder(run).position().get("step", 0) >= 25 for run in runs)
+    return len(runs) == count and all(RunFolder(run).position().get("step", 0) >= 10 for run in runs)
 
 
 def test_an_error_is_one_plain_line_and_status_2(tmp_path):

@@ -141,7 +141,7 @@ def _make_hooks(
 def check_weights(mechanism: Mechanism, weights: Tensor, v: Tensor, context: Tensor) -> None:
     """Raise ValueError unless the context is weights · v, as every reading of a Record assumes."""
     error, allowed = measure_difference(weights @ repeat_heads(v, weights.shape[1]), context)
-    if not error <= allowed:
+    if error > allowed:  # not if it is NaN: of a model that diverged, the analyses say so
         name = type(mechanism).__name__
         raise ValueError(
             f"{name} cannot be recorded: its weights times its values differ from the context it mixes by {error:.2g}; "
