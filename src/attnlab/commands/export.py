@@ -25,7 +25,9 @@ LENGTH = 1024  # least number of positions of an exported model
 NEW_TOKENS = 256  # largest number of tokens of a translation, by default
 
 
-def export_run(run: str, settings: Sequence[str], *, to: str, out: Path | None = None) -> Path:
+def export_run(
+    run: str, settings: Sequence[str], *, to: str, out: Path | None = None, allow_code: bool = False
+) -> Path:
     """Write the model of a run to a new folder and return the folder. Nothing is written before all checks pass."""
     weights = parse_values(split_pairs(settings), TYPES).get("weights")
     if to not in FORMATS:
@@ -35,7 +37,7 @@ def export_run(run: str, settings: Sequence[str], *, to: str, out: Path | None =
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ValueError(f"{out} exists and is not an empty folder: choose another --out")
     _refuse_own_files(folder.path)
-    opened = open_run(folder.path, device="cpu", weights=weights)
+    opened = open_run(folder.path, device="cpu", weights=weights, allow_code=allow_code)
     config = _require_transformer(opened.recipe, folder.path)
     try:
         installed, skeleton = plan_installation(config), _find_skeleton(config, opened.recipe)

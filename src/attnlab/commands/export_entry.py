@@ -5,7 +5,7 @@ from typing import Annotated
 
 from typer import Option
 
-from attnlab.commands.arguments import Pairs, RunName, choose
+from attnlab.commands.arguments import AllowCode, Pairs, RunName, choose
 
 To = Annotated[str, Option(help="Format to write: huggingface.", autocompletion=choose("huggingface"))]
 
@@ -15,6 +15,7 @@ def export(
     settings: Pairs = None,
     to: To = "huggingface",
     out: Annotated[Path | None, Option(help="New folder to write to; default: exported/RUN.")] = None,
+    allow_code: AllowCode = False,
 ) -> None:
     """Write the model of a run as a Hugging Face model, with its tokenizer, and prove that the logits are the same.
 
@@ -24,4 +25,4 @@ def export(
     """
     from attnlab.commands.export import export_run
 
-    export_run(run, settings or [], to=to, out=out)
+    export_run(run, settings or [], to=to, out=out, allow_code=allow_code)

@@ -110,6 +110,9 @@ def find_mechanism(name: str | type[Mechanism]) -> type[Mechanism]:
 
 def find_mechanisms(name: str | type[Mechanism]) -> list[type[Mechanism]]:
     """Return the classes of a name, or of the names in a per-layer text. Raises ValueError if there is none."""
+    if not isinstance(name, str | type):
+        example = "a name, a class, or a text for all layers such as 'softmax*3,gated'"
+        raise TypeError(f"an attention must be {example}, got a {type(name).__name__}")
     return [find_mechanism(each) for each in ([name] if isinstance(name, type) else list_names(name))]
 
 
@@ -129,6 +132,8 @@ def choose_attentions(
 
     Raises ValueError for a text that does not fill the layers, for a bad option, and for a carry between unlike layers.
     """
+    if given := [key for key in decided if key in options]:
+        raise ValueError(f"attention={text} takes {given[0]} from the model; leave {given[0]}= out")
     if isinstance(text, type) or not is_per_layer(text):
         return [(text, dict(options))] * layers
     chosen = split_layers(text, layers, where)

@@ -26,7 +26,9 @@ def check_cached_decoding(mechanism: Mechanism, *, cross: bool = False) -> None:
     try:
         error = measure_cached_decoding(mechanism, cross=cross)
     except (Exception, SystemExit) as cause:  # by a user-written class
-        raise ValueError(f"{kind} cannot decode with a cache: one query alone {describe_error(cause)}") from None
+        raise ValueError(
+            f"{kind} cannot decode with a cache: computing one query alone fails: {describe_error(cause)}"
+        ) from None
     if not error <= ALLOWED:
         raise ValueError(
             f"{kind} cannot decode with a cache: one query at a time differs from all at once by {error:.2g}; "

@@ -38,7 +38,7 @@ class Mechanism(nn.Module, ABC):
     causal  key j is visible to query i only if j <= at[i]; never inferred from a mask
     at      (i,) the key index of each query; by default the last i keys, so causal is aligned bottom-right.
             In cross attention it is the query's position in its own sequence, which the noise depends on.
-    bias    added to the logits, broadcastable to (b,h,i,j)
+    bias    added to the logits, broadcastable to (b,h,i,j); finite: keys are hidden by the mask
     carry   what the previous layer of the same kind returned, or None; undefined where hidden, and never read there
 
     A mechanism that reads more than q, k and v overrides one of these. x (b,n,e) is the input of the layer:
@@ -55,7 +55,8 @@ class Mechanism(nn.Module, ABC):
 
     reference  by the definition, weights(…) @ v
     fused      by Triton kernels; an error names what they do not cover
-    auto       by the kernels where they cover the case, on a GPU; elsewhere the fastest equivalent in PyTorch
+    auto       by the kernels where they cover the case, on a GPU; elsewhere by torch's attention or sums where the
+               mechanism has such a form, else by the definition
     """
 
     carries: ClassVar[bool] = False  # passes a carry to the next layer
@@ -81,7 +82,9 @@ class Mechanism(nn.Module, ABC):
         if impl == "fused" and not self.kernels:
             raise ValueError("impl='fused' is not available: there are no kernels; use impl='auto' or 'reference'")
         self.heads, self.head_dim, self.layer, self.dropout = heads, head_dim, layer, dropout
-        self.reads_sides = "sides" in inspect.signature(type(self).weights).parameters
+        if type(self).values is not Mechanism.values and not (self.carries and self.carry_of == "keys"):
+            raise ValueError("a mechanism that overrides values must declare carries = True and carry_of = 'keys'")
+        self.reads_sides = _takes_sides(type(self))
         self.first = layer == 0  # a bool, because torch.compile would recompile for each value of layer
         self.scale = head_dim**-0.5 if scale is None else scale
         self.impl: Impl = impl
@@ -124,6 +127,11 @@ class Mechanism(nn.Module, ABC):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None, sides: Sides = (None, None),
                 ) -> WithCarry:  # fmt: skip
+        if sides[0] is None and sides[1] is None and self.has_sides:
+            how = "sides=(m.query_side(x), m.key_side(x)), where m is the mechanism"
+            raise ValueError(
+                f"{type(self).__name__} reads the input x of its layer, (b,n,{self.model_size}): pass {how}"
+            )
         shape = (len(q), self.heads, q.shape[2], v.shape[3])
         given = self.give_sides(sides)
         if self.carry_of == "keys":
@@ -140,10 +148,15 @@ class Mechanism(nn.Module, ABC):
         return finished, carried
 
     @property
+    def has_sides(self) -> bool:
+        """Whether it reads the input of its layer."""
+        kind = type(self)
+        return kind.query_side is not Mechanism.query_side or kind.key_side is not Mechanism.key_side
+
+    @property
     def needs_layer(self) -> bool:
         """Whether it needs the projections of a Transformer's layer, and not queries, keys and values alone."""
-        sides = ("query_side", "key_side", "query_heads")
-        return self.lookback != 0 or any(getattr(type(self), name) is not getattr(Mechanism, name) for name in sides)
+        return self.lookback != 0 or self.query_heads != self.heads or self.has_sides
 
     def give_sides(self, sides: Sides) -> dict[str, Any]:
         """Return the sides as a named argument of weights and mix, or nothing if they take none."""
@@ -174,6 +187,9 @@ class Mechanism(nn.Module, ABC):
             expected = f"(batch, {self.query_heads}, length, {self.head_dim})"
             raise ValueError(f"q of {type(self).__name__} must be {expected}, got {tuple(q.shape)}")
         check(q, k, mask, at, v)
+        if self.self_only and at is None and q.shape[2] > k.shape[2]:
+            got = f"{q.shape[2]} queries and {k.shape[2]} keys"
+            raise ValueError(f"{type(self).__name__} is self-attention, so every query has a key, but got {got}")
 
     def check_result(self, method: str, result: Any, shape: tuple[int, ...]) -> None:
         """Raise ValueError unless a method returned a floating-point tensor of this shape, and a carry."""
@@ -218,6 +234,18 @@ class Mechanism(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, head_dim={self.head_dim}, layer={self.layer}, scale={self.scale:.4g}"
+
+
+def _takes_sides(kind: type[Mechanism]) -> bool:
+    """Whether weights has a parameter sides, also where it passes named arguments on to the class before."""
+    for each in kind.__mro__:
+        if "weights" in vars(each):
+            parameters = inspect.signature(vars(each)["weights"]).parameters
+            if "sides" in parameters:
+                return True
+            if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+                return False
+    return False
 
 
 def repeat_heads(x: Tensor, heads: int) -> Tensor:

@@ -2,7 +2,7 @@
 
     M_ij = max(0, S_ij of the first head) if j < i, else 0        F_ij = Σ_{l < i} M_lj        P = softmax(S − F)
 
-All heads subtract the same F. It adds no parameters. The first visible key, the begin of the sequence, is never masked.
+All heads subtract the same F. It adds no parameters. The first visible key, where the sequence begins, is never masked.
 A row reads all former queries: caches keep them, and each step computes all rows again. A hidden token masks nothing.
 """
 

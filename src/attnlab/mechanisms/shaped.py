@@ -32,7 +32,6 @@ class Shaped(Mechanism):
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
-        self.check_self(q, k, at)
         softmax = masked_softmax(logits(q, k, self.scale, bias), seen)
         own = (position(q, k, at)[:, None] == torch.arange(k.shape[2], device=q.device)) & seen
         centre = seen.to(q.dtype) / seen.sum(-1, keepdim=True).clamp_min(1)
@@ -43,7 +42,6 @@ class Shaped(Mechanism):
         if self.impl == "reference" or (self.training and self.dropout > 0):
             return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
         self.check(q, k, mask, at, v)
-        self.check_self(q, k, at)
         kernel = self.wants_kernels(q) and self.is_covered(find_gap(q, k, v, at, bias))
         softmax = attend(self, q, k, v, mask, causal=causal, at=at, bias=bias, kernel=kernel)
         centre = mean_visible(v, q, k, mask, causal=causal, at=at)
@@ -58,8 +56,3 @@ class Shaped(Mechanism):
             return own
         seen = self.visible(q, k, mask, at=at).expand(-1, -1, q.shape[2], -1)
         return own.masked_fill(~seen[:, :, torch.arange(q.shape[2], device=q.device), places, None], 0.0)
-
-    def check_self(self, q: Tensor, k: Tensor, at: Tensor | None) -> None:
-        """Raise ValueError if some queries have no key of their own."""
-        if at is None and q.shape[2] > k.shape[2]:
-            raise ValueError(f"shaped attention is self-attention, but got {q.shape[2]} queries and {k.shape[2]} keys")

@@ -17,8 +17,6 @@ class XSA(Softmax):
     self_only = True
 
     def turn(self, context: Tensor, v: Tensor, at: Tensor | None, sides: Sides) -> Tensor:
-        if at is None and context.shape[2] > v.shape[2]:
-            raise ValueError(f"xsa is self-attention, but got {context.shape[2]} queries and {v.shape[2]} keys")
         own = v.index_select(2, position(context, v, at))  # v_i, (b,g,i,d)
         u, y = F.normalize(repeat_heads(widen(own), self.heads), dim=-1), widen(context)
         return (y - (y * u).sum(-1, keepdim=True) * u).to(context.dtype)

@@ -64,6 +64,10 @@ class MultiHead(Attention):
                 f"{type(mechanism).__name__} is defined for self-attention only and cannot be a cross attention; "
                 "choose another mechanism with cross_attention=NAME"
             )
+        if kind == "cross" and mechanism.lookback == ALL:
+            raise ValueError(
+                f"{type(mechanism).__name__} reads all former queries, which a cross attention does not keep"
+            )
         if mechanism.lookback and mechanism.carries and mechanism.carry_of == "pairs":
             raise ValueError(f"{type(mechanism).__name__} reads former queries, so it cannot carry logits (lookback)")
         if groups < 1 or heads % groups:
@@ -109,7 +113,7 @@ class MultiHead(Attention):
         return self.output(context.transpose(1, 2).flatten(2)), carry
 
     def check_caching(self) -> None:
-        """Raise ValueError if a user's mechanism decodes with a cache to something else than without.
+        """Raise ValueError if a user's mechanism decodes with a cache differently from the full pass.
 
         It measures once. Mechanisms of attnlab are proved by the laws.
         """

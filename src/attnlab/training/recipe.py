@@ -161,6 +161,8 @@ def resolve_recipe(task: str, values: Mapping[str, str]) -> Recipe:
     else:
         parts = _fine_tuning_parts(task, preset, given)
     owner = _map_keys(parts)
+    if "adaptive_cutoffs" in given and not getattr(parts["model"], "adaptive_cutoffs", ()):
+        raise ValueError("adaptive_cutoffs= changes a model that has an adaptive softmax: say model=wikitext103 too")
     attention = given.get("attention", parts["model"].attention)
     options = {key: text for key, text in given.items() if key not in owner}
     decided = FROM_MODEL if isinstance(parts["model"], TunedConfig) else DECIDED_BY_MODEL
