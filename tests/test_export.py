@@ -58,6 +58,7 @@ def write(config, folder):
     [
         (LANGUAGE, hf.LlamaForCausalLM),
         (replace(LANGUAGE, tie="none", residual_scale=0.5, attention_bias=True), hf.LlamaForCausalLM),
+        (replace(LANGUAGE, padding=5), hf.LlamaForCausalLM),
         (replace(LANGUAGE, rope_scaling="llama3", rope_factor=4.0, rope_length=8), hf.LlamaForCausalLM),
         (QWEN3, hf.Qwen3ForCausalLM),
     ],
@@ -153,13 +154,15 @@ def test_the_proof_can_fail(tmp_path):
         (replace(LANGUAGE, heads=5, key_value_heads=1), "heads=5"),
         (replace(LANGUAGE, attention="differential"), "differential"),
         (replace(LANGUAGE, attention_options={"scale": 0.5}), "scale=0.5"),
+        (replace(LANGUAGE, attention="gated(per=head, scale=0.3)"), "with scale=0.3"),
         (TRANSLATOR, "vocabularies of 23 and 19"),
         (replace(TRANSLATOR, norm="post"), "final_norm=true"),
         (replace(POST_NORM, key_value_heads=1), "key_value_heads=1"),
         (replace(POST_NORM, head_dim=5), "head_dim=5"),
         (replace(POST_NORM, positions="rope"), "positions=rope"),
         (replace(POST_NORM, attention="coda", cross_attention="sigmoid"), "coda and sigmoid"),
-        (CLASSIFIER, "classifier"),
+        (CLASSIFIER, "classifier.*pool=mean"),
+        (replace(CLASSIFIER, pool="first"), "pool=first"),
     ],
 )
 def test_what_cannot_be_expressed_is_named(config, keyword):

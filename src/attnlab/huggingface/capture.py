@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from attnlab.huggingface import carries as cascade
 from attnlab.huggingface import dispatch, inputs, layer_inputs, native
-from attnlab.huggingface.layer_inputs import OTHER_SEQUENCE
 from attnlab.huggingface.native import AttentionCall
 from attnlab.mechanisms import Mechanism
 from attnlab.recording.around import BlockWatcher, is_linear, weight_matrix
@@ -71,7 +70,7 @@ class ModuleCalls:
             yield
 
     def find_kind(self, call: AttentionCall) -> str:
-        if any(self.arguments[call.module].get(name) is not None for name in OTHER_SEQUENCE):
+        if layer_inputs.find_source(self.arguments[call.module]) is not None:
             return "cross"
         decodes = call.module not in self.encoder if self.encoder else call.has_causal_module()
         return "decoder-self" if decodes else "encoder-self"
@@ -84,8 +83,8 @@ class ModuleCalls:
         """Return the sizes of the states that queries and keys are computed from."""
         arguments = self.arguments[module]
         states = layer_inputs.find_states(arguments)
-        source = next((arguments[name] for name in OTHER_SEQUENCE if arguments.get(name) is not None), states)
-        return states.shape[-1], source.shape[-1]
+        source = layer_inputs.find_source(arguments)
+        return states.shape[-1], (states if source is None else source).shape[-1]
 
     def _enter(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         self.arguments[module] = layer_inputs.bind_arguments(module, args, kwargs)

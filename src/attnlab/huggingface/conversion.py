@@ -26,7 +26,6 @@ TOLERANCE = 1e-5  # of logits, times the largest logit if that is above 1
 LENGTHS = (23, 11, 2)  # of the texts in the proof
 PLAIN = "softmax"
 QUERY = "q_proj"  # the query projection of every skeleton
-HOW_ONLY = ("impl",)  # options that do not change what a mechanism computes
 
 
 @dataclass(frozen=True)
@@ -59,12 +58,13 @@ def plan_installation(config: TransformerConfig) -> Installation | None:
 
 def _check_attention(config: TransformerConfig, name: str, options: Mapping[str, Any]) -> None:
     if name not in MECHANISMS:
-        raise ValueError(f"attention={name} is not a mechanism of attnlab, so that other machines could not load it")
-    changed = [f"{key}={value}" for key, value in options.items() if key not in HOW_ONLY]
-    if (name == PLAIN and changed) or "scale" in options:
-        raise ValueError(f"attention={name} with {', '.join(changed)} cannot be expressed: the model sets them itself")
-    if config.positions == "rope" and find_mechanism(name).head_parts > 1:
-        raise ValueError(f"attention={name} turns the parts of each head apart, which Llama and Qwen3 do not")
+        raise ValueError(f"attention={name} is not a mechanism of attnlab, so other machines cannot load it")
+    lost = [f"{key}={value}" for key, value in options.items() if key == "scale" or (name == PLAIN and key != "impl")]
+    if lost:  # impl does not change what a mechanism computes
+        raise ValueError(f"attention={name} with {', '.join(lost)} cannot be expressed: the model sets that itself")
+    if config.positions == "rope" and (parts := find_mechanism(name).head_parts) > 1:
+        what = f"attention={name} rotates the {parts} parts of each head separately"
+        raise ValueError(f"{what}; Llama and Qwen3 rotate whole heads")
 
 
 def write_model(model: Transformer, skeleton: Skeleton, installed: Installation | None, folder: Path) -> float:
@@ -140,7 +140,8 @@ def check_logits(ours: Any, folder: Path) -> float:
     generator = torch.Generator().manual_seed(0)
     sequences = []
     for size in _list_vocabularies(ours):
-        tokens = torch.randint(len(SPECIALS), size, (len(LENGTHS), max(LENGTHS)), generator=generator)
+        words = torch.tensor([word for word in range(len(SPECIALS), size) if word != ours.padding])
+        tokens = words[torch.randint(len(words), (len(LENGTHS), max(LENGTHS)), generator=generator)]
         for row, length in enumerate(LENGTHS):
             tokens[row, length:] = ours.padding
         sequences.append(tokens)

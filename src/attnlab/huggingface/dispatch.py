@@ -120,11 +120,11 @@ def prepare_call(call: AttentionCall, mechanism: Mechanism) -> PreparedCall:
         if mechanism.lookback:
             query, former = add_former_queries(inputs, call, query, given)
     if mechanism.carries:
-        given["carry"] = take_carry(place, mechanism, query, key, value, call.mask)
+        given["carry"] = find_carry(place, mechanism, query, key, value, call.mask)
     return PreparedCall(query, key, value, given, former)
 
 
-def take_carry(
+def find_carry(
     place: cascade.Place, mechanism: Mechanism, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
 ) -> Tensor | None:
     """Return the carry of the previous layer, of the shape of the logits or of the values."""

@@ -18,7 +18,7 @@ from attnlab.huggingface.adaptation import FROM_MODEL, Adaptation, AttentionModu
 from attnlab.huggingface.carries import Place
 from attnlab.huggingface.query_projection import QueryProbe, QueryProjection, build_projection, replace_queries
 from attnlab.mechanisms import Mechanism, attention, choose_attentions, find_mechanism
-from attnlab.mechanisms.decoding_check import check_cached_decoding
+from attnlab.mechanisms.decoding_check import check_cached_decoding, has_laws
 
 
 def install_mechanisms(model: Any, adaptation: Adaptation, found: Collection[AttentionModule]) -> None:
@@ -67,8 +67,7 @@ def build_mechanisms(
             mechanism.scale *= one.scale / one.head_dim**-0.5  # follow models whose scale is not 1/√d
             check_fit(mechanism, one)
             case = (name, repr(options), mechanism.first, one.kind, *sizes.values())
-            has_laws = type(mechanism).__module__.startswith("attnlab.mechanisms.")  # which prove its decoding
-            if one.kind != "encoder-self" and not has_laws and case not in proved:
+            if one.kind != "encoder-self" and not has_laws(mechanism) and case not in proved:
                 check_cached_decoding(mechanism, cross=one.kind == "cross")
                 proved.add(case)
             built.append((one, mechanism, Place(one.name, one.kind, cascade, layer)))

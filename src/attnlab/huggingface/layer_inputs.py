@@ -58,7 +58,7 @@ class LayerInputs:
                 needs = f"{type(self.mechanism).__name__} also keeps what it reads of each key"
                 raise ValueError(f"{needs}: pass a cache that no other model has filled or allocated")
             keys, values = type(cache).update(cache, keys, values, layer_idx, *rest, **named)
-            keys, values, self.key_side = split_heads(keys, values, heads, side)
+            keys, values, self.key_side = separate_side(keys, values, heads, side)
             return keys, values
 
         cache.update = update
@@ -109,8 +109,7 @@ def needs_inputs(mechanism: Mechanism) -> bool:
 def begin_inputs(module: nn.Module, mechanism: Mechanism, args: tuple, named: dict[str, Any]) -> LayerInputs:
     """Note the arguments of an attention module that begins to run."""
     arguments = bind_arguments(module, args, named)
-    source = next((arguments[name] for name in OTHER_SEQUENCE if arguments.get(name) is not None), None)
-    inputs = LayerInputs(module, mechanism, find_states(arguments), source, find_cache(arguments))
+    inputs = LayerInputs(module, mechanism, find_states(arguments), find_source(arguments), find_cache(arguments))
     _INPUTS.set(inputs)
     return inputs
 
@@ -130,7 +129,7 @@ def get_inputs(module: nn.Module, name: str) -> LayerInputs:
     return inputs
 
 
-def find_inputs() -> LayerInputs | None:
+def find_running_inputs() -> LayerInputs | None:
     """Return the inputs of the attention module that is running, if its mechanism reads any."""
     return _INPUTS.get()
 
@@ -153,6 +152,11 @@ def find_states(arguments: dict[str, Any]) -> Tensor:
     return arguments.get("hidden_states", next(iter(arguments.values())))
 
 
+def find_source(arguments: dict[str, Any]) -> Tensor | None:
+    """Return the states of another sequence that keys and values are computed from, (b,j,e); None in self-attention."""
+    return next((arguments[name] for name in OTHER_SEQUENCE if arguments.get(name) is not None), None)
+
+
 def find_cache(arguments: dict[str, Any]) -> Any:
     """Return the model's cache among the arguments of an attention module, or None."""
     return next((x for x in arguments.values() if hasattr(x, "update") and hasattr(x, "get_seq_length")), None)
@@ -169,7 +173,7 @@ def join_heads(keys: Tensor, values: Tensor, side: Tensor) -> tuple[Tensor, Tens
     return torch.cat([keys, first.to(keys.dtype)], dim=1), torch.cat([values, second], dim=1)
 
 
-def split_heads(keys: Tensor, values: Tensor, groups: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def separate_side(keys: Tensor, values: Tensor, groups: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Undo `join_heads`: return keys and values of `groups` heads, and the side (b,s,j,c), shaped as `like`."""
     _, s, _, c = like.shape
     flat = torch.cat([keys[:, groups:], values[:, groups:]], dim=-1).transpose(1, 2).flatten(2)  # (b,j,more·(d+f))

@@ -89,7 +89,7 @@ def compute_queries(inputs: LayerInputs, args: tuple, named: Mapping[str, Any]) 
 
 def replace_queries(linear: nn.Module, args: tuple, output: Tensor) -> Tensor | None:
     """Replace the part of a projection that becomes queries while further ones are computed (a forward hook)."""
-    inputs = layer_inputs.find_inputs()
+    inputs = layer_inputs.find_running_inputs()
     if inputs is None or inputs.group is None:
         return None
     module: Any = inputs.module

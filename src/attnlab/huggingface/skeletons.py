@@ -62,7 +62,8 @@ def find_skeleton(config: TransformerConfig, length: int) -> Skeleton:
         return _find_language_skeleton(config, length)
     if config.model == "translator":
         return _find_translation_skeleton(config, length)
-    raise ValueError("a classifier reads the mean of its last states, which no class of transformers does")
+    what = f"a classifier with pool={config.pool} has no class of transformers that computes the same"
+    raise ValueError(f"{what}; language models and translators can be exported")
 
 
 def _find_language_skeleton(config: TransformerConfig, length: int) -> Skeleton:

@@ -49,7 +49,7 @@ def write_tokenizer(task: Any, folder: Path) -> str:
         return ""
     for file in set(folder.iterdir()) - before:
         file.unlink()
-    return f"transformers would split {text!r} otherwise than the vocabulary does"
+    return f"transformers would split {text!r} differently from the vocabulary"
 
 
 def _write_marian(source: Subwords, target: Subwords, folder: Path) -> None:
@@ -81,7 +81,7 @@ def _write_json(task: Any, vocabulary: Vocabulary, folder: Path, is_translation:
 
 
 def _find_difference(task: Any, vocabulary: Vocabulary, folder: Path) -> str | None:
-    """Return a text that the written tokenizer encodes otherwise than the task, or None."""
+    """Return a text that the written tokenizer encodes differently from the task, or None."""
     tokenizer, draw = pretrained.open_tokenizer(str(folder)), random.Random(0)
     numbers = range(len(SPECIALS), len(vocabulary))
     samples = [vocabulary.decode(draw.choices(numbers, k=LENGTH)) for _ in range(SAMPLES)]

@@ -17,6 +17,11 @@ from attnlab.mechanisms.mechanism import Mechanism
 ALLOWED = 1e-5  # relative to 1 + max; a mechanism may compute in float32
 
 
+def has_laws(mechanism: Mechanism) -> bool:
+    """Return whether a mechanism is one of attnlab, whose decoding the laws prove."""
+    return type(mechanism).__module__.startswith("attnlab.mechanisms.")
+
+
 def check_cached_decoding(mechanism: Mechanism, *, cross: bool = False) -> None:
     """Raise ValueError if a copy of the mechanism, with perturbed parameters, decodes with a cache to other numbers.
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlab.mechanisms.decoding_check import check_cached_decoding
+from attnlab.mechanisms.decoding_check import check_cached_decoding, has_laws
 from attnlab.mechanisms.mechanism import ALL, Mechanism, widen
 from attnlab.models.cache import Cache, Project, Tensors
 from attnlab.models.rotary import Rotation, rotate
@@ -117,7 +117,7 @@ class MultiHead(Attention):
 
         It measures once. Mechanisms of attnlab are proved by the laws.
         """
-        if not self._cacheable and not type(self.mechanism).__module__.startswith("attnlab.mechanisms."):
+        if not self._cacheable and not has_laws(self.mechanism):
             check_cached_decoding(self.mechanism, cross=self.kind == "cross")
             self._cacheable = True
 
