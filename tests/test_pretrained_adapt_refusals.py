@@ -49,6 +49,8 @@ class SquareOnly(Softmax):
         ("gemma2", "softmax", {}, r"layers\.0\.self_attn.*softcap=3\.0"),
         ("gpt_oss", "softmax", {}, r"layers\.0\.self_attn.*'s_aux'"),
         ("albert", "realformer", {}, "several layers"),
+        ("llama", "differential", {}, r"rotates.*differential-v2"),
+        ("modernbert", "softmax,differential,softmax", {}, r"layers\.1\.attn rotates"),
         ("gpt2", QueryConvolution, {}, "QueryConvolution.*cache"),
         ("marian", QueryConvolution, {"kinds": ["cross"]}, "QueryConvolution.*cache"),
         ("gpt2", SquareOnly, {}, "SquareOnly.*cache.*square"),

@@ -32,8 +32,8 @@ def modernbert() -> hf.PreTrainedModel:
 
 
 def gpt2(**options: Any) -> hf.PreTrainedModel:
-    sizes = {"n_embd": 15, "n_head": 3, "n_layer": 3, "n_positions": 53, "vocab_size": VOCABULARY}
-    config = hf.GPT2Config(**sizes, initializer_range=0.3, bos_token_id=1, eos_token_id=1, **options)
+    sizes = {"n_embd": 15, "n_head": 3, "n_layer": 3, "n_positions": 53, "vocab_size": VOCABULARY} | options
+    config = hf.GPT2Config(**sizes, initializer_range=0.3, bos_token_id=1, eos_token_id=1)
     return _model(hf.GPT2LMHeadModel, config)
 
 
@@ -141,9 +141,9 @@ def marian() -> hf.PreTrainedModel:
     return _model(hf.MarianMTModel, config)
 
 
-def t5() -> hf.PreTrainedModel:
+def t5(**options: Any) -> hf.PreTrainedModel:
     """Its heads together (3 × 5) are wider than its states (13)."""
-    sizes = {"d_model": 13, "d_kv": 5, "num_heads": 3, "d_ff": 17, "num_layers": 3}
+    sizes = {"d_model": 13, "d_kv": 5, "num_heads": 3, "d_ff": 17, "num_layers": 3} | options
     special = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
     config = hf.T5Config(
         **sizes, **special, vocab_size=VOCABULARY, initializer_factor=1.0, relative_attention_num_buckets=8

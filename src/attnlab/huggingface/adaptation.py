@@ -106,6 +106,7 @@ class AttentionModule:
     values: tuple[int, int]  # number and size of the heads of values
     widths: tuple[int, int]  # of the inputs of queries and of keys
     has_bias: bool  # adds a bias to the logits
+    rotates: bool  # rotates queries and keys by their positions (RoPE)
     times: int = 1  # calls in one forward pass
 
 
@@ -168,7 +169,8 @@ class DryRunAttention:
             sizes = (heads, head_dim, scale, query.dtype, query.device)
             values = (call.value.shape[1], call.value.shape[3])
             read = (call.describe_window(), values, self.calls.find_widths(module))
-            self.found[module] = AttentionModule(module, name, kind, *sizes, *read, given["bias"] is not None)
+            about = (given["bias"] is not None, self.calls.has_rotation(module))
+            self.found[module] = AttentionModule(module, name, kind, *sizes, *read, *about)
         seen = call.build_bool_mask()
         if self.prove:
             self._check_softmax(self.found[module], call, seen, given)

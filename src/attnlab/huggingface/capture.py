@@ -86,6 +86,10 @@ class ModuleCalls:
         source = layer_inputs.find_source(arguments)
         return states.shape[-1], (states if source is None else source).shape[-1]
 
+    def has_rotation(self, module: nn.Module) -> bool:
+        """Return whether an attention module gets the cosines and sines of rotary positions."""
+        return self.arguments[module].get("position_embeddings") is not None
+
     def _enter(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         self.arguments[module] = layer_inputs.bind_arguments(module, args, kwargs)
 

@@ -82,6 +82,9 @@ def check_fit(mechanism: Mechanism, one: AttentionModule) -> None:
     if type(mechanism).key_side is not Mechanism.key_side and one.widths[0] != one.widths[1]:
         reads = f"{kind} reads the inputs of queries and keys, which have different sizes {one.widths} in {one.name}"
         raise ValueError(f"{reads}: choose other kinds=")
+    if mechanism.head_parts > 1 and one.rotates:
+        what = f"{one.name} rotates whole heads (RoPE), but {kind} divides each into {mechanism.head_parts} parts"
+        raise ValueError(f"{what}: choose a mechanism that does not, such as differential-v2")
     if mechanism.lookback and one.kind != "encoder-self" and not one.window.endswith("window=None"):
         raise ValueError(f"{kind} reads former queries, which the sliding window of {one.name} does not keep")
     if mechanism.lookback and one.kind != "encoder-self" and one.has_bias:
@@ -89,7 +92,10 @@ def check_fit(mechanism: Mechanism, one: AttentionModule) -> None:
     try:
         attend_once(mechanism, one)
     except Exception as error:  # of many types, by a user-written class
-        raise ValueError(f"{kind} does not fit {one.name}: {describe_error(error)}") from error
+        what, size = f"{kind} does not fit {one.name}", one.values[1]
+        if size != one.head_dim:
+            what += f": its values have heads of size {size}, its keys of {one.head_dim}"
+        raise ValueError(f"{what}: {describe_error(error)}") from error
 
 
 @torch.no_grad()
