@@ -36,6 +36,8 @@ def name_layers(text, layers):
         ("(softmax*3,dagpam)", ["softmax"] * 3 + ["dagpam"]),
         ("softmax, dagpam", ["softmax", "dagpam"] * 2),
         ("dagpam(initial=0.5)", ["dagpam"] * 4),
+        ("softmax * 4", ["softmax"] * 4),
+        (" softmax *2 , dagpam( initial = 0.5 ) * 2 ", ["softmax"] * 2 + ["dagpam"] * 2),
         ("{3: coda+dagpam, 0-2: sigmoid}", ["sigmoid"] * 3 + ["coda+dagpam"]),
         ("{0: softmax, 1: dagpam, 2: softmax, 3: dagpam}", ["softmax", "dagpam"] * 2),
         ("./a.py:A*2,./b.py:B*2", ["./a.py:A"] * 2 + ["./b.py:B"] * 2),
@@ -44,6 +46,10 @@ def name_layers(text, layers):
 def test_each_layer_has_its_attention(text, names):
     assert name_layers(text, 4) == names
     assert set(list_names(text)) == set(names)
+
+
+def test_blanks_around_an_option_do_not_count():
+    assert split_layers("gated( per = head )", 1) == split_layers("gated(per=head)", 1)
 
 
 def test_a_description_reads_as_the_same():
@@ -82,6 +88,8 @@ def test_a_description_reads_as_the_same():
         ("realformer,softmax*2,realformer", "carry"),
         ("coda(alpha=2)*2,coda(alpha=4)*2", "carry"),
         ("realformer*2,coda*2", "carry"),
+        ("realformer,softmax*3", "carry"),
+        ("{0: resformer, 1-3: softmax}", "carry"),
     ],
 )
 def test_what_is_wrong_is_one_line(text, keyword):
@@ -173,7 +181,7 @@ def test_an_adapted_model_has_them_by_layer_and_keeps_them(place):
 
 
 def test_a_comparison_takes_them_in_brackets():
-    rows = ["softmax", "softmax,dagpam(initial=0.5)", "{0: coda, 1: softmax}"]
+    rows = ["softmax", "softmax,dagpam(initial=0.5)", "{0: sigmoid, 1: softmax}"]
     plan = plan_comparison("synthetic", SMALL | {"attention": f"{rows[0]},({rows[1]}),{rows[2]}"})
     assert [row.settings["attention"] for row in plan.rows] == rows
     alone = resolve_recipe("synthetic", SMALL | {"attention": "softmax,dagpam(initial=0.5)"})

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from attnlab.mechanisms.mechanism import Mechanism
 
 MOST_LAYERS = 10_000
+COUNT = r"\*\s*\d*$"  # at the end of a term
 ADVICE = "write NAME*3,NAME or {0-2: NAME, 3: NAME}"
 
 
@@ -46,7 +47,8 @@ def is_per_layer(text: str) -> bool:
     """Whether a text is more than one name: a list, braces, options or a number of layers."""
     if is_own_file(text):  # whose path may have commas or parentheses
         return False
-    return text.startswith(("{", "(")) or "," in text or text.endswith(")") or re.search(r"\*\d*$", text) is not None
+    text = text.strip()
+    return text.startswith(("{", "(")) or "," in text or text.endswith(")") or re.search(COUNT, text) is not None
 
 
 def list_names(text: str) -> tuple[str, ...]:
@@ -101,7 +103,7 @@ def describe_layers(chosen: Sequence[tuple[str, Mapping[str, object]]]) -> str:
 
 
 def check_carries(text: str, chosen: Sequence[LayerAttention], find: Callable[[str], type[Mechanism]]) -> None:
-    """Raise ValueError unless the layers that carry are alike and come first, so that each gets the carry it reads."""
+    """Raise ValueError unless the layers that carry are several, alike and come first, so that each carry is read."""
     carrying = [layer for layer, one in enumerate(chosen) if find(one.name).carries]
     for place, layer in enumerate(carrying):
         if layer != place or chosen[layer] != chosen[0]:
@@ -110,6 +112,9 @@ def check_carries(text: str, chosen: Sequence[LayerAttention], find: Callable[[s
                 f"attention={text}: layer {layer} ({name}) reads a carry, which only layers like it before it pass on: "
                 f"put all layers of {name} first, with the same options"
             )
+    if len(carrying) == 1 and len(chosen) > 1:
+        name = chosen[0].name
+        raise ValueError(f"attention={text}: no layer reads the carry of layer 0: give at least two layers to {name}")
 
 
 def _place_layers(text: str, terms: Iterable[LayerTerm], layers: int, where: str) -> list[LayerAttention]:
@@ -150,7 +155,7 @@ def _read_terms(text: str) -> list[LayerTerm]:
 def _read_placed(text: str, part: str) -> LayerTerm:
     """Read "0-2: softmax"."""
     numbers, colon, attention = part.partition(":")
-    if not colon or re.search(r"\*\d*$", attention):
+    if not colon or re.search(COUNT, attention):
         raise ValueError(f"attention={text}: {part!r} must have the form LAYERS: NAME, as 0-2: softmax")
     layers = parse_numbers(numbers.strip(), "layers") or ()
     return LayerTerm(split_options(attention.strip()), layers=layers)
@@ -158,7 +163,7 @@ def _read_placed(text: str, part: str) -> LayerTerm:
 
 def _read_counted(text: str, part: str) -> LayerTerm:
     """Read "softmax*3"."""
-    name, star, count = part.rpartition("*")
+    name, star, count = (piece.strip() for piece in part.rpartition("*"))
     if not star:
         return LayerTerm(split_options(part))
     if not count.isdecimal() or len(count) > 5 or not 1 <= int(count) <= MOST_LAYERS:
@@ -173,7 +178,8 @@ def split_options(text: str) -> LayerAttention:
     name, bracket, rest = text.partition("(")
     if not name or re.search(r"[{}*]", name) or (bracket and not rest.endswith(")")) or (not bracket and ")" in name):
         raise ValueError(f"attention={text}: write an attention as NAME or NAME(key=value,key=value)")
-    return LayerAttention(name.strip(), split_pairs(part.strip() for part in split_list(rest[:-1], name) if bracket))
+    words = split_list(rest[:-1], name) if bracket else []
+    return LayerAttention(name.strip(), split_pairs(re.sub(r"\s*=\s*", "=", word.strip(), count=1) for word in words))
 
 
 def _count(number: int) -> str:
