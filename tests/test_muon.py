@@ -53,12 +53,14 @@ def test_the_iteration_is_the_quintic_of_the_singular_values(shape):
 def test_three_updates_are_those_of_torch(monkeypatch):
     """torch.optim.Muon iterates in bfloat16, which the patch turns into float32; torch.optim.AdamW trains the rest."""
     monkeypatch.setattr(torch.Tensor, "bfloat16", lambda x: x.clone())
-    model, twin = build_small(), build_small()
+    model, twin = build_small(attention="sink"), build_small(attention="sink")
     matrices = list_matrices(model)
     named = dict(twin.named_parameters())
     muon = torch.optim.Muon([named[name] for name in matrices], lr=0.02, momentum=0.95, weight_decay=0.1)
     rest = [p for name, p in named.items() if name not in matrices]
-    adamw = torch.optim.AdamW(rest, lr=0.01, betas=(0.9, 0.98), weight_decay=0.1, foreach=False)
+    vectors = [p for p in rest if p.squeeze().dim() < 2]  # norm gains, biases, and b of the sinks (h,1,1)
+    groups = [{"params": vectors, "weight_decay": 0.0}, {"params": [p for p in rest if p.squeeze().dim() > 1]}]
+    adamw = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.98), weight_decay=0.1, foreach=False)
     stepper, before = make_stepper(model), {name: p.detach().clone() for name, p in named.items()}
     for seed in range(3):
         tokens = update(stepper, seed)
@@ -107,6 +109,25 @@ def test_a_resumed_run_ends_as_one_that_was_not_interrupted(tmp_path):
     lines = (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()
     assert {row.get("muon_lr") for row in map(json.loads, lines) if "lr" in row} == {0.02}
     assert json.loads((tmp_path / "whole" / "config.json").read_text())["training"]["muon_lr"] == 0.02
+
+
+def test_weight_decay_alone_shrinks_matrices_and_no_vectors():
+    model = build_small(attention="sink")
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(1.0)
+    stepper = make_stepper(model)
+    optimise.set_learning_rate(stepper.optimizer, 0.01, 0.02)
+    stepper.flat.grad.zero_()
+    stepper.optimizer.step()
+    found = {name: round(p.flatten()[0].item(), 4) for name, p in model.named_parameters()}
+    matrices = list_matrices(model)
+    stated = {
+        name: 0.998 if name in matrices else 0.999 if p.squeeze().dim() > 1 else 1.0
+        for name, p in model.named_parameters()
+    }
+    assert found == stated
+    assert set(found.values()) == {0.998, 0.999, 1.0}
 
 
 def test_a_model_without_blocks_is_refused(tmp_path):

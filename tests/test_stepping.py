@@ -159,10 +159,20 @@ def test_cosine_restarts_grow_and_shrink():
     assert rates == pytest.approx([0.55, 0.75, (0.75 + 0.075) / 2])
 
 
+@pytest.mark.parametrize("setting", [{"muon_lr": 0.5}, {"muon_momentum": 0.5}, {"decay": 3}])
+def test_settings_without_effect_are_refused(setting):
+    with pytest.raises(ValueError, match=f"{next(iter(setting))}=.*no effect"):
+        TrainConfig(**setting)
+
+
 def test_wsd_warms_up_stays_and_decays_to_the_lowest_rate():
     config = TrainConfig(schedule="wsd", lr=1.0, warmup=10, warmup_start=0.0, steps=100, min_lr=0.2)
-    rates = [optimise.compute_learning_rate(config, step) for step in (5, 10, 80, 90, 100)]
-    assert rates == pytest.approx([0.5, 1.0, 1.0, 0.6, 0.2])
+    rates = [optimise.compute_learning_rate(config, step) for step in (5, 10, 79, 80, 100)]
+    assert rates == pytest.approx([0.5, 1.0, 1.0, 0.2 + 0.8 * 20 / 21, 0.2])
+    for decay, stated in ((1, [1.0, 1 / 2]), (4, [1.0, 4 / 5, 3 / 5, 2 / 5, 1 / 5])):
+        short = TrainConfig(schedule="wsd", lr=1.0, warmup=0, steps=7, decay=decay)
+        rates = [optimise.compute_learning_rate(short, step) for step in range(7)]
+        assert rates[-len(stated) :] == pytest.approx(stated)
     longer = TrainConfig(schedule="wsd", lr=1.0, warmup=10, warmup_start=0.0, steps=1000, decay=0)
     assert optimise.compute_learning_rate(longer, 999) == 1.0
     with pytest.raises(ValueError, match="decay"):

@@ -45,6 +45,14 @@ def check_fields(config: Any) -> None:
         check_value(name, getattr(config, name), hint)
 
 
+def refuse_unused(config: Any, names: Iterable[str], chosen: str, needed: str) -> None:
+    """Raise ValueError if one of these fields differs from its default, since it has no effect with what is chosen."""
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    for name in names:
+        if (value := getattr(config, name)) != defaults[name]:
+            raise ValueError(f"{name}={value} has no effect with {chosen}: leave it out, or choose {needed}")
+
+
 def check_value(name: str, value: Any, hint: Any) -> None:
     """Raise ValueError for a value of another type, outside its Literal values or its range, or not finite.
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from attnlab.config import Natural, NonNegative, Positive, Probability, check_fields
+from attnlab.config import Natural, NonNegative, Positive, Probability, check_fields, refuse_unused
 from attnlab.tasks.task import PAD, Task
 from attnlab.training import optimisers as optimise
 from attnlab.training.batches import Batches
@@ -78,6 +78,10 @@ class TrainConfig:
             raise ValueError(f"evaluate_at must be between 1 and steps={self.steps}, got {late[0]}")
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr must be at most lr={self.lr}, got {self.min_lr}")
+        if self.optimiser != "muon":
+            refuse_unused(self, ("muon_lr", "muon_momentum"), f"optimiser={self.optimiser}", "optimiser=muon")
+        if self.schedule != "wsd":
+            refuse_unused(self, ("decay",), f"schedule={self.schedule}", "schedule=wsd")
         if self.schedule == "wsd" and self.warmup_steps + self.decay_steps > self.steps:
             both = f"warmup={self.warmup_steps} and decay={self.decay_steps}"
             raise ValueError(f"{both} must not exceed steps={self.steps} together")

@@ -1,5 +1,7 @@
 """Muon (Jordan et al. 2024) for the matrices inside the blocks, and AdamW for all other parameters.
 
+Weight decay shrinks matrices only, also those of AdamW: no norm gains, biases, sinks or other vectors.
+
     m ← μ m + (1 − μ) g                              momentum; g is the gradient of one matrix (r,c)
     W ← (1 − η λ) W − η √max(1, r/c) NS((1 − μ) g + μ m)        η: muon_lr on the schedule of lr, λ: weight_decay
 
@@ -45,6 +47,11 @@ def list_matrices(model: nn.Module) -> list[str]:
     return sorted(shapes, key=lambda name: shapes[name])
 
 
+def is_matrix(x: Tensor) -> bool:
+    """Whether a parameter extends in at least two dimensions: (h,1,1) is a vector."""
+    return sum(size > 1 for size in x.shape) >= 2
+
+
 class Muon(torch.optim.AdamW):
     """Muon on the first parameters of a flat vector, which `list_matrices` names, and AdamW on the rest."""
 
@@ -53,13 +60,15 @@ class Muon(torch.optim.AdamW):
         self.rest = nn.Parameter(flat.master.data[start:])
         self.rest.grad = flat.grad[start:]
         device = self.rest.device
-        how = {"betas": config.betas, "eps": config.eps, "weight_decay": config.weight_decay}
+        how = {"betas": config.betas, "eps": config.eps, "weight_decay": 0.0}
         super().__init__(
             [self.rest], lr=torch.zeros((), device=device), fused=True, capturable=self.rest.is_cuda, **how  # type: ignore[arg-type]
         )  # fmt: skip
         self.muon_lr, self.momentum, self.decay = (
             torch.zeros((), device=device), config.muon_momentum, config.weight_decay,
         )  # fmt: skip
+        views = flat.views(flat.master.data).items()
+        self.decayed = [view for name, view in views if name not in matrices and is_matrix(view)]
         buffer = torch.zeros(start, device=device)
         adam = {"exp_avg": torch.zeros_like(self.rest), "exp_avg_sq": torch.zeros_like(self.rest)}
         self.state[self.rest] = {"step": torch.zeros((), device=device), **adam, "momentum_buffer": buffer}
@@ -79,6 +88,9 @@ class Muon(torch.optim.AdamW):
             changed = weight * (1 - self.muon_lr * self.decay) - self.muon_lr * update
             momentum.copy_(torch.where(good, moved, momentum))
             weight.copy_(torch.where(good, changed, weight))
+        kept = torch.where(good, 1 - self.param_groups[0]["lr"] * self.decay, 1.0)
+        for weight in self.decayed:
+            weight.mul_(kept)
         super().step()
 
 

@@ -3,7 +3,8 @@
 inverse-sqrt   lr · √(warmup / step)                                                    after the warm-up
 cosine         min + ½ (lr − min)(1 + cos(π t/T_i)), period T_i growing by period_multiply, lr and min shrinking by
                period_shrink
-wsd            lr, then over the last `decay` steps linear to min_lr          warm-up, stable, decay (Hu et al. 2024)
+wsd            lr; min_lr + (lr − min_lr) n / (decay + 1) with n = decay, …, 1 in the last `decay` updates, so that one
+               more update would be at min_lr                                 warm-up, stable, decay (Hu et al. 2024)
 constant       lr
 warm-up        linear from warmup_start to lr over `warmup` steps, in all of them
 
@@ -34,7 +35,7 @@ def compute_learning_rate(config: "TrainConfig", step: int) -> float:
     if config.schedule == "constant":
         return config.lr
     if config.schedule == "wsd":
-        left = min(1.0, (config.steps - step) / config.decay_steps) if config.decay_steps else 1.0
+        left = min(1.0, (config.steps - step) / (config.decay_steps + 1))
         return config.min_lr + (config.lr - config.min_lr) * max(left, 0.0)
     step, first = step - warmup, config.period or max(1, config.steps - warmup)
     if multiply == 1.0:
