@@ -1,6 +1,8 @@
 """Generation: the cache changes nothing, sampling has the stated distribution, and what is wrong is one line."""
 
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -66,6 +68,20 @@ def test_greedy_takes_the_likeliest_and_never_a_special_token():
     assert [2, 5, *one] == text
 
 
+def test_the_logits_of_the_caller_do_not_change():
+    logits = torch.randn(9, dtype=torch.float64)
+    before = logits.clone()
+    Sampling(temperature=1.0).compute_probabilities(logits)
+    assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("temperature", [1e-310, 5e-324])
+def test_the_lowest_temperature_is_greedy(temperature):
+    logits = torch.tensor([9.0, 9.0, 1.0, 9.0, 3.0, -2.0])
+    found = Sampling(temperature=temperature).compute_probabilities(logits)
+    assert found.tolist() == [0, 0, 0, 0, 1, 0]
+
+
 def test_a_text_ends_at_its_end():
     model = build_model(tie="none")
     with torch.no_grad():
@@ -127,6 +143,8 @@ def test_every_line_of_the_input_is_a_prompt(characters):
         (["--prompt", "a", "--top-k", "0"], "top_k"),
         (["--prompt", "a", "--top-p", "1.5"], "top_p"),
         (["--prompt", "a", "--temperature", "-1"], "temperature"),
+        (["--prompt", "a", "--temperature", "0", "--top-k", "3"], "top_k"),
+        (["--prompt", "a", "--temperature", "0", "--top-p", "0.5"], "top_p"),
         (["--prompt", "a", "wieghts=best"], "weights"),
         ([], "no prompt"),
     ],
@@ -138,11 +156,12 @@ def test_what_is_wrong_with_a_prompt_is_one_line(characters, words, word):
     assert word in done.stderr
 
 
-def test_an_empty_line_is_named(characters):
-    done = run("generate", str(characters), "--tokens", "2", input="the\n\ndog\n")
-    assert done.returncode == 2
+def test_an_empty_line_is_named_and_the_next_is_read(characters):
+    done = run("generate", str(characters), "--tokens", "2", "--json", input="the\n\ndog\n")
+    assert done.returncode == 1
     assert "line 2" in done.stderr
-    assert done.stdout.startswith("the")
+    assert len(done.stderr.splitlines()) == 1
+    assert [json.loads(line)["line"] for line in done.stdout.splitlines()] == [1, 3]
 
 
 def test_what_the_vocabulary_lacks_and_what_training_never_saw_is_noted(characters):
@@ -187,7 +206,19 @@ def test_runs_of_other_tasks_name_their_command(tmp_path):
         done = run("generate", str(folder), "--prompt", "a")
         assert done.returncode == 2
         assert command in done.stderr
-    done = run(
-        "translate", str(train(tmp_path / "mqar", "data=mqar", "steps=1", "examples=50", task="synthetic")), input=""
-    )
-    assert "attnlab generate" in done.stderr
+
+
+def test_sequences_that_are_no_text_are_refused(tmp_path):
+    folder = train(tmp_path / "mqar", "data=mqar", "steps=1", "examples=50", task="synthetic")
+    for words in (["generate", folder, "--prompt", "1 2"], ["translate", folder]):
+        done = run(*words)
+        assert done.returncode == 2
+        assert len(done.stderr.splitlines()) == 1
+        assert "attnlab evaluate" in done.stderr
+
+
+def test_a_task_that_cannot_read_text_is_refused(characters):
+    opened = open_run(characters, device="cpu")
+    own = SimpleNamespace(architecture="language", has_text=True, encode=opened.task.encode)
+    with pytest.raises(ValueError, match="decode"):
+        TextGenerator(replace(opened, task=own), Sampling())

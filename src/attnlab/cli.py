@@ -195,10 +195,11 @@ def generate(
     from attnlab.decoding.generation import Sampling
 
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-    generate_text(
+    well = generate_text(
         run, settings or [], prompt=prompt, tokens=tokens, sampling=sampling, as_json=as_json, device=device,
         allow_code=allow_code,
     )  # fmt: skip
+    raise typer.Exit(0 if well else 1)
 
 
 app.command()(export)

@@ -122,4 +122,5 @@ def check_translator(task: Task) -> None:
     if task.architecture != "translation":
         hints = {"classification": "attnlab predict gives its labels", "language": "attnlab generate continues a text"}
         kind = task.architecture
-        raise ValueError(f"only a translation run can translate, got a {kind} run; {hints[kind]}")
+        hint = hints[kind] if task.has_text else "attnlab evaluate gives its scores"
+        raise ValueError(f"only a translation run can translate, got a {kind} run; {hint}")

@@ -35,6 +35,8 @@ class Sampling:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.temperature == 0 and (cut := next((key for key in ("top_k", "top_p") if getattr(self, key)), None)):
+            raise ValueError(f"{cut} has no effect at temperature=0, which takes the likeliest token: give one of them")
 
     @property
     def is_greedy(self) -> bool:
@@ -42,13 +44,13 @@ class Sampling:
 
     def compute_probabilities(self, logits: Tensor) -> Tensor:
         """Return the probability of each token (v,) from its logit (v,), in float64; greedy: 1 for the likeliest."""
-        logits = logits.double().cpu()
-        logits[[PAD, BOS, UNK]] = -torch.inf
-        if logits.isnan().any() or not logits.isfinite().any():
+        logits = logits.double().cpu().index_fill(0, torch.tensor([PAD, BOS, UNK]), -torch.inf)
+        largest = logits.max()
+        if not largest.isfinite():
             raise ValueError("the model's logits are not finite: its weights are damaged, or training diverged")
         if self.is_greedy:
             return torch.zeros_like(logits).index_fill_(0, logits.argmax(), 1.0)
-        scaled, order = (logits / (self.temperature or 1.0)).sort(descending=True, stable=True)
+        scaled, order = ((logits - largest) / (self.temperature or 1.0)).sort(descending=True, stable=True)
         kept = scaled.softmax(0)
         if self.top_k is not None:
             kept[self.top_k :] = 0.0
@@ -166,7 +168,12 @@ def generate(
 
 
 def check_language_model(run: Run) -> None:
-    """Raise ValueError if the run is not a language model."""
+    """Raise ValueError if the run is not a language model of texts."""
     commands = {"translation": "attnlab translate translates", "classification": "attnlab predict gives its labels"}
     if (kind := run.task.architecture) != "language":
         raise ValueError(f"{run.folder.path} is a {kind} run and continues no text; {commands[kind]}")
+    if not run.task.has_text:
+        raise ValueError(f"{run.folder.path} learns sequences that are no text; attnlab evaluate gives its scores")
+    if missing := [name for name in ("encode", "decode") if not hasattr(run.task, name)]:
+        name = type(run.task).__name__
+        raise ValueError(f"{run.folder.path} continues no text: its task {name} does not define {missing[0]}")

@@ -22,7 +22,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 
-from attnlab.config import Natural, Positive
+from attnlab.config import Natural, Positive, refuse_unused
 from attnlab.tasks.batching import Sequences
 from attnlab.tasks.lexicon import Lexicon, Links
 from attnlab.tasks.pairs import SentencePairs
@@ -55,6 +55,8 @@ class SyntheticConfig(TaskConfig):
             raise ValueError(f"length must be at least 2 for the keyword task, got {self.length}")
         if self.data == "mqar":
             self._check_recall()
+        else:
+            refuse_unused(self, ("pairs", "queries", "power"), f"data={self.data}", "data=mqar")
 
     def _check_recall(self) -> None:
         asked, space = self.query_count, (self.length - 2 * self.pairs) // 2
@@ -83,6 +85,7 @@ class Synthetic(Task):
         self.config, self.notes = config, []
         self.problem = PROBLEMS[config.data](config)
         self.architecture = self.problem.architecture
+        self.has_text = config.data != "mqar"
         self.source_vocabulary, self.target_vocabulary = self.problem.source, self.problem.target
         self.vocabulary = self.problem.source  # of a classifier's input
         self.classes = ("absent", "present")  # of the keyword

@@ -43,6 +43,7 @@ class Task(ABC):
     architecture: Architecture
     config_type: ClassVar[type]
     notes: list[str]
+    has_text: bool = True  # False: its sequences are symbols, which no command reads or writes as text
 
     @abstractmethod
     def __init__(self, config: Any, folder: Path) -> None: ...
