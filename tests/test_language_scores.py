@@ -42,7 +42,7 @@ def train(files, out, *words):
 def test_bits_per_byte_are_the_nats_of_the_text_over_its_bytes(files, tmp_path, how, unit):
     words = [f"tokenizer={files / 'own.json'}"] if how == "tokenizer" else [how]
     printed = train(files, tmp_path, *words)
-    assert f"nats a {unit}" in printed
+    assert f"nats per {unit}" in printed
     run_evaluate = run("evaluate", str(tmp_path), "device=cpu")
     assert "bits_per_byte" in run_evaluate.stdout
     scores = json.loads((tmp_path / "evaluation-valid.json").read_text())
@@ -55,7 +55,7 @@ def test_bits_per_byte_are_the_nats_of_the_text_over_its_bytes(files, tmp_path, 
     assert RunFolder(tmp_path).metrics()[-1]["valid_bits_per_byte"] == pytest.approx(bits, rel=1e-5)
     if unit == "byte":
         assert scores["targets"] == len(held)
-    assert "bits a byte" in [measure.name for measure in list_measures("language", [scores])]
+    assert "bits per byte" in [measure.name for measure in list_measures("language", [scores])]
 
 
 def test_a_tokenizer_file_is_the_vocabulary(files, tmp_path):

@@ -39,5 +39,5 @@ def _describe_best(data: TaskConfig, outcome: TrainingResult) -> str:
     if scores is None or not isinstance(data, LanguageConfig):
         return f"{loss} {step}"
     unit = "token" if data.unit == "pretrained" else data.unit
-    more = f"perplexity {scores['valid_perplexity']:.4g}, {scores['valid_bits_per_byte']:.4g} bits a byte"
-    return f"{loss} nats a {unit} ({more}) {step}"
+    more = f"perplexity {scores['valid_perplexity']:.4g}, {scores['valid_bits_per_byte']:.4g} bits per byte"
+    return f"{loss} nats per {unit} ({more}) {step}"

@@ -3,7 +3,7 @@
     q' = q T_Q        k' = k T_K        v' = v T_V        P = softmax(q' k'ᵀ / √d)        context = P v' = (P v) T_V
 
 T_V matters most, and T_Q and T_K are optional (Figure 1): on="values" leaves them out. In a model with RoPE, T_Q and
-T_K act on queries and keys that are already turned.
+T_K act on queries and keys that are already rotated.
 """
 
 from typing import Any, Literal

@@ -62,7 +62,7 @@ class Mechanism(nn.Module, ABC):
     carries: ClassVar[bool] = False  # passes a carry to the next layer
     stochastic: ClassVar[bool] = False  # draws noise in training
     self_only: ClassVar[bool] = False  # undefined where queries and keys are different sequences
-    head_parts: ClassVar[int] = 1  # parts of a head with products of their own, which RoPE turns apart
+    head_parts: ClassVar[int] = 1  # parts of a head with products of their own, which RoPE rotates apart
     positional: ClassVar[bool] = False  # depends on the order of the keys
     carry_of: ClassVar[Literal["pairs", "keys"]] = "pairs"  # the carry is shaped like the logits, or like v
     lookback: int = 0  # former queries that a row depends on, or ALL; a cache keeps them

@@ -2,8 +2,8 @@
 
     q = x W_q      k, v = y W_k, y W_v,  y = memory or x itself      output = concat_h mechanism(q, k, v) W_o + b_o
 
-QK-norm (Qwen3) replaces each head's q and k by RMSNorm(q) and RMSNorm(k), with one gain for all heads. Then RoPE turns
-them (`rotary.py`). So a cache holds turned keys. The module does not know which mechanism it holds.
+QK-norm (Qwen3) replaces each head's q and k by RMSNorm(q) and RMSNorm(k), with one gain for all heads. Then RoPE
+rotates them (`rotary.py`). So a cache holds rotated keys. The module does not know which mechanism it holds.
 """
 
 from abc import ABC, abstractmethod
@@ -172,7 +172,7 @@ class MultiHead(Attention):
         return tuple(self._split_heads(part) for part in parts)
 
     def _place(self, x: Tensor, norm: nn.RMSNorm | None, rotation: Rotation | None) -> Tensor:
-        """Normalise and turn the queries or keys (b,g,n,d) of each head, where the model does so."""
+        """Normalise and rotate the queries or keys (b,g,n,d) of each head, where the model does so."""
         if norm is not None:  # in float32 at least
             x = F.rms_norm(widen(x), x.shape[-1:], widen(norm.weight), norm.eps).to(x.dtype)
         return x if rotation is None else rotate(x, rotation, self.mechanism.head_parts)

@@ -44,8 +44,8 @@ class TransformerConfig(ModelConfig):
     rope_scaling: Literal["none", "linear", "llama3", "yarn"] = "none"  # how RoPE is stretched for longer texts
     rope_factor: Annotated[float, "[1, inf)"] = 1.0  # factor by which rope_scaling stretches
     rope_length: int = 8192  # number of tokens before stretching, for llama3 and yarn
-    rope_low: Positive = 1.0  # turns within rope_length below which a frequency is stretched fully
-    rope_high: Positive | None = None  # turns above which it is not; none: 4 for llama3, 32 for yarn
+    rope_low: Positive = 1.0  # rotations within rope_length below which a frequency is stretched fully
+    rope_high: Positive | None = None  # rotations above which it is not; none: 4 for llama3, 32 for yarn
     embedding_scale: Positive | bool = True  # factor of the embeddings; true: √width, false: 1
     residual_scale: Positive = 1.0  # factor of the output of each block before it is added
     logit_cap: Positive | None = None  # soft cap c of the logits, c·tanh(logit/c); none: no cap

@@ -1,6 +1,6 @@
 """Objects in the user's own files, named by file and name: `./mine.py:Mine`.
 
-To load one executes its file. A name that the user typed may do that. A name that a folder stores may do it only if the
+Loading one executes its file. A name that the user typed may do that. A name that a folder stores may do it only if the
 user allows it, and only if the file still has the hash that the folder stores (`check_code`).
 """
 
@@ -71,7 +71,7 @@ def load_class(name: str, base: type[T]) -> type[T]:
     """Import a subclass of `base` from its file. Raises ValueError or FileNotFoundError."""
     found = _load(name, base, is_class=True)
     if missing := getattr(found, "__abstractmethods__", None):
-        raise ValueError(f"{_tell_place(name)} does not define {', '.join(sorted(missing))}")
+        raise ValueError(f"{_describe_place(name)} does not define {', '.join(sorted(missing))}")
     return cast(type[T], found)
 
 
@@ -100,7 +100,7 @@ def _load(name: str, base: type, *, is_class: bool) -> object:
         raise ValueError(f"{path} has no {wanted!r}{suggest_nearest(wanted, fitting)}; its {plural}: {there}")
     if wanted not in fitting:
         kind = "a subclass of" if is_class else "an instance of"
-        raise ValueError(f"{_tell_place(name)} is not {kind} {base.__module__}.{base.__name__}")
+        raise ValueError(f"{_describe_place(name)} is not {kind} {base.__module__}.{base.__name__}")
     return fitting[wanted]
 
 
@@ -137,7 +137,7 @@ class OwnFileFinder(MetaPathFinder):
 sys.meta_path.append(OwnFileFinder())
 
 
-def _tell_place(name: str) -> str:
+def _describe_place(name: str) -> str:
     file, _, wanted = name.rpartition(":")
     return f"{wanted} in {Path(file).expanduser().resolve()}"
 

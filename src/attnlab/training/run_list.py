@@ -102,8 +102,8 @@ def _get_state(folder: RunFolder, position: dict[str, Any]) -> str:
 
 def _describe_score(folder: RunFolder, config: dict[str, Any], position: dict[str, Any]) -> str:
     """Return the main score with its name: what `attnlab evaluate` found, else the best of validation."""
-    is_right_or_wrong = config["task"] == "classification" or config["data"].get("data") in ("keyword", "mqar")
-    name = "accuracy" if is_right_or_wrong else "perplexity"
+    is_scored_by_accuracy = config["task"] == "classification" or config["data"].get("data") in ("keyword", "mqar")
+    name = "accuracy" if is_scored_by_accuracy else "perplexity"
     for part in ("test", "valid"):
         file = folder.path / f"evaluation-{part}.json"
         if file.exists():

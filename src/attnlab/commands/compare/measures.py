@@ -7,8 +7,8 @@ from attnlab.experiments.seed_values import SeedMeasure, Values, read_path
 BLEU = SeedMeasure("BLEU", read_path("scores", "BLEU"), "higher")
 PERPLEXITY = SeedMeasure("perplexity", read_path("perplexity"), "lower")
 ACCURACY = SeedMeasure("accuracy", read_path("accuracy"), "higher")
-BITS = SeedMeasure("bits a character", read_path("bits_per_character"), "lower")
-BYTES = SeedMeasure("bits a byte", read_path("bits_per_byte"), "lower")
+BITS = SeedMeasure("bits per character", read_path("bits_per_character"), "lower")
+BYTES = SeedMeasure("bits per byte", read_path("bits_per_byte"), "lower")
 VALIDATION = SeedMeasure("validation loss (nats)", read_path("valid_loss"), "lower")
 QUALITY = {  # by architecture; the first measure judges the rows
     "translation": (BLEU, PERPLEXITY, ACCURACY),
