@@ -275,6 +275,45 @@ def test_queries_without_a_projection_of_their_own_are_refused(monkeypatch):
         pretrained.adapt(tiny("gpt2"), "differential-v2")
 
 
+class LowRank(torch.nn.Module):
+    """Adds a low-rank map to a linear one, as LoRA does."""
+
+    def __init__(self, base) -> None:
+        super().__init__()
+        self.base = base
+        self.down = torch.nn.Linear(base.in_features, 2, bias=False).to(base.weight)
+        self.up = torch.nn.Linear(2, base.out_features, bias=False).to(base.weight)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+def replace_linear(base):
+    return torch.nn.Linear(base.in_features, base.out_features, bias=False).to(base.weight)
+
+
+@pytest.mark.parametrize("change", [LowRank, replace_linear])
+def test_a_query_projection_that_was_wrapped_or_replaced_is_refused(change):
+    """What is added to the model's own queries must not be added to the further ones."""
+    model = adapted("llama", "differential-v2")
+    batch = tiny_models.padded_batch(model)
+    before = output(model, batch)
+    attention = model.model.layers[1].self_attn
+    own, attention.q_proj = attention.q_proj, change(attention.q_proj)
+    with pytest.raises(ValueError, match=r"layers\.1\.self_attn\.q_proj"):
+        output(model, batch)
+    attention.q_proj = own
+    assert torch.equal(output(model, batch), before)
+    assert torch.equal(output(copy.deepcopy(model), batch), before)
+
+
+def test_a_wrapped_query_projection_gets_no_further_queries():
+    model = tiny("llama")
+    model.model.layers[1].self_attn.q_proj = LowRank(model.model.layers[1].self_attn.q_proj)
+    with pytest.raises(ValueError, match=r"layers\.1\.self_attn has no linear map"):
+        pretrained.adapt(model, "differential-v2")
+
+
 def test_a_cache_of_another_model_is_refused():
     plain, model = tiny("llama"), adapted("llama", "fox")
     tokens = torch.arange(3, 7)[None]

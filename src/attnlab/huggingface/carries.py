@@ -21,6 +21,7 @@ class Place:
     kind: str  # a key of records.record.KINDS
     cascade: str  # name of the modules that pass a carry from one to the next: their names differ only in numbers
     layer: int  # index in the cascade, from 0
+    query_projection: str = ""  # its name in the module, where the mechanism has further queries
     query_features: Tensor | None = None  # the outputs of the query projection that become queries (h·d,)
 
 

@@ -29,7 +29,7 @@ def install_mechanisms(model: Any, adaptation: Adaptation, found: Collection[Att
     for one, mechanism, place in built:  # change the model only after every mechanism is built
         one.module.attnlab = mechanism.to(one.device, one.dtype).train(one.module.training)
         if (projection := projections.get(one.module)) is not None:
-            place = replace(place, query_features=projection.features)
+            place = replace(place, query_projection=projection.name, query_features=projection.features)
             queries = build_projection(projection, mechanism.query_heads // mechanism.heads - 1, one.dtype, one.device)
             one.module.attnlab_queries = queries.train(one.module.training)
             projection.linear.register_forward_hook(replace_queries)

@@ -25,6 +25,7 @@ class QueryProjection:
     """The linear map of the queries of an attention module."""
 
     linear: nn.Module
+    name: str  # of the linear map in the attention module
     features: Tensor  # (h·d,) the outputs that become queries
     width: int  # number of its inputs
 
@@ -45,15 +46,18 @@ class QueryProbe:
             yield
 
     def attend(self, call: AttentionCall) -> tuple[Tensor, None]:
-        inside = [part for part in call.module.modules() if part in self.outputs]
-        outputs = [self.outputs[part][0] for part in inside]
+        inside = [(name, part) for name, part in call.module.named_modules() if part in self.outputs]
+        outputs = [self.outputs[part][0] for _, part in inside]
+        matches = []
         if outputs and call.query.requires_grad:
             direction = torch.linspace(1, 2, call.query.numel()).view_as(call.query).to(call.query)
             gradients = torch.autograd.grad((call.query * direction).sum(), outputs, allow_unused=True)
-            for part, gradient in zip(inside, gradients, strict=True):
+            for (name, part), gradient in zip(inside, gradients, strict=True):
                 features = [] if gradient is None else gradient.flatten(0, -2).any(0).nonzero()[:, 0]
                 if len(features) == call.query.shape[1] * call.query.shape[3]:
-                    self.found[call.module] = QueryProjection(part, features.cpu(), self.outputs[part][1])
+                    matches.append(QueryProjection(part, name, features.cpu(), self.outputs[part][1]))
+        if len(matches) == 1:  # a sum of several, as in an adapter that is not merged, is no linear map to replace
+            self.found[call.module] = matches[0]
         self.outputs.clear()
         return call.run_eager(None)[0].detach(), None
 
@@ -76,6 +80,7 @@ def build_projection(found: QueryProjection, times: int, dtype: torch.dtype, dev
 
 def compute_queries(inputs: LayerInputs, args: tuple, named: Mapping[str, Any]) -> None:
     """Run the attention module for each further group of queries, without its cache, and note them."""
+    check_projection(inputs.module)
     times = inputs.mechanism.query_heads // inputs.mechanism.heads
     args, named = tuple(_drop_cache(x) for x in args), {name: _drop_cache(x) for name, x in named.items()}
     for inputs.group in range(times - 1):
@@ -85,6 +90,15 @@ def compute_queries(inputs: LayerInputs, args: tuple, named: Mapping[str, Any]) 
             inputs.queries.append(captured.query)
         finally:
             inputs.group = None
+
+
+def check_projection(module: Any) -> None:
+    """Raise ValueError if the query projection was wrapped or replaced after its further queries were installed."""
+    place = module.attnlab_place
+    now: Any = dict(module.named_modules()).get(place.query_projection)
+    if now is None or replace_queries not in now._forward_hooks.values():
+        what = f"{place.name}.{place.query_projection} was wrapped in or replaced by {type(now).__name__}"
+        raise ValueError(f"{what}, so its further queries would be wrong: merge the adapter, or restore the linear map")
 
 
 def replace_queries(linear: nn.Module, args: tuple, output: Tensor) -> Tensor | None:
