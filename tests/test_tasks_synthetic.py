@@ -65,6 +65,13 @@ def test_batches_fit_the_sizes_and_count_what_is_scored(data):
                 assert set(batch.targets.tolist()) <= set(range(sizes["classes"]))
 
 
+def test_each_task_names_its_main_score():
+    stated = {"lexicon": "perplexity", "mixture": "perplexity", "keyword": "accuracy", "mqar": "accuracy"}
+    assert {data: TASKS["synthetic"].name_main_score({"data": data}) for data in stated} == stated
+    assert TASKS["classification"].name_main_score({}) == "accuracy"
+    assert TASKS["language"].name_main_score({}) == "perplexity"
+
+
 @pytest.mark.parametrize("settings", [{"pairs": 4}, {"queries": 2}, {"power": 1.0}])
 def test_settings_of_recall_are_refused_elsewhere(settings):
     with pytest.raises(ValueError, match=next(iter(settings))):

@@ -13,11 +13,11 @@ As in the authors' code, a sequence to copy ends with </s>, which is predicted t
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from attnlab.config import Natural, Positive, refuse_unused
 from attnlab.tasks.batching import Sequences
 from attnlab.tasks.lexicon import Lexicon, Links
 from attnlab.tasks.pairs import SentencePairs
-from attnlab.tasks.task import BOS, EOS, PAD, SPECIALS, Architecture, Batch, Task, TaskConfig
+from attnlab.tasks.task import BOS, EOS, PAD, SPECIALS, Architecture, Batch, Score, Task, TaskConfig
 from attnlab.tasks.vocabulary import Vocabulary, Words
 
 PARTS = ("train", "valid", "test")
@@ -89,6 +89,10 @@ class Synthetic(Task):
         self.source_vocabulary, self.target_vocabulary = self.problem.source, self.problem.target
         self.vocabulary = self.problem.source  # of a classifier's input
         self.classes = ("absent", "present")  # of the keyword
+
+    @classmethod
+    def name_main_score(cls, data: Mapping[str, Any]) -> Score:
+        return "accuracy" if data["data"] in ("keyword", "mqar") else "perplexity"
 
     def get_sizes(self) -> dict[str, int]:
         if self.architecture == "classification":

@@ -5,6 +5,7 @@ epoch): a resumed run computes the same plan and skips to its index. Of w proces
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -19,6 +20,7 @@ PAD, BOS, EOS, UNK = 0, 1, 2, 3
 SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")  # by id, in every vocabulary
 
 Architecture = Literal["translation", "language", "classification"]
+Score = Literal["accuracy", "perplexity"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,11 @@ class Task(ABC):
     def prepare(cls, config: Any, folder: Path) -> Self:
         """Build the task of a configuration. The vocabulary is loaded from folder, or built and stored there."""
         return cls(config, folder)
+
+    @classmethod
+    def name_main_score(cls, data: Mapping[str, Any]) -> Score:
+        """Return the score to show of a run first; data: the values of its configuration."""
+        return "accuracy" if cls.architecture == "classification" else "perplexity"
 
     @property
     @abstractmethod

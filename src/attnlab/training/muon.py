@@ -88,7 +88,7 @@ class Muon(torch.optim.AdamW):
             changed = weight * (1 - self.muon_lr * self.decay) - self.muon_lr * update
             momentum.copy_(torch.where(good, moved, momentum))
             weight.copy_(torch.where(good, changed, weight))
-        kept = torch.where(good, 1 - self.param_groups[0]["lr"] * self.decay, 1.0)
+        kept = 1 - good * self.param_groups[0]["lr"] * self.decay
         for weight in self.decayed:
             weight.mul_(kept)
         super().step()

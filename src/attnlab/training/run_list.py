@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from attnlab.files.user_files import read_json
+from attnlab.tasks import TASKS
 from attnlab.training import FILES, iterate_runs
 from attnlab.training.run_folder import RunFolder
 
@@ -102,8 +103,8 @@ def _get_state(folder: RunFolder, position: dict[str, Any]) -> str:
 
 def _describe_score(folder: RunFolder, config: dict[str, Any], position: dict[str, Any]) -> str:
     """Return the main score with its name: what `attnlab evaluate` found, else the best of validation."""
-    is_scored_by_accuracy = config["task"] == "classification" or config["data"].get("data") in ("keyword", "mqar")
-    name = "accuracy" if is_scored_by_accuracy else "perplexity"
+    task = config["task"]
+    name = TASKS[task].name_main_score(config["data"]) if task in TASKS else "perplexity"  # runs no code of the user
     for part in ("test", "valid"):
         file = folder.path / f"evaluation-{part}.json"
         if file.exists():
