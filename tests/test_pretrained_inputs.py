@@ -9,7 +9,7 @@ from adapted_models import EXACT, assert_decodes, assert_translates, attention_m
 from torch.nn import functional as F
 
 import attnlab
-from attnlab.huggingface import layer_inputs, pretrained
+from attnlab.huggingface import pretrained
 from attnlab.mechanisms import MECHANISMS, Mechanism, Softmax, attention
 from attnlab.mechanisms.mechanism import logits, masked_softmax
 from attnlab.records.record import apply_turning
@@ -49,7 +49,7 @@ class Delayed(Softmax):
 
 def is_wide(name: str) -> bool:
     built = attention(name, heads=2, head_dim=4)
-    return layer_inputs.needs_inputs(built) or built.carry_of == "keys" or type(built).turn is not Mechanism.turn
+    return built.needs_layer or built.carry_of == "keys" or type(built).turn is not Mechanism.turn
 
 
 WIDE = [*filter(is_wide, MECHANISMS), Delayed]

@@ -21,6 +21,15 @@ def test_without_sides_it_says_how_to_pass_them(name):
         mechanism(torch.randn(1, mechanism.query_heads, 3, 4), *torch.randn(2, 1, 2, 3, 4))
 
 
+class MayGate(Broken):
+    def query_side(self, x):
+        return None
+
+
+def test_a_side_that_an_option_leaves_out_is_not_asked_for():
+    assert MayGate(2, 4)(*torch.randn(3, 1, 2, 3, 4))[0].shape == (1, 2, 3, 4)
+
+
 @pytest.mark.parametrize("name", [name for name, kind in MECHANISMS.items() if kind.self_only])
 def test_self_attention_refuses_more_queries_than_keys(name):
     trial = make_trial(lambda layer: attention(name, heads=2, head_dim=4, layer=layer), queries=7, keys=7)

@@ -112,7 +112,7 @@ def prepare_call(call: AttentionCall, mechanism: Mechanism) -> PreparedCall:
         mechanism.dropout = float(call.options.get("dropout") or 0.0)  # the model passes it at each call
     if place.kind != "cross" and (mechanism.positional or mechanism.self_only):
         given["at"] = call.find_positions()
-    if layer_inputs.needs_inputs(mechanism):
+    if mechanism.needs_layer:
         inputs = layer_inputs.get_inputs(call.module, place.name)
         given["sides"] = inputs.read_sides(key.shape[2])
         if inputs.queries:

@@ -34,7 +34,7 @@ def install_mechanisms(model: Any, adaptation: Adaptation, found: Collection[Att
             one.module.attnlab_queries = queries.train(one.module.training)
             projection.linear.register_forward_hook(replace_queries)
         one.module.attnlab_place = place  # type: ignore[assignment]
-        if layer_inputs.needs_inputs(mechanism):
+        if mechanism.needs_layer:
             one.module.register_forward_pre_hook(dispatch.begin_attention, with_kwargs=True)
             one.module.register_forward_hook(layer_inputs.end_inputs, always_call=True)
 

@@ -99,13 +99,6 @@ class CapturedQueryError(Exception):
 _INPUTS: ContextVar[LayerInputs | None] = ContextVar("attnlab_inputs", default=None)
 
 
-def needs_inputs(mechanism: Mechanism) -> bool:
-    """Return whether a mechanism reads more than q, k and v."""
-    kind = type(mechanism)
-    has_side = kind.query_side is not Mechanism.query_side or kind.key_side is not Mechanism.key_side
-    return has_side or mechanism.lookback > 0 or mechanism.query_heads != mechanism.heads
-
-
 def begin_inputs(module: nn.Module, mechanism: Mechanism, args: tuple, named: dict[str, Any]) -> LayerInputs:
     """Note the arguments of an attention module that begins to run."""
     arguments = bind_arguments(module, args, named)

@@ -128,10 +128,7 @@ class Mechanism(nn.Module, ABC):
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None, sides: Sides = (None, None),
                 ) -> WithCarry:  # fmt: skip
         if sides[0] is None and sides[1] is None and self.has_sides:
-            how = "sides=(m.query_side(x), m.key_side(x)), where m is the mechanism"
-            raise ValueError(
-                f"{type(self).__name__} reads the input x of its layer, (b,n,{self.model_size}): pass {how}"
-            )
+            self.check_sides(q.new_zeros(1, 1, self.model_size))
         shape = (len(q), self.heads, q.shape[2], v.shape[3])
         given = self.give_sides(sides)
         if self.carry_of == "keys":
@@ -190,6 +187,12 @@ class Mechanism(nn.Module, ABC):
         if self.self_only and at is None and q.shape[2] > k.shape[2]:
             got = f"{q.shape[2]} queries and {k.shape[2]} keys"
             raise ValueError(f"{type(self).__name__} is self-attention, so every query has a key, but got {got}")
+
+    def check_sides(self, x: Tensor) -> None:
+        """Raise ValueError if the mechanism derives a side from an input x (b,n,e): then sides must be passed."""
+        if self.query_side(x) is not None or self.key_side(x) is not None:
+            how = f"(b,n,{self.model_size}): pass sides=(m.query_side(x), m.key_side(x)), where m is the mechanism"
+            raise ValueError(f"{type(self).__name__} reads the input x of its layer, {how}")
 
     def check_result(self, method: str, result: Any, shape: tuple[int, ...]) -> None:
         """Raise ValueError unless a method returned a floating-point tensor of this shape, and a carry."""
