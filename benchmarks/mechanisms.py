@@ -1,6 +1,6 @@
 """Each mechanism, forward and backward, beside the fastest softmax attention in the same run: time and peak memory.
 
-    python benchmarks/mechanisms.py [--out results/mechanisms] [--only dagpam,coda] [--part layers|llama] [--tiny]
+    python benchmarks/mechanisms.py [--out results/mechanisms] [--only dagpam,coda] [--part layers|llama] [--length 2048] [--tiny]
 
 layers  one layer of each mechanism, causal, queries in the memory layout of a projection; a mechanism with a carry
         receives one. On a GPU in bf16: time on the device (CUDA graph) and in eager mode, and with --definition the
@@ -226,6 +226,7 @@ def show(rows, about):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="comma-separated mechanisms")
+    parser.add_argument("--length", type=int, help="only cases of this length n")
     parser.add_argument("--part", choices=["layers", "llama"], help="default: both")
     parser.add_argument("--definition", action="store_true", help="also time the definition, eager and compiled")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, to see that everything works")
@@ -240,6 +241,7 @@ def main():
     else:
         torch.set_num_threads(1)
     cases = TINY_CASES if given.tiny else CASES if device == "cuda" else CPU_CASES
+    cases = [case for case in cases if given.length in (None, case[1][2])]
     parts = {
         "layers": lambda: measure_layers(names, cases, device, given.definition),
         "llama": lambda: measure_llamas(names, device, given.tiny),
