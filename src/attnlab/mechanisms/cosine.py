@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.config import Positive, check_value
-from attnlab.mechanisms.mechanism import widen
 from attnlab.mechanisms.softmax import Arguments, Softmax
 
 LARGEST = 100.0
@@ -33,5 +32,10 @@ class Cosine(Softmax):
         self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, at: Tensor | None, bias: Tensor | None
     ) -> Arguments:
         factor = self.log_factor.clamp_max(math.log(LARGEST)).exp()
-        unit_q, unit_k = F.normalize(widen(q), dim=-1), F.normalize(widen(k), dim=-1)
-        return (factor * unit_q).to(q.dtype), unit_k.to(k.dtype), mask, causal, bias
+        return (factor * make_unit(q)).to(q.dtype), make_unit(k), mask, causal, bias
+
+
+def make_unit(x: Tensor) -> Tensor:
+    """x / ‖x‖ over the last axis, 0 if x = 0, by torch's fused norm."""
+    d = x.shape[-1]
+    return F.rms_norm(x, (d,), x.new_full((d,), d**-0.5), eps=1e-20)

@@ -60,11 +60,10 @@ class Differential(Mechanism):
             first, second = (F.dropout(p, self.dropout, self.training) for p in self.maps(q, k, mask, **options))
             return (first - self.subtraction * second) @ repeat_heads(v, self.heads), None
         first, second = (attend(self, x, y, v, mask, kernel=False, **options) for x, y in split_halves(q, k))
-        return first - self.subtraction * second, None
+        return torch.addcmul(first, second, self.subtraction.to(first.dtype), value=-1), None
 
     def finish(self, context: Tensor) -> Tensor:
-        normed: Tensor = self.norm(context)
-        return (1 - self.lambda_init) * normed
+        return F.rms_norm(context, (self.head_dim,), (1 - self.lambda_init) * self.norm.weight, self.norm.eps)
 
 
 def split_halves(q: Tensor, k: Tensor) -> list[tuple[Tensor, Tensor]]:

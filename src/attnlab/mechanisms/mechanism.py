@@ -275,6 +275,12 @@ def position(q: Tensor, k: Tensor, at: Tensor | None = None) -> Tensor:
     return torch.arange(j - i, j, device=q.device) if at is None else at
 
 
+def select_own(x: Tensor, q: Tensor, at: Tensor | None = None) -> Tensor:
+    """x (b,g,j,d) at the key index of each query: (b,g,i,d)."""
+    i, j = q.shape[2], x.shape[2]
+    return x[:, :, j - i :] if at is None and i <= j else x.index_select(2, position(q, x, at))
+
+
 def visible(
     q: Tensor, k: Tensor, mask: Tensor | None = None, *, causal: bool = False, at: Tensor | None = None
 ) -> Tensor:
@@ -296,6 +302,11 @@ def masked_softmax(z: Tensor, seen: Tensor) -> Tensor:
     hidden = ~seen | (z == -torch.inf)
     p = widen(z).masked_fill(hidden, torch.finfo(widen(z).dtype).min).softmax(-1)
     return p.masked_fill(hidden, 0.0).to(z.dtype)
+
+
+def is_mapped(x: Tensor) -> bool:
+    """Whether torch.func maps over x, for which fused functions have no rule."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def widen(x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax, position, repeat_heads
+from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax, position, repeat_heads, select_own
 from attnlab.mechanisms.softmax import attend, find_gap
 from attnlab.mechanisms.visible_sums import mean_visible
 
@@ -45,14 +45,14 @@ class Shaped(Mechanism):
         kernel = self.wants_kernels(q) and self.is_covered(find_gap(q, k, v, at, bias))
         softmax = attend(self, q, k, v, mask, causal=causal, at=at, bias=bias, kernel=kernel)
         centre = mean_visible(v, q, k, mask, causal=causal, at=at)
-        own, centre = (repeat_heads(x, self.heads) for x in (self.select_own(v, q, k, mask, at), centre))
+        own, centre = (repeat_heads(x, self.heads) for x in (self.read_own(v, q, k, mask, at), centre))
         return self.alpha * own + self.beta * softmax - self.gamma * centre, None
 
-    def select_own(self, v: Tensor, q: Tensor, k: Tensor, mask: Tensor | None, at: Tensor | None) -> Tensor:
+    def read_own(self, v: Tensor, q: Tensor, k: Tensor, mask: Tensor | None, at: Tensor | None) -> Tensor:
         """Return the value of each query's own key, (b,g,i,d); 0 where the mask hides it."""
-        places = position(q, k, at)
-        own = v[:, :, places]
+        own = select_own(v, q, at)
         if mask is None:
             return own
         seen = self.visible(q, k, mask, at=at).expand(-1, -1, q.shape[2], -1)
-        return own.masked_fill(~seen[:, :, torch.arange(q.shape[2], device=q.device), places, None], 0.0)
+        seen = seen[:, :, torch.arange(q.shape[2], device=q.device), position(q, k, at), None]
+        return own.masked_fill(~seen, 0.0)

@@ -3,9 +3,11 @@
     sum_visible     Σ_j x_j        count_visible   n = Σ_j 1        mean_visible   Σ_j x_j / n      over visible keys j
     mix_products    Σ_j (q_i·k_j) v_j  =  q_i Σ_j k_j v_jᵀ, linear attention (Katharopoulos et al. 2020, §3.2)
 
-Sums are at least in float32. A causal product goes by chunks of keys: pairs inside a chunk, and the sum before it.
+Sums are at least in float32. A causal sum goes by chunks of keys: those inside a chunk, by a triangular matrix, and the
+sum before it. That is faster than `cumsum` on a GPU, and so is its gradient.
 """
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -30,8 +32,28 @@ def sum_visible(
         x = x.masked_fill(~visible(q, k, mask).mT, 0.0)
     if not causal:
         return x.sum(2, keepdim=True)
+    sums = _sum_to_each(x)
+    if at is None and q.shape[2] <= k.shape[2]:
+        return sums[:, :, k.shape[2] - q.shape[2] :]
     ends = (position(q, k, at) + 1).clamp(0, k.shape[2])
-    return F.pad(x.cumsum(2), (0, 0, 1, 0))[:, :, ends]
+    return F.pad(sums, (0, 0, 1, 0))[:, :, ends]
+
+
+def _sum_to_each(x: Tensor) -> Tensor:
+    """Sum x (b,g,j,d) over the keys up to each key, itself included."""
+    if x.shape[2] <= CHUNK:
+        return x.cumsum(2)
+    parts = _split_chunks(x)
+    inside = torch.ones(CHUNK, CHUNK, dtype=x.dtype, device=x.device).tril() @ parts
+    before = F.pad(inside[:, :, :-1, -1:].cumsum(2), (0, 0, 0, 0, 1, 0))
+    return (inside + before).flatten(2, 3)[:, :, : x.shape[2]]
+
+
+def _split_chunks(x: Tensor) -> Tensor:
+    """(b,g,j,d) -> (b,g,chunk,CHUNK,d), with zeros after the last key."""
+    rest = -x.shape[2] % CHUNK
+    x = F.pad(x, (0, 0, 0, rest)) if rest else x
+    return x.reshape(*x.shape[:2], -1, CHUNK, x.shape[3])
 
 
 def count_visible(
@@ -65,12 +87,9 @@ def mix_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal
     if not causal:
         return q @ repeat_heads(k.mT @ v, q.shape[1])
     rows, former = q.shape[2], k.shape[2] - q.shape[2]
-    before = k[:, :, :former].mT @ v[:, :, :former]
-    fill = (0, 0, 0, -rows % CHUNK)
-    q, k, v = (F.pad(x[:, :, -rows:], fill) for x in (q, k, v))
-    q, k, v = (x.reshape(*x.shape[:2], -1, CHUNK, x.shape[3]) for x in (q, k, v))  # (b,h|g,chunk,CHUNK,d)
-    earlier = F.pad((k.mT @ v)[:, :, :-1].cumsum(2), (0, 0, 0, 0, 1, 0))
-    state = before.unsqueeze(2) + earlier
+    before = (k[:, :, :former].mT @ v[:, :, :former]).unsqueeze(2)
+    q, k, v = (_split_chunks(x[:, :, -rows:]) for x in (q, k, v))
+    state = torch.cat([before, (k.mT @ v)[:, :, :-1]], 2).cumsum(2)  # the sum before each chunk
     k, v, state = (repeat_heads(x, q.shape[1]) for x in (k, v, state))
     context = (q @ k.mT).tril() @ v + q @ state
     return context.flatten(2, 3)[:, :, :rows]

@@ -6,10 +6,11 @@ It is linear in y_i, so contributions are exact: context = y_i (I − uᵀu) wit
 `at` gives the index of each query's own value.
 """
 
+import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from attnlab.mechanisms.mechanism import Sides, position, repeat_heads, widen
+from attnlab.mechanisms.cosine import make_unit
+from attnlab.mechanisms.mechanism import Sides, repeat_heads, select_own, widen
 from attnlab.mechanisms.softmax import Softmax
 
 
@@ -17,6 +18,6 @@ class XSA(Softmax):
     self_only = True
 
     def turn(self, context: Tensor, v: Tensor, at: Tensor | None, sides: Sides) -> Tensor:
-        own = v.index_select(2, position(context, v, at))  # v_i, (b,g,i,d)
-        u, y = F.normalize(repeat_heads(widen(own), self.heads), dim=-1), widen(context)
-        return (y - (y * u).sum(-1, keepdim=True) * u).to(context.dtype)
+        own = select_own(v, context, at)  # v_i, (b,g,i,d)
+        u, y = widen(repeat_heads(make_unit(own), self.heads)), widen(context)
+        return torch.addcmul(y, (y * u).sum(-1, keepdim=True), u, value=-1).to(context.dtype)

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnlab.mechanisms.mechanism import is_mapped
+
 WIDEST = {torch.float32: 64, torch.float16: 128, torch.bfloat16: 128}  # a side of a matrix in shared memory
 LAUNCHED: set[str] = set()  # names of the kernels that this process has run; a reader clears it beforehand
 
@@ -34,7 +36,7 @@ def find_device_gap(x: Tensor) -> str | None:
     """Name why no kernel can run on x, or return None. Custom operators have no batching rule for torch.func."""
     if not x.is_cuda and not os.environ.get("TRITON_INTERPRET"):
         return f"tensors on {x.device}"
-    if not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(x):
+    if is_mapped(x):
         return "tensors that torch.func maps over"
     return None
 
