@@ -3,8 +3,8 @@
     S = q kᵀ        P = softmax(S)
 
 `mix` is the definition, P v, except on a GPU with heads of at most 128: torch's fused function has no batching rule for
-torch.func.vmap, and no kernels for heads as large as an LSTM's state. Logits are computed at least in float32: without a
-scale they exceed the range of float16.
+torch.func.vmap, and no kernels for heads as large as an LSTM's state. Logits are computed at least in float32, because
+without a scale they exceed the range of float16.
 """
 
 from typing import Any

@@ -12,7 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax, position, repeat_heads, select_own
+from attnlab.mechanisms.mechanism import (
+    Mechanism,
+    WithCarry,
+    logits,
+    masked_softmax,
+    position,
+    repeat_heads,
+    select_own,
+)
 from attnlab.mechanisms.softmax import attend, find_gap
 from attnlab.mechanisms.visible_sums import mean_visible
 
