@@ -231,7 +231,7 @@ def test_it_is_a_proper_operator(carried):
     form = (False, 0.4, 1.0, 0.1, 0, 4, True, True, False)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     tests += ("test_aot_dispatch_static",) if DEVICE == "cpu" else ("test_aot_dispatch_dynamic",)
-    torch.library.opcheck(kernels.cascade, (q, k, v, mask, carry, net, seed, seed, *form), test_utils=tests)
+    torch.library.opcheck(kernels.cascade.opaque, (q, k, v, mask, carry, net, seed, seed, *form), test_utils=tests)
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch.compile itself does it

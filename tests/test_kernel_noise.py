@@ -31,7 +31,7 @@ def test_draws_are_those_of_the_definition(seed, layer, b, h, i, j):
 
 def test_it_is_a_proper_operator():
     arguments = (torch.tensor(3, device=DEVICE), 1, 2, 3, torch.arange(5, device=DEVICE), 7, torch.float16)
-    torch.library.opcheck(gaussian, arguments)
+    torch.library.opcheck(gaussian.opaque, arguments)
     torch.testing.assert_close(gaussian(*arguments), gaussian(*arguments[:-1], torch.float32).half())
 
 

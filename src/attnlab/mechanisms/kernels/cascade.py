@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attnlab.mechanisms.kernels import coda
-from attnlab.mechanisms.kernels.launch import empty_by_token, note_launch, select_device
+from attnlab.mechanisms.kernels.launch import empty_by_token, note_launch, operator, select_device
 from attnlab.mechanisms.kernels.online import LOG2_E, at_pairs, attend
 from attnlab.mechanisms.kernels.pairs import draw_dropout, first_query, is_visible, last_key, read_mask
 from attnlab.mechanisms.kernels.tiles import choose_tile, compute_delta, load_tile, locate_tile, score_tile, write_tile
@@ -117,7 +117,7 @@ def _product(
         write_tile(out, total * scale, b, h, i, heads, rows, D, WIDE)
 
 
-@torch.library.custom_op("attnlab::cascade", mutates_args=())
+@operator("attnlab::cascade")
 def cascade(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, carry: Tensor | None, net: Tensor | None,
     noise: Tensor | None, dropping: Tensor | None, causal: bool, scale: float, sharp: float, rate: float, layer: int,
@@ -140,7 +140,7 @@ def cascade(
     return out, z, lse
 
 
-@torch.library.custom_op("attnlab::cascade_backward", mutates_args=())
+@operator("attnlab::cascade_backward")
 def cascade_backward(
     grad: Tensor, grad_z: Tensor | None, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, carry: Tensor | None,
     net: Tensor | None, dropping: Tensor | None, out: Tensor, z: Tensor, lse: Tensor, causal: bool, scale: float,

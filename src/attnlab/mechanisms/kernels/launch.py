@@ -1,6 +1,8 @@
-"""What all kernels share: the device they run on, the record of launches, the layout of their outputs."""
+"""What all kernels share: operators, the device they run on, the record of launches, the layout of their outputs."""
 
+import inspect
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,9 +15,66 @@ WIDEST = {torch.float32: 64, torch.float16: 128, torch.bfloat16: 128}  # a side 
 LAUNCHED: set[str] = set()  # names of the kernels that this process has run; a reader clears it beforehand
 
 
+NOWHERE = nullcontext()
+
+
+class Operator:
+    """A function of tensors and numbers that launches kernels, and its derivative.
+
+    An eager call runs the Python function, inside an autograd.Function if gradients are recorded. That takes a small
+    part of the host time of a custom operator of torch.library. The custom operator, `opaque`, is for those who must
+    not look inside: torch.compile, torch.export, torch.func, and modes such as FakeTensorMode and FlopCounterMode.
+    All parameters must be given, by position or by name.
+    """
+
+    def __init__(self, name: str, function: Callable[..., Any]) -> None:
+        self.function, self.record = function, function  # record: the function, recorded by autograd
+        self.names = tuple(inspect.signature(function).parameters)
+        self.opaque = torch.library.custom_op(name, function, mutates_args=())
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        if named:
+            inputs += tuple(named[name] for name in self.names[len(inputs) :])
+        if torch.compiler.is_compiling() or is_intercepted():
+            return self.opaque(*inputs)
+        return self.record(*inputs) if torch.is_grad_enabled() else self.function(*inputs)
+
+    def register_fake(self, fake: Callable[..., Any]) -> Callable[..., Any]:
+        """Set what allocates the outputs without computing them, as of torch.library.custom_op."""
+        return self.opaque.register_fake(fake)
+
+    def register_autograd(self, backward: Callable[..., Any], *, setup_context: Callable[..., None]) -> None:
+        """Set the derivative, as of torch.library.custom_op."""
+        self.opaque.register_autograd(backward, setup_context=setup_context)
+        function, derivative = self.function, backward
+
+        class Recorded(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, *inputs: Any) -> Any:
+                outputs = function(*inputs)
+                setup_context(ctx, inputs, outputs)
+                return outputs
+
+            backward = staticmethod(derivative)
+
+        self.record = Recorded.apply
+
+
+def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
+    """Make the function below an Operator with this name, "library::name"; it is used like torch.library.custom_op."""
+    return lambda function: Operator(name, function)
+
+
+def is_intercepted() -> bool:
+    """Whether torch.func or a dispatch mode is active."""
+    return torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0
+
+
 def select_device(x: Tensor) -> AbstractContextManager[Any]:
     """Make the tensor's device the current one, where Triton launches."""
-    return torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+    if not x.is_cuda or x.device.index == torch.cuda.current_device():
+        return NOWHERE
+    return torch.cuda.device(x.device)
 
 
 def note_launch(kernel: str) -> bool:

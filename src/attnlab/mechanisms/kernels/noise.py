@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.mechanisms.kernels.launch import note_launch, select_device
+from attnlab.mechanisms.kernels.launch import note_launch, operator, select_device
 
 COUNTERS = 256  # in a program
 
@@ -34,7 +34,7 @@ def _gaussian(seed, rows, out, layer, total, heads, length, keys, COUNTERS: tl.c
     tl.store(first + 3, n3, mask=left > 3)
 
 
-@torch.library.custom_op("attnlab::gaussian", mutates_args=())
+@operator("attnlab::gaussian")
 def gaussian(seed: Tensor, layer: int, batch: int, heads: int, rows: Tensor, keys: int, dtype: torch.dtype) -> Tensor:
     """ε (b,h,i,j), with the seed on the device."""
     out = rows.new_empty(batch, heads, len(rows), keys, dtype=dtype)

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.mechanisms.kernels.launch import empty_by_token, note_launch, select_device
+from attnlab.mechanisms.kernels.launch import empty_by_token, note_launch, operator, select_device
 from attnlab.mechanisms.kernels.online import LOG2_E, attend, differentiate
 from attnlab.mechanisms.kernels.pairs import draw_dropout, first_query, is_visible, last_key, read_mask
 from attnlab.mechanisms.kernels.tiles import choose_tile, compute_delta, load_tile, locate_tile, score_tile, write_tile
@@ -98,7 +98,7 @@ def _backward_queries(
     write_tile(dq, sum_q * scale, b, h, i, heads, rows, D, WIDE)
 
 
-@torch.library.custom_op("attnlab::one_pass", mutates_args=())
+@operator("attnlab::one_pass")
 def one_pass(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, extra: Tensor | None, level: Tensor | None,
     noise: Tensor | None, dropping: Tensor | None, form: int, causal: bool, scale: float, rate: float, layer: int,
@@ -120,7 +120,7 @@ def one_pass(
     return out, lse
 
 
-@torch.library.custom_op("attnlab::one_pass_backward", mutates_args=())
+@operator("attnlab::one_pass_backward")
 def one_pass_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, extra: Tensor | None, noise: Tensor | None,
     dropping: Tensor | None, out: Tensor, lse: Tensor, form: int, causal: bool, scale: float, rate: float, layer: int,

@@ -10,12 +10,11 @@ share a key head, so dK and dV are plain sums in a fixed order.
 
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.mechanisms.kernels.launch import empty_by_token, find_head_gap, note_launch, select_device
+from attnlab.mechanisms.kernels.launch import empty_by_token, find_head_gap, note_launch, operator, select_device
 from attnlab.mechanisms.kernels.pairs import is_visible, read_mask
 from attnlab.mechanisms.kernels.tiles import load_tile, write_tile
 
@@ -95,7 +94,7 @@ def _backward(
     write_tile(dv, sum_v, b, g, j, groups, keys, D, WIDE)
 
 
-@torch.library.custom_op("attnlab::short_softmax", mutates_args=())
+@operator("attnlab::short_softmax")
 def short_softmax(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seed: Tensor | None, causal: bool, scale: float, rate: float
 ) -> Tensor:
@@ -111,7 +110,7 @@ def short_softmax(
     return out
 
 
-@torch.library.custom_op("attnlab::short_softmax_backward", mutates_args=())
+@operator("attnlab::short_softmax_backward")
 def short_softmax_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seed: Tensor | None,
     causal: bool, scale: float, rate: float,
