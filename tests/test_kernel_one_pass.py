@@ -18,6 +18,7 @@ TYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (DEVICE == "cuda")  
 SLACK = {torch.float32: 5e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}  # what is allowed beside twice eager's error
 SEED = (5 << 32) | 31
 NAMES = [name for name, kind in MECHANISMS.items() if kind.kernels == {"one_pass"}]
+BIASES = ["bhij", "b1ij", "h1j", "hij", "b11j", "ij", "i1"]
 
 
 def projected(b, n, h, d):
@@ -25,24 +26,29 @@ def projected(b, n, h, d):
     return torch.randn(b, n, h * d + 3, device=DEVICE)[..., 3:].unflatten(-1, (h, d)).transpose(1, 2)
 
 
-def results(name, qkv, grad, dtype, impl, mask, causal, layer=0, held=None):
+def results(name, qkv, grad, dtype, impl, mask, causal, layer=0, held=None, bias=None):
     """Context and every gradient, with the noise of SEED; the inputs are rounded to `held` first."""
     mechanism = attention(name, heads=grad.shape[1], head_dim=grad.shape[3], layer=layer, impl=impl).eval()
     mechanism.to(DEVICE, dtype).sample_seed = SEED
-    inputs = [x.to(held or dtype).to(dtype).detach().requires_grad_() for x in qkv]
-    context = mechanism(*inputs, mask, causal=causal)[0]
-    wanted = {"q": inputs[0], "k": inputs[1], "v": inputs[2]} | dict(mechanism.named_parameters())
+    inputs = [x.to(held or dtype).to(dtype).detach().requires_grad_() for x in (*qkv, bias) if x is not None]
+    wanted = dict(zip(("q", "k", "v", "bias"), inputs, strict=False)) | dict(mechanism.named_parameters())
+    context = mechanism(*inputs[:3], mask, causal=causal, bias=wanted.get("bias"))[0]
     gradients = torch.autograd.grad(context, list(wanted.values()), grad.to(held or dtype).to(dtype))
     return {"context": context} | dict(zip(wanted, gradients, strict=True))
 
 
-def assert_same(b, h, i, j, d, dtype, mask="none", causal=False, layer=0, name="coda-cs", shared=1):
+def assert_same(b, h, i, j, d, dtype, mask="none", causal=False, layer=0, name="coda-cs", shared=1, bias=None):
+    """bias: its shape, where b, h, i and j stand for these sizes."""
     qkv = [projected(b, n, heads, d) for n, heads in ((i, h), (j, h // shared), (j, h // shared))]
     grad = torch.randn(b, h, i, d, device=DEVICE)
     shape = {"none": None, "keys": (b, 1, 1, j), "full": (b, 1, i, j), "one": (i, j)}[mask]
     seen = None if shape is None else torch.rand(shape, device=DEVICE) < 0.6  # some rows see nothing
-    fused, eager = (results(name, qkv, grad, dtype, impl, seen, causal, layer) for impl in ("fused", "reference"))
-    exact = results(name, qkv, grad, torch.float64, "reference", seen, causal, layer, held=dtype)
+    if bias is not None:
+        bias = torch.randn([{"b": b, "h": h, "i": i, "j": j}.get(size, 1) for size in bias], device=DEVICE)
+    fused, eager = (
+        results(name, qkv, grad, dtype, impl, seen, causal, layer, bias=bias) for impl in ("fused", "reference")
+    )
+    exact = results(name, qkv, grad, torch.float64, "reference", seen, causal, layer, held=dtype, bias=bias)
     for place, y in exact.items():
         size = y.norm() if y.norm() > 1e-2 else 1.0  # all cancels where rows see one key: its rounding is left
         error, allowed = ((x[place].double() - y).norm() / size for x in (fused, eager))
@@ -70,6 +76,27 @@ def test_it_equals_the_definition_with_the_same_noise(dtype, seed, name, shape, 
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_longer_than_a_tile(name):
     assert_same(1, 2, 37, 70, 16, torch.float32, "keys", causal=True, name=name, shared=2)
+
+
+@pytest.mark.parametrize("n", range(max(len(NAMES), len(BIASES))))
+def test_a_bias_and_its_gradient(n):
+    """A bias of pairs, of keys and of queries, for one head or all; every name and every shape."""
+    name, bias = NAMES[n % len(NAMES)], BIASES[n % len(BIASES)]
+    assert_same(2, 4, 19, 37, 16, torch.float32, "keys", causal=True, name=name, shared=2, bias=bias)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_bias_of_minus_infinity_hides_its_key(name):
+    qkv, grad = [projected(1, 5, 2, 16) for _ in range(3)], torch.randn(1, 2, 5, 16, device=DEVICE)
+    bias = torch.zeros(1, 1, 5, 5, device=DEVICE)
+    bias[..., 1] = -torch.inf
+    bias[..., 0, :] = -torch.inf
+    fused, exact = (
+        results(name, qkv, grad, torch.float32, impl, None, True, bias=bias) for impl in ("fused", "reference")
+    )
+    for place, y in exact.items():
+        assert y.isfinite().all(), place
+        torch.testing.assert_close(fused[place], y, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.slow
@@ -114,7 +141,7 @@ def test_dropout_is_the_same_in_both_passes_and_has_its_rate():
     eye = torch.eye(n, device=DEVICE).expand(2, 2, n, n)
 
     def run(v, dropping):
-        return kernel.one_pass(q, k, v, None, None, None, noise, dropping, 0, False, scale, 0.25, 0, 0.0)
+        return kernel.one_pass(q, k, v, None, None, None, None, noise, dropping, 0, False, scale, 0.25, 0, 0.0)
 
     weights, dropped = run(eye, None)[0].detach(), run(eye, seed)[0].detach()
     kept = dropped / weights
@@ -150,7 +177,8 @@ def test_it_is_a_proper_operator():
     q, k, v = (torch.randn(1, 2, n, 16, device=DEVICE, requires_grad=True) for n in (3, 5, 5))
     seed, mask = torch.tensor(3, device=DEVICE), torch.rand(1, 1, 1, 5, device=DEVICE) < 0.8
     extra = torch.randn(2, device=DEVICE, requires_grad=True)
-    given = (mask, extra, None, seed, seed, 0, False, 0.4, 0.1, 0, 0.0)
+    bias = torch.randn(2, 1, 5, device=DEVICE, requires_grad=True)
+    given = (mask, bias, extra, None, seed, seed, 0, False, 0.4, 0.1, 0, 0.0)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     tests += ("test_aot_dispatch_static",) if DEVICE == "cpu" else ("test_aot_dispatch_dynamic",)
     torch.library.opcheck(kernel.one_pass.opaque, (q, k, v, *given), test_utils=tests)
@@ -159,15 +187,12 @@ def test_it_is_a_proper_operator():
 def test_what_is_not_covered_is_said_and_auto_takes_the_definition():
     q = torch.randn(1, 2, 5, 8, device=DEVICE)
     fused, auto = (attention("coda-cs", heads=2, head_dim=8, impl=impl).train() for impl in ("fused", "auto"))
-    for reason, key, options in (
-        ("a bias, or queries placed by at=", q, {"bias": torch.zeros(5, 5, device=DEVICE)}),
-        ("a bias, or queries placed by at=", q[:, :1], {"at": torch.arange(5, device=DEVICE)}),
-    ):
-        with pytest.raises(ValueError, match=f"does not cover {reason}"):
-            fused(q, key, key, **options)
-        LAUNCHED.clear()
-        auto(q, key, key, **options)
-        assert "one_pass" not in LAUNCHED
+    options = {"at": torch.arange(5, device=DEVICE)}
+    with pytest.raises(ValueError, match="does not cover queries placed by at="):
+        fused(q, q[:, :1], q[:, :1], **options)
+    LAUNCHED.clear()
+    auto(q, q[:, :1], q[:, :1], **options)
+    assert "one_pass" not in LAUNCHED
     with pytest.raises(ValueError, match="impl must be"):
         attention("coda-cs", heads=2, head_dim=8, impl="flash")
     q.requires_grad_()
@@ -187,14 +212,17 @@ if EVERY:
     cases += [(kind, getattr(torch, name), 256, True, form) for form in range(4)
               for kind, name in (("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32"))]
 for kind, dtype, d, on, form in cases if EVERY else cases[2:3]:
-    for kernel in (online._attend, one_pass._backward_keys, one_pass._backward_queries):
+    for kernel in (online._attend, *(getattr(one_pass, f"_backward_{of}") for of in ("keys", "queries", "bias"))):
         first = kernel is online._attend
         tile = tiles.choose_tile(torch.empty(1, 1, 1, d, dtype=dtype), backward=not first)
-        more = {"FORM": form, "NOISY": on, "SHARED": 3} | ({"STORED": False, "EXTRA": on} if first else {})
+        more = {"FORM": form, "BIAS": 1 + on, "NOISY": on, "SHARED": 3}
+        more |= {"STORED": False, "EXTRA": on} if first else {}
+        more |= {"SUMMED": on} if kernel is one_pass._backward_keys else {}
         options = {name: tile.pop(name) for name in ("num_warps", "num_stages") if name in tile}
         fixed = tile | more | {"MASKED": on, "CAUSAL": on, "DROPPED": on}
         types = dict.fromkeys(("q", "k", "v", "grad", "out", "dq", "dk", "dv"), f"*{kind}")
-        types |= dict.fromkeys(("lse", "delta", "extra"), "*fp32") | dict.fromkeys(("scale", "rate", "eps"), "fp32")
+        types |= dict.fromkeys(("lse", "delta", "extra", "bias", "dbias"), "*fp32")
+        types |= dict.fromkeys(("scale", "rate", "eps"), "fp32")
         types |= dict.fromkeys(fixed, "constexpr")
         types |= {"mask": "*u8", "noise": "*i64", "dropping": "*i64", "z": f"*{kind}"}
         signature = {name: types.get(name, "i32") for name in kernel.arg_names}

@@ -23,9 +23,33 @@ def cast_carry(z: Tensor, carry_dtype: CarryDtype) -> Tensor:
     return z if carry_dtype == "input" else widen(z)
 
 
+def can_mix_one_pass(
+    mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, *, at: Tensor | None, bias: Tensor | None
+) -> bool:
+    """Whether impl asks for `mix_one_pass` and it covers these arguments. Raises TypeError if bias is not a float."""
+    if not mechanism.wants_kernels(q):
+        return False
+    from attnlab.mechanisms.kernels import tiles
+
+    gap = tiles.find_tile_gap(q, k, v) or find_bias_gap(bias)
+    return mechanism.is_covered("queries placed by at=" if at is not None else gap)
+
+
+def find_bias_gap(bias: Tensor | None) -> str | None:
+    """Name what keeps kernels from reading a bias, or return None. Raises TypeError if bias is not floating-point."""
+    if bias is None:
+        return None
+    if not bias.is_floating_point():
+        raise TypeError(f"bias must be floating-point, got {bias.dtype}; pass a boolean mask as mask=")
+    if bias.dim() > 1 and bias.shape[-2] * bias.stride(-2) >= 2**31:
+        return f"a bias {tuple(bias.shape)}, whose offsets exceed 31 bits"
+    return None
+
+
 def mix_one_pass(
-    mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool, form: str = "softmax",
-    extra: Tensor | None = None, level: Tensor | None = None, eps: float = 0.0, noisy: bool = False,
+    mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool,
+    bias: Tensor | None = None, form: str = "softmax", extra: Tensor | None = None, level: Tensor | None = None,
+    eps: float = 0.0, noisy: bool = False,
 ) -> Tensor:  # fmt: skip
     """Return the context by the kernels that store no logits. form, extra, level and eps: see kernels/one_pass.py."""
     from attnlab.mechanisms.kernels import one_pass, online
@@ -34,7 +58,7 @@ def mix_one_pass(
     seed, layer = noise_seed(mechanism, q.device) if noisy else (None, 0)
     rate = mechanism.dropout if mechanism.training else 0.0
     dropping = torch.randint(2**62, (), device=q.device) if rate else None
-    given = (mask, extra, level, seed, dropping, kind, causal, mechanism.scale, rate, layer, eps)
+    given = (mask, bias, extra, level, seed, dropping, kind, causal, mechanism.scale, rate, layer, eps)
     context: Tensor = one_pass.one_pass(q, k, v, *given)[0]
     return context
 

@@ -8,7 +8,7 @@ Without noise, any impl but "reference" computes plain softmax attention.
 
 from torch import Tensor
 
-from attnlab.mechanisms.cascade import is_case_covered, mix_one_pass
+from attnlab.mechanisms.cascade import can_mix_one_pass, mix_one_pass
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax
 from attnlab.mechanisms.noise import logit_noise
 from attnlab.mechanisms.softmax import attend, find_gap
@@ -34,6 +34,6 @@ class CodaCS(Mechanism):
         if self.impl != "reference" and not self.training and self.sample_seed is None:
             kernel = self.wants_kernels(q) and find_gap(q, k, v, at, bias) is None
             return attend(self, q, k, v, mask, causal=causal, at=at, bias=bias, kernel=kernel), None
-        if not self.wants_kernels(q) or not is_case_covered(self, q, k, v, None, at=at, bias=bias):
+        if not can_mix_one_pass(self, q, k, v, at=at, bias=bias):
             return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
-        return mix_one_pass(self, q, k, v, mask, causal=causal, noisy=True), None
+        return mix_one_pass(self, q, k, v, mask, causal=causal, bias=bias, noisy=True), None

@@ -5,9 +5,10 @@
 The row sum varies. A row of equal signs is softmax, or its negative.
 """
 
+import torch
 from torch import Tensor
 
-from attnlab.mechanisms.cascade import is_case_covered, mix_one_pass
+from attnlab.mechanisms.cascade import can_mix_one_pass, mix_one_pass
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax
 
 
@@ -18,11 +19,13 @@ class Cog(Mechanism):
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
         s = logits(q, k, self.scale, bias)
+        seen = seen & (s > -torch.inf)
+        s = s.masked_fill(~seen, 0.0)
         return s.sign() * masked_softmax(s.abs(), seen), None
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         self.check(q, k, mask, at, v)
-        if self.wants_kernels(q) and is_case_covered(self, q, k, v, None, at=at, bias=bias):
-            return mix_one_pass(self, q, k, v, mask, causal=causal, form="cog"), None
+        if can_mix_one_pass(self, q, k, v, at=at, bias=bias):
+            return mix_one_pass(self, q, k, v, mask, causal=causal, bias=bias, form="cog"), None
         return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlab.mechanisms.cascade import is_case_covered, mix_one_pass
+from attnlab.mechanisms.cascade import can_mix_one_pass, mix_one_pass
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, widen
 from attnlab.mechanisms.visible_sums import count_visible
 
@@ -32,9 +32,9 @@ class Sigmoid(Mechanism):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         self.check(q, k, mask, at, v)
-        if self.wants_kernels(q) and is_case_covered(self, q, k, v, None, at=at, bias=bias):
+        if can_mix_one_pass(self, q, k, v, at=at, bias=bias):
             level = -count_visible(q, k, mask, causal=causal).log()
             level = level if self.offset is None else torch.full_like(level, self.offset)
             level = level.squeeze(-1).expand(q.shape[:3])
-            return mix_one_pass(self, q, k, v, mask, causal=causal, form="sigmoid", level=level), None
+            return mix_one_pass(self, q, k, v, mask, causal=causal, bias=bias, form="sigmoid", level=level), None
         return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)

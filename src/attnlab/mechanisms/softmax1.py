@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attnlab.config import Positive, check_value
-from attnlab.mechanisms.cascade import is_case_covered, mix_one_pass
+from attnlab.mechanisms.cascade import can_mix_one_pass, mix_one_pass
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, widen
 from attnlab.mechanisms.softmax import attend
 
@@ -38,9 +38,9 @@ class Softmax1(Mechanism):
         if self.impl == "reference":
             return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
         self.check(q, k, mask, at, v)
-        if self.wants_kernels(q) and is_case_covered(self, q, k, v, None, at=at, bias=bias):
+        if can_mix_one_pass(self, q, k, v, at=at, bias=bias):
             extra = q.new_full((self.heads,), math.log(self.n), dtype=torch.float32)
-            return mix_one_pass(self, q, k, v, mask, causal=causal, extra=extra), None
+            return mix_one_pass(self, q, k, v, mask, causal=causal, bias=bias, extra=extra), None
         return attend_or_not(self, q, k, v, mask, math.log(self.n), causal=causal, at=at, bias=bias), None
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attnlab.config import Positive, check_value
-from attnlab.mechanisms.cascade import is_case_covered, mix_one_pass
+from attnlab.mechanisms.cascade import can_mix_one_pass, mix_one_pass
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, widen
 
 
@@ -38,6 +38,6 @@ class Softpick(Mechanism):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         self.check(q, k, mask, at, v)
-        if self.wants_kernels(q) and is_case_covered(self, q, k, v, None, at=at, bias=bias):
-            return mix_one_pass(self, q, k, v, mask, causal=causal, form="softpick", eps=self.eps), None
+        if can_mix_one_pass(self, q, k, v, at=at, bias=bias):
+            return mix_one_pass(self, q, k, v, mask, causal=causal, bias=bias, form="softpick", eps=self.eps), None
         return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)

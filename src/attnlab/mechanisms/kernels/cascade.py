@@ -21,7 +21,7 @@ from torch import Tensor
 from attnlab.mechanisms.kernels import coda
 from attnlab.mechanisms.kernels.launch import empty_by_token, note_launch, operator, select_device
 from attnlab.mechanisms.kernels.online import LOG2_E, at_pairs, attend
-from attnlab.mechanisms.kernels.pairs import draw_dropout, first_query, is_visible, last_key, read_mask
+from attnlab.mechanisms.kernels.pairs import draw_dropout, first_query, is_visible, last_key, read_bias, read_mask
 from attnlab.mechanisms.kernels.tiles import choose_tile, compute_delta, load_tile, locate_tile, score_tile, write_tile
 
 
@@ -136,7 +136,7 @@ def cascade(
     _write_scores(q, k, z, None if mixed else carry, None if mixed else noise, causal, scale, layer)
     if net is not None and carry is not None:
         coda.collide(z, carry, net, seen, noise, layer, width, own, residual, q.dtype)
-    attend(q, k, v, z, seen, None, None, dropping, out, lse, scale=sharp, rate=rate)
+    attend(q, k, v, z, seen, read_bias(None, q, k), None, None, dropping, out, lse, scale=sharp, rate=rate)
     return out, z, lse
 
 

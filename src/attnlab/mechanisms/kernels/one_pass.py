@@ -3,9 +3,12 @@
     forward    O = (P ∘ D) V, online           the levels L of the rows are kept        D: dropout
     backward   dV = (P ∘ D)ᵀ G      dP = (G Vᵀ) ∘ D      δ = Σ_d G ∘ O      dS by the form
                dQ = scale·dS K      dK = scale·dSᵀ Q     an extra logit x of a head: dx = −Σ_i e^{x−L_i} δ_i
+               a bias: dS, summed over the axes that it broadcasts
 
 No logit is ever written. Noise is a function of its position, so each pass draws it again. In the backward pass one
 kernel loops over the queries for dK and dV, of all query heads that share a key head, and one over the keys for dQ.
+The first also sums the gradient of a bias that is the same for all queries. That of any other bias has a kernel of its
+own, which loops over the heads and examples that share the bias, so it needs no more memory than the bias itself.
 Every sum has a fixed order.
 """
 
@@ -17,21 +20,33 @@ import triton.language as tl
 from torch import Tensor
 
 from attnlab.mechanisms.kernels.launch import empty_by_token, note_launch, operator, select_device
-from attnlab.mechanisms.kernels.online import LOG2_E, attend, differentiate
-from attnlab.mechanisms.kernels.pairs import draw_dropout, first_query, is_visible, last_key, read_mask
+from attnlab.mechanisms.kernels.online import LOG2_E, at_pairs, attend, differentiate
+from attnlab.mechanisms.kernels.pairs import (
+    OF_KEYS,
+    OF_PAIRS,
+    add_bias,
+    draw_dropout,
+    first_query,
+    is_visible,
+    last_key,
+    read_bias,
+    read_mask,
+)  # fmt: skip
 from attnlab.mechanisms.kernels.tiles import choose_tile, compute_delta, load_tile, locate_tile, score_tile, write_tile
 
 
 @triton.jit
 def _slope(
-    x, y, z, g, mask, noise, dropping, lse, delta, head, b, h, i, left, rows, keys, m_b, m_i, m_j, scale, rate, layer,
-    FORM: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr,
-    BJ: tl.constexpr,
+    x, y, z, g, mask, bias, noise, dropping, lse, delta, head, b, h, i, left, rows, keys, m_b, m_i, m_j, a_b, a_h, a_i,
+    a_j, scale, rate, layer, FORM: tl.constexpr, BIAS: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr,
+    CAUSAL: tl.constexpr, DROPPED: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
     """P ∘ D and dS of queries i (rows x, gradients g) and the BJ keys from `left` on (rows y, values z)."""
     j = left + tl.arange(0, BJ)
-    s = score_tile(x, y, noise, b, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ) * LOG2_E
+    s = score_tile(x, y, noise, b, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ)
     seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
+    s, seen = add_bias(s, seen, bias, b, h, i, j, rows, keys, a_b, a_h, a_i, a_j, BIAS)
+    s *= LOG2_E
     level = tl.load(lse + head * rows + i, mask=i < rows, other=0.0)
     kept = tl.full((i.shape[0], BJ), 1.0, tl.float32)
     if DROPPED:
@@ -43,12 +58,13 @@ def _slope(
 
 @triton.jit
 def _backward_keys(
-    q, k, v, mask, noise, dropping, grad, lse, delta, dk, dv, heads, rows, keys, q_b, q_h, q_i, q_d,
-    k_b, k_h, k_j, k_d, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, scale, rate, layer,
-    FORM: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr,
-    SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+    q, k, v, mask, bias, noise, dropping, grad, lse, delta, dk, dv, dbias, heads, rows, keys, q_b, q_h, q_i, q_d, k_b,
+    k_h, k_j, k_d, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer,
+    FORM: tl.constexpr, BIAS: tl.constexpr, SUMMED: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr,
+    CAUSAL: tl.constexpr, DROPPED: tl.constexpr, SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
+    D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """dK and dV of BJ keys of one key head, from all query heads that share it."""
+    """dK and dV of BJ keys of one key head, from all query heads that share it; SUMMED: Σ_i dS of each, as dbias."""
     groups = heads // SHARED
     _, tile, b, g = locate_tile(tl.cdiv(keys, BJ), groups)
     left = tile * BJ
@@ -57,26 +73,32 @@ def _backward_keys(
     z = load_tile(v, b, g, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
     sum_k, sum_v = tl.zeros((BJ, WIDE), dtype=tl.float32), tl.zeros((BJ, WIDE), dtype=tl.float32)
     for h in range(g * SHARED, (g + 1) * SHARED):
+        column = tl.zeros((BJ,), dtype=tl.float32)
         for above in range(first_query(left, rows, keys, CAUSAL) // BI * BI, rows, BI):
             i = above + tl.arange(0, BI)
             x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
             c = load_tile(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
             taken, ds = _slope(
-                x, y, z, c, mask, noise, dropping, lse, delta, b * heads + h, b, h, i, left, rows, keys, m_b, m_i, m_j,
-                scale, rate, layer, FORM, NOISY, MASKED, CAUSAL, DROPPED, BJ,
+                x, y, z, c, mask, bias, noise, dropping, lse, delta, b * heads + h, b, h, i, left, rows, keys,
+                m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED, CAUSAL, DROPPED, BJ,
             )  # fmt: skip
             sum_v = tl.dot(tl.trans(taken.to(c.dtype)), c, sum_v, input_precision="ieee")
             sum_k = tl.dot(tl.trans(ds.to(x.dtype)), x, sum_k, input_precision="ieee")
+            if SUMMED:
+                column += tl.sum(ds, 0)
+        if SUMMED:
+            tl.store(dbias + (b * heads + h) * keys + j, column, mask=j < keys)
     write_tile(dk, sum_k * scale, b, g, j, groups, keys, D, WIDE)
     write_tile(dv, sum_v, b, g, j, groups, keys, D, WIDE)
 
 
 @triton.jit
 def _backward_queries(
-    q, k, v, mask, noise, dropping, grad, lse, delta, dq, heads, rows, keys, q_b, q_h, q_i, q_d,
-    k_b, k_h, k_j, k_d, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, scale, rate, layer,
-    FORM: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr,
-    SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+    q, k, v, mask, bias, noise, dropping, grad, lse, delta, dq, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j,
+    k_d, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer,
+    FORM: tl.constexpr, BIAS: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    DROPPED: tl.constexpr, SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """dQ of BI queries of one head."""
     tiles = tl.cdiv(rows, BI)
@@ -91,21 +113,52 @@ def _backward_queries(
         y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
         z = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
         _, ds = _slope(
-            x, y, z, c, mask, noise, dropping, lse, delta, head, b, h, i, left, rows, keys, m_b, m_i, m_j,
-            scale, rate, layer, FORM, NOISY, MASKED, CAUSAL, DROPPED, BJ,
+            x, y, z, c, mask, bias, noise, dropping, lse, delta, head, b, h, i, left, rows, keys, m_b, m_i, m_j,
+            a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED, CAUSAL, DROPPED, BJ,
         )  # fmt: skip
         sum_q = tl.dot(ds.to(y.dtype), y, sum_q, input_precision="ieee")
     write_tile(dq, sum_q * scale, b, h, i, heads, rows, D, WIDE)
 
 
+@triton.jit
+def _backward_bias(
+    q, k, v, mask, bias, noise, dropping, grad, lse, delta, dbias, some, alike, heads, rows, keys, q_b, q_h, q_i, q_d,
+    k_b, k_h, k_j, k_d, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, a_b, a_h, a_i, a_j,
+    scale, rate, layer, FORM: tl.constexpr, BIAS: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr,
+    CAUSAL: tl.constexpr, DROPPED: tl.constexpr, SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
+    D: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """dS of one tile, summed over the `some` heads of each of `alike` examples that share one head of the bias."""
+    columns = tl.cdiv(keys, BJ)
+    one, tile, first_b, first_h = locate_tile(tl.cdiv(rows, BI) * columns, heads // some)
+    top, left = tile // columns * BI, tile % columns * BJ
+    i, j = top + tl.arange(0, BI), left + tl.arange(0, BJ)
+    total = tl.zeros((BI, BJ), dtype=tl.float32)
+    if left < last_key(top + BI, rows, keys, CAUSAL):
+        for each in range(alike * some):
+            b, h = first_b * alike + each // some, first_h * some + each % some
+            x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
+            c = load_tile(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
+            y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
+            z = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
+            _, ds = _slope(
+                x, y, z, c, mask, bias, noise, dropping, lse, delta, b * heads + h, b, h, i, left, rows, keys,
+                m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED, CAUSAL, DROPPED, BJ,
+            )  # fmt: skip
+            total += ds
+    place, inside = at_pairs(one, i, j, rows, keys)
+    tl.store(dbias + place, total, mask=inside)
+
+
 @operator("attnlab::one_pass")
 def one_pass(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, extra: Tensor | None, level: Tensor | None,
-    noise: Tensor | None, dropping: Tensor | None, form: int, causal: bool, scale: float, rate: float, layer: int,
-    eps: float,
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, extra: Tensor | None,
+    level: Tensor | None, noise: Tensor | None, dropping: Tensor | None, form: int, causal: bool, scale: float,
+    rate: float, layer: int, eps: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Context (b,h,i,d) and levels L (b,h,i), in base 2; q (b,h,i,d), k and v (b,g,j,d).
 
+    bias    floating-point, broadcastable to (b,h,i,j), or None; −∞ hides a key
     extra   (h,) logits that have no value, or None       level     (b,h,i) the levels of SIGMOID, else None
     noise   the seed of ε, or None                        dropping  the seed of dropout, or None; rate: of dropout
     """
@@ -116,31 +169,42 @@ def one_pass(
     wide = None if extra is None else extra.float().contiguous()
     seen = read_mask(mask, causal, q, k)
     options: dict[str, Any] = {"scale": scale, "rate": rate, "layer": layer, "form": form, "eps": eps}
-    attend(q, k, v, None, seen, wide, noise, dropping, out, lse, **options)
+    attend(q, k, v, None, seen, read_bias(bias, q, k), wide, noise, dropping, out, lse, **options)
     return out, lse
 
 
 @operator("attnlab::one_pass_backward")
 def one_pass_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, extra: Tensor | None, noise: Tensor | None,
-    dropping: Tensor | None, out: Tensor, lse: Tensor, form: int, causal: bool, scale: float, rate: float, layer: int,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """dQ, dK, dV, and the gradient of extra, empty without it."""
-    (b, h, i, _), (g, j), seen = q.shape, k.shape[1:3], read_mask(mask, causal, q, k)
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, extra: Tensor | None,
+    noise: Tensor | None, dropping: Tensor | None, out: Tensor, lse: Tensor, form: int, causal: bool, scale: float,
+    rate: float, layer: int, eps: float, learnt: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """dQ, dK, dV, the gradient of the bias, empty unless the bias is learnt, and that of extra, empty without it."""
+    (b, h, i, _), (g, j), seen, added = q.shape, k.shape[1:3], read_mask(mask, causal, q, k), read_bias(bias, q, k)
     dq, dk, dv = (empty_by_token(x) for x in (q, k, v))
     tile, delta = choose_tile(q, backward=True), compute_delta(grad, out)
-    pointers = (q, k, v, seen.mask, *(q if x is None else x for x in (noise, dropping)), grad, lse, delta)
-    strides = (*q.stride(), *k.stride(), *v.stride(), *grad.stride(), *seen.strides)
-    flags = {"FORM": form, "NOISY": noise is not None, "DROPPED": dropping is not None, "SHARED": h // g}
-    numbers, flags = (h, i, j, *strides, scale, rate, layer), flags | seen.flags | tile
+    unread = (q if x is None else x for x in (noise, dropping))
+    pointers = (q, k, v, seen.mask, added.values, *unread, grad, lse, delta)
+    strides = (*q.stride(), *k.stride(), *v.stride(), *grad.stride(), *seen.strides, *added.strides)
+    flags = {"FORM": form, "BIAS": added.kind, "NOISY": noise is not None, "DROPPED": dropping is not None}
+    numbers, flags = (h, i, j, *strides, scale, rate, layer), flags | {"SHARED": h // g} | seen.flags | tile
+    dbias = _empty_sums(q, k, bias, learnt)
+    summed = learnt and added.kind == OF_KEYS.value
     with select_device(q):
-        _backward_keys[(b * g * triton.cdiv(j, tile["BJ"]),)](*pointers, dk, dv, *numbers, **flags)
+        _backward_keys[(b * g * triton.cdiv(j, tile["BJ"]),)](
+            *pointers, dk, dv, dbias, *numbers, SUMMED=summed, **flags
+        )
         _backward_queries[(b * h * triton.cdiv(i, tile["BI"]),)](*pointers, dq, *numbers, **flags)
+        if learnt and added.kind == OF_PAIRS.value:
+            some, alike = h // dbias.shape[1], b // dbias.shape[0]
+            grid = (dbias.shape[0] * dbias.shape[1] * triton.cdiv(i, tile["BI"]) * triton.cdiv(j, tile["BJ"]),)
+            _backward_bias[grid](*pointers, dbias, some, alike, *numbers, **flags)
+    if bias is not None and learnt:
+        dbias = dbias.sum_to_size(bias.shape).to(bias.dtype)
     if extra is None:
-        return dq, dk, dv, q.new_empty(0)
+        return dq, dk, dv, dbias, q.new_empty(0)
     share = torch.exp2(extra.float()[:, None] * LOG2_E.value - lse)
-    return dq, dk, dv, -(share * delta).sum((0, 2)).to(extra.dtype)
+    return dq, dk, dv, dbias, -(share * delta).sum((0, 2)).to(extra.dtype)
 
 
 @one_pass.register_fake
@@ -149,24 +213,26 @@ def _(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 
 
 @one_pass_backward.register_fake
-def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, extra: Tensor | None, *rest: Any
-      ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, extra: Tensor | None,
+      *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     made = (empty_by_token(q), empty_by_token(k), empty_by_token(v))
-    return *made, q.new_empty(0) if extra is None else torch.empty_like(extra)
+    sums = bias.new_empty(bias.shape) if bias is not None and rest[-1] else q.new_empty(0)
+    return *made, sums, q.new_empty(0) if extra is None else torch.empty_like(extra)
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, mask, extra, _, noise, dropping, *ctx.options = inputs
+    q, k, v, mask, bias, extra, _, noise, dropping, *ctx.options = inputs
     ctx.mark_non_differentiable(output[1])
-    ctx.save_for_backward(q, k, v, mask, extra, noise, dropping, *output)
+    ctx.save_for_backward(q, k, v, mask, bias, extra, noise, dropping, *output)
 
 
 def _gradients(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
     if torch.is_grad_enabled():
         raise NotImplementedError("the fused kernels have no second derivative; use impl='reference'")
-    dq, dk, dv, dextra = one_pass_backward(grad, *ctx.saved_tensors, *ctx.options)
-    extra = ctx.saved_tensors[4]
-    return dq, dk, dv, None, None if extra is None else dextra, *(None,) * (3 + len(ctx.options))
+    learnt, extra = ctx.needs_input_grad[4], ctx.saved_tensors[5]
+    dq, dk, dv, dbias, dextra = one_pass_backward(grad, *ctx.saved_tensors, *ctx.options, learnt)
+    given = (dbias if learnt else None, None if extra is None else dextra)
+    return dq, dk, dv, None, *given, *(None,) * (3 + len(ctx.options))
 
 
 one_pass.register_autograd(_gradients, setup_context=_save_inputs)
@@ -174,3 +240,12 @@ one_pass.register_autograd(_gradients, setup_context=_save_inputs)
 
 def _empty(q: Tensor) -> tuple[Tensor, Tensor]:
     return empty_by_token(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+def _empty_sums(q: Tensor, k: Tensor, bias: Tensor | None, learnt: bool) -> Tensor:
+    """Allocate the sums of dS in float32 that give the bias its gradient: (b,h,1,j), or (b|1,h|1,i,j)."""
+    if bias is None or not learnt:
+        return q.new_empty(0)
+    b, h, i, _ = bias[(None,) * (4 - bias.dim())].shape
+    shape = (*q.shape[:2], 1, k.shape[2]) if i == 1 else (b, h, i, k.shape[2])
+    return q.new_empty(shape, dtype=torch.float32)

@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attnlab.mechanisms.kernels.launch import select_device
-from attnlab.mechanisms.kernels.pairs import Visibility, draw_dropout, is_visible, last_key
+from attnlab.mechanisms.kernels.pairs import Bias, Visibility, add_bias, draw_dropout, is_visible, last_key
 from attnlab.mechanisms.kernels.tiles import choose_tile, load_tile, locate_tile, score_tile, write_tile
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -69,10 +69,11 @@ def differentiate(s, level, seen, dp, delta, FORM: tl.constexpr):
 
 @triton.jit
 def _attend(
-    z, q, k, v, mask, extra, noise, dropping, out, lse, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d,
-    v_b, v_h, v_j, v_d, m_b, m_i, m_j, scale, rate, layer, eps, STORED: tl.constexpr, FORM: tl.constexpr,
-    EXTRA: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr,
-    SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+    z, q, k, v, mask, bias, extra, noise, dropping, out, lse, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d,
+    v_b, v_h, v_j, v_d, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, eps, STORED: tl.constexpr,
+    FORM: tl.constexpr, BIAS: tl.constexpr, EXTRA: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr,
+    CAUSAL: tl.constexpr, DROPPED: tl.constexpr, SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
+    D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """BI queries of one head. STORED: z holds the logits. EXTRA: a logit of each head that has no value."""
     tiles = tl.cdiv(rows, BI)
@@ -91,13 +92,15 @@ def _attend(
     context = tl.zeros((BI, WIDE), dtype=tl.float32)
     for left in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
         j = left + tl.arange(0, BJ)
+        seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
         if STORED:
             place, inside = at_pairs(head, i, j, rows, keys)
             s = tl.load(z + place, mask=inside, other=0.0).to(tl.float32) * (scale * LOG2_E)
         else:
             y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
-            s = score_tile(x, y, noise, b, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ) * LOG2_E
-        seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
+            s = score_tile(x, y, noise, b, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ)
+            s, seen = add_bias(s, seen, bias, b, h, i, j, rows, keys, a_b, a_h, a_i, a_j, BIAS)
+            s *= LOG2_E
         level, fade = top, tl.full((BI,), 1.0, tl.float32)
         if FORM != SIGMOID:
             height = tl.abs(s) if FORM == COG else s
@@ -121,17 +124,20 @@ def _attend(
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, z: Tensor | None, seen: Visibility, extra: Tensor | None, noise: Tensor | None,
-    dropping: Tensor | None, out: Tensor, lse: Tensor, *, scale: float, rate: float, layer: int = 0,
-    form: int = SOFTMAX.value, eps: float = 0.0,
+    q: Tensor, k: Tensor, v: Tensor, z: Tensor | None, seen: Visibility, bias: Bias, extra: Tensor | None,
+    noise: Tensor | None, dropping: Tensor | None, out: Tensor, lse: Tensor, *, scale: float, rate: float,
+    layer: int = 0, form: int = SOFTMAX.value, eps: float = 0.0,
 ) -> None:  # fmt: skip
-    """Write out = (P ∘ D) v and the levels lse, with logits scale·z, or scale·qkᵀ + ε without z; SIGMOID reads lse."""
+    """Write out = (P ∘ D) v and the levels lse of logits scale·z, or scale·qkᵀ + bias + ε without z.
+
+    SIGMOID reads lse.
+    """
     (b, h, i, _), tile = q.shape, choose_tile(q)
     pointers = (q if x is None else x for x in (extra, noise, dropping))  # not read if None
-    strides = (*q.stride(), *k.stride(), *v.stride(), *seen.strides)
+    strides = (*q.stride(), *k.stride(), *v.stride(), *seen.strides, *bias.strides)
     with select_device(q):
         _attend[(b * h * triton.cdiv(i, tile["BI"]),)](
-            q if z is None else z, q, k, v, seen.mask, *pointers, out, lse, h, i, k.shape[2], *strides, scale, rate,
-            layer, eps, STORED=z is not None, FORM=form, EXTRA=extra is not None, NOISY=noise is not None,
-            DROPPED=dropping is not None, SHARED=h // k.shape[1], **seen.flags, **tile,
+            q if z is None else z, q, k, v, seen.mask, bias.values, *pointers, out, lse, h, i, k.shape[2], *strides,
+            scale, rate, layer, eps, STORED=z is not None, FORM=form, BIAS=bias.kind, EXTRA=extra is not None,
+            NOISY=noise is not None, DROPPED=dropping is not None, SHARED=h // k.shape[1], **seen.flags, **tile,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Visibility, noise and dropout of (query, key) pairs, inside a kernel.
+"""Visibility, bias, noise and dropout of (query, key) pairs, inside a kernel.
 
 Philox gives four words for each counter, one for each of four consecutive keys. Counters exist for every fourth key,
 and their draws are laid side by side. The normals are those of `mechanisms/noise.py`.
@@ -27,6 +27,40 @@ def read_mask(mask: Tensor | None, causal: bool, q: Tensor, k: Tensor) -> Visibi
         return Visibility(q, (0, 0, 0), flags)
     b, _, i, j = mask[(None,) * (4 - mask.dim())].expand(q.shape[0], 1, q.shape[2], k.shape[2]).stride()
     return Visibility(mask.view(torch.uint8), (b, i, j), flags)
+
+
+class Bias(NamedTuple):
+    """A bias as arguments of `add_bias`: its values, its strides as (b,h,i,j), 0 where it broadcasts, and its kind."""
+
+    values: Tensor
+    strides: tuple[int, int, int, int]
+    kind: int
+
+
+ABSENT, OF_PAIRS, OF_KEYS = (tl.constexpr(kind) for kind in range(3))  # the same for all queries: of keys
+
+
+def read_bias(bias: Tensor | None, q: Tensor, k: Tensor) -> Bias:
+    """Describe a bias (floating-point, broadcastable to (b,h,i,j), or None); without one the pointer is never read."""
+    if bias is None:
+        return Bias(q, (0, 0, 0, 0), ABSENT.value)
+    whole = bias[(None,) * (4 - bias.dim())]
+    b, h, i, j = whole.expand(*q.shape[:3], k.shape[2]).stride()
+    return Bias(bias, (b, h, i, j), (OF_KEYS if whole.shape[2] == 1 else OF_PAIRS).value)
+
+
+@triton.jit
+def add_bias(s, seen, bias, b, h, i, j, rows, keys, a_b, a_h, a_i, a_j, BIAS: tl.constexpr):
+    """Logits s of queries i and keys j plus their bias, and which are visible: a bias of −∞ hides its key."""
+    at = bias + b * a_b + h * a_h
+    if BIAS == OF_KEYS:
+        s += tl.load(at + j * a_j, mask=j < keys, other=0.0).to(tl.float32)[None, :]
+    if BIAS == OF_PAIRS:
+        inside = (i < rows)[:, None] & (j < keys)[None, :]
+        s += tl.load(at + i[:, None] * a_i + j[None, :] * a_j, mask=inside, other=0.0).to(tl.float32)
+    if BIAS != ABSENT:
+        seen = seen & (s > float("-inf"))
+    return s, seen
 
 
 @triton.jit
