@@ -31,7 +31,7 @@ from attnlab.mechanisms.kernels.pairs import (
     last_key,
     read_bias,
     read_mask,
-)  # fmt: skip
+)
 from attnlab.mechanisms.kernels.tiles import choose_tile, compute_delta, load_tile, locate_tile, score_tile, write_tile
 
 
