@@ -1,4 +1,4 @@
-"""An Operator computes the same by its Python function and as a custom operator."""
+"""An Operator computes the same eager and traced; a kernel is launched as it was compiled for its kind of call."""
 
 from typing import Any
 
@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
+from triton import JITFunction
 
-from attnlab.mechanisms.kernels.launch import operator
+from attnlab.mechanisms.kernels.launch import operator, remember_calls
 
 CALLS: list[str] = []
 
@@ -63,3 +64,40 @@ def test_an_operator_is_one_opaque_call_where_tensors_have_no_data():
 def test_an_operator_must_get_every_parameter():
     with pytest.raises(KeyError, match="mask"):
         scaled_square(torch.ones(3), scale=1.0)
+
+
+class Compiled:
+    """What Triton returns for a kind of call; it lists the arguments that it is launched with."""
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[Any, ...]] = []
+
+    def __getitem__(self, grid):
+        return lambda *arguments: self.launches.append((grid, *arguments))
+
+
+@pytest.fixture
+def kernel(monkeypatch):
+    def add(x, y, n, size, even):
+        pass
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(JITFunction, "run", lambda *arguments, grid, warmup, **constants: Compiled())
+    return remember_calls(JITFunction(add))
+
+
+def test_a_kernel_is_launched_again_as_it_was_compiled(kernel):
+    x, y = torch.zeros(64), torch.zeros(64)
+    first = kernel[(3,)](x, y, 64, even=True, size=16, num_warps=4)
+    assert first.launches == []  # Triton has launched it
+    assert kernel[(5, 2)](y, x, 64, even=True, size=16, num_warps=4) is first
+    assert first.launches == [((5, 2, 1), y.data_ptr(), x.data_ptr(), 64, 16, True)]
+
+
+def test_a_kernel_is_compiled_for_types_alignment_numbers_and_constants(kernel):
+    x, constants = torch.zeros(64), {"size": 16, "even": True, "num_warps": 4}
+    kinds = [kernel[(1,)](x, x, 64, **constants), kernel[(1,)](x[1:], x, 64, **constants)]
+    kinds += [kernel[(1,)](x, x.double(), 64, **constants), kernel[(1,)](x, x, 1, **constants)]
+    kinds += [kernel[(1,)](x, x, 64, **constants | {"even": False})]
+    kinds += [kernel[(1,)](x, x, 64, **constants | {"num_warps": 8})]
+    assert len({id(kind) for kind in kinds}) == 6

@@ -19,12 +19,13 @@ import triton.language as tl
 from torch import Tensor
 
 from attnlab.mechanisms.kernels import coda
-from attnlab.mechanisms.kernels.launch import empty_by_token, note_launch, operator, select_device
+from attnlab.mechanisms.kernels.launch import empty_by_token, note_launch, operator, remember_calls, select_device
 from attnlab.mechanisms.kernels.online import LOG2_E, at_pairs, attend
 from attnlab.mechanisms.kernels.pairs import draw_dropout, first_query, is_visible, last_key, read_bias, read_mask
 from attnlab.mechanisms.kernels.tiles import choose_tile, compute_delta, load_tile, locate_tile, score_tile, write_tile
 
 
+@remember_calls
 @triton.jit
 def _scores(
     q, k, carry, seed, out, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d, scale, layer,
@@ -47,6 +48,7 @@ def _scores(
         tl.store(out + place, z, mask=inside)
 
 
+@remember_calls
 @triton.jit
 def _attend_backward(
     z, v, mask, seed, grad, grad_z, lse, delta, dz, dv, heads, rows, keys, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d,
@@ -86,6 +88,7 @@ def _attend_backward(
     write_tile(dv, sum_v, b, h, j, heads, keys, D, WIDE)
 
 
+@remember_calls
 @triton.jit
 def _product(
     ds, x, out, heads, rows, keys, x_b, x_h, x_n, x_d, scale, CAUSAL: tl.constexpr, TURNED: tl.constexpr,

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.mechanisms.kernels.launch import WIDEST, note_launch, select_device
+from attnlab.mechanisms.kernels.launch import WIDEST, note_launch, remember_calls, select_device
 from attnlab.mechanisms.kernels.pairs import Visibility, is_visible, last_key, normals
 
 MOST_HEADS = 32
@@ -76,6 +76,7 @@ def _linear_leaky(x, matrix, offset, T: tl.constexpr):
     return tl.maximum(y, 0.2 * y).to(T)
 
 
+@remember_calls
 @triton.jit
 def _collide(
     z, carry, net, mask, seed, heads, width, rows, keys, m_b, m_i, m_j, layer,
@@ -122,6 +123,7 @@ def _collide(
         tl.store(_at_pairs(z, b, h, i, j, heads, rows, keys), mixed, mask=_inside(h, i, j, heads, rows, keys))
 
 
+@remember_calls
 @triton.jit
 def _collide_backward(
     z, carry, net, mask, grad, out, parts, batch, heads, width, rows, keys, m_b, m_i, m_j, size,

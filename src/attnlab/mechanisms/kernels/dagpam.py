@@ -15,13 +15,14 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from attnlab.mechanisms.kernels.launch import note_launch, select_device
+from attnlab.mechanisms.kernels.launch import divide_up, note_launch, remember_calls, round_up, select_device
 from attnlab.mechanisms.kernels.tiles import load_tile, write_tile
 
 ROWS = 64  # queries in a tile
 PROGRAMS = 512  # about four for each multiprocessor of a large GPU; each computes a part of dW⁻
 
 
+@remember_calls
 @triton.jit
 def _stack_forward(
     q, w, both, heads, length, q_b, q_h, q_i, q_d, w_h, D: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr
@@ -41,6 +42,7 @@ def _stack_forward(
     tl.store(place + length * D, y.to(x.dtype), mask=inside)
 
 
+@remember_calls
 @triton.jit
 def _stack_backward(
     q, w, g, dq, dw, batch, heads, length, q_b, q_h, q_i, q_d, g_b, g_h, g_s, g_i, g_d, w_h,
@@ -65,6 +67,7 @@ def _stack_backward(
     tl.store(dw + ((share * heads + h) * D + d[:, None]) * D + d[None, :], part, mask=square)
 
 
+@remember_calls
 @triton.jit
 def _combine_forward(
     o, plus, minus, out, heads, length, o_b, o_h, o_i, o_d, lambda_h,
@@ -80,6 +83,7 @@ def _combine_forward(
     write_tile(out, (1.0 + added) * first - removed * second, b, h, i, heads, length, D, WIDE)
 
 
+@remember_calls
 @triton.jit
 def _combine_backward(
     o, g, plus, minus, do, dlambda, heads, length, o_b, o_h, o_i, o_d, g_b, g_h, g_i, g_d, lambda_h, dlambda_s,
@@ -109,7 +113,7 @@ class _Stack(torch.autograd.Function):
         w = negative.contiguous()
         both = q.new_empty(b, h, 2, i, d)
         with select_device(q):
-            _stack_forward[(b * h, triton.cdiv(i, ROWS))](q, w, both, h, i, *q.stride(), _per_head(w), **_tile(d))
+            _stack_forward[(b * h, divide_up(i, ROWS))](q, w, both, h, i, *q.stride(), _per_head(w), **_tile(d))
         ctx.save_for_backward(q, w)
         return both
 
@@ -119,7 +123,7 @@ class _Stack(torch.autograd.Function):
         q, w = ctx.saved_tensors
         b, h, i, d = q.shape
         dq = q.new_empty(b, i, h, d).transpose(1, 2)
-        shares = min(b * triton.cdiv(i, ROWS), max(1, PROGRAMS // h))
+        shares = min(b * divide_up(i, ROWS), max(1, PROGRAMS // h))
         parts = q.new_empty(shares, h, d, d, dtype=torch.float32)
         strides = (*q.stride(), *grad.stride(), _per_head(w))
         with select_device(q):
@@ -131,7 +135,7 @@ class _Combine(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, context: Tensor, plus: Tensor, minus: Tensor) -> Tensor:
         (b, _, i, d), h = context.shape, context.shape[1] // 2
-        out, grid = context.new_empty(b, i, h, d).transpose(1, 2), (b * h, triton.cdiv(i, ROWS))
+        out, grid = context.new_empty(b, i, h, d).transpose(1, 2), (b * h, divide_up(i, ROWS))
         with select_device(context):
             _combine_forward[grid](context, plus, minus, out, h, i, *context.stride(), _per_head(plus), **_tile(d))
         ctx.save_for_backward(context, plus, minus)
@@ -141,7 +145,7 @@ class _Combine(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         context, plus, minus = ctx.saved_tensors
-        (b, _, i, d), h, tiles = context.shape, context.shape[1] // 2, triton.cdiv(context.shape[2], ROWS)
+        (b, _, i, d), h, tiles = context.shape, context.shape[1] // 2, divide_up(context.shape[2], ROWS)
         do = torch.empty_strided(context.shape, context.stride(), dtype=context.dtype, device=context.device)
         parts = context.new_empty(2, b, h, tiles, dtype=torch.float32)
         strides = (*context.stride(), *grad.stride(), _per_head(plus), parts.stride(0))
@@ -170,4 +174,4 @@ def _per_head(x: Tensor) -> int:
 
 
 def _tile(d: int) -> dict[str, int]:
-    return {"D": d, "WIDE": max(16, triton.next_power_of_2(d)), "ROWS": ROWS}
+    return {"D": d, "WIDE": round_up(d), "ROWS": ROWS}

@@ -9,11 +9,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.mechanisms.kernels.launch import note_launch, operator, select_device
+from attnlab.mechanisms.kernels.launch import divide_up, note_launch, operator, remember_calls, select_device
 
 COUNTERS = 256  # in a program
 
 
+@remember_calls
 @triton.jit
 def _gaussian(seed, rows, out, layer, total, heads, length, keys, COUNTERS: tl.constexpr):
     counter = tl.program_id(0).to(tl.int64) * COUNTERS + tl.arange(0, COUNTERS)
@@ -38,10 +39,10 @@ def _gaussian(seed, rows, out, layer, total, heads, length, keys, COUNTERS: tl.c
 def gaussian(seed: Tensor, layer: int, batch: int, heads: int, rows: Tensor, keys: int, dtype: torch.dtype) -> Tensor:
     """ε (b,h,i,j), with the seed on the device."""
     out = rows.new_empty(batch, heads, len(rows), keys, dtype=dtype)
-    total = batch * heads * len(rows) * triton.cdiv(keys, 4)
+    total = batch * heads * len(rows) * divide_up(keys, 4)
     note_launch("noise")
     with select_device(rows):
-        _gaussian[(triton.cdiv(total, COUNTERS),)](
+        _gaussian[(divide_up(total, COUNTERS),)](
             seed, rows, out, layer, total, heads, len(rows), keys, COUNTERS=COUNTERS
         )
     return out

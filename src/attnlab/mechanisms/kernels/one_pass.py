@@ -19,7 +19,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.mechanisms.kernels.launch import empty_by_token, note_launch, operator, select_device
+from attnlab.mechanisms.kernels.launch import (
+    divide_up,
+    empty_by_token,
+    note_launch,
+    operator,
+    remember_calls,
+    select_device,
+)
 from attnlab.mechanisms.kernels.online import LOG2_E, at_pairs, attend, differentiate
 from attnlab.mechanisms.kernels.pairs import (
     OF_KEYS,
@@ -56,6 +63,7 @@ def _slope(
     return p * kept, ds
 
 
+@remember_calls
 @triton.jit
 def _backward_keys(
     q, k, v, mask, bias, noise, dropping, grad, lse, delta, dk, dv, dbias, heads, rows, keys, q_b, q_h, q_i, q_d, k_b,
@@ -92,6 +100,7 @@ def _backward_keys(
     write_tile(dv, sum_v, b, g, j, groups, keys, D, WIDE)
 
 
+@remember_calls
 @triton.jit
 def _backward_queries(
     q, k, v, mask, bias, noise, dropping, grad, lse, delta, dq, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j,
@@ -191,13 +200,11 @@ def one_pass_backward(
     dbias = _empty_sums(q, k, bias, learnt)
     summed = learnt and added.kind == OF_KEYS.value
     with select_device(q):
-        _backward_keys[(b * g * triton.cdiv(j, tile["BJ"]),)](
-            *pointers, dk, dv, dbias, *numbers, SUMMED=summed, **flags
-        )
-        _backward_queries[(b * h * triton.cdiv(i, tile["BI"]),)](*pointers, dq, *numbers, **flags)
+        _backward_keys[(b * g * divide_up(j, tile["BJ"]),)](*pointers, dk, dv, dbias, *numbers, SUMMED=summed, **flags)
+        _backward_queries[(b * h * divide_up(i, tile["BI"]),)](*pointers, dq, *numbers, **flags)
         if learnt and added.kind == OF_PAIRS.value:
             some, alike = h // dbias.shape[1], b // dbias.shape[0]
-            grid = (dbias.shape[0] * dbias.shape[1] * triton.cdiv(i, tile["BI"]) * triton.cdiv(j, tile["BJ"]),)
+            grid = (dbias.shape[0] * dbias.shape[1] * divide_up(i, tile["BI"]) * divide_up(j, tile["BJ"]),)
             _backward_bias[grid](*pointers, dbias, some, alike, *numbers, **flags)
     if bias is not None and learnt:
         dbias = dbias.sum_to_size(bias.shape).to(bias.dtype)

@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.mechanisms.kernels.launch import select_device
+from attnlab.mechanisms.kernels.launch import divide_up, remember_calls, select_device
 from attnlab.mechanisms.kernels.pairs import Bias, Visibility, add_bias, draw_dropout, is_visible, last_key
 from attnlab.mechanisms.kernels.tiles import choose_tile, load_tile, locate_tile, score_tile, write_tile
 
@@ -67,6 +67,7 @@ def differentiate(s, level, seen, dp, delta, FORM: tl.constexpr):
     return weight, ds
 
 
+@remember_calls
 @triton.jit
 def _attend(
     z, q, k, v, mask, bias, extra, noise, dropping, out, lse, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d,
@@ -136,7 +137,7 @@ def attend(
     pointers = (q if x is None else x for x in (extra, noise, dropping))  # not read if None
     strides = (*q.stride(), *k.stride(), *v.stride(), *seen.strides, *bias.strides)
     with select_device(q):
-        _attend[(b * h * triton.cdiv(i, tile["BI"]),)](
+        _attend[(b * h * divide_up(i, tile["BI"]),)](
             q if z is None else z, q, k, v, seen.mask, bias.values, *pointers, out, lse, h, i, k.shape[2], *strides,
             scale, rate, layer, eps, STORED=z is not None, FORM=form, BIAS=bias.kind, EXTRA=extra is not None,
             NOISY=noise is not None, DROPPED=dropping is not None, SHARED=h // k.shape[1], **seen.flags, **tile,

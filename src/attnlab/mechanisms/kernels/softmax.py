@@ -14,7 +14,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.mechanisms.kernels.launch import empty_by_token, find_head_gap, note_launch, operator, select_device
+from attnlab.mechanisms.kernels.launch import (
+    empty_by_token,
+    find_head_gap,
+    note_launch,
+    operator,
+    remember_calls,
+    round_up,
+    select_device,
+)
 from attnlab.mechanisms.kernels.pairs import is_visible, read_mask
 from attnlab.mechanisms.kernels.tiles import load_tile, write_tile
 
@@ -41,6 +49,7 @@ def _weights(
     return p, kept
 
 
+@remember_calls
 @triton.jit
 def _forward(
     q, k, v, mask, seed, out, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d, v_b, v_h, v_j, v_d,
@@ -61,6 +70,7 @@ def _forward(
     write_tile(out, tl.dot((p * kept).to(z.dtype), z, input_precision="ieee"), b, h, i, heads, rows, D, WIDE)
 
 
+@remember_calls
 @triton.jit
 def _backward(
     q, k, v, mask, seed, grad, dq, dk, dv, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d,
@@ -159,5 +169,5 @@ def find_gap(q: Tensor, k: Tensor, v: Tensor) -> str | None:
 
 
 def _tile(q: Tensor, k: Tensor) -> dict[str, int]:
-    rows, keys, wide = (max(16, triton.next_power_of_2(n)) for n in (q.shape[2], k.shape[2], q.shape[3]))
+    rows, keys, wide = (round_up(n) for n in (q.shape[2], k.shape[2], q.shape[3]))
     return {"ROWS": rows, "KEYS": keys, "D": q.shape[3], "WIDE": wide, "SHARED": q.shape[1] // k.shape[1]}

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.mechanisms.kernels.launch import find_device_gap, select_device
+from attnlab.mechanisms.kernels.launch import divide_up, find_device_gap, remember_calls, round_up, select_device
 from attnlab.mechanisms.kernels.pairs import normals
 
 WIDEST = 256  # head size
@@ -51,6 +51,7 @@ def locate_tile(tiles, heads):
     return head, tl.program_id(0) % tiles, head // heads, head % heads
 
 
+@remember_calls
 @triton.jit
 def _delta(grad, out, delta, heads, rows, g_b, g_h, g_i, g_d, BI: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr):
     head, tile, b, h = locate_tile(tl.cdiv(rows, BI), heads)
@@ -66,7 +67,7 @@ def compute_delta(grad: Tensor, out: Tensor) -> Tensor:
     delta, tile = out.new_empty(b, h, i, dtype=torch.float32), choose_tile(out)
     sizes = {name: tile[name] for name in ("BI", "D", "WIDE")}
     with select_device(out):
-        _delta[(b * h * triton.cdiv(i, tile["BI"]),)](grad, out, delta, h, i, *grad.stride(), **sizes)
+        _delta[(b * h * divide_up(i, tile["BI"]),)](grad, out, delta, h, i, *grad.stride(), **sizes)
     return delta
 
 
@@ -87,7 +88,7 @@ def choose_tile(x: Tensor, *, backward: bool = False) -> dict[str, Any]:
     """Queries and keys of a tile, and its launch options: more warps where it keeps more in registers."""
     d, single = x.shape[3], x.dtype == torch.float32
     side = 32 if single or d > 128 else 64
-    sizes = {"BI": side, "BJ": side, "D": d, "WIDE": max(16, triton.next_power_of_2(d))}
+    sizes = {"BI": side, "BJ": side, "D": d, "WIDE": round_up(d)}
     if not backward:
         return sizes | {"num_warps": 4}
     return sizes | {"num_warps": 8 if single or d > 64 else 4, "num_stages": 1 if single else 2}
