@@ -1,6 +1,7 @@
 """Each mechanism, forward and backward, beside the fastest softmax attention in the same run: time and peak memory.
 
-    python benchmarks/mechanisms.py [--out results/mechanisms] [--only dagpam,coda] [--part layers|llama] [--length 2048] [--tiny]
+    python benchmarks/mechanisms.py [--out results/mechanisms] [--only dagpam,coda] [--part layers|llama]
+                                    [--length 2048] [--tiny]
 
 layers  one layer of each mechanism, causal, queries in the memory layout of a projection; a mechanism with a carry
         receives one. On a GPU in bf16: time on the device (CUDA graph) and in eager mode, and with --definition the
