@@ -7,7 +7,7 @@ from small_models import LM, TRANSLATOR, made
 
 from attnlab.mechanisms import MECHANISMS
 from attnlab.mechanisms.noise import seed_noise
-from attnlab.models.cache import StaticCache
+from attnlab.models.cache import BeamDecoding, StaticCache
 
 both_caches = pytest.mark.parametrize("static", [None, 11], ids=["growing", "static"])
 close = {"rtol": 0.0, "atol": 1e-11}
@@ -94,6 +94,25 @@ def test_beams_are_reordered_repeated_and_dropped(name, static):
     torch.testing.assert_close(model.step(target[order, 2:], before)[chosen], expected, **close)
 
 
+@torch.no_grad()
+@both_caches
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_hypotheses_that_share_caches_equal_those_that_do_not(name, static):
+    model, source = made(TRANSLATOR, name), padded_source()
+    shared = model.start(source, static=static).repeat(4, 3, source.device)
+    assert isinstance(shared, BeamDecoding) == (not MECHANISMS[name].positional and not MECHANISMS[name].lookback)
+    apart = model.start(source, static=static).select(torch.arange(12) // 4)
+    for _ in range(3):
+        tokens = torch.randint(1, 19, (len(source) * 4, 1))
+        torch.testing.assert_close(model.step(tokens, shared), model.step(tokens, apart), **close)
+        rows = (torch.randint(4, (len(source), 4)) + 4 * torch.arange(len(source))[:, None]).flatten()
+        for state in (shared, apart):
+            state.reorder_(rows)
+    rows = torch.tensor([9, 9, 8, 11, 1, 3, 0, 0])  # without the second sentence
+    tokens = torch.randint(1, 19, (8, 1))
+    torch.testing.assert_close(model.step(tokens, shared.select(rows)), model.step(tokens, apart.select(rows)), **close)
+
+
 def test_keys_and_values_of_the_source_are_computed_once():
     model, calls = made(TRANSLATOR), []
     for block in model.decoder.blocks:
@@ -132,3 +151,12 @@ def test_what_is_refused():
             model.step(torch.ones(3, 1, dtype=torch.long), state)
     with pytest.raises(ValueError, match="needs at"):
         StaticCache(5).extend(lambda: (torch.ones(1, 1, 1, 1),) * 2, None)
+    shared = model.start().repeat(2, 2, torch.device("cpu"))
+    with pytest.raises(ValueError, match="one token"):
+        model.step(torch.ones(4, 2, dtype=torch.long), shared)
+    shared = model.start(static=1).repeat(2, 2, torch.device("cpu"))
+    with pytest.raises(ValueError, match="first step"):
+        shared.share_prefix(1)
+    model.step(torch.ones(4, 1, dtype=torch.long), shared)
+    with pytest.raises(ValueError, match="static cache"):
+        model.step(torch.ones(4, 1, dtype=torch.long), shared)

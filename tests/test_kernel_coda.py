@@ -315,7 +315,7 @@ for kind, dtype, heads, d, on in CONFIGURATIONS:
         (cascade._attend_backward, flags | {"DROPPED": on, "HANDED": on, "SHARED": 2}),
         (cascade._product, {"CAUSAL": on, "TURNED": on, "SHARED": 2}),
     ):
-        tile = tiles.choose_tile(torch.empty(1, 1, 1, d, dtype=dtype), backward=kernel is cascade._attend_backward)
+        tile = tiles.choose_tile(torch.empty(1, 1, 99, d, dtype=dtype), backward=kernel is cascade._attend_backward)
         build(kernel, kind, tile, **more)
     build(tiles._delta, kind, {"BI": 32, "D": d, "WIDE": d})
 """

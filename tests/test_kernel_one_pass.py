@@ -206,15 +206,15 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from attnlab.mechanisms.kernels import one_pass, online, tiles
 
-cases = [("bf16", torch.bfloat16, 64, True, form) for form in range(4)]
+cases = [("bf16", torch.bfloat16, 64, True, form, 99) for form in range(4)]
 if EVERY:
-    cases += [("fp16", torch.float16, 128, False, 0), ("fp32", torch.float32, 128, True, 2)]
-    cases += [(kind, getattr(torch, name), 256, True, form) for form in range(4)
+    cases += [("fp16", torch.float16, 128, False, 0, 99), ("fp32", torch.float32, 128, True, 2, 99)]
+    cases += [(kind, getattr(torch, name), 256, True, form, rows) for form in range(4) for rows in (5, 99)
               for kind, name in (("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32"))]
-for kind, dtype, d, on, form in cases if EVERY else cases[2:3]:
+for kind, dtype, d, on, form, rows in cases if EVERY else cases[2:3]:
     for kernel in (online._attend, *(getattr(one_pass, f"_backward_{of}") for of in ("keys", "queries", "bias"))):
         first = kernel is online._attend
-        tile = tiles.choose_tile(torch.empty(1, 1, 1, d, dtype=dtype), backward=not first)
+        tile = tiles.choose_tile(torch.empty(1, 1, rows, d, dtype=dtype), backward=not first)
         more = {"FORM": form, "BIAS": 1 + on, "NOISY": on, "SHARED": 3}
         more |= {"STORED": False, "EXTRA": on} if first else {}
         more |= {"SUMMED": on} if kernel is one_pass._backward_keys else {}

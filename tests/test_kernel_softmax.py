@@ -14,6 +14,7 @@ from attnlab.mechanisms.kernels.softmax import short_softmax
 pytestmark = pytest.mark.kernel
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (DEVICE == "cuda")  # the interpreter's bf16 is wrong
+IMPLS = ("fused", "reference")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
@@ -107,7 +108,7 @@ def test_it_is_a_proper_operator(mask):
 @pytest.mark.parametrize("name", ["softmax", "dagpam"])
 def test_the_mechanism_equals_its_definition_by_the_kernel(name):
     """dagpam stacks two queries for one key head, so it goes through the kernel's groups."""
-    fused, reference = (attention(name, heads=4, head_dim=16, impl=impl).to(DEVICE) for impl in ("fused", "reference"))
+    fused, reference = (attention(name, heads=4, head_dim=16, impl=impl).to(DEVICE) for impl in IMPLS)
     reference.load_state_dict(fused.state_dict())
     q, k, v = (torch.randn(2, 4, n, 16, device=DEVICE, requires_grad=True) for n in (11, 13, 13))
     mask = torch.rand(2, 1, 1, 13, device=DEVICE) < 0.7
@@ -119,6 +120,20 @@ def test_the_mechanism_equals_its_definition_by_the_kernel(name):
         results.append([context, *torch.autograd.grad(context.square().sum(), [q, k, v, *mechanism.parameters()])])
     for expected, got in zip(*results, strict=True):
         torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("beams", [5, 16])
+def test_a_few_masked_queries_are_read_by_a_kernel(beams):
+    """As in beam search, where each hypothesis sees the keys of its ancestors among those of all hypotheses."""
+    fused, reference = (attention("dagpam", heads=2, head_dim=16, impl=impl).to(DEVICE) for impl in IMPLS)
+    reference.load_state_dict(fused.state_dict())
+    q, k, v = (torch.randn(2, 2, n, 16, device=DEVICE) for n in (beams, 5 * beams + 45, 5 * beams + 45))
+    mask = torch.rand(2, 1, beams, k.shape[2], device=DEVICE) < 0.3
+    mask[1, 0, 2] = False
+    LAUNCHED.clear()
+    torch.testing.assert_close(fused(q, k, v, mask)[0], reference(q, k, v, mask)[0], atol=1e-5, rtol=1e-4)
+    assert {"dagpam", "one_pass"} == LAUNCHED
 
 
 def test_what_is_not_covered_is_said():

@@ -27,8 +27,8 @@ SESSIONS = 8  # number of batch sizes for which a search keeps its graphs
 class Stepwise(Protocol):
     """A model that can be decoded. Its step returns logits (b,1,vocabulary) of the next token.
 
-    A state has select(rows) and optionally reorder_(rows), which works in place if each row continues a row of the same
-    sentence.
+    A state has select(rows). Optionally it has reorder_(rows), which works in place if each row continues a row of the
+    same sentence, and repeat(times, batch, device), which returns the state of several hypotheses for each sentence.
     """
 
     def start(self, source: Tensor, *, static: int | None = None) -> Any: ...
@@ -129,7 +129,7 @@ class BeamSearch:
 def search_plain(model: Stepwise, rules: Rules, source: Tensor, limits: Tensor) -> DecodedBatch:
     """Run beam search step by step, dropping finished sentences from the batch."""
     search = Search(rules, limits, int(limits.max()), _choose_dtype(model))
-    state = model.start(source).select(_repeat_rows(source, rules.beam))
+    state = _repeat_state(model.start(source), source, rules.beam)
     hypotheses: dict[int, list[Hypothesis]] = {}
     while True:
         search.advance(model.step(search.tokens, state))
@@ -187,7 +187,7 @@ class Session:
         self.search.restart_()
 
     def _start_state(self) -> Any:
-        return self.model.start(self.source, static=self.room).select(_repeat_rows(self.source, self.rules.beam))
+        return _repeat_state(self.model.start(self.source, static=self.room), self.source, self.rules.beam)
 
     def _get_step(self, positions: int) -> Callable[[], None]:
         if positions not in self.steps:
@@ -245,8 +245,11 @@ def _choose_dtype(model: Any) -> torch.dtype:
     return torch.float64 if parameter is None else torch.promote_types(parameter.dtype, torch.float32)
 
 
-def _repeat_rows(source: Tensor, times: int) -> Tensor:
-    return torch.arange(len(source) * times, device=source.device) // times
+def _repeat_state(state: Any, source: Tensor, times: int) -> Any:
+    """Return the state of `times` hypotheses for each sentence."""
+    if hasattr(state, "repeat"):
+        return state.repeat(times, len(source), source.device)
+    return state.select(torch.arange(len(source) * times, device=source.device) // times)
 
 
 def _find_room(length: int) -> int:

@@ -2,7 +2,8 @@
 
     S = q kᵀ / √d        P = softmax(S)
 
-impl="auto" is a Triton kernel for short rows on a GPU, elsewhere torch's `scaled_dot_product_attention`.
+impl="auto" is a Triton kernel on a GPU for short rows, and for a few masked queries as in beam search; elsewhere it is
+torch's `scaled_dot_product_attention`.
 """
 
 from typing import Any
@@ -11,8 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from attnlab.mechanisms.cascade import mix_one_pass
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax, repeat_heads, visible
 
+FEW = 16  # queries that one tile of a kernel holds
 Arguments = tuple[Tensor, Tensor, Tensor | None, bool, Tensor | None]  # q, k, mask, causal, bias
 
 
@@ -51,6 +54,15 @@ def find_gap(q: Tensor, k: Tensor, v: Tensor, at: Tensor | None, bias: Tensor | 
     return softmax.find_gap(q, k, v)
 
 
+def is_decoding(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> bool:
+    """Return whether a few queries, without gradient, can be read by the kernel that prepares no mask of torch's."""
+    if torch.is_grad_enabled() or q.shape[2] > FEW or bias is not None or not mechanism.wants_kernels(q):
+        return False
+    from attnlab.mechanisms.kernels import tiles
+
+    return tiles.find_tile_gap(q, k, v) is None
+
+
 def attend(
     mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool, at: Tensor | None,
     bias: Tensor | None, kernel: bool,
@@ -69,6 +81,8 @@ def attend(
         seed = torch.randint(2**62, (), device=q.device) if dropout else None
         context: Tensor = short_softmax(q, k, v, mask, seed, causal, scale, dropout)
         return context
+    if mask is not None and not causal and is_decoding(mechanism, q, k, v, bias):
+        return mix_one_pass(mechanism, q, k, v, mask, causal=False)
     bias = None if bias is None else bias[(None,) * (4 - bias.dim())]
     bare = mask is None and bias is None
     if q.is_cuda and q.shape[1] != k.shape[1] and not (bare and q.dtype in (torch.bfloat16, torch.float16)):

@@ -106,6 +106,8 @@ class MultiHead(Attention):
         (q, *query_side), (k, v, *key_side) = queries, keys
         sides = (query_side[0] if query_side else None, key_side[0] if key_side else None)
         carry = carry if mechanism.carries else None  # it may be of another mechanism, in the layer before
+        if not causal and not self._reads_places():
+            at = None  # kernels take no `at`
         context, carry = mechanism(q, k, v, mask, carry, causal=causal, at=at, sides=sides)
         if rows is not None and mechanism.lookback == ALL:
             context = context.index_select(2, rows)
@@ -121,6 +123,15 @@ class MultiHead(Attention):
             check_cached_decoding(self.mechanism, cross=self.kind == "cross")
             self._cacheable = True
 
+    def can_share_keys(self) -> bool:
+        """Return whether queries of several hypotheses can read one cache, each through its own mask.
+
+        The laws prove it: hidden keys have no influence, nor has the order of keys, unless the mechanism declares it.
+        """
+        mechanism = self.mechanism
+        ordered = mechanism.positional and self.kind != "cross"
+        return has_laws(mechanism) and not mechanism.lookback and not ordered
+
     def project_keys(self, source: Tensor, rotation: Rotation | None = None) -> Tensors:
         """Project (b,j,e) to k and v, (b,g,j,d) each, and add the key side where the mechanism has one."""
         k, v = self._split_heads(self.key(source)), self._split_heads(self.value(source))
@@ -132,6 +143,12 @@ class MultiHead(Attention):
 
     def extra_repr(self) -> str:
         return f"kind={self.kind!r}, index={self.index}"
+
+    def _reads_places(self) -> bool:
+        """Return whether the key index of a query changes more than what is causal."""
+        mechanism = self.mechanism
+        noisy = mechanism.stochastic and (mechanism.training or mechanism.sample_seed is not None)
+        return noisy or mechanism.self_only or mechanism.positional or not has_laws(mechanism)
 
     def _select_source(self, x: Tensor, memory: Tensor | None, cache: Cache | None) -> Tensor:
         """Return the input of keys and values. It is not used in a cross attention whose cache holds them already."""

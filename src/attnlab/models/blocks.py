@@ -7,7 +7,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from attnlab.models.attention import MultiHead
-from attnlab.models.cache import Cache, CrossCache, Decoding, GrowingCache, StaticCache
+from attnlab.models.cache import BeamDecoding, Cache, CrossCache, Decoding, GrowingCache, StaticCache
 from attnlab.models.dropout import Dropout
 from attnlab.models.embedding import InputEmbedding
 from attnlab.models.rotary import Rotary, Rotation
@@ -118,6 +118,10 @@ class Block(nn.Module):
         own = GrowingCache() if static is None else StaticCache(static)
         return own, None if self.cross is None or memory is None else CrossCache(self.cross.project_keys(memory))
 
+    def can_share_caches(self) -> bool:
+        """Return whether several hypotheses of an example can keep their keys in one cache."""
+        return self.attention.can_share_keys() and (self.cross is None or self.cross.can_share_keys())
+
 
 class Stack(nn.Module):
     """Embedding, blocks and an optional final norm: tokens (b,n) -> hidden (b,n,e).
@@ -154,12 +158,17 @@ class Stack(nn.Module):
         positions = None if state is None else state.positions(tokens.shape[1], tokens.device)
         at = None if state is None or state.limit is None else positions  # growing: queries are the last keys
         caches = repeat((None, None), len(self.blocks)) if state is None else state.caches
+        beams = state if isinstance(state, BeamDecoding) else None
+        if beams is not None and positions is not None:
+            x, mask = beams.fold(x), beams.extend_mask(positions, len(tokens))
         carries: Carries = (None, None)
-        options: dict[str, Any] = {"causal": self.causal, "at": at, "positions": positions, "rotation": rotation}
+        causal = self.causal and beams is None  # the mask of the beams hides the future, too
+        options: dict[str, Any] = {"causal": causal, "at": at, "positions": positions, "rotation": rotation}
         for block, pair in zip(self.blocks, caches, strict=True):
             x, carries = block(x, memory, mask, memory_mask, carries, caches=pair, **options)
         if state is not None:
             state.advance(tokens.shape[1])
+        x = x.view(*tokens.shape, -1)  # beams are rows again
         return x if self.norm is None else self.norm(x)
 
     def start(
@@ -172,4 +181,5 @@ class Stack(nn.Module):
         if static is not None and self.embedding.limit is not None:
             static = min(static, self.embedding.limit)
         caches = [cast(Block, block).make_caches(memory, static) for block in self.blocks]
-        return Decoding(caches, memory_mask, limit=static)
+        can_share = all(cast(Block, block).can_share_caches() for block in self.blocks)
+        return Decoding(caches, memory_mask, limit=static, can_share=can_share)

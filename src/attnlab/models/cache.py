@@ -6,6 +6,10 @@ them. A `CrossCache` holds the keys and values of the memory, which a cross atte
 carry, because a carry belongs to one step. A mechanism with lookback also reads the last queries, which a cache keeps;
 one that reads all former queries has them cached like keys.
 
+`Decoding` is the state of one hypothesis for each example. `BeamDecoding` holds the k hypotheses of each example in one
+cache. Slot s writes its key of time t at t·k + s, and a mask says which keys are of the ancestors of each hypothesis.
+So reordering hypotheses moves that mask and no key, and the keys of the memory exist once for all k.
+
 A pinned state keeps its position on the device and changes only in place. So one step captured as a CUDA graph serves
 every position (`decode.py`).
 """
@@ -13,7 +17,7 @@ every position (`decode.py`).
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -52,6 +56,10 @@ class Cache(ABC):
             other.tensors = tuple(x.index_select(0, examples) for x in self.tensors)
         other.former = tuple(x.index_select(0, examples) for x in self.former)
         return other
+
+    def widen(self, times: int) -> Self:
+        """Return the same empty cache for `times` keys at each position."""
+        return copy(self)
 
     def reorder_(self, examples: Tensor) -> None:
         """Select in place; the batch size stays, and each example replaces one with the same source."""
@@ -94,6 +102,9 @@ class StaticCache(Cache):
             x.index_copy_(2, at, part)
         return self.tensors
 
+    def widen(self, times: int) -> "StaticCache":
+        return StaticCache(self.limit * times)
+
     def reorder_(self, examples: Tensor) -> None:
         super().reorder_(examples)
         _copy(self.tensors or (), tuple(x.index_select(0, examples) for x in self.tensors or ()))
@@ -132,14 +143,12 @@ class Decoding:
     memory_mask: Tensor | None = None  # (b,1,1,j), False at padding of the source
     limit: int | None = None  # capacity of static caches in tokens; None: caches grow
     length: int | Tensor = 0  # number of tokens seen; a tensor on the device if pinned
+    can_share: bool = False  # whether the hypotheses of an example can share its caches
 
     def positions(self, new: int, device: torch.device) -> Tensor:
         """Return the position of each new token in its sequence, (n,); in a static cache it is the index of its key."""
-        if isinstance(self.length, Tensor):
-            return self.length + torch.arange(new, device=device)
-        if self.limit is not None and self.length + new > self.limit:
-            raise ValueError(f"the static cache holds {self.limit} tokens: {new} more after {self.length} do not fit")
-        return torch.arange(self.length, self.length + new, device=device)
+        self._check_room(new)
+        return self.length + torch.arange(new, device=device)
 
     def advance(self, new: int) -> None:
         if isinstance(self.length, Tensor):
@@ -147,14 +156,21 @@ class Decoding:
         else:
             self.length += new
 
-    def select(self, examples: Tensor) -> "Decoding":
+    def select(self, examples: Tensor) -> Self:
         """Return the state of these examples, (m,) indices into the batch, as beam search needs it."""
         caches = [
             (own.select(examples), None if cross is None else cross.select(examples)) for own, cross in self.caches
         ]
         mask = None if self.memory_mask is None else self.memory_mask.index_select(0, examples)
         length = self.length.clone() if isinstance(self.length, Tensor) else self.length
-        return Decoding(caches, mask, self.limit, length)
+        return replace(self, caches=caches, memory_mask=mask, length=length)
+
+    def repeat(self, times: int, batch: int, device: torch.device) -> "Decoding":
+        """Return the state of `times` hypotheses for each of `batch` examples, as consecutive rows."""
+        if self.can_share and times > 1 and not isinstance(self.length, Tensor) and self.length == 0:
+            caches = [(own.widen(times), cross) for own, cross in self.caches]
+            return BeamDecoding(caches, self.memory_mask, self.limit, beams=times)
+        return self.select(torch.arange(batch * times, device=device) // times)
 
     def reorder_(self, examples: Tensor) -> None:
         """Select in place; each example must continue one with the same source, as beams of one sentence do."""
@@ -169,10 +185,10 @@ class Decoding:
             raise ValueError("only static caches can be pinned; create them with start(static=LENGTH)")
         self.length = torch.as_tensor(self.length, device=device)
 
-    def share_prefix(self, limit: int) -> "Decoding":
+    def share_prefix(self, limit: int) -> Self:
         """Return this pinned state with the first `limit` positions of its static caches, in the same memory."""
         caches = [(_require_static(own).share_prefix(limit), cross) for own, cross in self.caches]
-        return Decoding([*caches], self.memory_mask, limit, self.length)
+        return replace(self, caches=[*caches], limit=limit)
 
     def restart_(self, fresh: "Decoding") -> None:
         """Become, in the same memory, a state of the same shape that has seen no token yet."""
@@ -185,6 +201,61 @@ class Decoding:
         if self.memory_mask is not None and fresh.memory_mask is not None:
             self.memory_mask.copy_(fresh.memory_mask)
         self.length.zero_()
+
+    def _check_room(self, new: int) -> None:
+        if self.limit is not None and not isinstance(self.length, Tensor) and self.length + new > self.limit:
+            raise ValueError(f"the static cache holds {self.limit} tokens: {new} more after {self.length} do not fit")
+
+
+@dataclass
+class BeamDecoding(Decoding):
+    """The state of k hypotheses for each of b examples; a step takes one token for each of the b·k rows."""
+
+    beams: int = 1  # k
+    seen: Tensor | None = None  # (b,k,keys), True at the keys of a hypothesis's own tokens; created in the first step
+
+    def positions(self, new: int, device: torch.device) -> Tensor:
+        """Return the index of each slot's new key, (k,)."""
+        if new != 1:
+            raise ValueError(f"hypotheses that share caches take one token at a time, got {new}")
+        self._check_room(new)
+        return self.length * self.beams + torch.arange(self.beams, device=device)
+
+    def fold(self, x: Tensor) -> Tensor:
+        """Make the rows (b·k,1,e) queries of their examples: (b,k,e)."""
+        return x.view(-1, self.beams, x.shape[2])
+
+    def extend_mask(self, at: Tensor, rows: int) -> Tensor:
+        """Let each of b·k rows see its new key, whose index `at` holds for each slot; return the mask (b,1,k,keys)."""
+        own = torch.eye(self.beams, dtype=torch.bool, device=at.device).repeat(rows // self.beams, 1, 1)
+        if self.limit is None:
+            self.seen = own if self.seen is None else torch.cat([self.seen, own], dim=2)
+            return self.seen.unsqueeze(1)
+        if self.seen is None:
+            self.seen = own.new_zeros(*own.shape[:2], self.limit * self.beams)
+        return self.seen.index_copy_(2, at, own).unsqueeze(1)
+
+    def select(self, examples: Tensor) -> Self:
+        """Return the state of these rows; each k consecutive ones are hypotheses of the same example."""
+        state = super().select(examples[:: self.beams] // self.beams)
+        seen = None if self.seen is None else self.seen.flatten(0, 1).index_select(0, examples)
+        return replace(state, seen=None if seen is None else seen.unflatten(0, (-1, self.beams)))
+
+    def reorder_(self, examples: Tensor) -> None:
+        if self.seen is not None:
+            rows = self.seen.flatten(0, 1)
+            rows.copy_(rows.index_select(0, examples))
+
+    def share_prefix(self, limit: int) -> Self:
+        if self.seen is None:
+            raise ValueError(f"cannot share {limit} positions before the first step allocates the caches")
+        state = super().share_prefix(limit * self.beams)
+        return replace(state, limit=limit, seen=self.seen[:, :, : limit * self.beams])
+
+    def restart_(self, fresh: Decoding) -> None:
+        super().restart_(fresh)
+        if self.seen is not None:
+            self.seen.zero_()
 
 
 def _copy(tensors: Tensors, new: Tensors) -> None:

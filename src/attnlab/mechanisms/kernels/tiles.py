@@ -90,5 +90,6 @@ def choose_tile(x: Tensor, *, backward: bool = False) -> dict[str, Any]:
     side = 32 if single or d > 128 else 64
     sizes = {"BI": side, "BJ": side, "D": d, "WIDE": round_up(d)}
     if not backward:
-        return sizes | {"num_warps": 4}
+        few = {"BI": 16} if x.shape[2] <= 16 else {}  # as in decoding
+        return sizes | few | {"num_warps": 4}
     return sizes | {"num_warps": 8 if single or d > 64 else 4, "num_stages": 1 if single else 2}
