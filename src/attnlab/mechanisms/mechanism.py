@@ -56,7 +56,7 @@ class Mechanism(nn.Module, ABC):
     reference  by the definition, weights(…) @ v
     fused      by Triton kernels; an error names what they do not cover
     auto       by the kernels where they cover the case, on a GPU; elsewhere by torch's attention or sums where the
-               mechanism has such a form, else by the definition
+               mechanism has such a form, else by the definition, in bands of queries where it is large
     """
 
     carries: ClassVar[bool] = False  # passes a carry to the next layer
@@ -99,11 +99,22 @@ class Mechanism(nn.Module, ABC):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None, **sides: Any
             ) -> WithCarry:  # fmt: skip
+        from attnlab.mechanisms.by_rows import mix_by_rows, needs_bands
+
+        if self.impl == "auto" and needs_bands(self, q, k):
+            self.check(q, k, mask, at, v)
+            return mix_by_rows(self, self.weigh, q, k, v, mask, causal=causal, at=at, bias=bias, **sides), None
         result = self.weights(q, k, mask, carry, causal=causal, at=at, bias=bias, **sides)
         self.check(q, k, mask, at, v)
         self.check_result("weights", result, (len(q), self.heads, q.shape[2], k.shape[2]))
         weights = F.dropout(result[0], self.dropout, self.training)
         return weights @ repeat_heads(v, self.heads), result[1]
+
+    def weigh(self, q: Tensor, k: Tensor, mask: Tensor | None, **options: Any) -> Tensor:
+        """Return the weights alone, (b,h,i,j)."""
+        result = self.weights(q, k, mask, **options)
+        self.check_result("weights", result, (len(q), self.heads, q.shape[2], k.shape[2]))
+        return result[0]
 
     def query_side(self, x: Tensor) -> Tensor | None:
         """Return what weights, mix and turn read of each query's x: (b,i,e) -> (b,·,i,·), or None."""

@@ -1,0 +1,185 @@
+"""Attention by bands of queries: equal to the definition, every gradient too, in linear memory."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from attnlab.mechanisms import MECHANISMS, Mechanism, attention, by_rows
+from attnlab.mechanisms.laws import LAWS, judge_law
+from attnlab.mechanisms.mechanism import ALL, logits, masked_softmax
+
+NAMES = [name for name, kind in MECHANISMS.items() if not (kind.carries and kind.carry_of == "pairs")]
+NAMES = [name for name in NAMES if MECHANISMS[name].lookback != ALL]
+CASES = {
+    "plain": {},
+    "causal": {"causal": True},
+    "padded": {"causal": True, "mask": (2, 1, 1, 13)},
+    "fewer queries": {"causal": True, "rows": 9, "mask": (2, 1, 9, 13)},
+    "biased": {"biased": True, "mask": (13, 13)},
+    "placed": {"causal": True, "at": [*range(6, 13), *range(6)]},
+}
+
+
+@pytest.fixture
+def _small_bands(monkeypatch):
+    """A band of 2 examples, 4 heads and 13 keys has three queries."""
+    monkeypatch.setattr(by_rows, "LOGITS", 3 * 2 * 4 * 13)
+
+
+def compute(name, impl, *, rows=13, mask=None, biased=False, at=None, causal=False, dtype=torch.float64):
+    """Context, and its gradients by every argument and parameter."""
+    torch.manual_seed(1)
+    m = attention(name, heads=4, head_dim=8, impl=impl).to(dtype).eval()
+    for parameter in m.parameters():
+        parameter.data.add_(0.1 * torch.randn_like(parameter))
+    shapes = {"q": (2, m.query_heads, rows, 8), "k": (2, 2, 13, 8), "v": (2, 2, 13, 8), "x": (2, rows, 32)}
+    shapes |= {"y": (2, 13, 32)} | ({"bias": (m.query_heads, rows, 13)} if biased else {})
+    given = {key: torch.randn(shape, dtype=dtype).requires_grad_() for key, shape in shapes.items()}
+    seen, at = None if mask is None else torch.rand(mask) < 0.7, None if at is None else torch.tensor(at)
+    sides = m.query_side(given["x"]), m.key_side(given["y"])
+    options = {"causal": causal, "at": at, "bias": given.get("bias"), "sides": sides}
+    context, _ = m(given["q"], given["k"], given["v"], seen, **options)
+    leaves = given | {key: p for key, p in m.named_parameters() if p.requires_grad}
+    gradients = torch.autograd.grad(
+        (context * torch.randn_like(context)).sum(), list(leaves.values()), allow_unused=True
+    )
+    return {"context": context} | {key: g for key, g in zip(leaves, gradients, strict=True) if g is not None}
+
+
+@pytest.mark.usefixtures("_small_bands")
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", NAMES)
+def test_bands_equal_the_definition(name, case):
+    found, expected = (compute(name, impl, **CASES[case]) for impl in ("auto", "reference"))
+    assert found.keys() == expected.keys()
+    for key, x in expected.items():
+        torch.testing.assert_close(found[key], x, rtol=1e-10, atol=1e-10, msg=lambda text, key=key: f"{key}: {text}")
+
+
+class OwnMechanism(Mechanism):
+    """A mechanism as a user writes it."""
+
+    def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
+        return masked_softmax(logits(q, k, self.scale, bias), self.visible(q, k, mask, causal=causal, at=at)), None
+
+
+class NotingMechanism(OwnMechanism):
+    """Notes the queries and keys of each call."""
+
+    def weights(self, q, k, *given, **options):
+        vars(self).setdefault("calls", []).append((q.shape[2], k.shape[2]))
+        return super().weights(q, k, *given, **options)
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_laws_of_a_users_mechanism_by_bands(law, monkeypatch):
+    monkeypatch.setattr(by_rows, "LOGITS", 2 * 2 * 3 * 7)
+    assert judge_law(law, lambda layer: OwnMechanism(3, 6, layer=layer)).holds is not False
+
+
+@pytest.mark.usefixtures("_small_bands")
+def test_causal_bands_do_not_read_later_keys_and_one_band_is_not_computed_again(monkeypatch):
+    q, k, v = torch.randn(3, 2, 4, 13, 8).requires_grad_()
+    mechanism = NotingMechanism(4, 8)
+    mechanism(q, k, v, causal=True)[0].sum().backward()
+    bands = [(3, 3), (3, 6), (3, 9), (3, 12), (1, 13)]
+    assert mechanism.calls == bands + bands[::-1]
+    monkeypatch.setattr(by_rows, "LOGITS", 13 * 2 * 4 * 13)
+    mechanism.calls.clear()
+    mechanism(q, k, v, causal=True)[0].sum().backward()
+    assert mechanism.calls == [(13, 13)]
+
+
+class LargestTensor(TorchDispatchMode):
+    """Notes the size of the largest tensor that any operation returns."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        made = [x.numel() for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
+        self.numbers = max(self.numbers, *made, 0)
+        return result
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if MECHANISMS[name].mix is Mechanism.mix])
+def test_memory_is_linear(name, monkeypatch):
+    """With twice the tokens no tensor has more than twice the numbers, while there are four times the pairs."""
+    monkeypatch.setattr(by_rows, "LOGITS", 2**13)
+    sizes = [measure_largest(name, n) for n in (128, 256)]
+    assert sizes[1] <= 2 * sizes[0]
+
+
+def measure_largest(name, n):
+    mechanism = attention(name, heads=2, head_dim=4)
+    q = torch.randn(1, mechanism.query_heads, n, 4, requires_grad=True)
+    k, v, x = torch.randn(1, 2, n, 4), torch.randn(1, 2, n, 4), torch.randn(1, n, 8)
+    with LargestTensor() as largest:
+        sides = mechanism.query_side(x), mechanism.key_side(x)
+        mechanism(q, k, v, causal=True, sides=sides)[0].sum().backward()
+    return largest.numbers
+
+
+@pytest.mark.usefixtures("_small_bands")
+def test_dropout_is_the_same_in_both_passes_and_differs_between_bands():
+    """With V = 1 the context is the weights that were kept, and the gradient of V their sum."""
+    mechanism = OwnMechanism(4, 13, dropout=0.25).train()
+    q, k = torch.randn(2, 2, 4, 13, 13)
+    v = torch.eye(13).expand(2, 4, 13, 13).clone().requires_grad_()
+    context = mechanism(q, k, v)[0]
+    kept = context.detach() / OwnMechanism(4, 13)(q, k, v)[0].detach()
+    torch.testing.assert_close(kept[kept > 0], torch.full_like(kept[kept > 0], 4 / 3))
+    assert abs((kept > 0).float().mean() - 0.75) < 4 * (0.75 * 0.25 / kept.numel()) ** 0.5
+    assert not torch.equal(kept[:, :, :3], kept[:, :, 3:6])
+    torch.testing.assert_close(torch.autograd.grad(context.sum(), v)[0], context.detach().sum(2)[..., None] + 0 * v)
+    assert not torch.equal(context, mechanism(q, k, v)[0])
+
+
+def test_bands_compile_as_one_graph(monkeypatch):
+    monkeypatch.setattr(by_rows, "LOGITS", 7 * 2 * 4 * 13)
+    mechanism = OwnMechanism(4, 8, dropout=0.25).train()
+    q, k, v = (torch.randn(2, 4, 13, 8, requires_grad=True) for _ in range(3))
+    compiled = torch.compile(mechanism.eval(), fullgraph=True, backend="aot_eager")
+    expected, found = (f(q, k, v, causal=True)[0] for f in (mechanism, compiled))
+    torch.testing.assert_close(found, expected)
+    for x, y in zip(*(torch.autograd.grad(c.sum(), (q, k, v)) for c in (found, expected)), strict=True):
+        torch.testing.assert_close(x, y)
+    with torch.no_grad():
+        torch.testing.assert_close(mechanism(q, k, v, causal=True)[0], expected)
+
+
+@pytest.mark.usefixtures("_small_bands")
+def test_gradients_of_keys_are_summed_in_float32():
+    """In bfloat16 the sum over bands is the float32 sum, rounded once."""
+    q, k, v = (torch.randn(2, 4, 13, 8).bfloat16().requires_grad_() for _ in range(3))
+    context = OwnMechanism(4, 8)(q, k, v)[0]
+    grad = torch.randn_like(context)
+    summed = torch.autograd.grad(context, v, grad)[0]
+    parts = [slice(first, first + 3) for first in range(0, 13, 3)]
+    weights = OwnMechanism(4, 8).weights(q, k)[0]
+    expected = sum((weights[:, :, part].mT @ grad[:, :, part]).float() for part in parts).bfloat16()
+    assert torch.equal(summed, expected)
+
+
+@pytest.mark.usefixtures("_small_bands")
+def test_torch_func_maps_over_the_definition():
+    mechanism = OwnMechanism(4, 8)
+    q = torch.randn(3, 2, 4, 13, 8)
+    mapped = torch.func.vmap(lambda x: mechanism(x, x, x, causal=True)[0])(q)
+    torch.testing.assert_close(mapped, torch.stack([mechanism(x, x, x, causal=True)[0] for x in q]))
+
+
+@pytest.mark.kernel
+def test_dropout_kernel_draws_by_the_seed_and_has_its_rate():
+    pytest.importorskip("triton")
+    from attnlab.mechanisms.kernels.dropout import fill_kept
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    first, again, other = (
+        fill_kept(torch.full((3, 5, 7, 31), torch.nan, device=device), torch.tensor(seed, device=device), 0.2)
+        for seed in (2**61 + 5, 2**61 + 5, 6)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert {round(x, 5) for x in first.unique().tolist()} == {0.0, 1.25}
+    assert abs((first > 0).float().mean() - 0.8) < 4 * (0.8 * 0.2 / first.numel()) ** 0.5
