@@ -65,16 +65,15 @@ def mix_one_pass(
 
 def is_case_covered(
     mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, carry: Tensor | None, *, at: Tensor | None,
-    bias: Tensor | None, width: int = 0,
+    bias: Tensor | None,
 ) -> bool:  # fmt: skip
-    """Whether the kernels cover these arguments. width: hidden units of σ, 0 without σ. Raises like `check_carry`."""
+    """Whether the kernels cover these arguments. Raises like `check_carry`."""
     if carry is not None:
         mechanism.check_carry(carry, (*q.shape[:3], k.shape[2]))
-    from attnlab.mechanisms.kernels import coda, tiles
+    from attnlab.mechanisms.kernels import tiles
 
     gap = "a bias, or queries placed by at=" if at is not None or bias is not None else None
-    gap = gap or tiles.find_tile_gap(q, k, v) or (coda.find_gap(q.shape[1], width, q.dtype) if width else None)
-    return mechanism.is_covered(gap)
+    return mechanism.is_covered(gap or tiles.find_tile_gap(q, k, v))
 
 
 def mix_fused(
@@ -89,7 +88,7 @@ def mix_fused(
     """
     parameters = [] if sigma is None or carry is None else list(sigma.parameters())
     width = len(parameters[0]) if parameters else 0
-    if not mechanism.wants_kernels(q) or not is_case_covered(mechanism, q, k, v, carry, at=at, bias=bias, width=width):
+    if not mechanism.wants_kernels(q) or not is_case_covered(mechanism, q, k, v, carry, at=at, bias=bias):
         return None
     from attnlab.mechanisms.kernels.cascade import cascade
 

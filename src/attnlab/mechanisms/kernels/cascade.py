@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.mechanisms.kernels import coda
+from attnlab.mechanisms.kernels import coda, wide_sigma
 from attnlab.mechanisms.kernels.launch import empty_by_token, note_launch, operator, remember_calls, select_device
 from attnlab.mechanisms.kernels.online import LOG2_E, at_pairs, attend
 from attnlab.mechanisms.kernels.pairs import draw_dropout, first_query, is_visible, last_key, read_bias, read_mask
@@ -56,7 +56,10 @@ def _attend_backward(
     HANDED: tl.constexpr, SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """BJ keys of one query head: dV, and dZ, 0 where hidden. HANDED: the next layer's gradient grad_z."""
+    """BJ keys of one query head: dV, and dZ, 0 where hidden. HANDED: the next layer's gradient grad_z.
+
+    Keys are the rows of every tile, so that P is the first operand of dV's product as it is.
+    """
     head, tile, b, h = locate_tile(tl.cdiv(keys, BJ), heads)
     j = tile * BJ + tl.arange(0, BJ)
     y = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
@@ -68,20 +71,21 @@ def _attend_backward(
         tl.store(dz + place, tl.zeros((BI, BJ), dtype=tl.float32), mask=inside)
     for below in range(start, rows, BI):
         i = below + tl.arange(0, BI)
-        seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
-        place, inside = at_pairs(head, i, j, rows, keys)
+        seen = is_visible(mask, b, i[None, :], j[:, None], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
+        place = head * rows * keys + i[None, :] * keys + j[:, None]
+        inside = (j < keys)[:, None] & (i < rows)[None, :]
         s = tl.load(z + place, mask=inside, other=0.0).to(tl.float32) * (sharp * LOG2_E)
         level = tl.load(lse + head * rows + i, mask=i < rows, other=0.0)
-        p = tl.where(seen, tl.exp2(s - level[:, None]), 0.0)
+        p = tl.where(seen, tl.exp2(s - level[None, :]), 0.0)
         g = load_tile(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
-        dp = tl.dot(g, tl.trans(y), input_precision="ieee")
+        dp = tl.dot(y, tl.trans(g), input_precision="ieee")
         taken = p
         if DROPPED:
             quad = tile * BJ // 4 + tl.arange(0, BJ // 4)
-            keep = draw_dropout(tl.load(seed), rate, head, i[:, None], quad[None, :])
+            keep = tl.trans(draw_dropout(tl.load(seed), rate, head, i[:, None], quad[None, :]))
             taken, dp = p * keep, dp * keep
-        sum_v = tl.dot(tl.trans(taken.to(g.dtype)), g, sum_v, input_precision="ieee")
-        ds = p * (dp - tl.load(delta + head * rows + i, mask=i < rows, other=0.0)[:, None]) * sharp
+        sum_v = tl.dot(taken.to(g.dtype), g, sum_v, input_precision="ieee")
+        ds = p * (dp - tl.load(delta + head * rows + i, mask=i < rows, other=0.0)[None, :]) * sharp
         if HANDED:
             ds += tl.where(seen, tl.load(grad_z + place, mask=inside, other=0.0).to(tl.float32), 0.0)
         tl.store(dz + place, ds, mask=inside)
@@ -138,7 +142,7 @@ def cascade(
     mixed = net is not None and carry is not None
     _write_scores(q, k, z, None if mixed else carry, None if mixed else noise, causal, scale, layer)
     if net is not None and carry is not None:
-        coda.collide(z, carry, net, seen, noise, layer, width, own, residual, q.dtype)
+        _choose_sigma(q, width).collide(z, carry, net, seen, noise, layer, width, own, residual, q.dtype)
     attend(q, k, v, z, seen, read_bias(None, q, k), None, None, dropping, out, lse, scale=sharp, rate=rate)
     return out, z, lse
 
@@ -168,7 +172,7 @@ def cascade_backward(
             _write_scores(q, k, s, None, None, causal, scale, layer)
         else:
             dcarry = torch.zeros_like(carry)
-        dnet = coda.collide_backward(s, carry, net, seen, dz, dcarry, width, own, residual, q.dtype)
+        dnet = _choose_sigma(q, width).collide_backward(s, carry, net, seen, dz, dcarry, width, own, residual, q.dtype)
     dq, dk, tile = empty_by_token(q), _empty_by_head(k, h), choose_tile(q)
     flags = {"CAUSAL": causal} | tile
     with select_device(q):
@@ -176,6 +180,11 @@ def cascade_backward(
         _product[queries](dz, k, dq, h, i, j, *k.stride(), scale, TURNED=False, SHARED=shared, **flags)
         _product[keys](dz, q, dk, h, i, j, *q.stride(), scale, TURNED=True, SHARED=shared, **flags)
     return dq, _sum_groups(dk, k), _sum_groups(dv, v), dcarry, dnet
+
+
+def _choose_sigma(q: Tensor, width: int) -> Any:
+    """Return the module that computes σ: the kernels, or PyTorch where σ's weights are too large for them."""
+    return coda if coda.holds_net(q.shape[1], width, q.dtype) else wide_sigma
 
 
 def _write_scores(

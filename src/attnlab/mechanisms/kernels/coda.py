@@ -66,13 +66,12 @@ def _matrix(net, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr, T: tl
 @triton.jit
 def _vector(net, size, SIZE: tl.constexpr):
     m = tl.arange(0, SIZE)
-    return tl.load(net + m, mask=m < size, other=0.0).to(tl.float32)[None, :]
+    return tl.load(net + m, mask=m < size, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _linear_leaky(x, matrix, offset, T: tl.constexpr):
-    """l(x Wᵀ + b), in x's type."""
-    y = tl.dot(x, tl.trans(matrix), input_precision=PRECISION) + offset
+def _leaky(y, T: tl.constexpr):
+    """LeakyReLU of y, in type T."""
     return tl.maximum(y, 0.2 * y).to(T)
 
 
@@ -90,12 +89,12 @@ def _collide(
     first = (bands - 1 - tl.program_id(0) % bands) * BI  # causal: the longest rows are the last, and start first
     h, pair = tl.arange(0, H), tl.arange(0, BI * BJ)
     i = first + pair // BJ
-    w1, b1 = _matrix(net, width, heads, WIDE, K, T), _vector(net + width * heads, width, WIDE)
+    w1, b1 = _matrix(net, width, heads, WIDE, K, T), _vector(net + width * heads, width, WIDE)[None, :]
     net += width * heads + width
     if DEEP:
-        w2, b2 = _matrix(net, width, width, WIDE, WIDE, T), _vector(net + width * width, width, WIDE)
+        w2, b2 = _matrix(net, width, width, WIDE, WIDE, T), _vector(net + width * width, width, WIDE)[None, :]
         net += width * width + width
-    w3, b3 = _matrix(net, heads, width, H, WIDE, T), _vector(net + heads * width, heads, H)
+    w3, b3 = _matrix(net, heads, width, H, WIDE, T), _vector(net + heads * width, heads, H)[None, :]
     for begin in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
         j = begin + pair % BJ
         seen = is_visible(mask, b, i, j, rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
@@ -103,9 +102,9 @@ def _collide(
         fed = x
         if K > H:
             fed, _ = _inner(z, carry, b, tl.arange(0, K), i, j, seen, heads, rows, keys, OWN)
-        y = _linear_leaky(tl.trans(fed).to(T), w1, b1, T)  # (pairs, WIDE)
+        y = _leaky(tl.dot(tl.trans(fed).to(T), tl.trans(w1), input_precision=PRECISION) + b1, T)  # (pairs, WIDE)
         if DEEP:
-            y = _linear_leaky(y, w2, b2, T)
+            y = _leaky(tl.dot(y, tl.trans(w2), input_precision=PRECISION) + b2, T)
         mixed = tl.trans(tl.dot(y, tl.trans(w3), input_precision=PRECISION) + b3)  # (H, pairs)
         if OWN:
             mixed += x
@@ -135,16 +134,15 @@ def _collide_backward(
     Over 50 lines, because every activation and gradient of σ stays in registers.
     """
     h, pair = tl.arange(0, K), tl.arange(0, BI * BJ)
-    w1, b1 = _matrix(net, width, heads, WIDE, K, T), _vector(net + width * heads, width, WIDE)
+    w1, b1 = _matrix(net, width, heads, WIDE, K, T), _vector(net + width * heads, width, WIDE)[:, None]
     net += width * heads + width
+    dw1, db1 = tl.zeros((WIDE, K), dtype=tl.float32), tl.zeros((WIDE,), dtype=tl.float32)
     if DEEP:
-        w2, b2 = _matrix(net, width, width, WIDE, WIDE, T), _vector(net + width * width, width, WIDE)
+        w2, b2 = _matrix(net, width, width, WIDE, WIDE, T), _vector(net + width * width, width, WIDE)[:, None]
         net += width * width + width
-        dw2, db2 = tl.zeros((WIDE, WIDE), dtype=tl.float32), tl.zeros((WIDE, 16), dtype=tl.float32)
+        dw2, db2 = tl.zeros((WIDE, WIDE), dtype=tl.float32), tl.zeros((WIDE,), dtype=tl.float32)
     w3 = _matrix(net, heads, width, K, WIDE, T)
-    dw1, db1 = tl.zeros((WIDE, K), dtype=tl.float32), tl.zeros((WIDE, 16), dtype=tl.float32)
-    dw3, db3 = tl.zeros((WIDE, K), dtype=tl.float32), tl.zeros((K,), dtype=tl.float32)
-    one = (tl.arange(0, 16)[None, :] + tl.zeros((BI * BJ, 1), dtype=tl.int32) == 0).to(T)  # sums pairs into column 0
+    dw3, db3 = tl.zeros((WIDE, K), dtype=tl.float32), tl.zeros((K,), dtype=tl.float32)  # dw3: of W₃ᵀ
     bands = tl.cdiv(rows, BI)
     for band in range(tl.program_id(0), batch * bands, tl.num_programs(0)):
         b = (band // bands).to(tl.int64)
@@ -155,23 +153,23 @@ def _collide_backward(
             seen = is_visible(mask, b, i, j, rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
             x, _ = _inner(z, carry, b, h, i, j, seen, heads, rows, keys, OWN)
             g = _load_pairs(grad, b, h, i, j, heads, rows, keys)
-            fed, back = tl.trans(x).to(T), tl.trans(g).to(T)  # (pairs, K)
-            y1 = _linear_leaky(fed, w1, b1, T)  # (pairs, WIDE)
+            fed, back = x.to(T), g.to(T)  # (K, pairs)
+            y1 = _leaky(tl.dot(w1, fed, input_precision=PRECISION) + b1, T)  # (WIDE, pairs)
             y2 = y1
             if DEEP:
-                y2 = _linear_leaky(y1, w2, b2, T)
-            dw3 = tl.dot(tl.trans(y2), back, dw3, input_precision=PRECISION)
+                y2 = _leaky(tl.dot(w2, y1, input_precision=PRECISION) + b2, T)
+            dw3 = tl.dot(y2, tl.trans(back), dw3, input_precision=PRECISION)
             db3 += tl.sum(g, 1)
-            e = tl.dot(back, w3, input_precision=PRECISION)
-            e = tl.where(y2 > 0.0, e, 0.2 * e).to(T)
+            e = tl.dot(tl.trans(w3), back, input_precision=PRECISION)
+            e = tl.where(y2 > 0.0, e, 0.2 * e)
             if DEEP:
-                dw2 = tl.dot(tl.trans(e), y1, dw2, input_precision=PRECISION)
-                db2 = tl.dot(tl.trans(e), one, db2, input_precision=PRECISION)
-                e = tl.dot(e, w2, input_precision=PRECISION)
-                e = tl.where(y1 > 0.0, e, 0.2 * e).to(T)
-            dw1 = tl.dot(tl.trans(e), fed, dw1, input_precision=PRECISION)
-            db1 = tl.dot(tl.trans(e), one, db1, input_precision=PRECISION)
-            dx = tl.trans(tl.dot(e, w1, input_precision=PRECISION))  # (K, pairs)
+                db2 += tl.sum(e, 1)
+                dw2 = tl.dot(e.to(T), tl.trans(y1), dw2, input_precision=PRECISION)
+                e = tl.dot(tl.trans(w2), e.to(T), input_precision=PRECISION)
+                e = tl.where(y1 > 0.0, e, 0.2 * e)
+            db1 += tl.sum(e, 1)
+            dw1 = tl.dot(e.to(T), tl.trans(fed), dw1, input_precision=PRECISION)
+            dx = tl.dot(tl.trans(w1), e.to(T), input_precision=PRECISION)  # (K, pairs)
             if RESIDUAL:
                 dx += g
             tl.store(_at_pairs(out, b, h, i, j, heads, rows, keys), dx, mask=_inside(h, i, j, heads, rows, keys))
@@ -179,11 +177,11 @@ def _collide_backward(
     part = parts + tl.program_id(0).to(tl.int64) * size
     known = (w < width)[:, None] & (h < heads)[None, :]
     tl.store(part + w[:, None] * heads + h[None, :], dw1, mask=known)
-    tl.store(part + width * heads + w, tl.sum(db1, 1), mask=w < width)
+    tl.store(part + width * heads + w, db1, mask=w < width)
     part += width * heads + width
     if DEEP:
         tl.store(part + w[:, None] * width + w[None, :], dw2, mask=(w < width)[:, None] & (w < width)[None, :])
-        tl.store(part + width * width + w, tl.sum(db2, 1), mask=w < width)
+        tl.store(part + width * width + w, db2, mask=w < width)
         part += width * width + width
     tl.store(part + h[None, :] * width + w[:, None], dw3, mask=known)
     tl.store(part + heads * width + h, db3, mask=h < heads)
@@ -222,12 +220,9 @@ def collide_backward(
     return parts.sum(0).to(net.dtype)
 
 
-def find_gap(heads: int, width: int, dtype: torch.dtype) -> str | None:
-    """Name what these kernels do not cover, or return None. σ's weights must fit into a multiprocessor's memory."""
-    if heads > MOST_HEADS or width > WIDEST[dtype]:
-        covered = f"at most {MOST_HEADS} and {WIDEST[dtype]}"
-        return f"{heads} heads with {width} hidden units in σ in {dtype} ({covered})"
-    return None
+def holds_net(heads: int, width: int, dtype: torch.dtype) -> bool:
+    """Whether σ's weights fit into a multiprocessor's memory."""
+    return heads <= MOST_HEADS and width <= WIDEST[dtype]
 
 
 def _deep(net: Tensor, heads: int, width: int) -> bool:

@@ -4,12 +4,15 @@ Philox gives four words for each counter, one for each of four consecutive keys.
 and their draws are laid side by side. The normals are those of `mechanisms/noise.py`.
 """
 
+import os
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+INTERPRETED = tl.constexpr(bool(os.environ.get("TRITON_INTERPRET")))  # the interpreter knows no assembly
 
 
 class Visibility(NamedTuple):
@@ -113,19 +116,16 @@ def draw_dropout(seed, rate, head, i, quad):
 
 @triton.jit
 def _box_muller(w0, w1):
-    """Two normals from two words. The angle is within one turn, so polynomials within 45° give sin and cos."""
-    radius = tl.sqrt(-2.0 * tl.log(tl.maximum(1.0e-7, tl.uint_to_uniform_float(w0))))
-    quarters = 4.0 * tl.uint_to_uniform_float(w1)
-    nearest = tl.floor(quarters + 0.5)
-    x = (quarters - nearest) * 1.5707963267948966
-    xx = x * x
-    cos = 1.0 + xx * (-0.5 + xx * (1 / 24 + xx * (-1 / 720 + xx * (1 / 40320))))
-    sin = x + x * xx * (-1 / 6 + xx * (1 / 120 + xx * (-1 / 5040 + xx * (1 / 362880))))
-    turn = nearest.to(tl.int32)
-    odd = (turn & 1) == 1
-    across, up = tl.where(odd, sin, cos), tl.where(odd, cos, sin)
-    across = tl.where(((turn + 1) & 2) == 2, -across, across)
-    return radius * across, radius * tl.where((turn & 2) == 2, -up, up)
+    """Two normals from two words. A GPU's own approximations are exact to about 1e-6."""
+    u, angle = tl.maximum(1.0e-7, tl.uint_to_uniform_float(w0)), 6.283185307179586 * tl.uint_to_uniform_float(w1)
+    if INTERPRETED:
+        log, cos, sin = tl.log2(u), tl.cos(angle), tl.sin(angle)
+    else:
+        log = tl.inline_asm_elementwise("lg2.approx.f32 $0, $1;", "=f,f", [u], tl.float32, True, 1)
+        cos = tl.inline_asm_elementwise("cos.approx.f32 $0, $1;", "=f,f", [angle], tl.float32, True, 1)
+        sin = tl.inline_asm_elementwise("sin.approx.f32 $0, $1;", "=f,f", [angle], tl.float32, True, 1)
+    radius = tl.sqrt(-1.3862943611198906 * log)  # −2 ln 2
+    return radius * cos, radius * sin
 
 
 @triton.jit

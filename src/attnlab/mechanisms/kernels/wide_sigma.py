@@ -1,0 +1,100 @@
+"""CODA's σ by bands of rows, in PyTorch: for more heads or hidden units than `coda.py` holds in a multiprocessor.
+
+The same equations as there. The heads are the middle axis of every product, (units,heads) · (b,heads,pairs), so logits
+are never transposed. A hidden layer has about ACTIVATIONS numbers in a band, and the backward pass computes each band again: the memory is
+that of one band. In a causal layer the keys after a band's last row are cut off.
+"""
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from attnlab.mechanisms.kernels.noise import gaussian
+from attnlab.mechanisms.kernels.pairs import Visibility
+
+ACTIVATIONS = 2**26  # of one hidden layer
+
+
+def collide(
+    z: Tensor, carry: Tensor, net: Tensor, seen: Visibility, noise: Tensor | None, layer: int, width: int, own: bool,
+    residual: bool, dtype: torch.dtype,
+) -> None:  # fmt: skip
+    """Turn z (b,h,i,j) from S into Z, in place, where visible; products in dtype; noise: the seed of ε, or None."""
+    b, heads, rows, keys = z.shape
+    linears = _read_linears(net, heads, width, dtype)
+    shift = keys - rows if seen.flags["CAUSAL"] else 0
+    for band, end, hidden in _split_rows(seen, z, width):
+        s, c = z[:, :, band, :end].float(), carry[:, :, band, :end].float().masked_fill(hidden, 0.0)
+        x = (s + c).masked_fill(hidden, 0.0) if own else c
+        *_, mixed = _run_net(linears, x.to(dtype).flatten(2))
+        mixed = mixed.view(x.shape).float() + (s + c if own or residual else s)
+        if noise is not None:
+            at = torch.arange(band.start + shift, band.stop + shift, device=z.device)
+            mixed += gaussian(noise, layer, b, heads, at, end, torch.float32)
+        z[:, :, band, :end] = mixed
+
+
+def collide_backward(
+    s: Tensor, carry: Tensor, net: Tensor, seen: Visibility, grad: Tensor, out: Tensor, width: int, own: bool,
+    residual: bool, dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """Return the gradient of net, and write the carry's to out (b,h,i,j), which may be grad; skip hidden tiles."""
+    linears = _read_linears(net, carry.shape[1], width, dtype)
+    sums = [[torch.zeros_like(x, dtype=torch.float32) for x in linear] for linear in linears]
+    for band, end, hidden in _split_rows(seen, carry, width):
+        x = carry[:, :, band, :end].float()
+        x = (x + s[:, :, band, :end] if own else x).masked_fill(hidden, 0.0)
+        *inputs, _ = _run_net(linears, x.to(dtype).flatten(2))
+        g = grad[:, :, band, :end].to(dtype)
+        e = g.flatten(2)
+        for (weight, _), (dweight, dbias), y in zip(linears[::-1], sums[::-1], inputs[::-1], strict=True):
+            dweight += torch.bmm(e, y.mT).float().sum(0)
+            dbias += e.sum((0, 2), dtype=torch.float32)
+            e = torch.bmm(weight.mT.expand(len(e), -1, -1), e)
+            if y is not inputs[0]:
+                e = torch.where(y > 0, e, 0.2 * e)
+        dx = e.view(x.shape)
+        out[:, :, band, :end] = dx + grad[:, :, band, :end] if residual else dx
+    return torch.cat([x.flatten() for linear in sums for x in linear]).to(net.dtype)
+
+
+def _read_linears(net: Tensor, heads: int, width: int, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+    """Split σ's parameters into weights (m,n) and biases (m,)."""
+    deep = len(net) > 2 * width * heads + width + heads
+    linears, start = [], 0
+    for n, m in pairwise([heads, *[width] * (2 if deep else 1), heads]):
+        weight, bias = net[start : start + m * n].view(m, n), net[start + m * n : start + m * n + m]
+        linears.append((weight.to(dtype), bias.to(dtype)))
+        start += m * n + m
+    return linears
+
+
+def _run_net(linears: list[tuple[Tensor, Tensor]], x: Tensor) -> list[Tensor]:
+    """Return σ's input x (b,heads,pairs), its hidden layers and its output."""
+    layers = [x]
+    for index, (weight, bias) in enumerate(linears):
+        y = torch.baddbmm(bias[:, None], weight.expand(len(x), -1, -1), layers[-1])
+        layers.append(y if index == len(linears) - 1 else F.leaky_relu_(y, 0.2))
+    return layers
+
+
+def _split_rows(seen: Visibility, z: Tensor, width: int) -> Iterator[tuple[slice, int, Tensor]]:
+    """Yield the rows of each band, the end of the keys that they may see, and which of these pairs are hidden."""
+    b, _, rows, keys = z.shape
+    size = max(1, ACTIVATIONS // (b * width * keys))
+    j = torch.arange(keys, device=z.device)
+    for first in range(0, rows, size):
+        last = min(rows, first + size)
+        end = max(0, min(keys, last + keys - rows)) if seen.flags["CAUSAL"] else keys
+        if end == 0:
+            continue
+        hidden = torch.zeros(1, 1, 1, end, dtype=torch.bool, device=z.device)
+        if seen.flags["CAUSAL"]:
+            hidden = j[:end] > torch.arange(first, last, device=z.device)[:, None] + (keys - rows)
+        if seen.flags["MASKED"]:
+            mask = seen.mask.as_strided((b, 1, rows, keys), (seen.strides[0], 0, *seen.strides[1:]))
+            hidden = hidden | (mask[:, :, first:last, :end] == 0)
+        yield slice(first, last), end, hidden
