@@ -1,8 +1,8 @@
 """CODA's σ by bands of rows, in PyTorch: for more heads or hidden units than `coda.py` holds in a multiprocessor.
 
 The same equations as there. The heads are the middle axis of every product, (units,heads) · (b,heads,pairs), so logits
-are never transposed. A hidden layer has about ACTIVATIONS numbers in a band, and the backward pass computes each band again: the memory is
-that of one band. In a causal layer the keys after a band's last row are cut off.
+are never transposed. A hidden layer has about ACTIVATIONS numbers in a band. The backward pass computes each band
+again, so the memory is that of one band. In a causal layer the keys after a band's last row are cut off.
 """
 
 from collections.abc import Iterator
