@@ -207,7 +207,7 @@ def render_training(path: Path) -> str:
             f"slowest and the fastest in brackets. {versions}."
         )
     else:
-        note += f" in the same run. Ours with compile={about['compile']}."
+        note += " in the same run. Ours with CUDA graphs, and blocks compiled as `compile=` says."
     last = {"times_joey": "× Joey NMT"} if taking_turns else {"step_times_softmax": "step ÷ softmax step"}
     ratios = {"times_marian": "× Marian"} | last
     table = [["model", "target tokens per step", "tokens/s", *ratios.values()], ["---"] + ["---:"] * 4]
@@ -216,7 +216,8 @@ def render_training(path: Path) -> str:
         if taking_turns:
             speed += f" ({r['lowest']:,.0f}–{r['highest']:,.0f})"
         shown = [f"{r[key]:.2f}" if r.get(key) else "–" for key in ratios]
-        table.append([r["model"], f"{r['tokens']:,}", speed, *shown])
+        model = f"{r['model']}, compile={r['compile']}" if "compile" in r else r["model"]
+        table.append([model, f"{r['tokens']:,}", speed, *shown])
     return "\n\n".join([title, note, format_table(table)])
 
 

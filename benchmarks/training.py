@@ -1,13 +1,15 @@
 """A training step of the iwslt14 model, beside Hugging Face's Marian and, on a CPU, Joey NMT of the same size.
 
     python benchmarks/training.py [--out results/training] [--tokens 4096,16384] [--attention softmax,coda,dagpam]
-                                  [--joey /path/to/joey/bin/python]
+                                  [--compile auto,static] [--joey /path/to/joey/bin/python]
 
 A step is forward, backward and the update (Adam), at a given number of target tokens, with length 32 on both sides and
 no padding. All models have the same layers, widths, vocabularies, activation, label smoothing and dropouts.
 
-On a GPU, in bf16 and in the same run: ours as `attnlab train` runs it (compiled blocks, CUDA graphs), Marian as
-transformers runs it by default: eager, sdpa, fused Adam.
+On a GPU, in bf16 and in the same run: ours as `attnlab train` runs it (CUDA graphs, blocks compiled as --compile says),
+Marian as transformers runs it by default: eager, sdpa, fused Adam. With compile=auto a shape is compiled after AFTER
+batches instead of a thousand, and its speed is also measured before. Programs that one --compile has compiled are in
+torch's cache for the next one; so the seconds to compile are those of the first in the list.
 
 On a CPU, in float32 on one thread: one process each, taking turns; the median over rounds of the processor time. --joey
 names the Python of an environment with Joey NMT (`pip install joeynmt`), which builds its own Adam.
@@ -34,6 +36,7 @@ from attnlab.training.loop import TrainConfig
 from attnlab.training.step import Captured, Eager, Flat, Objective
 
 LENGTH, SEED, ROUNDS = 32, 0, 11
+AFTER = {"auto": 110, "static": 0}  # batches of a shape before it is compiled; auto: after its speed was measured
 MARIAN, JOEY = "Marian (transformers)", "Joey NMT"
 
 
@@ -57,18 +60,20 @@ def measure_seconds(step, repeats):
     return statistics.median(times)
 
 
-def build_ours(attention, device, dynamic):
-    """Return make_step(tokens, steps) and the stepper; one model, compiled once, is used for all sizes."""
+def build_ours(attention, device, compiling="no"):
+    """Return make_step(tokens, steps) and the stepper; one model is used for all sizes."""
     torch.manual_seed(SEED)
     model = build(replace(PRESETS["iwslt14"], attention=attention)).to(device).train()
     captured = device.type == "cuda"
     objective = Objective(model, smoothing=0.1)
     flat = Flat(model, torch.bfloat16 if captured else torch.float32)
     optimizer = optimise.build_optimiser(flat, TrainConfig())
+    stepper = Eager(objective, flat, optimizer, clip=0.0)
     if captured:
         torch._dynamo.reset()
-        objective.compile_parts(dynamic=dynamic)
-    stepper = (Captured if captured else Eager)(objective, flat, optimizer, clip=0.0)
+        stepper = Captured(objective, flat, optimizer, clip=0.0, compile_after=AFTER.get(compiling))
+        if compiling == "dynamic":
+            objective.compile_parts(dynamic=True)
 
     def make_step(tokens, steps):
         source, target, goal = make_batch(tokens, device)
@@ -122,6 +127,21 @@ def build_marian(device):
     return make_step, model
 
 
+def measure_shape(step, stepper, tokens, repeats):
+    """Return the speed of a step on a new shape, the seconds of its first 30 updates, and those of compiling it."""
+    start = time.perf_counter()
+    for _ in range(3):
+        step()
+    found = {"ready_seconds": time.perf_counter() - start}
+    if stepper.compile_after:
+        found["tokens_per_second_before"] = tokens / measure_seconds(step, repeats)
+        start = time.perf_counter()
+        step()
+        found["compile_seconds"] = time.perf_counter() - start
+    found["tokens_per_second"] = tokens / measure_seconds(step, repeats)
+    return found | {"stepper": type(stepper).__name__, "not_finite": float(stepper.bad)}
+
+
 def measure_on_gpu(given, sizes, save, steps=10, repeats=5):
     """Return a row for each model and size; save(rows) is called after each row, so that an interruption loses none."""
     device = torch.device("cuda")
@@ -131,17 +151,13 @@ def measure_on_gpu(given, sizes, save, steps=10, repeats=5):
         speed = tokens * steps / measure_seconds(make_step(tokens, steps), repeats)
         rows.append({"tokens": tokens, "model": MARIAN, "tokens_per_second": speed})
     for attention in given.attention.split(","):
-        make_step, stepper = build_ours(attention, device, given.compile == "dynamic")
-        for tokens in sizes:
-            start = time.perf_counter()
-            step = make_step(tokens, steps)
-            step()
-            ready = time.perf_counter() - start
-            speed = tokens * steps / measure_seconds(step, repeats)
-            row = {"tokens": tokens, "model": attention, "tokens_per_second": speed, "ready_seconds": ready}
-            rows.append(row | {"stepper": type(stepper).__name__, "not_finite": float(stepper.bad)})
-            print(f"{attention} {tokens}: {speed:,.0f} tokens/s", flush=True)
-            save(rows)
+        for compiling in given.compile.split(","):
+            make_step, stepper = build_ours(attention, device, compiling)
+            for tokens in sizes:
+                row = {"tokens": tokens, "model": attention, "compile": compiling}
+                rows.append(row | measure_shape(make_step(tokens, steps), stepper, tokens * steps, repeats))
+                print(" ".join(f"{key}={value}" for key, value in rows[-1].items()), flush=True)
+                save(rows)
     return rows
 
 
@@ -169,7 +185,7 @@ def serve_model(name):
         make_step, model = build_marian(torch.device("cpu"))
         versions = f"transformers {version('transformers')}, torch {torch.__version__}"
     else:
-        make_step, stepper = build_ours(name, torch.device("cpu"), dynamic=False)
+        make_step, stepper = build_ours(name, torch.device("cpu"))
         model, versions = stepper.objective.model, f"torch {torch.__version__}"
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     alternating.serve_steps({"parameters": parameters, "version": versions}, make_step)
@@ -178,7 +194,8 @@ def serve_model(name):
 def add_ratios(rows):
     """Add to each row the ratios of its speed to the peers' speeds, and of its step time to that of softmax."""
     for row in rows:
-        same = {r["model"]: r["tokens_per_second"] for r in rows if r["tokens"] == row["tokens"]}
+        alike = [r for r in rows if r["tokens"] == row["tokens"] and r.get("compile") in (None, row.get("compile"))]
+        same = {r["model"]: r["tokens_per_second"] for r in alike}
         for key, other in {"times_marian": MARIAN, "times_joey": JOEY}.items():
             if other in same:
                 row[key] = row["tokens_per_second"] / same[other]
@@ -186,16 +203,18 @@ def add_ratios(rows):
 
 
 COLUMNS = {
-    "model": "model", "parameters": "parameters", "tokens": "tokens a step", "tokens_per_second": "tokens/s",
+    "model": "model", "compile": "compile", "parameters": "parameters", "tokens": "tokens a step",
+    "tokens_per_second": "tokens/s",
     "lowest": "lowest", "highest": "highest", "times_marian": "× Marian", "times_joey": "× Joey NMT",
-    "step_times_softmax": "step ÷ softmax step", "ready_seconds": "first step after s",
+    "step_times_softmax": "step ÷ softmax step", "tokens_per_second_before": "tokens/s before compiling",
+    "ready_seconds": "30th update after s", "compile_seconds": "compiled in s",
 }  # fmt: skip
 
 
 def format_rows(rows):
     """Format the columns that at least one row has."""
     keys = [key for key in COLUMNS if any(row.get(key) is not None for row in rows)]
-    whole = ("parameters", "tokens", "tokens_per_second", "lowest", "highest")
+    whole = ("parameters", "tokens", "tokens_per_second", "tokens_per_second_before", "lowest", "highest")
     cells = [[f"{row[key]:,.0f}" if key in whole and key in row else row.get(key, "–") for key in keys] for row in rows]
     return measuring.format_table([COLUMNS[key] for key in keys], cells)
 
@@ -205,7 +224,7 @@ def main():
     parser.add_argument("--out", help="folder to write the numbers to, as JSON")
     parser.add_argument("--tokens", help="comma-separated numbers of target tokens per step")
     parser.add_argument("--attention", help="comma-separated mechanisms")
-    parser.add_argument("--compile", default="static", choices=["static", "dynamic"], help="as attnlab train compile=")
+    parser.add_argument("--compile", default="auto,static", help="comma-separated values of attnlab train compile=")
     parser.add_argument("--joey", help="Python of an environment with Joey NMT (CPU only)")
     parser.add_argument("--answer", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -220,7 +239,9 @@ def main():
     sizes = [int(n) for n in (given.tokens or ("4096,16384" if gpu else "512,1024")).split(",")]
     if any(n < LENGTH or n % LENGTH for n in sizes):
         parser.error(f"--tokens must be multiples of the sentence length {LENGTH}, got {given.tokens}")
-    given.attention = given.attention or ("softmax,realformer,coda,dagpam" if gpu else "softmax")
+    if wrong := set(given.compile.split(",")) - {"auto", "no", "dynamic", "static"}:
+        parser.error(f"--compile must be some of auto, no, dynamic and static, got {min(wrong)!r}")
+    given.attention = given.attention or ("softmax,realformer,coda,dagpam,sigmoid" if gpu else "softmax")
     about = measuring.collect_provenance(SEED) | ({"compile": given.compile} if gpu else {})
 
     def save(rows):

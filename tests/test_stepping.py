@@ -211,11 +211,33 @@ def test_a_length_that_fits_is_not_padded_beyond_the_longest():
     assert choose_widths(np.array([100, 37, 5]), 8)[-1] == 100
 
 
+def test_blocks_are_compiled_for_the_shapes_of_the_context_alone(monkeypatch):
+    calls = []
+
+    def note_call(module, **options):
+        module._compiled_call_impl = lambda *args, **kwargs: (
+            calls.append(type(module)) or module._call_impl(*args, **kwargs)
+        )
+
+    monkeypatch.setattr(nn.Module, "compile", note_call)
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    objective = Objective(tiny().eval())
+    inputs, goal = [torch.ones(2, 5, dtype=torch.long)] * 2, torch.ones(2, 5, dtype=torch.long)
+    plain = objective(inputs, goal)
+    for _ in range(2):
+        with objective.use_compiled():
+            assert torch.equal(objective(inputs, goal), plain)
+        assert len(calls) == len(objective.model.all_blocks())
+        calls.clear()
+        assert torch.equal(objective(inputs, goal), plain)
+        assert calls == []
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["adam", "adamw", "nag", "muon"])
 @pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("compiled", ["no", "static"])
-def test_captured_steps_are_eager_ones(kind, accumulate, compiled):
+@pytest.mark.parametrize("compile_after", [None, 0, 2])
+def test_captured_steps_are_eager_ones(kind, accumulate, compile_after):
     torch.manual_seed(0)
     first = tiny().cuda()
     steppers = []
@@ -224,10 +246,10 @@ def test_captured_steps_are_eager_ones(kind, accumulate, compiled):
         model.load_state_dict(first.state_dict())
         matrices = list_matrices(model) if kind == "muon" else []
         objective, flat = Objective(model, smoothing=0.1), Flat(model, torch.float32, first=matrices)
-        if make is Captured and compiled != "no":
-            objective.compile_parts(dynamic=False)
+        options = {"compile_after": compile_after} if make is Captured else {}
         config = TrainConfig(optimiser=kind, momentum=0.9, weight_decay=0.1)
-        steppers.append(make(objective, flat, optimise.build_optimiser(flat, config, matrices), clip=0.5))
+        optimizer = optimise.build_optimiser(flat, config, matrices)
+        steppers.append(make(objective, flat, optimizer, clip=0.5, **options))
     for step in range(6):
         batches = [
             ([torch.randint(1, 11, (3, n)), torch.randint(1, 13, (3, n))], torch.randint(0, 13, (3, n)))

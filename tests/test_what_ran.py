@@ -58,7 +58,7 @@ def test_a_launch_is_noted(name, impl, kernels):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("compile", ["no", "static", "dynamic"])
+@pytest.mark.parametrize("compile", ["auto", "no", "static", "dynamic"])
 @pytest.mark.parametrize(
     ("name", "kernels"),
     [

@@ -27,7 +27,7 @@ from attnlab.training.checkpoints import Position, collect_weights, keep_weights
 from attnlab.training.muon import list_matrices
 from attnlab.training.run_folder import Checkpoint, Metrics, RunFolder, write_checkpoint
 from attnlab.training.scoring import Scored, bits_per_byte, perplexity, score_batches
-from attnlab.training.step import Captured, Eager, Flat, Objective, Stepper
+from attnlab.training.step import OFTEN, Captured, Eager, Flat, Objective, Stepper
 
 CHECK_EVERY = 50  # updates between two reads of the device's flag for values that are not finite
 
@@ -70,7 +70,7 @@ class TrainConfig:
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # number format; auto: bf16 on a GPU, else fp32
     capture: Literal["auto", "yes", "no"] = "auto"  # capture updates as CUDA graphs; auto: on one GPU
     rungs: int = 8  # number of widths to which captured batches are padded
-    compile: Literal["no", "dynamic", "static"] = "dynamic"  # compile captured blocks; static: once per width
+    compile: Literal["auto", "no", "dynamic", "static"] = "auto"  # compile captured blocks; auto: for frequent widths
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -284,14 +284,17 @@ def _build_stepper(model: nn.Module, config: TrainConfig, accelerator: Any) -> S
         raise ValueError("capture=yes needs one process on a CUDA device; use capture=auto or capture=no")
     captured = able and config.capture != "no"
     objective = Objective(model.train(), smoothing=config.label_smoothing, z_loss=config.z_loss)
-    if captured and config.compile != "no":
-        objective.compile_parts(dynamic=config.compile == "dynamic")
+    if captured and config.compile == "dynamic":
+        objective.compile_parts(dynamic=True)
     wrapped = accelerator.prepare_model(objective) if accelerator.num_processes > 1 else objective  # moves parameters
     half = config.precision == "bf16" or (config.precision == "auto" and device.type == "cuda")
     matrices = list_matrices(model) if config.optimiser == "muon" else []
     flat = Flat(model, torch.bfloat16 if half else torch.float32, first=matrices)
     optimizer = optimise.build_optimiser(flat, config, matrices)
-    return (Captured if captured else Eager)(wrapped, flat, optimizer, clip=config.clip)
+    if not captured:
+        return Eager(wrapped, flat, optimizer, clip=config.clip)
+    compile_after = {"auto": OFTEN, "static": 0}.get(config.compile)
+    return Captured(wrapped, flat, optimizer, clip=config.clip, compile_after=compile_after)
 
 
 def _note_best(position: Position, loss: float, config: TrainConfig) -> None:

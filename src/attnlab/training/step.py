@@ -9,11 +9,14 @@ to time.
 
 `Captured` records the passes of each batch shape, and the update, as CUDA graphs. A step then takes the time of the
 device's work, without the time of Python's launches. Batches are padded to one of a few shapes. Each replay draws new
-dropout and noise.
+dropout and noise. A graph of compiled blocks replaces the first one of its shape once the shape has occurred often:
+compiling takes several seconds, so a short run is over before it would pay.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from itertools import accumulate
 
 import numpy as np
@@ -22,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 ALIGNED = 64  # parameters start at multiples of this in the flat vector, so that matrix products stay fast
+OFTEN = 1000  # batches of one shape after which it is compiled
 PROGRAMS = 64  # compiled programs per block: one for each width, mode (training or not) and place (first or not)
 # inductor's mixed-order reduction makes the gradient of a layer norm over many tokens slower
 COMPILING: dict[str, str | int | bool | Callable] = {"triton.mix_order_reduction": False}
@@ -41,6 +45,7 @@ class Objective(nn.Module):
             if self.adaptive and value:
                 raise ValueError(f"{name} needs a softmax over all words, which this model lacks: leave it out")
         self.tail: Callable[..., Tensor] = self._tail
+        self._compiled: list[Callable] = []  # the blocks and the tail, compiled for each shape
 
     def forward(self, inputs: Sequence[Tensor], targets: Tensor) -> Tensor:
         return self.tail(self.model.hidden(*inputs), targets)  # type: ignore[operator]
@@ -55,6 +60,26 @@ class Objective(nn.Module):
             block.compile(dynamic=dynamic, options=COMPILING)
         if not self.adaptive:
             self.tail = torch.compile(self._tail, dynamic=dynamic, options=COMPILING)
+
+    @contextmanager
+    def use_compiled(self) -> Iterator[None]:
+        """Compile the blocks and the loss for each shape that they get in this context. Outside, they stay as they are.
+
+        So the shapes of a validation, which are many, are never compiled.
+        """
+        blocks = list(self.model.all_blocks())  # type: ignore[operator]
+        if not self._compiled:
+            self.compile_parts(dynamic=False)
+            self._compiled = [*(block._compiled_call_impl for block in blocks), self.tail]
+        for block, program in zip(blocks, self._compiled, strict=False):
+            block._compiled_call_impl = program
+        self.tail = self._compiled[-1]
+        try:
+            yield
+        finally:
+            for block in blocks:
+                block._compiled_call_impl = None
+            self.tail = self._tail
 
     def _tail(self, hidden: Tensor, targets: Tensor) -> Tensor:
         if self.adaptive:
@@ -190,10 +215,17 @@ class Eager(Stepper):
 
 
 class Captured(Stepper):
-    """Replays one CUDA graph per batch shape and one for the update, each captured at its first use."""
+    """Replays one CUDA graph per batch shape and one for the update, each captured at its first use.
 
-    def __init__(self, objective: nn.Module, flat: Flat, optimizer: torch.optim.Optimizer, *, clip: float) -> None:
+    After compile_after batches of one shape, its graph is captured again, with the blocks compiled; None: never.
+    """
+
+    def __init__(
+        self, objective: nn.Module, flat: Flat, optimizer: torch.optim.Optimizer, *, clip: float,
+        compile_after: int | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(objective, flat, optimizer, clip=clip)
+        self.compile_after, self.uses = compile_after, Counter[tuple]()
         self.stream = torch.cuda.Stream(self.device)
         self.pool = torch.cuda.graph_pool_handle()
         self.graphs: dict[tuple, tuple[torch.cuda.CUDAGraph, list[Tensor]]] = {}
@@ -203,10 +235,14 @@ class Captured(Stepper):
     def accumulate(self, inputs: Sequence[Tensor], targets: Tensor, scale: float) -> None:
         tensors = [*inputs, targets]
         key = (self.first, *(tuple(x.shape) for x in tensors))
-        if key not in self.graphs:
+        compiled = self.uses[key] == self.compile_after
+        if compiled or key not in self.graphs:
+            self.graphs.pop(key, None)
             buffers = [x.to(self.device) for x in tensors]
-            passes = self._capture(lambda: self._accumulate(buffers[:-1], buffers[-1], self.scale), rehearsals=2)
+            with self.objective.use_compiled() if compiled else nullcontext():  # type: ignore[operator]
+                passes = self._capture(lambda: self._accumulate(buffers[:-1], buffers[-1], self.scale), rehearsals=2)
             self.graphs[key] = passes, buffers
+        self.uses[key] += 1
         graph, buffers = self.graphs[key]
         self.scale.fill_(scale)
         for buffer, x in zip(buffers, tensors, strict=True):
