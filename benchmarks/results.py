@@ -337,11 +337,13 @@ def render_comparison(path: Path) -> str:
     content = json.loads(path.read_text(encoding="utf-8"))
     about, by, jsd = content["about"], content["judged_by"], "head JSD (nats a sentence)"
     table = [["attention", by, "− first row", "Holm's p", jsd, "parameters"], ["---"] + ["---:"] * 5]
+    digits = 4 if "log-perplexity" in by else 2
     for row in content["rows"]:
         quality, heads = (row["measures"].get(name, {"seeds": {}}) for name in (by, jsd))
-        against = quality.get("against_first") or {"differences": {}, "holm": None}
-        values = (quality["seeds"], against["differences"], heads["seeds"])
-        first, difference, diverse = (format_spread(list(each.values()), 2) or "–" for each in values)
+        against = quality.get("against_first") or {"differences": {}, "interval": None, "holm": None}
+        difference = format_spread(list(against["differences"].values()), digits, against["interval"]) or "–"
+        first = format_spread(list(quality["seeds"].values()), digits) or "–"
+        diverse = format_spread(list(heads["seeds"].values()), 2) or "–"
         p = "–" if against["holm"] is None else f"{against['holm']:.2g}"
         table.append([row["row"], first, difference, p, diverse, f"{row['parameters']:,}"])
     note = (
@@ -351,9 +353,9 @@ def render_comparison(path: Path) -> str:
     return "\n\n".join([f"## Comparison: {path.parent.name}", note, format_table(table)])
 
 
-def format_spread(values: list[float], digits: int) -> str:
-    """Format the mean with its 95 % t-interval; or the values, if there are fewer than three."""
-    if (between := compute_interval(values)) is None:
+def format_spread(values: list[float], digits: int, between: tuple[float, float] | None = None) -> str:
+    """Format the mean with its 95 % t-interval, by default of these values; or the values, if there are too few."""
+    if (between := between or compute_interval(values)) is None:
         return ", ".join(f"{x:.{digits}f}" for x in values)
     low, high = between
     return f"{(low + high) / 2:.{digits}f} ± {(high - low) / 2:.{digits}f}"

@@ -240,7 +240,8 @@ VALUES = st.lists(st.floats(-100, 100), min_size=3, max_size=7)
 @given(VALUES, VALUES)
 def test_the_paired_test_is_scipys(ours, theirs):
     seeds = range(min(len(ours), len(theirs)))
-    found = contrast_seeds({s: ours[s] for s in seeds}, {s: theirs[s] for s in seeds} | {99: 1.0})
+    rows = ({s: ours[s] for s in seeds}, {s: theirs[s] for s in seeds} | {99: 1.0})
+    found = contrast_seeds(*rows, paired=True)
     differences = np.subtract(ours[: len(seeds)], theirs[: len(seeds)])
     if np.std(differences) < 1e-6:
         return
@@ -250,15 +251,32 @@ def test_the_paired_test_is_scipys(ours, theirs):
     assert found.interval == pytest.approx((low, high), rel=1e-6, abs=1e-9)
 
 
+@given(VALUES, VALUES)
+def test_the_unpaired_test_is_scipys_by_welch_and_reads_all_seeds(ours, theirs):
+    if min(np.std(ours), np.std(theirs)) < 1e-3:
+        return
+    found = contrast_seeds(dict(enumerate(ours)), dict(enumerate(theirs)), paired=False)
+    wanted = stats.ttest_ind(ours, theirs, equal_var=False)
+    assert found.mean == pytest.approx(np.mean(ours) - np.mean(theirs), abs=1e-9)
+    assert found.p == pytest.approx(wanted.pvalue, rel=1e-6, abs=1e-12)
+    low, high = wanted.confidence_interval(0.95)
+    assert found.interval == pytest.approx((low, high), rel=1e-6, abs=1e-9)
+
+
 def test_equal_rows_and_too_few_seeds_prove_nothing():
-    assert contrast_seeds({1: 2.0, 2: 3.0, 3: 5.0}, {1: 2.0, 2: 3.0, 3: 5.0}).p == 1.0
-    assert contrast_seeds({1: 2.0, 2: 3.0, 3: 5.0}, {1: 1.0, 2: 2.0, 3: 4.0}).p is None
-    one_item_apart = contrast_seeds(*({s: (k + d) / 200 for s, k in enumerate((163, 77, 20))} for d in (1, 0)))
-    assert one_item_apart.p is None, "a constant, but for rounding"
-    few = contrast_seeds({1: 2.0, 2: 3.0}, {1: 1.0, 2: 5.0})
-    assert (few.mean, few.interval, few.p) == (-0.5, None, None)
-    assert contrast_seeds({1: 2.0}, {2: 2.0}) is None
-    assert contrast_seeds({1: math.inf}, {1: 2.0}) is None
+    for paired in (True, False):
+        same = contrast_seeds(*[{1: 2.0, 2: 3.0, 3: 5.0}] * 2, paired=paired)
+        assert (same.p, same.mean) == (1.0, 0.0)
+        few = contrast_seeds({1: 2.0, 2: 3.0}, {1: 1.0, 2: 5.0}, paired=paired)
+        assert (few.mean, few.interval, few.p, few.detectable) == (-0.5, None, None, None)
+        assert contrast_seeds({1: 2.0}, {2: 2.0}, paired=paired) is None
+        assert contrast_seeds({1: math.inf}, {1: 2.0}, paired=paired) is None
+    constant = contrast_seeds({1: 2.0, 2: 3.0, 3: 5.0}, {1: 1.0, 2: 2.0, 3: 4.0}, paired=True)
+    assert (constant.p, constant.detectable) == (None, None)
+    flat = contrast_seeds({1: 2.0, 2: 2.0, 3: 2.0}, {1: 1.0, 2: 1.0, 3: 1.0}, paired=False)
+    assert (flat.p, flat.detectable) == (None, None)
+    rows = ({s: (k + d) / 200 for s, k in enumerate((163, 77, 20))} for d in (1, 0))
+    assert contrast_seeds(*rows, paired=True).p is None, "a constant, but for rounding"
     assert compute_interval([1.0, 2.0, math.inf]) is None
 
 
@@ -282,10 +300,11 @@ def test_the_paired_bootstrap_tells_a_better_translation_from_an_equal_one():
     assert compute_bootstrap_p(worse, worse, lines) == 1.0
 
 
-def test_a_measure_that_no_run_has_is_left_out():
-    found = {"perplexity": 3.0, "accuracy": math.nan, "scores": {"BLEU": 20.0}, "inside": {"jsd": 1.0}}
-    assert [m.name for m in list_measures("translation", [found])] == [
-        "BLEU",
-        "perplexity",
-        "head JSD (nats a sentence)",
-    ]
+def test_a_measure_that_no_run_has_is_left_out_and_the_task_names_the_judge():
+    found = {"perplexity": 3.0, "valid_loss": 1.1, "accuracy": math.nan, "scores": {"BLEU": 20.0}, "inside": {"jsd": 1}}
+    log, valid, bleu = "log-perplexity (nats)", "validation log-perplexity (nats)", "BLEU"
+    names = [m.name for m in list_measures("perplexity", "test", [found])]
+    assert names == [log, valid, bleu, "perplexity", "head JSD (nats a sentence)"]
+    assert list_measures("perplexity", "test", [found])[0].read(found) == math.log(3)
+    names = [m.name for m in list_measures("accuracy", "valid", [found | {"accuracy": 0.5}])]
+    assert names[:3] == ["accuracy", log, bleu]  # where there is no test part, validation is not shown twice

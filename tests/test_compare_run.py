@@ -127,6 +127,8 @@ def test_tables_figures_and_page(place, rows):
     assert [line[0] for line in table] == ["attention", *rows]
     assert {
         "BLEU",
+        "log-perplexity (nats)",
+        "detectable",
         "p of the t-test",
         "parameters",
         "MFLOPs a token",
@@ -203,6 +205,49 @@ def test_a_number_that_is_not_finite_is_shown_and_one_that_is_none_is_counted(tm
     assert shown["perplexity"] == "inf"
     assert shown["accuracy"].endswith("(1 of 2 seeds)")
     write_comparison(results, tmp_path / "out", {"command": "attnlab compare"})
+
+
+def test_a_plan_reads_its_pilot_from_the_ledger_and_says_how_many_seeds_are_needed(place):
+    before = {path: path.stat().st_mtime_ns for path in (place / "out").iterdir() if path.name != "ledger.jsonl.lock"}
+    words = [word for word in WORDS if not word.startswith("attention")] + ["attention=softmax,dagpam"]
+    done = compared(place, *words, "--plan", "effect=0.5", "measure=bleu")
+    assert done.returncode == 0, done.stderr
+    assert "true difference of 0.5 in BLEU from softmax" in done.stdout
+    assert "--seeds" in done.stdout
+    assert "seed=4" in done.stdout
+    after = {path: path.stat().st_mtime_ns for path in before}
+    assert after == before  # nothing was trained, measured, timed or written
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--plan"], "effect= is missing"),
+        (["--plan", "effect=0"], "above 0, got 0"),
+        (["--plan", "effect=nan"], "finite"),
+        (["--plan", "effect=inf"], "finite"),
+        (["--plan", "effect=much"], "expected a number"),
+        (["--plan", "effect=1", "measure=BLUE"], "did you mean 'BLEU'"),
+        (["--plan", "effect=1", "--seeds", "2"], "at least 3 seeds, got 2"),
+        (["--plan", "effect=1", "attention=softmax"], "two attentions"),
+        (["effect=1"], "--plan"),
+        (["measure=BLEU"], "--plan"),
+    ],
+)
+def test_a_plan_that_cannot_be_made_is_one_line_before_anything_runs(tmp_path, words, message):
+    attention = [] if any(word.startswith("attention") for word in words) else ["attention=softmax,coda"]
+    done = compared(tmp_path, *attention, *words)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_measure_that_the_pilot_lacks_is_named_with_those_that_it_has(place):
+    words = [word for word in WORDS if not word.startswith("attention")] + ["attention=softmax,dagpam"]
+    done = compared(place, *words, "--plan", "effect=1", "measure=bits per byte")
+    assert done.returncode == 2
+    assert "no run of this task has it; it has log-perplexity" in done.stderr
 
 
 def test_a_run_of_attnlab_train_is_used(tmp_path):

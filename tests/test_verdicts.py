@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import binomtest, ttest_1samp
 
 from attnlab.experiments.cell_text import format_number
-from attnlab.experiments.significance import compute_power
+from attnlab.experiments.power import compute_power
 from attnlab.experiments.study_page import drop_constant_column, tabulate_result
 from attnlab.experiments.verdicts import (
     STAND_INS,

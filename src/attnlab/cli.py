@@ -329,6 +329,7 @@ def compare(
     task: TaskName,
     settings: Pairs = None,
     controls: Annotated[bool, Option(help="Add softmax with as many parameters, and with more heads.")] = True,
+    plan: Annotated[bool, Option("--plan", help="Print the seeds that effect=… needs, from a pilot of 3.")] = False,
     seeds: Seeds = None,
     out: Annotated[Path | None, Option(help="Output folder; default: a name in compared/.")] = None,
     runs: Annotated[Path, Option(help="Folder of the runs, which are reused.")] = Path("runs"),
@@ -341,15 +342,16 @@ def compare(
 
     Settings: attention=softmax,coda,./mine.py:Mine; a list for any other key is a grid.
     The same command resumes after an interruption and reuses finished runs.
+    With --plan: effect=0.5, the difference to detect, and measure=BLEU (default: the one that judges the rows).
     """
-    from attnlab.commands.compare.command import run_comparison
+    from attnlab.commands.compare.command import ComparisonRequest, run_comparison, run_seed_plan
 
     with resumable():
         values, command = split_pairs(settings or []) | write_given(seeds=seeds), command_line()
-        well = run_comparison(
-            task, values, out=out, runs=runs, controls=controls, on=on, device=device, jobs=jobs, command=command,
-            until=until,
-        )  # fmt: skip
+        request = ComparisonRequest(
+            out=out, runs=runs, controls=controls, on=on, device=device, jobs=jobs, command=command, until=until
+        )
+        well = (run_seed_plan if plan else run_comparison)(task, values, request)
     raise typer.Exit(0 if well else 1)
 
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from attnlab.experiments.cell_text import format_number
-from attnlab.experiments.significance import compute_interval
+from attnlab.experiments.significance import Interval, compute_interval
 from attnlab.report.figures import MARKERS, OKABE_ITO, escape_dollars
 from attnlab.report.numbers import format_real
 
@@ -73,13 +73,24 @@ def draw_measures(rows: Mapping[str, Mapping[int, Values]], measures: Sequence[S
     return figure
 
 
-def draw_seeds(axis: Any, rows: Mapping[str, Mapping[int, float]], *, first: int = 0) -> None:
-    """Draw seeds (small), mean and 95 % interval of each row, the first on top; `first` numbers its colour."""
-    for place, values in enumerate(rows.values()):
+def draw_seeds(
+    axis: Any,
+    rows: Mapping[str, Mapping[int, float]],
+    *,
+    first: int = 0,
+    intervals: Mapping[str, Interval | None] | None = None,
+) -> None:
+    """Draw seeds (small), mean and 95 % interval of each row, the first on top.
+
+    first       the number of the first row's colour
+    intervals   by row, if they are not those of the means of these values
+    """
+    for place, (name, values) in enumerate(rows.items()):
         if seeds := list(filter(math.isfinite, values.values())):
             style = {"color": OKABE_ITO[(place + first) % 7]}
             axis.plot(seeds, [place] * len(seeds), "o", markersize=3, alpha=0.5, **style)
-            if (interval := compute_interval(seeds)) is not None:
+            interval = compute_interval(seeds) if intervals is None else intervals[name]
+            if interval is not None:
                 axis.plot(interval, [place, place], linewidth=1.5, **style)
             axis.plot(statistics.fmean(seeds), place, MARKERS[(place + first) % 5], markersize=6, **style)
     axis.set_yticks(range(len(rows)), [escape_dollars(name) for name in rows], fontsize=8)

@@ -1,12 +1,12 @@
-"""Intervals over seeds, tests of differences, and how many seeds a test needs.
+"""Intervals over seeds, and tests of differences.
 
-    d_s = x_s − y_s for each seed s of both rows        t = mean(d) · √n / sd(d), two-sided, n − 1 degrees of freedom
-    interval = mean ± t₀.₉₇₅,ₙ₋₁ · sd/√n                power(n) = P(T > t₁₋ₗ/₂,ₙ₋₁), T noncentral with δ√n/sd, level l
+    interval = mean ± t₀.₉₇₅,ᵥ · e          t = mean / e, two-sided, v degrees of freedom
+    values        e = sd/√n                                  v = n − 1; of differences d_s = x_s − y_s: the paired test
+    two groups    e = √(a + b), a = sd(x)²/n_x, b = …        v = (a + b)² / (a²/(n_x − 1) + b²/(n_y − 1)): Welch's test
 
 The t-test asks whether other seeds would show the same. sacrebleu's paired bootstrap resamples the test sentences of
 one pair of trained models: it asks whether other sentences would. Intervals and tests need 3 seeds. Holm's method
-corrects the p of several rows, so that the chance of any false alarm among them stays below the level. The seeds needed
-are the smallest n with power 0.8 at a distance δ, if mean and spread stay as they are.
+corrects the p of several rows, so that the chance of any false alarm among them stays below the level.
 """
 
 import logging
@@ -15,13 +15,12 @@ import os
 import statistics
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
-from scipy.special import betaincinv, nctdtr, stdtr, stdtrit
+from scipy.special import betaincinv, stdtr, stdtrit
 
-FEWEST_SEEDS = 3
-MOST_SEEDS = 10_000  # a search for the seeds needed ends here
-LEVEL, POWER = 0.05, 0.8
+from attnlab.experiments.power import FEWEST_SEEDS, LEVEL, find_noncentrality
+
 RESAMPLINGS = 1000
 ROUNDING = 1e-9  # differences whose spread is below this part of their size are equal but for rounding
 
@@ -29,13 +28,59 @@ Interval = tuple[float, float]
 Key = TypeVar("Key", bound=Hashable)
 
 
-def compute_interval(values: Sequence[float]) -> Interval | None:
-    """Return the 95 % t-interval of the mean; None for fewer than 3 values, or if one is not finite."""
+@dataclass(frozen=True)
+class Estimate:
+    """A mean, or a difference of two means, with its standard error."""
+
+    mean: float
+    error: float
+    freedom: float  # degrees of freedom
+    size: float  # the largest of the values, by which rounding is judged
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the values do not vary, but for rounding; then t is not defined."""
+        return self.error <= ROUNDING * self.size
+
+    @property
+    def interval(self) -> Interval:
+        half = float(stdtrit(self.freedom, 1 - LEVEL / 2)) * self.error
+        return self.mean - half, self.mean + half
+
+    @property
+    def p(self) -> float | None:
+        """The two-sided p of the t-test that the mean is 0; None for a constant other than 0."""
+        if self.is_constant:
+            return 1.0 if self.mean == 0 else None
+        return 2 * float(stdtr(self.freedom, -abs(self.mean) / self.error))
+
+    @property
+    def detectable(self) -> float | None:
+        """The smallest true mean that this test finds with power 0.8, if the spread stays; None for a constant."""
+        return None if self.is_constant else find_noncentrality(self.freedom) * self.error
+
+
+def estimate_mean(values: Sequence[float]) -> Estimate | None:
+    """Return the mean of values; None for fewer than 3, or if one is not finite."""
     if len(values) < FEWEST_SEEDS or not all(map(math.isfinite, values)):
         return None
-    mean = statistics.fmean(values)
-    half = float(stdtrit(len(values) - 1, 1 - LEVEL / 2)) * statistics.stdev(values) / math.sqrt(len(values))
-    return mean - half, mean + half
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return Estimate(statistics.fmean(values), error, len(values) - 1, max(map(abs, values)))
+
+
+def estimate_difference(row: Sequence[float], first: Sequence[float]) -> Estimate | None:
+    """Return the mean of one group minus that of another, with Welch's degrees of freedom; None as for a mean."""
+    if (ours := estimate_mean(row)) is None or (theirs := estimate_mean(first)) is None:
+        return None
+    error, size = math.hypot(ours.error, theirs.error), max(ours.size, theirs.size)
+    shares = [(each.error / error) ** 4 / each.freedom if error else 1 / each.freedom for each in (ours, theirs)]
+    return Estimate(ours.mean - theirs.mean, error, 1 / sum(shares), size)
+
+
+def compute_interval(values: Sequence[float]) -> Interval | None:
+    """Return the 95 % t-interval of the mean; None for fewer than 3 values, or if one is not finite."""
+    estimate = estimate_mean(values)
+    return estimate.interval if estimate else None
 
 
 def compute_share_interval(successes: int, count: int) -> Interval:
@@ -47,32 +92,39 @@ def compute_share_interval(successes: int, count: int) -> Interval:
 
 @dataclass(frozen=True)
 class Contrast:
-    """A row minus the first row, seed by seed."""
+    """A row minus the first row."""
 
     differences: Mapping[int, float]  # by seed
     mean: float
     interval: Interval | None
-    p: float | None  # of the paired t-test
+    p: float | None  # of the t-test
+    test: Literal["paired", "unpaired"]
+    detectable: float | None  # the smallest true difference that the test finds with power 0.8, before Holm's method
     holm: float | None = None  # p corrected by Holm's method for the number of rows
 
 
-def contrast_seeds(row: Mapping[int, float], first: Mapping[int, float]) -> Contrast | None:
-    """Return the difference of two rows; None if they share no seed, or if a value is not finite."""
+def contrast_seeds(row: Mapping[int, float], first: Mapping[int, float], *, paired: bool) -> Contrast | None:
+    """Return the difference of two rows; None if they share no seed, or if a value is not finite.
+
+    The paired test reads the seeds that both rows have, the unpaired one all seeds of each.
+    """
     differences = {seed: row[seed] - first[seed] for seed in row if seed in first}
-    if not differences or not all(map(math.isfinite, differences.values())):
+    used = differences.values() if paired else (*row.values(), *first.values())
+    if not differences or not all(map(math.isfinite, used)):
         return None
-    values = list(differences.values())
-    return Contrast(differences, statistics.fmean(values), compute_interval(values), compute_p(values))
+    values, groups = list(differences.values()), [list(each.values()) for each in (row, first)]
+    found = estimate_mean(values) if paired else estimate_difference(*groups)
+    mean = statistics.fmean(values) if paired else statistics.fmean(groups[0]) - statistics.fmean(groups[1])
+    test: Literal["paired", "unpaired"] = "paired" if paired else "unpaired"
+    if found is None:
+        return Contrast(differences, mean, None, None, test, None)
+    return Contrast(differences, mean, found.interval, found.p, test, found.detectable)
 
 
 def compute_p(values: Sequence[float]) -> float | None:
     """Return the two-sided p of the t-test that the mean is 0; None for fewer than 3 values or a constant."""
-    if len(values) < FEWEST_SEEDS:
-        return None
-    mean, spread = statistics.fmean(values), statistics.stdev(values)
-    if spread <= ROUNDING * max(map(abs, values)):
-        return 1.0 if mean == 0 else None  # t is not defined for a constant difference
-    return 2 * float(stdtr(len(values) - 1, -abs(mean) * math.sqrt(len(values)) / spread))
+    estimate = estimate_mean(values)
+    return estimate.p if estimate else None
 
 
 def correct_by_holm(ps: Mapping[Key, float | None]) -> dict[Key, float | None]:
@@ -84,29 +136,6 @@ def correct_by_holm(ps: Mapping[Key, float | None]) -> dict[Key, float | None]:
         least = max(least, min(1.0, p * (len(known) - place)))
         corrected[name] = least
     return corrected
-
-
-def compute_power(distances: Sequence[float], spread: float, count: int, level: float = LEVEL) -> float:
-    """Return the chance that an interval of `count` seeds excludes every point at these distances from the mean.
-
-    With two distances, one to each side, it is at least P₁ + P₂ − 1.
-    """
-    if spread == 0:
-        return 1.0 if min(distances) > 0 else 0.0
-    bound = float(stdtrit(count - 1, 1 - level / 2))
-    missed = (float(nctdtr(count - 1, distance * math.sqrt(count) / spread, bound)) for distance in distances)
-    return max(0.0, 1.0 - sum(0.0 if math.isnan(chance) else chance for chance in missed))  # nan: below 1e-150
-
-
-def count_seeds_needed(distances: Sequence[float], spread: float, level: float = LEVEL) -> int | None:
-    """Return the fewest seeds with power 0.8; None if MOST_SEEDS are too few."""
-    if compute_power(distances, spread, MOST_SEEDS, level) < POWER:
-        return None
-    low, high = FEWEST_SEEDS - 1, MOST_SEEDS  # power rises with the number of seeds
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if compute_power(distances, spread, middle, level) >= POWER else (middle, high)
-    return high
 
 
 def compute_bootstrap_p(texts: Sequence[str], first: Sequence[str], references: Sequence[str]) -> float:

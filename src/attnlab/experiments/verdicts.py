@@ -32,7 +32,7 @@ different. A share of seeds (0 or 1 each) has the interval of Clopper and Pearso
 **One model.** Seeds that only draw other texts for one pretrained model replicate nothing: n counts texts, and the
 number of models is 1. Their interval is over texts, so they have no verdict and no p.
 
-**Seeds needed.** The fewest n with power 0.8 (`significance`) if mean and spread stay: at the level 0.05 / M to tell a
+**Seeds needed.** The fewest n with power 0.8 (`power`) if mean and spread stay: at the level 0.05 / M to tell a
 contrast from 0; at 0.05 to tell a number from both ends of its margin, or from the nearer end if the mean is outside.
 For a share, the fewest n at which the same share is decided.
 
@@ -48,16 +48,13 @@ from decimal import Decimal
 from typing import Any, Literal, get_args
 
 from attnlab.config import suggest_nearest
+from attnlab.experiments.power import FEWEST_SEEDS, LEVEL, MOST_SEEDS, count_seeds_needed
 from attnlab.experiments.significance import (
-    FEWEST_SEEDS,
-    LEVEL,
-    MOST_SEEDS,
     Interval,
     compute_interval,
     compute_p,
     compute_share_interval,
     correct_by_holm,
-    count_seeds_needed,
 )
 
 Verdict = Literal["reproduced", "same direction", "opposite", "different", "open", "no verdict", "not run"]

@@ -58,7 +58,7 @@ class Task(ABC):
     @classmethod
     def name_main_score(cls, data: Mapping[str, Any]) -> Score:
         """Return the score to show of a run first; data: the values of its configuration."""
-        return "accuracy" if cls.architecture == "classification" else "perplexity"
+        return "accuracy" if getattr(cls, "architecture", None) == "classification" else "perplexity"
 
     @property
     @abstractmethod

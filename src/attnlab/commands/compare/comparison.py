@@ -47,6 +47,7 @@ class ComparisonTerms:
     progress: Progress = lambda done, total, what: None
     command: str = ""
     until: Deadline | None = None
+    timed: bool = True  # whether to measure the speed of each row
 
 
 def compare(plan: Plan, terms: ComparisonTerms) -> tuple[ComparisonResults, Path]:
@@ -126,11 +127,13 @@ class _Comparison:
         }
         seeds = rows.read_plan({key: self._plan_run(recipe, COMPARED) for key, recipe in recipes.items()})
         finished = {label: recipes[label, plan.seeds[0]] for label, _ in seeds.values}
-        speeds = rows.read_plan({label: self._plan_timing(recipe) for label, recipe in finished.items()})
+        timings = {label: self._plan_timing(recipe) for label, recipe in finished.items()} if self.terms.timed else {}
+        speeds = rows.read_plan(timings)
         results = tuple(self._make_result(row, chosen.get(row.label), trials, seeds, speeds) for row in plan.rows)
         part, known = choose_part(task), cast(Any, task)
         references = (lambda: known.read_references(part)) if is_translation(task) else None
-        return ComparisonResults(plan, task.architecture, part, results, references, tuple(seeds.hardware))
+        score = task.name_main_score(vars(plan.recipe(plan.rows[0], 0).data))
+        return ComparisonResults(plan, score, part, results, references, tuple(seeds.hardware))
 
     def _read_trials(self, rows: list[ComparisonRow], reader: RowReader) -> Measured[tuple[str, int]]:
         """Return the validation loss of each row at each point with the first seed; nan without a grid."""

@@ -17,18 +17,20 @@ from attnlab.commands.compare.figures import draw_figures
 from attnlab.commands.compare.measures import BLEU, INSIDE
 from attnlab.commands.compare.plan import format_settings
 from attnlab.commands.compare.rows import ComparisonResults, RowResult
-from attnlab.commands.compare.summary import LEVEL, list_findings, summarise_comparison
+from attnlab.commands.compare.summary import list_findings, summarise_comparison
 from attnlab.experiments.cell_text import format_number
-from attnlab.experiments.significance import FEWEST_SEEDS, Contrast, compute_interval
+from attnlab.experiments.power import CORRELATION, FEWEST_SEEDS, LEVEL, find_break_even
+from attnlab.experiments.significance import Contrast, compute_interval
 from attnlab.files import write_csv, write_text
 from attnlab.report.figures import save_figure
+from attnlab.report.numbers import format_real
 from attnlab.report.page import Command, Facts, Part, Table, Text, render_page
 
 FORMAT = "attnlab-comparison-1"
 STEADY = 1.5  # fastest over slowest window, above which a timing is doubted
 CELL_COLUMNS = (
-    "row", "measure", "better", "mean", "low", "high", "difference", "difference_low", "difference_high", "p", "holm_p",
-    "seeds", "values",
+    "row", "measure", "better", "mean", "low", "high", "difference", "difference_low", "difference_high",
+    "detectable", "test", "p", "holm_p", "seeds", "values",
 )  # fmt: skip
 
 
@@ -44,7 +46,8 @@ def write_comparison(results: ComparisonResults, out: Path, about: Mapping[str, 
     visible: list[tuple[str, list[Part]]] = [("Quality", [*first, tabulate(results, "quality")])]
     folded: list[tuple[str, list[Part]]] = []
     if found := list_findings(results):
-        folded.append((f"Every row against {results.rows[0].label}", [*map(Text, found)]))
+        parts: list[Part] = [*map(Text, found), tabulate_differences(results)]
+        folded.append((f"Every row against {results.rows[0].label}", parts))
     for heading, group in (("What is inside", "inside"), ("What it costs", "cost")):
         if len((part := tabulate(results, group)).columns) > 1:
             folded.append((heading, [part]))
@@ -80,6 +83,7 @@ def list_columns(results: ComparisonResults) -> list[Column]:
         columns = [
             Column("quality", judge.name, lambda r: judge.format_mean(r.measured) if r.measured else "failed"),
             Column("quality", "difference from the first row", lambda r: _format_difference(against.get(r.label))),
+            Column("quality", "detectable", lambda r: _format_detectable(against.get(r.label))),
             Column("quality", "p of the t-test", lambda r: _format_p(x.p if (x := against.get(r.label)) else None)),
             Column("quality", "Holm's p", lambda r: _format_p(x.holm if (x := against.get(r.label)) else None)),
         ]
@@ -106,6 +110,19 @@ def tabulate(results: ComparisonResults, group: str | None = None) -> Table:
     return Table(["attention", *(column.name for column in columns)], lines)
 
 
+def tabulate_differences(results: ComparisonResults) -> Table:
+    """Return a line for each measure and row, with the difference from the first row, and what could be detected."""
+    lines = []
+    for measure in results.measures:
+        correlation = results.correlate_rows(measure)
+        shown = "–" if correlation is None else format_real(correlation, ".2f")
+        for label, x in results.contrast_rows(measure).items():
+            ps = _format_p(x.p), _format_p(x.holm)
+            lines.append([measure.name, label, _format_difference(x), _format_detectable(x), *ps, x.test, shown])
+    columns = ["measure", "attention", "difference", "detectable", "p", "Holm's p", "t-test", "correlation over seeds"]
+    return Table(columns, lines)
+
+
 def list_remarks(results: ComparisonResults) -> list[str]:
     """Return how to read the table, and what failed."""
     plan, rows = results.plan, results.rows
@@ -114,8 +131,10 @@ def list_remarks(results: ComparisonResults) -> list[str]:
         lines = [f"Quality: on the {results.part} part, with {count} seed(s). Intervals and tests need 3 seeds."]
     else:
         lines = [
-            f"Quality: on the {results.part} part, mean ± half of the 95 % t-interval over {count} seeds. The t-test "
-            f"is paired over seeds, against {plan.rows[0].label}."
+            f"Quality: on the {results.part} part, mean ± half of the 95 % t-interval over {count} seeds.",
+            _explain_test(results),
+            "Detectable: the smallest true difference that this test finds in 80 % of all repetitions (5 %, two-sided, "
+            "before Holm's correction), if the spread over seeds is the one measured here.",
         ]
     if results.part == "valid":
         lines.append("There is no test part. The validation part also chose the weights, so its numbers are too good.")
@@ -138,6 +157,17 @@ def list_remarks(results: ComparisonResults) -> list[str]:
     lines += [f"{row.label}: {row.row.description}" for row in rows if row.row.description]
     lines += [*plan.notes, *_explain_inside(results)]
     return lines + [f"{row.label} failed: {reason}" for row in rows for reason in row.failures]
+
+
+def _explain_test(results: ComparisonResults) -> str:
+    """Return which t-test was used, and why."""
+    count, first = len(results.plan.seeds), results.plan.rows[0].label
+    test = "paired over seeds" if results.is_paired else "unpaired (Welch's)"
+    return (
+        f"The t-test against {first} is {test}: with {count} seeds pairing pays if rows correlate over seeds by more "
+        f"than {find_break_even(count):.2f}, and in earlier comparisons they did by {CORRELATION:g}. The number of "
+        "seeds alone decides this."
+    )
 
 
 def _explain_inside(results: ComparisonResults) -> list[str]:
@@ -185,9 +215,9 @@ def _list_cells(results: ComparisonResults) -> list[list[Any]]:
             if not (values := measure.list_values(row.measured)):
                 continue
             low, high = compute_interval(list(values.values())) or ("", "")
-            tests: list[Any] = [""] * 5
-            if contrast := against.get(row.label):
-                tests = [contrast.mean, *(contrast.interval or ("", "")), contrast.p, contrast.holm]
+            tests: list[Any] = [""] * 7
+            if x := against.get(row.label):
+                tests = [x.mean, *(x.interval or ("", "")), x.detectable, x.test, x.p, x.holm]
             each = [" ".join(map(str, part)) for part in (values, values.values())]
             mean = measure.compute_mean(row.measured)
             cells.append([row.label, measure.name, measure.better, mean, low, high, *tests, *each])
@@ -199,6 +229,10 @@ def _format_difference(contrast: Contrast | None) -> str:
         return "–"
     spread = contrast.interval
     return f"{contrast.mean:+.3g}" + ("" if spread is None else f" ± {(spread[1] - spread[0]) / 2:.2g}")
+
+
+def _format_detectable(contrast: Contrast | None) -> str:
+    return "–" if contrast is None or contrast.detectable is None else f"{contrast.detectable:.2g}"
 
 
 def _format_p(p: float | None) -> str:

@@ -9,11 +9,11 @@ from matplotlib.figure import Figure
 
 from attnlab.commands.compare.rows import ComparisonResults, RowResult
 from attnlab.experiments.seed_values import SeedMeasure, draw_measures, draw_seeds
-from attnlab.experiments.significance import compute_interval
+from attnlab.experiments.significance import Contrast, compute_interval
 from attnlab.report.figures import DASHES, MARKERS, OKABE_ITO, draw_curves, escape_dollars
 
 PANELS = 4  # measures side by side
-APART = "Tests compare rows within each seed, so rows whose lines overlap can still differ."
+APART = "Rows whose lines overlap can still differ; the table of differences has the tests."
 TICKS = 12  # layers with a number under a panel
 LAYER_MEASURES = {"jsd": "head JSD (nats a sentence)", "residual": "relative residual", "cosine": "mean cosine",
                   "gradient": "query gradient"}  # fmt: skip
@@ -33,10 +33,9 @@ def draw_figures(results: ComparisonResults) -> dict[str, tuple[Figure, str]]:
         )
     }
     if contrasts := results.contrast_rows(judge):
-        values = {label: contrast.differences for label, contrast in contrasts.items()}
         title = f"{judge.name}, difference from {results.rows[0].label}"
         caption = f"Difference from the first row within each seed. {seeds} A line that crosses 0 decides nothing."
-        drawn["differences"] = _draw_differences(values, title), caption
+        drawn["differences"] = _draw_differences(contrasts, title), caption
     drawn["learning"] = _draw_learning(rows), "Validation loss over updates, mean over seeds. Lower is better."
     if timed := [row for row in rows if row.speed]:
         caption = f"Each mark is a row: {judge.name} over training speed. Further right is faster."
@@ -47,11 +46,12 @@ def draw_figures(results: ComparisonResults) -> dict[str, tuple[Figure, str]]:
     return drawn
 
 
-def _draw_differences(values: Mapping[str, Mapping[int, float]], title: str) -> Figure:
-    figure = Figure(figsize=(6.2, 0.9 + 0.36 * len(values)), layout="constrained")
+def _draw_differences(contrasts: Mapping[str, Contrast], title: str) -> Figure:
+    figure = Figure(figsize=(6.2, 0.9 + 0.36 * len(contrasts)), layout="constrained")
     axis = figure.subplots()
     axis.axvline(0.0, color="black", linewidth=0.8)
-    draw_seeds(axis, values, first=1)
+    values = {label: contrast.differences for label, contrast in contrasts.items()}
+    draw_seeds(axis, values, first=1, intervals={label: contrast.interval for label, contrast in contrasts.items()})
     axis.set_xlabel(title, fontsize=9)
     return figure
 

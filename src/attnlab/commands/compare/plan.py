@@ -18,6 +18,7 @@ from attnlab.training.recipe import Recipe, resolve_recipe
 
 PARTS = ("data", "model", "training", "decoding")
 SEEDS = 3  # by default
+PLAN_KEYS = ("effect", "measure")  # of --plan
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ def plan_comparison(task: str, given: Mapping[str, str]) -> Plan:
     owners = {each.name: part for part in reversed(PARTS) for each in fields(getattr(base, part))}
     for key, parts in lists.items():
         if key not in owners and key not in set().union(*options.values()) and key != "model":
+            if key in PLAN_KEYS:
+                raise ValueError(f"{key}= belongs to --plan, such as attnlab compare {task} … --plan effect=0.5")
             nearest = suggest_nearest(key, ["attention", "seeds", "model", *owners, *set().union(*options.values())])
             raise ValueError(f"unknown key {key!r}{nearest}; attnlab list {task} lists all keys")
         if len(parts) > 1:

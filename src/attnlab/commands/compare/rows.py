@@ -7,8 +7,9 @@ from functools import cached_property
 from typing import Any
 
 from attnlab.commands.compare.cost import ModelCost
-from attnlab.commands.compare.measures import list_measures
+from attnlab.commands.compare.measures import BLEU, list_measures
 from attnlab.commands.compare.plan import ComparisonRow, Plan
+from attnlab.experiments.power import estimate_correlation, is_pairing_better
 from attnlab.experiments.seed_values import SeedMeasure, Values
 from attnlab.experiments.significance import (
     Contrast,
@@ -17,6 +18,7 @@ from attnlab.experiments.significance import (
     contrast_seeds,
     correct_by_holm,
 )
+from attnlab.tasks.task import Score
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class RowResult:
 @dataclass(frozen=True)
 class ComparisonResults:
     plan: Plan
-    architecture: str
+    main_score: Score  # of the task
     part: str  # where quality is measured: test or valid
     rows: tuple[RowResult, ...]
     references: Callable[[], Sequence[str]] | None = None  # of a translation
@@ -48,20 +50,37 @@ class ComparisonResults:
 
     @cached_property
     def measures(self) -> list[SeedMeasure]:
-        return list_measures(self.architecture, (values for row in self.rows for values in row.measured.values()))
+        runs = (values for row in self.rows for values in row.measured.values())
+        return list_measures(self.main_score, self.part, runs)
 
     @property
     def main_measure(self) -> SeedMeasure | None:
         """The measure that judges the rows: the first."""
         return self.measures[0] if self.measures else None
 
+    @property
+    def judges(self) -> list[SeedMeasure]:
+        """The measures with a sentence for each row: the main one and, of translators, BLEU."""
+        return [each for each in self.measures if each in (self.main_measure, BLEU)]
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether rows are compared seed by seed; the planned number of seeds alone decides it."""
+        return is_pairing_better(len(self.plan.seeds))
+
     def contrast_rows(self, measure: SeedMeasure) -> dict[str, Contrast]:
         """Return each row minus the first, by label, for rows that share a seed with it."""
         first, *others = (measure.list_values(row.measured) for row in self.rows)
-        labels = [row.label for row in self.rows[1:]]
-        known = {label: x for label, row in zip(labels, others, strict=True) if (x := contrast_seeds(row, first))}
+        pairs, paired = zip((row.label for row in self.rows[1:]), others, strict=True), self.is_paired
+        known = {label: x for label, row in pairs if (x := contrast_seeds(row, first, paired=paired))}
         corrected = correct_by_holm({label: contrast.p for label, contrast in known.items()})
         return {label: replace(contrast, holm=corrected[label]) for label, contrast in known.items()}
+
+    def correlate_rows(self, measure: SeedMeasure) -> float | None:
+        """Return the correlation of the rows over the seeds that all of them have; None if it cannot be told."""
+        values = [found for row in self.rows if (found := measure.list_values(row.measured))]
+        seeds = [seed for seed in self.plan.seeds if all(seed in found for found in values)]
+        return estimate_correlation([[found[seed] for seed in seeds] for found in values])
 
     @cached_property
     def bootstrap(self) -> dict[str, dict[int, float]]:
@@ -105,4 +124,6 @@ class ComparisonResults:
             if result.label in self.bootstrap:
                 row["paired_bootstrap_p"] = self.bootstrap[result.label]
             rows.append(row)
-        return {"judged_by": self.main_measure and self.main_measure.name, "part": self.part, "rows": rows}
+        correlations = {measure.name: self.correlate_rows(measure) for measure in self.measures}
+        about = {"judged_by": self.main_measure and self.main_measure.name, "part": self.part}
+        return about | {"correlation_over_seeds": correlations, "rows": rows}

@@ -1,22 +1,20 @@
 """Sentences on a comparison: three on the whole, and for each row its difference from the first.
 
-A difference is significant if the paired t-test over seeds gives p < 0.05 after Holm's correction. It needs 3 seeds.
+A difference is significant if the t-test over seeds gives p < 0.05 after Holm's correction. It needs 3 seeds. Whether
+the test is paired depends on the number of seeds alone (experiments/power.py).
 """
 
 from attnlab.commands.compare.rows import ComparisonResults
+from attnlab.experiments.power import LEVEL
 from attnlab.experiments.seed_values import SeedMeasure
 from attnlab.experiments.significance import Contrast
 from attnlab.report.numbers import format_real
 
-LEVEL = 0.05
-
 
 def list_findings(results: ComparisonResults) -> list[str]:
-    """Return a sentence for each row that can be compared with the first."""
-    if (measure := results.main_measure) is None:
-        return []
-    first = results.rows[0].label
-    return [f"{label}: {_describe(x, measure, first)}." for label, x in results.contrast_rows(measure).items()]
+    """Return a sentence for each judging measure and each row that can be compared with the first."""
+    first, found = results.rows[0].label, [(each, results.contrast_rows(each)) for each in results.judges]
+    return [f"{label}: {_describe(x, measure, first)}." for measure, rows in found for label, x in rows.items()]
 
 
 def summarise_comparison(results: ComparisonResults) -> list[str]:
@@ -48,7 +46,7 @@ def _describe_tests(results: ComparisonResults, measure: SeedMeasure) -> str:
     if not tested:
         return f"Whether rows differ from {first} by more than chance is not tested: that needs at least 3 seeds."
     sure = [f"{label} ({_add_sign(x.mean)})" for label, x in tested.items() if x.holm is not None and x.holm < LEVEL]
-    test = f"paired t-test over seeds, Holm's p < {LEVEL}"
+    test = f"{'paired' if results.is_paired else 'unpaired'} t-test over seeds, Holm's p < {LEVEL}"
     if not sure:
         return f"No row differs significantly from {first} in {measure.name} ({test})."
     return f"These differ significantly from {first} in {measure.name}: {', '.join(sure)} ({test})."
@@ -77,6 +75,7 @@ def _describe(contrast: Contrast, measure: SeedMeasure, first: str) -> str:
         return f"{measure.name} differs from {first}'s by {_add_sign(contrast.mean)} {where} ({why})"
     low, high = map(_add_sign, contrast.interval)
     tests = f"95 % interval {low} to {high}, Holm's p {contrast.holm:.2g}, {seeds} seeds"
+    tests += f"; detectable: {contrast.detectable:.2g}" if contrast.detectable else ""
     if contrast.holm < LEVEL:
         side = "higher" if contrast.mean > 0 else "lower"
         good = "better" if side == measure.better else "worse"
