@@ -13,7 +13,8 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from attnlab.decoding import decode
 from attnlab.decoding.decode import BeamSearch, Pinnable, Session, decode_beam, decode_greedy
 from attnlab.decoding.search import Hypothesis, Rules
-from attnlab.mechanisms import MECHANISMS
+from attnlab.mechanisms import MECHANISMS, Mechanism
+from attnlab.mechanisms.kernels.launch import LAUNCHED
 from attnlab.mechanisms.noise import seed_noise
 from attnlab.models.cache import StaticCache
 from attnlab.models.transformer import TransformerConfig, build
@@ -88,11 +89,11 @@ def by_hand(model, source, *, beam, n_best=1, length_penalty=1.0, limit, min_len
     return sorted(finished, key=lambda ended: -ended[1])[:n_best]
 
 
-def static(model, source, *, batch=6, width=8, device="cpu", captured=False, **rules):
+def static(model, source, *, batch=6, width=8, room=None, device="cpu", captured=False, **rules):
     """Run the steps that a GPU would replay."""
     made = Rules(**rules)
     limits = made.compute_limits(source)
-    longest = decode._find_room(int(limits.max()))
+    longest = room or decode._find_room(int(limits.max()))
     return Session(model, made, batch, width, longest, torch.device(device), captured=captured).run(source, limits)
 
 
@@ -394,6 +395,24 @@ def test_captured_equals_plain(name):
             parameter.data.mul_(1.01)  # as an optimiser does, in place
     model.double().cpu().cuda()
     assert_same(search(source).hypotheses, decode_beam(model, source, captured=False, **vars(search.rules)).hypotheses)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("name", ["coda", "dagpam"])
+def test_kernels_decode_as_the_definition(name):
+    pytest.importorskip("triton")
+    model, device = translator(name).float(), "cuda" if torch.cuda.is_available() else "cpu"
+    rules, source = {"beam": 2, "max_length": 2, "min_length": 2}, sources()[:1]
+    expected = decode_beam(model, source, **rules)
+    for module in model.decoder.modules():
+        if isinstance(module, Mechanism):
+            module.impl = "fused"
+    LAUNCHED.clear()
+    got = static(model.to(device), source.to(device), batch=1, room=2, device=device, **rules)
+    assert MECHANISMS[name].kernels <= LAUNCHED
+    for ours, theirs in zip(got.best, expected.best, strict=True):
+        assert ours.tokens == theirs.tokens
+        assert ours.log_probs == pytest.approx(theirs.log_probs, abs=1e-4)
 
 
 @pytest.mark.gpu

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from attnlab.config import LengthPenalty, Natural, NonNegative, check_fields
+from attnlab.decoding.ranking import rank_words
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,6 @@ class Search:
         b, k = len(limit), rules.beam
         self.rules, self.limit = rules, limit  # (b,)
         self.sentences = torch.arange(b, device=limit.device)  # sentence numbers
-        self.barred = limit.new_tensor([rules.padding, rules.bos, rules.eos])  # never continue a running hypothesis
         self.time = limit.new_zeros(1)  # number of tokens chosen
         self.last = limit.new_zeros(b, k)  # the newest token of each running hypothesis
         self.rows = limit.new_zeros(b, k)  # the former row, of b·k, that each running hypothesis continues
@@ -104,14 +104,14 @@ class Search:
 
     def advance(self, logits: Tensor) -> None:
         """Extend the hypotheses by the logits (b·k,1,vocabulary) after `tokens`. Then reorder the state by `rows`."""
-        (b, k), length = self.total.shape, self.time + 1
-        log_prob = logits[:, -1].log_softmax(-1, dtype=self.total.dtype).unflatten(0, (b, k))
-        self.rules.check_vocabulary(log_prob.shape[2])
-        end = log_prob[:, :, self.rules.eos].clone()  # (b,k)
+        (b, k), length, rules = self.total.shape, self.time + 1, self.rules
+        rules.check_vocabulary(logits.shape[2])
+        special = {"padding": rules.padding, "bos": rules.bos, "eos": rules.eos}
+        ranked = rank_words(logits[:, -1], k, **special, dtype=self.total.dtype)
+        value, word, end = (x.unflatten(0, (b, k)) for x in ranked)  # (b,k,≤k), (b,k,≤k), (b,k)
         self.broken |= end.isnan().any(1) & ~self.done
-        end.masked_fill_(length < self.rules.min_length, -torch.inf)
+        end.masked_fill_(length < rules.min_length, -torch.inf)
         final = (length == self.limit).unsqueeze(1)
-        value, word = log_prob.index_fill_(2, self.barred, -torch.inf).topk(min(k, log_prob.shape[2]))  # (b,k,≤k)
         total, place = (self.total.unsqueeze(2) + value).flatten(1).masked_fill(final, -torch.inf).topk(k)  # (b,k)
         self._finish_hypotheses(self.total + end, total, length)
         slot, word, value = place // value.shape[2], word.flatten(1).gather(1, place), value.flatten(1).gather(1, place)
@@ -145,7 +145,7 @@ class Search:
     def select(self, sentences: Tensor) -> "Search":
         """Return the search of some sentences, given as (m,) indices or a (b,) mask."""
         other = object.__new__(Search)
-        other.rules, other.barred, other.time = self.rules, self.barred, self.time
+        other.rules, other.time = self.rules, self.time
         for name in ("limit", "sentences", "last", "rows", "total", "best", "ending", "count", "done", "broken"):
             setattr(other, name, getattr(self, name)[sentences])
         for name in ("words", "parents", "log_probs", "ends"):
@@ -164,25 +164,34 @@ class Search:
 
     def list_hypotheses(self) -> list[list[Hypothesis]]:
         """Return the n_best finished hypotheses of each sentence, best first."""
-        pasts = [past[: int(self.time)].tolist() for past in (self.words, self.parents, self.log_probs, self.ends)]
+        scores, limits = self.best[:, : self.rules.n_best].tolist(), self.limit.tolist()
+        tokens, log_probs, lengths = (x.tolist() for x in self._trace_back())
         hypotheses = []
-        for n, (scores, endings, limit) in enumerate(
-            zip(self.best.tolist(), self.ending.tolist(), self.limit.tolist(), strict=True)
-        ):
-            ends = [(x, *divmod(ending, self.rules.beam)) for x, ending in zip(scores, endings, strict=True)]
-            ends = [end for end in ends[: self.rules.n_best] if end[0] > -torch.inf]
-            if not ends:
+        for n, limit in enumerate(limits):
+            ranked = [
+                Hypothesis(tuple(words[:length]), tuple(chances[:length]), score, cut=length == limit)
+                for words, chances, length, score in zip(tokens[n], log_probs[n], lengths[n], scores[n], strict=True)
+                if score > -torch.inf
+            ]
+            if not ranked:
                 sentence = int(self.sentences[n])
                 raise ValueError(f"sentence {sentence}: no hypothesis can end because eos has probability 0")
-            hypotheses.append([self._trace_back(pasts, n, slot, length, score, limit) for score, length, slot in ends])
+            hypotheses.append(ranked)
         return hypotheses
 
-    def _trace_back(self, pasts: list, n: int, slot: int, length: int, score: float, limit: int) -> Hypothesis:
-        """Collect the tokens of a hypothesis from its end to its beginning."""
-        words, parents, log_probs, ends = pasts
-        tokens, chances = [self.rules.eos], [ends[length - 1][n][slot]]
-        for t in reversed(range(length - 1)):
-            tokens.append(words[t][n][slot])
-            chances.append(log_probs[t][n][slot])
-            slot = parents[t][n][slot]
-        return Hypothesis(tuple(reversed(tokens)), tuple(reversed(chances)), score, cut=length == limit)
+    def _trace_back(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return tokens and log p (b,n_best,t) of the finished hypotheses, on the host, and their lengths (b,n_best).
+
+        It follows all of them from their ends to their beginnings at once. After the end, the values are arbitrary.
+        """
+        steps, ending = int(self.time), self.ending[:, : self.rules.n_best].cpu()
+        pasts = (past[:steps].cpu() for past in (self.words, self.parents, self.log_probs, self.ends))
+        length, slot = ending // self.rules.beam, ending % self.rules.beam
+        tokens, chances = [], []
+        for t, past in reversed(list(enumerate(zip(*pasts, strict=True)))):
+            word, parent, log_prob, end = (x.gather(1, slot) for x in past)
+            inside = t < length - 1
+            tokens.append(word.masked_fill(~inside, self.rules.eos))
+            chances.append(torch.where(inside, log_prob, end))
+            slot = torch.where(inside, parent, slot)
+        return torch.stack(tokens[::-1], 2), torch.stack(chances[::-1], 2), length
