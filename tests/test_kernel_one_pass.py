@@ -28,17 +28,25 @@ def projected(b, n, h, d):
 
 def results(name, qkv, grad, dtype, impl, mask, causal, layer=0, held=None, bias=None):
     """Context and every gradient, with the noise of SEED; the inputs are rounded to `held` first."""
-    mechanism = attention(name, heads=grad.shape[1], head_dim=grad.shape[3], layer=layer, impl=impl).eval()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)  # the same parameters each time
+        mechanism = attention(name, heads=grad.shape[1], head_dim=grad.shape[3], layer=layer, impl=impl).eval()
     mechanism.to(DEVICE, dtype).sample_seed = SEED
     inputs = [x.to(held or dtype).to(dtype).detach().requires_grad_() for x in (*qkv, bias) if x is not None]
     wanted = dict(zip(("q", "k", "v", "bias"), inputs, strict=False)) | dict(mechanism.named_parameters())
-    context = mechanism(*inputs[:3], mask, causal=causal, bias=wanted.get("bias"))[0]
+    given = {"causal": causal, "bias": wanted.get("bias")}
+    if mechanism.has_sides:
+        x = torch.linspace(-2, 3, qkv[1].shape[2] * mechanism.model_size, device=DEVICE).to(dtype).cos()
+        x = x.view(1, -1, mechanism.model_size).repeat(len(grad), 1, 1)
+        given["sides"] = (mechanism.query_side(x), mechanism.key_side(x))
+    context = mechanism(*inputs[:3], mask, **given)[0]
     gradients = torch.autograd.grad(context, list(wanted.values()), grad.to(held or dtype).to(dtype))
     return {"context": context} | dict(zip(wanted, gradients, strict=True))
 
 
 def assert_same(b, h, i, j, d, dtype, mask="none", causal=False, layer=0, name="coda-cs", shared=1, bias=None):
     """bias: its shape, where b, h, i and j stand for these sizes."""
+    i = min(i, j) if MECHANISMS[name].self_only else i
     qkv = [projected(b, n, heads, d) for n, heads in ((i, h), (j, h // shared), (j, h // shared))]
     grad = torch.randn(b, h, i, d, device=DEVICE)
     shape = {"none": None, "keys": (b, 1, 1, j), "full": (b, 1, i, j), "one": (i, j)}[mask]
@@ -97,6 +105,16 @@ def test_a_bias_of_minus_infinity_hides_its_key(name):
     for place, y in exact.items():
         assert y.isfinite().all(), place
         torch.testing.assert_close(fused[place], y, atol=1e-5, rtol=1e-4)
+
+
+def test_a_running_sum_of_thousands_keeps_its_digits():
+    """A bias of keys in float64 falls to −5,000; float32 would round its differences to 5e-4."""
+    qkv = [projected(1, 160, 1, 16) for _ in range(3)]
+    decay = -torch.rand(160, dtype=torch.float64, device=DEVICE).add(31).cumsum(0)
+    causal = torch.ones(160, 160, dtype=torch.bool, device=DEVICE).tril()
+    logits = (qkv[0].double() @ qkv[1].double().mT + decay.flip(0)).masked_fill(~causal, -torch.inf)
+    context = kernel.one_pass(*qkv, None, decay.flip(0), *(None,) * 4, 0, True, 1.0, 0.0, 0, 0.0)[0]
+    torch.testing.assert_close(context.double(), logits.softmax(-1) @ qkv[2].double(), atol=2e-5, rtol=0)
 
 
 @pytest.mark.slow
@@ -167,9 +185,10 @@ def test_without_noise_it_is_softmax_attention():
 def test_no_logits_are_kept_for_the_backward_pass(name):
     q, k, v = (projected(1, 96, 2, 16).requires_grad_() for _ in range(3))
     mechanism = attention(name, heads=2, head_dim=16, impl="fused").train()
-    sizes = []
+    x, sizes = torch.randn(1, 96, 32, device=DEVICE), []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: (sizes.append(x.numel()), x)[1], lambda x: x):
-        mechanism(q, k, v, causal=True)
+        sides = (mechanism.query_side(x), mechanism.key_side(x)) if mechanism.has_sides else (None, None)
+        mechanism(q, k, v, causal=True, sides=sides)
     assert max(sizes) == q.numel() < 2 * 96 * 96
 
 
@@ -215,13 +234,14 @@ for kind, dtype, d, on, form, rows in cases if EVERY else cases[2:3]:
     for kernel in (online._attend, *(getattr(one_pass, f"_backward_{of}") for of in ("keys", "queries", "bias"))):
         first = kernel is online._attend
         tile = tiles.choose_tile(torch.empty(1, 1, rows, d, dtype=dtype), backward=not first)
-        more = {"FORM": form, "BIAS": 1 + on, "NOISY": on, "SHARED": 3}
+        more = {"FORM": form, "BIAS": 3 if form == 0 else 1 + on, "NOISY": on, "SHARED": 3}
         more |= {"STORED": False, "EXTRA": on} if first else {}
         more |= {"SUMMED": on} if kernel is one_pass._backward_keys else {}
         options = {name: tile.pop(name) for name in ("num_warps", "num_stages") if name in tile}
         fixed = tile | more | {"MASKED": on, "CAUSAL": on, "DROPPED": on}
         types = dict.fromkeys(("q", "k", "v", "grad", "out", "dq", "dk", "dv"), f"*{kind}")
         types |= dict.fromkeys(("lse", "delta", "extra", "bias", "dbias"), "*fp32")
+        types |= {"bias": "*fp64"} if form == 0 else {}
         types |= dict.fromkeys(("scale", "rate", "eps"), "fp32")
         types |= dict.fromkeys(fixed, "constexpr")
         types |= {"mask": "*u8", "noise": "*i64", "dropping": "*i64", "z": f"*{kind}"}

@@ -4,6 +4,7 @@
 
 Nothing is learnt, and the model needs no position embeddings. For other H the slopes are those of the next lower power
 of 2, then every second one of the next higher, as in the authors' code. The distance counts in both directions.
+A causal row may add m_h j instead, which is the same for all queries, so nothing is stored for each pair.
 """
 
 from typing import Any
@@ -11,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlab.mechanisms.mechanism import position
+from attnlab.mechanisms.cascade import can_mix_one_pass, mix_one_pass
+from attnlab.mechanisms.mechanism import WithCarry, position
 from attnlab.mechanisms.softmax import Arguments, Softmax
 
 
 class ALiBi(Softmax):
-    kernels = frozenset()  # the kernel for short rows takes no bias
+    kernels = frozenset({"one_pass"})
     positional = True
     self_only = True
     slopes: Tensor
@@ -31,6 +33,17 @@ class ALiBi(Softmax):
         distance = (position(q, k, at)[:, None] - torch.arange(k.shape[2], device=q.device)).abs()
         slope = (-self.slopes * distance).to(q.dtype)  # (h,i,j)
         return q, k, mask, causal, slope if bias is None else slope + bias
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+            causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
+        self.check(q, k, mask, at, v)
+        if not can_mix_one_pass(self, q, k, v, at=at, bias=bias):
+            return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
+        if causal and bias is None:
+            bias = self.slopes.double() * torch.arange(k.shape[2], device=q.device)  # (h,1,j)
+        else:
+            *_, bias = self.prepare(q, k, mask, causal, at, bias)
+        return mix_one_pass(self, q, k, v, mask, causal=causal, bias=bias), None
 
 
 def list_slopes(heads: int) -> list[float]:

@@ -27,9 +27,8 @@ from attnlab.mechanisms.kernels.launch import (
     remember_calls,
     select_device,
 )
-from attnlab.mechanisms.kernels.online import LOG2_E, at_pairs, attend, differentiate
+from attnlab.mechanisms.kernels.online import LOG2_E, SOFTMAX, at_pairs, attend, differentiate, hide
 from attnlab.mechanisms.kernels.pairs import (
-    OF_KEYS,
     OF_PAIRS,
     add_bias,
     draw_dropout,
@@ -44,18 +43,18 @@ from attnlab.mechanisms.kernels.tiles import choose_tile, compute_delta, load_ti
 
 @triton.jit
 def _slope(
-    x, y, z, g, mask, bias, noise, dropping, lse, delta, head, b, h, i, left, rows, keys, m_b, m_i, m_j, a_b, a_h, a_i,
-    a_j, scale, rate, layer, FORM: tl.constexpr, BIAS: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr,
-    CAUSAL: tl.constexpr, DROPPED: tl.constexpr, BJ: tl.constexpr,
+    x, y, z, g, mask, bias, noise, dropping, lse, delta, head, b, h, first, left, rows, keys, m_b, m_i, m_j, a_b, a_h,
+    a_i, a_j, scale, rate, layer, FORM: tl.constexpr, BIAS: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr,
+    CAUSAL: tl.constexpr, DROPPED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
-    """P ∘ D and dS of queries i (rows x, gradients g) and the BJ keys from `left` on (rows y, values z)."""
-    j = left + tl.arange(0, BJ)
+    """P ∘ D and dS of the BI queries from `first` on (x, gradients g) and the BJ keys from `left` on (y, values z)."""
+    i, j = first + tl.arange(0, BI), left + tl.arange(0, BJ)
     s = score_tile(x, y, noise, b, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ)
     seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
-    s, seen = add_bias(s, seen, bias, b, h, i, j, rows, keys, a_b, a_h, a_i, a_j, BIAS)
-    s *= LOG2_E
+    s = add_bias(s, bias, b, h, first, i, j, rows, keys, a_b, a_h, a_i, a_j, BIAS)
+    s, seen = hide(s * LOG2_E, seen, FORM, BIAS)
     level = tl.load(lse + head * rows + i, mask=i < rows, other=0.0)
-    kept = tl.full((i.shape[0], BJ), 1.0, tl.float32)
+    kept = tl.full((BI, BJ), 1.0, tl.float32)
     if DROPPED:
         kept = draw_dropout(tl.load(dropping), rate, head, i[:, None], (left // 4 + tl.arange(0, BJ // 4))[None, :])
     dp = tl.dot(g, tl.trans(z), input_precision="ieee") * kept
@@ -81,21 +80,23 @@ def _backward_keys(
     z = load_tile(v, b, g, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
     sum_k, sum_v = tl.zeros((BJ, WIDE), dtype=tl.float32), tl.zeros((BJ, WIDE), dtype=tl.float32)
     for h in range(g * SHARED, (g + 1) * SHARED):
-        column = tl.zeros((BJ,), dtype=tl.float32)
+        columns = tl.zeros((BJ, 16), dtype=tl.float32)  # all the same: the narrowest product
         for above in range(first_query(left, rows, keys, CAUSAL) // BI * BI, rows, BI):
             i = above + tl.arange(0, BI)
             x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
             c = load_tile(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
             taken, ds = _slope(
-                x, y, z, c, mask, bias, noise, dropping, lse, delta, b * heads + h, b, h, i, left, rows, keys,
-                m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED, CAUSAL, DROPPED, BJ,
+                x, y, z, c, mask, bias, noise, dropping, lse, delta, b * heads + h, b, h, above, left, rows, keys,
+                m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED, CAUSAL, DROPPED,
+                BI, BJ,
             )  # fmt: skip
             sum_v = tl.dot(tl.trans(taken.to(c.dtype)), c, sum_v, input_precision="ieee")
             sum_k = tl.dot(tl.trans(ds.to(x.dtype)), x, sum_k, input_precision="ieee")
             if SUMMED:
-                column += tl.sum(ds, 0)
+                ones = tl.full((BI, 16), 1.0, x.dtype)
+                columns = tl.dot(tl.trans(ds.to(x.dtype)), ones, columns, input_precision="ieee")
         if SUMMED:
-            tl.store(dbias + (b * heads + h) * keys + j, column, mask=j < keys)
+            tl.store(dbias + (b * heads + h) * keys + j, tl.max(columns, 1), mask=j < keys)
     write_tile(dk, sum_k * scale, b, g, j, groups, keys, D, WIDE)
     write_tile(dv, sum_v, b, g, j, groups, keys, D, WIDE)
 
@@ -122,8 +123,8 @@ def _backward_queries(
         y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
         z = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
         _, ds = _slope(
-            x, y, z, c, mask, bias, noise, dropping, lse, delta, head, b, h, i, left, rows, keys, m_b, m_i, m_j,
-            a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED, CAUSAL, DROPPED, BJ,
+            x, y, z, c, mask, bias, noise, dropping, lse, delta, head, b, h, first, left, rows, keys, m_b, m_i, m_j,
+            a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED, CAUSAL, DROPPED, BI, BJ,
         )  # fmt: skip
         sum_q = tl.dot(ds.to(y.dtype), y, sum_q, input_precision="ieee")
     write_tile(dq, sum_q * scale, b, h, i, heads, rows, D, WIDE)
@@ -151,8 +152,9 @@ def _backward_bias(
             y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
             z = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
             _, ds = _slope(
-                x, y, z, c, mask, bias, noise, dropping, lse, delta, b * heads + h, b, h, i, left, rows, keys,
-                m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED, CAUSAL, DROPPED, BJ,
+                x, y, z, c, mask, bias, noise, dropping, lse, delta, b * heads + h, b, h, top, left, rows, keys,
+                m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED, CAUSAL, DROPPED,
+                BI, BJ,
             )  # fmt: skip
             total += ds
     place, inside = at_pairs(one, i, j, rows, keys)
@@ -168,6 +170,7 @@ def one_pass(
     """Context (b,h,i,d) and levels L (b,h,i), in base 2; q (b,h,i,d), k and v (b,g,j,d).
 
     bias    floating-point, broadcastable to (b,h,i,j), or None; −∞ hides a key
+            the same for all queries, in float64, for softmax: a running sum, which keeps its digits
     extra   (h,) logits that have no value, or None       level     (b,h,i) the levels of SIGMOID, else None
     noise   the seed of ε, or None                        dropping  the seed of dropout, or None; rate: of dropout
     """
@@ -176,9 +179,9 @@ def one_pass(
     if level is not None:
         lse.copy_(level).mul_(LOG2_E.value)
     wide = None if extra is None else extra.float().contiguous()
-    seen = read_mask(mask, causal, q, k)
+    seen, added = read_mask(mask, causal, q, k), read_bias(bias, q, k, _is_shifted(form, extra))
     options: dict[str, Any] = {"scale": scale, "rate": rate, "layer": layer, "form": form, "eps": eps}
-    attend(q, k, v, None, seen, read_bias(bias, q, k), wide, noise, dropping, out, lse, **options)
+    attend(q, k, v, None, seen, added, wide, noise, dropping, out, lse, **options)
     return out, lse
 
 
@@ -189,7 +192,8 @@ def one_pass_backward(
     rate: float, layer: int, eps: float, learnt: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """dQ, dK, dV, the gradient of the bias, empty unless the bias is learnt, and that of extra, empty without it."""
-    (b, h, i, _), (g, j), seen, added = q.shape, k.shape[1:3], read_mask(mask, causal, q, k), read_bias(bias, q, k)
+    (b, h, i, _), (g, j) = q.shape, k.shape[1:3]
+    seen, added = read_mask(mask, causal, q, k), read_bias(bias, q, k, _is_shifted(form, extra))
     dq, dk, dv = (empty_by_token(x) for x in (q, k, v))
     tile, delta = choose_tile(q, backward=True), compute_delta(grad, out)
     unread = (q if x is None else x for x in (noise, dropping))
@@ -198,7 +202,7 @@ def one_pass_backward(
     flags = {"FORM": form, "BIAS": added.kind, "NOISY": noise is not None, "DROPPED": dropping is not None}
     numbers, flags = (h, i, j, *strides, scale, rate, layer), flags | {"SHARED": h // g} | seen.flags | tile
     dbias = _empty_sums(q, k, bias, learnt)
-    summed = learnt and added.kind == OF_KEYS.value
+    summed = learnt and added.kind != OF_PAIRS.value
     with select_device(q):
         _backward_keys[(b * g * divide_up(j, tile["BJ"]),)](*pointers, dk, dv, dbias, *numbers, SUMMED=summed, **flags)
         _backward_queries[(b * h * divide_up(i, tile["BI"]),)](*pointers, dq, *numbers, **flags)
@@ -256,3 +260,8 @@ def _empty_sums(q: Tensor, k: Tensor, bias: Tensor | None, learnt: bool) -> Tens
     b, h, i, _ = bias[(None,) * (4 - bias.dim())].shape
     shape = (*q.shape[:2], 1, k.shape[2]) if i == 1 else (b, h, i, k.shape[2])
     return q.new_empty(shape, dtype=torch.float32)
+
+
+def _is_shifted(form: int, extra: Tensor | None) -> bool:
+    """Whether a number may be added to all logits of a row: the weights stay the same."""
+    return form == SOFTMAX.value and extra is None

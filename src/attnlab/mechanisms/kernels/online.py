@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from attnlab.mechanisms.kernels.launch import divide_up, remember_calls, select_device
-from attnlab.mechanisms.kernels.pairs import Bias, Visibility, add_bias, draw_dropout, is_visible, last_key
+from attnlab.mechanisms.kernels.pairs import ABSENT, Bias, Visibility, add_bias, draw_dropout, is_visible, last_key
 from attnlab.mechanisms.kernels.tiles import choose_tile, load_tile, locate_tile, score_tile, write_tile
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -34,10 +34,24 @@ def at_pairs(head, i, j, rows, keys):
 
 
 @triton.jit
+def hide(s, seen, FORM: tl.constexpr, BIAS: tl.constexpr):
+    """Logits s, those of hidden keys replaced by 0 or by −∞, whichever has weight 0, and which keys are visible.
+
+    A bias of −∞ hides its key.
+    """
+    hidden = float("-inf")
+    if FORM != SOFTMAX and FORM != SIGMOID:
+        hidden = 0.0
+        if BIAS != ABSENT:
+            seen = seen & (s > float("-inf"))
+    return tl.where(seen, s, hidden), seen
+
+
+@triton.jit
 def weigh(s, level, seen, FORM: tl.constexpr):
-    """Weights of logits s at the rows' levels, and what they add to the rows' totals; both 0 where hidden."""
+    """Weights of logits s, from `hide`, at the rows' levels, and what they add to the rows' totals; 0 where hidden."""
     if FORM == COG:
-        mass = tl.exp2(tl.abs(s) - level[:, None])
+        mass = tl.where(seen, tl.exp2(tl.abs(s) - level[:, None]), 0.0)
         weight = tl.where(s > 0.0, mass, tl.where(s < 0.0, -mass, 0.0))
     elif FORM == SOFTPICK:
         above = tl.exp2(s - level[:, None]) - tl.exp2(-level)[:, None]
@@ -48,7 +62,7 @@ def weigh(s, level, seen, FORM: tl.constexpr):
     else:
         weight = tl.exp2(s - level[:, None])
         mass = weight
-    return tl.where(seen, weight, 0.0), tl.where(seen, mass, 0.0)
+    return weight, mass
 
 
 @triton.jit
@@ -59,7 +73,7 @@ def differentiate(s, level, seen, dp, delta, FORM: tl.constexpr):
         ds = tl.where(s == 0.0, 0.0, mass * dp) - weight * delta[:, None]
     elif FORM == SOFTPICK:
         slope = tl.where(s > 0.0, dp - delta[:, None], tl.where(s < 0.0, delta[:, None], 0.0))
-        ds = tl.where(seen, tl.exp2(s - level[:, None]) * slope, 0.0)
+        ds = tl.exp2(s - level[:, None]) * slope
     elif FORM == SIGMOID:
         ds = weight * (1.0 - weight) * dp
     else:
@@ -100,12 +114,13 @@ def _attend(
         else:
             y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
             s = score_tile(x, y, noise, b, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ)
-            s, seen = add_bias(s, seen, bias, b, h, i, j, rows, keys, a_b, a_h, a_i, a_j, BIAS)
+            s = add_bias(s, bias, b, h, first, i, j, rows, keys, a_b, a_h, a_i, a_j, BIAS)
             s *= LOG2_E
+        s, seen = hide(s, seen, FORM, BIAS)
         level, fade = top, tl.full((BI,), 1.0, tl.float32)
         if FORM != SIGMOID:
-            height = tl.abs(s) if FORM == COG else s
-            higher = tl.maximum(top, tl.max(tl.where(seen, height, float("-inf")), 1))
+            height = tl.where(seen, tl.abs(s), float("-inf")) if FORM == COG else s
+            higher = tl.maximum(top, tl.max(height, 1))
             level = tl.where(higher == float("-inf"), 0.0, higher)
             fade = tl.exp2(top - level)
             top = higher

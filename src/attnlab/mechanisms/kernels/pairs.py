@@ -16,20 +16,22 @@ INTERPRETED = tl.constexpr(bool(os.environ.get("TRITON_INTERPRET")))  # the inte
 
 
 class Visibility(NamedTuple):
-    """Which pairs are visible, as arguments of `is_visible`: the mask as bytes, its strides, and two flags."""
+    """Which pairs are visible, as arguments of `is_visible`: the mask as bytes, its strides, and two flags.
+
+    MASKED is 0 without a mask, 1 with one, and 2 if it is the same for all queries.
+    """
 
     mask: Tensor
     strides: tuple[int, int, int]
-    flags: dict[str, bool]
+    flags: dict[str, int]
 
 
 def read_mask(mask: Tensor | None, causal: bool, q: Tensor, k: Tensor) -> Visibility:
     """Describe a mask (bool, broadcastable to (b,1,i,j), or None); without a mask the pointer is never read."""
-    flags = {"MASKED": mask is not None, "CAUSAL": causal}
     if mask is None:
-        return Visibility(q, (0, 0, 0), flags)
+        return Visibility(q, (0, 0, 0), {"MASKED": 0, "CAUSAL": causal})
     b, _, i, j = mask[(None,) * (4 - mask.dim())].expand(q.shape[0], 1, q.shape[2], k.shape[2]).stride()
-    return Visibility(mask.view(torch.uint8), (b, i, j), flags)
+    return Visibility(mask.view(torch.uint8), (b, i, j), {"MASKED": 1 if i else 2, "CAUSAL": causal})
 
 
 class Bias(NamedTuple):
@@ -40,37 +42,49 @@ class Bias(NamedTuple):
     kind: int
 
 
-ABSENT, OF_PAIRS, OF_KEYS = (tl.constexpr(kind) for kind in range(3))  # the same for all queries: of keys
+ABSENT, OF_PAIRS, OF_KEYS, RELATIVE = (tl.constexpr(kind) for kind in range(4))
+BLOCK = tl.constexpr(128)  # queries with the same reference; a tile has no more
 
 
-def read_bias(bias: Tensor | None, q: Tensor, k: Tensor) -> Bias:
-    """Describe a bias (floating-point, broadcastable to (b,h,i,j), or None); without one the pointer is never read."""
+def read_bias(bias: Tensor | None, q: Tensor, k: Tensor, relative: bool = False) -> Bias:
+    """Describe a bias (floating-point, broadcastable to (b,h,i,j), or None); without one the pointer is never read.
+
+    OF_KEYS    it is the same for all queries
+    RELATIVE   the same in float64, for weights that a number added to all logits of a row does not change: the bias of
+               a key near the queries is subtracted first, so a running sum keeps its digits when it becomes float32
+    """
     if bias is None:
         return Bias(q, (0, 0, 0, 0), ABSENT.value)
     whole = bias[(None,) * (4 - bias.dim())]
     b, h, i, j = whole.expand(*q.shape[:3], k.shape[2]).stride()
-    return Bias(bias, (b, h, i, j), (OF_KEYS if whole.shape[2] == 1 else OF_PAIRS).value)
+    of_keys = RELATIVE if relative and bias.dtype == torch.float64 else OF_KEYS
+    return Bias(bias, (b, h, i, j), (of_keys if whole.shape[2] == 1 else OF_PAIRS).value)
 
 
 @triton.jit
-def add_bias(s, seen, bias, b, h, i, j, rows, keys, a_b, a_h, a_i, a_j, BIAS: tl.constexpr):
-    """Logits s of queries i and keys j plus their bias, and which are visible: a bias of −∞ hides its key."""
+def add_bias(s, bias, b, h, first, i, j, rows, keys, a_b, a_h, a_i, a_j, BIAS: tl.constexpr):
+    """Logits s of queries i, from `first` on, and keys j plus their bias."""
     at = bias + b * a_b + h * a_h
+    if BIAS == RELATIVE:
+        middle = first // BLOCK * BLOCK + BLOCK // 2 + (keys - rows)
+        reference = tl.load(at + tl.minimum(tl.maximum(middle, 0), keys - 1) * a_j)
+        reference = tl.where(reference == float("-inf"), 0.0, reference)
+        s += (tl.load(at + j * a_j, mask=j < keys, other=0.0) - reference).to(tl.float32)[None, :]
     if BIAS == OF_KEYS:
         s += tl.load(at + j * a_j, mask=j < keys, other=0.0).to(tl.float32)[None, :]
     if BIAS == OF_PAIRS:
         inside = (i < rows)[:, None] & (j < keys)[None, :]
         s += tl.load(at + i[:, None] * a_i + j[None, :] * a_j, mask=inside, other=0.0).to(tl.float32)
-    if BIAS != ABSENT:
-        seen = seen & (s > float("-inf"))
-    return s, seen
+    return s
 
 
 @triton.jit
 def is_visible(mask, b, i, j, rows, keys, m_b, m_i, m_j, MASKED: tl.constexpr, CAUSAL: tl.constexpr):
     """Whether query i sees key j; False outside the sequences. i and j broadcast against each other."""
     seen = (i < rows) & (j < keys)
-    if MASKED:
+    if MASKED == 2:
+        seen = seen & (tl.load(mask + b * m_b + j * m_j, mask=j < keys, other=0) != 0)
+    elif MASKED:
         seen = seen & (tl.load(mask + b * m_b + i * m_i + j * m_j, mask=seen, other=0) != 0)
     if CAUSAL:
         seen = seen & (j <= i + (keys - rows))
