@@ -2,18 +2,22 @@
 
     weights = argmin_{p ∈ Δ} ‖p − S‖²
 
-The projection comes from the package `entmax`.
+The projection comes from the package `entmax`. On a GPU impl="auto" is a kernel that finds the threshold of each row
+without sorting it, on the logits of a band of queries at a time.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, widen
+from attnlab.mechanisms.by_rows import mix_by_rows
+from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, visible, widen
 
 
 class Sparsemax(Mechanism):
+    kernels = frozenset({"sparsemax"})
     row_sum = 1.0
 
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
@@ -22,6 +26,14 @@ class Sparsemax(Mechanism):
 
         seen = self.visible(q, k, mask, causal=causal, at=at)
         return masked_projection(sparsemax, logits(q, k, self.scale, bias), seen), None
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+            causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
+        self.check(q, k, mask, at, v)
+        if has_row_kernel(self, q, k):
+            weigh = partial(project_band, self, "SPARSEMAX")
+            return mix_by_rows(self, weigh, q, k, v, mask, causal=causal, at=at, bias=bias), None
+        return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
 
 
 def masked_projection(project: Callable[..., Tensor], s: Tensor, seen: Tensor) -> Tensor:
@@ -35,3 +47,26 @@ def masked_projection(project: Callable[..., Tensor], s: Tensor, seen: Tensor) -
     top = widen(s).detach().masked_fill(~seen, -torch.inf).amax(-1, keepdim=True).nan_to_num(neginf=0.0)
     p = project(torch.where(seen, widen(s), top - 100.0), dim=-1)
     return p.masked_fill(~seen, 0.0).to(s.dtype)
+
+
+def has_row_kernel(mechanism: Mechanism, q: Tensor, k: Tensor) -> bool:
+    """Whether impl asks for kernels and they cover these queries and keys."""
+    if not mechanism.wants_kernels(q):
+        return False
+    from attnlab.mechanisms.kernels.sparsemax import find_gap
+
+    return mechanism.is_covered(find_gap(q, k))
+
+
+def project_band(
+    mechanism: Mechanism, form: str, q: Tensor, k: Tensor, mask: Tensor | None, *, causal: bool, at: Tensor | None,
+    bias: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Return the weights of a band of queries by the kernel; form: its name in kernels/sparsemax.py."""
+    from attnlab.mechanisms.kernels import sparsemax
+
+    if causal and at is not None:
+        mask, causal = visible(q, k, mask, causal=True, at=at), False
+    s = logits(q, k, mechanism.scale, bias)
+    weights: Tensor = sparsemax.project_rows(s, mask, causal, getattr(sparsemax, form).value)
+    return weights

@@ -1,0 +1,139 @@
+"""Sparsemax and 1.5-entmax of stored logits: one program holds a row. No sorting: Newton's method finds the threshold.
+
+    sparsemax    p = [z − τ]₊        z = s − max s            Σ [z − τ]₊ = 1
+    1.5-entmax   p = [z − τ]₊²       z = (s − max s) / 2      ‖[z − τ]₊‖ = 1         both norms are convex in τ
+
+From τ = −1, where the norm is at least 1, each step goes up to at most the root: τ + (‖u‖ − 1) ‖u‖ / Σ u for entmax,
+τ + (Σ u − 1) / |u| for sparsemax, with u = [z − τ]₊. With a constant support both norms are linear or nearly so, so few
+steps reach the rounding of float32. Gradients, of the weights p that are stored (r = √p for entmax, 1[p > 0] else):
+
+    ds = r (dp − Σ r dp / Σ r)
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attnlab.mechanisms.kernels.launch import (
+    find_device_gap,
+    note_launch,
+    operator,
+    remember_calls,
+    round_up,
+    select_device,
+)
+from attnlab.mechanisms.kernels.pairs import is_visible, read_mask
+from attnlab.mechanisms.kernels.tiles import TYPES
+
+SPARSEMAX, ENTMAX = (tl.constexpr(form) for form in range(2))
+LONGEST = 16_384  # keys: a row stays in registers
+STEPS = tl.constexpr(32)
+CLOSE = tl.constexpr(1e-5)  # after a step as small as this, τ has the precision of float32
+
+
+@remember_calls
+@triton.jit
+def _project(
+    s, mask, out, heads, rows, keys, m_b, m_i, m_j, FORM: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    KEYS: tl.constexpr,
+):  # fmt: skip
+    """The weights of one row; 0 where it sees nothing."""
+    row = tl.program_id(0).to(tl.int64)
+    b, j = row // (heads * rows), tl.arange(0, KEYS)
+    i = (row % rows).to(tl.int32) + tl.zeros((1,), dtype=tl.int32)
+    seen = is_visible(mask, b, i, j, rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
+    z = tl.load(s + row * keys + j, mask=seen, other=float("-inf")).to(tl.float32)
+    top = tl.max(z, 0)
+    z = z - tl.where(top == float("-inf"), 0.0, top)
+    if FORM == ENTMAX:
+        z = z * 0.5
+    threshold, moved, steps = -1.0, 1.0, 0
+    while (moved > CLOSE) & (steps < STEPS):
+        u = tl.maximum(z - threshold, 0.0)
+        total = tl.sum(u, 0)
+        if FORM == ENTMAX:
+            norm = tl.sqrt(tl.sum(u * u, 0))
+            moved = (norm - 1.0) * norm / tl.maximum(total, 1e-30)
+        else:
+            moved = (total - 1.0) / tl.maximum(tl.sum(tl.where(u > 0.0, 1.0, 0.0), 0), 1.0)
+        threshold += moved
+        steps += 1
+    u = tl.maximum(z - threshold, 0.0)
+    p = u * u if FORM == ENTMAX else u
+    tl.store(out + row * keys + j, p, mask=j < keys)
+
+
+@remember_calls
+@triton.jit
+def _differentiate(p, dp, ds, keys, FORM: tl.constexpr, KEYS: tl.constexpr):
+    """The gradient of the logits of one row."""
+    row, j = tl.program_id(0).to(tl.int64), tl.arange(0, KEYS)
+    weight = tl.load(p + row * keys + j, mask=j < keys, other=0.0).to(tl.float32)
+    grad = tl.load(dp + row * keys + j, mask=j < keys, other=0.0).to(tl.float32)
+    r = tl.sqrt(weight) if FORM == ENTMAX else tl.where(weight > 0.0, 1.0, 0.0)
+    mean = tl.sum(r * grad, 0) / tl.maximum(tl.sum(r, 0), 1e-30)
+    tl.store(ds + row * keys + j, r * (grad - mean), mask=j < keys)
+
+
+@operator("attnlab::project_rows")
+def project_rows(s: Tensor, mask: Tensor | None, causal: bool, form: int) -> Tensor:
+    """Weights of logits s (b,h,i,j), in their type. A logit of −∞ hides its key."""
+    note_launch("sparsemax")
+    s, seen = s.contiguous(), read_mask(mask, causal, s, s.mT)
+    out, (_, heads, rows, keys) = torch.empty_like(s), s.shape
+    with select_device(s):
+        _project[(s.numel() // max(keys, 1),)](
+            s, seen.mask, out, heads, rows, keys, *seen.strides, FORM=form, **seen.flags, **choose_row(keys)
+        )
+    return out
+
+
+@operator("attnlab::project_rows_backward")
+def project_rows_backward(grad: Tensor, weights: Tensor, form: int) -> Tensor:
+    """Gradient of the logits."""
+    grad, out, keys = grad.contiguous(), torch.empty_like(weights), weights.shape[3]
+    with select_device(weights):
+        _differentiate[(weights.numel() // max(keys, 1),)](weights, grad, out, keys, FORM=form, **choose_row(keys))
+    return out
+
+
+@project_rows.register_fake
+def _(s: Tensor, *rest: Any) -> Tensor:
+    return s.new_empty(s.shape)
+
+
+@project_rows_backward.register_fake
+def _(grad: Tensor, weights: Tensor, form: int) -> Tensor:
+    return torch.empty_like(weights)
+
+
+def _save_weights(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.form = inputs[3]
+    ctx.save_for_backward(output)
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    if torch.is_grad_enabled():
+        raise NotImplementedError("the fused kernels have no second derivative; use impl='reference'")
+    return project_rows_backward(grad, *ctx.saved_tensors, ctx.form), None, None, None
+
+
+project_rows.register_autograd(_gradients, setup_context=_save_weights)
+
+
+def choose_row(keys: int) -> dict[str, int]:
+    """The width of a row in registers, and its warps: 16 numbers in each of their threads, or more in long rows."""
+    wide = round_up(keys)
+    return {"KEYS": wide, "num_warps": min(16, max(1, wide // 512))}
+
+
+def find_gap(q: Tensor, k: Tensor) -> str | None:
+    """Name what these kernels do not cover, or return None."""
+    if gap := find_device_gap(q):
+        return gap
+    if q.dtype not in TYPES or k.dtype != q.dtype:
+        return f"q and k in {q.dtype} and {k.dtype}"
+    return f"{k.shape[2]:,} keys (at most {LONGEST:,})" if k.shape[2] > LONGEST else None

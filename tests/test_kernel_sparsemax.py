@@ -1,0 +1,100 @@
+"""Row kernels of sparsemax and 1.5-entmax: equal to the package `entmax`, every gradient too."""
+
+import pytest
+import torch
+from properties import given, settings, st
+
+from attnlab.mechanisms import MECHANISMS, attention, by_rows
+from attnlab.mechanisms.laws import judge_law
+from attnlab.mechanisms.sparsemax import masked_projection
+
+pytest.importorskip("triton")
+import entmax
+from gpu_compile import assert_compiles, some_and_all
+
+from attnlab.mechanisms.kernels import sparsemax as kernel
+
+pytestmark = [pytest.mark.kernel, pytest.mark.filterwarnings("ignore:.*FP_FUSION.*:UserWarning")]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+FORMS = {"sparsemax": kernel.SPARSEMAX.value, "entmax15": kernel.ENTMAX.value}
+NAMES = [name for name, kind in MECHANISMS.items() if kind.kernels == {"sparsemax"}]
+
+
+def assert_same(name, s, mask, dtype=torch.float32, slack=5e-6):
+    """Weights and gradient of the kernel against the package in float64."""
+    grad = torch.randn_like(s)
+    x, y = s.to(dtype).requires_grad_(), s.to(dtype).double().requires_grad_()
+    seen = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=DEVICE) if mask is None else mask
+    found = kernel.project_rows(x, mask, False, FORMS[name])
+    expected = masked_projection(getattr(entmax, name), y, seen)
+    torch.testing.assert_close(found.double(), expected, atol=slack, rtol=slack)
+    slopes = torch.autograd.grad(found, x, grad.to(dtype))[0], torch.autograd.grad(expected, y, grad.double())[0]
+    torch.testing.assert_close(slopes[0].double(), slopes[1], atol=40 * slack, rtol=40 * slack)
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    seed=st.integers(0, 2**31), name=st.sampled_from(NAMES), keys=st.integers(1, 70),
+    size=st.sampled_from([0.0, 0.01, 1.0, 30.0]), shift=st.sampled_from([0.0, -50.0]), masked=st.booleans(),
+)  # fmt: skip
+def test_weights_and_gradients_are_those_of_the_package(seed, name, keys, size, shift, masked):
+    """Equal logits, one that takes all, and all between; some rows see nothing."""
+    torch.manual_seed(seed)
+    s = torch.randn(2, 1, 3, keys, device=DEVICE) * size + shift
+    assert_same(name, s, torch.rand(2, 1, 3, keys, device=DEVICE) < 0.5 if masked else None)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_half_precision_and_long_rows(name):
+    torch.manual_seed(0)
+    s = torch.randn(1, 1, 2, 5000, device=DEVICE) * torch.tensor([[0.05], [3.0]], device=DEVICE)
+    assert_same(name, s, None)
+    assert_same(name, s[..., :100], None, torch.float16, slack=1e-3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bands_have_the_gradients_of_the_definition(name, monkeypatch):
+    monkeypatch.setattr(by_rows, "LOGITS", 4 * 2 * 3 * 7)
+    build = lambda layer: attention(name, heads=3, head_dim=6, layer=layer, impl="fused")  # noqa: E731
+    assert judge_law("gradients are right", build, dtype=torch.float32, device=DEVICE).holds
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_is_a_proper_operator(name):
+    s, mask = torch.randn(1, 2, 3, 5, device=DEVICE, requires_grad=True), torch.rand(1, 1, 1, 5, device=DEVICE) < 0.8
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(kernel.project_rows.opaque, (s, mask, True, FORMS[name]), test_utils=tests)
+
+
+def test_rows_that_are_too_long_are_refused(monkeypatch):
+    monkeypatch.setattr(kernel, "LONGEST", 8)
+    q = torch.randn(1, 2, 9, 4, device=DEVICE)
+    with pytest.raises(ValueError, match="9 keys"):
+        attention("entmax15", heads=2, head_dim=4, impl="fused")(q, q, q)
+    found, expected = (
+        attention("entmax15", heads=2, head_dim=4, impl=impl)(q, q, q)[0] for impl in ("auto", "reference")
+    )
+    torch.testing.assert_close(found, expected)
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from attnlab.mechanisms.kernels import sparsemax
+for form in (0, 1) if EVERY else (1,):
+    for keys in (2000, 16384) if EVERY else (2000,):
+        for kernel in (sparsemax._project, sparsemax._differentiate):
+            row = sparsemax.choose_row(keys)
+            options = {"num_warps": row.pop("num_warps")}
+            fixed = row | {"FORM": form} | ({"MASKED": True, "CAUSAL": True} if kernel is sparsemax._project else {})
+            types = dict.fromkeys(("s", "out", "p", "dp", "ds"), "*bf16") | {"mask": "*u8"}
+            types |= dict.fromkeys(fixed, "constexpr")
+            signature = {name: types.get(name, "i32") for name in kernel.arg_names}
+            triton.compile(ASTSource(kernel, signature, fixed), target=GPUTarget("cuda", 90, 32), options=options)
+"""
+
+
+@some_and_all
+def test_kernels_compile_for_a_gpu_that_is_not_here(every):
+    assert_compiles(COMPILE, every)
