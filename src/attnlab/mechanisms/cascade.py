@@ -46,6 +46,12 @@ def find_bias_gap(bias: Tensor | None) -> str | None:
     return None
 
 
+def draw_dropping(mechanism: Mechanism, q: Tensor) -> tuple[float, Tensor | None]:
+    """Return the rate of dropout, and the seed from which kernels draw it; 0 and None outside training."""
+    rate = mechanism.dropout if mechanism.training else 0.0
+    return rate, torch.randint(2**62, (), device=q.device) if rate else None
+
+
 def mix_one_pass(
     mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool,
     bias: Tensor | None = None, form: str = "softmax", extra: Tensor | None = None, level: Tensor | None = None,
@@ -56,8 +62,7 @@ def mix_one_pass(
 
     kind = getattr(online, form.upper()).value
     seed, layer = noise_seed(mechanism, q.device) if noisy else (None, 0)
-    rate = mechanism.dropout if mechanism.training else 0.0
-    dropping = torch.randint(2**62, (), device=q.device) if rate else None
+    rate, dropping = draw_dropping(mechanism, q)
     given = (mask, bias, extra, level, seed, dropping, kind, causal, mechanism.scale, rate, layer, eps)
     context: Tensor = one_pass.one_pass(q, k, v, *given)[0]
     return context
@@ -94,8 +99,7 @@ def mix_fused(
 
     net = torch.cat([parameter.flatten() for parameter in parameters]) if parameters else None
     seed, layer = noise_seed(mechanism, q.device) if mechanism.stochastic else (None, 0)
-    rate = mechanism.dropout if mechanism.training else 0.0
-    dropping = torch.randint(2**62, (), device=q.device) if rate else None
+    rate, dropping = draw_dropping(mechanism, q)
     context, z, _ = cascade(
         q, k, v, mask, carry, net, seed, dropping, causal=causal, scale=mechanism.scale, sharp=sharp, rate=rate,
         layer=layer, width=width, own=own, residual=residual, wide=carry_dtype == "float32",

@@ -8,10 +8,13 @@ The factor 2 lets the gate reach 1 where q = k. The authors' code is not public;
 import torch
 from torch import Tensor
 
+from attnlab.mechanisms.cascade import draw_dropping, is_case_covered
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, repeat_heads, widen
 
 
 class DeAttention(Mechanism):
+    kernels = frozenset({"de_attention"})
+
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
@@ -20,3 +23,13 @@ class DeAttention(Mechanism):
         parts = [torch.cdist(part, keys, p=1.0) for part in torch.split(widen(q), rows, dim=2)]
         gate = 2 * torch.sigmoid(-torch.cat(parts, dim=2) * self.scale).to(q.dtype)
         return (logits(q, k, self.scale, bias).tanh() * gate).masked_fill(~seen, 0.0), None
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+            causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
+        self.check(q, k, mask, at, v)
+        if self.wants_kernels(q) and is_case_covered(self, q, k, v, None, at=at, bias=bias):
+            from attnlab.mechanisms.kernels.de_attention import de_attention
+
+            rate, seed = draw_dropping(self, q)
+            return de_attention(q, k, v, mask, seed, causal, self.scale, rate), None
+        return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from attnlab.mechanisms.cascade import draw_dropping, is_case_covered
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, position, widen
 
 
 class StickBreaking(Mechanism):
+    kernels = frozenset({"stick_breaking"})
     positional = True
     self_only = True
 
@@ -35,3 +37,13 @@ class StickBreaking(Mechanism):
         until = left.flip(-1).cumsum(-1).flip(-1)  # Σ over this key and those after it
         taken = (F.logsigmoid(s) + until - left).exp().masked_fill(~parts, 0.0)
         return (taken + left.sum(-1, keepdim=True).exp() * rest).to(q.dtype), None
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+            causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
+        self.check(q, k, mask, at, v)
+        if self.wants_kernels(q) and is_case_covered(self, q, k, v, None, at=at, bias=bias):
+            from attnlab.mechanisms.kernels.stick_breaking import stick_breaking
+
+            rate, seed = draw_dropping(self, q)
+            return stick_breaking(q, k, v, mask, seed, self.remainder, self.scale, rate)[0], None
+        return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
