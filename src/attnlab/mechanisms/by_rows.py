@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from attnlab.mechanisms.kernels.launch import operator
-from attnlab.mechanisms.mechanism import ALL, Mechanism, Sides, is_mapped, repeat_heads, widen
+from attnlab.mechanisms.kernels.launch import is_mapped, operator
+from attnlab.mechanisms.mechanism import ALL, Mechanism, Sides, repeat_heads, widen
 
 LOGITS = 2**26  # in a band, over the batch and all heads
 ALIGNED = 64  # the rows of a larger band are a multiple of this

@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from attnlab.config import Positive
-from attnlab.mechanisms.mechanism import Mechanism, WithCarry, is_mapped, widen
+from attnlab.mechanisms.kernels.launch import is_mapped
+from attnlab.mechanisms.mechanism import Mechanism, WithCarry, widen
 from attnlab.mechanisms.softmax import Softmax
 
 

@@ -315,11 +315,6 @@ def masked_softmax(z: Tensor, seen: Tensor) -> Tensor:
     return p.masked_fill(hidden, 0.0).to(z.dtype)
 
 
-def is_mapped(x: Tensor) -> bool:
-    """Whether torch.func maps over x, for which fused functions have no rule."""
-    return not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(x)
-
-
 def widen(x: Tensor) -> Tensor:
     """x in at least float32, the precision of every sum over keys."""
     return x if x.dtype == torch.float64 else x.float()

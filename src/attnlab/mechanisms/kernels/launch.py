@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlab.mechanisms.mechanism import is_mapped
-
 WIDEST = {torch.float32: 64, torch.float16: 128, torch.bfloat16: 128}  # a side of a matrix in shared memory
 LAUNCHED: set[str] = set()  # names of the kernels that this process has run; a reader clears it beforehand
 
@@ -112,6 +110,11 @@ def divide_up(n: int, size: int) -> int:
 def round_up(n: int, least: int = 16) -> int:
     """The smallest power of 2 that is at least n and `least`, the least side of a product of tiles."""
     return max(least, 1 << (n - 1).bit_length())
+
+
+def is_mapped(x: Tensor) -> bool:
+    """Whether torch.func maps over x, for which fused functions have no rule."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def is_intercepted() -> bool:
