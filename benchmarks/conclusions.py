@@ -12,7 +12,9 @@ from pathlib import Path
 
 from claims import CLAIMS, CONDITIONS, STUDIES, Claim
 
+from attnlab.experiments.power import is_pairing_better
 from attnlab.experiments.reproduction import ItemResult
+from attnlab.experiments.significance import contrast_seeds, correct_by_holm
 from attnlab.experiments.study_page import format_published
 from attnlab.experiments.verdicts import VERDICTS, Cell, correct_claims
 from attnlab.studies.zheng2021.coda_models import LABELS
@@ -26,6 +28,7 @@ HEADINGS = ("Held", PARTLY, "Rows disagree", "Did not hold", "Open", "No verdict
 
 
 TRAINED_ON = "Trained on "  # starts the remark of an item whose runs were trained on another machine
+Line = tuple[tuple[str, str], list[str]]  # a question, and the row of the table that answers it
 LEARNING = {"multi30k": ("BLEU", "bleu", 1), "ptb": ("test perplexity", "test_perplexity", -1)}
 
 
@@ -51,7 +54,8 @@ def render_page(results: Path) -> str:
         "correlation or a published number: its mean and 95 % interval over seeds. p is corrected by Holm's method for "
         "all contrasts of the paper that were run. [How to read a verdict](reproduce.md#how-to-read-a-verdict). "
         "*Same direction* means that p is below 0.05 on the paper's side of 0, *opposite* on the other side. *Open* "
-        "means that these seeds cannot tell; the number beside it is how many it would take.",
+        "means that these seeds cannot tell; the number beside it is how many it would take. The last table has the "
+        "[tests of comparisons](compare.md#paired-or-unpaired).",
         "A seed fixes the batches but not the run: on a GPU, sums round differently from run to run, and the code has "
         "changed between sets of runs"
         + (f". The same attention with the same seed differs by up to {gap:.1f} BLEU" if gap else "")
@@ -66,7 +70,7 @@ def read_ablation(items: dict[str, ItemResult]) -> dict[tuple[str, str], str]:
     item = items.get("table4")
     questions = {f"Multi30k de→en: {label} − Transformer": name for name, label in LABELS.items()}
     return {
-        (questions[cell.row], "multi30k"): name_quality(cell)
+        (questions[cell.row], "multi30k, BLEU"): name_quality(cell)
         for cell in (item.cells if item else ())
         if cell.values and cell.row in questions and cell.column == "BLEU"
     }
@@ -90,10 +94,10 @@ def _find_largest_gap(results: Path, compared: dict[str, dict]) -> float | None:
 
 @dataclass(frozen=True)
 class Differences:
-    """A table of differences with a verdict per row. A question is an attention and a data set."""
+    """A table of differences with a verdict per row. A question is an attention, and a data set with a measure."""
 
     head: list[str]
-    rows: list[tuple[tuple[str, str], list[str]]]
+    rows: list[Line]
     notes: list[str]
 
     @property
@@ -211,7 +215,8 @@ def read_learning(results: Path) -> Differences:
             values = tuple(score - first[seed] for seed, score in sorted(scores.items()) if seed in first)
             gaps[attention] = Cell(item=name, row=attention, column=label, values=values, sign=better)
         for attention, cell in zip(gaps, correct_claims(gaps.values()), strict=True):
-            rows.append(((attention, name), [attention, f"{name}, {label}", *summarise_cell(cell)]))
+            where = f"{name}, {label}"
+            rows.append(((attention, where), [attention, where, *summarise_cell(cell)]))
         about = content["about"]
         notes.append(
             f"{name}: `python benchmarks/learning.py {name}` on {about['hardware']}, commit {about['commit']}."
@@ -241,23 +246,17 @@ def format_p(cell: Cell) -> str:
 
 
 def read_combinations(compared: dict[str, dict]) -> Differences:
-    """Return for each comparison the rows minus the first, judged by Holm's p; combinations also minus their parts."""
+    """Return for each comparison the rows minus the first, judged by Holm's p; combinations also minus their parts.
+
+    Each measure that judges has its rows: the one that the comparison names, and BLEU.
+    """
     rows, notes = [], []
     for name, content in compared.items():
-        by, first = content["judged_by"], content["rows"][0]["row"]
-        measures = {row["row"]: row.get("measures", {}).get(by, {}) for row in content["rows"]}
-        for row in content["rows"][1:]:
-            label, measure = row["row"], measures[row["row"]]
-            if found := measure.get("against_first"):
-                low, high = found["interval"] or (None, None)
-                shown = ["–", "–"] if low is None else [f"{low:.3g} … {high:.3g}", f"{found['holm']:.2g}"]
-                numbers = [f"{found['mean']:.3g}", *shown, str(len(found["differences"]))]
-                where = f"{name}, {by}, − {first}"
-                rows.append(((label, name), [label, where, *numbers, judge_difference(found, measure["better"])]))
-            else:
-                reason = "; ".join(row["failed"]) or "not run"
-                rows.append(((label, name), [label, f"{name}, {by}", "–", "–", "–", "0", reason]))
-        rows += compare_with_parts(name, by, measures)
+        for by in dict.fromkeys((content["judged_by"], "BLEU")):
+            measures = {row["row"]: row.get("measures", {}).get(by, {}) for row in content["rows"]}
+            if by == content["judged_by"] or any(measures.values()):
+                rows += compare_with_first(f"{name}, {by}", content["rows"], measures)
+                rows += compare_with_parts(f"{name}, {by}", measures)
         about = content["about"]
         trained = f", trained on {about['trained on']}" if "trained on" in about else ""
         controlled = "" if any(row.get("control") for row in content["rows"]) else ", without controls for size"
@@ -267,29 +266,50 @@ def read_combinations(compared: dict[str, dict]) -> Differences:
     )
 
 
-def compare_with_parts(name: str, by: str, measures: dict[str, dict]) -> list[tuple[tuple[str, str], list[str]]]:
+def compare_with_first(where: str, rows: list[dict], measures: dict[str, dict]) -> list[Line]:
+    """Return the rows of a comparison minus its first one, as they were tested."""
+    lines = []
+    for row in rows[1:]:
+        label, measure = row["row"], measures[row["row"]]
+        if found := measure.get("against_first"):
+            shown = summarise_difference(found, measure["better"])
+            lines.append(((label, where), [label, f"{where}, − {rows[0]['row']}", *shown]))
+        else:
+            reason = "; ".join(row["failed"]) or "not run"
+            lines.append(((label, where), [label, where, "–", "–", "–", "0", reason]))
+    return lines
+
+
+def compare_with_parts(where: str, measures: dict[str, dict]) -> list[Line]:
     """Return the rows of combinations minus their parts; those of one comparison are one family of tests."""
-    cells, missing = [], []
+    found, missing = {}, []
     for label, part in [(each, part) for each in measures if "+" in each for part in each.split("+")]:
         whole, own = measures[label].get("seeds", {}), measures.get(part, {}).get("seeds", {})
-        gaps = tuple(score - own[seed] for seed, score in sorted(whole.items()) if seed in own)
-        where = f"{name}, {by}, − {part}"
-        if gaps:
-            better = 1 if measures[label]["better"] == "higher" else -1
-            cells.append(Cell(item=part, row=label, column=where, values=gaps, sign=better))
+        if contrast := contrast_seeds(whole, own, paired=is_pairing_better(len(whole))):
+            found[label, part] = contrast
         else:
-            missing.append(((f"{label} − {part}", name), [label, where, "–", "–", "–", "0", f"{part} was not run"]))
-    judged = [
-        ((f"{cell.row} − {cell.item}", name), [cell.row, cell.column, *summarise_cell(cell)])
-        for cell in correct_claims(cells)
-    ]
+            line = [label, f"{where}, − {part}", "–", "–", "–", "0", f"{part} was not run"]
+            missing.append(((f"{label} − {part}", where), line))
+    corrected = correct_by_holm({key: contrast.p for key, contrast in found.items()})
+    judged = []
+    for (label, part), contrast in found.items():
+        shown = summarise_difference(vars(contrast) | {"holm": corrected[label, part]}, measures[label]["better"])
+        judged.append(((f"{label} − {part}", where), [label, f"{where}, − {part}", *shown]))
     return [*judged, *missing]
 
 
-def judge_difference(found: dict, better: str) -> str:
+def summarise_difference(found: Mapping, better: str) -> list[str]:
+    """Return mean, interval, Holm's p, number of seeds and verdict of a difference as a comparison stores it."""
+    low, high = found["interval"] or (None, None)
+    interval = "–" if low is None else f"{low:.3g} … {high:.3g}"
+    p = "–" if found["holm"] is None else f"{found['holm']:.2g}"
+    return [f"{found['mean']:.3g}", interval, p, str(len(found["differences"])), judge_difference(found, better)]
+
+
+def judge_difference(found: Mapping, better: str) -> str:
     if found["interval"] is None:
         return "too few seeds"
-    if found["holm"] >= 0.05:
+    if found["holm"] is None or found["holm"] >= 0.05:
         return "open"
     return "better" if (found["mean"] > 0) == (better == "higher") else "worse"
 

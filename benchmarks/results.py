@@ -335,22 +335,30 @@ def format_number(x: float) -> str:
 def render_comparison(path: Path) -> str:
     """Return a comparison: quality, the difference to its first row, and the divergence of heads."""
     content = json.loads(path.read_text(encoding="utf-8"))
-    about, by, jsd = content["about"], content["judged_by"], "head JSD (nats a sentence)"
-    table = [["attention", by, "− first row", "Holm's p", jsd, "parameters"], ["---"] + ["---:"] * 5]
-    digits = 4 if "log-perplexity" in by else 2
+    about, jsd = content["about"], "head JSD (nats a sentence)"
+    known = {name for row in content["rows"] for name in row["measures"]}
+    judges = [name for name in dict.fromkeys((content["judged_by"], "BLEU")) if name in known]
+    head = [column for by in judges for column in (by, "− first row", "detectable", "Holm's p")]
+    table = [["attention", *head, jsd, "parameters"], ["---"] + ["---:"] * (len(head) + 2)]
     for row in content["rows"]:
-        quality, heads = (row["measures"].get(name, {"seeds": {}}) for name in (by, jsd))
-        against = quality.get("against_first") or {"differences": {}, "interval": None, "holm": None}
-        difference = format_spread(list(against["differences"].values()), digits, against["interval"]) or "–"
-        first = format_spread(list(quality["seeds"].values()), digits) or "–"
-        diverse = format_spread(list(heads["seeds"].values()), 2) or "–"
-        p = "–" if against["holm"] is None else f"{against['holm']:.2g}"
-        table.append([row["row"], first, difference, p, diverse, f"{row['parameters']:,}"])
+        shown = [text for by in judges for text in format_judged(row["measures"].get(by, {"seeds": {}}), by)]
+        diverse = format_spread(list(row["measures"].get(jsd, {"seeds": {}})["seeds"].values()), 2) or "–"
+        table.append([row["row"], *shown, diverse, f"{row['parameters']:,}"])
     note = (
         f"`{about['command']}`. Trained on {about.get('trained on', about['hardware'])}, analysed at commit "
-        f"{about['commit']}, seeds {about['seeds']}; ± is half of the 95 % t-interval, for three seeds or more."
+        f"{about['commit']}, seeds {about['seeds']}; ± is half of the 95 % t-interval, for three seeds or more. "
+        "Detectable: the smallest true difference that these seeds find with power 0.8."
     )
     return "\n\n".join([f"## Comparison: {path.parent.name}", note, format_table(table)])
+
+
+def format_judged(quality: dict, by: str) -> list[str]:
+    """Return the mean of a row, its difference from the first one, the detectable one, and Holm's p."""
+    digits = 4 if "log-perplexity" in by else 2
+    against = quality.get("against_first") or {"differences": {}, "interval": None, "holm": None, "detectable": None}
+    difference = format_spread(list(against["differences"].values()), digits, against["interval"])
+    numbers = [("–" if x is None else f"{x:.2g}") for x in (against["detectable"], against["holm"])]
+    return [format_spread(list(quality["seeds"].values()), digits) or "–", difference or "–", *numbers]
 
 
 def format_spread(values: list[float], digits: int, between: tuple[float, float] | None = None) -> str:

@@ -215,11 +215,23 @@ def test_what_two_sets_of_runs_answer_differently_is_open(conclusions, tmp_path)
 
 
 def test_a_combination_is_held_against_its_parts(conclusions, tmp_path):
-    rows = (scored("coda", 40.0, 41.0, 42.0), scored("coda+dagpam", 41.0, 42.1, 42.9))
+    rows = (scored("coda", 40.0, 40.1, 40.2), scored("coda+dagpam", 41.0, 41.1, 40.9))
     comparison(tmp_path, "one", "BLEU", *rows)
     said = read_verdicts(conclusions.render_page(tmp_path), "## Combinations")
     assert said["coda+dagpam", "one, BLEU, − coda"] == "better"
     assert said["coda+dagpam", "one, BLEU, − dagpam"] == "dagpam was not run"
+
+
+def test_a_translator_has_its_rows_by_log_perplexity_and_by_bleu(conclusions, tmp_path):
+    log = {"better": "lower", "seeds": {}, "against_first": None}
+    better = {"differences": {"1": -0.1, "2": -0.1, "3": -0.1}, "mean": -0.1, "interval": [-0.11, -0.09], "holm": 0.01}
+    row = scored("coda", 40.0, 40.1, 40.2, against=better | {"mean": 0.2, "interval": [-1.0, 1.4], "holm": 0.5})
+    row["measures"]["log-perplexity (nats)"] = log | {"against_first": better}
+    comparison(tmp_path, "one", "log-perplexity (nats)", row)
+    said = read_verdicts(conclusions.render_page(tmp_path), "## Combinations")
+    assert list(said.items()) == [
+        (("coda", "one, log-perplexity (nats), − softmax"), "better"), (("coda", "one, BLEU, − softmax"), "open"),
+    ]  # fmt: skip
 
 
 def test_the_rates_that_were_found_and_the_regime_are_read_from_the_results(conclusions, tmp_path):
