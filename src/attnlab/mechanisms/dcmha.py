@@ -16,9 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.mechanisms.mechanism import Mechanism, Sides, WithCarry, logits, masked_softmax, split_heads
+from attnlab.mechanisms.mixed_heads import mix_fused_bands, weigh_heads
 
 
 class DCMHA(Mechanism):
+    kernels = frozenset({"mixed_heads"})
+
     def __init__(self, heads: int, head_dim: int, *, rank: int = 2, **base: Any) -> None:
         super().__init__(heads, head_dim, **base)
         self.base = nn.Parameter(torch.eye(heads) + 0.1 * heads**-0.5 * torch.randn(2, heads, heads))  # W_b of S and P
@@ -39,6 +42,23 @@ class DCMHA(Mechanism):
         (query_s, query_p), (key_s, key_p) = (side.unbind(1) for side in sides)
         s = compose(logits(q, k, self.scale, bias), self.base[0], query_s, key_s)
         return compose(masked_softmax(s, seen), self.base[1], query_p, key_p), None
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+            causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
+            sides: Sides = (None, None)) -> WithCarry:  # fmt: skip
+        options: dict[str, Any] = {"causal": causal, "at": at, "bias": bias, "sides": sides}
+        context = mix_fused_bands(self, self.weigh_fused, q, k, v, mask, **options)
+        return super().mix(q, k, v, mask, carry, **options) if context is None else (context, None)
+
+    def weigh_fused(
+        self, q: Tensor, k: Tensor, mask: Tensor | None, *, causal: bool, at: Tensor | None, bias: Tensor | None,
+        sides: Sides,
+    ) -> Tensor:  # fmt: skip
+        """Return the weights of a band by the kernels, from the matrices of its rows and of its keys."""
+        s, (query, key) = logits(q, k, self.scale, bias), sides
+        before, after = (self.base[:, None, None] + make_matrices(query, self.heads)).to(q.dtype).unbind()
+        keyed = make_matrices(key, self.heads).to(q.dtype)
+        return weigh_heads(s, q, k, mask, before, after, keyed, causal=causal, at=at)
 
 
 class DynamicHeads(nn.Module):
@@ -70,3 +90,10 @@ def compose(a: Tensor, base: Tensor, query: Tensor, key: Tensor) -> Tensor:
         low = torch.einsum(f"bhij,b{t}rh->brij", a, u)
         mixed = mixed + torch.einsum(f"brij,b{t}rh->bhij", low, w) + torch.einsum(f"bhij,b{t}h->bhij", a, gate)
     return mixed
+
+
+def make_matrices(side: Tensor, heads: int) -> Tensor:
+    """The matrices Σ_r u_r ⊗ w_r + diag(g) by which tokens mix heads: (b,2,n,(2·rank+1)·h) -> (2,b,n,h,h)."""
+    rows = side.reshape(*side.shape[:3], side.shape[3] // heads, heads).transpose(0, 1)
+    (u, w), gate = rows[..., :-1, :].chunk(2, dim=-2), rows[..., -1, :]
+    return u.mT @ w + torch.diag_embed(gate)

@@ -11,9 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax
+from attnlab.mechanisms.mixed_heads import mix_fused_bands, weigh_heads
 
 
 class TalkingHeads(Mechanism):
+    kernels = frozenset({"mixed_heads"})
+
     def __init__(self, heads: int, head_dim: int, **base: Any) -> None:
         super().__init__(heads, head_dim, **base)
         self.before = nn.Parameter(torch.eye(heads))  # M_S
@@ -28,3 +31,16 @@ class TalkingHeads(Mechanism):
         seen = self.visible(q, k, mask, causal=causal, at=at)
         s = torch.einsum("gh,bhij->bgij", self.before, logits(q, k, self.scale, bias))
         return torch.einsum("gh,bhij->bgij", self.after, masked_softmax(s, seen)), None
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+            causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
+        options: dict[str, Any] = {"causal": causal, "at": at, "bias": bias}
+        context = mix_fused_bands(self, self.weigh_fused, q, k, v, mask, **options)
+        return super().mix(q, k, v, mask, carry, **options) if context is None else (context, None)
+
+    def weigh_fused(
+        self, q: Tensor, k: Tensor, mask: Tensor | None, *, causal: bool, at: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
+        """Return the weights of a band by the kernels."""
+        s = logits(q, k, self.scale, bias)
+        return weigh_heads(s, q, k, mask, self.before.T, self.after.T, causal=causal, at=at)

@@ -1,0 +1,360 @@
+"""Softmax over rows of logits in memory, whose heads are mixed before and after it, at every (query, key).
+
+    Z = compose(S)        P = softmax(Z) over visible keys        W = compose'(P)        s, p: the entries of all heads
+
+    compose(S)_:ij = s (M_i + K_j)        M_i, K_j (h,h): of the row, or the same for all rows; of the key, or none
+
+Without a first matrix Z = S.
+
+    forward        sweep 1: L = log₂ Σ_j 2^Z'        sweep 2: P = 2^{Z'−L}, then W                  Z' = Z log₂ e
+    of the rows    dP = compose'ᵀ(dW)    δ = Σ_j P dP    dM' = Σ_j p ⊗ dw    dM = Σ_j s ⊗ (p ∘ dp) − (Σ_j s ⊗ p) ∘ δ
+    of the keys    dZ = P (dP − δ)       dS = composeᵀ(dZ)    dK' = Σ_i p ⊗ dw    dK = Σ_i s ⊗ dz
+
+A tile has BI rows, BJ keys and all heads, (BI,BJ,H). Its products with M have the rows as their batch, so one warp has
+one row or more. Its products with K have the keys as their batch. Sums over the keys belong to the programs of rows.
+Sums over the rows belong to the programs of keys, in parts of SPAN rows. All sums are computed in float32 and in a
+fixed order.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attnlab.mechanisms.kernels.launch import (
+    divide_up,
+    find_device_gap,
+    note_launch,
+    operator,
+    remember_calls,
+    round_up,
+    select_device,
+)
+from attnlab.mechanisms.kernels.online import LOG2_E
+from attnlab.mechanisms.kernels.pairs import first_query, is_visible, last_key, read_mask
+
+MOST_HEADS = 32
+TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+
+
+@triton.jit
+def _place(i, j, h, heads, rows, keys):
+    """Offsets of pairs in one example of (b,h,i,j), and which exist: (BI,BJ,H)."""
+    inside = (i < rows)[:, None, None] & (j < keys)[None, :, None] & (h < heads)[None, None, :]
+    return h[None, None, :] * (rows * keys) + i[:, None, None] * keys + j[None, :, None], inside
+
+
+@triton.jit
+def _load_matrices(x, n, h, heads, size, x_n, T: tl.constexpr):
+    """Load the matrices of rows or keys n of one example: (·,H,H), heads in, heads out."""
+    inside = (n < size)[:, None, None] & (h < heads)[None, :, None] & (h < heads)[None, None, :]
+    place = n[:, None, None] * x_n + h[None, :, None] * heads + h[None, None, :]
+    return tl.load(x + place, mask=inside, other=0.0).to(T)
+
+
+@triton.jit
+def _compose(a, m, of_keys, j, h, heads, keys, T: tl.constexpr, KEYED: tl.constexpr, TURNED: tl.constexpr):
+    """Mix the heads of a (BI,BJ,H) by m (BI,H,H) and by the keys' matrices. TURNED: by these transposed, as m is."""
+    fed = a.to(T)
+    mixed = tl.dot(fed, m, input_precision="ieee")
+    if KEYED:
+        k = _load_matrices(of_keys, j, h, heads, keys, heads * heads, T)
+        if TURNED:
+            k = tl.permute(k, (0, 2, 1))
+        mixed += tl.permute(tl.dot(tl.permute(fed, (1, 0, 2)), k, input_precision="ieee"), (1, 0, 2))
+    return mixed
+
+
+@triton.jit
+def _score(
+    s, m, of_keys, mask, b, i, j, h, heads, rows, keys, m_b, m_i, m_j, T: tl.constexpr, FIRST: tl.constexpr,
+    KEYED: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+):  # fmt: skip
+    """s and Z log₂ e of one tile, in float32, and which pairs are visible; s is 0 and Z is −∞ where they are not."""
+    seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)[:, :, None]
+    place, inside = _place(i, j, h, heads, rows, keys)
+    a = tl.where(seen, tl.load(s + place, mask=inside, other=0.0).to(tl.float32), 0.0)
+    z = a
+    if FIRST:
+        z = _compose(a, m, of_keys, j, h, heads, keys, T, KEYED, False)
+    return a, tl.where(seen, z * LOG2_E, float("-inf")), seen
+
+
+@remember_calls
+@triton.jit
+def _forward(
+    s, before, after, key_before, key_after, mask, out, lse, heads, rows, keys, x_b, x_i, m_b, m_i, m_j,
+    T: tl.constexpr, FIRST: tl.constexpr, KEYED: tl.constexpr, EACH: tl.constexpr, MASKED: tl.constexpr,
+    CAUSAL: tl.constexpr, H: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
+):  # fmt: skip
+    """BI rows of one example: W, 0 where hidden, and L."""
+    tiles = tl.cdiv(rows, BI)
+    b = (tl.program_id(0) // tiles).to(tl.int64)
+    first = (tiles - 1 - tl.program_id(0) % tiles) * BI  # causal: the longest rows are the last, and start first
+    i, h = first + tl.arange(0, BI), tl.arange(0, H)
+    s += b * heads * rows * keys
+    out += b * heads * rows * keys
+    key_before += b * keys * heads * heads
+    key_after += b * keys * heads * heads
+    m = _load_matrices(before + b * x_b, i, h, heads, rows, x_i, T)
+    top, total = tl.full((BI, H), float("-inf"), tl.float32), tl.zeros((BI, H), dtype=tl.float32)
+    end = last_key(first + BI, rows, keys, CAUSAL)
+    for left in range(0, end, BJ):
+        j = left + tl.arange(0, BJ)
+        _, z, _ = _score(s, m, key_before, mask, b, i, j, h, heads, rows, keys, m_b, m_i, m_j, T, FIRST, KEYED, MASKED,
+                         CAUSAL)  # fmt: skip
+        higher = tl.maximum(top, tl.max(z, 1))
+        level = tl.where(higher == float("-inf"), 0.0, higher)
+        total = total * tl.exp2(top - level) + tl.sum(tl.exp2(z - level[:, None, :]), 1)
+        top = higher
+    level = tl.where(total == 0.0, 0.0, top + tl.log2(tl.where(total == 0.0, 1.0, total)))
+    plane = (b * heads + h[None, :]) * rows + i[:, None]
+    tl.store(lse + plane, level, mask=(i < rows)[:, None] & (h < heads)[None, :])
+    n = _load_matrices(after + b * x_b, i, h, heads, rows, x_i, T)
+    for left in range(0, end, BJ):
+        j = left + tl.arange(0, BJ)
+        _, z, _ = _score(s, m, key_before, mask, b, i, j, h, heads, rows, keys, m_b, m_i, m_j, T, FIRST, KEYED, MASKED,
+                         CAUSAL)  # fmt: skip
+        w = _compose(tl.exp2(z - level[:, None, :]), n, key_after, j, h, heads, keys, T, KEYED, False)
+        place, inside = _place(i, j, h, heads, rows, keys)
+        tl.store(out + place, w, mask=inside)
+    for left in range(tl.cdiv(end, BJ) * BJ, keys, BJ):
+        place, inside = _place(i, left + tl.arange(0, BJ), h, heads, rows, keys)
+        tl.store(out + place, tl.zeros((BI, BJ, H), dtype=tl.float32), mask=inside)
+
+
+@remember_calls
+@triton.jit
+def _backward_rows(
+    s, before, after, key_before, key_after, mask, grad, lse, delta, dbefore, dafter, heads, rows, keys, x_b, x_i,
+    m_b, m_i, m_j, T: tl.constexpr, FIRST: tl.constexpr, KEYED: tl.constexpr, EACH: tl.constexpr, MASKED: tl.constexpr,
+    CAUSAL: tl.constexpr, H: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
+):  # fmt: skip
+    """BI rows of one example: δ and the gradients of their matrices, of each row or, without EACH, their sum."""
+    tiles = tl.cdiv(rows, BI)
+    b = (tl.program_id(0) // tiles).to(tl.int64)
+    first = (tiles - 1 - tl.program_id(0) % tiles) * BI
+    i, h = first + tl.arange(0, BI), tl.arange(0, H)
+    s += b * heads * rows * keys
+    grad += b * heads * rows * keys
+    key_before += b * keys * heads * heads
+    key_after += b * keys * heads * heads
+    m = _load_matrices(before + b * x_b, i, h, heads, rows, x_i, T)
+    n = _load_matrices(after + b * x_b, i, h, heads, rows, x_i, T)
+    plane = (b * heads + h[None, :]) * rows + i[:, None]
+    known = (i < rows)[:, None] & (h < heads)[None, :]
+    level = tl.load(lse + plane, mask=known, other=0.0)
+    total = tl.zeros((BI, H), dtype=tl.float32)
+    sum_n, sum_m = tl.zeros((BI, H, H), dtype=tl.float32), tl.zeros((BI, H, H), dtype=tl.float32)
+    sum_up = tl.zeros((BI, H, H), dtype=tl.float32)
+    for left in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
+        j = left + tl.arange(0, BJ)
+        a, z, seen = _score(s, m, key_before, mask, b, i, j, h, heads, rows, keys, m_b, m_i, m_j, T, FIRST, KEYED,
+                            MASKED, CAUSAL)  # fmt: skip
+        p = tl.exp2(z - level[:, None, :])
+        place, inside = _place(i, j, h, heads, rows, keys)
+        g = tl.where(seen, tl.load(grad + place, mask=inside, other=0.0).to(tl.float32), 0.0)
+        turned = tl.permute(p.to(T), (0, 2, 1))
+        sum_n = tl.dot(turned, g.to(T), sum_n, input_precision="ieee")
+        if FIRST or KEYED:
+            up = p * _compose(g, tl.permute(n, (0, 2, 1)), key_after, j, h, heads, keys, T, KEYED, True)
+        if FIRST:
+            turned = tl.permute(a.to(T), (0, 2, 1))
+            sum_up = tl.dot(turned, up.to(T), sum_up, input_precision="ieee")
+            sum_m = tl.dot(turned, p.to(T), sum_m, input_precision="ieee")
+        if KEYED:
+            total += tl.sum(up, 1)
+    if not KEYED:
+        total = tl.sum(sum_n * n.to(tl.float32), 2)  # Σ_j P dP = Σ_g n_hg Σ_j p_h dw_g
+    tl.store(delta + plane, total, mask=known)
+    sum_m = sum_up - sum_m * total[:, None, :]
+    square = (h < heads)[:, None] & (h < heads)[None, :]
+    place = h[:, None] * heads + h[None, :]
+    if EACH:
+        place = (b * rows + i)[:, None, None] * heads * heads + place[None, :, :]
+        square = (i < rows)[:, None, None] & square[None, :, :]
+    else:
+        place = tl.program_id(0) * heads * heads + place
+        sum_n, sum_m = tl.sum(sum_n, 0), tl.sum(sum_m, 0)
+    tl.store(dafter + place, sum_n, mask=square)
+    if FIRST:
+        tl.store(dbefore + place, sum_m, mask=square)
+
+
+@remember_calls
+@triton.jit
+def _backward_keys(
+    s, before, after, key_before, key_after, mask, grad, lse, delta, ds, dkey_before, dkey_after, heads, rows, keys,
+    x_b, x_i, m_b, m_i, m_j, T: tl.constexpr, FIRST: tl.constexpr, KEYED: tl.constexpr, EACH: tl.constexpr,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, H: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, SPAN: tl.constexpr,
+):  # fmt: skip
+    """BJ keys and SPAN rows of one example: dS, 0 where hidden, and these rows' part of the gradients of K.
+
+    Over 50 lines, because the sums of both K stay in registers while dS is written.
+    """
+    spans, tiles = tl.cdiv(rows, SPAN), tl.cdiv(keys, BJ)
+    b = (tl.program_id(0) // (spans * tiles)).to(tl.int64)
+    begin, left = tl.program_id(0) // tiles % spans * SPAN, tl.program_id(0) % tiles * BJ
+    j, h = left + tl.arange(0, BJ), tl.arange(0, H)
+    s += b * heads * rows * keys
+    grad += b * heads * rows * keys
+    ds += b * heads * rows * keys
+    key_before += b * keys * heads * heads
+    key_after += b * keys * heads * heads
+    end = tl.minimum(begin + SPAN, rows)
+    start = tl.minimum(end, tl.maximum(begin, first_query(left, rows, keys, CAUSAL) // BI * BI))
+    for above in range(begin, start, BI):
+        place, inside = _place(above + tl.arange(0, BI), j, h, heads, rows, keys)
+        tl.store(ds + place, tl.zeros((BI, BJ, H), dtype=tl.float32), mask=inside)
+    if not EACH:
+        m = _load_matrices(before, tl.arange(0, BI), h, heads, BI, 0, T)
+        n = tl.permute(_load_matrices(after, tl.arange(0, BI), h, heads, BI, 0, T), (0, 2, 1))
+    if KEYED:
+        sum_m, sum_n = tl.zeros((BJ, H, H), dtype=tl.float32), tl.zeros((BJ, H, H), dtype=tl.float32)
+    for below in range(start, end, BI):
+        i = below + tl.arange(0, BI)
+        if EACH:
+            m = _load_matrices(before + b * x_b, i, h, heads, rows, x_i, T)
+            n = tl.permute(_load_matrices(after + b * x_b, i, h, heads, rows, x_i, T), (0, 2, 1))
+        a, z, seen = _score(s, m, key_before, mask, b, i, j, h, heads, rows, keys, m_b, m_i, m_j, T, FIRST, KEYED,
+                            MASKED, CAUSAL)  # fmt: skip
+        plane = (b * heads + h[None, :]) * rows + i[:, None]
+        known = (i < rows)[:, None] & (h < heads)[None, :]
+        p = tl.exp2(z - tl.load(lse + plane, mask=known, other=0.0)[:, None, :])
+        place, inside = _place(i, j, h, heads, rows, keys)
+        g = tl.where(seen, tl.load(grad + place, mask=inside, other=0.0).to(tl.float32), 0.0)
+        dp = _compose(g, n, key_after, j, h, heads, keys, T, KEYED, True)
+        dz = p * (dp - tl.load(delta + plane, mask=known, other=0.0)[:, None, :])
+        back = dz
+        if FIRST:
+            back = _compose(dz, tl.permute(m, (0, 2, 1)), key_before, j, h, heads, keys, T, KEYED, True)
+        tl.store(ds + place, back, mask=inside)
+        if KEYED:
+            turned = tl.permute(p.to(T), (1, 2, 0))
+            sum_n = tl.dot(turned, tl.permute(g.to(T), (1, 0, 2)), sum_n, input_precision="ieee")
+            turned = tl.permute(a.to(T), (1, 2, 0))
+            sum_m = tl.dot(turned, tl.permute(dz.to(T), (1, 0, 2)), sum_m, input_precision="ieee")
+    if KEYED:
+        place = h[None, :, None] * heads + h[None, None, :]
+        place += (((b * spans + begin // SPAN) * keys + j) * heads * heads)[:, None, None]
+        inside = (j < keys)[:, None, None] & (h < heads)[None, :, None] & (h < heads)[None, None, :]
+        tl.store(dkey_before + place, sum_m, mask=inside)
+        tl.store(dkey_after + place, sum_n, mask=inside)
+
+
+@operator("attnlab::mix_heads")
+def mix_heads(
+    s: Tensor, before: Tensor | None, after: Tensor, keyed: Tensor | None, mask: Tensor | None, causal: bool
+) -> tuple[Tensor, Tensor]:
+    """Weights W (b,h,i,j) of logits s (b,h,i,j), and the rows' levels L (b,h,i), in base 2.
+
+    before, after   M of S and of P, (b,i,h,h) or (h,h), heads in, heads out; before may be None
+    keyed           K of S and of P, (2,b,j,h,h), or None
+    mask            bool, broadcastable to (b,1,i,j), or None; causal is aligned bottom-right
+    """
+    note_launch("mixed_heads")
+    pointers, numbers, flags = _describe(s, before, after, keyed, mask, causal)
+    (b, _, i, _), tile = s.shape, choose_rows(s, keyed=flags["KEYED"])
+    out, lse = _allocate_outputs(s)
+    with select_device(s):
+        _forward[(b * divide_up(i, tile["BI"]),)](*pointers, out, lse, *numbers, **flags, **tile)
+    return out, lse
+
+
+@operator("attnlab::mix_heads_backward")
+def mix_heads_backward(
+    grad: Tensor, s: Tensor, before: Tensor | None, after: Tensor, keyed: Tensor | None, mask: Tensor | None,
+    lse: Tensor, causal: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of s, before, after and keyed; that of an argument that is None is empty."""
+    pointers, numbers, flags = _describe(s, before, after, keyed, mask, causal)
+    (b, h, i, j), tile = s.shape, choose_rows(s, keyed=flags["KEYED"], backward=True)
+    programs, each = b * divide_up(i, tile["BI"]), flags["EACH"]
+    (ds, delta), grad = _allocate_outputs(s), grad.contiguous()
+    drows = s.new_empty(2, *((b, i) if each else (programs,)), h, h, dtype=torch.float32)
+    with select_device(s):
+        _backward_rows[(programs,)](*pointers, grad, lse, delta, *drows, *numbers, **flags, **tile)
+    tile = choose_keys(s, keyed=flags["KEYED"])
+    spans = divide_up(i, tile["SPAN"])
+    dkeys = s.new_empty((2, 0) if keyed is None else (2, b, spans, j, h, h), dtype=torch.float32)
+    with select_device(s):
+        programs = b * spans * divide_up(j, tile["BJ"])
+        _backward_keys[(programs,)](*pointers, grad, lse, delta, ds, *dkeys, *numbers, **flags, **tile)
+    dbefore, dafter = (drows if each else drows.sum(1)).to(after.dtype).unbind()
+    none = after.new_empty(0)
+    first, last = none if before is None else dbefore, none if keyed is None else dkeys.sum(2).to(keyed.dtype)
+    return ds, first.clone(), dafter.clone(), last
+
+
+def _describe(
+    s: Tensor, before: Tensor | None, after: Tensor, keyed: Tensor | None, mask: Tensor | None, causal: bool
+) -> tuple[tuple[Tensor, ...], tuple[int, ...], dict[str, Any]]:
+    """Return the pointers, the numbers and the flags that all kernels take."""
+    s, after = s.contiguous(), after.contiguous()
+    (_, h, i, j), each, seen = s.shape, after.dim() == 4, read_mask(mask, causal, s, s.mT)
+    first, keys = after if before is None else before.contiguous(), (s, s) if keyed is None else keyed.contiguous()
+    flags = {"FIRST": before is not None, "KEYED": keyed is not None, "EACH": each, "T": TYPES[s.dtype]}
+    strides = (i * h * h, h * h) if each else (0, 0)
+    pointers = (s, first, after, *keys, seen.mask)
+    return pointers, (h, i, j, *strides, *seen.strides), flags | seen.flags | {"H": round_up(h)}
+
+
+def choose_rows(s: Tensor, *, keyed: bool, backward: bool = False) -> dict[str, int]:
+    """Choose the tile of the programs of rows, and their launch options. A warp computes one row or more."""
+    if keyed or (s.dtype == torch.float32 and s.shape[1] <= 16):
+        return {"BI": 16, "BJ": 16, "num_warps": 8, "num_stages": 2 if s.shape[1] * s.element_size() <= 32 else 1}
+    narrow = s.shape[1] <= 16 and s.dtype != torch.float32
+    return {"BI": 4, "BJ": 64 if narrow and not backward else 32 if narrow else 16, "num_warps": 4, "num_stages": 3}
+
+
+def choose_keys(s: Tensor, *, keyed: bool) -> dict[str, int]:
+    """Choose the tile of the programs of keys, the rows of a program, and their launch options."""
+    if keyed or (s.dtype == torch.float32 and s.shape[1] <= 16):
+        stages = 2 if s.shape[1] * s.element_size() <= 32 else 1
+        return {"BI": 16, "BJ": 16, "SPAN": 256 if keyed else 64, "num_warps": 8, "num_stages": stages}
+    return {"BI": 4, "BJ": 16 if s.dtype == torch.float32 else 32, "SPAN": 64, "num_warps": 4, "num_stages": 3}
+
+
+def find_gap(q: Tensor, k: Tensor, *, keyed: bool) -> str | None:
+    """Name what keeps these kernels from mixing the heads of the logits of q and k, or return None."""
+    if gap := find_device_gap(q):
+        return gap
+    if q.dtype not in TYPES or q.dtype != k.dtype:
+        return f"q and k in {q.dtype} and {k.dtype}"
+    most = MOST_HEADS // 2 if keyed and q.dtype == torch.float32 else MOST_HEADS
+    return f"{q.shape[1]} heads in {q.dtype} (at most {most})" if q.shape[1] > most else None
+
+
+@mix_heads.register_fake
+def _(s: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return _allocate_outputs(s)
+
+
+@mix_heads_backward.register_fake
+def _(grad: Tensor, s: Tensor, before: Tensor | None, after: Tensor, keyed: Tensor | None, *rest: Any
+      ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    first, last = (after.new_empty(0 if x is None else x.shape) for x in (before, keyed))
+    return s.new_empty(s.shape), first, after.new_empty(after.shape), last
+
+
+def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *given, ctx.causal = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(*given, output[1])
+
+
+def _gradients(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
+    if torch.is_grad_enabled():
+        raise NotImplementedError("the fused kernels have no second derivative; use impl='reference'")
+    saved = ctx.saved_tensors  # a checkpoint computes them again, and once
+    made = mix_heads_backward(grad, *saved, ctx.causal)
+    return *(None if x is None else dx for x, dx in zip(saved[:4], made, strict=True)), None, None
+
+
+mix_heads.register_autograd(_gradients, setup_context=_save_inputs)
+
+
+def _allocate_outputs(s: Tensor) -> tuple[Tensor, Tensor]:
+    return s.new_empty(s.shape), s.new_empty(s.shape[:3], dtype=torch.float32)

@@ -1,0 +1,167 @@
+"""The kernels that mix heads before and after the softmax: equal to the definition, every gradient too, by bands."""
+
+import pytest
+import torch
+
+from attnlab.mechanisms import MECHANISMS, attention, by_rows
+from attnlab.mechanisms.kernels.launch import LAUNCHED
+
+pytest.importorskip("triton")
+from gpu_compile import assert_compiles, some_and_all
+
+from attnlab.mechanisms.kernels import mixed_heads as kernel
+
+pytestmark = [pytest.mark.kernel, pytest.mark.filterwarnings("ignore:.*FP_FUSION.*:UserWarning")]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (DEVICE == "cuda")  # the interpreter's bf16 is wrong
+SLACK = {torch.float32: 1e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}  # what is allowed beside twice eager's error
+NAMES = [name for name, kind in MECHANISMS.items() if "mixed_heads" in kind.kernels]
+
+
+def draw_layer(name, heads, d, seed=0):
+    """A mechanism whose parameters are not near the identity, in evaluation."""
+    torch.manual_seed(seed)
+    mechanism = attention(name, heads=heads, head_dim=d, impl="fused").to(DEVICE).eval()
+    for parameter in mechanism.parameters():
+        parameter.data += torch.randn_like(parameter) * 0.1
+    return mechanism
+
+
+def compute(mechanism, impl, leaves, grad, dtype, mask, held=None, **options):
+    """Context and every gradient; the inputs are rounded to `held` first."""
+    mechanism.impl = impl
+    mechanism.to(held or dtype).to(dtype)
+    q, k, v, x, y = leaves = [x.to(held or dtype).to(dtype).detach().requires_grad_() for x in leaves]
+    sides = (mechanism.query_side(x), mechanism.key_side(y))
+    context = mechanism(q, k, v, mask, sides=sides, **options)[0]
+    parameters = dict(mechanism.named_parameters())
+    wanted = dict(zip("qkvxy", leaves, strict=True)) | parameters
+    given = grad.to(held or dtype).to(dtype)
+    gradients = torch.autograd.grad(context, list(wanted.values()), given, allow_unused=True)
+    named = zip(wanted, gradients, strict=True)
+    return {"context": context} | {name: gradient for name, gradient in named if gradient is not None}
+
+
+def assert_same(name, b, h, i, j, d, dtype, mask="none", causal=False, shared=1):
+    mechanism = draw_layer(name, h, d)
+    leaves = [
+        torch.randn(b, n, heads, d, device=DEVICE).transpose(1, 2) for n, heads in ((i, h), *[(j, h // shared)] * 2)
+    ]
+    leaves += [torch.randn(b, n, h * d, device=DEVICE) for n in (i, j)]
+    grad = torch.randn(b, h, i, d, device=DEVICE)
+    shape = {"none": None, "keys": (b, 1, 1, j), "full": (b, 1, i, j), "one": (i, j)}[mask]
+    seen = None if shape is None else torch.rand(shape, device=DEVICE) < 0.6  # some rows see nothing
+    LAUNCHED.clear()
+    fused, eager, exact = (
+        compute(mechanism, impl, leaves, grad, kind, seen, held=dtype, causal=causal)
+        for impl, kind in (("fused", dtype), ("reference", dtype), ("reference", torch.float64))
+    )
+    assert {"mixed_heads"} == LAUNCHED
+    for place, y in exact.items():
+        size = y.norm() if y.norm() > 1e-2 else 1.0
+        error, allowed = ((x[place].double() - y).norm() / size for x in (fused, eager))
+        assert error <= 2 * allowed + SLACK[dtype], f"{name}, {place}: {error:.1e}, eager {allowed:.1e}"
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("mask", "causal", "heads", "shared", "i", "j"),
+    [
+        ("none", True, 3, 1, 19, 19),
+        ("full", False, 12, 4, 5, 18),
+        ("keys", True, 6, 2, 9, 17),
+        ("one", True, 1, 1, 7, 5),
+    ],
+)
+def test_it_equals_the_definition(dtype, name, mask, causal, heads, shared, i, j):
+    """shared: how many query heads share a key head. More queries than keys: the first ones see nothing."""
+    assert_same(name, 2, heads, i, j, 5, dtype, mask, causal, shared)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_several_tiles_and_bands_with_nine_heads(name, monkeypatch):
+    monkeypatch.setattr(by_rows, "LOGITS", 9 * 37 * 20)
+    assert_same(name, 1, 9, 21, 37, 8, torch.float32, "keys", causal=True, shared=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heads", [16, 20, 32])
+@pytest.mark.parametrize("name", NAMES)
+def test_many_heads_and_long_rows(name, heads):
+    for dtype in TYPES:
+        if dtype != torch.float32 or heads == 16:
+            assert_same(name, 1, heads, 70, 131, 16, dtype, "full", causal=True, shared=4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dropout_falls_on_the_mixed_weights(name):
+    """With V = 1 the context shows the weights: kept ones are scaled, and the rate is that of the option."""
+    n, h = 24, 2
+    mechanism = draw_layer(name, h, n)
+    q, k = torch.randn(2, 1, h, n, n, device=DEVICE)
+    x = torch.randn(1, n, h * n, device=DEVICE)
+    sides = mechanism.give_sides((mechanism.query_side(x), mechanism.key_side(x)))
+    eye = torch.eye(n, device=DEVICE).expand(1, h, n, n)
+    weights = mechanism.mix(q, k, eye, **sides)[0]
+    mechanism.train().dropout = 0.25
+    kept = (mechanism.mix(q, k, eye, **sides)[0] / weights).detach()
+    torch.testing.assert_close(kept[kept > 0], torch.full_like(kept[kept > 0], 4 / 3), rtol=1e-3, atol=1e-3)
+    assert abs((kept > 0).float().mean() - 0.75) < 4 * (0.75 * 0.25 / kept.numel()) ** 0.5
+
+
+def test_it_is_a_proper_operator():
+    s = torch.randn(1, 2, 3, 5, device=DEVICE, requires_grad=True)
+    before, after = torch.randn(2, 1, 3, 2, 2, device=DEVICE).requires_grad_().unbind()
+    keyed = torch.randn(2, 1, 5, 2, 2, device=DEVICE, requires_grad=True)
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    for given_ in ((s, before, after, keyed, None, True), (s, None, after[0, 0], None, None, False)):
+        torch.library.opcheck(kernel.mix_heads.opaque, given_, test_utils=tests)
+
+
+def test_what_is_not_covered_is_said_and_auto_takes_the_definition():
+    q = torch.randn(1, 40, 5, 8, device=DEVICE)
+    fused, auto = (attention("talking-heads", heads=40, head_dim=8, impl=impl).to(DEVICE) for impl in ("fused", "auto"))
+    with pytest.raises(ValueError, match="40 heads"):
+        fused(q, q, q)
+    LAUNCHED.clear()
+    auto(q, q, q)
+    assert not LAUNCHED
+    few = attention("talking-heads", heads=2, head_dim=8, impl="fused").to(DEVICE)
+    q = q[:, :2].requires_grad_()
+    with pytest.raises(NotImplementedError, match="second derivative"):
+        torch.autograd.grad(few(q, q, q)[0].sum(), q, create_graph=True)
+
+
+COMPILE = """
+import torch, triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from attnlab.mechanisms.kernels import mixed_heads as kernels
+
+cases = [("bf16", torch.bfloat16, 16, True, True), ("bf16", torch.bfloat16, 16, False, True)]
+if EVERY:
+    cases += [("bf16", torch.bfloat16, 32, True, True), ("fp16", torch.float16, 32, False, False)]
+    cases += [("fp32", torch.float32, 16, True, True), ("fp32", torch.float32, 32, False, True)]
+for kind, dtype, heads, keyed, first in cases if EVERY else cases[:1]:
+    s = torch.empty(1, heads, 64, 64, dtype=dtype)
+    for kernel in (kernels._forward, kernels._backward_rows, kernels._backward_keys):
+        if kernel is kernels._backward_keys:
+            tile = kernels.choose_keys(s, keyed=keyed)
+        else:
+            tile = kernels.choose_rows(s, keyed=keyed, backward=kernel is kernels._backward_rows)
+        options = {name: tile.pop(name) for name in ("num_warps", "num_stages")}
+        fixed = tile | {"T": kernels.TYPES[dtype], "FIRST": first, "KEYED": keyed, "EACH": keyed, "H": heads}
+        fixed |= {"MASKED": True, "CAUSAL": True}
+        types = dict.fromkeys(("s", "before", "after", "key_before", "key_after", "grad", "out", "ds"), f"*{kind}")
+        types |= dict.fromkeys(("lse", "delta", "dbefore", "dafter", "dkey_before", "dkey_after"), "*fp32")
+        types |= dict.fromkeys(fixed, "constexpr") | {"mask": "*u8"}
+        signature = {name: types.get(name, "i32") for name in kernel.arg_names}
+        made = triton.compile(ASTSource(kernel, signature, fixed), target=GPUTarget("cuda", 90, 32), options=options)
+        assert made.metadata.shared <= 232448, (kernel, kind, fixed, made.metadata.shared)
+"""
+
+
+@some_and_all
+def test_kernels_compile_for_a_gpu_that_is_not_here(every):
+    assert_compiles(COMPILE, every)
