@@ -243,6 +243,12 @@ def test_a_plan_that_cannot_be_made_is_one_line_before_anything_runs(tmp_path, w
     assert not list(tmp_path.iterdir())
 
 
+def test_a_task_that_is_missing_is_named_before_its_settings(tmp_path):
+    done = run_attnlab("compare", "--plan", "effect=0.5", "synthetic", "attention=softmax,coda", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "unknown task 'effect=0.5'" in done.stderr
+
+
 def test_a_measure_that_the_pilot_lacks_is_named_with_those_that_it_has(place):
     words = [word for word in WORDS if not word.startswith("attention")] + ["attention=softmax,dagpam"]
     done = compared(place, *words, "--plan", "effect=1", "measure=bits per byte")

@@ -345,7 +345,9 @@ def compare(
     With --plan: effect=0.5, the difference to detect, and measure=BLEU (default: the one that judges the rows).
     """
     from attnlab.commands.compare.command import ComparisonRequest, run_comparison, run_seed_plan
+    from attnlab.tasks import check_task
 
+    check_task(task)
     with resumable():
         values, command = split_pairs(settings or []) | write_given(seeds=seeds), command_line()
         request = ComparisonRequest(
