@@ -52,3 +52,12 @@ class Affine(torch.autograd.Function):
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[Tensor, int]:
         (output,) = apply_as_one_call(Affine, info.batch_size, in_dims, inputs)
         return output, 0
+
+
+def apply_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x Wᵀ + b. With weights (s,o,i) and (s,o), each s-th part of x along its first axis has its own."""
+    if weight.dim() == 2:
+        return F.linear(x, weight, bias)
+    parts = x.reshape(len(weight), -1, x.shape[-1])
+    y = parts @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), parts, weight.mT)
+    return y.view(*x.shape[:-1], weight.shape[1])

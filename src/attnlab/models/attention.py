@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from attnlab.mechanisms.decoding_check import check_cached_decoding, has_laws
 from attnlab.mechanisms.mechanism import ALL, Mechanism, widen
+from attnlab.models.affine import apply_linear
 from attnlab.models.cache import Cache, Project, Tensors
 from attnlab.models.rotary import Rotation, rotate
 from attnlab.models.scaled_linear import ScaledLinear
@@ -183,15 +184,17 @@ class MultiHead(Attention):
 
     def _project_jointly(self, x: Tensor, *linears: nn.Linear) -> tuple[Tensor, ...]:
         """Apply several linear maps to x by one matrix product. Joining their weights is cheap for many tokens."""
-        weight = torch.cat([linear.weight for linear in linears])
-        bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
-        parts = F.linear(x, weight, bias).split([linear.out_features for linear in linears], dim=-1)
+        weight = torch.cat([linear.weight for linear in linears], dim=-2)
+        bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears], dim=-1)
+        parts = apply_linear(x, weight, bias).split([linear.out_features for linear in linears], dim=-1)
         return tuple(self._split_heads(part) for part in parts)
 
     def _place(self, x: Tensor, norm: nn.RMSNorm | None, rotation: Rotation | None) -> Tensor:
         """Normalise and rotate the queries or keys (b,g,n,d) of each head, where the model does so."""
-        if norm is not None:  # in float32 at least
+        if isinstance(norm, nn.RMSNorm):  # in float32 at least
             x = F.rms_norm(widen(x), x.shape[-1:], widen(norm.weight), norm.eps).to(x.dtype)
+        elif norm is not None:  # of the members of a population
+            x = norm(widen(x)).to(x.dtype)
         return x if rotation is None else rotate(x, rotation, self.mechanism.head_parts)
 
     def _split_heads(self, x: Tensor) -> Tensor:

@@ -105,7 +105,7 @@ class InputEmbedding(nn.Module):
             x = self.words(tokens) if self.scale == 1 else self.scale * self.words(tokens)
         except IndexError:  # raised by torch on a CPU; checking here only keeps the normal path free of device syncs
             words: Any = self.words
-            vocabulary = words.edges[-1] if isinstance(words, AdaptiveEmbedding) else len(words.weight)
+            vocabulary = words.edges[-1] if isinstance(words, AdaptiveEmbedding) else words.weight.shape[-2]
             wrong = tokens[(tokens < 0) | (tokens >= vocabulary)].tolist()
             if not wrong:
                 raise

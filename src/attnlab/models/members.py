@@ -1,0 +1,305 @@
+"""Many models of one shape as one: weights have a leading axis of members, and batches lie one after another.
+
+    x (s·b,n,e): b examples of each of s members        y_m = x_m W_mᵀ + b_m, one product for all members
+
+`stack_members` turns s ordinary models into one of the same class, whose layers compute each member's examples with its
+weights. A mechanism without parameters is called once for all members, any other once for each.
+
+On a CPU a member draws the dropout and noise that it draws alone: each has its own state of torch's generator, and
+nothing is drawn for padding. On a GPU all members draw from one generator.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from attnlab.mechanisms.mechanism import Mechanism, Sides, WithCarry
+from attnlab.models.affine import apply_linear
+from attnlab.models.attention import MultiHead
+from attnlab.models.dropout import Dropout
+from attnlab.models.embedding import LearnedPositions, LinearReadout
+from attnlab.models.transformer import Transformer
+
+Size = tuple[int, int]  # examples, and tokens of the longest
+
+
+class Crew:
+    """The members of a stacked model: their generators, and the sizes of their present batches without padding."""
+
+    def __init__(self, seeds: Sequence[int]) -> None:
+        self.states = [torch.Generator().manual_seed(seed).get_state() for seed in seeds]
+        self.sizes: dict[str, list[Size]] = {}  # of the members' batches, by stack: "encoder", "decoder"
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    @contextmanager
+    def be_member(self, number: int) -> Iterator[None]:
+        """Let torch's generator on the CPU be that of a member."""
+        before = torch.get_rng_state()
+        torch.set_rng_state(self.states[number])
+        try:
+            yield
+        finally:
+            self.states[number] = torch.get_rng_state()
+            torch.set_rng_state(before)
+
+    def split(self, x: Tensor | None) -> Sequence[Any]:
+        """Split (s·b,…) into the parts of the members, (b,…) each."""
+        return [None] * len(self) if x is None else x.unflatten(0, (len(self), -1)).unbind()
+
+
+class MemberLinear(nn.Module):
+    """scale · (x_m W_mᵀ + b_m)."""
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, scale: float) -> None:
+        super().__init__()
+        self.weight, self.bias, self.scale = weight, bias, scale  # (s,o,i), (s,o)
+
+    @property
+    def out_features(self) -> int:
+        return self.weight.shape[1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = apply_linear(x, self.weight, self.bias)
+        return y if self.scale == 1 else self.scale * y
+
+
+class MemberNorm(nn.Module):
+    """A layer norm or RMS norm with the gain, and offset, of each member."""
+
+    def __init__(self, norm: nn.LayerNorm | nn.RMSNorm, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
+        super().__init__()
+        self.weight, self.bias, self.shape, self.eps = weight, bias, list(norm.normalized_shape), norm.eps
+        self.is_centred = isinstance(norm, nn.LayerNorm)
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = F.layer_norm(x, self.shape, eps=self.eps) if self.is_centred else F.rms_norm(x, self.shape, eps=self.eps)
+        y = normed.unflatten(0, (len(self.weight), -1))
+        y = y * _spread(self.weight, y)
+        return (y if self.bias is None else y + _spread(self.bias, y)).flatten(0, 1)
+
+
+class MemberEmbedding(nn.Module):
+    """The vectors of tokens (s·b,n), each from the table of its member."""
+
+    def __init__(self, weight: nn.Parameter, padding: int | None) -> None:
+        super().__init__()
+        self.weight, self.padding = weight, padding  # (s,vocabulary,e)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        parts = zip(tokens.unflatten(0, (len(self.weight), -1)).unbind(), self.weight.unbind(), strict=True)
+        return torch.cat([F.embedding(own, table, self.padding) for own, table in parts])
+
+
+class MemberPositions(nn.Module):
+    """The position vectors of each member, from position 0 on: (s·b,n,e)."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.table = MemberEmbedding(weight, None)
+
+    def forward(self, x: Tensor, start: int | Tensor) -> Tensor:
+        members, limit, _ = self.table.weight.shape
+        if x.shape[1] > limit:
+            raise ValueError(f"the sequence has {x.shape[1]} tokens, but max_length={limit}")
+        return self.table.weight[:, : x.shape[1]].repeat_interleave(len(x) // members, dim=0)
+
+
+class MemberReadout(LinearReadout):
+    """Logits of each member's words or classes; weight (s,vocabulary,e), bias (s,vocabulary)."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        logits = apply_linear(hidden, self.weight, self.bias)
+        return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
+
+
+class MemberDropout(nn.Module):
+    """Dropout of each member's part of x (s·b,n,e), at its own rate."""
+
+    def __init__(self, parts: Sequence[Dropout], crew: Crew, stack: str) -> None:
+        super().__init__()
+        self.parts, self.crew, self.stack = nn.ModuleList(parts), crew, stack
+        self.rates = [part.p for part in parts]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or not any(self.rates):
+            return x
+        if not x.is_cuda:
+            return torch.cat([self._drop(m, part) for m, part in enumerate(self.crew.split(x))])
+        if len(set(self.rates)) == 1:
+            return F.dropout(x, self.rates[0])
+        y = x.unflatten(0, (len(self.crew), -1))
+        keep = _spread(1 - y.new_tensor(self.rates)[:, None], y)
+        return (y * (torch.rand_like(y) < keep) / keep).flatten(0, 1)
+
+    def _drop(self, member: int, x: Tensor) -> Tensor:
+        rows, width = self.crew.sizes[self.stack][member]
+        with self.crew.be_member(member):
+            dropped: Tensor = self.parts[member](x[:rows, :width])
+        return F.pad(dropped, (0, 0, 0, x.shape[1] - width, 0, len(x) - rows))
+
+
+class MemberMechanism(nn.Module):
+    """The mechanism of each member. What it lacks is looked up in the first.
+
+    stacks   whose tokens are the queries and the keys: "encoder" or "decoder"
+    """
+
+    def __init__(self, parts: Sequence[Mechanism], crew: Crew, stacks: tuple[str, str]) -> None:
+        super().__init__()
+        self.parts, self.crew, self.stacks = nn.ModuleList(parts), crew, stacks
+        first = parts[0]
+        self.is_shared = next(first.parameters(), None) is None and all(_options(x) == _options(first) for x in parts)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("parts")[0], name)
+
+    def query_side(self, x: Tensor) -> Tensor | None:
+        return self._join("query_side", x)
+
+    def key_side(self, x: Tensor) -> Tensor | None:
+        return self._join("key_side", x)
+
+    def _join(self, method: str, x: Tensor) -> Tensor | None:
+        sides = [getattr(part, method)(own) for part, own in zip(self.parts, self.crew.split(x), strict=True)]
+        return None if sides[0] is None else torch.cat(sides)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+                sides: Sides = (None, None), **options: Any) -> WithCarry:  # fmt: skip
+        draws = self.training and (self.parts[0].stochastic or self.parts[0].dropout > 0)
+        if self.is_shared and (q.is_cuda or not draws):
+            result: WithCarry = self.parts[0](q, k, v, mask, carry, sides=sides, **options)
+            return result
+        contexts, carries = [], []
+        inputs = zip(*(self.crew.split(x) for x in (q, k, v, mask, carry, *sides)), strict=True)
+        for member, given in enumerate(inputs):
+            context, carried = self._attend(member, draws and not q.is_cuda, *given, **options)
+            contexts.append(context)
+            carries.append(carried)
+        return torch.cat(contexts), None if carries[0] is None else torch.cat(carries)
+
+    def _attend(self, member: int, cut: bool, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
+                carry: Tensor | None, query_side: Tensor | None, key_side: Tensor | None, **options: Any
+                ) -> WithCarry:  # fmt: skip
+        """Attend in one member; cut: without the padding, so that nothing is drawn for it."""
+        mechanism, (rows, i), (_, j) = self.parts[member], *((len(q), x.shape[2]) for x in (q, k))
+        if cut:
+            (rows, i), (_, j) = (self.crew.sizes[stack][member] for stack in self.stacks)
+        pairs = mechanism.carry_of == "pairs"
+        size = (i, j) if pairs else (j, v.shape[3])
+        given = [_cut(q, rows, i), _cut(k, rows, j), _cut(v, rows, j), None if mask is None else mask[:rows, ..., :j]]
+        given.append(None if carry is None else carry[:rows, :, : size[0], : size[1]])
+        sides = (_cut(query_side, rows, i), _cut(key_side, rows, j))
+        with self.crew.be_member(member):
+            context, carried = mechanism(*given, sides=sides, **options)
+        context = _fill(context, len(q), q.shape[2])
+        if carried is not None:
+            carried = _fill(carried, len(q), *((q.shape[2], k.shape[2]) if pairs else (k.shape[2],)))
+        return context, carried
+
+
+def stack_members(models: Sequence[Transformer], crew: Crew) -> Transformer:
+    """Return a model of the same class that computes the batches of all models, with their weights (s,…)."""
+    stacked = copy.deepcopy(models[0])
+    shared: dict[int, nn.Parameter] = {}  # a weight that is used twice stays one
+
+    def stack(name: str) -> nn.Parameter | None:
+        parts = [_get(model, name) for model in models]
+        if parts[0] is None:
+            return None
+        if len({part.shape for part in parts}) > 1:
+            shapes = " and ".join(str(tuple(part.shape)) for part in parts[:2])
+            raise ValueError(f"members must have the same sizes, but {name} is {shapes}")
+        if id(parts[0]) not in shared:
+            data = torch.stack([part.detach() for part in parts])
+            shared[id(parts[0])] = nn.Parameter(data, requires_grad=parts[0].requires_grad)
+        return shared[id(parts[0])]
+
+    inside: tuple[str, ...] = ()
+    for name, module in models[0].named_modules():
+        if not name.startswith(inside) or not inside:
+            same = [model.get_submodule(name) for model in models]
+            if (made := _make_member(name, module, same, crew, stack)) is not None:
+                stacked.set_submodule(name, made)
+                inside += (f"{name}.",)
+    known = {id(x) for part in stacked.modules() if isinstance(part, MEMBERS) for x in part.parameters()}
+    for name, parameter in stacked.named_parameters():
+        if id(parameter) not in known:
+            raise ValueError(f"{name}: models with such a layer cannot train as one population")
+    return stacked
+
+
+def unstack_member(stacked: nn.Module, number: int) -> dict[str, Tensor]:
+    """Return the weights of one member, by the names that they have in an ordinary model."""
+    own = {}
+    for name, x in stacked.named_parameters(remove_duplicate=False):
+        before, _, after = name.partition(".mechanism.parts.")
+        if not after:
+            own[name] = x[number]
+        elif after.startswith(f"{number}."):
+            own[f"{before}.mechanism.{after.split('.', 1)[1]}"] = x
+    return own
+
+
+def _make_member(
+    name: str, module: nn.Module, same: Sequence[Any], crew: Crew, stack: Callable[[str], Any]
+) -> nn.Module | None:
+    """Return the form of a layer for all members, or None if it has none of its own; same: those of all models."""
+    side = name.split(".")[0]
+    if isinstance(module, Mechanism):
+        return MemberMechanism([copy.deepcopy(x) for x in same], crew, (side, "encoder" if ".cross." in name else side))
+    if isinstance(module, Dropout):
+        return MemberDropout(same, crew, side)
+    if isinstance(module, nn.Linear):
+        return MemberLinear(stack(f"{name}.weight"), stack(f"{name}.bias"), getattr(module, "scale", 1.0))
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        bias = stack(f"{name}.bias") if isinstance(module, nn.LayerNorm) else None
+        return MemberNorm(module, stack(f"{name}.weight"), bias)
+    if isinstance(module, LearnedPositions):
+        return MemberPositions(stack(f"{name}.table.weight"))
+    if isinstance(module, nn.Embedding):
+        return MemberEmbedding(stack(f"{name}.weight"), module.padding_idx)
+    if isinstance(module, LinearReadout):
+        return MemberReadout(stack(f"{name}.weight"), stack(f"{name}.bias"), cap=module.cap)
+    return None
+
+
+MEMBERS = (MemberLinear, MemberNorm, MemberEmbedding, MemberReadout, MemberMechanism)
+
+
+def _get(model: nn.Module, name: str) -> Any:
+    owner, _, last = name.rpartition(".")
+    return getattr(model.get_submodule(owner), last)
+
+
+def _options(mechanism: Mechanism) -> dict[str, Any]:
+    """The plain options of a mechanism, by name."""
+    return {name: x for name, x in vars(mechanism).items() if isinstance(x, bool | int | float | str | tuple | None)}
+
+
+def _spread(x: Tensor, y: Tensor) -> Tensor:
+    """(s,e) -> (s,1,…,1,e), with as many axes as y (s,b,…,e)."""
+    return x.view(len(x), *[1] * (y.dim() - 2), x.shape[1])
+
+
+def _cut(x: Tensor | None, rows: int, length: int) -> Tensor | None:
+    """Cut (b,·,n,·) to the first rows and tokens."""
+    return None if x is None else x[:rows, :, :length]
+
+
+def _fill(x: Tensor, rows: int, *lengths: int) -> Tensor:
+    """Pad (b,·,n,·) with zeros to these rows, and to these sizes of the axes after the heads."""
+    if (len(x), *x.shape[2 : 2 + len(lengths)]) == (rows, *lengths):
+        return x
+    more = [length - size for length, size in zip(lengths, x.shape[2:], strict=False)]
+    more += [0] * (x.dim() - 2 - len(more))
+    return F.pad(x, [n for extra in reversed((rows - len(x), 0, *more)) for n in (0, extra)])

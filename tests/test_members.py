@@ -1,0 +1,90 @@
+"""Members of a stacked model compute what each computes alone: outputs, gradients, dropout and noise."""
+
+import pytest
+import torch
+from small_models import CLASSIFIER, LM, TRANSLATOR, every_mechanism, made
+
+from attnlab.mechanisms import MECHANISMS
+from attnlab.models.members import Crew, stack_members, unstack_member
+
+SEEDS = (3, 5, 8)
+SIZES = [(4, 7), (2, 5), (4, 6)]  # examples and tokens of each member's batch
+
+
+def draw_inputs(config, member):
+    """The batch of a member: tokens of one or two sequences, padded on the right."""
+    torch.manual_seed(100 + member)
+    rows, width = SIZES[member]
+    count = 2 if config.model == "translator" else 1
+    inputs = [torch.randint(1, 19, (rows, width - n)) for n in range(count)]
+    for tokens in inputs:
+        tokens[-1, -2:] = 0
+    return inputs
+
+
+def pad(inputs):
+    rows, widths = 4, [max(x.shape[1] for x in each) for each in zip(*inputs, strict=True)]
+    shaped = [torch.zeros(len(inputs), rows, width, dtype=torch.long) for width in widths]
+    for member, own in enumerate(inputs):
+        for into, x in zip(shaped, own, strict=True):
+            into[member, : len(x), : x.shape[1]] = x
+    return [x.flatten(0, 1) for x in shaped]
+
+
+def compare_with_alone(config, name, **changes):
+    models = [made(config, name, **changes).train() for _ in SEEDS]
+    inputs = [draw_inputs(config, member) for member in range(len(SEEDS))]
+    crew = Crew(SEEDS)
+    stacked = stack_members(models, crew)
+    sides = {"encoder": 0, "decoder": -1}
+    crew.sizes = {side: [tuple(own[at].shape) for own in inputs] for side, at in sides.items()}
+    together = stacked(*pad(inputs)).unflatten(0, (len(SEEDS), -1))
+    loss = 0.0
+    for member, (model, own, seed) in enumerate(zip(models, inputs, SEEDS, strict=True)):
+        torch.manual_seed(seed)
+        alone = model(*own)
+        real = own[-1] != 0 if alone.dim() == 3 else torch.ones(len(alone), dtype=torch.bool)
+        got = together[member, : len(alone)]
+        got = got[:, : alone.shape[1]] if alone.dim() == 3 else got
+        torch.testing.assert_close(got[real], alone[real], rtol=1e-9, atol=1e-9)
+        weight = torch.randn_like(alone[real])
+        (alone[real] * weight).sum().backward()
+        loss = loss + (got[real] * weight).sum()
+    loss.backward()
+    for member, model in enumerate(models):
+        own = dict(model.named_parameters(remove_duplicate=False))
+        theirs = unstack_member(stacked, member)
+        assert set(own) == set(theirs)
+        grads = {id(p): p.grad for p in stacked.parameters()}
+        for at, p in stacked.named_parameters(remove_duplicate=False):
+            assert p.grad is not None or not p.requires_grad or ".parts." in at, at
+        for at, p in own.items():
+            got = theirs_grad(stacked, at, member)
+            expected = torch.zeros_like(p) if p.grad is None else p.grad
+            torch.testing.assert_close(torch.zeros_like(p) if got is None else got, expected, rtol=1e-8, atol=1e-8)
+        del grads
+
+
+def theirs_grad(stacked, name, member):
+    named = dict(stacked.named_parameters(remove_duplicate=False))
+    before, _, after = name.partition(".mechanism.")
+    if after and name not in named:
+        return named[f"{before}.mechanism.parts.{member}.{after}"].grad
+    return None if named[name].grad is None else named[name].grad[member]
+
+
+@every_mechanism
+@pytest.mark.parametrize("config", [LM, TRANSLATOR, CLASSIFIER], ids=["language", "translator", "classifier"])
+def test_members_compute_what_they_compute_alone(config, name):
+    if config.model == "classifier" and MECHANISMS[name].self_only:
+        pass
+    compare_with_alone(config, name, dropout=0.2, attention_dropout=0.1)
+
+
+MODERN = {"positions": "rope", "activation": "swiglu", "norm_type": "rms", "query_key_norm": True, "head_dim": 4}
+SHAPES = {"learned": {"positions": "learned", "max_length": 9}, "modern": MODERN, "untied": {"tie": "none"}}
+
+
+@pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
+def test_members_of_every_backbone(changes):
+    compare_with_alone(LM, "softmax", dropout=0.2, **changes)
