@@ -128,7 +128,10 @@ def plan_batches(
     lengths   of each example in each padded tensor, (examples,) each, the primary sort key first
     tokens    upper bound on (longest example) · (examples) of a batch, as in fairseq; groups similar lengths
     examples  number of examples in a batch, whatever their lengths; the last batch may have fewer
-    shuffle   draw the order from (seed, epoch); otherwise longest first with tokens, given order with examples
+    shuffle   draw the examples of each batch from (seed, epoch), and with tokens the order of batches from the epoch;
+              otherwise longest first with tokens, given order with examples
+
+    With tokens, the k-th batch has the same sizes for every seed, so that runs of many seeds can train as one.
     """
     if (tokens is None) == (examples is None):
         raise ValueError("give either tokens= (padded tokens in a batch) or examples= (examples in a batch)")
@@ -139,7 +142,7 @@ def plan_batches(
     assert tokens is not None
     order = order[np.lexsort([length[order] for length in reversed(lengths)])]
     batches = _cut_batches(order, np.maximum.reduce(lengths)[order], tokens)
-    return [batches[k] for k in draw.permutation(len(batches))] if shuffle else batches[::-1]
+    return [batches[k] for k in np.random.default_rng(epoch).permutation(len(batches))] if shuffle else batches[::-1]
 
 
 def _cut_batches(order: np.ndarray, widths: np.ndarray, tokens: int) -> list[list[int]]:

@@ -106,7 +106,7 @@ def make_checkpoint(position: Position, model: nn.Module, stepper: Stepper) -> C
     tensors = _tensors(model, stepper)
     tensors |= {f"optimiser/{key}": x for key, x in optimise.read_state(stepper.optimizer).items()}
     plain = []
-    for rank, (torch_states, rest) in enumerate(gather_object([_random_state()])):
+    for rank, (torch_states, rest) in enumerate(gather_object([read_random_state()])):
         tensors |= {f"random/{rank}/{name}": x for name, x in torch_states.items()}
         plain.append(rest)
     return Checkpoint(tensors, vars(position) | {"random": plain})
@@ -135,7 +135,7 @@ def restore_checkpoint(checkpoint: Checkpoint, model: nn.Module, stepper: Steppe
     return position
 
 
-def _random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_random_state() -> tuple[dict[str, Tensor], dict[str, Any]]:
     kind, keys, *rest = cast(Any, np.random.get_state(legacy=True))
     torch_states = {"torch": torch.get_rng_state()}
     if torch.cuda.is_available():

@@ -207,7 +207,7 @@ class Training:
             position.unevaluated = False
             epoch = position.epoch - (position.index == 0 and position.epoch > 0)  # of the last update
             self._measure({"step": position.step, "epoch": epoch} | values)
-            _note_best(position, values["valid_loss"], config)
+            note_best(position, values["valid_loss"], config)
             if self.is_main and position.since_best == 0:
                 write_checkpoint(self._weights(), self.folder.best)
             if self.is_main and position.step in config.evaluate_at:
@@ -272,8 +272,12 @@ def evaluate(
         return None
     sums = torch.tensor([scored.nll_sum, scored.correct, scored.count], dtype=torch.float64, device=accelerator.device)
     nll, correct, count = accelerator.reduce(sums).tolist()
+    return describe_scores(nll, correct, count, task.count_bytes("valid"))
+
+
+def describe_scores(nll: float, correct: float, count: float, size: int | None) -> dict[str, float]:
+    """Return the values of a validation by name; size: bytes of its text, if it is one."""
     values = {"valid_loss": nll / count, "valid_perplexity": perplexity(nll, count), "valid_accuracy": correct / count}
-    size = task.count_bytes("valid")
     return values if size is None else values | {"valid_bits_per_byte": bits_per_byte(nll, size)}
 
 
@@ -297,7 +301,7 @@ def _build_stepper(model: nn.Module, config: TrainConfig, accelerator: Any) -> S
     return Captured(wrapped, flat, optimizer, clip=config.clip, compile_after=compile_after)
 
 
-def _note_best(position: Position, loss: float, config: TrainConfig) -> None:
+def note_best(position: Position, loss: float, config: TrainConfig) -> None:
     if loss < position.best:
         position.best, position.best_step, position.since_best = loss, position.step, 0
     else:

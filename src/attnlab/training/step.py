@@ -24,6 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from attnlab.mechanisms.mechanism import widen
+
 ALIGNED = 64  # parameters start at multiples of this in the flat vector, so that matrix products stay fast
 OFTEN = 1000  # batches of one shape after which it is compiled
 PROGRAMS = 64  # compiled programs per block: one for each width, mode (training or not) and place (first or not)
@@ -85,7 +87,7 @@ class Objective(nn.Module):
         if self.adaptive:
             nll = self.model.readout.nll(hidden, targets)  # type: ignore[operator,union-attr]
             return nll.masked_fill(targets == self.padding, 0.0).sum()
-        logits = self.model.readout(hidden).flatten(0, -2).float()  # type: ignore[operator]
+        logits = widen(self.model.readout(hidden).flatten(0, -2))  # type: ignore[operator]
         ignored = self.padding if targets.dim() > 1 else -100
         loss = F.cross_entropy(
             logits, targets.flatten(), ignore_index=ignored, reduction="sum", label_smoothing=self.smoothing
@@ -163,7 +165,7 @@ class Stepper(ABC):
         self.device = flat.master.device
         self.loss = torch.zeros((), device=self.device)  # summed since it was last read
         self.norm = torch.zeros((), device=self.device)  # of the last update's gradient
-        self.bad = torch.zeros((), device=self.device)  # 1 after a value that is not finite
+        self.bad = torch.zeros((), dtype=torch.float32, device=self.device)  # 1 after a value that is not finite
         self.updates = torch.zeros((), dtype=torch.int64, device=self.device)  # number of applied updates
         self.first = True  # the next batch is the first of its update
         optimizer.found_inf, optimizer.grad_scale = self.bad, None  # type: ignore[attr-defined]
@@ -244,7 +246,7 @@ class Captured(Stepper):
             self.graphs[key] = passes, buffers
         self.uses[key] += 1
         graph, buffers = self.graphs[key]
-        self.scale.fill_(scale)
+        self.scale.copy_(torch.as_tensor(scale))
         for buffer, x in zip(buffers, tensors, strict=True):
             buffer.copy_(x, non_blocking=True)
         graph.replay()

@@ -1,0 +1,303 @@
+"""Train several runs as one: models of one shape with their own seeds, and with their own numbers if these differ.
+
+Every run has the batches that it has alone, in the same order, and its folder gets what it gets alone: metrics, the best
+weights, and a last checkpoint from which it can go on alone. While it trains, one checkpoint holds all of them. A run
+whose loss or gradient is not finite stops with its last good weights, and stays unfinished.
+"""
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnlab.models.members import Crew, stack_members, unstack_member
+from attnlab.models.transformer import Transformer
+from attnlab.tasks.task import PAD, Batch, Task
+from attnlab.training import optimisers as optimise
+from attnlab.training.batches import Batches
+from attnlab.training.checkpoints import Position, keep_weights, read_random_state
+from attnlab.training.loop import CHECK_EVERY, TrainConfig, catch_stop, describe_scores, note_best
+from attnlab.training.member_step import CapturedMembers, EagerMembers, MemberFlat, MemberObjective, RowOptimisers
+from attnlab.training.run_folder import Checkpoint, DamagedError, Metrics, RunFolder, read_checkpoint, write_checkpoint
+from attnlab.training.step import COMPILING, PROGRAMS, pad_tensors
+
+FILE = "together.safetensors"
+SAVE_S = 60.0  # seconds between two checkpoints of all runs: each takes gigabytes
+OWN = {  # what may differ between the runs
+    "seed", "lr", "betas", "eps", "momentum", "weight_decay", "schedule", "warmup", "warmup_start", "period",
+    "period_multiply", "period_shrink", "decay", "min_lr", "clip", "label_smoothing", "z_loss",
+}  # fmt: skip
+Report = Callable[[int, dict[str, Any]], None]  # number of the run, and its measurement
+
+
+@dataclass
+class JointRun:
+    """One of the runs: what it trains by, where it leaves its results, and how far it is."""
+
+    config: TrainConfig
+    folder: RunFolder
+    position: Position = field(default_factory=Position)
+    has_ended: bool = False  # stopped early by patience, or failed
+    has_failed: bool = False
+
+
+class JointTraining:
+    """Training of several runs up to config.steps, resumed from `file` if it is there."""
+
+    def __init__(
+        self, task: Task, models: Sequence[Transformer], runs: Sequence[JointRun], *, device: torch.device, file: Path,
+        report: Report,
+    ) -> None:  # fmt: skip
+        configs = [run.config for run in runs]
+        check_configs(configs)
+        self.task, self.runs, self.file, self.report, self.device = task, runs, file, report, device
+        self.config, self.crew = configs[0], Crew([config.seed for config in configs])
+        torch.manual_seed(self.config.seed)
+        self.model = stack_members(models, self.crew).to(device).train()
+        self.stepper = self._build_stepper(configs)
+        captured = isinstance(self.stepper, CapturedMembers)
+        solo = SimpleNamespace(num_processes=1, process_index=0, device=device)
+        self.batches = [Batches(task, config, solo, padded=captured) for config in configs]
+        self._resume()
+        self.metrics = [Metrics(run.folder.metrics_file, run.position.metrics_length) for run in runs]
+        self.clock, self.timed, self.saved = time.perf_counter(), 0, time.perf_counter()
+
+    @property
+    def step(self) -> int:
+        """Number of updates so far."""
+        return self.runs[0].position.step
+
+    def run(self) -> list[bool]:
+        """Train to the end. Return which runs are finished; KeyboardInterrupt if the user stops it before."""
+        with ExitStack() as files, catch_stop() as stop:
+            for metrics in self.metrics:
+                files.enter_context(closing(metrics))
+            while self.step < self.config.steps and not all(run.has_ended for run in self.runs):
+                self._update()
+                if self._is_due(self.config.evaluate_every) or self.step in self.config.evaluate_at:
+                    self._validate()
+                if self._is_due(self.config.checkpoint_every):
+                    self._keep_weights()
+                if stop.is_set() or time.perf_counter() - self.saved > SAVE_S:
+                    self._save()
+                if stop.is_set() and self.step < self.config.steps:
+                    raise KeyboardInterrupt
+            for number, run in enumerate(self.runs):
+                if not run.has_failed:
+                    run.position.finished = True
+                    run.folder.save(self._make_checkpoint(number))
+        self.file.unlink(missing_ok=True)
+        return [not run.has_failed for run in self.runs]
+
+    def _is_due(self, every: int) -> bool:
+        return self.step % every == 0 or self.step == self.config.steps
+
+    def _build_stepper(self, configs: Sequence[TrainConfig]) -> Any:
+        on_gpu = self.device.type == "cuda"
+        captured = on_gpu and self.config.capture != "no"
+        objective = MemberObjective(self.model, configs, PAD)
+        if captured and self.config.compile != "no":
+            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, PROGRAMS)
+            for block in self.model.all_blocks():
+                block.compile(dynamic=self.config.compile == "dynamic", options=COMPILING)
+        half = self.config.precision == "bf16" or (self.config.precision == "auto" and on_gpu)
+        flat = MemberFlat(self.model, len(configs), torch.bfloat16 if half else torch.float32)
+        clips = [config.clip for config in configs]
+        return (CapturedMembers if captured else EagerMembers)(
+            objective, flat, RowOptimisers(flat, configs), clips=clips
+        )
+
+    def _update(self) -> None:
+        epoch = self.runs[0].position.epoch
+        updates = [batches(run.position) for batches, run in zip(self.batches, self.runs, strict=True)]
+        targets = [sum(batch.count for batch in update) for update in updates]
+        scale = torch.tensor([1 / max(count, 1) for count in targets])
+        for number in range(max(len(update) for update in updates)):
+            batch = [update[number] if number < len(update) else None for update in updates]
+            inputs, goals = self._join(batch)
+            self.stepper.accumulate(inputs, goals, scale)
+        rates = [optimise.compute_learning_rate(run.config, self.step) for run in self.runs]
+        self.stepper.optimizer.set_rates(rates)
+        self.stepper.apply()
+        for run, count in zip(self.runs, targets, strict=True):
+            run.position.step += 1
+            run.position.targets += count
+        self.timed += sum(targets)
+        if self._is_due(CHECK_EVERY):
+            self._note_failures()
+        if self._is_due(self.config.log_every):
+            self._log(epoch, rates)
+
+    def _join(self, batches: Sequence[Batch | None]) -> tuple[list[Tensor], Tensor]:
+        """Join the members' batches to one, (s·b,…), padded to the same sizes; a missing one is all padding."""
+        given = [[] if batch is None else [*batch.inputs, batch.targets] for batch in batches]
+        count = max(map(len, given))
+        rows = max(len(own[0]) for own in given if own)
+        wide = [max((own[n].shape[1] for own in given if own and own[n].dim() == 2), default=0) for n in range(count)]
+        joined = []
+        for n in range(count):
+            parts = [own[n] if own else torch.zeros(0, 0, dtype=torch.long) for own in given]
+            joined.append(torch.cat([pad_tensors([part], rows, wide[n], PAD)[0] for part in parts]))
+        sizes = [[tuple(x.shape) if x.dim() == 2 else (len(x), 0) for x in own[:-1]] or [(0, 0)] for own in given]
+        self.crew.sizes = {"encoder": [own[0] for own in sizes], "decoder": [own[-1] for own in sizes]}
+        return joined[:-1], joined[-1]
+
+    def _note_failures(self) -> None:
+        bad = self.stepper.bad.tolist()
+        for run, flag, updates in zip(self.runs, bad, self.stepper.updates.tolist(), strict=True):
+            if flag and not run.has_ended:
+                run.has_ended = run.has_failed = True
+                warnings.warn(f"{run.folder.path}: the loss or a gradient was not finite at step {updates + 1}; the "
+                              "other runs go on without it", stacklevel=2)  # fmt: skip
+
+    def _log(self, epoch: int, rates: Sequence[float]) -> None:
+        speed = self.timed / (time.perf_counter() - self.clock)
+        losses, norms = self.stepper.read_losses(), self.stepper.norm.tolist()
+        for number, run in enumerate(self.runs):
+            values = {"lr": rates[number], "norm": norms[number], "tokens_per_second": speed / len(self.runs)}
+            values |= {"loss": losses[number] / max(run.position.targets, 1)}
+            run.position.targets = 0
+            self._measure(number, {"step": self.step, "epoch": epoch, **values})
+        self.clock, self.timed = time.perf_counter(), 0
+
+    def _validate(self) -> None:
+        self._note_failures()
+        position = self.runs[0].position
+        epoch = position.epoch - (position.index == 0 and position.epoch > 0)
+        for number, values in enumerate(score_members(self.model, len(self.runs), self.task, self.config, self.device)):
+            run = self.runs[number]
+            if run.has_ended:
+                continue
+            self._measure(number, {"step": self.step, "epoch": epoch} | values)
+            note_best(run.position, values["valid_loss"], run.config)
+            if run.position.since_best == 0:
+                write_checkpoint(self._collect_weights(number), run.folder.best)
+            if self.step in self.config.evaluate_at:
+                write_checkpoint(self._collect_weights(number), run.folder.step_file(self.step))
+            if run.position.finished:  # by patience: its weights stay
+                run.has_ended = True
+                self.stepper.bad[number] = 1.0
+        self.clock, self.timed = time.perf_counter(), 0
+
+    def _keep_weights(self) -> None:
+        for number, run in enumerate(self.runs if self.config.keep_last else ()):
+            if not run.has_ended:
+                keep_weights(run.folder, self._collect_weights(number), run.config)
+
+    def _measure(self, number: int, values: dict[str, Any]) -> None:
+        run, metrics = self.runs[number], self.metrics[number]
+        if run.has_ended:
+            return
+        metrics.append(values)
+        run.position.metrics_length = metrics.length()
+        self.report(number, values)
+
+    def _weights(self, number: int) -> dict[str, Tensor]:
+        named = {name: x.detach() for name, x in self.model.named_buffers()} | unstack_member(self.model, number)
+        own = named | self.stepper.flat.views(self.stepper.flat.master, number)
+        return {f"model/{name}": x.detach() for name, x in own.items()}
+
+    def _collect_weights(self, number: int) -> Checkpoint:
+        position = self.runs[number].position
+        return Checkpoint(self._weights(number), {"step": position.step, "best": position.best})
+
+    def _make_checkpoint(self, number: int) -> Checkpoint:
+        """Return what a run needs to go on alone."""
+        state = optimise.read_state(self.stepper.optimizer.rows[number])
+        tensors = self._weights(number) | {f"optimiser/{key}": x for key, x in state.items()}
+        with self.crew.be_member(number):
+            torch_states, plain = read_random_state()
+        tensors |= {f"random/0/{name}": x for name, x in torch_states.items()}
+        return Checkpoint(tensors, vars(self.runs[number].position) | {"random": [plain]})
+
+    def _save(self) -> None:
+        """Write one checkpoint of all runs."""
+        for metrics in self.metrics:
+            metrics.sync()
+        for run, loss in zip(self.runs, self.stepper.loss.tolist(), strict=True):
+            run.position.loss = loss
+        write_checkpoint(Checkpoint(self._list_state(), {"runs": [self._describe(run) for run in self.runs]}), self.file)
+        self.saved = time.perf_counter()
+
+    def _list_state(self) -> dict[str, Tensor]:
+        stepper = self.stepper
+        kept = {"master": stepper.flat.master, "bad": stepper.bad, "updates": stepper.updates, "loss": stepper.loss}
+        kept |= {"generators": torch.stack(self.crew.states)}
+        if self.device.type == "cuda":
+            kept["cuda"] = torch.cuda.get_rng_state(self.device)
+        for number, optimiser in enumerate(stepper.optimizer.rows):
+            kept |= {f"optimiser.{number}.{key}": x for key, x in optimise.read_state(optimiser).items()}
+        return kept
+
+    def _describe(self, run: JointRun) -> dict[str, Any]:
+        return {"path": str(run.folder.path), "has_ended": run.has_ended, "has_failed": run.has_failed} | vars(run.position)
+
+    def _resume(self) -> None:
+        if not self.file.exists():
+            return
+        try:
+            kept = read_checkpoint(self.file)
+        except DamagedError as error:
+            warnings.warn(f"{error}; these runs start from step 0", stacklevel=2)
+            return
+        for run, state in zip(self.runs, kept.state["runs"], strict=True):
+            if state.pop("path") != str(run.folder.path):
+                raise ValueError(f"{self.file} holds other runs: delete it, or use another folder")
+            run.has_ended, run.has_failed = state.pop("has_ended"), state.pop("has_failed")
+            run.position = Position(**state)
+        stepper, tensors = self.stepper, kept.tensors
+        for name in ("bad", "updates", "loss"):
+            getattr(stepper, name).copy_(tensors[name])
+        stepper.flat.master.copy_(tensors["master"])
+        stepper.flat.publish()
+        self.crew.states = [state.clone() for state in tensors["generators"]]
+        if "cuda" in tensors and self.device.type == "cuda":
+            torch.cuda.set_rng_state(tensors["cuda"].cpu(), self.device)
+        for number, optimiser in enumerate(stepper.optimizer.rows):
+            optimise.write_state(optimiser, kept.part(f"optimiser.{number}."))
+
+
+def check_configs(configs: Sequence[TrainConfig]) -> None:
+    """Raise ValueError if runs with these settings cannot train as one."""
+    first = configs[0]
+    for name in [item.name for item in fields(TrainConfig) if item.name not in OWN]:
+        values = list(dict.fromkeys(getattr(config, name) for config in configs))
+        if len(values) > 1:
+            raise ValueError(f"{name}={values[0]} and {name}={values[1]}: runs that train as one share their {name}")
+    if first.optimiser == "muon":
+        raise ValueError("optimiser=muon: its matrices have no rows for many runs; train them one by one")
+    if len({config.seed for config in configs}) < len(configs) and len(set(configs)) < len(configs):
+        raise ValueError("two of these runs are the same")
+
+
+@torch.no_grad()
+def score_members(
+    model: Transformer, members: int, task: Task, config: TrainConfig, device: torch.device
+) -> list[dict[str, float]]:
+    """Return what `loop.evaluate` returns, for each member."""
+    longest = int(np.maximum.reduce(task.get_lengths("valid")).max())
+    plan = task.plan_batches("valid", tokens=max(config.batch_tokens // members, longest), shuffle=False)
+    is_classes = task.architecture == "classification"
+    sums = torch.zeros(members, 3, dtype=torch.float64, device=device)  # nats, right, targets
+    model.eval()
+    for indices in plan:
+        batch = task.make_batch("valid", indices)
+        inputs = [x.to(device).repeat(members, 1) for x in batch.inputs]
+        goals = batch.targets.to(device).repeat(members, *[1] * (batch.targets.dim() - 1))
+        scored = torch.ones_like(goals, dtype=torch.bool) if is_classes else goals != PAD
+        log_prob = model.readout.log_prob(model.hidden(*inputs))
+        nll = -log_prob.gather(-1, goals.unsqueeze(-1)).squeeze(-1).double() * scored
+        right = (log_prob.argmax(-1) == goals) & scored
+        sums += torch.stack([x.reshape(members, -1).sum(1).double() for x in (nll, right, scored)], dim=1)
+    model.train()
+    size = task.count_bytes("valid")
+    return [describe_scores(nll, right, count, size) for nll, right, count in sums.tolist()]
