@@ -228,6 +228,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="comma-separated mechanisms")
     parser.add_argument("--length", type=int, help="only cases of this length n")
+    parser.add_argument("--case", choices=["causal", "grouped", "padded", "9 heads"], help="only this case")
     parser.add_argument("--part", choices=["layers", "llama"], help="default: both")
     parser.add_argument("--definition", action="store_true", help="also time the definition, eager and compiled")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, to see that everything works")
@@ -242,7 +243,7 @@ def main():
     else:
         torch.set_num_threads(1)
     cases = TINY_CASES if given.tiny else CASES if device == "cuda" else CPU_CASES
-    cases = [case for case in cases if given.length in (None, case[1][2])]
+    cases = [case for case in cases if given.length in (None, case[1][2]) and given.case in (None, case[0])]
     parts = {
         "layers": lambda: measure_layers(names, cases, device, given.definition),
         "llama": lambda: measure_llamas(names, device, given.tiny),

@@ -1,12 +1,14 @@
 """Runs that train as one are the runs that train alone: weights, metrics, best and last checkpoints."""
 
-import json
+import signal
 from dataclasses import replace
 
 import pytest
 import torch
-from small_models import LM, TRANSLATOR, every_mechanism, made
+from small_models import LM, every_mechanism, made
 
+from attnlab.experiments.joint_recipes import name_group, train_jointly
+from attnlab.experiments.single_run import is_finished
 from attnlab.models.members import Crew, stack_members, unstack_member
 from attnlab.tasks import find_task
 from attnlab.training import together
@@ -14,7 +16,7 @@ from attnlab.training.loop import TrainConfig
 from attnlab.training.member_step import EagerMembers, MemberFlat, MemberObjective, RowOptimisers
 from attnlab.training.optimisers import build_optimiser, compute_learning_rate, set_learning_rate
 from attnlab.training.recipe import resolve_recipe
-from attnlab.training.run_folder import read_checkpoint
+from attnlab.training.run_folder import RunFolder, read_checkpoint
 from attnlab.training.runs import start_run
 from attnlab.training.step import Eager, Flat, Objective
 
@@ -34,7 +36,9 @@ def double():
 
 def draw_batches(member):
     torch.manual_seed(200 + member)
-    return [torch.randint(1, 19, (3, 5)) for _ in range(UPDATES)], [torch.randint(1, 19, (3, 5)) for _ in range(UPDATES)]
+    return [torch.randint(1, 19, (3, 5)) for _ in range(UPDATES)], [
+        torch.randint(1, 19, (3, 5)) for _ in range(UPDATES)
+    ]
 
 
 def train_alone(model, config, batches):
@@ -71,3 +75,115 @@ def test_twenty_updates_leave_the_weights_of_training_alone(double, name):
         alone, among = train_alone(model, config, batches[member]), unstack_member(stacked, member)
         for at, weight in alone.items():
             torch.testing.assert_close(among[at], weight, rtol=1e-8, atol=1e-8)
+
+
+# Runs in their folders
+
+SMALL = {"data": "lexicon", "width": "16", "layers": "2", "heads": "2", "feed_forward": "20", "steps": "24",
+         "batch_tokens": "120", "evaluate_every": "8", "log_every": "4", "dropout": "0.1", "warmup": "4",
+         "label_smoothing": "0.1", "clip": "1.0", "eps": "1e-3"}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    folder, recipe = tmp_path_factory.mktemp("vocabulary"), resolve_recipe("synthetic", SMALL)
+    return folder, find_task("synthetic").prepare(recipe.data, folder)
+
+
+def make_recipes(*own, **shared):
+    return [resolve_recipe("synthetic", SMALL | shared | more) for more in own]
+
+
+def train_in(folder, vocabulary, recipes):
+    folders = [RunFolder(folder / str(number)) for number in range(len(recipes))]
+    source, task = vocabulary
+    return folders, train_jointly(task, recipes, folders, source, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("attention", ["softmax", "coda"])
+def test_a_run_among_others_leaves_what_it_leaves_alone(tmp_path, vocabulary, attention):
+    recipes = make_recipes({"seed": "1"}, {"seed": "2", "lr": "1e-3", "dropout": "0.2"}, attention=attention)
+    folders, finished = train_in(tmp_path / "among", vocabulary, recipes)
+    assert finished == [True, True]
+    for number, (recipe, among) in enumerate(zip(recipes, folders, strict=True)):
+        alone, _ = start_run(recipe, out=tmp_path / f"alone{number}", device="cpu", report=ignore, note=ignore)
+        assert among.config() == alone.config()
+        mine, theirs = among.metrics(), alone.metrics()
+        assert [row.keys() for row in mine] == [row.keys() for row in theirs]
+        for row, other in zip(mine, theirs, strict=True):
+            for key in row.keys() - {"tokens_per_second"}:
+                assert row[key] == pytest.approx(other[key], rel=1e-4), key
+        for name in ("last", "best"):
+            own, other = (read_checkpoint(getattr(folder, name)) for folder in (among, alone))
+            assert own.tensors.keys() == other.tensors.keys()
+            assert own.state.keys() == other.state.keys()
+            for at, x in own.part("model/").items():
+                torch.testing.assert_close(x, other.part("model/")[at], rtol=1e-3, atol=1e-4)
+
+
+def test_a_run_that_was_among_others_goes_on_alone(tmp_path, vocabulary):
+    first, second = make_recipes({"seed": "1"}, {"seed": "2"})
+    folders, _ = train_in(tmp_path, vocabulary, [first, second])
+    longer = replace(first, training=replace(first.training, steps=32))
+    folder, result = start_run(longer, out=folders[0].path, device="cpu", report=ignore, note=ignore)
+    whole, _ = start_run(longer, out=tmp_path / "whole", device="cpu", report=ignore, note=ignore)
+    assert result.step == 32
+    assert folder.metrics()[-1]["valid_loss"] == pytest.approx(whole.metrics()[-1]["valid_loss"], rel=1e-3)
+
+
+def test_nothing_is_lost_when_runs_are_stopped(tmp_path, vocabulary, monkeypatch):
+    recipes = make_recipes({"seed": "1"}, {"seed": "2"}, attention="coda")
+    whole, _ = train_in(tmp_path / "whole", vocabulary, recipes)
+    update = together.JointTraining._update
+
+    def stop_at_ten(self):
+        update(self)
+        if self.step == 10:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(together.JointTraining, "_update", stop_at_ten)
+    with pytest.raises(KeyboardInterrupt):
+        train_in(tmp_path / "halted", vocabulary, recipes)
+    monkeypatch.setattr(together.JointTraining, "_update", update)
+    halted, finished = train_in(tmp_path / "halted", vocabulary, recipes)
+    assert finished == [True, True]
+    for mine, theirs in zip(halted, whole, strict=True):
+        assert [drop_clock(row) for row in mine.metrics()] == [drop_clock(row) for row in theirs.metrics()]
+        own, other = (read_checkpoint(folder.last) for folder in (mine, theirs))
+        assert all(torch.equal(x, other.tensors[at]) for at, x in own.tensors.items())
+    assert not list((tmp_path / "halted").glob("as-one-*"))
+
+
+def test_a_member_that_diverges_leaves_the_others_as_they_are(tmp_path, vocabulary):
+    good, bad = make_recipes({"seed": "1"}, {"seed": "2", "lr": "1e30", "clip": "0"})
+    with pytest.warns(UserWarning, match="not finite"):
+        folders, finished = train_in(tmp_path / "two", vocabulary, [good, bad])
+    assert finished == [True, False]
+    alone, _ = train_in(tmp_path / "one", vocabulary, [good])
+    assert drop_clock(folders[0].metrics()[-1]) == pytest.approx(drop_clock(alone[0].metrics()[-1]), rel=1e-4)
+    assert not is_finished(folders[1])
+
+
+@pytest.mark.parametrize("other", [{"steps": "25"}, {"optimiser": "muon"}, {"width": "18"}], ids=str)
+def test_what_cannot_train_as_one_is_said(tmp_path, vocabulary, other):
+    recipes = make_recipes({"seed": "1"}, {"seed": "2"} | other)
+    with pytest.raises(ValueError, match=next(iter(other)) if "width" not in other else "same sizes"):
+        train_in(tmp_path, vocabulary, recipes)
+
+
+def test_recipes_share_a_group_if_they_differ_in_plain_numbers():
+    first, *others = make_recipes(
+        {"seed": "1"}, {"seed": "2"}, {"lr": "1e-2"}, {"dropout": "0.3"}, {"label_smoothing": "0"}, {"clip": "0"}
+    )
+    assert {name_group(recipe) for recipe in (first, *others)} == {name_group(first)}
+    apart = make_recipes({"width": "18"}, {"attention": "coda"}, {"steps": "25"}, {"heads": "4"})
+    assert all(name_group(recipe) not in (None, name_group(first)) for recipe in apart)
+    assert name_group(*make_recipes({"optimiser": "muon"})) is None
+
+
+def drop_clock(row):
+    return {key: x for key, x in row.items() if key != "tokens_per_second"}
+
+
+def ignore(_):
+    """Show nothing."""

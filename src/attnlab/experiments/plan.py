@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from attnlab.config import FREE_KEYS, compute_digest
+from attnlab.experiments.joint_recipes import count_fitting, name_group, train_jointly
 from attnlab.experiments.ledger import FILE, Key, Ledger, Row, digest_recipe
 from attnlab.experiments.single_run import count_steps, is_finished, train_alone
 from attnlab.tasks import find_task
 from attnlab.training.recipe import Recipe
 from attnlab.training.run_folder import RunFolder
-from attnlab.training.runs import Run, open_run
+from attnlab.training.runs import Run, choose_device, open_run
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Workplace:
     device: str = "cpu"
     data_dir: str | None = None
     command: str = ""
+    apart: bool = False  # train each run alone, never several as one population
 
     @classmethod
     def at(cls, out: Path, **options: Any) -> "Workplace":
@@ -205,9 +207,24 @@ class TrainedRun(PlannedRun):
     def count_steps(self, place: Workplace) -> int:
         return self.steps if self.is_trained(place) else count_steps(self.folder(place))
 
+    def group(self, place: Workplace) -> str | None:
+        return None if place.apart or place.device == "cpu" else name_group(self.trained)
+
+    def group_limit(self, place: Workplace) -> int:
+        recipe, vocabulary = self.trained, self.vocabulary or prepare_vocabulary(self.trained, place)
+        return count_fitting(
+            recipe, find_task(recipe.task).prepare(recipe.data, vocabulary), choose_device(place.device)
+        )
+
     def train(self, place: Workplace) -> None:
         vocabulary = self.vocabulary or prepare_vocabulary(self.trained, place)
         train_alone(self.trained, self.folder(place), vocabulary, place.device, kept=self.kept_steps)
+
+    def train_together(self, others: Sequence[PlannedRun], place: Workplace) -> None:
+        runs = [self, *(other for other in others if isinstance(other, TrainedRun))]
+        recipe, vocabulary = self.trained, self.vocabulary or prepare_vocabulary(self.trained, place)
+        task, folders = find_task(recipe.task).prepare(recipe.data, vocabulary), [run.folder(place) for run in runs]
+        train_jointly(task, [run.trained for run in runs], folders, vocabulary, choose_device(place.device))
 
     def take_measure(self, place: Workplace) -> dict[str, Any]:
         return self.by.function(open_run(self.folder(place).path, device=place.device, asked=self.trained), place)

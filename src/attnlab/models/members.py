@@ -20,7 +20,6 @@ from torch.nn import functional as F
 
 from attnlab.mechanisms.mechanism import Mechanism, Sides, WithCarry
 from attnlab.models.affine import apply_linear
-from attnlab.models.attention import MultiHead
 from attnlab.models.dropout import Dropout
 from attnlab.models.embedding import LearnedPositions, LinearReadout
 from attnlab.models.transformer import Transformer
@@ -75,11 +74,14 @@ class MemberNorm(nn.Module):
 
     def __init__(self, norm: nn.LayerNorm | nn.RMSNorm, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
         super().__init__()
-        self.weight, self.bias, self.shape, self.eps = weight, bias, list(norm.normalized_shape), norm.eps
+        self.weight, self.bias, self.shape, self.eps = weight, bias, list(norm.normalized_shape), norm.eps or 0.0
         self.is_centred = isinstance(norm, nn.LayerNorm)
 
     def forward(self, x: Tensor) -> Tensor:
-        normed = F.layer_norm(x, self.shape, eps=self.eps) if self.is_centred else F.rms_norm(x, self.shape, eps=self.eps)
+        if self.is_centred:
+            normed = F.layer_norm(x, self.shape, eps=self.eps)
+        else:
+            normed = F.rms_norm(x, self.shape, eps=self.eps)
         y = normed.unflatten(0, (len(self.weight), -1))
         y = y * _spread(self.weight, y)
         return (y if self.bias is None else y + _spread(self.bias, y)).flatten(0, 1)
@@ -122,10 +124,13 @@ class MemberReadout(LinearReadout):
 class MemberDropout(nn.Module):
     """Dropout of each member's part of x (s·b,n,e), at its own rate."""
 
+    keep: Tensor
+
     def __init__(self, parts: Sequence[Dropout], crew: Crew, stack: str) -> None:
         super().__init__()
         self.parts, self.crew, self.stack = nn.ModuleList(parts), crew, stack
         self.rates = [part.p for part in parts]
+        self.register_buffer("keep", 1 - torch.tensor(self.rates)[:, None], persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or not any(self.rates):
@@ -135,7 +140,7 @@ class MemberDropout(nn.Module):
         if len(set(self.rates)) == 1:
             return F.dropout(x, self.rates[0])
         y = x.unflatten(0, (len(self.crew), -1))
-        keep = _spread(1 - y.new_tensor(self.rates)[:, None], y)
+        keep = _spread(self.keep, y)
         return (y * (torch.rand_like(y) < keep) / keep).flatten(0, 1)
 
     def _drop(self, member: int, x: Tensor) -> Tensor:
@@ -161,7 +166,8 @@ class MemberMechanism(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            return getattr(super().__getattr__("parts")[0], name)
+            parts: Any = super().__getattr__("parts")
+            return getattr(parts[0], name)
 
     def query_side(self, x: Tensor) -> Tensor | None:
         return self._join("query_side", x)
@@ -175,11 +181,12 @@ class MemberMechanism(nn.Module):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 sides: Sides = (None, None), **options: Any) -> WithCarry:  # fmt: skip
-        draws = self.training and (self.parts[0].stochastic or self.parts[0].dropout > 0)
+        first: Any = self.parts[0]
+        draws = self.training and (first.stochastic or first.dropout > 0)
         if self.is_shared and (q.is_cuda or not draws):
-            result: WithCarry = self.parts[0](q, k, v, mask, carry, sides=sides, **options)
+            result: WithCarry = first(q, k, v, mask, carry, sides=sides, **options)
             return result
-        contexts, carries = [], []
+        contexts, carries = [], list[Any]()
         inputs = zip(*(self.crew.split(x) for x in (q, k, v, mask, carry, *sides)), strict=True)
         for member, given in enumerate(inputs):
             context, carried = self._attend(member, draws and not q.is_cuda, *given, **options)
@@ -191,7 +198,8 @@ class MemberMechanism(nn.Module):
                 carry: Tensor | None, query_side: Tensor | None, key_side: Tensor | None, **options: Any
                 ) -> WithCarry:  # fmt: skip
         """Attend in one member; cut: without the padding, so that nothing is drawn for it."""
-        mechanism, (rows, i), (_, j) = self.parts[member], *((len(q), x.shape[2]) for x in (q, k))
+        mechanism: Any = self.parts[member]
+        (rows, i), (_, j) = ((len(q), x.shape[2]) for x in (q, k))
         if cut:
             (rows, i), (_, j) = (self.crew.sizes[stack][member] for stack in self.stacks)
         pairs = mechanism.carry_of == "pairs"
@@ -241,7 +249,7 @@ def stack_members(models: Sequence[Transformer], crew: Crew) -> Transformer:
 def unstack_member(stacked: nn.Module, number: int) -> dict[str, Tensor]:
     """Return the weights of one member, by the names that they have in an ordinary model."""
     own = {}
-    for name, x in stacked.named_parameters(remove_duplicate=False):
+    for name, x in stacked.named_parameters():
         before, _, after = name.partition(".mechanism.parts.")
         if not after:
             own[name] = x[number]

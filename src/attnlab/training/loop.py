@@ -27,7 +27,7 @@ from attnlab.training.checkpoints import Position, collect_weights, keep_weights
 from attnlab.training.muon import list_matrices
 from attnlab.training.run_folder import Checkpoint, Metrics, RunFolder, write_checkpoint
 from attnlab.training.scoring import Scored, bits_per_byte, perplexity, score_batches
-from attnlab.training.step import OFTEN, Captured, Eager, Flat, Objective, Stepper
+from attnlab.training.step import COMPILE_AFTER, Captured, Eager, Flat, Objective, Stepper
 
 CHECK_EVERY = 50  # updates between two reads of the device's flag for values that are not finite
 
@@ -272,10 +272,10 @@ def evaluate(
         return None
     sums = torch.tensor([scored.nll_sum, scored.correct, scored.count], dtype=torch.float64, device=accelerator.device)
     nll, correct, count = accelerator.reduce(sums).tolist()
-    return describe_scores(nll, correct, count, task.count_bytes("valid"))
+    return describe_scores(nll, correct, int(count), task.count_bytes("valid"))
 
 
-def describe_scores(nll: float, correct: float, count: float, size: int | None) -> dict[str, float]:
+def describe_scores(nll: float, correct: float, count: int, size: int | None) -> dict[str, float]:
     """Return the values of a validation by name; size: bytes of its text, if it is one."""
     values = {"valid_loss": nll / count, "valid_perplexity": perplexity(nll, count), "valid_accuracy": correct / count}
     return values if size is None else values | {"valid_bits_per_byte": bits_per_byte(nll, size)}
@@ -297,7 +297,7 @@ def _build_stepper(model: nn.Module, config: TrainConfig, accelerator: Any) -> S
     optimizer = optimise.build_optimiser(flat, config, matrices)
     if not captured:
         return Eager(wrapped, flat, optimizer, clip=config.clip)
-    compile_after = {"auto": OFTEN, "static": 0}.get(config.compile)
+    compile_after = COMPILE_AFTER.get(config.compile)
     return Captured(wrapped, flat, optimizer, clip=config.clip, compile_after=compile_after)
 
 

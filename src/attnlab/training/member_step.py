@@ -16,35 +16,33 @@ from torch.nn import functional as F
 
 from attnlab.mechanisms.mechanism import widen
 from attnlab.training.optimisers import build_optimiser, set_learning_rate
-from attnlab.training.step import ALIGNED, Captured, Eager, Stepper
+from attnlab.training.step import ALIGNED, Captured, Eager, Objective, Stepper
 
 if TYPE_CHECKING:
     from attnlab.training.loop import TrainConfig
 
 
-class MemberObjective(nn.Module):
-    """The loss of each member: (s,) sums over its scored targets, as `step.Objective` defines it."""
+class MemberObjective(Objective):
+    """The loss of each member: (s,) sums over its scored targets, as `Objective` defines it."""
 
     def __init__(self, model: nn.Module, configs: Sequence["TrainConfig"], padding: int = 0) -> None:
-        super().__init__()
-        self.model, self.padding, self.members = model, padding, len(configs)
-        self.smoothing = [config.label_smoothing for config in configs]
-        self.z_loss = [config.z_loss for config in configs]
+        super().__init__(model, padding=padding)
+        self.members, device = len(configs), next(model.parameters()).device
+        numbers = [[c.label_smoothing for c in configs], [c.z_loss for c in configs]]
+        self.smoothings, self.factors = (  # (s,1), on the device, because a captured step copies nothing from the host
+            torch.tensor(own, device=device)[:, None] if any(own) else None for own in numbers
+        )
 
-    def forward(self, inputs: Sequence[Tensor], targets: Tensor) -> Tensor:
-        hidden = self.model.hidden(*inputs)  # type: ignore[operator]
-        logits = widen(self.model.readout(hidden).flatten(0, -2))  # type: ignore[operator]
+    def _tail(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        logits, goals = widen(self.model.readout(hidden).flatten(0, -2)), targets.flatten()  # type: ignore[operator]
         ignored = self.padding if targets.dim() > 1 else -100
-        goals = targets.flatten()
         nll = F.cross_entropy(logits, goals, ignore_index=ignored, reduction="none").view(self.members, -1)
         scored = (goals != ignored).view_as(nll)
-        if any(self.smoothing):
-            share = nll.new_tensor(self.smoothing)[:, None]
+        if self.smoothings is not None:
             mean = -logits.log_softmax(-1).mean(-1).view_as(nll)
-            nll = (1 - share) * nll + share * mean * scored
-        if any(self.z_loss):
-            factor = nll.new_tensor(self.z_loss)[:, None]
-            nll = nll + factor * logits.logsumexp(-1).square().view_as(nll) * scored
+            nll = (1 - self.smoothings) * nll + self.smoothings * mean * scored
+        if self.factors is not None:
+            nll = nll + self.factors * logits.logsumexp(-1).square().view_as(nll) * scored
         return nll.sum(1)
 
 
@@ -128,8 +126,16 @@ class RowOptimisers:
 class _Members(Stepper):
     """What differs in the steps of many members: every measurement has one entry for each."""
 
-    def __init__(self, objective: nn.Module, flat: MemberFlat, optimizer: RowOptimisers, *, clips: Sequence[float]) -> None:
-        super().__init__(objective, flat, optimizer, clip=0.0)  # type: ignore[arg-type]
+    def __init__(
+        self,
+        objective: nn.Module,
+        flat: MemberFlat,
+        optimizer: RowOptimisers,
+        *,
+        clips: Sequence[float],
+        **options: Any,
+    ) -> None:
+        super().__init__(objective, flat, optimizer, clip=0.0, **options)  # type: ignore[arg-type]
         self.loss, self.norm = (torch.zeros(flat.members, device=self.device) for _ in range(2))
         self.bad = torch.zeros(flat.members, dtype=torch.float32, device=self.device)
         self.updates = torch.zeros(flat.members, dtype=torch.int64, device=self.device)

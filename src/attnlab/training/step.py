@@ -28,6 +28,7 @@ from attnlab.mechanisms.mechanism import widen
 
 ALIGNED = 64  # parameters start at multiples of this in the flat vector, so that matrix products stay fast
 OFTEN = 1000  # batches of one shape after which it is compiled
+COMPILE_AFTER = {"auto": OFTEN, "static": 0}  # number of batches of a shape, by the setting compile=
 PROGRAMS = 64  # compiled programs per block: one for each width, mode (training or not) and place (first or not)
 # inductor's mixed-order reduction makes the gradient of a layer norm over many tokens slower
 COMPILING: dict[str, str | int | bool | Callable] = {"triton.mix_order_reduction": False}

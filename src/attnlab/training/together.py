@@ -1,14 +1,13 @@
 """Train several runs as one: models of one shape with their own seeds, and with their own numbers if these differ.
 
-Every run has the batches that it has alone, in the same order, and its folder gets what it gets alone: metrics, the best
-weights, and a last checkpoint from which it can go on alone. While it trains, one checkpoint holds all of them. A run
+Every run has the batches that it has alone, in the same order. Its folder gets what it gets alone: metrics, the best
+weights, and a last checkpoint from which it can go on alone. While they train, one checkpoint holds all of them. A run
 whose loss or gradient is not finite stops with its last good weights, and stays unfinished.
 """
 
-import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -28,7 +27,7 @@ from attnlab.training.checkpoints import Position, keep_weights, read_random_sta
 from attnlab.training.loop import CHECK_EVERY, TrainConfig, catch_stop, describe_scores, note_best
 from attnlab.training.member_step import CapturedMembers, EagerMembers, MemberFlat, MemberObjective, RowOptimisers
 from attnlab.training.run_folder import Checkpoint, DamagedError, Metrics, RunFolder, read_checkpoint, write_checkpoint
-from attnlab.training.step import COMPILING, PROGRAMS, pad_tensors
+from attnlab.training.step import COMPILE_AFTER, pad_tensors
 
 FILE = "together.safetensors"
 SAVE_S = 60.0  # seconds between two checkpoints of all runs: each takes gigabytes
@@ -102,19 +101,18 @@ class JointTraining:
         return self.step % every == 0 or self.step == self.config.steps
 
     def _build_stepper(self, configs: Sequence[TrainConfig]) -> Any:
-        on_gpu = self.device.type == "cuda"
+        on_gpu, clips = self.device.type == "cuda", [config.clip for config in configs]
         captured = on_gpu and self.config.capture != "no"
         objective = MemberObjective(self.model, configs, PAD)
-        if captured and self.config.compile != "no":
-            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, PROGRAMS)
-            for block in self.model.all_blocks():
-                block.compile(dynamic=self.config.compile == "dynamic", options=COMPILING)
         half = self.config.precision == "bf16" or (self.config.precision == "auto" and on_gpu)
+        if captured and self.config.compile == "dynamic":
+            objective.compile_parts(dynamic=True)
         flat = MemberFlat(self.model, len(configs), torch.bfloat16 if half else torch.float32)
-        clips = [config.clip for config in configs]
-        return (CapturedMembers if captured else EagerMembers)(
-            objective, flat, RowOptimisers(flat, configs), clips=clips
-        )
+        optimisers = RowOptimisers(flat, configs)
+        if not captured:
+            return EagerMembers(objective, flat, optimisers, clips=clips)
+        compile_after = COMPILE_AFTER.get(self.config.compile)
+        return CapturedMembers(objective, flat, optimisers, clips=clips, compile_after=compile_after)
 
     def _update(self) -> None:
         epoch = self.runs[0].position.epoch
@@ -147,7 +145,7 @@ class JointTraining:
         for n in range(count):
             parts = [own[n] if own else torch.zeros(0, 0, dtype=torch.long) for own in given]
             joined.append(torch.cat([pad_tensors([part], rows, wide[n], PAD)[0] for part in parts]))
-        sizes = [[tuple(x.shape) if x.dim() == 2 else (len(x), 0) for x in own[:-1]] or [(0, 0)] for own in given]
+        sizes = [[(len(x), x.shape[1]) for x in own[:-1]] or [(0, 0)] for own in given]
         self.crew.sizes = {"encoder": [own[0] for own in sizes], "decoder": [own[-1] for own in sizes]}
         return joined[:-1], joined[-1]
 
@@ -202,8 +200,7 @@ class JointTraining:
         self.report(number, values)
 
     def _weights(self, number: int) -> dict[str, Tensor]:
-        named = {name: x.detach() for name, x in self.model.named_buffers()} | unstack_member(self.model, number)
-        own = named | self.stepper.flat.views(self.stepper.flat.master, number)
+        own = unstack_member(self.model, number) | self.stepper.flat.views(self.stepper.flat.master, number)
         return {f"model/{name}": x.detach() for name, x in own.items()}
 
     def _collect_weights(self, number: int) -> Checkpoint:
@@ -225,7 +222,9 @@ class JointTraining:
             metrics.sync()
         for run, loss in zip(self.runs, self.stepper.loss.tolist(), strict=True):
             run.position.loss = loss
-        write_checkpoint(Checkpoint(self._list_state(), {"runs": [self._describe(run) for run in self.runs]}), self.file)
+        write_checkpoint(
+            Checkpoint(self._list_state(), {"runs": [self._describe(run) for run in self.runs]}), self.file
+        )
         self.saved = time.perf_counter()
 
     def _list_state(self) -> dict[str, Tensor]:
@@ -239,7 +238,9 @@ class JointTraining:
         return kept
 
     def _describe(self, run: JointRun) -> dict[str, Any]:
-        return {"path": str(run.folder.path), "has_ended": run.has_ended, "has_failed": run.has_failed} | vars(run.position)
+        return {"path": str(run.folder.path), "has_ended": run.has_ended, "has_failed": run.has_failed} | vars(
+            run.position
+        )
 
     def _resume(self) -> None:
         if not self.file.exists():
@@ -300,4 +301,4 @@ def score_members(
         sums += torch.stack([x.reshape(members, -1).sum(1).double() for x in (nll, right, scored)], dim=1)
     model.train()
     size = task.count_bytes("valid")
-    return [describe_scores(nll, right, count, size) for nll, right, count in sums.tolist()]
+    return [describe_scores(nll, right, int(count), size) for nll, right, count in sums.tolist()]
