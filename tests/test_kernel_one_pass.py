@@ -15,7 +15,7 @@ from attnlab.mechanisms.kernels import one_pass as kernel
 pytestmark = [pytest.mark.kernel, pytest.mark.filterwarnings("ignore:.*FP_FUSION.*:UserWarning")]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (DEVICE == "cuda")  # the interpreter's bf16 is wrong
-SLACK = {torch.float32: 5e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}  # what is allowed beside twice eager's error
+SLACK = {torch.float32: 2e-5, torch.float16: 3e-3, torch.bfloat16: 2e-2}  # what is allowed beside twice eager's error
 SEED = (5 << 32) | 31
 NAMES = [name for name, kind in MECHANISMS.items() if kind.kernels == {"one_pass"}]
 BIASES = ["bhij", "b1ij", "h1j", "hij", "b11j", "ij", "i1"]
@@ -31,6 +31,8 @@ def results(name, qkv, grad, dtype, impl, mask, causal, layer=0, held=None, bias
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)  # the same parameters each time
         mechanism = attention(name, heads=grad.shape[1], head_dim=grad.shape[3], layer=layer, impl=impl).eval()
+        for parameter in mechanism.parameters():  # initial values may be special
+            parameter.data += torch.randn_like(parameter) / 4
     mechanism.to(DEVICE, dtype).sample_seed = SEED
     inputs = [x.to(held or dtype).to(dtype).detach().requires_grad_() for x in (*qkv, bias) if x is not None]
     wanted = dict(zip(("q", "k", "v", "bias"), inputs, strict=False)) | dict(mechanism.named_parameters())
@@ -105,6 +107,21 @@ def test_a_bias_of_minus_infinity_hides_its_key(name):
     for place, y in exact.items():
         assert y.isfinite().all(), place
         torch.testing.assert_close(fused[place], y, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("offset", ["along", "across"])
+def test_the_variance_of_keys_far_from_zero_keeps_its_digits(offset):
+    """Keys with a large common part, and keys that vary most at right angles to the queries."""
+    qkv, grad = [projected(1, 70, 1, 16) for _ in range(3)], torch.randn(1, 1, 70, 16, device=DEVICE)
+    if offset == "along":
+        qkv[1] = qkv[1] + 300.0
+    else:
+        qkv[0][..., 0], qkv[1][..., 0] = 0.0, 1000.0 * qkv[1][..., 0]
+    fused, eager = (results("nap", qkv, grad, torch.float32, impl, None, True) for impl in ("fused", "reference"))
+    exact = results("nap", qkv, grad, torch.float64, "reference", None, True)
+    for place, y in exact.items():
+        error, allowed = ((x[place].double() - y).norm() / y.norm() for x in (fused, eager))
+        assert error <= 2 * allowed + 1e-5, f"{place}: {error:.1e}, eager {allowed:.1e}"
 
 
 def test_a_running_sum_of_thousands_keeps_its_digits():
@@ -223,22 +240,24 @@ COMPILE = """
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from attnlab.mechanisms.kernels import one_pass, online, tiles
+from attnlab.mechanisms.kernels import nap, one_pass, online, tiles
 
-cases = [("bf16", torch.bfloat16, 64, True, form, 99) for form in range(4)]
+cases = [("bf16", torch.bfloat16, 64, True, form, 99) for form in range(5)]
 if EVERY:
     cases += [("fp16", torch.float16, 128, False, 0, 99), ("fp32", torch.float32, 128, True, 2, 99)]
-    cases += [(kind, getattr(torch, name), 256, True, form, rows) for form in range(4) for rows in (5, 99)
+    cases += [(kind, getattr(torch, name), 256, True, form, rows) for form in range(5) for rows in (5, 99)
               for kind, name in (("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32"))]
 for kind, dtype, d, on, form, rows in cases if EVERY else cases[2:3]:
-    for kernel in (online._attend, *(getattr(one_pass, f"_backward_{of}") for of in ("keys", "queries", "bias"))):
-        first = kernel is online._attend
+    kernels = [online._attend, *(getattr(one_pass, f"_backward_{of}") for of in ("keys", "queries", "bias"))]
+    for kernel in kernels + ([nap._measure, nap._measure_slopes] if form == 4 else []):
+        first = kernel in (online._attend, nap._measure)
         tile = tiles.choose_tile(torch.empty(1, 1, rows, d, dtype=dtype), backward=not first)
         more = {"FORM": form, "BIAS": 3 if form == 0 else 1 + on, "NOISY": on, "SHARED": 3}
         more |= {"STORED": False, "EXTRA": on} if first else {}
         more |= {"SUMMED": on} if kernel is one_pass._backward_keys else {}
         options = {name: tile.pop(name) for name in ("num_warps", "num_stages") if name in tile}
         fixed = tile | more | {"MASKED": on, "CAUSAL": on, "DROPPED": on}
+        fixed = {name: value for name, value in fixed.items() if name in kernel.arg_names}
         types = dict.fromkeys(("q", "k", "v", "grad", "out", "dq", "dk", "dv"), f"*{kind}")
         types |= dict.fromkeys(("lse", "delta", "extra", "bias", "dbias"), "*fp32")
         types |= {"bias": "*fp64"} if form == 0 else {}

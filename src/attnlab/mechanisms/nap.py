@@ -15,10 +15,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.config import Positive
+from attnlab.mechanisms.cascade import can_mix_one_pass, mix_one_pass
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, widen
 
 
 class NAP(Mechanism):
+    kernels = frozenset({"one_pass"})
+
     def __init__(self, heads: int, head_dim: int, *, scale: Positive | None = None, **base: Any) -> None:
         super().__init__(heads, head_dim, scale=1.0 if scale is None else scale, **base)
         self.gain = nn.Parameter(torch.ones(heads, 1, 1))
@@ -28,11 +31,21 @@ class NAP(Mechanism):
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
-        s = logits(widen(q), widen(k), self.scale, bias).masked_fill(~seen, 0.0)
+        s = logits(widen(q), widen(k), self.scale, bias)
+        seen = seen & (s > -torch.inf)
+        s = s.masked_fill(~seen, 0.0)
         n = seen.sum(-1, keepdim=True).clamp_min(1)
         away = (s - s.sum(-1, keepdim=True) / n).masked_fill(~seen, 0.0)
         deviation = (away.square().sum(-1, keepdim=True) / n).clamp_min(1e-12).sqrt()
         return (self.gain * away / (deviation + 1e-3) + self.shift).masked_fill(~seen, 0.0).to(q.dtype), None
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+            causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
+        self.check(q, k, mask, at, v)
+        if can_mix_one_pass(self, q, k, v, at=at, bias=bias):
+            extra = torch.stack((self.gain.flatten(), self.shift.flatten()))
+            return mix_one_pass(self, q, k, v, mask, causal=causal, bias=bias, form="nap", extra=extra, eps=1e-3), None
+        return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
 
     def finish(self, context: Tensor) -> Tensor:
         heads = context.transpose(1, 2)  # (b,i,h,d)

@@ -27,7 +27,19 @@ from attnlab.mechanisms.kernels.launch import (
     remember_calls,
     select_device,
 )
-from attnlab.mechanisms.kernels.online import LOG2_E, SOFTMAX, at_pairs, attend, differentiate, hide
+from attnlab.mechanisms.kernels.nap import measure_rows, measure_slopes
+from attnlab.mechanisms.kernels.online import (
+    LOG2_E,
+    NAP,
+    PARTS,
+    SOFTMAX,
+    at_pairs,
+    attend,
+    differentiate,
+    hide,
+    read_part,
+    standardize,
+)
 from attnlab.mechanisms.kernels.pairs import (
     OF_PAIRS,
     add_bias,
@@ -43,30 +55,37 @@ from attnlab.mechanisms.kernels.tiles import choose_tile, compute_delta, load_ti
 
 @triton.jit
 def _slope(
-    x, y, z, g, mask, bias, noise, dropping, lse, delta, head, b, h, first, left, rows, keys, m_b, m_i, m_j, a_b, a_h,
-    a_i, a_j, scale, rate, layer, FORM: tl.constexpr, BIAS: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr,
-    CAUSAL: tl.constexpr, DROPPED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
+    x, y, z, g, mask, bias, extra, noise, dropping, lse, delta, head, b, h, first, left, heads, rows, keys, m_b, m_i,
+    m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM: tl.constexpr, BIAS: tl.constexpr, NOISY: tl.constexpr,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
     """P ∘ D and dS of the BI queries from `first` on (x, gradients g) and the BJ keys from `left` on (y, values z)."""
     i, j = first + tl.arange(0, BI), left + tl.arange(0, BJ)
     s = score_tile(x, y, noise, b, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ)
     seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
     s = add_bias(s, bias, b, h, first, i, j, rows, keys, a_b, a_h, a_i, a_j, BIAS)
-    s, seen = hide(s * LOG2_E, seen, FORM, BIAS)
-    level = tl.load(lse + head * rows + i, mask=i < rows, other=0.0)
+    s, seen = hide(s if FORM == NAP else s * LOG2_E, seen, FORM, BIAS)
     kept = tl.full((BI, BJ), 1.0, tl.float32)
     if DROPPED:
         kept = draw_dropout(tl.load(dropping), rate, head, i[:, None], (left // 4 + tl.arange(0, BJ // 4))[None, :])
     dp = tl.dot(g, tl.trans(z), input_precision="ieee") * kept
-    p, ds = differentiate(s, level, seen, dp, tl.load(delta + head * rows + i, mask=i < rows, other=0.0), FORM)
+    if FORM == NAP:
+        inverse, gain = read_part(lse, 1, head, i, rows), tl.load(extra + h)
+        s = standardize(s, read_part(lse, 0, head, i, rows), inverse)
+        p = tl.where(seen, s * gain + tl.load(extra + heads + h), 0.0)
+        mean, pull = read_part(delta, 0, head, i, rows), read_part(delta, 1, head, i, rows)
+        ds = tl.where(seen, (dp - mean[:, None] - s * pull[:, None]) * (inverse * gain)[:, None], 0.0)
+    else:
+        level = tl.load(lse + head * rows + i, mask=i < rows, other=0.0)
+        p, ds = differentiate(s, level, seen, dp, tl.load(delta + head * rows + i, mask=i < rows, other=0.0), FORM)
     return p * kept, ds
 
 
 @remember_calls
 @triton.jit
 def _backward_keys(
-    q, k, v, mask, bias, noise, dropping, grad, lse, delta, dk, dv, dbias, heads, rows, keys, q_b, q_h, q_i, q_d, k_b,
-    k_h, k_j, k_d, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer,
+    q, k, v, mask, bias, extra, noise, dropping, grad, lse, delta, dk, dv, dbias, heads, rows, keys, q_b, q_h, q_i, q_d,
+    k_b, k_h, k_j, k_d, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer,
     FORM: tl.constexpr, BIAS: tl.constexpr, SUMMED: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr,
     CAUSAL: tl.constexpr, DROPPED: tl.constexpr, SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
     D: tl.constexpr, WIDE: tl.constexpr,
@@ -86,9 +105,9 @@ def _backward_keys(
             x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
             c = load_tile(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
             taken, ds = _slope(
-                x, y, z, c, mask, bias, noise, dropping, lse, delta, b * heads + h, b, h, above, left, rows, keys,
-                m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED, CAUSAL, DROPPED,
-                BI, BJ,
+                x, y, z, c, mask, bias, extra, noise, dropping, lse, delta, b * heads + h, b, h, above, left, heads,
+                rows, keys, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED, CAUSAL,
+                DROPPED, BI, BJ,
             )  # fmt: skip
             sum_v = tl.dot(tl.trans(taken.to(c.dtype)), c, sum_v, input_precision="ieee")
             sum_k = tl.dot(tl.trans(ds.to(x.dtype)), x, sum_k, input_precision="ieee")
@@ -104,8 +123,8 @@ def _backward_keys(
 @remember_calls
 @triton.jit
 def _backward_queries(
-    q, k, v, mask, bias, noise, dropping, grad, lse, delta, dq, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j,
-    k_d, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer,
+    q, k, v, mask, bias, extra, noise, dropping, grad, lse, delta, dq, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h,
+    k_j, k_d, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer,
     FORM: tl.constexpr, BIAS: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
     DROPPED: tl.constexpr, SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr,
     WIDE: tl.constexpr,
@@ -123,20 +142,21 @@ def _backward_queries(
         y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
         z = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
         _, ds = _slope(
-            x, y, z, c, mask, bias, noise, dropping, lse, delta, head, b, h, first, left, rows, keys, m_b, m_i, m_j,
-            a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED, CAUSAL, DROPPED, BI, BJ,
+            x, y, z, c, mask, bias, extra, noise, dropping, lse, delta, head, b, h, first, left, heads, rows, keys, m_b,
+            m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED, CAUSAL, DROPPED, BI, BJ,
         )  # fmt: skip
         sum_q = tl.dot(ds.to(y.dtype), y, sum_q, input_precision="ieee")
     write_tile(dq, sum_q * scale, b, h, i, heads, rows, D, WIDE)
 
 
+@remember_calls
 @triton.jit
 def _backward_bias(
-    q, k, v, mask, bias, noise, dropping, grad, lse, delta, dbias, some, alike, heads, rows, keys, q_b, q_h, q_i, q_d,
-    k_b, k_h, k_j, k_d, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, a_b, a_h, a_i, a_j,
-    scale, rate, layer, FORM: tl.constexpr, BIAS: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr,
-    CAUSAL: tl.constexpr, DROPPED: tl.constexpr, SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
-    D: tl.constexpr, WIDE: tl.constexpr,
+    q, k, v, mask, bias, extra, noise, dropping, grad, lse, delta, dbias, some, alike, heads, rows, keys, q_b, q_h, q_i,
+    q_d, k_b, k_h, k_j, k_d, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate,
+    layer, FORM: tl.constexpr, BIAS: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    DROPPED: tl.constexpr, SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """dS of one tile, summed over the `some` heads of each of `alike` examples that share one head of the bias."""
     columns = tl.cdiv(keys, BJ)
@@ -152,8 +172,8 @@ def _backward_bias(
             y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
             z = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
             _, ds = _slope(
-                x, y, z, c, mask, bias, noise, dropping, lse, delta, b * heads + h, b, h, top, left, rows, keys,
-                m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED, CAUSAL, DROPPED,
+                x, y, z, c, mask, bias, extra, noise, dropping, lse, delta, b * heads + h, b, h, top, left, heads, rows,
+                keys, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED, CAUSAL, DROPPED,
                 BI, BJ,
             )  # fmt: skip
             total += ds
@@ -167,20 +187,23 @@ def one_pass(
     level: Tensor | None, noise: Tensor | None, dropping: Tensor | None, form: int, causal: bool, scale: float,
     rate: float, layer: int, eps: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Context (b,h,i,d) and levels L (b,h,i), in base 2; q (b,h,i,d), k and v (b,g,j,d).
+    """Context (b,h,i,d) and levels L (b,h,i), in base 2, or the numbers of rows of NAP; q (b,h,i,d), k and v (b,g,j,d).
 
     bias    floating-point, broadcastable to (b,h,i,j), or None; −∞ hides a key
             the same for all queries, in float64, for softmax: a running sum, which keeps its digits
     extra   (h,) logits that have no value, or None       level     (b,h,i) the levels of SIGMOID, else None
+            (2,h) gain and shift of NAP
     noise   the seed of ε, or None                        dropping  the seed of dropout, or None; rate: of dropout
     """
     note_launch("one_pass")
-    out, lse = _empty(q)
+    out, lse = _empty(q, form)
     if level is not None:
         lse.copy_(level).mul_(LOG2_E.value)
     wide = None if extra is None else extra.float().contiguous()
     seen, added = read_mask(mask, causal, q, k), read_bias(bias, q, k, _is_shifted(form, extra))
     options: dict[str, Any] = {"scale": scale, "rate": rate, "layer": layer, "form": form, "eps": eps}
+    if form == NAP.value:
+        measure_rows(q, k, seen, added, lse, scale, eps)
     attend(q, k, v, None, seen, added, wide, noise, dropping, out, lse, **options)
     return out, lse
 
@@ -195,8 +218,12 @@ def one_pass_backward(
     (b, h, i, _), (g, j) = q.shape, k.shape[1:3]
     seen, added = read_mask(mask, causal, q, k), read_bias(bias, q, k, _is_shifted(form, extra))
     dq, dk, dv = (empty_by_token(x) for x in (q, k, v))
-    tile, delta = choose_tile(q, backward=True), compute_delta(grad, out)
-    unread = (q if x is None else x for x in (noise, dropping))
+    tile, wide = choose_tile(q, backward=True), None if extra is None else extra.float().contiguous()
+    if form == NAP.value:
+        delta = measure_slopes(q, k, v, seen, added, dropping, grad, lse, scale, rate)
+    else:
+        delta = compute_delta(grad, out)
+    unread = (q if x is None else x for x in (wide, noise, dropping))
     pointers = (q, k, v, seen.mask, added.values, *unread, grad, lse, delta)
     strides = (*q.stride(), *k.stride(), *v.stride(), *grad.stride(), *seen.strides, *added.strides)
     flags = {"FORM": form, "BIAS": added.kind, "NOISY": noise is not None, "DROPPED": dropping is not None}
@@ -212,15 +239,13 @@ def one_pass_backward(
             _backward_bias[grid](*pointers, dbias, some, alike, *numbers, **flags)
     if bias is not None and learnt:
         dbias = dbias.sum_to_size(bias.shape).to(bias.dtype)
-    if extra is None:
-        return dq, dk, dv, dbias, q.new_empty(0)
-    share = torch.exp2(extra.float()[:, None] * LOG2_E.value - lse)
-    return dq, dk, dv, dbias, -(share * delta).sum((0, 2)).to(extra.dtype)
+    dextra = q.new_empty(0) if extra is None else _sum_extra(extra, lse, delta, form)
+    return dq, dk, dv, dbias, dextra
 
 
 @one_pass.register_fake
 def _(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return _empty(q)
+    return _empty(q, rest[8])
 
 
 @one_pass_backward.register_fake
@@ -249,8 +274,19 @@ def _gradients(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
 one_pass.register_autograd(_gradients, setup_context=_save_inputs)
 
 
-def _empty(q: Tensor) -> tuple[Tensor, Tensor]:
-    return empty_by_token(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+def _empty(q: Tensor, form: int) -> tuple[Tensor, Tensor]:
+    b, h, i, _ = q.shape
+    return empty_by_token(q), q.new_empty(
+        (b, h, PARTS.value, i) if form == NAP.value else (b, h, i), dtype=torch.float32
+    )
+
+
+def _sum_extra(extra: Tensor, lse: Tensor, delta: Tensor, form: int) -> Tensor:
+    """The gradient of the extra logits, or of gain and shift of NAP."""
+    if form == NAP.value:
+        return delta[:, :, 2:].sum((0, 3)).mT.to(extra.dtype)
+    share = torch.exp2(extra.float()[:, None] * LOG2_E.value - lse)
+    return -(share * delta).sum((0, 2)).to(extra.dtype)
 
 
 def _empty_sums(q: Tensor, k: Tensor, bias: Tensor | None, learnt: bool) -> Tensor:

@@ -1,18 +1,20 @@
 """Attention over tiles of keys, online: weights are never stored. Logits Z are read, or computed from q and k.
 
-Weights have one of four forms, each a function of its own logit s and of one number L for each row:
+Weights have one of five forms, each a function of its own logit s and of one number L for each row, or of two:
 
     SOFTMAX    e^{s−L}                     L = log Σ e^s         with an extra key of logit x, log (e^x + Σ e^s)
     COG        sign(s) e^{|s|−L}           L = log Σ e^{|s|}
     SOFTPICK   ReLU(e^{s−L} − e^{−L})      L = log (Σ |e^s − 1| + ε e^m)       m = max(0, max s)
     SIGMOID    1 / (1 + e^{−s−L})          L is given
+    NAP        g z + c                     z = (s − L) r with L and r given (nap.py); g and c of the head
 
 With dP the gradient of a weight and δ = Σ_j P dP, the gradient of its logit is
 
     SOFTMAX    P (dP − δ)        COG       |P| dP − P δ
     SIGMOID    P (1 − P) dP      SOFTPICK  e^{s−L} (1[s>0] dP − sign(s) δ)
+    NAP        g r (dP − m − z e)          with m and e given
 
-All exponentials have base 2: s and L hold log₂ e.
+All exponentials have base 2: s and L hold log₂ e, except in NAP.
 """
 
 import triton
@@ -24,7 +26,8 @@ from attnlab.mechanisms.kernels.pairs import ABSENT, Bias, Visibility, add_bias,
 from attnlab.mechanisms.kernels.tiles import choose_tile, load_tile, locate_tile, score_tile, write_tile
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-SOFTMAX, COG, SOFTPICK, SIGMOID = (tl.constexpr(form) for form in range(4))
+SOFTMAX, COG, SOFTPICK, SIGMOID, NAP = (tl.constexpr(form) for form in range(5))
+PARTS = tl.constexpr(4)  # numbers of a row in NAP
 
 
 @triton.jit
@@ -45,6 +48,18 @@ def hide(s, seen, FORM: tl.constexpr, BIAS: tl.constexpr):
         if BIAS != ABSENT:
             seen = seen & (s > float("-inf"))
     return tl.where(seen, s, hidden), seen
+
+
+@triton.jit
+def read_part(x, part, head, i, rows):
+    """One of the numbers of rows i of x (b,h,PARTS,i)."""
+    return tl.load(x + (head * PARTS + part) * rows + i, mask=i < rows, other=0.0)
+
+
+@triton.jit
+def standardize(s, mean, inverse):
+    """Logits z of NAP."""
+    return (s - mean[:, None]) * inverse[:, None]
 
 
 @triton.jit
@@ -90,7 +105,10 @@ def _attend(
     CAUSAL: tl.constexpr, DROPPED: tl.constexpr, SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
     D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """BI queries of one head. STORED: z holds the logits. EXTRA: a logit of each head that has no value."""
+    """BI queries of one head. STORED: z holds the logits. EXTRA: a logit of each head that has no value.
+
+    It is long because it is the one loop over keys that all forms share, and only one form is compiled at a time.
+    """
     tiles = tl.cdiv(rows, BI)
     head, tile, b, h = locate_tile(tiles, heads)
     first = (tiles - 1 - tile) * BI  # causal: the longest rows are the last, and start first
@@ -102,6 +120,9 @@ def _attend(
         top, total = tl.zeros((BI,), dtype=tl.float32) + tl.load(extra + h) * LOG2_E, total + 1.0
     if FORM == SOFTPICK:
         top = tl.zeros((BI,), dtype=tl.float32)
+    if FORM == NAP:
+        gain, shift = tl.load(extra + h), tl.load(extra + heads + h)
+        mean, inverse = read_part(lse, 0, head, i, rows), read_part(lse, 1, head, i, rows)
     if FORM == SIGMOID:
         top = tl.load(lse + head * rows + i, mask=i < rows, other=0.0)
     context = tl.zeros((BI, WIDE), dtype=tl.float32)
@@ -115,22 +136,26 @@ def _attend(
             y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
             s = score_tile(x, y, noise, b, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ)
             s = add_bias(s, bias, b, h, first, i, j, rows, keys, a_b, a_h, a_i, a_j, BIAS)
-            s *= LOG2_E
+            if FORM != NAP:
+                s *= LOG2_E
         s, seen = hide(s, seen, FORM, BIAS)
         level, fade = top, tl.full((BI,), 1.0, tl.float32)
-        if FORM != SIGMOID:
+        if FORM != SIGMOID and FORM != NAP:
             height = tl.where(seen, tl.abs(s), float("-inf")) if FORM == COG else s
             higher = tl.maximum(top, tl.max(height, 1))
             level = tl.where(higher == float("-inf"), 0.0, higher)
             fade = tl.exp2(top - level)
             top = higher
-        p, mass = weigh(s, level, seen, FORM)
-        total = total * fade + tl.sum(mass, 1)
+        if FORM == NAP:
+            p = tl.where(seen, standardize(s, mean, inverse) * gain + shift, 0.0)
+        else:
+            p, mass = weigh(s, level, seen, FORM)
+            total = total * fade + tl.sum(mass, 1)
         if DROPPED:
             p *= draw_dropout(tl.load(dropping), rate, head, i[:, None], (left // 4 + tl.arange(0, BJ // 4))[None, :])
         values = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
         context = tl.dot(p.to(values.dtype), values, context * fade[:, None], input_precision="ieee")
-    if FORM != SIGMOID:
+    if FORM != SIGMOID and FORM != NAP:
         total += eps
         blind = total == 0.0
         total = tl.where(blind, 1.0, total)
@@ -146,7 +171,7 @@ def attend(
 ) -> None:  # fmt: skip
     """Write out = (P ∘ D) v and the levels lse of logits scale·z, or scale·qkᵀ + bias + ε without z.
 
-    SIGMOID reads lse.
+    SIGMOID and NAP read lse.
     """
     (b, h, i, _), tile = q.shape, choose_tile(q)
     pointers = (q if x is None else x for x in (extra, noise, dropping))  # not read if None
@@ -154,6 +179,7 @@ def attend(
     with select_device(q):
         _attend[(b * h * divide_up(i, tile["BI"]),)](
             q if z is None else z, q, k, v, seen.mask, bias.values, *pointers, out, lse, h, i, k.shape[2], *strides,
-            scale, rate, layer, eps, STORED=z is not None, FORM=form, BIAS=bias.kind, EXTRA=extra is not None,
-            NOISY=noise is not None, DROPPED=dropping is not None, SHARED=h // k.shape[1], **seen.flags, **tile,
+            scale, rate, layer, eps, STORED=z is not None, FORM=form, BIAS=bias.kind,
+            EXTRA=extra is not None and form != NAP.value, NOISY=noise is not None, DROPPED=dropping is not None,
+            SHARED=h // k.shape[1], **seen.flags, **tile,
         )  # fmt: skip
