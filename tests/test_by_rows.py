@@ -6,11 +6,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnlab.mechanisms import MECHANISMS, Mechanism, attention, by_rows
 from attnlab.mechanisms.laws import LAWS, judge_law
-from attnlab.mechanisms.mechanism import ALL, logits, masked_softmax
+from attnlab.mechanisms.mechanism import logits, masked_softmax
 
 NAMES = [name for name, kind in MECHANISMS.items() if not (kind.carries and kind.carry_of == "pairs")]
-NAMES = [name for name in NAMES if MECHANISMS[name].lookback != ALL]
-BANDED = [name for name in NAMES if "mix_by_rows" in MECHANISMS[name].mix.__code__.co_names]
+CALLS = {name: set(MECHANISMS[name].mix.__code__.co_names) for name in NAMES}
+BANDED = [name for name, called in CALLS.items() if called & {"mix_by_rows", "count_band_rows"}]
 CASES = {
     "plain": {},
     "causal": {"causal": True},

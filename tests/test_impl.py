@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from attnlab.mechanisms import MECHANISMS, Mechanism, attention, visible_sums
 from attnlab.mechanisms.kernels.launch import LAUNCHED
@@ -110,6 +111,18 @@ def test_fused_equals_the_reference(name, case):
     LAUNCHED.clear()
     Case(name, torch.float32, **CASES[case]).assert_equal("fused", 2e-5)
     assert LAUNCHED - {"noise"} == MECHANISMS[name].kernels
+
+
+@pytest.mark.kernel
+@pytest.mark.filterwarnings("ignore:.*FP_FUSION.*:UserWarning")
+@pytest.mark.parametrize("name", {MECHANISMS[name].kernels: name for name in FUSED}.values())
+def test_kernels_run_inside_a_checkpoint(name):
+    """Of each kernel, once: a checkpoint lets the backward pass read the saved tensors once."""
+    pytest.importorskip("triton")
+    mechanism = attention(name, heads=2, head_dim=16, impl="fused").to(DEVICE).eval()
+    q = torch.randn(1, 2, 5, 16, device=DEVICE, requires_grad=True)
+    outputs = [mechanism(q, q, q)[0], checkpoint(mechanism, q, q, q, use_reentrant=False)[0]]
+    torch.testing.assert_close(*(torch.autograd.grad(x.square().sum(), q)[0] for x in outputs))
 
 
 @pytest.mark.parametrize("name", [name for name, kind in MECHANISMS.items() if not kind.kernels])

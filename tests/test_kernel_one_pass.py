@@ -206,7 +206,7 @@ def test_no_logits_are_kept_for_the_backward_pass(name):
     with torch.autograd.graph.saved_tensors_hooks(lambda x: (sizes.append(x.numel()), x)[1], lambda x: x):
         sides = (mechanism.query_side(x), mechanism.key_side(x)) if mechanism.has_sides else (None, None)
         mechanism(q, k, v, causal=True, sides=sides)
-    assert max(sizes) == q.numel() < 2 * 96 * 96
+    assert max(sizes) <= q.numel() < 2 * 96 * 96
 
 
 def test_it_is_a_proper_operator():

@@ -55,15 +55,18 @@ def draw_dropping(mechanism: Mechanism, q: Tensor) -> tuple[float, Tensor | None
 def mix_one_pass(
     mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool,
     bias: Tensor | None = None, form: str = "softmax", extra: Tensor | None = None, level: Tensor | None = None,
-    eps: float = 0.0, noisy: bool = False,
+    eps: float = 0.0, noisy: bool = False, dropping: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the context by the kernels that store no logits. form, extra, level and eps: see kernels/one_pass.py."""
+    """Return the context by the kernels that store no logits. form, extra, level and eps: see kernels/one_pass.py.
+
+    dropping   the seed of dropout, where a checkpoint needs the same again; by default a fresh one in training
+    """
     from attnlab.mechanisms.kernels import one_pass, online
 
     kind = getattr(online, form.upper()).value
     seed, layer = noise_seed(mechanism, q.device) if noisy else (None, 0)
-    rate, dropping = draw_dropping(mechanism, q)
-    given = (mask, bias, extra, level, seed, dropping, kind, causal, mechanism.scale, rate, layer, eps)
+    rate, drawn = draw_dropping(mechanism, q) if dropping is None else (mechanism.dropout, dropping)
+    given = (mask, bias, extra, level, seed, drawn, kind, causal, mechanism.scale, rate, layer, eps)
     context: Tensor = one_pass.one_pass(q, k, v, *given)[0]
     return context
 

@@ -4,15 +4,34 @@
 
 All heads subtract the same F. It adds no parameters. The first visible key, where the sequence begins, is never masked.
 A row reads all former queries: caches keep them, and each step computes all rows again. A hidden token masks nothing.
+impl="auto" goes by bands of queries where it is large: Σ M of the bands before is passed on. On a GPU each band is one
+softmax attention with the bias −F, whose logits are never stored.
 """
+
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
-from attnlab.mechanisms.mechanism import ALL, Mechanism, WithCarry, logits, masked_softmax, position, widen
+from attnlab.mechanisms.by_rows import count_band_rows, cut_band, draw_kept
+from attnlab.mechanisms.cascade import can_mix_one_pass, mix_one_pass
+from attnlab.mechanisms.mechanism import (
+    ALL,
+    Mechanism,
+    WithCarry,
+    logits,
+    masked_softmax,
+    position,
+    repeat_heads,
+    visible,
+    widen,
+)
 
 
 class Selective(Mechanism):
+    kernels = frozenset({"one_pass"})
     row_sum = 1.0
     self_only = True
     positional = True
@@ -21,9 +40,55 @@ class Selective(Mechanism):
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
-        own, keys = position(q, k, at)[:, None], torch.arange(k.shape[2], device=k.device)
-        present = (seen & (keys == own)).any(-1, keepdim=True)  # the query's token is not hidden itself
-        masks = seen & present & (keys < own) & (seen.cumsum(-1) > 1)
         z = widen(logits(q, k, self.scale, bias))
-        masking = z[:, :1].relu().masked_fill(~masks, 0.0)  # M, (b,1,i,j)
+        masking = compute_masking(z[:, :1], seen, position(q, k, at))
         return masked_softmax(z - (masking.cumsum(-2) - masking), seen).to(q.dtype), None
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+            causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
+        self.check(q, k, mask, at, v)
+        fused, rows = can_mix_one_pass(self, q, k, v, at=at, bias=bias), count_band_rows(self, q, k)
+        if self.impl == "reference" or not (fused or rows < q.shape[2]):
+            return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
+        rate, length = self.dropout if self.training else 0.0, q.shape[2]
+        seeds = torch.randint(2**62, (-(-length // rows),), device=q.device) if rate else None
+        mix = partial(mix_band, self, fused, causal, rate, k.dtype, v.dtype)
+        k, v, contexts = widen(k), widen(v), []
+        masked = k.new_zeros(len(q), 1, 1, 0)  # Σ M over the bands before, (b,1,1,j)
+        for number, first in enumerate(range(0, max(length, 1), rows)):
+            band = cut_band(first, min(first + rows, length), q, k, v, mask, causal=causal, at=at, bias=bias)
+            seed = None if seeds is None else seeds[number]
+            context, masked = checkpoint(mix, masked, seed, **band, use_reentrant=False, preserve_rng_state=False)
+            contexts.append(context)
+        return torch.cat(contexts, dim=2), None
+
+
+def compute_masking(z: Tensor, seen: Tensor, own: Tensor) -> Tensor:
+    """M (b,1,i,j) of the first head's logits z; own (i,): the key index of each query."""
+    own, keys = own[:, None], torch.arange(z.shape[-1], device=z.device)
+    present = (seen & (keys == own)).any(-1, keepdim=True)  # the query's token is not hidden itself
+    masks = seen & present & (keys < own) & (seen.cumsum(-1) > 1)
+    return z.relu().masked_fill(~masks, 0.0)
+
+
+def mix_band(
+    mechanism: Mechanism, fused: bool, causal: bool, rate: float, key_type: torch.dtype, value_type: torch.dtype,
+    masked: Tensor, seed: Tensor | None, *, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, at: Tensor | None,
+    bias: Tensor | None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the context of a band, and Σ M up to its end."""
+    k, v = k.to(key_type), v.to(value_type)
+    seen, masked = visible(q, k, mask, causal=causal, at=at), F.pad(masked, (0, k.shape[2] - masked.shape[3]))
+    first = bias if bias is None or bias.dim() < 3 else bias[..., :1, :, :]
+    z = widen(logits(q[:, :1], k[:, :1], mechanism.scale, first))
+    masking = compute_masking(z, seen, position(q, k, at))
+    summed = masking.cumsum(-2) + masked
+    fade = masking - summed  # −F
+    if fused:
+        added = fade if bias is None else fade + bias
+        context = mix_one_pass(mechanism, q, k, v, mask, causal=causal, bias=added, dropping=seed)
+    else:
+        p = masked_softmax(widen(logits(q, k, mechanism.scale, bias)) + fade, seen).to(q.dtype)
+        p = p if seed is None else p * draw_kept(p.detach(), seed, rate)
+        context = p @ repeat_heads(v, mechanism.heads)
+    return context, summed[:, :, -1:]

@@ -241,9 +241,10 @@ def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
 def _gradients(ctx: Any, grad: Tensor | None, grad_z: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     if torch.is_grad_enabled():
         raise NotImplementedError("the fused cascade has no second derivative; use impl='reference'")
-    _, _, _, _, carry, net, _, out, *_ = ctx.saved_tensors
+    saved = ctx.saved_tensors  # a checkpoint lets them be read once
+    _, _, _, _, carry, net, _, out, *_ = saved
     grad = torch.zeros_like(out) if grad is None else grad
-    dq, dk, dv, dcarry, dnet = cascade_backward(grad, grad_z, *ctx.saved_tensors, *ctx.options)
+    dq, dk, dv, dcarry, dnet = cascade_backward(grad, grad_z, *saved, *ctx.options)
     gradients = (dq, dk, dv, None, None if carry is None else dcarry, None if carry is None or net is None else dnet)
     return *gradients, *(None,) * (2 + len(ctx.options))
 

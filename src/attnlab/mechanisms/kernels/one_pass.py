@@ -265,9 +265,9 @@ def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
 def _gradients(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
     if torch.is_grad_enabled():
         raise NotImplementedError("the fused kernels have no second derivative; use impl='reference'")
-    learnt, extra = ctx.needs_input_grad[4], ctx.saved_tensors[5]
-    dq, dk, dv, dbias, dextra = one_pass_backward(grad, *ctx.saved_tensors, *ctx.options, learnt)
-    given = (dbias if learnt else None, None if extra is None else dextra)
+    learnt, saved = ctx.needs_input_grad[4], ctx.saved_tensors  # a checkpoint lets them be read once
+    dq, dk, dv, dbias, dextra = one_pass_backward(grad, *saved, *ctx.options, learnt)
+    given = (dbias if learnt else None, None if saved[5] is None else dextra)
     return dq, dk, dv, None, *given, *(None,) * (3 + len(ctx.options))
 
 
