@@ -19,7 +19,7 @@ from attnlab.mechanisms.softmax import attend, find_gap
 
 
 class DaGPAM(Mechanism):
-    kernels = frozenset({"dagpam", "softmax"})
+    kernels = frozenset({"dagpam"})
 
     def __init__(
         self, heads: int, head_dim: int, *, initial: float | tuple[float, float] = 1.0, fixed: bool = False,
@@ -84,16 +84,21 @@ class DaGPAM(Mechanism):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
-        """One softmax attention with two query heads, Q⁺ and Q⁻, for each head."""
+        """One kernel for short rows; else one softmax attention with two query heads, Q⁺ and Q⁻, for each head."""
         self.check(q, k, mask, at, v)
         if self.impl == "reference":
             return self.mix_branches(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
         options: dict[str, Any] = {"causal": causal, "at": at, "bias": repeat_bias(bias)}
         if not self.wants_kernels(q):
             return self.combine(attend(self, self.interleave(q), k, v, mask, kernel=False, **options)), None
-        from attnlab.mechanisms.kernels import dagpam, launch
+        from attnlab.mechanisms.kernels import dagpam, launch, short_dagpam
 
         passes = self.is_covered(launch.find_head_gap(q))
+        if passes and at is None and bias is None and short_dagpam.is_short(q, k, v):
+            rate = self.dropout if self.training else 0.0
+            seed = torch.randint(2**62, (), device=q.device) if rate else None
+            given = (self.negative, self.lambdas[0], self.lambdas[-1], mask, seed, causal, self.scale, rate)
+            return short_dagpam.short_dagpam(q, k, v, *given)[0], None
         both = dagpam.stack(q, self.negative).flatten(1, 2) if passes else self.interleave(q)
         context = attend(self, both, k, v, mask, kernel=find_gap(both, k, v, at, bias) is None, **options)
         return dagpam.combine(context, self.lambdas[0], self.lambdas[-1]) if passes else self.combine(context), None
