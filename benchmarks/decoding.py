@@ -1,23 +1,30 @@
 """Beam search with beam 5: sentences per second, beside `generate` of a Marian of the same size in the same run.
 
     python benchmarks/decoding.py [--out results/decoding] [--batch 32,128] [--attention softmax,coda] [--size iwslt14]
+    python benchmarks/decoding.py --ctranslate2 [--dtype float32,bfloat16]        on a CPU with ctranslate2 installed
 
-Both models have random weights and generate the same number of tokens for every sentence. Sources have between half
-and all of the length --source. On a GPU: bf16, our search captured. On a CPU: float32, one thread, our search plain. A
-time is wall-clock time from source to tokens. The two take turns; the result is the median over batches. The time of
-the first batch, with capturing, is shown separately. Times are printed only if the timed search first equals the plain
-one, in float64, on sentences of any length.
+All models have random weights and generate the same number of tokens for every sentence. Sources have between half
+and all of the length --source. On a GPU: bf16, our search captured, wall-clock time from source to tokens. On a CPU:
+float32, one thread, our search plain, processor time, which other programs change less. All take turns; the result is
+the median over batches. The time of the first batch, with capturing, is shown separately. Times are printed only if the
+timed search first equals the plain one, in float64, on sentences of any length.
+
+--ctranslate2 adds CTranslate2 with the weights of our softmax model, in float32 and in int8. In float32 its greedy
+outputs must first equal ours. Its beam search has other rules: it renormalises over the words that are allowed. So all
+outputs have the same forced length, and the times are of equal numbers of steps.
 """
 
 import argparse
 import statistics
+import tempfile
 import time
 from dataclasses import replace
+from importlib.metadata import version
 
 import measuring
 import torch
 
-from attnlab.decoding.decode import BeamSearch, Session, search_plain
+from attnlab.decoding.decode import BeamSearch, Session, decode_greedy, search_plain
 from attnlab.decoding.search import Rules
 from attnlab.models.presets import PRESETS
 from attnlab.models.transformer import build
@@ -97,46 +104,70 @@ def check_equal(model, config, device):
                 raise ValueError("the captured search and the plain one differ in their scores")
 
 
+def build_peers(model, config, tokens):
+    """Build CTranslate2's models with these weights, and check that the one in float32 decodes greedily as ours."""
+    import ctranslate2_peer
+
+    with tempfile.TemporaryDirectory() as folder:
+        peers = ctranslate2_peer.build_peers(model, config, folder)
+    source = draw_sources(4, config, torch.device("cpu"), 20)
+    ours = decode_greedy(model, source, max_length=tokens, min_length=tokens).best
+    theirs = peers["float32"].decode(source, beam=1, tokens=tokens)
+    if any(a.tokens[:-1] != b[:-1] for a, b in zip(ours, theirs, strict=True)):  # our last token is eos
+        raise ValueError("CTranslate2 in float32 and our model differ in their greedy outputs")
+    return {
+        f"ctranslate2_{name}": (lambda source, peer=peer: peer.decode(source, beam=BEAM, tokens=tokens))
+        for name, peer in peers.items()
+    }
+
+
 def measure_seconds(run, source):
-    if source.is_cuda:
-        torch.cuda.synchronize()
+    if not source.is_cuda:
+        start = time.process_time()
+        run(source)
+        return time.process_time() - start
+    torch.cuda.synchronize()
     start = time.perf_counter()
     run(source)
-    if source.is_cuda:
-        torch.cuda.synchronize()
+    torch.cuda.synchronize()
     return time.perf_counter() - start
 
 
-def compare_speeds(ours, theirs, batch, config, device, longest, repeats):
-    """Return the seconds of our first batch, and the median seconds per batch of both."""
-    first, times = measure_seconds(ours, draw_sources(batch, config, device, longest)), ([], [])
+def compare_speeds(ours, peers, batch, config, device, longest, repeats):
+    """Return the seconds of our first batch, and the median seconds per batch of ours and of each peer, by name."""
+    runs = {"ours": ours} | peers
+    first, times = measure_seconds(ours, draw_sources(batch, config, device, longest)), {name: [] for name in runs}
     for _ in range(2):
-        ours(draw_sources(batch, config, device, longest))
-        theirs(draw_sources(batch, config, device, longest))
+        for run in runs.values():
+            run(draw_sources(batch, config, device, longest))
     for _ in range(repeats):
         source = draw_sources(batch, config, device, longest)
-        for run, taken in zip((ours, theirs), times, strict=True):
-            taken.append(measure_seconds(run, source))
-    return first, *map(statistics.median, times)
+        for name, run in runs.items():
+            times[name].append(measure_seconds(run, source))
+    return first, {name: statistics.median(taken) for name, taken in times.items()}
 
 
-def measure_all(given, device, dtype):
+def measure_all(given, device):
     config, captured = SIZES[given.size], device.type == "cuda"
-    theirs = make_generate(build_marian(config, device, dtype), given.tokens)
-    rows = []
+    default = torch.bfloat16 if captured else torch.float32
+    marian, rows = make_generate(build_marian(config, device, default), given.tokens), []
     for name in given.attention:
-        row = {"attention": name, "size": given.size, "beam": BEAM, "tokens": given.tokens, "captured": captured}
         torch.manual_seed(SEED)
-        model = build(replace(config, attention=name)).eval().to(device)
-        check_equal(model.double(), config, device)
-        ours = make_search(model.to(dtype), given.tokens, captured)
-        for batch in given.batch:
-            first, mine, peer = compare_speeds(ours, theirs, batch, config, device, given.source, given.repeats)
-            rows.append(
-                row
-                | {"batch": batch, "sentences_per_s": batch / mine, "marian_sentences_per_s": batch / peer}
-                | {"times_marian": peer / mine, "first_batch_s": first}
-            )
+        model = build(replace(config, attention=name)).eval()
+        peers = {"marian": marian}
+        if given.ctranslate2 and name == "softmax":
+            peers |= build_peers(model, config, given.tokens)
+        check_equal(model.to(device).double(), config, device)
+        for dtype in given.dtype:
+            row = {"attention": name, "size": given.size, "beam": BEAM, "tokens": given.tokens, "captured": captured}
+            ours = make_search(model.to(getattr(torch, dtype)), given.tokens, captured)
+            for batch in given.batch:
+                first, seconds = compare_speeds(ours, peers, batch, config, device, given.source, given.repeats)
+                mine = seconds.pop("ours")
+                row |= {"dtype": dtype, "batch": batch, "sentences_per_s": batch / mine, "first_batch_s": first}
+                for peer, taken in seconds.items():
+                    row |= {f"{peer}_sentences_per_s": batch / taken, f"times_{peer}": taken / mine}
+                rows.append(dict(row))
     return rows
 
 
@@ -149,17 +180,26 @@ def main():
     parser.add_argument("--tokens", type=int, default=30, help="tokens to generate per sentence")
     parser.add_argument("--source", type=int, default=30, help="tokens of the longest sentence")
     parser.add_argument("--repeats", type=int, default=measuring.REPEATS if on_gpu else 3)
+    parser.add_argument("--dtype", default="bfloat16" if on_gpu else "float32", help="comma-separated types of ours")
+    parser.add_argument("--ctranslate2", action="store_true", help="on a CPU, measure CTranslate2 too")
     parser.add_argument("--out", help="folder to write the numbers to, as JSON")
     given = parser.parse_args()
     given.attention, given.batch = given.attention.split(","), [int(n) for n in given.batch.split(",")]
+    given.dtype = given.dtype.split(",")
+    if given.ctranslate2 and on_gpu:
+        parser.error("--ctranslate2 compares on a CPU; hide the GPU with CUDA_VISIBLE_DEVICES=")
     if not on_gpu:
         torch.set_num_threads(1)
-    rows = measure_all(given, torch.device("cuda" if on_gpu else "cpu"), torch.bfloat16 if on_gpu else torch.float32)
-    about = measuring.collect_provenance(SEED) | {"transformers": __import__("transformers").__version__}
+    rows = measure_all(given, torch.device("cuda" if on_gpu else "cpu"))
+    about = measuring.collect_provenance(SEED) | {"transformers": version("transformers")}
+    keys = ["attention", "dtype", "batch", "sentences_per_s", "marian_sentences_per_s", "times_marian", "first_batch_s"]
+    columns = ["attention", "type", "batch", "sentences/s", "Marian's", "× Marian", "first batch s"]
+    if given.ctranslate2:
+        about |= {"ctranslate2": version("ctranslate2")}
+        keys += [f"times_ctranslate2_{kind}" for kind in ("float32", "int8")]
+        columns += ["× CTranslate2 float32", "× CTranslate2 int8"]
     print(f"beam {BEAM}, {given.tokens} tokens, {given.size} on {about['hardware']}, torch {about['torch']}")
-    keys = ["attention", "batch", "sentences_per_s", "marian_sentences_per_s", "times_marian", "first_batch_s"]
-    columns = ["attention", "batch", "sentences/s", "Marian's", "× Marian", "first batch s"]
-    print(measuring.format_table(columns, [[row[key] for key in keys] for row in rows]))
+    print(measuring.format_table(columns, [[row.get(key, "–") for key in keys] for row in rows]))
     measuring.write_results(given.out, "gpu" if on_gpu else "cpu", about, rows)
 
 

@@ -255,14 +255,29 @@ def render_learning(name: str, path: Path) -> str:
 
 def render_decoding(path: Path) -> str:
     about, rows = read_results(path)
-    title = render_head("Beam search", about, "decoding.py")
+    peers = [key.removeprefix("times_") for key in rows[0] if key.startswith("times_")]
+    compared = any(peer.startswith("ctranslate2") for peer in peers)
+    title = render_head("Beam search", about, "decoding.py" + " --ctranslate2 --dtype float32,bfloat16" * compared)
     rules = f"beam {rows[0]['beam']}, {rows[0]['tokens']} tokens per sentence"
     note = f"The {rows[0]['size']} model, {rules}, beside `generate` of Hugging Face's Marian of the same size."
-    table = [["attention", "batch", "sentences/s", "Marian's", "× Marian"], ["---"] + ["---:"] * 4]
+    if compared:
+        version = f"CTranslate2 {about['ctranslate2']}"
+        note += f" {version} has the weights of our softmax model. One thread, processor time."
+    names = {"marian": "Marian", "ctranslate2_float32": "CTranslate2 float32", "ctranslate2_int8": "CTranslate2 int8"}
+    heads = [text for peer in peers for text in (f"{names[peer]}, sentences/s", f"× {names[peer]}")]
+    columns = ["attention", "type", "batch", "sentences/s", *heads]
+    table = [columns, ["---"] * 2 + ["---:"] * (len(columns) - 2)]
     for r in rows:
-        speeds = [f"{r['sentences_per_s']:,.0f}", f"{r['marian_sentences_per_s']:,.0f}"]
-        table.append([r["attention"], str(r["batch"]), *speeds, f"{r['times_marian']:.1f}"])
+        cells = [r["attention"], r.get("dtype", "bfloat16"), str(r["batch"]), format_speed(r["sentences_per_s"])]
+        for peer in peers:
+            speed, times = r.get(f"{peer}_sentences_per_s"), r.get(f"times_{peer}")
+            cells += ["–", "–"] if speed is None or times is None else [format_speed(speed), f"{times:.1f}"]
+        table.append(cells)
     return "\n\n".join([title, note, format_table(table)])
+
+
+def format_speed(speed: float) -> str:
+    return f"{speed:,.0f}" if speed >= 100 else f"{speed:.3g}"
 
 
 def render_population(path: Path) -> str:

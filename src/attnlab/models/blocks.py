@@ -7,7 +7,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from attnlab.models.attention import MultiHead
-from attnlab.models.cache import BeamDecoding, Cache, CrossCache, Decoding, GrowingCache, StaticCache
+from attnlab.models.cache import BeamDecoding, Cache, CrossCache, Decoding, make_empty_cache
 from attnlab.models.dropout import Dropout
 from attnlab.models.embedding import InputEmbedding
 from attnlab.models.rotary import Rotary, Rotation
@@ -115,7 +115,7 @@ class Block(nn.Module):
         self.attention.check_caching()
         if self.cross is not None:
             self.cross.check_caching()
-        own = GrowingCache() if static is None else StaticCache(static)
+        own = make_empty_cache(static)
         return own, None if self.cross is None or memory is None else CrossCache(self.cross.project_keys(memory))
 
     def can_share_caches(self) -> bool:

@@ -1,6 +1,6 @@
 """Caches of keys and values for incremental decoding, and of what a mechanism derives from each key's input.
 
-A `GrowingCache` concatenates: the queries are the last keys, as in the full pass. A `StaticCache` is allocated once and
+A `GrowingCache` appends: the queries are the last keys, as in the full pass. A `StaticCache` is allocated once and
 written in place at the positions `at`. Entries that are not written yet lie in the future, so causal attention hides
 them. A `CrossCache` holds the keys and values of the memory, which a cross attention computes once. No cache holds a
 carry, because a carry belongs to one step. A mechanism with lookback also reads the last queries, which a cache keeps;
@@ -57,29 +57,42 @@ class Cache(ABC):
         other.former = tuple(x.index_select(0, examples) for x in self.former)
         return other
 
-    def widen(self, times: int) -> Self:
-        """Return the same empty cache for `times` keys at each position."""
-        return copy(self)
-
     def reorder_(self, examples: Tensor) -> None:
         """Select in place; the batch size stays, and each example replaces one with the same source."""
         _copy(self.former, tuple(x.index_select(0, examples) for x in self.former))
 
 
 class GrowingCache(Cache):
-    """A cache that concatenates the keys and values of each step."""
+    """A cache that grows: it appends new keys and values, into memory that doubles when it is full."""
+
+    def __init__(self, tensors: Tensors | None = None, former: Tensors = ()) -> None:
+        super().__init__(tensors, former)
+        self._room: Tensors = ()  # what `tensors` are the first part of
 
     def extend(self, project: Project, at: Tensor | None) -> Tensors:
         new = project()
-        if self.tensors is not None:
-            check_batch(self.tensors[0], new[0])
-            new = tuple(torch.cat(pair, dim=2) for pair in zip(self.tensors, new, strict=True))
-        self.tensors = new
-        return new
+        if self.tensors is None:
+            self.tensors = new
+            return new
+        check_batch(self.tensors[0], new[0])
+        length = self.tensors[0].shape[2]
+        whole = length + new[0].shape[2]
+        if not self._room or whole > self._room[0].shape[2]:
+            self._room = tuple(x.new_empty(*x.shape[:2], 2 * whole, x.shape[3]) for x in self.tensors)
+            _copy(tuple(x[:, :, :length] for x in self._room), self.tensors)
+        self.tensors = tuple(x[:, :, :whole] for x in self._room)
+        _copy(tuple(x[:, :, length:] for x in self.tensors), new)
+        return self.tensors
+
+    def select(self, examples: Tensor) -> Self:
+        other = super().select(examples)
+        other._room = ()
+        return other
 
     def reorder_(self, examples: Tensor) -> None:
         super().reorder_(examples)
-        self.tensors = self.select(examples).tensors
+        selected = self.select(examples)
+        self.tensors, self._room = selected.tensors, ()
 
 
 class StaticCache(Cache):
@@ -102,9 +115,6 @@ class StaticCache(Cache):
             x.index_copy_(2, at, part)
         return self.tensors
 
-    def widen(self, times: int) -> "StaticCache":
-        return StaticCache(self.limit * times)
-
     def reorder_(self, examples: Tensor) -> None:
         super().reorder_(examples)
         _copy(self.tensors or (), tuple(x.index_select(0, examples) for x in self.tensors or ()))
@@ -118,6 +128,11 @@ class StaticCache(Cache):
     def clear_(self) -> None:
         for x in (*(self.tensors or ()), *self.former):
             x.zero_()
+
+
+def make_empty_cache(limit: int | None) -> Cache:
+    """Make a static cache of `limit` keys, or one that grows."""
+    return GrowingCache() if limit is None else StaticCache(limit)
 
 
 class CrossCache(Cache):
@@ -168,7 +183,8 @@ class Decoding:
     def repeat(self, times: int, batch: int, device: torch.device) -> "Decoding":
         """Return the state of `times` hypotheses for each of `batch` examples, as consecutive rows."""
         if self.can_share and times > 1 and not isinstance(self.length, Tensor) and self.length == 0:
-            caches = [(own.widen(times), cross) for own, cross in self.caches]
+            limit = None if self.limit is None else self.limit * times
+            caches = [(make_empty_cache(limit), cross) for _, cross in self.caches]
             return BeamDecoding(caches, self.memory_mask, self.limit, beams=times)
         return self.select(torch.arange(batch * times, device=device) // times)
 
