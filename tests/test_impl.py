@@ -1,5 +1,7 @@
 """One meaning of impl: reference is weights(…) @ v, and what else computes mix equals it, with every gradient."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -121,7 +123,9 @@ def test_kernels_run_inside_a_checkpoint(name):
     pytest.importorskip("triton")
     mechanism = attention(name, heads=2, head_dim=16, impl="fused").to(DEVICE).eval()
     q = torch.randn(1, 2, 5, 16, device=DEVICE, requires_grad=True)
-    outputs = [mechanism(q, q, q)[0], checkpoint(mechanism, q, q, q, use_reentrant=False)[0]]
+    x = torch.randn(1, 5, 32, device=DEVICE)
+    run = partial(mechanism, sides=(mechanism.query_side(x), mechanism.key_side(x)))
+    outputs = [run(q, q, q)[0], checkpoint(run, q, q, q, use_reentrant=False)[0]]
     torch.testing.assert_close(*(torch.autograd.grad(x.square().sum(), q)[0] for x in outputs))
 
 
