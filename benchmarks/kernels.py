@@ -165,6 +165,7 @@ def measure_shape(shape, names, limits):
         if "device_ms" in made["fused"] and "device_ms" in rows[0]:
             made["fused"]["times_softmax"] = made["fused"]["device_ms"] / rows[0]["device_ms"]
         if name in ("coda", "realformer") and "peak_mib" in made["fused"]:
+            made["fused"]["carry_dtype"] = str(case.carry.dtype).removeprefix("torch.")
             # the peak does not count the carry and the gradient that were allocated before
             made["fused"]["peak_of_carries"] = (made["fused"]["peak_mib"] + 2 * carry) / (4 * carry)
         rows += made.values()

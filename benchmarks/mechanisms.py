@@ -180,7 +180,8 @@ def measure_layers(names, cases, device, definition):
 def prepare(case, name, way):
     """Return a step of a mechanism by one way, and its distance from the definition."""
     mechanism, leaves = case.make_layer(name, "auto" if way == "auto" else "reference")
-    more = {"error": case.measure_error(mechanism, leaves)} if way == "auto" else {}
+    more = {"carry_dtype": name_dtype(case.dtype)} if mechanism.carries else {}
+    more |= {"error": case.measure_error(mechanism, leaves)} if way == "auto" else {}
     if way == "compiled definition":
         torch.compiler.reset()
         return case.make_step(mechanism, leaves, torch.compile(case.run)), more
@@ -194,7 +195,13 @@ def measure_llamas(names, device, tiny):
     tokens = adapted_llama.TINY_TOKENS if tiny else adapted_llama.TOKENS
     for name in [None, *names]:
         row = {"part": "llama", "case": "adapted", "shape": list(tokens), "mechanism": name or PEER, "by": "auto"}
+        row |= {"carry_dtype": name_dtype(dtype)} if name and MECHANISMS[name].carries else {}
         yield [measure_step(row, lambda name=name: (adapted_llama.make_step(name, **options), {}), graph=False)]
+
+
+def name_dtype(dtype):
+    """Return the name of a type, such as "bfloat16". What a layer passes to the next has the type of its queries."""
+    return str(dtype).removeprefix("torch.")
 
 
 def read_clock(row):
@@ -211,8 +218,9 @@ def compare_with_peers(rows):
 
 
 def show(rows, about):
-    columns = ["mechanism", "by", "case", "b,h,g,n,d", "device ms", "eager ms", "× peer", "peak MiB", "kernels"]
-    keys = ("device_ms", "eager_ms", "times_peer", "peak_mib")
+    columns = ["mechanism", "by", "case", "b,h,g,n,d", "device ms", "eager ms", "× peer", "peak MiB"]
+    columns += ["carry", "kernels"]
+    keys = ("device_ms", "eager_ms", "times_peer", "peak_mib", "carry_dtype")
     shown = [
         [r["mechanism"], r["by"], r["case"], ",".join(map(str, r["shape"])), *(r.get(key, "–") for key in keys),
          "+".join(r.get("kernels", [])) or "–"] for r in rows

@@ -263,6 +263,22 @@ def test_every_visible_element_is_written(name, n, options, monkeypatch):
     assert (grads[3][hidden] == 0).all()
 
 
+@pytest.mark.parametrize("name", ["coda", "realformer"])
+def test_logits_are_stored_once_for_both_layers_that_read_them(name):
+    q, k, v = (x.requires_grad_() for x in Case(1, 2, 9, 9, 4).qkv)
+    stored, carry = {}, None
+
+    def note(x):
+        if x.shape[-2:] == (9, 9):
+            stored[x.data_ptr()] = x  # kept, so that its place is not used again
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+        for layer in range(3):
+            _, carry = shaken(name, 2, 4, layer, impl="fused")(q, k, v, None, carry, causal=True)
+    assert len(stored) == 3
+
+
 @pytest.mark.parametrize("carried", [True, False])
 def test_it_is_a_proper_operator(carried):
     q, k, v = (torch.randn(1, 2, n, 16, device=DEVICE, requires_grad=True) for n in (3, 5, 5))

@@ -18,7 +18,7 @@ from attnlab.mechanisms.noise import logit_noise
 
 
 class CodaDaGPAM(DaGPAM):
-    kernels = frozenset({"cascade", "coda"})
+    kernels = frozenset({"cascade", "coda", "dagpam"})
     carries = True
     stochastic = True
 
@@ -45,7 +45,7 @@ class CodaDaGPAM(DaGPAM):
         self.check(q, k, mask, at, v)
         options: dict[str, Any] = {"causal": causal, "at": at, "bias": bias}
         if self.wants_kernels(q) and (
-            fused := mix_fused(self, self.interleave(q), k, v, mask, carry, sigma=self.sigma, **options)
+            fused := mix_fused(self, self.interleave_in_one_pass(q), k, v, mask, carry, sigma=self.sigma, **options)
         ):
-            return self.combine(fused[0]), fused[1]
+            return self.combine_in_one_pass(fused[0]), fused[1]
         return self.mix_branches(q, k, v, mask, carry, **options)

@@ -91,17 +91,30 @@ class DaGPAM(Mechanism):
         options: dict[str, Any] = {"causal": causal, "at": at, "bias": repeat_bias(bias)}
         if not self.wants_kernels(q):
             return self.combine(attend(self, self.interleave(q), k, v, mask, kernel=False, **options)), None
-        from attnlab.mechanisms.kernels import dagpam, launch, short_dagpam
+        from attnlab.mechanisms.kernels import launch, short_dagpam
 
-        passes = self.is_covered(launch.find_head_gap(q))
-        if passes and at is None and bias is None and short_dagpam.is_short(q, k, v):
+        if self.is_covered(launch.find_head_gap(q)) and at is None and bias is None and short_dagpam.is_short(q, k, v):
             rate = self.dropout if self.training else 0.0
             seed = torch.randint(2**62, (), device=q.device) if rate else None
             given = (self.negative, self.lambdas[0], self.lambdas[-1], mask, seed, causal, self.scale, rate)
             return short_dagpam.short_dagpam(q, k, v, *given)[0], None
-        both = dagpam.stack(q, self.negative).flatten(1, 2) if passes else self.interleave(q)
+        both = self.interleave_in_one_pass(q)
         context = attend(self, both, k, v, mask, kernel=find_gap(both, k, v, at, bias) is None, **options)
-        return dagpam.combine(context, self.lambdas[0], self.lambdas[-1]) if passes else self.combine(context), None
+        return self.combine_in_one_pass(context), None
+
+    def interleave_in_one_pass(self, q: Tensor) -> Tensor:
+        """`interleave` by a kernel, where it covers q."""
+        from attnlab.mechanisms.kernels import dagpam, launch
+
+        return self.interleave(q) if launch.find_head_gap(q) else dagpam.stack(q, self.negative).flatten(1, 2)
+
+    def combine_in_one_pass(self, context: Tensor) -> Tensor:
+        """`combine` of contexts (b,2h,i,d) by a kernel, where it covers them."""
+        from attnlab.mechanisms.kernels import dagpam, launch
+
+        if launch.find_head_gap(context):
+            return self.combine(context)
+        return dagpam.combine(context, self.lambdas[0], self.lambdas[-1])
 
     def mix_branches(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, carry: Tensor | None, **options: Any

@@ -15,7 +15,7 @@ from attnlab.mechanisms.mechanism import WithCarry, logits, masked_softmax
 
 
 class RealFormerDaGPAM(DaGPAM):
-    kernels = frozenset({"cascade"})
+    kernels = frozenset({"cascade", "dagpam"})
     carries = True
 
     def branches(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
@@ -31,6 +31,8 @@ class RealFormerDaGPAM(DaGPAM):
         """RealFormer's kernels with 2h heads, or the definition."""
         self.check(q, k, mask, at, v)
         options: dict[str, Any] = {"causal": causal, "at": at, "bias": bias}
-        if self.wants_kernels(q) and (fused := mix_fused(self, self.interleave(q), k, v, mask, carry, **options)):
-            return self.combine(fused[0]), fused[1]
+        if self.wants_kernels(q) and (
+            fused := mix_fused(self, self.interleave_in_one_pass(q), k, v, mask, carry, **options)
+        ):
+            return self.combine_in_one_pass(fused[0]), fused[1]
         return self.mix_branches(q, k, v, mask, carry, **options)
