@@ -5,7 +5,7 @@
 All heads subtract the same F. It adds no parameters. The first visible key, where the sequence begins, is never masked.
 A row reads all former queries: caches keep them, and each step computes all rows again. A hidden token masks nothing.
 impl="auto" goes by bands of queries where it is large: Σ M of the bands before is passed on. On a GPU each band is one
-softmax attention with the bias −F, whose logits are never stored.
+softmax attention with the bias −F, whose logits are never stored; a kernel computes F.
 """
 
 from functools import partial
@@ -31,7 +31,7 @@ from attnlab.mechanisms.mechanism import (
 
 
 class Selective(Mechanism):
-    kernels = frozenset({"one_pass"})
+    kernels = frozenset({"one_pass", "selective"})
     row_sum = 1.0
     self_only = True
     positional = True
@@ -50,15 +50,16 @@ class Selective(Mechanism):
         fused, rows = can_mix_one_pass(self, q, k, v, at=at, bias=bias), count_band_rows(self, q, k)
         if self.impl == "reference" or not (fused or rows < q.shape[2]):
             return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
-        rate, length = self.dropout if self.training else 0.0, q.shape[2]
+        rate, length, former = self.dropout if self.training else 0.0, q.shape[2], k.shape[2] - q.shape[2]
         seeds = torch.randint(2**62, (-(-length // rows),), device=q.device) if rate else None
         mix = partial(mix_band, self, fused, causal, rate, k.dtype, v.dtype)
+        call = partial(checkpoint, mix, use_reentrant=False, preserve_rng_state=False) if rows < length else mix
         k, v, contexts = widen(k), widen(v), []
         masked = k.new_zeros(len(q), 1, 1, 0)  # Σ M over the bands before, (b,1,1,j)
         for number, first in enumerate(range(0, max(length, 1), rows)):
             band = cut_band(first, min(first + rows, length), q, k, v, mask, causal=causal, at=at, bias=bias)
             seed = None if seeds is None else seeds[number]
-            context, masked = checkpoint(mix, masked, seed, **band, use_reentrant=False, preserve_rng_state=False)
+            context, masked = call(former + first, masked, seed, **band)
             contexts.append(context)
         return torch.cat(contexts, dim=2), None
 
@@ -73,22 +74,22 @@ def compute_masking(z: Tensor, seen: Tensor, own: Tensor) -> Tensor:
 
 def mix_band(
     mechanism: Mechanism, fused: bool, causal: bool, rate: float, key_type: torch.dtype, value_type: torch.dtype,
-    masked: Tensor, seed: Tensor | None, *, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, at: Tensor | None,
-    bias: Tensor | None,
+    offset: int, masked: Tensor, seed: Tensor | None, *, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
+    at: Tensor | None, bias: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the context of a band, and Σ M up to its end."""
-    k, v = k.to(key_type), v.to(value_type)
-    seen, masked = visible(q, k, mask, causal=causal, at=at), F.pad(masked, (0, k.shape[2] - masked.shape[3]))
+    """Return the context of a band, and Σ M up to its end. offset: the key index of its first query, unless at= is."""
+    k, v, masked = k.to(key_type), v.to(value_type), F.pad(masked, (0, k.shape[2] - masked.shape[3]))
     first = bias if bias is None or bias.dim() < 3 else bias[..., :1, :, :]
-    z = widen(logits(q[:, :1], k[:, :1], mechanism.scale, first))
-    masking = compute_masking(z, seen, position(q, k, at))
-    summed = masking.cumsum(-2) + masked
-    fade = masking - summed  # −F
+    z = logits(q[:, :1], k[:, :1], mechanism.scale, first)
     if fused:
+        from attnlab.mechanisms.kernels.selective import sum_masking
+
+        fade, masked = sum_masking(z, mask, masked, causal, offset)
         added = fade if bias is None else fade + bias
-        context = mix_one_pass(mechanism, q, k, v, mask, causal=causal, bias=added, dropping=seed)
-    else:
-        p = masked_softmax(widen(logits(q, k, mechanism.scale, bias)) + fade, seen).to(q.dtype)
-        p = p if seed is None else p * draw_kept(p.detach(), seed, rate)
-        context = p @ repeat_heads(v, mechanism.heads)
-    return context, summed[:, :, -1:]
+        return mix_one_pass(mechanism, q, k, v, mask, causal=causal, bias=added, dropping=seed), masked
+    seen = visible(q, k, mask, causal=causal, at=at)
+    masking = compute_masking(widen(z), seen, position(q, k, at))
+    summed = masking.cumsum(-2) + masked
+    p = masked_softmax(widen(logits(q, k, mechanism.scale, bias)) - (summed - masking), seen).to(q.dtype)
+    p = p if seed is None else p * draw_kept(p.detach(), seed, rate)
+    return p @ repeat_heads(v, mechanism.heads), summed[:, :, -1:]
