@@ -109,7 +109,8 @@ def _describe(
     z: Tensor, mask: Tensor | None, causal: bool, offset: int
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...], dict[str, Any]]:
     """Pointers, numbers and constants that both kernels take."""
-    (b, _, rows, keys), seen, first, steps = z.shape, read_mask(mask, causal, z, z.mT), z, (0, 0)
+    (b, _, rows, keys), seen, first = z.shape, read_mask(mask, causal, z, z.mT), z
+    steps: tuple[int, ...] = (0, 0)
     if mask is not None:
         first = mask[(None,) * (4 - mask.dim())].int().argmax(-1)[:, 0].int()  # (b|1,i|1)
         steps = first.expand(b, rows).stride()
