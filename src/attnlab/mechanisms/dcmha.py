@@ -58,7 +58,7 @@ class DCMHA(Mechanism):
         s, (query, key) = logits(q, k, self.scale, bias), sides
         before, after = (self.base[:, None, None] + make_matrices(query, self.heads)).to(q.dtype).unbind()
         keyed = make_matrices(key, self.heads).to(q.dtype)
-        return weigh_heads(s, q, k, mask, before, after, keyed, causal=causal, at=at)
+        return weigh_heads(s, q, k, mask, before, after, causal=causal, at=at, keyed=keyed)
 
 
 class DynamicHeads(nn.Module):

@@ -23,13 +23,13 @@ def mix_fused_bands(
 
 
 def weigh_heads(
-    s: Tensor, q: Tensor, k: Tensor, mask: Tensor | None, before: Tensor | None, after: Tensor,
-    keyed: Tensor | None = None, *, causal: bool, at: Tensor | None,
+    s: Tensor, q: Tensor, k: Tensor, mask: Tensor | None, before: Tensor | None, after: Tensor, *, causal: bool,
+    at: Tensor | None, keyed: Tensor | None = None, near: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the weights of logits s (b,h,i,j), by the kernels. before, after and keyed: see `mix_heads`."""
+    """Return the weights of logits s (b,h,i,j), by the kernels. before, after, keyed and near: see `mix_heads`."""
     from attnlab.mechanisms.kernels.mixed_heads import mix_heads
 
     if causal and at is not None:
         mask, causal = visible(q, k, mask, causal=True, at=at), False
-    weights: Tensor = mix_heads(s.to(q.dtype), before, after, keyed, mask, causal)[0]
+    weights: Tensor = mix_heads(s.to(q.dtype), near, before, after, keyed, mask, causal)[0]
     return weights

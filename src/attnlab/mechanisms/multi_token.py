@@ -6,6 +6,14 @@
 θ (one for each head) and M start as the identity. queries = c_q, keys = c_k, group = c_h (default: all heads), norm:
 whether to finish so. Hidden keys count as 0 in the sum, so a key after its query has no influence. A row reads the
 c_q − 1 queries before its own. Rows of a head sum to the sum of its row of M.
+
+The kernels need no convolution, unless a mask differs between queries. Where no pair in the window is hidden, Z is a
+product of longer vectors:
+
+    Z_ij = Σ_a q_{i−a} · K̃^a_j        K̃^a_j = Σ_b θ_ab k_{j+b}        hidden keys are 0 vectors
+
+In causal attention this is not so near the diagonal, at the keys j = i − t with t < c_q − 1 + c_k/2. There Z comes
+from the visible logits in diagonal coordinates, S̄_it = S_{i,i−t} with t ≥ 0:        Z̄_it = Σ_ab θ_ab S̄_{i−a, t−a−b}
 """
 
 from typing import Any
@@ -15,12 +23,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.config import check_value
-from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax, widen
+from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax, repeat_heads, visible, widen
+from attnlab.mechanisms.mixed_heads import mix_fused_bands, weigh_heads
+
+BLOCK = 32  # keys of which one product computes K̃
 
 
 class MultiToken(Mechanism):
     positional = True
     lookback = 5
+    kernels = frozenset({"mixed_heads"})
 
     def __init__(self, heads: int, head_dim: int, *, queries: int = 6, keys: int = 11, group: int | None = None,
                  norm: bool = True, **base: Any) -> None:  # fmt: skip
@@ -52,6 +64,30 @@ class MultiToken(Mechanism):
         grouped = p.view(len(p), *self.mixer.shape[:2], *p.shape[2:])
         return torch.einsum("gnm,bgmij->bgnij", self.mixer, grouped).flatten(1, 2), None
 
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
+            causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
+        options: dict[str, Any] = {"causal": causal, "at": at, "bias": bias}
+        context = mix_fused_bands(self, self.weigh_fused, q, k, v, mask, **options)
+        return super().mix(q, k, v, mask, carry, **options) if context is None else (context, None)
+
+    def weigh_fused(
+        self, q: Tensor, k: Tensor, mask: Tensor | None, *, causal: bool, at: Tensor | None, bias: Tensor | None
+    ) -> Tensor:
+        """Return the weights of a band by the kernels; Z from products with longer vectors, if hidden pairs permit."""
+        own = torch.eye(len(self.mixer), device=q.device, dtype=self.mixer.dtype)[:, None, :, None]
+        after, near = (self.mixer.mT[:, :, None] * own).reshape(self.heads, self.heads), None
+        if bias is None and not (causal and at is not None) and (mask is None or mask.dim() < 2 or mask.shape[-2] == 1):
+            q, k, theta = q * self.scale, repeat_heads(k, self.heads), self.kernel[:, 0].to(q.dtype)
+            if mask is not None:
+                k = k.masked_fill(~mask[(None,) * (4 - mask.dim())].mT, 0.0)
+            if causal and theta[0].numel() > 1:
+                near = convolve_diagonals(q, k, theta)
+            z = unroll(q, theta.shape[1]) @ smooth_keys(k, theta).mT
+        else:
+            seen = visible(q, k, mask, causal=causal, at=at)
+            z = self.convolve(widen(logits(q, k, self.scale, bias)).masked_fill(~seen, 0.0))
+        return weigh_heads(z, q, k, mask, None, after, causal=causal, at=at, near=near)
+
     def convolve(self, s: Tensor) -> Tensor:
         """Return Z of Ŝ, (b,h,i,j), with zeros beyond the borders."""
         if s.numel() == 0:
@@ -66,3 +102,44 @@ class MultiToken(Mechanism):
         y = F.rms_norm(widen(context), (self.head_dim,), widen(self.norm.weight), self.norm.eps).to(context.dtype)
         gate: Tensor = self.gate(y).sigmoid()
         return gate * y
+
+
+def unroll(x: Tensor, count: int) -> Tensor:
+    """(b,h,i,d) -> (b,h,i,count·d): x_{i−count+1}, …, x_i; zeros before the first."""
+    padded = F.pad(x, (0, 0, count - 1, 0))
+    return torch.cat([padded[:, :, m : m + x.shape[2]] for m in range(count)], dim=-1)
+
+
+def smooth_keys(k: Tensor, theta: Tensor) -> Tensor:
+    """Return K̃ of k (b,h,j,d) and θ (h,c_q,c_k), in the order of θ's rows: (b,h,j,c_q·d).
+
+    BLOCK keys are one product of a matrix of shifted θ and the keys of their windows.
+    """
+    (_, _, length, _), (heads, rows, columns) = k.shape, theta.shape
+    width, blocks = BLOCK + columns - 1, max(1, -(-length // BLOCK))
+    shifted = F.pad(theta, (0, BLOCK)).repeat(1, 1, BLOCK)[..., : BLOCK * width]  # each row is shifted by one more
+    matrix = shifted.reshape(heads, rows, BLOCK, width).transpose(1, 2).reshape(heads, 1, BLOCK * rows, width)
+    windows = F.pad(k, (0, 0, columns // 2, blocks * BLOCK - length + columns // 2)).unfold(2, width, BLOCK)
+    return (matrix @ windows.mT).reshape(*k.shape[:2], blocks * BLOCK, -1)[:, :, :length]
+
+
+def score_diagonals(q: Tensor, k: Tensor, count: int) -> Tensor:
+    """S̄_it = q_i · k_{i−t} of t < count, (b,h,i,count); queries are the last keys, and keys before the first are 0."""
+    size = 1 << max(count - 1, 1).bit_length()  # queries of a block; with their keys and those of the block before
+    (b, heads, rows, d), more = q.shape, -q.shape[2] % size
+    blocks = (rows + more) // size
+    q = F.pad(q, (0, 0, more, 0)).reshape(b, heads, blocks, size, d)
+    k = F.pad(k, (0, 0, (blocks + 1) * size - k.shape[2], 0)).reshape(b, heads, blocks + 1, size, d).flip(3)
+    s = (q @ torch.cat([k[:, :, 1:], k[:, :, :-1]], dim=3).mT).flatten(3)  # keys from the last to the first
+    skewed = s[..., size - 1 : size - 1 + size * (2 * size - 1)].reshape(b, heads, blocks * size, 2 * size - 1)
+    return skewed[:, :, more:, :count]
+
+
+def convolve_diagonals(q: Tensor, k: Tensor, theta: Tensor) -> Tensor:
+    """Return Z̄ of q, k (b,h,·,d) and θ (h,c_q,c_k), for t < c_q − 1 + c_k/2: (b,h,i,·)."""
+    rows, half = theta.shape[1], theta.shape[2] // 2
+    near = rows - 1 + half
+    m, source, t, n = (torch.arange(size, device=q.device) for size in (rows, near + half, near, theta.shape[2]))
+    tap = t - (rows - 1 - m)[:, None, None] - source[:, None] + half  # the column of θ that leads from source to t
+    spread = torch.einsum("hmn,mstn->hmst", theta, (tap[..., None] == n).to(theta.dtype)).flatten(1, 2)
+    return unroll(score_diagonals(q, k, near + half), rows) @ spread

@@ -4,7 +4,8 @@
 
     compose(S)_:ij = s (M_i + K_j)        M_i, K_j (h,h): of the row, or the same for all rows; of the key, or none
 
-Without a first matrix Z = S.
+Without a first matrix Z = S. In causal attention, S near the diagonal may come from a tensor of its own, (b,h,i,NEAR):
+its column t holds key i − t, with queries counted like keys.
 
     forward        sweep 1: L = log₂ Σ_j 2^Z'        sweep 2: P = 2^{Z'−L}, then W                  Z' = Z log₂ e
     of the rows    dP = compose'ᵀ(dW)    δ = Σ_j P dP    dM' = Σ_j p ⊗ dw    dM = Σ_j s ⊗ (p ∘ dp) − (Σ_j s ⊗ p) ∘ δ
@@ -68,14 +69,27 @@ def _compose(a, m, of_keys, j, h, heads, keys, T: tl.constexpr, KEYED: tl.conste
 
 
 @triton.jit
+def _find_near(i, j, inside, rows, keys, NEAR: tl.constexpr):
+    """t = i − j of the pairs, with queries counted like keys, and which of them are near: 0 ≤ t < NEAR."""
+    t = (i + (keys - rows))[:, None, None] - j[None, :, None]
+    return t, inside & (t >= 0) & (t < NEAR)
+
+
+@triton.jit
 def _score(
-    s, m, of_keys, mask, b, i, j, h, heads, rows, keys, m_b, m_i, m_j, T: tl.constexpr, FIRST: tl.constexpr,
-    KEYED: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
+    s, near, m, of_keys, mask, b, first, left, i, j, h, heads, rows, keys, m_b, m_i, m_j, T: tl.constexpr,
+    NEAR: tl.constexpr, FIRST: tl.constexpr, KEYED: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
 ):  # fmt: skip
     """s and Z log₂ e of one tile, in float32, and which pairs are visible; s is 0 and Z is −∞ where they are not."""
     seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)[:, :, None]
     place, inside = _place(i, j, h, heads, rows, keys)
-    a = tl.where(seen, tl.load(s + place, mask=inside, other=0.0).to(tl.float32), 0.0)
+    a = tl.load(s + place, mask=inside, other=0.0)
+    if NEAR > 0:  # noqa: SIM102 (a constant, not compiled otherwise)
+        if first + (keys - rows) - left < NEAR - 1 + j.shape[0]:  # the least t of the tile is near
+            t, close = _find_near(i, j, inside, rows, keys, NEAR)
+            row = h[None, None, :] * rows + i[:, None, None]
+            a = tl.where(close, tl.load(near + row * NEAR + t, mask=close, other=0.0), a)
+    a = tl.where(seen, a.to(tl.float32), 0.0)
     z = a
     if FIRST:
         z = _compose(a, m, of_keys, j, h, heads, keys, T, KEYED, False)
@@ -85,9 +99,9 @@ def _score(
 @remember_calls
 @triton.jit
 def _forward(
-    s, before, after, key_before, key_after, mask, out, lse, heads, rows, keys, x_b, x_i, m_b, m_i, m_j,
-    T: tl.constexpr, FIRST: tl.constexpr, KEYED: tl.constexpr, EACH: tl.constexpr, MASKED: tl.constexpr,
-    CAUSAL: tl.constexpr, H: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
+    s, near, before, after, key_before, key_after, mask, out, lse, heads, rows, keys, x_b, x_i, m_b, m_i, m_j,
+    T: tl.constexpr, NEAR: tl.constexpr, FIRST: tl.constexpr, KEYED: tl.constexpr, EACH: tl.constexpr,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, H: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
     """BI rows of one example: W, 0 where hidden, and L."""
     tiles = tl.cdiv(rows, BI)
@@ -95,6 +109,7 @@ def _forward(
     first = (tiles - 1 - tl.program_id(0) % tiles) * BI  # causal: the longest rows are the last, and start first
     i, h = first + tl.arange(0, BI), tl.arange(0, H)
     s += b * heads * rows * keys
+    near += b * heads * rows * NEAR
     out += b * heads * rows * keys
     key_before += b * keys * heads * heads
     key_after += b * keys * heads * heads
@@ -103,8 +118,8 @@ def _forward(
     end = last_key(first + BI, rows, keys, CAUSAL)
     for left in range(0, end, BJ):
         j = left + tl.arange(0, BJ)
-        _, z, _ = _score(s, m, key_before, mask, b, i, j, h, heads, rows, keys, m_b, m_i, m_j, T, FIRST, KEYED, MASKED,
-                         CAUSAL)  # fmt: skip
+        _, z, _ = _score(s, near, m, key_before, mask, b, first, left, i, j, h, heads, rows, keys, m_b, m_i, m_j, T,
+                         NEAR, FIRST, KEYED, MASKED, CAUSAL)  # fmt: skip
         higher = tl.maximum(top, tl.max(z, 1))
         level = tl.where(higher == float("-inf"), 0.0, higher)
         total = total * tl.exp2(top - level) + tl.sum(tl.exp2(z - level[:, None, :]), 1)
@@ -115,8 +130,8 @@ def _forward(
     n = _load_matrices(after + b * x_b, i, h, heads, rows, x_i, T)
     for left in range(0, end, BJ):
         j = left + tl.arange(0, BJ)
-        _, z, _ = _score(s, m, key_before, mask, b, i, j, h, heads, rows, keys, m_b, m_i, m_j, T, FIRST, KEYED, MASKED,
-                         CAUSAL)  # fmt: skip
+        _, z, _ = _score(s, near, m, key_before, mask, b, first, left, i, j, h, heads, rows, keys, m_b, m_i, m_j, T,
+                         NEAR, FIRST, KEYED, MASKED, CAUSAL)  # fmt: skip
         w = _compose(tl.exp2(z - level[:, None, :]), n, key_after, j, h, heads, keys, T, KEYED, False)
         place, inside = _place(i, j, h, heads, rows, keys)
         tl.store(out + place, w, mask=inside)
@@ -128,9 +143,9 @@ def _forward(
 @remember_calls
 @triton.jit
 def _backward_rows(
-    s, before, after, key_before, key_after, mask, grad, lse, delta, dbefore, dafter, heads, rows, keys, x_b, x_i,
-    m_b, m_i, m_j, T: tl.constexpr, FIRST: tl.constexpr, KEYED: tl.constexpr, EACH: tl.constexpr, MASKED: tl.constexpr,
-    CAUSAL: tl.constexpr, H: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
+    s, near, before, after, key_before, key_after, mask, grad, lse, delta, dbefore, dafter, heads, rows, keys, x_b, x_i,
+    m_b, m_i, m_j, T: tl.constexpr, NEAR: tl.constexpr, FIRST: tl.constexpr, KEYED: tl.constexpr, EACH: tl.constexpr,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, H: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
     """BI rows of one example: δ and the gradients of their matrices, of each row or, without EACH, their sum."""
     tiles = tl.cdiv(rows, BI)
@@ -138,6 +153,7 @@ def _backward_rows(
     first = (tiles - 1 - tl.program_id(0) % tiles) * BI
     i, h = first + tl.arange(0, BI), tl.arange(0, H)
     s += b * heads * rows * keys
+    near += b * heads * rows * NEAR
     grad += b * heads * rows * keys
     key_before += b * keys * heads * heads
     key_after += b * keys * heads * heads
@@ -151,8 +167,8 @@ def _backward_rows(
     sum_up = tl.zeros((BI, H, H), dtype=tl.float32)
     for left in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
         j = left + tl.arange(0, BJ)
-        a, z, seen = _score(s, m, key_before, mask, b, i, j, h, heads, rows, keys, m_b, m_i, m_j, T, FIRST, KEYED,
-                            MASKED, CAUSAL)  # fmt: skip
+        a, z, seen = _score(s, near, m, key_before, mask, b, first, left, i, j, h, heads, rows, keys, m_b, m_i, m_j, T,
+                            NEAR, FIRST, KEYED, MASKED, CAUSAL)  # fmt: skip
         p = tl.exp2(z - level[:, None, :])
         place, inside = _place(i, j, h, heads, rows, keys)
         g = tl.where(seen, tl.load(grad + place, mask=inside, other=0.0).to(tl.float32), 0.0)
@@ -186,9 +202,10 @@ def _backward_rows(
 @remember_calls
 @triton.jit
 def _backward_keys(
-    s, before, after, key_before, key_after, mask, grad, lse, delta, ds, dkey_before, dkey_after, heads, rows, keys,
-    x_b, x_i, m_b, m_i, m_j, T: tl.constexpr, FIRST: tl.constexpr, KEYED: tl.constexpr, EACH: tl.constexpr,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr, H: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, SPAN: tl.constexpr,
+    s, near, before, after, key_before, key_after, mask, grad, lse, delta, ds, dnear, dkey_before, dkey_after, heads,
+    rows, keys, x_b, x_i, m_b, m_i, m_j, T: tl.constexpr, NEAR: tl.constexpr, FIRST: tl.constexpr, KEYED: tl.constexpr,
+    EACH: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, H: tl.constexpr, BI: tl.constexpr,
+    BJ: tl.constexpr, SPAN: tl.constexpr,
 ):  # fmt: skip
     """BJ keys and SPAN rows of one example: dS, 0 where hidden, and these rows' part of the gradients of K.
 
@@ -199,6 +216,7 @@ def _backward_keys(
     begin, left = tl.program_id(0) // tiles % spans * SPAN, tl.program_id(0) % tiles * BJ
     j, h = left + tl.arange(0, BJ), tl.arange(0, H)
     s += b * heads * rows * keys
+    near += b * heads * rows * NEAR
     grad += b * heads * rows * keys
     ds += b * heads * rows * keys
     key_before += b * keys * heads * heads
@@ -218,8 +236,8 @@ def _backward_keys(
         if EACH:
             m = _load_matrices(before + b * x_b, i, h, heads, rows, x_i, T)
             n = tl.permute(_load_matrices(after + b * x_b, i, h, heads, rows, x_i, T), (0, 2, 1))
-        a, z, seen = _score(s, m, key_before, mask, b, i, j, h, heads, rows, keys, m_b, m_i, m_j, T, FIRST, KEYED,
-                            MASKED, CAUSAL)  # fmt: skip
+        a, z, seen = _score(s, near, m, key_before, mask, b, below, left, i, j, h, heads, rows, keys, m_b, m_i, m_j, T,
+                            NEAR, FIRST, KEYED, MASKED, CAUSAL)  # fmt: skip
         plane = (b * heads + h[None, :]) * rows + i[:, None]
         known = (i < rows)[:, None] & (h < heads)[None, :]
         p = tl.exp2(z - tl.load(lse + plane, mask=known, other=0.0)[:, None, :])
@@ -230,6 +248,11 @@ def _backward_keys(
         back = dz
         if FIRST:
             back = _compose(dz, tl.permute(m, (0, 2, 1)), key_before, j, h, heads, keys, T, KEYED, True)
+        if NEAR > 0:
+            t, close = _find_near(i, j, inside, rows, keys, NEAR)
+            row = (b * heads + h[None, None, :]) * rows + i[:, None, None]
+            tl.store(dnear + row * NEAR + t, back, mask=close)
+            back = tl.where(close, 0.0, back)
         tl.store(ds + place, back, mask=inside)
         if KEYED:
             turned = tl.permute(p.to(T), (1, 2, 0))
@@ -246,16 +269,18 @@ def _backward_keys(
 
 @operator("attnlab::mix_heads")
 def mix_heads(
-    s: Tensor, before: Tensor | None, after: Tensor, keyed: Tensor | None, mask: Tensor | None, causal: bool
-) -> tuple[Tensor, Tensor]:
+    s: Tensor, near: Tensor | None, before: Tensor | None, after: Tensor, keyed: Tensor | None, mask: Tensor | None,
+    causal: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Weights W (b,h,i,j) of logits s (b,h,i,j), and the rows' levels L (b,h,i), in base 2.
 
+    near            logits of the last keys of each query, its own first, (b,h,i,·), instead of those in s; or None
     before, after   M of S and of P, (b,i,h,h) or (h,h), heads in, heads out; before may be None
     keyed           K of S and of P, (2,b,j,h,h), or None
     mask            bool, broadcastable to (b,1,i,j), or None; causal is aligned bottom-right
     """
     note_launch("mixed_heads")
-    pointers, numbers, flags = _describe(s, before, after, keyed, mask, causal)
+    pointers, numbers, flags = _describe(s, near, before, after, keyed, mask, causal)
     (b, _, i, _), tile = s.shape, choose_rows(s, keyed=flags["KEYED"])
     out, lse = _allocate_outputs(s)
     with select_device(s):
@@ -265,11 +290,11 @@ def mix_heads(
 
 @operator("attnlab::mix_heads_backward")
 def mix_heads_backward(
-    grad: Tensor, s: Tensor, before: Tensor | None, after: Tensor, keyed: Tensor | None, mask: Tensor | None,
-    lse: Tensor, causal: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """The gradients of s, before, after and keyed; that of an argument that is None is empty."""
-    pointers, numbers, flags = _describe(s, before, after, keyed, mask, causal)
+    grad: Tensor, s: Tensor, near: Tensor | None, before: Tensor | None, after: Tensor, keyed: Tensor | None,
+    mask: Tensor | None, lse: Tensor, causal: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of s, near, before, after and keyed; that of an argument that is None is empty."""
+    pointers, numbers, flags = _describe(s, near, before, after, keyed, mask, causal)
     (b, h, i, j), tile = s.shape, choose_rows(s, keyed=flags["KEYED"], backward=True)
     programs, each = b * divide_up(i, tile["BI"]), flags["EACH"]
     (ds, delta), grad = _allocate_outputs(s), grad.contiguous()
@@ -278,26 +303,34 @@ def mix_heads_backward(
         _backward_rows[(programs,)](*pointers, grad, lse, delta, *drows, *numbers, **flags, **tile)
     tile = choose_keys(s, keyed=flags["KEYED"])
     spans = divide_up(i, tile["SPAN"])
+    dnear = s.new_empty(0) if near is None else near.new_zeros(near.shape)
     dkeys = s.new_empty((2, 0) if keyed is None else (2, b, spans, j, h, h), dtype=torch.float32)
     with select_device(s):
         programs = b * spans * divide_up(j, tile["BJ"])
-        _backward_keys[(programs,)](*pointers, grad, lse, delta, ds, *dkeys, *numbers, **flags, **tile)
+        _backward_keys[(programs,)](*pointers, grad, lse, delta, ds, dnear, *dkeys, *numbers, **flags, **tile)
     dbefore, dafter = (drows if each else drows.sum(1)).to(after.dtype).unbind()
     none = after.new_empty(0)
     first, last = none if before is None else dbefore, none if keyed is None else dkeys.sum(2).to(keyed.dtype)
-    return ds, first.clone(), dafter.clone(), last
+    return ds, dnear, first.clone(), dafter.clone(), last
 
 
 def _describe(
-    s: Tensor, before: Tensor | None, after: Tensor, keyed: Tensor | None, mask: Tensor | None, causal: bool
-) -> tuple[tuple[Tensor, ...], tuple[int, ...], dict[str, Any]]:
+    s: Tensor, near: Tensor | None, before: Tensor | None, after: Tensor, keyed: Tensor | None, mask: Tensor | None,
+    causal: bool,
+) -> tuple[tuple[Tensor, ...], tuple[int, ...], dict[str, Any]]:  # fmt: skip
     """Return the pointers, the numbers and the flags that all kernels take."""
     s, after = s.contiguous(), after.contiguous()
     (_, h, i, j), each, seen = s.shape, after.dim() == 4, read_mask(mask, causal, s, s.mT)
     first, keys = after if before is None else before.contiguous(), (s, s) if keyed is None else keyed.contiguous()
-    flags = {"FIRST": before is not None, "KEYED": keyed is not None, "EACH": each, "T": TYPES[s.dtype]}
+    flags = {
+        "NEAR": 0 if near is None else near.shape[3],
+        "FIRST": before is not None,
+        "KEYED": keyed is not None,
+        "EACH": each,
+        "T": TYPES[s.dtype],
+    }
     strides = (i * h * h, h * h) if each else (0, 0)
-    pointers = (s, first, after, *keys, seen.mask)
+    pointers = (s, s if near is None else near.contiguous(), first, after, *keys, seen.mask)
     return pointers, (h, i, j, *strides, *seen.strides), flags | seen.flags | {"H": round_up(h)}
 
 
@@ -333,10 +366,16 @@ def _(s: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 
 
 @mix_heads_backward.register_fake
-def _(grad: Tensor, s: Tensor, before: Tensor | None, after: Tensor, keyed: Tensor | None, *rest: Any
-      ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+def _(grad: Tensor, s: Tensor, near: Tensor | None, before: Tensor | None, after: Tensor, keyed: Tensor | None,
+      *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     first, last = (after.new_empty(0 if x is None else x.shape) for x in (before, keyed))
-    return s.new_empty(s.shape), first, after.new_empty(after.shape), last
+    return (
+        s.new_empty(s.shape),
+        s.new_empty(0 if near is None else near.shape),
+        first,
+        after.new_empty(after.shape),
+        last,
+    )
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -350,7 +389,7 @@ def _gradients(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
         raise NotImplementedError("the fused kernels have no second derivative; use impl='reference'")
     saved = ctx.saved_tensors  # a checkpoint computes them again, and once
     made = mix_heads_backward(grad, *saved, ctx.causal)
-    return *(None if x is None else dx for x, dx in zip(saved[:4], made, strict=True)), None, None
+    return *(None if x is None else dx for x, dx in zip(saved[:5], made, strict=True)), None, None
 
 
 mix_heads.register_autograd(_gradients, setup_context=_save_inputs)
