@@ -1,7 +1,5 @@
 """Carries between the layers of an adapted Hugging Face model, and training with them."""
 
-from contextvars import ContextVar
-
 import pytest
 import tiny_models
 import torch
@@ -12,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 import attnlab
 from attnlab.huggingface import carries as cascade
 from attnlab.huggingface import pretrained
+from attnlab.huggingface.running import Running
 
 
 @pytest.mark.parametrize("mechanism", CARRYING)
@@ -85,7 +84,7 @@ def test_nothing_is_carried_from_the_last_layer_to_the_first(mechanism):
 @pytest.mark.parametrize("mechanism", CARRYING)
 def test_nothing_is_carried_out_of_an_interrupted_pass(mechanism, monkeypatch):
     """torch runs no hooks after a pass that the keyboard interrupts."""
-    monkeypatch.setattr(cascade, "_FLOW", ContextVar("of this test", default=None))
+    monkeypatch.setattr(cascade, "_FLOW", Running())
     interrupted, other = (pretrained.adapt(tiny("gpt2"), mechanism) for _ in range(2))
     shake(other)
     batch = tiny_models.padded_batch(other)

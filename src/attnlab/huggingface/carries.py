@@ -5,12 +5,13 @@ from the call of the model until it returns or fails. Nothing here imports trans
 """
 
 from collections.abc import Callable
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from attnlab.huggingface.running import Running
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +49,7 @@ class CarryFlow:
         return self.owner is None or (model is not self.owner and any(model is part for part in self.owner.modules()))
 
 
-_FLOW: ContextVar[CarryFlow | None] = ContextVar("attnlab_flow", default=None)
+_FLOW = Running[CarryFlow]()
 
 
 def take_carry(place: Place, shape: tuple[int, ...], device: torch.device) -> Tensor | None:
@@ -131,11 +132,12 @@ class CarryingCheckpoint:
             if not recomputing:
                 recomputing = True
                 return function(*inputs, **named)
-            token = _FLOW.set(CarryFlow(None, True, dict(carries)))
+            before = _FLOW.get()
+            _FLOW.set(CarryFlow(None, True, dict(carries)))
             try:
                 return function(*inputs, **named)
             finally:
-                _FLOW.reset(token)
+                _FLOW.set(before)
 
         return self.checkpoint(run_again, *inputs, **options)
 

@@ -7,7 +7,6 @@ Former queries are kept by the layer of the cache (query_history.py). Nothing he
 """
 
 import inspect
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from attnlab.huggingface.running import Running
 from attnlab.mechanisms import Mechanism
 from attnlab.mechanisms.mechanism import Sides
 
@@ -91,12 +91,8 @@ class LayerInputs:
 class CapturedQueryError(Exception):
     """Ends a pass through an attention module that only computes queries."""
 
-    def __init__(self, query: Tensor) -> None:
-        super().__init__("the queries are computed")
-        self.query = query
 
-
-_INPUTS: ContextVar[LayerInputs | None] = ContextVar("attnlab_inputs", default=None)
+_INPUTS = Running[LayerInputs]()
 
 
 def begin_inputs(module: nn.Module, mechanism: Mechanism, args: tuple, named: dict[str, Any]) -> LayerInputs:
@@ -128,9 +124,10 @@ def find_running_inputs() -> LayerInputs | None:
 
 
 def capture_query(query: Tensor) -> None:
-    """End the pass through an attention module if only its queries are wanted."""
+    """Note the queries and end the pass through an attention module if only they are wanted."""
     if (inputs := _INPUTS.get()) is not None and inputs.group is not None:
-        raise CapturedQueryError(query)
+        inputs.queries.append(query)
+        raise CapturedQueryError
 
 
 def bind_arguments(module: nn.Module, args: tuple, named: dict[str, Any]) -> dict[str, Any]:

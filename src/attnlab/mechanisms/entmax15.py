@@ -2,7 +2,8 @@
 
     weights = argmax_{p ∈ Δ} pᵀS + H_{1.5}(p) = [S/2 − τ]²₊,  τ such that they sum to 1
 
-The projection comes from the package `entmax`. On a GPU impl="auto" is the kernel of sparsemax, with another power.
+Of the k keys of positive weight, with mean m and variance v of S/2, τ = m − √(1/k − v). A key is one of them if S/2 is
+above the τ of the keys up to it, sorted. On a GPU impl="auto" is the kernel of sparsemax, with another power.
 """
 
 from functools import partial
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from attnlab.mechanisms.by_rows import mix_by_rows
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits
-from attnlab.mechanisms.sparsemax import has_row_kernel, masked_projection, project_band
+from attnlab.mechanisms.sparsemax import find_support, has_row_kernel, masked_projection, project_band, sort_logits
 
 
 class Entmax15(Mechanism):
@@ -20,10 +21,8 @@ class Entmax15(Mechanism):
 
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
-        from entmax import entmax15
-
         seen = self.visible(q, k, mask, causal=causal, at=at)
-        return masked_projection(entmax15, logits(q, k, self.scale, bias), seen), None
+        return masked_projection(project, logits(q, k, self.scale, bias), seen), None
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
@@ -32,3 +31,16 @@ class Entmax15(Mechanism):
             weigh = partial(project_band, self, "ENTMAX")
             return mix_by_rows(self, weigh, q, k, v, mask, causal=causal, at=at, bias=bias), None
         return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
+
+
+def project(s: Tensor) -> Tensor:
+    """Map rows of logits (…,j) to their 1.5-entmax."""
+    half = s / 2
+    ordered, k = sort_logits(half)
+    mean = ordered.cumsum(-1) / k
+    variance = ordered.square().cumsum(-1) / k - mean.square()
+    support = find_support(half, ordered, ordered >= mean - (1 / k - variance).clamp_min(0).sqrt())
+    size = support.sum(-1, keepdim=True).to(s.dtype)
+    mean = (half * support).sum(-1, keepdim=True) / size
+    variance = ((half - mean).square() * support).sum(-1, keepdim=True) / size
+    return (half - mean + (1 / size - variance).sqrt()).relu().square()

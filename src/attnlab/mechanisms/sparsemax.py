@@ -1,9 +1,10 @@
 """Sparsemax (Martins & Astudillo 2016): the Euclidean projection of the logits onto the simplex, so most weights are 0.
 
-    weights = argmin_{p ∈ Δ} ‖p − S‖²
+    weights = argmin_{p ∈ Δ} ‖p − S‖² = [S − τ]₊,  τ such that they sum to 1
 
-The projection comes from the package `entmax`. On a GPU impl="auto" is a kernel that finds the threshold of each row
-without sorting it, on the logits of a band of queries at a time.
+Over the k keys of positive weight, τ = (Σ S − 1) / k. After sorting, they are the first k, for the largest k with
+1 + k S_k > Σ_{m≤k} S_m. On a GPU impl="auto" is a kernel that finds the threshold of each row without sorting it, on the
+logits of a band of queries at a time.
 """
 
 from collections.abc import Callable
@@ -22,10 +23,8 @@ class Sparsemax(Mechanism):
 
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
-        from entmax import sparsemax
-
         seen = self.visible(q, k, mask, causal=causal, at=at)
-        return masked_projection(sparsemax, logits(q, k, self.scale, bias), seen), None
+        return masked_projection(project, logits(q, k, self.scale, bias), seen), None
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
@@ -34,6 +33,25 @@ class Sparsemax(Mechanism):
             weigh = partial(project_band, self, "SPARSEMAX")
             return mix_by_rows(self, weigh, q, k, v, mask, causal=causal, at=at, bias=bias), None
         return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
+
+
+def project(s: Tensor) -> Tensor:
+    """Project rows of logits (…,j) onto the simplex."""
+    ordered, rank = sort_logits(s)
+    support = find_support(s, ordered, rank * ordered > ordered.cumsum(-1) - 1)
+    tau = ((s * support).sum(-1, keepdim=True) - 1) / support.sum(-1, keepdim=True)
+    return (s - tau).relu()
+
+
+def sort_logits(s: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the logits of each row in falling order, without gradients, and their ranks 1 … j."""
+    ordered = s.detach().sort(-1, descending=True).values
+    return ordered, torch.arange(1, s.shape[-1] + 1, dtype=s.dtype, device=s.device)
+
+
+def find_support(s: Tensor, ordered: Tensor, positive: Tensor) -> Tensor:
+    """Return which logits have a positive weight, bool, by which of the sorted ones have: the first of them."""
+    return s >= ordered.gather(-1, positive.sum(-1, keepdim=True) - 1)
 
 
 def masked_projection(project: Callable[..., Tensor], s: Tensor, seen: Tensor) -> Tensor:
@@ -45,7 +63,7 @@ def masked_projection(project: Callable[..., Tensor], s: Tensor, seen: Tensor) -
         return s
     seen = seen & (s > -torch.inf)
     top = widen(s).detach().masked_fill(~seen, -torch.inf).amax(-1, keepdim=True).nan_to_num(neginf=0.0)
-    p = project(torch.where(seen, widen(s), top - 100.0), dim=-1)
+    p = project(torch.where(seen, widen(s), top - 100.0) - top)
     return p.masked_fill(~seen, 0.0).to(s.dtype)
 
 

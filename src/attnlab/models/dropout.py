@@ -15,7 +15,7 @@ class Dropout(nn.Dropout):
 
     def forward(self, x: Tensor) -> Tensor:
         keep = round((1.0 - self.p) * LEVELS)  # number of levels that keep an entry
-        if not self.training or x.device.type != "cpu" or keep in (0, LEVELS):
+        if not self.training or x.device.type != "cpu" or keep in (0, LEVELS) or torch.compiler.is_compiling():
             return super().forward(x)
         words = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
         levels = words.view(torch.int16)[: x.numel()].view(x.shape)  # −2^15 … 2^15 − 1
