@@ -25,8 +25,9 @@ def stack_by_definition(q, w):
     return torch.stack([q, q.relu() @ w], dim=2)
 
 
-def combine_by_definition(context, plus, minus):
+def combine_by_definition(context, lambdas):
     positive, negative = context.unflatten(1, (-1, 2)).unbind(2)
+    plus, minus = lambdas[0], lambdas[-1]
     return (1 + plus[:, None, None]) * positive - minus[:, None, None] * negative
 
 
@@ -42,7 +43,7 @@ def assert_same(kernel, definition, *arguments):
         strict=True,
     )
     for name, (x, y) in zip(["output", "first", "second", "third"], pairs, strict=False):
-        size = direction.norm() if y.dim() == 1 else y.norm()  # λ's gradient is one sum, which may cancel to nothing
+        size = direction.norm() if y.dim() == 2 else y.norm()  # λ's gradient is one sum, which may cancel to nothing
         error = (x.double() - y).norm() / size.clamp_min(1e-6)
         assert error < TOLERANCE[arguments[0].dtype], f"{name}: {error:.1e}"
 
@@ -56,15 +57,16 @@ def assert_same(kernel, definition, *arguments):
     i=st.integers(1, 131),
     d=st.sampled_from([3, 16, 32, 64]),
     one=st.booleans(),
+    tied=st.booleans(),
 )
-def test_passes_equal_their_definitions(dtype, seed, b, h, i, d, one):
+def test_passes_equal_their_definitions(dtype, seed, b, h, i, d, one, tied):
     torch.manual_seed(seed)
     q = torch.randn(b, i, h, d, dtype=dtype, device=DEVICE).transpose(1, 2)  # as a projection leaves it: not contiguous
     w = torch.randn(1 if one else h, d, d, dtype=dtype, device=DEVICE) / d**0.5
     assert_same(stack, stack_by_definition, q, w)
     context = torch.randn(b, i, 2 * h, d, dtype=dtype, device=DEVICE).transpose(1, 2)
-    plus, minus = torch.randn(2, 1 if one else h, device=DEVICE, dtype=dtype)
-    assert_same(combine, combine_by_definition, context, plus, minus)
+    lambdas = torch.randn(1 if tied else 2, 1 if one else h, device=DEVICE, dtype=dtype)
+    assert_same(combine, combine_by_definition, context, lambdas)
 
 
 def test_every_element_is_written(monkeypatch):
@@ -76,7 +78,7 @@ def test_every_element_is_written(monkeypatch):
     q = torch.randn(2, 3, 67, 5, device=DEVICE, requires_grad=True)
     w = torch.randn(3, 5, 5, device=DEVICE, requires_grad=True)
     lambdas = torch.randn(2, 3, device=DEVICE, requires_grad=True)
-    context = combine(stack(q, w).flatten(1, 2), lambdas[0], lambdas[1])
+    context = combine(stack(q, w).flatten(1, 2), lambdas)
     context.sum().backward()
     for tensor in (context, q.grad, w.grad, lambdas.grad):
         assert tensor.isfinite().all()
@@ -135,8 +137,8 @@ def test_dropout_of_short_rows():
     w, seed = torch.randn(2, n, n, device=DEVICE).div(4).requires_grad_(), torch.tensor(12345, device=DEVICE)
 
     def run(v, plus, minus, seed=seed):
-        plus, minus = (torch.as_tensor(x, device=DEVICE).float().expand(1) for x in (plus, minus))
-        return short_dagpam.short_dagpam(q, k, v, w, plus, minus, None, seed, True, 0.3, 0.25)[0]
+        lambdas = torch.tensor([[plus], [minus]], device=DEVICE)
+        return short_dagpam.short_dagpam(q, k, v, w, lambdas, None, seed, True, 0.3, 0.25)[0]
 
     eye = torch.eye(n, device=DEVICE).expand(2, 2, n, n)
     kept = []
@@ -160,10 +162,10 @@ def test_dropout_of_short_rows():
 def test_the_kernel_for_short_rows_is_a_proper_operator():
     q, k, v = (torch.randn(1, 2, n, 16, device=DEVICE, requires_grad=True) for n in (3, 5, 5))
     w = torch.randn(1, 16, 16, device=DEVICE, requires_grad=True)
-    plus, minus = (torch.ones(1, device=DEVICE, requires_grad=True) for _ in range(2))
+    lambdas = torch.ones(2, 1, device=DEVICE, requires_grad=True)
     seed, mask = torch.tensor(3, device=DEVICE), torch.rand(1, 1, 1, 5, device=DEVICE) < 0.8
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
-    given = (q, k, v, w, plus, minus, mask, seed, False, 0.4, 0.1)
+    given = (q, k, v, w, lambdas, mask, seed, False, 0.4, 0.1)
     torch.library.opcheck(short_dagpam.short_dagpam.opaque, given, test_utils=tests)
 
 

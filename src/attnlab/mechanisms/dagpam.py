@@ -96,7 +96,7 @@ class DaGPAM(Mechanism):
         if self.is_covered(launch.find_head_gap(q)) and at is None and bias is None and short_dagpam.is_short(q, k, v):
             rate = self.dropout if self.training else 0.0
             seed = torch.randint(2**62, (), device=q.device) if rate else None
-            given = (self.negative, self.lambdas[0], self.lambdas[-1], mask, seed, causal, self.scale, rate)
+            given = (self.negative, self.lambdas, mask, seed, causal, self.scale, rate)
             return short_dagpam.short_dagpam(q, k, v, *given)[0], None
         both = self.interleave_in_one_pass(q)
         context = attend(self, both, k, v, mask, kernel=find_gap(both, k, v, at, bias) is None, **options)
@@ -114,7 +114,7 @@ class DaGPAM(Mechanism):
 
         if launch.find_head_gap(context):
             return self.combine(context)
-        return dagpam.combine(context, self.lambdas[0], self.lambdas[-1])
+        return dagpam.combine(context, self.lambdas)
 
     def mix_branches(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, carry: Tensor | None, **options: Any

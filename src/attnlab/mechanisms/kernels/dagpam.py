@@ -86,10 +86,10 @@ def _combine_forward(
 @remember_calls
 @triton.jit
 def _combine_backward(
-    o, g, plus, minus, do, dlambda, heads, length, o_b, o_h, o_i, o_d, g_b, g_h, g_i, g_d, lambda_h, dlambda_s,
+    o, g, plus, minus, do, dlambda, batch, heads, length, o_b, o_h, o_i, o_d, g_b, g_h, g_i, g_d, lambda_h,
     D: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """One tile of one head. do has the strides of o; dlambda (2, …) has one part for each tile."""
+    """One tile of one head. do has the strides of o; dlambda (2,h,b,tiles) has one part for each tile."""
     bh, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     b, h = bh // heads, bh % heads
     i = tile * ROWS + tl.arange(0, ROWS)
@@ -101,9 +101,9 @@ def _combine_backward(
     second = tl.load(o + offset + o_h, mask=inside, other=0.0).to(tl.float32)
     tl.store(do + offset, (1.0 + tl.load(plus + h * lambda_h).to(tl.float32)) * grad, mask=inside)
     tl.store(do + offset + o_h, -tl.load(minus + h * lambda_h).to(tl.float32) * grad, mask=inside)
-    part = bh * tl.num_programs(1) + tile
-    tl.store(dlambda + part, tl.sum(grad * first))
-    tl.store(dlambda + dlambda_s + part, -tl.sum(grad * second))
+    part = dlambda + (h * batch + b) * tl.num_programs(1) + tile
+    tl.store(part, tl.sum(grad * first))
+    tl.store(part + heads * batch * tl.num_programs(1), -tl.sum(grad * second))
 
 
 class _Stack(torch.autograd.Function):
@@ -113,7 +113,7 @@ class _Stack(torch.autograd.Function):
         w = negative.contiguous()
         both = q.new_empty(b, h, 2, i, d)
         with select_device(q):
-            _stack_forward[(b * h, divide_up(i, ROWS))](q, w, both, h, i, *q.stride(), _per_head(w), **_tile(d))
+            _stack_forward[(b * h, divide_up(i, ROWS))](q, w, both, h, i, *q.stride(), stride_heads(w), **_tile(d))
         ctx.save_for_backward(q, w)
         return both
 
@@ -125,7 +125,7 @@ class _Stack(torch.autograd.Function):
         dq = q.new_empty(b, i, h, d).transpose(1, 2)
         shares = min(b * divide_up(i, ROWS), max(1, PROGRAMS // h))
         parts = q.new_empty(shares, h, d, d, dtype=torch.float32)
-        strides = (*q.stride(), *grad.stride(), _per_head(w))
+        strides = (*q.stride(), *grad.stride(), stride_heads(w))
         with select_device(q):
             _stack_backward[(h, shares)](q, w, grad, dq, parts, b, h, i, *strides, **_tile(d))
         return dq, parts.sum((0, 1) if len(w) == 1 else 0).view_as(w).to(w.dtype)
@@ -133,26 +133,27 @@ class _Stack(torch.autograd.Function):
 
 class _Combine(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, context: Tensor, plus: Tensor, minus: Tensor) -> Tensor:
-        (b, _, i, d), h = context.shape, context.shape[1] // 2
+    def forward(ctx: Any, context: Tensor, lambdas: Tensor) -> Tensor:
+        (b, _, i, d), h, plus, minus = context.shape, context.shape[1] // 2, lambdas[0], lambdas[-1]
         out, grid = context.new_empty(b, i, h, d).transpose(1, 2), (b * h, divide_up(i, ROWS))
         with select_device(context):
-            _combine_forward[grid](context, plus, minus, out, h, i, *context.stride(), _per_head(plus), **_tile(d))
-        ctx.save_for_backward(context, plus, minus)
+            _combine_forward[grid](context, plus, minus, out, h, i, *context.stride(), stride_heads(plus), **_tile(d))
+        ctx.save_for_backward(context, lambdas)
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        context, plus, minus = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        context, lambdas = ctx.saved_tensors
         (b, _, i, d), h, tiles = context.shape, context.shape[1] // 2, divide_up(context.shape[2], ROWS)
         do = torch.empty_strided(context.shape, context.stride(), dtype=context.dtype, device=context.device)
-        parts = context.new_empty(2, b, h, tiles, dtype=torch.float32)
-        strides = (*context.stride(), *grad.stride(), _per_head(plus), parts.stride(0))
+        parts = context.new_empty(2, h, b, tiles, dtype=torch.float32)
+        strides = (*context.stride(), *grad.stride(), stride_heads(lambdas[0]))
         with select_device(context):
-            _combine_backward[(b * h, tiles)](context, grad, plus, minus, do, parts, h, i, *strides, **_tile(d))
-        dplus, dminus = parts.sum((1, 2, 3) if len(plus) == 1 else (1, 3)).view(2, -1).to(plus.dtype)
-        return do, dplus, dminus
+            _combine_backward[(b * h, tiles)](
+                context, grad, lambdas[0], lambdas[-1], do, parts, b, h, i, *strides, **_tile(d)
+            )
+        return do, sum_parts(parts, lambdas)
 
 
 def stack(q: Tensor, negative: Tensor) -> Tensor:
@@ -162,13 +163,19 @@ def stack(q: Tensor, negative: Tensor) -> Tensor:
     return both
 
 
-def combine(context: Tensor, plus: Tensor, minus: Tensor) -> Tensor:
-    """context (b,2h,i,d), λ⁺ and λ⁻ (h,) or (1,) -> (1 + λ⁺) context⁺ − λ⁻ context⁻, (b,h,i,d)."""
-    combined: Tensor = _Combine.apply(context, plus, minus)
+def combine(context: Tensor, lambdas: Tensor) -> Tensor:
+    """context (b,2h,i,d) -> (1 + λ⁺) context⁺ − λ⁻ context⁻, (b,h,i,d); lambdas (1 or 2,h or 1): λ⁺ first, λ⁻ last."""
+    combined: Tensor = _Combine.apply(context, lambdas)
     return combined
 
 
-def _per_head(x: Tensor) -> int:
+def sum_parts(parts: Tensor, lambdas: Tensor) -> Tensor:
+    """Sum parts (2,h,…) of the gradients of λ⁺ and λ⁻ to the gradient of lambdas (1 or 2,h or 1), in its type."""
+    shared = [dim for dim in (0, 1) if lambdas.shape[dim] == 1]
+    return parts.sum([*shared, *range(2, parts.dim())]).view_as(lambdas).to(lambdas.dtype)
+
+
+def stride_heads(x: Tensor) -> int:
     """The stride from one head's entry to the next; 0 where all heads share one."""
     return x.stride(0) if len(x) > 1 else 0
 

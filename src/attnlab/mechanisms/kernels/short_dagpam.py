@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attnlab.mechanisms.kernels.dagpam import stride_heads, sum_parts
 from attnlab.mechanisms.kernels.launch import (
     divide_up,
     empty_by_token,
@@ -62,6 +63,7 @@ def _weigh(x, y, seen, dropping, head, i, scale, rate, DROPPED: tl.constexpr, KE
     return p, top + tl.log2(total)
 
 
+@remember_calls
 @triton.jit
 def _forward(
     q, k, v, w, plus, minus, mask, dropping, out, lse, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d,
@@ -101,14 +103,15 @@ def _slope(x, y, seen, dp, dropping, lse, head, i, rows, scale, rate, share, DRO
     return (taken * share).to(x.dtype), ((t - p * delta[None, :]) * (share * scale)).to(x.dtype), delta
 
 
+@remember_calls
 @triton.jit
 def _backward(
     q, k, v, w, plus, minus, mask, dropping, grad, lse, dq, dk, dv, dw, dlambda, heads, rows, keys, q_b, q_h, q_i, q_d,
-    k_b, k_h, k_j, k_d, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, w_h, lambda_h, dlambda_s, scale, rate,
+    k_b, k_h, k_j, k_d, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, w_h, lambda_h, batch, scale, rate,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr,
     KEYS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """One key head, and the query heads that share it; dw and dlambda (2, …) have a part for each example and head.
+    """One key head, and the query heads that share it; dw (b,h,d,d) and dlambda (2,h,b) have parts.
 
     Over 50 lines, because both signs use the same keys, values and gradients while these are in registers.
     """
@@ -149,53 +152,52 @@ def _backward(
             back += tl.where(x > 0.0, tl.dot(dm, tl.trans(matrix), input_precision="ieee"), 0.0)
             write_tile(dq, back, b, h, i, heads, rows, D, WIDE)
         tl.store(dw + (head * D + d[:, None]) * D + d[None, :], sum_w, mask=(d < D)[:, None] & (d < D)[None, :])
-        tl.store(dlambda + head, tl.sum(sum_plus))
-        tl.store(dlambda + dlambda_s + head, tl.sum(sum_minus))
+        tl.store(dlambda + h * batch + b, tl.sum(sum_plus))
+        tl.store(dlambda + (heads + h) * batch + b, tl.sum(sum_minus))
     write_tile(dk, sum_k, b, g, j, groups, keys, D, WIDE)
     write_tile(dv, sum_v, b, g, j, groups, keys, D, WIDE)
 
 
-_forward, _backward = remember_calls(_forward), remember_calls(_backward)
-
-
 @operator("attnlab::short_dagpam")
 def short_dagpam(
-    q: Tensor, k: Tensor, v: Tensor, negative: Tensor, plus: Tensor, minus: Tensor, mask: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, negative: Tensor, lambdas: Tensor, mask: Tensor | None,
     dropping: Tensor | None, causal: bool, scale: float, rate: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Context (b,h,i,d) and L± (b,h,2,i); q (b,h,i,d), k and v (b,g,j,d), W⁻ (h or 1,d,d), λ⁺ and λ⁻ (h,) or (1,)."""
+    """Context (b,h,i,d) and L± (b,h,2,i); q (b,h,i,d), k and v (b,g,j,d), W⁻ (h or 1,d,d), λ as in `combine`."""
     note_launch("dagpam")
     (out, lse), seen, w = _allocate_outputs(q), read_mask(mask, causal, q, k), negative.contiguous()
-    strides = (*q.stride(), *k.stride(), *v.stride(), *seen.strides, _per_head(w), _per_head(plus))
+    strides = (*q.stride(), *k.stride(), *v.stride(), *seen.strides, stride_heads(w), stride_heads(lambdas[0]))
     tile = _tile(q, k)
     with select_device(q):
         _forward[(q.shape[0] * q.shape[1], divide_up(q.shape[2], tile["ROWS"]))](
-            q, k, v, w, plus, minus, seen.mask, q if dropping is None else dropping, out, lse, q.shape[1], q.shape[2],
-            k.shape[2], *strides, scale, rate, **seen.flags, DROPPED=dropping is not None, **tile,
+            q, k, v, w, lambdas[0], lambdas[-1], seen.mask, q if dropping is None else dropping, out, lse,
+            q.shape[1], q.shape[2], k.shape[2], *strides, scale, rate, DROPPED=dropping is not None, **seen.flags,
+            **tile,
         )  # fmt: skip
     return out, lse
 
 
 @operator("attnlab::short_dagpam_backward")
 def short_dagpam_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, negative: Tensor, plus: Tensor, minus: Tensor, mask: Tensor | None,
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, negative: Tensor, lambdas: Tensor, mask: Tensor | None,
     dropping: Tensor | None, lse: Tensor, causal: bool, scale: float, rate: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """dQ, dK, dV, dW⁻, and dλ⁺ and dλ⁻ as one tensor (2,h) or (2,1)."""
+    """dQ, dK, dV, dW⁻ and dλ."""
     b, h, i, d = q.shape
     dq, dk, dv = empty_by_token(q), empty_by_token(k), empty_by_token(v)
     seen, w = read_mask(mask, causal, q, k), negative.contiguous()
     dw = q.new_empty(b, h, d, d, dtype=torch.float32)
-    dlambda = q.new_empty(2, b, h, dtype=torch.float32)
-    strides = (*q.stride(), *k.stride(), *v.stride(), *grad.stride(), *seen.strides, _per_head(w), _per_head(plus))
+    dlambda = q.new_empty(2, h, b, dtype=torch.float32)
+    strides = (*q.stride(), *k.stride(), *v.stride(), *grad.stride(), *seen.strides)
+    strides += (stride_heads(w), stride_heads(lambdas[0]))
     with select_device(q):
         _backward[(k.shape[0] * k.shape[1],)](
-            q, k, v, w, plus, minus, seen.mask, q if dropping is None else dropping, grad, lse, dq, dk, dv, dw,
-            dlambda, h, i, k.shape[2], *strides, b * h, scale, rate, **seen.flags, DROPPED=dropping is not None,
+            q, k, v, w, lambdas[0], lambdas[-1], seen.mask, q if dropping is None else dropping, grad, lse, dq, dk,
+            dv, dw, dlambda, h, i, k.shape[2], *strides, b, scale, rate, **seen.flags, DROPPED=dropping is not None,
             **_tile(q, k, backward=True),
         )  # fmt: skip
     dw = dw.sum((0, 1) if len(w) == 1 else 0).view_as(w).to(w.dtype)
-    return dq, dk, dv, dw, dlambda.sum((1, 2) if len(plus) == 1 else 1).view(2, -1).to(plus.dtype)
+    return dq, dk, dv, dw, sum_parts(dlambda, lambdas)
 
 
 @short_dagpam.register_fake
@@ -205,9 +207,9 @@ def _(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 
 @short_dagpam_backward.register_fake
 def _(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, negative: Tensor, plus: Tensor, minus: Tensor, *rest: Any
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, negative: Tensor, lambdas: Tensor, *rest: Any
 ) -> tuple[Tensor, ...]:
-    weights = negative.new_empty(negative.shape), plus.new_empty(2, len(plus))
+    weights = negative.new_empty(negative.shape), lambdas.new_empty(lambdas.shape)
     return empty_by_token(q), empty_by_token(k), empty_by_token(v), *weights
 
 
@@ -221,8 +223,7 @@ def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
 def _gradients(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
     if torch.is_grad_enabled():
         raise NotImplementedError("the fused daGPAM has no second derivative; use impl='reference'")
-    *gradients, dlambda = short_dagpam_backward(grad, *ctx.saved_tensors, *ctx.options)
-    return *gradients, dlambda[0], dlambda[1], *(None,) * 5
+    return *short_dagpam_backward(grad, *ctx.saved_tensors, *ctx.options), *(None,) * 5
 
 
 short_dagpam.register_autograd(_gradients, setup_context=_save_inputs)
@@ -237,11 +238,6 @@ def is_short(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether all keys of a head fit into one program, and v has the head size of q."""
     fits = q.dtype in LONGEST and max(q.shape[2], k.shape[2]) <= LONGEST[q.dtype] and q.shape[3] <= WIDEST
     return fits and q.dtype == k.dtype == v.dtype and v.shape[3] == q.shape[3]
-
-
-def _per_head(x: Tensor) -> int:
-    """The stride from one head's entry to the next; 0 where all heads share one."""
-    return x.stride(0) if len(x) > 1 else 0
 
 
 def _tile(q: Tensor, k: Tensor, *, backward: bool = False) -> dict[str, int]:
