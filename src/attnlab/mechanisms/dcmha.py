@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from attnlab.mechanisms.by_rows import mix_by_rows
 from attnlab.mechanisms.mechanism import Mechanism, Sides, WithCarry, logits, masked_softmax, split_heads
-from attnlab.mechanisms.mixed_heads import mix_fused_bands, weigh_heads
+from attnlab.mechanisms.mixed_heads import can_mix_heads, weigh_heads
 
 
 class DCMHA(Mechanism):
@@ -46,19 +47,21 @@ class DCMHA(Mechanism):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
             sides: Sides = (None, None)) -> WithCarry:  # fmt: skip
-        options: dict[str, Any] = {"causal": causal, "at": at, "bias": bias, "sides": sides}
-        context = mix_fused_bands(self, self.weigh_fused, q, k, v, mask, **options)
-        return super().mix(q, k, v, mask, carry, **options) if context is None else (context, None)
+        options: dict[str, Any] = {"causal": causal, "at": at, "bias": bias}
+        if not can_mix_heads(self, q, k):
+            return super().mix(q, k, v, mask, carry, **options, sides=sides)
+        self.check(q, k, mask, at, v)
+        query, key = (make_matrices(side, self.heads) for side in sides)
+        matrices = ((self.base[:, None, None] + query).to(q.dtype), key.to(q.dtype))  # (2,b,·,h,h) of S and P
+        return mix_by_rows(self, self.weigh_fused, q, k, v, mask, **options, sides=matrices), None
 
     def weigh_fused(
         self, q: Tensor, k: Tensor, mask: Tensor | None, *, causal: bool, at: Tensor | None, bias: Tensor | None,
         sides: Sides,
     ) -> Tensor:  # fmt: skip
-        """Return the weights of a band by the kernels, from the matrices of its rows and of its keys."""
-        s, (query, key) = logits(q, k, self.scale, bias), sides
-        before, after = (self.base[:, None, None] + make_matrices(query, self.heads)).to(q.dtype).unbind()
-        keyed = make_matrices(key, self.heads).to(q.dtype)
-        return weigh_heads(s, q, k, mask, before, after, causal=causal, at=at, keyed=keyed)
+        """Return the weights of a band by the kernels; sides: the matrices of its rows and of its keys."""
+        s, (before, after) = logits(q, k, self.scale, bias), sides[0]
+        return weigh_heads(s, q, k, mask, before, after, causal=causal, at=at, keyed=sides[1])
 
 
 class DynamicHeads(nn.Module):

@@ -1,25 +1,17 @@
 """How mechanisms that mix heads before and after the softmax call the kernels: see kernels/mixed_heads.py."""
 
-from typing import Any
-
 from torch import Tensor
 
-from attnlab.mechanisms.by_rows import Weigh, mix_by_rows
 from attnlab.mechanisms.mechanism import Mechanism, visible
 
 
-def mix_fused_bands(
-    mechanism: Mechanism, weigh: Weigh, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any
-) -> Tensor | None:
-    """Return the context by bands whose weights the kernels compute, or None where the kernels do not apply."""
+def can_mix_heads(mechanism: Mechanism, q: Tensor, k: Tensor) -> bool:
+    """Whether the kernels are asked for and cover these arguments. A mechanism with sides has matrices of the keys."""
     if not mechanism.wants_kernels(q):
-        return None
+        return False
     from attnlab.mechanisms.kernels.mixed_heads import find_gap
 
-    if not mechanism.is_covered(find_gap(q, k, keyed=mechanism.has_sides)):
-        return None
-    mechanism.check(q, k, mask, options["at"], v)
-    return mix_by_rows(mechanism, weigh, q, k, v, mask, **options)
+    return mechanism.is_covered(find_gap(q, k, keyed=mechanism.has_sides))
 
 
 def weigh_heads(

@@ -23,10 +23,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.config import check_value
+from attnlab.mechanisms.by_rows import mix_by_rows
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax, repeat_heads, visible, widen
-from attnlab.mechanisms.mixed_heads import mix_fused_bands, weigh_heads
+from attnlab.mechanisms.mixed_heads import can_mix_heads, weigh_heads
 
-BLOCK = 32  # keys of which one product computes K̃
+BLOCK = 16  # keys of which one product computes K̃
 
 
 class MultiToken(Mechanism):
@@ -67,8 +68,10 @@ class MultiToken(Mechanism):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         options: dict[str, Any] = {"causal": causal, "at": at, "bias": bias}
-        context = mix_fused_bands(self, self.weigh_fused, q, k, v, mask, **options)
-        return super().mix(q, k, v, mask, carry, **options) if context is None else (context, None)
+        if not can_mix_heads(self, q, k):
+            return super().mix(q, k, v, mask, carry, **options)
+        self.check(q, k, mask, at, v)
+        return mix_by_rows(self, self.weigh_fused, q, k, v, mask, **options), None
 
     def weigh_fused(
         self, q: Tensor, k: Tensor, mask: Tensor | None, *, causal: bool, at: Tensor | None, bias: Tensor | None
