@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnlab.mechanisms import MECHANISMS, Mechanism, attention, by_rows
+from attnlab.mechanisms import MECHANISMS, Mechanism, attention, by_rows, sliding_window
 from attnlab.mechanisms.laws import LAWS, judge_law
 from attnlab.mechanisms.mechanism import logits, masked_softmax
 
@@ -111,8 +111,8 @@ def test_memory_is_linear(name, monkeypatch):
     assert sizes[1] <= 2 * sizes[0]
 
 
-def measure_largest(name, n):
-    mechanism = attention(name, heads=2, head_dim=4)
+def measure_largest(name, n, **options):
+    mechanism = attention(name, heads=2, head_dim=4, **options)
     q = torch.randn(1, mechanism.query_heads, n, 4, requires_grad=True)
     k, v, x = torch.randn(1, 2, n, 4), torch.randn(1, 2, n, 4), torch.randn(1, n, 8)
     with LargestTensor() as largest:
@@ -184,3 +184,27 @@ def test_dropout_kernel_draws_by_the_seed_and_has_its_rate():
     assert not torch.equal(first, other)
     assert {round(x, 5) for x in first.unique().tolist()} == {0.0, 1.25}
     assert abs((first > 0).float().mean() - 0.8) < 4 * (0.8 * 0.2 / first.numel()) ** 0.5
+
+
+@pytest.mark.parametrize("sinks", [0, 3])
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("causal", [True, False])
+def test_windows_by_chunks_equal_the_definition(size, sinks, causal, monkeypatch):
+    """13 and 16 tokens are several chunks; padding hides keys in the middle, and first ones."""
+    monkeypatch.setattr(sliding_window, "CHUNK", 2)
+    for n in (13, 16):
+        q, k, v = (torch.randn(2, h, n, 4, dtype=torch.float64, requires_grad=True) for h in (4, 2, 2))
+        direction = torch.randn_like(q)
+        for mask in (None, torch.rand(2, 1, 1, n) < 0.6):
+            found, expected = [], []
+            for impl, results in (("auto", found), ("reference", expected)):
+                mechanism = attention("sliding-window", heads=4, head_dim=4, size=size, sinks=sinks, impl=impl)
+                context = mechanism(q, k, v, mask, causal=causal)[0]
+                results += [context, *torch.autograd.grad(context, (q, k, v), direction)]
+            torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
+
+
+def test_windows_need_linear_memory(monkeypatch):
+    monkeypatch.setattr(sliding_window, "CHUNK", 8)
+    sizes = [measure_largest("sliding-window", n, size=8, sinks=2) for n in (128, 256)]
+    assert sizes[1] <= 2 * sizes[0]

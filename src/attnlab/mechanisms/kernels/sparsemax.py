@@ -45,7 +45,8 @@ def _project(
     b, j = row // (heads * rows), tl.arange(0, KEYS)
     i = (row % rows).to(tl.int32) + tl.zeros((1,), dtype=tl.int32)
     seen = is_visible(mask, b, i, j, rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
-    z = tl.load(s + row * keys + j, mask=seen, other=float("-inf")).to(tl.float32)
+    z = tl.load(s + row * keys + j, mask=j < keys, other=0.0).to(tl.float32)  # whole, so that loads are wide
+    z = tl.where(seen, z, float("-inf"))
     top = tl.max(z, 0)
     z = z - tl.where(top == float("-inf"), 0.0, top)
     if FORM == ENTMAX:
