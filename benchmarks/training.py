@@ -33,7 +33,8 @@ from attnlab.models.presets import PRESETS
 from attnlab.models.transformer import build
 from attnlab.training import optimisers as optimise
 from attnlab.training.loop import TrainConfig
-from attnlab.training.step import Captured, Eager, Flat, Objective
+from attnlab.training.objective import Objective
+from attnlab.training.step import Captured, Eager, Flat
 
 LENGTH, SEED, ROUNDS = 32, 0, 11
 AFTER = {"auto": 110, "static": 0}  # batches of a shape before it is compiled; auto: after its speed was measured
@@ -65,7 +66,7 @@ def build_ours(attention, device, compiling="no"):
     torch.manual_seed(SEED)
     model = build(replace(PRESETS["iwslt14"], attention=attention)).to(device).train()
     captured = device.type == "cuda"
-    objective = Objective(model, smoothing=0.1)
+    objective = Objective(model, smoothing=[0.1])
     flat = Flat(model, torch.bfloat16 if captured else torch.float32)
     optimizer = optimise.build_optimiser(flat, TrainConfig())
     stepper = Eager(objective, flat, optimizer, clip=0.0)

@@ -26,7 +26,8 @@ from attnlab.analysis.rank import composite_norm, residual
 from attnlab.mechanisms import attention
 from attnlab.models.presets import SETTINGS, build
 from attnlab.recording.gradients import batch_gradient_norms, gradient_norms, projections
-from attnlab.training.step import Eager, Flat, Objective
+from attnlab.training.objective import Objective
+from attnlab.training.step import Eager, Flat
 
 TOKENS = torch.tensor([[3, 4, 5, 6, 0], [7, 8, 9, 10, 11], [4, 0, 0, 0, 0]])
 NEXT = torch.tensor([[4, 5, 6, 2, 0], [8, 9, 10, 11, 2], [2, 0, 0, 0, 0]])

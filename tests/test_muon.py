@@ -11,7 +11,8 @@ from attnlab.models.transformer import TransformerConfig, build
 from attnlab.training import optimisers as optimise
 from attnlab.training.loop import TrainConfig
 from attnlab.training.muon import ITERATIONS, QUINTIC, list_matrices, orthogonalise
-from attnlab.training.step import Eager, Flat, Objective
+from attnlab.training.objective import Objective
+from attnlab.training.step import Eager, Flat
 
 SMALL = {"vocabulary": 11, "layers": 2, "width": 24, "heads": 3, "feed_forward": 40, "dropout": 0.0}
 COPYING = ["synthetic", "data=permutation", "length=5", "examples=64", "held_out=20", "batch_examples=16"]

@@ -13,7 +13,8 @@ from attnlab.models.transformer import TransformerConfig, build
 from attnlab.training import optimisers as optimise
 from attnlab.training.loop import TrainConfig
 from attnlab.training.muon import list_matrices
-from attnlab.training.step import Captured, Eager, Flat, Objective, choose_widths, pad_tensors
+from attnlab.training.objective import Objective
+from attnlab.training.step import Captured, Eager, Flat, choose_widths, pad_tensors
 
 
 def tiny(**changes):
@@ -36,7 +37,7 @@ def test_an_update_is_what_torch_does_parameter_by_parameter(kind, clip):
     }[kind](twin.parameters())
     flat = Flat(model, torch.float32)
     optimizer = optimise.build_optimiser(flat, TrainConfig(optimiser=kind, momentum=0.9, weight_decay=0.1))
-    stepper = Eager(Objective(model, smoothing=0.1), flat, optimizer, clip=clip)
+    stepper = Eager(Objective(model, smoothing=[0.1]), flat, optimizer, clip=clip)
     for _ in range(3):
         batches = [
             (torch.randint(1, 11, (3, 5)), torch.randint(1, 13, (3, n)), torch.randint(0, 13, (3, n))) for n in (4, 7)
@@ -182,7 +183,7 @@ def test_wsd_warms_up_stays_and_decays_to_the_lowest_rate():
 def test_a_z_loss_adds_the_squared_log_partition_of_scored_targets():
     model = tiny(model="language-model", target_vocabulary=None).eval()
     tokens, targets = torch.randint(1, 11, (3, 5)), torch.randint(0, 11, (3, 5))
-    plain, more = (Objective(model, z_loss=z)([tokens], targets) for z in (0.0, 0.01))
+    plain, more = (Objective(model, z_loss=[z])([tokens], targets) for z in (0.0, 0.01))
     partition = model(tokens).exp().sum(-1).log()[targets != 0]
     torch.testing.assert_close(more - plain, 0.01 * (partition**2).sum())
 
@@ -245,7 +246,7 @@ def test_captured_steps_are_eager_ones(kind, accumulate, compile_after):
         model = tiny().cuda()
         model.load_state_dict(first.state_dict())
         matrices = list_matrices(model) if kind == "muon" else []
-        objective, flat = Objective(model, smoothing=0.1), Flat(model, torch.float32, first=matrices)
+        objective, flat = Objective(model, smoothing=[0.1]), Flat(model, torch.float32, first=matrices)
         options = {"compile_after": compile_after} if make is Captured else {}
         config = TrainConfig(optimiser=kind, momentum=0.9, weight_decay=0.1)
         optimizer = optimise.build_optimiser(flat, config, matrices)

@@ -13,12 +13,13 @@ from attnlab.models.members import Crew, stack_members, unstack_member
 from attnlab.tasks import find_task
 from attnlab.training import together
 from attnlab.training.loop import TrainConfig
-from attnlab.training.member_step import EagerMembers, MemberFlat, MemberObjective, RowOptimisers
+from attnlab.training.member_step import EagerMembers, MemberFlat, RowOptimisers
+from attnlab.training.objective import Objective
 from attnlab.training.optimisers import build_optimiser, compute_learning_rate, set_learning_rate
 from attnlab.training.recipe import resolve_recipe
 from attnlab.training.run_folder import RunFolder, read_checkpoint
 from attnlab.training.runs import start_run
-from attnlab.training.step import Eager, Flat, Objective
+from attnlab.training.step import Eager, Flat
 
 UPDATES = 20
 OWN = [  # numbers that differ between members
@@ -43,7 +44,7 @@ def draw_batches(member):
 
 def train_alone(model, config, batches):
     flat = Flat(model, torch.float64)
-    objective = Objective(model, smoothing=config.label_smoothing, z_loss=config.z_loss)
+    objective = Objective(model, smoothing=[config.label_smoothing], z_loss=[config.z_loss])
     stepper = Eager(objective, flat, build_optimiser(flat, config), clip=config.clip)
     torch.manual_seed(config.seed)
     for step, (tokens, targets) in enumerate(zip(*batches, strict=True)):
@@ -62,9 +63,9 @@ def test_twenty_updates_leave_the_weights_of_training_alone(double, name):
     crew = Crew([config.seed for config in configs])
     stacked = stack_members(models, crew)
     flat = MemberFlat(stacked, len(configs), torch.float64)
-    stepper = EagerMembers(
-        MemberObjective(stacked, configs), flat, RowOptimisers(flat, configs), clips=[c.clip for c in configs]
-    )
+    numbers = {"smoothing": [c.label_smoothing for c in configs], "z_loss": [c.z_loss for c in configs]}
+    clips = [config.clip for config in configs]
+    stepper = EagerMembers(Objective(stacked, **numbers), flat, RowOptimisers(flat, configs), clips=clips)
     for step in range(UPDATES):
         crew.sizes = {"decoder": [(3, 5)] * len(configs)}
         tokens, targets = (torch.cat([batch[side][step] for batch in batches]) for side in range(2))

@@ -20,10 +20,10 @@ import attnlab
 from attnlab.decoding.generation import Sampling, generate_tokens
 from attnlab.huggingface.fine_tuning import TunedConfig, open_tuned_model
 from attnlab.tasks.language import Language, LanguageConfig
+from attnlab.training.objective import Objective
 from attnlab.training.recipe import resolve_recipe
 from attnlab.training.run_folder import DamagedError, RunFolder, read_checkpoint
 from attnlab.training.runs import open_run
-from attnlab.training.step import Objective
 
 SMALL = ["block=13", "context=5", "batch_tokens=130", "lr=5e-3", "warmup=5", "log_every=10", "device=cpu"]
 LINES = ["the cat sat on the mat .", "nobody saw it .", "the mat sat on it .", "nobody saw the cat ."]
@@ -277,4 +277,4 @@ def test_what_does_not_fit_the_model_is_refused(folder, sizes, said):
 
 def test_label_smoothing_is_refused(folder):
     with pytest.raises(ValueError, match="label_smoothing"):
-        Objective(open_tuned_model(TunedConfig(path=str(folder))), smoothing=0.1)
+        Objective(open_tuned_model(TunedConfig(path=str(folder))), smoothing=[0.1])

@@ -25,9 +25,10 @@ from attnlab.training import optimisers as optimise
 from attnlab.training.batches import Batches
 from attnlab.training.checkpoints import Position, collect_weights, keep_weights, make_checkpoint, restore_checkpoint
 from attnlab.training.muon import list_matrices
+from attnlab.training.objective import Objective
 from attnlab.training.run_folder import Checkpoint, Metrics, RunFolder, write_checkpoint
 from attnlab.training.scoring import Scored, bits_per_byte, perplexity, score_batches
-from attnlab.training.step import COMPILE_AFTER, Captured, Eager, Flat, Objective, Stepper
+from attnlab.training.step import COMPILE_AFTER, Captured, Eager, Flat, Stepper
 
 CHECK_EVERY = 50  # updates between two reads of the device's flag for values that are not finite
 
@@ -287,7 +288,7 @@ def _build_stepper(model: nn.Module, config: TrainConfig, accelerator: Any) -> S
     if config.capture == "yes" and not able:
         raise ValueError("capture=yes needs one process on a CUDA device; use capture=auto or capture=no")
     captured = able and config.capture != "no"
-    objective = Objective(model.train(), smoothing=config.label_smoothing, z_loss=config.z_loss)
+    objective = Objective(model.train(), smoothing=[config.label_smoothing], z_loss=[config.z_loss])
     if captured and config.compile == "dynamic":
         objective.compile_parts(dynamic=True)
     wrapped = accelerator.prepare_model(objective) if accelerator.num_processes > 1 else objective  # moves parameters

@@ -12,38 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from attnlab.mechanisms.mechanism import widen
 from attnlab.training.optimisers import build_optimiser, set_learning_rate
-from attnlab.training.step import ALIGNED, Captured, Eager, Objective, Stepper
+from attnlab.training.step import ALIGNED, Captured, Eager, Stepper
 
 if TYPE_CHECKING:
     from attnlab.training.loop import TrainConfig
-
-
-class MemberObjective(Objective):
-    """The loss of each member: (s,) sums over its scored targets, as `Objective` defines it."""
-
-    def __init__(self, model: nn.Module, configs: Sequence["TrainConfig"], padding: int = 0) -> None:
-        super().__init__(model, padding=padding)
-        self.members, device = len(configs), next(model.parameters()).device
-        numbers = [[c.label_smoothing for c in configs], [c.z_loss for c in configs]]
-        self.smoothings, self.factors = (  # (s,1), on the device, because a captured step copies nothing from the host
-            torch.tensor(own, device=device)[:, None] if any(own) else None for own in numbers
-        )
-
-    def _tail(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        logits, goals = widen(self.model.readout(hidden).flatten(0, -2)), targets.flatten()  # type: ignore[operator]
-        ignored = self.padding if targets.dim() > 1 else -100
-        nll = F.cross_entropy(logits, goals, ignore_index=ignored, reduction="none").view(self.members, -1)
-        scored = (goals != ignored).view_as(nll)
-        if self.smoothings is not None:
-            mean = -logits.log_softmax(-1).mean(-1).view_as(nll)
-            nll = (1 - self.smoothings) * nll + self.smoothings * mean * scored
-        if self.factors is not None:
-            nll = nll + self.factors * logits.logsumexp(-1).square().view_as(nll) * scored
-        return nll.sum(1)
 
 
 class MemberFlat:

@@ -15,8 +15,8 @@ compiling takes several seconds, so a short run is over before it would pay.
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from itertools import accumulate
 
 import numpy as np
@@ -24,79 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attnlab.mechanisms.mechanism import widen
-
 ALIGNED = 64  # parameters start at multiples of this in the flat vector, so that matrix products stay fast
 OFTEN = 1000  # batches of one shape after which it is compiled
 COMPILE_AFTER = {"auto": OFTEN, "static": 0}  # number of batches of a shape, by the setting compile=
-PROGRAMS = 64  # compiled programs per block: one for each width, mode (training or not) and place (first or not)
-# inductor's mixed-order reduction makes the gradient of a layer norm over many tokens slower
-COMPILING: dict[str, str | int | bool | Callable] = {"triton.mix_order_reduction": False}
-
-
-class Objective(nn.Module):
-    """Σ over scored targets of −log p(target), label-smoothed: (1 − s)·(−log p) + s·(mean of −log p over the words).
-
-    With a z-loss, c · (log Σ_w exp logit_w)² is added for each scored target (PaLM, Chowdhery et al. 2022, §5).
-    """
-
-    def __init__(self, model: nn.Module, *, smoothing: float = 0.0, z_loss: float = 0.0, padding: int = 0) -> None:
-        super().__init__()
-        self.model, self.smoothing, self.z_loss, self.padding = model, smoothing, z_loss, padding
-        self.adaptive = not hasattr(model.readout, "weight")
-        for name, value in (("label_smoothing", smoothing), ("z_loss", z_loss)):
-            if self.adaptive and value:
-                raise ValueError(f"{name} needs a softmax over all words, which this model lacks: leave it out")
-        self.tail: Callable[..., Tensor] = self._tail
-        self._compiled: list[Callable] = []  # the blocks and the tail, compiled for each shape
-
-    def forward(self, inputs: Sequence[Tensor], targets: Tensor) -> Tensor:
-        return self.tail(self.model.hidden(*inputs), targets)  # type: ignore[operator]
-
-    def compile_parts(self, *, dynamic: bool) -> None:
-        """Compile the blocks and the loss; compiling the whole model would take minutes. dynamic: once for all shapes.
-
-        This also raises torch's limit of programs per function, above which torch.compile gives up without an error.
-        """
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, PROGRAMS)
-        for block in self.model.all_blocks():  # type: ignore[operator]
-            block.compile(dynamic=dynamic, options=COMPILING)
-        if not self.adaptive:
-            self.tail = torch.compile(self._tail, dynamic=dynamic, options=COMPILING)
-
-    @contextmanager
-    def use_compiled(self) -> Iterator[None]:
-        """Compile the blocks and the loss for each shape that they get in this context. Outside, they stay as they are.
-
-        So the shapes of a validation, which are many, are never compiled.
-        """
-        blocks = list(self.model.all_blocks())  # type: ignore[operator]
-        if not self._compiled:
-            self.compile_parts(dynamic=False)
-            self._compiled = [*(block._compiled_call_impl for block in blocks), self.tail]
-        for block, program in zip(blocks, self._compiled, strict=False):
-            block._compiled_call_impl = program
-        self.tail = self._compiled[-1]
-        try:
-            yield
-        finally:
-            for block in blocks:
-                block._compiled_call_impl = None
-            self.tail = self._tail
-
-    def _tail(self, hidden: Tensor, targets: Tensor) -> Tensor:
-        if self.adaptive:
-            nll = self.model.readout.nll(hidden, targets)  # type: ignore[operator,union-attr]
-            return nll.masked_fill(targets == self.padding, 0.0).sum()
-        logits = widen(self.model.readout(hidden).flatten(0, -2))  # type: ignore[operator]
-        ignored = self.padding if targets.dim() > 1 else -100
-        loss = F.cross_entropy(
-            logits, targets.flatten(), ignore_index=ignored, reduction="sum", label_smoothing=self.smoothing
-        )
-        if not self.z_loss:
-            return loss
-        scored = targets.flatten() != ignored
-        return loss + self.z_loss * (logits.logsumexp(-1).square() * scored).sum()
 
 
 class Flat:

@@ -25,7 +25,8 @@ from attnlab.training import optimisers as optimise
 from attnlab.training.batches import Batches
 from attnlab.training.checkpoints import Position, keep_weights, read_random_state
 from attnlab.training.loop import CHECK_EVERY, TrainConfig, catch_stop, describe_scores, note_best
-from attnlab.training.member_step import CapturedMembers, EagerMembers, MemberFlat, MemberObjective, RowOptimisers
+from attnlab.training.member_step import CapturedMembers, EagerMembers, MemberFlat, RowOptimisers
+from attnlab.training.objective import Objective
 from attnlab.training.run_folder import Checkpoint, DamagedError, Metrics, RunFolder, read_checkpoint, write_checkpoint
 from attnlab.training.step import COMPILE_AFTER, pad_tensors
 
@@ -103,7 +104,8 @@ class JointTraining:
     def _build_stepper(self, configs: Sequence[TrainConfig]) -> Any:
         on_gpu, clips = self.device.type == "cuda", [config.clip for config in configs]
         captured = on_gpu and self.config.capture != "no"
-        objective = MemberObjective(self.model, configs, PAD)
+        numbers = {"smoothing": [c.label_smoothing for c in configs], "z_loss": [c.z_loss for c in configs]}
+        objective = Objective(self.model, **numbers, padding=PAD)
         half = self.config.precision == "bf16" or (self.config.precision == "auto" and on_gpu)
         if captured and self.config.compile == "dynamic":
             objective.compile_parts(dynamic=True)

@@ -16,8 +16,8 @@ from attnlab.config import describe_error
 from attnlab.huggingface.fine_tuning import TunedConfig, open_tuned_model
 from attnlab.models.presets import build_on_meta
 from attnlab.tasks.task import Batch, Task
+from attnlab.training.objective import Objective
 from attnlab.training.recipe import Recipe
-from attnlab.training.step import Objective
 
 
 @dataclass(frozen=True)
