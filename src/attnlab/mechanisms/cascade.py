@@ -87,17 +87,18 @@ def is_case_covered(
 def mix_fused(
     mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, carry: Tensor | None, *, causal: bool,
     at: Tensor | None, bias: Tensor | None, carry_dtype: CarryDtype = "input", sharp: float = 1.0,
-    sigma: nn.Module | None = None, own: bool = True, residual: bool = True,
+    sigma: nn.Sequential | None = None, own: bool = True, residual: bool = True,
 ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
     """Return context and logits Z by the kernels, with P = softmax(sharp·Z), or None where the kernels do not apply.
 
     It has many parameters: those of `mix`, and the form of the cascade. own and residual describe σ as in
     kernels/coda.py. A stochastic mechanism adds its noise to Z.
     """
-    parameters = [] if sigma is None or carry is None else list(sigma.parameters())
-    width = len(parameters[0]) if parameters else 0
     if not mechanism.wants_kernels(q) or not is_case_covered(mechanism, q, k, v, carry, at=at, bias=bias):
         return None
+    linears = [] if sigma is None or carry is None else [part for part in sigma if isinstance(part, nn.Linear)]
+    parameters = [x for linear in linears for x in (linear.weight, linear.bias)]
+    width = len(parameters[0]) if parameters else 0
     from attnlab.mechanisms.kernels.cascade import cascade
 
     net = torch.cat([parameter.flatten() for parameter in parameters]) if parameters else None

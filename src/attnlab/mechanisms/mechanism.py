@@ -145,14 +145,17 @@ class Mechanism(nn.Module, ABC):
         if self.carry_of == "keys":
             v, carried = self.values(v, carry)
             context, _ = self.mix(q, k, v, mask, None, causal=causal, at=at, bias=bias, **given)
+            result: WithCarry = context, carried
         else:
             result = self.mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias, **given)
-            self.check_result("mix", result, shape)
-            context, carried = result
+        self.check_result("mix", result, shape)
+        context, carried = result
         turned = self.turn(context, v, at, sides)
-        self.check_result("turn", (turned, carried), shape)
+        if turned is not context:
+            self.check_result("turn", (turned, carried), shape)
         finished = self.finish(turned)
-        self.check_result("finish", (finished, carried), shape)
+        if finished is not turned:
+            self.check_result("finish", (finished, carried), shape)
         return finished, carried
 
     @property

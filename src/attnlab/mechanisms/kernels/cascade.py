@@ -19,7 +19,14 @@ import triton.language as tl
 from torch import Tensor
 
 from attnlab.mechanisms.kernels import coda, wide_sigma
-from attnlab.mechanisms.kernels.launch import empty_by_token, note_launch, operator, remember_calls, select_device
+from attnlab.mechanisms.kernels.launch import (
+    divide_up,
+    empty_by_token,
+    note_launch,
+    operator,
+    remember_calls,
+    select_device,
+)
 from attnlab.mechanisms.kernels.online import LOG2_E, at_pairs, attend
 from attnlab.mechanisms.kernels.pairs import draw_dropout, first_query, is_visible, last_key, read_bias, read_mask
 from attnlab.mechanisms.kernels.tiles import choose_tile, compute_delta, load_tile, locate_tile, score_tile, write_tile
@@ -160,7 +167,7 @@ def cascade_backward(
     delta, tile = compute_delta(grad, out), choose_tile(v, backward=True)
     handed = z if grad_z is None else grad_z.contiguous()
     with select_device(v):
-        _attend_backward[(b * h * triton.cdiv(j, tile["BJ"]),)](
+        _attend_backward[(b * h * divide_up(j, tile["BJ"]),)](
             z, v, seen.mask, v if dropping is None else dropping, grad, handed, lse, delta, dz, dv, h, i, j,
             *v.stride(), *grad.stride(), *seen.strides, sharp, rate, DROPPED=dropping is not None,
             HANDED=grad_z is not None, SHARED=shared, **seen.flags, **tile,
@@ -176,7 +183,7 @@ def cascade_backward(
     dq, dk, tile = empty_by_token(q), _empty_by_head(k, h), choose_tile(q)
     flags = {"CAUSAL": causal} | tile
     with select_device(q):
-        queries, keys = (b * h * triton.cdiv(i, tile["BI"]),), (b * h * triton.cdiv(j, tile["BJ"]),)
+        queries, keys = (b * h * divide_up(i, tile["BI"]),), (b * h * divide_up(j, tile["BJ"]),)
         _product[queries](dz, k, dq, h, i, j, *k.stride(), scale, TURNED=False, SHARED=shared, **flags)
         _product[keys](dz, q, dk, h, i, j, *q.stride(), scale, TURNED=True, SHARED=shared, **flags)
     return dq, _sum_groups(dk, k), _sum_groups(dv, v), dcarry, dnet
@@ -194,7 +201,7 @@ def _write_scores(
     """Write out = scale·qkᵀ + carry + ε, except in tiles that are hidden as a whole."""
     (b, h, i, _), j, tile = q.shape, k.shape[2], choose_tile(q)
     with select_device(q):
-        _scores[(b * h * triton.cdiv(i, tile["BI"]) * triton.cdiv(j, tile["BJ"]),)](
+        _scores[(b * h * divide_up(i, tile["BI"]) * divide_up(j, tile["BJ"]),)](
             q, k, q if carry is None else carry, q if noise is None else noise, out, h, i, j, *q.stride(),
             *k.stride(), scale, layer, CAUSAL=causal, CARRIED=carry is not None, NOISY=noise is not None,
             SHARED=h // k.shape[1], **tile,

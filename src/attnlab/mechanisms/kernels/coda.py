@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.mechanisms.kernels.launch import WIDEST, note_launch, remember_calls, select_device
+from attnlab.mechanisms.kernels.launch import WIDEST, divide_up, note_launch, remember_calls, round_up, select_device
 from attnlab.mechanisms.kernels.pairs import Visibility, is_visible, last_key, normals
 
 MOST_HEADS = 32
@@ -196,10 +196,10 @@ def collide(
     b, heads, rows, keys = z.shape
     tile = _tile(dtype, heads, width, keys)
     with select_device(z):
-        _collide[(b * triton.cdiv(rows, tile["BI"]),)](
+        _collide[(b * divide_up(rows, tile["BI"]),)](
             z, carry, net, seen.mask, z if noise is None else noise, heads, width, rows, keys, *seen.strides, layer,
             NOISY=noise is not None, OWN=own, RESIDUAL=residual, DEEP=_deep(net, heads, width),
-            H=max(8, triton.next_power_of_2(heads)), **seen.flags, **tile,
+            H=round_up(heads, 8), **seen.flags, **tile,
         )  # fmt: skip
 
 
@@ -210,7 +210,7 @@ def collide_backward(
     """Return the gradient of net, and write the carry's to out (b,h,i,j), which may be grad; skip hidden tiles."""
     b, heads, rows, keys = carry.shape
     tile = _tile(dtype, heads, width, keys, backward=True)
-    programs = min(PROGRAMS, b * triton.cdiv(rows, tile["BI"]))
+    programs = min(PROGRAMS, b * divide_up(rows, tile["BI"]))
     parts = net.new_empty(programs, len(net), dtype=torch.float32)
     with select_device(s):
         _collide_backward[(programs,)](
@@ -232,9 +232,9 @@ def _deep(net: Tensor, heads: int, width: int) -> bool:
 
 def _tile(dtype: torch.dtype, heads: int, width: int, keys: int, *, backward: bool = False) -> dict[str, Any]:
     """BI rows of BJ keys: as many pairs as fit into registers beside σ's widest layer and, backward, its gradient."""
-    wide = max(16, triton.next_power_of_2(width))
+    wide = round_up(width)
     pairs = 32 if dtype == torch.float32 else 64 if backward or wide == 128 else 128
-    columns = min(64, pairs, max(16, triton.next_power_of_2(keys)))
-    sizes = {"BI": pairs // columns, "BJ": columns, "K": max(16, triton.next_power_of_2(heads)), "WIDE": wide}
+    columns = min(64, pairs, round_up(keys))
+    sizes = {"BI": pairs // columns, "BJ": columns, "K": round_up(heads), "WIDE": wide}
     stages = 1 if backward and wide < 64 else 3  # as measured
     return sizes | {"T": TYPES[dtype], "num_warps": 8 if wide == 128 else 4, "num_stages": stages}

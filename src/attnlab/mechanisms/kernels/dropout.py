@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.mechanisms.kernels.launch import select_device
+from attnlab.mechanisms.kernels.launch import divide_up, select_device
 
 COUNTERS = 512  # in a program
 
@@ -22,5 +22,5 @@ def _fill_kept(seed, out, total, rate, COUNTERS: tl.constexpr):
 def fill_kept(out: Tensor, seed: Tensor, rate: float) -> Tensor:
     """Write keep / (1 − rate) into every number of out, which is dense, and return it. The seed is on the device."""
     with select_device(out):
-        _fill_kept[(triton.cdiv(out.numel(), 4 * COUNTERS),)](seed, out, out.numel(), rate, COUNTERS=COUNTERS)
+        _fill_kept[(divide_up(out.numel(), 4 * COUNTERS),)](seed, out, out.numel(), rate, COUNTERS=COUNTERS)
     return out
