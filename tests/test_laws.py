@@ -285,6 +285,11 @@ class ConvolvesQueries(Broken):
         return super().weights(q + before, k, mask, **options)
 
 
+class ClipsTheBias(Broken):
+    def weights(self, q, k, mask=None, carry=None, *, bias=None, **options):
+        return super().weights(q, k, mask, carry, bias=None if bias is None else bias.clamp_min(-2.0), **options)
+
+
 class IgnoresAt(Broken):
     def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
         return super().weights(q, k, mask, causal=causal, bias=bias)
@@ -308,6 +313,7 @@ MUTANTS = {
     "a zero bias changes nothing": AddsToTheBias,
     "a bias reaches the logits": IgnoresTheBias,
     "dropout falls in training alone": ForgetsDropout,
+    "a bias of −∞ hides its key": ClipsTheBias,
     "the carry is what is declared": HandsOnACarry,
     "turning is linear": TurnsWithoutALine,
     "a side is of its token": AveragesItsSide,

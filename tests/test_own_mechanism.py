@@ -23,8 +23,8 @@ class Mine(Mechanism):
         self.power = power
 
     def weights(self, q, k, mask=None, carry=None, *, causal=False, at=None, bias=None):
-        seen = self.visible(q, k, mask, causal=causal, at=at)
-        w = logits(q, k, self.scale, bias).pow(self.power).masked_fill(~seen, 0.0)
+        seen = self.visible(q, k, mask, causal=causal, at=at, bias=bias)
+        w = logits(q, k, self.scale, bias).masked_fill(~seen, 0.0).pow(self.power)
         return w / w.sum(-1, keepdim=True).clamp_min(1e-9), None
 
 class Forgetful(Mine):
@@ -138,7 +138,7 @@ def test_a_method_that_ends_the_process_fails_the_laws_and_is_named(tmp_path, en
     (tmp_path / "bad.py").write_text(WEIGHTS.replace("LINE", ENDS[end]))
     done = run_attnlab("check", f"{tmp_path}/bad.py:Bad")
     assert done.returncode == 1
-    assert "18 fail" in done.stdout
+    assert f"{len(LAWS) - 4} fail" in done.stdout
     done = train(f"{tmp_path}/bad.py:Bad", tmp_path / "run")
     assert done.returncode == 2
     assert "bad.py, line 8" in done.stderr.splitlines()[-1]

@@ -45,7 +45,7 @@ class Coda(Mechanism):
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
                 noise: int | Tensor | None = None) -> WithCarry:  # fmt: skip
         """noise: a draw (b,h,i,j) or a seed; by default a fresh draw in training and none at evaluation."""
-        seen = self.visible(q, k, mask, causal=causal, at=at)
+        seen = self.visible(q, k, mask, causal=causal, at=at, bias=bias)
         z = s = logits(q, k, self.scale, bias)
         if carry is not None:
             previous = self.read_carry(carry, s, seen)

@@ -31,7 +31,7 @@ class CodaDaGPAM(DaGPAM):
                  causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
                  noise: int | Tensor | None = None) -> WithCarry:  # fmt: skip
         """noise: as in Coda.weights, (b,2h,i,j)."""
-        seen = self.visible(q, k, mask, causal=causal, at=at)
+        seen = self.visible(q, k, mask, causal=causal, at=at, bias=repeat_bias(bias))
         z = logits(self.interleave(q), k, self.scale, repeat_bias(bias))  # S, (b,2h,i,j)
         if carry is not None:
             z = z + self.read_carry(carry, z, seen)

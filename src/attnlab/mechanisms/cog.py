@@ -5,7 +5,6 @@
 The row sum varies. A row of equal signs is softmax, or its negative.
 """
 
-import torch
 from torch import Tensor
 
 from attnlab.mechanisms.cascade import can_mix_one_pass, mix_one_pass
@@ -17,10 +16,8 @@ class Cog(Mechanism):
 
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
-        seen = self.visible(q, k, mask, causal=causal, at=at)
-        s = logits(q, k, self.scale, bias)
-        seen = seen & (s > -torch.inf)
-        s = s.masked_fill(~seen, 0.0)
+        seen = self.visible(q, k, mask, causal=causal, at=at, bias=bias)
+        s = logits(q, k, self.scale, bias).masked_fill(~seen, 0.0)
         return s.sign() * masked_softmax(s.abs(), seen), None
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,

@@ -39,16 +39,16 @@ class DCMHA(Mechanism):
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
                 sides: Sides = (None, None)) -> WithCarry:  # fmt: skip
-        seen = self.visible(q, k, mask, causal=causal, at=at)
+        seen = self.visible(q, k, mask, causal=causal, at=at, bias=bias)
         (query_s, query_p), (key_s, key_p) = (side.unbind(1) for side in sides)
-        s = compose(logits(q, k, self.scale, bias), self.base[0], query_s, key_s)
+        s = compose(logits(q, k, self.scale, bias).masked_fill(~seen, 0.0), self.base[0], query_s, key_s)
         return compose(masked_softmax(s, seen), self.base[1], query_p, key_p), None
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
             sides: Sides = (None, None)) -> WithCarry:  # fmt: skip
         options: dict[str, Any] = {"causal": causal, "at": at, "bias": bias}
-        if not can_mix_heads(self, q, k):
+        if not can_mix_heads(self, q, k, bias):
             return super().mix(q, k, v, mask, carry, **options, sides=sides)
         self.check(q, k, mask, at, v)
         query, key = (make_matrices(side, self.heads) for side in sides)

@@ -17,7 +17,7 @@ class DeAttention(Mechanism):
 
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
-        seen = self.visible(q, k, mask, causal=causal, at=at)
+        seen = self.visible(q, k, mask, causal=causal, at=at, bias=bias)
         keys = widen(repeat_heads(k, self.heads))  # cdist needs at least float32
         rows = max(1, 2**28 // max(keys.numel(), 1))  # cdist's gradient allocates rows · keys.numel() numbers
         parts = [torch.cdist(part, keys, p=1.0) for part in torch.split(widen(q), rows, dim=2)]

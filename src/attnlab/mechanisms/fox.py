@@ -34,7 +34,7 @@ class FoX(Mechanism):
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None,
                 sides: Sides = (None, None)) -> WithCarry:  # fmt: skip
-        seen = self.visible(q, k, mask, causal=causal, at=at)
+        seen = self.visible(q, k, mask, causal=causal, at=at, bias=bias)
         decay = self.sum_decay(q, k, seen, at, sides[1])
         return masked_softmax(logits(q, k, self.scale, bias) + decay, seen), None
 
@@ -54,6 +54,6 @@ class FoX(Mechanism):
             log_f = sides[1].mT.double()  # (b,h,1,j)
             decay = -(log_f if mask is None else log_f.masked_fill(~mask, 0.0)).cumsum(-1)
         else:
-            decay = self.sum_decay(q, k, self.visible(q, k, mask, causal=causal), None, sides[1])
+            decay = self.sum_decay(q, k, self.visible(q, k, mask, causal=causal, bias=bias), None, sides[1])
         bias = decay if bias is None else decay + bias
         return mix_one_pass(self, q, k, v, mask, causal=causal, bias=bias), None

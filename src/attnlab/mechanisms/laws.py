@@ -222,6 +222,20 @@ def bias_reaches_the_logits(example: LawTrial) -> Measurement:
     return _worst(unmoved, fewer, context), "a bias per head changes weights; 3-D as 4-D; mix against weights @ v"
 
 
+def infinite_bias_hides_its_key(example: LawTrial) -> Measurement:
+    seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
+    seen[:, 2], seen[3, :2], seen[5] = False, False, False
+    seen, worst = example.place(seen), 0.0
+    bias = torch.zeros_like(seen, dtype=example.q.dtype).masked_fill(~seen, float("-inf"))
+    for causal in (False, True):
+        read = partial(LawTrial.output, bias=bias, causal=causal)
+        finite = all(g.isfinite().all() for g in _gradients(example, read).values())
+        weights = _distance(example.weights(seen, causal=causal), example.weights(bias=bias, causal=causal))
+        moved = _distance(example.output(seen, causal=causal), read(example))
+        worst = _worst(worst, weights, moved, 0.0 if finite else float("inf"))
+    return worst, "a bias of −∞ against a mask of the same keys: weights, output, finite gradients; causal or not"
+
+
 def carry_is_what_is_declared(example: LawTrial) -> Measurement:
     mechanism, carry = example.mechanism, example.forward()[1]
     shapes = {"pairs": (BATCH, mechanism.carry_heads, LENGTH, LENGTH), "keys": tuple(example.v.shape)}
@@ -327,6 +341,7 @@ LAWS: dict[str, tuple[Callable[[LawTrial], Measurement], float]] = {
     "examples do not mix": (examples_do_not_mix, 1e-12),
     "a zero bias changes nothing": (zero_bias_changes_nothing, 1e-12),
     "a bias reaches the logits": (bias_reaches_the_logits, 1e-12),
+    "a bias of −∞ hides its key": (infinite_bias_hides_its_key, 1e-12),
     "the carry is what is declared": (carry_is_what_is_declared, 0.0),
     "turning is linear": (turning_is_linear, 1e-12),
     "a side is of its token": (sides_are_of_each_token, 1e-12),

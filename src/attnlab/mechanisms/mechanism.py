@@ -38,7 +38,7 @@ class Mechanism(nn.Module, ABC):
     causal  key j is visible to query i only if j <= at[i]; never inferred from a mask
     at      (i,) the key index of each query; by default the last i keys, so causal is aligned bottom-right.
             In cross attention it is the query's position in its own sequence, which the noise depends on.
-    bias    added to the logits, broadcastable to (b,h,i,j); finite: keys are hidden by the mask
+    bias    added to the logits, broadcastable to (b,h,i,j); −∞ hides its key, as the mask does
     carry   what the previous layer of the same kind returned, or None; undefined where hidden, and never read there
 
     A mechanism that reads more than q, k and v overrides one of these. x (b,n,e) is the input of the layer:
@@ -174,11 +174,17 @@ class Mechanism(nn.Module, ABC):
         return {"sides": sides} if self.reads_sides else {}
 
     def visible(
-        self, q: Tensor, k: Tensor, mask: Tensor | None = None, *, causal: bool = False, at: Tensor | None = None
-    ) -> Tensor:
-        """Which keys each query may attend to: 4-D, bool, broadcastable to (b,1,i,j). Raises like `check`."""
+        self, q: Tensor, k: Tensor, mask: Tensor | None = None, *, causal: bool = False, at: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Which keys each query may attend to: 4-D, bool, broadcastable to (b,h,i,j). Raises like `check`.
+
+        Only a bias, which hides keys where it is −∞, makes heads differ. Pass it if hidden logits are read, except by
+        `masked_softmax`, which knows them.
+        """
         self.check(q, k, mask, at)
-        return visible(q, k, mask, causal=causal, at=at)
+        seen = visible(q, k, mask, causal=causal, at=at)
+        return seen if bias is None else seen & (bias > -torch.inf)
 
     @property
     def carry_heads(self) -> int:

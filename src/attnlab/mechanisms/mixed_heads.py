@@ -5,13 +5,14 @@ from torch import Tensor
 from attnlab.mechanisms.mechanism import Mechanism, visible
 
 
-def can_mix_heads(mechanism: Mechanism, q: Tensor, k: Tensor) -> bool:
+def can_mix_heads(mechanism: Mechanism, q: Tensor, k: Tensor, bias: Tensor | None) -> bool:
     """Whether the kernels are asked for and cover these arguments. A mechanism with sides has matrices of the keys."""
     if not mechanism.wants_kernels(q):
         return False
     from attnlab.mechanisms.kernels.mixed_heads import find_gap
 
-    return mechanism.is_covered(find_gap(q, k, keyed=mechanism.has_sides))
+    gap = None if bias is None else "a bias, which may hide keys of one head"
+    return mechanism.is_covered(gap or find_gap(q, k, keyed=mechanism.has_sides))
 
 
 def weigh_heads(

@@ -59,7 +59,7 @@ class MultiToken(Mechanism):
 
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
-        seen = self.visible(q, k, mask, causal=causal, at=at)
+        seen = self.visible(q, k, mask, causal=causal, at=at, bias=bias)
         z = self.convolve(widen(logits(q, k, self.scale, bias)).masked_fill(~seen, 0.0))
         p = masked_softmax(z, seen).to(q.dtype)
         grouped = p.view(len(p), *self.mixer.shape[:2], *p.shape[2:])
@@ -68,7 +68,7 @@ class MultiToken(Mechanism):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         options: dict[str, Any] = {"causal": causal, "at": at, "bias": bias}
-        if not can_mix_heads(self, q, k):
+        if not can_mix_heads(self, q, k, bias):
             return super().mix(q, k, v, mask, carry, **options)
         self.check(q, k, mask, at, v)
         return mix_by_rows(self, self.weigh_fused, q, k, v, mask, **options), None

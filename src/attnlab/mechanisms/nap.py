@@ -30,10 +30,8 @@ class NAP(Mechanism):
 
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
-        seen = self.visible(q, k, mask, causal=causal, at=at)
-        s = logits(widen(q), widen(k), self.scale, bias)
-        seen = seen & (s > -torch.inf)
-        s = s.masked_fill(~seen, 0.0)
+        seen = self.visible(q, k, mask, causal=causal, at=at, bias=bias)
+        s = logits(widen(q), widen(k), self.scale, bias).masked_fill(~seen, 0.0)
         n = seen.sum(-1, keepdim=True).clamp_min(1)
         away = (s - s.sum(-1, keepdim=True) / n).masked_fill(~seen, 0.0)
         deviation = (away.square().sum(-1, keepdim=True) / n).clamp_min(1e-12).sqrt()

@@ -16,7 +16,7 @@ from attnlab.mechanisms.visible_sums import count_visible, has_linear_form, mix_
 class NON(Mechanism):
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
-        seen = self.visible(q, k, mask, causal=causal, at=at)
+        seen = self.visible(q, k, mask, causal=causal, at=at, bias=bias)
         s = widen(logits(q, k, self.scale, bias))
         n = seen.sum(-1, keepdim=True).clamp_min(1).to(s.dtype)
         return (s.masked_fill(~seen, 0.0) / n.sqrt()).to(q.dtype), None

@@ -67,6 +67,7 @@ class Selective(Mechanism):
 def compute_masking(z: Tensor, seen: Tensor, own: Tensor) -> Tensor:
     """M (b,1,i,j) of the first head's logits z; own (i,): the key index of each query."""
     own, keys = own[:, None], torch.arange(z.shape[-1], device=z.device)
+    seen = seen & (z > -torch.inf)  # a bias can hide keys, too
     present = (seen & (keys == own)).any(-1, keepdim=True)  # the query's token is not hidden itself
     masks = seen & present & (keys < own) & (seen.cumsum(-1) > 1)
     return z.relu().masked_fill(~masks, 0.0)
@@ -84,7 +85,8 @@ def mix_band(
     if fused:
         from attnlab.mechanisms.kernels.selective import sum_masking
 
-        fade, masked = sum_masking(z, mask, masked, causal, offset)
+        shown = mask if first is None else visible(q, k, mask) & (first > -torch.inf)
+        fade, masked = sum_masking(z, shown, masked, causal, offset)
         added = fade if bias is None else fade + bias
         return mix_one_pass(mechanism, q, k, v, mask, causal=causal, bias=added, dropping=seed), masked
     seen = visible(q, k, mask, causal=causal, at=at)

@@ -39,7 +39,7 @@ class Shaped(Mechanism):
 
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
-        seen = self.visible(q, k, mask, causal=causal, at=at)
+        seen = self.visible(q, k, mask, causal=causal, at=at, bias=bias)
         softmax = masked_softmax(logits(q, k, self.scale, bias), seen)
         own = (position(q, k, at)[:, None] == torch.arange(k.shape[2], device=q.device)) & seen
         centre = seen.to(q.dtype) / seen.sum(-1, keepdim=True).clamp_min(1)
@@ -51,7 +51,9 @@ class Shaped(Mechanism):
             return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
         self.check(q, k, mask, at, v)
         kernel = self.wants_kernels(q) and self.is_covered(find_gap(q, k, v, at, bias))
-        softmax = attend(self, q, k, v, mask, causal=causal, at=at, bias=bias, kernel=kernel)
+        if bias is not None:  # it may hide keys from the mean
+            return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
+        softmax = attend(self, q, k, v, mask, causal=causal, at=at, bias=None, kernel=kernel)
         centre = mean_visible(v, q, k, mask, causal=causal, at=at)
         own, centre = (repeat_heads(x, self.heads) for x in (self.read_own(v, q, k, mask, at), centre))
         return self.alpha * own + self.beta * softmax - self.gamma * centre, None

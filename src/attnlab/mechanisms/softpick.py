@@ -9,7 +9,6 @@ overflows.
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -28,9 +27,8 @@ class Softpick(Mechanism):
 
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
-        s = widen(logits(q, k, self.scale, bias))
-        seen = self.visible(q, k, mask, causal=causal, at=at) & (s > -torch.inf)
-        s = s.masked_fill(~seen, 0.0)  # exp(0) − 1 = 0: a hidden key adds nothing
+        seen = self.visible(q, k, mask, causal=causal, at=at, bias=bias)
+        s = widen(logits(q, k, self.scale, bias)).masked_fill(~seen, 0.0)  # exp(0) − 1 = 0: a hidden key adds nothing
         top = F.pad(s.detach(), (0, 1)).amax(-1, keepdim=True)  # max(0, max S)
         above = (s - top).exp() - (-top).exp()
         return (above.relu() / (above.abs().sum(-1, keepdim=True) + self.eps)).to(q.dtype), None

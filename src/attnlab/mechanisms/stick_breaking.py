@@ -30,7 +30,7 @@ class StickBreaking(Mechanism):
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         s, keys = widen(logits(q, k, self.scale, bias)), torch.arange(k.shape[2], device=q.device)
-        seen = self.visible(q, k, mask, causal=causal, at=at) & (s > -torch.inf)
+        seen = self.visible(q, k, mask, causal=causal, at=at, bias=bias)
         own = position(q, k, at)[:, None]
         parts, rest = seen & (keys < own), seen & (keys == own) & self.remainder
         left = F.logsigmoid(-s).masked_fill(~parts, 0.0)  # log(1 − β)

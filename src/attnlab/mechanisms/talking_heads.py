@@ -29,14 +29,14 @@ class TalkingHeads(Mechanism):
 
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
-        seen = self.visible(q, k, mask, causal=causal, at=at)
-        s = torch.einsum("gh,bhij->bgij", self.before, logits(q, k, self.scale, bias))
+        seen = self.visible(q, k, mask, causal=causal, at=at, bias=bias)
+        s = torch.einsum("gh,bhij->bgij", self.before, logits(q, k, self.scale, bias).masked_fill(~seen, 0.0))
         return torch.einsum("gh,bhij->bgij", self.after, masked_softmax(s, seen)), None
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         options: dict[str, Any] = {"causal": causal, "at": at, "bias": bias}
-        if not can_mix_heads(self, q, k):
+        if not can_mix_heads(self, q, k, bias):
             return super().mix(q, k, v, mask, carry, **options)
         self.check(q, k, mask, at, v)
         return mix_by_rows(self, self.weigh_fused, q, k, v, mask, **options), None
