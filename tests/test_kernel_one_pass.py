@@ -62,7 +62,8 @@ def assert_same(b, h, i, j, d, dtype, mask="none", causal=False, layer=0, name="
     for place, y in exact.items():
         size = y.norm() if y.norm() > 1e-2 else 1.0  # all cancels where rows see one key: its rounding is left
         error, allowed = ((x[place].double() - y).norm() / size for x in (fused, eager))
-        assert error <= 2 * allowed + SLACK[dtype], f"{name}, {place}: {error:.1e}, eager {allowed:.1e}"
+        slack = SLACK[dtype] * (1 if place in ("context", "q", "k", "v", "bias") else 3)  # a parameter sums all rows
+        assert error <= 2 * allowed + slack, f"{name}, {place}: {error:.1e}, eager {allowed:.1e}"
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -85,14 +86,14 @@ def test_it_equals_the_definition_with_the_same_noise(dtype, seed, name, shape, 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_longer_than_a_tile(name):
-    assert_same(1, 2, 37, 70, 16, torch.float32, "keys", causal=True, name=name, shared=2)
+    assert_same(1, 2, 37, 70, 16, torch.float32, causal=True, name=name, shared=2)
 
 
 @pytest.mark.parametrize("n", range(max(len(NAMES), len(BIASES))))
 def test_a_bias_and_its_gradient(n):
     """A bias of pairs, of keys and of queries, for one head or all; every name and every shape."""
     name, bias = NAMES[n % len(NAMES)], BIASES[n % len(BIASES)]
-    assert_same(2, 4, 19, 37, 16, torch.float32, "keys", causal=True, name=name, shared=2, bias=bias)
+    assert_same(2, 2, 17, 70, 16, torch.float32, "keys", causal=True, name=name, shared=2, bias=bias)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -247,11 +248,12 @@ if EVERY:
     cases += [("fp16", torch.float16, 128, False, 0, 99), ("fp32", torch.float32, 128, True, 2, 99)]
     cases += [(kind, getattr(torch, name), 256, True, form, rows) for form in range(5) for rows in (5, 99)
               for kind, name in (("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32"))]
-for kind, dtype, d, on, form, rows in cases if EVERY else cases[2:3]:
+for kind, dtype, d, on, form, rows in cases if EVERY else [("bf16", torch.bfloat16, 64, False, 4, 99)]:
     kernels = [online._attend, *(getattr(one_pass, f"_backward_{of}") for of in ("keys", "queries", "bias"))]
     for kernel in kernels + ([nap._measure, nap._measure_slopes] if form == 4 else []):
         first = kernel in (online._attend, nap._measure)
-        tile = tiles.choose_tile(torch.empty(1, 1, rows, d, dtype=dtype), backward=not first)
+        work = "keys" if kernel is one_pass._backward_keys else "forward" if first else "queries"
+        tile = tiles.choose_pass_tile(torch.empty(1, 1, rows, d, dtype=dtype), work)
         more = {"FORM": form, "BIAS": 3 if form == 0 else 1 + on, "NOISY": on, "SHARED": 3}
         more |= {"STORED": False, "EXTRA": on} if first else {}
         more |= {"SUMMED": on} if kernel is one_pass._backward_keys else {}

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from attnlab.mechanisms.kernels.launch import divide_up, remember_calls, select_device
 from attnlab.mechanisms.kernels.online import NAP, PARTS, hide, read_part, standardize
-from attnlab.mechanisms.kernels.pairs import Bias, Visibility, add_bias, draw_dropout, is_visible, last_key
-from attnlab.mechanisms.kernels.tiles import choose_tile, load_tile, locate_tile, score_tile
+from attnlab.mechanisms.kernels.pairs import Bias, Visibility, add_bias, draw_dropout, is_visible, last_key, whole_keys
+from attnlab.mechanisms.kernels.tiles import choose_pass_tile, load_tile, locate_tile, score_tile
 
 LEAST = tl.constexpr(1e-12)  # variance
 
@@ -47,20 +47,23 @@ def _measure(
     x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
     mean = tl.zeros((BI,), dtype=tl.float32)
     squares, count = mean, mean
-    for left in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
-        j = left + tl.arange(0, BJ)
-        y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
-        s = score_tile(x, y, x, b, h, i, left, rows, keys, scale, 0, False, CAUSAL, BJ)
-        s = add_bias(s, bias, b, h, first, i, j, rows, keys, a_b, a_h, a_i, a_j, BIAS)
-        seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
-        s, seen = hide(s, seen, NAP, BIAS)
-        more = tl.sum(tl.where(seen, 1.0, 0.0 * s), 1)  # 0.0 * s: in the registers that hold s
-        middle = tl.sum(s, 1) / tl.maximum(more, 1.0)
-        away = tl.where(seen, s - middle[:, None], 0.0)
-        former, count = count, count + more
-        step, share = middle - mean, more / tl.maximum(count, 1.0)
-        squares += tl.sum(away * away, 1) + step * step * former * share
-        mean += step * share
+    whole = whole_keys(first, rows, keys, CAUSAL, BJ)
+    for part in tl.static_range(2):  # tiles that are visible as a whole, then the others
+        start, end = (whole, last_key(first + BI, rows, keys, CAUSAL)) if part else (0, whole)
+        for left in range(start, end, BJ):
+            j = left + tl.arange(0, BJ)
+            y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
+            s = score_tile(x, y, x, b, h, i, left, rows, keys, scale, 0, False, CAUSAL, BJ)
+            s = add_bias(s, bias, b, h, first, i, j, rows, keys, a_b, a_h, a_i, a_j, BIAS, 1.0)
+            seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL, part == 0)
+            s, seen = hide(s, seen, NAP, BIAS)
+            more = tl.sum(tl.where(seen, 1.0, 0.0 * s), 1)  # 0.0 * s: in the registers that hold s
+            middle = tl.sum(s, 1) / tl.maximum(more, 1.0)
+            away = tl.where(seen, s - middle[:, None], 0.0)
+            former, count = count, count + more
+            step, share = middle - mean, more / tl.maximum(count, 1.0)
+            squares += tl.sum(away * away, 1) + step * step * former * share
+            mean += step * share
     variance = squares / tl.maximum(count, 1.0)
     deviation = tl.sqrt(tl.maximum(variance, LEAST))
     inverse = 1.0 / (deviation + eps)
@@ -86,21 +89,26 @@ def _measure_slopes(
     mean, inverse = read_part(lse, 0, head, i, rows), read_part(lse, 1, head, i, rows)
     plain = tl.zeros((BI,), dtype=tl.float32)
     moment, rest = plain, plain  # rest: Σ z, not quite 0, so that Σ dS is, whatever the keys have in common
-    for left in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
-        j = left + tl.arange(0, BJ)
-        y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
-        z = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
-        s = score_tile(x, y, x, b, h, i, left, rows, keys, scale, 0, False, CAUSAL, BJ)
-        s = add_bias(s, bias, b, h, first, i, j, rows, keys, a_b, a_h, a_i, a_j, BIAS)
-        seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
-        s, seen = hide(s, seen, NAP, BIAS)
-        dp = tl.where(seen, tl.dot(c, tl.trans(z), input_precision="ieee"), 0.0)
-        if DROPPED:
-            dp *= draw_dropout(tl.load(dropping), rate, head, i[:, None], (left // 4 + tl.arange(0, BJ // 4))[None, :])
-        s = tl.where(seen, standardize(s, mean, inverse), 0.0)
-        plain += tl.sum(dp, 1)
-        moment += tl.sum(s * dp, 1)
-        rest += tl.sum(s, 1)
+    whole = whole_keys(first, rows, keys, CAUSAL, BJ)
+    for part in tl.static_range(2):  # tiles that are visible as a whole, then the others
+        start, end = (whole, last_key(first + BI, rows, keys, CAUSAL)) if part else (0, whole)
+        for left in range(start, end, BJ):
+            j = left + tl.arange(0, BJ)
+            y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
+            z = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
+            s = score_tile(x, y, x, b, h, i, left, rows, keys, scale, 0, False, CAUSAL, BJ)
+            s = add_bias(s, bias, b, h, first, i, j, rows, keys, a_b, a_h, a_i, a_j, BIAS, 1.0)
+            seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL, part == 0)
+            s, seen = hide(s, seen, NAP, BIAS)
+            dp = tl.where(seen, tl.dot(c, tl.trans(z), input_precision="ieee"), 0.0)
+            if DROPPED:
+                dp *= draw_dropout(
+                    tl.load(dropping), rate, head, i[:, None], (left // 4 + tl.arange(0, BJ // 4))[None, :]
+                )
+            s = tl.where(seen, standardize(s, mean, inverse), 0.0)
+            plain += tl.sum(dp, 1)
+            moment += tl.sum(s * dp, 1)
+            rest += tl.sum(s, 1)
     pull, count = read_part(lse, 2, head, i, rows), read_part(lse, 3, head, i, rows)
     pull = moment / tl.where(pull > 0.0, pull, 1.0)  # 0 in rows without keys
     _write_parts(delta, head, i, rows, (plain - pull * rest) / tl.maximum(count, 1.0), pull, moment, plain)
@@ -108,7 +116,7 @@ def _measure_slopes(
 
 def measure_rows(q: Tensor, k: Tensor, seen: Visibility, bias: Bias, lse: Tensor, scale: float, eps: float) -> None:
     """Write the numbers of the rows, lse (b,h,PARTS,i), which the weights need."""
-    (b, h, i, _), tile = q.shape, choose_tile(q)
+    (b, h, i, _), tile = q.shape, choose_pass_tile(q, "forward")
     strides = (*q.stride(), *k.stride(), *seen.strides, *bias.strides)
     with select_device(q):
         _measure[(b * h * divide_up(i, tile["BI"]),)](
@@ -122,7 +130,7 @@ def measure_slopes(
     scale: float, rate: float,
 ) -> Tensor:  # fmt: skip
     """The numbers of the rows that the backward pass needs, (b,h,PARTS,i), from those of the forward pass."""
-    (b, h, i, _), tile, delta = q.shape, choose_tile(q, backward=True), torch.empty_like(lse)
+    (b, h, i, _), tile, delta = q.shape, choose_pass_tile(q, "queries"), torch.empty_like(lse)
     strides = (*q.stride(), *k.stride(), *v.stride(), *grad.stride(), *seen.strides, *bias.strides)
     with select_device(q):
         _measure_slopes[(b * h * divide_up(i, tile["BI"]),)](

@@ -49,22 +49,33 @@ from attnlab.mechanisms.kernels.pairs import (
     last_key,
     read_bias,
     read_mask,
+    whole_keys,
+    whole_queries,
 )
-from attnlab.mechanisms.kernels.tiles import choose_tile, compute_delta, load_tile, locate_tile, score_tile, write_tile
+from attnlab.mechanisms.kernels.tiles import (
+    choose_pass_tile,
+    compute_delta,
+    load_tile,
+    locate_tile,
+    score_tile,
+    write_tile,
+)
 
 
 @triton.jit
 def _slope(
     x, y, z, g, mask, bias, extra, noise, dropping, lse, delta, head, b, h, first, left, heads, rows, keys, m_b, m_i,
     m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM: tl.constexpr, BIAS: tl.constexpr, NOISY: tl.constexpr,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr, WHOLE: tl.constexpr, BI: tl.constexpr,
+    BJ: tl.constexpr,
 ):  # fmt: skip
     """P ∘ D and dS of the BI queries from `first` on (x, gradients g) and the BJ keys from `left` on (y, values z)."""
+    UNIT: tl.constexpr = 1.0 if FORM == NAP else LOG2_E
     i, j = first + tl.arange(0, BI), left + tl.arange(0, BJ)
-    s = score_tile(x, y, noise, b, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ)
-    seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
-    s = add_bias(s, bias, b, h, first, i, j, rows, keys, a_b, a_h, a_i, a_j, BIAS)
-    s, seen = hide(s if FORM == NAP else s * LOG2_E, seen, FORM, BIAS)
+    s = score_tile(x, y, noise, b, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ, UNIT)
+    seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL, WHOLE)
+    s = add_bias(s, bias, b, h, first, i, j, rows, keys, a_b, a_h, a_i, a_j, BIAS, UNIT)
+    s, seen = hide(s, seen, FORM, BIAS)
     kept = tl.full((BI, BJ), 1.0, tl.float32)
     if DROPPED:
         kept = draw_dropout(tl.load(dropping), rate, head, i[:, None], (left // 4 + tl.arange(0, BJ // 4))[None, :])
@@ -98,22 +109,26 @@ def _backward_keys(
     y = load_tile(k, b, g, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
     z = load_tile(v, b, g, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
     sum_k, sum_v = tl.zeros((BJ, WIDE), dtype=tl.float32), tl.zeros((BJ, WIDE), dtype=tl.float32)
+    least = first_query(left, rows, keys, CAUSAL) // BI * BI
+    whole = whole_queries(left, rows, keys, CAUSAL, BI, BJ)
     for h in range(g * SHARED, (g + 1) * SHARED):
         columns = tl.zeros((BJ, 16), dtype=tl.float32)  # all the same: the narrowest product
-        for above in range(first_query(left, rows, keys, CAUSAL) // BI * BI, rows, BI):
-            i = above + tl.arange(0, BI)
-            x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
-            c = load_tile(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
-            taken, ds = _slope(
-                x, y, z, c, mask, bias, extra, noise, dropping, lse, delta, b * heads + h, b, h, above, left, heads,
-                rows, keys, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED, CAUSAL,
-                DROPPED, BI, BJ,
-            )  # fmt: skip
-            sum_v = tl.dot(tl.trans(taken.to(c.dtype)), c, sum_v, input_precision="ieee")
-            sum_k = tl.dot(tl.trans(ds.to(x.dtype)), x, sum_k, input_precision="ieee")
-            if SUMMED:
-                ones = tl.full((BI, 16), 1.0, x.dtype)
-                columns = tl.dot(tl.trans(ds.to(x.dtype)), ones, columns, input_precision="ieee")
+        for part in tl.static_range(2):  # tiles that are visible as a whole, then the others
+            start, end = (least, tl.minimum(whole, rows)) if part else (whole, rows)
+            for above in range(start, end, BI):
+                i = above + tl.arange(0, BI)
+                x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
+                c = load_tile(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
+                taken, ds = _slope(
+                    x, y, z, c, mask, bias, extra, noise, dropping, lse, delta, b * heads + h, b, h, above, left, heads,
+                    rows, keys, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED,
+                    CAUSAL, DROPPED, part == 0, BI, BJ,
+                )  # fmt: skip
+                sum_v = tl.dot(tl.trans(taken.to(c.dtype)), c, sum_v, input_precision="ieee")
+                sum_k = tl.dot(tl.trans(ds.to(x.dtype)), x, sum_k, input_precision="ieee")
+                if SUMMED:
+                    ones = tl.full((BI, 16), 1.0, x.dtype)
+                    columns = tl.dot(tl.trans(ds.to(x.dtype)), ones, columns, input_precision="ieee")
         if SUMMED:
             tl.store(dbias + (b * heads + h) * keys + j, tl.max(columns, 1), mask=j < keys)
     write_tile(dk, sum_k * scale, b, g, j, groups, keys, D, WIDE)
@@ -137,15 +152,19 @@ def _backward_queries(
     x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
     c = load_tile(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
     sum_q = tl.zeros((BI, WIDE), dtype=tl.float32)
-    for left in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
-        j = left + tl.arange(0, BJ)
-        y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
-        z = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
-        _, ds = _slope(
-            x, y, z, c, mask, bias, extra, noise, dropping, lse, delta, head, b, h, first, left, heads, rows, keys, m_b,
-            m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED, CAUSAL, DROPPED, BI, BJ,
-        )  # fmt: skip
-        sum_q = tl.dot(ds.to(y.dtype), y, sum_q, input_precision="ieee")
+    whole = whole_keys(first, rows, keys, CAUSAL, BJ)
+    for part in tl.static_range(2):  # tiles that are visible as a whole, then the others
+        start, end = (whole, last_key(first + BI, rows, keys, CAUSAL)) if part else (0, whole)
+        for left in range(start, end, BJ):
+            j = left + tl.arange(0, BJ)
+            y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
+            z = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
+            _, ds = _slope(
+                x, y, z, c, mask, bias, extra, noise, dropping, lse, delta, head, b, h, first, left, heads, rows, keys,
+                m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED, CAUSAL, DROPPED,
+                part == 0, BI, BJ,
+            )  # fmt: skip
+            sum_q = tl.dot(ds.to(y.dtype), y, sum_q, input_precision="ieee")
     write_tile(dq, sum_q * scale, b, h, i, heads, rows, D, WIDE)
 
 
@@ -174,7 +193,7 @@ def _backward_bias(
             _, ds = _slope(
                 x, y, z, c, mask, bias, extra, noise, dropping, lse, delta, b * heads + h, b, h, top, left, heads, rows,
                 keys, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED, CAUSAL, DROPPED,
-                BI, BJ,
+                False, BI, BJ,
             )  # fmt: skip
             total += ds
     place, inside = at_pairs(one, i, j, rows, keys)
@@ -218,7 +237,7 @@ def one_pass_backward(
     (b, h, i, _), (g, j) = q.shape, k.shape[1:3]
     seen, added = read_mask(mask, causal, q, k), read_bias(bias, q, k, _is_shifted(form, extra))
     dq, dk, dv = (empty_by_token(x) for x in (q, k, v))
-    tile, wide = choose_tile(q, backward=True), None if extra is None else extra.float().contiguous()
+    wide = None if extra is None else extra.float().contiguous()
     if form == NAP.value:
         delta = measure_slopes(q, k, v, seen, added, dropping, grad, lse, scale, rate)
     else:
@@ -227,16 +246,21 @@ def one_pass_backward(
     pointers = (q, k, v, seen.mask, added.values, *unread, grad, lse, delta)
     strides = (*q.stride(), *k.stride(), *v.stride(), *grad.stride(), *seen.strides, *added.strides)
     flags = {"FORM": form, "BIAS": added.kind, "NOISY": noise is not None, "DROPPED": dropping is not None}
-    numbers, flags = (h, i, j, *strides, scale, rate, layer), flags | {"SHARED": h // g} | seen.flags | tile
+    numbers, flags = (h, i, j, *strides, scale, rate, layer), flags | {"SHARED": h // g} | seen.flags
+    by_keys, by_queries = choose_pass_tile(q, "keys"), choose_pass_tile(q, "queries")
     dbias = _empty_sums(q, k, bias, learnt)
     summed = learnt and added.kind != OF_PAIRS.value
     with select_device(q):
-        _backward_keys[(b * g * divide_up(j, tile["BJ"]),)](*pointers, dk, dv, dbias, *numbers, SUMMED=summed, **flags)
-        _backward_queries[(b * h * divide_up(i, tile["BI"]),)](*pointers, dq, *numbers, **flags)
+        _backward_keys[(b * g * divide_up(j, by_keys["BJ"]),)](
+            *pointers, dk, dv, dbias, *numbers, SUMMED=summed, **flags, **by_keys
+        )
+        _backward_queries[(b * h * divide_up(i, by_queries["BI"]),)](*pointers, dq, *numbers, **flags, **by_queries)
         if learnt and added.kind == OF_PAIRS.value:
             some, alike = h // dbias.shape[1], b // dbias.shape[0]
-            grid = (dbias.shape[0] * dbias.shape[1] * divide_up(i, tile["BI"]) * divide_up(j, tile["BJ"]),)
-            _backward_bias[grid](*pointers, dbias, some, alike, *numbers, **flags)
+            tiles = divide_up(i, by_queries["BI"]) * divide_up(j, by_queries["BJ"])
+            _backward_bias[(dbias.shape[0] * dbias.shape[1] * tiles,)](
+                *pointers, dbias, some, alike, *numbers, **flags, **by_queries
+            )
     if bias is not None and learnt:
         dbias = dbias.sum_to_size(bias.shape).to(bias.dtype)
     dextra = q.new_empty(0) if extra is None else _sum_extra(extra, lse, delta, form)

@@ -22,8 +22,17 @@ import triton.language as tl
 from torch import Tensor
 
 from attnlab.mechanisms.kernels.launch import divide_up, remember_calls, select_device
-from attnlab.mechanisms.kernels.pairs import ABSENT, Bias, Visibility, add_bias, draw_dropout, is_visible, last_key
-from attnlab.mechanisms.kernels.tiles import choose_tile, load_tile, locate_tile, score_tile, write_tile
+from attnlab.mechanisms.kernels.pairs import (
+    ABSENT,
+    Bias,
+    Visibility,
+    add_bias,
+    draw_dropout,
+    is_visible,
+    last_key,
+    whole_keys,
+)
+from attnlab.mechanisms.kernels.tiles import choose_pass_tile, load_tile, locate_tile, score_tile, write_tile
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 SOFTMAX, COG, SOFTPICK, SIGMOID, NAP = (tl.constexpr(form) for form in range(5))
@@ -109,6 +118,7 @@ def _attend(
 
     It is long because it is the one loop over keys that all forms share, and only one form is compiled at a time.
     """
+    UNIT: tl.constexpr = 1.0 if FORM == NAP else LOG2_E
     tiles = tl.cdiv(rows, BI)
     head, tile, b, h = locate_tile(tiles, heads)
     first = (tiles - 1 - tile) * BI  # causal: the longest rows are the last, and start first
@@ -126,35 +136,38 @@ def _attend(
     if FORM == SIGMOID:
         top = tl.load(lse + head * rows + i, mask=i < rows, other=0.0)
     context = tl.zeros((BI, WIDE), dtype=tl.float32)
-    for left in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
-        j = left + tl.arange(0, BJ)
-        seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
-        if STORED:
-            place, inside = at_pairs(head, i, j, rows, keys)
-            s = tl.load(z + place, mask=inside, other=0.0).to(tl.float32) * (scale * LOG2_E)
-        else:
-            y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
-            s = score_tile(x, y, noise, b, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ)
-            s = add_bias(s, bias, b, h, first, i, j, rows, keys, a_b, a_h, a_i, a_j, BIAS)
-            if FORM != NAP:
-                s *= LOG2_E
-        s, seen = hide(s, seen, FORM, BIAS)
-        level, fade = top, tl.full((BI,), 1.0, tl.float32)
-        if FORM != SIGMOID and FORM != NAP:
-            height = tl.where(seen, tl.abs(s), float("-inf")) if FORM == COG else s
-            higher = tl.maximum(top, tl.max(height, 1))
-            level = tl.where(higher == float("-inf"), 0.0, higher)
-            fade = tl.exp2(top - level)
-            top = higher
-        if FORM == NAP:
-            p = tl.where(seen, standardize(s, mean, inverse) * gain + shift, 0.0)
-        else:
-            p, mass = weigh(s, level, seen, FORM)
-            total = total * fade + tl.sum(mass, 1)
-        if DROPPED:
-            p *= draw_dropout(tl.load(dropping), rate, head, i[:, None], (left // 4 + tl.arange(0, BJ // 4))[None, :])
-        values = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
-        context = tl.dot(p.to(values.dtype), values, context * fade[:, None], input_precision="ieee")
+    whole = whole_keys(first, rows, keys, CAUSAL, BJ)
+    for part in tl.static_range(2):  # tiles that are visible as a whole, then the others
+        start, end = (whole, last_key(first + BI, rows, keys, CAUSAL)) if part else (0, whole)
+        for left in range(start, end, BJ):
+            j = left + tl.arange(0, BJ)
+            seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL, part == 0)
+            if STORED:
+                place, inside = at_pairs(head, i, j, rows, keys)
+                s = tl.load(z + place, mask=inside, other=0.0).to(tl.float32) * (scale * LOG2_E)
+            else:
+                y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
+                s = score_tile(x, y, noise, b, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ, UNIT)
+                s = add_bias(s, bias, b, h, first, i, j, rows, keys, a_b, a_h, a_i, a_j, BIAS, UNIT)
+            s, seen = hide(s, seen, FORM, BIAS)
+            level, fade = top, tl.full((BI,), 1.0, tl.float32)
+            if FORM != SIGMOID and FORM != NAP:
+                height = tl.where(seen, tl.abs(s), float("-inf")) if FORM == COG else s
+                higher = tl.maximum(top, tl.max(height, 1))
+                level = tl.where(higher == float("-inf"), 0.0, higher)
+                fade = tl.exp2(top - level)
+                top = higher
+            if FORM == NAP:
+                p = tl.where(seen, standardize(s, mean, inverse) * gain + shift, 0.0)
+            else:
+                p, mass = weigh(s, level, seen, FORM)
+                total = total * fade + tl.sum(mass, 1)
+            if DROPPED:
+                p *= draw_dropout(
+                    tl.load(dropping), rate, head, i[:, None], (left // 4 + tl.arange(0, BJ // 4))[None, :]
+                )
+            values = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
+            context = tl.dot(p.to(values.dtype), values, context * fade[:, None], input_precision="ieee")
     if FORM != SIGMOID and FORM != NAP:
         total += eps
         blind = total == 0.0
@@ -173,7 +186,7 @@ def attend(
 
     SIGMOID and NAP read lse.
     """
-    (b, h, i, _), tile = q.shape, choose_tile(q)
+    (b, h, i, _), tile = q.shape, choose_pass_tile(q, "forward")
     pointers = (q if x is None else x for x in (extra, noise, dropping))  # not read if None
     strides = (*q.stride(), *k.stride(), *v.stride(), *seen.strides, *bias.strides)
     with select_device(q):

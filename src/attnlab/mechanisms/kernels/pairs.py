@@ -62,33 +62,52 @@ def read_bias(bias: Tensor | None, q: Tensor, k: Tensor, relative: bool = False)
 
 
 @triton.jit
-def add_bias(s, bias, b, h, first, i, j, rows, keys, a_b, a_h, a_i, a_j, BIAS: tl.constexpr):
-    """Logits s of queries i, from `first` on, and keys j plus their bias."""
+def add_bias(s, bias, b, h, first, i, j, rows, keys, a_b, a_h, a_i, a_j, BIAS: tl.constexpr, UNIT: tl.constexpr):
+    """Logits s of queries i, from `first` on, and keys j plus UNIT times their bias."""
     at = bias + b * a_b + h * a_h
     if BIAS == RELATIVE:
         middle = first // BLOCK * BLOCK + BLOCK // 2 + (keys - rows)
         reference = tl.load(at + tl.minimum(tl.maximum(middle, 0), keys - 1) * a_j)
         reference = tl.where(reference == float("-inf"), 0.0, reference)
-        s += (tl.load(at + j * a_j, mask=j < keys, other=0.0) - reference).to(tl.float32)[None, :]
+        s += ((tl.load(at + j * a_j, mask=j < keys, other=0.0) - reference).to(tl.float32) * UNIT)[None, :]
     if BIAS == OF_KEYS:
-        s += tl.load(at + j * a_j, mask=j < keys, other=0.0).to(tl.float32)[None, :]
+        s += (tl.load(at + j * a_j, mask=j < keys, other=0.0).to(tl.float32) * UNIT)[None, :]
     if BIAS == OF_PAIRS:
         inside = (i < rows)[:, None] & (j < keys)[None, :]
-        s += tl.load(at + i[:, None] * a_i + j[None, :] * a_j, mask=inside, other=0.0).to(tl.float32)
+        s += tl.load(at + i[:, None] * a_i + j[None, :] * a_j, mask=inside, other=0.0).to(tl.float32) * UNIT
     return s
 
 
 @triton.jit
-def is_visible(mask, b, i, j, rows, keys, m_b, m_i, m_j, MASKED: tl.constexpr, CAUSAL: tl.constexpr):
-    """Whether query i sees key j; False outside the sequences. i and j broadcast against each other."""
-    seen = (i < rows) & (j < keys)
+def is_visible(
+    mask, b, i, j, rows, keys, m_b, m_i, m_j, MASKED: tl.constexpr, CAUSAL: tl.constexpr, WHOLE: tl.constexpr = False
+):
+    """Whether query i sees key j; False outside the sequences. i and j broadcast against each other.
+
+    WHOLE: all keys exist and none is after a query, so the mask alone is left, and queries outside may see any.
+    """
+    seen = tl.full((i.shape[0], j.shape[1]), True, tl.int1) if WHOLE else (i < rows) & (j < keys)
     if MASKED == 2:
         seen = seen & (tl.load(mask + b * m_b + j * m_j, mask=j < keys, other=0) != 0)
     elif MASKED:
-        seen = seen & (tl.load(mask + b * m_b + i * m_i + j * m_j, mask=seen, other=0) != 0)
-    if CAUSAL:
+        inside = (i < rows) & (j < keys)
+        seen = seen & (tl.load(mask + b * m_b + i * m_i + j * m_j, mask=inside, other=0) != 0)
+    if CAUSAL and not WHOLE:
         seen = seen & (j <= i + (keys - rows))
     return seen
+
+
+@triton.jit
+def whole_keys(first, rows, keys, CAUSAL: tl.constexpr, BJ: tl.constexpr):
+    """The end of the tiles of BJ keys that every query from `first` on may see as a whole."""
+    return tl.maximum(last_key(first + 1, rows, keys, CAUSAL), 0) // BJ * BJ
+
+
+@triton.jit
+def whole_queries(left, rows, keys, CAUSAL: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr):
+    """The first tile of BI queries that may all see all BJ keys from `left` on; `rows` or more if there is none."""
+    start = tl.cdiv(first_query(left + BJ - 1, rows, keys, CAUSAL), BI) * BI
+    return tl.where(left + BJ <= keys, start, rows)
 
 
 @triton.jit

@@ -1,6 +1,6 @@
 """Tiles of queries and keys of one head: how the kernels load, score and store them."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import triton
@@ -12,6 +12,14 @@ from attnlab.mechanisms.kernels.pairs import normals
 
 WIDEST = 256  # head size
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
+Work = Literal[
+    "forward", "keys", "queries"
+]  # of a kernel: the context, sums over queries (dK, dV), sums over keys (dQ)
+USUAL: dict[Work, dict[str, int]] = {
+    "forward": {"BI": 64, "BJ": 64, "num_warps": 4, "num_stages": 3},
+    "keys": {"BI": 64, "BJ": 64, "num_warps": 4, "num_stages": 2},
+    "queries": {"BI": 64, "BJ": 64, "num_warps": 4, "num_stages": 2},
+}
 
 
 @triton.jit
@@ -32,15 +40,16 @@ def write_tile(x, value, b, h, n, heads, size, D: tl.constexpr, WIDE: tl.constex
 
 @triton.jit
 def score_tile(
-    x, y, seed, b, h, i, left, rows, keys, scale, layer, NOISY: tl.constexpr, CAUSAL: tl.constexpr, BJ: tl.constexpr
-):
-    """scale·x yᵀ + ε of queries i and the BJ keys from `left` on, in float32."""
-    z = tl.dot(x, tl.trans(y), input_precision="ieee") * scale
+    x, y, seed, b, h, i, left, rows, keys, scale, layer, NOISY: tl.constexpr, CAUSAL: tl.constexpr, BJ: tl.constexpr,
+    UNIT: tl.constexpr = 1.0,
+):  # fmt: skip
+    """UNIT·(scale·x yᵀ + ε) of queries i and the BJ keys from `left` on, in float32."""
+    z = tl.dot(x, tl.trans(y), input_precision="ieee") * (scale * UNIT)
     if NOISY:
         at, quad = i, left // 4 + tl.arange(0, BJ // 4)
         if CAUSAL:
             at = i + (keys - rows)
-        z += normals(tl.load(seed), layer, b, h, at[:, None], quad[None, :])
+        z += normals(tl.load(seed), layer, b, h, at[:, None], quad[None, :]) * UNIT
     return z
 
 
@@ -93,3 +102,10 @@ def choose_tile(x: Tensor, *, backward: bool = False) -> dict[str, Any]:
         few = {"BI": 16} if x.shape[2] <= 16 else {}  # as in decoding
         return sizes | few | {"num_warps": 4}
     return sizes | {"num_warps": 8 if single or d > 64 else 4, "num_stages": 1 if single else 2}
+
+
+def choose_pass_tile(x: Tensor, work: Work) -> dict[str, Any]:
+    """The tile of a kernel in one_pass.py or nap.py, with options of its own for the usual heads, in half precision."""
+    tile = choose_tile(x, backward=work != "forward")
+    usual = x.dtype != torch.float32 and x.shape[2] > 16 and x.shape[3] <= 64
+    return tile | USUAL[work] if usual else tile
