@@ -69,10 +69,16 @@ def _compose(a, m, of_keys, j, h, heads, keys, T: tl.constexpr, KEYED: tl.conste
 
 
 @triton.jit
-def _find_near(i, j, inside, rows, keys, NEAR: tl.constexpr):
-    """t = i − j of the pairs, with queries counted like keys, and which of them are near: 0 ≤ t < NEAR."""
+def _has_near(first, left, rows, keys, BJ: tl.constexpr, NEAR: tl.constexpr):
+    """Whether a tile of rows from `first` on and BJ keys from `left` on has near pairs."""
+    return (NEAR > 0) & (first + (keys - rows) - left < NEAR - 1 + BJ)
+
+
+@triton.jit
+def _find_near(i, j, h, inside, rows, keys, NEAR: tl.constexpr):
+    """Offsets of near pairs, 0 ≤ t = i − j < NEAR, in one example of (b,h,i,NEAR), and which pairs these are."""
     t = (i + (keys - rows))[:, None, None] - j[None, :, None]
-    return t, inside & (t >= 0) & (t < NEAR)
+    return (h[None, None, :] * rows + i[:, None, None]) * NEAR + t, inside & (t >= 0) & (t < NEAR)
 
 
 @triton.jit
@@ -84,11 +90,9 @@ def _score(
     seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)[:, :, None]
     place, inside = _place(i, j, h, heads, rows, keys)
     a = tl.load(s + place, mask=inside, other=0.0)
-    if NEAR > 0:  # noqa: SIM102 (a constant, not compiled otherwise)
-        if first + (keys - rows) - left < NEAR - 1 + j.shape[0]:  # the least t of the tile is near
-            t, close = _find_near(i, j, inside, rows, keys, NEAR)
-            row = h[None, None, :] * rows + i[:, None, None]
-            a = tl.where(close, tl.load(near + row * NEAR + t, mask=close, other=0.0), a)
+    if _has_near(first, left, rows, keys, j.shape[0], NEAR):
+        at, close = _find_near(i, j, h, inside, rows, keys, NEAR)
+        a = tl.where(close, tl.load(near + at, mask=close, other=0.0), a)
     a = tl.where(seen, a.to(tl.float32), 0.0)
     z = a
     if FIRST:
@@ -219,6 +223,7 @@ def _backward_keys(
     near += b * heads * rows * NEAR
     grad += b * heads * rows * keys
     ds += b * heads * rows * keys
+    dnear += b * heads * rows * NEAR
     key_before += b * keys * heads * heads
     key_after += b * keys * heads * heads
     end = tl.minimum(begin + SPAN, rows)
@@ -248,10 +253,9 @@ def _backward_keys(
         back = dz
         if FIRST:
             back = _compose(dz, tl.permute(m, (0, 2, 1)), key_before, j, h, heads, keys, T, KEYED, True)
-        if NEAR > 0:
-            t, close = _find_near(i, j, inside, rows, keys, NEAR)
-            row = (b * heads + h[None, None, :]) * rows + i[:, None, None]
-            tl.store(dnear + row * NEAR + t, back, mask=close)
+        if _has_near(below, left, rows, keys, BJ, NEAR):
+            at, close = _find_near(i, j, h, inside, rows, keys, NEAR)
+            tl.store(dnear + at, back, mask=close)
             back = tl.where(close, 0.0, back)
         tl.store(ds + place, back, mask=inside)
         if KEYED:
