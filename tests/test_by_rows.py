@@ -10,7 +10,7 @@ from attnlab.mechanisms.mechanism import logits, masked_softmax
 
 NAMES = [name for name, kind in MECHANISMS.items() if not (kind.carries and kind.carry_of == "pairs")]
 CALLS = {name: set(MECHANISMS[name].mix.__code__.co_names) for name in NAMES}
-BANDED = [name for name, called in CALLS.items() if called & {"mix_by_rows", "count_band_rows"}]
+BANDED = [name for name, called in CALLS.items() if called & {"mix_by_rows", "needs_bands", "count_band_rows"}]
 CASES = {
     "plain": {},
     "causal": {"causal": True},

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from attnlab.mechanisms.by_rows import needs_bands
 from attnlab.mechanisms.cascade import can_mix_one_pass, mix_one_pass
-from attnlab.mechanisms.mechanism import WithCarry, position
+from attnlab.mechanisms.mechanism import Mechanism, WithCarry, position
 from attnlab.mechanisms.softmax import Arguments, Softmax
 
 
@@ -38,7 +39,8 @@ class ALiBi(Softmax):
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         self.check(q, k, mask, at, v)
         if not can_mix_one_pass(self, q, k, v, at=at, bias=bias):
-            return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
+            mix = Mechanism.mix if self.impl == "auto" and needs_bands(self, q, k) else Softmax.mix
+            return mix(self, q, k, v, mask, carry, causal=causal, at=at, bias=bias)
         if causal and bias is None:
             bias = self.slopes.double() * torch.arange(k.shape[2], device=q.device)  # (h,1,j)
         else:
