@@ -165,6 +165,23 @@ def test_wide_sigma_in_a_layer(causal, monkeypatch):
     Case(1, 3, 2, 5, 4, causal=causal, groups=1).assert_same(mechanism, torch.float32)
 
 
+@pytest.mark.parametrize(("name", "layer"), [("coda", 0), ("coda", 1), ("realformer", 1), ("coda+dagpam", 1)])
+@pytest.mark.parametrize("shape", [(2, 4, 5, 7), (4, 5, 7), (2, 1, 1, 7)], ids=str)
+def test_a_bias_and_its_gradient(name, layer, shape):
+    mechanism = shaken(name, 4, 5, layer)
+    q, k, v = (x.requires_grad_() for x in Case(2, 4, 5, 7, 5, groups=2).qkv)
+    carry = torch.randn(2, mechanism.carry_heads, 5, 7, device=DEVICE).requires_grad_() if layer else None
+    bias, found = torch.randn(shape, device=DEVICE, requires_grad=True), {}
+    wanted = [x for x in (q, k, v, carry, bias) if x is not None]
+    for impl in ("fused", "reference"):
+        mechanism.impl = impl
+        context, z = mechanism(q, k, v, None, carry, causal=True, bias=bias)
+        seen = mechanism.visible(q, k, causal=True)
+        found[impl] = [context, *torch.autograd.grad(context.square().sum() + z[seen.expand_as(z)].sum(), wanted)]
+    for got, expected in zip(*found.values(), strict=True):
+        torch.testing.assert_close(got, expected, atol=5e-5, rtol=2e-4)
+
+
 def test_rows_longer_than_a_tile():
     """Several tiles of keys and of queries in every kernel, some above the diagonal; the first rows are blind."""
     Case(1, 2, 71, 67, 4, "keys", causal=True).assert_same(shaken("coda", 2, 4, far=True, alpha=2), torch.float16)
@@ -218,7 +235,7 @@ def test_dropout_is_the_same_in_both_passes_and_has_its_rate():
     form = {"causal": True, "scale": 0.37, "sharp": 1.0, "layer": 0, "width": 0, "own": True, "residual": True}
 
     def run(v, seed, rate=0.25):
-        return kernels.cascade(q, k, v, None, None, None, None, seed, rate=rate, wide=False, **form)[0]
+        return kernels.cascade(q, k, v, None, None, None, None, None, seed, rate=rate, wide=False, **form)[0]
 
     eye = torch.eye(n, device=DEVICE).expand(2, 2, n, n)
     weights, dropped = run(eye, None).detach(), run(eye, seed).detach()
@@ -285,10 +302,13 @@ def test_it_is_a_proper_operator(carried):
     carry = torch.randn(1, 2, 3, 5, device=DEVICE, requires_grad=True) if carried else None
     net = torch.randn(42, device=DEVICE, requires_grad=True) if carried else None  # 2 heads, width 4: 8+4, 16+4, 8+2
     seed, mask = torch.tensor(3, device=DEVICE), torch.rand(1, 1, 1, 5, device=DEVICE) < 0.8
+    bias = torch.randn(2, 3, 5, device=DEVICE, requires_grad=True) if carried else None
     form = (False, 0.4, 1.0, 0.1, 0, 4, True, True, False)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     tests += ("test_aot_dispatch_static",) if DEVICE == "cpu" else ("test_aot_dispatch_dynamic",)
-    torch.library.opcheck(kernels.cascade.opaque, (q, k, v, mask, carry, net, seed, seed, *form), test_utils=tests)
+    torch.library.opcheck(
+        kernels.cascade.opaque, (q, k, v, mask, bias, carry, net, seed, seed, *form), test_utils=tests
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch.compile itself does it
@@ -311,8 +331,7 @@ def test_what_is_not_covered_is_said(name, monkeypatch):
     mechanism = shaken(name, 4, 6, impl="fused")
     q = torch.randn(2, 4, 5, 6, device=DEVICE)
     for reason, arguments, options in (
-        ("a bias, or queries placed by at=", (q, q, q), {"bias": torch.zeros(5, 5, device=DEVICE)}),
-        ("a bias, or queries placed by at=", (q, q, q), {"at": torch.arange(5, device=DEVICE)}),
+        ("queries placed by at=", (q, q, q), {"at": torch.arange(5, device=DEVICE)}),
         ("q, k, v in torch.float64", (q.double(), q.double(), q.double()), {}),
     ):
         with pytest.raises(ValueError, match=f"does not cover {reason}"):
@@ -344,7 +363,7 @@ from attnlab.mechanisms.kernels import cascade, coda, online, tiles
 def build(kernel, kind, tile, **fixed):
     options = {name: tile.pop(name) for name in ("num_warps", "num_stages") if name in tile}
     fixed |= tile
-    types = dict.fromkeys(("q", "k", "v", "z", "x", "ds", "dz", "dv", "grad", "grad_z", "carry", "out"), f"*{kind}")
+    types = dict.fromkeys(("q", "k", "v", "z", "x", "ds", "dz", "dv", "grad", "grad_z", "carry", "bias", "out"), f"*{kind}")
     types |= dict.fromkeys(("net", "lse", "delta", "parts", "extra"), "*fp32")
     types |= dict.fromkeys(("scale", "sharp", "rate", "eps"), "fp32")
     types |= dict.fromkeys(("seed", "noise", "dropping"), "*i64")
@@ -361,7 +380,7 @@ for kind, dtype, heads, d, on in CONFIGURATIONS:
     build(coda._collide, kind, coda._tile(dtype, heads, width, 99), NOISY=on, H=padded, **form)
     build(coda._collide_backward, kind, coda._tile(dtype, heads, width, 99, backward=True), **form)
     for kernel, more in (
-        (cascade._scores, {"CAUSAL": on, "CARRIED": on, "NOISY": on, "SHARED": 2}),
+        (cascade._scores, {"CAUSAL": on, "CARRIED": on, "BIAS": 1 if on else 0, "NOISY": on, "SHARED": 2}),
         (online._attend, stored | {"DROPPED": on}),
         (cascade._attend_backward, flags | {"DROPPED": on, "HANDED": on, "SHARED": 2}),
         (cascade._product, {"CAUSAL": on, "TURNED": on, "SHARED": 2}),

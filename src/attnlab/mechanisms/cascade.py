@@ -26,7 +26,10 @@ def cast_carry(z: Tensor, carry_dtype: CarryDtype) -> Tensor:
 def can_mix_one_pass(
     mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, *, at: Tensor | None, bias: Tensor | None
 ) -> bool:
-    """Whether impl asks for `mix_one_pass` and it covers these arguments. Raises TypeError if bias is not a float."""
+    """Whether impl asks for kernels, and `mix_one_pass` and `mix_fused` cover these arguments.
+
+    Raises TypeError if bias is not floating-point.
+    """
     if not mechanism.wants_kernels(q):
         return False
     from attnlab.mechanisms.kernels import tiles
@@ -72,12 +75,9 @@ def mix_one_pass(
 
 
 def is_case_covered(
-    mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, carry: Tensor | None, *, at: Tensor | None,
-    bias: Tensor | None,
-) -> bool:  # fmt: skip
-    """Whether the kernels cover these arguments. Raises like `check_carry`."""
-    if carry is not None:
-        mechanism.check_carry(carry, (*q.shape[:3], k.shape[2]))
+    mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, *, at: Tensor | None, bias: Tensor | None
+) -> bool:
+    """Whether kernels that take no bias cover these arguments."""
     from attnlab.mechanisms.kernels import tiles
 
     gap = "a bias, or queries placed by at=" if at is not None or bias is not None else None
@@ -94,8 +94,10 @@ def mix_fused(
     It has many parameters: those of `mix`, and the form of the cascade. own and residual describe σ as in
     kernels/coda.py. A stochastic mechanism adds its noise to Z.
     """
-    if not mechanism.wants_kernels(q) or not is_case_covered(mechanism, q, k, v, carry, at=at, bias=bias):
+    if not can_mix_one_pass(mechanism, q, k, v, at=at, bias=bias):
         return None
+    if carry is not None:
+        mechanism.check_carry(carry, (*q.shape[:3], k.shape[2]))
     linears = [] if sigma is None or carry is None else [part for part in sigma if isinstance(part, nn.Linear)]
     parameters = [x for linear in linears for x in (linear.weight, linear.bias)]
     width = len(parameters[0]) if parameters else 0
@@ -105,7 +107,7 @@ def mix_fused(
     seed, layer = noise_seed(mechanism, q.device) if mechanism.stochastic else (None, 0)
     rate, dropping = draw_dropping(mechanism, q)
     context, z, _ = cascade(
-        q, k, v, mask, carry, net, seed, dropping, causal=causal, scale=mechanism.scale, sharp=sharp, rate=rate,
+        q, k, v, mask, bias, carry, net, seed, dropping, causal=causal, scale=mechanism.scale, sharp=sharp, rate=rate,
         layer=layer, width=width, own=own, residual=residual, wide=carry_dtype == "float32",
     )  # fmt: skip
     return context, z

@@ -43,9 +43,9 @@ class CodaDaGPAM(DaGPAM):
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         """CODA's kernels with 2h heads, or the definition."""
         self.check(q, k, mask, at, v)
-        options: dict[str, Any] = {"causal": causal, "at": at, "bias": bias}
-        if self.wants_kernels(q) and (
-            fused := mix_fused(self, self.interleave_in_one_pass(q), k, v, mask, carry, sigma=self.sigma, **options)
-        ):
-            return self.combine_in_one_pass(fused[0]), fused[1]
-        return self.mix_branches(q, k, v, mask, carry, **options)
+        options: dict[str, Any] = {"causal": causal, "at": at}
+        if self.wants_kernels(q):
+            both = self.interleave_in_one_pass(q)
+            if fused := mix_fused(self, both, k, v, mask, carry, sigma=self.sigma, bias=repeat_bias(bias), **options):
+                return self.combine_in_one_pass(fused[0]), fused[1]
+        return self.mix_branches(q, k, v, mask, carry, bias=bias, **options)

@@ -27,7 +27,7 @@ class DeAttention(Mechanism):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         self.check(q, k, mask, at, v)
-        if self.wants_kernels(q) and is_case_covered(self, q, k, v, None, at=at, bias=bias):
+        if self.wants_kernels(q) and is_case_covered(self, q, k, v, at=at, bias=bias):
             from attnlab.mechanisms.kernels.de_attention import de_attention
 
             rate, seed = draw_dropping(self, q)

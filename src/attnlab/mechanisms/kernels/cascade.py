@@ -1,13 +1,14 @@
 """Attention that passes its logits to the next layer: RealFormer, and CODA, whose heads collide in `coda.py`.
 
-    scores     S = scale·QKᵀ; without σ already Z = S + C + ε, with C the carry      collide   S becomes Z (coda.py)
+    scores     S = scale·QKᵀ + bias; without σ already Z = S + C + ε, C: the carry      collide   S becomes Z (coda.py)
     attend     P = softmax(sharp·Z) over visible keys, online      O = (P ∘ D) V      L = log₂ Σ 2^Z'   D: dropout
     backward   dV = (P ∘ D)ᵀ G      dZ = sharp·P ∘ ((G Vᵀ) ∘ D − δ) + the gradient of Z itself      δ = Σ_d G ∘ O
                S again, then dS and dC from dZ (coda.py; else dS = dC = dZ)      dQ = scale·dS K      dK = scale·dSᵀ Q
 
 Z is written for the next layer, so the other kernels read it too. Only `collide` holds more than one head, and no other
 kernel draws the noise again. Tiles above the diagonal are skipped: Z is neither written nor read there, and the
-gradient of C is 0. dZ has one buffer, which becomes dS and is returned as the gradient of C.
+gradient of C is 0. dZ has one buffer, which becomes dS and is returned as the gradient of C;
+its sum is the gradient of a bias.
 Every sum is computed in float32 and in a fixed order.
 """
 
@@ -28,15 +29,23 @@ from attnlab.mechanisms.kernels.launch import (
     select_device,
 )
 from attnlab.mechanisms.kernels.online import LOG2_E, at_pairs, attend
-from attnlab.mechanisms.kernels.pairs import draw_dropout, first_query, is_visible, last_key, read_bias, read_mask
+from attnlab.mechanisms.kernels.pairs import (
+    add_bias,
+    draw_dropout,
+    first_query,
+    is_visible,
+    last_key,
+    read_bias,
+    read_mask,
+)  # fmt: skip
 from attnlab.mechanisms.kernels.tiles import choose_tile, compute_delta, load_tile, locate_tile, score_tile, write_tile
 
 
 @remember_calls
 @triton.jit
 def _scores(
-    q, k, carry, seed, out, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d, scale, layer,
-    CAUSAL: tl.constexpr, CARRIED: tl.constexpr, NOISY: tl.constexpr, SHARED: tl.constexpr,
+    q, k, carry, bias, seed, out, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d, a_b, a_h, a_i, a_j, scale,
+    layer, CAUSAL: tl.constexpr, CARRIED: tl.constexpr, BIAS: tl.constexpr, NOISY: tl.constexpr, SHARED: tl.constexpr,
     BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """One tile of one head. Its values at hidden pairs are never used."""
@@ -49,6 +58,7 @@ def _scores(
         x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
         y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
         z = score_tile(x, y, seed, b, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ)
+        z = add_bias(z, bias, b, h, top, i, j, rows, keys, a_b, a_h, a_i, a_j, BIAS)
         place, inside = at_pairs(head, i, j, rows, keys)
         if CARRIED:
             z += tl.load(carry + place, mask=inside, other=0.0).to(tl.float32)
@@ -133,12 +143,13 @@ def _product(
 
 @operator("attnlab::cascade")
 def cascade(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, carry: Tensor | None, net: Tensor | None,
-    noise: Tensor | None, dropping: Tensor | None, causal: bool, scale: float, sharp: float, rate: float, layer: int,
-    width: int, own: bool, residual: bool, wide: bool,
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, carry: Tensor | None,
+    net: Tensor | None, noise: Tensor | None, dropping: Tensor | None, causal: bool, scale: float, sharp: float,
+    rate: float, layer: int, width: int, own: bool, residual: bool, wide: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Context (b,h,i,d), logits Z (b,h,i,j) and their log₂-sums (b,h,i); q (b,h,i,d), k and v (b,g,j,d).
 
+    bias      added to S; floating-point, broadcastable to (b,h,i,j), or None
     net       σ's parameters as one vector, or None; width, own and residual describe σ as in coda.py
     noise     the seed of ε, or None           dropping   the seed of dropout, or None; rate: of dropout
     sharp     P = softmax(sharp·Z)             wide       Z in float32, else in q's type
@@ -147,7 +158,7 @@ def cascade(
     out, z, lse = _allocate_outputs(q, k, wide)
     seen, carry = read_mask(mask, causal, q, k), None if carry is None else carry.contiguous()
     mixed = net is not None and carry is not None
-    _write_scores(q, k, z, None if mixed else carry, None if mixed else noise, causal, scale, layer)
+    _write_scores(q, k, z, bias, None if mixed else carry, None if mixed else noise, causal, scale, layer)
     if net is not None and carry is not None:
         _choose_sigma(q, width).collide(z, carry, net, seen, noise, layer, width, own, residual, q.dtype)
     attend(q, k, v, z, seen, read_bias(None, q, k), None, None, dropping, out, lse, scale=sharp, rate=rate)
@@ -156,11 +167,12 @@ def cascade(
 
 @operator("attnlab::cascade_backward")
 def cascade_backward(
-    grad: Tensor, grad_z: Tensor | None, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, carry: Tensor | None,
-    net: Tensor | None, dropping: Tensor | None, out: Tensor, z: Tensor, lse: Tensor, causal: bool, scale: float,
-    sharp: float, rate: float, layer: int, width: int, own: bool, residual: bool, wide: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """dQ, dK, dV, and the gradients of carry and net, each empty if its argument is None."""
+    grad: Tensor, grad_z: Tensor | None, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None,
+    carry: Tensor | None, net: Tensor | None, dropping: Tensor | None, out: Tensor, z: Tensor, lse: Tensor,
+    causal: bool, scale: float, sharp: float, rate: float, layer: int, width: int, own: bool, residual: bool,
+    wide: bool, learnt: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """dQ, dK, dV, and the gradients of bias, if it is learnt, carry and net; one that there is not is empty."""
     seen, carry = read_mask(mask, causal, q, k), None if carry is None else carry.contiguous()
     (b, h, i, j), dz = z.shape, torch.empty_like(z if carry is None else carry)
     dv, shared = _empty_by_head(v, h), h // v.shape[1]
@@ -176,7 +188,7 @@ def cascade_backward(
     if carry is not None and net is not None:
         s = torch.empty_like(carry)
         if own:
-            _write_scores(q, k, s, None, None, causal, scale, layer)
+            _write_scores(q, k, s, bias, None, None, causal, scale, layer)
         else:
             dcarry = torch.zeros_like(carry)
         dnet = _choose_sigma(q, width).collide_backward(s, carry, net, seen, dz, dcarry, width, own, residual, q.dtype)
@@ -186,7 +198,8 @@ def cascade_backward(
         queries, keys = (b * h * divide_up(i, tile["BI"]),), (b * h * divide_up(j, tile["BJ"]),)
         _product[queries](dz, k, dq, h, i, j, *k.stride(), scale, TURNED=False, SHARED=shared, **flags)
         _product[keys](dz, q, dk, h, i, j, *q.stride(), scale, TURNED=True, SHARED=shared, **flags)
-    return dq, _sum_groups(dk, k), _sum_groups(dv, v), dcarry, dnet
+    dbias = dz.sum_to_size(bias.shape).to(bias.dtype, copy=True) if bias is not None and learnt else q.new_empty(0)
+    return dq, _sum_groups(dk, k), _sum_groups(dv, v), dbias, dcarry, dnet
 
 
 def _choose_sigma(q: Tensor, width: int) -> Any:
@@ -195,16 +208,16 @@ def _choose_sigma(q: Tensor, width: int) -> Any:
 
 
 def _write_scores(
-    q: Tensor, k: Tensor, out: Tensor, carry: Tensor | None, noise: Tensor | None, causal: bool, scale: float,
-    layer: int,
+    q: Tensor, k: Tensor, out: Tensor, bias: Tensor | None, carry: Tensor | None, noise: Tensor | None, causal: bool,
+    scale: float, layer: int,
 ) -> None:  # fmt: skip
-    """Write out = scale·qkᵀ + carry + ε, except in tiles that are hidden as a whole."""
-    (b, h, i, _), j, tile = q.shape, k.shape[2], choose_tile(q)
+    """Write out = scale·qkᵀ + bias + carry + ε, except in tiles that are hidden as a whole."""
+    (b, h, i, _), j, tile, added = q.shape, k.shape[2], choose_tile(q), read_bias(bias, q, k)
     with select_device(q):
         _scores[(b * h * divide_up(i, tile["BI"]) * divide_up(j, tile["BJ"]),)](
-            q, k, q if carry is None else carry, q if noise is None else noise, out, h, i, j, *q.stride(),
-            *k.stride(), scale, layer, CAUSAL=causal, CARRIED=carry is not None, NOISY=noise is not None,
-            SHARED=h // k.shape[1], **tile,
+            q, k, q if carry is None else carry, added.values, q if noise is None else noise, out, h, i, j,
+            *q.stride(), *k.stride(), *added.strides, scale, layer, CAUSAL=causal, CARRIED=carry is not None,
+            BIAS=added.kind, NOISY=noise is not None, SHARED=h // k.shape[1], **tile,
         )  # fmt: skip
 
 
@@ -230,30 +243,32 @@ def _(q: Tensor, k: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 @cascade_backward.register_fake
 def _(
-    grad: Tensor, grad_z: Tensor | None, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, carry: Tensor | None,
-    net: Tensor | None, dropping: Tensor | None, out: Tensor, z: Tensor, *rest: Any,
+    grad: Tensor, grad_z: Tensor | None, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None,
+    carry: Tensor | None, net: Tensor | None, dropping: Tensor | None, out: Tensor, z: Tensor, *rest: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
+    dbias = bias.new_empty(bias.shape) if bias is not None and rest[-1] else q.new_empty(0)
     dcarry = z.new_empty(0) if carry is None else torch.empty_like(carry, memory_format=torch.contiguous_format)
     dnet = q.new_empty(0) if carry is None or net is None else net.new_empty(net.shape)
-    return empty_by_token(q), empty_by_token(k), empty_by_token(v), dcarry, dnet
+    return empty_by_token(q), empty_by_token(k), empty_by_token(v), dbias, dcarry, dnet
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    q, k, v, mask, carry, net, _, dropping, *ctx.options = inputs
+    q, k, v, mask, bias, carry, net, _, dropping, *ctx.options = inputs
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(output[2])
-    ctx.save_for_backward(q, k, v, mask, carry, net, dropping, *output)
+    ctx.save_for_backward(q, k, v, mask, bias, carry, net, dropping, *output)
 
 
 def _gradients(ctx: Any, grad: Tensor | None, grad_z: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
     if torch.is_grad_enabled():
         raise NotImplementedError("the fused cascade has no second derivative; use impl='reference'")
     saved = ctx.saved_tensors  # a checkpoint lets them be read once
-    _, _, _, _, carry, net, _, out, *_ = saved
+    _, _, _, _, bias, carry, net, _, out, *_ = saved
+    learnt = bias is not None and ctx.needs_input_grad[4]
     grad = torch.zeros_like(out) if grad is None else grad
-    dq, dk, dv, dcarry, dnet = cascade_backward(grad, grad_z, *saved, *ctx.options)
-    gradients = (dq, dk, dv, None, None if carry is None else dcarry, None if carry is None or net is None else dnet)
-    return *gradients, *(None,) * (2 + len(ctx.options))
+    dq, dk, dv, dbias, dcarry, dnet = cascade_backward(grad, grad_z, *saved, *ctx.options, learnt)
+    carried = (None if carry is None else dcarry, None if carry is None or net is None else dnet)
+    return dq, dk, dv, None, dbias if learnt else None, *carried, *(None,) * (2 + len(ctx.options))
 
 
 cascade.register_autograd(_gradients, setup_context=_save_inputs)
