@@ -363,7 +363,8 @@ from attnlab.mechanisms.kernels import cascade, coda, online, tiles
 def build(kernel, kind, tile, **fixed):
     options = {name: tile.pop(name) for name in ("num_warps", "num_stages") if name in tile}
     fixed |= tile
-    types = dict.fromkeys(("q", "k", "v", "z", "x", "ds", "dz", "dv", "grad", "grad_z", "carry", "bias", "out"), f"*{kind}")
+    pointers = ("q", "k", "v", "z", "x", "ds", "dz", "dv", "grad", "grad_z", "carry", "bias", "out")
+    types = dict.fromkeys(pointers, f"*{kind}")
     types |= dict.fromkeys(("net", "lse", "delta", "parts", "extra"), "*fp32")
     types |= dict.fromkeys(("scale", "sharp", "rate", "eps"), "fp32")
     types |= dict.fromkeys(("seed", "noise", "dropping"), "*i64")
