@@ -95,8 +95,11 @@ class MemberEmbedding(nn.Module):
         self.weight, self.padding = weight, padding  # (s,vocabulary,e)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        parts = zip(tokens.unflatten(0, (len(self.weight), -1)).unbind(), self.weight.unbind(), strict=True)
-        return torch.cat([F.embedding(own, table, self.padding) for own, table in parts])
+        members, words, _ = self.weight.shape
+        first = words * torch.arange(members, device=tokens.device)
+        places = (tokens.unflatten(0, (members, -1)) + first[:, None, None]).flatten(0, 1)
+        vectors = F.embedding(places, self.weight.flatten(0, 1))
+        return vectors if self.padding is None else vectors.masked_fill((tokens == self.padding).unsqueeze(-1), 0.0)
 
 
 class MemberPositions(nn.Module):

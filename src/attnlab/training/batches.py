@@ -38,6 +38,11 @@ class Batches:
 
     def __call__(self, position: Position) -> list[Batch]:
         """Return this process's batches of the next update, and advance the position."""
+        chosen = self.choose(position)
+        return [batch for indices in chosen for batch in self._passes(self.task.make_batch("train", indices))]
+
+    def choose(self, position: Position) -> list[list[int]]:
+        """Return the examples of this process's batches of the next update, and advance the position."""
         each, examples = self.config.accumulate * self.accelerator.num_processes, self.config.batch_examples
         if position.epoch != self.epoch:
             self.epoch = position.epoch
@@ -52,7 +57,12 @@ class Batches:
         position.index += 1
         if (position.index + 1) * each > len(self.plan):
             position.epoch, position.index = position.epoch + 1, 0
-        return [batch for indices in chosen for batch in self._passes(self.task.make_batch("train", indices))]
+        return chosen
+
+    def find_shape(self, longest: int) -> tuple[int, int] | None:
+        """Return the rows and width to which a batch of at most batch_tokens is padded, or None if it is not."""
+        width = self._width(longest)
+        return None if self.widths is None else (self.config.batch_tokens // width, width)
 
     def agree_on_update(self, update: list[Batch], stop: bool) -> tuple[int, bool]:
         """Return the number of targets of this update in all processes, and whether any process should stop."""

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, fields
+from itertools import zip_longest
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -118,13 +119,11 @@ class JointTraining:
 
     def _update(self) -> None:
         epoch = self.runs[0].position.epoch
-        updates = [batches(run.position) for batches, run in zip(self.batches, self.runs, strict=True)]
-        targets = [sum(batch.count for batch in update) for update in updates]
+        passes = self._make_passes()
+        targets = [sum(own[n].count for own in passes if own[n] is not None) for n in range(len(self.runs))]
         scale = torch.tensor([1 / max(count, 1) for count in targets])
-        for number in range(max(len(update) for update in updates)):
-            batch = [update[number] if number < len(update) else None for update in updates]
-            inputs, goals = self._join(batch)
-            self.stepper.accumulate(inputs, goals, scale)
+        for batches in passes:
+            self.stepper.accumulate(*self._join(batches), scale)
         rates = [optimise.compute_learning_rate(run.config, self.step) for run in self.runs]
         self.stepper.optimizer.set_rates(rates)
         self.stepper.apply()
@@ -137,19 +136,39 @@ class JointTraining:
         if self._is_due(self.config.log_every):
             self._log(epoch, rates)
 
+    def _make_passes(self) -> list[list[Any]]:
+        """Return the batches of the next update: for each pass, that of each run, or None if it has no more."""
+        pairs = list(zip(self.batches, self.runs, strict=True))
+        if self.config.batch_examples is not None:
+            return [list(own) for own in zip_longest(*(batches(run.position) for batches, run in pairs))]
+        passes = []
+        for chosen in zip(*(batches.choose(run.position) for batches, run in pairs), strict=True):
+            made = self.task.make_batch("train", [index for indices in chosen for index in indices])  # one call for all
+            counts = [len(indices) for indices in chosen]
+            columns = [x.split(counts) for x in (*made.inputs, made.targets)]
+            own = []
+            for indices, *inputs, goals in zip(chosen, *columns, strict=True):
+                count = len(goals) if goals.dim() == 1 else int((goals != PAD).sum())
+                own.append(Batch(tuple(inputs), goals, count, indices))
+            passes.append(own)
+        return passes
+
     def _join(self, batches: Sequence[Batch | None]) -> tuple[list[Tensor], Tensor]:
         """Join the members' batches to one, (s·b,…), padded to the same sizes; a missing one is all padding."""
         given = [[] if batch is None else [*batch.inputs, batch.targets] for batch in batches]
         count = max(map(len, given))
         rows = max(len(own[0]) for own in given if own)
         wide = [max((own[n].shape[1] for own in given if own and own[n].dim() == 2), default=0) for n in range(count)]
+        if self.config.batch_examples is None and (shape := self.batches[0].find_shape(max(wide))):
+            rows, wide = shape[0], [shape[1]] * count
         joined = []
         for n in range(count):
             parts = [own[n] if own else torch.zeros(0, 0, dtype=torch.long) for own in given]
             joined.append(torch.cat([pad_tensors([part], rows, wide[n], PAD)[0] for part in parts]))
         sizes = [[(len(x), x.shape[1]) for x in own[:-1]] or [(0, 0)] for own in given]
         self.crew.sizes = {"encoder": [own[0] for own in sizes], "decoder": [own[-1] for own in sizes]}
-        return joined[:-1], joined[-1]
+        *inputs, goals = (x.pin_memory() if self.device.type == "cuda" else x for x in joined)
+        return inputs, goals
 
     def _note_failures(self) -> None:
         bad = self.stepper.bad.tolist()
