@@ -7,7 +7,9 @@ import pytest
 import torch
 from small_models import LM, every_mechanism, made
 
+from attnlab.experiments.engine import make_jobs, train_runs
 from attnlab.experiments.joint_recipes import name_group, train_jointly
+from attnlab.experiments.plan import Measure, TrainedRun, Workplace
 from attnlab.experiments.single_run import is_finished
 from attnlab.models.members import Crew, stack_members, unstack_member
 from attnlab.tasks import find_task
@@ -188,3 +190,13 @@ def drop_clock(row):
 
 def ignore(_):
     """Show nothing."""
+
+
+def test_the_engine_groups_runs_on_a_gpu_only_and_not_if_told_otherwise(tmp_path):
+    runs = [TrainedRun(recipe, Measure("loss", len)) for recipe in make_recipes({"seed": "1"}, {"lr": "1e-3"})]
+    first, second = runs
+    gpu = Workplace.at(tmp_path, device="cuda")
+    assert first.group(gpu) == second.group(gpu) != None  # noqa: E711
+    assert first.group(Workplace.at(tmp_path)) is None
+    apart = Workplace.at(tmp_path, device="cuda", population=False)
+    assert [len(job.arguments[0]) for job in make_jobs(runs, apart) if job.function is train_runs] == []

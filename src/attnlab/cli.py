@@ -23,7 +23,7 @@ from attnlab.terminal.bash_words import join_bash_words
 # isort: off
 from attnlab.commands.arguments import (
     Aligner, AllowCode, Device, Files, Items, Jobs, ListedTask, MechanismName, On, Pairs, Preset, ReadModel, Root,
-    RunName, Scaled, Seeds, StudyName, TaskName, Until,
+    RunName, Scaled, Seeds, StudyName, TaskName, Together, Until,
 )  # fmt: skip
 # isort: on
 
@@ -337,6 +337,7 @@ def compare(
     on: On = "local",
     jobs: Jobs = None,
     until: Until = None,
+    population: Together = True,
 ) -> None:
     """Train attentions under equal conditions and compare quality (with intervals and tests), cost and what they learn.
 
@@ -351,8 +352,9 @@ def compare(
     with resumable():
         values, command = split_pairs(settings or []) | write_given(seeds=seeds), command_line()
         request = ComparisonRequest(
-            out=out, runs=runs, controls=controls, on=on, device=device, jobs=jobs, command=command, until=until
-        )
+            out=out, runs=runs, controls=controls, on=on, device=device, jobs=jobs, command=command, until=until,
+            population=population,
+        )  # fmt: skip
         well = (run_seed_plan if plan else run_comparison)(task, values, request)
     raise typer.Exit(0 if well else 1)
 
@@ -374,6 +376,7 @@ def reproduce(
     source: Annotated[Path | None, Option("--from", help="Ledger or its folder to draw from; do not train.")] = None,
     status: Annotated[bool, Option("--status", help="Show how much of each paper is run, and what is next.")] = False,
     table: Annotated[bool, Option("--table", help="Print every cell, not only the clearest ones.")] = False,
+    population: Together = True,
 ) -> None:  # one parameter per command-line option
     """Reproduce a paper's tables and figures: its numbers beside ours, with intervals and verdicts.
 
@@ -385,7 +388,7 @@ def reproduce(
         return show_status(source or out or ROOT)
     if study is None:
         raise ValueError("name a study, such as attnlab reproduce snell2021; attnlab list shows them all")
-    request = Request(only or (), scale, device, seeds, out, data_dir, again, on, jobs, until, table)
+    request = Request(only or (), scale, device, seeds, out, data_dir, again, on, jobs, until, table, population)
     if source is not None:
         return draw_again(study, source, request)
     with resumable():

@@ -54,6 +54,7 @@ Files = tuple[str, str] | None
 Device = Annotated[str, Option(help="auto, cpu or cuda.", autocompletion=choose("auto", "cpu", "cuda"))]
 AllowCode = Annotated[bool, Option("--allow-code", help="Run the .py file of a mechanism that the folder names.")]
 Seeds = Annotated[str | None, Option(metavar="N", help="Number of seeds.")]
+Together = Annotated[bool, Option("--population/--no-population", help="Train runs of one shape as one, on a GPU.")]
 Until = Annotated[str | None, Option(help="Stop at checkpoints 20 s before this: 9m, 1h30m, or 14:30.")]
 On = Annotated[
     str,

@@ -42,6 +42,7 @@ class Request:
     jobs: int | None = None
     until: str | None = None
     table: bool = False  # print every cell
+    population: bool = True
 
 
 def show_status(root: Path) -> None:
@@ -80,7 +81,7 @@ def run_study(name: str, settings: Sequence[str], request: Request) -> None:
     with stop_at_deadline(command_line()), open_scheduler(request.on, jobs=request.jobs, device=request.device) as on:
         terms = StudyTerms(
             scale, on.device, request.seeds, request.data_dir, _write_command(name, settings, request, scale),
-            split_pairs(settings), until, request.again,
+            split_pairs(settings), until, request.again, request.population,
         )  # fmt: skip
         with Bar(1) as bar:
             results = reproduce(study, terms, out, on, only=request.only, note=bar.note, progress=bar.tick)

@@ -151,7 +151,11 @@ def make_jobs(runs: Sequence[PlannedRun], place: Workplace) -> list[Job]:
     training: dict[Key, str] = {}
     trained: list[Job] = []
     for group in _group_runs([run for run in runs if not run.is_trained(place)], place):
-        if len(group) == 1 and group[0].group(place) is None and all(need.key not in names for need in group[0].needs):
+        if (
+            len(group) == 1
+            and _name_group(group[0], place) is None
+            and all(need.key not in names for need in group[0].needs)
+        ):
             continue
         more = f" and {len(group) - 1} more" if len(group) > 1 else ""
         trained.append(Job(f"{group[0].name}{more}, training", train_runs, (group, place)))
@@ -171,7 +175,7 @@ def make_jobs(runs: Sequence[PlannedRun], place: Workplace) -> list[Job]:
 
 def train_runs(runs: Sequence[PlannedRun], place: Workplace) -> None:
     """A job: train these runs, several as one population. A diverged run is left for measure_run."""
-    if len(runs) == 1 and runs[0].group(place) is None:
+    if len(runs) == 1 and _name_group(runs[0], place) is None:
         runs[0].train(place)
     else:
         runs[0].train_together(runs[1:], place)
@@ -194,7 +198,7 @@ def measure_run(run: PlannedRun, place: Workplace) -> None:
         row["values"] = run.take_measure(place)
     except NotFiniteError as error:
         row |= {"failed": " ".join(str(error).split()), "final": True}
-    about |= collect_provenance(torch.device(place.device))
+    about |= collect_provenance(torch.device(place.device)) | run.describe_training(place)
     ledger.append(Row(**row, wall_s=round(time.perf_counter() - clock, 1), provenance=about))
     if not row.get("failed"):
         run.clean(place)
@@ -225,7 +229,7 @@ def _group_runs(runs: Sequence[PlannedRun], place: Workplace) -> list[tuple[Plan
     groups: list[tuple[PlannedRun, ...]] = []
     by_group: dict[str, list[PlannedRun]] = {}
     for run in runs:
-        group = run.group(place)
+        group = _name_group(run, place)
         if group is None:
             groups.append((run,))
         else:
@@ -234,6 +238,10 @@ def _group_runs(runs: Sequence[PlannedRun], place: Workplace) -> list[tuple[Plan
         limit = max(1, members[0].group_limit(place))
         groups += [tuple(members[start : start + limit]) for start in range(0, len(members), limit)]
     return groups
+
+
+def _name_group(run: PlannedRun, place: Workplace) -> str | None:
+    return run.group(place) if place.population else None
 
 
 def _note_failures(jobs: Sequence[Job], failed: Mapping[str, str], place: Workplace) -> None:

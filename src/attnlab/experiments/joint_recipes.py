@@ -75,7 +75,7 @@ def train_jointly(
         )  # fmt: skip
         first = training.step
         finished = training.run()
-        kind = f"{type(training.stepper).__name__.lower()}, {len(runs)} runs"
+        kind = f"{type(training.stepper).__name__.removesuffix('Members').lower()} in a population of {len(runs)}"
         for run, is_finished in zip(runs, finished, strict=True):
             if is_finished:
                 outcome = TrainingResult(run.position.step, run.position.best, run.position.best_step, True, kind)

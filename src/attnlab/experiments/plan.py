@@ -19,6 +19,7 @@ from attnlab.config import FREE_KEYS, compute_digest
 from attnlab.experiments.joint_recipes import count_fitting, name_group, train_jointly
 from attnlab.experiments.ledger import FILE, Key, Ledger, Row, digest_recipe
 from attnlab.experiments.single_run import count_steps, is_finished, train_alone
+from attnlab.files.user_files import read_json
 from attnlab.tasks import find_task
 from attnlab.training.recipe import Recipe
 from attnlab.training.run_folder import RunFolder
@@ -34,7 +35,7 @@ class Workplace:
     device: str = "cpu"
     data_dir: str | None = None
     command: str = ""
-    apart: bool = False  # train each run alone, never several as one population
+    population: bool = True  # whether to train runs as one on a GPU
 
     @classmethod
     def at(cls, out: Path, **options: Any) -> "Workplace":
@@ -127,6 +128,10 @@ class PlannedRun(ABC):
         """Train this run and others of its group as one population. A diverged run stays untrained."""
         raise NotImplementedError(f"{self.name} has no population")
 
+    def describe_training(self, place: Workplace) -> dict[str, Any]:
+        """Return how it was trained, for its row: "trained": "in a population of 12"."""
+        return {}
+
     def clean(self, place: Workplace) -> None:  # noqa: B027 (nothing to delete by default)
         """Delete what only measuring needed, after the row is written."""
 
@@ -208,7 +213,9 @@ class TrainedRun(PlannedRun):
         return self.steps if self.is_trained(place) else count_steps(self.folder(place))
 
     def group(self, place: Workplace) -> str | None:
-        return None if place.apart or place.device == "cpu" else name_group(self.trained)
+        """On a GPU, group runs that differ in plain numbers, unless the run was started alone."""
+        begun = bool(self.folder(place).position())
+        return None if place.device == "cpu" or begun else name_group(self.trained)
 
     def group_limit(self, place: Workplace) -> int:
         recipe, vocabulary = self.trained, self.vocabulary or prepare_vocabulary(self.trained, place)
@@ -222,12 +229,19 @@ class TrainedRun(PlannedRun):
 
     def train_together(self, others: Sequence[PlannedRun], place: Workplace) -> None:
         runs = [self, *(other for other in others if isinstance(other, TrainedRun))]
+        if len(runs) == 1:
+            return self.train(place)
         recipe, vocabulary = self.trained, self.vocabulary or prepare_vocabulary(self.trained, place)
         task, folders = find_task(recipe.task).prepare(recipe.data, vocabulary), [run.folder(place) for run in runs]
         train_jointly(task, [run.trained for run in runs], folders, vocabulary, choose_device(place.device))
 
     def take_measure(self, place: Workplace) -> dict[str, Any]:
         return self.by.function(open_run(self.folder(place).path, device=place.device, asked=self.trained), place)
+
+    def describe_training(self, place: Workplace) -> dict[str, Any]:
+        file = self.folder(place).path / "ran.json"
+        stepper = read_json(file, list)[-1]["stepper"] if file.exists() else ""
+        return {"trained": stepper} if "population" in stepper else {}
 
     def clean(self, place: Workplace) -> None:
         if self.by.clean:

@@ -77,6 +77,7 @@ class StudyTerms:
     options: dict[str, str] = field(default_factory=dict)
     until: Deadline | None = None
     again: bool = False  # measure again what the ledger has
+    population: bool = True  # whether to train runs as one on a GPU
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -103,7 +104,8 @@ def reproduce(
     study.check_options(terms.options, only)
     if out.is_file():
         raise ValueError(f"--out {out} is a file; give a folder")
-    place = Workplace.at(out, device=terms.device, data_dir=terms.data_dir, command=terms.command)
+    about: dict[str, Any] = {"device": terms.device, "data_dir": terms.data_dir, "command": terms.command}
+    place = Workplace.at(out, **about, population=terms.population)
     results: dict[str, ItemResult] = {}
     reader = RowReader(place.open_ledger(), running=True, again=terms.again)
     for name, item in items.items():

@@ -30,6 +30,7 @@ class ComparisonRequest:
     jobs: int | None
     command: str
     until: str | None = None
+    population: bool = True
 
     @contextmanager
     def open_terms(self, *, timed: bool = True) -> Iterator[ComparisonTerms]:
@@ -38,7 +39,7 @@ class ComparisonRequest:
         scheduler = open_scheduler(self.on, jobs=self.jobs, device=self.device)
         with stop_at_deadline(self.command), scheduler as on, Bar(1) as bar:
             shown = bar.note, bar.tick, self.command
-            yield ComparisonTerms(on, self.out, self.runs, self.controls, *shown, deadline, timed)
+            yield ComparisonTerms(on, self.out, self.runs, self.controls, *shown, deadline, timed, self.population)
 
 
 def run_comparison(task: str, settings: Mapping[str, str], request: ComparisonRequest) -> bool:

@@ -48,12 +48,13 @@ class ComparisonTerms:
     command: str = ""
     until: Deadline | None = None
     timed: bool = True  # whether to measure the speed of each row
+    population: bool = True  # whether to train runs as one on a GPU
 
 
 def compare(plan: Plan, terms: ComparisonTerms) -> tuple[ComparisonResults, Path]:
     """Run what the ledger lacks; return the results and their folder. OutOfTimeError near the deadline."""
     comparison = _Comparison(plan, terms)
-    place = Workplace.at(comparison.out, device=terms.on.device, command=terms.command)
+    place = Workplace.at(comparison.out, device=terms.on.device, command=terms.command, population=terms.population)
     measured = sum(not row.failed for row in place.open_ledger().rows())
     reused = [f"{place.ledger} has {measured} rows already"] if measured else []
     for line in (*comparison.task.notes, *comparison.plan.notes, *comparison.list_costs(), *reused):
