@@ -151,11 +151,8 @@ def make_jobs(runs: Sequence[PlannedRun], place: Workplace) -> list[Job]:
     training: dict[Key, str] = {}
     trained: list[Job] = []
     for group in _group_runs([run for run in runs if not run.is_trained(place)], place):
-        if (
-            len(group) == 1
-            and _name_group(group[0], place) is None
-            and all(need.key not in names for need in group[0].needs)
-        ):
+        first = group[0]
+        if _name_group(first, place) is None and all(need.key not in names for need in first.needs):
             continue
         more = f" and {len(group) - 1} more" if len(group) > 1 else ""
         trained.append(Job(f"{group[0].name}{more}, training", train_runs, (group, place)))

@@ -104,8 +104,9 @@ def reproduce(
     study.check_options(terms.options, only)
     if out.is_file():
         raise ValueError(f"--out {out} is a file; give a folder")
-    about: dict[str, Any] = {"device": terms.device, "data_dir": terms.data_dir, "command": terms.command}
-    place = Workplace.at(out, **about, population=terms.population)
+    place = Workplace.at(
+        out, device=terms.device, data_dir=terms.data_dir, command=terms.command, population=terms.population
+    )
     results: dict[str, ItemResult] = {}
     reader = RowReader(place.open_ledger(), running=True, again=terms.again)
     for name, item in items.items():
