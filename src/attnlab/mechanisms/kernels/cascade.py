@@ -58,7 +58,7 @@ def _scores(
         x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
         y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
         z = score_tile(x, y, seed, b, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ)
-        z = add_bias(z, bias, b, h, top, i, j, rows, keys, a_b, a_h, a_i, a_j, BIAS)
+        z = add_bias(z, bias, b, h, top, i, j, rows, keys, a_b, a_h, a_i, a_j, BIAS, 1.0)
         place, inside = at_pairs(head, i, j, rows, keys)
         if CARRIED:
             z += tl.load(carry + place, mask=inside, other=0.0).to(tl.float32)
