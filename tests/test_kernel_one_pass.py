@@ -250,7 +250,8 @@ if EVERY:
               for kind, name in (("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32"))]
 for kind, dtype, d, on, form, rows in cases if EVERY else [("bf16", torch.bfloat16, 64, False, 4, 99)]:
     kernels = [online._attend, *(getattr(one_pass, f"_backward_{of}") for of in ("keys", "queries", "bias"))]
-    for kernel in kernels + ([nap._measure, nap._measure_slopes] if form == 4 else []):
+    kernels += [nap._measure, nap._measure_slopes] if form == 4 else []
+    for kernel in kernels if EVERY else (online._attend, one_pass._backward_keys, nap._measure):
         first = kernel in (online._attend, nap._measure)
         work = "keys" if kernel is one_pass._backward_keys else "forward" if first else "queries"
         tile = tiles.choose_pass_tile(torch.empty(1, 1, rows, d, dtype=dtype), work)
