@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 from gpu_compile import assert_compiles, some_and_all
 
 from attnlab.mechanisms.kernels import one_pass as kernel
+from attnlab.mechanisms.kernels import online
 
 pytestmark = [pytest.mark.kernel, pytest.mark.filterwarnings("ignore:.*FP_FUSION.*:UserWarning")]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -210,12 +211,14 @@ def test_no_logits_are_kept_for_the_backward_pass(name):
     assert max(sizes) <= q.numel() < 2 * 96 * 96
 
 
-def test_it_is_a_proper_operator():
+@pytest.mark.parametrize("form", ["SOFTMAX", "NAP"])
+def test_it_is_a_proper_operator(form):
     q, k, v = (torch.randn(1, 2, n, 16, device=DEVICE, requires_grad=True) for n in (3, 5, 5))
     seed, mask = torch.tensor(3, device=DEVICE), torch.rand(1, 1, 1, 5, device=DEVICE) < 0.8
-    extra = torch.randn(2, device=DEVICE, requires_grad=True)
+    extra = torch.randn((2, 2) if form == "NAP" else (2,), device=DEVICE, requires_grad=True)
     bias = torch.randn(2, 1, 5, device=DEVICE, requires_grad=True)
-    given = (mask, bias, extra, None, seed, seed, 0, False, 0.4, 0.1, 0, 0.0)
+    noise, kind = (None if form == "NAP" else seed), getattr(online, form).value
+    given = (mask, bias, extra, None, noise, seed, kind, False, 0.4, 0.1, 0, 0.0)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
     tests += ("test_aot_dispatch_static",) if DEVICE == "cpu" else ("test_aot_dispatch_dynamic",)
     torch.library.opcheck(kernel.one_pass.opaque, (q, k, v, *given), test_utils=tests)

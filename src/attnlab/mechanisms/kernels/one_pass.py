@@ -308,7 +308,7 @@ def _empty(q: Tensor, form: int) -> tuple[Tensor, Tensor]:
 def _sum_extra(extra: Tensor, lse: Tensor, delta: Tensor, form: int) -> Tensor:
     """The gradient of the extra logits, or of gain and shift of NAP."""
     if form == NAP.value:
-        return delta[:, :, 2:].sum((0, 3)).mT.to(extra.dtype)
+        return delta[:, :, 2:].sum((0, 3)).mT.contiguous().to(extra.dtype)
     share = torch.exp2(extra.float()[:, None] * LOG2_E.value - lse)
     return -(share * delta).sum((0, 2)).to(extra.dtype)
 
