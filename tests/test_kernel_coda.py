@@ -144,7 +144,7 @@ def test_sigma_wider_than_a_multiprocessor(options, mask, causal, monkeypatch):
     inputs = [x.masked_fill(~seen, 0.0).requires_grad_() for x in (s, carry)]
     z = inputs[0] + inputs[1] if mechanism.residual else inputs[0]
     z = z + apply_head_net(mechanism.sigma, z if own else inputs[1], seen)
-    form = (width, own, mechanism.residual, torch.float32)
+    form = (width, own, mechanism.residual, False, torch.float32)
     shown = read_mask(case.mask, causal, *case.qkv[:2])
     found = s.clone()
     wide_sigma.collide(found, carry, net, shown, None, 1, *form)
@@ -163,6 +163,25 @@ def test_wide_sigma_in_a_layer(causal, monkeypatch):
     mechanism = shaken("coda", 3, 4)
     mechanism.sample_seed = (3 << 32) | 977
     Case(1, 3, 2, 5, 4, causal=causal, groups=1).assert_same(mechanism, torch.float32)
+
+
+@pytest.mark.parametrize("most", [coda.MOST_HEADS, 2], ids=["kernel", "wide"])
+@pytest.mark.parametrize("options", [{}, {"variant": "paper"}, {"variant": "paper", "residual": False}], ids=str)
+def test_an_infinite_bias_hides_pairs_of_one_head(options, most, monkeypatch):
+    """σ then reads 0 from this head, and Z is −∞."""
+    monkeypatch.setattr(coda, "MOST_HEADS", most)
+    mechanism = shaken("coda", 4, 5, **options)
+    q, k, v, carry = (x.requires_grad_() for x in (*Case(2, 4, 5, 7, 5).qkv, torch.randn(2, 4, 5, 7, device=DEVICE)))
+    bias, found = torch.zeros_like(carry).masked_fill_(torch.rand_like(carry) < 0.3, -torch.inf), {}
+    for impl in ("fused", "reference"):
+        mechanism.impl = impl
+        context, z = mechanism(q, k, v, None, carry, causal=True, bias=bias)
+        z = z.masked_fill(~mechanism.visible(q, k, causal=True), 0.0)
+        wanted = [q, k, v, carry, *mechanism.sigma.parameters()]
+        total = context.square().sum() + z.clamp_min(-100).square().sum()
+        found[impl] = [context, z, *torch.autograd.grad(total, wanted)]
+    for got, expected in zip(*found.values(), strict=True):
+        torch.testing.assert_close(got, expected, atol=1e-4, rtol=2e-4)
 
 
 @pytest.mark.parametrize(("name", "layer"), [("coda", 0), ("coda", 1), ("realformer", 1), ("coda+dagpam", 1)])
@@ -375,7 +394,7 @@ def build(kernel, kind, tile, **fixed):
 
 for kind, dtype, heads, d, on in CONFIGURATIONS:
     width, flags = 4 * heads, {"MASKED": on, "CAUSAL": on}
-    form = flags | {"OWN": on, "RESIDUAL": True, "DEEP": on}
+    form = flags | {"OWN": on, "RESIDUAL": True, "BIASED": on, "DEEP": on}
     stored = flags | {"STORED": True, "FORM": 0, "EXTRA": False, "NOISY": False, "SHARED": 2}
     padded = max(8, triton.next_power_of_2(heads))
     build(coda._collide, kind, coda._tile(dtype, heads, width, 99), NOISY=on, H=padded, **form)

@@ -6,7 +6,8 @@ import torch
 from attnlab.models.transformer import TransformerConfig, build
 from attnlab.training import optimisers as optimise
 from attnlab.training.loop import TrainConfig
-from attnlab.training.step import Eager, Flat, Objective
+from attnlab.training.objective import Objective
+from attnlab.training.step import Eager, Flat
 
 pytest.importorskip("triton")
 pytestmark = [pytest.mark.kernel, pytest.mark.filterwarnings("ignore:.*FP_FUSION.*:UserWarning")]

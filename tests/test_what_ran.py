@@ -63,7 +63,7 @@ def test_a_launch_is_noted(name, impl, kernels):
     ("name", "kernels"),
     [
         ("softmax", ["softmax"]),
-        ("dagpam", ["dagpam", "softmax"]),
+        ("dagpam", ["dagpam"]),
         ("coda", ["cascade", "coda"]),
         ("coda-cs", ["one_pass", "softmax"]),
         ("realformer", ["cascade"]),

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.mechanisms.kernels.launch import note_launch, operator, remember_calls, select_device
+from attnlab.mechanisms.kernels.launch import operator, remember_calls, select_device
 
 BLOCK = 2048  # words of a row that are in registers at once
 
@@ -66,7 +66,6 @@ def target_losses(
     logits: Tensor, targets: Tensor, shares: Tensor, factors: Tensor, ignored: int
 ) -> tuple[Tensor, Tensor]:
     """Losses and L of targets (t,) with logits (t,words), in float32; shares s and factors c: (parts,) in float32."""
-    note_launch("loss")
     losses, levels = _allocate(targets)
     sizes = (logits.shape[1], logits.stride(0), len(targets) // len(shares), ignored)
     with select_device(logits):

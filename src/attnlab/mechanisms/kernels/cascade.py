@@ -160,7 +160,8 @@ def cascade(
     mixed = net is not None and carry is not None
     _write_scores(q, k, z, bias, None if mixed else carry, None if mixed else noise, causal, scale, layer)
     if net is not None and carry is not None:
-        _choose_sigma(q, width).collide(z, carry, net, seen, noise, layer, width, own, residual, q.dtype)
+        form = (width, own, residual, bias is not None, q.dtype)
+        _choose_sigma(q, width).collide(z, carry, net, seen, noise, layer, *form)
     attend(q, k, v, z, seen, read_bias(None, q, k), None, None, dropping, out, lse, scale=sharp, rate=rate)
     return out, z, lse
 
@@ -186,12 +187,12 @@ def cascade_backward(
         )  # fmt: skip
     dcarry, dnet = dz if carry is not None else dz.new_empty(0), q.new_empty(0)
     if carry is not None and net is not None:
-        s = torch.empty_like(carry)
-        if own:
+        s, form = torch.empty_like(carry), (width, own, residual, bias is not None, q.dtype)
+        if own or bias is not None:
             _write_scores(q, k, s, bias, None, None, causal, scale, layer)
-        else:
+        if not own:
             dcarry = torch.zeros_like(carry)
-        dnet = _choose_sigma(q, width).collide_backward(s, carry, net, seen, dz, dcarry, width, own, residual, q.dtype)
+        dnet = _choose_sigma(q, width).collide_backward(s, carry, net, seen, dz, dcarry, *form)
     dq, dk, tile = empty_by_token(q), _empty_by_head(k, h), choose_tile(q)
     flags = {"CAUSAL": causal} | tile
     with select_device(q):

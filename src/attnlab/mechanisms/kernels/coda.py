@@ -47,13 +47,20 @@ def _load_pairs(x, b, h, i, j, heads, rows, keys):
 
 
 @triton.jit
-def _inner(z, carry, b, h, i, j, seen, heads, rows, keys, OWN: tl.constexpr):
-    """The input of σ, and the carry: (heads, pairs) in float32, 0 where hidden. OWN: the input includes S."""
+def _inner(z, carry, b, h, i, j, seen, heads, rows, keys, OWN: tl.constexpr, BIASED: tl.constexpr):
+    """The input of σ, and the carry, (heads, pairs) in float32, 0 where hidden; and what is visible.
+
+    OWN: the input includes S. BIASED: S includes a bias, which hides the pairs of a head where it is −∞.
+    """
     c = _load_pairs(carry, b, h, i, j, heads, rows, keys)
-    x = c
-    if OWN:
-        x = c + _load_pairs(z, b, h, i, j, heads, rows, keys)
-    return tl.where(seen[None, :], x, 0.0), tl.where(seen[None, :], c, 0.0)
+    x, shown = c, seen[None, :]
+    if OWN or BIASED:
+        s = _load_pairs(z, b, h, i, j, heads, rows, keys)
+        if OWN:
+            x = c + s
+        if BIASED:
+            shown = shown & (s > float("-inf"))
+    return tl.where(shown, x, 0.0), tl.where(shown, c, 0.0), shown
 
 
 @triton.jit
@@ -80,8 +87,8 @@ def _leaky(y, T: tl.constexpr):
 def _collide(
     z, carry, net, mask, seed, heads, width, rows, keys, m_b, m_i, m_j, layer,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, NOISY: tl.constexpr, OWN: tl.constexpr, RESIDUAL: tl.constexpr,
-    DEEP: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, H: tl.constexpr, K: tl.constexpr, WIDE: tl.constexpr,
-    T: tl.constexpr,
+    BIASED: tl.constexpr, DEEP: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
+    WIDE: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """BI rows of one example. K: the number of heads as the inner size of a product, at least 16."""
     bands = tl.cdiv(rows, BI)
@@ -98,16 +105,18 @@ def _collide(
     for begin in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
         j = begin + pair % BJ
         seen = is_visible(mask, b, i, j, rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
-        x, c = _inner(z, carry, b, h, i, j, seen, heads, rows, keys, OWN)
+        x, c, shown = _inner(z, carry, b, h, i, j, seen, heads, rows, keys, OWN, BIASED)
         fed = x
         if K > H:
-            fed, _ = _inner(z, carry, b, tl.arange(0, K), i, j, seen, heads, rows, keys, OWN)
+            fed, _, _ = _inner(z, carry, b, tl.arange(0, K), i, j, seen, heads, rows, keys, OWN, BIASED)
         y = _leaky(tl.dot(tl.trans(fed).to(T), tl.trans(w1), input_precision=PRECISION) + b1, T)  # (pairs, WIDE)
         if DEEP:
             y = _leaky(tl.dot(y, tl.trans(w2), input_precision=PRECISION) + b2, T)
         mixed = tl.trans(tl.dot(y, tl.trans(w3), input_precision=PRECISION) + b3)  # (H, pairs)
         if OWN:
             mixed += x
+            if BIASED:
+                mixed = tl.where(shown, mixed, float("-inf"))
         else:
             mixed += _load_pairs(z, b, h, i, j, heads, rows, keys)
             if RESIDUAL:
@@ -126,8 +135,8 @@ def _collide(
 @triton.jit
 def _collide_backward(
     z, carry, net, mask, grad, out, parts, batch, heads, width, rows, keys, m_b, m_i, m_j, size,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr, OWN: tl.constexpr, RESIDUAL: tl.constexpr, DEEP: tl.constexpr,
-    BI: tl.constexpr, BJ: tl.constexpr, K: tl.constexpr, WIDE: tl.constexpr, T: tl.constexpr,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, OWN: tl.constexpr, RESIDUAL: tl.constexpr, BIASED: tl.constexpr,
+    DEEP: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, K: tl.constexpr, WIDE: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """A share of the bands of BI rows. z holds S; grad is 0 where hidden, and may be the same tensor as out.
 
@@ -151,7 +160,7 @@ def _collide_backward(
         for begin in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
             j = begin + pair % BJ
             seen = is_visible(mask, b, i, j, rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
-            x, _ = _inner(z, carry, b, h, i, j, seen, heads, rows, keys, OWN)
+            x, _, shown = _inner(z, carry, b, h, i, j, seen, heads, rows, keys, OWN, BIASED)
             g = _load_pairs(grad, b, h, i, j, heads, rows, keys)
             fed, back = x.to(T), g.to(T)  # (K, pairs)
             y1 = _leaky(tl.dot(w1, fed, input_precision=PRECISION) + b1, T)  # (WIDE, pairs)
@@ -170,6 +179,8 @@ def _collide_backward(
             db1 += tl.sum(e, 1)
             dw1 = tl.dot(e.to(T), tl.trans(fed), dw1, input_precision=PRECISION)
             dx = tl.dot(tl.trans(w1), e.to(T), input_precision=PRECISION)  # (K, pairs)
+            if BIASED:
+                dx = tl.where(shown, dx, 0.0)
             if RESIDUAL:
                 dx += g
             tl.store(_at_pairs(out, b, h, i, j, heads, rows, keys), dx, mask=_inside(h, i, j, heads, rows, keys))
@@ -189,7 +200,7 @@ def _collide_backward(
 
 def collide(
     z: Tensor, carry: Tensor, net: Tensor, seen: Visibility, noise: Tensor | None, layer: int, width: int, own: bool,
-    residual: bool, dtype: torch.dtype,
+    residual: bool, biased: bool, dtype: torch.dtype,
 ) -> None:  # fmt: skip
     """Turn z (b,h,i,j) from S into Z, in place, where visible; products in dtype; noise: the seed of ε, or None."""
     note_launch("coda")
@@ -198,14 +209,14 @@ def collide(
     with select_device(z):
         _collide[(b * divide_up(rows, tile["BI"]),)](
             z, carry, net, seen.mask, z if noise is None else noise, heads, width, rows, keys, *seen.strides, layer,
-            NOISY=noise is not None, OWN=own, RESIDUAL=residual, DEEP=_deep(net, heads, width),
+            NOISY=noise is not None, OWN=own, RESIDUAL=residual, BIASED=biased, DEEP=_deep(net, heads, width),
             H=round_up(heads, 8), **seen.flags, **tile,
         )  # fmt: skip
 
 
 def collide_backward(
     s: Tensor, carry: Tensor, net: Tensor, seen: Visibility, grad: Tensor, out: Tensor, width: int, own: bool,
-    residual: bool, dtype: torch.dtype,
+    residual: bool, biased: bool, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
     """Return the gradient of net, and write the carry's to out (b,h,i,j), which may be grad; skip hidden tiles."""
     b, heads, rows, keys = carry.shape
@@ -215,7 +226,7 @@ def collide_backward(
     with select_device(s):
         _collide_backward[(programs,)](
             s, carry, net, seen.mask, grad, out, parts, b, heads, width, rows, keys, *seen.strides, len(net),
-            OWN=own, RESIDUAL=residual, DEEP=_deep(net, heads, width), **seen.flags, **tile,
+            OWN=own, RESIDUAL=residual, BIASED=biased, DEEP=_deep(net, heads, width), **seen.flags, **tile,
         )  # fmt: skip
     return parts.sum(0).to(net.dtype)
 

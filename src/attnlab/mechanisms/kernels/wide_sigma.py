@@ -20,14 +20,16 @@ ACTIVATIONS = 2**26  # of one hidden layer
 
 def collide(
     z: Tensor, carry: Tensor, net: Tensor, seen: Visibility, noise: Tensor | None, layer: int, width: int, own: bool,
-    residual: bool, dtype: torch.dtype,
+    residual: bool, biased: bool, dtype: torch.dtype,
 ) -> None:  # fmt: skip
     """Turn z (b,h,i,j) from S into Z, in place, where visible; products in dtype; noise: the seed of ε, or None."""
     b, heads, rows, keys = z.shape
     linears = _read_linears(net, heads, width, dtype)
     shift = keys - rows if seen.flags["CAUSAL"] else 0
     for band, end, hidden in _split_rows(seen, z, width):
-        s, c = z[:, :, band, :end].float(), carry[:, :, band, :end].float().masked_fill(hidden, 0.0)
+        s = z[:, :, band, :end].float()
+        hidden = hidden | (s == -torch.inf) if biased else hidden
+        c = carry[:, :, band, :end].float().masked_fill(hidden, 0.0)
         x = (s + c).masked_fill(hidden, 0.0) if own else c
         *_, mixed = _run_net(linears, x.to(dtype).flatten(2))
         mixed = mixed.view(x.shape).float() + (s + c if own or residual else s)
@@ -39,13 +41,14 @@ def collide(
 
 def collide_backward(
     s: Tensor, carry: Tensor, net: Tensor, seen: Visibility, grad: Tensor, out: Tensor, width: int, own: bool,
-    residual: bool, dtype: torch.dtype,
+    residual: bool, biased: bool, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
     """Return the gradient of net, and write the carry's to out (b,h,i,j), which may be grad; skip hidden tiles."""
     linears = _read_linears(net, carry.shape[1], width, dtype)
     sums = [[torch.zeros_like(x, dtype=torch.float32) for x in linear] for linear in linears]
     for band, end, hidden in _split_rows(seen, carry, width):
         x = carry[:, :, band, :end].float()
+        hidden = hidden | (s[:, :, band, :end] == -torch.inf) if biased else hidden
         x = (x + s[:, :, band, :end] if own else x).masked_fill(hidden, 0.0)
         *inputs, _ = _run_net(linears, x.to(dtype).flatten(2))
         g = grad[:, :, band, :end].to(dtype)
@@ -56,7 +59,7 @@ def collide_backward(
             e = torch.bmm(weight.mT.expand(len(e), -1, -1), e)
             if y is not inputs[0]:
                 e = torch.where(y > 0, e, 0.2 * e)
-        dx = e.view(x.shape)
+        dx = e.view(x.shape).masked_fill(hidden, 0.0)
         out[:, :, band, :end] = dx + grad[:, :, band, :end] if residual else dx
     return torch.cat([x.flatten() for linear in sums for x in linear]).to(net.dtype)
 
