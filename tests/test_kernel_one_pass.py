@@ -136,6 +136,21 @@ def test_a_running_sum_of_thousands_keeps_its_digits():
     torch.testing.assert_close(context.double(), logits.softmax(-1) @ qkv[2].double(), atol=2e-5, rtol=0)
 
 
+def test_rounded_contexts_do_not_add_up_in_the_gradient_of_a_running_sum():
+    """FoX in half precision: δ is of a rounded context, and each gate collects the errors of all later rows."""
+    q, k, v, grad = (projected(1, 200, 2, 16).half() for _ in range(4))
+    x = torch.randn(1, 200, 32, device=DEVICE).half()
+    mechanism, found = attention("fox", heads=2, head_dim=16).to(DEVICE), {}
+    for impl, dtype in (("fused", torch.float16), ("eager", torch.float16), ("exact", torch.float64)):
+        mechanism.to(dtype).impl = "fused" if impl == "fused" else "reference"
+        wide, *qkv = (y.to(dtype) for y in (x, q, k, v))
+        side = mechanism.key_side(wide.requires_grad_())
+        context = mechanism(*qkv, causal=True, sides=(None, side))[0]
+        found[impl] = torch.autograd.grad(context, wide, grad.to(dtype))[0].double()
+    error, allowed = ((found[impl] - found["exact"]).norm() / found["exact"].norm() for impl in ("fused", "eager"))
+    assert error <= 2 * allowed, f"{error:.1e}, eager {allowed:.1e}"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("d", [32, 64, 128, 256])
 @pytest.mark.parametrize("name", NAMES)
@@ -260,12 +275,12 @@ for kind, dtype, d, on, form, rows in cases if EVERY else [("bf16", torch.bfloat
         tile = tiles.choose_pass_tile(torch.empty(1, 1, rows, d, dtype=dtype), work)
         more = {"FORM": form, "BIAS": 3 if form == 0 else 1 + on, "NOISY": on, "SHARED": 3}
         more |= {"STORED": False, "EXTRA": on} if first else {}
-        more |= {"SUMMED": on} if kernel is one_pass._backward_keys else {}
+        more |= {"SUMMED": on} if kernel in (one_pass._backward_keys, one_pass._backward_queries) else {}
         options = {name: tile.pop(name) for name in ("num_warps", "num_stages") if name in tile}
         fixed = tile | more | {"MASKED": on, "CAUSAL": on, "DROPPED": on}
         fixed = {name: value for name, value in fixed.items() if name in kernel.arg_names}
         types = dict.fromkeys(("q", "k", "v", "grad", "out", "dq", "dk", "dv"), f"*{kind}")
-        types |= dict.fromkeys(("lse", "delta", "extra", "bias", "dbias"), "*fp32")
+        types |= dict.fromkeys(("lse", "delta", "extra", "bias", "dbias", "sums"), "*fp32")
         types |= {"bias": "*fp64"} if form == 0 else {}
         types |= dict.fromkeys(("scale", "rate", "eps"), "fp32")
         types |= dict.fromkeys(fixed, "constexpr")

@@ -9,7 +9,8 @@ No logit is ever written. Noise is a function of its position, so each pass draw
 kernel loops over the queries for dK and dV, of all query heads that share a key head, and one over the keys for dQ.
 The first also sums the gradient of a bias that is the same for all queries. That of any other bias has a kernel of its
 own, which loops over the heads and examples that share the bias, so it needs no more memory than the bias itself.
-Every sum has a fixed order.
+A running sum b as bias means b_j − b_i, where b_i changes no weight. Its gradient is Σ_i dS_im − Σ_j dS_mj. The second
+sum is 0 but for the rounding of δ, which the running sum would otherwise add up. Every sum has a fixed order.
 """
 
 from typing import Any
@@ -42,6 +43,7 @@ from attnlab.mechanisms.kernels.online import (
 )
 from attnlab.mechanisms.kernels.pairs import (
     OF_PAIRS,
+    RELATIVE,
     add_bias,
     draw_dropout,
     first_query,
@@ -138,20 +140,20 @@ def _backward_keys(
 @remember_calls
 @triton.jit
 def _backward_queries(
-    q, k, v, mask, bias, extra, noise, dropping, grad, lse, delta, dq, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h,
-    k_j, k_d, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer,
-    FORM: tl.constexpr, BIAS: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
-    DROPPED: tl.constexpr, SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr,
-    WIDE: tl.constexpr,
+    q, k, v, mask, bias, extra, noise, dropping, grad, lse, delta, dq, sums, heads, rows, keys, q_b, q_h, q_i, q_d, k_b,
+    k_h, k_j, k_d, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer,
+    FORM: tl.constexpr, BIAS: tl.constexpr, SUMMED: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr,
+    CAUSAL: tl.constexpr, DROPPED: tl.constexpr, SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
+    D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """dQ of BI queries of one head."""
+    """dQ of BI queries of one head; SUMMED: Σ_j dS of each, as sums, of the same rounded dS as in `_backward_keys`."""
     tiles = tl.cdiv(rows, BI)
     head, tile, b, h = locate_tile(tiles, heads)
     first = (tiles - 1 - tile) * BI
     i = first + tl.arange(0, BI)
     x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
     c = load_tile(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
-    sum_q = tl.zeros((BI, WIDE), dtype=tl.float32)
+    sum_q, total = tl.zeros((BI, WIDE), dtype=tl.float32), tl.zeros((BI,), dtype=tl.float32)
     whole = whole_keys(first, rows, keys, CAUSAL, BJ)
     for part in tl.static_range(2):  # tiles that are visible as a whole, then the others
         start, end = (whole, last_key(first + BI, rows, keys, CAUSAL)) if part else (0, whole)
@@ -165,6 +167,10 @@ def _backward_queries(
                 part == 0, BI, BJ,
             )  # fmt: skip
             sum_q = tl.dot(ds.to(y.dtype), y, sum_q, input_precision="ieee")
+            if SUMMED:
+                total += tl.sum(ds.to(y.dtype).to(tl.float32), 1)
+    if SUMMED:
+        tl.store(sums + head * rows + i, total, mask=i < rows)
     write_tile(dq, sum_q * scale, b, h, i, heads, rows, D, WIDE)
 
 
@@ -249,18 +255,23 @@ def one_pass_backward(
     numbers, flags = (h, i, j, *strides, scale, rate, layer), flags | {"SHARED": h // g} | seen.flags
     by_keys, by_queries = choose_pass_tile(q, "keys"), choose_pass_tile(q, "queries")
     dbias = _empty_sums(q, k, bias, learnt)
-    summed = learnt and added.kind != OF_PAIRS.value
+    summed, relative = learnt and added.kind != OF_PAIRS.value, learnt and added.kind == RELATIVE.value
+    sums = torch.empty_like(lse) if relative else dbias
     with select_device(q):
         _backward_keys[(b * g * divide_up(j, by_keys["BJ"]),)](
             *pointers, dk, dv, dbias, *numbers, SUMMED=summed, **flags, **by_keys
         )
-        _backward_queries[(b * h * divide_up(i, by_queries["BI"]),)](*pointers, dq, *numbers, **flags, **by_queries)
+        _backward_queries[(b * h * divide_up(i, by_queries["BI"]),)](
+            *pointers, dq, sums, *numbers, SUMMED=relative, **flags, **by_queries
+        )
         if learnt and added.kind == OF_PAIRS.value:
             some, alike = h // dbias.shape[1], b // dbias.shape[0]
             tiles = divide_up(i, by_queries["BI"]) * divide_up(j, by_queries["BJ"])
             _backward_bias[(dbias.shape[0] * dbias.shape[1] * tiles,)](
                 *pointers, dbias, some, alike, *numbers, **flags, **by_queries
             )
+    if relative:
+        dbias[:, :, 0, max(0, j - i) :] -= sums[:, :, max(0, i - j) :]
     if bias is not None and learnt:
         dbias = dbias.sum_to_size(bias.shape).to(bias.dtype)
     dextra = q.new_empty(0) if extra is None else _sum_extra(extra, lse, delta, form)
