@@ -17,6 +17,8 @@ from attnlab.mechanisms.kernels import sparsemax as kernel
 pytestmark = [pytest.mark.kernel, pytest.mark.filterwarnings("ignore:.*FP_FUSION.*:UserWarning")]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FORMS = {"sparsemax": kernel.SPARSEMAX.value, "entmax15": kernel.ENTMAX.value}
+HALF = [("reference", torch.float16), ("reference", torch.bfloat16), ("fused", torch.float16)]
+HALF += [("fused", torch.bfloat16)] * (DEVICE == "cuda")  # the interpreter's bf16 is wrong
 NAMES = [name for name, kind in MECHANISMS.items() if kind.kernels == {"sparsemax"}]
 
 
@@ -25,7 +27,7 @@ def assert_same(name, s, mask, dtype=torch.float32, slack=5e-6):
     grad = torch.randn_like(s)
     x, y = s.to(dtype).requires_grad_(), s.to(dtype).double().requires_grad_()
     seen = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=DEVICE) if mask is None else mask
-    found = kernel.project_rows(x, mask, False, FORMS[name])
+    found = kernel.project_rows(x, mask, False, FORMS[name], dtype)
     expected = masked_projection(getattr(entmax, name), y, seen)
     torch.testing.assert_close(found.double(), expected, atol=slack, rtol=slack)
     slopes = torch.autograd.grad(found, x, grad.to(dtype))[0], torch.autograd.grad(expected, y, grad.double())[0]
@@ -63,7 +65,27 @@ def test_bands_have_the_gradients_of_the_definition(name, monkeypatch):
 def test_it_is_a_proper_operator(name):
     s, mask = torch.randn(1, 2, 3, 5, device=DEVICE, requires_grad=True), torch.rand(1, 1, 1, 5, device=DEVICE) < 0.8
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")
-    torch.library.opcheck(kernel.project_rows.opaque, (s, mask, True, FORMS[name]), test_utils=tests)
+    torch.library.opcheck(kernel.project_rows.opaque, (s, mask, True, FORMS[name], torch.float16), test_utils=tests)
+
+
+def test_the_product_is_a_proper_operator():
+    q, k = (torch.randn(2, 3, n, 5, device=DEVICE, requires_grad=True) for n in (4, 7))
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(kernel.wide_logits.opaque, (q, k, 0.3), test_utils=tests)
+    torch.testing.assert_close(kernel.wide_logits(q, k, 0.3), 0.3 * q @ k.mT)
+
+
+@pytest.mark.parametrize(("impl", "dtype"), HALF, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_half_precision_gives_weight_to_the_same_keys(name, impl, dtype):
+    """Logits that are rounded to half precision give weight to other keys, so their gradients are others."""
+    rounded, found = [(3 * torch.randn(1, 4, 60, 12, device=DEVICE)).to(dtype) for _ in range(4)], []
+    for way, wide in ((impl, dtype), ("reference", torch.float64)):
+        q, k, v, grad = (x.to(wide).requires_grad_() for x in rounded)
+        context = attention(name, heads=4, head_dim=12, impl=way)(q, k, v, causal=True)[0]
+        found.append([context, *torch.autograd.grad(context, [q, k, v], grad)])
+    for got, exact in zip(*found, strict=True):
+        assert (got.double() - exact).norm() / exact.norm() < (2e-3 if dtype == torch.float16 else 1e-2)
 
 
 def test_rows_that_are_too_long_are_refused(monkeypatch):

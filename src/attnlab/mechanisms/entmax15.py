@@ -3,7 +3,7 @@
     weights = argmax_{p ∈ Δ} pᵀS + H_{1.5}(p) = [S/2 − τ]²₊,  τ such that they sum to 1
 
 Of the k keys of positive weight, with mean m and variance v of S/2, τ = m − √(1/k − v). A key is one of them if S/2 is
-above the τ of the keys up to it, sorted. On a GPU impl="auto" is the kernel of sparsemax, with another power.
+above the τ of the keys up to it, sorted. Logits are computed as in sparsemax. On a GPU impl="auto" is the kernel of sparsemax, with another power.
 """
 
 from functools import partial
@@ -11,7 +11,7 @@ from functools import partial
 from torch import Tensor
 
 from attnlab.mechanisms.by_rows import mix_by_rows
-from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits
+from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, widen
 from attnlab.mechanisms.sparsemax import find_support, has_row_kernel, masked_projection, project_band, sort_logits
 
 
@@ -22,7 +22,7 @@ class Entmax15(Mechanism):
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
-        return masked_projection(project, logits(q, k, self.scale, bias), seen), None
+        return masked_projection(project, logits(widen(q), widen(k), self.scale, bias), seen).to(q.dtype), None
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip

@@ -3,7 +3,7 @@
     weights = argmin_{p ∈ Δ} ‖p − S‖² = [S − τ]₊,  τ such that they sum to 1
 
 Over the k keys of positive weight, τ = (Σ S − 1) / k. After sorting, they are the first k, for the largest k with
-1 + k S_k > Σ_{m≤k} S_m. On a GPU impl="auto" is a kernel that finds the threshold of each row without sorting it, on
+1 + k S_k > Σ_{m≤k} S_m. Logits are computed at least in float32: rounding them would change the k keys. On a GPU impl="auto" is a kernel that finds the threshold of each row without sorting it, on
 the logits of a band of queries at a time.
 """
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from attnlab.mechanisms.by_rows import mix_by_rows
-from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, visible, widen
+from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, repeat_heads, visible, widen
 
 
 class Sparsemax(Mechanism):
@@ -24,7 +24,7 @@ class Sparsemax(Mechanism):
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at)
-        return masked_projection(project, logits(q, k, self.scale, bias), seen), None
+        return masked_projection(project, logits(widen(q), widen(k), self.scale, bias), seen).to(q.dtype), None
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
@@ -85,6 +85,7 @@ def project_band(
 
     if causal and at is not None:
         mask, causal = visible(q, k, mask, causal=True, at=at), False
-    s = logits(q, k, mechanism.scale, bias)
-    weights: Tensor = sparsemax.project_rows(s, mask, causal, getattr(sparsemax, form).value)
+    s = sparsemax.wide_logits(q, repeat_heads(k, q.shape[1]), mechanism.scale)
+    s = s if bias is None else s + bias
+    weights: Tensor = sparsemax.project_rows(s, mask, causal, getattr(sparsemax, form).value, q.dtype)
     return weights

@@ -8,7 +8,11 @@ From τ = −1, where the norm is at least 1, each step goes up to at most the r
 steps reach the rounding of float32. Gradients, of the weights p that are stored (r = √p for entmax, 1[p > 0] else):
 
     ds = r (dp − Σ r dp / Σ r)
+
+Logits are in float32, since rounding them changes which keys have a weight. `wide_logits` computes them.
 """
+
+import math
 
 from typing import Any
 
@@ -79,12 +83,54 @@ def _differentiate(p, dp, ds, keys, FORM: tl.constexpr, KEYS: tl.constexpr):
     tl.store(ds + row * keys + j, r * (grad - mean), mask=j < keys)
 
 
+@operator("attnlab::wide_logits")
+def wide_logits(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """scale·qkᵀ in float32, (b,h,i,j), of q (b,h,i,d) and k (b,h,j,d) in any type, whose products are exact."""
+    power = 2.0 ** round(math.log2(scale))  # q times this is exact
+    x, y = (q * power).flatten(0, 1), k.flatten(0, 1).mT
+    if q.is_cuda and q.dtype != torch.float32:
+        s = torch.bmm(x, y, out_dtype=torch.float32)
+    else:
+        s = torch.bmm(x.float(), y.float())
+    s = s if scale == power else s.mul_(scale / power)
+    return s.view(*q.shape[:3], k.shape[2])
+
+
+@operator("attnlab::wide_logits_backward")
+def wide_logits_backward(grad: Tensor, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """dq and dk, by products in the type of q and k."""
+    grad = grad.to(q.dtype)
+    return (grad @ k).mul_(scale), (grad.mT @ q).mul_(scale)
+
+
+@wide_logits.register_fake
+def _(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    return q.new_empty(*q.shape[:3], k.shape[2], dtype=torch.float32)
+
+
+@wide_logits_backward.register_fake
+def _(grad: Tensor, q: Tensor, k: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape)
+
+
+def _save_factors(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *factors, ctx.scale = inputs
+    ctx.save_for_backward(*factors)
+
+
+def _pass_to_factors(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return *wide_logits_backward(grad, *ctx.saved_tensors, ctx.scale), None
+
+
+wide_logits.register_autograd(_pass_to_factors, setup_context=_save_factors)
+
+
 @operator("attnlab::project_rows")
-def project_rows(s: Tensor, mask: Tensor | None, causal: bool, form: int) -> Tensor:
-    """Weights of logits s (b,h,i,j), in their type. A logit of −∞ hides its key."""
+def project_rows(s: Tensor, mask: Tensor | None, causal: bool, form: int, dtype: torch.dtype) -> Tensor:
+    """Weights of logits s (b,h,i,j), in dtype. A logit of −∞ hides its key."""
     note_launch("sparsemax")
     s, seen = s.contiguous(), read_mask(mask, causal, s, s.mT)
-    out, (_, heads, rows, keys) = torch.empty_like(s), s.shape
+    out, (_, heads, rows, keys) = torch.empty_like(s, dtype=dtype), s.shape
     with select_device(s):
         _project[(s.numel() // max(keys, 1),)](
             s, seen.mask, out, heads, rows, keys, *seen.strides, FORM=form, **seen.flags, **choose_row(keys)
@@ -93,9 +139,9 @@ def project_rows(s: Tensor, mask: Tensor | None, causal: bool, form: int) -> Ten
 
 
 @operator("attnlab::project_rows_backward")
-def project_rows_backward(grad: Tensor, weights: Tensor, form: int) -> Tensor:
-    """Gradient of the logits."""
-    grad, out, keys = grad.contiguous(), torch.empty_like(weights), weights.shape[3]
+def project_rows_backward(grad: Tensor, weights: Tensor, form: int, dtype: torch.dtype) -> Tensor:
+    """Gradient of the logits, in dtype."""
+    grad, out, keys = grad.contiguous(), torch.empty_like(weights, dtype=dtype), weights.shape[3]
     with select_device(weights):
         _differentiate[(weights.numel() // max(keys, 1),)](weights, grad, out, keys, FORM=form, **choose_row(keys))
     return out
@@ -103,23 +149,23 @@ def project_rows_backward(grad: Tensor, weights: Tensor, form: int) -> Tensor:
 
 @project_rows.register_fake
 def _(s: Tensor, *rest: Any) -> Tensor:
-    return s.new_empty(s.shape)
+    return s.new_empty(s.shape, dtype=rest[-1])
 
 
 @project_rows_backward.register_fake
-def _(grad: Tensor, weights: Tensor, form: int) -> Tensor:
-    return torch.empty_like(weights)
+def _(grad: Tensor, weights: Tensor, form: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty_like(weights, dtype=dtype)
 
 
 def _save_weights(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.form = inputs[3]
+    ctx.form, ctx.dtype = inputs[3], inputs[0].dtype
     ctx.save_for_backward(output)
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     if torch.is_grad_enabled():
         raise NotImplementedError("the fused kernels have no second derivative; use impl='reference'")
-    return project_rows_backward(grad, *ctx.saved_tensors, ctx.form), None, None, None
+    return project_rows_backward(grad, *ctx.saved_tensors, ctx.form, ctx.dtype), None, None, None, None
 
 
 project_rows.register_autograd(_gradients, setup_context=_save_weights)
