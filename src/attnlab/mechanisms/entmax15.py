@@ -3,7 +3,8 @@
     weights = argmax_{p ∈ Δ} pᵀS + H_{1.5}(p) = [S/2 − τ]²₊,  τ such that they sum to 1
 
 Of the k keys of positive weight, with mean m and variance v of S/2, τ = m − √(1/k − v). A key is one of them if S/2 is
-above the τ of the keys up to it, sorted. Logits are computed as in sparsemax. On a GPU impl="auto" is the kernel of sparsemax, with another power.
+above the τ of the keys up to it, sorted. Logits are computed at least in float32, as in sparsemax.
+On a GPU impl="auto" is the kernel of sparsemax, with another power.
 """
 
 from functools import partial

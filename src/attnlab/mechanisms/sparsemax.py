@@ -3,8 +3,9 @@
     weights = argmin_{p ∈ Δ} ‖p − S‖² = [S − τ]₊,  τ such that they sum to 1
 
 Over the k keys of positive weight, τ = (Σ S − 1) / k. After sorting, they are the first k, for the largest k with
-1 + k S_k > Σ_{m≤k} S_m. Logits are computed at least in float32: rounding them would change the k keys. On a GPU impl="auto" is a kernel that finds the threshold of each row without sorting it, on
-the logits of a band of queries at a time.
+1 + k S_k > Σ_{m≤k} S_m. Logits are computed at least in float32, since rounding them would change which keys these are.
+On a GPU impl="auto" is a kernel that finds the threshold of each row without sorting it, on the logits of a band of
+queries at a time.
 """
 
 from collections.abc import Callable

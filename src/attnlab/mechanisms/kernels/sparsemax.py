@@ -13,7 +13,6 @@ Logits are in float32, since rounding them changes which keys have a weight. `wi
 """
 
 import math
-
 from typing import Any
 
 import torch
