@@ -7,7 +7,9 @@
 An L1 distance has no matrix product: each triple of a query, a key and a coordinate takes 2 instructions in each of
 three passes, and 3 for each of the two sums of signs, so 12 in all, besides loads. In tiles with coordinates on one
 axis, sums over keys need no exchange between threads. So a program writes a tile of dD to memory of its own, and reads
-it one key at a time. Distances are in float32. The sign of x is x · 2⁸⁰, at most 1 and at least −1: that of 0 is 0.
+it one key at a time. Each step of these loops loads a few numbers, which takes longer than to use them, so the loads of
+UNROLLED steps are under way at once. Distances are in float32. The sign of x is x · 2⁸⁰, at most 1 and at least −1:
+that of 0 is 0.
 """
 
 from typing import Any
@@ -30,6 +32,7 @@ from attnlab.mechanisms.kernels.pairs import draw_dropout, first_query, is_visib
 from attnlab.mechanisms.kernels.tiles import choose_tile, load_tile, locate_tile, write_tile
 
 SHARP = tl.constexpr(2.0**80)
+UNROLLED = tl.constexpr(8)  # steps; registers hold no more
 
 
 @triton.jit
@@ -52,7 +55,7 @@ def _weigh(
     j = left + tl.arange(0, BJ)
     s = tl.dot(x, tl.trans(y), input_precision="ieee") * scale
     distance = tl.minimum(tl.abs(s), 0.0)  # 0, in the layout of s: the loop exchanges nothing between threads
-    for c in range(0, D):
+    for c in tl.range(0, D, loop_unroll_factor=UNROLLED):
         row = tl.load(q_columns + c * rows + i, mask=i < rows, other=0.0)
         key = tl.load(k_columns + c * keys + j, mask=j < keys, other=0.0)
         distance += tl.abs(row[:, None] - key[None, :])
@@ -114,7 +117,7 @@ def _sum_signs(
 ):  # fmt: skip
     """total + Σ_l slope_l sign(x − other_l), over the COUNT rows of `other` from `at` on; slopes (COUNT,SIDE)."""
     d = tl.arange(0, WIDE)
-    for step in range(0, COUNT):
+    for step in tl.range(0, COUNT, loop_unroll_factor=UNROLLED):
         row = at + step + tl.zeros((WIDE,), dtype=tl.int32)
         y = tl.load(other + row * s_n + d * s_d, mask=(d < D) & (row < size), other=0.0)
         slope = tl.load(slopes + step * SIDE + n)

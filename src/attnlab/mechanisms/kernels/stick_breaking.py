@@ -221,8 +221,11 @@ def _backward_keys(
 
 
 def choose_stick_tile(x: Tensor, *, backward: bool = False) -> dict[str, Any]:
-    """The usual tile; all passes need the same BJ. More than 4 warps would compute a tile of 64 queries twice."""
-    more = {"num_warps": 4, "num_stages": 1 if x.dtype == torch.float32 else 2}
+    """The usual tile with at most 32 keys, since 64 would not fit into registers; all passes need the same BJ.
+
+    More than 4 warps would compute a tile of 64 queries twice.
+    """
+    more = {"BJ": 32, "num_warps": 4, "num_stages": 1 if x.dtype == torch.float32 else 2}
     return choose_tile(x, backward=backward) | more | {"BY_PRODUCT": x.dtype != torch.float32}
 
 
