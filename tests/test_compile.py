@@ -7,7 +7,6 @@ import pytest
 import tiny_models
 import torch
 from adapted_models import CARRYING, shake
-from representatives import every_kind
 from small_models import TRANSLATOR, every_mechanism, made
 
 from attnlab.huggingface import pretrained
@@ -43,7 +42,7 @@ def test_a_translator_that_learns_is_one_graph():
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
 
-@every_kind
+@pytest.mark.parametrize("name", ["coda", "resformer", "fox"])  # a carry, carried values, a side of the keys
 def test_an_adapted_model_is_one_graph(name):
     model = pretrained.adapt(tiny_models.gpt2(n_embd=12, n_layer=2), name)
     shake(model)
