@@ -107,7 +107,7 @@ def test_auto_equals_the_reference(name, case):
 @pytest.mark.kernel
 @pytest.mark.filterwarnings("ignore:.*FP_FUSION.*:UserWarning")
 @pytest.mark.parametrize("name", FUSED)
-@pytest.mark.parametrize("case", ["plain", "padded"])
+@pytest.mark.parametrize("case", ["padded", pytest.param("plain", marks=pytest.mark.slow)])
 def test_fused_equals_the_reference(name, case):
     pytest.importorskip("triton")
     LAUNCHED.clear()

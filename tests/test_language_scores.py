@@ -55,7 +55,7 @@ def test_bits_per_byte_are_the_nats_of_the_text_over_its_bytes(files, tmp_path, 
     assert RunFolder(tmp_path).metrics()[-1]["valid_bits_per_byte"] == pytest.approx(bits, rel=1e-5)
     if unit == "byte":
         assert scores["targets"] == len(held)
-    assert "bits per byte" in [measure.name for measure in list_measures("language", [scores])]
+    assert "bits per byte" in [measure.name for measure in list_measures("perplexity", "valid", [scores])]
 
 
 def test_a_tokenizer_file_is_the_vocabulary(files, tmp_path):
