@@ -7,7 +7,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -341,8 +341,7 @@ def compare(
 ) -> None:
     """Train attentions under equal conditions and compare quality (with intervals and tests), cost and what they learn.
 
-    Settings: attention=softmax,coda,./mine.py:Mine; a list for any other key is a grid.
-    The same command resumes after an interruption and reuses finished runs.
+    Settings: attention=softmax,coda,./mine.py:Mine; a list for any other key is a grid. The same command resumes.
     With --plan: effect=0.5, the difference to detect, and measure=BLEU (default: the one that judges the rows).
     """
     from attnlab.commands.compare.command import ComparisonRequest, run_comparison, run_seed_plan
@@ -351,10 +350,8 @@ def compare(
     check_task(task)
     with resumable():
         values, command = split_pairs(settings or []) | write_given(seeds=seeds), command_line()
-        request = ComparisonRequest(
-            out=out, runs=runs, controls=controls, on=on, device=device, jobs=jobs, command=command, until=until,
-            population=population,
-        )  # fmt: skip
+        where: dict[str, Any] = {"out": out, "runs": runs, "on": on, "device": device, "jobs": jobs, "until": until}
+        request = ComparisonRequest(**where, controls=controls, command=command, population=population)
         well = (run_seed_plan if plan else run_comparison)(task, values, request)
     raise typer.Exit(0 if well else 1)
 

@@ -3,17 +3,21 @@
     weights = S / √n        S = q kᵀ / √d, n visible keys
 
 The authors divide by the root of the sequence length. Counting visible keys is the same on a full row, and lets a
-causal row be computed before later rows exist. impl="auto" is linear attention on long rows, q (Σ_j k_j v_jᵀ) / √(n d),
-except with a bias, a mask that differs between queries, causal queries placed by at=, or dropout.
+causal row be computed before later rows exist. impl="auto" is a kernel on a GPU. Elsewhere it is linear attention on
+long rows, q (Σ_j k_j v_jᵀ) / √(n d), except with a bias, a mask that differs between queries, causal queries placed by
+at=, or dropout.
 """
 
 from torch import Tensor
 
+from attnlab.mechanisms.cascade import can_mix_one_pass, mix_one_pass
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, widen
 from attnlab.mechanisms.visible_sums import count_visible, has_linear_form, mix_products
 
 
 class NON(Mechanism):
+    kernels = frozenset({"one_pass"})
+
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         seen = self.visible(q, k, mask, causal=causal, at=at, bias=bias)
@@ -23,10 +27,13 @@ class NON(Mechanism):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
+        self.check(q, k, mask, at, v)
+        if can_mix_one_pass(self, q, k, v, at=at, bias=bias):
+            level = count_visible(q, k, mask, causal=causal, bias=bias).rsqrt().squeeze(-1).expand(q.shape[:3])
+            return mix_one_pass(self, q, k, v, mask, causal=causal, bias=bias, form="plain", level=level), None
         drops = self.training and self.dropout > 0
         linear = bias is None and not drops and has_linear_form(q, k, mask, causal=causal, at=at)
         if self.impl == "reference" or not linear:
             return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
-        self.check(q, k, mask, at, v)
         context = mix_products(q * self.scale, k, v, mask, causal=causal)
         return (context / count_visible(q, k, mask, causal=causal).sqrt()).to(v.dtype), None

@@ -33,10 +33,7 @@ class Sigmoid(Mechanism):
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         self.check(q, k, mask, at, v)
         if can_mix_one_pass(self, q, k, v, at=at, bias=bias):
-            n = count_visible(q, k, mask, causal=causal)
-            if bias is not None:
-                n = self.visible(q, k, mask, causal=causal, bias=bias).sum(-1, keepdim=True).clamp_min(1).to(n.dtype)
-            level = -n.log()
+            level = -count_visible(q, k, mask, causal=causal, bias=bias).log()
             level = level if self.offset is None else torch.full_like(level, self.offset)
             level = level.squeeze(-1).expand(q.shape[:3])
             return mix_one_pass(self, q, k, v, mask, causal=causal, bias=bias, form="sigmoid", level=level), None

@@ -57,9 +57,16 @@ def _split_chunks(x: Tensor) -> Tensor:
 
 
 def count_visible(
-    q: Tensor, k: Tensor, mask: Tensor | None = None, *, causal: bool = False, at: Tensor | None = None
-) -> Tensor:
-    """Count the keys that each query sees, at least 1: (b|1,1,i|1,1), at least in float32."""
+    q: Tensor, k: Tensor, mask: Tensor | None = None, *, causal: bool = False, at: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """Count the keys that each query sees, at least 1: (b|1,1,i|1,1), at least in float32.
+
+    With a bias, which hides keys where it is −∞, the heads may differ.
+    """
+    if bias is not None:
+        seen = visible(q, k, mask, causal=causal, at=at) & (bias > -torch.inf)
+        return widen(seen.sum(-1, keepdim=True).clamp_min(1))
     ones = widen(k.new_ones(1, 1, k.shape[2], 1))
     return sum_visible(ones, q, k, mask, causal=causal, at=at).clamp_min(1)
 

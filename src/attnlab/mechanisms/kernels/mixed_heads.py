@@ -373,13 +373,8 @@ def _(s: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 def _(grad: Tensor, s: Tensor, near: Tensor | None, before: Tensor | None, after: Tensor, keyed: Tensor | None,
       *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     first, last = (after.new_empty(0 if x is None else x.shape) for x in (before, keyed))
-    return (
-        s.new_empty(s.shape),
-        s.new_empty(0 if near is None else near.shape),
-        first,
-        after.new_empty(after.shape),
-        last,
-    )
+    made = s.new_empty(s.shape), s.new_empty(0 if near is None else near.shape)
+    return *made, first, after.new_empty(after.shape), last
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -216,7 +216,7 @@ def one_pass(
 
     bias    floating-point, broadcastable to (b,h,i,j), or None; −∞ hides a key
             the same for all queries, in float64, for softmax: a running sum, which keeps its digits
-    extra   (h,) logits that have no value, or None       level     (b,h,i) the levels of SIGMOID, else None
+    extra   (h,) logits that have no value, or None       level     (b,h,i) the levels of SIGMOID or PLAIN
             (2,h) gain and shift of NAP
     noise   the seed of ε, or None                        dropping  the seed of dropout, or None; rate: of dropout
     """

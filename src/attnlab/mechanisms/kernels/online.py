@@ -1,18 +1,19 @@
 """Attention over tiles of keys, online: weights are never stored. Logits Z are read, or computed from q and k.
 
-Weights have one of five forms, each a function of its own logit s and of one number L for each row, or of two:
+Weights have one of six forms, each a function of its own logit s and of one number L for each row, or of two:
 
     SOFTMAX    e^{s−L}                     L = log Σ e^s         with an extra key of logit x, log (e^x + Σ e^s)
     COG        sign(s) e^{|s|−L}           L = log Σ e^{|s|}
     SOFTPICK   ReLU(e^{s−L} − e^{−L})      L = log (Σ |e^s − 1| + ε e^m)       m = max(0, max s)
     SIGMOID    1 / (1 + e^{−s−L})          L is given
+    PLAIN      s L                         L is given
     NAP        g z + c                     z = (s − L) r with L and r given (nap.py); g and c of the head
 
 With dP the gradient of a weight and δ = Σ_j P dP, the gradient of its logit is
 
     SOFTMAX    P (dP − δ)        COG       |P| dP − P δ
     SIGMOID    P (1 − P) dP      SOFTPICK  e^{s−L} (1[s>0] dP − sign(s) δ)
-    NAP        g r (dP − m − z e)          with m and e given
+    PLAIN      L dP              NAP       g r (dP − m − z e)      with m and e given
 
 All exponentials have base 2: s and L hold log₂ e, except in NAP.
 """
@@ -35,7 +36,8 @@ from attnlab.mechanisms.kernels.pairs import (
 from attnlab.mechanisms.kernels.tiles import choose_pass_tile, load_tile, locate_tile, score_tile, write_tile
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-SOFTMAX, COG, SOFTPICK, SIGMOID, NAP = (tl.constexpr(form) for form in range(5))
+SOFTMAX, COG, SOFTPICK, SIGMOID, NAP, PLAIN = (tl.constexpr(form) for form in range(6))
+LN_2 = tl.constexpr(0.6931471805599453)
 PARTS = tl.constexpr(4)  # numbers of a row in NAP
 
 
@@ -83,6 +85,9 @@ def weigh(s, level, seen, FORM: tl.constexpr):
     elif FORM == SIGMOID:
         weight = 1.0 / (1.0 + tl.exp2(-s - level[:, None]))
         mass = weight
+    elif FORM == PLAIN:
+        weight = s * (level * (LN_2 * LN_2))[:, None]
+        mass = weight
     else:
         weight = tl.exp2(s - level[:, None])
         mass = weight
@@ -100,6 +105,8 @@ def differentiate(s, level, seen, dp, delta, FORM: tl.constexpr):
         ds = tl.exp2(s - level[:, None]) * slope
     elif FORM == SIGMOID:
         ds = weight * (1.0 - weight) * dp
+    elif FORM == PLAIN:
+        ds = tl.where(seen, dp * (level * LN_2)[:, None], 0.0)
     else:
         ds = weight * (dp - delta[:, None])
     return weight, ds
@@ -133,7 +140,7 @@ def _attend(
     if FORM == NAP:
         gain, shift = tl.load(extra + h), tl.load(extra + heads + h)
         mean, inverse = read_part(lse, 0, head, i, rows), read_part(lse, 1, head, i, rows)
-    if FORM == SIGMOID:
+    if FORM == SIGMOID or FORM == PLAIN:  # noqa: SIM109 (Triton has no "in")
         top = tl.load(lse + head * rows + i, mask=i < rows, other=0.0)
     context = tl.zeros((BI, WIDE), dtype=tl.float32)
     whole = whole_keys(first, rows, keys, CAUSAL, BJ)
@@ -151,7 +158,7 @@ def _attend(
                 s = add_bias(s, bias, b, h, first, i, j, rows, keys, a_b, a_h, a_i, a_j, BIAS, UNIT)
             s, seen = hide(s, seen, FORM, BIAS)
             level, fade = top, tl.full((BI,), 1.0, tl.float32)
-            if FORM != SIGMOID and FORM != NAP:
+            if FORM != SIGMOID and FORM != PLAIN and FORM != NAP:
                 height = tl.where(seen, tl.abs(s), float("-inf")) if FORM == COG else s
                 higher = tl.maximum(top, tl.max(height, 1))
                 level = tl.where(higher == float("-inf"), 0.0, higher)
@@ -168,7 +175,7 @@ def _attend(
                 )
             values = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
             context = tl.dot(p.to(values.dtype), values, context * fade[:, None], input_precision="ieee")
-    if FORM != SIGMOID and FORM != NAP:
+    if FORM != SIGMOID and FORM != PLAIN and FORM != NAP:
         total += eps
         blind = total == 0.0
         total = tl.where(blind, 1.0, total)
@@ -184,7 +191,7 @@ def attend(
 ) -> None:  # fmt: skip
     """Write out = (P ∘ D) v and the levels lse of logits scale·z, or scale·qkᵀ + bias + ε without z.
 
-    SIGMOID and NAP read lse.
+    SIGMOID, PLAIN and NAP read lse.
     """
     (b, h, i, _), tile = q.shape, choose_pass_tile(q, "forward")
     pointers = (q if x is None else x for x in (extra, noise, dropping))  # not read if None
