@@ -7,10 +7,11 @@ import pytest
 import tiny_models
 import torch
 from adapted_models import CARRYING, shake
-from small_models import TRANSLATOR, every_mechanism, made
+from representatives import REPRESENTATIVES
+from small_models import TRANSLATOR, made
 
 from attnlab.huggingface import pretrained
-from attnlab.mechanisms import attention
+from attnlab.mechanisms import MECHANISMS, attention
 from attnlab.mechanisms.law_trial import make_trial
 
 
@@ -28,7 +29,9 @@ def assert_whole(call, parameters):
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
 
 
-@every_mechanism
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in REPRESENTATIVES else pytest.mark.slow) for name in MECHANISMS]
+)
 def test_a_mechanism_is_one_graph(name):
     trial = make_trial(lambda layer: attention(name, heads=2, head_dim=4, layer=layer))
     trial = replace(trial, q=trial.q.requires_grad_(), carry=None if trial.carry is None else trial.carry.detach())

@@ -187,8 +187,8 @@ def test_an_infinite_bias_hides_pairs_of_one_head(options, most, monkeypatch):
         torch.testing.assert_close(got, expected, atol=1e-4, rtol=2e-4)
 
 
-@pytest.mark.parametrize(("name", "layer"), [("coda", 0), ("coda", 1), ("realformer", 1), ("coda+dagpam", 1)])
-@pytest.mark.parametrize("shape", [(4, 5, 7), (2, 1, 1, 7)], ids=str)
+@pytest.mark.parametrize(("name", "layer"), [("coda", 0), ("realformer", 1), ("coda+dagpam", 1)])
+@pytest.mark.parametrize("shape", [(4, 5, 7)], ids=str)
 def test_a_bias_and_its_gradient(name, layer, shape):
     mechanism = shaken(name, 4, 5, layer)
     q, k, v = (x.requires_grad_() for x in Case(2, 4, 5, 7, 5, groups=2).qkv)
