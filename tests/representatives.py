@@ -24,3 +24,6 @@ REPRESENTATIVES = {
 CROSS = [name for name in REPRESENTATIVES if not MECHANISMS[name].self_only]  # those that read another sequence too
 
 every_kind = pytest.mark.parametrize("name", REPRESENTATIVES)
+every_kind_and_slowly_all = pytest.mark.parametrize(  # the others in make test-slow
+    "name", [pytest.param(name, marks=() if name in REPRESENTATIVES else pytest.mark.slow) for name in MECHANISMS]
+)

@@ -286,6 +286,7 @@ def test_nothing_runs_where_no_row_can_be_built(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow  # test_going_on.py and test_engine.py interrupt smaller work
 def test_interrupted_it_says_how_to_go_on_and_goes_on(tmp_path):
     words = ["attention=softmax,coda", "seeds=1", "steps=150", "checkpoint_every=10", "--no-controls", "--jobs=2"]
     words = [word for word in words_of(*words) if word != "steps=20"]

@@ -7,11 +7,11 @@ import pytest
 import tiny_models
 import torch
 from adapted_models import CARRYING, shake
-from representatives import REPRESENTATIVES
+from representatives import every_kind_and_slowly_all
 from small_models import TRANSLATOR, made
 
 from attnlab.huggingface import pretrained
-from attnlab.mechanisms import MECHANISMS, attention
+from attnlab.mechanisms import attention
 from attnlab.mechanisms.law_trial import make_trial
 
 
@@ -29,9 +29,7 @@ def assert_whole(call, parameters):
     torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in REPRESENTATIVES else pytest.mark.slow) for name in MECHANISMS]
-)
+@every_kind_and_slowly_all
 def test_a_mechanism_is_one_graph(name):
     trial = make_trial(lambda layer: attention(name, heads=2, head_dim=4, layer=layer))
     trial = replace(trial, q=trial.q.requires_grad_(), carry=None if trial.carry is None else trial.carry.detach())

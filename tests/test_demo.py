@@ -168,6 +168,7 @@ def test_a_record_is_of_the_model_at_its_step(made):
     assert not (run / "steps").exists()
 
 
+@pytest.mark.slow
 def test_a_run_found_without_what_is_wanted_of_it_is_made_again_and_is_the_same(made, tmp_path):
     """The second seed left no records; as the first one of another demo it does, and finds the same numbers."""
     folder, _ = made

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from small_models import LM, every_mechanism, made
+from representatives import every_kind_and_slowly_all
+from small_models import LM, made
 
 from attnlab.experiments.engine import make_jobs, train_runs
 from attnlab.experiments.joint_recipes import name_group, train_jointly
@@ -56,7 +57,7 @@ def train_alone(model, config, batches):
     return dict(model.named_parameters())
 
 
-@every_mechanism
+@every_kind_and_slowly_all
 def test_twenty_updates_leave_the_weights_of_training_alone(double, name):
     configs = [TrainConfig(steps=UPDATES, warmup=5, eps=1e-3, optimiser="adamw", **own) for own in OWN]
     options = {"dropout": 0.2, "attention_dropout": 0.1}

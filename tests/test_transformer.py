@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from representatives import every_kind
+from representatives import every_kind, every_kind_and_slowly_all
 from small_models import CLASSIFIER, LM, TRANSLATOR, every_mechanism, made
 from torch import nn
 from torch.nn import functional as F
@@ -180,7 +180,7 @@ def test_grouped_heads_equal_repeated_heads(name):
     torch.testing.assert_close(grouped(words), full(words), **close)
 
 
-@every_mechanism
+@every_kind_and_slowly_all
 def test_no_value_is_read_back_from_the_device(name):
     """On the meta device there are no values: reading one, as a wait for a GPU would, is an error."""
     cross = {"cross_attention": "softmax"} if MECHANISMS[name].self_only else {}
