@@ -45,7 +45,7 @@ def write_inspection_page(folder):
 
 PAGES = {
     "study": (write_study_page, "published numbers and directions"),
-    "comparison": (write_comparison_page, "coda has the lowest perplexity"),
+    "comparison": (write_comparison_page, "coda has the lowest log-perplexity"),
     "diagnosis": (write_diagnosis_page, "output words"),
     "inspection": (write_inspection_page, "the model expects"),
 }
