@@ -101,7 +101,7 @@ def begin_flow(model: nn.Module, _inputs: Any = None) -> None:
         return
     while flow is not None:
         outer, flow = flow.outer if flow.owner is model else outer, flow.outer
-    _FLOW.put(CarryFlow(model, torch.is_grad_enabled(), outer=outer))
+    _FLOW.keep(CarryFlow(model, torch.is_grad_enabled(), outer=outer))
     for layer in model.modules():
         checkpoint: Any = getattr(layer, "_gradient_checkpointing_func", None)
         if checkpoint is not None and not isinstance(checkpoint, CarryingCheckpoint):
@@ -112,7 +112,7 @@ def end_flow(model: nn.Module, _inputs: Any = None, _output: Any = None) -> None
     """End the flow after the call that began it has returned or failed (a forward hook)."""
     flow = _FLOW.get()
     if flow is not None and flow.owner is model:
-        _FLOW.put(flow.outer)
+        _FLOW.keep(flow.outer)
 
 
 class CarryingCheckpoint:
@@ -133,11 +133,11 @@ class CarryingCheckpoint:
                 recomputing = True
                 return function(*inputs, **named)
             before = _FLOW.get()
-            _FLOW.put(CarryFlow(None, True, dict(carries)))
+            _FLOW.keep(CarryFlow(None, True, dict(carries)))
             try:
                 return function(*inputs, **named)
             finally:
-                _FLOW.put(before)
+                _FLOW.keep(before)
 
         return self.checkpoint(run_again, *inputs, **options)
 

@@ -99,7 +99,7 @@ def begin_inputs(module: nn.Module, mechanism: Mechanism, args: tuple, named: di
     """Note the arguments of an attention module that begins to run."""
     arguments = bind_arguments(module, args, named)
     inputs = LayerInputs(module, mechanism, find_states(arguments), find_source(arguments), find_cache(arguments))
-    _INPUTS.put(inputs)
+    _INPUTS.keep(inputs)
     return inputs
 
 
@@ -107,7 +107,7 @@ def end_inputs(_module: nn.Module, _args: Any = None, _output: Any = None) -> No
     """Forget the inputs when the attention module has returned or failed (a forward hook)."""
     if (inputs := _INPUTS.get()) is not None:
         inputs.release_cache()
-        _INPUTS.put(None)
+        _INPUTS.keep(None)
 
 
 def get_inputs(module: nn.Module, name: str) -> LayerInputs:

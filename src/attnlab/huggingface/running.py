@@ -31,7 +31,7 @@ class Running(Generic[State]):
     def get(self) -> State | None:
         return self.values.get(find_thread())
 
-    def put(self, value: State | None) -> None:
+    def keep(self, value: State | None) -> None:
         if value is None:
             self.values.pop(find_thread(), None)
         else:
