@@ -1,7 +1,7 @@
 """Each mechanism, forward and backward, beside the fastest softmax attention in the same run: time and peak memory.
 
     python benchmarks/mechanisms.py [--out results/mechanisms] [--only dagpam,coda] [--part layers|llama]
-                                    [--length 2048] [--tiny]
+                                    [--length 2048] [--definition] [--jobs 12] [--tiny]
 
 layers  one layer of each mechanism, causal, queries in the memory layout of a projection; a mechanism with a carry
         receives one. On a GPU in bf16: time on the device (CUDA graph) and in eager mode, and with --definition the
@@ -11,14 +11,17 @@ llama   a Llama of 135M parameters with random weights, adapted to each mechanis
         peer is the model's own attention.
 
 A time is printed only if the output and the gradients first equal those of the definition, in float32. --tiny runs
-everything with tiny sizes, to see that it works. Numbers are written after each case.
+everything with tiny sizes, to see that it works. Numbers are written after each case. --jobs compiles all kernels of
+the layers in several processes before anything is timed; the timing process then loads them from Triton's cache.
 """
 
 import argparse
 import gc
 import sys
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from functools import partial
+from multiprocessing import get_context
 
 import adapted_llama
 import measuring
@@ -136,6 +139,28 @@ class Case:
         return error
 
 
+def compile_layer(name, cases, definition):
+    """Run one step of a mechanism in each case, so that Triton and torch.compile store their programs."""
+    torch.cuda.set_stream(torch.cuda.Stream())
+    for _, shape, options in cases:
+        case = Case(shape, "cuda", **options)
+        for way in ("auto", "compiled definition") if definition else ("auto",):
+            try:
+                prepare(case, name, way)[0]()
+            except (ImportError, RuntimeError, ValueError, TypeError):
+                pass  # the timing process meets the same error and reports it
+        torch.cuda.empty_cache()
+    return name
+
+
+def compile_layers(names, cases, definition, jobs):
+    """Compile the layers of all mechanisms in `jobs` processes. Shapes of one kind share their programs."""
+    kinds = [case for case in cases if case[1][2] <= 2048]
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for name in pool.map(partial(compile_layer, cases=kinds, definition=definition), names):
+            print(f"compiled: {name}", file=sys.stderr, flush=True)
+
+
 def measure_step(row, make_step, *, graph=True):
     """Add the times and the peak memory of a step to a row, or the reason why there are none."""
     LAUNCHED.clear()
@@ -239,6 +264,7 @@ def main():
     parser.add_argument("--case", choices=["causal", "grouped", "padded", "9 heads"], help="only this case")
     parser.add_argument("--part", choices=["layers", "llama"], help="default: both")
     parser.add_argument("--definition", action="store_true", help="also time the definition, eager and compiled")
+    parser.add_argument("--jobs", type=int, default=0, help="processes that compile the layers first; default: none")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, to see that everything works")
     parser.add_argument("--out", help="folder to write the numbers to, as JSON")
     given = parser.parse_args()
@@ -256,6 +282,8 @@ def main():
         "layers": lambda: measure_layers(names, cases, device, given.definition),
         "llama": lambda: measure_llamas(names, device, given.tiny),
     }
+    if given.jobs and device == "cuda" and given.part != "llama":
+        compile_layers(names, cases, given.definition, given.jobs)
     about = measuring.collect_provenance(SEED)
     for part in [given.part] if given.part else parts:
         rows = []
