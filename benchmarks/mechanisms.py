@@ -19,7 +19,7 @@ import argparse
 import gc
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from multiprocessing import get_context
 
@@ -43,6 +43,7 @@ TINY_CASES += [("padded", (2, 4, 9, 16), {"padded": True})]
 BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 PEER, WAYS = "softmax by torch", ("definition", "compiled definition")
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
+FAILURES = (ImportError, RuntimeError, ValueError, TypeError)
 SEED = 0
 
 
@@ -145,10 +146,8 @@ def compile_layer(name, cases, definition):
     for _, shape, options in cases:
         case = Case(shape, "cuda", **options)
         for way in ("auto", "compiled definition") if definition else ("auto",):
-            try:
+            with suppress(*FAILURES):  # the timing process meets the same error and reports it
                 prepare(case, name, way)[0]()
-            except (ImportError, RuntimeError, ValueError, TypeError):
-                pass  # the timing process meets the same error and reports it
         torch.cuda.empty_cache()
     return name
 
@@ -174,7 +173,7 @@ def measure_step(row, make_step, *, graph=True):
         else:
             row |= {"peak_mib": measuring.growth_mebibytes(step), "eager_ms": measuring.eager_milliseconds(step)}
         row["kernels"] = sorted(LAUNCHED)
-    except (ImportError, RuntimeError, ValueError, TypeError) as reason:
+    except FAILURES as reason:
         row["not_run"] = f"{type(reason).__name__}: {(str(reason).splitlines() or ['no reason given'])[0]}"
     print(row, file=sys.stderr, flush=True)
     gc.collect()

@@ -98,10 +98,25 @@ def make_recipes(*own, **shared):
     return [resolve_recipe("synthetic", SMALL | shared | more) for more in own]
 
 
-def train_in(folder, vocabulary, recipes):
+def train_in(folder, vocabulary, recipes, device="cpu"):
     folders = [RunFolder(folder / str(number)) for number in range(len(recipes))]
     source, task = vocabulary
-    return folders, train_jointly(task, recipes, folders, source, torch.device("cpu"))
+    return folders, train_jointly(task, recipes, folders, source, torch.device(device))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("capture", ["yes", "no"])
+@pytest.mark.parametrize("attention", ["softmax", "coda", "dagpam", "fox", "talking-heads", "resformer"])
+def test_on_a_gpu_dropout_and_noise_are_those_of_training_alone(tmp_path, vocabulary, attention, capture):
+    shared = {"attention": attention, "attention_dropout": "0.1", "precision": "fp32", "compile": "no"}
+    recipes = make_recipes({"seed": "1"}, {"seed": "2", "lr": "1e-3", "dropout": "0.2"}, **shared, capture=capture)
+    folders, finished = train_in(tmp_path / "among", vocabulary, recipes, "cuda")
+    assert finished == [True, True]
+    for number, (recipe, among) in enumerate(zip(recipes, folders, strict=True)):
+        alone, _ = start_run(recipe, out=tmp_path / f"alone{number}", device="cuda", report=ignore, note=ignore)
+        for row, other in zip(among.metrics(), alone.metrics(), strict=True):
+            for key in row.keys() - {"tokens_per_second"}:
+                assert row[key] == pytest.approx(other[key], rel=1e-3), key
 
 
 @pytest.mark.parametrize("attention", ["coda"])

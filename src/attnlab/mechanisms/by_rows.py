@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from attnlab.mechanisms.kernels.launch import is_mapped, operator
 from attnlab.mechanisms.mechanism import ALL, Mechanism, Sides, repeat_heads, widen
+from attnlab.mechanisms.seeding import draw_band_seeds
 
 LOGITS = 2**26  # in a band, over the batch and all heads
 ALIGNED = 64  # the rows of a larger band are a multiple of this
@@ -53,9 +53,9 @@ def mix_by_rows(
     rows, length = count_band_rows(mechanism, q, k), q.shape[2]
     if rows >= length:
         weights = weigh(q, k, mask, causal=causal, at=at, bias=bias, **sides)
-        return F.dropout(weights, mechanism.dropout, mechanism.training) @ repeat_heads(v, mechanism.heads)
+        return mechanism.drop(weights) @ repeat_heads(v, mechanism.heads)
     rate = mechanism.dropout if mechanism.training else 0.0
-    seeds = torch.randint(2**62, (-(-length // rows),), device=q.device) if rate else None
+    seeds = draw_band_seeds(mechanism.seeds, -(-length // rows), q.device) if rate else None
     mix = partial(_mix_band, mechanism, weigh, k.dtype, v.dtype, rate, causal)
     k, v, contexts = widen(k), widen(v), []
     for number, first in enumerate(range(0, length, rows)):

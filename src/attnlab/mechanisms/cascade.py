@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from attnlab.mechanisms.mechanism import Mechanism, widen
 from attnlab.mechanisms.noise import noise_seed
+from attnlab.mechanisms.seeding import DROPOUT, draw_seed
 
 CarryDtype = Literal["input", "float32"]
 
@@ -52,7 +53,7 @@ def find_bias_gap(bias: Tensor | None) -> str | None:
 def draw_dropping(mechanism: Mechanism, q: Tensor) -> tuple[float, Tensor | None]:
     """Return the rate of dropout, and the seed from which kernels draw it; 0 and None outside training."""
     rate = mechanism.dropout if mechanism.training else 0.0
-    return rate, torch.randint(2**62, (), device=q.device) if rate else None
+    return rate, draw_seed(mechanism.seeds, DROPOUT, q.device) if rate else None
 
 
 def mix_one_pass(

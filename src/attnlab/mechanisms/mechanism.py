@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.config import Natural, Positive, Probability, check_value
+from attnlab.mechanisms.seeding import DROPOUT
 
 Impl = Literal["auto", "reference", "fused"]
 WithCarry = tuple[Tensor, Tensor | None]  # weights or context, and the carry for the next layer
@@ -90,6 +91,7 @@ class Mechanism(nn.Module, ABC):
         self.impl: Impl = impl
         self.model_size = heads * head_dim if model_size is None else int(model_size)
         self.sample_seed: int | None = None  # set by noise.seed_noise; read by stochastic mechanisms
+        self.seeds: Tensor | None = None  # (2,s) of noise and of dropout, set by seeding.Seeds in training on a GPU
 
     @abstractmethod
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
@@ -107,8 +109,7 @@ class Mechanism(nn.Module, ABC):
         result = self.weights(q, k, mask, carry, causal=causal, at=at, bias=bias, **sides)
         self.check(q, k, mask, at, v)
         self.check_result("weights", result, (len(q), self.heads, q.shape[2], k.shape[2]))
-        weights = F.dropout(result[0], self.dropout, self.training)
-        return weights @ repeat_heads(v, self.heads), result[1]
+        return self.drop(result[0]) @ repeat_heads(v, self.heads), result[1]
 
     def weigh(self, q: Tensor, k: Tensor, mask: Tensor | None, **options: Any) -> Tensor:
         """Return the weights alone, (b,h,i,j)."""
@@ -244,6 +245,19 @@ class Mechanism(nn.Module, ABC):
         """Return the carry as logits z may add it: 0 where hidden, in z's type. Raises like `check_carry`."""
         self.check_carry(carry, z.shape)
         return carry.masked_fill(~seen, 0.0).to(z.dtype)
+
+    def drop(self, weights: Tensor) -> Tensor:
+        """Return the weights after dropout, in training."""
+        if self.seeds is None or not (self.training and self.dropout):
+            return F.dropout(weights, self.dropout, self.training)
+        from attnlab.mechanisms.by_rows import draw_kept
+
+        kept: Tensor = draw_kept(weights.detach(), self.seeds[DROPOUT], self.dropout)
+        return weights * kept
+
+    def take_seeds(self, seeds: Tensor) -> None:
+        """Draw noise and dropout from these seeds, (2,s), instead of torch's generator."""
+        self.seeds = seeds
 
     def wants_kernels(self, q: Tensor) -> bool:
         """Whether impl asks for kernels: "fused" always, "auto" on a GPU."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.mechanisms.mechanism import Mechanism
+from attnlab.mechanisms.seeding import NOISE, draw_seed
 
 _WORD = 0xFFFFFFFF
 
@@ -69,7 +70,7 @@ def noise_seed(mechanism: Mechanism, device: torch.device) -> tuple[Tensor | Non
     if mechanism.sample_seed is not None:
         return torch.tensor(mechanism.sample_seed, device=device), mechanism.layer
     if mechanism.training:  # each call has a fresh seed, so layers need no number and share one compiled program
-        return torch.randint(2**62, (), device=device), 0
+        return draw_seed(mechanism.seeds, NOISE, device), 0
     return None, 0
 
 

@@ -28,6 +28,7 @@ from attnlab.mechanisms.mechanism import (
     visible,
     widen,
 )
+from attnlab.mechanisms.seeding import draw_band_seeds
 
 
 class Selective(Mechanism):
@@ -51,7 +52,7 @@ class Selective(Mechanism):
         if self.impl == "reference" or not (fused or rows < q.shape[2]):
             return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
         rate, length, former = self.dropout if self.training else 0.0, q.shape[2], k.shape[2] - q.shape[2]
-        seeds = torch.randint(2**62, (-(-length // rows),), device=q.device) if rate else None
+        seeds = draw_band_seeds(self.seeds, -(-length // rows), q.device) if rate else None
         mix = partial(mix_band, self, fused, causal, rate, k.dtype, v.dtype)
         call = partial(checkpoint, mix, use_reentrant=False, preserve_rng_state=False) if rows < length else mix
         k, v, contexts = widen(k), widen(v), []

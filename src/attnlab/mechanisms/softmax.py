@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnlab.mechanisms.cascade import mix_one_pass
+from attnlab.mechanisms.cascade import can_mix_one_pass, mix_one_pass
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax, repeat_heads, visible
+from attnlab.mechanisms.seeding import DROPOUT, draw_seed
 
 FEW = 16  # queries that one tile of a kernel holds
 Arguments = tuple[Tensor, Tensor, Tensor | None, bool, Tensor | None]  # q, k, mask, causal, bias
@@ -78,11 +79,13 @@ def attend(
     if kernel:
         from attnlab.mechanisms.kernels.softmax import short_softmax
 
-        seed = torch.randint(2**62, (), device=q.device) if dropout else None
+        seed = draw_seed(mechanism.seeds, DROPOUT, q.device) if dropout else None
         context: Tensor = short_softmax(q, k, v, mask, seed, causal, scale, dropout)
         return context
     if mask is not None and not causal and is_decoding(mechanism, q, k, v, bias):
         return mix_one_pass(mechanism, q, k, v, mask, causal=False)
+    if dropout and mechanism.seeds is not None and can_mix_one_pass(mechanism, q, k, v, at=at, bias=bias):
+        return mix_one_pass(mechanism, q, k, v, mask, causal=causal, bias=bias)  # torch's draws from its generator
     bias = None if bias is None else bias[(None,) * (4 - bias.dim())]
     bare = mask is None and bias is None
     if q.is_cuda and q.shape[1] != k.shape[1] and not (bare and q.dtype in (torch.bfloat16, torch.float16)):

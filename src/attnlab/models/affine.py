@@ -4,6 +4,7 @@ vmap of F.linear    one product per example with a copy of W, then the bias; one
 this module         torch.baddbmm(b, x, Wᵀ) of (models, tokens, inputs), and one product for ∂L/∂W
 """
 
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from attnlab.models.batching_rule import apply_as_one_call
+
+HAS_TRITON = find_spec("triton") is not None
 
 
 class OneProduct(TorchFunctionMode):
@@ -59,5 +62,12 @@ def apply_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if weight.dim() == 2:
         return F.linear(x, weight, bias)
     parts = x.reshape(len(weight), -1, x.shape[-1])
-    y = parts @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), parts, weight.mT)
+    if bias is None:
+        y = parts @ weight.mT
+    elif x.is_cuda and HAS_TRITON:
+        from attnlab.models.member_kernel import affine
+
+        y = affine(parts, weight, bias)
+    else:
+        y = torch.baddbmm(bias.unsqueeze(1), parts, weight.mT)
     return y.view(*x.shape[:-1], weight.shape[1])

@@ -30,7 +30,7 @@ class Residual(nn.Module):
 
     def add(self, x: Tensor, part: Tensor) -> Tensor:
         """Add the output of the part to x."""
-        x = x + self.dropout(part)
+        x = self.dropout.add(x, part)
         return x if self.pre else self.norm(x)
 
 

@@ -2,18 +2,37 @@
 
 On a CPU torch draws one random number per entry, which took a tenth of a training step. Here one random word of 64 bits
 serves four entries. So p is rounded to a multiple of 1/65536, and kept entries are divided by 1 − the rounded p.
+
+In training on a GPU, the seeds of each batch (mechanisms/seeding.py) replace torch's generator. One kernel draws the
+mask, applies it and adds the residual stream. Blocks that torch.compile compiles draw from torch's generator.
 """
 
 import torch
 from torch import Tensor, nn
 
+from attnlab.mechanisms.seeding import DROPOUT
+
 LEVELS = 2**16
 
 
 class Dropout(nn.Dropout):
-    """torch's Dropout with a faster mask on a CPU."""
+    """torch's Dropout with a faster mask on a CPU, and with given seeds on a GPU."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__(p)
+        self.drawn: tuple[Tensor, Tensor] | None = None  # seeds and rates, (s,) each, on the device
+
+    def take_seeds(self, seeds: Tensor) -> None:
+        """Draw from these seeds, (2,s)."""
+        self.drawn = seeds[DROPOUT], seeds.new_full(seeds.shape[1:], self.p, dtype=torch.float32)
+
+    def add(self, x: Tensor, part: Tensor) -> Tensor:
+        """Return x + dropout(part)."""
+        return self._draw(part, x) if self._has_seeds(part) else x + self(part)
 
     def forward(self, x: Tensor) -> Tensor:
+        if self._has_seeds(x):
+            return self._draw(x, None)
         keep = round((1.0 - self.p) * LEVELS)  # number of levels that keep an entry
         if not self.training or x.device.type != "cpu" or keep in (0, LEVELS) or torch.compiler.is_compiling():
             return super().forward(x)
@@ -21,3 +40,15 @@ class Dropout(nn.Dropout):
         levels = words.view(torch.int16)[: x.numel()].view(x.shape)  # −2^15 … 2^15 − 1
         mask = (levels < keep - LEVELS // 2).to(x.dtype).mul_(LEVELS / keep)
         return x * mask
+
+    def _has_seeds(self, x: Tensor) -> bool:
+        """Return whether this call draws from seeds; x (b,n,e)."""
+        drawing = self.training and self.p > 0 and self.drawn is not None
+        return drawing and x.is_cuda and x.dim() == 3 and not torch.compiler.is_compiling()
+
+    def _draw(self, x: Tensor, added: Tensor | None) -> Tensor:
+        from attnlab.models.dropout_kernel import drop
+
+        assert self.drawn is not None
+        y: Tensor = drop(x, added, *self.drawn)
+        return y

@@ -5,8 +5,8 @@
 `stack_members` turns s ordinary models into one of the same class, whose layers compute each member's examples with its
 weights. A mechanism without parameters is called once for all members, any other once for each.
 
-On a CPU a member draws the dropout and noise that it draws alone: each has its own state of torch's generator, and
-nothing is drawn for padding. On a GPU all members draw from one generator.
+A member draws the dropout and noise that it draws alone. On a CPU each has its own state of torch's generator, and
+nothing is drawn for padding. On a GPU each has its own seeds (mechanisms/seeding.py).
 """
 
 import copy
@@ -19,12 +19,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.mechanisms.mechanism import Mechanism, Sides, WithCarry
-from attnlab.models.affine import apply_linear
+from attnlab.mechanisms.seeding import DROPOUT
+from attnlab.models.affine import HAS_TRITON, apply_linear
 from attnlab.models.dropout import Dropout
 from attnlab.models.embedding import LearnedPositions, LinearReadout
 from attnlab.models.transformer import Transformer
 
 Size = tuple[int, int]  # examples, and tokens of the longest
+WIDEST_NORM = 8192  # features that a kernel normalises
 
 
 class Crew:
@@ -78,6 +80,12 @@ class MemberNorm(nn.Module):
         self.is_centred = isinstance(norm, nn.LayerNorm)
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda and HAS_TRITON and x.shape[-1] <= WIDEST_NORM:
+            from attnlab.models.member_kernel import normalise
+
+            parts = x.reshape(len(self.weight), -1, x.shape[-1])
+            y: Tensor = normalise(parts, self.weight, self.bias, self.eps, self.is_centred)
+            return y.view(x.shape)
         if self.is_centred:
             normed = F.layer_norm(x, self.shape, eps=self.eps)
         else:
@@ -127,24 +135,36 @@ class MemberReadout(LinearReadout):
 class MemberDropout(nn.Module):
     """Dropout of each member's part of x (s·b,n,e), at its own rate."""
 
-    keep: Tensor
-
     def __init__(self, parts: Sequence[Dropout], crew: Crew, stack: str) -> None:
         super().__init__()
         self.parts, self.crew, self.stack = nn.ModuleList(parts), crew, stack
         self.rates = [part.p for part in parts]
-        self.register_buffer("keep", 1 - torch.tensor(self.rates)[:, None], persistent=False)
+        self.drawn: tuple[Tensor, Tensor] | None = None  # seeds and rates, (s,) each, on a GPU
+
+    def take_seeds(self, seeds: Tensor) -> None:
+        """Draw from these seeds on a GPU, (2,s)."""
+        self.drawn = seeds[DROPOUT], torch.tensor(self.rates, device=seeds.device)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or not any(self.rates):
             return x
-        if not x.is_cuda:
-            return torch.cat([self._drop(m, part) for m, part in enumerate(self.crew.split(x))])
-        if len(set(self.rates)) == 1:
-            return F.dropout(x, self.rates[0])
-        y = x.unflatten(0, (len(self.crew), -1))
-        keep = _spread(self.keep, y)
-        return (y * (torch.rand_like(y) < keep) / keep).flatten(0, 1)
+        if x.is_cuda:
+            return self._draw(x, None)
+        return torch.cat([self._drop(m, part) for m, part in enumerate(self.crew.split(x))])
+
+    def add(self, x: Tensor, part: Tensor) -> Tensor:
+        """Return x + dropout(part)."""
+        if self.training and any(self.rates) and x.is_cuda:
+            return self._draw(part, x)
+        return x + self(part)
+
+    def _draw(self, x: Tensor, added: Tensor | None) -> Tensor:
+        from attnlab.models.dropout_kernel import drop
+
+        if self.drawn is None:
+            raise ValueError("members on a GPU draw dropout from seeds: make seeding.Seeds of the stacked model first")
+        y: Tensor = drop(x, added, *self.drawn)
+        return y
 
     def _drop(self, member: int, x: Tensor) -> Tensor:
         rows, width = self.crew.sizes[self.stack][member]
@@ -172,6 +192,11 @@ class MemberMechanism(nn.Module):
             parts: Any = super().__getattr__("parts")
             return getattr(parts[0], name)
 
+    def take_seeds(self, seeds: Tensor) -> None:
+        """Let each member draw from its own seeds, (2,s)."""
+        for number, part in enumerate(self.parts):
+            part.take_seeds(seeds[:, number : number + 1])  # type: ignore[operator]
+
     def query_side(self, x: Tensor) -> Tensor | None:
         return self._join("query_side", x)
 
@@ -186,7 +211,7 @@ class MemberMechanism(nn.Module):
                 sides: Sides = (None, None), **options: Any) -> WithCarry:  # fmt: skip
         first: Any = self.parts[0]
         draws = self.training and (first.stochastic or first.dropout > 0)
-        if self.is_shared and (q.is_cuda or not draws):
+        if self.is_shared and not draws:
             result: WithCarry = first(q, k, v, mask, carry, sides=sides, **options)
             return result
         contexts, carries = [], list[Any]()

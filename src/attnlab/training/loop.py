@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from attnlab.config import Natural, NonNegative, Positive, Probability, check_fields, refuse_unused
+from attnlab.mechanisms.seeding import Seeds
 from attnlab.tasks.task import PAD, Task
 from attnlab.training import optimisers as optimise
 from attnlab.training.batches import Batches
@@ -133,6 +134,7 @@ class Training:
         model.to(accelerator.device)
         self.position = Position(processes=accelerator.num_processes)
         self.stepper = _build_stepper(model, config, accelerator)
+        self.seeds = Seeds(model, 1, accelerator.device) if accelerator.device.type == "cuda" else None
         if (checkpoint := folder.resume()) is not None:
             self.position = restore_checkpoint(checkpoint, model, self.stepper, accelerator)
             if self.position.step < config.steps:  # perhaps more steps than before
@@ -170,7 +172,10 @@ class Training:
         update = self.batches(position)
         self.recent.append((position.step + 1, epoch, [index for batch in update for index in batch.indices]))
         targets, stopping = self.batches.agree_on_update(update, self.stop.is_set())
-        for batch in update:
+        for number, batch in enumerate(update):
+            if self.seeds is not None:
+                place = number * self.accelerator.num_processes + self.accelerator.process_index
+                self.seeds.set_batch([config.seed], position.step, place)
             stepper.accumulate(batch.inputs, batch.targets, self.accelerator.num_processes / targets)
         lr = optimise.compute_learning_rate(config, position.step)
         optimise.set_learning_rate(stepper.optimizer, lr, config.muon_lr * lr / config.lr)

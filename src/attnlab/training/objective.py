@@ -2,18 +2,17 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.mechanisms.mechanism import widen
+from attnlab.models.affine import HAS_TRITON
 
 PROGRAMS = 64  # compiled programs per block: one for each width, mode (training or not) and place (first or not)
 # inductor's mixed-order reduction makes the gradient of a layer norm over many tokens slower
 COMPILING: dict[str, str | int | bool | Callable] = {"triton.mix_order_reduction": False}
-HAS_TRITON = find_spec("triton") is not None
 
 
 class Objective(nn.Module):

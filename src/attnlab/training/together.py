@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnlab.mechanisms.seeding import Seeds
 from attnlab.models.members import Crew, stack_members, unstack_member
 from attnlab.models.transformer import Transformer
 from attnlab.tasks.task import PAD, Batch, Task
@@ -65,6 +66,7 @@ class JointTraining:
         torch.manual_seed(self.config.seed)
         self.model = stack_members(models, self.crew).to(device).train()
         self.stepper = self._build_stepper(configs)
+        self.seeds = Seeds(self.model, len(runs), device) if device.type == "cuda" else None
         captured = isinstance(self.stepper, CapturedMembers)
         solo = SimpleNamespace(num_processes=1, process_index=0, device=device)
         self.batches = [Batches(task, config, solo, padded=captured) for config in configs]
@@ -122,7 +124,9 @@ class JointTraining:
         passes = self._make_passes()
         targets = [sum(own[n].count for own in passes if own[n] is not None) for n in range(len(self.runs))]
         scale = torch.tensor([1 / max(count, 1) for count in targets])
-        for batches in passes:
+        for number, batches in enumerate(passes):
+            if self.seeds is not None:
+                self.seeds.set_batch([run.config.seed for run in self.runs], self.step, number)
             self.stepper.accumulate(*self._join(batches), scale)
         rates = [optimise.compute_learning_rate(run.config, self.step) for run in self.runs]
         self.stepper.optimizer.set_rates(rates)

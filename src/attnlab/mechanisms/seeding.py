@@ -1,0 +1,61 @@
+"""Seeds of noise and dropout in training on a GPU: a pure function of (run, update, batch, place in the model).
+
+    seed = H(seed of the run, update, batch) + place · C        H: BLAKE2b        place: of the module that draws
+
+A run draws the same numbers alone, in a population with others, and after it was interrupted. torch's generator is not
+used. Seeds are on the device, so CUDA graphs read those of the present batch.
+"""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+NOISE, DROPOUT = 0, 1  # rows of the seeds that a module takes
+STEP = np.uint64(0x9E3779B97F4A7C15)  # C
+
+
+class Seeds:
+    """The seeds of all modules of a model that draw: those with a method take_seeds, which gets seeds (2,s)."""
+
+    def __init__(self, model: nn.Module, members: int, device: torch.device) -> None:
+        places = list_drawing(model)
+        self.table = torch.zeros(len(places), 2, members, dtype=torch.int64, device=device)
+        self.offsets = np.arange(2 * len(places), dtype=np.uint64).reshape(-1, 2, 1) * STEP
+        for module, seeds in zip(places, self.table, strict=True):
+            module.take_seeds(seeds)  # type: ignore[operator]
+
+    def set_batch(self, runs: Sequence[int], update: int, batch: int) -> None:
+        """Set the seeds of a batch; runs: the seed of each member's run."""
+        hashed = np.array([hash_seed(run, update, batch) for run in runs], dtype=np.uint64)
+        seeds = (hashed + self.offsets) >> np.uint64(2)
+        self.table.copy_(torch.from_numpy(seeds.view(np.int64)), non_blocking=True)
+
+
+def hash_seed(run: int, update: int, batch: int) -> int:
+    """Return 64 bits that depend on all three numbers."""
+    return int.from_bytes(blake2b(f"{run} {update} {batch}".encode(), digest_size=8).digest(), "little")
+
+
+def list_drawing(model: nn.Module) -> list[nn.Module]:
+    """Return the modules that take seeds, without those inside another one."""
+    found, inside = [], tuple[str, ...]()
+    for name, module in model.named_modules():
+        if hasattr(module, "take_seeds") and not (inside and name.startswith(inside)):
+            found.append(module)
+            inside += (f"{name}.",)
+    return found
+
+
+def draw_seed(own: Tensor | None, row: int, device: torch.device) -> Tensor:
+    """Return the seed of a call: the training's, (s,), or else a fresh one from torch's generator, a scalar."""
+    return torch.randint(2**62, (), device=device) if own is None else own[row]
+
+
+def draw_band_seeds(own: Tensor | None, count: int, device: torch.device) -> Tensor:
+    """Return a seed of dropout for each of `count` bands of one model."""
+    if own is None:
+        return torch.randint(2**62, (count,), device=device)
+    return own[DROPOUT] + torch.arange(count, device=device) * 0x9E3779B9

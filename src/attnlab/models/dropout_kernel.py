@@ -1,0 +1,77 @@
+"""Dropout on a GPU as a pure function of a seed and of the place of a number, with the residual sum in the same pass.
+
+    y = [x +] z ∘ keep / (1 − p)        keep = 1[u ≥ p],  u = Philox(seed, feature // 4, token, example)
+
+Tensors are (s·b,n,e): b examples of each of s members, with a seed and a rate p of its own. Example and token are
+counted within the member. So a member draws what it draws alone, whatever the other members and the padding are.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attnlab.mechanisms.kernels.launch import divide_up, operator, remember_calls, round_up, select_device
+from attnlab.mechanisms.kernels.pairs import draw_dropout
+
+TILE = 4096  # numbers of a program
+
+
+@remember_calls
+@triton.jit(do_not_specialize=["examples", "tokens"])
+def _drop(
+    z, x, seeds, rates, out, examples, tokens, features, ADDED: tl.constexpr, BT: tl.constexpr, BE: tl.constexpr
+):  # fmt: skip
+    """BT tokens and BE features of one member."""
+    rows, columns = examples * tokens, tl.cdiv(features, BE)
+    tiles = tl.cdiv(rows, BT) * columns
+    member, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
+    left = tile % columns * BE
+    row, e = tile // columns * BT + tl.arange(0, BT), left + tl.arange(0, BE)
+    place = (member.to(tl.int64) * rows + row)[:, None] * features + e[None, :]
+    inside = (row < rows)[:, None] & (e < features)[None, :]
+    rate, seed = tl.load(rates + member), tl.load(seeds + member)
+    quad = left // 4 + tl.arange(0, BE // 4)
+    kept = draw_dropout(seed, rate, (row // tokens)[:, None], (row % tokens)[:, None], quad[None, :])
+    y = tl.load(z + place, mask=inside, other=0.0).to(tl.float32)
+    y = tl.where(kept > 0.0, y * kept, 0.0)
+    if ADDED:
+        y += tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + place, y, mask=inside)
+
+
+@operator("attnlab::drop")
+def drop(z: Tensor, x: Tensor | None, seeds: Tensor, rates: Tensor) -> Tensor:
+    """Return x + dropout(z), or dropout(z) without x, (s·b,n,e). seeds: (s,) int64; rates: (s,) float32."""
+    given, out = z.contiguous(), torch.empty_like(z, memory_format=torch.contiguous_format)
+    added = given if x is None else x.contiguous()
+    members, (rows, tokens, features) = len(rates), z.shape
+    wide = min(256, round_up(features))
+    sizes = {"BT": TILE // wide, "BE": wide}
+    tiles = divide_up(rows // members * tokens, sizes["BT"]) * divide_up(features, wide)
+    with select_device(z):
+        _drop[(members * tiles,)](
+            given, added, seeds, rates, out, rows // members, tokens, features, ADDED=x is not None, **sizes
+        )
+    return out
+
+
+@drop.register_fake
+def _(z: Tensor, *rest: Any) -> Tensor:
+    return torch.empty_like(z, memory_format=torch.contiguous_format)
+
+
+def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, x, seeds, rates = inputs
+    ctx.is_added = x is not None
+    ctx.save_for_backward(seeds, rates)
+
+
+def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    seeds, rates = ctx.saved_tensors
+    return drop(grad, None, seeds, rates), grad if ctx.is_added else None, None, None
+
+
+drop.register_autograd(_gradients, setup_context=_save_inputs)

@@ -1,0 +1,136 @@
+"""The kernels of stacked members: linear maps, norms and dropout equal torch's, member by member."""
+
+import pytest
+import torch
+from gpu_compile import assert_compiles, some_and_all
+from kernel_cases import DEVICE, OPERATOR_TESTS
+from torch.nn import functional as F
+
+pytest.importorskip("triton")
+from attnlab.mechanisms.noise import philox
+from attnlab.models import dropout_kernel, member_kernel
+from attnlab.models.dropout_kernel import drop
+
+pytestmark = [pytest.mark.kernel, pytest.mark.filterwarnings("ignore:.*FP_FUSION.*:UserWarning")]
+CLOSE = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.float16: {"rtol": 5e-3, "atol": 2e-2}}
+MEMBERS = 3
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch):
+    monkeypatch.setattr(member_kernel, "TILE", 128)
+    monkeypatch.setattr(member_kernel, "PARTS", 7)
+    monkeypatch.setattr(dropout_kernel, "TILE", 128)
+
+
+def draw(*shape, dtype=torch.float32):
+    return torch.randn(*shape, device=DEVICE).to(dtype).requires_grad_()
+
+
+def assert_same(compute, expected, leaves, dtype):
+    """Compare a result and the gradients of its leaves with those of torch's functions in float64."""
+    y = compute(*leaves)
+    grad = torch.randn(y.shape, device=DEVICE).to(dtype)
+    exact = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    want = expected(*exact)
+    pairs = [(y, want)]
+    pairs += zip(torch.autograd.grad(y, leaves, grad), torch.autograd.grad(want, exact, grad.double()), strict=True)
+    for got, right in pairs:
+        torch.testing.assert_close(got.double(), right, **CLOSE[dtype])
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (7, 5, 3), (37, 19, 41)])
+def test_affine_maps_each_members_tokens_by_its_weights(sizes, dtype):
+    torch.manual_seed(0)
+    n, i, o = sizes
+    leaves = [draw(MEMBERS, n, i, dtype=dtype), draw(MEMBERS, o, i, dtype=dtype), draw(MEMBERS, o, dtype=dtype)]
+    each = lambda x, w, b: torch.stack([F.linear(*own) for own in zip(x, w, b, strict=True)])  # noqa: E731
+    assert_same(member_kernel.affine, each, leaves, dtype)
+
+
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+@pytest.mark.parametrize("sizes", [(1, 3), (37, 19), (23, 64)])
+def test_norms_have_each_members_gain_and_offset(sizes, kind, dtype):
+    torch.manual_seed(1)
+    n, e = sizes
+    shapes = [(n, e), (e,), (e,)][: 3 if kind == "layer" else 2]
+    leaves = [draw(MEMBERS, *shape, dtype=dtype) for shape in shapes]
+    norm = F.layer_norm if kind == "layer" else F.rms_norm
+
+    def expected(x, *parameters):
+        own = zip(x, *parameters, strict=True)
+        return torch.stack([norm(y, (e,), *given, eps=1e-5) for y, *given in own])
+
+    def compute(x, gain, bias=None):
+        return member_kernel.normalise(x, gain, bias, 1e-5, kind == "layer")
+
+    assert_same(compute, expected, leaves, dtype)
+
+
+def keep_by_hand(seed, rate, rows, tokens, features):
+    """keep / (1 − p) of one member by the Philox of mechanisms/noise.py."""
+    b, n, quad = torch.meshgrid(*(torch.arange(m) for m in (rows, tokens, -(-features // 4))), indexing="ij")
+    words = torch.stack(philox(torch.tensor(seed), quad, n, b, torch.zeros_like(b)), -1).flatten(-2)[..., :features]
+    signed = torch.where(words > 0x7FFFFFFF, words - 2**32, words)
+    u = torch.where(signed < 0, -signed - 1, signed) * 4.6566127342e-10
+    return torch.where(u >= rate, 1 / (1 - rate), 0.0)
+
+
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize("features", [3, 19, 40])
+def test_dropout_is_a_function_of_seed_and_place(features, added):
+    torch.manual_seed(2)
+    seeds, rates = [5, 2**40 + 1, 7], [0.3, 0.0, 0.9]
+    leaves = [draw(MEMBERS * 5, 7, features) for _ in range(1 + added)]
+    kept = torch.cat([keep_by_hand(s, r, 5, 7, features) for s, r in zip(seeds, rates, strict=True)]).to(DEVICE)
+    given = torch.tensor(seeds, device=DEVICE), torch.tensor(rates, device=DEVICE)
+
+    def compute(z, x=None):
+        return drop(z, x, *given)
+
+    assert_same(compute, lambda z, x=0.0: z * kept.double() + x, leaves, torch.float32)
+
+
+def test_a_member_drops_what_it_drops_alone_whatever_the_padding():
+    z = torch.ones(2 * 3, 5, 8, device=DEVICE)
+    seeds, rates = torch.tensor([4, 9], device=DEVICE), torch.tensor([0.5, 0.5], device=DEVICE)
+    together = drop(z, None, seeds, rates).unflatten(0, (2, 3))
+    for member in range(2):
+        alone = drop(z[:2, :4], None, seeds[member : member + 1], rates[:1])
+        torch.testing.assert_close(together[member, :2, :4], alone)
+    assert not torch.equal(together[0], together[1])
+
+
+def test_they_obey_torchs_rules_for_operators():
+    x, w, b = draw(2, 5, 3), draw(2, 4, 3), draw(2, 4)
+    torch.library.opcheck(member_kernel.affine.opaque, (x, w, b), test_utils=OPERATOR_TESTS)
+    gain = draw(2, 3)
+    torch.library.opcheck(member_kernel.normalise.opaque, (x, gain, gain, 1e-5, True), test_utils=OPERATOR_TESTS)
+    seeds, rates = torch.tensor([1, 2], device=DEVICE), torch.tensor([0.1, 0.2], device=DEVICE)
+    torch.library.opcheck(drop.opaque, (draw(4, 3, 5), None, seeds, rates), test_utils=OPERATOR_TESTS)
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from attnlab.models import dropout_kernel, member_kernel
+kernels = [dropout_kernel._drop, member_kernel._normalise_backward, member_kernel._normalise]
+kernels += [member_kernel._add_bias, member_kernel._sum_tokens] if EVERY else []
+for kernel in kernels:
+    for kind, wide in (("bf16", 256), ("fp32", 1024)) if EVERY else (("bf16", 256),):
+        fixed = {"ADDED": True, "CENTRED": True, "BIASED": True, "BT": 4096 // wide, "BE": wide}
+        fixed = {name: value for name, value in fixed.items() if name in kernel.arg_names}
+        data = dict.fromkeys(("z", "x", "y", "out", "gain", "bias", "grad", "dx"), f"*{kind}")
+        types = data | {"seeds": "*i64", "rates": "*fp32", "sums": "*fp32", "eps": "fp32"}
+        types |= dict.fromkeys(fixed, "constexpr")
+        signature = {name: types.get(name, "i32") for name in kernel.arg_names}
+        triton.compile(ASTSource(kernel, signature, fixed), target=GPUTarget("cuda", 90, 32))
+"""
+
+
+@some_and_all
+def test_kernels_compile_for_a_gpu_that_is_not_here(every):
+    assert_compiles(COMPILE, every)
