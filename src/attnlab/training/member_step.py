@@ -146,6 +146,9 @@ class EagerMembers(_Members, Eager):
 class CapturedMembers(_Members, Captured):
     """Replays CUDA graphs, as `step.Captured` does."""
 
+    def _set_scale(self, scale: Any) -> None:
+        self.scale.copy_(scale.pin_memory(), non_blocking=True)  # a copy from other memory waits for the device
+
 
 def _list_trained(model: nn.Module, members: int) -> dict[str, nn.Parameter | list[nn.Parameter]]:
     """Return the trained parameters by their names in an ordinary model: one (s,…), or one for each member."""

@@ -15,6 +15,17 @@ PROGRAMS = 64  # compiled programs per block: one for each width, mode (training
 COMPILING: dict[str, str | int | bool | Callable] = {"triton.mix_order_reduction": False}
 
 
+def compute_nll(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return −log p of each target (…), from logits (…,words), in float32 at least."""
+    flat, goals = logits.flatten(0, -2), targets.flatten()
+    if logits.is_cuda and HAS_TRITON:
+        from attnlab.training.loss_kernel import target_losses
+
+        none = torch.zeros(1, device=logits.device)
+        return target_losses(flat, goals, none, none, -100)[0].view_as(targets)
+    return F.cross_entropy(widen(flat), goals, reduction="none").view_as(targets)
+
+
 class Objective(nn.Module):
     """Σ over scored targets of −log p(target), label-smoothed: (1 − s)·(−log p) + s·(mean of −log p over the words).
 

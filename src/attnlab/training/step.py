@@ -177,7 +177,7 @@ class Captured(Stepper):
             self.graphs[key] = passes, buffers
         self.uses[key] += 1
         graph, buffers = self.graphs[key]
-        self.scale.copy_(torch.as_tensor(scale))
+        self._set_scale(scale)
         for buffer, x in zip(buffers, tensors, strict=True):
             buffer.copy_(x, non_blocking=True)
         graph.replay()
@@ -188,6 +188,9 @@ class Captured(Stepper):
             self.update = self._capture(self._apply, rehearsals=1)
         self.update.replay()
         self.first = True
+
+    def _set_scale(self, scale: float) -> None:
+        self.scale.fill_(scale)
 
     def _capture(self, work: Callable[[], None], rehearsals: int) -> torch.cuda.CUDAGraph:
         """Capture a graph of the work. Rehearsals have the flag set, so no weight changes; other state is restored."""

@@ -28,7 +28,7 @@ from attnlab.training.batches import Batches
 from attnlab.training.checkpoints import Position, keep_weights, read_random_state
 from attnlab.training.loop import CHECK_EVERY, TrainConfig, catch_stop, describe_scores, note_best
 from attnlab.training.member_step import CapturedMembers, EagerMembers, MemberFlat, RowOptimisers
-from attnlab.training.objective import Objective
+from attnlab.training.objective import Objective, compute_nll
 from attnlab.training.run_folder import Checkpoint, DamagedError, Metrics, RunFolder, read_checkpoint, write_checkpoint
 from attnlab.training.step import COMPILE_AFTER, pad_tensors
 
@@ -311,7 +311,7 @@ def score_members(
 ) -> list[dict[str, float]]:
     """Return what `loop.evaluate` returns, for each member."""
     longest = int(np.maximum.reduce(task.get_lengths("valid")).max())
-    plan = task.plan_batches("valid", tokens=max(config.batch_tokens // members, longest), shuffle=False)
+    plan = task.plan_batches("valid", tokens=max(config.batch_tokens, longest), shuffle=False)
     is_classes = task.architecture == "classification"
     sums = torch.zeros(members, 3, dtype=torch.float64, device=device)  # nats, right, targets
     model.eval()
@@ -320,9 +320,9 @@ def score_members(
         inputs = [x.to(device).repeat(members, 1) for x in batch.inputs]
         goals = batch.targets.to(device).repeat(members, *[1] * (batch.targets.dim() - 1))
         scored = torch.ones_like(goals, dtype=torch.bool) if is_classes else goals != PAD
-        log_prob = model.readout.log_prob(model.hidden(*inputs))
-        nll = -log_prob.gather(-1, goals.unsqueeze(-1)).squeeze(-1).double() * scored
-        right = (log_prob.argmax(-1) == goals) & scored
+        logits = model.readout(model.hidden(*inputs))
+        nll = compute_nll(logits, goals).double() * scored
+        right = (logits.argmax(-1) == goals) & scored
         sums += torch.stack([x.reshape(members, -1).sum(1).double() for x in (nll, right, scored)], dim=1)
     model.train()
     size = task.count_bytes("valid")
