@@ -1,17 +1,24 @@
-"""Many seeds trained at once, or one after the other: the copy study of Snell et al. 2021, seed-steps per second.
+"""Many seeds trained at once, beside what a user would do otherwise.
 
-    python benchmarks/population.py [--out results/population] [--seeds 20] [--steps 50]
+    python benchmarks/population.py [--part lstm|transformer|command] [--out results/population] [--seeds 20]
 
-The peer is the same model with `nn.LSTM` (cuDNN on a GPU) and Adam, eager, one seed after the other. Times are printed
-only if a small population first ends as its seeds do alone. On a GPU, ours is one CUDA graph; both use tf32 products.
-On a CPU, both have one thread.
+lstm         the copy study of Snell et al. 2021, seed-steps per second. The peer is the same model with `nn.LSTM`
+             (cuDNN on a GPU) and Adam, eager, one seed after the other. Both use tf32 products on a GPU.
+transformer  the small Multi30k translator, target tokens per second of all seeds. The peers are one run, and eight
+             processes at once, under CUDA MPS where it can be started. Needs a GPU; on a CPU a tiny model.
+command      12 seeds × 4,000 updates of it, from the command to the last BLEU, in seconds. Needs a GPU.
+
+Times are printed only if a small population first ends as its seeds do alone. On a CPU everything has one thread.
 """
 
 import argparse
+import tempfile
 import time
+from pathlib import Path
 
 import measuring
 import torch
+import transformer_population as transformers
 from torch import nn
 from torch.nn import functional as F
 
@@ -95,16 +102,8 @@ def measure_time(step, device, steps):
     return (time.perf_counter() - start) / steps
 
 
-def main():
-    on_gpu = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=20 if on_gpu else 4)
-    parser.add_argument("--steps", type=int, default=100 if on_gpu else 4)
-    parser.add_argument("--out", help="folder to write the numbers to, as JSON")
-    given = parser.parse_args()
-    device = torch.device("cuda" if on_gpu else "cpu")
-    if not on_gpu:
-        torch.set_num_threads(1)
+def measure_lstms(device, given):
+    """Print and return the rows of the copy study."""
     check_equal(device)
     torch.set_float32_matmul_precision("high")
     rows = []
@@ -114,12 +113,65 @@ def main():
         ours = measure_population(case, given.seeds, device, given.steps)
         speeds = {"one_by_one_per_s": 1 / alone, "population_per_s": given.seeds / ours}
         rows.append({"case": name, "seeds": given.seeds} | speeds | {"times": given.seeds * alone / ours})
-    about = measuring.collect_provenance(0)
-    print(f"seed-steps per second on {about['hardware']}, torch {about['torch']}, batches of 128 × 41, width 256")
+    torch.set_float32_matmul_precision("highest")
+    print("seed-steps per second, batches of 128 × 41, width 256")
     keys = ["case", "seeds", "one_by_one_per_s", "population_per_s", "times"]
     columns = ["case", "seeds", "one by one", "population", "×"]
     print(measuring.format_table(columns, [[r[k] for k in keys] for r in rows]))
-    measuring.write_results(given.out, "gpu" if on_gpu else "cpu", about, rows)
+    return rows
+
+
+def measure_transformers(device, given):
+    """Print and return the rows of the translator."""
+    rows, on_gpu = [], device.type == "cuda"
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for attention in ("softmax", "coda", "dagpam"):
+            transformers.check_equal(attention, device, folder)
+            for members in (1, 12) if on_gpu else (2,):
+                rows.append(transformers.measure_together(attention, members, device, folder, tiny=not on_gpu))
+                if on_gpu:
+                    torch.cuda.empty_cache()
+                    torch.cuda.reset_peak_memory_stats()
+        if on_gpu:
+            rows.append(transformers.measure_processes("softmax", 1, folder, mps=False))
+            rows.append(transformers.measure_processes("softmax", 8, folder, mps=True))
+    print("target tokens per second of all runs")
+    keys = ["way", "attention", "runs", "tokens_per_s", "ms_per_update", "start_s", "reserved_gib"]
+    columns = ["way", "attention", "runs", "tokens/s", "ms/update", "30 updates after s", "GiB"]
+    print(measuring.format_table(columns, [[r.get(k, "–") for k in keys] for r in rows]))
+    return rows
+
+
+def measure_command(device, given):
+    """Print and return the time of the whole command."""
+    if device.type != "cuda":
+        raise SystemExit("--part command needs a GPU")
+    with tempfile.TemporaryDirectory() as name:
+        row = transformers.measure_command(12, Path(name))
+    print(f"12 seeds × {row['updates']:,} updates and BLEU: {row['seconds']:.0f} s, mean BLEU {row['mean_bleu']:.1f}")
+    return [row]
+
+
+PARTS = {"lstm": measure_lstms, "transformer": measure_transformers, "command": measure_command}
+
+
+def main():
+    on_gpu = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=PARTS, help="default: all, on a CPU the first two")
+    parser.add_argument("--seeds", type=int, default=20 if on_gpu else 4, help="of the copy study")
+    parser.add_argument("--steps", type=int, default=100 if on_gpu else 4, help="of the copy study")
+    parser.add_argument("--out", help="folder to write the numbers to, as JSON")
+    given = parser.parse_args()
+    device = torch.device("cuda" if on_gpu else "cpu")
+    if not on_gpu:
+        torch.set_num_threads(1)
+    about = measuring.collect_provenance(0)
+    print(f"on {about['hardware']}, torch {about['torch']}")
+    for part in [given.part] if given.part else list(PARTS)[: 3 if on_gpu else 2]:
+        rows = PARTS[part](device, given)
+        measuring.write_results(given.out, f"{'gpu' if on_gpu else 'cpu'}-{part}", about, rows)
 
 
 if __name__ == "__main__":
