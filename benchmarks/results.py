@@ -282,12 +282,27 @@ def format_speed(speed: float) -> str:
 
 def render_population(path: Path) -> str:
     about, rows = read_results(path)
-    title = render_head("Many seeds at once", about, "population.py")
-    note = "Seed-steps per second of the copy task: a population, and one seed after the other (`nn.LSTM`)."
-    table = [["case", "seeds", "one by one", "population", "×"], ["---"] + ["---:"] * 4]
-    for r in rows:
-        speeds = [f"{r['one_by_one_per_s']:,.0f}", f"{r['population_per_s']:,.0f}"]
-        table.append([r["case"], str(r["seeds"]), *speeds, f"{r['times']:.1f}"])
+    part = path.stem.partition("-")[2]
+    title = render_head("Many seeds at once", about, f"population.py --part {part}")
+    if part == "command":
+        (r,) = rows
+        work = f"{r['runs']} seeds × {r['updates']:,} updates of the Multi30k translator, trained and scored by BLEU"
+        took = f"**{r['seconds']:.0f} s** from the command to the last score (mean {r['mean_bleu']:.1f})"
+        return f"{title}\n\n{work}: {took}."
+    if part == "transformer":
+        note = (
+            "Target tokens per second of all runs of the Multi30k translator together, and the memory of the process."
+        )
+        table = [["way", "attention", "runs", "tokens/s", "ms an update", "GiB"], ["---"] * 2 + ["---:"] * 4]
+        for r in rows:
+            more = [f"{r[key]:.3g}" if key in r else "–" for key in ("ms_per_update", "reserved_gib")]
+            table.append([r["way"], r["attention"], str(r["runs"]), f"{r['tokens_per_s']:,.0f}", *more])
+    else:
+        note = "Seed-steps per second of the copy task: a population, and one seed after the other (`nn.LSTM`)."
+        table = [["case", "seeds", "one by one", "population", "×"], ["---"] + ["---:"] * 4]
+        for r in rows:
+            speeds = [f"{r['one_by_one_per_s']:,.0f}", f"{r['population_per_s']:,.0f}"]
+            table.append([r["case"], str(r["seeds"]), *speeds, f"{r['times']:.1f}"])
     return "\n\n".join([title, note, format_table(table)])
 
 

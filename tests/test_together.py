@@ -119,9 +119,10 @@ def test_on_a_gpu_dropout_and_noise_are_those_of_training_alone(tmp_path, vocabu
                 assert row[key] == pytest.approx(other[key], rel=1e-3), key
 
 
-@pytest.mark.parametrize("attention", ["coda"])
-def test_a_run_among_others_leaves_what_it_leaves_alone(tmp_path, vocabulary, attention):
-    recipes = make_recipes({"seed": "1"}, {"seed": "2", "lr": "1e-3", "dropout": "0.2"}, attention=attention)
+@pytest.mark.parametrize("attentions", [("coda", "coda"), ("dagpam(initial=0.1)", "dagpam(initial=0.7)")], ids=str)
+def test_a_run_among_others_leaves_what_it_leaves_alone(tmp_path, vocabulary, attentions):
+    own = [{"seed": "1"}, {"seed": "2", "lr": "1e-3", "dropout": "0.2"}]
+    recipes = make_recipes(*(each | {"attention": name} for each, name in zip(own, attentions, strict=True)))
     folders, finished = train_in(tmp_path / "among", vocabulary, recipes)
     assert finished == [True, True]
     for number, (recipe, among) in enumerate(zip(recipes, folders, strict=True)):
@@ -195,6 +196,10 @@ def test_recipes_share_a_group_if_they_differ_in_plain_numbers():
         {"seed": "1"}, {"seed": "2"}, {"lr": "1e-2"}, {"dropout": "0.3"}, {"label_smoothing": "0"}, {"clip": "0"}
     )
     assert {name_group(recipe) for recipe in (first, *others)} == {name_group(first)}
+    signed = make_recipes({"attention": "dagpam(initial=0.1)"}, {"attention": "dagpam", "initial": "0.7"})
+    assert name_group(signed[0]) == name_group(signed[1]) != name_group(first)
+    others = [{"attention": "coda"}, {"attention": "coda(alpha=2)"}, {"attention": "softmax,sigmoid"}]
+    assert len({name_group(recipe) for recipe in make_recipes(*others)}) == len(others)
     apart = make_recipes({"width": "18"}, {"attention": "coda"}, {"steps": "17"}, {"heads": "4"})
     assert all(name_group(recipe) not in (None, name_group(first)) for recipe in apart)
     assert name_group(*make_recipes({"optimiser": "muon"})) is None

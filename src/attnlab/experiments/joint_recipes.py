@@ -1,7 +1,8 @@
 """Recipes of Transformers that differ in their seed and in plain numbers, trained as one, each into its own run folder.
 
-Which numbers may differ: `OWN` in training/together.py, and dropout rates of the model. On a GPU the experiment engine
-trains such runs together by itself, as many at once as fit into its memory.
+Which numbers may differ: `OWN` in training/together.py, dropout rates of the model, and options of its attentions that
+are real numbers. On a GPU the experiment engine trains such runs together by itself, as many at once as fit into its
+memory.
 """
 
 import json
@@ -42,8 +43,21 @@ def name_group(recipe: Recipe) -> str | None:
     if training.logging != "none" or recipe.code():
         return None
     defaults: dict[str, Any] = {item.name: item.default for item in fields(TrainConfig) if item.name in OWN}
-    rates: dict[str, Any] = dict.fromkeys(OWN_RATES, 0.0)
-    return compute_digest(replace(recipe, training=replace(training, **defaults), model=replace(model, **rates)))
+    own: dict[str, Any] = dict.fromkeys(OWN_RATES, 0.0) | {"attention": "softmax", "attention_options": {}}
+    own |= {"cross_attention": None, "cross_attention_options": {}}
+    shared = compute_digest(replace(recipe, training=replace(training, **defaults), model=replace(model, **own)))
+    return f"{shared} {describe_attentions(model)}"
+
+
+def describe_attentions(model: TransformerConfig) -> str:
+    """Name the attentions of all layers with their options, except options that are real numbers."""
+    chosen = [model.list_attentions(kind) for kind in model.attention_kinds]
+    return repr(
+        [
+            [(name, {key: x for key, x in options.items() if not isinstance(x, float)}) for name, options in layers]
+            for layers in chosen
+        ]
+    )
 
 
 def train_jointly(
