@@ -1,0 +1,64 @@
+"""The least time of a layer, forward and backward: what its work takes at the speeds that the GPU reaches in this run.
+
+    floor = max(products / product rate,  bytes / bandwidth,  instructions / instruction rate)
+
+Counted for each visible pair of a head: products are multiply-adds of a matrix product, in tensor cores; bytes are those
+of a carry; instructions are float32 operations outside of products. Attention that stores no weights has seven products
+of size d: q·k and p·v, and in the backward pass q·k again, dP, dV, dQ and dK. Weights that heads or neighbours share
+take more. No kernel needs less; most need more, because exponentials and sums are not counted.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+PASSES = 4  # of a net over the heads: forward, again in backward, and its two gradients
+INSTRUCTIONS = 128  # float32 instructions of a multiprocessor in one cycle
+
+
+@dataclass(frozen=True)
+class PairWork:
+    """The work of one visible pair of a head."""
+
+    sized: float = 7.0  # products of size d
+    heads: float = 0.0  # multiply-adds over the heads
+    moved: float = 0.0  # numbers of two bytes that must be read or written
+    plain: float = 0.0  # float32 instructions
+
+
+def count_work(name: str, h: int, d: int) -> PairWork:
+    """Return the work of a pair, with the mechanism's default options."""
+    net = 24.0 * h  # multiply-adds of CODA's σ for each head: h → 4h → 4h → h
+    carried = 5.0  # read C and write Z; read Z, read the gradient of Z and write that of C
+    known = {
+        "realformer": PairWork(moved=carried),
+        "coda": PairWork(heads=PASSES * net, moved=carried),
+        "dagpam": PairWork(sized=14.0),
+        "realformer+dagpam": PairWork(sized=14.0, moved=2 * carried),
+        "coda+dagpam": PairWork(sized=14.0, heads=2 * PASSES * 2 * net, moved=2 * carried),
+        "differential-v2": PairWork(sized=11.0),
+        "de-attention": PairWork(sized=3.0, plain=8.0 * d),
+        "talking-heads": PairWork(heads=2.0 * PASSES * h),
+        "dcmha": PairWork(heads=2.0 * PASSES * (h + 10)),
+        "multi-token": PairWork(heads=PASSES * h, plain=PASSES * 66.0),
+    }
+    return known.get(name, PairWork())
+
+
+def find_floor_ms(name: str, shape: tuple[int, ...], speeds: tuple[float, float, float]) -> float:
+    """Return the floor of a causal layer (b,h,n,d) in milliseconds; speeds: multiply-adds, bytes, instructions a s."""
+    b, h, n, d = shape
+    pairs, work = b * h * n * (n + 1) / 2, count_work(name, h, d)
+    tensors = 2.0 * 8 * b * h * n * d  # q, k, v, the context and their gradients, in two bytes
+    times = (
+        pairs * (work.sized * d + work.heads) / speeds[0],
+        (pairs * 2.0 * work.moved + tensors) / speeds[1],
+        pairs * work.plain / speeds[2],
+    )
+    return 1e3 * max(times)
+
+
+def read_instruction_rate() -> float:
+    """Return the float32 instructions of the present GPU in a second, by its clock."""
+    device = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return INSTRUCTIONS * device.multi_processor_count * 1e3 * device.clock_rate
