@@ -27,6 +27,7 @@ from attnlab.tasks.task import Task
 from attnlab.training.checkpoints import Position, average_checkpoints, load_weights
 from attnlab.training.loop import Training, TrainingResult
 from attnlab.training.optimisers import compute_learning_rate
+from attnlab.training.processes import SingleProcess, count_processes
 from attnlab.training.recipe import Recipe, restore_recipe
 from attnlab.training.run_folder import DamagedError, RunFolder, read_checkpoint
 from attnlab.training.run_hashes import check_vocabulary, list_changed_texts, write_hashes
@@ -129,12 +130,14 @@ def _hold_folder(folder: RunFolder) -> Iterator[None]:
 
 
 def _open_accelerator(recipe: Recipe, folder: RunFolder, device: torch.device) -> Any:
-    """Return an Accelerator, with the recipe's tracker if it has one."""
-    from accelerate import Accelerator
-
+    """Return an Accelerator, with the recipe's tracker if it has one; a SingleProcess if that is enough."""
     tracker = None if recipe.training.logging == "none" else recipe.training.logging
     if tracker and find_spec(tracker) is None:
         raise ValueError(f"logging={tracker} needs a package that is not installed: pip install {tracker}")
+    if tracker is None and count_processes() == 1:
+        return SingleProcess(device)
+    from accelerate import Accelerator
+
     accelerator = Accelerator(cpu=device.type == "cpu", log_with=tracker, project_dir=str(folder.path))
     if tracker:
         accelerator.init_trackers("attnlab", config=_flatten(recipe.values()))
