@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
@@ -54,6 +55,7 @@ def start_run(
     note: Callable[[str], None],
     task: Task | None = None,
     allow_code: bool = False,
+    began: float | None = None,
 ) -> tuple[RunFolder, TrainingResult]:
     """Train a recipe, or resume it from its folder.
 
@@ -61,7 +63,9 @@ def start_run(
     report  receives every measurement; note receives lines for the user
     task    the recipe's task, if the caller has prepared it already
     allow_code   run the file of a user-written mechanism that model=FOLDER names; the recipe's own files always run
+    began   time.perf_counter() at the start of the command, from which the time to full speed counts; default: now
     """
+    began = time.perf_counter() if began is None else began
     folder = RunFolder(Path(out) if out else ROOT / recipe.name())
     accelerator = _open_accelerator(recipe, folder, choose_device(device))
     main, tracking = accelerator.is_main_process, recipe.training.logging != "none"
@@ -70,6 +74,10 @@ def start_run(
         report(values)
         if tracking:
             accelerator.log(values, step=values["step"])
+
+    def note_full_speed(updates: int) -> None:
+        if main:
+            note(f"full speed after {updates} update{'s' * (updates > 1)}, {time.perf_counter() - began:.1f} s")
 
     with _hold_folder(folder) if main else nullcontext():
         task, config = _prepare(recipe, folder, accelerator, task)
@@ -82,7 +90,8 @@ def start_run(
         LAUNCHED.clear()
         try:
             with _explain_memory(config):
-                training = Training(task, model, recipe.training, folder, accelerator, report_and_track)
+                given = (task, model, recipe.training, folder, accelerator, report_and_track)
+                training = Training(*given, at_full_speed=note_full_speed)
                 if main:
                     _extend_run(folder, recipe, training.position, note)
                 outcome = training.run()
