@@ -5,6 +5,7 @@ Errors that the user can correct are printed as one line on stderr, with exit st
 
 import os
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Annotated, Any
@@ -116,9 +117,10 @@ def train(
     or the attention (alpha=…). `attnlab list TASK` explains all of them.
     model=FOLDER fine-tunes a Hugging Face language model.
     """
+    began = time.perf_counter()  # before the slow imports
     from attnlab.commands.train import train_model
 
-    if not train_model(task, settings or [], out=out, device=device, allow_code=allow_code):
+    if not train_model(task, settings or [], out=out, device=device, allow_code=allow_code, began=began):
         raise typer.Exit(130)
 
 

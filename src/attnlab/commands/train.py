@@ -14,11 +14,17 @@ from attnlab.training.loop import TrainingResult
 from attnlab.training.recipe import resolve_recipe
 
 
-def train_model(task: str, settings: Sequence[str], *, out: Path | None, device: str, allow_code: bool = False) -> bool:
-    """Train a model and return whether its run is finished. Of several processes, only the first one prints."""
+def train_model(
+    task: str, settings: Sequence[str], *, out: Path | None, device: str, allow_code: bool = False,
+    began: float | None = None,
+) -> bool:  # fmt: skip
+    """Train a model and return whether its run is finished. Of several processes, only the first one prints.
+
+    began   time.perf_counter() at the start of the command
+    """
     recipe = resolve_recipe(task, split_pairs(settings))
     with Bar(recipe.training.steps) as progress:
-        how: dict[str, Any] = {"report": progress.show, "note": progress.note, "allow_code": allow_code}
+        how: dict[str, Any] = {"report": progress.show, "note": progress.note, "allow_code": allow_code, "began": began}
         folder, outcome = runs.start_run(recipe, out=out, device=device, **how)
     if int(os.environ.get("RANK", "0")):
         return True

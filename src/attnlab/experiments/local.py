@@ -24,7 +24,7 @@ from attnlab.experiments.jobs import POLL_S, RETRIES, Job, JobQueue, Scheduler, 
 from attnlab.training.runs import choose_device
 
 PRELOADED = [  # what training and measuring a run imports
-    "attnlab.decoding.evaluation", "accelerate", "torch._dynamo", "pandas", "scipy.stats", "matplotlib.figure",
+    "attnlab.decoding.evaluation", "torch._dynamo", "pandas", "scipy.stats", "matplotlib.figure",
 ]  # fmt: skip
 
 

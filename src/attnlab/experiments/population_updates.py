@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from attnlab.experiments.population import Masks, Population, Stacked, count_targets
+from attnlab.training.plain_optimisers import Adam
 
 
 class Updates:
@@ -26,7 +27,7 @@ class Updates:
         self.device = self.trained[0].device
         self.finite = torch.ones(len(population), dtype=torch.bool, device=self.device)
         self.captured = self.device.type == "cuda"
-        self.adam = torch.optim.Adam(self.trained, lr=lr, fused=self.captured, capturable=self.captured)
+        self.adam = Adam(self.trained, lr=lr, fused=self.captured, capturable=self.captured)
         for x in self.trained:  # created now, so that a checkpoint can fill it and a graph can hold it
             step = torch.zeros((), device=self.device if self.captured else "cpu")
             self.adam.state[x] = {"step": step, "exp_avg": torch.zeros_like(x), "exp_avg_sq": torch.zeros_like(x)}

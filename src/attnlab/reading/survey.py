@@ -8,7 +8,6 @@ survey and is written before any sums. The folder refuses a survey with another 
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -32,6 +31,7 @@ from attnlab.reading.text_stream import TextCorpus, TextExample
 from attnlab.records.record import Record
 from attnlab.registry.own_files import hash_files
 from attnlab.tasks.batching import split_chunks
+from attnlab.training.processes import SingleProcess, count_processes
 from attnlab.training.run_folder import Checkpoint, DamagedError, read_checkpoint, write_checkpoint
 
 WINDOW = 1024  # number of examples that are sorted by length together
@@ -176,16 +176,10 @@ class SurveySums:
         return SurveySums(statistics, {name: type(sums)() for name, sums in self.analyses.items()})
 
 
-class SingleProcess:
-    """A single process, with the attributes of accelerate.PartialState."""
-
-    num_processes, process_index, is_main_process = 1, 0, True
-
-
 def find_processes(reader: TextReader) -> Any:
     """Return the processes that torchrun or accelerate launch started, or a SingleProcess."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return SingleProcess()
+    if count_processes() == 1:
+        return SingleProcess(reader.device)
     from accelerate import PartialState
 
     return PartialState(cpu=reader.device.type == "cpu")

@@ -7,7 +7,7 @@ import re
 import sys
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any, cast
@@ -23,9 +23,13 @@ from attnlab.tasks.batching import split_chunks
 from attnlab.tasks.hub import is_hub_reachable, is_path, reach_hub
 from attnlab.tasks.task import BOS, EOS, PAD, SPECIALS, UNK
 from attnlab.tasks.text import read_lines
+from attnlab.tasks.vocabulary_cache import recall_or_learn
 
 MOST_LINES = 4_000_000  # maximum number of lines for learning subwords
-SENTENCEPIECE_THREADS = 4  # fixed, because the learned pieces depend on it
+TRAINING = {  # options of SentencePiece; the number of threads is fixed, because the scores of pieces depend on it
+    "pad_id": PAD, "bos_id": BOS, "eos_id": EOS, "unk_id": UNK, "pad_piece": SPECIALS[PAD], "num_threads": 4,
+    "minloglevel": 2,
+}  # fmt: skip
 
 
 class Vocabulary(ABC):
@@ -77,22 +81,14 @@ class Subwords(Vocabulary):
     ) -> "Subwords":
         """Learn `size` pieces (special tokens included) from the lines, or from every n-th if over MOST_LINES.
 
+        The user's cache keeps the pieces of long texts.
+
         shrink   learn as many pieces as the lines support if these are fewer than `size`, instead of raising ValueError
         """
-        model = BytesIO()
-        sentences = (line for line in lines[:: 1 + len(lines) // MOST_LINES] if line.strip())
-        try:
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=sentences, model_writer=model, model_type=kind, vocab_size=size,
-                character_coverage=coverage, pad_id=PAD, bos_id=BOS, eos_id=EOS, unk_id=UNK, pad_piece=SPECIALS[PAD],
-                num_threads=SENTENCEPIECE_THREADS, minloglevel=2,
-            )  # fmt: skip
-        except RuntimeError as error:
-            largest = re.search(r"value <= (\d+)", str(error))
-            if largest and shrink:
-                return cls.train(lines, int(largest[1]), kind=kind, coverage=coverage)
-            raise ValueError(_explain_size(size, str(error), largest)) from None
-        return cls(model.getvalue())
+        sentences = [line for line in lines[:: 1 + len(lines) // MOST_LINES] if line.strip()]
+        how = {"model_type": kind, "vocab_size": size, "character_coverage": coverage} | TRAINING
+        key = how | {"shrink": shrink, "sentencepiece": sentencepiece.__version__}
+        return cls(recall_or_learn(sentences, key, lambda: _learn_pieces(sentences, how, shrink=shrink)))
 
     @classmethod
     def load(cls, path: Path) -> "Subwords":
@@ -288,6 +284,19 @@ class Pretrained(Vocabulary):
     def decode(self, ids: Sequence[int]) -> str:
         own = [token - len(SPECIALS) for token in strip_specials(ids) if token != UNK]
         return self.tokenizer.decode(own, skip_special_tokens=False)
+
+
+def _learn_pieces(sentences: Sequence[str], how: Mapping[str, Any], *, shrink: bool) -> bytes:
+    """Learn a SentencePiece model; with shrink, of the largest size up to vocab_size that the sentences support."""
+    model = BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(sentences), model_writer=model, **how)
+    except RuntimeError as error:
+        largest = re.search(r"value <= (\d+)", str(error))
+        if largest and shrink:
+            return _learn_pieces(sentences, {**how, "vocab_size": int(largest[1])}, shrink=False)
+        raise ValueError(_explain_size(how["vocab_size"], str(error), largest)) from None
+    return model.getvalue()
 
 
 def _explain_size(size: int, error: str, largest: re.Match[str] | None) -> str:

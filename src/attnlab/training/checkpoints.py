@@ -101,15 +101,22 @@ def _kept_steps(folder: RunFolder) -> list[int]:
 
 def make_checkpoint(position: Position, model: nn.Module, stepper: Stepper) -> Checkpoint:
     """Return everything that the run needs to resume. Every process must call it."""
-    from accelerate.utils import gather_object
-
     tensors = _tensors(model, stepper)
     tensors |= {f"optimiser/{key}": x for key, x in optimise.read_state(stepper.optimizer).items()}
     plain = []
-    for rank, (torch_states, rest) in enumerate(gather_object([read_random_state()])):
+    for rank, (torch_states, rest) in enumerate(_gather_random_states(position.processes)):
         tensors |= {f"random/{rank}/{name}": x for name, x in torch_states.items()}
         plain.append(rest)
     return Checkpoint(tensors, vars(position) | {"random": plain})
+
+
+def _gather_random_states(processes: int) -> list[tuple[dict[str, Tensor], dict[str, Any]]]:
+    """Return the random states of all processes, in each of them."""
+    if processes == 1:
+        return [read_random_state()]
+    from accelerate.utils import gather_object
+
+    return gather_object([read_random_state()])
 
 
 def restore_checkpoint(checkpoint: Checkpoint, model: nn.Module, stepper: Stepper, accelerator: Any) -> Position:

@@ -1,4 +1,4 @@
-"""The training loop: one function, on Accelerate, for any task and any model.
+"""The training loop: one class for any task and any model, in one process or in several.
 
 Batches are a pure function of (seed, epoch). Process r of w takes batches r, r+w, … of each update, so w processes
 compute what one process computes with w times the accumulation. On a CPU, a run that is killed and resumed ends
@@ -119,13 +119,19 @@ Report = Callable[[dict[str, Any]], None]
 
 
 class Training:
-    """One run up to config.steps, resumed from the folder's checkpoint if it has one; report gets every measurement."""
+    """One run up to config.steps, resumed from the folder's checkpoint if it has one.
+
+    report gets every measurement. at_full_speed gets the number of updates after which the next ones need no more
+    preparation: on a GPU, when a graph of every batch width has been captured; else after the first update.
+    """
 
     def __init__(
-        self, task: Task, model: nn.Module, config: TrainConfig, folder: RunFolder, accelerator: Any, report: Report
-    ) -> None:
+        self, task: Task, model: nn.Module, config: TrainConfig, folder: RunFolder, accelerator: Any, report: Report,
+        at_full_speed: Callable[[int], None],
+    ) -> None:  # fmt: skip
         self.task, self.model, self.config, self.folder = task, model, config, folder
         self.accelerator, self.report = accelerator, report
+        self.at_full_speed: Callable[[int], None] | None = at_full_speed  # None: it was called
         self.is_main, self.is_alone = accelerator.is_main_process, accelerator.num_processes == 1
         seed = config.seed + accelerator.process_index
         random.seed(seed)
@@ -182,6 +188,7 @@ class Training:
         stepper.apply()
         position.step += 1
         position.targets, self.timed = position.targets + targets, self.timed + targets
+        self._note_full_speed()
         at = position.step
         position.unevaluated = at % config.evaluate_every == 0 or at in config.evaluate_at or at == config.steps
         last, stopping = position.step == config.steps, stopping or (self.is_alone and self.stop.is_set())
@@ -193,6 +200,13 @@ class Training:
         if saving:
             self._save()
         return stopping
+
+    def _note_full_speed(self) -> None:
+        widths = () if self.batches.widths is None else self.batches.widths.tolist()
+        if self.at_full_speed is not None and self.stepper.has_full_speed(widths):
+            float(self.stepper.norm)  # waits for the device
+            self.at_full_speed(self.position.step - self.first_step)
+            self.at_full_speed = None
 
     def _log(self, epoch: int, lr: float) -> None:
         position = self.position

@@ -20,7 +20,7 @@ BLOCK = 2048  # words of a row that are in registers at once
 
 
 @remember_calls
-@triton.jit
+@triton.jit(do_not_specialize=["each", "ignored"])
 def _forward(
     logits, targets, shares, factors, losses, levels, words, row, each, ignored, BLOCK: tl.constexpr
 ):  # fmt: skip
@@ -45,7 +45,7 @@ def _forward(
 
 
 @remember_calls
-@triton.jit
+@triton.jit(do_not_specialize=["each", "ignored"])
 def _backward(
     grad, logits, targets, shares, factors, levels, out, words, row, each, ignored, BLOCK: tl.constexpr
 ):  # fmt: skip

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.mechanisms.mechanism import Mechanism
+from attnlab.training.plain_optimisers import AdamW
 from attnlab.training.step import Flat
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def is_matrix(x: Tensor) -> bool:
     return sum(size > 1 for size in x.shape) >= 2
 
 
-class Muon(torch.optim.AdamW):
+class Muon(AdamW):
     """Muon on the first parameters of a flat vector, which `list_matrices` names, and AdamW on the rest."""
 
     def __init__(self, flat: Flat, matrices: Sequence[str], config: "TrainConfig") -> None:

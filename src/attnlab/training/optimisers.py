@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from attnlab.training.muon import Muon
+from attnlab.training.plain_optimisers import SGD, Adam, AdamW
 from attnlab.training.step import Flat
 
 if TYPE_CHECKING:
@@ -59,10 +60,10 @@ def build_optimiser(flat: Flat, config: "TrainConfig", matrices: Sequence[str] =
     master = flat.master
     lr, decay = torch.zeros((), device=master.device), config.weight_decay
     if config.optimiser == "nag":
-        nag = torch.optim.SGD([master], lr=lr, momentum=config.momentum, nesterov=True, weight_decay=decay, fused=True)
+        nag = SGD([master], lr=lr, momentum=config.momentum, nesterov=True, weight_decay=decay, fused=True)
         nag.state[master]["momentum_buffer"] = torch.zeros_like(master)  # else a skipped first step leaves it undefined
         return nag
-    adam = torch.optim.Adam if config.optimiser == "adam" else torch.optim.AdamW
+    adam = Adam if config.optimiser == "adam" else AdamW
     how = {"betas": config.betas, "eps": config.eps, "weight_decay": decay}
     return adam([master], lr=lr, fused=True, capturable=master.is_cuda, **how)  # type: ignore[arg-type]
 

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
@@ -27,6 +28,7 @@ from attnlab.tasks.task import Task
 from attnlab.training.checkpoints import Position, average_checkpoints, load_weights
 from attnlab.training.loop import Training, TrainingResult
 from attnlab.training.optimisers import compute_learning_rate
+from attnlab.training.processes import SingleProcess, count_processes
 from attnlab.training.recipe import Recipe, restore_recipe
 from attnlab.training.run_folder import DamagedError, RunFolder, read_checkpoint
 from attnlab.training.run_hashes import check_vocabulary, list_changed_texts, write_hashes
@@ -53,6 +55,7 @@ def start_run(
     note: Callable[[str], None],
     task: Task | None = None,
     allow_code: bool = False,
+    began: float | None = None,
 ) -> tuple[RunFolder, TrainingResult]:
     """Train a recipe, or resume it from its folder.
 
@@ -60,7 +63,9 @@ def start_run(
     report  receives every measurement; note receives lines for the user
     task    the recipe's task, if the caller has prepared it already
     allow_code   run the file of a user-written mechanism that model=FOLDER names; the recipe's own files always run
+    began   time.perf_counter() at the start of the command, from which the time to full speed counts; default: now
     """
+    began = time.perf_counter() if began is None else began
     folder = RunFolder(Path(out) if out else ROOT / recipe.name())
     accelerator = _open_accelerator(recipe, folder, choose_device(device))
     main, tracking = accelerator.is_main_process, recipe.training.logging != "none"
@@ -69,6 +74,10 @@ def start_run(
         report(values)
         if tracking:
             accelerator.log(values, step=values["step"])
+
+    def note_full_speed(updates: int) -> None:
+        if main:
+            note(f"full speed after {updates} update{'s' * (updates > 1)}, {time.perf_counter() - began:.1f} s")
 
     with _hold_folder(folder) if main else nullcontext():
         task, config = _prepare(recipe, folder, accelerator, task)
@@ -81,7 +90,8 @@ def start_run(
         LAUNCHED.clear()
         try:
             with _explain_memory(config):
-                training = Training(task, model, recipe.training, folder, accelerator, report_and_track)
+                given = (task, model, recipe.training, folder, accelerator, report_and_track)
+                training = Training(*given, at_full_speed=note_full_speed)
                 if main:
                     _extend_run(folder, recipe, training.position, note)
                 outcome = training.run()
@@ -129,12 +139,14 @@ def _hold_folder(folder: RunFolder) -> Iterator[None]:
 
 
 def _open_accelerator(recipe: Recipe, folder: RunFolder, device: torch.device) -> Any:
-    """Return an Accelerator, with the recipe's tracker if it has one."""
-    from accelerate import Accelerator
-
+    """Return an Accelerator, with the recipe's tracker if it has one; a SingleProcess if that is enough."""
     tracker = None if recipe.training.logging == "none" else recipe.training.logging
     if tracker and find_spec(tracker) is None:
         raise ValueError(f"logging={tracker} needs a package that is not installed: pip install {tracker}")
+    if tracker is None and count_processes() == 1:
+        return SingleProcess(device)
+    from accelerate import Accelerator
+
     accelerator = Accelerator(cpu=device.type == "cpu", log_with=tracker, project_dir=str(folder.path))
     if tracker:
         accelerator.init_trackers("attnlab", config=_flatten(recipe.values()))

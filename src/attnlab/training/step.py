@@ -109,6 +109,10 @@ class Stepper(ABC):
     def apply(self) -> None:
         """Update the parameters and start a new gradient."""
 
+    def has_full_speed(self, widths: Iterable[int]) -> bool:
+        """Return whether updates with batches of these widths need no more preparation, after the first update."""
+        return True
+
     def read_loss(self) -> float:
         """Return the loss summed since the last call; this waits for the device."""
         value = float(self.loss)
@@ -191,6 +195,10 @@ class Captured(Stepper):
 
     def _set_scale(self, scale: float) -> None:
         self.scale.fill_(scale)
+
+    def has_full_speed(self, widths: Iterable[int]) -> bool:
+        captured = {max(shape[1] for shape in shapes if len(shape) == 2) for _, *shapes in self.graphs}
+        return captured.issuperset(widths)
 
     def _capture(self, work: Callable[[], None], rehearsals: int) -> torch.cuda.CUDAGraph:
         """Capture a graph of the work. Rehearsals have the flag set, so no weight changes; other state is restored."""

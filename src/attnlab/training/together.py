@@ -12,7 +12,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, fields
 from itertools import zip_longest
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from attnlab.training.checkpoints import Position, keep_weights, read_random_sta
 from attnlab.training.loop import CHECK_EVERY, TrainConfig, catch_stop, describe_scores, note_best
 from attnlab.training.member_step import CapturedMembers, EagerMembers, MemberFlat, RowOptimisers
 from attnlab.training.objective import Objective, compute_nll
+from attnlab.training.processes import SingleProcess
 from attnlab.training.run_folder import Checkpoint, DamagedError, Metrics, RunFolder, read_checkpoint, write_checkpoint
 from attnlab.training.step import COMPILE_AFTER, pad_tensors
 
@@ -68,8 +68,7 @@ class JointTraining:
         self.stepper = self._build_stepper(configs)
         self.seeds = Seeds(self.model, len(runs), device) if device.type == "cuda" else None
         captured = isinstance(self.stepper, CapturedMembers)
-        solo = SimpleNamespace(num_processes=1, process_index=0, device=device)
-        self.batches = [Batches(task, config, solo, padded=captured) for config in configs]
+        self.batches = [Batches(task, config, SingleProcess(device), padded=captured) for config in configs]
         self._resume()
         self.metrics = [Metrics(run.folder.metrics_file, run.position.metrics_length) for run in runs]
         self.clock, self.timed, self.saved = time.perf_counter(), 0, time.perf_counter()

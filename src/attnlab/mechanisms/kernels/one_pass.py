@@ -55,6 +55,7 @@ from attnlab.mechanisms.kernels.pairs import (
     whole_queries,
 )
 from attnlab.mechanisms.kernels.tiles import (
+    ANY_VALUE,
     choose_pass_tile,
     compute_delta,
     load_tile,
@@ -95,7 +96,7 @@ def _slope(
 
 
 @remember_calls
-@triton.jit
+@triton.jit(do_not_specialize=ANY_VALUE)
 def _backward_keys(
     q, k, v, mask, bias, extra, noise, dropping, grad, lse, delta, dk, dv, dbias, heads, rows, keys, q_b, q_h, q_i, q_d,
     k_b, k_h, k_j, k_d, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer,
@@ -138,7 +139,7 @@ def _backward_keys(
 
 
 @remember_calls
-@triton.jit
+@triton.jit(do_not_specialize=ANY_VALUE)
 def _backward_queries(
     q, k, v, mask, bias, extra, noise, dropping, grad, lse, delta, dq, sums, heads, rows, keys, q_b, q_h, q_i, q_d, k_b,
     k_h, k_j, k_d, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer,
@@ -175,7 +176,7 @@ def _backward_queries(
 
 
 @remember_calls
-@triton.jit
+@triton.jit(do_not_specialize=ANY_VALUE)
 def _backward_bias(
     q, k, v, mask, bias, extra, noise, dropping, grad, lse, delta, dbias, some, alike, heads, rows, keys, q_b, q_h, q_i,
     q_d, k_b, k_h, k_j, k_d, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate,

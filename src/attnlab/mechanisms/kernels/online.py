@@ -33,7 +33,7 @@ from attnlab.mechanisms.kernels.pairs import (
     last_key,
     whole_keys,
 )
-from attnlab.mechanisms.kernels.tiles import choose_pass_tile, load_tile, locate_tile, score_tile, write_tile
+from attnlab.mechanisms.kernels.tiles import ANY_VALUE, choose_pass_tile, load_tile, locate_tile, score_tile, write_tile
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 SOFTMAX, COG, SOFTPICK, SIGMOID, NAP, PLAIN = (tl.constexpr(form) for form in range(6))
@@ -113,7 +113,7 @@ def differentiate(s, level, seen, dp, delta, FORM: tl.constexpr):
 
 
 @remember_calls
-@triton.jit
+@triton.jit(do_not_specialize=ANY_VALUE)
 def _attend(
     z, q, k, v, mask, bias, extra, noise, dropping, out, lse, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d,
     v_b, v_h, v_j, v_d, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, eps, STORED: tl.constexpr,

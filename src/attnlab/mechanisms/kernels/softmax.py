@@ -27,6 +27,7 @@ from attnlab.mechanisms.kernels.pairs import is_visible, read_mask
 from attnlab.mechanisms.kernels.tiles import load_tile, write_tile
 
 LONGEST = 64  # queries or keys
+SIZES = ["heads", "rows", "keys", "m_b", "m_i"]  # one compiled kernel serves all of them: no load of ours needs more
 
 
 @triton.jit
@@ -50,7 +51,7 @@ def _weights(
 
 
 @remember_calls
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _forward(
     q, k, v, mask, seed, out, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d, v_b, v_h, v_j, v_d,
     m_b, m_i, m_j, scale, rate, MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr, SHARED: tl.constexpr,
@@ -71,7 +72,7 @@ def _forward(
 
 
 @remember_calls
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def _backward(
     q, k, v, mask, seed, grad, dq, dk, dv, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d,
     v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, scale, rate,

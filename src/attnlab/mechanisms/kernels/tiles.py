@@ -11,6 +11,7 @@ from attnlab.mechanisms.kernels.launch import divide_up, find_device_gap, rememb
 from attnlab.mechanisms.kernels.pairs import normals
 
 WIDEST = 256  # head size
+ANY_VALUE = ["heads", "rows", "layer"]  # numbers for whose values, such as 1 or 16, nothing is compiled again
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 Work = Literal[
     "forward", "keys", "queries"
@@ -61,7 +62,7 @@ def locate_tile(tiles, heads):
 
 
 @remember_calls
-@triton.jit
+@triton.jit(do_not_specialize=ANY_VALUE)
 def _delta(grad, out, delta, heads, rows, g_b, g_h, g_i, g_d, BI: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr):
     head, tile, b, h = locate_tile(tl.cdiv(rows, BI), heads)
     i = tile * BI + tl.arange(0, BI)

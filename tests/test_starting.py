@@ -1,0 +1,76 @@
+"""`attnlab train` starts fast: it imports, learns and compiles only what it needs."""
+
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from attnlab.training import plain_optimisers
+from attnlab.training.recipe import resolve_recipe
+from attnlab.training.runs import start_run
+from attnlab.training.step import Captured, Eager
+
+SLOW = ("accelerate", "transformers", "datasets", "matplotlib", "pandas", "scipy", "sympy", "torch._dynamo",
+        "torch._inductor.compile_fx", "torch.distributed.fsdp")  # fmt: skip
+IMPORTS = f"""
+import sys
+from attnlab.cli import main
+sys.argv = ["attnlab", *sys.argv[1:]]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+print("imported:", *(name for name in {SLOW!r} if name in sys.modules))
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("optimiser", ["adam", "muon"])
+def test_a_short_training_imports_nothing_slow(tmp_path, device, optimiser):
+    words = ["train", "synthetic", "steps=2", "width=16", "layers=1", f"optimiser={optimiser}", "--device", device]
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS, *words, "--out", str(tmp_path / "run")], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "finished at step 2" in done.stdout
+    assert len(re.findall(r"^full speed after 1 update, \d+\.\d s$", done.stderr, re.M)) == 1
+    assert done.stdout.splitlines()[-1].split() == ["imported:"]
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD"])
+def test_plain_optimisers_update_as_those_of_torch(name):
+    how = {"momentum": 0.9, "nesterov": True} if name == "SGD" else {"betas": (0.9, 0.98)}
+    ends = []
+    for module in (torch.optim, plain_optimisers):
+        x = torch.nn.Parameter(torch.linspace(-1, 1, 7))
+        optimiser = getattr(module, name)([x], lr=torch.tensor(0.1), fused=True, weight_decay=0.1, **how)
+        for _ in range(3):
+            (x**3).sum().backward()
+            optimiser.step()
+        assert not x.grad.requires_grad
+        ends.append(x.detach())
+    assert torch.equal(*ends)
+    assert not torch.equal(ends[0], torch.linspace(-1, 1, 7))
+
+
+def test_full_speed_is_noted_once_with_the_time_since_the_command(tmp_path, monkeypatch):
+    answers = iter([False, False, True])
+    monkeypatch.setattr(Eager, "has_full_speed", lambda self, widths: next(answers))
+    recipe = resolve_recipe("synthetic", {"steps": "5", "width": "16", "layers": "1"})
+    lines, began = [], time.perf_counter() - 1000
+    start_run(recipe, out=tmp_path, device="cpu", report=lambda _: None, note=lines.append, began=began)
+    (line,) = [line for line in lines if line.startswith("full speed")]
+    assert re.fullmatch(r"full speed after 3 updates, 10\d\d\.\d s", line)
+
+
+def test_captured_updates_have_full_speed_with_a_graph_for_every_width():
+    stepper = object.__new__(Captured)  # which needs a GPU
+    translation, classification = ((5, 8), (5, 8), (5, 8)), ((3, 16), (3,))
+    stepper.graphs = {(True, *translation): None, (False, *translation): None}
+    assert stepper.has_full_speed([8])
+    assert not stepper.has_full_speed([8, 16])
+    stepper.graphs[True, *classification] = None
+    assert stepper.has_full_speed([8, 16])
