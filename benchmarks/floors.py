@@ -2,18 +2,20 @@
 
     floor = max(products / product rate,  bytes / bandwidth,  instructions / instruction rate)
 
-Counted for each visible pair of a head: products are multiply-adds of a matrix product, in tensor cores; bytes are those
+Counted for each visible pair of a head: products are multiply-adds of matrix products, in tensor cores; bytes are those
 of a carry; instructions are float32 operations outside of products. Attention that stores no weights has seven products
 of size d: q·k and p·v, and in the backward pass q·k again, dP, dV, dQ and dK. Weights that heads or neighbours share
-take more. No kernel needs less; most need more, because exponentials and sums are not counted.
+take more. Exponentials and sums are not counted, so kernels need more than the floor.
 """
 
 from dataclasses import dataclass
 
+import measuring
 import torch
 
 PASSES = 4  # of a net over the heads: forward, again in backward, and its two gradients
 INSTRUCTIONS = 128  # float32 instructions of a multiprocessor in one cycle
+SIDE = 8192  # of the matrices whose product is timed
 
 
 @dataclass(frozen=True)
@@ -45,20 +47,26 @@ def count_work(name: str, h: int, d: int) -> PairWork:
     return known.get(name, PairWork())
 
 
-def find_floor_ms(name: str, shape: tuple[int, ...], speeds: tuple[float, float, float]) -> float:
-    """Return the floor of a causal layer (b,h,n,d) in milliseconds; speeds: multiply-adds, bytes, instructions a s."""
+def find_floor_ms(name: str, shape: tuple[int, ...], speeds: dict[str, float]) -> float:
+    """Return the floor of a causal layer (b,h,n,d) in milliseconds; speeds: of `measure_speeds`."""
     b, h, n, d = shape
     pairs, work = b * h * n * (n + 1) / 2, count_work(name, h, d)
     tensors = 2.0 * 8 * b * h * n * d  # q, k, v, the context and their gradients, in two bytes
     times = (
-        pairs * (work.sized * d + work.heads) / speeds[0],
-        (pairs * 2.0 * work.moved + tensors) / speeds[1],
-        pairs * work.plain / speeds[2],
+        pairs * (work.sized * d + work.heads) / speeds["products"],
+        (pairs * 2.0 * work.moved + tensors) / speeds["bytes"],
+        pairs * work.plain / speeds["instructions"],
     )
     return 1e3 * max(times)
 
 
-def read_instruction_rate() -> float:
-    """Return the float32 instructions of the present GPU in a second, by its clock."""
+def measure_speeds() -> dict[str, float]:
+    """Return what the present GPU reaches in a second: by a large bf16 product, a large copy, and its clock."""
+    a, b = torch.randn(2, SIDE, SIDE, dtype=torch.bfloat16, device="cuda")
+    x = torch.empty(2**30, dtype=torch.bfloat16, device="cuda")
+    y = torch.empty_like(x)
+    product = measuring.device_milliseconds(lambda: a @ b)
+    copy = measuring.device_milliseconds(lambda: y.copy_(x))
     device = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return INSTRUCTIONS * device.multi_processor_count * 1e3 * device.clock_rate
+    plain = INSTRUCTIONS * device.multi_processor_count * 1e3 * device.clock_rate
+    return {"products": 1e3 * SIDE**3 / product, "bytes": 1e3 * 2 * x.nbytes / copy, "instructions": plain}

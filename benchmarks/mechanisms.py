@@ -6,7 +6,7 @@
 layers  one layer of each mechanism, causal, queries in the memory layout of a projection; a mechanism with a carry
         receives one. On a GPU in bf16: time on the device (CUDA graph) and in eager mode, and with --definition the
         definition too, eager and by torch.compile. On a CPU in float32, one thread. Other cases: grouped keys, padding,
-        9 heads. The peer is the fastest of torch's SDPA backends and, on a GPU, FlexAttention.
+        9 heads. The peer is the fastest of torch's SDPA backends and, on a GPU, FlexAttention. × floor: see floors.py.
 llama   a Llama of 135M parameters with random weights, adapted to each mechanism: one training step in eager mode. The
         peer is the model's own attention.
 
@@ -24,6 +24,7 @@ from functools import partial
 from multiprocessing import get_context
 
 import adapted_llama
+import floors
 import measuring
 import torch
 from torch.nn import functional as F
@@ -232,19 +233,23 @@ def read_clock(row):
     return row["device_ms"] if "device_ms" in row else row["eager_ms"]
 
 
-def compare_with_peers(rows):
-    """Add to each row its time and memory over those of the peer of its case."""
+def compare_with_peers(rows, speeds):
+    """Add to each row its time over that of the peer of its case, and on a GPU over its floor."""
     for row in rows:
         same = [r for r in rows if all(r[key] == row[key] for key in ("part", "case", "shape"))]
         peer = next(r for r in same if r["mechanism"] == PEER)
         if "eager_ms" in row and "eager_ms" in peer:
             row["times_peer"] = read_clock(row) / read_clock(peer)
+        if "device_ms" in row and speeds and row["case"] == "causal":
+            b, h, _, n, d = row["shape"]
+            row["floor_ms"] = floors.find_floor_ms(row["mechanism"], (b, h, n, d), speeds)
+            row["times_floor"] = row["device_ms"] / row["floor_ms"]
 
 
 def show(rows, about):
-    columns = ["mechanism", "by", "case", "b,h,g,n,d", "device ms", "eager ms", "× peer", "peak MiB"]
+    columns = ["mechanism", "by", "case", "b,h,g,n,d", "device ms", "eager ms", "× peer", "× floor", "peak MiB"]
     columns += ["carry", "kernels"]
-    keys = ("device_ms", "eager_ms", "times_peer", "peak_mib", "carry_dtype")
+    keys = ("device_ms", "eager_ms", "times_peer", "times_floor", "peak_mib", "carry_dtype")
     shown = [
         [r["mechanism"], r["by"], r["case"], ",".join(map(str, r["shape"])), *(r.get(key, "–") for key in keys),
          "+".join(r.get("kernels", [])) or "–"] for r in rows
@@ -283,12 +288,13 @@ def main():
     }
     if given.jobs and device == "cuda" and given.part != "llama":
         compile_layers(names, cases, given.definition, given.jobs)
-    about = measuring.collect_provenance(SEED)
+    speeds = floors.measure_speeds() if device == "cuda" else {}
+    about = measuring.collect_provenance(SEED) | {"speeds": speeds}
     for part in [given.part] if given.part else parts:
         rows = []
         for more in parts[part]():
             rows += more
-            compare_with_peers(rows)
+            compare_with_peers(rows, speeds)
             measuring.write_results(given.out, f"{device}-{part}", about, rows)
         show(rows, about)
 
