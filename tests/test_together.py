@@ -106,7 +106,7 @@ def train_in(folder, vocabulary, recipes, device="cpu"):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("capture", ["yes", "no"])
-@pytest.mark.parametrize("attention", ["softmax", "coda", "dagpam", "fox", "talking-heads", "resformer"])
+@pytest.mark.parametrize("attention", ["softmax", "coda", "dagpam", "sink", "talking-heads", "resformer"])
 def test_on_a_gpu_dropout_and_noise_are_those_of_training_alone(tmp_path, vocabulary, attention, capture):
     shared = {"attention": attention, "attention_dropout": "0.1", "precision": "fp32", "compile": "no"}
     recipes = make_recipes({"seed": "1"}, {"seed": "2", "lr": "1e-3", "dropout": "0.2"}, **shared, capture=capture)

@@ -31,7 +31,7 @@ class Seeds:
         """Set the seeds of a batch; runs: the seed of each member's run."""
         hashed = np.array([hash_seed(run, update, batch) for run in runs], dtype=np.uint64)
         seeds = (hashed + self.offsets) >> np.uint64(2)
-        self.table.copy_(torch.from_numpy(seeds.view(np.int64)), non_blocking=True)
+        self.table.copy_(torch.from_numpy(seeds.view(np.int64)).pin_memory(), non_blocking=True)
 
 
 def hash_seed(run: int, update: int, batch: int) -> int:

@@ -5,7 +5,8 @@
                 dx = r (u − mean u − x̂ mean(u x̂)),  u = g dy,  x̂ = (x − μ) r        dg = Σ dy x̂,  db = Σ dy over tokens
 
 torch adds the bias of a batched product by first writing it to every row, and normalises, scales and shifts in three
-passes. Here each is one pass. Sums over tokens are computed in parts, in float32 and in a fixed order.
+passes. Here each is one pass. Sums over tokens are computed in parts, in float32 and in a fixed order. Gains and biases
+(s,e) may be slices of a wider matrix (s,·).
 """
 
 from typing import Any
@@ -30,14 +31,14 @@ def _locate(member, row, e, rows, features):
 
 @remember_calls
 @triton.jit(do_not_specialize=["rows"])
-def _add_bias(y, bias, rows, features, BT: tl.constexpr, BE: tl.constexpr):
-    """BT tokens and BE features of one member, in place."""
+def _add_bias(y, bias, rows, features, b_s, BT: tl.constexpr, BE: tl.constexpr):
+    """BT tokens and BE features of one member, in place. b_s: the members' stride in the bias."""
     columns = tl.cdiv(features, BE)
     tiles = tl.cdiv(rows, BT) * columns
     member, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     row, e = tile // columns * BT + tl.arange(0, BT), tile % columns * BE + tl.arange(0, BE)
     place, inside = _locate(member, row, e, rows, features)
-    b = tl.load(bias + member * features + e, mask=e < features, other=0.0).to(tl.float32)
+    b = tl.load(bias + member.to(tl.int64) * b_s + e, mask=e < features, other=0.0).to(tl.float32)
     tl.store(y + place, tl.load(y + place, mask=inside, other=0.0).to(tl.float32) + b[None, :], mask=inside)
 
 
@@ -59,18 +60,18 @@ def _sum_tokens(x, out, rows, features, parts, each, BT: tl.constexpr, BE: tl.co
 @remember_calls
 @triton.jit(do_not_specialize=["rows"])
 def _normalise(
-    x, gain, bias, y, rows, features, eps, CENTRED: tl.constexpr, BIASED: tl.constexpr, BT: tl.constexpr,
+    x, gain, bias, y, rows, features, g_s, b_s, eps, CENTRED: tl.constexpr, BIASED: tl.constexpr, BT: tl.constexpr,
     BE: tl.constexpr,
 ):  # fmt: skip
-    """BT tokens of one member."""
+    """BT tokens of one member. g_s and b_s: the members' strides in gain and bias."""
     tiles = tl.cdiv(rows, BT)
     member, row, e = tl.program_id(0) // tiles, tl.program_id(0) % tiles * BT + tl.arange(0, BT), tl.arange(0, BE)
     place, inside = _locate(member, row, e, rows, features)
     hat, _ = _standardise(tl.load(x + place, mask=inside, other=0.0), inside, features, eps, CENTRED)
     known = e < features
-    out = hat * tl.load(gain + member * features + e, mask=known, other=0.0).to(tl.float32)[None, :]
+    out = hat * tl.load(gain + member.to(tl.int64) * g_s + e, mask=known, other=0.0).to(tl.float32)[None, :]
     if BIASED:
-        out += tl.load(bias + member * features + e, mask=known, other=0.0).to(tl.float32)[None, :]
+        out += tl.load(bias + member.to(tl.int64) * b_s + e, mask=known, other=0.0).to(tl.float32)[None, :]
     tl.store(y + place, out, mask=inside)
 
 
@@ -87,13 +88,13 @@ def _standardise(x, inside, features, eps, CENTRED: tl.constexpr):
 @remember_calls
 @triton.jit(do_not_specialize=["rows", "parts", "each"])
 def _normalise_backward(
-    grad, x, gain, dx, sums, rows, features, parts, each, eps, CENTRED: tl.constexpr, BT: tl.constexpr,
+    grad, x, gain, dx, sums, rows, features, g_s, parts, each, eps, CENTRED: tl.constexpr, BT: tl.constexpr,
     BE: tl.constexpr,
 ):  # fmt: skip
     """dx of `each` tokens of one member, and their sums of dy x̂ and of dy; sums (s,parts,2,features)."""
     member, part, e = tl.program_id(0) // parts, tl.program_id(0) % parts, tl.arange(0, BE)
     known = e < features
-    g = tl.load(gain + member * features + e, mask=known, other=0.0).to(tl.float32)
+    g = tl.load(gain + member.to(tl.int64) * g_s + e, mask=known, other=0.0).to(tl.float32)
     sum_gain, sum_bias = tl.zeros((BT, BE), dtype=tl.float32), tl.zeros((BT, BE), dtype=tl.float32)
     for first in range(part * each, tl.minimum((part + 1) * each, rows), BT):
         row = first + tl.arange(0, BT)
@@ -120,7 +121,7 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     tile = _choose_tile(min(256, round_up(features)))
     with select_device(x):
         grid = members * divide_up(rows, tile["BT"]) * divide_up(features, tile["BE"])
-        _add_bias[(grid,)](y, bias, rows, features, **tile)
+        _add_bias[(grid,)](y, bias, rows, features, bias.stride(0), **tile)
     return y
 
 
@@ -145,8 +146,8 @@ def normalise(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float, centred:
     (members, rows, features), tile = x.shape, _choose_tile(round_up(x.shape[2]))
     with select_device(x):
         _normalise[(members * divide_up(rows, tile["BT"]),)](
-            x, gain, gain if bias is None else bias, y, rows, features, eps, CENTRED=centred, BIASED=bias is not None,
-            **tile,
+            x, gain, gain if bias is None else bias, y, rows, features, gain.stride(0),
+            0 if bias is None else bias.stride(0), eps, CENTRED=centred, BIASED=bias is not None, **tile,
         )  # fmt: skip
     return y
 
@@ -160,7 +161,7 @@ def normalise_backward(grad: Tensor, x: Tensor, gain: Tensor, eps: float, centre
     sums = x.new_empty(members, parts, 2, features, dtype=torch.float32)
     with select_device(x):
         _normalise_backward[(members * parts,)](
-            grad, x, gain, dx, sums, rows, features, parts, each, eps, CENTRED=centred, **tile
+            grad, x, gain, dx, sums, rows, features, gain.stride(0), parts, each, eps, CENTRED=centred, **tile
         )
     return dx, sums.sum(1)
 

@@ -142,6 +142,9 @@ class _Members(Stepper):
 class EagerMembers(_Members, Eager):
     """Runs each operation from Python."""
 
+    def accumulate(self, inputs: Sequence[Tensor], targets: Tensor, scale: Any) -> None:
+        super().accumulate(inputs, targets, scale.to(self.device))
+
 
 class CapturedMembers(_Members, Captured):
     """Replays CUDA graphs, as `step.Captured` does."""
