@@ -6,11 +6,11 @@
                a bias: dS, summed over the axes that it broadcasts
 
 No logit is ever written. Noise is a function of its position, so each pass draws it again. In the backward pass one
-kernel loops over the queries for dK and dV, of all query heads that share a key head, and one over the keys for dQ.
-The first also sums the gradient of a bias that is the same for all queries. That of any other bias has a kernel of its
-own, which loops over the heads and examples that share the bias, so it needs no more memory than the bias itself.
-A running sum b as bias means b_j − b_i, where b_i changes no weight. Its gradient is Σ_i dS_im − Σ_j dS_mj. The second
-sum is 0 but for the rounding of δ, which the running sum would otherwise add up. Every sum has a fixed order.
+kernel loops over the keys for dQ, and stores δ. Then one loops over the queries for dK and dV, of all query heads that
+share a key head. It also sums the gradient of a bias that is the same for all queries. That of any other bias has a
+kernel of its own, which loops over the heads and examples that share the bias, so it needs no more memory than the bias
+itself. A running sum b as bias means b_j − b_i, where b_i changes no weight. Its gradient is Σ_i dS_im − Σ_j dS_mj. The
+second sum is 0 but for the rounding of δ, which the running sum would otherwise add up. Every sum has a fixed order.
 """
 
 from typing import Any
@@ -58,7 +58,6 @@ from attnlab.mechanisms.kernels.pairs import (
 )
 from attnlab.mechanisms.kernels.tiles import (
     choose_pass_tile,
-    compute_delta,
     load_tile,
     locate_tile,
     score_tile,
@@ -68,12 +67,15 @@ from attnlab.mechanisms.kernels.tiles import (
 
 @triton.jit
 def _slope(
-    x, y, z, g, mask, bias, extra, noise, dropping, lse, delta, head, b, h, first, left, heads, rows, keys, m_b, m_i,
-    m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM: tl.constexpr, BIAS: tl.constexpr, NOISY: tl.constexpr,
+    x, y, z, g, mask, bias, extra, noise, dropping, lse, delta, sums, head, b, h, first, left, heads, rows, keys, m_b,
+    m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM: tl.constexpr, BIAS: tl.constexpr, NOISY: tl.constexpr,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr, WHOLE: tl.constexpr, BI: tl.constexpr,
     BJ: tl.constexpr,
 ):  # fmt: skip
-    """P ∘ D and dS of the BI queries from `first` on (x, gradients g) and the BJ keys from `left` on (y, values z)."""
+    """P ∘ D and dS of the BI queries from `first` on (x, gradients g) and the BJ keys from `left` on (y, values z).
+
+    sums: δ of the queries, from `_read_delta`; NAP reads its numbers from delta.
+    """
     UNIT: tl.constexpr = 1.0 if FORM == NAP else LOG2_E
     i, j = first + tl.arange(0, BI), left + tl.arange(0, BJ)
     s = score_tile(x, y, noise, b, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ, UNIT)
@@ -92,11 +94,17 @@ def _slope(
         ds = tl.where(seen, (dp - mean[:, None] - s * pull[:, None]) * (inverse * gain)[:, None], 0.0)
     else:
         level = tl.load(lse + head * rows + i, mask=i < rows, other=0.0)
-        sums = level  # SIGMOID and PLAIN need no δ
-        if FORM != SIGMOID and FORM != PLAIN:
-            sums = tl.load(delta + head * rows + i, mask=i < rows, other=0.0)
         p, ds = differentiate(s, level, seen, dp, sums, FORM)
     return p * kept, ds
+
+
+@triton.jit
+def _read_delta(delta, head, i, rows, FORM: tl.constexpr, BI: tl.constexpr):
+    """δ of queries i, if the form needs it, else 0."""
+    sums = tl.zeros((BI,), dtype=tl.float32)
+    if FORM != SIGMOID and FORM != PLAIN and FORM != NAP:
+        sums = tl.load(delta + head * rows + i, mask=i < rows, other=0.0)
+    return sums
 
 
 @remember_calls
@@ -126,9 +134,10 @@ def _backward_keys(
                 i = above + tl.arange(0, BI)
                 x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
                 c = load_tile(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
+                sums = _read_delta(delta, b * heads + h, i, rows, FORM, BI)
                 taken, ds = _slope(
-                    x, y, z, c, mask, bias, extra, noise, dropping, lse, delta, b * heads + h, b, h, above, left, heads,
-                    rows, keys, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED,
+                    x, y, z, c, mask, bias, extra, noise, dropping, lse, delta, sums, b * heads + h, b, h, above, left,
+                    heads, rows, keys, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED,
                     CAUSAL, DROPPED, part == 0, BI, BJ,
                 )  # fmt: skip
                 sum_v = tl.dot(tl.trans(taken.to(c.dtype)), c, sum_v, input_precision="ieee")
@@ -145,19 +154,27 @@ def _backward_keys(
 @remember_calls
 @triton.jit
 def _backward_queries(
-    q, k, v, mask, bias, extra, noise, dropping, grad, lse, delta, dq, sums, heads, rows, keys, q_b, q_h, q_i, q_d, k_b,
-    k_h, k_j, k_d, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer,
+    q, k, v, mask, bias, extra, noise, dropping, grad, lse, delta, out, dq, sums, heads, rows, keys, q_b, q_h, q_i, q_d,
+    k_b, k_h, k_j, k_d, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer,
     FORM: tl.constexpr, BIAS: tl.constexpr, SUMMED: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr,
     CAUSAL: tl.constexpr, DROPPED: tl.constexpr, SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
     D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """dQ of BI queries of one head; SUMMED: Σ_j dS of each, as sums, of the same rounded dS as in `_backward_keys`."""
+    """δ, which it stores, and dQ of BI queries of one head.
+
+    SUMMED: Σ_j dS of each, as sums, of the same rounded dS as in `_backward_keys`.
+    """
     tiles = tl.cdiv(rows, BI)
     head, tile, b, h = locate_tile(tiles, heads)
     first = (tiles - 1 - tile) * BI
     i = first + tl.arange(0, BI)
     x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
     c = load_tile(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
+    products = tl.zeros((BI,), dtype=tl.float32)
+    if FORM != SIGMOID and FORM != PLAIN and FORM != NAP:
+        o = load_tile(out, b, h, i, rows, rows * heads * D, D, heads * D, 1, D, WIDE)
+        products = tl.sum(c.to(tl.float32) * o.to(tl.float32), 1)
+        tl.store(delta + head * rows + i, products, mask=i < rows)
     sum_q, total = tl.zeros((BI, WIDE), dtype=tl.float32), tl.zeros((BI,), dtype=tl.float32)
     whole = whole_keys(first, rows, keys, CAUSAL, BJ)
     for part in tl.static_range(2):  # tiles that are visible as a whole, then the others
@@ -167,9 +184,9 @@ def _backward_queries(
             y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
             z = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
             _, ds = _slope(
-                x, y, z, c, mask, bias, extra, noise, dropping, lse, delta, head, b, h, first, left, heads, rows, keys,
-                m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED, CAUSAL, DROPPED,
-                part == 0, BI, BJ,
+                x, y, z, c, mask, bias, extra, noise, dropping, lse, delta, products, head, b, h, first, left, heads,
+                rows, keys, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED, CAUSAL,
+                DROPPED, part == 0, BI, BJ,
             )  # fmt: skip
             sum_q = tl.dot(ds.to(y.dtype), y, sum_q, input_precision="ieee")
             if SUMMED:
@@ -201,10 +218,11 @@ def _backward_bias(
             c = load_tile(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
             y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
             z = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
+            sums = _read_delta(delta, b * heads + h, i, rows, FORM, BI)
             _, ds = _slope(
-                x, y, z, c, mask, bias, extra, noise, dropping, lse, delta, b * heads + h, b, h, top, left, heads, rows,
-                keys, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED, CAUSAL, DROPPED,
-                False, BI, BJ,
+                x, y, z, c, mask, bias, extra, noise, dropping, lse, delta, sums, b * heads + h, b, h, top, left, heads,
+                rows, keys, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED, CAUSAL,
+                DROPPED, False, BI, BJ,
             )  # fmt: skip
             total += ds
     place, inside = at_pairs(one, i, j, rows, keys)
@@ -255,7 +273,7 @@ def one_pass_backward(
     if form == NAP.value:
         delta = measure_slopes(q, k, v, seen, added, dropping, grad, lse, scale, rate)
     else:
-        delta = lse if form in (SIGMOID.value, PLAIN.value) else compute_delta(grad, out)  # lse: not read as δ
+        delta = lse if form in (SIGMOID.value, PLAIN.value) else torch.empty_like(lse)  # lse: not read as δ
     unread = (q if x is None else x for x in (extra, noise, dropping))
     pointers = (q, k, v, seen.mask, added.values, *unread, grad, lse, delta)
     strides = (*q.stride(), *k.stride(), *v.stride(), *grad.stride(), *seen.strides, *added.strides)
@@ -266,11 +284,11 @@ def one_pass_backward(
     summed, relative = learnt and added.kind != OF_PAIRS.value, learnt and added.kind == RELATIVE.value
     sums = torch.empty_like(lse) if relative else dbias
     with select_device(q):
+        _backward_queries[(b * h * divide_up(i, by_queries["BI"]),)](  # first: the others read its δ
+            *pointers, out, dq, sums, *numbers, SUMMED=relative, **flags, **by_queries
+        )
         _backward_keys[(b * g * divide_up(j, by_keys["BJ"]),)](
             *pointers, dk, dv, dbias, *numbers, SUMMED=summed, **flags, **by_keys
-        )
-        _backward_queries[(b * h * divide_up(i, by_queries["BI"]),)](
-            *pointers, dq, sums, *numbers, SUMMED=relative, **flags, **by_queries
         )
         if learnt and added.kind == OF_PAIRS.value:
             some, alike = h // dbias.shape[1], b // dbias.shape[0]
