@@ -9,6 +9,7 @@ from attnlab.mechanisms.kernels.launch import LAUNCHED
 
 pytest.importorskip("triton")
 from gpu_compile import assert_compiles, some_and_all
+from kernel_cases import fill_memory_with_nan
 
 from attnlab.mechanisms.kernels import one_pass as kernel
 from attnlab.mechanisms.kernels import online
@@ -96,6 +97,15 @@ def test_the_kernel_counts_the_keys_of_each_query(name, causal):
     """Fewer queries than keys, and more: then the first causal queries see none."""
     for i, j in ((5, 37), (37, 5)):
         assert_same(2, 2, i, j, 16, torch.float32, causal=causal, name=name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_element_is_written(name, monkeypatch):
+    """Outputs start as NaN; none may be left."""
+    fill_memory_with_nan(monkeypatch)
+    qkv, grad = [projected(1, 35, 2, 16) for _ in range(3)], torch.randn(1, 2, 35, 16, device=DEVICE)
+    found = results(name, qkv, grad, torch.float32, "fused", None, True)
+    assert all(x.isfinite().all() for x in found.values())
 
 
 def test_a_mask_or_a_bias_needs_levels():

@@ -8,7 +8,7 @@ from attnlab.mechanisms.kernels.launch import LAUNCHED
 
 pytest.importorskip("triton")
 from gpu_compile import assert_compiles, some_and_all
-from kernel_cases import DEVICE, OPERATOR_TESTS, SLACK, TYPES, project
+from kernel_cases import DEVICE, OPERATOR_TESTS, SLACK, TYPES, fill_memory_with_nan, project
 
 from attnlab.mechanisms.kernels import shaped as kernel
 
@@ -31,7 +31,9 @@ def compute(softmax, v, parameters, grad, *, by_kernel):
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize(("h", "shared", "n", "d"), [(2, 1, 5, 3), (3, 3, 67, 40), (4, 2, 130, 64), (1, 1, 1, 16)])
-def test_it_equals_the_triangular_matrix(dtype, h, shared, n, d):
+def test_it_equals_the_triangular_matrix(dtype, h, shared, n, d, monkeypatch):
+    """All that the kernel writes starts as NaN."""
+    fill_memory_with_nan(monkeypatch)
     softmax, grad, v = project(2, n, h, d), project(2, n, h, d), project(2, n, h // shared, d)
     parameters = [torch.randn(h, 1, 1, device=DEVICE) for _ in range(3)]
     held = [x.to(dtype) for x in (softmax, v, *parameters, grad)]
