@@ -1,6 +1,6 @@
 """Each mechanism, forward and backward, beside the fastest softmax attention in the same run: time and peak memory.
 
-    python benchmarks/mechanisms.py [--out results/mechanisms] [--only dagpam,coda] [--part layers|llama]
+    python benchmarks/mechanisms.py [--out results/mechanisms] [--only dagpam,coda] [--part layers|llama|host]
                                     [--length 2048] [--definition] [--jobs 12] [--tiny]
 
 layers  one layer of each mechanism, causal, queries in the memory layout of a projection; a mechanism with a carry
@@ -9,6 +9,8 @@ layers  one layer of each mechanism, causal, queries in the memory layout of a p
         9 heads. The peer is the fastest of torch's SDPA backends and, on a GPU, FlexAttention. × floor: see floors.py.
 llama   a Llama of 135M parameters with random weights, adapted to each mechanism: one training step in eager mode. The
         peer is the model's own attention.
+host    the time of one eager call on the host alone, at a size where the GPU is faster. The peer is the fastest of
+        torch's SDPA backends by the same clock.
 
 A time is printed only if the output and the gradients first equal those of the definition, in float32. --tiny runs
 everything with tiny sizes, to see that it works. Numbers are written after each case. --jobs compiles all kernels of
@@ -38,6 +40,7 @@ SHAPES = [(64, 8, 128, 64), (16, 8, 512, 64), (8, 16, 1024, 64), (4, 16, 2048, 6
 CASES = [("causal", shape, {}) for shape in SHAPES]
 CASES += [("grouped", (4, 16, 2048, 64), {"groups": 4}), ("padded", (8, 16, 1024, 64), {"padded": True})]
 CASES += [("9 heads", (4, 9, 2048, 64), {"groups": 3})]
+HOST_SHAPE, TINY_SHAPE = (2, 8, 128, 64), (2, 4, 9, 16)
 CPU_CASES = [("causal", (2, 8, 128, 64), {}), ("causal", (1, 8, 512, 64), {})]
 TINY_CASES = [("causal", (2, 4, 9, 16), {}), ("grouped", (2, 9, 9, 16), {"groups": 3})]
 TINY_CASES += [("padded", (2, 4, 9, 16), {"padded": True})]
@@ -161,13 +164,15 @@ def compile_layers(names, cases, definition, jobs):
             print(f"compiled: {name}", file=sys.stderr, flush=True)
 
 
-def measure_step(row, make_step, *, graph=True):
-    """Add the times and the peak memory of a step to a row, or the reason why there are none."""
+def measure_step(row, make_step, *, graph=True, host=False):
+    """Add the times and the peak memory of a step, or its host time, to a row, or the reason why there are none."""
     LAUNCHED.clear()
     try:
         step, more = make_step()
         row |= more
-        if torch.cuda.is_available():
+        if host:
+            row["host_ms"] = measuring.host_milliseconds(step)
+        elif torch.cuda.is_available():
             row |= {"device_ms": measuring.device_milliseconds(step)} if graph else {}
             row |= {"eager_ms": measuring.eager_milliseconds(step)}
             row["peak_mib"] = measuring.device_peak_mebibytes(step)
@@ -202,6 +207,19 @@ def measure_layers(names, cases, device, definition):
         yield rows
 
 
+def measure_host(names, shape, device):
+    """Yield rows with the host time of one call: the fastest of torch's backends first, then every mechanism."""
+    case, peers = Case(shape, device), []
+    about = {"part": "host", "case": "causal", "shape": [*shape[:2], *shape[1:]]}
+    for backend in BACKENDS[:3] if device == "cuda" else BACKENDS[3:]:
+        make = partial(lambda backend: (case.make_peer(backend), {}), backend)
+        peers.append(measure_step(about | {"mechanism": PEER, "by": backend.name.lower()}, make, host=True))
+    yield [min(peers, key=lambda row: row.get("host_ms", float("inf")))]
+    for name in names:
+        row = about | {"mechanism": name, "by": "auto"}
+        yield [measure_step(row, partial(prepare, case, name, "auto"), host=True)]
+
+
 def prepare(case, name, way):
     """Return a step of a mechanism by one way, and its distance from the definition."""
     mechanism, leaves = case.make_layer(name, "auto" if way == "auto" else "reference")
@@ -230,7 +248,7 @@ def name_dtype(dtype):
 
 
 def read_clock(row):
-    return row["device_ms"] if "device_ms" in row else row["eager_ms"]
+    return next((row[key] for key in ("host_ms", "device_ms", "eager_ms") if key in row), None)
 
 
 def compare_with_peers(rows, speeds):
@@ -238,7 +256,7 @@ def compare_with_peers(rows, speeds):
     for row in rows:
         same = [r for r in rows if all(r[key] == row[key] for key in ("part", "case", "shape"))]
         peer = next(r for r in same if r["mechanism"] == PEER)
-        if "eager_ms" in row and "eager_ms" in peer:
+        if read_clock(row) and read_clock(peer):
             row["times_peer"] = read_clock(row) / read_clock(peer)
         if "device_ms" in row and speeds and row["case"] == "causal":
             b, h, _, n, d = row["shape"]
@@ -247,14 +265,15 @@ def compare_with_peers(rows, speeds):
 
 
 def show(rows, about):
-    columns = ["mechanism", "by", "case", "b,h,g,n,d", "device ms", "eager ms", "× peer", "× floor", "peak MiB"]
-    columns += ["carry", "kernels"]
-    keys = ("device_ms", "eager_ms", "times_peer", "times_floor", "peak_mib", "carry_dtype")
+    columns = ["mechanism", "by", "case", "b,h,g,n,d", "device ms", "eager ms", "host ms", "× peer", "× floor"]
+    columns += ["peak MiB", "carry", "kernels"]
+    keys = ("device_ms", "eager_ms", "host_ms", "times_peer", "times_floor", "peak_mib", "carry_dtype")
     shown = [
         [r["mechanism"], r["by"], r["case"], ",".join(map(str, r["shape"])), *(r.get(key, "–") for key in keys),
          "+".join(r.get("kernels", [])) or "–"] for r in rows
     ]  # fmt: skip
-    print(f"forward + backward on {about['hardware']}, torch {about['torch']}; × peer by device time, else eager time")
+    clocks = "× peer by host time, else device time, else eager time"
+    print(f"forward + backward on {about['hardware']}, torch {about['torch']}; {clocks}")
     print(measuring.format_table(columns, shown))
     for row in rows:
         if "not_run" in row:
@@ -266,7 +285,7 @@ def main():
     parser.add_argument("--only", help="comma-separated mechanisms")
     parser.add_argument("--length", type=int, help="only cases of this length n")
     parser.add_argument("--case", choices=["causal", "grouped", "padded", "9 heads"], help="only this case")
-    parser.add_argument("--part", choices=["layers", "llama"], help="default: both")
+    parser.add_argument("--part", choices=["layers", "llama", "host"], help="default: all")
     parser.add_argument("--definition", action="store_true", help="also time the definition, eager and compiled")
     parser.add_argument("--jobs", type=int, default=0, help="processes that compile the layers first; default: none")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, to see that everything works")
@@ -285,8 +304,9 @@ def main():
     parts = {
         "layers": lambda: measure_layers(names, cases, device, given.definition),
         "llama": lambda: measure_llamas(names, device, given.tiny),
+        "host": lambda: measure_host(names, TINY_SHAPE if given.tiny else HOST_SHAPE, device),
     }
-    if given.jobs and device == "cuda" and given.part != "llama":
+    if given.jobs and device == "cuda" and given.part in (None, "layers"):
         compile_layers(names, cases, given.definition, given.jobs)
     speeds = floors.measure_speeds() if device == "cuda" else {}
     about = measuring.collect_provenance(SEED) | {"speeds": speeds}

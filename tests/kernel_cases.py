@@ -11,6 +11,20 @@ OPERATOR_TESTS = ("test_schema", "test_autograd_registration", "test_faketensor"
 OPERATOR_TESTS += ("test_aot_dispatch_static",) if DEVICE == "cpu" else ("test_aot_dispatch_dynamic",)
 
 
+def fill_memory_with_nan(monkeypatch):
+    """Let memory that kernels write to start as NaN."""
+
+    def fill(empty):
+        def make(*arguments, **options):
+            made = empty(*arguments, **options)
+            return made.fill_(float("nan")) if made.is_floating_point() else made
+
+        return make
+
+    for owner, name in ((torch.Tensor, "new_empty"), (torch.Tensor, "new_empty_strided"), (torch, "empty_like")):
+        monkeypatch.setattr(owner, name, fill(getattr(owner, name)))
+
+
 def project(b, n, h, d):
     """Draw (b,h,n,d) as a joint projection leaves it: not contiguous, and a slice of something wider."""
     return torch.randn(b, n, h * d + 3, device=DEVICE)[..., 3:].unflatten(-1, (h, d)).transpose(1, 2)

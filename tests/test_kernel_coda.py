@@ -289,6 +289,7 @@ def test_every_visible_element_is_written(name, n, options, monkeypatch):
         return make
 
     monkeypatch.setattr(torch.Tensor, "new_empty", poisoned(torch.Tensor.new_empty))
+    monkeypatch.setattr(torch.Tensor, "new_empty_strided", poisoned(torch.Tensor.new_empty_strided))
     monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
     mechanism = shaken(name, 2, 5, impl="fused", **options)
     case = Case(2, 2, n, n, 5, "keys", causal=True)

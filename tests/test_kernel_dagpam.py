@@ -118,7 +118,8 @@ def test_short_rows_equal_the_definition(i, j, d, mask, causal, monkeypatch):
     for impl in ("reference", "fused"):
         mechanism.impl = impl
         if impl == "fused":
-            monkeypatch.setattr(torch.Tensor, "new_empty", partialmethod(fill_with_nan, torch.Tensor.new_empty))
+            for name in ("new_empty", "new_empty_strided"):
+                monkeypatch.setattr(torch.Tensor, name, partialmethod(fill_with_nan, getattr(torch.Tensor, name)))
         context = mechanism(*inputs, mask, causal=causal)[0]
         found.append([context, *torch.autograd.grad(context, [*inputs, *mechanism.parameters()], g)])
     for expected, got in zip(*found, strict=True):

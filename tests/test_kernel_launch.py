@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
-from triton import JITFunction
+from triton import JITFunction, knobs
+from triton.backends.nvidia.driver import CudaLauncher
+from triton.runtime import driver
 
-from attnlab.mechanisms.kernels.launch import operator, remember_calls
+from attnlab.mechanisms.kernels.launch import find_launcher, operator, remember_calls
 
 CALLS: list[str] = []
 
@@ -76,22 +78,92 @@ class Compiled:
         return lambda *arguments: self.launches.append((grid, *arguments))
 
 
-@pytest.fixture
-def kernel(monkeypatch):
+class Launcher:
+    """A launcher as that of Triton 3.6 to 3.9; it lists the arguments that it is called with."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def __call__(self, gridX, gridY, gridZ, stream, function, *arguments):  # noqa: N803 (Triton's names)
+        self.calls.append((gridX, gridY, gridZ, stream, function, *arguments))
+
+
+class Direct(Compiled):
+    """A compiled kernel whose launcher can be called directly."""
+
+    function, packed_metadata = 77, (4, 1, 0)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run = Launcher()
+
+
+class Streams:
+    """A driver whose stream is its device plus 100."""
+
+    @staticmethod
+    def get_current_stream(device: int) -> int:
+        return device + 100
+
+
+def make_kernel(monkeypatch, compiled):
+    """Return a kernel that remembers its calls, for which Triton compiles an instance of `compiled`."""
+
     def add(x, y, n, size, even):
         pass
 
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(JITFunction, "run", lambda *arguments, grid, warmup, **constants: Compiled())
+    monkeypatch.setattr(driver, "_active", Streams())
+    monkeypatch.setattr(JITFunction, "run", lambda *arguments, grid, warmup, **constants: compiled())
     return remember_calls(JITFunction(add))
 
 
+@pytest.fixture
+def kernel(monkeypatch):
+    return make_kernel(monkeypatch, Compiled)
+
+
 def test_a_kernel_is_launched_again_as_it_was_compiled(kernel):
+    """Triton launches it by itself, because its launcher is not one that is known."""
     x, y = torch.zeros(64), torch.zeros(64)
     first = kernel[(3,)](x, y, 64, even=True, size=16, num_warps=4)
     assert first.launches == []  # Triton has launched it
     assert kernel[(5, 2)](y, x, 64, even=True, size=16, num_warps=4) is first
     assert first.launches == [((5, 2, 1), y.data_ptr(), x.data_ptr(), 64, 16, True)]
+
+
+@pytest.mark.parametrize("grid", [(5,), (5, 2), (5, 2, 3)])
+def test_a_known_launcher_is_called_directly_on_the_stream_of_the_tensors(monkeypatch, grid):
+    kernel, x, y = make_kernel(monkeypatch, Direct), torch.zeros(64), torch.zeros(64)
+    first = kernel[grid](x, y, 64, even=True, size=16, num_warps=4)
+    assert kernel[grid](y, x, 64, even=True, size=16, num_warps=4) is first
+    stream = Streams.get_current_stream(x.get_device())
+    given = (*(*grid, 1, 1)[:3], stream, 77, (4, 1, 0), None, None, None, y.data_ptr(), x.data_ptr(), 64, 16, True)
+    assert (first.run.calls, first.launches) == ([given], [])
+
+
+@pytest.mark.parametrize("name", ["launch_enter_hook", "launch_exit_hook"])
+@pytest.mark.parametrize("chained", [False, True])
+def test_triton_launches_by_itself_while_a_hook_is_set(monkeypatch, name, chained):
+    kernel, x = make_kernel(monkeypatch, Direct), torch.zeros(64)
+    first = kernel[(1,)](x, x, 64, even=True, size=16)
+    with monkeypatch.context() as patch:
+        hook = knobs.HookChain() if chained else print
+        patch.setattr(knobs.runtime, name, hook)
+        if chained:
+            hook.add(print)
+        kernel[(1,)](x, x, 64, even=True, size=16)
+        assert (len(first.run.calls), len(first.launches)) == (0, 1)
+    kernel[(1,)](x, x, 64, even=True, size=16)
+    assert (len(first.run.calls), len(first.launches)) == (1, 1)
+
+
+def test_the_launcher_of_this_triton_is_known():
+    class Real(Direct):
+        def __init__(self) -> None:
+            self.run = object.__new__(CudaLauncher)
+
+    assert find_launcher(Real()) is not None
+    assert find_launcher(Compiled()) is None
 
 
 def test_a_kernel_is_compiled_for_types_alignment_numbers_and_constants(kernel):

@@ -9,6 +9,7 @@ from attnlab.mechanisms.kernels.launch import LAUNCHED
 
 pytest.importorskip("triton")
 from gpu_compile import assert_compiles, some_and_all
+from kernel_cases import fill_memory_with_nan
 
 from attnlab.mechanisms.kernels import one_pass as kernel
 from attnlab.mechanisms.kernels import online
@@ -88,6 +89,31 @@ def test_it_equals_the_definition_with_the_same_noise(dtype, seed, name, shape, 
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_longer_than_a_tile(name):
     assert_same(1, 2, 37, 70, 16, torch.float32, causal=True, name=name, shared=2)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", ["sigmoid", "non"])
+def test_the_kernel_counts_the_keys_of_each_query(name, causal):
+    """Fewer queries than keys, and more: then the first causal queries see none."""
+    for i, j in ((5, 37), (37, 5)):
+        assert_same(2, 2, i, j, 16, torch.float32, causal=causal, name=name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_element_is_written(name, monkeypatch):
+    """Outputs start as NaN; none may be left."""
+    fill_memory_with_nan(monkeypatch)
+    qkv, grad = [projected(1, 35, 2, 16) for _ in range(3)], torch.randn(1, 2, 35, 16, device=DEVICE)
+    found = results(name, qkv, grad, torch.float32, "fused", None, True)
+    assert all(x.isfinite().all() for x in found.values())
+
+
+def test_a_mask_or_a_bias_needs_levels():
+    q, form = projected(1, 5, 2, 16), online.SIGMOID.value
+    mask, bias = torch.ones(5, dtype=torch.bool, device=DEVICE), torch.zeros(5, device=DEVICE)
+    for hidden in ((mask, None), (None, bias)):
+        with pytest.raises(ValueError, match="level must be given"):
+            kernel.one_pass(q, q, q, *hidden, *(None,) * 4, form, True, 1.0, 0.0, 0, 0.0)
 
 
 @pytest.mark.parametrize("n", range(max(len(NAMES), len(BIASES))))
@@ -263,6 +289,7 @@ from attnlab.mechanisms.kernels import nap, one_pass, online, tiles
 
 cases = [("bf16", torch.bfloat16, 64, True, form, 99) for form in range(5)]
 if EVERY:
+    cases += [("bf16", torch.bfloat16, 64, False, form, 99) for form in (3, 5)]
     cases += [("fp16", torch.float16, 128, False, 0, 99), ("fp32", torch.float32, 128, True, 2, 99)]
     cases += [(kind, getattr(torch, name), 256, True, form, rows) for form in range(5) for rows in (5, 99)
               for kind, name in (("bf16", "bfloat16"), ("fp16", "float16"), ("fp32", "float32"))]
@@ -274,13 +301,13 @@ for kind, dtype, d, on, form, rows in cases if EVERY else [("bf16", torch.bfloat
         work = "keys" if kernel is one_pass._backward_keys else "forward" if first else "queries"
         tile = tiles.choose_pass_tile(torch.empty(1, 1, rows, d, dtype=dtype), work)
         more = {"FORM": form, "BIAS": 3 if form == 0 else 1 + on, "NOISY": on, "SHARED": 3}
-        more |= {"STORED": False, "EXTRA": on} if first else {}
+        more |= {"STORED": False, "COUNTED": not on, "EXTRA": on} if first else {}
         more |= {"SUMMED": on} if kernel in (one_pass._backward_keys, one_pass._backward_queries) else {}
         options = {name: tile.pop(name) for name in ("num_warps", "num_stages") if name in tile}
         fixed = tile | more | {"MASKED": on, "CAUSAL": on, "DROPPED": on}
         fixed = {name: value for name, value in fixed.items() if name in kernel.arg_names}
         types = dict.fromkeys(("q", "k", "v", "grad", "out", "dq", "dk", "dv"), f"*{kind}")
-        types |= dict.fromkeys(("lse", "delta", "extra", "bias", "dbias", "sums"), "*fp32")
+        types |= dict.fromkeys(("lse", "delta", "bias", "dbias", "sums"), "*fp32") | {"extra": f"*{kind}"}
         types |= {"bias": "*fp64"} if form == 0 else {}
         types |= dict.fromkeys(("scale", "rate", "eps"), "fp32")
         types |= dict.fromkeys(fixed, "constexpr")

@@ -34,8 +34,8 @@ class Differential(Mechanism):
     @property
     def subtraction(self) -> Tensor:
         """λ, a number."""
-        pair = (self.lambda_q * self.lambda_k).sum(-1).exp()
-        return pair[0] - pair[1] + self.lambda_init
+        first, second = (self.lambda_q * self.lambda_k).sum(-1).exp().unbind()
+        return first - second + self.lambda_init
 
     @property
     def row_sum(self) -> Tensor:

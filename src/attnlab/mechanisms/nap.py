@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from attnlab.config import Positive
 from attnlab.mechanisms.cascade import can_mix_one_pass, mix_one_pass
-from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, widen
+from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, split_heads, widen
 
 
 class NAP(Mechanism):
@@ -41,10 +41,10 @@ class NAP(Mechanism):
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         self.check(q, k, mask, at, v)
         if can_mix_one_pass(self, q, k, v, at=at, bias=bias):
-            extra = torch.stack((self.gain.flatten(), self.shift.flatten()))
+            extra = torch.cat((self.gain, self.shift))
             return mix_one_pass(self, q, k, v, mask, causal=causal, bias=bias, form="nap", extra=extra, eps=1e-3), None
         return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
 
     def finish(self, context: Tensor) -> Tensor:
-        heads = context.transpose(1, 2)  # (b,i,h,d)
-        return F.gelu(self.norm(heads.flatten(2))).view_as(heads).transpose(1, 2)
+        rows = context.transpose(1, 2).flatten(2)  # (b,i,h·d)
+        return split_heads(F.gelu(self.norm(rows)), self.heads)

@@ -29,7 +29,9 @@ class NON(Mechanism):
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         self.check(q, k, mask, at, v)
         if can_mix_one_pass(self, q, k, v, at=at, bias=bias):
-            level = count_visible(q, k, mask, causal=causal, bias=bias).rsqrt().squeeze(-1).expand(q.shape[:3])
+            level = None  # the kernel counts the keys, unless a mask or a bias may hide some
+            if mask is not None or bias is not None:
+                level = count_visible(q, k, mask, causal=causal, bias=bias).rsqrt().squeeze(-1).expand(q.shape[:3])
             return mix_one_pass(self, q, k, v, mask, causal=causal, bias=bias, form="plain", level=level), None
         drops = self.training and self.dropout > 0
         linear = bias is None and not drops and has_linear_form(q, k, mask, causal=causal, at=at)

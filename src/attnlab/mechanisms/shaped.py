@@ -4,7 +4,8 @@
 
 Each head has its α, β and γ, initialized to 1. Rows sum to α + β − γ. The papers also initialize W_Q to 0, so P = C and
 the weights are α I; that belongs to the model, not to the mechanism. For I, `at` gives the key index of each query.
-impl="auto", without dropout: context = α v_i + β (one softmax attention) − γ (the mean of the visible v).
+impl="auto", without dropout: context = α v_i + β (one softmax attention) − γ (the mean of the visible v). On a GPU one
+kernel adds the three in causal self-attention without a mask.
 """
 
 from typing import Any
@@ -54,6 +55,12 @@ class Shaped(Mechanism):
         if bias is not None:  # it may hide keys from the mean
             return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
         softmax = attend(self, q, k, v, mask, causal=causal, at=at, bias=None, kernel=kernel)
+        if self.wants_kernels(q):
+            from attnlab.mechanisms.kernels import shaped
+
+            if shaped.find_gap(softmax, v, mask, causal, at) is None:
+                context: Tensor = shaped.shape_context(softmax, v, self.alpha, self.beta, self.gamma)
+                return context, None
         centre = mean_visible(v, q, k, mask, causal=causal, at=at)
         own, centre = (repeat_heads(x, self.heads) for x in (self.read_own(v, q, k, mask, at), centre))
         return self.alpha * own + self.beta * softmax - self.gamma * centre, None

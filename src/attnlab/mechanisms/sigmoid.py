@@ -33,8 +33,15 @@ class Sigmoid(Mechanism):
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         self.check(q, k, mask, at, v)
         if can_mix_one_pass(self, q, k, v, at=at, bias=bias):
-            level = -count_visible(q, k, mask, causal=causal, bias=bias).log()
-            level = level if self.offset is None else torch.full_like(level, self.offset)
-            level = level.squeeze(-1).expand(q.shape[:3])
+            level = self.read_level(q, k, mask, causal=causal, bias=bias)
             return mix_one_pass(self, q, k, v, mask, causal=causal, bias=bias, form="sigmoid", level=level), None
         return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
+
+    def read_level(self, q: Tensor, k: Tensor, mask: Tensor | None, *, causal: bool, bias: Tensor | None
+                   ) -> Tensor | None:  # fmt: skip
+        """Return c of each query, (b,h,i), or None if the kernel can count the keys: no mask or bias hides any."""
+        if self.offset is not None:
+            return q.new_full((1, 1, 1), self.offset, dtype=torch.float32).expand(q.shape[:3])
+        if mask is None and bias is None:
+            return None
+        return -count_visible(q, k, mask, causal=causal, bias=bias).log().squeeze(-1).expand(q.shape[:3])

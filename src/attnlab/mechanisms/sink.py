@@ -34,5 +34,5 @@ class Sink(Mechanism):
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         self.check(q, k, mask, at, v)
         if can_mix_one_pass(self, q, k, v, at=at, bias=bias):
-            return mix_one_pass(self, q, k, v, mask, causal=causal, bias=bias, extra=self.sink.flatten()), None
+            return mix_one_pass(self, q, k, v, mask, causal=causal, bias=bias, extra=self.sink), None
         return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)

@@ -67,8 +67,15 @@ def count_visible(
     if bias is not None:
         seen = visible(q, k, mask, causal=causal, at=at) & (bias > -torch.inf)
         return widen(seen.sum(-1, keepdim=True).clamp_min(1))
-    ones = widen(k.new_ones(1, 1, k.shape[2], 1))
-    return sum_visible(ones, q, k, mask, causal=causal, at=at).clamp_min(1)
+    dtype, keys = torch.promote_types(k.dtype, torch.float32), k.shape[2]
+    if mask is not None:
+        ones = k.new_ones(1, 1, keys, 1, dtype=dtype)
+        return sum_visible(ones, q, k, mask, causal=causal, at=at).clamp_min(1)
+    if not causal:
+        return k.new_full((1, 1, 1, 1), max(1, keys), dtype=dtype)
+    if at is None and q.shape[2] <= keys:
+        return torch.arange(keys - q.shape[2] + 1, keys + 1, dtype=dtype, device=k.device).view(1, 1, -1, 1)
+    return (position(q, k, at) + 1).clamp(1, max(1, keys)).to(dtype).view(1, 1, -1, 1)
 
 
 def mean_visible(

@@ -4,6 +4,8 @@ import inspect
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ LAUNCHED: set[str] = set()  # names of the kernels that this process has run; a 
 
 NOWHERE = nullcontext()
 MOST_CALLS = 4096  # kinds of calls of one kernel that are remembered
+Launch = Callable[[Any, list[int], tuple[Any, ...]], None]  # grid, addresses, numbers
 
 
 class Operator:
@@ -65,18 +68,19 @@ def operator(name: str) -> Callable[[Callable[..., Any]], Operator]:
 
 
 def remember_calls(kernel: Any) -> Any:
-    """Let a kernel remember what Triton compiled for each kind of call: half of the host time of a launch is saved.
+    """Let a kernel remember what Triton compiled for each kind of call: most of the host time of a launch is saved.
 
     It decorates a function with @triton.jit whose pointers come first, then numbers, then constants. Triton compiles
     for the types, for integers that are 1 or multiples of 16, and for pointers that are multiples of 16 bytes. Calls
-    with the same numbers, constants, types and alignments are of one kind.
+    with the same numbers, constants, types and alignments are of one kind. The device of the first tensor must be the
+    current one.
     """
     from triton import JITFunction
 
     if not isinstance(kernel, JITFunction):  # the interpreter
         return kernel
     compile_and_run, pointers = kernel.run, 0
-    known: dict[Any, tuple[Any, list[Any]]] = {}
+    known: dict[Any, tuple[Any, Launch]] = {}
 
     def run(*arguments: Any, grid: Any, warmup: bool, **constants: Any) -> Any:
         nonlocal pointers
@@ -84,22 +88,59 @@ def remember_calls(kernel: Any) -> Any:
             return compile_and_run(*arguments, grid=grid, warmup=warmup, **constants)
         pointers = pointers or sum(isinstance(x, Tensor) for x in arguments)
         tensors, numbers = arguments[:pointers], arguments[pointers:]
-        addresses = [x.data_ptr() for x in tensors]
-        types, aligned = [x.dtype for x in tensors], [x % 16 == 0 for x in addresses]
-        kind = (torch.cuda.current_device(), numbers, *types, *aligned, *constants.items())
+        addresses = list(map(Tensor.data_ptr, tensors))
+        aligned = tuple(x % 16 == 0 for x in addresses) if reduce(or_, addresses) % 16 else True
+        device = tensors[0].get_device()
+        kind = (device, aligned, numbers, *[x.dtype for x in tensors], *constants, *constants.values())
         found = known.get(kind)
         if found is None:
             compiled = compile_and_run(*arguments, grid=grid, warmup=False, **constants)
             if len(known) == MOST_CALLS:
                 known.clear()
-            known[kind] = compiled, [constants[name] for name in kernel.arg_names[len(arguments) :]]
+            rest = tuple(constants[name] for name in kernel.arg_names[len(arguments) :])
+            known[kind] = compiled, prepare_launch(compiled, device, rest)
             return compiled
-        compiled, rest = found
-        compiled[(*grid, 1, 1)[:3]](*addresses, *numbers, *rest)
-        return compiled
+        found[1](grid, addresses, numbers)
+        return found[0]
 
     kernel.run = run
     return kernel
+
+
+def prepare_launch(compiled: Any, device: int, rest: tuple[Any, ...]) -> Launch:
+    """Return a function of the grid, addresses and numbers that launches a compiled kernel with the constants `rest`.
+
+    It calls Triton's launcher directly. If that is not the launcher known here, or while hooks such as those of a
+    profiler are set, Triton launches by itself, which takes three times as long.
+    """
+    from triton import knobs
+    from triton.runtime import driver
+
+    def launch_by_triton(grid: Any, addresses: list[int], numbers: tuple[Any, ...]) -> None:
+        compiled[(*grid, 1, 1)[:3]](*addresses, *numbers, *rest)
+
+    launcher, hooks = find_launcher(compiled), knobs.runtime
+    if launcher is None:
+        return launch_by_triton
+    function, metadata, get_stream = compiled.function, compiled.packed_metadata, driver.active.get_current_stream
+
+    def launch(grid: Any, addresses: list[int], numbers: tuple[Any, ...]) -> None:
+        enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook  # None, a function, or a chain of them
+        if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
+            return launch_by_triton(grid, addresses, numbers)
+        x, y, z = grid if len(grid) == 3 else (*grid, 1, 1)[:3]
+        launcher(x, y, z, get_stream(device), function, metadata, None, None, None, *addresses, *numbers, *rest)
+
+    return launch
+
+
+def find_launcher(compiled: Any) -> Callable[..., None] | None:
+    """Return the launcher of a compiled kernel, or None if it takes other arguments than that of Triton 3.6 to 3.9."""
+    launcher = getattr(compiled, "run", None)
+    if launcher is None or not hasattr(compiled, "function") or not hasattr(compiled, "packed_metadata"):
+        return None
+    names = tuple(inspect.signature(type(launcher).__call__).parameters)
+    return launcher if names[1:6] == ("gridX", "gridY", "gridZ", "stream", "function") else None
 
 
 def divide_up(n: int, size: int) -> int:
@@ -124,7 +165,7 @@ def is_intercepted() -> bool:
 
 def select_device(x: Tensor) -> AbstractContextManager[Any]:
     """Make the tensor's device the current one, where Triton launches."""
-    if not x.is_cuda or x.device.index == torch.cuda.current_device():
+    if not x.is_cuda or x.get_device() == torch._C._cuda_getDevice():  # CUDA is running, so this needs no check
         return NOWHERE
     return torch.cuda.device(x.device)
 
@@ -166,4 +207,4 @@ def find_head_gap(q: Tensor) -> str | None:
 def empty_by_token(x: Tensor) -> Tensor:
     """Allocate a tensor like x (b,h,n,d) with the memory layout (b,n,h,d), which the output projection reads."""
     b, h, n, d = x.shape
-    return x.new_empty(b, n, h, d).transpose(1, 2)
+    return x.new_empty_strided((b, h, n, d), (n * h * d, d, h * d, 1))

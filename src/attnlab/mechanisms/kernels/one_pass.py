@@ -6,11 +6,11 @@
                a bias: dS, summed over the axes that it broadcasts
 
 No logit is ever written. Noise is a function of its position, so each pass draws it again. In the backward pass one
-kernel loops over the queries for dK and dV, of all query heads that share a key head, and one over the keys for dQ.
-The first also sums the gradient of a bias that is the same for all queries. That of any other bias has a kernel of its
-own, which loops over the heads and examples that share the bias, so it needs no more memory than the bias itself.
-A running sum b as bias means b_j − b_i, where b_i changes no weight. Its gradient is Σ_i dS_im − Σ_j dS_mj. The second
-sum is 0 but for the rounding of δ, which the running sum would otherwise add up. Every sum has a fixed order.
+kernel loops over the keys for dQ, and stores δ. Then one loops over the queries for dK and dV, of all query heads that
+share a key head. It also sums the gradient of a bias that is the same for all queries. That of any other bias has a
+kernel of its own, which loops over the heads and examples that share the bias, so it needs no more memory than the bias
+itself. A running sum b as bias means b_j − b_i, where b_i changes no weight. Its gradient is Σ_i dS_im − Σ_j dS_mj. The
+second sum is 0 but for the rounding of δ, which the running sum would otherwise add up. Every sum has a fixed order.
 """
 
 from typing import Any
@@ -33,6 +33,8 @@ from attnlab.mechanisms.kernels.online import (
     LOG2_E,
     NAP,
     PARTS,
+    PLAIN,
+    SIGMOID,
     SOFTMAX,
     at_pairs,
     attend,
@@ -57,7 +59,6 @@ from attnlab.mechanisms.kernels.pairs import (
 from attnlab.mechanisms.kernels.tiles import (
     ANY_VALUE,
     choose_pass_tile,
-    compute_delta,
     load_tile,
     locate_tile,
     score_tile,
@@ -67,12 +68,15 @@ from attnlab.mechanisms.kernels.tiles import (
 
 @triton.jit
 def _slope(
-    x, y, z, g, mask, bias, extra, noise, dropping, lse, delta, head, b, h, first, left, heads, rows, keys, m_b, m_i,
-    m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM: tl.constexpr, BIAS: tl.constexpr, NOISY: tl.constexpr,
+    x, y, z, g, mask, bias, extra, noise, dropping, lse, delta, sums, head, b, h, first, left, heads, rows, keys, m_b,
+    m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM: tl.constexpr, BIAS: tl.constexpr, NOISY: tl.constexpr,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr, WHOLE: tl.constexpr, BI: tl.constexpr,
     BJ: tl.constexpr,
 ):  # fmt: skip
-    """P ∘ D and dS of the BI queries from `first` on (x, gradients g) and the BJ keys from `left` on (y, values z)."""
+    """P ∘ D and dS of the BI queries from `first` on (x, gradients g) and the BJ keys from `left` on (y, values z).
+
+    sums: δ of the queries, from `_read_delta`; NAP reads its numbers from delta.
+    """
     UNIT: tl.constexpr = 1.0 if FORM == NAP else LOG2_E
     i, j = first + tl.arange(0, BI), left + tl.arange(0, BJ)
     s = score_tile(x, y, noise, b, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ, UNIT)
@@ -84,15 +88,24 @@ def _slope(
         kept = draw_dropout(tl.load(dropping), rate, head, i[:, None], (left // 4 + tl.arange(0, BJ // 4))[None, :])
     dp = tl.dot(g, tl.trans(z), input_precision="ieee") * kept
     if FORM == NAP:
-        inverse, gain = read_part(lse, 1, head, i, rows), tl.load(extra + h)
+        inverse, gain = read_part(lse, 1, head, i, rows), tl.load(extra + h).to(tl.float32)
         s = standardize(s, read_part(lse, 0, head, i, rows), inverse)
-        p = tl.where(seen, s * gain + tl.load(extra + heads + h), 0.0)
+        p = tl.where(seen, s * gain + tl.load(extra + heads + h).to(tl.float32), 0.0)
         mean, pull = read_part(delta, 0, head, i, rows), read_part(delta, 1, head, i, rows)
         ds = tl.where(seen, (dp - mean[:, None] - s * pull[:, None]) * (inverse * gain)[:, None], 0.0)
     else:
         level = tl.load(lse + head * rows + i, mask=i < rows, other=0.0)
-        p, ds = differentiate(s, level, seen, dp, tl.load(delta + head * rows + i, mask=i < rows, other=0.0), FORM)
+        p, ds = differentiate(s, level, seen, dp, sums, FORM)
     return p * kept, ds
+
+
+@triton.jit
+def _read_delta(delta, head, i, rows, FORM: tl.constexpr, BI: tl.constexpr):
+    """δ of queries i, if the form needs it, else 0."""
+    sums = tl.zeros((BI,), dtype=tl.float32)
+    if FORM != SIGMOID and FORM != PLAIN and FORM != NAP:
+        sums = tl.load(delta + head * rows + i, mask=i < rows, other=0.0)
+    return sums
 
 
 @remember_calls
@@ -122,9 +135,10 @@ def _backward_keys(
                 i = above + tl.arange(0, BI)
                 x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
                 c = load_tile(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
+                sums = _read_delta(delta, b * heads + h, i, rows, FORM, BI)
                 taken, ds = _slope(
-                    x, y, z, c, mask, bias, extra, noise, dropping, lse, delta, b * heads + h, b, h, above, left, heads,
-                    rows, keys, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED,
+                    x, y, z, c, mask, bias, extra, noise, dropping, lse, delta, sums, b * heads + h, b, h, above, left,
+                    heads, rows, keys, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED,
                     CAUSAL, DROPPED, part == 0, BI, BJ,
                 )  # fmt: skip
                 sum_v = tl.dot(tl.trans(taken.to(c.dtype)), c, sum_v, input_precision="ieee")
@@ -141,19 +155,27 @@ def _backward_keys(
 @remember_calls
 @triton.jit(do_not_specialize=ANY_VALUE)
 def _backward_queries(
-    q, k, v, mask, bias, extra, noise, dropping, grad, lse, delta, dq, sums, heads, rows, keys, q_b, q_h, q_i, q_d, k_b,
-    k_h, k_j, k_d, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer,
+    q, k, v, mask, bias, extra, noise, dropping, grad, lse, delta, out, dq, sums, heads, rows, keys, q_b, q_h, q_i, q_d,
+    k_b, k_h, k_j, k_d, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer,
     FORM: tl.constexpr, BIAS: tl.constexpr, SUMMED: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr,
     CAUSAL: tl.constexpr, DROPPED: tl.constexpr, SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
     D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """dQ of BI queries of one head; SUMMED: Σ_j dS of each, as sums, of the same rounded dS as in `_backward_keys`."""
+    """δ, which it stores, and dQ of BI queries of one head.
+
+    SUMMED: Σ_j dS of each, as sums, of the same rounded dS as in `_backward_keys`.
+    """
     tiles = tl.cdiv(rows, BI)
     head, tile, b, h = locate_tile(tiles, heads)
     first = (tiles - 1 - tile) * BI
     i = first + tl.arange(0, BI)
     x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
     c = load_tile(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
+    products = tl.zeros((BI,), dtype=tl.float32)
+    if FORM != SIGMOID and FORM != PLAIN and FORM != NAP:
+        o = load_tile(out, b, h, i, rows, rows * heads * D, D, heads * D, 1, D, WIDE)
+        products = tl.sum(c.to(tl.float32) * o.to(tl.float32), 1)
+        tl.store(delta + head * rows + i, products, mask=i < rows)
     sum_q, total = tl.zeros((BI, WIDE), dtype=tl.float32), tl.zeros((BI,), dtype=tl.float32)
     whole = whole_keys(first, rows, keys, CAUSAL, BJ)
     for part in tl.static_range(2):  # tiles that are visible as a whole, then the others
@@ -163,9 +185,9 @@ def _backward_queries(
             y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
             z = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
             _, ds = _slope(
-                x, y, z, c, mask, bias, extra, noise, dropping, lse, delta, head, b, h, first, left, heads, rows, keys,
-                m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED, CAUSAL, DROPPED,
-                part == 0, BI, BJ,
+                x, y, z, c, mask, bias, extra, noise, dropping, lse, delta, products, head, b, h, first, left, heads,
+                rows, keys, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED, CAUSAL,
+                DROPPED, part == 0, BI, BJ,
             )  # fmt: skip
             sum_q = tl.dot(ds.to(y.dtype), y, sum_q, input_precision="ieee")
             if SUMMED:
@@ -197,10 +219,11 @@ def _backward_bias(
             c = load_tile(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
             y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
             z = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
+            sums = _read_delta(delta, b * heads + h, i, rows, FORM, BI)
             _, ds = _slope(
-                x, y, z, c, mask, bias, extra, noise, dropping, lse, delta, b * heads + h, b, h, top, left, heads, rows,
-                keys, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED, CAUSAL, DROPPED,
-                False, BI, BJ,
+                x, y, z, c, mask, bias, extra, noise, dropping, lse, delta, sums, b * heads + h, b, h, top, left, heads,
+                rows, keys, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED, CAUSAL,
+                DROPPED, False, BI, BJ,
             )  # fmt: skip
             total += ds
     place, inside = at_pairs(one, i, j, rows, keys)
@@ -217,20 +240,23 @@ def one_pass(
 
     bias    floating-point, broadcastable to (b,h,i,j), or None; −∞ hides a key
             the same for all queries, in float64, for softmax: a running sum, which keeps its digits
-    extra   (h,) logits that have no value, or None       level     (b,h,i) the levels of SIGMOID or PLAIN
-            (2,h) gain and shift of NAP
+    extra   h logits that have no value, or None          level     (b,h,i) the levels of SIGMOID or PLAIN, or None:
+            2h: the gains of NAP, then its shifts                   counted, if there is neither mask nor bias
     noise   the seed of ε, or None                        dropping  the seed of dropout, or None; rate: of dropout
     """
     note_launch("one_pass")
+    counted = level is None and form in (SIGMOID.value, PLAIN.value)
+    if counted and not (mask is None and bias is None):
+        raise ValueError("level must be given with a mask or a bias, which may hide keys, got None")
     out, lse = _empty(q, form)
     if level is not None:
-        lse.copy_(level).mul_(LOG2_E.value)
-    wide = None if extra is None else extra.float().contiguous()
+        torch.mul(level, LOG2_E.value, out=lse)
+    extra = None if extra is None else extra.contiguous()
     seen, added = read_mask(mask, causal, q, k), read_bias(bias, q, k, _is_shifted(form, extra))
     options: dict[str, Any] = {"scale": scale, "rate": rate, "layer": layer, "form": form, "eps": eps}
     if form == NAP.value:
         measure_rows(q, k, seen, added, lse, scale, eps)
-    attend(q, k, v, None, seen, added, wide, noise, dropping, out, lse, **options)
+    attend(q, k, v, None, seen, added, extra, noise, dropping, out, lse, counted=counted, **options)
     return out, lse
 
 
@@ -238,32 +264,32 @@ def one_pass(
 def one_pass_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, extra: Tensor | None,
     noise: Tensor | None, dropping: Tensor | None, out: Tensor, lse: Tensor, form: int, causal: bool, scale: float,
-    rate: float, layer: int, eps: float, learnt: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """dQ, dK, dV, the gradient of the bias, empty unless the bias is learnt, and that of extra, empty without it."""
+    rate: float, layer: int, eps: float, learnt: bool, extra_learnt: bool,
+) -> list[Tensor]:  # fmt: skip
+    """dQ, dK, dV, then the gradient of the bias, if it is learnt, then that of extra, if it is learnt."""
     (b, h, i, _), (g, j) = q.shape, k.shape[1:3]
     seen, added = read_mask(mask, causal, q, k), read_bias(bias, q, k, _is_shifted(form, extra))
     dq, dk, dv = (empty_by_token(x) for x in (q, k, v))
-    wide = None if extra is None else extra.float().contiguous()
+    extra = None if extra is None else extra.contiguous()
     if form == NAP.value:
         delta = measure_slopes(q, k, v, seen, added, dropping, grad, lse, scale, rate)
     else:
-        delta = compute_delta(grad, out)
-    unread = (q if x is None else x for x in (wide, noise, dropping))
+        delta = lse if form in (SIGMOID.value, PLAIN.value) else torch.empty_like(lse)  # lse: not read as δ
+    unread = (q if x is None else x for x in (extra, noise, dropping))
     pointers = (q, k, v, seen.mask, added.values, *unread, grad, lse, delta)
     strides = (*q.stride(), *k.stride(), *v.stride(), *grad.stride(), *seen.strides, *added.strides)
     flags = {"FORM": form, "BIAS": added.kind, "NOISY": noise is not None, "DROPPED": dropping is not None}
     numbers, flags = (h, i, j, *strides, scale, rate, layer), flags | {"SHARED": h // g} | seen.flags
     by_keys, by_queries = choose_pass_tile(q, "keys"), choose_pass_tile(q, "queries")
-    dbias = _empty_sums(q, k, bias, learnt)
+    dbias = q if bias is None or not learnt else _empty_sums(q, k, bias)  # q: not written
     summed, relative = learnt and added.kind != OF_PAIRS.value, learnt and added.kind == RELATIVE.value
     sums = torch.empty_like(lse) if relative else dbias
     with select_device(q):
+        _backward_queries[(b * h * divide_up(i, by_queries["BI"]),)](  # first: the others read its δ
+            *pointers, out, dq, sums, *numbers, SUMMED=relative, **flags, **by_queries
+        )
         _backward_keys[(b * g * divide_up(j, by_keys["BJ"]),)](
             *pointers, dk, dv, dbias, *numbers, SUMMED=summed, **flags, **by_keys
-        )
-        _backward_queries[(b * h * divide_up(i, by_queries["BI"]),)](
-            *pointers, dq, sums, *numbers, SUMMED=relative, **flags, **by_queries
         )
         if learnt and added.kind == OF_PAIRS.value:
             some, alike = h // dbias.shape[1], b // dbias.shape[0]
@@ -273,10 +299,9 @@ def one_pass_backward(
             )
     if relative:
         dbias[:, :, 0, max(0, j - i) :] -= sums[:, :, max(0, i - j) :]
-    if bias is not None and learnt:
-        dbias = dbias.sum_to_size(bias.shape).to(bias.dtype)
-    dextra = q.new_empty(0) if extra is None else _sum_extra(extra, lse, delta, form)
-    return dq, dk, dv, dbias, dextra
+    more = [dbias.sum_to_size(bias.shape).to(bias.dtype)] if bias is not None and learnt else []
+    more += [_sum_extra(extra, lse, delta, form)] if extra is not None and extra_learnt else []
+    return [dq, dk, dv, *more]
 
 
 @one_pass.register_fake
@@ -286,24 +311,25 @@ def _(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
 
 @one_pass_backward.register_fake
 def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, extra: Tensor | None,
-      *rest: Any) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    made = (empty_by_token(q), empty_by_token(k), empty_by_token(v))
-    sums = bias.new_empty(bias.shape) if bias is not None and rest[-1] else q.new_empty(0)
-    return *made, sums, q.new_empty(0) if extra is None else torch.empty_like(extra)
+      *rest: Any) -> list[Tensor]:  # fmt: skip
+    more = [bias.new_empty(bias.shape)] if bias is not None and rest[-2] else []
+    more += [extra.new_empty(extra.shape)] if extra is not None and rest[-1] else []
+    return [*(empty_by_token(x) for x in (q, k, v)), *more]
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     q, k, v, mask, bias, extra, _, noise, dropping, *ctx.options = inputs
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # no zeros for the levels
     ctx.save_for_backward(q, k, v, mask, bias, extra, noise, dropping, *output)
 
 
 def _gradients(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
     if torch.is_grad_enabled():
         raise NotImplementedError("the fused kernels have no second derivative; use impl='reference'")
-    learnt, saved = ctx.needs_input_grad[4], ctx.saved_tensors  # a checkpoint lets them be read once
-    dq, dk, dv, dbias, dextra = one_pass_backward(grad, *saved, *ctx.options, learnt)
-    given = (dbias if learnt else None, None if saved[5] is None else dextra)
+    learnt = ctx.needs_input_grad[4:6]
+    dq, dk, dv, *more = one_pass_backward(grad, *ctx.saved_tensors, *ctx.options, *learnt)
+    given = (more.pop(0) if each else None for each in learnt)
     return dq, dk, dv, None, *given, *(None,) * (3 + len(ctx.options))
 
 
@@ -320,15 +346,13 @@ def _empty(q: Tensor, form: int) -> tuple[Tensor, Tensor]:
 def _sum_extra(extra: Tensor, lse: Tensor, delta: Tensor, form: int) -> Tensor:
     """The gradient of the extra logits, or of gain and shift of NAP."""
     if form == NAP.value:
-        return delta[:, :, 2:].sum((0, 3)).mT.contiguous().to(extra.dtype)
-    share = torch.exp2(extra.float()[:, None] * LOG2_E.value - lse)
-    return -(share * delta).sum((0, 2)).to(extra.dtype)
+        return delta[:, :, 2:].sum((0, 3)).T.reshape(extra.shape).to(extra.dtype)
+    share = torch.exp2(extra.float().view(-1, 1) * LOG2_E.value - lse)
+    return (share * delta).sum((0, 2)).neg_().view(extra.shape).to(extra.dtype)
 
 
-def _empty_sums(q: Tensor, k: Tensor, bias: Tensor | None, learnt: bool) -> Tensor:
+def _empty_sums(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:
     """Allocate the sums of dS in float32 that give the bias its gradient: (b,h,1,j), or (b|1,h|1,i,j)."""
-    if bias is None or not learnt:
-        return q.new_empty(0)
     b, h, i, _ = bias[(None,) * (4 - bias.dim())].shape
     shape = (*q.shape[:2], 1, k.shape[2]) if i == 1 else (b, h, i, k.shape[2])
     return q.new_empty(shape, dtype=torch.float32)

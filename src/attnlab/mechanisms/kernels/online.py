@@ -5,8 +5,8 @@ Weights have one of six forms, each a function of its own logit s and of one num
     SOFTMAX    e^{s−L}                     L = log Σ e^s         with an extra key of logit x, log (e^x + Σ e^s)
     COG        sign(s) e^{|s|−L}           L = log Σ e^{|s|}
     SOFTPICK   ReLU(e^{s−L} − e^{−L})      L = log (Σ |e^s − 1| + ε e^m)       m = max(0, max s)
-    SIGMOID    1 / (1 + e^{−s−L})          L is given
-    PLAIN      s L                         L is given
+    SIGMOID    1 / (1 + e^{−s−L})          L is given, or −log n of n visible keys
+    PLAIN      s L                         L is given, or 1/√n
     NAP        g z + c                     z = (s − L) r with L and r given (nap.py); g and c of the head
 
 With dP the gradient of a weight and δ = Σ_j P dP, the gradient of its logit is
@@ -112,16 +112,26 @@ def differentiate(s, level, seen, dp, delta, FORM: tl.constexpr):
     return weight, ds
 
 
+@triton.jit
+def count_level(i, rows, keys, CAUSAL: tl.constexpr, FORM: tl.constexpr):
+    """Levels of queries i of SIGMOID or PLAIN without mask and bias, from the number of visible keys, at least 1."""
+    n = tl.maximum(tl.minimum(keys, i + 1 + (keys - rows)), 1) if CAUSAL else tl.maximum(i * 0 + keys, 1)
+    n = n.to(tl.float32)
+    return -tl.log2(n) if FORM == SIGMOID else tl.rsqrt(n) * LOG2_E
+
+
 @remember_calls
 @triton.jit(do_not_specialize=ANY_VALUE)
 def _attend(
     z, q, k, v, mask, bias, extra, noise, dropping, out, lse, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d,
     v_b, v_h, v_j, v_d, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, eps, STORED: tl.constexpr,
-    FORM: tl.constexpr, BIAS: tl.constexpr, EXTRA: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr,
-    CAUSAL: tl.constexpr, DROPPED: tl.constexpr, SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
-    D: tl.constexpr, WIDE: tl.constexpr,
+    FORM: tl.constexpr, COUNTED: tl.constexpr, BIAS: tl.constexpr, EXTRA: tl.constexpr, NOISY: tl.constexpr,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr, SHARED: tl.constexpr, BI: tl.constexpr,
+    BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """BI queries of one head. STORED: z holds the logits. EXTRA: a logit of each head that has no value.
+
+    COUNTED: the levels are those of `count_level`; they are stored for the backward pass.
 
     It is long because it is the one loop over keys that all forms share, and only one form is compiled at a time.
     """
@@ -134,14 +144,18 @@ def _attend(
         x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
     top, total = tl.full((BI,), float("-inf"), tl.float32), tl.zeros((BI,), dtype=tl.float32)
     if EXTRA:
-        top, total = tl.zeros((BI,), dtype=tl.float32) + tl.load(extra + h) * LOG2_E, total + 1.0
+        top, total = tl.zeros((BI,), dtype=tl.float32) + tl.load(extra + h).to(tl.float32) * LOG2_E, total + 1.0
     if FORM == SOFTPICK:
         top = tl.zeros((BI,), dtype=tl.float32)
     if FORM == NAP:
-        gain, shift = tl.load(extra + h), tl.load(extra + heads + h)
+        gain, shift = tl.load(extra + h).to(tl.float32), tl.load(extra + heads + h).to(tl.float32)
         mean, inverse = read_part(lse, 0, head, i, rows), read_part(lse, 1, head, i, rows)
     if FORM == SIGMOID or FORM == PLAIN:  # noqa: SIM109 (Triton has no "in")
-        top = tl.load(lse + head * rows + i, mask=i < rows, other=0.0)
+        if COUNTED:
+            top = count_level(i, rows, keys, CAUSAL, FORM)
+            tl.store(lse + head * rows + i, top, mask=i < rows)
+        else:
+            top = tl.load(lse + head * rows + i, mask=i < rows, other=0.0)
     context = tl.zeros((BI, WIDE), dtype=tl.float32)
     whole = whole_keys(first, rows, keys, CAUSAL, BJ)
     for part in tl.static_range(2):  # tiles that are visible as a whole, then the others
@@ -187,11 +201,11 @@ def _attend(
 def attend(
     q: Tensor, k: Tensor, v: Tensor, z: Tensor | None, seen: Visibility, bias: Bias, extra: Tensor | None,
     noise: Tensor | None, dropping: Tensor | None, out: Tensor, lse: Tensor, *, scale: float, rate: float,
-    layer: int = 0, form: int = SOFTMAX.value, eps: float = 0.0,
+    layer: int = 0, form: int = SOFTMAX.value, eps: float = 0.0, counted: bool = False,
 ) -> None:  # fmt: skip
     """Write out = (P ∘ D) v and the levels lse of logits scale·z, or scale·qkᵀ + bias + ε without z.
 
-    SIGMOID, PLAIN and NAP read lse.
+    NAP reads lse, and so do SIGMOID and PLAIN, unless `counted`: then there is no mask or bias, and they write it.
     """
     (b, h, i, _), tile = q.shape, choose_pass_tile(q, "forward")
     pointers = (q if x is None else x for x in (extra, noise, dropping))  # not read if None
@@ -199,7 +213,7 @@ def attend(
     with select_device(q):
         _attend[(b * h * divide_up(i, tile["BI"]),)](
             q if z is None else z, q, k, v, seen.mask, bias.values, *pointers, out, lse, h, i, k.shape[2], *strides,
-            scale, rate, layer, eps, STORED=z is not None, FORM=form, BIAS=bias.kind,
+            scale, rate, layer, eps, STORED=z is not None, FORM=form, COUNTED=counted, BIAS=bias.kind,
             EXTRA=extra is not None and form != NAP.value, NOISY=noise is not None, DROPPED=dropping is not None,
             SHARED=h // k.shape[1], **seen.flags, **tile,
         )  # fmt: skip
