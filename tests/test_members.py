@@ -60,9 +60,10 @@ def compare_with_alone(config, name, **changes):
 def find_grad(stacked, name, member):
     named = dict(stacked.named_parameters())
     before, _, after = name.partition(".mechanism.")
-    if after:
-        return named[f"{before}.mechanism.parts.{member}.{after}"].grad
-    return None if named[name].grad is None else named[name].grad[member]
+    if (part := f"{before}.mechanism.parts.{member}.{after}") in named:
+        return named[part].grad
+    grad = named[f"{before}.mechanism.whole.{after}" if after else name].grad
+    return None if grad is None else grad[member]
 
 
 KINDS = ["softmax", "coda", "dagpam", "resformer", "fox"]  # no parameters, carries, noise, values carried, sides

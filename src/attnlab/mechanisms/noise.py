@@ -65,12 +65,18 @@ def logit_noise(
 
 
 def noise_seed(mechanism: Mechanism, device: torch.device) -> tuple[Tensor | None, int]:
-    """The seed and layer of the noise. The seed is None if there is no noise."""
+    """The seed, as of `draw_seed`, and the layer of the noise. The seed is None if there is no noise."""
     if mechanism.sample_seed is not None:
-        return torch.tensor(mechanism.sample_seed, device=device), mechanism.layer
+        seeds = [mechanism.sample_seed] * mechanism.members
+        return torch.tensor(seeds if mechanism.members > 1 else seeds[0], device=device), mechanism.layer
     if mechanism.training:  # each call has a fresh seed, so layers need no number and share one compiled program
-        return torch.randint(2**62, (), device=device), 0
+        return draw_seed(mechanism, device), 0
     return None, 0
+
+
+def draw_seed(mechanism: Mechanism, device: torch.device) -> Tensor:
+    """Draw a seed from torch's generator: one number (), or one for each of s members, (s,)."""
+    return torch.randint(2**62, (mechanism.members,) if mechanism.members > 1 else (), device=device)
 
 
 @contextmanager

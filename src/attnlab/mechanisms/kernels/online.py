@@ -28,6 +28,7 @@ from attnlab.mechanisms.kernels.pairs import (
     Bias,
     Visibility,
     add_bias,
+    count_examples,
     draw_dropout,
     is_visible,
     last_key,
@@ -113,16 +114,17 @@ def differentiate(s, level, seen, dp, delta, FORM: tl.constexpr):
 
 
 @remember_calls
-@triton.jit
+@triton.jit(do_not_specialize=("rows", "layer", "each"))
 def _attend(
     z, q, k, v, mask, bias, extra, noise, dropping, out, lse, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d,
-    v_b, v_h, v_j, v_d, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, eps, STORED: tl.constexpr,
+    v_b, v_h, v_j, v_d, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, eps, each, STORED: tl.constexpr,
     FORM: tl.constexpr, BIAS: tl.constexpr, EXTRA: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr,
     CAUSAL: tl.constexpr, DROPPED: tl.constexpr, SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
     D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """BI queries of one head. STORED: z holds the logits. EXTRA: a logit of each head that has no value.
 
+    each: number of examples whose dropout has the same seed.
     It is long because it is the one loop over keys that all forms share, and only one form is compiled at a time.
     """
     UNIT: tl.constexpr = 1.0 if FORM == NAP else LOG2_E
@@ -171,8 +173,9 @@ def _attend(
                 total = total * fade + tl.sum(mass, 1)
             if DROPPED:
                 p *= draw_dropout(
-                    tl.load(dropping), rate, head, i[:, None], (left // 4 + tl.arange(0, BJ // 4))[None, :]
-                )
+                    tl.load(dropping + b // each), rate, b % each * heads + h, i[:, None],
+                    (left // 4 + tl.arange(0, BJ // 4))[None, :],
+                )  # fmt: skip
             values = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
             context = tl.dot(p.to(values.dtype), values, context * fade[:, None], input_precision="ieee")
     if FORM != SIGMOID and FORM != PLAIN and FORM != NAP:
@@ -191,7 +194,7 @@ def attend(
 ) -> None:  # fmt: skip
     """Write out = (P ∘ D) v and the levels lse of logits scale·z, or scale·qkᵀ + bias + ε without z.
 
-    SIGMOID, PLAIN and NAP read lse.
+    SIGMOID, PLAIN and NAP read lse. dropping: a seed (), or (s,) for s members.
     """
     (b, h, i, _), tile = q.shape, choose_pass_tile(q, "forward")
     pointers = (q if x is None else x for x in (extra, noise, dropping))  # not read if None
@@ -199,7 +202,7 @@ def attend(
     with select_device(q):
         _attend[(b * h * divide_up(i, tile["BI"]),)](
             q if z is None else z, q, k, v, seen.mask, bias.values, *pointers, out, lse, h, i, k.shape[2], *strides,
-            scale, rate, layer, eps, STORED=z is not None, FORM=form, BIAS=bias.kind,
+            scale, rate, layer, eps, count_examples(b, dropping), STORED=z is not None, FORM=form, BIAS=bias.kind,
             EXTRA=extra is not None and form != NAP.value, NOISY=noise is not None, DROPPED=dropping is not None,
             SHARED=h // k.shape[1], **seen.flags, **tile,
         )  # fmt: skip
