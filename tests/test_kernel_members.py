@@ -142,6 +142,17 @@ def test_members_take_one_call_where_kernels_cover_it(name, monkeypatch):
     assert members.whole.members == len(SEEDS)
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch.compile itself does it
+@pytest.mark.parametrize("name", ["coda", "dagpam", "sink"])
+def test_torch_compile_takes_members_whole(name):
+    """In one call; those of sink one after another."""
+    parts = [attention(name, heads=4, head_dim=5, layer=1, impl="fused").to(DEVICE) for _ in SEEDS]
+    members = MemberMechanism(parts, Crew(SEEDS), ("decoder", "decoder")).eval()
+    inputs, *_ = draw_case(parts[0], 7, 7, 2, int(name == "coda"))
+    compiled = torch.compile(members, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*inputs)[0], members(*inputs)[0])
+
+
 @pytest.mark.parametrize("name", ["coda", "dagpam", "coda+dagpam"])
 def test_every_element_is_written(name, monkeypatch):
     """What the kernels write starts as NaN; none may be left."""

@@ -12,7 +12,7 @@ nothing is drawn for padding. On a GPU all members draw from one generator.
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -201,7 +201,8 @@ class MemberMechanism(nn.Module):
         if (q.is_cuda or not draws) and self._is_one_call(q, k, v, **options):
             result: WithCarry = first(q, k, v, mask, carry, sides=sides, **options)
             return result
-        contexts, carries = [], list[Any]()
+        contexts: list[Tensor] = []
+        carries: list[Any] = []
         inputs = zip(*(self.crew.split(x) for x in (q, k, v, mask, carry, *sides)), strict=True)
         for member, given in enumerate(inputs):
             context, carried = self._attend(member, draws and not q.is_cuda, *given, **options)
@@ -240,7 +241,7 @@ class MemberMechanism(nn.Module):
         given = [_cut(q, rows, i), _cut(k, rows, j), _cut(v, rows, j), None if mask is None else mask[:rows, ..., :j]]
         given.append(None if carry is None else carry[:rows, :, : size[0], : size[1]])
         sides = (_cut(query_side, rows, i), _cut(key_side, rows, j))
-        with self.crew.be_member(member):
+        with self.crew.be_member(member) if cut else nullcontext():
             context, carried = self._call(member, *given, sides=sides, **options)
         context = _fill(context, len(q), q.shape[2])
         if carried is not None:

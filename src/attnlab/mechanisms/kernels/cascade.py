@@ -82,6 +82,7 @@ def _attend_backward(
     j = tile * BJ + tl.arange(0, BJ)
     y = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
     sum_v = tl.zeros((BJ, WIDE), dtype=tl.float32)
+    seed, number = seed + b // each, (b % each * heads + h).to(tl.int32)
     start = first_query(tile * BJ, rows, keys, CAUSAL) // BI * BI
     for above in range(0, tl.minimum(start, rows), BI):
         i = above + tl.arange(0, BI)
@@ -100,8 +101,7 @@ def _attend_backward(
         taken = p
         if DROPPED:
             quad = tile * BJ // 4 + tl.arange(0, BJ // 4)
-            own = tl.load(seed + b // each)
-            keep = tl.trans(draw_dropout(own, rate, b % each * heads + h, i[:, None], quad[None, :]))
+            keep = tl.trans(draw_dropout(tl.load(seed), rate, number, i[:, None], quad[None, :]))
             taken, dp = p * keep, dp * keep
         sum_v = tl.dot(taken.to(g.dtype), g, sum_v, input_precision="ieee")
         ds = p * (dp - tl.load(delta + head * rows + i, mask=i < rows, other=0.0)[None, :]) * sharp

@@ -21,10 +21,11 @@ from attnlab.mechanisms.kernels.tiles import load_tile, write_tile
 
 ROWS = 64  # queries in a tile
 PROGRAMS = 512  # about four for each multiprocessor of a large GPU; each computes a part of dW⁻
+PLAIN = ("heads", "length", "lambda_s", "lambda_h", "each")  # their divisibility makes no load wider
 
 
 @remember_calls
-@triton.jit
+@triton.jit(do_not_specialize=PLAIN)
 def _stack_forward(
     q, w, both, heads, length, q_b, q_h, q_i, q_d, w_s, w_h, each, D: tl.constexpr, WIDE: tl.constexpr,
     ROWS: tl.constexpr,
@@ -45,7 +46,7 @@ def _stack_forward(
 
 
 @remember_calls
-@triton.jit
+@triton.jit(do_not_specialize=PLAIN)
 def _stack_backward(
     q, w, g, dq, dw, each, heads, length, q_b, q_h, q_i, q_d, g_b, g_h, g_s, g_i, g_d, w_s, w_h,
     D: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
@@ -71,7 +72,7 @@ def _stack_backward(
 
 
 @remember_calls
-@triton.jit
+@triton.jit(do_not_specialize=PLAIN)
 def _combine_forward(
     o, plus, minus, out, heads, length, o_b, o_h, o_i, o_d, lambda_s, lambda_h, each,
     D: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
@@ -88,7 +89,7 @@ def _combine_forward(
 
 
 @remember_calls
-@triton.jit
+@triton.jit(do_not_specialize=PLAIN)
 def _combine_backward(
     o, g, plus, minus, do, dlambda, each, heads, length, o_b, o_h, o_i, o_d, g_b, g_h, g_i, g_d, lambda_s, lambda_h,
     D: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,

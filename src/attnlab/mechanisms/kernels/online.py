@@ -132,6 +132,7 @@ def _attend(
     head, tile, b, h = locate_tile(tiles, heads)
     first = (tiles - 1 - tile) * BI  # causal: the longest rows are the last, and start first
     i = first + tl.arange(0, BI)
+    dropping, number = dropping + b // each, (b % each * heads + h).to(tl.int32)
     if not STORED:
         x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
     top, total = tl.full((BI,), float("-inf"), tl.float32), tl.zeros((BI,), dtype=tl.float32)
@@ -173,9 +174,8 @@ def _attend(
                 total = total * fade + tl.sum(mass, 1)
             if DROPPED:
                 p *= draw_dropout(
-                    tl.load(dropping + b // each), rate, b % each * heads + h, i[:, None],
-                    (left // 4 + tl.arange(0, BJ // 4))[None, :],
-                )  # fmt: skip
+                    tl.load(dropping), rate, number, i[:, None], (left // 4 + tl.arange(0, BJ // 4))[None, :]
+                )
             values = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
             context = tl.dot(p.to(values.dtype), values, context * fade[:, None], input_precision="ieee")
     if FORM != SIGMOID and FORM != PLAIN and FORM != NAP:
