@@ -137,7 +137,7 @@ def test_heads_that_share_keys(h, groups):
 def test_sigma_wider_than_a_multiprocessor(options, mask, causal, monkeypatch):
     """By bands of two rows, which see ever more keys: 40 heads, and NaN in what is hidden."""
     mechanism, case = shaken("coda", 40, 4, **options), Case(2, 40, 7, 11, 4, mask, causal)
-    net = torch.cat([parameter.detach().flatten() for parameter in mechanism.sigma.parameters()])
+    net = torch.cat([parameter.detach().flatten() for parameter in mechanism.sigma.parameters()])[None]
     width, own = len(mechanism.sigma[0].weight), mechanism.variant == "code"
     monkeypatch.setattr(wide_sigma, "ACTIVATIONS", 2 * 11 * 2 * width)
     seen = mechanism.visible(*case.qkv[:2], case.mask, causal=causal)
@@ -156,7 +156,7 @@ def test_sigma_wider_than_a_multiprocessor(options, mask, causal, monkeypatch):
     dcarry = torch.zeros_like(carry)
     dnet = wide_sigma.collide_backward(s, carry, net, shown, grad, dcarry, *form)
     torch.testing.assert_close(dcarry, expected[0], atol=2e-5, rtol=2e-5)
-    torch.testing.assert_close(dnet, torch.cat([x.flatten() for x in expected[1:]]), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(dnet[0], torch.cat([x.flatten() for x in expected[1:]]), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -321,10 +321,12 @@ def test_logits_are_stored_once_for_both_layers_that_read_them(name):
 
 @pytest.mark.parametrize("carried", [True, False])
 def test_it_is_a_proper_operator(carried):
-    q, k, v = (torch.randn(1, 2, n, 16, device=DEVICE, requires_grad=True) for n in (3, 5, 5))
-    carry = torch.randn(1, 2, 3, 5, device=DEVICE, requires_grad=True) if carried else None
-    net = torch.randn(42, device=DEVICE, requires_grad=True) if carried else None  # 2 heads, width 4: 8+4, 16+4, 8+2
-    seed, mask = torch.tensor(3, device=DEVICE), torch.rand(1, 1, 1, 5, device=DEVICE) < 0.8
+    """With a carry: of two members. 2 heads and width 4 have 8+4, 16+4 and 8+2 parameters."""
+    q, k, v = (torch.randn(2, 2, n, 16, device=DEVICE, requires_grad=True) for n in (3, 5, 5))
+    carry = torch.randn(2, 2, 3, 5, device=DEVICE, requires_grad=True) if carried else None
+    net = torch.randn(2, 42, device=DEVICE, requires_grad=True) if carried else None
+    seed = torch.tensor([3, 4] if carried else 3, device=DEVICE)
+    mask = torch.rand(2, 1, 1, 5, device=DEVICE) < 0.8
     bias = torch.randn(2, 3, 5, device=DEVICE, requires_grad=True) if carried else None
     form = (False, 0.4, 1.0, 0.1, 0, 4, True, True, False)
     tests = ("test_schema", "test_autograd_registration", "test_faketensor")

@@ -4,7 +4,8 @@ import pytest
 import torch
 from small_models import CLASSIFIER, LM, TRANSLATOR, made
 
-from attnlab.models.members import Crew, stack_members, unstack_member
+from attnlab.mechanisms.coda import Coda
+from attnlab.models.members import Crew, MemberMechanism, stack_members, unstack_member
 
 SEEDS = (3, 5, 8)
 SIZES = [(4, 7), (2, 5), (4, 6)]  # examples and tokens of each member's batch
@@ -60,9 +61,10 @@ def compare_with_alone(config, name, **changes):
 def find_grad(stacked, name, member):
     named = dict(stacked.named_parameters())
     before, _, after = name.partition(".mechanism.")
-    if after:
-        return named[f"{before}.mechanism.parts.{member}.{after}"].grad
-    return None if named[name].grad is None else named[name].grad[member]
+    if (part := f"{before}.mechanism.parts.{member}.{after}") in named:
+        return named[part].grad
+    grad = named[f"{before}.mechanism.whole.{after}" if after else name].grad
+    return None if grad is None else grad[member]
 
 
 KINDS = ["softmax", "coda", "dagpam", "resformer", "fox"]  # no parameters, carries, noise, values carried, sides
@@ -81,3 +83,27 @@ SHAPES = {"learned": {"positions": "learned", "max_length": 9}, "modern": MODERN
 @pytest.mark.parametrize("changes", SHAPES.values(), ids=SHAPES)
 def test_members_of_every_backbone(changes):
     compare_with_alone(LM, "softmax", dropout=0.2, **changes)
+
+
+class Scaled(Coda):
+    """CODA with a parameter of its own, which it reads in its own way."""
+
+    def __init__(self, *sizes, **options):
+        super().__init__(*sizes, **options)
+        self.gain = torch.nn.Parameter(torch.ones(()))
+
+    def finish(self, context):
+        return self.gain * context
+
+
+@pytest.mark.parametrize(
+    ("kinds", "options", "stacked"),
+    [(Coda, [{}, {}], True), (Scaled, [{}, {}], False), (Coda, [{}, {"alpha": 2}], False),
+     (Coda, [{}, {"dropout": 0.1}], False)],
+    ids=["alike", "a subclass", "sizes differ", "options differ"],
+)  # fmt: skip
+def test_parameters_are_stacked_only_where_one_call_can_read_them(kinds, options, stacked):
+    parts = [kinds(3, 4, layer=1, **own) for own in options]
+    members = MemberMechanism(parts, Crew((1, 2)), ("decoder", "decoder"))
+    assert (members.whole is not None) == stacked
+    assert members.heads == 3

@@ -53,7 +53,7 @@ def find_bias_gap(bias: Tensor | None) -> str | None:
 def draw_dropping(mechanism: Mechanism, q: Tensor) -> tuple[float, Tensor | None]:
     """Return the rate of dropout, and the seed from which kernels draw it; 0 and None outside training."""
     rate = mechanism.dropout if mechanism.training else 0.0
-    return rate, draw_seed(mechanism.seeds, DROPOUT, q.device) if rate else None
+    return rate, draw_seed(mechanism, DROPOUT, q.device) if rate else None
 
 
 def mix_one_pass(
@@ -101,10 +101,10 @@ def mix_fused(
         mechanism.check_carry(carry, (*q.shape[:3], k.shape[2]))
     linears = [] if sigma is None or carry is None else [part for part in sigma if isinstance(part, nn.Linear)]
     parameters = [x for linear in linears for x in (linear.weight, linear.bias)]
-    width = len(parameters[0]) if parameters else 0
+    width = linears[0].out_features if linears else 0
     from attnlab.mechanisms.kernels.cascade import cascade
 
-    net = torch.cat([parameter.flatten() for parameter in parameters]) if parameters else None
+    net = torch.cat([x.reshape(mechanism.members, -1) for x in parameters], 1) if parameters else None
     seed, layer = noise_seed(mechanism, q.device) if mechanism.stochastic else (None, 0)
     rate, dropping = draw_dropping(mechanism, q)
     context, z, _ = cascade(

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from attnlab.mechanisms.cascade import CarryDtype, cast_carry, check_carry_dtype, mix_fused
+from attnlab.mechanisms.cascade import CarryDtype, can_mix_one_pass, cast_carry, check_carry_dtype, mix_fused
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax
 from attnlab.mechanisms.noise import logit_noise
 
@@ -61,6 +61,9 @@ class Coda(Mechanism):
         form: dict[str, Any] = {"sigma": self.sigma, "own": self.variant == "code", "residual": self.residual}
         fused = mix_fused(self, q, k, v, mask, carry, carry_dtype=self.carry_dtype, **options, **form)
         return fused or super().mix(q, k, v, mask, carry, **options)
+
+    def takes_members(self, q: Tensor, k: Tensor, v: Tensor, at: Tensor | None, bias: Tensor | None) -> bool:
+        return can_mix_one_pass(self, q, k, v, at=at, bias=bias)
 
 
 def make_head_net(heads: int, width: int, hidden: int) -> nn.Sequential:

@@ -37,3 +37,6 @@ class CodaCS(Mechanism):
         if not can_mix_one_pass(self, q, k, v, at=at, bias=bias):
             return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
         return mix_one_pass(self, q, k, v, mask, causal=causal, bias=bias, noisy=True), None
+
+    def takes_members(self, q: Tensor, k: Tensor, v: Tensor, at: Tensor | None, bias: Tensor | None) -> bool:
+        return not self.training or can_mix_one_pass(self, q, k, v, at=at, bias=bias)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from attnlab.mechanisms.cascade import draw_dropping
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax, repeat_heads
 from attnlab.mechanisms.softmax import attend, find_gap
 
@@ -94,13 +95,19 @@ class DaGPAM(Mechanism):
         from attnlab.mechanisms.kernels import launch, short_dagpam
 
         if self.is_covered(launch.find_head_gap(q)) and at is None and bias is None and short_dagpam.is_short(q, k, v):
-            rate = self.dropout if self.training else 0.0
-            seed = torch.randint(2**62, (), device=q.device) if rate else None
+            rate, seed = draw_dropping(self, q)
             given = (self.negative, self.lambdas, mask, seed, causal, self.scale, rate)
             return short_dagpam.short_dagpam(q, k, v, *given)[0], None
         both = self.interleave_in_one_pass(q)
         context = attend(self, both, k, v, mask, kernel=find_gap(both, k, v, at, bias) is None, **options)
         return self.combine_in_one_pass(context), None
+
+    def takes_members(self, q: Tensor, k: Tensor, v: Tensor, at: Tensor | None, bias: Tensor | None) -> bool:
+        if not self.wants_kernels(q):
+            return False
+        from attnlab.mechanisms.kernels import launch
+
+        return launch.find_head_gap(q) is None and launch.find_head_gap(v) is None
 
     def interleave_in_one_pass(self, q: Tensor) -> Tensor:
         """`interleave` by a kernel, where it covers q."""

@@ -68,6 +68,7 @@ class Mechanism(nn.Module, ABC):
     carry_of: ClassVar[Literal["pairs", "keys"]] = "pairs"  # the carry is shaped like the logits, or like v
     lookback: int = 0  # former queries that a row depends on, or ALL; a cache keeps them
     kernels: ClassVar[frozenset[str]] = frozenset()  # names of the Triton kernels that impl="fused" launches
+    members: int = 1  # models whose parameters it has, stacked to (s,…), as models/members.py does
     row_sum: Any = None  # the sum of every row with a visible key: a number, one per head (h,), or None where it varies
 
     def __init__(
@@ -268,6 +269,13 @@ class Mechanism(nn.Module, ABC):
         if gap and self.impl == "fused":
             raise NotCoveredError(f"impl='fused' does not cover {gap}; use impl='auto' or 'reference'")
         return gap is None
+
+    def takes_members(self, q: Tensor, k: Tensor, v: Tensor, at: Tensor | None, bias: Tensor | None) -> bool:
+        """Whether mix takes stacked parameters here: q (s·b,h,i,d) has the examples of s members one after another.
+
+        Only a class that has this method itself is asked: a subclass may read parameters of its own in other ways.
+        """
+        return False
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, head_dim={self.head_dim}, layer={self.layer}, scale={self.scale:.4g}"

@@ -66,11 +66,12 @@ def logit_noise(
 
 
 def noise_seed(mechanism: Mechanism, device: torch.device) -> tuple[Tensor | None, int]:
-    """The seed and layer of the noise. The seed is None if there is no noise."""
+    """The seed, as of `seeding.draw_seed`, and the layer of the noise. The seed is None if there is no noise."""
     if mechanism.sample_seed is not None:
-        return torch.tensor(mechanism.sample_seed, device=device), mechanism.layer
+        seeds = [mechanism.sample_seed] * mechanism.members
+        return torch.tensor(seeds if mechanism.members > 1 else seeds[0], device=device), mechanism.layer
     if mechanism.training:  # each call has a fresh seed, so layers need no number and share one compiled program
-        return draw_seed(mechanism.seeds, NOISE, device), 0
+        return draw_seed(mechanism, NOISE, device), 0
     return None, 0
 
 

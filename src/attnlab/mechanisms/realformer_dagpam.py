@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from attnlab.mechanisms.cascade import mix_fused
+from attnlab.mechanisms.cascade import can_mix_one_pass, mix_fused
 from attnlab.mechanisms.dagpam import DaGPAM, repeat_bias
 from attnlab.mechanisms.mechanism import WithCarry, logits, masked_softmax
 
@@ -36,3 +36,6 @@ class RealFormerDaGPAM(DaGPAM):
             if fused := mix_fused(self, both, k, v, mask, carry, bias=repeat_bias(bias), **options):
                 return self.combine_in_one_pass(fused[0]), fused[1]
         return self.mix_branches(q, k, v, mask, carry, bias=bias, **options)
+
+    def takes_members(self, q: Tensor, k: Tensor, v: Tensor, at: Tensor | None, bias: Tensor | None) -> bool:
+        return super().takes_members(q, k, v, at, bias) and can_mix_one_pass(self, q, k, v, at=at, bias=bias)

@@ -8,6 +8,7 @@ used. Seeds are on the device, so CUDA graphs read those of the present batch.
 
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,9 +50,12 @@ def list_drawing(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-def draw_seed(own: Tensor | None, row: int, device: torch.device) -> Tensor:
-    """Return the seed of a call: the training's, (s,), or else a fresh one from torch's generator, a scalar."""
-    return torch.randint(2**62, (), device=device) if own is None else own[row]
+def draw_seed(mechanism: Any, row: int, device: torch.device) -> Tensor:
+    """Return the seed of a call, () or one for each member (s,): the training's, or fresh ones of torch's generator."""
+    if mechanism.seeds is not None:
+        own: Tensor = mechanism.seeds[row]
+        return own
+    return torch.randint(2**62, (mechanism.members,) if mechanism.members > 1 else (), device=device)
 
 
 def draw_band_seeds(own: Tensor | None, count: int, device: torch.device) -> Tensor:

@@ -39,6 +39,11 @@ class Softmax(Mechanism):
         kernel = self.wants_kernels(q) and self.is_covered(find_gap(q, k, v, at, bias))
         return attend(self, q, k, v, mask, causal=causal, at=at, bias=bias, kernel=kernel), None
 
+    def takes_members(self, q: Tensor, k: Tensor, v: Tensor, at: Tensor | None, bias: Tensor | None) -> bool:
+        if not (self.training and self.dropout) or find_gap(q, k, v, at, bias) is None:
+            return True
+        return can_mix_one_pass(self, q, k, v, at=at, bias=bias)
+
     def prepare(
         self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, at: Tensor | None, bias: Tensor | None
     ) -> Arguments:
@@ -79,7 +84,7 @@ def attend(
     if kernel:
         from attnlab.mechanisms.kernels.softmax import short_softmax
 
-        seed = draw_seed(mechanism.seeds, DROPOUT, q.device) if dropout else None
+        seed = draw_seed(mechanism, DROPOUT, q.device) if dropout else None
         context: Tensor = short_softmax(q, k, v, mask, seed, causal, scale, dropout)
         return context
     if mask is not None and not causal and is_decoding(mechanism, q, k, v, bias):

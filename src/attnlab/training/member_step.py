@@ -163,7 +163,7 @@ def _list_trained(model: nn.Module, members: int) -> dict[str, nn.Parameter | li
         if after:
             named.setdefault(f"{before}.mechanism.{after.split('.', 1)[1]}", []).append(parameter)
         else:
-            named[name] = parameter
+            named[name.replace(".mechanism.whole.", ".mechanism.")] = parameter
     return named
 
 

@@ -31,6 +31,7 @@ from attnlab.mechanisms.kernels.launch import (
 from attnlab.mechanisms.kernels.online import LOG2_E, at_pairs, attend
 from attnlab.mechanisms.kernels.pairs import (
     add_bias,
+    count_examples,
     draw_dropout,
     first_query,
     is_visible,
@@ -42,13 +43,13 @@ from attnlab.mechanisms.kernels.tiles import choose_tile, compute_delta, load_ti
 
 
 @remember_calls
-@triton.jit
+@triton.jit(do_not_specialize=("rows", "layer", "each"))
 def _scores(
     q, k, carry, bias, seed, out, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d, a_b, a_h, a_i, a_j, scale,
-    layer, CAUSAL: tl.constexpr, CARRIED: tl.constexpr, BIAS: tl.constexpr, NOISY: tl.constexpr, SHARED: tl.constexpr,
-    BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+    layer, each, CAUSAL: tl.constexpr, CARRIED: tl.constexpr, BIAS: tl.constexpr, NOISY: tl.constexpr,
+    SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """One tile of one head. Its values at hidden pairs are never used."""
+    """One tile of one head. Its values at hidden pairs are never used. each: number of examples with the same seed."""
     columns = tl.cdiv(keys, BJ)
     tiles = tl.cdiv(rows, BI) * columns
     head, tile, b, h = locate_tile(tiles, heads)
@@ -57,7 +58,7 @@ def _scores(
         i, j = top + tl.arange(0, BI), left + tl.arange(0, BJ)
         x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
         y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
-        z = score_tile(x, y, seed, b, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ)
+        z = score_tile(x, y, seed + b // each, b % each, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ)
         z = add_bias(z, bias, b, h, top, i, j, rows, keys, a_b, a_h, a_i, a_j, BIAS, 1.0)
         place, inside = at_pairs(head, i, j, rows, keys)
         if CARRIED:
@@ -66,21 +67,22 @@ def _scores(
 
 
 @remember_calls
-@triton.jit
+@triton.jit(do_not_specialize=("rows", "each"))
 def _attend_backward(
     z, v, mask, seed, grad, grad_z, lse, delta, dz, dv, heads, rows, keys, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d,
-    m_b, m_i, m_j, sharp, rate, MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr,
+    m_b, m_i, m_j, sharp, rate, each, MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr,
     HANDED: tl.constexpr, SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
     """BJ keys of one query head: dV, and dZ, 0 where hidden. HANDED: the next layer's gradient grad_z.
 
-    Keys are the rows of every tile, so that P is the first operand of dV's product as it is.
+    Keys are the rows of every tile, so that P is the first operand of dV's product as it is. each: as in `_attend`.
     """
     head, tile, b, h = locate_tile(tl.cdiv(keys, BJ), heads)
     j = tile * BJ + tl.arange(0, BJ)
     y = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
     sum_v = tl.zeros((BJ, WIDE), dtype=tl.float32)
+    seed, number = seed + b // each, (b % each * heads + h).to(tl.int32)
     start = first_query(tile * BJ, rows, keys, CAUSAL) // BI * BI
     for above in range(0, tl.minimum(start, rows), BI):
         i = above + tl.arange(0, BI)
@@ -99,7 +101,7 @@ def _attend_backward(
         taken = p
         if DROPPED:
             quad = tile * BJ // 4 + tl.arange(0, BJ // 4)
-            keep = tl.trans(draw_dropout(tl.load(seed), rate, head, i[:, None], quad[None, :]))
+            keep = tl.trans(draw_dropout(tl.load(seed), rate, number, i[:, None], quad[None, :]))
             taken, dp = p * keep, dp * keep
         sum_v = tl.dot(taken.to(g.dtype), g, sum_v, input_precision="ieee")
         ds = p * (dp - tl.load(delta + head * rows + i, mask=i < rows, other=0.0)[None, :]) * sharp
@@ -110,7 +112,7 @@ def _attend_backward(
 
 
 @remember_calls
-@triton.jit
+@triton.jit(do_not_specialize=("rows",))
 def _product(
     ds, x, out, heads, rows, keys, x_b, x_h, x_n, x_d, scale, CAUSAL: tl.constexpr, TURNED: tl.constexpr,
     SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
@@ -150,8 +152,9 @@ def cascade(
     """Context (b,h,i,d), logits Z (b,h,i,j) and their log₂-sums (b,h,i); q (b,h,i,d), k and v (b,g,j,d).
 
     bias      added to S; floating-point, broadcastable to (b,h,i,j), or None
-    net       σ's parameters as one vector, or None; width, own and residual describe σ as in coda.py
+    net       σ's parameters as one vector for each member (s,size), or None; width, own and residual: as in coda.py
     noise     the seed of ε, or None           dropping   the seed of dropout, or None; rate: of dropout
+              a seed is one number (), or one for each member (s,), whose examples come one after another
     sharp     P = softmax(sharp·Z)             wide       Z in float32, else in q's type
     """
     note_launch("cascade")
@@ -182,8 +185,8 @@ def cascade_backward(
     with select_device(v):
         _attend_backward[(b * h * divide_up(j, tile["BJ"]),)](
             z, v, seen.mask, v if dropping is None else dropping, grad, handed, lse, delta, dz, dv, h, i, j,
-            *v.stride(), *grad.stride(), *seen.strides, sharp, rate, DROPPED=dropping is not None,
-            HANDED=grad_z is not None, SHARED=shared, **seen.flags, **tile,
+            *v.stride(), *grad.stride(), *seen.strides, sharp, rate, count_examples(b, dropping),
+            DROPPED=dropping is not None, HANDED=grad_z is not None, SHARED=shared, **seen.flags, **tile,
         )  # fmt: skip
     dcarry, dnet = dz if carry is not None else dz.new_empty(0), q.new_empty(0)
     if carry is not None and net is not None:
@@ -217,8 +220,8 @@ def _write_scores(
     with select_device(q):
         _scores[(b * h * divide_up(i, tile["BI"]) * divide_up(j, tile["BJ"]),)](
             q, k, q if carry is None else carry, added.values, q if noise is None else noise, out, h, i, j,
-            *q.stride(), *k.stride(), *added.strides, scale, layer, CAUSAL=causal, CARRIED=carry is not None,
-            BIAS=added.kind, NOISY=noise is not None, SHARED=h // k.shape[1], **tile,
+            *q.stride(), *k.stride(), *added.strides, scale, layer, count_examples(b, noise), CAUSAL=causal,
+            CARRIED=carry is not None, BIAS=added.kind, NOISY=noise is not None, SHARED=h // k.shape[1], **tile,
         )  # fmt: skip
 
 

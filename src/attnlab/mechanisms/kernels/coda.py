@@ -9,6 +9,8 @@ A program takes a few rows of one example, with all heads of a pair, and loops o
 products, so activations stay in registers from one product to the next, as in flash attention, and only the weights are
 in shared memory. σ's parameters are one flat vector: W₁, b₁, W₂, b₂, W₃, b₃. Each program adds up its part of their
 gradient. The parts are summed in a fixed order, so results are deterministic.
+
+Members have one such vector each, (s,size). Their examples come one after another, and a program serves one member.
 """
 
 from typing import Any
@@ -19,11 +21,12 @@ import triton.language as tl
 from torch import Tensor
 
 from attnlab.mechanisms.kernels.launch import WIDEST, divide_up, note_launch, remember_calls, round_up, select_device
-from attnlab.mechanisms.kernels.pairs import Visibility, is_visible, last_key, normals
+from attnlab.mechanisms.kernels.pairs import Visibility, count_examples, is_visible, last_key, normals
 
 MOST_HEADS = 32
 PRECISION = tl.constexpr("tf32x3")  # for float32: three products in tf32, of the high and the low bits
 PROGRAMS = 264  # two for each multiprocessor of a large GPU; each computes a part of σ's gradient
+PLAIN = ("rows", "layer", "each", "drawn", "size")  # numbers whose divisibility makes no load wider
 TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
@@ -83,16 +86,20 @@ def _leaky(y, T: tl.constexpr):
 
 
 @remember_calls
-@triton.jit
+@triton.jit(do_not_specialize=PLAIN)
 def _collide(
-    z, carry, net, mask, seed, heads, width, rows, keys, m_b, m_i, m_j, layer,
+    z, carry, net, mask, seed, heads, width, rows, keys, m_b, m_i, m_j, layer, net_s, each, drawn,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, NOISY: tl.constexpr, OWN: tl.constexpr, RESIDUAL: tl.constexpr,
     BIASED: tl.constexpr, DEEP: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
     WIDE: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """BI rows of one example. K: the number of heads as the inner size of a product, at least 16."""
+    """BI rows of one example. K: the number of heads as the inner size of a product, at least 16.
+
+    each, drawn: number of examples that have the same σ, and the same seed.
+    """
     bands = tl.cdiv(rows, BI)
     b = (tl.program_id(0) // bands).to(tl.int64)
+    net += b // each * net_s
     first = (bands - 1 - tl.program_id(0) % bands) * BI  # causal: the longest rows are the last, and start first
     h, pair = tl.arange(0, H), tl.arange(0, BI * BJ)
     i = first + pair // BJ
@@ -127,22 +134,24 @@ def _collide(
             if CAUSAL:
                 row += keys - rows
             quad = (begin + group % BJ) // 4
-            mixed += normals(tl.load(seed), layer, b, h[:, None], row[None, :], quad[None, :])
+            mixed += normals(tl.load(seed + b // drawn), layer, b % drawn, h[:, None], row[None, :], quad[None, :])
         tl.store(_at_pairs(z, b, h, i, j, heads, rows, keys), mixed, mask=_inside(h, i, j, heads, rows, keys))
 
 
 @remember_calls
-@triton.jit
+@triton.jit(do_not_specialize=PLAIN)
 def _collide_backward(
-    z, carry, net, mask, grad, out, parts, batch, heads, width, rows, keys, m_b, m_i, m_j, size,
+    z, carry, net, mask, grad, out, parts, each, heads, width, rows, keys, m_b, m_i, m_j, size,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, OWN: tl.constexpr, RESIDUAL: tl.constexpr, BIASED: tl.constexpr,
     DEEP: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, K: tl.constexpr, WIDE: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
-    """A share of the bands of BI rows. z holds S; grad is 0 where hidden, and may be the same tensor as out.
+    """A share of one member's bands of BI rows. z holds S; grad is 0 where hidden, and may be the same tensor as out.
 
     Over 50 lines, because every activation and gradient of σ stays in registers.
     """
     h, pair = tl.arange(0, K), tl.arange(0, BI * BJ)
+    member = tl.program_id(1).to(tl.int64)
+    net += member * size
     w1, b1 = _matrix(net, width, heads, WIDE, K, T), _vector(net + width * heads, width, WIDE)[:, None]
     net += width * heads + width
     dw1, db1 = tl.zeros((WIDE, K), dtype=tl.float32), tl.zeros((WIDE,), dtype=tl.float32)
@@ -153,8 +162,8 @@ def _collide_backward(
     w3 = _matrix(net, heads, width, K, WIDE, T)
     dw3, db3 = tl.zeros((WIDE, K), dtype=tl.float32), tl.zeros((K,), dtype=tl.float32)  # dw3: of W₃ᵀ
     bands = tl.cdiv(rows, BI)
-    for band in range(tl.program_id(0), batch * bands, tl.num_programs(0)):
-        b = (band // bands).to(tl.int64)
+    for band in range(tl.program_id(0), each * bands, tl.num_programs(0)):
+        b = member * each + band // bands
         first = band % bands * BI
         i = first + pair // BJ
         for begin in range(0, last_key(first + BI, rows, keys, CAUSAL), BJ):
@@ -185,7 +194,7 @@ def _collide_backward(
                 dx += g
             tl.store(_at_pairs(out, b, h, i, j, heads, rows, keys), dx, mask=_inside(h, i, j, heads, rows, keys))
     w = tl.arange(0, WIDE)
-    part = parts + tl.program_id(0).to(tl.int64) * size
+    part = parts + (member * tl.num_programs(0) + tl.program_id(0)) * size
     known = (w < width)[:, None] & (h < heads)[None, :]
     tl.store(part + w[:, None] * heads + h[None, :], dw1, mask=known)
     tl.store(part + width * heads + w, db1, mask=w < width)
@@ -202,13 +211,18 @@ def collide(
     z: Tensor, carry: Tensor, net: Tensor, seen: Visibility, noise: Tensor | None, layer: int, width: int, own: bool,
     residual: bool, biased: bool, dtype: torch.dtype,
 ) -> None:  # fmt: skip
-    """Turn z (b,h,i,j) from S into Z, in place, where visible; products in dtype; noise: the seed of ε, or None."""
+    """Turn z (b,h,i,j) from S into Z, in place, where visible; products in dtype.
+
+    net     σ's parameters (s,size): those of s members with b / s examples each
+    noise   the seed of ε, () or (s,), or None
+    """
     note_launch("coda")
     b, heads, rows, keys = z.shape
     tile = _tile(dtype, heads, width, keys)
     with select_device(z):
         _collide[(b * divide_up(rows, tile["BI"]),)](
             z, carry, net, seen.mask, z if noise is None else noise, heads, width, rows, keys, *seen.strides, layer,
+            net.stride(0) if len(net) > 1 else 0, b // len(net), count_examples(b, noise),
             NOISY=noise is not None, OWN=own, RESIDUAL=residual, BIASED=biased, DEEP=_deep(net, heads, width),
             H=round_up(heads, 8), **seen.flags, **tile,
         )  # fmt: skip
@@ -219,16 +233,16 @@ def collide_backward(
     residual: bool, biased: bool, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
     """Return the gradient of net, and write the carry's to out (b,h,i,j), which may be grad; skip hidden tiles."""
-    b, heads, rows, keys = carry.shape
+    (b, heads, rows, keys), (members, size) = carry.shape, net.shape
     tile = _tile(dtype, heads, width, keys, backward=True)
-    programs = min(PROGRAMS, b * divide_up(rows, tile["BI"]))
-    parts = net.new_empty(programs, len(net), dtype=torch.float32)
+    shares = min(max(1, PROGRAMS // members), b // members * divide_up(rows, tile["BI"]))
+    parts = net.new_empty(members, shares, size, dtype=torch.float32)
     with select_device(s):
-        _collide_backward[(programs,)](
-            s, carry, net, seen.mask, grad, out, parts, b, heads, width, rows, keys, *seen.strides, len(net),
+        _collide_backward[(shares, members)](
+            s, carry, net, seen.mask, grad, out, parts, b // members, heads, width, rows, keys, *seen.strides, size,
             OWN=own, RESIDUAL=residual, BIASED=biased, DEEP=_deep(net, heads, width), **seen.flags, **tile,
         )  # fmt: skip
-    return parts.sum(0).to(net.dtype)
+    return parts.sum(1).to(net.dtype)
 
 
 def holds_net(heads: int, width: int, dtype: torch.dtype) -> bool:
@@ -238,7 +252,7 @@ def holds_net(heads: int, width: int, dtype: torch.dtype) -> bool:
 
 def _deep(net: Tensor, heads: int, width: int) -> bool:
     """Whether σ has a second hidden layer."""
-    return len(net) > 2 * width * heads + width + heads
+    return net.shape[1] > 2 * width * heads + width + heads
 
 
 def _tile(dtype: torch.dtype, heads: int, width: int, keys: int, *, backward: bool = False) -> dict[str, Any]:

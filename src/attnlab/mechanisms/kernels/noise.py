@@ -10,21 +10,23 @@ import triton.language as tl
 from torch import Tensor
 
 from attnlab.mechanisms.kernels.launch import divide_up, note_launch, operator, remember_calls, select_device
+from attnlab.mechanisms.kernels.pairs import count_examples
 
 COUNTERS = 256  # in a program
 
 
 @remember_calls
-@triton.jit
-def _gaussian(seed, rows, out, layer, total, heads, length, keys, COUNTERS: tl.constexpr):
+@triton.jit(do_not_specialize=("layer", "total", "heads", "length", "each"))
+def _gaussian(seed, rows, out, layer, total, heads, length, keys, each, COUNTERS: tl.constexpr):
     counter = tl.program_id(0).to(tl.int64) * COUNTERS + tl.arange(0, COUNTERS)
     quads = tl.cdiv(keys, 4)
     row, j = counter // quads, counter % quads
     bh, i = row // length, row % length
     place = tl.load(rows + i, mask=counter < total, other=0)
     c0, c1 = j.to(tl.uint32), place.to(tl.uint32)
-    c2, c3 = (bh // heads).to(tl.uint32), (bh % heads + (layer << 16)).to(tl.uint32)
-    w0, w1, w2, w3 = tl.philox(tl.load(seed), c0, c1, c2, c3)
+    b = bh // heads
+    c2, c3 = (b % each).to(tl.uint32), (bh % heads + (layer << 16)).to(tl.uint32)
+    w0, w1, w2, w3 = tl.philox(tl.load(seed + b // each, mask=counter < total, other=0), c0, c1, c2, c3)
     n0, n1 = tl.pair_uniform_to_normal(tl.uint_to_uniform_float(w0), tl.uint_to_uniform_float(w1))
     n2, n3 = tl.pair_uniform_to_normal(tl.uint_to_uniform_float(w2), tl.uint_to_uniform_float(w3))
     first = out + row * keys + 4 * j
@@ -37,13 +39,13 @@ def _gaussian(seed, rows, out, layer, total, heads, length, keys, COUNTERS: tl.c
 
 @operator("attnlab::gaussian")
 def gaussian(seed: Tensor, layer: int, batch: int, heads: int, rows: Tensor, keys: int, dtype: torch.dtype) -> Tensor:
-    """ε (b,h,i,j), with the seed on the device."""
+    """ε (b,h,i,j), with the seed on the device: (), or (s,) for s members, whose examples come one after another."""
     out = rows.new_empty(batch, heads, len(rows), keys, dtype=dtype)
     total = batch * heads * len(rows) * divide_up(keys, 4)
     note_launch("noise")
     with select_device(rows):
         _gaussian[(divide_up(total, COUNTERS),)](
-            seed, rows, out, layer, total, heads, len(rows), keys, COUNTERS=COUNTERS
+            seed, rows, out, layer, total, heads, len(rows), keys, count_examples(batch, seed), COUNTERS=COUNTERS
         )
     return out
 

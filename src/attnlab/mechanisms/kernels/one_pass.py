@@ -47,6 +47,7 @@ from attnlab.mechanisms.kernels.pairs import (
     OF_PAIRS,
     RELATIVE,
     add_bias,
+    count_examples,
     draw_dropout,
     first_query,
     is_visible,
@@ -69,23 +70,26 @@ from attnlab.mechanisms.kernels.tiles import (
 @triton.jit
 def _slope(
     x, y, z, g, mask, bias, extra, noise, dropping, lse, delta, sums, head, b, h, first, left, heads, rows, keys, m_b,
-    m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM: tl.constexpr, BIAS: tl.constexpr, NOISY: tl.constexpr,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr, WHOLE: tl.constexpr, BI: tl.constexpr,
-    BJ: tl.constexpr,
+    m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, each, FORM: tl.constexpr, BIAS: tl.constexpr,
+    NOISY: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr, WHOLE: tl.constexpr,
+    BI: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
     """P ∘ D and dS of the BI queries from `first` on (x, gradients g) and the BJ keys from `left` on (y, values z).
 
-    sums: δ of the queries, from `_read_delta`; NAP reads its numbers from delta.
+    sums: δ of the queries, from `_read_delta`; NAP reads its numbers from delta. each: as in `online._attend`.
     """
     UNIT: tl.constexpr = 1.0 if FORM == NAP else LOG2_E
     i, j = first + tl.arange(0, BI), left + tl.arange(0, BJ)
-    s = score_tile(x, y, noise, b, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ, UNIT)
+    own = noise + b // each
+    s = score_tile(x, y, own, b % each, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ, UNIT)
     seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL, WHOLE)
     s = add_bias(s, bias, b, h, first, i, j, rows, keys, a_b, a_h, a_i, a_j, BIAS, UNIT)
     s, seen = hide(s, seen, FORM, BIAS)
     kept = tl.full((BI, BJ), 1.0, tl.float32)
     if DROPPED:
-        kept = draw_dropout(tl.load(dropping), rate, head, i[:, None], (left // 4 + tl.arange(0, BJ // 4))[None, :])
+        quad = left // 4 + tl.arange(0, BJ // 4)
+        number = (b % each * heads + h).to(tl.int32)
+        kept = draw_dropout(tl.load(dropping + b // each), rate, number, i[:, None], quad[None, :])
     dp = tl.dot(g, tl.trans(z), input_precision="ieee") * kept
     if FORM == NAP:
         inverse, gain = read_part(lse, 1, head, i, rows), tl.load(extra + h).to(tl.float32)
@@ -113,7 +117,7 @@ def _read_delta(delta, head, i, rows, FORM: tl.constexpr, BI: tl.constexpr):
 def _backward_keys(
     q, k, v, mask, bias, extra, noise, dropping, grad, lse, delta, dk, dv, dbias, heads, rows, keys, q_b, q_h, q_i, q_d,
     k_b, k_h, k_j, k_d, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer,
-    FORM: tl.constexpr, BIAS: tl.constexpr, SUMMED: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr,
+    each, FORM: tl.constexpr, BIAS: tl.constexpr, SUMMED: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr,
     CAUSAL: tl.constexpr, DROPPED: tl.constexpr, SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
     D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -138,8 +142,8 @@ def _backward_keys(
                 sums = _read_delta(delta, b * heads + h, i, rows, FORM, BI)
                 taken, ds = _slope(
                     x, y, z, c, mask, bias, extra, noise, dropping, lse, delta, sums, b * heads + h, b, h, above, left,
-                    heads, rows, keys, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED,
-                    CAUSAL, DROPPED, part == 0, BI, BJ,
+                    heads, rows, keys, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, each, FORM, BIAS, NOISY,
+                    MASKED, CAUSAL, DROPPED, part == 0, BI, BJ,
                 )  # fmt: skip
                 sum_v = tl.dot(tl.trans(taken.to(c.dtype)), c, sum_v, input_precision="ieee")
                 sum_k = tl.dot(tl.trans(ds.to(x.dtype)), x, sum_k, input_precision="ieee")
@@ -157,7 +161,7 @@ def _backward_keys(
 def _backward_queries(
     q, k, v, mask, bias, extra, noise, dropping, grad, lse, delta, out, dq, sums, heads, rows, keys, q_b, q_h, q_i, q_d,
     k_b, k_h, k_j, k_d, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer,
-    FORM: tl.constexpr, BIAS: tl.constexpr, SUMMED: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr,
+    each, FORM: tl.constexpr, BIAS: tl.constexpr, SUMMED: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr,
     CAUSAL: tl.constexpr, DROPPED: tl.constexpr, SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
     D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -186,8 +190,8 @@ def _backward_queries(
             z = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
             _, ds = _slope(
                 x, y, z, c, mask, bias, extra, noise, dropping, lse, delta, products, head, b, h, first, left, heads,
-                rows, keys, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED, CAUSAL,
-                DROPPED, part == 0, BI, BJ,
+                rows, keys, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, each, FORM, BIAS, NOISY, MASKED,
+                CAUSAL, DROPPED, part == 0, BI, BJ,
             )  # fmt: skip
             sum_q = tl.dot(ds.to(y.dtype), y, sum_q, input_precision="ieee")
             if SUMMED:
@@ -202,9 +206,9 @@ def _backward_queries(
 def _backward_bias(
     q, k, v, mask, bias, extra, noise, dropping, grad, lse, delta, dbias, some, alike, heads, rows, keys, q_b, q_h, q_i,
     q_d, k_b, k_h, k_j, k_d, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate,
-    layer, FORM: tl.constexpr, BIAS: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
-    DROPPED: tl.constexpr, SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr,
-    WIDE: tl.constexpr,
+    layer, each, FORM: tl.constexpr, BIAS: tl.constexpr, NOISY: tl.constexpr, MASKED: tl.constexpr,
+    CAUSAL: tl.constexpr, DROPPED: tl.constexpr, SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
+    D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """dS of one tile, summed over the `some` heads of each of `alike` examples that share one head of the bias."""
     columns = tl.cdiv(keys, BJ)
@@ -213,8 +217,8 @@ def _backward_bias(
     i, j = top + tl.arange(0, BI), left + tl.arange(0, BJ)
     total = tl.zeros((BI, BJ), dtype=tl.float32)
     if left < last_key(top + BI, rows, keys, CAUSAL):
-        for each in range(alike * some):
-            b, h = first_b * alike + each // some, first_h * some + each % some
+        for n in range(alike * some):
+            b, h = first_b * alike + n // some, first_h * some + n % some
             x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
             c = load_tile(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
             y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
@@ -222,8 +226,8 @@ def _backward_bias(
             sums = _read_delta(delta, b * heads + h, i, rows, FORM, BI)
             _, ds = _slope(
                 x, y, z, c, mask, bias, extra, noise, dropping, lse, delta, sums, b * heads + h, b, h, top, left, heads,
-                rows, keys, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, FORM, BIAS, NOISY, MASKED, CAUSAL,
-                DROPPED, False, BI, BJ,
+                rows, keys, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, each, FORM, BIAS, NOISY, MASKED,
+                CAUSAL, DROPPED, False, BI, BJ,
             )  # fmt: skip
             total += ds
     place, inside = at_pairs(one, i, j, rows, keys)
@@ -279,7 +283,8 @@ def one_pass_backward(
     pointers = (q, k, v, seen.mask, added.values, *unread, grad, lse, delta)
     strides = (*q.stride(), *k.stride(), *v.stride(), *grad.stride(), *seen.strides, *added.strides)
     flags = {"FORM": form, "BIAS": added.kind, "NOISY": noise is not None, "DROPPED": dropping is not None}
-    numbers, flags = (h, i, j, *strides, scale, rate, layer), flags | {"SHARED": h // g} | seen.flags
+    each = count_examples(b, noise if dropping is None else dropping)
+    numbers, flags = (h, i, j, *strides, scale, rate, layer, each), flags | {"SHARED": h // g} | seen.flags
     by_keys, by_queries = choose_pass_tile(q, "keys"), choose_pass_tile(q, "queries")
     dbias = q if bias is None or not learnt else _empty_sums(q, k, bias)  # q: not written
     summed, relative = learnt and added.kind != OF_PAIRS.value, learnt and added.kind == RELATIVE.value

@@ -28,6 +28,7 @@ from attnlab.mechanisms.kernels.pairs import (
     Bias,
     Visibility,
     add_bias,
+    count_examples,
     draw_dropout,
     is_visible,
     last_key,
@@ -124,15 +125,15 @@ def count_level(i, rows, keys, CAUSAL: tl.constexpr, FORM: tl.constexpr):
 @triton.jit(do_not_specialize=ANY_VALUE)
 def _attend(
     z, q, k, v, mask, bias, extra, noise, dropping, out, lse, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d,
-    v_b, v_h, v_j, v_d, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, eps, STORED: tl.constexpr,
+    v_b, v_h, v_j, v_d, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, eps, each, STORED: tl.constexpr,
     FORM: tl.constexpr, COUNTED: tl.constexpr, BIAS: tl.constexpr, EXTRA: tl.constexpr, NOISY: tl.constexpr,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr, SHARED: tl.constexpr, BI: tl.constexpr,
     BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """BI queries of one head. STORED: z holds the logits. EXTRA: a logit of each head that has no value.
 
-    COUNTED: the levels are those of `count_level`; they are stored for the backward pass.
-
+    COUNTED: the levels are those of `count_level`; they are stored for the backward pass. each: number of examples
+    whose noise and dropout have the same seed.
     It is long because it is the one loop over keys that all forms share, and only one form is compiled at a time.
     """
     UNIT: tl.constexpr = 1.0 if FORM == NAP else LOG2_E
@@ -140,6 +141,7 @@ def _attend(
     head, tile, b, h = locate_tile(tiles, heads)
     first = (tiles - 1 - tile) * BI  # causal: the longest rows are the last, and start first
     i = first + tl.arange(0, BI)
+    dropping, number = dropping + b // each, (b % each * heads + h).to(tl.int32)
     if not STORED:
         x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
     top, total = tl.full((BI,), float("-inf"), tl.float32), tl.zeros((BI,), dtype=tl.float32)
@@ -168,7 +170,8 @@ def _attend(
                 s = tl.load(z + place, mask=inside, other=0.0).to(tl.float32) * (scale * LOG2_E)
             else:
                 y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
-                s = score_tile(x, y, noise, b, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ, UNIT)
+                own = noise + b // each
+                s = score_tile(x, y, own, b % each, h, i, left, rows, keys, scale, layer, NOISY, CAUSAL, BJ, UNIT)
                 s = add_bias(s, bias, b, h, first, i, j, rows, keys, a_b, a_h, a_i, a_j, BIAS, UNIT)
             s, seen = hide(s, seen, FORM, BIAS)
             level, fade = top, tl.full((BI,), 1.0, tl.float32)
@@ -185,7 +188,7 @@ def _attend(
                 total = total * fade + tl.sum(mass, 1)
             if DROPPED:
                 p *= draw_dropout(
-                    tl.load(dropping), rate, head, i[:, None], (left // 4 + tl.arange(0, BJ // 4))[None, :]
+                    tl.load(dropping), rate, number, i[:, None], (left // 4 + tl.arange(0, BJ // 4))[None, :]
                 )
             values = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
             context = tl.dot(p.to(values.dtype), values, context * fade[:, None], input_precision="ieee")
@@ -206,6 +209,7 @@ def attend(
     """Write out = (P ∘ D) v and the levels lse of logits scale·z, or scale·qkᵀ + bias + ε without z.
 
     NAP reads lse, and so do SIGMOID and PLAIN, unless `counted`: then there is no mask or bias, and they write it.
+    noise, dropping: seeds (), or (s,) for s members.
     """
     (b, h, i, _), tile = q.shape, choose_pass_tile(q, "forward")
     pointers = (q if x is None else x for x in (extra, noise, dropping))  # not read if None
@@ -213,7 +217,8 @@ def attend(
     with select_device(q):
         _attend[(b * h * divide_up(i, tile["BI"]),)](
             q if z is None else z, q, k, v, seen.mask, bias.values, *pointers, out, lse, h, i, k.shape[2], *strides,
-            scale, rate, layer, eps, STORED=z is not None, FORM=form, COUNTED=counted, BIAS=bias.kind,
+            scale, rate, layer, eps, count_examples(b, noise if dropping is None else dropping),
+            STORED=z is not None, FORM=form, COUNTED=counted, BIAS=bias.kind,
             EXTRA=extra is not None and form != NAP.value, NOISY=noise is not None, DROPPED=dropping is not None,
             SHARED=h // k.shape[1], **seen.flags, **tile,
         )  # fmt: skip

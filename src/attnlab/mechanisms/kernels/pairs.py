@@ -34,6 +34,11 @@ def read_mask(mask: Tensor | None, causal: bool, q: Tensor, k: Tensor) -> Visibi
     return Visibility(mask.view(torch.uint8), (b, i, j), {"MASKED": 1 if i else 2, "CAUSAL": causal})
 
 
+def count_examples(b: int, seed: Tensor | None) -> int:
+    """The number of the b examples that have the same seed: all with one, (), or those of a member with (s,)."""
+    return b if seed is None else b // seed.numel()
+
+
 class Bias(NamedTuple):
     """A bias as arguments of `add_bias`: its values, its strides as (b,h,i,j), 0 where it broadcasts, and its kind."""
 

@@ -7,7 +7,7 @@
 
 A program holds all keys of a head and takes the queries by tiles. The backward pass needs only the inputs and one
 number L for each row and sign. One program handles all query heads that share a key head. Every sum is computed in
-float32 and in a fixed order.
+float32 and in a fixed order. Parameters and seeds (s,…) are those of s members, whose examples come one after another.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.mechanisms.kernels.dagpam import stride_heads, sum_parts
+from attnlab.mechanisms.kernels.dagpam import count_members, find_strides, split_signs, sum_parts
 from attnlab.mechanisms.kernels.launch import (
     divide_up,
     empty_by_token,
@@ -28,18 +28,19 @@ from attnlab.mechanisms.kernels.launch import (
     select_device,
 )  # fmt: skip
 from attnlab.mechanisms.kernels.online import LOG2_E
-from attnlab.mechanisms.kernels.pairs import draw_dropout, is_visible, read_mask
+from attnlab.mechanisms.kernels.pairs import count_examples, draw_dropout, is_visible, read_mask
 from attnlab.mechanisms.kernels.tiles import load_tile, write_tile
 
 LONGEST = {torch.float32: 64, torch.float16: 128, torch.bfloat16: 128}  # queries or keys
 WIDEST = 64  # head size
+PLAIN = ("heads", "rows", "keys", "lambda_s", "lambda_h", "each", "drawn")  # their divisibility makes no load wider
 
 
 @triton.jit
-def _matrix(w, h, w_h, D: tl.constexpr, WIDE: tl.constexpr):
-    """W⁻ of head h, padded with zeros."""
+def _matrix(w, D: tl.constexpr, WIDE: tl.constexpr):
+    """W⁻ of one head, padded with zeros."""
     d = tl.arange(0, WIDE)
-    return tl.load(w + h * w_h + d[:, None] * D + d[None, :], mask=(d < D)[:, None] & (d < D)[None, :], other=0.0)
+    return tl.load(w + d[:, None] * D + d[None, :], mask=(d < D)[:, None] & (d < D)[None, :], other=0.0)
 
 
 @triton.jit
@@ -50,7 +51,10 @@ def _score(x, y, seen, scale):
 
 @triton.jit
 def _weigh(x, y, seen, dropping, head, i, scale, rate, DROPPED: tl.constexpr, KEYS: tl.constexpr):
-    """P ∘ D of queries x, whose rows are i, and all keys y, and L = log₂ Σ 2^S; a row without visible keys is 0."""
+    """P ∘ D of queries x, whose rows are i, and all keys y, and L = log₂ Σ 2^S; a row without visible keys is 0.
+
+    head counts the heads and signs that have the same seed.
+    """
     s = _score(x, y, seen, scale)
     top = tl.max(s, 1)
     top = tl.where(top == float("-inf"), 0.0, top)
@@ -64,36 +68,40 @@ def _weigh(x, y, seen, dropping, head, i, scale, rate, DROPPED: tl.constexpr, KE
 
 
 @remember_calls
-@triton.jit
+@triton.jit(do_not_specialize=PLAIN)
 def _forward(
     q, k, v, w, plus, minus, mask, dropping, out, lse, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d,
-    v_b, v_h, v_j, v_d, m_b, m_i, m_j, w_h, lambda_h, scale, rate, MASKED: tl.constexpr, CAUSAL: tl.constexpr,
-    DROPPED: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr,
-    WIDE: tl.constexpr,
+    v_b, v_h, v_j, v_d, m_b, m_i, m_j, w_s, w_h, lambda_s, lambda_h, each, drawn, scale, rate, MASKED: tl.constexpr,
+    CAUSAL: tl.constexpr, DROPPED: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
+    D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """ROWS queries of one head."""
+    """ROWS queries of one head. each, drawn: number of examples that have the same parameters, and the same seed."""
     program = tl.program_id(0).to(tl.int64)
     b, h = program // heads, program % heads
     i, j = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.arange(0, KEYS)
     x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
     y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
     z = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
-    matrix = _matrix(w, h, w_h, D, WIDE).to(x.dtype)
+    matrix = _matrix(w + b // each * w_s + h * w_h, D, WIDE).to(x.dtype)
+    at, dropping, head = b // each * lambda_s + h * lambda_h, dropping + b // drawn, b % drawn * heads + h
     seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
-    p, level = _weigh(x, y, seen, dropping, 2 * program, i, scale, rate, DROPPED, KEYS)
+    p, level = _weigh(x, y, seen, dropping, 2 * head, i, scale, rate, DROPPED, KEYS)
     tl.store(lse + 2 * program * rows + i, level, mask=i < rows)
-    weights = p * (1.0 + tl.load(plus + h * lambda_h).to(tl.float32))
+    weights = p * (1.0 + tl.load(plus + at).to(tl.float32))
     x = tl.dot(tl.maximum(x, 0.0).to(x.dtype), matrix, input_precision="ieee").to(x.dtype)
-    p, level = _weigh(x, y, seen, dropping, 2 * program + 1, i, scale, rate, DROPPED, KEYS)
+    p, level = _weigh(x, y, seen, dropping, 2 * head + 1, i, scale, rate, DROPPED, KEYS)
     tl.store(lse + (2 * program + 1) * rows + i, level, mask=i < rows)
-    weights -= p * tl.load(minus + h * lambda_h).to(tl.float32)
+    weights -= p * tl.load(minus + at).to(tl.float32)
     write_tile(out, tl.dot(weights.to(z.dtype), z, input_precision="ieee"), b, h, i, heads, rows, D, WIDE)
 
 
 @triton.jit
 def _slope(x, y, seen, dp, dropping, lse, head, i, rows, scale, rate, share, DROPPED: tl.constexpr, KEYS: tl.constexpr):
-    """Of one sign with the factor `share`: its part of Pᵀ, scale·dSᵀ, and δ. Keys are the rows of its tiles."""
-    level = tl.load(lse + head * rows + i, mask=i < rows, other=0.0)
+    """Of one sign with the factor `share`: its part of Pᵀ, scale·dSᵀ, and δ. Keys are the rows of its tiles.
+
+    lse is that of the head's sign; head as in `_weigh`.
+    """
+    level = tl.load(lse + i, mask=i < rows, other=0.0)
     p = tl.exp2(_score(y, x, seen, scale) - level[None, :])
     taken, t = p, p * dp
     if DROPPED:
@@ -104,14 +112,14 @@ def _slope(x, y, seen, dp, dropping, lse, head, i, rows, scale, rate, share, DRO
 
 
 @remember_calls
-@triton.jit
+@triton.jit(do_not_specialize=PLAIN)
 def _backward(
     q, k, v, w, plus, minus, mask, dropping, grad, lse, dq, dk, dv, dw, dlambda, heads, rows, keys, q_b, q_h, q_i, q_d,
-    k_b, k_h, k_j, k_d, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, w_h, lambda_h, batch, scale, rate,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr, SHARED: tl.constexpr, ROWS: tl.constexpr,
-    KEYS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+    k_b, k_h, k_j, k_d, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, w_s, w_h, lambda_s, lambda_h, each,
+    drawn, scale, rate, MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr, SHARED: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """One key head, and the query heads that share it; dw (b,h,d,d) and dlambda (2,h,b) have parts.
+    """One key head, and the query heads that share it; dw (b,h,d,d) and dlambda (b,2,h) have parts.
 
     Over 50 lines, because both signs use the same keys, values and gradients while these are in registers.
     """
@@ -122,19 +130,21 @@ def _backward(
     y = load_tile(k, b, g, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
     z = load_tile(v, b, g, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
     sum_k, sum_v = tl.zeros((KEYS, WIDE), dtype=tl.float32), tl.zeros((KEYS, WIDE), dtype=tl.float32)
+    member, dropping = b // each, dropping + b // drawn
     for h in range(g * SHARED, (g + 1) * SHARED):
-        matrix = _matrix(w, h, w_h, D, WIDE).to(y.dtype)
-        more, less = 1.0 + tl.load(plus + h * lambda_h).to(tl.float32), -tl.load(minus + h * lambda_h).to(tl.float32)
+        matrix, at = _matrix(w + member * w_s + h * w_h, D, WIDE).to(y.dtype), member * lambda_s + h * lambda_h
+        more, less = 1.0 + tl.load(plus + at).to(tl.float32), -tl.load(minus + at).to(tl.float32)
         sum_w = tl.zeros((WIDE, WIDE), dtype=tl.float32)
         sum_plus, sum_minus = tl.zeros((ROWS,), dtype=tl.float32), tl.zeros((ROWS,), dtype=tl.float32)
-        head = b * heads + h
+        head, place = b * heads + h, 2 * (b % drawn * heads + h)
+        level = lse + 2 * head * rows
         for first in range(0, rows, ROWS):
             i = first + tl.arange(0, ROWS)
             x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
             c = load_tile(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
             seen = is_visible(mask, b, i[None, :], j[:, None], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
             dp = tl.dot(z, tl.trans(c), input_precision="ieee")  # (KEYS, ROWS)
-            p, ds, delta = _slope(x, y, seen, dp, dropping, lse, 2 * head, i, rows, scale, rate, more, DROPPED, KEYS)
+            p, ds, delta = _slope(x, y, seen, dp, dropping, level, place, i, rows, scale, rate, more, DROPPED, KEYS)
             sum_plus += delta
             sum_v = tl.dot(p, c, sum_v, input_precision="ieee")
             sum_k = tl.dot(ds, x, sum_k, input_precision="ieee")
@@ -142,7 +152,7 @@ def _backward(
             bent = tl.maximum(x, 0.0).to(x.dtype)
             m = tl.dot(bent, matrix, input_precision="ieee").to(x.dtype)
             p, ds, delta = _slope(
-                m, y, seen, dp, dropping, lse, 2 * head + 1, i, rows, scale, rate, less, DROPPED, KEYS
+                m, y, seen, dp, dropping, level + rows, place + 1, i, rows, scale, rate, less, DROPPED, KEYS
             )
             sum_minus -= delta
             sum_v = tl.dot(p, c, sum_v, input_precision="ieee")
@@ -152,8 +162,8 @@ def _backward(
             back += tl.where(x > 0.0, tl.dot(dm, tl.trans(matrix), input_precision="ieee"), 0.0)
             write_tile(dq, back, b, h, i, heads, rows, D, WIDE)
         tl.store(dw + (head * D + d[:, None]) * D + d[None, :], sum_w, mask=(d < D)[:, None] & (d < D)[None, :])
-        tl.store(dlambda + h * batch + b, tl.sum(sum_plus))
-        tl.store(dlambda + (heads + h) * batch + b, tl.sum(sum_minus))
+        tl.store(dlambda + 2 * b * heads + h, tl.sum(sum_plus))
+        tl.store(dlambda + (2 * b + 1) * heads + h, tl.sum(sum_minus))
     write_tile(dk, sum_k, b, g, j, groups, keys, D, WIDE)
     write_tile(dv, sum_v, b, g, j, groups, keys, D, WIDE)
 
@@ -163,14 +173,18 @@ def short_dagpam(
     q: Tensor, k: Tensor, v: Tensor, negative: Tensor, lambdas: Tensor, mask: Tensor | None,
     dropping: Tensor | None, causal: bool, scale: float, rate: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Context (b,h,i,d) and L± (b,h,2,i); q (b,h,i,d), k and v (b,g,j,d), W⁻ (h or 1,d,d), λ as in `combine`."""
+    """Context (b,h,i,d) and L± (b,h,2,i); q (b,h,i,d), k and v (b,g,j,d), W⁻ as in `stack`, λ as in `combine`.
+
+    dropping   the seed of dropout, one number () or one for each member (s,), or None; rate: of dropout
+    """
     note_launch("dagpam")
     (out, lse), seen, w = _allocate_outputs(q), read_mask(mask, causal, q, k), negative.contiguous()
-    strides = (*q.stride(), *k.stride(), *v.stride(), *seen.strides, stride_heads(w), stride_heads(lambdas[0]))
+    plus, minus = split_signs(lambdas)
+    strides = (*q.stride(), *k.stride(), *v.stride(), *seen.strides, *_locate(w, plus, dropping, q.shape[0]))
     tile = _tile(q, k)
     with select_device(q):
         _forward[(q.shape[0] * q.shape[1], divide_up(q.shape[2], tile["ROWS"]))](
-            q, k, v, w, lambdas[0], lambdas[-1], seen.mask, q if dropping is None else dropping, out, lse,
+            q, k, v, w, plus, minus, seen.mask, q if dropping is None else dropping, out, lse,
             q.shape[1], q.shape[2], k.shape[2], *strides, scale, rate, DROPPED=dropping is not None, **seen.flags,
             **tile,
         )  # fmt: skip
@@ -187,16 +201,17 @@ def short_dagpam_backward(
     dq, dk, dv = empty_by_token(q), empty_by_token(k), empty_by_token(v)
     seen, w = read_mask(mask, causal, q, k), negative.contiguous()
     dw = q.new_empty(b, h, d, d, dtype=torch.float32)
-    dlambda = q.new_empty(2, h, b, dtype=torch.float32)
+    dlambda, (plus, minus) = q.new_empty(b, 2, h, dtype=torch.float32), split_signs(lambdas)
     strides = (*q.stride(), *k.stride(), *v.stride(), *grad.stride(), *seen.strides)
-    strides += (stride_heads(w), stride_heads(lambdas[0]))
+    strides += _locate(w, plus, dropping, b)
     with select_device(q):
         _backward[(k.shape[0] * k.shape[1],)](
-            q, k, v, w, lambdas[0], lambdas[-1], seen.mask, q if dropping is None else dropping, grad, lse, dq, dk,
-            dv, dw, dlambda, h, i, k.shape[2], *strides, b, scale, rate, **seen.flags, DROPPED=dropping is not None,
+            q, k, v, w, plus, minus, seen.mask, q if dropping is None else dropping, grad, lse, dq, dk,
+            dv, dw, dlambda, h, i, k.shape[2], *strides, scale, rate, **seen.flags, DROPPED=dropping is not None,
             **_tile(q, k, backward=True),
         )  # fmt: skip
-    dw = dw.sum((0, 1) if len(w) == 1 else 0).view_as(w).to(w.dtype)
+    dw = dw.unflatten(0, (count_members(w, 3), -1))  # (s,b,h,d,d)
+    dw = dw.sum((1, 2) if w.shape[-3] == 1 else 1).view_as(w).to(w.dtype)
     return dq, dk, dv, dw, sum_parts(dlambda, lambdas)
 
 
@@ -227,6 +242,11 @@ def _gradients(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
 
 
 short_dagpam.register_autograd(_gradients, setup_context=_save_inputs)
+
+
+def _locate(w: Tensor, plus: Tensor, dropping: Tensor | None, b: int) -> tuple[int, ...]:
+    """Where the kernels find the parameters and the seed of an example: w_s, w_h, lambda_s, lambda_h, each, drawn."""
+    return *find_strides(w, 3), *find_strides(plus, 1), b // count_members(w, 3), count_examples(b, dropping)
 
 
 def _allocate_outputs(q: Tensor) -> tuple[Tensor, Tensor]:

@@ -23,19 +23,26 @@ from attnlab.mechanisms.kernels.launch import (
     round_up,
     select_device,
 )
-from attnlab.mechanisms.kernels.pairs import is_visible, read_mask
+from attnlab.mechanisms.kernels.pairs import count_examples, draw_dropout, is_visible, read_mask
 from attnlab.mechanisms.kernels.tiles import load_tile, write_tile
 
 LONGEST = 64  # queries or keys
-SIZES = ["heads", "rows", "keys", "m_b", "m_i"]  # one compiled kernel serves all of them: no load of ours needs more
+SIZES = [
+    "heads",
+    "rows",
+    "keys",
+    "each",
+    "m_b",
+    "m_i",
+]  # one compiled kernel serves all of them
 
 
 @triton.jit
 def _weights(
-    x, y, mask, seed, b, head, rows, keys, m_b, m_i, m_j, scale, rate,
+    x, y, mask, seed, b, head, each, rows, keys, m_b, m_i, m_j, scale, rate,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """P and D of one head, (ROWS,KEYS) each; a row without visible keys is 0."""
+    """P and D of one head, (ROWS,KEYS) each; a row without visible keys is 0. each: heads with the same seed."""
     i, j = tl.arange(0, ROWS), tl.arange(0, KEYS)
     seen = is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, MASKED, CAUSAL)
     s = tl.where(seen, tl.dot(x, tl.trans(y), input_precision="ieee") * scale, float("-inf"))
@@ -45,15 +52,15 @@ def _weights(
     p = p / tl.where(total == 0.0, 1.0, total)[:, None]
     kept = tl.full((ROWS, KEYS), 1.0, tl.float32)
     if DROPPED:
-        draw = tl.rand(tl.load(seed), ((head * rows + i[:, None]) * keys + j[None, :]).to(tl.uint32))
-        kept = tl.where(draw >= rate, 1.0 / (1.0 - rate), 0.0)
+        quad = tl.arange(0, KEYS // 4)
+        kept = draw_dropout(tl.load(seed + head // each), rate, head % each, i[:, None], quad[None, :])
     return p, kept
 
 
 @remember_calls
 @triton.jit(do_not_specialize=SIZES)
 def _forward(
-    q, k, v, mask, seed, out, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d, v_b, v_h, v_j, v_d,
+    q, k, v, mask, seed, out, heads, rows, keys, each, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d, v_b, v_h, v_j, v_d,
     m_b, m_i, m_j, scale, rate, MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr, SHARED: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
@@ -66,7 +73,7 @@ def _forward(
     y = load_tile(k, b, g, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
     z = load_tile(v, b, g, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
     p, kept = _weights(
-        x, y, mask, seed, b, program, rows, keys, m_b, m_i, m_j, scale, rate, MASKED, CAUSAL, DROPPED, ROWS, KEYS
+        x, y, mask, seed, b, program, each, rows, keys, m_b, m_i, m_j, scale, rate, MASKED, CAUSAL, DROPPED, ROWS, KEYS
     )
     write_tile(out, tl.dot((p * kept).to(z.dtype), z, input_precision="ieee"), b, h, i, heads, rows, D, WIDE)
 
@@ -74,7 +81,7 @@ def _forward(
 @remember_calls
 @triton.jit(do_not_specialize=SIZES)
 def _backward(
-    q, k, v, mask, seed, grad, dq, dk, dv, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d,
+    q, k, v, mask, seed, grad, dq, dk, dv, heads, rows, keys, each, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d,
     v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d, m_b, m_i, m_j, scale, rate,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr, SHARED: tl.constexpr,
     ROWS: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
@@ -94,7 +101,7 @@ def _backward(
         c = load_tile(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
         head = b * heads + h
         p, kept = _weights(
-            x, y, mask, seed, b, head, rows, keys, m_b, m_i, m_j, scale, rate, MASKED, CAUSAL, DROPPED, ROWS, KEYS
+            x, y, mask, seed, b, head, each, rows, keys, m_b, m_i, m_j, scale, rate, MASKED, CAUSAL, DROPPED, ROWS, KEYS
         )
         sum_v += tl.dot(tl.trans((p * kept).to(c.dtype)), c, input_precision="ieee")
         dp = tl.dot(c, tl.trans(z), input_precision="ieee") * kept
@@ -109,14 +116,18 @@ def _backward(
 def short_softmax(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seed: Tensor | None, causal: bool, scale: float, rate: float
 ) -> Tensor:
-    """Context (b,h,i,d) of q (b,h,i,d), k and v (b,g,j,d); mask bool, broadcastable to (b,1,i,j); seed of dropout."""
+    """Context (b,h,i,d) of q (b,h,i,d), k and v (b,g,j,d); mask bool, broadcastable to (b,1,i,j).
+
+    seed   of dropout: one number (), or one for each member (s,), whose examples come one after another; or None
+    """
     note_launch("softmax")
     out, seen = empty_by_token(q), read_mask(mask, causal, q, k)
     strides = (*q.stride(), *k.stride(), *v.stride(), *seen.strides)
     with select_device(q):
         _forward[(q.shape[0] * q.shape[1],)](
-            q, k, v, seen.mask, q if seed is None else seed, out, q.shape[1], q.shape[2], k.shape[2], *strides, scale,
-            rate, DROPPED=seed is not None, **seen.flags, **_tile(q, k),
+            q, k, v, seen.mask, q if seed is None else seed, out, q.shape[1], q.shape[2], k.shape[2],
+            q.shape[1] * count_examples(len(q), seed), *strides, scale, rate, DROPPED=seed is not None, **seen.flags,
+            **_tile(q, k),
         )  # fmt: skip
     return out
 
@@ -133,7 +144,8 @@ def short_softmax_backward(
     with select_device(q):
         _backward[(k.shape[0] * k.shape[1],)](
             q, k, v, seen.mask, q if seed is None else seed, grad, dq, dk, dv, q.shape[1], q.shape[2], k.shape[2],
-            *strides, scale, rate, DROPPED=seed is not None, **seen.flags, **_tile(q, k),
+            q.shape[1] * count_examples(len(q), seed), *strides, scale, rate, DROPPED=seed is not None, **seen.flags,
+            **_tile(q, k),
         )  # fmt: skip
     return dq, dk, dv
 

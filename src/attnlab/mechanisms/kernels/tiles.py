@@ -11,7 +11,7 @@ from attnlab.mechanisms.kernels.launch import divide_up, find_device_gap, rememb
 from attnlab.mechanisms.kernels.pairs import normals
 
 WIDEST = 256  # head size
-ANY_VALUE = ["heads", "rows", "layer"]  # numbers for whose values, such as 1 or 16, nothing is compiled again
+ANY_VALUE = ["heads", "rows", "layer", "each"]  # numbers for whose values, such as 1 or 16, nothing is compiled again
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 Work = Literal[
     "forward", "keys", "queries"

@@ -3,6 +3,7 @@
 The same equations as there. The heads are the middle axis of every product, (units,heads) · (b,heads,pairs), so logits
 are never transposed. A hidden layer has about ACTIVATIONS numbers in a band. The backward pass computes each band
 again, so the memory is that of one band. In a causal layer the keys after a band's last row are cut off.
+σ's weights are repeated for each example, (b,units,heads), because members may have their own.
 """
 
 from collections.abc import Iterator
@@ -22,9 +23,9 @@ def collide(
     z: Tensor, carry: Tensor, net: Tensor, seen: Visibility, noise: Tensor | None, layer: int, width: int, own: bool,
     residual: bool, biased: bool, dtype: torch.dtype,
 ) -> None:  # fmt: skip
-    """Turn z (b,h,i,j) from S into Z, in place, where visible; products in dtype; noise: the seed of ε, or None."""
+    """Turn z (b,h,i,j) from S into Z, in place, where visible; products in dtype; net and noise: as in coda.py."""
     b, heads, rows, keys = z.shape
-    linears = _read_linears(net, heads, width, dtype)
+    linears = _read_linears(net, b, heads, width, dtype)
     shift = keys - rows if seen.flags["CAUSAL"] else 0
     for band, end, hidden in _split_rows(seen, z, width):
         s = z[:, :, band, :end].float()
@@ -44,8 +45,9 @@ def collide_backward(
     residual: bool, biased: bool, dtype: torch.dtype,
 ) -> Tensor:  # fmt: skip
     """Return the gradient of net, and write the carry's to out (b,h,i,j), which may be grad; skip hidden tiles."""
-    linears = _read_linears(net, carry.shape[1], width, dtype)
-    sums = [[torch.zeros_like(x, dtype=torch.float32) for x in linear] for linear in linears]
+    members = len(net)
+    linears = _read_linears(net, carry.shape[0], carry.shape[1], width, dtype)
+    sums = [[x.new_zeros(members, *x.shape[1:], dtype=torch.float32) for x in linear] for linear in linears]
     for band, end, hidden in _split_rows(seen, carry, width):
         x = carry[:, :, band, :end].float()
         hidden = hidden | (s[:, :, band, :end] == -torch.inf) if biased else hidden
@@ -54,23 +56,24 @@ def collide_backward(
         g = grad[:, :, band, :end].to(dtype)
         e = g.flatten(2)
         for (weight, _), (dweight, dbias), y in zip(linears[::-1], sums[::-1], inputs[::-1], strict=True):
-            dweight += torch.bmm(e, y.mT).float().sum(0)
-            dbias += e.sum((0, 2), dtype=torch.float32)
-            e = torch.bmm(weight.mT.expand(len(e), -1, -1), e)
+            dweight += torch.bmm(e, y.mT).unflatten(0, (members, -1)).sum(1, dtype=torch.float32)
+            dbias += e.unflatten(0, (members, -1)).sum((1, 3), dtype=torch.float32).unsqueeze(2)
+            e = torch.bmm(weight.mT, e)
             if y is not inputs[0]:
                 e = torch.where(y > 0, e, 0.2 * e)
         dx = e.view(x.shape).masked_fill(hidden, 0.0)
         out[:, :, band, :end] = dx + grad[:, :, band, :end] if residual else dx
-    return torch.cat([x.flatten() for linear in sums for x in linear]).to(net.dtype)
+    return torch.cat([x.flatten(1) for linear in sums for x in linear], 1).to(net.dtype)
 
 
-def _read_linears(net: Tensor, heads: int, width: int, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
-    """Split σ's parameters into weights (m,n) and biases (m,)."""
-    deep = len(net) > 2 * width * heads + width + heads
+def _read_linears(net: Tensor, b: int, heads: int, width: int, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+    """Split σ's parameters (s,size) into weights (b,m,n) and biases (b,m,1) of each example."""
+    deep = net.shape[1] > 2 * width * heads + width + heads
     linears, start = [], 0
     for n, m in pairwise([heads, *[width] * (2 if deep else 1), heads]):
-        weight, bias = net[start : start + m * n].view(m, n), net[start + m * n : start + m * n + m]
-        linears.append((weight.to(dtype), bias.to(dtype)))
+        parts = net[:, start : start + m * n].unflatten(1, (m, n)), net[:, start + m * n : start + m * n + m, None]
+        weight, bias = (x.to(dtype)[:, None].expand(-1, b // len(net), -1, -1).flatten(0, 1) for x in parts)
+        linears.append((weight, bias))
         start += m * n + m
     return linears
 
@@ -79,7 +82,7 @@ def _run_net(linears: list[tuple[Tensor, Tensor]], x: Tensor) -> list[Tensor]:
     """Return σ's input x (b,heads,pairs), its hidden layers and its output."""
     layers = [x]
     for index, (weight, bias) in enumerate(linears):
-        y = torch.baddbmm(bias[:, None], weight.expand(len(x), -1, -1), layers[-1])
+        y = torch.baddbmm(bias, weight, layers[-1])
         layers.append(y if index == len(linears) - 1 else F.leaky_relu_(y, 0.2))
     return layers
 
