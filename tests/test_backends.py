@@ -1,11 +1,14 @@
 """Rows that see nothing, on every backend of torch's fused attention that the device has: 0, with finite gradients."""
 
+import itertools
+
 import pytest
 import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnlab.mechanisms import attention
+from attnlab.mechanisms.softmax import match_layout
 
 CPU = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION]
 CUDA = [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
@@ -39,3 +42,35 @@ def test_blind_rows(name, device, backend, causal):
     with torch.no_grad():
         expected = mechanism.weights(q, k, mask, causal=causal)[0] @ v
     torch.testing.assert_close(context, expected, atol=2e-2 if device == "cuda" else 1e-5, rtol=2e-2)
+
+
+def by_tokens(x):
+    """The same numbers with the memory layout (b,n,h,d)."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def test_a_gradient_gets_the_layout_that_it_must_have():
+    x = torch.randn(2, 3, 5, 7)
+    assert match_layout(x.stride(), x) is x
+    turned = match_layout(x.stride(), by_tokens(x))
+    assert turned.stride() == x.stride()
+    assert torch.equal(turned, x)
+    one = torch.randn(1, 3, 5, 7)
+    assert match_layout((999, *one.stride()[1:]), one) is one  # an axis of size 1 has no stride
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", CUDA)
+def test_gradients_do_not_depend_on_layouts_that_were_met_before(backend):
+    softmax = attention("softmax", heads=16, head_dim=64)
+    leaves = [torch.randn(1, 16, 512, 64, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
+    found = []
+    for layouts in itertools.product([torch.Tensor.contiguous, by_tokens], repeat=4):
+        q, k, v, grad = (make(x).detach() for make, x in zip(layouts, leaves, strict=True))
+        inputs = [x.requires_grad_() for x in (q, k, v)]
+        with sdpa_kernel(backend):
+            context, _ = softmax(*inputs, causal=True)
+        found.append(torch.autograd.grad(context, inputs, grad))
+    for other in found[1:]:
+        for x, y in zip(found[0], other, strict=True):
+            torch.testing.assert_close(x, y, rtol=2e-2, atol=2e-2)

@@ -6,6 +6,7 @@ impl="auto" is a Triton kernel on a GPU for short rows, and for a few masked que
 torch's `scaled_dot_product_attention`.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -99,7 +100,7 @@ def attend(
     causal = causal and not (q.shape[2] == 1 and at is None)  # the last query sees every key
     square = causal and at is None and q.shape[2] == k.shape[2]
     if bare and (square or not causal):
-        return F.scaled_dot_product_attention(q, k, v, is_causal=square, **options)
+        return attend_by_torch(q, k, v, is_causal=square, **options)
     seen = visible(q, k, mask, causal=causal, at=at)
     if bias is not None:
         seen = seen & (bias > -torch.inf)
@@ -107,4 +108,22 @@ def attend(
     allow = (seen | blind).expand(-1, -1, q.shape[2], -1)
     if bias is not None:
         allow = bias.to(q.dtype).masked_fill(~seen, -torch.inf).masked_fill(blind, 0.0)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=allow, **options).masked_fill(blind, 0.0)
+    return attend_by_torch(q, k, v, attn_mask=allow, **options).masked_fill(blind, 0.0)
+
+
+def attend_by_torch(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """Return torch's attention. Its backward pass gets a gradient with the memory layout of the result.
+
+    In torch 2.11 cuDNN plans the backward pass for the first layout that it meets, and misreads gradients with another.
+    """
+    context = F.scaled_dot_product_attention(q, k, v, **options)
+    if context.is_cuda and context.requires_grad and not torch.compiler.is_compiling():
+        context.register_hook(partial(match_layout, context.stride()))
+    return context
+
+
+def match_layout(strides: tuple[int, ...], x: Tensor) -> Tensor:
+    """Return x with these strides: itself, or a copy."""
+    if all(own == wanted or size == 1 for own, wanted, size in zip(x.stride(), strides, x.shape, strict=True)):
+        return x
+    return x.new_empty_strided(x.shape, strides).copy_(x)
