@@ -118,7 +118,7 @@ def attend_by_torch(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     """
     context = F.scaled_dot_product_attention(q, k, v, **options)
     if context.is_cuda and context.requires_grad and not torch.compiler.is_compiling():
-        context.register_hook(partial(match_layout, context.stride()))
+        context.register_hook(partial(match_layout, context.stride()))  # type: ignore[no-untyped-call]
     return context
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from attnlab.training.optimisers import build_optimiser, set_learning_rate
+from attnlab.models.affine import HAS_TRITON
+from attnlab.training.optimisers import build_optimiser, read_state, set_learning_rate, write_state
 from attnlab.training.step import ALIGNED, Captured, Eager, Stepper
 
 if TYPE_CHECKING:
@@ -74,10 +75,10 @@ class MemberFlat:
 
 
 class RowOptimisers:
-    """One optimiser for each row of a matrix of parameters."""
+    """One optimiser of torch for each row of a matrix of parameters."""
 
     def __init__(self, flat: MemberFlat, configs: Sequence["TrainConfig"]) -> None:
-        self.rows = []
+        self.flat, self.rows = flat, list[Any]()
         for row, grad, config in zip(flat.master, flat.grad, configs, strict=True):
             master = nn.Parameter(row)
             master.grad = grad
@@ -86,15 +87,64 @@ class RowOptimisers:
     def share_flags(self, bad: Tensor) -> None:
         """Let each optimiser change nothing while its entry of `bad` is set."""
         for optimiser, flag in zip(self.rows, bad, strict=True):
-            optimiser.found_inf, optimiser.grad_scale = flag, None  # type: ignore[attr-defined]
+            optimiser.found_inf, optimiser.grad_scale = flag, None
 
     def set_rates(self, rates: Sequence[float]) -> None:
         for optimiser, rate in zip(self.rows, rates, strict=True):
             set_learning_rate(optimiser, rate)
 
-    def step(self) -> None:
+    def step(self, factors: Tensor) -> None:
+        """Update all rows by their gradients times these factors, (s,), and the working copy."""
+        self.flat.grad *= factors[:, None]
         for optimiser in self.rows:
             optimiser.step()
+        self.flat.publish()
+
+    def read_state(self, number: int) -> dict[str, Tensor]:
+        """Return the state of a row, as of the optimiser of a single run."""
+        return read_state(self.rows[number])
+
+    def write_state(self, number: int, tensors: dict[str, Tensor]) -> None:
+        write_state(self.rows[number], tensors)
+
+
+class RowAdam:
+    """Adam or AdamW of all rows by one kernel, with the interface of RowOptimisers."""
+
+    def __init__(self, flat: MemberFlat, configs: Sequence["TrainConfig"]) -> None:
+        self.flat, self.decoupled = flat, configs[0].optimiser == "adamw"
+        self.moments = torch.zeros_like(flat.master), torch.zeros_like(flat.master)
+        numbers = [(0.0, *config.betas, config.eps, config.weight_decay) for config in configs]  # adam_kernel.NUMBERS
+        self.numbers = torch.tensor(numbers, device=flat.master.device)
+        self.steps = torch.zeros(len(configs), device=flat.master.device)
+        self.flags = torch.zeros(len(configs), device=flat.master.device)
+
+    def share_flags(self, bad: Tensor) -> None:
+        self.flags = bad
+
+    def set_rates(self, rates: Sequence[float]) -> None:
+        self.numbers[:, 0].copy_(torch.tensor(rates).pin_memory(), non_blocking=True)
+
+    def step(self, factors: Tensor) -> None:
+        from attnlab.training.adam_kernel import update_rows
+
+        self.steps += self.flags == 0
+        flat, given = self.flat, (*self.moments, self.numbers, factors, self.steps, self.flags)
+        update_rows(flat.master, flat.work, flat.grad, *given, decoupled=self.decoupled)
+
+    def read_state(self, number: int) -> dict[str, Tensor]:
+        first, second = (moment[number] for moment in self.moments)
+        return {"step": self.steps[number], "exp_avg": first, "exp_avg_sq": second}
+
+    def write_state(self, number: int, tensors: dict[str, Tensor]) -> None:
+        for name, own in self.read_state(number).items():
+            own.copy_(tensors[name])
+
+
+def build_row_optimisers(flat: MemberFlat, configs: Sequence["TrainConfig"]) -> RowOptimisers | RowAdam:
+    """Return what updates the rows: one kernel for Adam and AdamW on a GPU, else an optimiser of torch for each."""
+    by_kernel = flat.master.is_cuda and HAS_TRITON and configs[0].optimiser in ("adam", "adamw")
+    return RowAdam(flat, configs) if by_kernel else RowOptimisers(flat, configs)
 
 
 class _Members(Stepper):
@@ -104,7 +154,7 @@ class _Members(Stepper):
         self,
         objective: nn.Module,
         flat: MemberFlat,
-        optimizer: RowOptimisers,
+        optimizer: RowOptimisers | RowAdam,
         *,
         clips: Sequence[float],
         **options: Any,
@@ -134,9 +184,8 @@ class _Members(Stepper):
         self.norm.copy_(gradient.norm(dim=1))
         self.bad.copy_(torch.maximum(self.bad, (~(self.norm + self.loss).isfinite()).to(self.bad.dtype)))
         self.updates += self.bad == 0
-        gradient *= (self.clips / (self.norm + 1e-6)).clamp(max=1.0).nan_to_num(1.0)[:, None]
-        self.optimizer.step()
-        self.flat.publish()
+        factors = (self.clips / (self.norm + 1e-6)).clamp(max=1.0).nan_to_num(1.0)
+        self.optimizer.step(factors)  # type: ignore[call-overload]
 
 
 class EagerMembers(_Members, Eager):

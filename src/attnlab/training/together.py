@@ -26,7 +26,7 @@ from attnlab.training import optimisers as optimise
 from attnlab.training.batches import Batches
 from attnlab.training.checkpoints import Position, keep_weights, read_random_state
 from attnlab.training.loop import CHECK_EVERY, TrainConfig, catch_stop, describe_scores, note_best
-from attnlab.training.member_step import CapturedMembers, EagerMembers, MemberFlat, RowOptimisers
+from attnlab.training.member_step import CapturedMembers, EagerMembers, MemberFlat, build_row_optimisers
 from attnlab.training.objective import Objective, compute_nll
 from attnlab.training.processes import SingleProcess
 from attnlab.training.run_folder import Checkpoint, DamagedError, Metrics, RunFolder, read_checkpoint, write_checkpoint
@@ -112,7 +112,7 @@ class JointTraining:
         if captured and self.config.compile == "dynamic":
             objective.compile_parts(dynamic=True)
         flat = MemberFlat(self.model, len(configs), torch.bfloat16 if half else torch.float32)
-        optimisers = RowOptimisers(flat, configs)
+        optimisers = build_row_optimisers(flat, configs)
         if not captured:
             return EagerMembers(objective, flat, optimisers, clips=clips)
         compile_after = COMPILE_AFTER.get(self.config.compile)
@@ -233,7 +233,7 @@ class JointTraining:
 
     def _make_checkpoint(self, number: int) -> Checkpoint:
         """Return what a run needs to go on alone."""
-        state = optimise.read_state(self.stepper.optimizer.rows[number])
+        state = self.stepper.optimizer.read_state(number)
         tensors = self._weights(number) | {f"optimiser/{key}": x for key, x in state.items()}
         with self.crew.be_member(number):
             torch_states, plain = read_random_state()
@@ -257,8 +257,8 @@ class JointTraining:
         kept |= {"generators": torch.stack(self.crew.states)}
         if self.device.type == "cuda":
             kept["cuda"] = torch.cuda.get_rng_state(self.device)
-        for number, optimiser in enumerate(stepper.optimizer.rows):
-            kept |= {f"optimiser.{number}.{key}": x for key, x in optimise.read_state(optimiser).items()}
+        for number in range(len(self.runs)):
+            kept |= {f"optimiser.{number}.{key}": x for key, x in stepper.optimizer.read_state(number).items()}
         return kept
 
     def _describe(self, run: JointRun) -> dict[str, Any]:
@@ -287,8 +287,8 @@ class JointTraining:
         self.crew.states = [state.clone() for state in tensors["generators"]]
         if "cuda" in tensors and self.device.type == "cuda":
             torch.cuda.set_rng_state(tensors["cuda"].cpu(), self.device)
-        for number, optimiser in enumerate(stepper.optimizer.rows):
-            optimise.write_state(optimiser, kept.part(f"optimiser.{number}."))
+        for number in range(len(self.runs)):
+            stepper.optimizer.write_state(number, kept.part(f"optimiser.{number}."))
 
 
 def check_configs(configs: Sequence[TrainConfig]) -> None:
