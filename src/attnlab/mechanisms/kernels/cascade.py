@@ -81,12 +81,13 @@ def _attend_backward(
 
     Keys are the rows of every tile, so that P is the first operand of dV's product as it is. each: as in `_attend`.
     """
-    keys, m_b = round_even(keys, EVEN), round_even(m_b, EVEN)
+    rows, keys, m_b = round_even(rows, EVEN), round_even(keys, EVEN), round_even(m_b, EVEN)
     head, tile, b, h = locate_tile(tl.cdiv(keys, BJ), heads)
     j = tile * BJ + tl.arange(0, BJ)
     y = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
     sum_v = tl.zeros((BJ, WIDE), dtype=tl.float32)
-    seed, number = seed + b // each, (b % each * heads + h).to(tl.int32)
+    if DROPPED:
+        own, number = tl.load(seed + b // each), (b % each * heads + h).to(tl.int32)
     start = first_query(tile * BJ, rows, keys, CAUSAL) // BI * BI
     for above in range(0, tl.minimum(start, rows), BI):
         i = above + tl.arange(0, BI)
@@ -105,7 +106,7 @@ def _attend_backward(
         taken = p
         if DROPPED:
             quad = tile * BJ // 4 + tl.arange(0, BJ // 4)
-            keep = tl.trans(draw_dropout(tl.load(seed), rate, number, i[:, None], quad[None, :]))
+            keep = tl.trans(draw_dropout(own, rate, number, i[:, None], quad[None, :]))
             taken, dp = p * keep, dp * keep
         sum_v = tl.dot(taken.to(g.dtype), g, sum_v, input_precision="ieee")
         ds = p * (dp - tl.load(delta + head * rows + i, mask=i < rows, other=0.0)[None, :]) * sharp
@@ -191,7 +192,7 @@ def cascade_backward(
         _attend_backward[(b * h * divide_up(j, tile["BJ"]),)](
             z, v, seen.mask, v if dropping is None else dropping, grad, handed, lse, delta, dz, dv, h, i, j,
             *v.stride(), *grad.stride(), *seen.strides, sharp, rate, count_examples(b, dropping),
-            DROPPED=dropping is not None, HANDED=grad_z is not None, SHARED=shared, EVEN=is_even(j, seen.strides[0]),
+            DROPPED=dropping is not None, HANDED=grad_z is not None, SHARED=shared, EVEN=is_even(i, j, seen.strides[0]),
             **seen.flags, **tile,
         )  # fmt: skip
     dcarry, dnet = dz if carry is not None else dz.new_empty(0), q.new_empty(0)
