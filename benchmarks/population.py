@@ -1,11 +1,12 @@
 """Many seeds trained at once, beside what a user would do otherwise.
 
-    python benchmarks/population.py [--part lstm|transformer|command] [--out results/population] [--seeds 20]
+    python benchmarks/population.py [--part lstm|transformer|start|command] [--out results/population] [--seeds 20]
 
 lstm         the copy study of Snell et al. 2021, seed-steps per second. The peer is the same model with `nn.LSTM`
              (cuDNN on a GPU) and Adam, eager, one seed after the other. Both use tf32 products on a GPU.
 transformer  the small Multi30k translator, target tokens per second of all seeds. The peers are one run, and eight
              processes at once, under CUDA MPS where it can be started. Needs a GPU; on a CPU a tiny model.
+start        from the command to the thirtieth update of one run of it, in seconds. Needs a GPU.
 command      12 seeds × 4,000 updates of it, from the command to the last BLEU, in seconds. Needs a GPU.
 
 Times are printed only if a small population first ends as its seeds do alone. On a CPU everything has one thread.
@@ -153,7 +154,21 @@ def measure_command(device, given):
     return [row]
 
 
-PARTS = {"lstm": measure_lstms, "transformer": measure_transformers, "command": measure_command}
+def measure_starts(device, given):
+    """Print and return the time to the thirtieth update: the first time, in empty caches, and again."""
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        for attention in ("softmax", "coda"):
+            (caches := Path(name) / f"caches-{attention}").mkdir()
+            first, again = (transformers.measure_start(attention, Path(name), caches) for _ in range(2))
+            rows.append({"attention": attention, "first_s": first, "again_s": again})
+    print("seconds from the command to the thirtieth update")
+    print(measuring.format_table(["attention", "in empty caches", "again"], [list(row.values()) for row in rows]))
+    return rows
+
+
+PARTS = {"lstm": measure_lstms, "transformer": measure_transformers, "start": measure_starts}
+PARTS |= {"command": measure_command}
 
 
 def main():
@@ -169,7 +184,7 @@ def main():
         torch.set_num_threads(1)
     about = measuring.collect_provenance(0)
     print(f"on {about['hardware']}, torch {about['torch']}")
-    for part in [given.part] if given.part else list(PARTS)[: 3 if on_gpu else 2]:
+    for part in [given.part] if given.part else list(PARTS)[: 4 if on_gpu else 2]:
         rows = PARTS[part](device, given)
         measuring.write_results(given.out, f"{'gpu' if on_gpu else 'cpu'}-{part}", about, rows)
 

@@ -289,7 +289,11 @@ def render_population(path: Path) -> str:
         work = f"{r['runs']} seeds × {r['updates']:,} updates of the Multi30k translator, trained and scored by BLEU"
         took = f"**{r['seconds']:.0f} s** from the command to the last score (mean {r['mean_bleu']:.1f})"
         return f"{title}\n\n{work}: {took}."
-    if part == "transformer":
+    if part == "start":
+        note = "Seconds from `attnlab train` to the thirtieth update of the Multi30k translator."
+        table = [["attention", "in empty caches", "again"], ["---", "---:", "---:"]]
+        table += [[r["attention"], f"{r['first_s']:.1f}", f"{r['again_s']:.1f}"] for r in rows]
+    elif part == "transformer":
         note = (
             "Target tokens per second of all runs of the Multi30k translator together, and the memory of the process."
         )

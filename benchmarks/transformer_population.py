@@ -4,6 +4,7 @@ Times are taken only if runs of a small population first have the losses that th
 """
 
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -124,6 +125,24 @@ def measure_command(seeds, folder, attention="softmax"):
     bleu = statistics.mean(row["bleu"] for row in scores)
     return {"way": "from the command to the last BLEU", "attention": attention, "runs": seeds, "seconds": seconds,
             "mean_bleu": bleu, "updates": int(MULTI30K["steps"])}  # fmt: skip
+
+
+def measure_start(attention, folder, caches):
+    """Return the seconds from the command to the thirtieth update of one run; caches: where compiled kernels are kept."""
+    out, settings = Path(tempfile.mkdtemp(dir=folder)) / "run", MULTI30K | {"attention": attention}
+    settings |= {"steps": "60", "evaluate_every": "100000", "log_every": "30"}
+    command = [sys.executable, "-m", "attnlab", "train", "translation", *(f"{k}={x}" for k, x in settings.items())]
+    places = {"TRITON_CACHE_DIR": str(caches / "triton"), "XDG_CACHE_HOME": str(caches / "home")}
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    began = time.perf_counter()
+    run = subprocess.Popen([*command, "--out", str(out)], env=os.environ | places, **pipes)
+    while not ((out / "metrics.jsonl").exists() and (out / "metrics.jsonl").read_text().count("\n")):
+        if run.poll() is not None:
+            raise RuntimeError(f"attnlab train ended with status {run.returncode} before its thirtieth update")
+        time.sleep(0.01)
+    seconds = time.perf_counter() - began
+    run.wait()
+    return seconds
 
 
 @contextmanager

@@ -400,16 +400,17 @@ def build(kernel, kind, tile, **fixed):
 
 for kind, dtype, heads, d, on in CONFIGURATIONS:
     width, flags = 4 * heads, {"MASKED": on, "CAUSAL": on}
-    form = flags | {"OWN": on, "RESIDUAL": True, "BIASED": on, "DEEP": on}
-    stored = flags | {"STORED": True, "FORM": 0, "EXTRA": False, "NOISY": False, "SHARED": 2}
+    form = flags | {"OWN": on, "RESIDUAL": True, "BIASED": on, "DEEP": on, "EVEN": on}
+    stored = flags | {"STORED": True, "FORM": 0, "EXTRA": False, "NOISY": False, "SHARED": 2, "EVEN": on}
+    shared = {"SHARED": 2, "EVEN": on}
     padded = max(8, triton.next_power_of_2(heads))
     build(coda._collide, kind, coda._tile(dtype, heads, width, 99), NOISY=on, H=padded, **form)
     build(coda._collide_backward, kind, coda._tile(dtype, heads, width, 99, backward=True), **form)
     for kernel, more in (
-        (cascade._scores, {"CAUSAL": on, "CARRIED": on, "BIAS": 1 if on else 0, "NOISY": on, "SHARED": 2}),
+        (cascade._scores, {"CAUSAL": on, "CARRIED": on, "BIAS": 1 if on else 0, "NOISY": on} | shared),
         (online._attend, stored | {"DROPPED": on}),
-        (cascade._attend_backward, flags | {"DROPPED": on, "HANDED": on, "SHARED": 2}),
-        (cascade._product, {"CAUSAL": on, "TURNED": on, "SHARED": 2}),
+        (cascade._attend_backward, flags | {"DROPPED": on, "HANDED": on} | shared),
+        (cascade._product, {"CAUSAL": on, "TURNED": on} | shared),
     ):
         tile = tiles.choose_tile(torch.empty(1, 1, 99, d, dtype=dtype), backward=kernel is cascade._attend_backward)
         build(kernel, kind, tile, **more)

@@ -34,22 +34,25 @@ from attnlab.mechanisms.kernels.pairs import (
     count_examples,
     draw_dropout,
     first_query,
+    is_even,
     is_visible,
     last_key,
     read_bias,
     read_mask,
+    round_even,
 )  # fmt: skip
 from attnlab.mechanisms.kernels.tiles import choose_tile, compute_delta, load_tile, locate_tile, score_tile, write_tile
 
 
 @remember_calls
-@triton.jit(do_not_specialize=("rows", "layer", "each"))
+@triton.jit(do_not_specialize=("rows", "keys", "layer", "each"))
 def _scores(
     q, k, carry, bias, seed, out, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d, a_b, a_h, a_i, a_j, scale,
     layer, each, CAUSAL: tl.constexpr, CARRIED: tl.constexpr, BIAS: tl.constexpr, NOISY: tl.constexpr,
-    SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+    SHARED: tl.constexpr, EVEN: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """One tile of one head. Its values at hidden pairs are never used. each: number of examples with the same seed."""
+    keys = round_even(keys, EVEN)
     columns = tl.cdiv(keys, BJ)
     tiles = tl.cdiv(rows, BI) * columns
     head, tile, b, h = locate_tile(tiles, heads)
@@ -67,22 +70,24 @@ def _scores(
 
 
 @remember_calls
-@triton.jit(do_not_specialize=("rows", "each"))
+@triton.jit(do_not_specialize=("rows", "keys", "m_b", "each"))
 def _attend_backward(
     z, v, mask, seed, grad, grad_z, lse, delta, dz, dv, heads, rows, keys, v_b, v_h, v_j, v_d, g_b, g_h, g_i, g_d,
     m_b, m_i, m_j, sharp, rate, each, MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr,
-    HANDED: tl.constexpr, SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr,
-    WIDE: tl.constexpr,
+    HANDED: tl.constexpr, SHARED: tl.constexpr, EVEN: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
+    D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """BJ keys of one query head: dV, and dZ, 0 where hidden. HANDED: the next layer's gradient grad_z.
 
     Keys are the rows of every tile, so that P is the first operand of dV's product as it is. each: as in `_attend`.
     """
+    rows, keys, m_b = round_even(rows, EVEN), round_even(keys, EVEN), round_even(m_b, EVEN)
     head, tile, b, h = locate_tile(tl.cdiv(keys, BJ), heads)
     j = tile * BJ + tl.arange(0, BJ)
     y = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
     sum_v = tl.zeros((BJ, WIDE), dtype=tl.float32)
-    seed, number = seed + b // each, (b % each * heads + h).to(tl.int32)
+    if DROPPED:
+        own, number = tl.load(seed + b // each), (b % each * heads + h).to(tl.int32)
     start = first_query(tile * BJ, rows, keys, CAUSAL) // BI * BI
     for above in range(0, tl.minimum(start, rows), BI):
         i = above + tl.arange(0, BI)
@@ -101,7 +106,7 @@ def _attend_backward(
         taken = p
         if DROPPED:
             quad = tile * BJ // 4 + tl.arange(0, BJ // 4)
-            keep = tl.trans(draw_dropout(tl.load(seed), rate, number, i[:, None], quad[None, :]))
+            keep = tl.trans(draw_dropout(own, rate, number, i[:, None], quad[None, :]))
             taken, dp = p * keep, dp * keep
         sum_v = tl.dot(taken.to(g.dtype), g, sum_v, input_precision="ieee")
         ds = p * (dp - tl.load(delta + head * rows + i, mask=i < rows, other=0.0)[None, :]) * sharp
@@ -112,12 +117,13 @@ def _attend_backward(
 
 
 @remember_calls
-@triton.jit(do_not_specialize=("rows",))
+@triton.jit(do_not_specialize=("rows", "keys"))
 def _product(
     ds, x, out, heads, rows, keys, x_b, x_h, x_n, x_d, scale, CAUSAL: tl.constexpr, TURNED: tl.constexpr,
-    SHARED: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+    SHARED: tl.constexpr, EVEN: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """scale·dS x for BI queries of one head; with TURNED, scale·dSᵀ x for BJ keys."""
+    keys = round_even(keys, EVEN)
     tiles = tl.cdiv(keys, BJ) if TURNED else tl.cdiv(rows, BI)
     head, tile, b, h = locate_tile(tiles, heads)
     if TURNED:
@@ -186,7 +192,8 @@ def cascade_backward(
         _attend_backward[(b * h * divide_up(j, tile["BJ"]),)](
             z, v, seen.mask, v if dropping is None else dropping, grad, handed, lse, delta, dz, dv, h, i, j,
             *v.stride(), *grad.stride(), *seen.strides, sharp, rate, count_examples(b, dropping),
-            DROPPED=dropping is not None, HANDED=grad_z is not None, SHARED=shared, **seen.flags, **tile,
+            DROPPED=dropping is not None, HANDED=grad_z is not None, SHARED=shared, EVEN=is_even(i, j, seen.strides[0]),
+            **seen.flags, **tile,
         )  # fmt: skip
     dcarry, dnet = dz if carry is not None else dz.new_empty(0), q.new_empty(0)
     if carry is not None and net is not None:
@@ -197,7 +204,7 @@ def cascade_backward(
             dcarry = torch.zeros_like(carry)
         dnet = _choose_sigma(q, width).collide_backward(s, carry, net, seen, dz, dcarry, *form)
     dq, dk, tile = empty_by_token(q), _empty_by_head(k, h), choose_tile(q)
-    flags = {"CAUSAL": causal} | tile
+    flags = {"CAUSAL": causal, "EVEN": is_even(j)} | tile
     with select_device(q):
         queries, keys = (b * h * divide_up(i, tile["BI"]),), (b * h * divide_up(j, tile["BJ"]),)
         _product[queries](dz, k, dq, h, i, j, *k.stride(), scale, TURNED=False, SHARED=shared, **flags)
@@ -221,7 +228,8 @@ def _write_scores(
         _scores[(b * h * divide_up(i, tile["BI"]) * divide_up(j, tile["BJ"]),)](
             q, k, q if carry is None else carry, added.values, q if noise is None else noise, out, h, i, j,
             *q.stride(), *k.stride(), *added.strides, scale, layer, count_examples(b, noise), CAUSAL=causal,
-            CARRIED=carry is not None, BIAS=added.kind, NOISY=noise is not None, SHARED=h // k.shape[1], **tile,
+            CARRIED=carry is not None, BIAS=added.kind, NOISY=noise is not None, SHARED=h // k.shape[1],
+            EVEN=is_even(j), **tile,
         )  # fmt: skip
 
 

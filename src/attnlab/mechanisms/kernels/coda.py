@@ -21,12 +21,20 @@ import triton.language as tl
 from torch import Tensor
 
 from attnlab.mechanisms.kernels.launch import WIDEST, divide_up, note_launch, remember_calls, round_up, select_device
-from attnlab.mechanisms.kernels.pairs import Visibility, count_examples, is_visible, last_key, normals
+from attnlab.mechanisms.kernels.pairs import (
+    Visibility,
+    count_examples,
+    is_even,
+    is_visible,
+    last_key,
+    normals,
+    round_even,
+)
 
 MOST_HEADS = 32
 PRECISION = tl.constexpr("tf32x3")  # for float32: three products in tf32, of the high and the low bits
 PROGRAMS = 264  # two for each multiprocessor of a large GPU; each computes a part of σ's gradient
-PLAIN = ("rows", "layer", "each", "drawn", "size")  # numbers whose divisibility makes no load wider
+PLAIN = ("rows", "keys", "m_b", "layer", "each", "drawn", "size")  # numbers that have no variants
 TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
@@ -90,13 +98,14 @@ def _leaky(y, T: tl.constexpr):
 def _collide(
     z, carry, net, mask, seed, heads, width, rows, keys, m_b, m_i, m_j, layer, net_s, each, drawn,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, NOISY: tl.constexpr, OWN: tl.constexpr, RESIDUAL: tl.constexpr,
-    BIASED: tl.constexpr, DEEP: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, H: tl.constexpr, K: tl.constexpr,
-    WIDE: tl.constexpr, T: tl.constexpr,
+    BIASED: tl.constexpr, DEEP: tl.constexpr, EVEN: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, H: tl.constexpr,
+    K: tl.constexpr, WIDE: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """BI rows of one example. K: the number of heads as the inner size of a product, at least 16.
 
     each, drawn: number of examples that have the same σ, and the same seed.
     """
+    keys, m_b = round_even(keys, EVEN), round_even(m_b, EVEN)
     bands = tl.cdiv(rows, BI)
     b = (tl.program_id(0) // bands).to(tl.int64)
     net += b // each * net_s
@@ -143,12 +152,14 @@ def _collide(
 def _collide_backward(
     z, carry, net, mask, grad, out, parts, each, heads, width, rows, keys, m_b, m_i, m_j, size,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, OWN: tl.constexpr, RESIDUAL: tl.constexpr, BIASED: tl.constexpr,
-    DEEP: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, K: tl.constexpr, WIDE: tl.constexpr, T: tl.constexpr,
+    DEEP: tl.constexpr, EVEN: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, K: tl.constexpr, WIDE: tl.constexpr,
+    T: tl.constexpr,
 ):  # fmt: skip
     """A share of one member's bands of BI rows. z holds S; grad is 0 where hidden, and may be the same tensor as out.
 
     Over 50 lines, because every activation and gradient of σ stays in registers.
     """
+    keys, m_b = round_even(keys, EVEN), round_even(m_b, EVEN)
     h, pair = tl.arange(0, K), tl.arange(0, BI * BJ)
     member = tl.program_id(1).to(tl.int64)
     net += member * size
@@ -224,7 +235,7 @@ def collide(
             z, carry, net, seen.mask, z if noise is None else noise, heads, width, rows, keys, *seen.strides, layer,
             net.stride(0) if len(net) > 1 else 0, b // len(net), count_examples(b, noise),
             NOISY=noise is not None, OWN=own, RESIDUAL=residual, BIASED=biased, DEEP=_deep(net, heads, width),
-            H=round_up(heads, 8), **seen.flags, **tile,
+            EVEN=is_even(keys, seen.strides[0]), H=round_up(heads, 8), **seen.flags, **tile,
         )  # fmt: skip
 
 
@@ -240,7 +251,8 @@ def collide_backward(
     with select_device(s):
         _collide_backward[(shares, members)](
             s, carry, net, seen.mask, grad, out, parts, b // members, heads, width, rows, keys, *seen.strides, size,
-            OWN=own, RESIDUAL=residual, BIASED=biased, DEEP=_deep(net, heads, width), **seen.flags, **tile,
+            OWN=own, RESIDUAL=residual, BIASED=biased, DEEP=_deep(net, heads, width),
+            EVEN=is_even(keys, seen.strides[0]), **seen.flags, **tile,
         )  # fmt: skip
     return parts.sum(1).to(net.dtype)
 

@@ -30,8 +30,10 @@ from attnlab.mechanisms.kernels.pairs import (
     add_bias,
     count_examples,
     draw_dropout,
+    is_even,
     is_visible,
     last_key,
+    round_even,
     whole_keys,
 )
 from attnlab.mechanisms.kernels.tiles import ANY_VALUE, choose_pass_tile, load_tile, locate_tile, score_tile, write_tile
@@ -122,13 +124,13 @@ def count_level(i, rows, keys, CAUSAL: tl.constexpr, FORM: tl.constexpr):
 
 
 @remember_calls
-@triton.jit(do_not_specialize=ANY_VALUE)
+@triton.jit(do_not_specialize=[*ANY_VALUE, "keys", "m_b"])
 def _attend(
     z, q, k, v, mask, bias, extra, noise, dropping, out, lse, heads, rows, keys, q_b, q_h, q_i, q_d, k_b, k_h, k_j, k_d,
     v_b, v_h, v_j, v_d, m_b, m_i, m_j, a_b, a_h, a_i, a_j, scale, rate, layer, eps, each, STORED: tl.constexpr,
     FORM: tl.constexpr, COUNTED: tl.constexpr, BIAS: tl.constexpr, EXTRA: tl.constexpr, NOISY: tl.constexpr,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr, SHARED: tl.constexpr, BI: tl.constexpr,
-    BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, DROPPED: tl.constexpr, SHARED: tl.constexpr, EVEN: tl.constexpr,
+    BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """BI queries of one head. STORED: z holds the logits. EXTRA: a logit of each head that has no value.
 
@@ -137,6 +139,7 @@ def _attend(
     It is long because it is the one loop over keys that all forms share, and only one form is compiled at a time.
     """
     UNIT: tl.constexpr = 1.0 if FORM == NAP else LOG2_E
+    keys, m_b = round_even(keys, EVEN), round_even(m_b, EVEN)
     tiles = tl.cdiv(rows, BI)
     head, tile, b, h = locate_tile(tiles, heads)
     first = (tiles - 1 - tile) * BI  # causal: the longest rows are the last, and start first
@@ -220,5 +223,5 @@ def attend(
             scale, rate, layer, eps, count_examples(b, noise if dropping is None else dropping),
             STORED=z is not None, FORM=form, COUNTED=counted, BIAS=bias.kind,
             EXTRA=extra is not None and form != NAP.value, NOISY=noise is not None, DROPPED=dropping is not None,
-            SHARED=h // k.shape[1], **seen.flags, **tile,
+            SHARED=h // k.shape[1], EVEN=is_even(k.shape[2], seen.strides[0]), **seen.flags, **tile,
         )  # fmt: skip

@@ -66,6 +66,19 @@ def read_bias(bias: Tensor | None, q: Tensor, k: Tensor, relative: bool = False)
     return Bias(bias, (b, h, i, j), (of_keys if whole.shape[2] == 1 else OF_PAIRS).value)
 
 
+def is_even(*numbers: int) -> bool:
+    """Whether all are multiples of 8. Kernels that are told so load 8 numbers at once, and need no other variants."""
+    return all(n % 8 == 0 for n in numbers)
+
+
+@triton.jit
+def round_even(n, EVEN: tl.constexpr):
+    """n, which the compiler then knows to be a multiple of 8 if EVEN."""
+    if EVEN:
+        n = n // 8 * 8
+    return n
+
+
 @triton.jit
 def add_bias(s, bias, b, h, first, i, j, rows, keys, a_b, a_h, a_i, a_j, BIAS: tl.constexpr, UNIT: tl.constexpr):
     """Logits s of queries i, from `first` on, and keys j plus UNIT times their bias."""

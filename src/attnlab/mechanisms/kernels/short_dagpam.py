@@ -33,7 +33,7 @@ from attnlab.mechanisms.kernels.tiles import load_tile, write_tile
 
 LONGEST = {torch.float32: 64, torch.float16: 128, torch.bfloat16: 128}  # queries or keys
 WIDEST = 64  # head size
-PLAIN = ("heads", "rows", "keys", "lambda_s", "lambda_h", "each", "drawn")  # their divisibility makes no load wider
+PLAIN = ("heads", "rows", "keys", "m_b", "lambda_s", "lambda_h", "each", "drawn")  # numbers that have no variants
 
 
 @triton.jit
