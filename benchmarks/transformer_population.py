@@ -128,7 +128,7 @@ def measure_command(seeds, folder, attention="softmax"):
 
 
 def measure_start(attention, folder, caches):
-    """Return the seconds from the command to the thirtieth update of one run; caches: where compiled kernels are kept."""
+    """Return the seconds from the command to the thirtieth update of one run; caches: folder of compiled kernels."""
     out, settings = Path(tempfile.mkdtemp(dir=folder)) / "run", MULTI30K | {"attention": attention}
     settings |= {"steps": "60", "evaluate_every": "100000", "log_every": "30"}
     command = [sys.executable, "-m", "attnlab", "train", "translation", *(f"{k}={x}" for k, x in settings.items())]

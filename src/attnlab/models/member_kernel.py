@@ -19,7 +19,8 @@ from torch import Tensor
 from attnlab.mechanisms.kernels.launch import divide_up, operator, remember_calls, round_up, select_device
 
 TILE = 4096  # numbers of a tile
-PARTS = 528  # programs that sum over tokens: four for each multiprocessor of a large GPU
+SMALL_TILE = 1024  # where a program keeps several tiles in registers
+PARTS = 2112  # programs that sum over tokens: sixteen for each multiprocessor of a large GPU
 
 
 @triton.jit
@@ -55,6 +56,19 @@ def _sum_tokens(x, out, rows, features, parts, each, BT: tl.constexpr, BE: tl.co
         place, inside = _locate(member, row, e, rows, features)
         total += tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + (member * parts + part) * features + e, tl.sum(total, 0), mask=e < features)
+
+
+@remember_calls
+@triton.jit(do_not_specialize=["parts"])
+def _sum_parts(x, out, parts, size, BP: tl.constexpr, BE: tl.constexpr):
+    """Σ over the parts of BE numbers of one member; x (s,parts,size), out (s,size)."""
+    columns = tl.cdiv(size, BE)
+    member, e = tl.program_id(0) // columns, tl.program_id(0) % columns * BE + tl.arange(0, BE)
+    total = tl.zeros((BP, BE), dtype=tl.float32)
+    for first in range(0, parts, BP):
+        place, inside = _locate(member, first + tl.arange(0, BP), e, parts, size)
+        total += tl.load(x + place, mask=inside, other=0.0)
+    tl.store(out + member * size + e, tl.sum(total, 0), mask=e < size)
 
 
 @remember_calls
@@ -136,7 +150,7 @@ def sum_tokens(x: Tensor) -> Tensor:
     out = x.new_empty(members, parts, features, dtype=torch.float32)
     with select_device(x):
         _sum_tokens[(members * parts * columns,)](x, out, rows, features, parts, each, **tile)
-    return out.sum(1).to(x.dtype)
+    return _add_parts(out, x.dtype)
 
 
 @operator("attnlab::member_normalise")
@@ -154,20 +168,29 @@ def normalise(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float, centred:
 
 @operator("attnlab::member_normalise_backward")
 def normalise_backward(grad: Tensor, x: Tensor, gain: Tensor, eps: float, centred: bool) -> tuple[Tensor, Tensor]:
-    """dx (s,n,e), and the gradients of gain and bias, (s,2,e) in float32."""
+    """dx (s,n,e), and the gradients of gain and bias, (s,2,e), in the type of the gain."""
     grad, x, dx = grad.contiguous(), x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
-    (members, rows, features), tile = x.shape, _choose_tile(round_up(x.shape[2]))
+    (members, rows, features), tile = x.shape, _choose_tile(round_up(x.shape[2]), SMALL_TILE)
     parts, each = _split_tokens(rows, members, tile["BT"])
     sums = x.new_empty(members, parts, 2, features, dtype=torch.float32)
     with select_device(x):
         _normalise_backward[(members * parts,)](
             grad, x, gain, dx, sums, rows, features, gain.stride(0), parts, each, eps, CENTRED=centred, **tile
         )
-    return dx, sums.sum(1)
+    return dx, _add_parts(sums.flatten(2), gain.dtype).unflatten(1, (2, features))
 
 
-def _choose_tile(wide: int) -> dict[str, int]:
-    return {"BT": max(1, TILE // wide), "BE": wide, "num_warps": 4 if wide <= 1024 else 8}
+def _add_parts(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Σ over the second axis in float32, then in another type: (s,parts,size) -> (s,size)."""
+    members, parts, size = x.shape
+    out = x.new_empty(members, size, dtype=dtype)
+    with select_device(x):
+        _sum_parts[(members * divide_up(size, 64),)](x, out, parts, size, BP=16, BE=64)
+    return out
+
+
+def _choose_tile(wide: int, numbers: int | None = None) -> dict[str, int]:
+    return {"BT": max(1, (numbers or TILE) // wide), "BE": wide, "num_warps": 4 if wide <= 1024 else 8}
 
 
 def _split_tokens(rows: int, others: int, least: int) -> tuple[int, int]:
@@ -194,7 +217,7 @@ def _(x: Tensor, *rest: Any) -> Tensor:
 
 @normalise_backward.register_fake
 def _(grad: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    sums = x.new_empty(x.shape[0], 2, x.shape[2], dtype=torch.float32)
+    sums = rest[0].new_empty(x.shape[0], 2, x.shape[2])
     return torch.empty_like(x, memory_format=torch.contiguous_format), sums
 
 
@@ -222,7 +245,7 @@ def _save_norm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _norm_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, gain = ctx.saved_tensors
     dx, sums = normalise_backward(grad, x, gain, ctx.eps, ctx.centred)
-    dgain, dbias = sums.to(gain.dtype).unbind(1)
+    dgain, dbias = sums.unbind(1)
     return dx, dgain, dbias if ctx.is_biased else None, None, None
 
 
