@@ -187,6 +187,8 @@ def cascade_backward(
     (b, h, i, j), dz = z.shape, torch.empty_like(z if carry is None else carry)
     dv, shared = _empty_by_head(v, h), h // v.shape[1]
     delta, tile = compute_delta(grad, out), choose_tile(v, backward=True)
+    if v.dtype != torch.float32 and v.shape[3] <= 64:
+        tile |= {"BI": 32, "num_stages": 3}  # as measured
     handed = z if grad_z is None else grad_z.contiguous()
     with select_device(v):
         _attend_backward[(b * h * divide_up(j, tile["BJ"]),)](

@@ -270,8 +270,8 @@ def _deep(net: Tensor, heads: int, width: int) -> bool:
 def _tile(dtype: torch.dtype, heads: int, width: int, keys: int, *, backward: bool = False) -> dict[str, Any]:
     """BI rows of BJ keys: as many pairs as fit into registers beside σ's widest layer and, backward, its gradient."""
     wide = round_up(width)
-    pairs = 32 if dtype == torch.float32 else 64 if backward or wide == 128 else 128
+    pairs = 32 if dtype == torch.float32 else 64 if backward else 128
     columns = min(64, pairs, round_up(keys))
     sizes = {"BI": pairs // columns, "BJ": columns, "K": round_up(heads), "WIDE": wide}
-    stages = 1 if backward and wide < 64 else 3  # as measured
+    stages = 1 if backward and wide != 64 else 3  # as measured
     return sizes | {"T": TYPES[dtype], "num_warps": 8 if wide == 128 else 4, "num_stages": stages}
