@@ -61,8 +61,8 @@ def read_bias(bias: Tensor | None, q: Tensor, k: Tensor, relative: bool = False)
         halves = split_float64(whole)
         b, h, _, j = halves[0].expand(*q.shape[:3], k.shape[2]).stride()
         return Bias(halves, (b, h, whole.numel(), j), RELATIVE.value)  # the third: from one half to the other
-    strides = whole.expand(*q.shape[:3], k.shape[2]).stride()
-    return Bias(bias, strides, (OF_KEYS if whole.shape[2] == 1 else OF_PAIRS).value)
+    b, h, i, j = whole.expand(*q.shape[:3], k.shape[2]).stride()
+    return Bias(bias, (b, h, i, j), (OF_KEYS if whole.shape[2] == 1 else OF_PAIRS).value)
 
 
 def split_float64(x: Tensor) -> Tensor:
