@@ -79,7 +79,7 @@ def cut_band(
         keys = max(0, former + end)  # so these queries are the last keys, too
     else:
         at = torch.arange(former + first, former + end, device=q.device)
-    pairs = {"mask": _cut_pairs(mask, first, end, keys), "bias": _cut_pairs(bias, first, end, keys), "at": at}
+    pairs = {"mask": cut_pairs(mask, first, end, keys), "bias": cut_pairs(bias, first, end, keys), "at": at}
     cut = {name: (_cut_tokens(x, first, end), _cut_tokens(y, 0, keys)) for name, (x, y) in sides.items()}
     return {"q": q[:, :, first:end], "k": k[:, :, :keys], "v": v[:, :, :keys], **pairs, **cut}
 
@@ -88,7 +88,7 @@ def _cut_tokens(x: Tensor | None, first: int, end: int) -> Tensor | None:
     return None if x is None else x[:, :, first:end]
 
 
-def _cut_pairs(x: Tensor | None, first: int, end: int, keys: int) -> Tensor | None:
+def cut_pairs(x: Tensor | None, first: int, end: int, keys: int) -> Tensor | None:
     """Cut a tensor that broadcasts to (b,h,i,j)."""
     if x is None or not x.dim():
         return x
