@@ -24,9 +24,12 @@ ALIGNED = 64  # the rows of a larger band are a multiple of this
 Weigh = Callable[..., Tensor]  # (q, k, mask, *, causal, at, bias[, sides]) -> weights (b,h,i,j)
 
 
-def count_band_rows(mechanism: Mechanism, q: Tensor, k: Tensor) -> int:
-    """Return the number of queries in a band: all of them where they fit, and inside torch.func."""
-    rows = max(1, LOGITS // max(1, len(q) * mechanism.heads * k.shape[2]))
+def count_band_rows(mechanism: Mechanism, q: Tensor, k: Tensor, heads: int | None = None) -> int:
+    """Return the number of queries in a band: all of them where they fit, and inside torch.func.
+
+    heads   those with numbers for each pair in memory; by default all
+    """
+    rows = max(1, LOGITS // max(1, len(q) * (heads or mechanism.heads) * k.shape[2]))
     if rows >= q.shape[2] or is_mapped(q):
         return max(1, q.shape[2])
     return rows - rows % ALIGNED if rows > ALIGNED else rows

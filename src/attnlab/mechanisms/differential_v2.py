@@ -41,5 +41,5 @@ class DifferentialV2(Softmax):
         if self.impl == "reference":
             return Mechanism.mix(self, q, k, v, mask, carry, causal=causal, at=at, bias=bias, sides=sides)
         both, _ = super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
-        first, second = both.unflatten(1, (self.heads, 2)).unbind(2)  # its gradient is one pass, unlike that of slices
+        first, second = both.view(len(both), self.heads, 2, *both.shape[2:]).unbind(2)  # its gradient is one pass
         return torch.addcmul(first, second, sides[0], value=-1), None

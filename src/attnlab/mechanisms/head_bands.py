@@ -71,7 +71,7 @@ def mix_bands_backward(
         rows, end = band.rows, band.end
         queries, level, g = _unroll(padded, rows, count), lse[:, :, rows].contiguous(), grad[:, :, rows].contiguous()
         s = queries @ k[:, :, :end].mT
-        dv[:, :, :end] += _drop(mix_heads_again(s, *band.given, lse=level, causal=causal), band, rate).mT @ g
+        dv[:, :, :end] += _drop(mix_heads_again(s, level, causal, *band.given), band, rate).mT @ g
         dweights = _drop(g @ v[:, :, :end].mT, band, rate)
         ds, *others = mix_heads_backward.function(dweights, s, *band.given, level, causal)
         dk[:, :, :end] += ds.mT @ queries

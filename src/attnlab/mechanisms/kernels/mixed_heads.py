@@ -295,8 +295,8 @@ def mix_heads(
 
 
 def mix_heads_again(
-    s: Tensor, near: Tensor | None, before: Tensor | None, after: Tensor, keyed: Tensor | None, mask: Tensor | None,
-    lse: Tensor, causal: bool,
+    s: Tensor, lse: Tensor, causal: bool, near: Tensor | None, before: Tensor | None, after: Tensor,
+    keyed: Tensor | None, mask: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """The weights alone, from the levels that `mix_heads` returned, in one sweep; not recorded by autograd."""
     out = torch.empty_like(s)
