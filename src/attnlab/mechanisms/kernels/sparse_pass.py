@@ -131,7 +131,11 @@ def _weigh_tile(
     top = tl.load(levels + head * 2 * rows + i, mask=i < rows, other=0.0)
     threshold = tl.load(levels + (head * 2 + 1) * rows + i, mask=i < rows, other=0.0)
     u = tl.maximum(s - top[:, None] - threshold[:, None], 0.0)
-    return (u * u, u) if FORM == ENTMAX else (u, tl.where(u > 0.0, 1.0, 0.0))
+    if FORM == ENTMAX:
+        p, r = u * u, u
+    else:
+        p, r = u, tl.where(u > 0.0, 1.0, 0.0)
+    return p, r
 
 
 @remember_calls
