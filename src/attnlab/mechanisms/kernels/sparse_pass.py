@@ -3,9 +3,9 @@
     sparsemax    u = [s − m − τ]₊        p = u      r = 1[u > 0]       m: the largest logit of the row
     1.5-entmax   u = [(s − m)/2 − τ]₊    p = u²     r = u              τ: such that Σ p = 1
 
-    forward    m, and a lower bound of τ: that of the best tile alone; then Newton's method (sparsemax.py), one pass
-               over the keys for each step, until no row of the program moves; then O = (p ∘ D) V       D: dropout
-               and R = (r ∘ D) V / Σ r
+    forward    m, and a lower bound of τ: one step in each tile alone; then Newton's method (sparsemax.py), one pass
+               over the keys for each step, until no row of the program moves: 4 to 7 steps for normal logits; then
+               O = (p ∘ D) V and R = (r ∘ D) V / Σ r        D: dropout
     backward   dP = (G Vᵀ) ∘ D      dS = r (dP − δ)      δ = Σ r dP / Σ r = Σ_d G ∘ R
                dV = (p ∘ D)ᵀ G      dQ = scale·dS K      dK = scale·dSᵀ Q
 
@@ -39,7 +39,6 @@ from attnlab.mechanisms.kernels.pairs import (
 from attnlab.mechanisms.kernels.sparsemax import CLOSE, ENTMAX, STEPS
 from attnlab.mechanisms.kernels.tiles import choose_pass_tile, compute_delta, load_tile, locate_tile, write_tile
 
-LOCAL = tl.constexpr(3)  # steps of Newton's method in each tile alone
 LEAST = tl.constexpr(-1.0e30)  # below every logit
 
 
@@ -94,9 +93,8 @@ def _find_levels(
             s = _score(x, y, mask, b, i, left, rows, keys, m_b, m_i, m_j, scale, FORM, MASKED, CAUSAL, part == 0, BJ)
             high = tl.max(s, 1)
             top, bound = tl.maximum(top, high), tl.maximum(bound, high - 1.0)
-            for _ in tl.static_range(LOCAL):
-                total, other = _sum_above(tl.maximum(s - bound[:, None], 0.0), FORM)
-                bound += tl.maximum(_move(total, other, FORM), 0.0)
+            total, other = _sum_above(tl.maximum(s - bound[:, None], 0.0), FORM)
+            bound += tl.maximum(_move(total, other, FORM), 0.0)
     blind = top == LEAST
     top = tl.where(blind, 0.0, top)
     threshold = tl.where(blind, 0.0, tl.minimum(tl.maximum(bound - top, -1.0), -1e-6))
