@@ -28,7 +28,7 @@ from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_so
 from attnlab.mechanisms.mixed_heads import can_mix_heads, has_bands, mix_in_bands, weigh_heads
 from attnlab.mechanisms.visible_sums import has_row_mask
 
-BLOCK = 16  # keys of which one product computes K̃
+LEAST, ALIGNED = 16, 16  # keys of which one product computes K̃; what the keys of its window are a multiple of
 
 
 class MultiToken(Mechanism):
@@ -131,14 +131,17 @@ def unroll(x: Tensor, count: int) -> Tensor:
 def smooth_keys(k: Tensor, theta: Tensor) -> Tensor:
     """Return K̃ of k (b,h,j,d) and θ (h,c_q,c_k), in the order of θ's rows: (b,h,j,c_q·d).
 
-    BLOCK keys are one product of a matrix of shifted θ and the keys of their windows.
+    At least LEAST keys are one product of a matrix of shifted θ and the keys of their window. Products on tensor cores
+    need windows of ALIGNED keys.
     """
     (_, _, length, _), (heads, rows, columns) = k.shape, theta.shape
-    width, blocks = BLOCK + columns - 1, max(1, -(-length // BLOCK))
-    shifted = F.pad(theta, (0, BLOCK)).repeat(1, 1, BLOCK)[..., : BLOCK * width]  # each row is shifted by one more
-    matrix = shifted.reshape(heads, rows, BLOCK, width).transpose(1, 2).reshape(heads, 1, BLOCK * rows, width)
-    windows = F.pad(k, (0, 0, columns // 2, blocks * BLOCK - length + columns // 2)).unfold(2, width, BLOCK)
-    return (matrix @ windows.mT).reshape(*k.shape[:2], blocks * BLOCK, -1)[:, :, :length]
+    width = -(-(LEAST + columns - 1) // ALIGNED) * ALIGNED
+    size = width - columns + 1
+    blocks = max(1, -(-length // size))
+    shifted = F.pad(theta, (0, size)).repeat(1, 1, size)[..., : size * width]  # each row is shifted by one more
+    matrix = shifted.reshape(heads, rows, size, width).transpose(1, 2).reshape(heads, 1, size * rows, width)
+    windows = F.pad(k, (0, 0, columns // 2, blocks * size - length + columns // 2)).unfold(2, width, size)
+    return (matrix @ windows.mT).reshape(*k.shape[:2], blocks * size, -1)[:, :, :length]
 
 
 def score_diagonals(q: Tensor, k: Tensor, count: int) -> Tensor:
