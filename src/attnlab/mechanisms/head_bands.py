@@ -61,12 +61,8 @@ def mix_bands_backward(
     from attnlab.mechanisms.kernels.mixed_heads import mix_heads_again, mix_heads_backward
 
     k, v, padded = k.contiguous(), v.contiguous(), _pad(q, count)
-    dq, dk, dv = (
-        torch.zeros_like(x, dtype=torch.float32, memory_format=torch.contiguous_format) for x in (padded, k, v)
-    )
-    slopes = [
-        q.new_empty(0) if x is None else torch.zeros_like(x, dtype=torch.float32) for x in (near, before, after, keyed)
-    ]
+    given = (padded, k, v, near, before, after, keyed)
+    dq, dk, dv, *slopes = (q.new_zeros(0 if x is None else x.shape, dtype=torch.float32) for x in given)
     for band in _split(q, k, near, before, after, keyed, mask, seeds, causal, size):
         rows, end = band.rows, band.end
         queries, level, g = _unroll(padded, rows, count), lse[:, :, rows].contiguous(), grad[:, :, rows].contiguous()
@@ -88,9 +84,9 @@ def mix_bands_backward(
                 whole[place] += x
             elif whole.numel():
                 whole += x
-    types = (q, k, v, *(q if x is None else x for x in (near, before, after, keyed)))
-    made = (x.to(like.dtype) for x, like in zip((dq[:, :, count - 1 :], dk, dv, *slopes), types, strict=True))
-    return tuple(made)  # type: ignore[return-value]
+    made = (dq[:, :, count - 1 :], dk, dv, *slopes)
+    types = (q.dtype if x is None else x.dtype for x in given)
+    return tuple(x.to(dtype).contiguous() for x, dtype in zip(made, types, strict=True))  # type: ignore[return-value]
 
 
 def _split(
