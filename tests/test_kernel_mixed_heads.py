@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from attnlab.mechanisms import MECHANISMS, attention, by_rows, multi_token
+from attnlab.mechanisms.head_bands import mix_bands
 from attnlab.mechanisms.kernels.launch import LAUNCHED
 from attnlab.mechanisms.mechanism import visible
 
@@ -129,6 +130,56 @@ def test_dropout_falls_on_the_mixed_weights(name):
     assert abs((kept > 0).float().mean() - 0.75) < 4 * (0.75 * 0.25 / kept.numel()) ** 0.5
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_bands_drop_the_same_weights_in_both_passes(name, monkeypatch):
+    """With V = 1 the context shows what was kept; the gradients are those of the definition times that."""
+    n, h = 24, 2
+    monkeypatch.setattr(by_rows, "LOGITS", 7 * h * n)
+    mechanism = draw_layer(name, h, n)
+    x, direction = torch.randn(1, n, h * n, device=DEVICE), torch.randn(1, h, n, n, device=DEVICE)
+    q, k = torch.randn(2, 1, h, n, n, device=DEVICE).requires_grad_().unbind()
+    eye = torch.eye(n, device=DEVICE).expand(1, h, n, n).clone().requires_grad_()
+    sides = mechanism.give_sides((mechanism.query_side(x), mechanism.key_side(x)))
+    weights = mechanism.weights(q, k, causal=True, **sides)[0]
+    mechanism.train().dropout = 0.25
+    dropped = mechanism.mix(q, k, eye, causal=True, **sides)[0]
+    there = weights.detach().abs() > 1e-3
+    kept = (dropped / weights).detach().where(there, 0.0)
+    torch.testing.assert_close(kept[kept > 0.1], torch.full_like(kept[kept > 0.1], 4 / 3), rtol=1e-2, atol=1e-2)
+    assert abs((kept > 0.1).sum() / there.sum() - 0.75) < 4 * (0.75 * 0.25 / there.sum()) ** 0.5
+    direction = direction.where(there, 0.0)
+    found = torch.autograd.grad(dropped, (q, k, eye), direction, retain_graph=True)
+    expected = torch.autograd.grad((weights * kept) @ eye, (q, k, eye), direction)
+    torch.testing.assert_close(found[:2], expected[:2], rtol=2e-3, atol=2e-4)
+    torch.testing.assert_close(found[2], dropped.detach().mT @ direction, rtol=1e-4, atol=1e-5)
+
+
+def test_bands_are_a_proper_operator():
+    q, k, v = (torch.randn(1, 2, n, d, device=DEVICE, requires_grad=True) for n, d in ((5, 3), (7, 6), (7, 3)))
+    near, square = torch.randn(1, 2, 5, 2, device=DEVICE, requires_grad=True), torch.eye(2, device=DEVICE)
+    before, after = torch.randn(2, 1, 5, 2, 2, device=DEVICE).requires_grad_().unbind()
+    keyed = torch.randn(2, 1, 7, 2, 2, device=DEVICE, requires_grad=True)
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    mask, mixer = torch.rand(1, 1, 5, 7, device=DEVICE) < 0.8, square.requires_grad_()
+    for given_ in ((q, k, v, near, None, mixer, None, None), (q, k[..., :3], v, None, before, after, keyed, mask)):
+        count = 2 if given_[3] is not None else 1
+        torch.library.opcheck(mix_bands.opaque, (*given_, None, True, 0.0, 2, count), test_utils=tests)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bands_compile_as_one_graph(name, monkeypatch):
+    monkeypatch.setattr(by_rows, "LOGITS", 4 * 2 * 9)
+    mechanism, q = draw_layer(name, 2, 8), torch.randn(1, 2, 9, 8, device=DEVICE, requires_grad=True)
+    x = torch.randn(1, 9, 16, device=DEVICE)
+
+    def run(q):
+        return mechanism(q, q, q, causal=True, sides=(mechanism.query_side(x), mechanism.key_side(x)))[0]
+
+    contexts = [f(q) for f in (run, torch.compile(run, fullgraph=True, backend="aot_eager"))]
+    torch.testing.assert_close(*contexts)
+    torch.testing.assert_close(*(torch.autograd.grad(c.square().sum(), q)[0] for c in contexts))
+
+
 def test_it_is_a_proper_operator():
     s = torch.randn(1, 2, 3, 5, device=DEVICE, requires_grad=True)
     before, after = torch.randn(2, 1, 3, 2, 2, device=DEVICE).requires_grad_().unbind()
@@ -173,7 +224,7 @@ for kind, dtype, heads, keyed, first in cases if EVERY else cases[1:2]:
         options = {name: tile.pop(name) for name in ("num_warps", "num_stages")}
         fixed = tile | {"T": kernels.TYPES[dtype], "FIRST": first, "KEYED": keyed, "EACH": keyed, "H": heads}
         fixed["NEAR"] = 0 if first else 10
-        fixed |= {"MASKED": True, "CAUSAL": True}
+        fixed |= {"MASKED": True, "CAUSAL": True} | ({"KNOWN": not first} if kernel is kernels._forward else {})
         logits = ("s", "near", "grad", "out", "ds", "dnear")
         types = dict.fromkeys((*logits, "before", "after", "key_before", "key_after"), f"*{kind}")
         types |= dict.fromkeys(("lse", "delta", "dbefore", "dafter", "dkey_before", "dkey_after"), "*fp32")

@@ -45,14 +45,14 @@ def test_sums_and_gradients_are_those_of_the_definition(seed, rows, former, late
 
 
 def test_bands_have_the_gradients_of_the_definition(monkeypatch):
-    monkeypatch.setattr(by_rows, "LOGITS", 4 * 2 * 3 * 7)
+    monkeypatch.setattr(by_rows, "LOGITS", 4 * 2 * 7)
     build = lambda layer: attention("selective", heads=3, head_dim=6, layer=layer, impl="fused")  # noqa: E731
     assert judge_law("gradients are right", build, dtype=torch.float32, device=DEVICE).holds
 
 
 def test_dropout_is_the_same_in_both_passes(monkeypatch):
     """The gradient of V is the sum of the weights that the forward pass kept."""
-    monkeypatch.setattr(by_rows, "LOGITS", 8 * 1 * 2 * 16)
+    monkeypatch.setattr(by_rows, "LOGITS", 8 * 1 * 16)
     mechanism = attention("selective", heads=2, head_dim=16, impl="fused", dropout=0.3).train()
     q, k = torch.randn(2, 1, 2, 16, 16, device=DEVICE)
     v = torch.eye(16, device=DEVICE).expand(1, 2, 16, 16).clone().requires_grad_()

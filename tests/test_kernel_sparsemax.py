@@ -11,7 +11,9 @@ from attnlab.mechanisms.sparsemax import masked_projection
 pytest.importorskip("triton")
 import entmax
 from gpu_compile import assert_compiles, some_and_all
+from kernel_cases import OPERATOR_TESTS, TYPES, assert_dropout, assert_fused
 
+from attnlab.mechanisms.kernels import sparse_pass
 from attnlab.mechanisms.kernels import sparsemax as kernel
 
 pytestmark = [pytest.mark.kernel, pytest.mark.filterwarnings("ignore:.*FP_FUSION.*:UserWarning")]
@@ -90,13 +92,64 @@ def test_half_precision_gives_weight_to_the_same_keys(name, impl, dtype):
 
 def test_rows_that_are_too_long_are_refused(monkeypatch):
     monkeypatch.setattr(kernel, "LONGEST", 8)
-    q = torch.randn(1, 2, 9, 4, device=DEVICE)
+    q, bias = torch.randn(1, 2, 9, 4, device=DEVICE), torch.randn(9, 9, device=DEVICE)
     with pytest.raises(ValueError, match="9 keys"):
-        attention("entmax15", heads=2, head_dim=4, impl="fused")(q, q, q)
+        attention("entmax15", heads=2, head_dim=4, impl="fused")(q, q, q, bias=bias)
     found, expected = (
-        attention("entmax15", heads=2, head_dim=4, impl=impl)(q, q, q)[0] for impl in ("auto", "reference")
+        attention("entmax15", heads=2, head_dim=4, impl=impl)(q, q, q, bias=bias)[0] for impl in ("auto", "reference")
     )
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("dtype", "mask", "causal", "shared", "i", "j"),
+    [(dtype, "none", True, 1, 70, 70) for dtype in TYPES]
+    + [(torch.float32, "full", False, 2, 37, 70), (torch.float32, "keys", True, 1, 70, 3)],
+)
+def test_attention_without_logits_equals_the_definition(name, dtype, mask, causal, shared, i, j):
+    """Several tiles; more queries than keys: the first ones see nothing."""
+    assert_fused(name, 2, 4, i, j, 12, dtype, mask, causal, shared)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("size", [0.0, 0.1, 30.0])
+def test_attention_without_logits_of_flat_and_steep_rows(name, size):
+    """Equal logits, many keys of positive weight, and one key that takes all; far from 0."""
+
+    def change(q, k, v):
+        return q * size + 5.0, k * size + 5.0, v
+
+    assert_fused(name, 1, 2, 9, 150, 8, torch.float32, change=change)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_attention_without_logits_drops_weights(name):
+    q, k, v = (torch.randn(1, 2, 24, 24, device=DEVICE, requires_grad=True) for _ in range(3))
+    weights = attention(name, heads=2, head_dim=24).to(DEVICE).weights(q, k, causal=True)[0]
+
+    def run(values, seed):
+        return sparse_pass.sparse_pass(q, k, values, None, seed, FORMS[name], True, 24**-0.5, 0.25)[0]
+
+    assert_dropout(run, weights, k, q, v, 0.25)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_bias_takes_the_rows_of_stored_logits(name):
+    q, k, v = (torch.randn(2, 3, 9, 6, device=DEVICE) for _ in range(3))
+    found = []
+    for impl in ("fused", "reference"):
+        bias = torch.linspace(-2, 2, 81, device=DEVICE).view(9, 9).requires_grad_()
+        context = attention(name, heads=3, head_dim=6, impl=impl)(q, k, v, causal=True, bias=bias)[0]
+        found.append([context, *torch.autograd.grad(context.square().sum(), [bias])])
+    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_attention_without_logits_is_a_proper_operator(name):
+    q, k, v = (torch.randn(1, 2, n, 4, device=DEVICE, requires_grad=True) for n in (3, 5, 5))
+    given_ = (q, k, v, torch.rand(1, 1, 1, 5, device=DEVICE) < 0.8, None, FORMS[name], True, 0.5, 0.0)
+    torch.library.opcheck(sparse_pass.sparse_pass.opaque, given_, test_utils=OPERATOR_TESTS)
 
 
 COMPILE = """
@@ -114,6 +167,23 @@ for form in (0, 1) if EVERY else (1,):
             types |= dict.fromkeys(fixed, "constexpr")
             signature = {name: types.get(name, "i32") for name in kernel.arg_names}
             triton.compile(ASTSource(kernel, signature, fixed), target=GPUTarget("cuda", 90, 32), options=options)
+import torch
+from attnlab.mechanisms.kernels import sparse_pass
+from attnlab.mechanisms.kernels.tiles import choose_pass_tile
+works = {"_find_levels": "forward", "_attend": "forward", "_backward_keys": "keys", "_backward_queries": "queries"}
+cases = [("bf16", torch.bfloat16, 64), ("bf16", torch.bfloat16, 256), ("fp32", torch.float32, 128)]
+for kind, dtype, d in cases if EVERY else ():
+    for name, work in works.items():
+        kernel, fixed = getattr(sparse_pass, name), choose_pass_tile(torch.empty(1, 1, 64, d, dtype=dtype), work)
+        options = {key: fixed.pop(key) for key in ("num_warps", "num_stages") if key in fixed}
+        fixed |= {"FORM": 1, "MASKED": 1, "CAUSAL": True, "DROPPED": True, "SHARED": 2}
+        fixed = {key: value for key, value in fixed.items() if key in kernel.arg_names}
+        types = dict.fromkeys(("q", "k", "v", "out", "mean", "grad", "dq", "dk", "dv"), f"*{kind}")
+        types |= dict.fromkeys(("levels", "delta"), "*fp32") | {"mask": "*u8", "dropping": "*i64"}
+        types |= dict.fromkeys(("scale", "rate"), "fp32") | dict.fromkeys(fixed, "constexpr")
+        signature = {name: types.get(name, "i32") for name in kernel.arg_names}
+        made = triton.compile(ASTSource(kernel, signature, fixed), target=GPUTarget("cuda", 90, 32), options=options)
+        assert made.metadata.shared <= 232448, (kernel, kind, d, made.metadata.shared)
 """
 
 

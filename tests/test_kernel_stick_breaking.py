@@ -74,7 +74,7 @@ def test_only_sums_at_the_borders_of_tiles_are_kept_for_the_backward_pass():
     mechanism, sizes = attention(NAME, heads=2, head_dim=16, impl="fused").train(), []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: (sizes.append(x.numel()), x)[1], lambda x: x):
         mechanism(q, k, v, causal=True)
-    assert max(sizes) == max(q.numel(), 2 * 96 * (96 // kernel.choose_stick_tile(q)["BJ"] + 1))
+    assert max(sizes) == max(q.numel(), 2 * 96 * (96 // kernel.choose_stick_tile(q, "forward")["BJ"] + 1))
 
 
 def test_it_is_a_proper_operator():
@@ -97,8 +97,8 @@ if EVERY:
 kernels = (module._forward, module._backward_queries, module._backward_keys)
 for kind, dtype, d, on in cases:
     for kernel in kernels if EVERY else kernels[2:]:
-        backward = kernel is not module._forward
-        tile = module.choose_stick_tile(torch.empty(1, 1, 1, d, dtype=dtype), backward=backward)
+        work = {module._forward: "forward", module._backward_queries: "queries"}.get(kernel, "keys")
+        tile = module.choose_stick_tile(torch.empty(1, 1, 1, d, dtype=dtype), work)
         options = {name: tile.pop(name) for name in ("num_warps", "num_stages")}
         fixed = tile | {"MASKED": on, "REMAINDER": on, "DROPPED": on, "SHARED": 3}
         types = dict.fromkeys(("q", "k", "v", "grad", "out", "dq", "dk", "dv"), f"*{kind}")

@@ -24,9 +24,12 @@ ALIGNED = 64  # the rows of a larger band are a multiple of this
 Weigh = Callable[..., Tensor]  # (q, k, mask, *, causal, at, bias[, sides]) -> weights (b,h,i,j)
 
 
-def count_band_rows(mechanism: Mechanism, q: Tensor, k: Tensor) -> int:
-    """Return the number of queries in a band: all of them where they fit, and inside torch.func."""
-    rows = max(1, LOGITS // max(1, len(q) * mechanism.heads * k.shape[2]))
+def count_band_rows(mechanism: Mechanism, q: Tensor, k: Tensor, heads: int | None = None) -> int:
+    """Return the number of queries in a band: all of them where they fit, and inside torch.func.
+
+    heads   those with numbers for each pair in memory; by default all
+    """
+    rows = max(1, LOGITS // max(1, len(q) * (heads or mechanism.heads) * k.shape[2]))
     if rows >= q.shape[2] or is_mapped(q):
         return max(1, q.shape[2])
     return rows - rows % ALIGNED if rows > ALIGNED else rows
@@ -79,7 +82,7 @@ def cut_band(
         keys = max(0, former + end)  # so these queries are the last keys, too
     else:
         at = torch.arange(former + first, former + end, device=q.device)
-    pairs = {"mask": _cut_pairs(mask, first, end, keys), "bias": _cut_pairs(bias, first, end, keys), "at": at}
+    pairs = {"mask": cut_pairs(mask, first, end, keys), "bias": cut_pairs(bias, first, end, keys), "at": at}
     cut = {name: (_cut_tokens(x, first, end), _cut_tokens(y, 0, keys)) for name, (x, y) in sides.items()}
     return {"q": q[:, :, first:end], "k": k[:, :, :keys], "v": v[:, :, :keys], **pairs, **cut}
 
@@ -88,7 +91,7 @@ def _cut_tokens(x: Tensor | None, first: int, end: int) -> Tensor | None:
     return None if x is None else x[:, :, first:end]
 
 
-def _cut_pairs(x: Tensor | None, first: int, end: int, keys: int) -> Tensor | None:
+def cut_pairs(x: Tensor | None, first: int, end: int, keys: int) -> Tensor | None:
     """Cut a tensor that broadcasts to (b,h,i,j)."""
     if x is None or not x.dim():
         return x

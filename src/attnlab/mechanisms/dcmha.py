@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from attnlab.mechanisms.by_rows import mix_by_rows
 from attnlab.mechanisms.mechanism import Mechanism, Sides, WithCarry, logits, masked_softmax, split_heads
-from attnlab.mechanisms.mixed_heads import can_mix_heads, weigh_heads
+from attnlab.mechanisms.mixed_heads import can_mix_heads, has_bands, mix_in_bands, weigh_heads
 
 
 class DCMHA(Mechanism):
@@ -53,6 +53,9 @@ class DCMHA(Mechanism):
         self.check(q, k, mask, at, v)
         query, key = (make_matrices(side, self.heads) for side in sides)
         matrices = ((self.base[:, None, None] + query).to(q.dtype), key.to(q.dtype))  # (2,b,·,h,h) of S and P
+        if has_bands(self, q, k, at):
+            (before, after), keyed = matrices
+            return mix_in_bands(self, q * self.scale, k, v, mask, before, after, causal=causal, keyed=keyed), None
         return mix_by_rows(self, self.weigh_fused, q, k, v, mask, **options, sides=matrices), None
 
     def weigh_fused(

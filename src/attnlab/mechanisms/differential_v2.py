@@ -8,6 +8,7 @@ halves no head and normalises no context.
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from attnlab.mechanisms.mechanism import Mechanism, Sides, WithCarry, split_heads
@@ -40,4 +41,5 @@ class DifferentialV2(Softmax):
         if self.impl == "reference":
             return Mechanism.mix(self, q, k, v, mask, carry, causal=causal, at=at, bias=bias, sides=sides)
         both, _ = super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
-        return both[:, 0::2] - sides[0] * both[:, 1::2], None
+        first, second = both.view(len(both), self.heads, 2, *both.shape[2:]).unbind(2)  # its gradient is one pass
+        return torch.addcmul(first, second, sides[0], value=-1), None

@@ -4,16 +4,15 @@
 
 Of the k keys of positive weight, with mean m and variance v of S/2, τ = m − √(1/k − v). A key is one of them if S/2 is
 above the τ of the keys up to it, sorted. Logits are computed at least in float32, as in sparsemax.
-On a GPU impl="auto" is the kernel of sparsemax, with another power.
+On a GPU impl="auto" is the kernels of sparsemax, with another power.
 """
 
-from functools import partial
+from typing import Any
 
 from torch import Tensor
 
-from attnlab.mechanisms.by_rows import mix_by_rows
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, widen
-from attnlab.mechanisms.sparsemax import find_support, has_row_kernel, masked_projection, project_band, sort_logits
+from attnlab.mechanisms.sparsemax import find_support, masked_projection, mix_projection, sort_logits
 
 
 class Entmax15(Mechanism):
@@ -28,10 +27,9 @@ class Entmax15(Mechanism):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         self.check(q, k, mask, at, v)
-        if has_row_kernel(self, q, k):
-            weigh = partial(project_band, self, "ENTMAX")
-            return mix_by_rows(self, weigh, q, k, v, mask, causal=causal, at=at, bias=bias), None
-        return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
+        options: dict[str, Any] = {"causal": causal, "at": at, "bias": bias}
+        context = mix_projection(self, "ENTMAX", q, k, v, mask, **options)
+        return super().mix(q, k, v, mask, carry, **options) if context is None else (context, None)
 
 
 def project(s: Tensor) -> Tensor:

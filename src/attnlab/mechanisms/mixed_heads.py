@@ -2,7 +2,10 @@
 
 from torch import Tensor
 
-from attnlab.mechanisms.mechanism import Mechanism, visible
+from attnlab.mechanisms.by_rows import count_band_rows
+from attnlab.mechanisms.head_bands import mix_bands
+from attnlab.mechanisms.mechanism import Mechanism, repeat_heads, visible
+from attnlab.mechanisms.seeding import draw_band_seeds
 
 
 def can_mix_heads(mechanism: Mechanism, q: Tensor, k: Tensor, bias: Tensor | None) -> bool:
@@ -26,3 +29,20 @@ def weigh_heads(
         mask, causal = visible(q, k, mask, causal=True, at=at), False
     weights: Tensor = mix_heads(s.to(q.dtype), near, before, after, keyed, mask, causal)[0]
     return weights
+
+
+def has_bands(mechanism: Mechanism, q: Tensor, k: Tensor, at: Tensor | None) -> bool:
+    """Whether `mix_in_bands` serves these arguments: several bands of queries, which are the last keys."""
+    return at is None and count_band_rows(mechanism, q, k) < q.shape[2]
+
+
+def mix_in_bands(
+    mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, before: Tensor | None, after: Tensor,
+    *, causal: bool, keyed: Tensor | None = None, near: Tensor | None = None, count: int = 1,
+) -> Tensor:  # fmt: skip
+    """Return the context (b,h,i,d); q is scaled. before, after, keyed and near: see `mix_heads`; count: `mix_bands`."""
+    size, rate = count_band_rows(mechanism, q, k), mechanism.dropout if mechanism.training else 0.0
+    seeds = draw_band_seeds(mechanism.seeds, -(-q.shape[2] // size), q.device) if rate else None
+    k, v = (repeat_heads(x, mechanism.heads) for x in (k, v))
+    context: Tensor = mix_bands(q, k, v, near, before, after, keyed, mask, seeds, causal, rate, size, count)[0]
+    return context

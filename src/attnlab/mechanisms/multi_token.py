@@ -25,9 +25,10 @@ from torch.nn import functional as F
 from attnlab.config import check_value
 from attnlab.mechanisms.by_rows import mix_by_rows
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax, repeat_heads, visible, widen
-from attnlab.mechanisms.mixed_heads import can_mix_heads, weigh_heads
+from attnlab.mechanisms.mixed_heads import can_mix_heads, has_bands, mix_in_bands, weigh_heads
+from attnlab.mechanisms.visible_sums import has_row_mask
 
-BLOCK = 16  # keys of which one product computes K̃
+LEAST, ALIGNED = 16, 16  # keys of which one product computes K̃; what the keys of its window are a multiple of
 
 
 class MultiToken(Mechanism):
@@ -71,25 +72,39 @@ class MultiToken(Mechanism):
         if not can_mix_heads(self, q, k, bias):
             return super().mix(q, k, v, mask, carry, **options)
         self.check(q, k, mask, at, v)
+        if has_bands(self, q, k, at) and not has_row_mask(mask):
+            q, k, near = self.prepare_products(q, k, mask, causal=causal)
+            given: dict[str, Any] = {"causal": causal, "near": near, "count": self.kernel.shape[2]}
+            return mix_in_bands(self, q, k, v, mask, None, self.widen_mixer(), **given), None
         return mix_by_rows(self, self.weigh_fused, q, k, v, mask, **options), None
 
     def weigh_fused(
         self, q: Tensor, k: Tensor, mask: Tensor | None, *, causal: bool, at: Tensor | None, bias: Tensor | None
     ) -> Tensor:
         """Return the weights of a band by the kernels; Z from products with longer vectors, if hidden pairs permit."""
-        own = torch.eye(len(self.mixer), device=q.device, dtype=self.mixer.dtype)[:, None, :, None]
-        after, near = (self.mixer.mT[:, :, None] * own).reshape(self.heads, self.heads), None
-        if bias is None and not (causal and at is not None) and (mask is None or mask.dim() < 2 or mask.shape[-2] == 1):
-            q, k, theta = q * self.scale, repeat_heads(k, self.heads), self.kernel[:, 0].to(q.dtype)
-            if mask is not None:
-                k = k.masked_fill(~mask[(None,) * (4 - mask.dim())].mT, 0.0)
-            if causal and theta[0].numel() > 1:
-                near = convolve_diagonals(q, k, theta)
-            z = unroll(q, theta.shape[1]) @ smooth_keys(k, theta).mT
+        near = None
+        if bias is None and not (causal and at is not None) and not has_row_mask(mask):
+            q, smooth, near = self.prepare_products(q, k, mask, causal=causal)
+            z = unroll(q, self.kernel.shape[2]) @ smooth.mT
         else:
             seen = visible(q, k, mask, causal=causal, at=at)
             z = self.convolve(widen(logits(q, k, self.scale, bias)).masked_fill(~seen, 0.0))
-        return weigh_heads(z, q, k, mask, None, after, causal=causal, at=at, near=near)
+        return weigh_heads(z, q, k, mask, None, self.widen_mixer(), causal=causal, at=at, near=near)
+
+    def prepare_products(
+        self, q: Tensor, k: Tensor, mask: Tensor | None, *, causal: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return q, scaled, K̃, and Z̄ near the diagonal where causal attention needs it."""
+        q, k, theta = q * self.scale, repeat_heads(k, self.heads), self.kernel[:, 0].to(q.dtype)
+        if mask is not None:
+            k = k.masked_fill(~mask[(None,) * (4 - mask.dim())].mT, 0.0)
+        near = convolve_diagonals(q, k, theta) if causal and theta[0].numel() > 1 else None
+        return q, smooth_keys(k, theta), near
+
+    def widen_mixer(self) -> Tensor:
+        """Return Mᵀ of all groups as one matrix (h,h)."""
+        own = torch.eye(len(self.mixer), device=self.mixer.device, dtype=self.mixer.dtype)[:, None, :, None]
+        return (self.mixer.mT[:, :, None] * own).reshape(self.heads, self.heads)
 
     def convolve(self, s: Tensor) -> Tensor:
         """Return Z of Ŝ, (b,h,i,j), with zeros beyond the borders."""
@@ -116,14 +131,17 @@ def unroll(x: Tensor, count: int) -> Tensor:
 def smooth_keys(k: Tensor, theta: Tensor) -> Tensor:
     """Return K̃ of k (b,h,j,d) and θ (h,c_q,c_k), in the order of θ's rows: (b,h,j,c_q·d).
 
-    BLOCK keys are one product of a matrix of shifted θ and the keys of their windows.
+    At least LEAST keys are one product of a matrix of shifted θ and the keys of their window. Products on tensor cores
+    need windows of ALIGNED keys.
     """
     (_, _, length, _), (heads, rows, columns) = k.shape, theta.shape
-    width, blocks = BLOCK + columns - 1, max(1, -(-length // BLOCK))
-    shifted = F.pad(theta, (0, BLOCK)).repeat(1, 1, BLOCK)[..., : BLOCK * width]  # each row is shifted by one more
-    matrix = shifted.reshape(heads, rows, BLOCK, width).transpose(1, 2).reshape(heads, 1, BLOCK * rows, width)
-    windows = F.pad(k, (0, 0, columns // 2, blocks * BLOCK - length + columns // 2)).unfold(2, width, BLOCK)
-    return (matrix @ windows.mT).reshape(*k.shape[:2], blocks * BLOCK, -1)[:, :, :length]
+    width = -(-(LEAST + columns - 1) // ALIGNED) * ALIGNED
+    size = width - columns + 1
+    blocks = max(1, -(-length // size))
+    shifted = F.pad(theta, (0, size)).repeat(1, 1, size)[..., : size * width]  # each row is shifted by one more
+    matrix = shifted.reshape(heads, rows, size, width).transpose(1, 2).reshape(heads, 1, size * rows, width)
+    windows = F.pad(k, (0, 0, columns // 2, blocks * size - length + columns // 2)).unfold(2, width, size)
+    return (matrix @ windows.mT).reshape(*k.shape[:2], blocks * size, -1)[:, :, :length]
 
 
 def score_diagonals(q: Tensor, k: Tensor, count: int) -> Tensor:

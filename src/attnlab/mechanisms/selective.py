@@ -5,7 +5,7 @@
 All heads subtract the same F. It adds no parameters. The first visible key, where the sequence begins, is never masked.
 A row reads all former queries: caches keep them, and each step computes all rows again. A hidden token masks nothing.
 impl="auto" goes by bands of queries where it is large: Σ M of the bands before is passed on. On a GPU each band is one
-softmax attention with the bias −F, whose logits are never stored; a kernel computes F.
+softmax attention with the bias −F, whose logits are never stored; a kernel computes F. A band then counts one head.
 """
 
 from functools import partial
@@ -49,12 +49,15 @@ class Selective(Mechanism):
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         self.check(q, k, mask, at, v)
         fused, rows = can_mix_one_pass(self, q, k, v, at=at, bias=bias), count_band_rows(self, q, k)
-        if self.impl == "reference" or not (fused or rows < q.shape[2]):
+        large = rows < q.shape[2]  # too much to be kept for the backward pass
+        if self.impl == "reference" or not (fused or large):
             return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
+        if fused and (bias is None or bias.dim() < 3 or bias.shape[-3] == 1):
+            rows = count_band_rows(self, q, k, heads=1)  # only F is in memory
         rate, length, former = self.dropout if self.training else 0.0, q.shape[2], k.shape[2] - q.shape[2]
         seeds = draw_band_seeds(self.seeds, -(-length // rows), q.device) if rate else None
         mix = partial(mix_band, self, fused, causal, rate, k.dtype, v.dtype)
-        call = partial(checkpoint, mix, use_reentrant=False, preserve_rng_state=False) if rows < length else mix
+        call = partial(checkpoint, mix, use_reentrant=False, preserve_rng_state=False) if large else mix
         k, v, contexts = widen(k), widen(v), []
         masked = k.new_zeros(len(q), 1, 1, 0)  # Σ M over the bands before, (b,1,1,j)
         for number, first in enumerate(range(0, max(length, 1), rows)):

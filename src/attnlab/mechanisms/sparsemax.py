@@ -4,17 +4,19 @@
 
 Over the k keys of positive weight, τ = (Σ S − 1) / k. After sorting, they are the first k, for the largest k with
 1 + k S_k > Σ_{m≤k} S_m. Logits are computed at least in float32, since rounding them would change which keys these are.
-On a GPU impl="auto" is a kernel that finds the threshold of each row without sorting it, on the logits of a band of
-queries at a time.
+On a GPU impl="auto" is a kernel that finds the threshold of each row without sorting it, and stores no logits. With a
+bias, or queries placed by at=, it works on the stored logits of a band of queries at a time.
 """
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from attnlab.mechanisms.by_rows import mix_by_rows
+from attnlab.mechanisms.cascade import draw_dropping
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, repeat_heads, visible, widen
 
 
@@ -30,10 +32,9 @@ class Sparsemax(Mechanism):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
             causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip
         self.check(q, k, mask, at, v)
-        if has_row_kernel(self, q, k):
-            weigh = partial(project_band, self, "SPARSEMAX")
-            return mix_by_rows(self, weigh, q, k, v, mask, causal=causal, at=at, bias=bias), None
-        return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
+        options: dict[str, Any] = {"causal": causal, "at": at, "bias": bias}
+        context = mix_projection(self, "SPARSEMAX", q, k, v, mask, **options)
+        return super().mix(q, k, v, mask, carry, **options) if context is None else (context, None)
 
 
 def project(s: Tensor) -> Tensor:
@@ -66,6 +67,35 @@ def masked_projection(project: Callable[..., Tensor], s: Tensor, seen: Tensor) -
     top = widen(s).detach().masked_fill(~seen, -torch.inf).amax(-1, keepdim=True).nan_to_num(neginf=0.0)
     p = project(torch.where(seen, widen(s), top - 100.0) - top)
     return p.masked_fill(~seen, 0.0).to(s.dtype)
+
+
+def mix_projection(
+    mechanism: Mechanism, form: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool,
+    at: Tensor | None, bias: Tensor | None,
+) -> Tensor | None:  # fmt: skip
+    """Return the context by the kernels, or None where they do not apply; form: its name in kernels/sparsemax.py."""
+    if has_pass(mechanism, q, k, v, at, bias):
+        from attnlab.mechanisms.kernels import sparse_pass, sparsemax
+
+        rate, dropping = draw_dropping(mechanism, q)
+        kind = getattr(sparsemax, form).value
+        context: Tensor = sparse_pass.sparse_pass(q, k, v, mask, dropping, kind, causal, mechanism.scale, rate)[0]
+        return context
+    if has_row_kernel(mechanism, q, k):
+        weigh = partial(project_band, mechanism, form)
+        return mix_by_rows(mechanism, weigh, q, k, v, mask, causal=causal, at=at, bias=bias)
+    return None
+
+
+def has_pass(
+    mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, at: Tensor | None, bias: Tensor | None
+) -> bool:  # fmt: skip
+    """Whether impl asks for kernels, and those that store no logits cover these arguments."""
+    if not mechanism.wants_kernels(q) or at is not None or bias is not None:
+        return False
+    from attnlab.mechanisms.kernels.tiles import find_tile_gap
+
+    return find_tile_gap(q, k, v) is None
 
 
 def has_row_kernel(mechanism: Mechanism, q: Tensor, k: Tensor) -> bool:

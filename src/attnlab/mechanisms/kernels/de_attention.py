@@ -205,11 +205,11 @@ def _backward_keys(
 
 
 def choose_distance_tile(x: Tensor, *, backward: bool = False) -> dict[str, Any]:
-    """The usual tile, with fewer keys in the backward pass, whose sums fill the registers.
+    """The usual tile, with fewer queries, or with fewer keys in the backward pass, whose sums fill the registers.
 
     Nothing is prefetched, since instructions take the time. More than 4 warps would compute a tile of 64 queries twice.
     """
-    more = {"BJ": 32} if backward else {}
+    more = {"BJ": 32} if backward else {"BI": min(32, choose_tile(x)["BI"])}
     return choose_tile(x, backward=backward) | more | {"num_warps": 4, "num_stages": 1}
 
 

@@ -105,9 +105,10 @@ def _score(
 def _forward(
     s, near, before, after, key_before, key_after, mask, out, lse, heads, rows, keys, x_b, x_i, m_b, m_i, m_j,
     T: tl.constexpr, NEAR: tl.constexpr, FIRST: tl.constexpr, KEYED: tl.constexpr, EACH: tl.constexpr,
-    MASKED: tl.constexpr, CAUSAL: tl.constexpr, H: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr,
+    MASKED: tl.constexpr, CAUSAL: tl.constexpr, KNOWN: tl.constexpr, H: tl.constexpr, BI: tl.constexpr,
+    BJ: tl.constexpr,
 ):  # fmt: skip
-    """BI rows of one example: W, 0 where hidden, and L."""
+    """BI rows of one example: W, 0 where hidden, and L, unless it is KNOWN."""
     tiles = tl.cdiv(rows, BI)
     b = (tl.program_id(0) // tiles).to(tl.int64)
     first = (tiles - 1 - tl.program_id(0) % tiles) * BI  # causal: the longest rows are the last, and start first
@@ -118,19 +119,23 @@ def _forward(
     key_before += b * keys * heads * heads
     key_after += b * keys * heads * heads
     m = _load_matrices(before + b * x_b, i, h, heads, rows, x_i, T)
-    top, total = tl.full((BI, H), float("-inf"), tl.float32), tl.zeros((BI, H), dtype=tl.float32)
     end = last_key(first + BI, rows, keys, CAUSAL)
-    for left in range(0, end, BJ):
-        j = left + tl.arange(0, BJ)
-        _, z, _ = _score(s, near, m, key_before, mask, b, first, left, i, j, h, heads, rows, keys, m_b, m_i, m_j, T,
-                         NEAR, FIRST, KEYED, MASKED, CAUSAL)  # fmt: skip
-        higher = tl.maximum(top, tl.max(z, 1))
-        level = tl.where(higher == float("-inf"), 0.0, higher)
-        total = total * tl.exp2(top - level) + tl.sum(tl.exp2(z - level[:, None, :]), 1)
-        top = higher
-    level = tl.where(total == 0.0, 0.0, top + tl.log2(tl.where(total == 0.0, 1.0, total)))
     plane = (b * heads + h[None, :]) * rows + i[:, None]
-    tl.store(lse + plane, level, mask=(i < rows)[:, None] & (h < heads)[None, :])
+    exists = (i < rows)[:, None] & (h < heads)[None, :]
+    if KNOWN:
+        level = tl.load(lse + plane, mask=exists, other=0.0)
+    else:
+        top, total = tl.full((BI, H), float("-inf"), tl.float32), tl.zeros((BI, H), dtype=tl.float32)
+        for left in range(0, end, BJ):
+            j = left + tl.arange(0, BJ)
+            _, z, _ = _score(s, near, m, key_before, mask, b, first, left, i, j, h, heads, rows, keys, m_b, m_i, m_j, T,
+                             NEAR, FIRST, KEYED, MASKED, CAUSAL)  # fmt: skip
+            higher = tl.maximum(top, tl.max(z, 1))
+            level = tl.where(higher == float("-inf"), 0.0, higher)
+            total = total * tl.exp2(top - level) + tl.sum(tl.exp2(z - level[:, None, :]), 1)
+            top = higher
+        level = tl.where(total == 0.0, 0.0, top + tl.log2(tl.where(total == 0.0, 1.0, total)))
+        tl.store(lse + plane, level, mask=exists)
     n = _load_matrices(after + b * x_b, i, h, heads, rows, x_i, T)
     for left in range(0, end, BJ):
         j = left + tl.arange(0, BJ)
@@ -284,12 +289,30 @@ def mix_heads(
     mask            bool, broadcastable to (b,1,i,j), or None; causal is aligned bottom-right
     """
     note_launch("mixed_heads")
-    pointers, numbers, flags = _describe(s, near, before, after, keyed, mask, causal)
-    (b, _, i, _), tile = s.shape, choose_rows(s, keyed=flags["KEYED"])
     out, lse = _allocate_outputs(s)
-    with select_device(s):
-        _forward[(b * divide_up(i, tile["BI"]),)](*pointers, out, lse, *numbers, **flags, **tile)
+    _compute_weights(s, near, before, after, keyed, mask, out, lse, causal, known=False)
     return out, lse
+
+
+def mix_heads_again(
+    s: Tensor, lse: Tensor, causal: bool, near: Tensor | None, before: Tensor | None, after: Tensor,
+    keyed: Tensor | None, mask: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """The weights alone, from the levels that `mix_heads` returned, in one sweep; not recorded by autograd."""
+    out = torch.empty_like(s)
+    _compute_weights(s, near, before, after, keyed, mask, out, lse, causal, known=True)
+    return out
+
+
+def _compute_weights(
+    s: Tensor, near: Tensor | None, before: Tensor | None, after: Tensor, keyed: Tensor | None, mask: Tensor | None,
+    out: Tensor, lse: Tensor, causal: bool, *, known: bool,
+) -> None:  # fmt: skip
+    pointers, numbers, flags = _describe(s, near, before, after, keyed, mask, causal)
+    tile = choose_rows(s, keyed=flags["KEYED"])
+    with select_device(s):
+        grid = (len(s) * divide_up(s.shape[2], tile["BI"]),)
+        _forward[grid](*pointers, out, lse, *numbers, KNOWN=known, **flags, **tile)
 
 
 @operator("attnlab::mix_heads_backward")
@@ -339,11 +362,15 @@ def _describe(
 
 
 def choose_rows(s: Tensor, *, keyed: bool, backward: bool = False) -> dict[str, int]:
-    """Choose the tile of the programs of rows, and their launch options. A warp computes one row or more."""
+    """Choose the tile of the programs of rows, and their launch options, as measured. A warp has one row or more."""
+    narrow = s.shape[1] <= 16 and s.dtype != torch.float32
+    if keyed and narrow:
+        return {"BI": 16, "BJ": 16 if backward else 32, "num_warps": 8, "num_stages": 3 if backward else 2}
     if keyed or (s.dtype == torch.float32 and s.shape[1] <= 16):
         return {"BI": 16, "BJ": 16, "num_warps": 8, "num_stages": 2 if s.shape[1] * s.element_size() <= 32 else 1}
-    narrow = s.shape[1] <= 16 and s.dtype != torch.float32
-    return {"BI": 4, "BJ": 64 if narrow and not backward else 32 if narrow else 16, "num_warps": 4, "num_stages": 3}
+    if narrow:
+        return {"BI": 2, "BJ": 128, "num_warps": 2, "num_stages": 3}
+    return {"BI": 4, "BJ": 16, "num_warps": 4, "num_stages": 3}
 
 
 def choose_keys(s: Tensor, *, keyed: bool) -> dict[str, int]:
@@ -351,7 +378,8 @@ def choose_keys(s: Tensor, *, keyed: bool) -> dict[str, int]:
     if keyed or (s.dtype == torch.float32 and s.shape[1] <= 16):
         stages = 2 if s.shape[1] * s.element_size() <= 32 else 1
         return {"BI": 16, "BJ": 16, "SPAN": 256 if keyed else 64, "num_warps": 8, "num_stages": stages}
-    return {"BI": 4, "BJ": 16 if s.dtype == torch.float32 else 32, "SPAN": 64, "num_warps": 4, "num_stages": 3}
+    keys = 16 if s.dtype == torch.float32 else 64 if s.shape[1] <= 16 else 32
+    return {"BI": 4, "BJ": keys, "SPAN": 64, "num_warps": 4, "num_stages": 3}
 
 
 def find_gap(q: Tensor, k: Tensor, *, keyed: bool) -> str | None:

@@ -56,14 +56,26 @@ def read_bias(bias: Tensor | None, q: Tensor, k: Tensor, relative: bool = False)
 
     OF_KEYS    it is the same for all queries
     RELATIVE   the same in float64, for weights that a number added to all logits of a row does not change: the bias of
-               a key near the queries is subtracted first, so a running sum keeps its digits when it becomes float32
+               a key near the queries is subtracted first, so a running sum keeps its digits when it becomes float32.
+               Kernels read it as a sum of two float32 numbers, since float64 is slow in them
     """
     if bias is None:
         return Bias(q, (0, 0, 0, 0), ABSENT.value)
     whole = bias[(None,) * (4 - bias.dim())]
+    if relative and bias.dtype == torch.float64 and whole.shape[2] == 1:
+        halves = split_float64(whole)
+        b, h, _, j = halves[0].expand(*q.shape[:3], k.shape[2]).stride()
+        return Bias(halves, (b, h, whole.numel(), j), RELATIVE.value)  # the third: from one half to the other
     b, h, i, j = whole.expand(*q.shape[:3], k.shape[2]).stride()
-    of_keys = RELATIVE if relative and bias.dtype == torch.float64 else OF_KEYS
-    return Bias(bias, (b, h, i, j), (of_keys if whole.shape[2] == 1 else OF_PAIRS).value)
+    return Bias(bias, (b, h, i, j), (OF_KEYS if whole.shape[2] == 1 else OF_PAIRS).value)
+
+
+def split_float64(x: Tensor) -> Tensor:
+    """Two float32 numbers whose sum is x, to 48 bits, (2,*x.shape); the second of −∞ is 0."""
+    halves = x.new_empty((2, *x.shape), dtype=torch.float32)
+    halves[0].copy_(x)
+    halves[1].copy_(x - halves[0]).nan_to_num_(0.0)
+    return halves
 
 
 def is_even(*numbers: int) -> bool:
@@ -85,9 +97,12 @@ def add_bias(s, bias, b, h, first, i, j, rows, keys, a_b, a_h, a_i, a_j, BIAS: t
     at = bias + b * a_b + h * a_h
     if BIAS == RELATIVE:
         middle = first // BLOCK * BLOCK + BLOCK // 2 + (keys - rows)
-        reference = tl.load(at + tl.minimum(tl.maximum(middle, 0), keys - 1) * a_j)
+        middle = tl.minimum(tl.maximum(middle, 0), keys - 1) * a_j
+        reference = tl.load(at + middle)
         reference = tl.where(reference == float("-inf"), 0.0, reference)
-        s += ((tl.load(at + j * a_j, mask=j < keys, other=0.0) - reference).to(tl.float32) * UNIT)[None, :]
+        coarse = tl.load(at + j * a_j, mask=j < keys, other=0.0) - reference
+        fine = tl.load(at + a_i + j * a_j, mask=j < keys, other=0.0) - tl.load(at + a_i + middle)
+        s += ((coarse + fine) * UNIT)[None, :]
     if BIAS == OF_KEYS:
         s += (tl.load(at + j * a_j, mask=j < keys, other=0.0).to(tl.float32) * UNIT)[None, :]
     if BIAS == OF_PAIRS:

@@ -28,8 +28,15 @@ from attnlab.mechanisms.kernels.launch import (
     select_device,
 )
 from attnlab.mechanisms.kernels.online import LOG2_E
-from attnlab.mechanisms.kernels.pairs import draw_dropout, first_query, is_visible, last_key, read_mask
-from attnlab.mechanisms.kernels.tiles import choose_tile, load_tile, locate_tile, write_tile
+from attnlab.mechanisms.kernels.pairs import (
+    draw_dropout,
+    first_query,
+    is_visible,
+    last_key,
+    read_mask,
+    whole_keys,
+)
+from attnlab.mechanisms.kernels.tiles import Work, choose_tile, load_tile, locate_tile, write_tile
 
 MOST = tl.constexpr(256.0)  # of a logit: beyond it, β is 1 and 1 − β is 0 in float32
 
@@ -62,17 +69,24 @@ def _sum_along(x, half, BJ: tl.constexpr, REVERSED: tl.constexpr, BY_PRODUCT: tl
 @triton.jit
 def _break_tile(
     x, y, right, mask, b, i, left, rows, keys, m_b, m_i, m_j, scale, MASKED: tl.constexpr, BY_PRODUCT: tl.constexpr,
-    BJ: tl.constexpr,
+    WHOLE: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
-    """log β and P of queries i and the BJ keys from `left` on, and Σ log(1 − β) of the tile; right: R after it."""
+    """log β and P of queries i and the BJ keys from `left` on, and Σ log(1 − β) of the tile; right: R after it.
+
+    WHOLE: all keys are before all queries.
+    """
     j = left + tl.arange(0, BJ)
     s = tl.minimum(tl.dot(x, tl.trans(y), input_precision="ieee") * (scale * LOG2_E), MOST)
-    parts = j[None, :] < (i + (keys - rows))[:, None]  # so a query that exists sees no key that does not
-    if MASKED:
-        parts = parts & is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, True, False)
-    rest = -tl.maximum(s, 0.0) - _log2_1p(tl.exp2(-tl.abs(s)))
-    part = tl.where(parts, s + rest, float("-inf"))
-    rest = tl.where(parts, rest, 0.0)
+    if not WHOLE or MASKED:
+        parts = j[None, :] < (i + (keys - rows))[:, None]  # so a query that exists sees no key that does not
+        if MASKED:
+            parts = parts & is_visible(mask, b, i[:, None], j[None, :], rows, keys, m_b, m_i, m_j, True, False)
+        rest = -tl.maximum(s, 0.0) - _log2_1p(tl.exp2(-tl.abs(s)))
+        part = tl.where(parts, s + rest, float("-inf"))
+        rest = tl.where(parts, rest, 0.0)
+    else:
+        rest = -tl.maximum(s, 0.0) - _log2_1p(tl.exp2(-tl.abs(s)))
+        part = s + rest
     after = right[:, None] + _sum_along(rest, y.dtype, BJ, True, BY_PRODUCT)
     return part, tl.exp2(part + after), tl.sum(rest, 1)
 
@@ -107,19 +121,23 @@ def _forward(
     x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
     right, context = tl.zeros((BI,), dtype=tl.float32), tl.zeros((BI, WIDE), dtype=tl.float32)
     steps = tl.cdiv(last_key(first + BI, rows, keys, True), BJ)
-    for step in range(0, steps):
-        left = (steps - 1 - step) * BJ
-        j = left + tl.arange(0, BJ)
-        y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
-        values = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
-        tl.store(edge + (left // BJ + 1) * rows, right, mask=i < rows)
-        _, p, rest = _break_tile(
-            x, y, right, mask, b, i, left, rows, keys, m_b, m_i, m_j, scale, MASKED, BY_PRODUCT, BJ
-        )
-        right += rest
-        if DROPPED:
-            p *= draw_dropout(tl.load(dropping), rate, head, i[:, None], (left // 4 + tl.arange(0, BJ // 4))[None, :])
-        context = tl.dot(p.to(values.dtype), values, context, input_precision="ieee")
+    whole = whole_keys(first - 1, rows, keys, True, BJ) // BJ
+    for part in tl.static_range(2):  # tiles at the diagonal, then those before all queries
+        start, end = (0, whole) if part else (whole, steps)
+        for step in range(start, end):
+            left = (start + end - 1 - step) * BJ
+            j = left + tl.arange(0, BJ)
+            y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
+            values = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
+            tl.store(edge + (left // BJ + 1) * rows, right, mask=i < rows)
+            _, p, rest = _break_tile(
+                x, y, right, mask, b, i, left, rows, keys, m_b, m_i, m_j, scale, MASKED, BY_PRODUCT, part == 1, BJ
+            )
+            right += rest
+            if DROPPED:
+                quad = left // 4 + tl.arange(0, BJ // 4)
+                p *= draw_dropout(tl.load(dropping), rate, head, i[:, None], quad[None, :])
+            context = tl.dot(p.to(values.dtype), values, context, input_precision="ieee")
     tl.store(edge, right, mask=i < rows)
     if REMAINDER:
         share = _share_of_own(mask, dropping, head, b, i, rows, keys, m_b, m_i, m_j, rate, MASKED, DROPPED)
@@ -131,10 +149,12 @@ def _forward(
 @triton.jit
 def _slope(
     x, y, z, g, right, before, mask, dropping, head, b, i, left, rows, keys, m_b, m_i, m_j, scale, rate,
-    MASKED: tl.constexpr, DROPPED: tl.constexpr, BY_PRODUCT: tl.constexpr, BJ: tl.constexpr,
+    MASKED: tl.constexpr, DROPPED: tl.constexpr, BY_PRODUCT: tl.constexpr, WHOLE: tl.constexpr, BJ: tl.constexpr,
 ):  # fmt: skip
     """P ∘ dropout and dS of queries i and the BJ keys from `left` on, and Σ A of the tile; before: C at its left."""
-    part, p, _ = _break_tile(x, y, right, mask, b, i, left, rows, keys, m_b, m_i, m_j, scale, MASKED, BY_PRODUCT, BJ)
+    part, p, _ = _break_tile(
+        x, y, right, mask, b, i, left, rows, keys, m_b, m_i, m_j, scale, MASKED, BY_PRODUCT, WHOLE, BJ
+    )
     kept = tl.full((i.shape[0], BJ), 1.0, tl.float32)
     if DROPPED:
         kept = draw_dropout(tl.load(dropping), rate, head, i[:, None], (left // 4 + tl.arange(0, BJ // 4))[None, :])
@@ -166,18 +186,21 @@ def _backward_queries(
         own = load_tile(v, b, h // SHARED, i + (keys - rows), keys, v_b, v_h, v_j, v_d, D, WIDE)
         total = tl.load(edge, mask=i < rows, other=0.0)
         before = tl.exp2(total) * share * tl.sum(g.to(tl.float32) * own.to(tl.float32), 1)
-    for left in range(0, last_key(first + BI, rows, keys, True), BJ):
-        j = left + tl.arange(0, BJ)
-        y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
-        z = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
-        right = tl.load(edge + (left // BJ + 1) * rows, mask=i < rows, other=0.0)
-        tl.store(sum_at + left // BJ * rows, before, mask=i < rows)
-        _, ds, added = _slope(
-            x, y, z, g, right, before, mask, dropping, head, b, i, left, rows, keys, m_b, m_i, m_j, scale, rate,
-            MASKED, DROPPED, BY_PRODUCT, BJ,
-        )  # fmt: skip
-        before += added
-        sum_q = tl.dot(ds.to(y.dtype), y, sum_q, input_precision="ieee")
+    whole = whole_keys(first - 1, rows, keys, True, BJ)
+    for part in tl.static_range(2):  # tiles before all queries, then those at the diagonal
+        start, end = (whole, last_key(first + BI, rows, keys, True)) if part else (0, whole)
+        for left in range(start, end, BJ):
+            j = left + tl.arange(0, BJ)
+            y = load_tile(k, b, h // SHARED, j, keys, k_b, k_h, k_j, k_d, D, WIDE)
+            z = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
+            right = tl.load(edge + (left // BJ + 1) * rows, mask=i < rows, other=0.0)
+            tl.store(sum_at + left // BJ * rows, before, mask=i < rows)
+            _, ds, added = _slope(
+                x, y, z, g, right, before, mask, dropping, head, b, i, left, rows, keys, m_b, m_i, m_j, scale, rate,
+                MASKED, DROPPED, BY_PRODUCT, part == 0, BJ,
+            )  # fmt: skip
+            before += added
+            sum_q = tl.dot(ds.to(y.dtype), y, sum_q, input_precision="ieee")
     write_tile(dq, sum_q * scale, b, h, i, heads, rows, D, WIDE)
 
 
@@ -199,7 +222,7 @@ def _backward_keys(
     sum_k, sum_v = tl.zeros((BJ, WIDE), dtype=tl.float32), tl.zeros((BJ, WIDE), dtype=tl.float32)
     for h in range(group * SHARED, (group + 1) * SHARED):
         head = b * heads + h
-        for above in range(first_query(left, rows, keys, True) // BI * BI, rows, BI):
+        for above in range(first_query(left, rows, keys, True) // BI * BI, rows, BI):  # in two loops: more registers
             i = above + tl.arange(0, BI)
             x = load_tile(q, b, h, i, rows, q_b, q_h, q_i, q_d, D, WIDE)
             g = load_tile(grad, b, h, i, rows, g_b, g_h, g_i, g_d, D, WIDE)
@@ -208,7 +231,7 @@ def _backward_keys(
             before = tl.load(sums + (head * tiles + tile) * rows + i, mask=i < rows, other=0.0)
             taken, ds, _ = _slope(
                 x, y, z, g, right, before, mask, dropping, head, b, i, left, rows, keys, m_b, m_i, m_j, scale, rate,
-                MASKED, DROPPED, BY_PRODUCT, BJ,
+                MASKED, DROPPED, BY_PRODUCT, False, BJ,
             )  # fmt: skip
             if REMAINDER:
                 share = _share_of_own(mask, dropping, head, b, i, rows, keys, m_b, m_i, m_j, rate, MASKED, DROPPED)
@@ -220,13 +243,14 @@ def _backward_keys(
     write_tile(dv, sum_v, b, group, j, groups, keys, D, WIDE)
 
 
-def choose_stick_tile(x: Tensor, *, backward: bool = False) -> dict[str, Any]:
+def choose_stick_tile(x: Tensor, work: Work) -> dict[str, Any]:
     """The usual tile with at most 32 keys, since 64 would not fit into registers; all passes need the same BJ.
 
-    More than 4 warps would compute a tile of 64 queries twice.
+    More than 4 warps would compute a tile of 64 queries twice. Stages: as measured.
     """
-    more = {"BJ": 32, "num_warps": 4, "num_stages": 1 if x.dtype == torch.float32 else 2}
-    return choose_tile(x, backward=backward) | more | {"BY_PRODUCT": x.dtype != torch.float32}
+    stages = {"forward": 3, "queries": 1, "keys": 2}[work]
+    more = {"BJ": 32, "num_warps": 4, "num_stages": 1 if x.dtype == torch.float32 else stages}
+    return choose_tile(x, backward=work != "forward") | more | {"BY_PRODUCT": x.dtype != torch.float32}
 
 
 @operator("attnlab::stick_breaking")
@@ -237,7 +261,7 @@ def stick_breaking(
     """Context (b,h,i,d) and the edges (b,h,tiles + 1,i); q (b,h,i,d), k and v (b,g,j,d). dropping: a seed, or None."""
     note_launch("stick_breaking")
     out, edges = _empty(q, k)
-    (b, h, i, _), seen, tile = q.shape, read_mask(mask, True, q, k), choose_stick_tile(q)
+    (b, h, i, _), seen, tile = q.shape, read_mask(mask, True, q, k), choose_stick_tile(q, "forward")
     strides = (*q.stride(), *k.stride(), *v.stride(), *seen.strides)
     with select_device(q):
         _forward[(b * h * divide_up(i, tile["BI"]),)](
@@ -256,13 +280,14 @@ def stick_breaking_backward(
     """dQ, dK, dV."""
     (b, h, i, _), (g, j), seen = q.shape, k.shape[1:3], read_mask(mask, True, q, k)
     dq, dk, dv = (empty_by_token(x) for x in (q, k, v))
-    sums, tile = edges.new_empty(b, h, edges.shape[2] - 1, i), choose_stick_tile(q, backward=True)
+    sums = edges.new_empty(b, h, edges.shape[2] - 1, i)
+    by_queries, by_keys = choose_stick_tile(q, "queries"), choose_stick_tile(q, "keys")
     pointers = (q, k, v, seen.mask, q if dropping is None else dropping, grad, edges, sums)
     numbers = (h, i, j, *q.stride(), *k.stride(), *v.stride(), *grad.stride(), *seen.strides, scale, rate)
     flags = {"MASKED": mask is not None, "REMAINDER": remainder, "DROPPED": dropping is not None, "SHARED": h // g}
     with select_device(q):
-        _backward_queries[(b * h * divide_up(i, tile["BI"]),)](*pointers, dq, *numbers, **flags, **tile)
-        _backward_keys[(b * g * divide_up(j, tile["BJ"]),)](*pointers, dk, dv, *numbers, **flags, **tile)
+        _backward_queries[(b * h * divide_up(i, by_queries["BI"]),)](*pointers, dq, *numbers, **flags, **by_queries)
+        _backward_keys[(b * g * divide_up(j, by_keys["BJ"]),)](*pointers, dk, dv, *numbers, **flags, **by_keys)
     return dq, dk, dv
 
 
@@ -294,5 +319,5 @@ stick_breaking.register_autograd(_gradients, setup_context=_save_inputs)
 def _empty(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     """The context, and room for the edges."""
     b, h, i, _ = q.shape
-    tiles = divide_up(k.shape[2], choose_stick_tile(q)["BJ"])
+    tiles = divide_up(k.shape[2], choose_stick_tile(q, "forward")["BJ"])
     return empty_by_token(q), q.new_empty(b, h, tiles + 1, i, dtype=torch.float32)
