@@ -22,6 +22,7 @@ CASES = {
     "placed": {"at": [6, 0, 3, 1, 1], "causal": True},
     "without noise": {"quiet": True, "mask": True},
 }
+CLOSE = {"nap": 2e-4}  # the gradient of a row with two visible keys is a difference of nearly equal numbers
 
 
 @pytest.fixture(autouse=True)
@@ -49,22 +50,23 @@ class Case:
         self.x, self.y = draw(2, 5, 64), draw(2, 7, 64)
         self.direction = draw(2, 4, 5, 16)
 
-    def build(self, impl):
+    def build(self, impl, dtype):
         torch.manual_seed(1)
-        mechanism = attention(self.name, heads=4, head_dim=16, layer=1, impl=impl).to(DEVICE, self.dtype).eval()
+        mechanism = attention(self.name, heads=4, head_dim=16, layer=1, impl=impl).to(DEVICE, dtype).eval()
         mechanism.sample_seed = self.seed
         return mechanism
 
-    def read_sides(self, mechanism):
-        return mechanism.query_side(self.x), mechanism.key_side(self.y)
+    def read_sides(self, mechanism, dtype):
+        return mechanism.query_side(self.x.to(dtype)), mechanism.key_side(self.y.to(dtype))
 
-    def compute(self, impl):
+    def compute(self, impl, dtype):
         """Context, carry where it is defined, and the gradients of both by every argument and parameter."""
-        mechanism = self.build(impl)
-        leaves = {name: x.clone().requires_grad_() for name, x in self.inputs.items()}
+        mechanism = self.build(impl, dtype)
+        leaves = {name: x.to(dtype, copy=True).requires_grad_() for name, x in self.inputs.items()}
         q, k, v, carry, bias = (leaves.get(name) for name in ("q", "k", "v", "carry", "bias"))
-        context, z = mechanism(q, k, v, self.mask, carry, bias=bias, sides=self.read_sides(mechanism), **self.options)
-        loss, results = (context * self.direction).sum(), {"context": context}
+        sides = self.read_sides(mechanism, dtype)
+        context, z = mechanism(q, k, v, self.mask, carry, bias=bias, sides=sides, **self.options)
+        loss, results = (context * self.direction.to(dtype)).sum(), {"context": context}
         if z is not None:
             results["carry"] = z.masked_fill(~mechanism.visible(q, k, self.mask, **self.options), 0.0)
             loss = loss + results["carry"].square().sum()
@@ -74,11 +76,13 @@ class Case:
         return results | {f"gradient of {name}": x for name, x in found if x is not None}
 
     def assert_equal(self, impl, tolerance):
-        expected, found = self.compute("reference"), self.compute(impl)
-        assert found.keys() == expected.keys()
-        for name, x in found.items():
-            error = (x - expected[name]).norm() / expected[name].norm().clamp_min(1e-2)
-            assert error < tolerance, f"{name}: {error:.1e}"
+        """Compare with the definition in float64; the definition's own rounding errors are allowed twice."""
+        exact, expected = (self.compute("reference", dtype) for dtype in (torch.float64, self.dtype))
+        found = self.compute(impl, self.dtype)
+        assert found.keys() == exact.keys()
+        for name, x in exact.items():
+            error, own = ((y[name] - x).norm() / x.norm().clamp_min(1e-2) for y in (found, expected))
+            assert error < tolerance + 2 * own, f"{name}: {error:.1e}, the definition {own:.1e}"
 
 
 @pytest.mark.parametrize("name", OWN_MIX)
@@ -88,9 +92,9 @@ def test_reference_is_weights_times_values(name, case, monkeypatch):
     monkeypatch.setattr(F, "scaled_dot_product_attention", None)
     LAUNCHED.clear()
     case = Case(name, torch.float64, **CASES[case])
-    mechanism, (q, k, v, *_) = case.build("reference"), case.inputs.values()
+    mechanism, (q, k, v, *_) = case.build("reference", torch.float64), case.inputs.values()
     carry, options = case.inputs.get("carry"), {"bias": case.inputs.get("bias"), **case.options}
-    options |= mechanism.give_sides(case.read_sides(mechanism))
+    options |= mechanism.give_sides(case.read_sides(mechanism, torch.float64))
     weights, _ = mechanism.weights(q, k, case.mask, carry, **options)
     context, _ = mechanism.mix(q, k, v, case.mask, carry, **options)
     assert torch.equal(context, weights @ v.repeat_interleave(4 // v.shape[1], 1))
@@ -111,7 +115,7 @@ def test_auto_equals_the_reference(name, case):
 def test_fused_equals_the_reference(name, case):
     pytest.importorskip("triton")
     LAUNCHED.clear()
-    Case(name, torch.float32, **CASES[case]).assert_equal("fused", 2e-5)
+    Case(name, torch.float32, **CASES[case]).assert_equal("fused", CLOSE.get(name, 2e-5))
     assert LAUNCHED - {"noise"} == MECHANISMS[name].kernels
 
 
