@@ -19,7 +19,7 @@ MEMBERS = 3
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     monkeypatch.setattr(member_kernel, "TILE", 128)
-    monkeypatch.setattr(member_kernel, "SMALL_TILE", 64)
+    monkeypatch.setattr(member_kernel, "WARP_TILE", 64)
     monkeypatch.setattr(member_kernel, "PARTS", 7)
     monkeypatch.setattr(dropout_kernel, "TILE", 128)
 

@@ -244,7 +244,7 @@ def test_without_noise_it_is_softmax_attention():
 @pytest.mark.parametrize("name", NAMES)
 def test_no_logits_are_kept_for_the_backward_pass(name):
     q, k, v = (projected(1, 96, 2, 16).requires_grad_() for _ in range(3))
-    mechanism = attention(name, heads=2, head_dim=16, impl="fused").train()
+    mechanism = attention(name, heads=2, head_dim=16, impl="fused").to(DEVICE).train()
     x, sizes = torch.randn(1, 96, 32, device=DEVICE), []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: (sizes.append(x.numel()), x)[1], lambda x: x):
         sides = (mechanism.query_side(x), mechanism.key_side(x)) if mechanism.has_sides else (None, None)

@@ -36,7 +36,7 @@ def test_a_short_training_imports_nothing_slow(tmp_path, device, optimiser):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "finished at step 2" in done.stdout
-    assert len(re.findall(r"^full speed after 1 update, \d+\.\d s$", done.stderr, re.M)) == 1
+    assert len(re.findall(r"^full speed after \d+ updates?, \d+\.\d s$", done.stderr, re.M)) == 1
     assert done.stdout.splitlines()[-1].split() == ["imported:"]
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from attnlab.mechanisms.kernels.launch import divide_up, operator, remember_calls, round_up, select_device
 
 TILE = 4096  # numbers of a tile
-SMALL_TILE = 1024  # where a program keeps several tiles in registers
+WARP_TILE = 512  # numbers of a tile that one warp has: its sums over a token need no barrier
 PARTS = 2112  # programs that sum over tokens: sixteen for each multiprocessor of a large GPU
 
 
@@ -105,7 +105,7 @@ def _normalise_backward(
     grad, x, gain, dx, sums, rows, features, g_s, parts, each, eps, CENTRED: tl.constexpr, BT: tl.constexpr,
     BE: tl.constexpr,
 ):  # fmt: skip
-    """dx of `each` tokens of one member, and their sums of dy x̂ and of dy; sums (s,parts,2,features)."""
+    """dx of `each` tokens of one member, and their sums of dy x̂ and of dy; sums (2,s,parts,features)."""
     member, part, e = tl.program_id(0) // parts, tl.program_id(0) % parts, tl.arange(0, BE)
     known = e < features
     g = tl.load(gain + member.to(tl.int64) * g_s + e, mask=known, other=0.0).to(tl.float32)
@@ -122,9 +122,9 @@ def _normalise_backward(
         if CENTRED:
             slope -= (tl.sum(u, 1) / features)[:, None]
         tl.store(dx + place, slope * inverse[:, None], mask=inside)
-    at = (member * parts + part) * 2 * features + e
+    at = tl.program_id(0) * features + e
     tl.store(sums + at, tl.sum(sum_gain, 0), mask=known)
-    tl.store(sums + at + features, tl.sum(sum_bias, 0), mask=known)
+    tl.store(sums + at + tl.num_programs(0) * features, tl.sum(sum_bias, 0), mask=known)
 
 
 @operator("attnlab::member_affine")
@@ -168,16 +168,18 @@ def normalise(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float, centred:
 
 @operator("attnlab::member_normalise_backward")
 def normalise_backward(grad: Tensor, x: Tensor, gain: Tensor, eps: float, centred: bool) -> tuple[Tensor, Tensor]:
-    """dx (s,n,e), and the gradients of gain and bias, (s,2,e), in the type of the gain."""
+    """dx (s,n,e), and the gradients of gain and bias, (2,s,e), in the type of the gain."""
     grad, x, dx = grad.contiguous(), x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
-    (members, rows, features), tile = x.shape, _choose_tile(round_up(x.shape[2]), SMALL_TILE)
+    (members, rows, features), wide = x.shape, round_up(x.shape[2])
+    warps = max(1, min(8, wide // WARP_TILE))
+    tile = {"BT": max(1, warps * WARP_TILE // wide), "BE": wide, "num_warps": warps}
     parts, each = _split_tokens(rows, members, tile["BT"])
-    sums = x.new_empty(members, parts, 2, features, dtype=torch.float32)
+    sums = x.new_empty(2 * members, parts, features, dtype=torch.float32)
     with select_device(x):
         _normalise_backward[(members * parts,)](
             grad, x, gain, dx, sums, rows, features, gain.stride(0), parts, each, eps, CENTRED=centred, **tile
         )
-    return dx, _add_parts(sums.flatten(2), gain.dtype).unflatten(1, (2, features))
+    return dx, _add_parts(sums, gain.dtype).unflatten(0, (2, members))
 
 
 def _add_parts(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -189,8 +191,8 @@ def _add_parts(x: Tensor, dtype: torch.dtype) -> Tensor:
     return out
 
 
-def _choose_tile(wide: int, numbers: int | None = None) -> dict[str, int]:
-    return {"BT": max(1, (numbers or TILE) // wide), "BE": wide, "num_warps": 4 if wide <= 1024 else 8}
+def _choose_tile(wide: int) -> dict[str, int]:
+    return {"BT": max(1, TILE // wide), "BE": wide, "num_warps": 4 if wide <= 1024 else 8}
 
 
 def _split_tokens(rows: int, others: int, least: int) -> tuple[int, int]:
@@ -217,7 +219,7 @@ def _(x: Tensor, *rest: Any) -> Tensor:
 
 @normalise_backward.register_fake
 def _(grad: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    sums = rest[0].new_empty(x.shape[0], 2, x.shape[2])
+    sums = rest[0].new_empty(2, x.shape[0], x.shape[2])
     return torch.empty_like(x, memory_format=torch.contiguous_format), sums
 
 
@@ -245,7 +247,7 @@ def _save_norm(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _norm_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, gain = ctx.saved_tensors
     dx, sums = normalise_backward(grad, x, gain, ctx.eps, ctx.centred)
-    dgain, dbias = sums.unbind(1)
+    dgain, dbias = sums.unbind()
     return dx, dgain, dbias if ctx.is_biased else None, None, None
 
 
