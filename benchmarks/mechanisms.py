@@ -13,8 +13,9 @@ host    the time of one eager call on the host alone, at a size where the GPU is
         torch's SDPA backends by the same clock.
 
 A time is printed only if the output and the gradients first equal those of the definition, in float32, on the first
-example and its first 2,048 tokens. --tiny runs everything with tiny sizes, to see that it works. Numbers are written after each case. --jobs compiles all kernels of
-the layers in several processes before anything is timed; the timing process then loads them from Triton's cache.
+example and its first 2,048 tokens. --tiny runs everything with tiny sizes, to see that it works. Numbers are written
+after each case. --jobs compiles all kernels of the layers in several processes before anything is timed; the timing
+process then loads them from Triton's cache.
 """
 
 import argparse
