@@ -70,3 +70,31 @@ def measure_speeds() -> dict[str, float]:
     device = torch.cuda.get_device_properties(torch.cuda.current_device())
     plain = INSTRUCTIONS * device.multi_processor_count * 1e3 * device.clock_rate
     return {"products": 1e3 * SIDE**3 / product, "bytes": 1e3 * 2 * x.nbytes / copy, "instructions": plain}
+
+
+CARRIERS = ("realformer", "coda", "realformer+dagpam", "coda+dagpam")
+MIXERS = ("talking-heads", "dcmha", "multi-token", "selective", "entmax15", "sparsemax")
+GOALS = dict.fromkeys(CARRIERS, 6.0) | dict.fromkeys(MIXERS, 8.0) | {"de-attention": 25.0}  # × softmax; others: 3
+LLAMA_GOALS = dict.fromkeys(CARRIERS, 3.0)  # × the step with the model's own attention; others: 2
+HOST_GOAL = 3.0  # × the host time of torch's attention
+
+
+def find_goal(row: dict) -> float:
+    """Return how many times its peer a mechanism may take, by the part of the benchmark."""
+    if row["part"] == "host":
+        return HOST_GOAL
+    goals, usual = (GOALS, 3.0) if row["part"] == "layers" else (LLAMA_GOALS, 2.0)
+    return goals.get(row["mechanism"], usual)
+
+
+def list_misses(rows: list[dict]) -> list[str]:
+    """Return a text for each mechanism that misses its goal: at n = 2,048 of the layers, in all rows of other parts."""
+    texts = []
+    for row in rows:
+        counted = row["part"] != "layers" or (row["case"] == "causal" and row["shape"][3] == 2048)
+        if counted and row["by"] == "auto" and row.get("times_peer", 0.0) > find_goal(row):
+            floor = (
+                f"; {row['times_floor']:.1f} times its floor of {row['floor_ms']:.2f} ms" if "floor_ms" in row else ""
+            )
+            texts.append(f"{row['mechanism']} {row['times_peer']:.1f} (goal {find_goal(row):.0f}{floor})")
+    return texts

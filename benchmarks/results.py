@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import floors
+
 from attnlab.experiments.ledger import FILE
 from attnlab.experiments.reproduction import ItemResult, draw_study
 from attnlab.experiments.significance import compute_interval
@@ -16,6 +18,10 @@ from attnlab.experiments.study_page import format_published
 from attnlab.studies import STUDIES, open_study
 
 ROOT = Path(__file__).parent.parent
+FLOOR = (
+    "A floor is the least time of the layer's work at the speeds that the GPU reached in this run: matrix products, bytes "
+    "of carries, or other instructions, whichever takes longest (`benchmarks/floors.py`)."
+)
 PASSES = 14  # of daGPAM's layer over tensors of q's size, forward and backward: stack both queries, and combine
 
 
@@ -42,12 +48,14 @@ def render_mechanisms(path: Path) -> str:
     """Return forward and backward times beside the fastest softmax attention: on the device, else in eager mode."""
     about, rows = read_results(path)
     part = rows[0]["part"]
-    title = render_head("Mechanisms" if part == "layers" else "An adapted Llama", about, f"mechanisms.py --part {part}")
-    note = (
-        "Forward and backward of one layer, causal. × is the ratio to the fastest of torch's backends in the same run."
-        if part == "layers"
-        else "A training step of 135M parameters in eager mode. × is the ratio to the model's own attention."
-    )
+    titles = {"layers": "Mechanisms", "llama": "An adapted Llama", "host": "Host time of one call"}
+    title = render_head(titles[part], about, f"mechanisms.py --part {part}")
+    note = {
+        "layers": "Forward and backward of one layer, causal. × is the ratio to the fastest of torch's backends in the "
+        "same run.",
+        "llama": "A training step of 135M parameters in eager mode. × is the ratio to the model's own attention.",
+        "host": "One eager call, forward and backward, on the host alone. × is the ratio to the fastest of torch's backends.",
+    }[part]
     rows = [r for r in rows if r["by"] == "auto" or r["mechanism"] == rows[0]["mechanism"]]
     cases = list(dict.fromkeys((tuple(r["shape"]), r["case"]) for r in rows))
     table = [["mechanism", *(f"{case} {','.join(map(str, shape))}" for shape, case in cases)]]
@@ -57,16 +65,19 @@ def render_mechanisms(path: Path) -> str:
         cells = [name]
         for shape, case in cases:
             row = found.get((name, shape, case), {})
-            clock = row.get("device_ms", row.get("eager_ms"))
+            clock = next((row[key] for key in ("host_ms", "device_ms", "eager_ms") if key in row), None)
             text = "not run" if "not_run" in row else "–"
             if clock is not None and "times_peer" in row:
-                text = f"{clock:.3g} ms, {row['times_peer']:.3g}×, {row['peak_mib']:.0f} MiB"
+                text = f"{clock:.3g} ms, {row['times_peer']:.3g}×"
+                text += f", {row['peak_mib']:.0f} MiB" if "peak_mib" in row else ""
             cells.append(text)
         table.append(cells)
     missing = sorted({f"{r['mechanism']}: {r['not_run']}" for r in rows if "not_run" in r})
-    return "\n\n".join(
-        [title, note, format_table(table), *(["Not run: " + "; ".join(missing) + "."] if missing else [])]
-    )
+    texts = [title, note, format_table(table)]
+    if misses := floors.list_misses(rows):
+        texts.append(f"Above the goal (× the peer): {'; '.join(misses)}.")
+        texts += [FLOOR] if part == "layers" else []
+    return "\n\n".join(texts + (["Not run: " + "; ".join(missing) + "."] if missing else []))
 
 
 def render_kernels(path: Path) -> str:
