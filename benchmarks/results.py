@@ -19,8 +19,8 @@ from attnlab.studies import STUDIES, open_study
 
 ROOT = Path(__file__).parent.parent
 FLOOR = (
-    "A floor is the least time of the layer's work at the speeds that the GPU reached in this run: matrix products, bytes "
-    "of carries, or other instructions, whichever takes longest (`benchmarks/floors.py`)."
+    "A floor is the least time of the layer's work at the speeds that the GPU reached in this run: matrix products, "
+    "bytes of carries, or other instructions, whichever takes longest (`benchmarks/floors.py`)."
 )
 PASSES = 14  # of daGPAM's layer over tensors of q's size, forward and backward: stack both queries, and combine
 
@@ -54,7 +54,7 @@ def render_mechanisms(path: Path) -> str:
         "layers": "Forward and backward of one layer, causal. × is the ratio to the fastest of torch's backends in the "
         "same run.",
         "llama": "A training step of 135M parameters in eager mode. × is the ratio to the model's own attention.",
-        "host": "One eager call, forward and backward, on the host alone. × is the ratio to the fastest of torch's backends.",
+        "host": "One eager call, forward and backward, on the host. × is the ratio to the fastest of torch's backends.",
     }[part]
     rows = [r for r in rows if r["by"] == "auto" or r["mechanism"] == rows[0]["mechanism"]]
     cases = list(dict.fromkeys((tuple(r["shape"]), r["case"]) for r in rows))
