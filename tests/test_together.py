@@ -184,11 +184,23 @@ def test_a_member_that_diverges_leaves_the_others_as_they_are(tmp_path, vocabula
     assert not is_finished(folders[1])
 
 
-@pytest.mark.parametrize("other", [{"steps": "17"}, {"optimiser": "muon"}, {"width": "18"}], ids=str)
-def test_what_cannot_train_as_one_is_said(tmp_path, vocabulary, other):
-    recipes = make_recipes({"seed": "1"}, {"seed": "2"} | other)
-    with pytest.raises(ValueError, match=next(iter(other)) if "width" not in other else "same sizes"):
+OTHERS = {"steps": "17", "optimiser": "muon", "width": "18", "heads": "4", "layers": "1", "tie": "none", "norm": "post",
+          "attention": "cog", "logit_cap": "3", "examples": "50", "batch_tokens": "90"}  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "value"), OTHERS.items())
+def test_what_cannot_train_as_one_is_said(tmp_path, vocabulary, key, value):
+    recipes = make_recipes({"seed": "1"}, {"seed": "2"} | {key: value})
+    with pytest.raises(ValueError, match=rf"run 1 and run 2 cannot train as one: .*{key}=\S+ and {key}={value}"):
         train_in(tmp_path, vocabulary, recipes)
+    assert not list(tmp_path.iterdir())
+
+
+def test_members_of_one_seed_may_differ_in_any_number_of_their_own(tmp_path, vocabulary):
+    recipes = make_recipes({"dropout": "0"}, {"dropout": "0.5"}, {"lr": "1e-2"})
+    assert train_in(tmp_path, vocabulary, recipes)[1] == [True] * 3
+    with pytest.raises(ValueError, match="two of these runs are the same"):
+        train_in(tmp_path / "same", vocabulary, make_recipes({}, {"lr": "1e-2"}, {}))
 
 
 def test_recipes_share_a_group_if_they_differ_in_plain_numbers():

@@ -217,7 +217,7 @@ def parse_value(text: str, hint: Any, key: str) -> Any:
         else:
             if abs(number) <= (LARGEST if hint is int else LARGEST_FLOAT):  # False for nan
                 return number
-            raise ValueError(f"{key}={text:.60}: the number is not finite or too large")
+            raise ValueError(f"{key}={text:.60}: the number is too large or not finite")
     elif hint is str:
         return text
     raise ValueError(f"{key}={text:.60}: expected {describe_type(hint)}")

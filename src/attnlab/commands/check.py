@@ -33,6 +33,7 @@ def check_laws(name: str, settings: Sequence[str]) -> bool:
     failed = sum(f.holds is False for f in findings)
     if not failed:
         print(f"kind: {', '.join(list_kinds(build)) or 'plain'}")
-    summary = f"{len(findings) - failed} of {len(findings)} laws hold or do not apply"
-    print(summary + (f"; {failed} fail" if failed else ""))
+    held = sum(f.holds is True for f in findings)
+    others = {"do not apply": len(findings) - held - failed, "fail": failed}
+    print("; ".join([f"{held} of {len(findings)} laws hold", *(f"{n} {what}" for what, n in others.items() if n)]))
     return not failed

@@ -49,6 +49,34 @@ def name_group(recipe: Recipe) -> str | None:
     return f"{shared} {describe_attentions(model)}"
 
 
+def check_recipes(recipes: Sequence[Recipe]) -> None:
+    """Raise ValueError, naming what differs, if these recipes cannot train as one."""
+    first, *others = recipes
+    if name_group(first) is None:
+        raise ValueError(
+            "these runs train alone: an adaptive softmax, optimiser=muon, logging=, pretrained models and attentions "
+            "in files of your own have no population"
+        )
+    for number, recipe in enumerate(others, start=2):
+        if name_group(recipe) != name_group(first):
+            shown = "; ".join(f"{key}={old} and {key}={new}" for key, old, new in _list_shared(first, recipe))
+            raise ValueError(f"run 1 and run {number} cannot train as one: {shown or 'their attentions differ'}")
+    if len({compute_digest(recipe) for recipe in recipes}) < len(recipes):
+        raise ValueError("two of these runs are the same: give each its own seed, learning rate or other number")
+
+
+def _list_shared(first: Recipe, other: Recipe) -> list[tuple[str, Any, Any]]:
+    """List the settings in which two recipes differ, but members may not: their names and both values."""
+    found = []
+    for part, old in first.values().items():
+        new = other.values()[part]
+        for key, value in old.items() if isinstance(old, dict) else [(part, old)]:
+            now = new.get(key) if isinstance(new, dict) else new
+            if value != now and key not in OWN and key not in OWN_RATES:
+                found.append((key, value, now))
+    return found
+
+
 def describe_attentions(model: TransformerConfig) -> str:
     """Name the attentions of all layers with their options, except options that are real numbers."""
     chosen = [model.list_attentions(kind) for kind in model.attention_kinds]
@@ -64,7 +92,11 @@ def train_jointly(
     task: Task, recipes: Sequence[Recipe], folders: Sequence[RunFolder], vocabulary: Path, device: torch.device,
     report: Report = lambda folder, values: None,
 ) -> list[bool]:  # fmt: skip
-    """Train these runs as one, resuming if possible. Return which are finished: a run that diverged is not."""
+    """Train these runs as one, resuming if possible. Return which are finished: a run that diverged is not.
+
+    Raises ValueError if the recipes differ in more than the numbers that members may have of their own.
+    """
+    check_recipes(recipes)
     with ExitStack() as locks:
         models, runs = [], []
         for recipe, folder in zip(recipes, folders, strict=True):
@@ -80,7 +112,7 @@ def train_jointly(
             models.append(build(config))
             runs.append(JointRun(recipe.training, folder))
         LAUNCHED.clear()
-        name = sha256(" ".join(str(folder.path) for folder in folders).encode()).hexdigest()[:12]
+        name = sha256(" ".join(str(folder.path.resolve()) for folder in folders).encode()).hexdigest()[:12]
         together = folders[0].path.parent / f"as-one-{name}"
         together.mkdir(parents=True, exist_ok=True)
         training = JointTraining(

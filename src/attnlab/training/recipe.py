@@ -157,7 +157,7 @@ def resolve_recipe(task: str, values: Mapping[str, str]) -> Recipe:
     if preset in PRESETS and isinstance(PRESETS[preset], LSTMConfig):
         preset = _choose_lstm_preset(task, preset, given)
     if preset is None or preset in PRESETS:
-        parts = _new_model_parts(task, preset, crossing="cross_attention" in given)
+        parts = _new_model_parts(task, preset, crossing=bool(given.keys() & {"cross_attention", "decoder_layers"}))
     else:
         parts = _fine_tuning_parts(task, preset, given)
     owner = _map_keys(parts)
@@ -201,7 +201,7 @@ def restore_recipe(values: Mapping[str, Any], where: str = "the recipe") -> Reci
 def _new_model_parts(task: str, preset: str | None, *, crossing: bool) -> dict[str, Any]:
     """Return the default parts of a recipe for a new model; the task decides the kind of model later.
 
-    crossing: the user sets cross_attention=, which only a translator accepts
+    crossing: the user sets cross_attention= or decoder_layers=, which only a translator accepts
     """
     kind: Literal["translator", "classifier"] = "translator" if crossing else "classifier"
     model = PRESETS[preset] if preset else TransformerConfig(model=kind, vocabulary=4, **SMALL)

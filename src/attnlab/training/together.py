@@ -33,7 +33,8 @@ from attnlab.training.run_folder import Checkpoint, DamagedError, Metrics, RunFo
 from attnlab.training.step import COMPILE_AFTER, pad_tensors
 
 FILE = "together.safetensors"
-SAVE_S = 60.0  # seconds between two checkpoints of all runs: each takes gigabytes
+SAVE_S = 60.0  # most seconds between two checkpoints of all runs; each takes gigabytes
+LEAST_S = 10.0  # least seconds between two that checkpoint_every= asks for
 OWN = {  # what may differ between the runs
     "seed", "lr", "betas", "eps", "momentum", "weight_decay", "schedule", "warmup", "warmup_start", "period",
     "period_multiply", "period_shrink", "decay", "min_lr", "clip", "label_smoothing", "z_loss",
@@ -89,7 +90,9 @@ class JointTraining:
                     self._validate()
                 if self._is_due(self.config.checkpoint_every):
                     self._keep_weights()
-                if stop.is_set() or time.perf_counter() - self.saved > SAVE_S:
+                elapsed = time.perf_counter() - self.saved
+                is_asked = self._is_due(self.config.checkpoint_every) and elapsed > LEAST_S
+                if stop.is_set() or is_asked or elapsed > SAVE_S:
                     self._save()
                 if stop.is_set() and self.step < self.config.steps:
                     raise KeyboardInterrupt
@@ -262,9 +265,11 @@ class JointTraining:
         return kept
 
     def _describe(self, run: JointRun) -> dict[str, Any]:
-        return {"path": str(run.folder.path), "has_ended": run.has_ended, "has_failed": run.has_failed} | vars(
-            run.position
-        )
+        return {
+            "path": str(run.folder.path.resolve()),
+            "has_ended": run.has_ended,
+            "has_failed": run.has_failed,
+        } | vars(run.position)
 
     def _resume(self) -> None:
         if not self.file.exists():
@@ -275,7 +280,7 @@ class JointTraining:
             warnings.warn(f"{error}; these runs start from step 0", stacklevel=2)
             return
         for run, state in zip(self.runs, kept.state["runs"], strict=True):
-            if state.pop("path") != str(run.folder.path):
+            if state.pop("path") != str(run.folder.path.resolve()):
                 raise ValueError(f"{self.file} holds other runs: delete it, or use another folder")
             run.has_ended, run.has_failed = state.pop("has_ended"), state.pop("has_failed")
             run.position = Position(**state)
@@ -299,9 +304,7 @@ def check_configs(configs: Sequence[TrainConfig]) -> None:
         if len(values) > 1:
             raise ValueError(f"{name}={values[0]} and {name}={values[1]}: runs that train as one share their {name}")
     if first.optimiser == "muon":
-        raise ValueError("optimiser=muon: its matrices have no rows for many runs; train them one by one")
-    if len({config.seed for config in configs}) < len(configs) and len(set(configs)) < len(configs):
-        raise ValueError("two of these runs are the same")
+        raise ValueError("optimiser=muon cannot train several runs as one; train them one by one")
 
 
 @torch.no_grad()
