@@ -91,7 +91,9 @@ def remember_calls(kernel: Any) -> Any:
         addresses = list(map(Tensor.data_ptr, tensors))
         aligned = tuple(x % 16 == 0 for x in addresses) if reduce(or_, addresses) % 16 else True
         device = tensors[0].get_device()
-        kind = (device, aligned, numbers, *[x.dtype for x in tensors], *constants, *constants.values())
+        values = constants.values()
+        types = (*[x.dtype for x in tensors], *map(type, numbers), *map(type, values))  # 2 == 2.0, but not for Triton
+        kind = (device, aligned, numbers, types, *constants, *values)
         found = known.get(kind)
         if found is None:
             compiled = compile_and_run(*arguments, grid=grid, warmup=False, **constants)
