@@ -206,6 +206,12 @@ def find_head_gap(q: Tensor) -> str | None:
     return None
 
 
+def refuse_second_derivative() -> None:
+    """Raise in a backward pass that is itself recorded, as with create_graph=True."""
+    if torch.is_grad_enabled():
+        raise NotImplementedError("the fused kernels have no second derivative; use impl='reference'")
+
+
 def empty_by_token(x: Tensor) -> Tensor:
     """Allocate a tensor like x (b,h,n,d) with the memory layout (b,n,h,d), which the output projection reads."""
     b, h, n, d = x.shape
