@@ -4,58 +4,88 @@
 
 Counted for each visible pair of a head: products are multiply-adds of matrix products, in tensor cores; bytes are those
 of a carry; instructions are float32 operations outside of products. Attention that stores no weights has seven products
-of size d: q·k and p·v, and in the backward pass q·k again, dP, dV, dQ and dK. Weights that heads or neighbours share
-take more. Exponentials and sums are not counted, so kernels need more than the floor.
+of size d: q·k and p·v, and in the backward pass q·k again, dP, dV, dQ and dK. Two softmax maps of a head share dP and
+dV. Weights that heads or neighbours share take more. Exponentials and sums are not counted, so kernels need more than
+the floor. Some mechanisms have none: NAP has a linear form too, the zeros of sparsemax and 1.5-entmax depend on the
+data, and uniform attention has no products.
 """
 
+import inspect
+import math
 from dataclasses import dataclass
 
 import measuring
 import torch
+
+from attnlab.mechanisms import MECHANISMS
 
 PASSES = 4  # of a net over the heads: forward, again in backward, and its two gradients
 INSTRUCTIONS = 128  # float32 instructions of a multiprocessor in one cycle
 SIDE = 8192  # of the matrices whose product is timed
 
 
+PEER = "softmax by torch"
+AS_SOFTMAX = (PEER, "softmax", "dot", "ssmax", "cosine", "alibi", "fox", "sink", "softmax1", "softpick", "sigmoid",
+              "cog", "stick-breaking", "coda-cs", "shaped", "gated", "value-gated", "resformer", "xsa",
+              "knocking-heads")  # fmt: skip
+
+
 @dataclass(frozen=True)
 class PairWork:
-    """The work of one visible pair of a head."""
+    """The work of one visible pair of a head, and how many keys a query sees at most."""
 
-    sized: float = 7.0  # products of size d
-    heads: float = 0.0  # multiply-adds over the heads
-    moved: float = 0.0  # numbers of two bytes that must be read or written
-    plain: float = 0.0  # float32 instructions
+    products: float = 7.0  # of size d
+    head_products: float = 0.0  # multiply-adds over the heads
+    pair_numbers: float = 0.0  # of two bytes, which must be read or written
+    instructions: float = 0.0  # in float32
+    keys: float = math.inf
 
 
-def count_work(name: str, h: int, d: int) -> PairWork:
-    """Return the work of a pair, with the mechanism's default options."""
+def count_work(name: str, h: int, d: int) -> PairWork | None:
+    """Return the work of a pair, with the mechanism's default options, or None if it was not counted.
+
+    The linear form of NON keeps Σ_j k_j v_jᵀ, (d,d), and its gradient: for each query as much as for d keys.
+    """
     net = 24.0 * h  # multiply-adds of CODA's σ for each head: h → 4h → 4h → h
-    carried = 5.0  # read C and write Z; read Z, read the gradient of Z and write that of C
-    known = {
-        "realformer": PairWork(moved=carried),
-        "coda": PairWork(heads=PASSES * net, moved=carried),
-        "dagpam": PairWork(sized=14.0),
-        "realformer+dagpam": PairWork(sized=14.0, moved=2 * carried),
-        "coda+dagpam": PairWork(sized=14.0, heads=2 * PASSES * 2 * net, moved=2 * carried),
-        "differential-v2": PairWork(sized=11.0),
-        "de-attention": PairWork(sized=3.0, plain=8.0 * d),
-        "talking-heads": PairWork(heads=2.0 * PASSES * h),
-        "dcmha": PairWork(heads=2.0 * PASSES * (h + 10)),
-        "multi-token": PairWork(heads=PASSES * h, plain=PASSES * 66.0),
+    carry = 5.0  # read C and write Z; read Z, read the gradient of Z and write that of C
+    window = inspect.signature(MECHANISMS["sliding-window"]).parameters["size"].default
+    own = {
+        "realformer": PairWork(pair_numbers=carry),
+        "coda": PairWork(head_products=PASSES * net, pair_numbers=carry),
+        "dagpam": PairWork(products=12.0),
+        "realformer+dagpam": PairWork(products=12.0, pair_numbers=2 * carry),
+        "coda+dagpam": PairWork(products=12.0, head_products=2 * PASSES * 2 * net, pair_numbers=2 * carry),
+        "differential": PairWork(products=8.0),  # two maps of half the size, whose p·v differ
+        "differential-v2": PairWork(products=12.0),
+        "de-attention": PairWork(products=3.0, instructions=8.0 * d),
+        "talking-heads": PairWork(head_products=2.0 * PASSES * h),
+        "dcmha": PairWork(head_products=2.0 * PASSES * (h + 10)),
+        "multi-token": PairWork(head_products=PASSES * h, instructions=PASSES * 66.0),
+        "selective": PairWork(products=7.0 + 2.0 / h),  # the first head's q·k once more in each pass
+        "sliding-window": PairWork(keys=window),
+        "non": PairWork(keys=d),
     }
-    return known.get(name, PairWork())
+    return own.get(name, PairWork() if name in AS_SOFTMAX else None)
 
 
-def find_floor_ms(name: str, shape: tuple[int, ...], speeds: dict[str, float]) -> float:
-    """Return the floor of a causal layer (b,h,n,d) in milliseconds; speeds: of `measure_speeds`."""
+def count_pairs(n: int, keys: float) -> float:
+    """Return the number of visible pairs of a causal head with n queries that see at most `keys` keys."""
+    limit = min(n, keys)
+    return limit * (limit + 1) / 2 + (n - limit) * limit
+
+
+def find_floor_ms(name: str, shape: tuple[int, ...], speeds: dict[str, float]) -> float | None:
+    """Return the floor of a causal layer (b,h,n,d) in milliseconds, or None; speeds: of `measure_speeds`."""
     b, h, n, d = shape
-    pairs, work = b * h * n * (n + 1) / 2, count_work(name, h, d)
+    work = count_work(name, h, d)
+    if work is None:
+        return None
+    pairs = b * h * count_pairs(n, work.keys)
     tensors = 2.0 * 8 * b * h * n * d  # q, k, v, the context and their gradients, in two bytes
     times = (
-        pairs * (work.sized * d + work.heads) / speeds["products"],
-        (pairs * 2.0 * work.moved + tensors) / speeds["bytes"],
-        pairs * work.plain / speeds["instructions"],
+        pairs * (work.products * d + work.head_products) / speeds["products"],
+        (pairs * 2.0 * work.pair_numbers + tensors) / speeds["bytes"],
+        pairs * work.instructions / speeds["instructions"],
     )
     return 1e3 * max(times)
 
@@ -68,8 +98,8 @@ def measure_speeds() -> dict[str, float]:
     product = measuring.device_milliseconds(lambda: a @ b)
     copy = measuring.device_milliseconds(lambda: y.copy_(x))
     device = torch.cuda.get_device_properties(torch.cuda.current_device())
-    plain = INSTRUCTIONS * device.multi_processor_count * 1e3 * device.clock_rate
-    return {"products": 1e3 * SIDE**3 / product, "bytes": 1e3 * 2 * x.nbytes / copy, "instructions": plain}
+    instructions = INSTRUCTIONS * device.multi_processor_count * 1e3 * device.clock_rate
+    return {"products": 1e3 * SIDE**3 / product, "bytes": 1e3 * 2 * x.nbytes / copy, "instructions": instructions}
 
 
 CARRIERS = ("realformer", "coda", "realformer+dagpam", "coda+dagpam")

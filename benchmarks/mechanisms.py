@@ -48,7 +48,7 @@ CPU_CASES = [("causal", (2, 8, 128, 64), {}), ("causal", (1, 8, 512, 64), {})]
 TINY_CASES = [("causal", (2, 4, 9, 16), {}), ("grouped", (2, 9, 9, 16), {"groups": 3})]
 TINY_CASES += [("padded", (2, 4, 9, 16), {"padded": True})]
 BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-PEER, WAYS = "softmax by torch", ("definition", "compiled definition")
+PEER, WAYS = floors.PEER, ("definition", "compiled definition")
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2}
 FAILURES = (ImportError, RuntimeError, ValueError, TypeError)
 SEED = 0
@@ -273,8 +273,8 @@ def compare_with_peers(rows, speeds):
             row["times_peer"] = read_clock(row) / read_clock(peer)
         if "device_ms" in row and speeds and row["case"] == "causal":
             b, h, _, n, d = row["shape"]
-            row["floor_ms"] = floors.find_floor_ms(row["mechanism"], (b, h, n, d), speeds)
-            row["times_floor"] = row["device_ms"] / row["floor_ms"]
+            if floor := floors.find_floor_ms(row["mechanism"], (b, h, n, d), speeds):
+                row |= {"floor_ms": floor, "times_floor": row["device_ms"] / floor}
 
 
 def show(rows, about):

@@ -144,10 +144,15 @@ def measure_transformers(device, given):
     return rows
 
 
+def refuse_cpu(device, part):
+    """Exit if a part that measures a GPU has none."""
+    if device.type != "cuda":
+        raise SystemExit(f"--part {part} needs a GPU")
+
+
 def measure_command(device, given):
     """Print and return the time of the whole command."""
-    if device.type != "cuda":
-        raise SystemExit("--part command needs a GPU")
+    refuse_cpu(device, "command")
     with tempfile.TemporaryDirectory() as name:
         row = transformers.measure_command(12, Path(name))
     print(f"12 seeds × {row['updates']:,} updates and BLEU: {row['seconds']:.0f} s, mean BLEU {row['mean_bleu']:.1f}")
@@ -156,6 +161,7 @@ def measure_command(device, given):
 
 def measure_starts(device, given):
     """Print and return the time to the thirtieth update: the first time, in empty caches, and again."""
+    refuse_cpu(device, "start")
     rows = []
     with tempfile.TemporaryDirectory() as name:
         for attention in ("softmax", "coda"):

@@ -1,5 +1,7 @@
 """Adam of many rows by one kernel: equal to torch's Adam and AdamW of each row, with its own numbers."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from gpu_compile import assert_compiles
@@ -7,6 +9,7 @@ from kernel_cases import DEVICE
 
 pytest.importorskip("triton")
 from attnlab.training import adam_kernel
+from attnlab.training.member_step import RowAdam
 
 pytestmark = [pytest.mark.kernel, pytest.mark.filterwarnings("ignore:.*FP_FUSION.*:UserWarning")]
 ROWS = [  # lr, beta1, beta2, eps, weight decay
@@ -18,6 +21,18 @@ ROWS = [  # lr, beta1, beta2, eps, weight decay
 FACTORS, FAILED, SIZE = [1.0, 0.3, 1.0, 1.0], 3, 101
 
 
+def make_rows(master, work, rows, decoupled):
+    """Return what updates the rows of master by the kernel, and torch's optimiser of a copy of each row."""
+    flat = SimpleNamespace(master=master, work=work, grad=torch.zeros_like(master))
+    given = [{"betas": tuple(betas), "eps": eps, "weight_decay": decay} for _, *betas, eps, decay in rows]
+    name = "adamw" if decoupled else "adam"
+    adam = RowAdam(flat, [SimpleNamespace(optimiser=name, **options) for options in given])
+    rates = [row[0] for row in rows]
+    adam.numbers[:, 0] = torch.tensor(rates)
+    kind, alone = torch.optim.AdamW if decoupled else torch.optim.Adam, [torch.nn.Parameter(x.clone()) for x in master]
+    return adam, [kind([x], lr=lr, **options) for x, lr, options in zip(alone, rates, given, strict=True)], alone
+
+
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("decoupled", [False, True])
 def test_rows_are_updated_as_by_torch(decoupled, half, monkeypatch):
@@ -25,26 +40,37 @@ def test_rows_are_updated_as_by_torch(decoupled, half, monkeypatch):
     torch.manual_seed(0)
     master = torch.randn(len(ROWS), SIZE, device=DEVICE)
     work = master.half() if half else master
-    first, second = torch.zeros_like(master), torch.zeros_like(master)
-    steps, flags = torch.zeros(len(ROWS), device=DEVICE), torch.zeros(len(ROWS), device=DEVICE)
-    numbers, factors = torch.tensor(ROWS, device=DEVICE), torch.tensor(FACTORS, device=DEVICE)
-    alone = [torch.nn.Parameter(row.clone()) for row in master]
-    kind = torch.optim.AdamW if decoupled else torch.optim.Adam
-    given = [{"lr": lr, "betas": betas, "eps": eps, "weight_decay": decay} for lr, *betas, eps, decay in ROWS]
-    optimisers = [kind([x], **options) for x, options in zip(alone, given, strict=True)]
+    adam, optimisers, alone = make_rows(master, work, ROWS, decoupled)
     for step in range(5):
-        flags[FAILED] = float(step >= 2)
-        steps += flags == 0
+        adam.flags[FAILED] = float(step >= 2)
         grad = torch.randn_like(master)
-        adam_kernel.update_rows(master, work, grad, first, second, numbers, factors, steps, flags, decoupled=decoupled)
+        adam.flat.grad.copy_(grad)
+        adam.step(torch.tensor(FACTORS, device=DEVICE))
         for number, (x, optimiser) in enumerate(zip(alone, optimisers, strict=True)):
             x.grad = grad[number] * FACTORS[number]
             if number != FAILED or step < 2:
                 optimiser.step()
     for number, (x, optimiser) in enumerate(zip(alone, optimisers, strict=True)):
         torch.testing.assert_close(master[number], x.detach(), rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(second[number], optimiser.state[x]["exp_avg_sq"], rtol=1e-5, atol=1e-7)
+        second = adam.read_state(number)["exp_avg_sq"]
+        torch.testing.assert_close(second, optimiser.state[x]["exp_avg_sq"], rtol=1e-5, atol=1e-7)
         torch.testing.assert_close(work[number].float(), x.detach(), rtol=1e-3 if half else 1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+@pytest.mark.parametrize("beta2", [0.999, 0.9999])
+def test_the_first_updates_keep_their_digits(beta2, updates):
+    """1 − β₂ and 1 − β₂ᵗ are small differences, which float32 would compute with four digits."""
+    torch.manual_seed(0)
+    master = torch.zeros(1, SIZE, device=DEVICE)
+    adam, (optimiser,), (alone,) = make_rows(master, master, [(1.0, 0.9, beta2, 1e-8, 0.0)], decoupled=False)
+    for _ in range(updates):
+        adam.flat.grad.copy_(torch.randn_like(master))
+        adam.step(torch.ones(1, device=DEVICE))
+        alone.grad = adam.flat.grad[0].clone()
+        optimiser.step()
+    torch.testing.assert_close(adam.moments[1][0], optimiser.state[alone]["exp_avg_sq"], rtol=2e-6, atol=0)
+    torch.testing.assert_close(master[0], alone.detach(), rtol=2e-6, atol=1e-6)
 
 
 COMPILE = """

@@ -173,3 +173,14 @@ def test_a_kernel_is_compiled_for_types_alignment_numbers_and_constants(kernel):
     kinds += [kernel[(1,)](x, x, 64, **constants | {"even": False})]
     kinds += [kernel[(1,)](x, x, 64, **constants | {"num_warps": 8})]
     assert len({id(kind) for kind in kinds}) == 6
+
+
+@pytest.mark.parametrize("name", ["n", "size"])
+def test_a_kernel_is_compiled_apart_for_integers_and_floats_of_equal_value(kernel, name):
+    """Triton computes 3 // 2 and 3.0 / 2.0 differently, for numbers and for constants."""
+    x, given = torch.zeros(64), {"n": 2, "size": 16, "even": True}
+    kinds = []
+    for value in (given[name], float(given[name])):
+        n, *constants = (given | {name: value}).values()
+        kinds.append(kernel[(1,)](x, x, n, size=constants[0], even=constants[1]))
+    assert kinds[0] is not kinds[1]

@@ -1,15 +1,21 @@
 """The kernels of stacked members: linear maps, norms and dropout equal torch's, member by member."""
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
 import torch
 from gpu_compile import assert_compiles, some_and_all
 from kernel_cases import DEVICE, OPERATOR_TESTS
+from small_models import LM
 from torch.nn import functional as F
 
 pytest.importorskip("triton")
 from attnlab.mechanisms.noise import philox
 from attnlab.models import dropout_kernel, member_kernel
+from attnlab.models.dropout import Dropout
 from attnlab.models.dropout_kernel import drop
+from attnlab.models.transformer import build
 
 pytestmark = [pytest.mark.kernel, pytest.mark.filterwarnings("ignore:.*FP_FUSION.*:UserWarning")]
 CLOSE = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.float16: {"rtol": 5e-3, "atol": 2e-2}}
@@ -105,6 +111,26 @@ def test_a_member_drops_what_it_drops_alone_whatever_the_padding():
         alone = drop(z[:2, :4], None, seeds[member : member + 1], rates[:1])
         torch.testing.assert_close(together[member, :2, :4], alone)
     assert not torch.equal(together[0], together[1])
+
+
+def test_a_compiled_block_drops_what_it_drops_eager():
+    """So a run stays the same when a width is compiled, alone and in a population."""
+    torch.manual_seed(3)
+    config = replace(LM, dropout=0.5, attention_dropout=0.0, activation_dropout=0.5)
+    (block, *_) = build(config).to(DEVICE).train().all_blocks()
+    drops = [module for module in block.modules() if isinstance(module, Dropout)]
+    for number, module in enumerate(drops):
+        module.take_seeds(torch.full((2, 1), number, device=DEVICE))
+    call = partial(block, mask=None, memory=None, memory_mask=None, carries=(None, None), causal=True, at=None,
+                   positions=None, caches=(None, None))  # fmt: skip
+    x = draw(3, 5, config.width)
+    results = []
+    for run in (call, torch.compile(call, fullgraph=True, backend="aot_eager")):
+        torch.manual_seed(len(results))  # of torch's generator, which must not matter
+        y, _ = run(x)
+        results.append([y, *torch.autograd.grad(y.sum(), [x, *block.parameters()])])
+    assert len(drops) == 3
+    torch.testing.assert_close(*results)
 
 
 def test_they_obey_torchs_rules_for_operators():

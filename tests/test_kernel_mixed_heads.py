@@ -208,7 +208,7 @@ COMPILE = """
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from attnlab.mechanisms.kernels import mixed_heads as kernels
+from attnlab.mechanisms.kernels import head_tiles, mixed_heads as kernels
 
 cases = [("bf16", torch.bfloat16, 16, True, True), ("bf16", torch.bfloat16, 16, False, False)]
 if EVERY:
@@ -218,9 +218,9 @@ for kind, dtype, heads, keyed, first in cases if EVERY else cases[1:2]:
     s = torch.empty(1, heads, 64, 64, dtype=dtype)
     for kernel in (kernels._forward, kernels._backward_rows, kernels._backward_keys):
         if kernel is kernels._backward_keys:
-            tile = kernels.choose_keys(s, keyed=keyed)
+            tile = head_tiles.choose_keys(s, keyed=keyed)
         else:
-            tile = kernels.choose_rows(s, keyed=keyed, backward=kernel is kernels._backward_rows)
+            tile = head_tiles.choose_rows(s, keyed=keyed, backward=kernel is kernels._backward_rows)
         options = {name: tile.pop(name) for name in ("num_warps", "num_stages")}
         fixed = tile | {"T": kernels.TYPES[dtype], "FIRST": first, "KEYED": keyed, "EACH": keyed, "H": heads}
         fixed["NEAR"] = 0 if first else 10

@@ -88,7 +88,8 @@ def launch_long():
             one_pass.one_pass_backward(*given)
 
 counts = count_variants(one_pass, online, tiles, launch=launch_long)
-# keys that are a multiple of 16 or not, for wide loads of masks; in _attend and _delta, tiles of at most 16 queries
+# _attend: tiles of 16 queries and of 64; all widths are multiples of 8, which EVEN tells it, whatever else they are
+# backward: keys that are a multiple of 16 or not, for wide loads of masks
 assert counts == {"_attend": 2, "_backward_keys": 2, "_backward_queries": 2}, counts
 """
 

@@ -57,8 +57,9 @@ def test_plain_optimisers_update_as_those_of_torch(name):
 
 
 def test_full_speed_is_noted_once_with_the_time_since_the_command(tmp_path, monkeypatch):
-    answers = iter([False, False, True])
-    monkeypatch.setattr(Eager, "has_full_speed", lambda self, widths: next(answers))
+    answers, graphs = iter([False, True]), iter([1, 1, 1, 2, 2, 2, 2])  # counted again where it has changed
+    monkeypatch.setattr(Eager, "has_full_speed", lambda self, *_: next(answers))
+    monkeypatch.setattr(Eager, "count_graphs", lambda self: next(graphs))
     recipe = resolve_recipe("synthetic", {"steps": "5", "width": "16", "layers": "1"})
     lines, began = [], time.perf_counter() - 1000
     start_run(recipe, out=tmp_path, device="cpu", report=lambda _: None, note=lines.append, began=began)
@@ -70,7 +71,16 @@ def test_captured_updates_have_full_speed_with_a_graph_for_every_width():
     stepper = object.__new__(Captured)  # which needs a GPU
     translation, classification = ((5, 8), (5, 8), (5, 8)), ((3, 16), (3,))
     stepper.graphs = {(True, *translation): None, (False, *translation): None}
-    assert stepper.has_full_speed([8])
-    assert not stepper.has_full_speed([8, 16])
+    assert stepper.has_full_speed([8], 1)
+    assert not stepper.has_full_speed([8, 16], 1)
     stepper.graphs[True, *classification] = None
-    assert stepper.has_full_speed([8, 16])
+    assert stepper.has_full_speed([8, 16], 1)
+    assert stepper.count_graphs() == 3
+
+
+def test_accumulated_batches_need_graphs_of_their_own():
+    stepper = object.__new__(Captured)
+    stepper.graphs = {(True, (5, 8)): None, (True, (3, 16)): None, (False, (5, 8)): None}
+    assert not stepper.has_full_speed([8, 16], 3)
+    stepper.graphs[False, (3, 16)] = None
+    assert stepper.has_full_speed([8, 16], 3)

@@ -66,12 +66,9 @@ def version(show: Annotated[bool, Option("--version", help="Print the version an
 @app.command("list")
 def list_everything(task: ListedTask = None) -> None:
     """List mechanisms and their options, model presets, tasks, data sets and studies; or explain a task's keys."""
-    from attnlab.commands import list_all
+    from attnlab.commands.list_all import print_all, print_keys
 
-    if task is None:
-        list_all.print_all()
-    else:
-        list_all.print_keys(task)
+    print_all() if task is None else print_keys(task)
 
 
 @app.command()
@@ -169,9 +166,8 @@ def predict(
     """
     from attnlab.commands.predict import predict_lines
 
-    predict_lines(
-        run, settings or [], file=file, words=words, as_json=as_json, device=device, allow_code=allow_code
-    )  # fmt: skip
+    how: dict[str, Any] = {"file": file, "words": words, "as_json": as_json, "device": device, "allow_code": allow_code}
+    predict_lines(run, settings or [], **how)
 
 
 @app.command()

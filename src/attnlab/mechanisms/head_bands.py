@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attnlab.mechanisms.by_rows import cut_pairs, draw_kept
-from attnlab.mechanisms.kernels.launch import operator
+from attnlab.mechanisms.kernels.launch import operator, refuse_second_derivative
 
 
 class Band(NamedTuple):
@@ -140,8 +140,7 @@ def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
 
 
 def _gradients(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
-    if torch.is_grad_enabled():
-        raise NotImplementedError("the fused kernels have no second derivative; use impl='reference'")
+    refuse_second_derivative()
     saved = ctx.saved_tensors
     made = mix_bands_backward(grad, *saved, ctx.causal, ctx.rate, ctx.size, ctx.count)
     return *(None if x is None else dx for x, dx in zip(saved[:7], made, strict=True)), *(None,) * 6

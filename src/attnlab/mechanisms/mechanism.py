@@ -83,12 +83,12 @@ class Mechanism(nn.Module, ABC):
         check_value("impl", impl, Impl)
         if impl == "fused" and not self.kernels:
             raise ValueError("impl='fused' is not available: there are no kernels; use impl='auto' or 'reference'")
-        self.heads, self.head_dim, self.layer, self.dropout = heads, head_dim, layer, dropout
+        self.heads, self.head_dim, self.layer, self.dropout = heads, head_dim, layer, float(dropout)
         if type(self).values is not Mechanism.values and not (self.carries and self.carry_of == "keys"):
             raise ValueError("a mechanism that overrides values must declare carries = True and carry_of = 'keys'")
         self.reads_sides = _takes_sides(type(self))
         self.first = layer == 0  # a bool, because torch.compile would recompile for each value of layer
-        self.scale = head_dim**-0.5 if scale is None else scale
+        self.scale = head_dim**-0.5 if scale is None else float(scale)
         self.impl: Impl = impl
         self.model_size = heads * head_dim if model_size is None else int(model_size)
         self.sample_seed: int | None = None  # set by noise.seed_noise; read by stochastic mechanisms

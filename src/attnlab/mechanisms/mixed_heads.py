@@ -12,7 +12,7 @@ def can_mix_heads(mechanism: Mechanism, q: Tensor, k: Tensor, bias: Tensor | Non
     """Whether the kernels are asked for and cover these arguments. A mechanism with sides has matrices of the keys."""
     if not mechanism.wants_kernels(q):
         return False
-    from attnlab.mechanisms.kernels.mixed_heads import find_gap
+    from attnlab.mechanisms.kernels.head_tiles import find_gap
 
     gap = None if bias is None else "a bias, which may hide keys of one head"
     return mechanism.is_covered(gap or find_gap(q, k, keyed=mechanism.has_sides))

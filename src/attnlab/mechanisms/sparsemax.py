@@ -74,7 +74,7 @@ def mix_projection(
     at: Tensor | None, bias: Tensor | None,
 ) -> Tensor | None:  # fmt: skip
     """Return the context by the kernels, or None where they do not apply; form: its name in kernels/sparsemax.py."""
-    if has_pass(mechanism, q, k, v, at, bias):
+    if can_stream_keys(mechanism, q, k, v, at, bias):
         from attnlab.mechanisms.kernels import sparse_pass, sparsemax
 
         rate, dropping = draw_dropping(mechanism, q)
@@ -87,7 +87,7 @@ def mix_projection(
     return None
 
 
-def has_pass(
+def can_stream_keys(
     mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, at: Tensor | None, bias: Tensor | None
 ) -> bool:  # fmt: skip
     """Whether impl asks for kernels, and those that store no logits cover these arguments."""

@@ -4,7 +4,7 @@ On a CPU torch draws one random number per entry, which took a tenth of a traini
 serves four entries. So p is rounded to a multiple of 1/65536, and kept entries are divided by 1 − the rounded p.
 
 In training on a GPU, the seeds of each batch (mechanisms/seeding.py) replace torch's generator. One kernel draws the
-mask, applies it and adds the residual stream. Blocks that torch.compile compiles draw from torch's generator.
+mask, applies it and adds the residual stream. To torch.compile it is one opaque operator.
 """
 
 import torch
@@ -20,11 +20,11 @@ class Dropout(nn.Dropout):
 
     def __init__(self, p: float) -> None:
         super().__init__(p)
-        self.drawn: tuple[Tensor, Tensor] | None = None  # seeds and rates, (s,) each, on the device
+        self.sources: tuple[Tensor, Tensor] | None = None  # seeds and rates, (s,) each, on a GPU
 
     def take_seeds(self, seeds: Tensor) -> None:
         """Draw from these seeds, (2,s)."""
-        self.drawn = seeds[DROPOUT], seeds.new_full(seeds.shape[1:], self.p, dtype=torch.float32)
+        self.sources = seeds[DROPOUT], seeds.new_full(seeds.shape[1:], self.p, dtype=torch.float32)
 
     def add(self, x: Tensor, part: Tensor) -> Tensor:
         """Return x + dropout(part)."""
@@ -42,13 +42,14 @@ class Dropout(nn.Dropout):
         return x * mask
 
     def _has_seeds(self, x: Tensor) -> bool:
-        """Return whether this call draws from seeds; x (b,n,e)."""
-        drawing = self.training and self.p > 0 and self.drawn is not None
-        return drawing and x.is_cuda and x.dim() == 3 and not torch.compiler.is_compiling()
+        """Return whether this call draws from seeds; x (b,n,e), on their device."""
+        if not self.training or not self.p or self.sources is None:
+            return False
+        return x.dim() == 3 and x.device == self.sources[0].device
 
     def _draw(self, x: Tensor, added: Tensor | None) -> Tensor:
         from attnlab.models.dropout_kernel import drop
 
-        assert self.drawn is not None
-        y: Tensor = drop(x, added, *self.drawn)
+        assert self.sources is not None
+        y: Tensor = drop(x, added, *self.sources)
         return y

@@ -149,7 +149,7 @@ class Training:
         self.history = folder.metrics() if self.is_main else []
         self.batches = Batches(task, config, accelerator, padded=isinstance(self.stepper, Captured))
         self.recent: deque[tuple[int, int, list[int]]] = deque(maxlen=max(CHECK_EVERY, config.log_every))
-        self.first_step = self.position.step
+        self.first_step, self.graphs = self.position.step, -1  # graphs: their number at the last test for full speed
         self.stop = threading.Event()
         self.clock, self.timed = time.perf_counter(), 0
 
@@ -202,8 +202,11 @@ class Training:
         return stopping
 
     def _note_full_speed(self) -> None:
+        if self.at_full_speed is None or self.graphs == self.stepper.count_graphs():
+            return
+        self.graphs = self.stepper.count_graphs()
         widths = () if self.batches.widths is None else self.batches.widths.tolist()
-        if self.at_full_speed is not None and self.stepper.has_full_speed(widths):
+        if self.stepper.has_full_speed(widths, self.config.accumulate):
             float(self.stepper.norm)  # waits for the device
             self.at_full_speed(self.position.step - self.first_step)
             self.at_full_speed = None

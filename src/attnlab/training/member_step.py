@@ -114,8 +114,11 @@ class RowAdam:
     def __init__(self, flat: MemberFlat, configs: Sequence["TrainConfig"]) -> None:
         self.flat, self.decoupled = flat, configs[0].optimiser == "adamw"
         self.moments = torch.zeros_like(flat.master), torch.zeros_like(flat.master)
-        numbers = [(0.0, *config.betas, config.eps, config.weight_decay) for config in configs]  # adam_kernel.NUMBERS
-        self.numbers = torch.tensor(numbers, device=flat.master.device)
+        shares = [[1.0 - beta for beta in config.betas] for config in configs]  # in float64, for their digits
+        given = [(0.0, *own, config.eps, config.weight_decay) for own, config in zip(shares, configs, strict=True)]
+        self.numbers = torch.tensor(given, device=flat.master.device)  # (s,5), of adam_kernel.NUMBERS
+        betas = [config.betas for config in configs]
+        self.betas = torch.tensor(betas, dtype=torch.float64, device=flat.master.device)  # (s,2)
         self.steps = torch.zeros(len(configs), device=flat.master.device)
         self.flags = torch.zeros(len(configs), device=flat.master.device)
 
@@ -129,7 +132,9 @@ class RowAdam:
         from attnlab.training.adam_kernel import update_rows
 
         self.steps += self.flags == 0
-        flat, given = self.flat, (*self.moments, self.numbers, factors, self.steps, self.flags)
+        corrections = 1.0 - self.betas ** self.steps[:, None]  # in float64
+        corrections[:, 1].sqrt_()
+        flat, given = self.flat, (*self.moments, self.numbers, factors, corrections.float(), self.flags)
         update_rows(flat.master, flat.work, flat.grad, *given, decoupled=self.decoupled)
 
     def read_state(self, number: int) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -69,29 +70,18 @@ def start_run(
     folder = RunFolder(Path(out) if out else ROOT / recipe.name())
     accelerator = _open_accelerator(recipe, folder, choose_device(device))
     main, tracking = accelerator.is_main_process, recipe.training.logging != "none"
-
-    def report_and_track(values: dict[str, Any]) -> None:
-        report(values)
-        if tracking:
-            accelerator.log(values, step=values["step"])
-
-    def note_full_speed(updates: int) -> None:
-        if main:
-            note(f"full speed after {updates} update{'s' * (updates > 1)}, {time.perf_counter() - began:.1f} s")
-
+    note = note if main else _stay_silent
+    report = partial(_report_and_track, report, accelerator) if tracking else report
     with _hold_folder(folder) if main else nullcontext():
         task, config = _prepare(recipe, folder, accelerator, task)
-        torch.manual_seed(recipe.training.seed)
-        with _explain_memory(config):
-            model = _build_model(config, allow_code)
-        _load_embeddings(model, task)
-        for line in [*task.notes, _describe(task, model, accelerator.device)] if main else []:
+        model = _make_model(recipe, config, task, allow_code)
+        for line in [*task.notes, _describe(task, model, accelerator.device)]:
             note(line)
         LAUNCHED.clear()
         try:
             with _explain_memory(config):
-                given = (task, model, recipe.training, folder, accelerator, report_and_track)
-                training = Training(*given, at_full_speed=note_full_speed)
+                given = (task, model, recipe.training, folder, accelerator, report)
+                training = Training(*given, at_full_speed=partial(_note_full_speed, note, began))
                 if main:
                     _extend_run(folder, recipe, training.position, note)
                 outcome = training.run()
@@ -103,6 +93,28 @@ def start_run(
         if main and outcome.finished and isinstance(model, TunedLanguageModel):
             _save_for_hugging_face(folder, recipe, allow_code)
         return folder, outcome
+
+
+def _make_model(recipe: Recipe, config: Config | TunedConfig, task: Task, allow_code: bool) -> Model:
+    """Build the model of a run as its seed initializes it, with the task's word vectors, if it has any."""
+    torch.manual_seed(recipe.training.seed)
+    with _explain_memory(config):
+        model = _build_model(config, allow_code)
+    _load_embeddings(model, task)
+    return model
+
+
+def _report_and_track(report: Callable[[dict[str, Any]], None], accelerator: Any, values: dict[str, Any]) -> None:
+    report(values)
+    accelerator.log(values, step=values["step"])
+
+
+def _note_full_speed(note: Callable[[str], None], began: float, updates: int) -> None:
+    note(f"full speed after {updates} update{'s' * (updates > 1)}, {time.perf_counter() - began:.1f} s")
+
+
+def _stay_silent(line: str) -> None:
+    """Ignore a line for the user, in all processes but the main one."""
 
 
 def _extend_run(folder: RunFolder, recipe: Recipe, position: Position, note: Callable[[str], None]) -> None:

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from itertools import accumulate
+from itertools import accumulate, product
 
 import numpy as np
 import torch
@@ -109,8 +109,15 @@ class Stepper(ABC):
     def apply(self) -> None:
         """Update the parameters and start a new gradient."""
 
-    def has_full_speed(self, widths: Iterable[int]) -> bool:
-        """Return whether updates with batches of these widths need no more preparation, after the first update."""
+    def count_graphs(self) -> int:
+        """Return the number of captured batch shapes; while it stays the same, so does the answer of has_full_speed."""
+        return 0
+
+    def has_full_speed(self, widths: Iterable[int], batches: int) -> bool:
+        """Return whether updates need no more preparation, after the first one.
+
+        widths    of the batches that occur        batches   number in an update
+        """
         return True
 
     def read_loss(self) -> float:
@@ -196,9 +203,12 @@ class Captured(Stepper):
     def _set_scale(self, scale: float) -> None:
         self.scale.fill_(scale)
 
-    def has_full_speed(self, widths: Iterable[int]) -> bool:
-        captured = {max(shape[1] for shape in shapes if len(shape) == 2) for _, *shapes in self.graphs}
-        return captured.issuperset(widths)
+    def count_graphs(self) -> int:
+        return len(self.graphs)
+
+    def has_full_speed(self, widths: Iterable[int], batches: int) -> bool:
+        captured = {(first, max(shape[1] for shape in shapes if len(shape) == 2)) for first, *shapes in self.graphs}
+        return captured.issuperset(product((True, False)[:batches], widths))
 
     def _capture(self, work: Callable[[], None], rehearsals: int) -> torch.cuda.CUDAGraph:
         """Capture a graph of the work. Rehearsals have the flag set, so no weight changes; other state is restored."""

@@ -25,6 +25,7 @@ from attnlab.mechanisms.kernels.launch import (
     empty_by_token,
     note_launch,
     operator,
+    refuse_second_derivative,
     remember_calls,
     select_device,
 )
@@ -34,12 +35,12 @@ from attnlab.mechanisms.kernels.pairs import (
     count_examples,
     draw_dropout,
     first_query,
-    is_even,
+    is_multiple_of_8,
     is_visible,
     last_key,
+    mark_multiple_of_8,
     read_bias,
     read_mask,
-    round_even,
 )  # fmt: skip
 from attnlab.mechanisms.kernels.tiles import choose_tile, compute_delta, load_tile, locate_tile, score_tile, write_tile
 
@@ -52,7 +53,7 @@ def _scores(
     SHARED: tl.constexpr, EVEN: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """One tile of one head. Its values at hidden pairs are never used. each: number of examples with the same seed."""
-    keys = round_even(keys, EVEN)
+    keys = mark_multiple_of_8(keys, EVEN)
     columns = tl.cdiv(keys, BJ)
     tiles = tl.cdiv(rows, BI) * columns
     head, tile, b, h = locate_tile(tiles, heads)
@@ -81,7 +82,7 @@ def _attend_backward(
 
     Keys are the rows of every tile, so that P is the first operand of dV's product as it is. each: as in `_attend`.
     """
-    rows, keys, m_b = round_even(rows, EVEN), round_even(keys, EVEN), round_even(m_b, EVEN)
+    rows, keys, m_b = mark_multiple_of_8(rows, EVEN), mark_multiple_of_8(keys, EVEN), mark_multiple_of_8(m_b, EVEN)
     head, tile, b, h = locate_tile(tl.cdiv(keys, BJ), heads)
     j = tile * BJ + tl.arange(0, BJ)
     y = load_tile(v, b, h // SHARED, j, keys, v_b, v_h, v_j, v_d, D, WIDE)
@@ -123,7 +124,7 @@ def _product(
     SHARED: tl.constexpr, EVEN: tl.constexpr, BI: tl.constexpr, BJ: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """scale·dS x for BI queries of one head; with TURNED, scale·dSᵀ x for BJ keys."""
-    keys = round_even(keys, EVEN)
+    keys = mark_multiple_of_8(keys, EVEN)
     tiles = tl.cdiv(keys, BJ) if TURNED else tl.cdiv(rows, BI)
     head, tile, b, h = locate_tile(tiles, heads)
     if TURNED:
@@ -194,8 +195,8 @@ def cascade_backward(
         _attend_backward[(b * h * divide_up(j, tile["BJ"]),)](
             z, v, seen.mask, v if dropping is None else dropping, grad, handed, lse, delta, dz, dv, h, i, j,
             *v.stride(), *grad.stride(), *seen.strides, sharp, rate, count_examples(b, dropping),
-            DROPPED=dropping is not None, HANDED=grad_z is not None, SHARED=shared, EVEN=is_even(i, j, seen.strides[0]),
-            **seen.flags, **tile,
+            DROPPED=dropping is not None, HANDED=grad_z is not None, SHARED=shared,
+            EVEN=is_multiple_of_8(i, j, seen.strides[0]), **seen.flags, **tile,
         )  # fmt: skip
     dcarry, dnet = dz if carry is not None else dz.new_empty(0), q.new_empty(0)
     if carry is not None and net is not None:
@@ -206,7 +207,7 @@ def cascade_backward(
             dcarry = torch.zeros_like(carry)
         dnet = _choose_sigma(q, width).collide_backward(s, carry, net, seen, dz, dcarry, *form)
     dq, dk, tile = empty_by_token(q), _empty_by_head(k, h), choose_tile(q)
-    flags = {"CAUSAL": causal, "EVEN": is_even(j)} | tile
+    flags = {"CAUSAL": causal, "EVEN": is_multiple_of_8(j)} | tile
     with select_device(q):
         queries, keys = (b * h * divide_up(i, tile["BI"]),), (b * h * divide_up(j, tile["BJ"]),)
         _product[queries](dz, k, dq, h, i, j, *k.stride(), scale, TURNED=False, SHARED=shared, **flags)
@@ -231,7 +232,7 @@ def _write_scores(
             q, k, q if carry is None else carry, added.values, q if noise is None else noise, out, h, i, j,
             *q.stride(), *k.stride(), *added.strides, scale, layer, count_examples(b, noise), CAUSAL=causal,
             CARRIED=carry is not None, BIAS=added.kind, NOISY=noise is not None, SHARED=h // k.shape[1],
-            EVEN=is_even(j), **tile,
+            EVEN=is_multiple_of_8(j), **tile,
         )  # fmt: skip
 
 
@@ -274,8 +275,7 @@ def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
 
 
 def _gradients(ctx: Any, grad: Tensor | None, grad_z: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-    if torch.is_grad_enabled():
-        raise NotImplementedError("the fused cascade has no second derivative; use impl='reference'")
+    refuse_second_derivative()
     saved = ctx.saved_tensors  # a checkpoint lets them be read once
     _, _, _, _, bias, carry, net, _, out, *_ = saved
     learnt = bias is not None and ctx.needs_input_grad[4]

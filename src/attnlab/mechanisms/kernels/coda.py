@@ -24,11 +24,11 @@ from attnlab.mechanisms.kernels.launch import WIDEST, divide_up, note_launch, re
 from attnlab.mechanisms.kernels.pairs import (
     Visibility,
     count_examples,
-    is_even,
+    is_multiple_of_8,
     is_visible,
     last_key,
+    mark_multiple_of_8,
     normals,
-    round_even,
 )
 
 MOST_HEADS = 32
@@ -105,7 +105,7 @@ def _collide(
 
     each, drawn: number of examples that have the same σ, and the same seed.
     """
-    keys, m_b = round_even(keys, EVEN), round_even(m_b, EVEN)
+    keys, m_b = mark_multiple_of_8(keys, EVEN), mark_multiple_of_8(m_b, EVEN)
     bands = tl.cdiv(rows, BI)
     b = (tl.program_id(0) // bands).to(tl.int64)
     net += b // each * net_s
@@ -159,7 +159,7 @@ def _collide_backward(
 
     Over 50 lines, because every activation and gradient of σ stays in registers.
     """
-    keys, m_b = round_even(keys, EVEN), round_even(m_b, EVEN)
+    keys, m_b = mark_multiple_of_8(keys, EVEN), mark_multiple_of_8(m_b, EVEN)
     h, pair = tl.arange(0, K), tl.arange(0, BI * BJ)
     member = tl.program_id(1).to(tl.int64)
     net += member * size
@@ -235,7 +235,7 @@ def collide(
             z, carry, net, seen.mask, z if noise is None else noise, heads, width, rows, keys, *seen.strides, layer,
             net.stride(0) if len(net) > 1 else 0, b // len(net), count_examples(b, noise),
             NOISY=noise is not None, OWN=own, RESIDUAL=residual, BIASED=biased, DEEP=_deep(net, heads, width),
-            EVEN=is_even(keys, seen.strides[0]), H=round_up(heads, 8), **seen.flags, **tile,
+            EVEN=is_multiple_of_8(keys, seen.strides[0]), H=round_up(heads, 8), **seen.flags, **tile,
         )  # fmt: skip
 
 
@@ -252,7 +252,7 @@ def collide_backward(
         _collide_backward[(shares, members)](
             s, carry, net, seen.mask, grad, out, parts, b // members, heads, width, rows, keys, *seen.strides, size,
             OWN=own, RESIDUAL=residual, BIASED=biased, DEEP=_deep(net, heads, width),
-            EVEN=is_even(keys, seen.strides[0]), **seen.flags, **tile,
+            EVEN=is_multiple_of_8(keys, seen.strides[0]), **seen.flags, **tile,
         )  # fmt: skip
     return parts.sum(1).to(net.dtype)
 

@@ -192,12 +192,14 @@ def split_signs(lambdas: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def count_members(x: Tensor, axes: int) -> int:
-    """The number of members of a parameter that has so many axes alone."""
+    """Return the number of members of a parameter. axes: number of axes without members."""
     return len(x) if x.dim() > axes else 1
 
 
 def find_strides(x: Tensor, axes: int) -> tuple[int, int]:
-    """The strides from one member and from one head to the next, of a parameter (h or 1,…) that has so many axes alone.
+    """Return the strides from one member and from one head to the next of a parameter (h or 1,…) or (s,h or 1,…).
+
+    axes   number of axes without members
 
     A stride is 0 where all share one.
     """

@@ -24,6 +24,7 @@ from attnlab.mechanisms.kernels.launch import (
     empty_by_token,
     note_launch,
     operator,
+    refuse_second_derivative,
     remember_calls,
     select_device,
 )
@@ -273,8 +274,7 @@ def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    if torch.is_grad_enabled():
-        raise NotImplementedError("the fused kernels have no second derivative; use impl='reference'")
+    refuse_second_derivative()
     return *de_attention_backward(grad, *ctx.saved_tensors, *ctx.options), *(None,) * 5
 
 

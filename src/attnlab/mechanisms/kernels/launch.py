@@ -91,7 +91,9 @@ def remember_calls(kernel: Any) -> Any:
         addresses = list(map(Tensor.data_ptr, tensors))
         aligned = tuple(x % 16 == 0 for x in addresses) if reduce(or_, addresses) % 16 else True
         device = tensors[0].get_device()
-        kind = (device, aligned, numbers, *[x.dtype for x in tensors], *constants, *constants.values())
+        values = constants.values()
+        types = (*[x.dtype for x in tensors], *map(type, numbers), *map(type, values))  # 2 == 2.0, but not for Triton
+        kind = (device, aligned, numbers, types, *constants, *values)
         found = known.get(kind)
         if found is None:
             compiled = compile_and_run(*arguments, grid=grid, warmup=False, **constants)
@@ -202,6 +204,12 @@ def find_head_gap(q: Tensor) -> str | None:
     if q.shape[3] > WIDEST[q.dtype]:
         return f"head_dim={q.shape[3]} in {q.dtype} (at most {WIDEST[q.dtype]})"
     return None
+
+
+def refuse_second_derivative() -> None:
+    """Raise in a backward pass that is itself recorded, as with create_graph=True."""
+    if torch.is_grad_enabled():
+        raise NotImplementedError("the fused kernels have no second derivative; use impl='reference'")
 
 
 def empty_by_token(x: Tensor) -> Tensor:

@@ -24,20 +24,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attnlab.mechanisms.kernels.head_tiles import TYPES, choose_keys, choose_rows
 from attnlab.mechanisms.kernels.launch import (
     divide_up,
-    find_device_gap,
     note_launch,
     operator,
+    refuse_second_derivative,
     remember_calls,
     round_up,
     select_device,
 )
 from attnlab.mechanisms.kernels.online import LOG2_E
 from attnlab.mechanisms.kernels.pairs import first_query, is_visible, last_key, read_mask
-
-MOST_HEADS = 32
-TYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
 @triton.jit
@@ -361,37 +359,6 @@ def _describe(
     return pointers, (h, i, j, *strides, *seen.strides), flags | seen.flags | {"H": round_up(h)}
 
 
-def choose_rows(s: Tensor, *, keyed: bool, backward: bool = False) -> dict[str, int]:
-    """Choose the tile of the programs of rows, and their launch options, as measured. A warp has one row or more."""
-    narrow = s.shape[1] <= 16 and s.dtype != torch.float32
-    if keyed and narrow:
-        return {"BI": 16, "BJ": 16 if backward else 32, "num_warps": 8, "num_stages": 3 if backward else 2}
-    if keyed or (s.dtype == torch.float32 and s.shape[1] <= 16):
-        return {"BI": 16, "BJ": 16, "num_warps": 8, "num_stages": 2 if s.shape[1] * s.element_size() <= 32 else 1}
-    if narrow:
-        return {"BI": 2, "BJ": 128, "num_warps": 2, "num_stages": 3}
-    return {"BI": 4, "BJ": 16, "num_warps": 4, "num_stages": 3}
-
-
-def choose_keys(s: Tensor, *, keyed: bool) -> dict[str, int]:
-    """Choose the tile of the programs of keys, the rows of a program, and their launch options."""
-    if keyed or (s.dtype == torch.float32 and s.shape[1] <= 16):
-        stages = 2 if s.shape[1] * s.element_size() <= 32 else 1
-        return {"BI": 16, "BJ": 16, "SPAN": 256 if keyed else 64, "num_warps": 8, "num_stages": stages}
-    keys = 16 if s.dtype == torch.float32 else 64 if s.shape[1] <= 16 else 32
-    return {"BI": 4, "BJ": keys, "SPAN": 64, "num_warps": 4, "num_stages": 3}
-
-
-def find_gap(q: Tensor, k: Tensor, *, keyed: bool) -> str | None:
-    """Name what keeps these kernels from mixing the heads of the logits of q and k, or return None."""
-    if gap := find_device_gap(q):
-        return gap
-    if q.dtype not in TYPES or q.dtype != k.dtype:
-        return f"q and k in {q.dtype} and {k.dtype}"
-    most = MOST_HEADS // 2 if keyed and q.dtype == torch.float32 else MOST_HEADS
-    return f"{q.shape[1]} heads in {q.dtype} (at most {most})" if q.shape[1] > most else None
-
-
 @mix_heads.register_fake
 def _(s: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     return _allocate_outputs(s)
@@ -412,8 +379,7 @@ def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
 
 
 def _gradients(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
-    if torch.is_grad_enabled():
-        raise NotImplementedError("the fused kernels have no second derivative; use impl='reference'")
+    refuse_second_derivative()
     saved = ctx.saved_tensors  # a checkpoint computes them again, and once
     made = mix_heads_backward(grad, *saved, ctx.causal)
     return *(None if x is None else dx for x, dx in zip(saved[:5], made, strict=True)), None, None

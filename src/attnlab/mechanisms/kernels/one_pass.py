@@ -25,6 +25,7 @@ from attnlab.mechanisms.kernels.launch import (
     empty_by_token,
     note_launch,
     operator,
+    refuse_second_derivative,
     remember_calls,
     select_device,
 )
@@ -330,8 +331,7 @@ def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
 
 
 def _gradients(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
-    if torch.is_grad_enabled():
-        raise NotImplementedError("the fused kernels have no second derivative; use impl='reference'")
+    refuse_second_derivative()
     learnt = ctx.needs_input_grad[4:6]
     dq, dk, dv, *more = one_pass_backward(grad, *ctx.saved_tensors, *ctx.options, *learnt)
     given = (more.pop(0) if each else None for each in learnt)

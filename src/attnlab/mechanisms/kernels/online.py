@@ -30,10 +30,10 @@ from attnlab.mechanisms.kernels.pairs import (
     add_bias,
     count_examples,
     draw_dropout,
-    is_even,
+    is_multiple_of_8,
     is_visible,
     last_key,
-    round_even,
+    mark_multiple_of_8,
     whole_keys,
 )
 from attnlab.mechanisms.kernels.tiles import ANY_VALUE, choose_pass_tile, load_tile, locate_tile, score_tile, write_tile
@@ -139,7 +139,7 @@ def _attend(
     It is long because it is the one loop over keys that all forms share, and only one form is compiled at a time.
     """
     UNIT: tl.constexpr = 1.0 if FORM == NAP else LOG2_E
-    keys, m_b = round_even(keys, EVEN), round_even(m_b, EVEN)
+    keys, m_b = mark_multiple_of_8(keys, EVEN), mark_multiple_of_8(m_b, EVEN)
     tiles = tl.cdiv(rows, BI)
     head, tile, b, h = locate_tile(tiles, heads)
     first = (tiles - 1 - tile) * BI  # causal: the longest rows are the last, and start first
@@ -223,5 +223,5 @@ def attend(
             scale, rate, layer, eps, count_examples(b, noise if dropping is None else dropping),
             STORED=z is not None, FORM=form, COUNTED=counted, BIAS=bias.kind,
             EXTRA=extra is not None and form != NAP.value, NOISY=noise is not None, DROPPED=dropping is not None,
-            SHARED=h // k.shape[1], EVEN=is_even(k.shape[2], seen.strides[0]), **seen.flags, **tile,
+            SHARED=h // k.shape[1], EVEN=is_multiple_of_8(k.shape[2], seen.strides[0]), **seen.flags, **tile,
         )  # fmt: skip

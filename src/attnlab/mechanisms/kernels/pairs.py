@@ -78,14 +78,14 @@ def split_float64(x: Tensor) -> Tensor:
     return halves
 
 
-def is_even(*numbers: int) -> bool:
-    """Whether all are multiples of 8. Kernels that are told so load 8 numbers at once, and need no other variants."""
+def is_multiple_of_8(*numbers: int) -> bool:
+    """Whether all are multiples of 8. If so, kernels get the flag EVEN and load 8 numbers at once."""
     return all(n % 8 == 0 for n in numbers)
 
 
 @triton.jit
-def round_even(n, EVEN: tl.constexpr):
-    """n, which the compiler then knows to be a multiple of 8 if EVEN."""
+def mark_multiple_of_8(n, EVEN: tl.constexpr):
+    """Return n, which the compiler then knows to be a multiple of 8 if EVEN."""
     if EVEN:
         n = n // 8 * 8
     return n

@@ -14,7 +14,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.mechanisms.kernels.launch import divide_up, note_launch, operator, remember_calls, select_device
+from attnlab.mechanisms.kernels.launch import (
+    divide_up,
+    note_launch,
+    operator,
+    refuse_second_derivative,
+    remember_calls,
+    select_device,
+)
 from attnlab.mechanisms.kernels.pairs import is_visible, read_mask
 
 TILE = {"BI": 32, "BJ": 32, "num_warps": 4}
@@ -133,8 +140,7 @@ def _save_logits(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
 
 
 def _gradients(ctx: Any, dfade: Tensor, dafter: Tensor) -> tuple[Tensor | None, ...]:
-    if torch.is_grad_enabled():
-        raise NotImplementedError("the fused kernels have no second derivative; use impl='reference'")
+    refuse_second_derivative()
     dz, dbefore = sum_masking_backward(dfade, dafter, *ctx.saved_tensors, *ctx.options)
     return dz, None, dbefore, None, None
 

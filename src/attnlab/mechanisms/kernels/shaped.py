@@ -20,6 +20,7 @@ from attnlab.mechanisms.kernels.launch import (
     empty_by_token,
     note_launch,
     operator,
+    refuse_second_derivative,
     remember_calls,
     round_up,
     select_device,
@@ -141,8 +142,7 @@ def _save_inputs(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
-    if torch.is_grad_enabled():
-        raise NotImplementedError("the fused kernels have no second derivative; use impl='reference'")
+    refuse_second_derivative()
     ds, dv, sums = shape_context_backward(grad, *ctx.saved_tensors)
     return ds, dv, *sums.unbind()
 

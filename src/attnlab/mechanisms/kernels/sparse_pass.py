@@ -24,6 +24,7 @@ from attnlab.mechanisms.kernels.launch import (
     empty_by_token,
     note_launch,
     operator,
+    refuse_second_derivative,
     remember_calls,
     select_device,
 )
@@ -315,8 +316,7 @@ def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
 
 
 def _gradients(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
-    if torch.is_grad_enabled():
-        raise NotImplementedError("the fused kernels have no second derivative; use impl='reference'")
+    refuse_second_derivative()
     return *sparse_pass_backward(grad, *ctx.saved_tensors, *ctx.options), *(None,) * 6
 
 

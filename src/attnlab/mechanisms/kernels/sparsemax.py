@@ -24,6 +24,7 @@ from attnlab.mechanisms.kernels.launch import (
     find_device_gap,
     note_launch,
     operator,
+    refuse_second_derivative,
     remember_calls,
     round_up,
     select_device,
@@ -162,8 +163,7 @@ def _save_weights(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    if torch.is_grad_enabled():
-        raise NotImplementedError("the fused kernels have no second derivative; use impl='reference'")
+    refuse_second_derivative()
     return project_rows_backward(grad, *ctx.saved_tensors, ctx.form, ctx.dtype), None, None, None, None
 
 
