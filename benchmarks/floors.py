@@ -90,6 +90,15 @@ def find_floor_ms(name: str, shape: tuple[int, ...], speeds: dict[str, float]) -
     return 1e3 * max(times)
 
 
+def add_floors(rows: list[dict], speeds: dict[str, float]) -> None:
+    """Add to the rows of causal layers on a GPU their floor, and their time over it, if their work was counted."""
+    for row in rows:
+        if "device_ms" in row and row["case"] == "causal":
+            b, h, _, n, d = row["shape"]
+            if floor := find_floor_ms(row["mechanism"], (b, h, n, d), speeds):
+                row |= {"floor_ms": floor, "times_floor": row["device_ms"] / floor}
+
+
 def measure_speeds() -> dict[str, float]:
     """Return what the present GPU reaches in a second: by a large bf16 product, a large copy, and its clock."""
     a, b = torch.randn(2, SIDE, SIDE, dtype=torch.bfloat16, device="cuda")

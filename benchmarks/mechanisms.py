@@ -271,10 +271,7 @@ def compare_with_peers(rows, speeds):
         peer = next(r for r in same if r["mechanism"] == PEER)
         if read_clock(row) and read_clock(peer):
             row["times_peer"] = read_clock(row) / read_clock(peer)
-        if "device_ms" in row and speeds and row["case"] == "causal":
-            b, h, _, n, d = row["shape"]
-            if floor := floors.find_floor_ms(row["mechanism"], (b, h, n, d), speeds):
-                row |= {"floor_ms": floor, "times_floor": row["device_ms"] / floor}
+    floors.add_floors(rows, speeds)
 
 
 def show(rows, about):
