@@ -31,7 +31,7 @@ def pad(inputs):
     return [x.flatten(0, 1) for x in shaped]
 
 
-def compare_with_alone(config, name, own=({},) * len(SEEDS), **changes):
+def compare_with_alone(config, name, own=({}, {}, {}), **changes):
     """own: options of each member."""
     models = [made(config, name, **changes, **each).train() for each in own]
     inputs = [draw_inputs(config, member) for member in range(len(SEEDS))]

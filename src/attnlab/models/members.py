@@ -224,7 +224,8 @@ class MemberMechanism(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 sides: Sides = (None, None), **options: Any) -> WithCarry:  # fmt: skip
         first = self._first()
-        draws = self.training and any(x.stochastic or x.dropout > 0 for x in (self.parts or [first]))
+        each: Sequence[Any] = [first] if self.whole is not None else list(self.parts)
+        draws = self.training and any(x.stochastic or x.dropout > 0 for x in each)
         if (q.is_cuda or not draws) and self._is_one_call(draws, q, k, v, **options):
             result: WithCarry = first(q, k, v, mask, carry, sides=sides, **options)
             return result
