@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from gpu_compile import assert_compiles, some_and_all
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnlab.mechanisms import MECHANISMS, Mechanism, attention, by_rows, sliding_window
@@ -200,6 +201,26 @@ def test_dropout_kernel_draws_by_the_head_the_row_and_the_key_alone():
     words = torch.stack(philox(torch.tensor(5 << 40 | 3), *(x.long() for x in counters)), dim=-1)  # of keys 4·quad …
     uniform = torch.minimum(words, 2**32 - 1 - words).flatten(2) / 2**31  # Triton's
     assert torch.equal(whole.view(6, 8, 300).cpu() > 0, uniform >= 0.2)
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from attnlab.mechanisms.kernels.dropout import _fill_kept
+types = {"seed": "*i64", "out": "*bf16", "rate": "fp32", "BI": "constexpr", "BJ": "constexpr"}
+signature = {name: types.get(name, "i32") for name in _fill_kept.arg_names}
+for wide in (256, 16) if EVERY else (256,):
+    source = ASTSource(_fill_kept, signature, {"BI": 2048 // wide, "BJ": wide})
+    triton.compile(source, target=GPUTarget("cuda", 90, 32))
+"""
+
+
+@pytest.mark.kernel
+@some_and_all
+def test_dropout_kernel_compiles_for_a_gpu_that_is_not_here(every):
+    pytest.importorskip("triton")
+    assert_compiles(COMPILE, every)
 
 
 def test_weights_of_several_models_have_no_common_draw():
