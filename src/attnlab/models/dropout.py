@@ -42,13 +42,12 @@ class Dropout(nn.Dropout):
         return x * mask
 
     def _has_seeds(self, x: Tensor) -> bool:
-        """Return whether this call draws from seeds; x (b,n,e)."""
+        """Return whether this call draws from seeds; x (b,n,e) or (n,e)."""
         drawing = self.training and self.p > 0 and self.drawn is not None
-        return drawing and x.is_cuda and x.dim() == 3 and not torch.compiler.is_compiling()
+        return drawing and x.is_cuda and x.dim() in (2, 3) and not torch.compiler.is_compiling()
 
     def _draw(self, x: Tensor, added: Tensor | None) -> Tensor:
-        from attnlab.models.dropout_kernel import drop
+        from attnlab.models.dropout_kernel import drop_tokens
 
         assert self.drawn is not None
-        y: Tensor = drop(x, added, *self.drawn)
-        return y
+        return drop_tokens(x, added, *self.drawn)

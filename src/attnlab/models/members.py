@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from attnlab.mechanisms.mechanism import Mechanism, Sides, WithCarry
 from attnlab.mechanisms.seeding import DROPOUT
-from attnlab.models.affine import HAS_TRITON, apply_linear
+from attnlab.models.affine import apply_linear, has_kernels
 from attnlab.models.dropout import Dropout
 from attnlab.models.embedding import LearnedPositions, LinearReadout
 from attnlab.models.transformer import Transformer
@@ -82,7 +82,7 @@ class MemberNorm(nn.Module):
         self.is_centred = isinstance(norm, nn.LayerNorm)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.is_cuda and HAS_TRITON and x.shape[-1] <= WIDEST_NORM:
+        if has_kernels(x) and x.shape[-1] <= WIDEST_NORM:
             from attnlab.models.member_kernel import normalise
 
             parts = x.reshape(len(self.weight), -1, x.shape[-1])
@@ -161,12 +161,11 @@ class MemberDropout(nn.Module):
         return x + self(part)
 
     def _draw(self, x: Tensor, added: Tensor | None) -> Tensor:
-        from attnlab.models.dropout_kernel import drop
+        from attnlab.models.dropout_kernel import drop_tokens
 
         if self.drawn is None:
             raise ValueError("members on a GPU draw dropout from seeds: make seeding.Seeds of the stacked model first")
-        y: Tensor = drop(x, added, *self.drawn)
-        return y
+        return drop_tokens(x, added, *self.drawn)
 
     def _drop(self, member: int, x: Tensor) -> Tensor:
         rows, width = self.crew.sizes[self.stack][member]
