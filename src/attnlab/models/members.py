@@ -3,8 +3,9 @@
     x (s·b,n,e): b examples of each of s members        y_m = x_m W_mᵀ + b_m, one product for all members
 
 `stack_members` turns s ordinary models into one of the same class, whose layers compute each member's examples with its
-weights. A mechanism is called once for all members if it has no parameters, or if it takes stacked ones, as CODA and
-daGPAM do on a GPU. Any other is called once for each member.
+weights. A mechanism without parameters is called once for all members while it draws nothing. On a GPU those whose
+kernels read a seed and parameters of each member are called once in training, too, as softmax, sigmoid, CODA and daGPAM
+(Mechanism.takes_members). Any other is called once for each member.
 
 A member draws the dropout and noise that it draws alone. On a CPU each has its own state of torch's generator, and
 nothing is drawn for padding. On a GPU each has its own seeds (mechanisms/seeding.py).
