@@ -23,7 +23,11 @@ REPRESENTATIVES = {
 }
 CROSS = [name for name in REPRESENTATIVES if not MECHANISMS[name].self_only]  # those that read another sequence too
 
+
+def mark_others_slow(names):
+    """All mechanisms as parameters of a test; those that are not named run in make test-slow alone."""
+    return [pytest.param(name, marks=() if name in names else pytest.mark.slow) for name in MECHANISMS]
+
+
 every_kind = pytest.mark.parametrize("name", REPRESENTATIVES)
-every_kind_and_slowly_all = pytest.mark.parametrize(  # the others in make test-slow
-    "name", [pytest.param(name, marks=() if name in REPRESENTATIVES else pytest.mark.slow) for name in MECHANISMS]
-)
+every_kind_and_slowly_all = pytest.mark.parametrize("name", mark_others_slow(REPRESENTATIVES))

@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from gpu_compile import assert_compiles, some_and_all
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnlab.mechanisms import MECHANISMS, Mechanism, attention, by_rows, sliding_window
 from attnlab.mechanisms.laws import LAWS, judge_law
 from attnlab.mechanisms.mechanism import logits, masked_softmax
+from attnlab.mechanisms.noise import philox
 
 NAMES = [name for name, kind in MECHANISMS.items() if not (kind.carries and kind.carry_of == "pairs")]
 CALLS = {name: set(MECHANISMS[name].mix.__code__.co_names) for name in NAMES}
@@ -172,18 +174,58 @@ def test_torch_func_maps_over_the_definition():
 
 @pytest.mark.kernel
 def test_dropout_kernel_draws_by_the_seed_and_has_its_rate():
-    pytest.importorskip("triton")
-    from attnlab.mechanisms.kernels.dropout import fill_kept
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    first, again, other = (
-        fill_kept(torch.full((3, 5, 7, 31), torch.nan, device=device), torch.tensor(seed, device=device), 0.2)
-        for seed in (2**61 + 5, 2**61 + 5, 6)
-    )
+    first, again, other = (draw_map(3, 5, 7, 31, seed=seed) for seed in (2**61 + 5, 2**61 + 5, 6))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert {round(x, 5) for x in first.unique().tolist()} == {0.0, 1.25}
     assert abs((first > 0).float().mean() - 0.8) < 4 * (0.8 * 0.2 / first.numel()) ** 0.5
+
+
+def draw_map(*shape, seed=5 << 40 | 3, first=0):
+    """Dropout of weights of this shape, by the kernel."""
+    pytest.importorskip("triton")
+    from attnlab.mechanisms.kernels.dropout import fill_kept
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return fill_kept(torch.full(shape, torch.nan, device=device), torch.tensor([seed], device=device), 0.2, first)
+
+
+@pytest.mark.kernel
+def test_dropout_kernel_draws_by_the_head_the_row_and_the_key_alone():
+    """So neither padding nor the size of bands changes what is dropped."""
+    whole = draw_map(2, 3, 8, 300)
+    assert torch.equal(whole[:, :, :5, :5], draw_map(2, 3, 5, 5))
+    assert torch.equal(whole[:, :, 5:, :257], draw_map(2, 3, 3, 257, first=5))
+    i, quad, head = torch.arange(8)[:, None], torch.arange(75), torch.arange(6)[:, None, None]
+    counters = (x.expand(6, 8, 75) for x in (quad, i, head, torch.zeros(())))
+    words = torch.stack(philox(torch.tensor(5 << 40 | 3), *(x.long() for x in counters)), dim=-1)  # of keys 4·quad …
+    uniform = torch.minimum(words, 2**32 - 1 - words).flatten(2) / 2**31  # Triton's
+    assert torch.equal(whole.view(6, 8, 300).cpu() > 0, uniform >= 0.2)
+
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from attnlab.mechanisms.kernels.dropout import _fill_kept
+types = {"seed": "*i64", "out": "*bf16", "rate": "fp32", "BI": "constexpr", "BJ": "constexpr"}
+signature = {name: types.get(name, "i32") for name in _fill_kept.arg_names}
+for wide in (256, 16) if EVERY else (256,):
+    source = ASTSource(_fill_kept, signature, {"BI": 2048 // wide, "BJ": wide})
+    triton.compile(source, target=GPUTarget("cuda", 90, 32))
+"""
+
+
+@pytest.mark.kernel
+@some_and_all
+def test_dropout_kernel_compiles_for_a_gpu_that_is_not_here(every):
+    pytest.importorskip("triton")
+    assert_compiles(COMPILE, every)
+
+
+def test_weights_of_several_models_have_no_common_draw():
+    with pytest.raises(ValueError, match="one seed of dropout, got 2"):
+        by_rows.draw_kept(torch.rand(2, 3, 5, 7), torch.tensor([3, 5]), 0.2, 0)
 
 
 @pytest.mark.parametrize("sinks", [0, 3])

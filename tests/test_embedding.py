@@ -7,6 +7,7 @@ import torch
 from small_models import LM
 from torch import nn
 
+from attnlab.models.dropout import Dropout
 from attnlab.models.embedding import AdaptiveEmbedding, AdaptiveReadout, LinearReadout
 from attnlab.models.transformer import build
 
@@ -42,6 +43,20 @@ def test_adaptive_probabilities(cutoffs):
     torch.testing.assert_close(readout(hidden).log_softmax(-1), log_prob, **close)
     torch.testing.assert_close(readout.nll(hidden, targets), -log_prob.gather(-1, targets[..., None])[..., 0], **close)
     torch.testing.assert_close(readout.nll(hidden, targets % 5), -log_prob.gather(-1, targets[..., None] % 5)[..., 0])
+
+
+def test_each_dropout_of_an_adaptive_readout_is_of_one_tensor():
+    """On a GPU a module has one seed in a batch, and two tensors would lose the same entries."""
+    readout = AdaptiveReadout(AdaptiveEmbedding(29, 32, (5, 11)), dropout=0.3).train()
+    calls = []
+    for module in readout.modules():
+        if isinstance(module, Dropout):
+            module.register_forward_hook(lambda module, *_: calls.append(id(module)))
+    for method, given in ((readout.log_prob, ()), (readout.nll, (torch.tensor([[1, 7, 12]]),))):
+        calls.clear()
+        method(torch.randn(1, 3, 32), *given)
+        assert len(calls) == len(set(calls)) == 3
+    assert not [name for name in readout.state_dict() if "dropout" in name]
 
 
 def test_adaptive_embedding_by_hand():

@@ -8,13 +8,16 @@ import torch
 from gpu_compile import assert_compiles, some_and_all
 from kernel_cases import DEVICE, OPERATOR_TESTS
 from small_models import LM
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 pytest.importorskip("triton")
 from attnlab.mechanisms.noise import philox
 from attnlab.models import dropout_kernel, member_kernel
+from attnlab.models.affine import apply_linear
 from attnlab.models.dropout import Dropout
-from attnlab.models.dropout_kernel import drop
+from attnlab.models.dropout_kernel import drop, drop_tokens
+from attnlab.models.members import MemberNorm
 from attnlab.models.transformer import build
 
 pytestmark = [pytest.mark.kernel, pytest.mark.filterwarnings("ignore:.*FP_FUSION.*:UserWarning")]
@@ -131,6 +134,32 @@ def test_a_compiled_block_drops_what_it_drops_eager():
         results.append([y, *torch.autograd.grad(y.sum(), [x, *block.parameters()])])
     assert len(drops) == 3
     torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("shape", [(6, 5, 8), (5, 8)], ids=str)
+@pytest.mark.parametrize("added", [False, True])
+def test_dropout_in_float64_is_exact(shape, added):
+    """The kernel narrows to float32, so it only draws the mask."""
+    z, x = torch.randn(2, *shape, device=DEVICE, dtype=torch.float64).requires_grad_()
+    members = 2 if len(shape) == 3 else 1
+    seeds, rates = torch.tensor([4, 9], device=DEVICE)[:members], torch.tensor([0.5, 0.5], device=DEVICE)[:members]
+    y = drop_tokens(z, x if added else None, seeds, rates)
+    kept = drop(torch.ones(shape if members == 2 else (1, *shape), device=DEVICE), None, seeds, rates).view(shape)
+    assert torch.equal(y, z * kept.double() + (x if added else 0.0))
+    assert torch.equal(torch.autograd.grad(y.sum(), z)[0], kept.double())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_kernels_take_no_type_that_they_would_narrow(dtype, monkeypatch):
+    """On tensors that have a device and a type, but no numbers."""
+    launched, allocate = [], torch.empty_like
+    monkeypatch.setattr(member_kernel, "affine", lambda x, *_: launched.append("affine") or allocate(x))
+    monkeypatch.setattr(member_kernel, "normalise", lambda x, *_: launched.append("normalise") or allocate(x))
+    with FakeTensorMode():
+        x, weight, bias = (torch.empty(2, *shape, device="cuda", dtype=dtype) for shape in ((3, 5), (5, 5), (5,)))
+        apply_linear(x, weight, bias)
+        MemberNorm(torch.nn.LayerNorm(5), bias, None)(x)
+    assert launched == ([] if dtype == torch.float64 else ["affine", "normalise"])
 
 
 def test_they_obey_torchs_rules_for_operators():

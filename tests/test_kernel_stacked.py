@@ -2,28 +2,30 @@
 
 import pytest
 import torch
+from kernel_cases import DEVICE, fill_memory_with_nan
 
-from attnlab.mechanisms import attention, cascade, noise
+from attnlab.mechanisms import Mechanism, attention
 from attnlab.models.members import Crew, MemberMechanism
 
 pytest.importorskip("triton")
-from attnlab.mechanisms.kernels import coda
+from attnlab.mechanisms.kernels import coda, short_dagpam, softmax
 from attnlab.mechanisms.kernels.noise import gaussian
 
 pytestmark = [pytest.mark.kernel, pytest.mark.filterwarnings("ignore:.*FP_FUSION.*:UserWarning")]
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-SEEDS = (3, 5 << 40 | 7, 11)  # of the noise and the dropout of each member
+SEEDS = (3, 5 << 40 | 7, 11)  # one for each member
+DRAWS = torch.tensor([SEEDS, SEEDS[::-1]], device=DEVICE)  # seeds of noise and of dropout
 EACH = 2  # examples of a member
 
 
 def make_members(name, h, d, layer, dtype=torch.float32, **options):
     """Mechanisms that differ in their parameters, and one that has the parameters of all."""
-    alone = [attention(name, heads=h, head_dim=d, layer=layer, impl="fused", **options) for _ in SEEDS]
+    options = {"impl": "fused", "heads": h, "head_dim": d, "layer": layer} | options
+    alone = [attention(name, **options) for _ in SEEDS]
     for mechanism in alone:
         for parameter in mechanism.parameters():
             torch.nn.init.normal_(parameter, std=0.8 * parameter.shape[-1] ** -0.5)
     members = MemberMechanism([each.to(DEVICE, dtype) for each in alone], Crew(SEEDS), ("decoder", "decoder"))
-    copies = [attention(name, heads=h, head_dim=d, layer=layer, impl="fused", **options) for _ in SEEDS]
+    copies = [attention(name, **options) for _ in SEEDS]
     for number, each in enumerate(copies):
         own = {key: x.detach()[number] for key, x in members.whole.named_parameters()}
         each.to(DEVICE, dtype).load_state_dict(own)
@@ -42,14 +44,14 @@ def draw_case(mechanism, i, j, groups, layer):
     return [q, k, v, mask, carry], torch.randn(b, h, i, d, device=DEVICE), torch.randn(b, 2 * h, i, j, device=DEVICE)
 
 
-def change_type(x, mechanism):
-    """x in the type of the mechanism's parameters, if it is floating-point."""
-    return x if x is None or x.dtype == torch.bool else x.to(next(mechanism.parameters()).dtype)
+def change_type(x, dtype):
+    """x in this type, if it is floating-point."""
+    return x if x is None or x.dtype == torch.bool else x.to(dtype)
 
 
-def compute(mechanism, inputs, *grads, causal):
+def compute(mechanism, inputs, *grads, causal, dtype=torch.float32):
     """Context, carry where visible, and the gradients of q, k, v, the carry and the parameters."""
-    inputs, (grad, grad_z) = [change_type(x, mechanism) for x in inputs], (change_type(x, mechanism) for x in grads)
+    inputs, (grad, grad_z) = [change_type(x, dtype) for x in inputs], (change_type(x, dtype) for x in grads)
     q, k, v, mask, carry = (x if x is None or x.dtype == torch.bool else x.detach().requires_grad_() for x in inputs)
     context, z = mechanism(q, k, v, mask, carry, causal=causal)
     found, outputs = {"context": context}, [(context, grad)]
@@ -73,26 +75,33 @@ CASES = {  # name, layer, queries and keys, causal, options
     "dagpam, shared": ("dagpam", 0, (7, 7), True, {"shared": True}),
     "realformer+dagpam": ("realformer+dagpam", 1, (5, 7), True, {}),
     "coda+dagpam": ("coda+dagpam", 1, (5, 7), False, {}),
+    "softmax": ("softmax", 0, (7, 11), True, {}),
+    "xsa": ("xsa", 0, (7, 11), True, {}),
+    "realformer": ("realformer", 1, (7, 11), True, {}),
+    "coda-cs": ("coda-cs", 0, (7, 11), False, {}),
+    "alibi": ("alibi", 0, (7, 11), True, {}),
+    "sigmoid": ("sigmoid", 0, (7, 11), True, {}),
+    "softmax1": ("softmax1", 0, (9, 5), False, {}),
+    "softpick": ("softpick", 0, (7, 11), False, {}),
+    "cog": ("cog", 0, (7, 11), False, {}),
+    "non": ("non", 0, (7, 11), True, {}),
 }
 
 
-def assert_alone(monkeypatch, name, layer, sizes, options, *, causal, rate=0.2, h=4, d=5, dtype=torch.float32):
+def assert_alone(name, layer, sizes, options, *, causal, rate=0.2, h=4, d=5, dtype=torch.float32):
     """Compare one call with a call for each member, from the same seeds."""
     alone, members = make_members(name, h, d, layer, dtype, dropout=rate, **options)
     whole = members.whole.train()
     inputs, *grads = draw_case(whole, *sizes, 2, layer)
     slack = (2e-5, 5e-5) if dtype == torch.float32 else (2e-2, 2e-2)  # of sums in another order
     assert whole.takes_members(*inputs[:3], None, None)
-    for module in (noise, cascade):
-        monkeypatch.setattr(module, "draw_seed", lambda *_: torch.tensor(SEEDS, device=DEVICE))
-    together = compute(whole, inputs, *grads, causal=causal)
+    members.take_seeds(DRAWS)
+    together = compute(whole, inputs, *grads, causal=causal, dtype=dtype)
     for number, mechanism in enumerate(alone):
-        for module in (noise, cascade):
-            seed = torch.tensor(SEEDS[number], device=DEVICE)
-            monkeypatch.setattr(module, "draw_seed", lambda *_, seed=seed: seed)
+        mechanism.take_seeds(DRAWS[:, number : number + 1])
         own = slice(number * EACH, (number + 1) * EACH)
         parts = [None if x is None else x[own] for x in inputs]
-        expected = compute(mechanism.train(), parts, *(x[own] for x in grads), causal=causal)
+        expected = compute(mechanism.train(), parts, *(x[own] for x in grads), causal=causal, dtype=dtype)
         for key, y in expected.items():
             got = together[key][own] if together[key].shape != (len(SEEDS), *y.shape) else together[key][number]
             message = f"{key}: {{}}".format
@@ -102,34 +111,39 @@ def assert_alone(monkeypatch, name, layer, sizes, options, *, causal, rate=0.2, 
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_one_call_computes_what_members_compute_alone(case, monkeypatch):
+def test_one_call_computes_what_members_compute_alone(case):
     name, layer, sizes, causal, options = case
-    assert_alone(monkeypatch, name, layer, sizes, options, causal=causal)
+    assert_alone(name, layer, sizes, options, causal=causal)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("sizes", [(32, 32), (24, 40), (64, 61)], ids=str)
 @pytest.mark.parametrize("name", ["coda", "dagpam", "coda+dagpam"])
-def test_sizes_of_training_in_half_precision(name, sizes, monkeypatch):
+def test_sizes_of_training_in_half_precision(name, sizes):
     layer = int("coda" in name)
-    assert_alone(monkeypatch, name, layer, sizes, {}, causal=sizes[0] == 32, d=64, dtype=torch.bfloat16)
+    assert_alone(name, layer, sizes, {}, causal=sizes[0] == 32, d=64, dtype=torch.bfloat16)
 
 
 def test_sigma_wider_than_a_multiprocessor(monkeypatch):
     monkeypatch.setattr(coda, "MOST_HEADS", 2)
-    assert_alone(monkeypatch, "coda", 1, (3, 6), {}, causal=True)
+    assert_alone("coda", 1, (3, 6), {}, causal=True)
 
 
-def test_long_rows_of_dagpam(monkeypatch):
-    """By torch's attention, which draws its own dropout."""
-    assert_alone(monkeypatch, "dagpam", 0, (67, 70), {"per_head": True}, causal=True, rate=0.0)
+@pytest.mark.parametrize("rate", [0.0, 0.2])
+@pytest.mark.parametrize("name", ["dagpam", "softmax"])
+def test_long_rows(name, rate, monkeypatch):
+    """By torch's attention, or with dropout by the kernels in linear memory."""
+    monkeypatch.setattr(short_dagpam, "LONGEST", {})
+    monkeypatch.setattr(softmax, "LONGEST", 4)
+    monkeypatch.setattr(Mechanism, "wants_kernels", lambda *_: True)
+    assert_alone(name, 0, (7, 11), {"impl": "auto"}, causal=True, rate=rate)
 
 
 def test_sharing_the_gradient_among_programs(monkeypatch):
     """With more members than programs, and with many rows for each."""
     for programs in (2, 7):
         monkeypatch.setattr(coda, "PROGRAMS", programs)
-        assert_alone(monkeypatch, "coda", 1, (9, 5), {}, causal=False, rate=0.0)
+        assert_alone("coda", 1, (9, 5), {}, causal=False, rate=0.0)
 
 
 def test_the_noise_of_members_is_that_of_their_seeds():
@@ -169,17 +183,12 @@ def test_torch_compile_takes_members_whole(name):
     torch.testing.assert_close(compiled(*inputs)[0], members(*inputs)[0])
 
 
-@pytest.mark.parametrize("name", ["coda", "dagpam", "coda+dagpam"])
+@pytest.mark.parametrize("name", ["coda", "dagpam", "coda+dagpam", "realformer", "softmax", "sigmoid"])
 def test_every_element_is_written(name, monkeypatch):
     """What the kernels write starts as NaN; none may be left."""
-    empty, layer = torch.Tensor.new_empty, int("coda" in name)
+    layer = int("coda" in name)
     _, members = make_members(name, 4, 5, layer)
     inputs, grad, grad_z = draw_case(members.whole, 5, 9, 4, layer)
-
-    def fill_with_nan(*arguments, **more):
-        made = empty(*arguments, **more)
-        return made.fill_(float("nan")) if made.is_floating_point() else made
-
-    monkeypatch.setattr(torch.Tensor, "new_empty", fill_with_nan)
+    fill_memory_with_nan(monkeypatch)
     for key, x in compute(members.whole.eval(), inputs, grad, grad_z, causal=False).items():
         assert x.isfinite().all(), key

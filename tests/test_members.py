@@ -31,8 +31,9 @@ def pad(inputs):
     return [x.flatten(0, 1) for x in shaped]
 
 
-def compare_with_alone(config, name, **changes):
-    models = [made(config, name, **changes).train() for _ in SEEDS]
+def compare_with_alone(config, name, own=({}, {}, {}), **changes):
+    """own: options of each member."""
+    models = [made(config, name, **changes, **each).train() for each in own]
     inputs = [draw_inputs(config, member) for member in range(len(SEEDS))]
     crew = Crew(SEEDS)
     stacked = stack_members(models, crew)
@@ -74,6 +75,11 @@ KINDS = ["softmax", "coda", "dagpam", "resformer", "fox"]  # no parameters, carr
 @pytest.mark.parametrize("name", KINDS)
 def test_members_compute_what_they_compute_alone(config, name):
     compare_with_alone(config, name, dropout=0.2, attention_dropout=0.1)
+
+
+@pytest.mark.parametrize("rates", [(0.0, 0.3, 0.0), (0.1, 0.0, 0.0), (0.2, 0.3, 0.1)], ids=str)
+def test_members_may_differ_in_the_dropout_of_their_attention(rates):
+    compare_with_alone(LM, "softmax", [{"attention_dropout": rate} for rate in rates], dropout=0.2)
 
 
 MODERN = {"positions": "rope", "activation": "swiglu", "norm_type": "rms", "query_key_norm": True, "head_dim": 4}

@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from representatives import every_kind_and_slowly_all
+from representatives import every_kind_and_slowly_all, mark_others_slow
 from small_models import LM, made
 
 from attnlab.experiments.engine import make_jobs, train_runs
 from attnlab.experiments.joint_recipes import name_group, train_jointly
 from attnlab.experiments.plan import Measure, TrainedRun, Workplace
 from attnlab.experiments.single_run import is_finished
+from attnlab.mechanisms import MECHANISMS
 from attnlab.models.members import Crew, stack_members, unstack_member
 from attnlab.tasks import find_task
 from attnlab.training import together
@@ -104,11 +105,16 @@ def train_in(folder, vocabulary, recipes, device="cpu"):
     return folders, train_jointly(task, recipes, folders, source, torch.device(device))
 
 
+FIRST = ["softmax", "coda", "dagpam", "sink", "talking-heads", "resformer"]
+first_and_slowly_all = pytest.mark.parametrize("name", mark_others_slow(FIRST))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("capture", ["yes", "no"])
-@pytest.mark.parametrize("attention", ["softmax", "coda", "dagpam", "sink", "talking-heads", "resformer"])
-def test_on_a_gpu_dropout_and_noise_are_those_of_training_alone(tmp_path, vocabulary, attention, capture):
-    shared = {"attention": attention, "attention_dropout": "0.1", "precision": "fp32", "compile": "no"}
+@first_and_slowly_all
+def test_on_a_gpu_dropout_and_noise_are_those_of_training_alone(tmp_path, vocabulary, name, capture):
+    shared = {"attention": name, "attention_dropout": "0.1", "precision": "fp32", "compile": "no"}
+    shared |= {"cross_attention": "softmax"} if MECHANISMS[name].self_only else {}
     recipes = make_recipes({"seed": "1"}, {"seed": "2", "lr": "1e-3", "dropout": "0.2"}, **shared, capture=capture)
     folders, finished = train_in(tmp_path / "among", vocabulary, recipes, "cuda")
     assert finished == [True, True]

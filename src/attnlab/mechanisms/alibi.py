@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from attnlab.mechanisms.by_rows import needs_bands
-from attnlab.mechanisms.cascade import can_mix_one_pass, mix_one_pass
+from attnlab.mechanisms.cascade import can_mix_one_pass, mix_one_pass, takes_members_in_one_pass
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, position
 from attnlab.mechanisms.softmax import Arguments, Softmax
 
 
 class ALiBi(Softmax):
     kernels = frozenset({"one_pass"})
+    takes_members = takes_members_in_one_pass
     positional = True
     self_only = True
     slopes: Tensor

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attnlab.mechanisms.kernels.launch import is_mapped, operator
 from attnlab.mechanisms.mechanism import ALL, Mechanism, Sides, repeat_heads, widen
-from attnlab.mechanisms.seeding import draw_band_seeds
+from attnlab.mechanisms.seeding import DROPOUT, draw_seed, shift_seed
 
 LOGITS = 2**26  # in a band, over the batch and all heads
 ALIGNED = 64  # the rows of a larger band are a multiple of this
@@ -44,29 +44,29 @@ def needs_bands(mechanism: Mechanism, q: Tensor, k: Tensor) -> bool:
 
 def mix_by_rows(
     mechanism: Mechanism, weigh: Weigh, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool,
-    at: Tensor | None = None, bias: Tensor | None = None, **sides: Sides,
+    at: Tensor | None = None, bias: Tensor | None = None, number: int = 0, **sides: Sides,
 ) -> Tensor:  # fmt: skip
     """Return the context (b,h,i,d) of the weights that `weigh` computes for each band of queries.
 
     weigh   takes q, k and mask, causal, at, bias and, where given, sides, all cut to a band; it returns the weights
             (b,h,r,j). Where mechanism.lookback is not 0, q begins with as many former queries; their rows are dropped.
+    number  of the weights whose dropout is drawn, where a mechanism has several
 
     The keys of all bands are in float32, so that autograd sums their gradients in float32.
     """
     rows, length = count_band_rows(mechanism, q, k), q.shape[2]
     if rows >= length:
         weights = weigh(q, k, mask, causal=causal, at=at, bias=bias, **sides)
-        return mechanism.drop(weights) @ repeat_heads(v, mechanism.heads)
+        return mechanism.drop(weights, number) @ repeat_heads(v, weights.shape[1])
     rate = mechanism.dropout if mechanism.training else 0.0
-    seeds = draw_band_seeds(mechanism.seeds, -(-length // rows), q.device) if rate else None
-    mix = partial(_mix_band, mechanism, weigh, k.dtype, v.dtype, rate, causal)
+    seed = draw_seed(mechanism, DROPOUT, q.device, number) if rate else None
+    mix = partial(_mix_band, weigh, k.dtype, v.dtype, rate, causal)
     k, v, contexts = widen(k), widen(v), []
-    for number, first in enumerate(range(0, length, rows)):
+    for first in range(0, length, rows):
         former = min(first, mechanism.lookback)
         end = min(first + rows, length)
         band = cut_band(first - former, end, q, k, v, mask, causal=causal, at=at, bias=bias, **sides)
-        seed = None if seeds is None else seeds[number]
-        contexts.append(checkpoint(mix, former, seed, **band, use_reentrant=False, preserve_rng_state=False))
+        contexts.append(checkpoint(mix, former, first, seed, **band, use_reentrant=False, preserve_rng_state=False))
     return torch.cat(contexts, dim=2)
 
 
@@ -100,27 +100,35 @@ def cut_pairs(x: Tensor | None, first: int, end: int, keys: int) -> Tensor | Non
 
 
 def _mix_band(
-    mechanism: Mechanism, weigh: Weigh, key_type: torch.dtype, value_type: torch.dtype, rate: float, causal: bool,
-    former: int, seed: Tensor | None, *, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **given: Any,
+    weigh: Weigh, key_type: torch.dtype, value_type: torch.dtype, rate: float, causal: bool, former: int, first: int,
+    seed: Tensor | None, *, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **given: Any,
 ) -> Tensor:  # fmt: skip
-    """Return the context of a band without its first `former` queries."""
+    """Return the context of a band without its first `former` queries; first: index of the row after them."""
     weights = weigh(q, k.to(key_type), mask, causal=causal, **given)[:, :, former:]
     if seed is not None:
-        weights = weights * draw_kept(weights.detach(), seed, rate)
-    return weights @ repeat_heads(v.to(value_type), mechanism.heads)
+        weights = weights * draw_kept(weights.detach(), seed, rate, first)
+    return weights @ repeat_heads(v.to(value_type), weights.shape[1])
 
 
 @operator("attnlab::draw_kept")
-def draw_kept(weights: Tensor, seed: Tensor, rate: float) -> Tensor:
-    """Dropout's keep / (1 − rate) for each weight: a function of the seed, so that both passes draw the same."""
+def draw_kept(weights: Tensor, seed: Tensor, rate: float, first: int) -> Tensor:
+    """Dropout's keep / (1 − rate) for each weight: a function of the seed, so that both passes draw the same.
+
+    first   index of the first row, where the weights are those of a band. On a GPU what is drawn for a weight depends
+            on its place alone, not on the length of its row nor on the size of the bands.
+    Raises ValueError if there are several seeds.
+    """
+    if seed.numel() != 1:
+        raise ValueError(f"the weights of one model have one seed of dropout, got {seed.numel()}")
+    kept = torch.empty_like(weights, memory_format=torch.contiguous_format)
     if weights.is_cuda:
         from attnlab.mechanisms.kernels.dropout import fill_kept
 
-        return fill_kept(torch.empty_like(weights), seed, rate)
-    generator = torch.Generator(weights.device).manual_seed(int(seed))
-    return torch.empty_like(weights).bernoulli_(1 - rate, generator=generator).div_(1 - rate)
+        return fill_kept(kept, seed, rate, first)
+    generator = torch.Generator(weights.device).manual_seed(int(shift_seed(seed, first)))
+    return kept.bernoulli_(1 - rate, generator=generator).div_(1 - rate)
 
 
 @draw_kept.register_fake
-def _(weights: Tensor, seed: Tensor, rate: float) -> Tensor:
-    return torch.empty_like(weights)
+def _(weights: Tensor, *rest: Any) -> Tensor:
+    return torch.empty_like(weights, memory_format=torch.contiguous_format)

@@ -39,6 +39,16 @@ def can_mix_one_pass(
     return mechanism.is_covered("queries placed by at=" if at is not None else gap)
 
 
+def takes_members_in_one_pass(
+    self: Mechanism, q: Tensor, k: Tensor, v: Tensor, at: Tensor | None, bias: Tensor | None
+) -> bool:
+    """The method `takes_members` of a mechanism without parameters whose `mix` is `mix_one_pass` or `mix_fused`.
+
+    Only these kernels read the seed of each member, so dropout by other means needs a call for each.
+    """
+    return not (self.training and self.dropout) or can_mix_one_pass(self, q, k, v, at=at, bias=bias)
+
+
 def find_bias_gap(bias: Tensor | None) -> str | None:
     """Name what keeps kernels from reading a bias, or return None. Raises TypeError if bias is not floating-point."""
     if bias is None:

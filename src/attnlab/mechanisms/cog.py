@@ -7,12 +7,13 @@ The row sum varies. A row of equal signs is softmax, or its negative.
 
 from torch import Tensor
 
-from attnlab.mechanisms.cascade import can_mix_one_pass, mix_one_pass
+from attnlab.mechanisms.cascade import can_mix_one_pass, mix_one_pass, takes_members_in_one_pass
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax
 
 
 class Cog(Mechanism):
     kernels = frozenset({"one_pass"})
+    takes_members = takes_members_in_one_pass
 
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip

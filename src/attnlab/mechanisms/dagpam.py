@@ -12,9 +12,8 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from attnlab.mechanisms.cascade import draw_dropping
+from attnlab.mechanisms.cascade import can_mix_one_pass, draw_dropping
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax, repeat_heads
 from attnlab.mechanisms.softmax import attend, find_gap
 
@@ -107,7 +106,9 @@ class DaGPAM(Mechanism):
             return False
         from attnlab.mechanisms.kernels import launch
 
-        return launch.find_head_gap(q) is None and launch.find_head_gap(v) is None
+        covered = launch.find_head_gap(q) is None and launch.find_head_gap(v) is None
+        drops = self.training and self.dropout > 0  # from a seed of each member, which only kernels read
+        return covered and (not drops or can_mix_one_pass(self, q, k, v, at=at, bias=bias))
 
     def interleave_in_one_pass(self, q: Tensor) -> Tensor:
         """`interleave` by a kernel, where it covers q."""
@@ -128,7 +129,7 @@ class DaGPAM(Mechanism):
     ) -> WithCarry:
         """The definition, with dropout on each branch: ((1 + λ⁺) D⁺∘P⁺ − λ⁻ D⁻∘P⁻) v."""
         both, carry = self.branches(q, k, mask, carry, **options)
-        return self.combine(F.dropout(both, self.dropout, self.training)) @ repeat_heads(v, self.heads), carry
+        return self.combine(self.drop(both)) @ repeat_heads(v, self.heads), carry
 
 
 def repeat_bias(bias: Tensor | None) -> Tensor | None:

@@ -57,9 +57,10 @@ class Differential(Mechanism):
         self.check(q, k, mask, at, v)
         options: dict[str, Any] = {"causal": causal, "at": at, "bias": bias}
         if self.impl == "reference":
-            first, second = (F.dropout(p, self.dropout, self.training) for p in self.maps(q, k, mask, **options))
+            first, second = (self.drop(p, n) for n, p in enumerate(self.maps(q, k, mask, **options)))
             return (first - self.subtraction * second) @ repeat_heads(v, self.heads), None
-        first, second = (attend(self, x, y, v, mask, kernel=False, **options) for x, y in split_halves(q, k))
+        halves = enumerate(split_halves(q, k))
+        first, second = (attend(self, x, y, v, mask, kernel=False, number=n, **options) for n, (x, y) in halves)
         return torch.addcmul(first, second, self.subtraction.to(first.dtype), value=-1), None
 
     def finish(self, context: Tensor) -> Tensor:

@@ -25,25 +25,26 @@ class Band(NamedTuple):
 
     rows: slice
     end: int
-    dropping: Tensor | None
+    seed: Tensor | None  # of dropout
     given: tuple[Any, ...]
 
 
 @operator("attnlab::mix_bands")
 def mix_bands(
     q: Tensor, k: Tensor, v: Tensor, near: Tensor | None, before: Tensor | None, after: Tensor, keyed: Tensor | None,
-    mask: Tensor | None, seeds: Tensor | None, causal: bool, rate: float, size: int, count: int,
+    mask: Tensor | None, seed: Tensor | None, causal: bool, rate: float, size: int, count: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Context (b,h,i,d) and the levels (b,h,i) of the rows; q (b,h,i,e), k (b,h,j,count·e), v (b,h,j,d).
 
     near, before, after, keyed   see `mix_heads`; of all rows and keys
-    seeds                        of dropout, one for each band of `size` queries, or None; rate: of dropout
+    seed, rate                   of dropout; seed is None without it
+    size                         number of queries in a band
     """
     from attnlab.mechanisms.kernels.mixed_heads import mix_heads
 
     k, v, contexts, levels = k.contiguous(), v.contiguous(), [], []
     padded = _pad(q, count)
-    for band in _split(q, k, near, before, after, keyed, mask, seeds, causal, size):
+    for band in _split(q, k, near, before, after, keyed, mask, seed, causal, size):
         s = (_unroll(padded, band.rows, count) @ k[:, :, : band.end].mT).to(q.dtype)
         weights, level = mix_heads.function(s, *band.given, causal)
         contexts.append(_drop(weights, band, rate) @ v[:, :, : band.end])
@@ -54,7 +55,7 @@ def mix_bands(
 @operator("attnlab::mix_bands_backward")
 def mix_bands_backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, near: Tensor | None, before: Tensor | None, after: Tensor,
-    keyed: Tensor | None, mask: Tensor | None, seeds: Tensor | None, lse: Tensor, causal: bool, rate: float, size: int,
+    keyed: Tensor | None, mask: Tensor | None, seed: Tensor | None, lse: Tensor, causal: bool, rate: float, size: int,
     count: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of q, k, v, near, before, after and keyed; that of an argument that is None is empty."""
@@ -63,7 +64,7 @@ def mix_bands_backward(
     k, v, padded = k.contiguous(), v.contiguous(), _pad(q, count)
     given = (padded, k, v, near, before, after, keyed)
     dq, dk, dv, *slopes = (q.new_zeros(0 if x is None else x.shape, dtype=torch.float32) for x in given)
-    for band in _split(q, k, near, before, after, keyed, mask, seeds, causal, size):
+    for band in _split(q, k, near, before, after, keyed, mask, seed, causal, size):
         rows, end = band.rows, band.end
         queries, level, g = _unroll(padded, rows, count), lse[:, :, rows].contiguous(), grad[:, :, rows].contiguous()
         s = queries @ k[:, :, :end].mT
@@ -91,11 +92,11 @@ def mix_bands_backward(
 
 def _split(
     q: Tensor, k: Tensor, near: Tensor | None, before: Tensor | None, after: Tensor, keyed: Tensor | None,
-    mask: Tensor | None, seeds: Tensor | None, causal: bool, size: int,
+    mask: Tensor | None, seed: Tensor | None, causal: bool, size: int,
 ) -> Iterator[Band]:  # fmt: skip
     """Yield the bands of `size` queries. A causal band has no keys after its last row."""
     length, keys = q.shape[2], k.shape[2]
-    for number, first in enumerate(range(0, length, size)):
+    for first in range(0, length, size):
         last = min(first + size, length)
         end = min(keys, max(0, keys - length + last)) if causal else keys
         matrices = (x if x is None or x.dim() == 2 else x[:, first:last] for x in (before, after))
@@ -104,8 +105,7 @@ def _split(
             *matrices,
             None if keyed is None else keyed[:, :, :end],
         )
-        dropping = None if seeds is None else seeds[number]
-        yield Band(slice(first, last), end, dropping, (*given, cut_pairs(mask, first, last, end)))
+        yield Band(slice(first, last), end, seed, (*given, cut_pairs(mask, first, last, end)))
 
 
 def _pad(q: Tensor, count: int) -> Tensor:
@@ -120,7 +120,9 @@ def _unroll(padded: Tensor, rows: slice, count: int) -> Tensor:
 
 def _drop(weights: Tensor, band: Band, rate: float) -> Tensor:
     """Apply dropout in place."""
-    return weights if band.dropping is None else weights.mul_(draw_kept.function(weights, band.dropping, rate))
+    if band.seed is None:
+        return weights
+    return weights.mul_(draw_kept.function(weights, band.seed, rate, band.rows.start))
 
 
 @mix_bands.register_fake

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.config import Natural, Positive, Probability, check_value
-from attnlab.mechanisms.seeding import DROPOUT
+from attnlab.mechanisms.seeding import DROPOUT, draw_seed
 
 Impl = Literal["auto", "reference", "fused"]
 WithCarry = tuple[Tensor, Tensor | None]  # weights or context, and the carry for the next layer
@@ -247,13 +247,13 @@ class Mechanism(nn.Module, ABC):
         self.check_carry(carry, z.shape)
         return carry.masked_fill(~seen, 0.0).to(z.dtype)
 
-    def drop(self, weights: Tensor) -> Tensor:
-        """Return the weights after dropout, in training."""
+    def drop(self, weights: Tensor, number: int = 0) -> Tensor:
+        """Return the weights after dropout, in training; number: of these weights, where a mechanism has several."""
         if self.seeds is None or not (self.training and self.dropout):
             return F.dropout(weights, self.dropout, self.training)
         from attnlab.mechanisms.by_rows import draw_kept
 
-        kept: Tensor = draw_kept(weights.detach(), self.seeds[DROPOUT], self.dropout)
+        kept: Tensor = draw_kept(weights.detach(), draw_seed(self, DROPOUT, weights.device, number), self.dropout, 0)
         return weights * kept
 
     def take_seeds(self, seeds: Tensor) -> None:

@@ -5,7 +5,7 @@ from torch import Tensor
 from attnlab.mechanisms.by_rows import count_band_rows
 from attnlab.mechanisms.head_bands import mix_bands
 from attnlab.mechanisms.mechanism import Mechanism, repeat_heads, visible
-from attnlab.mechanisms.seeding import draw_band_seeds
+from attnlab.mechanisms.seeding import DROPOUT, draw_seed
 
 
 def can_mix_heads(mechanism: Mechanism, q: Tensor, k: Tensor, bias: Tensor | None) -> bool:
@@ -42,7 +42,7 @@ def mix_in_bands(
 ) -> Tensor:  # fmt: skip
     """Return the context (b,h,i,d); q is scaled. before, after, keyed and near: see `mix_heads`; count: `mix_bands`."""
     size, rate = count_band_rows(mechanism, q, k), mechanism.dropout if mechanism.training else 0.0
-    seeds = draw_band_seeds(mechanism.seeds, -(-q.shape[2] // size), q.device) if rate else None
+    seed = draw_seed(mechanism, DROPOUT, q.device) if rate else None
     k, v = (repeat_heads(x, mechanism.heads) for x in (k, v))
-    context: Tensor = mix_bands(q, k, v, near, before, after, keyed, mask, seeds, causal, rate, size, count)[0]
+    context: Tensor = mix_bands(q, k, v, near, before, after, keyed, mask, seed, causal, rate, size, count)[0]
     return context

@@ -10,13 +10,14 @@ at=, or dropout.
 
 from torch import Tensor
 
-from attnlab.mechanisms.cascade import can_mix_one_pass, mix_one_pass
+from attnlab.mechanisms.cascade import can_mix_one_pass, mix_one_pass, takes_members_in_one_pass
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, widen
 from attnlab.mechanisms.visible_sums import count_visible, has_linear_form, mix_products
 
 
 class NON(Mechanism):
     kernels = frozenset({"one_pass"})
+    takes_members = takes_members_in_one_pass
 
     def weights(self, q: Tensor, k: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 causal: bool = False, at: Tensor | None = None, bias: Tensor | None = None) -> WithCarry:  # fmt: skip

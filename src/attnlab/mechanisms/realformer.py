@@ -9,12 +9,19 @@ from typing import Any
 
 from torch import Tensor
 
-from attnlab.mechanisms.cascade import CarryDtype, can_mix_one_pass, cast_carry, check_carry_dtype, mix_fused
+from attnlab.mechanisms.cascade import (
+    CarryDtype,
+    cast_carry,
+    check_carry_dtype,
+    mix_fused,
+    takes_members_in_one_pass,
+)
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, masked_softmax
 
 
 class RealFormer(Mechanism):
     kernels = frozenset({"cascade"})
+    takes_members = takes_members_in_one_pass
     carries = True
     row_sum = 1.0
 
@@ -41,6 +48,3 @@ class RealFormer(Mechanism):
         sharp = 1 / (self.layer + 1) if self.mean else 1.0
         fused = mix_fused(self, q, k, v, mask, carry, carry_dtype=self.carry_dtype, sharp=sharp, **options)
         return fused or super().mix(q, k, v, mask, carry, **options)
-
-    def takes_members(self, q: Tensor, k: Tensor, v: Tensor, at: Tensor | None, bias: Tensor | None) -> bool:
-        return not self.training or can_mix_one_pass(self, q, k, v, at=at, bias=bias)

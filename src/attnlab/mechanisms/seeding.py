@@ -50,16 +50,17 @@ def list_drawing(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-def draw_seed(mechanism: Any, row: int, device: torch.device) -> Tensor:
-    """Return the seed of a call, () or one for each member (s,): the training's, or fresh ones of torch's generator."""
+def draw_seed(mechanism: Any, row: int, device: torch.device, number: int = 0) -> Tensor:
+    """Return the seed of a call, () or one for each member (s,): the training's, or fresh ones of torch's generator.
+
+    number   of the draw, where one call of the mechanism draws several times
+    """
     if mechanism.seeds is not None:
         own: Tensor = mechanism.seeds[row]
-        return own
+        return shift_seed(own, number)
     return torch.randint(2**62, (mechanism.members,) if mechanism.members > 1 else (), device=device)
 
 
-def draw_band_seeds(own: Tensor | None, count: int, device: torch.device) -> Tensor:
-    """Return a seed of dropout for each of `count` bands of one model."""
-    if own is None:
-        return torch.randint(2**62, (count,), device=device)
-    return own[DROPOUT] + torch.arange(count, device=device) * 0x9E3779B9
+def shift_seed(seed: Tensor, number: int) -> Tensor:
+    """Return another seed for each number; the same for 0."""
+    return seed + number * 0x9E3779B9 if number else seed

@@ -28,7 +28,7 @@ from attnlab.mechanisms.mechanism import (
     visible,
     widen,
 )
-from attnlab.mechanisms.seeding import draw_band_seeds
+from attnlab.mechanisms.seeding import DROPOUT, draw_seed, shift_seed
 
 
 class Selective(Mechanism):
@@ -55,15 +55,14 @@ class Selective(Mechanism):
         if fused and (bias is None or bias.dim() < 3 or bias.shape[-3] == 1):
             rows = count_band_rows(self, q, k, heads=1)  # only F is in memory
         rate, length, former = self.dropout if self.training else 0.0, q.shape[2], k.shape[2] - q.shape[2]
-        seeds = draw_band_seeds(self.seeds, -(-length // rows), q.device) if rate else None
-        mix = partial(mix_band, self, fused, causal, rate, k.dtype, v.dtype)
+        seed = draw_seed(self, DROPOUT, q.device) if rate else None
+        mix = partial(mix_band, self, fused, causal, rate, k.dtype, v.dtype, former)
         call = partial(checkpoint, mix, use_reentrant=False, preserve_rng_state=False) if large else mix
         k, v, contexts = widen(k), widen(v), []
         masked = k.new_zeros(len(q), 1, 1, 0)  # Σ M over the bands before, (b,1,1,j)
-        for number, first in enumerate(range(0, max(length, 1), rows)):
+        for first in range(0, max(length, 1), rows):
             band = cut_band(first, min(first + rows, length), q, k, v, mask, causal=causal, at=at, bias=bias)
-            seed = None if seeds is None else seeds[number]
-            context, masked = call(former + first, masked, seed, **band)
+            context, masked = call(first, masked, seed, **band)
             contexts.append(context)
         return torch.cat(contexts, dim=2), None
 
@@ -79,23 +78,27 @@ def compute_masking(z: Tensor, seen: Tensor, own: Tensor) -> Tensor:
 
 def mix_band(
     mechanism: Mechanism, fused: bool, causal: bool, rate: float, key_type: torch.dtype, value_type: torch.dtype,
-    offset: int, masked: Tensor, seed: Tensor | None, *, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None,
-    at: Tensor | None, bias: Tensor | None,
+    former: int, first: int, masked: Tensor, seed: Tensor | None, *, q: Tensor, k: Tensor, v: Tensor,
+    mask: Tensor | None, at: Tensor | None, bias: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return the context of a band, and Σ M up to its end. offset: the key index of its first query, unless at= is."""
+    """Return the context of a band from query `first` on, and Σ M up to its end. former: keys before all queries.
+
+    The kernel counts the rows of a band from 0, so its dropout has another seed in each.
+    """
     k, v, masked = k.to(key_type), v.to(value_type), F.pad(masked, (0, k.shape[2] - masked.shape[3]))
-    first = bias if bias is None or bias.dim() < 3 else bias[..., :1, :, :]
-    z = logits(q[:, :1], k[:, :1], mechanism.scale, first)
+    shared = bias if bias is None or bias.dim() < 3 else bias[..., :1, :, :]
+    z = logits(q[:, :1], k[:, :1], mechanism.scale, shared)
     if fused:
         from attnlab.mechanisms.kernels.selective import sum_masking
 
-        shown = mask if first is None else visible(q, k, mask) & (first > -torch.inf)
-        fade, masked = sum_masking(z, shown, masked, causal, offset)
+        shown = mask if shared is None else visible(q, k, mask) & (shared > -torch.inf)
+        fade, masked = sum_masking(z, shown, masked, causal, former + first)
         added = fade if bias is None else fade + bias
-        return mix_one_pass(mechanism, q, k, v, mask, causal=causal, bias=added, dropping=seed), masked
+        own = None if seed is None else shift_seed(seed, first)
+        return mix_one_pass(mechanism, q, k, v, mask, causal=causal, bias=added, dropping=own), masked
     seen = visible(q, k, mask, causal=causal, at=at)
     masking = compute_masking(widen(z), seen, position(q, k, at))
     summed = masking.cumsum(-2) + masked
     p = masked_softmax(widen(logits(q, k, mechanism.scale, bias)) - (summed - masking), seen).to(q.dtype)
-    p = p if seed is None else p * draw_kept(p.detach(), seed, rate)
+    p = p if seed is None else p * draw_kept(p.detach(), seed, rate, first)
     return p @ repeat_heads(v, mechanism.heads), summed[:, :, -1:]

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnlab.mechanisms.cascade import can_mix_one_pass, mix_one_pass
+from attnlab.mechanisms.cascade import can_mix_one_pass, mix_one_pass, takes_members_in_one_pass
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, widen
 from attnlab.mechanisms.visible_sums import count_visible
 
 
 class Sigmoid(Mechanism):
     kernels = frozenset({"one_pass"})
+    takes_members = takes_members_in_one_pass
 
     def __init__(self, heads: int, head_dim: int, *, offset: float | None = None, **base: Any) -> None:
         super().__init__(heads, head_dim, **base)

@@ -41,9 +41,10 @@ class Softmax(Mechanism):
         return attend(self, q, k, v, mask, causal=causal, at=at, bias=bias, kernel=kernel), None
 
     def takes_members(self, q: Tensor, k: Tensor, v: Tensor, at: Tensor | None, bias: Tensor | None) -> bool:
-        if not (self.training and self.dropout) or find_gap(q, k, v, at, bias) is None:
+        if not (self.training and self.dropout):
             return True
-        return can_mix_one_pass(self, q, k, v, at=at, bias=bias)
+        short = self.wants_kernels(q) and find_gap(q, k, v, at, bias) is None
+        return short or can_mix_one_pass(self, q, k, v, at=at, bias=bias)
 
     def prepare(
         self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, at: Tensor | None, bias: Tensor | None
@@ -72,9 +73,11 @@ def is_decoding(mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, bias: Ten
 
 def attend(
     mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool, at: Tensor | None,
-    bias: Tensor | None, kernel: bool,
+    bias: Tensor | None, kernel: bool, number: int = 0,
 ) -> Tensor:  # fmt: skip
     """softmax(scale·qkᵀ + bias) v without ever storing the weights: by the kernel for short rows, or by torch.
+
+    number   of these weights, where a mechanism has several, whose dropout differs
 
     torch gets no mask tensor where it needs none: all keys visible, or causal with as many queries as keys.
     A row without visible keys attends to every key and its context is set to 0, so no backend meets a row of −∞.
@@ -85,13 +88,13 @@ def attend(
     if kernel:
         from attnlab.mechanisms.kernels.softmax import short_softmax
 
-        seed = draw_seed(mechanism, DROPOUT, q.device) if dropout else None
+        seed = draw_seed(mechanism, DROPOUT, q.device, number) if dropout else None
         context: Tensor = short_softmax(q, k, v, mask, seed, causal, scale, dropout)
         return context
     if mask is not None and not causal and is_decoding(mechanism, q, k, v, bias):
         return mix_one_pass(mechanism, q, k, v, mask, causal=False)
-    if dropout and mechanism.seeds is not None and can_mix_one_pass(mechanism, q, k, v, at=at, bias=bias):
-        return mix_one_pass(mechanism, q, k, v, mask, causal=causal, bias=bias)  # torch's draws from its generator
+    if dropout and mechanism.seeds is not None:  # which torch's attention would not draw from
+        return attend_by_seed(mechanism, q, k, v, mask, causal=causal, at=at, bias=bias, number=number)
     bias = None if bias is None else bias[(None,) * (4 - bias.dim())]
     bare = mask is None and bias is None
     if q.is_cuda and q.shape[1] != k.shape[1] and not (bare and q.dtype in (torch.bfloat16, torch.float16)):
@@ -109,6 +112,28 @@ def attend(
     if bias is not None:
         allow = bias.to(q.dtype).masked_fill(~seen, -torch.inf).masked_fill(blind, 0.0)
     return attend_by_torch(q, k, v, attn_mask=allow, **options).masked_fill(blind, 0.0)
+
+
+def attend_by_seed(
+    mechanism: Mechanism, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool, at: Tensor | None,
+    bias: Tensor | None, number: int,
+) -> Tensor:  # fmt: skip
+    """softmax(scale·qkᵀ + bias) v with dropout from the mechanism's seeds: by kernels, else by the definition.
+
+    Values wider than the queries are mixed in parts as wide as they, by the same weights.
+    """
+    parts = torch.split(v, q.shape[3], dim=-1)
+    if all(can_mix_one_pass(mechanism, q, k, part, at=at, bias=bias) for part in parts):
+        seed = draw_seed(mechanism, DROPOUT, q.device, number)
+        mixed = [mix_one_pass(mechanism, q, k, x, mask, causal=causal, bias=bias, dropping=seed) for x in parts]
+        return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=-1)
+    from attnlab.mechanisms.by_rows import mix_by_rows
+
+    def weigh(q: Tensor, k: Tensor, mask: Tensor | None, *, causal: bool, at: Tensor | None, bias: Tensor | None
+              ) -> Tensor:  # fmt: skip
+        return masked_softmax(logits(q, k, mechanism.scale, bias), visible(q, k, mask, causal=causal, at=at))
+
+    return mix_by_rows(mechanism, weigh, q, k, v, mask, causal=causal, at=at, bias=bias, number=number)
 
 
 def attend_by_torch(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:

@@ -14,13 +14,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attnlab.config import Positive, check_value
-from attnlab.mechanisms.cascade import can_mix_one_pass, mix_one_pass
+from attnlab.mechanisms.cascade import can_mix_one_pass, mix_one_pass, takes_members_in_one_pass
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, widen
 from attnlab.mechanisms.softmax import attend
 
 
 class Softmax1(Mechanism):
     kernels = frozenset({"one_pass"})
+    takes_members = takes_members_in_one_pass
 
     def __init__(self, heads: int, head_dim: int, *, n: Positive = 1.0, **base: Any) -> None:
         super().__init__(heads, head_dim, **base)

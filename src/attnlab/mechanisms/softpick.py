@@ -13,12 +13,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attnlab.config import Positive, check_value
-from attnlab.mechanisms.cascade import can_mix_one_pass, mix_one_pass
+from attnlab.mechanisms.cascade import can_mix_one_pass, mix_one_pass, takes_members_in_one_pass
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, widen
 
 
 class Softpick(Mechanism):
     kernels = frozenset({"one_pass"})
+    takes_members = takes_members_in_one_pass
 
     def __init__(self, heads: int, head_dim: int, *, eps: Positive = 1e-8, **base: Any) -> None:
         super().__init__(heads, head_dim, **base)

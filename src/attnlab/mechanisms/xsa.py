@@ -16,6 +16,7 @@ from attnlab.mechanisms.softmax import Softmax
 
 class XSA(Softmax):
     self_only = True
+    takes_members = Softmax.takes_members
 
     def turn(self, context: Tensor, v: Tensor, at: Tensor | None, sides: Sides) -> Tensor:
         own = select_own(v, context, at)  # v_i, (b,g,i,d)

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from attnlab.models.batching_rule import apply_as_one_call
 
 HAS_TRITON = find_spec("triton") is not None
+KERNEL_TYPES = (torch.float32, torch.float16, torch.bfloat16)  # kernels compute in float32
 
 
 class OneProduct(TorchFunctionMode):
@@ -57,6 +58,11 @@ class Affine(torch.autograd.Function):
         return output, 0
 
 
+def has_kernels(x: Tensor) -> bool:
+    """Return whether the kernels of member_kernel.py take x: on a GPU, in a type that loses nothing in float32."""
+    return x.is_cuda and HAS_TRITON and x.dtype in KERNEL_TYPES
+
+
 def apply_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x Wᵀ + b. With weights (s,o,i) and (s,o), each s-th part of x along its first axis has its own."""
     if weight.dim() == 2:
@@ -64,7 +70,7 @@ def apply_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     parts = x.reshape(len(weight), -1, x.shape[-1])
     if bias is None:
         y = parts @ weight.mT
-    elif x.is_cuda and HAS_TRITON:
+    elif has_kernels(x):
         from attnlab.models.member_kernel import affine
 
         y = affine(parts, weight, bias)

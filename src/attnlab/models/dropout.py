@@ -42,14 +42,13 @@ class Dropout(nn.Dropout):
         return x * mask
 
     def _has_seeds(self, x: Tensor) -> bool:
-        """Return whether this call draws from seeds; x (b,n,e), on their device."""
+        """Return whether this call draws from seeds; x (b,n,e) or (n,e), on their device."""
         if not self.training or not self.p or self.sources is None:
             return False
-        return x.dim() == 3 and x.device == self.sources[0].device
+        return x.dim() in (2, 3) and x.device == self.sources[0].device
 
     def _draw(self, x: Tensor, added: Tensor | None) -> Tensor:
-        from attnlab.models.dropout_kernel import drop
+        from attnlab.models.dropout_kernel import drop_tokens
 
         assert self.sources is not None
-        y: Tensor = drop(x, added, *self.sources)
-        return y
+        return drop_tokens(x, added, *self.sources)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from attnlab.mechanisms.kernels.launch import divide_up, operator, remember_calls, round_up, select_device
 from attnlab.mechanisms.kernels.pairs import draw_dropout
+from attnlab.models.affine import KERNEL_TYPES
 
 TILE = 4096  # numbers of a program
 
@@ -56,6 +57,20 @@ def drop(z: Tensor, x: Tensor | None, seeds: Tensor, rates: Tensor) -> Tensor:
             given, added, seeds, rates, out, rows // members, tokens, features, ADDED=x is not None, **sizes
         )
     return out
+
+
+def drop_tokens(z: Tensor, x: Tensor | None, seeds: Tensor, rates: Tensor) -> Tensor:
+    """`drop` for any floating-point type, and for (n,e) of one member as well.
+
+    The kernel computes in float32. In float64 it only draws the mask.
+    """
+    if z.dim() == 2:
+        return drop_tokens(z[None], None if x is None else x[None], seeds, rates)[0]
+    if z.dtype in KERNEL_TYPES:
+        y: Tensor = drop(z, x, seeds, rates)
+        return y
+    y = z * drop(torch.ones_like(z, dtype=torch.float32), None, seeds, rates)
+    return y if x is None else x + y
 
 
 @drop.register_fake

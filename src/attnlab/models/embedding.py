@@ -154,6 +154,7 @@ class AdaptiveReadout(Readout):
         width = len(embedding.projections[0])
         self.classes = nn.Linear(width, len(embedding.words) - 1, bias=False)
         self.dropout = Dropout(dropout)
+        self.dropouts = nn.ModuleList(Dropout(dropout) for _ in embedding.words[1:])  # of the bands from 1 on
 
     def forward(self, hidden: Tensor) -> Tensor:
         return self.log_prob(hidden)
@@ -181,7 +182,7 @@ class AdaptiveReadout(Readout):
 
     def _tail(self, hidden: Tensor, band: int) -> Tensor:
         """Return log p of each word of a band, given the band."""
-        inner = self.dropout(hidden @ self.projections[band])
+        inner = self.dropouts[band - 1](hidden @ self.projections[band])
         return _log_softmax(F.linear(inner, self.words[band]))
 
 

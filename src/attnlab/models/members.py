@@ -3,8 +3,9 @@
     x (s·b,n,e): b examples of each of s members        y_m = x_m W_mᵀ + b_m, one product for all members
 
 `stack_members` turns s ordinary models into one of the same class, whose layers compute each member's examples with its
-weights. A mechanism is called once for all members if it has no parameters, or if it takes stacked ones, as CODA and
-daGPAM do on a GPU. Any other is called once for each member.
+weights. A mechanism without parameters is called once for all members while it draws nothing. On a GPU those whose
+kernels read a seed and parameters of each member are called once in training, too, as softmax, sigmoid, CODA and daGPAM
+(Mechanism.takes_members). Any other is called once for each member.
 
 A member draws the dropout and noise that it draws alone. On a CPU each has its own state of torch's generator, and
 nothing is drawn for padding. On a GPU each has its own seeds (mechanisms/seeding.py).
@@ -22,7 +23,7 @@ from torch.nn import functional as F
 
 from attnlab.mechanisms.mechanism import Mechanism, Sides, WithCarry
 from attnlab.mechanisms.seeding import DROPOUT
-from attnlab.models.affine import HAS_TRITON, apply_linear
+from attnlab.models.affine import apply_linear, has_kernels
 from attnlab.models.dropout import Dropout
 from attnlab.models.embedding import LearnedPositions, LinearReadout
 from attnlab.models.transformer import Transformer
@@ -82,7 +83,7 @@ class MemberNorm(nn.Module):
         self.is_centred = isinstance(norm, nn.LayerNorm)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.is_cuda and HAS_TRITON and x.shape[-1] <= WIDEST_NORM:
+        if has_kernels(x) and x.shape[-1] <= WIDEST_NORM:
             from attnlab.models.member_kernel import normalise
 
             parts = x.reshape(len(self.weight), -1, x.shape[-1])
@@ -141,11 +142,11 @@ class MemberDropout(nn.Module):
         super().__init__()
         self.parts, self.crew, self.stack = nn.ModuleList(parts), crew, stack
         self.rates = [part.p for part in parts]
-        self.drawn: tuple[Tensor, Tensor] | None = None  # seeds and rates, (s,) each, on a GPU
+        self.sources: tuple[Tensor, Tensor] | None = None  # seeds and rates, (s,) each, on a GPU
 
     def take_seeds(self, seeds: Tensor) -> None:
         """Draw from these seeds on a GPU, (2,s)."""
-        self.drawn = seeds[DROPOUT], torch.tensor(self.rates, device=seeds.device)
+        self.sources = seeds[DROPOUT], torch.tensor(self.rates, device=seeds.device)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or not any(self.rates):
@@ -161,12 +162,11 @@ class MemberDropout(nn.Module):
         return x + self(part)
 
     def _draw(self, x: Tensor, added: Tensor | None) -> Tensor:
-        from attnlab.models.dropout_kernel import drop
+        from attnlab.models.dropout_kernel import drop_tokens
 
-        if self.drawn is None:
+        if self.sources is None:
             raise ValueError("members on a GPU draw dropout from seeds: make seeding.Seeds of the stacked model first")
-        y: Tensor = drop(x, added, *self.drawn)
-        return y
+        return drop_tokens(x, added, *self.sources)
 
     def _drop(self, member: int, x: Tensor) -> Tensor:
         rows, width = self.crew.sizes[self.stack][member]
@@ -224,7 +224,8 @@ class MemberMechanism(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, carry: Tensor | None = None, *,
                 sides: Sides = (None, None), **options: Any) -> WithCarry:  # fmt: skip
         first = self._first()
-        draws = self.training and (first.stochastic or first.dropout > 0)
+        each: Sequence[Any] = [first] if self.whole is not None else list(self.parts)
+        draws = self.training and any(x.stochastic or x.dropout > 0 for x in each)
         if (q.is_cuda or not draws) and self._is_one_call(draws, q, k, v, **options):
             result: WithCarry = first(q, k, v, mask, carry, sides=sides, **options)
             return result

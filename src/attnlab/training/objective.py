@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.mechanisms.mechanism import widen
-from attnlab.models.affine import HAS_TRITON
+from attnlab.models.affine import has_kernels
 
 PROGRAMS = 64  # compiled programs per block: one for each width, mode (training or not) and place (first or not)
 # inductor's mixed-order reduction makes the gradient of a layer norm over many tokens slower
@@ -18,7 +18,7 @@ COMPILING: dict[str, str | int | bool | Callable] = {"triton.mix_order_reduction
 def compute_nll(logits: Tensor, targets: Tensor) -> Tensor:
     """Return −log p of each target (…), from logits (…,words), in float32 at least."""
     flat, goals = logits.flatten(0, -2), targets.flatten()
-    if logits.is_cuda and HAS_TRITON:
+    if has_kernels(logits):
         from attnlab.training.loss_kernel import target_losses
 
         none = torch.zeros(1, device=logits.device)
@@ -85,7 +85,7 @@ class Objective(nn.Module):
             return nll.masked_fill(targets == self.padding, 0.0)
         logits, goals = self.model.readout(hidden).flatten(0, -2), targets.flatten()  # type: ignore[operator]
         ignored = self.padding if targets.dim() > 1 else -100
-        if logits.is_cuda and HAS_TRITON:
+        if has_kernels(logits):
             from attnlab.training.loss_kernel import target_losses
 
             losses: Tensor = target_losses(logits, goals, self.shares, self.factors, ignored)[0]
