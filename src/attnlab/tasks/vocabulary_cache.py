@@ -23,7 +23,7 @@ def recall_or_learn(lines: Sequence[str], settings: Mapping[str, Any], learn: Ca
         return learn()
     name = f"{_digest(lines, settings)}.vocabulary"
     with suppress(OSError, RuntimeError):  # RuntimeError: the user has no home
-        if (known := _read(_find_folder() / name)) is not None:
+        if (known := _read_pieces(_find_folder() / name)) is not None:
             return known
     learned = learn()
     with suppress(OSError, RuntimeError):
@@ -35,7 +35,7 @@ def _find_folder() -> Path:
     return get_cache_folder().parent / "vocabularies"
 
 
-def _read(path: Path) -> bytes | None:
+def _read_pieces(path: Path) -> bytes | None:
     """Return the contents of a file of the cache, or None if it is damaged."""
     data = path.read_bytes()
     digest, learned = data[:32], data[32:]
