@@ -13,11 +13,12 @@ function start() {
   addEventListener("beforeprint", () => folds.forEach((fold) => (fold.open = true)));
   document.querySelectorAll("nav a").forEach((link) => link.addEventListener("click", () => setTimeout(reveal)));
   const button = element("button", { type: "button", class: "unfold" }, "unfold all");
+  const name = () => (button.textContent = folds.some((fold) => !fold.open) ? "unfold all" : "fold all");
   button.addEventListener("click", () => {
     const open = folds.some((fold) => !fold.open);
     folds.forEach((fold) => (fold.open = open));
+    name(); // the event "toggle" comes later
   });
-  const name = () => (button.textContent = folds.some((fold) => !fold.open) ? "unfold all" : "fold all");
   folds.forEach((fold) => fold.addEventListener("toggle", name));
   document.querySelector("nav")?.append(button);
   reveal();
