@@ -9,9 +9,17 @@ from item_runs import KnownRows, make_setting, run_item
 
 from attnlab.aligning.choice import Candidate
 from attnlab.aligning.ibm1_aligner import WordModel
-from attnlab.studies.kobayashi2020 import STUDY
+from attnlab.config import compute_digest
+from attnlab.experiments.verdicts import list_numbers
+from attnlab.studies.kobayashi2020 import STUDY, paper_recipe
 from attnlab.studies.kobayashi2020.ibm1_baseline import ELSEWHERE, ibm1
 from attnlab.studies.kobayashi2020.measures import GoldCounts, measure_run
+from attnlab.studies.kobayashi2020.paper_recipe import (
+    alignment_by_paper_recipe,
+    compute_bleu,
+    make_paper_recipe,
+    measure_at_best_bleu,
+)
 from attnlab.studies.kobayashi2020.plan import load_europarl, load_lexicon, read_training_pairs
 from attnlab.studies.kobayashi2020.word_alignment import (
     PUBLISHED,
@@ -22,7 +30,7 @@ from attnlab.studies.kobayashi2020.word_alignment import (
     mechanisms,
 )
 from attnlab.tasks.translation import Translation
-from attnlab.training.runs import open_run
+from attnlab.training.runs import open_run, start_run
 
 
 def counts(*right):
@@ -127,7 +135,18 @@ def test_the_full_run_is_the_papers_model_on_separate_subwords(data, tmp_path):
     assert Translation.config_type is type(made.data)
 
 
-@pytest.mark.parametrize("run", [alignment, mechanisms, ibm1])
+def test_the_papers_recipe_is_the_authors(data, tmp_path):
+    full = make_setting(tmp_path, "full", data_dir=str(data))
+    made, plain = make_paper_recipe("softmax", 3, full), make_recipe("softmax", 3, full)
+    assert (made.model.dropout, made.model.activation_dropout, made.model.attention_dropout) == (0.1, 0.0, 0.0)
+    training = made.training
+    assert (training.lr, training.schedule, training.warmup) == (1e-3, "inverse-sqrt", 4000)
+    assert (training.optimiser, training.weight_decay, training.label_smoothing) == ("adam", 0.0, 0.1)
+    assert (training.steps, training.batch_tokens, training.evaluate_at[-1]) == (10_000, 16_384, 10_000)
+    assert made.data == plain.data
+
+
+@pytest.mark.parametrize("run", [alignment, mechanisms, ibm1, alignment_by_paper_recipe])
 def test_without_the_data_nothing_is_run_and_it_is_said_why(run, tmp_path):
     (tmp_path / "nothing").mkdir()
     cells = list(run_item(run, tmp_path, scale="full", data_dir=str(tmp_path / "nothing")).cells)
@@ -154,6 +173,48 @@ def test_a_trained_model_aligns_far_better_than_chance_and_is_not_trained_twice(
     (folder,) = (tmp_path / "work" / "runs").iterdir()
     one = measure_run(open_run(folder, device="cpu"), corpus.source, corpus.target, corpus.gold)
     assert one.make_rows("awo")["norm, best layer"] == values["norm, best layer", "AWO"][0]
+
+
+def test_the_checkpoint_of_the_best_bleu_is_aligned(tmp_path, monkeypatch):
+    """The item from nothing; then again with a BLEU that prefers the first checkpoint."""
+    busy = InlineScheduler()
+    found = run_item(alignment_by_paper_recipe, tmp_path, busy)
+    values = {(cell.row, cell.column): cell.values for cell in found.cells}
+    assert all(cell.item == "alignment-paper-recipe" for cell in found.cells)
+    assert values["norm, best layer", "AWO"][0] < 40
+    (row,) = (row for row in make_setting(tmp_path).place.open_ledger().rows() if "best_step" in row.values)
+    scores = {each["step"]: each["bleu"] for each in row.values["bleu"]}
+    assert list(scores) == [60, 120]
+    assert row.values["best_step"] == max(scores, key=scores.get)
+    (folder,) = (tmp_path / "work" / "runs").iterdir()
+    assert not (folder / "steps").exists()  # they are deleted once the row is written
+    idle = InlineScheduler()
+    again = run_item(alignment_by_paper_recipe, tmp_path, idle)
+    assert {(cell.row, cell.column): cell.values for cell in again.cells} == values
+    assert idle.names == []
+
+    corpus, place = load_lexicon(5_000), make_setting(tmp_path / "other").place
+    recipe = make_paper_recipe("softmax", 0, make_setting(tmp_path / "other"))
+    start_run(recipe, out=str(tmp_path / "run"), device="cpu", report=lambda values: None, note=lambda line: None)
+    run = open_run(tmp_path / "run", device="cpu")
+    assert compute_bleu(open_run(tmp_path / "run", device="cpu", weights="at:120")) == pytest.approx(scores[120])
+    monkeypatch.setattr(paper_recipe, "compute_bleu", lambda run: -int(run.weights.removeprefix("at:")))
+    first = measure_at_best_bleu("smoke", run, place)
+    assert first["best_step"] == 60
+    early = open_run(tmp_path / "run", device="cpu", weights="at:60")
+    expected = measure_run(early, corpus.source, corpus.target, corpus.gold)
+    assert GoldCounts.from_json(first).make_rows("awi") == expected.make_rows("awi")
+
+
+def test_the_papers_recipe_adds_cells_and_no_published_numbers(tmp_path):
+    """Rows of both recipes are compared with the same numbers, and have keys of their own."""
+    full = make_setting(tmp_path, "full", running=False)
+    one, two = (list(run(full).cells) for run in (alignment, alignment_by_paper_recipe))
+    assert len(one) == len(two)
+    assert list_numbers(one) == list_numbers([*one, *two]) != set()
+    assert [cell.published for cell in one] == [cell.published for cell in two]
+    recipes = [make("softmax", 0, full) for make in (make_recipe, make_paper_recipe)]
+    assert compute_digest(recipes[0]) != compute_digest(recipes[1])
 
 
 def known_setting(folder, attention, *failing):

@@ -1,16 +1,22 @@
 """Zheng et al. 2021: its numbers, the arithmetic of its tables by hand, and models that are trained."""
 
+import math
+
 import numpy as np
 import pytest
+import torch
 from inline_scheduler import InlineScheduler
 from item_runs import KnownRows, make_setting, run_item
 from scipy.spatial.distance import jensenshannon
 from scipy.stats import pearsonr
 
+from attnlab.mechanisms.noise import seed_noise
 from attnlab.recording.watch import record
 from attnlab.studies import open_study
 from attnlab.studies.zheng2021.cascade_ablation import NULL, SAMPLED, compute_published_correlation, section54, table4
+from attnlab.studies.zheng2021.coda_models import CODA
 from attnlab.studies.zheng2021.figures import average_matrices, draw_heat_maps
+from attnlab.studies.zheng2021.forms import BOUND, EXPECTED, FORMS, MEAN, SAMPLES, forms
 from attnlab.studies.zheng2021.language_models import fig2, table1
 from attnlab.studies.zheng2021.measures import measure_diversity
 from attnlab.studies.zheng2021.plan import LANGUAGE, TRANSLATION
@@ -130,6 +136,42 @@ def test_the_language_tables(known):
     assert (darker.sign, darker.verdict) == (1, "same direction")
 
 
+def test_the_forms_of_coda_by_hand(tmp_path):
+    """Every form differs from CODA in its own option alone, and no cell has a verdict."""
+
+    def make_values(run):
+        if run.measure == "zheng2021 expectation":
+            return {
+                MEAN: {"valid": 8.0, "test": 6.0},
+                EXPECTED: {"valid": 8.5, "test": 6.25},
+                BOUND: dict.fromkeys(("valid", "test"), 9.0),
+            }
+        options = dict(run.trained.model.attention_options)
+        changed = {"alpha": 2, "variant": 3, "carry_dtype": 4}
+        place = sum(changed[key] + (value == 8) * 3 for key, value in options.items())
+        return {"scores": {"BLEU": 30 + run.seed + place}, "perplexity": {"valid": 9.0 - place}, "mean": 1.0 * place}
+
+    rows = KnownRows(make_values)
+    found = cells(forms(make_setting(tmp_path, seeds=(0, 1, 2), rows=rows)))
+    assert found[f"{PAIR}: CODA", BLEU].values == (30.0, 31.0, 32.0)
+    gaps = {label: found[f"{PAIR}: CODA, {label} − CODA", BLEU].values for label in ("α = 2", "as printed", "α = 8")}
+    assert gaps == {"α = 2": (2.0,) * 3, "as printed": (3.0,) * 3, "α = 8": (5.0,) * 3}
+    assert found[f"{PAIR}: CODA, carry in float32 − CODA", "validation perplexity"].values == (-4.0,) * 3
+    gap = found[f"{PAIR}: CODA, {EXPECTED} − {MEAN}", "test perplexity"]
+    assert (gap.values, gap.interval) == ((0.25,) * 3, (0.25, 0.25))
+    assert all(cell.verdict == "no verdict" and not cell.has_claim for cell in found.values())
+    table = KnownRows(lambda run: {})
+    with pytest.raises(KeyError):
+        table4(make_setting(tmp_path, seeds=(0, 1, 2), rows=table))
+    shared = {run.key for run in table.asked} & {run.key for run in rows.asked}
+    assert len(shared) == 3  # CODA's rows are those of table4
+    assert all(
+        cell.not_run for cell in forms(make_setting(tmp_path, rows=rows, options={"attention": "softmax"})).cells
+    )
+    full = make_setting(tmp_path, "full", rows=KnownRows(make_values))
+    assert {cell.row.split(":")[0] for cell in forms(full).cells} == {"Multi30k de→en"}
+
+
 def test_heat_maps_are_the_mean_over_seeds_and_symmetric():
     def seed(value):
         return {"jsd": [{"kind": "cross", "layer": 1, "head_a": 0, "head_b": 2, "jsd": value}]}
@@ -174,9 +216,36 @@ def test_what_is_measured_of_models_that_were_trained(tmp_path):
     assert idle.names == []  # nothing was trained or measured again
 
 
+def test_the_forms_of_coda_are_trained_and_scored(tmp_path):
+    """The item from nothing; then the expectation again from the model: probabilities of each pass by softmax."""
+    found = cells(run_item(forms, tmp_path))
+    assert all(cell.values for cell in found.values())
+    assert found[f"{PAIR}: CODA, carry in float32 − CODA", BLEU].values == (0.0,)  # the model is in float32 here
+    assert found[f"{PAIR}: CODA, as printed − CODA", "validation perplexity"].values != (0.0,)
+    opened = [runs.open_run(path, device="cpu") for path in (tmp_path / "work" / "runs").iterdir()]
+    assert len(opened) == 1 + len(FORMS)
+    (coda,) = (run for run in opened if not run.recipe.model.attention_options)
+    assert coda.recipe.model.attention == CODA.name
+    plan = coda.task.plan_batches("valid", tokens=4096, shuffle=False)
+    nats, count, first = 0.0, 0, 0
+    for indices in plan:
+        batch = coda.task.make_batch("valid", indices)
+        inputs, right = batch.inputs, batch.targets
+        with torch.no_grad():
+            passes = []
+            for seed in range(first, first + SAMPLES):
+                with seed_noise(coda.model, seed):
+                    passes.append(coda.model(*inputs).double().softmax(-1))
+        chosen = torch.stack(passes).mean(0).gather(-1, right[..., None])[..., 0][right != 0]
+        nats, count, first = nats - chosen.log().sum().item(), count + len(chosen), first + SAMPLES
+    column = "validation perplexity"
+    assert found[f"{PAIR}: CODA, {EXPECTED}", column].values[0] == pytest.approx(math.exp(nats / count), rel=1e-4)
+    assert found[f"{PAIR}: CODA, {BOUND}", column].values[0] > found[f"{PAIR}: CODA, {EXPECTED}", column].values[0]
+
+
 def test_the_study_has_its_items_and_options():
     study = open_study("zheng2021")
-    assert list(study.items) == ["table1", "fig2", "table2", "table3", "table4", "rates", "section54"]
+    assert list(study.items) == ["table1", "fig2", "table2", "table3", "table4", "rates", "section54", "forms"]
     study.check_options(["heads", "data"], ["table3"])
     with pytest.raises(ValueError, match="no option 'heads'"):
         study.check_options(["heads"], ["table4"])

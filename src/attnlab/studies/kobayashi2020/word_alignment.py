@@ -5,7 +5,7 @@ the equations. "Layer mean" is the mean AER of the layers. "Best layer" is the l
 it. "By 2-fold choice" chooses the layer on one half of the pairs and scores it on the other, both ways.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -63,6 +63,7 @@ PUBLISHED_LAYERS = {  # layers 1 … 6, from the figures of each seed
 }
 PUBLISHED_LAYER_COUNT = 6
 EXAMPLES: dict[Scale, int] = {"smoke": 5_000, "small": 20_000}  # training pairs of the artificial language pair
+RecipeMaker = Callable[[str, int, Setting], Recipe]  # of an attention and a seed
 BASELINES = (
     "Published on the gold set, for comparison: fast_align 28.4, GIZA++ 21.0 (German to English, trained on all of "
     "Europarl v7). The item alignment-ibm1 has IBM Model 1 on the text used here."
@@ -77,9 +78,15 @@ def measure_alignment(scale: Scale, run: Run, place: Workplace) -> dict[str, Any
 
 def alignment(setting: Setting) -> Findings:
     """The item: the table and the figure of the paper's Transformer."""
+    measure = Measure("alignment error", partial(measure_alignment, setting.scale))
+    return tabulate_alignment(setting, make_recipe, measure)
+
+
+def tabulate_alignment(setting: Setting, recipe: RecipeMaker, measure: Measure) -> Findings:
+    """Return the table and the figure of Transformers that are trained by a recipe."""
     if reason := explain_absence(setting):
         return Findings(_make_absent(ITEM, reason, _list_tags(setting)))
-    by_name, remarks = _read_runs(("softmax",), setting)
+    by_name, remarks = _read_runs(("softmax",), setting, recipe, measure)
     if not by_name:
         return Findings(_make_absent(ITEM, remarks[0], _list_tags(setting)))
     found, tags = list(by_name["softmax"].values()), _list_tags(setting)
@@ -96,7 +103,8 @@ def mechanisms(setting: Setting) -> Findings:
             raise ValueError(f"attention={name} transforms the mixed context, so it is no sum of α·f(x): leave it out")
     if reason := explain_absence(setting):
         return Findings(_make_absent(MECHANISMS_ITEM, reason, _list_tags(setting)))
-    found, remarks = _read_runs(names, setting)
+    measure = Measure("alignment error", partial(measure_alignment, setting.scale))
+    found, remarks = _read_runs(names, setting, make_recipe, measure)
     if not found:
         return Findings(_make_absent(MECHANISMS_ITEM, remarks[0], _list_tags(setting)))
     names = tuple(found)
@@ -152,15 +160,16 @@ def make_recipe(attention: str, seed: int, setting: Setting) -> Recipe:
     return Recipe("synthetic", examples, small, training, DecodeConfig())
 
 
-def _read_runs(names: Sequence[str], setting: Setting) -> tuple[dict[str, dict[int, GoldCounts]], tuple[str, ...]]:
+def _read_runs(
+    names: Sequence[str], setting: Setting, recipe: RecipeMaker, measure: Measure
+) -> tuple[dict[str, dict[int, GoldCounts]], tuple[str, ...]]:
     """Read the runs of these attentions; return their counts by seed, and remarks on training and failures.
 
     Without any counts, the only remark says why.
     """
     files = setting.place.folder / EUROPARL
-    measure = Measure("alignment error", partial(measure_alignment, setting.scale))
     plan = {
-        (name, seed): TrainedRun(make_recipe(name, seed, setting), measure, files)
+        (name, seed): TrainedRun(recipe(name, seed, setting), measure, files)
         for name in names
         for seed in setting.seeds
     }
