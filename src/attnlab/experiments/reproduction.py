@@ -34,7 +34,7 @@ from attnlab.report.figures import render_files
 ITEM = "item"  # the measure of rows that say with which seeds and options an item was completed
 OLD_CELLS = "item cells"  # the measure of rows that hold the cells of an item from before there was a ledger
 CELLS_ONLY = "only cell values survive; the runs behind them were measured before there was a ledger"
-LISTS = ("data", "attention")  # options that select rows of a table
+LISTS = ("data", "attention", "form")  # options that select rows of a table
 
 
 @dataclass(frozen=True)

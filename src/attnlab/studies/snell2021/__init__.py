@@ -37,7 +37,7 @@ STUDY = Study(
         "a8": Item("A.8: numbers of parameters of the models", a8),
         "a9": Item("A.9: SMS Spam", a9),
         "fig3": Item("Figure 3, A.3: learning to copy", fig3, seeds=MANY),
-        "fig6": Item("Figure 6, §5.2: several heads", fig6, seeds=MANY, edition=2),
+        "fig6": Item("Figure 6, §5.2: several heads", fig6, seeds=MANY, edition=2, options=("form",)),
         "fig7": Item("Figure 7, §6.1: does β stay local?", fig7, seeds=MANY, edition=2),
         "prediction": Item("What attnlab diagnose predicts, and what seeds learn", prediction, seeds=MANY, edition=6),
         "section62": Item("§6.2: copying and a fixed permutation", section62, seeds=MANY),

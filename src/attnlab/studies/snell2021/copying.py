@@ -27,6 +27,7 @@ from attnlab.experiments.verdicts import Cell
 from attnlab.models.lstm import LSTMTranslator, build
 from attnlab.models.lstm_config import SETTINGS
 from attnlab.report.figures import draw_seed_curves
+from attnlab.studies.snell2021.gru import GRUTranslator
 
 BEGIN, END, FIRST = 0, 1, 2  # <s>, also the id of padding, which never occurs; </s>; the first type
 Data = Literal["permutations", "subset", "mixture", "function"]
@@ -122,10 +123,10 @@ def draw_in_chunks(draw: Callable[[int, int], Stacked], examples: int) -> Feed:
     return make_batch
 
 
-def attend(model: LSTMTranslator, source: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
+def attend(model: LSTMTranslator | GRUTranslator, source: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
     """Return logits (b,n,words) and attention weights (b,h,n,n)."""
     memory, mask, start = model.encode(source)
-    states, _ = model.decoder(given, None, start)
+    states, _ = model.decoder(given, start=start)
     weights, _ = model.attention.mechanism.weights(model.attention.queries(states), memory.unsqueeze(1), mask)
     context, _ = model.attention(states, memory, mask)
     return model.readout(model.combine(states, context)), weights
