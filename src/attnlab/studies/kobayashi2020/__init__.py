@@ -3,7 +3,7 @@
 from attnlab.experiments.study import Item, Study
 from attnlab.studies.kobayashi2020.bert import OPTIONS, figure3, figure4, frequency, table1, table2
 from attnlab.studies.kobayashi2020.ibm1_baseline import ibm1
-from attnlab.studies.kobayashi2020.paper_recipe import ITEM, alignment_by_paper_recipe
+from attnlab.studies.kobayashi2020.paper_recipe import alignment_by_paper_recipe
 from attnlab.studies.kobayashi2020.word_alignment import OPTIONS as ATTENTION
 from attnlab.studies.kobayashi2020.word_alignment import alignment, mechanisms
 
@@ -21,7 +21,7 @@ ALIGNMENT = {
     "alignment-mechanisms": Item(
         "§5, with other attention", mechanisms, {"smoke": 1, "small": 3, "full": 3}, edition=2, options=ATTENTION
     ),
-    ITEM: Item("§5, with the authors' recipe and the best BLEU", alignment_by_paper_recipe),
+    "alignment-paper-recipe": Item("§5, with the authors' recipe and the best BLEU", alignment_by_paper_recipe),
 }
 
 STUDY = Study(
