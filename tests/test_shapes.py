@@ -41,3 +41,11 @@ def test_long_rows_in_float16(name):
     expected = mechanism.double().weights(q.detach().double(), k.double())[0]
     assert (weights.double() - expected).norm() / expected.norm() < 0.01
     assert q.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("name", ["softmax", "dagpam", "coda", "nap"])
+def test_tensors_without_heads_are_refused_in_one_line(name):
+    mechanism = attention(name, heads=2, head_dim=4)
+    x = torch.randn(3, 5, 4)
+    with pytest.raises(ValueError, match=r"must be \(batch, heads, length, size\), got \(3, 5, 4\), \(3, 5, 4\)"):
+        mechanism(x, x, x)

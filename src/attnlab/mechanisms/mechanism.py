@@ -142,6 +142,9 @@ class Mechanism(nn.Module, ABC):
                 ) -> WithCarry:  # fmt: skip
         if sides[0] is None and sides[1] is None and self.has_sides:
             self.check_sides(q.new_zeros(1, 1, self.model_size))
+        if not q.dim() == k.dim() == v.dim() == 4:
+            got = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
+            raise ValueError(f"q, k and v of {type(self).__name__} must be (batch, heads, length, size), got {got}")
         shape = (len(q), self.heads, q.shape[2], v.shape[3])
         given = self.give_sides(sides)
         if self.carry_of == "keys":
