@@ -15,6 +15,7 @@ import argparse
 import sys
 from contextlib import nullcontext
 
+import floors
 import measuring
 import torch
 from torch.nn import functional as F
@@ -117,17 +118,6 @@ def compute_floors(shape, bandwidth, rate):
     return {"traffic_floor_ms": 1e3 * moved / bandwidth, "arithmetic_floor_ms": 1e3 * products / rate}
 
 
-def measure_speeds():
-    """Return bytes per second of a large copy (reads and writes), and operations per second of a large bf16 product."""
-    x = torch.empty(2**30, dtype=torch.bfloat16, device="cuda")
-    y = torch.empty_like(x)
-    copy = measuring.device_milliseconds(lambda: y.copy_(x))
-    side = 8192
-    a, b = torch.randn(2, side, side, dtype=torch.bfloat16, device="cuda")
-    product = measuring.device_milliseconds(lambda: a @ b)
-    return 1e3 * 2 * x.nbytes / copy, 1e3 * 2 * side**3 / product
-
-
 def measure_step(row, step):
     try:
         row |= {"device_ms": measuring.device_milliseconds(step), "eager_ms": measuring.eager_milliseconds(step)}
@@ -198,7 +188,8 @@ def main():
         torch.cuda.synchronize()
         return
     torch.cuda.set_stream(torch.cuda.Stream())
-    limits = measure_speeds()
+    speeds = floors.measure_speeds()
+    limits = speeds["bytes"], 2 * speeds["products"]  # an operation is a multiplication or an addition
     rows = [row for shape in SHAPES for row in measure_shape(shape, names, limits)]
     about = measuring.collect_provenance(SEED) | {"bytes_per_s": limits[0], "operations_per_s": limits[1]}
     print(f"forward + backward of one layer on {about['hardware']}, torch {about['torch']}, bf16, causal")

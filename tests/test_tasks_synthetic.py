@@ -9,6 +9,7 @@ from attnlab.tasks import TASKS, find_task
 from attnlab.tasks.lexicon import Lexicon
 from attnlab.tasks.synthetic import Synthetic, SyntheticConfig
 from attnlab.tasks.task import BOS, EOS
+from attnlab.training.recipe import resolve_recipe
 from attnlab.training.run_folder import RunFolder
 
 COPYING = ("permutation", "subset", "mixture", "permutation-function")
@@ -257,3 +258,13 @@ def test_softmax_learns_to_recall(tmp_path):
     done = run("train", "synthetic", "data=mqar", *sizes, "steps=500", "device=cpu", f"out={tmp_path}")
     assert done.returncode == 0, done.stderr
     assert RunFolder(tmp_path).metrics()[-1]["valid_accuracy"] >= 0.95
+
+
+def test_a_problem_that_translates_may_have_other_numbers_of_decoder_layers(tmp_path):
+    """The recipe does not know yet what kind of model the problem needs."""
+    recipe = resolve_recipe("synthetic", {"data": "lexicon", "layers": "1", "decoder_layers": "2"})
+    config = recipe.resolve_model(find_task("synthetic").prepare(recipe.data, tmp_path))
+    assert (config.model, config.layers, config.decoder_layers) == ("translator", 1, 2)
+    wrong = resolve_recipe("synthetic", {"data": "mqar", "decoder_layers": "2"})
+    with pytest.raises(ValueError, match="decoder_layers is for translators only"):
+        wrong.resolve_model(find_task("synthetic").prepare(wrong.data, tmp_path))

@@ -2,6 +2,7 @@
 
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -178,6 +179,33 @@ def test_nothing_is_lost_when_runs_are_stopped(tmp_path, vocabulary, monkeypatch
         own, other = (read_checkpoint(folder.last) for folder in (mine, theirs))
         assert all(torch.equal(x, other.tensors[at]) for at, x in own.tensors.items())
     assert not list((tmp_path / "halted").glob("as-one-*"))
+
+
+def test_killed_runs_resume_from_a_checkpoint_that_was_asked_for(tmp_path, vocabulary, monkeypatch):
+    """However the path of their folder is written."""
+    monkeypatch.setattr(together, "LEAST_S", 0.0)
+    monkeypatch.chdir(tmp_path)
+    recipes = make_recipes({"seed": "1"}, {"seed": "2"}, checkpoint_every="4")
+    update, steps = together.JointTraining._update, []
+
+    def die_at_ten(self):
+        steps.append(self.step)
+        if self.step == 10 and steps.count(10) == 1:
+            raise MemoryError("killed")
+        update(self)
+
+    monkeypatch.setattr(together.JointTraining, "_update", die_at_ten)
+    with pytest.raises(MemoryError):
+        train_in(Path("killed"), vocabulary, recipes)
+    _, finished = train_in(tmp_path / "killed", vocabulary, recipes)
+    assert finished == [True, True]
+    assert steps == [*range(11), *range(8, 16)]
+    assert not list((tmp_path / "killed").glob("as-one-*"))
+
+
+def test_a_population_of_nothing_is_refused(tmp_path, vocabulary):
+    with pytest.raises(ValueError, match="at least one recipe"):
+        train_in(tmp_path, vocabulary, [])
 
 
 def test_a_member_that_diverges_leaves_the_others_as_they_are(tmp_path, vocabulary):

@@ -51,6 +51,8 @@ def name_group(recipe: Recipe) -> str | None:
 
 def check_recipes(recipes: Sequence[Recipe]) -> None:
     """Raise ValueError, naming what differs, if these recipes cannot train as one."""
+    if not recipes:
+        raise ValueError("a population needs at least one recipe")
     first, *others = recipes
     if name_group(first) is None:
         raise ValueError(

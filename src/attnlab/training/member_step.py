@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from attnlab.models.affine import HAS_TRITON
+from attnlab.models.affine import has_kernels
 from attnlab.training.optimisers import build_optimiser, read_state, set_learning_rate, write_state
 from attnlab.training.step import ALIGNED, Captured, Eager, Stepper
 
@@ -148,7 +148,7 @@ class RowAdam:
 
 def build_row_optimisers(flat: MemberFlat, configs: Sequence["TrainConfig"]) -> RowOptimisers | RowAdam:
     """Return what updates the rows: one kernel for Adam and AdamW on a GPU, else an optimiser of torch for each."""
-    by_kernel = flat.master.is_cuda and HAS_TRITON and configs[0].optimiser in ("adam", "adamw")
+    by_kernel = has_kernels(flat.master) and configs[0].optimiser in ("adam", "adamw")
     return RowAdam(flat, configs) if by_kernel else RowOptimisers(flat, configs)
 
 

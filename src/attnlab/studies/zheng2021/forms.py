@@ -77,10 +77,10 @@ def _make_expectation_cells(ground: Ground) -> Iterator[Cell]:
     models = Variants("forms", ground, (CODA,), EXPECTATION, tuple(LABELS))
     for part, column in PARTS.items():
         for way in (EXPECTED, BOUND):
-            yield models.make_level(CODA, column, _read(way, part), label=f"{CODA.label}, {way}")
-        both = _read(EXPECTED, part), _read(MEAN, part)
+            yield models.make_level(CODA, column, _read_way(way, part), label=f"{CODA.label}, {way}")
+        both = _read_way(EXPECTED, part), _read_way(MEAN, part)
         yield models.make_contrast(CODA, CODA, column, both, label=f"{CODA.label}, {EXPECTED} − {MEAN}")
 
 
-def _read(way: str, part: str) -> Value:
+def _read_way(way: str, part: str) -> Value:
     return lambda values: values[way][part]
