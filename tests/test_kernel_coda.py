@@ -2,82 +2,20 @@
 
 import pytest
 import torch
+from cascade_cases import Case, shaken
 from gpu_compile import assert_compiles
+from kernel_cases import DEVICE, TYPES, project
 from properties import given, settings, st
 
 from attnlab.mechanisms import attention
-from attnlab.mechanisms.coda import apply_head_net
-from attnlab.mechanisms.mechanism import Mechanism, repeat_heads
+from attnlab.mechanisms.mechanism import Mechanism
 from attnlab.mechanisms.noise import gaussian
 
 pytest.importorskip("triton")
 from attnlab.mechanisms.kernels import cascade as kernels
-from attnlab.mechanisms.kernels import coda, wide_sigma
-from attnlab.mechanisms.kernels.pairs import read_mask
+from attnlab.mechanisms.kernels import coda
 
 pytestmark = [pytest.mark.kernel, pytest.mark.filterwarnings("ignore:.*FP_FUSION.*:UserWarning")]
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-TYPES = [torch.float32, torch.float16] + [torch.bfloat16] * (DEVICE == "cuda")  # the interpreter's bf16 is wrong
-SLACK = {torch.float32: 5e-6, torch.float16: 3e-3, torch.bfloat16: 2e-2}  # what is allowed beside twice eager's error
-
-
-def projected(b, n, h, d):
-    """As a joint projection leaves it: not contiguous, and a slice of something wider."""
-    return torch.randn(b, n, h * d + 7, device=DEVICE)[..., 7:].unflatten(-1, (h, d)).transpose(1, 2)
-
-
-def shaken(name, h, d, layer=1, *, far=False, **options):
-    """With random parameters; far: so biased that no unit of σ comes near LeakyReLU's kink, where rounding decides."""
-    mechanism = attention(name, heads=h, head_dim=d, layer=layer, **options).to(DEVICE).eval()
-    for parameter in mechanism.parameters():
-        torch.nn.init.normal_(parameter, std=0.5 * parameter.shape[-1] ** -0.5)
-        if far and parameter.dim() == 1:
-            parameter.data += 4 * torch.where(torch.rand_like(parameter) < 0.5, 1, -1)
-    return mechanism
-
-
-class Case:
-    """Arguments of one layer, and what comes of them: context, carry where visible, and every gradient of both."""
-
-    def __init__(self, b, h, i, j, d, mask="none", causal=False, carried=True, groups=None):
-        self.qkv = [projected(b, n, heads, d) for n, heads in ((i, h), (j, groups or h), (j, groups or h))]
-        self.carry = torch.randn(b, h, i, j, device=DEVICE) if carried else None
-        shape = {"none": None, "keys": (b, 1, 1, j), "full": (b, 1, i, j), "one": (i, j)}[mask]
-        self.mask = None if shape is None else torch.rand(shape, device=DEVICE) < 0.6  # some rows see nothing
-        self.causal = causal
-        self.grads = [torch.randn(b, h, i, n, device=DEVICE) for n in (d, j)]
-
-    def of(self, mechanism, dtype, impl, **noise):
-        """Of the mechanism in one type: through its kernels, or by its definition."""
-        rounded = (x if x is None else x.to(self.type).to(dtype) for x in (*self.qkv, self.carry))
-        q, k, v, carry = (x if x is None else x.detach().requires_grad_() for x in rounded)
-        mechanism = mechanism.to(self.type).to(dtype)
-        mechanism.impl = impl
-        if impl == "fused":
-            context, z = mechanism(q, k, v, self.mask, carry, causal=self.causal)
-        else:
-            weights, z = mechanism.weights(q, k, self.mask, carry, causal=self.causal, **noise)
-            context = weights @ repeat_heads(v, weights.shape[1])
-        hidden = ~mechanism.visible(q, k, self.mask, causal=self.causal).expand(z.shape)
-        found = {"q": q, "k": k, "v": v, "carry": carry, **dict(mechanism.named_parameters())}
-        found = {name: x for name, x in found.items() if x is not None and x.requires_grad}
-        if carry is None:
-            found = {name: x for name, x in found.items() if "sigma" not in name}
-        grads = [g.to(self.type).to(x.dtype) for g, x in zip(self.grads, (context, z), strict=True)]
-        grads[1] = grads[1].masked_fill(hidden, 0.0 if impl == "reference" else float("nan"))  # hidden: never read
-        made = torch.autograd.grad([context, z], list(found.values()), grads)
-        return {"context": context, "z": z.masked_fill(hidden, 0.0)} | dict(zip(found, made, strict=True))
-
-    def assert_same(self, mechanism, dtype, **noise):
-        """The kernels are as near to the definition in float64 as twice the definition in their own type."""
-        self.type = dtype
-        fused = self.of(mechanism, dtype, "fused")
-        eager = self.of(mechanism, dtype, "reference", **noise)
-        exact = self.of(mechanism, torch.float64, "reference", **noise)
-        for name, y in exact.items():
-            size = y.norm().clamp_min(1e-2)
-            error, allowed = ((x[name].double() - y).norm() / size for x in (fused, eager))
-            assert error <= 2 * allowed + SLACK[dtype], f"{name}: {error:.1e}, eager {allowed:.1e}"
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -128,44 +66,6 @@ def test_heads_that_share_keys(h, groups):
     """The heads of small Llama, Qwen and OPT models, which are no powers of two."""
     Case(2, h, 5, 7, 16, "keys", causal=True, groups=groups).assert_same(shaken("coda", h, 16, far=True), torch.float16)
     Case(1, h, 7, 7, 16, "full", groups=groups).assert_same(shaken("realformer", h, 16), torch.float32)
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"variant": "paper", "alpha": 2}, {"variant": "paper", "residual": False}], ids=str
-)
-@pytest.mark.parametrize(("mask", "causal"), [("keys", True), ("full", False)])
-def test_sigma_wider_than_a_multiprocessor(options, mask, causal, monkeypatch):
-    """By bands of two rows, which see ever more keys: 40 heads, and NaN in what is hidden."""
-    mechanism, case = shaken("coda", 40, 4, **options), Case(2, 40, 7, 11, 4, mask, causal)
-    net = torch.cat([parameter.detach().flatten() for parameter in mechanism.sigma.parameters()])[None]
-    width, own = len(mechanism.sigma[0].weight), mechanism.variant == "code"
-    monkeypatch.setattr(wide_sigma, "ACTIVATIONS", 2 * 11 * 2 * width)
-    seen = mechanism.visible(*case.qkv[:2], case.mask, causal=causal)
-    s, carry, grad = (
-        torch.randn(2, 40, 7, 11, device=DEVICE).masked_fill(~seen, hidden) for hidden in (torch.nan, torch.nan, 0)
-    )
-    inputs = [x.masked_fill(~seen, 0.0).requires_grad_() for x in (s, carry)]
-    z = inputs[0] + inputs[1] if mechanism.residual else inputs[0]
-    z = z + apply_head_net(mechanism.sigma, z if own else inputs[1], seen)
-    form = (width, own, mechanism.residual, False, torch.float32)
-    shown = read_mask(case.mask, causal, *case.qkv[:2])
-    found = s.clone()
-    wide_sigma.collide(found, carry, net, shown, None, 1, *form)
-    torch.testing.assert_close(found.masked_fill(~seen, 0.0), z.masked_fill(~seen, 0.0), atol=2e-5, rtol=2e-5)
-    expected = torch.autograd.grad(z, [inputs[1], *mechanism.sigma.parameters()], grad)
-    dcarry = torch.zeros_like(carry)
-    dnet = wide_sigma.collide_backward(s, carry, net, shown, grad, dcarry, *form)
-    torch.testing.assert_close(dcarry, expected[0], atol=2e-5, rtol=2e-5)
-    torch.testing.assert_close(dnet[0], torch.cat([x.flatten() for x in expected[1:]]), atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_wide_sigma_in_a_layer(causal, monkeypatch):
-    """With noise: where a query stands counts from the last key if causal."""
-    monkeypatch.setattr(coda, "MOST_HEADS", 2)
-    mechanism = shaken("coda", 3, 4)
-    mechanism.sample_seed = (3 << 32) | 977
-    Case(1, 3, 2, 5, 4, causal=causal, groups=1).assert_same(mechanism, torch.float32)
 
 
 @pytest.mark.parametrize("most", [coda.MOST_HEADS, 2], ids=["kernel", "wide"])
@@ -252,7 +152,7 @@ def test_noise_is_standard_and_differs_from_place_to_place():
 def test_dropout_is_the_same_in_both_passes_and_has_its_rate():
     """With V = 1 the context shows the dropped weights; the gradients are those of exactly these."""
     n = 32
-    q, k, v = (projected(2, n, 2, n).requires_grad_() for _ in range(3))
+    q, k, v = (project(2, n, 2, n).requires_grad_() for _ in range(3))
     seed = torch.tensor(1234567890123, device=DEVICE)
     form = {"causal": True, "scale": 0.37, "sharp": 1.0, "layer": 0, "width": 0, "own": True, "residual": True}
 
