@@ -294,7 +294,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help="comma-separated mechanisms")
     parser.add_argument("--length", type=int, help="only cases of this length n")
-    parser.add_argument("--case", choices=["causal", "grouped", "padded", "9 heads"], help="only this case")
+    kinds = ["causal", "grouped", "padded", "9 heads"]
+    parser.add_argument("--case", action="append", choices=kinds, help="only this case; may be repeated")
     parser.add_argument("--part", choices=["layers", "llama", "host"], help="default: all")
     parser.add_argument("--definition", action="store_true", help="also time the definition, eager and compiled")
     parser.add_argument("--jobs", type=int, default=0, help="processes that compile the layers first; default: none")
@@ -310,7 +311,7 @@ def main():
     else:
         torch.set_num_threads(1)
     cases = TINY_CASES if given.tiny else CASES if device == "cuda" else CPU_CASES
-    cases = [case for case in cases if given.length in (None, case[1][2]) and given.case in (None, case[0])]
+    cases = [case for case in cases if given.length in (None, case[1][2]) and case[0] in (given.case or kinds)]
     parts = {
         "layers": lambda: measure_layers(names, cases, device, given.definition),
         "llama": lambda: measure_llamas(names, device, given.tiny),
