@@ -182,7 +182,7 @@ for kernel in kernels:
     for kind, wide in (("bf16", 256), ("fp32", 1024)) if EVERY else (("bf16", 256),):
         fixed = {"ADDED": True, "CENTRED": True, "BIASED": True, "BT": 4096 // wide, "BE": wide, "BP": 16}
         fixed = {name: value for name, value in fixed.items() if name in kernel.arg_names}
-        data = dict.fromkeys(("z", "x", "y", "out", "gain", "bias", "grad", "dx"), f"*{kind}")
+        data = dict.fromkeys(("z", "x", "y", "out", "more", "gain", "bias", "grad", "dx"), f"*{kind}")
         types = data | {"seeds": "*i64", "rates": "*fp32", "sums": "*fp32", "eps": "fp32"}
         types |= dict.fromkeys(fixed, "constexpr")
         signature = {name: types.get(name, "i32") for name in kernel.arg_names}

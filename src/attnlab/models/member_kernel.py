@@ -60,15 +60,21 @@ def _sum_tokens(x, out, rows, features, parts, each, BT: tl.constexpr, BE: tl.co
 
 @remember_calls
 @triton.jit(do_not_specialize=["parts"])
-def _sum_parts(x, out, parts, size, BP: tl.constexpr, BE: tl.constexpr):
-    """Σ over the parts of BE numbers of one member; x (s,parts,size), out (s,size)."""
+def _sum_parts(x, out, more, parts, size, members, out_s, more_s, BP: tl.constexpr, BE: tl.constexpr):
+    """Σ over the parts of BE numbers of one sum; x (sums,parts,size). The first s sums go to out, others to more.
+
+    out_s, more_s: the members' strides in them.
+    """
     columns = tl.cdiv(size, BE)
     member, e = tl.program_id(0) // columns, tl.program_id(0) % columns * BE + tl.arange(0, BE)
     total = tl.zeros((BP, BE), dtype=tl.float32)
     for first in range(0, parts, BP):
         place, inside = _locate(member, first + tl.arange(0, BP), e, parts, size)
         total += tl.load(x + place, mask=inside, other=0.0)
-    tl.store(out + member * size + e, tl.sum(total, 0), mask=e < size)
+    if member < members:
+        tl.store(out + member.to(tl.int64) * out_s + e, tl.sum(total, 0), mask=e < size)
+    else:
+        tl.store(more + (member - members).to(tl.int64) * more_s + e, tl.sum(total, 0), mask=e < size)
 
 
 @remember_calls
@@ -142,15 +148,22 @@ def affine(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 @operator("attnlab::member_sum_tokens")
 def sum_tokens(x: Tensor) -> Tensor:
     """Σ over tokens: (s,n,e) -> (s,e)."""
+    out = x.new_empty(x.shape[0], x.shape[2])
+    sum_tokens_into(x, out)
+    return out
+
+
+def sum_tokens_into(x: Tensor, out: Tensor) -> None:
+    """Write Σ over tokens of x (s,n,e) into out (s,e), whose rows may lie apart."""
     x = x.contiguous()
     members, rows, features = x.shape
     tile = _choose_tile(min(256, round_up(features)))
     columns = divide_up(features, tile["BE"])
     parts, each = _split_tokens(rows, members * columns, tile["BT"])
-    out = x.new_empty(members, parts, features, dtype=torch.float32)
+    sums = x.new_empty(members, parts, features, dtype=torch.float32)
     with select_device(x):
-        _sum_tokens[(members * parts * columns,)](x, out, rows, features, parts, each, **tile)
-    return _add_parts(out, x.dtype)
+        _sum_tokens[(members * parts * columns,)](x, sums, rows, features, parts, each, **tile)
+    _add_parts(sums, out)
 
 
 @operator("attnlab::member_normalise")
@@ -169,6 +182,14 @@ def normalise(x: Tensor, gain: Tensor, bias: Tensor | None, eps: float, centred:
 @operator("attnlab::member_normalise_backward")
 def normalise_backward(grad: Tensor, x: Tensor, gain: Tensor, eps: float, centred: bool) -> tuple[Tensor, Tensor]:
     """dx (s,n,e), and the gradients of gain and bias, (2,s,e), in the type of the gain."""
+    sums = gain.new_empty(2, x.shape[0], x.shape[2])
+    return normalise_backward_into(grad, x, gain, eps, centred, *sums), sums
+
+
+def normalise_backward_into(
+    grad: Tensor, x: Tensor, gain: Tensor, eps: float, centred: bool, dgain: Tensor, dbias: Tensor | None
+) -> Tensor:
+    """Return dx (s,n,e); write the gradients of gain and bias into dgain and dbias (s,e), whose rows may lie apart."""
     grad, x, dx = grad.contiguous(), x.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
     (members, rows, features), wide = x.shape, round_up(x.shape[2])
     warps = max(1, min(8, wide // WARP_TILE))
@@ -179,16 +200,17 @@ def normalise_backward(grad: Tensor, x: Tensor, gain: Tensor, eps: float, centre
         _normalise_backward[(members * parts,)](
             grad, x, gain, dx, sums, rows, features, gain.stride(0), parts, each, eps, CENTRED=centred, **tile
         )
-    return dx, _add_parts(sums, gain.dtype).unflatten(0, (2, members))
+    _add_parts(sums, dgain, dbias)
+    return dx
 
 
-def _add_parts(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Σ over the second axis in float32, then in another type: (s,parts,size) -> (s,size)."""
-    members, parts, size = x.shape
-    out = x.new_empty(members, size, dtype=dtype)
+def _add_parts(x: Tensor, out: Tensor, more: Tensor | None = None) -> None:
+    """Σ over the second axis of x (sums,parts,size), in float32: the first s into out (s,size), the next into more."""
+    (_, parts, size), members = x.shape, len(out)
+    pair, count = (out, members) if more is None else (more, 2 * members)
+    sizes = (parts, size, members, out.stride(0), pair.stride(0))
     with select_device(x):
-        _sum_parts[(members * divide_up(size, 64),)](x, out, parts, size, BP=16, BE=64)
-    return out
+        _sum_parts[(count * divide_up(size, 64),)](x, out, pair, *sizes, BP=16, BE=64)
 
 
 def _choose_tile(wide: int) -> dict[str, int]:

@@ -64,13 +64,14 @@ class MemberLinear(nn.Module):
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, scale: float) -> None:
         super().__init__()
         self.weight, self.bias, self.scale = weight, bias, scale  # (s,o,i), (s,o)
+        self.maps: Any = None  # a member_maps.Maps of this layer alone, in training
 
     @property
     def out_features(self) -> int:
         return self.weight.shape[1]
 
     def forward(self, x: Tensor) -> Tensor:
-        y = apply_linear(x, self.weight, self.bias)
+        y = apply_linear(x, self.weight, self.bias) if _skips(self.maps) else self.maps(x)
         return y if self.scale == 1 else self.scale * y
 
 
@@ -81,13 +82,18 @@ class MemberNorm(nn.Module):
         super().__init__()
         self.weight, self.bias, self.shape, self.eps = weight, bias, list(norm.normalized_shape), norm.eps or 0.0
         self.is_centred = isinstance(norm, nn.LayerNorm)
+        self.maps: Any = None  # as of MemberLinear
 
     def forward(self, x: Tensor) -> Tensor:
         if has_kernels(x) and x.shape[-1] <= WIDEST_NORM:
             from attnlab.models.member_kernel import normalise
 
-            parts = x.reshape(len(self.weight), -1, x.shape[-1])
-            y: Tensor = normalise(parts, self.weight, self.bias, self.eps, self.is_centred)
+            parts, options = x.reshape(len(self.weight), -1, x.shape[-1]), (self.eps, self.is_centred)
+            y: Tensor
+            if _skips(self.maps):
+                y = normalise(parts, self.weight, self.bias, *options)
+            else:
+                y = self.maps.normalise(parts, *options)
             return y.view(x.shape)
         if self.is_centred:
             normed = F.layer_norm(x, self.shape, eps=self.eps)
@@ -130,8 +136,10 @@ class MemberPositions(nn.Module):
 class MemberReadout(LinearReadout):
     """Logits of each member's words or classes; weight (s,vocabulary,e), bias (s,vocabulary)."""
 
+    maps: Any = None  # as of MemberLinear
+
     def forward(self, hidden: Tensor) -> Tensor:
-        logits = apply_linear(hidden, self.weight, self.bias)
+        logits = apply_linear(hidden, self.weight, self.bias) if _skips(self.maps) else self.maps(hidden)
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
 
@@ -368,6 +376,11 @@ def _stack_parameters(parts: Sequence[Mechanism]) -> Mechanism:
         owner, _, last = name.rpartition(".")
         setattr(whole.get_submodule(owner), last, nn.Parameter(data, requires_grad=first.requires_grad))
     return whole
+
+
+def _skips(maps: Any) -> bool:
+    """Return whether a layer computes without maps: it has none, or somebody looks inside."""
+    return maps is None or torch.compiler.is_compiling()
 
 
 def _spread(x: Tensor, y: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ def _adam(
         lr, share1, share2 = tl.load(own), tl.load(own + 1), tl.load(own + 2)
         eps, decay = tl.load(own + 3), tl.load(own + 4)
         p = tl.load(master + place, mask=inside, other=0.0)
-        g = tl.load(grad + place, mask=inside, other=0.0) * tl.load(factors + row)
+        g = tl.load(grad + place, mask=inside, other=0.0).to(tl.float32) * tl.load(factors + row)
         if DECOUPLED:
             p -= lr * decay * p
         else:
@@ -54,7 +54,8 @@ def update_rows(
 ) -> None:  # fmt: skip
     """Update all rows in place.
 
-    master, grad, first, second   (s,size) in float32        work      master itself, or its copy in another type
+    master, first, second         (s,size) in float32        work      master itself, or its copy in another type
+    grad                          (s,size) in any type
     numbers                       (s,5), of NUMBERS          factors   (s,) of the gradient, for clipping
     corrections                   (s,2), 1 − β₁ᵗ, √(1 − β₂ᵗ)  flags    (s,) not 0: leave the row as it is
     """

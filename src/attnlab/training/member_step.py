@@ -6,14 +6,17 @@ while the others go on.
 """
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from attnlab.models.affine import has_kernels
+from attnlab.models.attention import MultiHead
+from attnlab.models.member_maps import Layer, Maps, can_write, list_layers
 from attnlab.training.optimisers import build_optimiser, read_state, set_learning_rate, write_state
 from attnlab.training.step import ALIGNED, Captured, Eager, Stepper
 
@@ -22,14 +25,20 @@ if TYPE_CHECKING:
 
 
 class MemberFlat:
-    """The trained parameters of all members as one matrix: `master` in float32, and `work`, with which they compute."""
+    """The trained parameters of all members as one matrix: `master` in float32, and `work`, with which they compute.
+
+    fresh   gradients of the last batch, in the type of `work`; most layers write theirs there (models/member_maps.py)
+    grad    sum of the gradients of the update's batches before it, in float32
+
+    Weights of linear maps of one input lie side by side, so the order is not that of `step.Flat`.
+    """
 
     def __init__(self, model: nn.Module, members: int, dtype: torch.dtype) -> None:
         self.members, self.named = members, _list_trained(model, members)
-        sizes = [-(-_shape(each).numel() // ALIGNED) * ALIGNED for each in self.named.values()]
-        starts = [0, *accumulate(sizes)]
-        self.places = {name: (at, _shape(each)) for at, (name, each) in zip(starts, self.named.items(), strict=False)}
-        self.master = torch.zeros(members, starts[-1], device=next(model.parameters()).device)
+        layers = [each for each in list_layers(model) if can_write(each[1])]
+        self._names = {id(each): name for name, each in self.named.items()}
+        self.places = self._lay_out([kind for _, own in layers for kind in _list_kinds(own)])
+        self.master = torch.zeros(members, self._size, device=next(model.parameters()).device)
         for own, view in self._pairs(self.master):
             view.copy_(own.detach())
         self.work = self.master if dtype == torch.float32 else self.master.to(dtype)
@@ -37,29 +46,92 @@ class MemberFlat:
             own.data = view
         for parameter in model.parameters():
             parameter.data = parameter.data.to(dtype)
-        self.grad, self._added = torch.zeros_like(self.master), torch.zeros_like(self.master)
-        self._parts, self._added_parts = self._pairs(self.grad), self._pairs(self._added)
+        self.fresh, self.grad = torch.zeros_like(self.work), torch.zeros_like(self.master)
+        self._parts, self._maps = self._pairs(self.fresh), dict[tuple[int, ...], Maps]()
+        for attention, group in layers:
+            self._attach(attention, group)
 
     def views(self, flat: Tensor, member: int) -> dict[str, Tensor]:
         """Return a view of one row of a flat matrix for each parameter, by its name in an ordinary model."""
         return {name: flat[member, at : at + shape.numel()].view(shape) for name, (at, shape) in self.places.items()}
 
-    def gather(self, *, first: bool) -> None:
-        """Copy the gradients into the master's, or add them if not first, and clear them; absent ones are 0."""
-        into, parts = (self.grad, self._parts) if first else (self._added, self._added_parts)
-        pairs = [(view, own.grad) for own, view in parts if own.grad is not None]
-        if len(pairs) < len(parts):
-            into.zero_()
-        torch._foreach_copy_([view for view, _ in pairs], [grad for _, grad in pairs])
-        if not first:
-            self.grad += self._added
-        for own, _ in parts:
+    def gather(self) -> None:
+        """Complete `fresh` after a backward pass by the gradients that autograd stored, and clear these."""
+        written = {id(p) for maps in self._maps.values() if maps.is_written for p in maps.parameters}
+        copied, added, absent = list[Any](), list[Any](), list[Tensor]()
+        for own, view in self._parts:
+            if own.grad is not None:
+                (added if id(own) in written else copied).append((view, own.grad))
+            elif id(own) not in written:
+                absent.append(view)
             own.grad = None
+        if copied:
+            torch._foreach_copy_([view for view, _ in copied], [grad for _, grad in copied])
+        if added:
+            torch._foreach_add_([view for view, _ in added], [grad for _, grad in added])
+        for view in absent:
+            view.zero_()
+        for maps in self._maps.values():
+            maps.is_written = False
 
     def publish(self) -> None:
         """Copy the master into the working copy."""
         if self.work is not self.master:
             self.work.copy_(self.master)
+
+    def to_ordinary(self, flat: Tensor) -> Tensor:
+        """Return flat numbers (…,parameters) on the CPU in the order of `step.Flat`, as checkpoints have them."""
+        given, parts = flat.detach().cpu(), []
+        for at, shape in self.places.values():
+            size = shape.numel()
+            parts.append(F.pad(given[..., at : at + size], (0, _round(size) - size)))
+        return torch.cat(parts, dim=-1)
+
+    def from_ordinary(self, flat: Tensor) -> Tensor:
+        """Return flat numbers of the order of `step.Flat` in the order of this matrix."""
+        out, start = flat.new_zeros(*flat.shape[:-1], self._size), 0
+        for at, shape in self.places.values():
+            out[..., at : at + shape.numel()] = flat[..., start : start + shape.numel()]
+            start += _round(shape.numel())
+        return out
+
+    def _lay_out(self, groups: Sequence[Sequence[nn.Parameter]]) -> dict[str, tuple[int, torch.Size]]:
+        """Return where each parameter starts, and its shape; groups: those to lie side by side."""
+        together: dict[str, list[str]] = {}
+        for group in groups:
+            names = [self._names[id(p)] for p in group]
+            together |= {name: names for name in names if not together.keys() & set(names)}
+        starts, at = dict[str, int](), 0
+        for name in self.named:
+            if name not in starts:
+                for each in together.get(name, [name]):
+                    starts[each] = at
+                    at += _shape(self.named[each]).numel()
+                at = _round(at)
+        self._size = at
+        return {name: (starts[name], _shape(each)) for name, each in self.named.items()}
+
+    def _attach(self, attention: MultiHead | None, layers: Sequence[Layer]) -> None:
+        """Let layers write their gradients, if their parameters lie side by side."""
+        weights, biases = [*_list_kinds(layers), []][:2]
+        key = tuple(map(id, (*weights, *biases)))
+        if key not in self._maps:
+            work, fresh = ([self._span(flat, own) for own in (weights, biases)] for flat in (self.work, self.fresh))
+            if work[0] is None or (biases and work[1] is None):
+                return
+            self._maps[key] = Maps(layers, work, fresh)
+        if attention is None:
+            layers[0].maps = self._maps[key]
+        else:
+            attention.joint = self._maps[key]
+
+    def _span(self, flat: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor | None:
+        """Return parameters that lie side by side as one view of a flat matrix, (s,Σ first sizes,…), else None."""
+        places = [self.places[self._names[id(p)]] for p in parameters]
+        if not places or any(at + shape.numel() != after for (at, shape), (after, _) in pairwise(places)):
+            return None
+        (start, first), (last, shape) = places[0], places[-1]
+        return flat[:, start : last + shape.numel()].unflatten(1, (-1, *first[1:]))
 
     def _pairs(self, flat: Tensor) -> list[tuple[nn.Parameter, Tensor]]:
         """Return every parameter of the stacked model with its view of a flat matrix."""
@@ -93,19 +165,22 @@ class RowOptimisers:
         for optimiser, rate in zip(self.rows, rates, strict=True):
             set_learning_rate(optimiser, rate)
 
-    def step(self, factors: Tensor) -> None:
-        """Update all rows by their gradients times these factors, (s,), and the working copy."""
-        self.flat.grad *= factors[:, None]
+    def step(self, gradient: Tensor, factors: Tensor) -> None:
+        """Update all rows by their gradients times these factors, (s,), and the working copy; clear `flat.grad`."""
+        torch.mul(gradient, factors[:, None], out=self.flat.grad)
         for optimiser in self.rows:
             optimiser.step()
         self.flat.publish()
+        self.flat.grad.zero_()
 
     def read_state(self, number: int) -> dict[str, Tensor]:
         """Return the state of a row, as of the optimiser of a single run."""
-        return read_state(self.rows[number])
+        state = read_state(self.rows[number])
+        return {name: self.flat.to_ordinary(x) if x.dim() else x for name, x in state.items()}
 
     def write_state(self, number: int, tensors: dict[str, Tensor]) -> None:
-        write_state(self.rows[number], tensors)
+        given = {name: self.flat.from_ordinary(x) if x.dim() else x for name, x in tensors.items()}
+        write_state(self.rows[number], given)
 
 
 class RowAdam:
@@ -128,22 +203,25 @@ class RowAdam:
     def set_rates(self, rates: Sequence[float]) -> None:
         self.numbers[:, 0].copy_(torch.tensor(rates).pin_memory(), non_blocking=True)
 
-    def step(self, factors: Tensor) -> None:
+    def step(self, gradient: Tensor, factors: Tensor) -> None:
         from attnlab.training.adam_kernel import update_rows
 
         self.steps += self.flags == 0
         corrections = 1.0 - self.betas ** self.steps[:, None]  # in float64
         corrections[:, 1].sqrt_()
         flat, given = self.flat, (*self.moments, self.numbers, factors, corrections.float(), self.flags)
-        update_rows(flat.master, flat.work, flat.grad, *given, decoupled=self.decoupled)
+        update_rows(flat.master, flat.work, gradient, *given, decoupled=self.decoupled)
+        if gradient is flat.grad:
+            flat.grad.zero_()
 
     def read_state(self, number: int) -> dict[str, Tensor]:
-        first, second = (moment[number] for moment in self.moments)
+        first, second = (self.flat.to_ordinary(moment[number]) for moment in self.moments)
         return {"step": self.steps[number], "exp_avg": first, "exp_avg_sq": second}
 
     def write_state(self, number: int, tensors: dict[str, Tensor]) -> None:
-        for name, own in self.read_state(number).items():
-            own.copy_(tensors[name])
+        self.steps[number].copy_(tensors["step"])
+        for moment, name in zip(self.moments, ("exp_avg", "exp_avg_sq"), strict=True):
+            moment[number].copy_(self.flat.from_ordinary(tensors[name]))
 
 
 def build_row_optimisers(flat: MemberFlat, configs: Sequence["TrainConfig"]) -> RowOptimisers | RowAdam:
@@ -154,6 +232,9 @@ def build_row_optimisers(flat: MemberFlat, configs: Sequence["TrainConfig"]) -> 
 
 class _Members(Stepper):
     """What differs in the steps of many members: every measurement has one entry for each."""
+
+    flat: Any  # a MemberFlat
+    optimizer: Any
 
     def __init__(
         self,
@@ -170,6 +251,7 @@ class _Members(Stepper):
         self.updates = torch.zeros(flat.members, dtype=torch.int64, device=self.device)
         self.clips = torch.tensor([clip or torch.inf for clip in clips], device=self.device)
         self.scale = torch.ones(flat.members, device=self.device)
+        self.is_single = True  # the update has one batch so far
         optimizer.share_flags(self.bad)
 
     def read_losses(self) -> list[float]:
@@ -179,29 +261,49 @@ class _Members(Stepper):
         return values
 
     def _accumulate(self, inputs: Sequence[Tensor], targets: Tensor, scale: Any) -> None:
+        if not self.first:
+            self.flat.grad += self.flat.fresh
         losses = self.objective(inputs, targets)
         torch.where(self.bad > 0, 0.0, losses * scale).sum().backward()  # a failed member does not spoil the others
         self.loss += losses.detach()
-        self.flat.gather(first=self.first)
+        self.flat.gather()
 
     def _apply(self) -> None:
-        gradient = self.flat.grad
-        self.norm.copy_(gradient.norm(dim=1))
+        gradient = self.flat.fresh if self.is_single else self.flat.grad.add_(self.flat.fresh)
+        self.norm.copy_(torch.linalg.vector_norm(gradient, dim=1, dtype=self.norm.dtype))
         self.bad.copy_(torch.maximum(self.bad, (~(self.norm + self.loss).isfinite()).to(self.bad.dtype)))
         self.updates += self.bad == 0
         factors = (self.clips / (self.norm + 1e-6)).clamp(max=1.0).nan_to_num(1.0)
-        self.optimizer.step(factors)  # type: ignore[call-overload]
+        self.optimizer.step(gradient, factors)
 
 
 class EagerMembers(_Members, Eager):
     """Runs each operation from Python."""
 
     def accumulate(self, inputs: Sequence[Tensor], targets: Tensor, scale: Any) -> None:
+        self.is_single = self.first
         super().accumulate(inputs, targets, scale.to(self.device))
 
 
 class CapturedMembers(_Members, Captured):
-    """Replays CUDA graphs, as `step.Captured` does."""
+    """Replays CUDA graphs, as `step.Captured` does; an update of several batches has a graph of its own."""
+
+    def __init__(self, *given: Any, **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.applied: dict[bool, torch.cuda.CUDAGraph] = {}
+
+    def accumulate(self, inputs: Sequence[Tensor], targets: Tensor, scale: Any) -> None:
+        self.is_single = self.first
+        super().accumulate(inputs, targets, scale)
+
+    def apply(self) -> None:
+        self.update = self.applied.get(self.is_single)
+        super().apply()
+        assert self.update is not None
+        self.applied[self.is_single] = self.update
+
+    def _list_changed(self) -> list[Tensor]:
+        return [*super()._list_changed(), self.flat.fresh]
 
     def _set_scale(self, scale: Any) -> None:
         self.scale.copy_(scale.pin_memory(), non_blocking=True)  # a copy from other memory waits for the device
@@ -224,3 +326,13 @@ def _list_trained(model: nn.Module, members: int) -> dict[str, nn.Parameter | li
 def _shape(each: nn.Parameter | list[nn.Parameter]) -> torch.Size:
     """The shape of a parameter in an ordinary model."""
     return each[0].shape if isinstance(each, list) else each.shape[1:]
+
+
+def _list_kinds(layers: Sequence[Layer]) -> list[list[Any]]:
+    """Return the weights of the layers, and their biases where they have them."""
+    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+    return [weights] if biases[0] is None else [weights, biases]
+
+
+def _round(size: int) -> int:
+    return -(-size // ALIGNED) * ALIGNED

@@ -210,10 +210,14 @@ class Captured(Stepper):
         captured = {(first, max(shape[1] for shape in shapes if len(shape) == 2)) for first, *shapes in self.graphs}
         return captured.issuperset(product((True, False)[:batches], widths))
 
+    def _list_changed(self) -> list[Tensor]:
+        """Return what a pass or an update changes, besides weights and the optimiser's state."""
+        return [self.loss, self.norm, self.bad, self.updates, self.flat.grad]
+
     def _capture(self, work: Callable[[], None], rehearsals: int) -> torch.cuda.CUDAGraph:
         """Capture a graph of the work. Rehearsals have the flag set, so no weight changes; other state is restored."""
         state = torch.cuda.get_rng_state(self.device)
-        changed = [self.loss, self.norm, self.bad, self.updates, self.flat.grad]
+        changed = self._list_changed()
         before = [x.clone() for x in changed]
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):

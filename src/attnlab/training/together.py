@@ -256,7 +256,12 @@ class JointTraining:
 
     def _list_state(self) -> dict[str, Tensor]:
         stepper = self.stepper
-        kept = {"master": stepper.flat.master, "bad": stepper.bad, "updates": stepper.updates, "loss": stepper.loss}
+        kept = {
+            "master": stepper.flat.to_ordinary(stepper.flat.master),
+            "bad": stepper.bad,
+            "updates": stepper.updates,
+            "loss": stepper.loss,
+        }
         kept |= {"generators": torch.stack(self.crew.states)}
         if self.device.type == "cuda":
             kept["cuda"] = torch.cuda.get_rng_state(self.device)
@@ -287,7 +292,7 @@ class JointTraining:
         stepper, tensors = self.stepper, kept.tensors
         for name in ("bad", "updates", "loss"):
             getattr(stepper, name).copy_(tensors[name])
-        stepper.flat.master.copy_(tensors["master"])
+        stepper.flat.master.copy_(stepper.flat.from_ordinary(tensors["master"]))
         stepper.flat.publish()
         self.crew.states = [state.clone() for state in tensors["generators"]]
         if "cuda" in tensors and self.device.type == "cuda":
