@@ -13,6 +13,7 @@ Times are printed only if a small population first ends as its seeds do alone. O
 """
 
 import argparse
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -131,6 +132,7 @@ def measure_transformers(device, given):
             transformers.check_equal(attention, device, folder)
             for members in (1, 12) if on_gpu else (2,):
                 rows.append(transformers.measure_together(attention, members, device, folder, tiny=not on_gpu))
+                print(rows[-1], file=sys.stderr, flush=True)
                 if on_gpu:
                     torch.cuda.empty_cache()
                     torch.cuda.reset_peak_memory_stats()
