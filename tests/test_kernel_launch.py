@@ -1,5 +1,6 @@
 """An Operator computes the same eager and traced; a kernel is launched as it was compiled for its kind of call."""
 
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from triton import JITFunction, knobs
 from triton.backends.nvidia.driver import CudaLauncher
 from triton.runtime import driver
 
-from attnlab.mechanisms.kernels.launch import find_launcher, operator, remember_calls
+from attnlab.mechanisms.kernels.launch import compile_ahead, find_launcher, operator, remember_calls
 
 CALLS: list[str] = []
 
@@ -129,6 +130,36 @@ def test_a_kernel_is_launched_again_as_it_was_compiled(kernel):
     assert first.launches == []  # Triton has launched it
     assert kernel[(5, 2)](y, x, 64, even=True, size=16, num_warps=4) is first
     assert first.launches == [((5, 2, 1), y.data_ptr(), x.data_ptr(), 64, 16, True)]
+
+
+def test_kernels_compile_ahead_in_threads_and_none_of_them_runs(monkeypatch):
+    calls, both = [], Barrier(2, timeout=20)  # only two threads at a time pass
+
+    def compile_slowly(self, *arguments, grid, warmup, **constants):
+        calls.append((warmup, [x.dtype for x in arguments[:2]], [x.data_ptr() % 16 for x in arguments[:2]]))
+        if warmup:
+            both.wait()
+        return Compiled()
+
+    kernel, x, y = make_kernel(monkeypatch, Compiled), torch.zeros(64), torch.zeros(64, dtype=torch.bfloat16)
+    monkeypatch.setattr(JITFunction, "run", compile_slowly)
+    kernel = remember_calls(JITFunction(kernel.fn))
+    with compile_ahead(torch.device("cpu")):
+        for _ in range(3):  # layers
+            assert kernel[(3,)](x, y, 64, even=True, size=16) is None
+            assert kernel[(3,)](x, y[1:], 64, even=True, size=16) is None
+        assert calls == []
+    types = [torch.float32, torch.bfloat16]
+    assert sorted(calls) == sorted([(True, types, [0, 0]), (True, types, [0, 2])], key=str)
+    kernel[(3,)](x, y, 64, even=True, size=16)
+    assert calls[2][0] is False  # Triton launches it
+
+
+def test_an_error_while_compiling_ahead_leaves_launches_as_they_were(monkeypatch):
+    kernel, x = make_kernel(monkeypatch, Compiled), torch.zeros(64)
+    with pytest.raises(KeyError), compile_ahead(torch.device("cpu")):
+        raise KeyError
+    assert isinstance(kernel[(3,)](x, x, 64, even=True, size=16), Compiled)
 
 
 @pytest.mark.parametrize("grid", [(5,), (5, 2), (5, 2, 3)])

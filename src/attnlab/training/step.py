@@ -24,6 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from attnlab.mechanisms.kernels.launch import compile_ahead
+
 ALIGNED = 64  # parameters start at multiples of this in the flat vector, so that matrix products stay fast
 OFTEN = 1000  # batches of one shape after which it is compiled
 COMPILE_AFTER = {"auto": OFTEN, "static": 0}  # number of batches of a shape, by the setting compile=
@@ -184,7 +186,7 @@ class Captured(Stepper):
             self.graphs.pop(key, None)
             buffers = [x.to(self.device) for x in tensors]
             with self.objective.use_compiled() if compiled else nullcontext():  # type: ignore[operator]
-                passes = self._capture(lambda: self._accumulate(buffers[:-1], buffers[-1], self.scale), rehearsals=2)
+                passes = self._capture(lambda: self._accumulate(buffers[:-1], buffers[-1], self.scale))
             self.graphs[key] = passes, buffers
         self.uses[key] += 1
         graph, buffers = self.graphs[key]
@@ -196,7 +198,7 @@ class Captured(Stepper):
 
     def apply(self) -> None:
         if self.update is None:
-            self.update = self._capture(self._apply, rehearsals=1)
+            self.update = self._capture(self._apply)
         self.update.replay()
         self.first = True
 
@@ -214,16 +216,20 @@ class Captured(Stepper):
         """Return what a pass or an update changes, besides weights and the optimiser's state."""
         return [self.loss, self.norm, self.bad, self.updates, self.flat.grad]
 
-    def _capture(self, work: Callable[[], None], rehearsals: int) -> torch.cuda.CUDAGraph:
-        """Capture a graph of the work. Rehearsals have the flag set, so no weight changes; other state is restored."""
+    def _capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """Capture a graph of the work. Rehearsals have the flag set, so no weight changes; other state is restored.
+
+        Before them the work runs once without our kernels, to compile these all at a time.
+        """
         state = torch.cuda.get_rng_state(self.device)
         changed = self._list_changed()
         before = [x.clone() for x in changed]
         self.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.stream):
             self.bad.fill_(1.0)
-            for _ in range(rehearsals):
+            with compile_ahead(self.device):
                 work()
+            work()
         torch.cuda.current_stream().wait_stream(self.stream)
         torch.cuda.empty_cache()  # frees the rehearsals' memory: the graph has its own
         graph = torch.cuda.CUDAGraph()

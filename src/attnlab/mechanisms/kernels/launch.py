@@ -2,9 +2,10 @@
 
 import inspect
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from functools import reduce
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial, reduce
 from operator import or_
 from typing import Any
 
@@ -18,6 +19,8 @@ LAUNCHED: set[str] = set()  # names of the kernels that this process has run; a 
 NOWHERE = nullcontext()
 MOST_CALLS = 4096  # kinds of calls of one kernel that are remembered
 Launch = Callable[[Any, list[int], tuple[Any, ...]], None]  # grid, addresses, numbers
+Jobs = dict[Any, Callable[[], Any]]  # compilations, by kernel and kind of call
+_collected: Jobs | None = None  # where launches put their compilations while compile_ahead collects them
 
 
 class Operator:
@@ -76,6 +79,7 @@ def remember_calls(kernel: Any) -> Any:
     current one.
     """
     from triton import JITFunction
+    from triton.runtime.jit import MockTensor
 
     if not isinstance(kernel, JITFunction):  # the interpreter
         return kernel
@@ -95,6 +99,11 @@ def remember_calls(kernel: Any) -> Any:
         types = (*[x.dtype for x in tensors], *map(type, numbers), *map(type, values))  # 2 == 2.0, but not for Triton
         kind = (device, aligned, numbers, types, *constants, *values)
         found = known.get(kind)
+        if _collected is not None:
+            if found is None:
+                given = (*[MockTensor(x.dtype) for x in tensors], *numbers) if aligned is True else arguments
+                _collected[kernel, kind] = partial(compile_and_run, *given, grid=grid, warmup=True, **constants)
+            return None
         if found is None:
             compiled = compile_and_run(*arguments, grid=grid, warmup=False, **constants)
             if len(known) == MOST_CALLS:
@@ -107,6 +116,27 @@ def remember_calls(kernel: Any) -> Any:
 
     kernel.run = run
     return kernel
+
+
+@contextmanager
+def compile_ahead(device: torch.device) -> Iterator[None]:
+    """Compile the kernels that the block launches, many at a time in threads. None of them runs.
+
+    Triton compiles one kernel after another while a model takes its first step, and most of that time it waits for the
+    assembler. Outputs of kernels stay unwritten, so the block must not use them as indices. Kernels without
+    `remember_calls`, and those of Triton's interpreter, run as usual.
+    """
+    global _collected
+    jobs: Jobs = {}
+    _collected = jobs
+    try:
+        yield
+    finally:
+        _collected = None
+    select = partial(torch.cuda.set_device, device) if device.type == "cuda" else None
+    with ThreadPoolExecutor(os.cpu_count(), initializer=select) as threads:
+        for result in [threads.submit(job) for job in jobs.values()]:
+            result.result()
 
 
 def prepare_launch(compiled: Any, device: int, rest: tuple[Any, ...]) -> Launch:
