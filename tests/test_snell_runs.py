@@ -174,7 +174,7 @@ def test_every_item_runs_on_any_corpus(texts, pairs, tmp_path, monkeypatch):
     short = ScaleSize(width=13, rate=2e-2, measured_at=(0, 60), comparisons="B", proxy_epochs=2)
     monkeypatch.setitem(corpora.CLASSIFYING, "smoke", short)
     monkeypatch.setitem(corpora.TRANSLATING, "smoke", replace(short, measured=7, measured_at=(0, 9), output=5))
-    for module in (agreements, training_curves, frozen):
+    for module in (agreements, corpora):
         monkeypatch.setattr(module, "CORPORA", (texts, pairs))
     for name in ("SMS", "SST"):
         monkeypatch.setattr(sms, name, replace(texts, row=name))

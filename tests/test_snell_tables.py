@@ -11,7 +11,7 @@ import torch
 from item_runs import make_setting
 from scipy.stats import kendalltau
 
-from attnlab.studies.snell2021 import STUDY, published
+from attnlab.studies.snell2021 import STUDY, agreements, published
 from attnlab.studies.snell2021.agreements import (
     CHANCE,
     DEFINED,
@@ -24,7 +24,7 @@ from attnlab.studies.snell2021.agreements import (
 )
 from attnlab.studies.snell2021.frozen import table10
 from attnlab.studies.snell2021.measures import AgreementMeans, make_mask, select_words
-from attnlab.studies.snell2021.plan import CORPORA, MULTI, ROLES, SMS, SST
+from attnlab.studies.snell2021.plan import CORPORA, MULTI, OFFICIAL, ROLES, SMS, SST
 from attnlab.studies.snell2021.role_run import RoleRun
 from attnlab.studies.snell2021.training_curves import find_peaks
 from attnlab.studies.snell2021.trials import Field, Trial
@@ -32,8 +32,8 @@ from attnlab.tasks.classification import Classification, ClassificationConfig
 from attnlab.tasks.translation import Translation, TranslationConfig
 
 COUNTS = {
-    "multi30k": (20, 36_000), "europarl-de-en": (23, 300_000), "europarl-en-nl": (23, 130_000),
-    "europarl-en-pt": (21, 90_000), "europarl-it-pt": (18, 52_000),
+    "Multi30k": (20, 36_000), "IWSLT14": (23, 300_000), "News En-Nl": (23, 130_000), "News En-Pt": (21, 90_000),
+    "News It-Pt": (18, 52_000),
 }  # fmt: skip
 TABLE2 = """
 IMDB        53 82 62 60 5 87 87 90
@@ -71,10 +71,10 @@ def test_the_tables_are_whole_and_stars_stand_on_the_best():
 
 
 def test_every_run_is_trained_as_the_paper_trained_it():
-    for corpus in (*CORPORA, SMS):
+    for corpus in (*CORPORA, *OFFICIAL, SMS):
         recipe = corpus.recipe("full", "A", 0)
         training, steps = recipe.training, corpus.measured_at
-        assert (len(steps), steps[-1]) == COUNTS.get(corpus.name, (22, 4000))
+        assert (len(steps), steps[-1]) == COUNTS.get(corpus.published, (22, 4000))
         assert list(steps) == sorted(set(steps))
         assert training.evaluate_at == steps[1:]
         assert (training.steps, training.lr, training.betas) == (steps[-1], 1e-3, (0.9, 0.999))
@@ -224,6 +224,18 @@ def test_without_data_every_cell_says_why(run, tmp_path):
     assert [str(cell) for cell in smoke] == [str(cell) for cell in cells]
     of_imdb = [cell.not_run for cell in smoke if cell.row == "IMDB"]
     assert set(of_imdb) == {"this row runs from scale full on"}
+
+
+def test_official_sets_stand_beside_their_stand_ins_if_they_are_asked_for(tmp_path):
+    assert all("other data" not in corpus.tags for corpus in OFFICIAL)
+    assert {corpus.published for corpus in OFFICIAL} <= {c.published for c in CORPORA if "other data" in c.tags}
+    options = {"data": ",".join(corpus.name for corpus in OFFICIAL)}
+    setting = make_setting(tmp_path, "full", data_dir=str(tmp_path), options=options)
+    rows = {cell.row: cell for cell in agreements.table2(setting).cells}
+    assert all("does not exist" in rows[corpus.row].not_run for corpus in OFFICIAL)
+    assert "excluded" in rows["News it-pt, Europarl"].not_run
+    plain = {cell.row for cell in agreements.table2(make_setting(tmp_path, "full", data_dir=str(tmp_path))).cells}
+    assert not plain & {corpus.row for corpus in OFFICIAL}
 
 
 def test_only_the_corpora_that_are_asked_for_are_run(tmp_path):

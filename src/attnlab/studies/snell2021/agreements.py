@@ -29,7 +29,7 @@ from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.verdicts import Cell, make_contrast
 from attnlab.studies.snell2021 import published
 from attnlab.studies.snell2021.measures import find_reference
-from attnlab.studies.snell2021.plan import CORPORA, ScaleSize
+from attnlab.studies.snell2021.plan import CORPORA, ScaleSize, list_corpora
 from attnlab.studies.snell2021.published import AGREEMENTS, CONTEXTS, Printed
 from attnlab.studies.snell2021.role_run import CorpusRow, read_corpora
 from attnlab.studies.snell2021.trials import Curves, Trial
@@ -78,7 +78,7 @@ def make_table(name: str, setting: Setting) -> Findings:
     """Return the item of a table: every row of this scale."""
     reading, printed = TABLES[name]
     cells: list[Cell] = []
-    corpora = [corpus for corpus in CORPORA if corpus.published in printed]
+    corpora = [corpus for corpus in list_corpora(setting) if corpus.published in printed]
     read = read_corpora(corpora, setting, list_compared)
     for each in read:
         columns = [read_columns(trial, reading) for trial in each.trials]

@@ -7,7 +7,7 @@
 from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.verdicts import Cell, make_contrast
 from attnlab.studies.snell2021.measures import find_reference
-from attnlab.studies.snell2021.plan import CORPORA
+from attnlab.studies.snell2021.plan import list_corpora
 from attnlab.studies.snell2021.published import TABLE10
 from attnlab.studies.snell2021.role_run import read_corpora
 from attnlab.studies.snell2021.trials import Trial
@@ -24,7 +24,7 @@ ROLES = tuple(role for role, _ in COLUMNS.values())
 def table10(setting: Setting) -> Findings:
     """The item: both columns and their difference, for every classification set of this scale."""
     cells: list[Cell] = []
-    corpora = [corpus for corpus in CORPORA if corpus.published in TABLE10]
+    corpora = [corpus for corpus in list_corpora(setting) if corpus.published in TABLE10]
     for row in read_corpora(corpora, setting, lambda size: ROLES):
         seeds = [_read_columns(trial) for trial in row.trials]
         pair = [

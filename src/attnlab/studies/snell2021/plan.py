@@ -9,14 +9,15 @@ Several models are trained for every set and seed, each with its role:
     additive    the translator of eq. 32 (A.1)
 
 In translation the paper compares with B alone. Training stops at the last evaluated checkpoint. A set that is not
-available is replaced by another, in its own row with the tag "other data".
+available is replaced by another, in its own row with the tag "other data". Users who have the paper's set name it:
+data=ag-news, iwslt14, news-it-pt, news-en-nl or news-en-pt adds its official row.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from attnlab.experiments.study import Scale
+from attnlab.experiments.study import Scale, Setting
 from attnlab.models.presets import PRESETS
 from attnlab.tasks.classification import ClassificationConfig
 from attnlab.tasks.translation import TranslationConfig
@@ -170,3 +171,23 @@ CORPORA = (
     LstmCorpus("europarl-en-pt", "News en-pt, Europarl", "News En-Pt", make_pairs("europarl", "en-pt", 48_538), EN_PT,
                tags=OTHER, proxy=PAIRS),
 )  # fmt: skip
+OFFICIAL = (
+    LstmCorpus("ag-news", "AG News", "AG News", make_texts("ag-news")),
+    LstmCorpus("iwslt14", "IWSLT14", "IWSLT14", make_pairs("iwslt14", "de-en"), IWSLT14, proxy=PAIRS),
+    LstmCorpus(
+        "news-it-pt", "News it-pt", "News It-Pt", make_pairs("news-commentary-v14", "it-pt"), IT_PT, proxy=PAIRS
+    ),
+    LstmCorpus(
+        "news-en-nl", "News en-nl", "News En-Nl", make_pairs("news-commentary-v14", "en-nl"), EN_NL, proxy=PAIRS
+    ),
+    LstmCorpus(
+        "news-en-pt", "News en-pt", "News En-Pt", make_pairs("news-commentary-v14", "en-pt"), EN_PT, proxy=PAIRS
+    ),
+)
+# The paper's own sets, for which CORPORA has stand-ins. They run if data= names them: many users lack their files.
+
+
+def list_corpora(setting: Setting) -> tuple[LstmCorpus, ...]:
+    """Return the corpora of the tables, and the official sets that the option data= names."""
+    named = setting.options.get("data", "").split(",")
+    return (*CORPORA, *(corpus for corpus in OFFICIAL if corpus.name in named))

@@ -15,7 +15,7 @@ from attnlab.experiments.verdicts import Cell
 from attnlab.report.figures import draw_curves
 from attnlab.studies.snell2021.agreements import list_compared
 from attnlab.studies.snell2021.measures import find_reference
-from attnlab.studies.snell2021.plan import CORPORA
+from attnlab.studies.snell2021.plan import list_corpora
 from attnlab.studies.snell2021.published import TABLE5
 from attnlab.studies.snell2021.role_run import CorpusRow, read_corpora
 from attnlab.studies.snell2021.trials import Field, Trial
@@ -33,7 +33,7 @@ def fig2(setting: Setting) -> Findings:
     """The item: curves of every data set of this scale."""
     cells: list[Cell] = []
     figures: dict[str, tuple[Figure, str]] = {}
-    for row in read_corpora(CORPORA, setting, list_compared):
+    for row in read_corpora(list_corpora(setting), setting, list_compared):
         lines = [read_curves(trial) for trial in row.trials]
         cells += _make_cells(row, [line[PROBE] for line in lines])
         if lines:

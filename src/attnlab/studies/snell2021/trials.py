@@ -28,7 +28,7 @@ from attnlab.files import write_text
 from attnlab.files.user_files import read_json
 from attnlab.models.model import Model
 from attnlab.models.presets import Config
-from attnlab.studies.snell2021.plan import CORPORA, NO_GLOVE, SMS, LstmCorpus, ScaleSize
+from attnlab.studies.snell2021.plan import CORPORA, NO_GLOVE, OFFICIAL, SMS, LstmCorpus, ScaleSize
 from attnlab.tasks import find_task
 from attnlab.tasks.task import Batch, Task
 from attnlab.training.checkpoints import load_weights
@@ -37,7 +37,7 @@ from attnlab.training.run_folder import RunFolder, read_checkpoint
 
 PARTS = ("valid", "train")
 TRAINED = "trained.json"
-NAMES = tuple(corpus.name for corpus in (*CORPORA, SMS))
+NAMES = tuple(corpus.name for corpus in (*CORPORA, *OFFICIAL, SMS))
 TOKENS = {"cpu": 8192, "cuda": 65_536}  # largest number in a measured batch, unless one text has more
 
 Curves = dict[str, list[float]]  # by name, a value for each checkpoint
