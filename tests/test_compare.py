@@ -14,6 +14,7 @@ from attnlab.commands.compare.measures import list_measures
 from attnlab.commands.compare.plan import plan_comparison
 from attnlab.config import split_list
 from attnlab.experiments.significance import compute_bootstrap_p, compute_interval, contrast_seeds, correct_by_holm
+from attnlab.mechanisms import MECHANISMS
 from attnlab.mechanisms.per_layer import LayerAttention, split_options
 from attnlab.models.presets import build_on_meta
 from attnlab.tasks import TASKS
@@ -38,6 +39,14 @@ TINY |= {"feed_forward": "7", "batch_tokens": "200"}
         ("dagpam(initial=(1,2),tied=no),coda", ["dagpam(initial=(1,2),tied=no)", "coda"]),
     ],
 )
+def test_all_stands_for_every_mechanism_with_softmax_first():
+    plan = plan_comparison("synthetic", {"attention": "all,softmax(scale=0.1)"})
+    labels = [row.label for row in plan.rows]
+    assert labels[0] == "softmax"
+    assert labels[-1] == "softmax(scale=0.1)"
+    assert sorted(labels[:-1]) == sorted(MECHANISMS)
+
+
 def test_commas_separate_but_not_in_parentheses_or_quotes(text, values):
     assert split_list(text, "key") == values
 

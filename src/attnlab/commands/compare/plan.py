@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any, get_args, get_origin, get_type_hints
 
 from attnlab.config import compute_digest, parse_value, split_list, suggest_nearest
-from attnlab.mechanisms import read_option_types
+from attnlab.mechanisms import MECHANISMS, read_option_types
 from attnlab.mechanisms.per_layer import split_options
 from attnlab.training.recipe import Recipe, resolve_recipe
 
@@ -67,7 +67,7 @@ def plan_comparison(task: str, given: Mapping[str, str]) -> Plan:
     values = dict(given)
     if "attention" not in values:
         raise ValueError("attention= is missing: name what to compare, such as attention=softmax,coda,./mine.py:Mine")
-    labels = split_list(values.pop("attention"), "attention")
+    labels = _expand_all(split_list(values.pop("attention"), "attention"))
     count = parse_value(values.pop("seeds", str(SEEDS)), int, "seeds")
     if count < 1:
         raise ValueError(f"seeds must be at least 1, got {count}; intervals need 3 or more")
@@ -99,6 +99,12 @@ def plan_comparison(task: str, given: Mapping[str, str]) -> Plan:
     for row, point in product(rows, range(len(points))):
         plan.recipe(row, point)  # refuses a bad value before anything is trained
     return plan
+
+
+def _expand_all(labels: Sequence[str]) -> list[str]:
+    """Return the labels with every mechanism of the lab, softmax first, in the place of `all`."""
+    every = sorted(MECHANISMS, key=lambda name: name != "softmax")  # a stable sort keeps the order of the registry
+    return list(dict.fromkeys(name for label in labels for name in (every if label == "all" else [label])))
 
 
 def _read_label(label: str, labels: Sequence[str]) -> tuple[str, dict[str, str]]:
