@@ -39,14 +39,6 @@ TINY |= {"feed_forward": "7", "batch_tokens": "200"}
         ("dagpam(initial=(1,2),tied=no),coda", ["dagpam(initial=(1,2),tied=no)", "coda"]),
     ],
 )
-def test_all_stands_for_every_mechanism_with_softmax_first():
-    plan = plan_comparison("synthetic", {"attention": "all,softmax(scale=0.1)"})
-    labels = [row.label for row in plan.rows]
-    assert labels[0] == "softmax"
-    assert labels[-1] == "softmax(scale=0.1)"
-    assert sorted(labels[:-1]) == sorted(MECHANISMS)
-
-
 def test_commas_separate_but_not_in_parentheses_or_quotes(text, values):
     assert split_list(text, "key") == values
 
@@ -317,3 +309,11 @@ def test_a_measure_that_no_run_has_is_left_out_and_the_task_names_the_judge():
     assert list_measures("perplexity", "test", [found])[0].read(found) == math.log(3)
     names = [m.name for m in list_measures("accuracy", "valid", [found | {"accuracy": 0.5}])]
     assert names[:3] == ["accuracy", log, bleu]  # where there is no test part, validation is not shown twice
+
+
+def test_all_stands_for_every_mechanism_with_softmax_first():
+    plan = plan_comparison("synthetic", {"attention": "all,softmax(scale=0.1)"})
+    labels = [row.label for row in plan.rows]
+    assert labels[0] == "softmax"
+    assert labels[-1] == "softmax(scale=0.1)"
+    assert sorted(labels[:-1]) == sorted(MECHANISMS)
