@@ -233,6 +233,7 @@ def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
     *tensors, causal, scale, rate = inputs
     ctx.options = causal, scale, rate
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # no zeros for what has no gradient
     ctx.save_for_backward(*tensors, output[1])
 
 
