@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
-from triton import JITFunction, knobs
+from triton import JITFunction, knobs, language
 from triton.backends.nvidia.driver import CudaLauncher
 from triton.runtime import driver
 
@@ -215,3 +215,12 @@ def test_a_kernel_is_compiled_apart_for_integers_and_floats_of_equal_value(kerne
         n, *constants = (given | {name: value}).values()
         kinds.append(kernel[(1,)](x, x, n, size=constants[0], even=constants[1]))
     assert kinds[0] is not kinds[1]
+
+
+def test_a_kernel_is_compiled_apart_for_options_and_types_of_equal_place(kernel):
+    """4 warps are not 4 stages; Triton's types are constants, too."""
+    x, given = torch.zeros(64), {"size": 16, "even": True}
+    kinds = [kernel[(1,)](x, x, 64, **given, num_warps=4), kernel[(1,)](x, x, 64, **given, num_stages=4)]
+    kinds += [kernel[(1,)](x, x, 64, **given | {"size": kind}) for kind in (language.float32, language.float16)]
+    assert len({id(kind) for kind in kinds}) == 4
+    assert kernel[(1,)](x, x, 64, **given | {"size": language.float16}) is kinds[-1]

@@ -175,12 +175,15 @@ COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from attnlab.models import dropout_kernel, member_kernel
+from attnlab.models import dropout_kernel, member_kernel, member_sums_kernel
 kernels = [dropout_kernel._drop, member_kernel._normalise_backward, member_kernel._normalise]
+kernels += [member_sums_kernel._rectify_backward, member_sums_kernel._join]
+kernels += [member_sums_kernel._rectify] if EVERY else []
 kernels += [member_kernel._add_bias, member_kernel._sum_tokens, member_kernel._sum_parts] if EVERY else []
 for kernel in kernels:
     for kind, wide in (("bf16", 256), ("fp32", 1024)) if EVERY else (("bf16", 256),):
-        fixed = {"ADDED": True, "CENTRED": True, "BIASED": True, "BT": 4096 // wide, "BE": wide, "BP": 16}
+        fixed = dict.fromkeys(("ADDED", "SUMMED", "CENTRED", "BIASED"), True)
+        fixed |= {"BT": 4096 // wide, "BE": wide, "BP": 16}
         fixed = {name: value for name, value in fixed.items() if name in kernel.arg_names}
         data = dict.fromkeys(("z", "x", "y", "out", "more", "gain", "bias", "grad", "dx"), f"*{kind}")
         types = data | {"seeds": "*i64", "rates": "*fp32", "sums": "*fp32", "eps": "fp32"}

@@ -61,7 +61,7 @@ def test_queries_keys_and_values_are_one_product_without_joining_weights(monkeyp
     model.float()(*draw(LM))
     assert not [x for x in joined if isinstance(x, torch.nn.Parameter)]
     (block, *_) = model.all_blocks()
-    assert block.attention.joint.weight.data_ptr() == block.attention.query.weight.data_ptr()
+    assert block.attention.joint.__self__.weight.data_ptr() == block.attention.query.weight.data_ptr()
     assert flat.work.data_ptr() <= block.attention.value.weight.data_ptr()
 
 
@@ -136,3 +136,75 @@ def test_kernels_write_where_the_rows_lie_apart(kind, twice, monkeypatch):
     for member in range(MEMBERS):
         for name, view in flat.views(flat.fresh, member).items():
             torch.testing.assert_close(view, right[name][member], rtol=1e-5, atol=1e-5)
+
+
+def write_apart(*shapes):
+    """Return parameters (s,…), Maps of layers with them, and the views that it writes, filled with NaN."""
+    layers = [MemberLinear(*(torch.nn.Parameter(torch.randn(MEMBERS, *x)) for x in own), 1.0) for own in shapes]
+    weight, bias = (torch.cat([getattr(x, kind).detach() for x in layers], dim=1) for kind in ("weight", "bias"))
+    grads = [
+        torch.full((MEMBERS, x[0].numel() + 3), torch.nan)[:, 2:-1].unflatten(1, x.shape[1:]) for x in (weight, bias)
+    ]
+    return layers, member_maps.Maps(layers, [weight, bias], grads)
+
+
+@pytest.mark.kernel
+@pytest.mark.filterwarnings("ignore:.*FP_FUSION.*:UserWarning")
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("kind", ["rectify", "project", "add_dropped"])
+def test_biases_are_added_and_summed_in_passes_that_read_the_numbers_anyway(kind, passes, monkeypatch):
+    pytest.importorskip("triton")
+    if torch.cuda.is_available():
+        pytest.skip("the interpreter reads the CPU")
+    from attnlab.models import dropout_kernel, member_sums_kernel
+
+    monkeypatch.setattr(member_maps, "has_kernels", lambda x: True)
+    monkeypatch.setattr(member_sums_kernel, "TILE", 64)
+    monkeypatch.setattr(dropout_kernel, "TILE", 64)
+    torch.manual_seed(2)
+    shapes = [((7, 5), (7,)), ((19, 5), (19,)), ((3, 5), (3,))] if kind == "project" else [((19, 5), (19,))]
+    layers, maps = write_apart(*shapes)
+    x, stream = torch.randn(MEMBERS * 2, 4, 5, requires_grad=True), torch.randn(MEMBERS * 2, 4, 19, requires_grad=True)
+    seeds, rates = torch.tensor([3, 5, 8]), torch.tensor([0.5, 0.0, 0.2])
+    kept = dropout_kernel.drop(torch.ones_like(stream), None, seeds, rates)
+    plain = [layer(x) for layer in layers]
+    if kind == "rectify":
+        expected, compute = [plain[0].relu()], lambda: [maps.rectify(x)]
+    elif kind == "project":
+        expected, compute = plain, lambda: maps.project(x)
+    else:
+        maps.defers = True
+        expected, compute = [stream + plain[0] * kept], lambda: [maps.add_dropped(stream, maps(x), seeds, rates)]
+    grads = [torch.randn_like(y) for y in expected]
+    inputs = [x, stream] if kind == "add_dropped" else [x]
+    parameters = [p for layer in layers for p in layer.parameters()]
+    right = torch.autograd.grad(expected, [*inputs, *parameters], grads)
+    for _ in range(passes):
+        got = compute()
+        found = torch.autograd.grad(got, inputs, grads)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found, right[: len(inputs)], rtol=1e-5, atol=1e-5)
+    weights, biases = (torch.cat(right[len(inputs) + n :: 2], dim=1) for n in range(2))
+    torch.testing.assert_close(maps.weight_grad, passes * weights, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(maps.bias_grad, passes * biases, rtol=1e-5, atol=1e-5)
+
+
+def test_a_deferred_bias_is_added_once_in_training_and_in_evaluation():
+    config = replace(LM, dropout=0.5)
+    _, plain = stack(config)
+    _, linked = stack(config)
+    linked.load_state_dict(plain.state_dict())
+    MemberFlat(linked.float(), MEMBERS, torch.float32)
+    (block, *_) = linked.all_blocks()
+    assert block.feed_forward_residual.dropout.bias is block.feed_forward.output.maps
+    assert block.feed_forward.rectified is not None
+    for model in (plain.float(), linked):
+        for p in model.parameters():
+            p.data.add_(0.1)  # biases start as 0
+    for training in (False, True):
+        results = []
+        for model in (plain, linked):
+            (crew,) = {part.crew for part in model.modules() if hasattr(part, "crew")}
+            crew.states = [torch.Generator().manual_seed(seed).get_state() for seed in range(MEMBERS)]
+            results.append(model.train(training)(*draw(LM)))
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)

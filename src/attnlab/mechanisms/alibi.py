@@ -14,6 +14,7 @@ from torch import Tensor
 
 from attnlab.mechanisms.by_rows import needs_bands
 from attnlab.mechanisms.cascade import can_mix_one_pass, mix_one_pass, takes_members_in_one_pass
+from attnlab.mechanisms.kernels.launch import is_intercepted
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, position
 from attnlab.mechanisms.softmax import Arguments, Softmax
 
@@ -28,6 +29,7 @@ class ALiBi(Softmax):
     def __init__(self, heads: int, head_dim: int, **base: Any) -> None:
         super().__init__(heads, head_dim, **base)
         self.register_buffer("slopes", torch.tensor(list_slopes(heads)).view(heads, 1, 1), persistent=False)
+        self._kept: tuple[Tensor, tuple[int, int], Tensor] | None = None  # slopes, their version and keys, m_h j
 
     def prepare(
         self, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, at: Tensor | None, bias: Tensor | None
@@ -43,10 +45,26 @@ class ALiBi(Softmax):
             mix = Mechanism.mix if self.impl == "auto" and needs_bands(self, q, k) else Softmax.mix
             return mix(self, q, k, v, mask, carry, causal=causal, at=at, bias=bias)
         if causal and bias is None:
-            bias = self.slopes.double() * torch.arange(k.shape[2], device=q.device)  # (h,1,j)
+            bias = self._rise(k.shape[2])
         else:
             *_, bias = self.prepare(q, k, mask, causal, at, bias)
         return mix_one_pass(self, q, k, v, mask, causal=causal, bias=bias), None
+
+    def _rise(self, keys: int) -> Tensor:
+        """m_h j in float64, (h,1,j), computed once for the same slopes and number of keys."""
+        if torch.compiler.is_compiling() or is_intercepted():
+            return self.slopes.double() * torch.arange(keys, device=self.slopes.device)
+        kind = (self.slopes._version, keys)
+        if self._kept is None or self._kept[0] is not self.slopes or self._kept[1] != kind:
+            from attnlab.mechanisms.kernels.pairs import split_float64
+
+            with torch.inference_mode(False):
+                bias: Any = self.slopes.double() * torch.arange(keys, device=self.slopes.device)
+                bias.halves = split_float64(bias[None])  # as pairs.read_bias reads it
+            if bias.is_cuda and torch.cuda.is_current_stream_capturing():
+                return bias  # type: ignore[no-any-return]
+            self._kept = self.slopes, kind, bias
+        return self._kept[2]
 
 
 def list_slopes(heads: int) -> list[float]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attnlab.config import Positive, check_value
+from attnlab.mechanisms.constants import remember
 from attnlab.mechanisms.softmax import Arguments, Softmax
 
 LARGEST = 100.0
@@ -38,4 +39,10 @@ class Cosine(Softmax):
 def make_unit(x: Tensor) -> Tensor:
     """x / ‖x‖ over the last axis, 0 if x = 0, by torch's fused norm."""
     d = x.shape[-1]
-    return F.rms_norm(x, (d,), x.new_full((d,), d**-0.5), eps=1e-20)
+    return F.rms_norm(x, (d,), fill_gain(d, x.dtype, x.device), eps=1e-20)
+
+
+@remember
+def fill_gain(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The gain that turns an RMS norm of this size into the Euclidean norm, (d,)."""
+    return torch.full((size,), size**-0.5, dtype=dtype, device=device)

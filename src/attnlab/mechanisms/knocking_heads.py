@@ -36,7 +36,14 @@ class KnockingHeads(Softmax):
         """Return q T_Q and k T_K."""
         if self.shared_query is None or self.shared_key is None:
             return q, k
-        return q @ self.shared_query, k @ self.shared_key
+        return map_heads(q, self.shared_query), map_heads(k, self.shared_key)
 
     def turn(self, context: Tensor, v: Tensor, at: Tensor | None, sides: Sides) -> Tensor:
-        return context @ self.shared_value
+        return map_heads(context, self.shared_value)
+
+
+def map_heads(x: Tensor, matrix: Tensor) -> Tensor:
+    """x (b,h,n,d) times a matrix (d,d) that all heads share, without a copy of x if it lies as (b,n,h,d) in memory."""
+    if x.stride(1) < x.stride(2):
+        return (x.transpose(1, 2) @ matrix).transpose(1, 2)
+    return x @ matrix

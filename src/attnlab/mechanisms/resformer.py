@@ -26,4 +26,5 @@ class ResFormer(Softmax):
         if carry is None:
             return v, v
         self.check_carry(carry, v.shape)
-        return self.lambdas[0] * carry + self.lambdas[1] * v, carry
+        first, own = self.lambdas.unbind()
+        return torch.addcmul(first * carry, own, v), carry

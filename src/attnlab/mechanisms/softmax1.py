@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from attnlab.config import Positive, check_value
 from attnlab.mechanisms.cascade import can_mix_one_pass, mix_one_pass, takes_members_in_one_pass
+from attnlab.mechanisms.constants import remember
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, logits, widen
 from attnlab.mechanisms.softmax import attend
 
@@ -40,9 +41,15 @@ class Softmax1(Mechanism):
             return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
         self.check(q, k, mask, at, v)
         if can_mix_one_pass(self, q, k, v, at=at, bias=bias):
-            extra = q.new_full((self.heads,), math.log(self.n), dtype=torch.float32)
+            extra = fill_logits(self.heads, math.log(self.n), q.device)
             return mix_one_pass(self, q, k, v, mask, causal=causal, bias=bias, extra=extra), None
         return attend_or_not(self, q, k, v, mask, math.log(self.n), causal=causal, at=at, bias=bias), None
+
+
+@remember
+def fill_logits(heads: int, value: float, device: torch.device) -> Tensor:
+    """The same logit for every head, (h,) in float32."""
+    return torch.full((heads,), value, dtype=torch.float32, device=device)
 
 
 def attend_or_not(

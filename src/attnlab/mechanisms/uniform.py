@@ -5,8 +5,12 @@
 Nothing is learnt: the gradient of q and k is 0. impl="auto" is a mean of the values, without a bias and dropout.
 """
 
+from typing import Any
+
+import torch
 from torch import Tensor
 
+from attnlab.mechanisms.kernels.launch import is_intercepted
 from attnlab.mechanisms.mechanism import Mechanism, WithCarry, masked_softmax, repeat_heads
 from attnlab.mechanisms.visible_sums import mean_visible
 
@@ -26,4 +30,21 @@ class Uniform(Mechanism):
             return super().mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias)
         self.check(q, k, mask, at, v)
         mean = repeat_heads(mean_visible(v, q, k, mask, causal=causal, at=at), self.heads)
-        return mean + q[..., :0].sum(-1, keepdim=True) + k[..., :0].sum(), None  # a gradient of 0 for q and k
+        if torch.compiler.is_compiling() or is_intercepted():
+            return mean + q[..., :0].sum(-1, keepdim=True) + k[..., :0].sum(), None  # a gradient of 0 for q and k
+        context: Tensor = _Unread.apply(mean.expand(*q.shape[:3], -1), q, k)  # type: ignore[no-untyped-call]
+        return context, None
+
+
+class _Unread(torch.autograd.Function):
+    """The context, with a gradient of 0 for q and k."""
+
+    @staticmethod
+    def forward(ctx: Any, context: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        ctx.save_for_backward(q, k)
+        return context.view_as(context)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        pairs = zip(ctx.saved_tensors, ctx.needs_input_grad[1:], strict=True)
+        return grad, *(torch.zeros_like(x) if needed else None for x, needed in pairs)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from attnlab.mechanisms.constants import remember
 from attnlab.mechanisms.mechanism import position, repeat_heads, visible, widen
 
 CHUNK = 64  # keys
@@ -44,9 +45,21 @@ def _sum_to_each(x: Tensor) -> Tensor:
     if x.shape[2] <= CHUNK:
         return x.cumsum(2)
     parts = _split_chunks(x)
-    inside = torch.ones(CHUNK, CHUNK, dtype=x.dtype, device=x.device).tril() @ parts
+    inside = make_triangle(CHUNK, x.dtype, x.device) @ parts
     before = F.pad(inside[:, :, :-1, -1:].cumsum(2), (0, 0, 0, 0, 1, 0))
     return (inside + before).flatten(2, 3)[:, :, : x.shape[2]]
+
+
+@remember
+def make_triangle(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """1 for each key up to each key, else 0: (size,size)."""
+    return torch.ones(size, size, dtype=dtype, device=device).tril()
+
+
+@remember
+def list_counts(rows: int, keys: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The number of keys that the last `rows` queries of a causal row see: (1,1,i,1)."""
+    return torch.arange(keys - rows + 1, keys + 1, dtype=dtype, device=device).view(1, 1, -1, 1)
 
 
 def _split_chunks(x: Tensor) -> Tensor:
@@ -74,7 +87,7 @@ def count_visible(
     if not causal:
         return k.new_full((1, 1, 1, 1), max(1, keys), dtype=dtype)
     if at is None and q.shape[2] <= keys:
-        return torch.arange(keys - q.shape[2] + 1, keys + 1, dtype=dtype, device=k.device).view(1, 1, -1, 1)
+        return list_counts(q.shape[2], keys, dtype, k.device)
     return (position(q, k, at) + 1).clamp(1, max(1, keys)).to(dtype).view(1, 1, -1, 1)
 
 

@@ -7,7 +7,7 @@ rotates them (`rotary.py`). So a cache holds rotated keys. The module does not k
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +76,7 @@ class MultiHead(Attention):
             raise ValueError(f"key_value_heads must divide heads={heads}, got {groups}")
         self.mechanism, self.kind, self.index = mechanism, kind, index
         self._cacheable = False  # proved by check_caching
-        self.joint: Callable[[Tensor], Tensor] | None = None  # all maps of one input, where their weights are joined
+        self.joint: Callable[[Tensor], Sequence[Tensor]] | None = None  # all maps of one input as one, if set
         self.query = nn.Linear(width, mechanism.query_heads * head_dim, bias=bias)
         self.key = nn.Linear(width, groups * head_dim, bias=bias)
         self.value = nn.Linear(width, groups * head_dim, bias=bias)
@@ -187,12 +187,10 @@ class MultiHead(Attention):
     def _project_jointly(self, x: Tensor, *linears: nn.Linear) -> tuple[Tensor, ...]:
         """Apply several linear maps to x by one matrix product. Joining their weights is cheap for many tokens."""
         if self.joint is not None and not torch.compiler.is_compiling():
-            y = self.joint(x)
-        else:
-            weight = torch.cat([linear.weight for linear in linears], dim=-2)
-            bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears], dim=-1)
-            y = apply_linear(x, weight, bias)
-        parts = y.split([linear.out_features for linear in linears], dim=-1)
+            return tuple(self._split_heads(part) for part in self.joint(x))
+        weight = torch.cat([linear.weight for linear in linears], dim=-2)
+        bias = None if linears[0].bias is None else torch.cat([linear.bias for linear in linears], dim=-1)
+        parts = apply_linear(x, weight, bias).split([linear.out_features for linear in linears], dim=-1)
         return tuple(self._split_heads(part) for part in parts)
 
     def _place(self, x: Tensor, norm: nn.RMSNorm | None, rotation: Rotation | None) -> Tensor:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from itertools import repeat
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from attnlab.models.attention import MultiHead
@@ -55,9 +56,13 @@ class FeedForward(nn.Module):
         self.inner, self.output = nn.Linear(width, inner, bias), ScaledLinear(inner, width, bias=bias, scale=scale)
         self.factor = nn.Linear(width, inner, bias) if gated else None
         self.activation, self.dropout = activation, Dropout(dropout)
+        self.rectified: Callable[[Tensor], Tensor] | None = None  # inner and activation as one, if set
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = self.activation(self.inner(x))
+        if self.rectified is None or torch.compiler.is_compiling():
+            inner = self.activation(self.inner(x))
+        else:
+            inner = self.rectified(x)
         return self.output(self.dropout(inner if self.factor is None else inner * self.factor(x)))
 
 

@@ -23,9 +23,10 @@ TILE = 4096  # numbers of a program
 @remember_calls
 @triton.jit(do_not_specialize=["examples", "tokens"])
 def _drop(
-    z, x, seeds, rates, out, examples, tokens, features, ADDED: tl.constexpr, BT: tl.constexpr, BE: tl.constexpr
+    z, x, bias, seeds, rates, out, sums, examples, tokens, features, b_s, ADDED: tl.constexpr, BIASED: tl.constexpr,
+    SUMMED: tl.constexpr, BT: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
-    """BT tokens and BE features of one member."""
+    """BT tokens and BE features of one member. sums (s,tiles of tokens,features); b_s: members' stride in the bias."""
     rows, columns = examples * tokens, tl.cdiv(features, BE)
     tiles = tl.cdiv(rows, BT) * columns
     member, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
@@ -37,7 +38,12 @@ def _drop(
     quad = left // 4 + tl.arange(0, BE // 4)
     kept = draw_dropout(seed, rate, (row // tokens)[:, None], (row % tokens)[:, None], quad[None, :])
     y = tl.load(z + place, mask=inside, other=0.0).to(tl.float32)
+    if BIASED:
+        y += tl.load(bias + member.to(tl.int64) * b_s + e, mask=e < features, other=0.0).to(tl.float32)[None, :]
     y = tl.where(kept > 0.0, y * kept, 0.0)
+    if SUMMED:
+        at = (member * tl.cdiv(rows, BT) + tile // columns) * features + e
+        tl.store(sums + at, tl.sum(tl.where(inside, y, 0.0), 0), mask=e < features)
     if ADDED:
         y += tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + place, y, mask=inside)
@@ -46,17 +52,40 @@ def _drop(
 @operator("attnlab::drop")
 def drop(z: Tensor, x: Tensor | None, seeds: Tensor, rates: Tensor) -> Tensor:
     """Return x + dropout(z), or dropout(z) without x, (s·b,n,e). seeds: (s,) int64; rates: (s,) float32."""
+    return drop_biased(z, None, x, seeds, rates)
+
+
+def drop_biased(z: Tensor, bias: Tensor | None, x: Tensor | None, seeds: Tensor, rates: Tensor) -> Tensor:
+    """Return x + dropout(z + b), b (s,e), whose rows may lie apart. It has no derivative."""
     given, out = z.contiguous(), torch.empty_like(z, memory_format=torch.contiguous_format)
-    added = given if x is None else x.contiguous()
+    _launch(given, given if x is None else x.contiguous(), bias, seeds, rates, out, None, added=x is not None)
+    return out
+
+
+def drop_summed(z: Tensor, seeds: Tensor, rates: Tensor) -> tuple[Tensor, Tensor]:
+    """Return dropout(z), and its sums over parts of the tokens of a member, (s,parts,e) in float32."""
+    given, out = z.contiguous(), torch.empty_like(z, memory_format=torch.contiguous_format)
+    members, (rows, tokens, features) = len(rates), z.shape
+    parts = divide_up(rows // members * tokens, TILE // min(256, round_up(features)))
+    sums = z.new_empty(members, parts, features, dtype=torch.float32)
+    _launch(given, given, None, seeds, rates, out, sums, added=False)
+    return out, sums
+
+
+def _launch(
+    z: Tensor, x: Tensor, bias: Tensor | None, seeds: Tensor, rates: Tensor, out: Tensor, sums: Tensor | None, *,
+    added: bool,
+) -> None:  # fmt: skip
     members, (rows, tokens, features) = len(rates), z.shape
     wide = min(256, round_up(features))
     sizes = {"BT": TILE // wide, "BE": wide}
     tiles = divide_up(rows // members * tokens, sizes["BT"]) * divide_up(features, wide)
+    kinds = {"ADDED": added, "BIASED": bias is not None, "SUMMED": sums is not None}
+    pointers = (z, x, rates if bias is None else bias, seeds, rates, out, rates if sums is None else sums)
     with select_device(z):
         _drop[(members * tiles,)](
-            given, added, seeds, rates, out, rows // members, tokens, features, ADDED=x is not None, **sizes
+            *pointers, rows // members, tokens, features, 0 if bias is None else bias.stride(0), **kinds, **sizes
         )
-    return out
 
 
 def drop_tokens(z: Tensor, x: Tensor | None, seeds: Tensor, rates: Tensor) -> Tensor:

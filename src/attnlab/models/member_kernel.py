@@ -163,7 +163,7 @@ def sum_tokens_into(x: Tensor, out: Tensor) -> None:
     sums = x.new_empty(members, parts, features, dtype=torch.float32)
     with select_device(x):
         _sum_tokens[(members * parts * columns,)](x, sums, rows, features, parts, each, **tile)
-    _add_parts(sums, out)
+    add_parts(sums, out)
 
 
 @operator("attnlab::member_normalise")
@@ -200,17 +200,17 @@ def normalise_backward_into(
         _normalise_backward[(members * parts,)](
             grad, x, gain, dx, sums, rows, features, gain.stride(0), parts, each, eps, CENTRED=centred, **tile
         )
-    _add_parts(sums, dgain, dbias)
+    add_parts(sums, dgain, dbias)
     return dx
 
 
-def _add_parts(x: Tensor, out: Tensor, more: Tensor | None = None) -> None:
+def add_parts(x: Tensor, out: Tensor, more: Tensor | None = None) -> None:
     """Σ over the second axis of x (sums,parts,size), in float32: the first s into out (s,size), the next into more."""
     (_, parts, size), members = x.shape, len(out)
     pair, count = (out, members) if more is None else (more, 2 * members)
     sizes = (parts, size, members, out.stride(0), pair.stride(0))
     with select_device(x):
-        _sum_parts[(count * divide_up(size, 64),)](x, out, pair, *sizes, BP=16, BE=64)
+        _sum_parts[(count * divide_up(size, 32),)](x, out, pair, *sizes, BP=128, BE=32)
 
 
 def _choose_tile(wide: int) -> dict[str, int]:

@@ -151,6 +151,7 @@ class MemberDropout(nn.Module):
         self.parts, self.crew, self.stack = nn.ModuleList(parts), crew, stack
         self.rates = [part.p for part in parts]
         self.sources: tuple[Tensor, Tensor] | None = None  # seeds and rates, (s,) each, on a GPU
+        self.bias: Any = None  # a member_maps.Maps whose bias is added to what `add` drops
 
     def take_seeds(self, seeds: Tensor) -> None:
         """Draw from these seeds on a GPU, (2,s)."""
@@ -164,17 +165,26 @@ class MemberDropout(nn.Module):
         return torch.cat([self._drop(m, part) for m, part in enumerate(self.crew.split(x))])
 
     def add(self, x: Tensor, part: Tensor) -> Tensor:
-        """Return x + dropout(part)."""
-        if self.training and any(self.rates) and x.is_cuda:
-            return self._draw(part, x)
-        return x + self(part)
+        """Return x + dropout(part), with the bias that the layer of `part` has deferred."""
+        draws = self.training and any(self.rates) and x.is_cuda
+        if not _skips(self.bias):
+            if draws and has_kernels(x):
+                y: Tensor = self.bias.add_dropped(x, part, *self._find_sources())
+                return y
+            (bias,) = self.bias.biases
+            parts = part.unflatten(0, (len(bias), -1))
+            part = (parts + _spread(bias, parts)).flatten(0, 1)
+        return self._draw(part, x) if draws else x + self(part)
 
     def _draw(self, x: Tensor, added: Tensor | None) -> Tensor:
         from attnlab.models.dropout_kernel import drop_tokens
 
+        return drop_tokens(x, added, *self._find_sources())
+
+    def _find_sources(self) -> tuple[Tensor, Tensor]:
         if self.sources is None:
             raise ValueError("members on a GPU draw dropout from seeds: make seeding.Seeds of the stacked model first")
-        return drop_tokens(x, added, *self.sources)
+        return self.sources
 
     def _drop(self, member: int, x: Tensor) -> Tensor:
         rows, width = self.crew.sizes[self.stack][member]

@@ -98,6 +98,7 @@ def _(grad: Tensor, logits: Tensor, *rest: Any) -> Tensor:
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, ctx.ignored = inputs
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # no zeros for what has no gradient
     ctx.save_for_backward(*tensors, output[1])
 
 

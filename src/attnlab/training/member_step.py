@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from attnlab.models.affine import has_kernels
 from attnlab.models.attention import MultiHead
-from attnlab.models.member_maps import Layer, Maps, can_write, list_layers
+from attnlab.models.member_maps import Layer, Maps, can_write, link_biases, list_layers
 from attnlab.training.optimisers import build_optimiser, read_state, set_learning_rate, write_state
 from attnlab.training.step import ALIGNED, Captured, Eager, Stepper
 
@@ -50,6 +50,7 @@ class MemberFlat:
         self._parts, self._maps = self._pairs(self.fresh), dict[tuple[int, ...], Maps]()
         for attention, group in layers:
             self._attach(attention, group)
+        link_biases(model)
 
     def views(self, flat: Tensor, member: int) -> dict[str, Tensor]:
         """Return a view of one row of a flat matrix for each parameter, by its name in an ordinary model."""
@@ -57,22 +58,24 @@ class MemberFlat:
 
     def gather(self) -> None:
         """Complete `fresh` after a backward pass by the gradients that autograd stored, and clear these."""
-        written = {id(p) for maps in self._maps.values() if maps.is_written for p in maps.parameters}
+        maps = list(self._maps.values())
+        written = {id(p) for own in maps if own.is_written for p in own.weights}
+        written |= {id(p) for own in maps if own.is_summed for p in own.biases}
         copied, added, absent = list[Any](), list[Any](), list[Tensor]()
-        for own, view in self._parts:
-            if own.grad is not None:
-                (added if id(own) in written else copied).append((view, own.grad))
-            elif id(own) not in written:
+        for p, view in self._parts:
+            if p.grad is not None:
+                (added if id(p) in written else copied).append((view, p.grad))
+            elif id(p) not in written:
                 absent.append(view)
-            own.grad = None
+            p.grad = None
         if copied:
             torch._foreach_copy_([view for view, _ in copied], [grad for _, grad in copied])
         if added:
             torch._foreach_add_([view for view, _ in added], [grad for _, grad in added])
         for view in absent:
             view.zero_()
-        for maps in self._maps.values():
-            maps.is_written = False
+        for own in maps:
+            own.is_written = own.is_summed = False
 
     def publish(self) -> None:
         """Copy the master into the working copy."""
@@ -123,7 +126,7 @@ class MemberFlat:
         if attention is None:
             layers[0].maps = self._maps[key]
         else:
-            attention.joint = self._maps[key]
+            attention.joint = self._maps[key].project
 
     def _span(self, flat: Tensor, parameters: Sequence[nn.Parameter]) -> Tensor | None:
         """Return parameters that lie side by side as one view of a flat matrix, (s,Σ first sizes,…), else None."""

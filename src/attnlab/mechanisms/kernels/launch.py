@@ -1,12 +1,13 @@
 """What all kernels share: operators, the device they run on, the record of launches, the layout of their outputs."""
 
 import inspect
+import marshal
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial, reduce
-from operator import or_
+from functools import cache, partial, reduce
+from operator import attrgetter, or_
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ LAUNCHED: set[str] = set()  # names of the kernels that this process has run; a 
 
 
 NOWHERE = nullcontext()
+find_dtype = attrgetter("dtype")
 MOST_CALLS = 4096  # kinds of calls of one kernel that are remembered
 Launch = Callable[[Any, list[int], tuple[Any, ...]], None]  # grid, addresses, numbers
 Jobs = dict[Any, Callable[[], Any]]  # compilations, by kernel and kind of call
@@ -86,18 +88,14 @@ def remember_calls(kernel: Any) -> Any:
     compile_and_run, pointers = kernel.run, 0
     known: dict[Any, tuple[Any, Launch]] = {}
 
-    def run(*arguments: Any, grid: Any, warmup: bool, **constants: Any) -> Any:
+    def start(grid: Any, *arguments: Any, **constants: Any) -> Any:
         nonlocal pointers
-        if warmup or not arguments:  # torch.compile passes all by name
-            return compile_and_run(*arguments, grid=grid, warmup=warmup, **constants)
         pointers = pointers or sum(isinstance(x, Tensor) for x in arguments)
         tensors, numbers = arguments[:pointers], arguments[pointers:]
         addresses = list(map(Tensor.data_ptr, tensors))
         aligned = tuple(x % 16 == 0 for x in addresses) if reduce(or_, addresses) % 16 else True
-        device = tensors[0].get_device()
-        values = constants.values()
-        types = (*[x.dtype for x in tensors], *map(type, numbers), *map(type, values))  # 2 == 2.0, but not for Triton
-        kind = (device, aligned, numbers, types, *constants, *values)
+        device, values = tensors[0].get_device(), constants.values()
+        kind = (device, aligned, encode_numbers((*numbers, *values)), tuple(map(find_dtype, tensors)), *constants)
         found = known.get(kind)
         if _collected is not None:
             if found is None:
@@ -114,7 +112,13 @@ def remember_calls(kernel: Any) -> Any:
         found[1](grid, addresses, numbers)
         return found[0]
 
-    kernel.run = run
+    def run(*arguments: Any, grid: Any, warmup: bool, **constants: Any) -> Any:
+        if warmup or not arguments:  # torch.compile passes all by name
+            return compile_and_run(*arguments, grid=grid, warmup=warmup, **constants)
+        return start(grid, *arguments, **constants)
+
+    kernel.run, kernel.start = run, start
+    kernel.__class__ = find_quick_class()
     return kernel
 
 
@@ -137,6 +141,26 @@ def compile_ahead(device: torch.device) -> Iterator[None]:
     with ThreadPoolExecutor(os.cpu_count(), initializer=select) as threads:
         for result in [threads.submit(job) for job in jobs.values()]:
             result.result()
+
+
+@cache
+def find_quick_class() -> Any:
+    """Return the class of kernels that remember calls: kernel[grid](…) calls `start`, without Triton's wrapper."""
+    from triton import JITFunction
+
+    class Quick(JITFunction):  # type: ignore[misc]
+        def __getitem__(self, grid: Any) -> Any:
+            return partial(self.start, grid)
+
+    return Quick
+
+
+def encode_numbers(numbers: tuple[Any, ...]) -> Any:
+    """Return a key of numbers and their types, which is faster to hash and compare: 2 == 2.0, but not for Triton."""
+    try:
+        return marshal.dumps(numbers, 2)  # later versions mark objects that occur twice
+    except ValueError:  # other objects, as Triton's types
+        return (*numbers, *map(type, numbers))
 
 
 def prepare_launch(compiled: Any, device: int, rest: tuple[Any, ...]) -> Launch:

@@ -375,6 +375,7 @@ def _(grad: Tensor, s: Tensor, near: Tensor | None, before: Tensor | None, after
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *given, ctx.causal = inputs
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # no zeros for what has no gradient
     ctx.save_for_backward(*given, output[1])
 
 

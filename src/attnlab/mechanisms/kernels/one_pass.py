@@ -235,6 +235,24 @@ def _backward_bias(
     tl.store(dbias + place, total, mask=inside)
 
 
+SHARES = 1024  # queries of a step of `_sum_shares`
+
+
+@remember_calls
+@triton.jit(do_not_specialize=["examples", "rows"])
+def _sum_shares(extra, lse, delta, out, examples, heads, rows, BLOCK: tl.constexpr):
+    """The gradient of the extra logit e of one head, −Σ exp(e − L) δ over all queries; L in base 2."""
+    h = tl.program_id(0).to(tl.int64)
+    level = tl.load(extra + h).to(tl.float32) * LOG2_E
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for first in range(0, examples * rows, BLOCK):
+        n = first + tl.arange(0, BLOCK)
+        at, inside = (n // rows * heads + h) * rows + n % rows, n < examples * rows
+        share = tl.exp2(level - tl.load(lse + at, mask=inside, other=float("inf")))
+        total += share * tl.load(delta + at, mask=inside, other=0.0)
+    tl.store(out + h, -tl.sum(total, 0))
+
+
 @operator("attnlab::one_pass")
 def one_pass(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, extra: Tensor | None,
@@ -352,8 +370,10 @@ def _sum_extra(extra: Tensor, lse: Tensor, delta: Tensor, form: int) -> Tensor:
     """The gradient of the extra logits, or of gain and shift of NAP."""
     if form == NAP.value:
         return delta[:, :, 2:].sum((0, 3)).T.reshape(extra.shape).to(extra.dtype)
-    share = torch.exp2(extra.float().view(-1, 1) * LOG2_E.value - lse)
-    return (share * delta).sum((0, 2)).neg_().view(extra.shape).to(extra.dtype)
+    (b, h, i), out = lse.shape, torch.empty_like(extra)
+    with select_device(lse):
+        _sum_shares[(h,)](extra, lse, delta, out, b, h, i, BLOCK=SHARES)
+    return out
 
 
 def _empty_sums(q: Tensor, k: Tensor, bias: Tensor) -> Tensor:

@@ -63,7 +63,8 @@ def read_bias(bias: Tensor | None, q: Tensor, k: Tensor, relative: bool = False)
         return Bias(q, (0, 0, 0, 0), ABSENT.value)
     whole = bias[(None,) * (4 - bias.dim())]
     if relative and bias.dtype == torch.float64 and whole.shape[2] == 1:
-        halves = split_float64(whole)
+        halves = getattr(bias, "halves", None)  # kept by a mechanism whose bias is a constant
+        halves = split_float64(whole) if halves is None else halves
         b, h, _, j = halves[0].expand(*q.shape[:3], k.shape[2]).stride()
         return Bias(halves, (b, h, whole.numel(), j), RELATIVE.value)  # the third: from one half to the other
     b, h, i, j = whole.expand(*q.shape[:3], k.shape[2]).stride()

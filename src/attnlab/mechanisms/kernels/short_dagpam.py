@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnlab.mechanisms.kernels.dagpam import count_members, find_strides, split_signs, sum_parts
+from attnlab.mechanisms.kernels.dagpam import count_members, find_strides, split_signs
 from attnlab.mechanisms.kernels.launch import (
     divide_up,
     empty_by_token,
@@ -169,6 +169,40 @@ def _backward(
     write_tile(dv, sum_v, b, g, j, groups, keys, D, WIDE)
 
 
+@remember_calls
+@triton.jit(do_not_specialize=["each"])
+def _add_examples(
+    dw, dlambda, out, out_lambda, each, heads, size, kinds, signs, own, TIED: tl.constexpr, PER_HEAD: tl.constexpr,
+    BP: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
+    """Sum BE numbers of a matrix over `each` examples, or one λ. kinds: matrices; signs, own: rows and columns of λ."""
+    columns = tl.cdiv(size, BE)
+    programs = kinds * columns + signs * own
+    member, work = (tl.program_id(0) // programs).to(tl.int64), tl.program_id(0) % programs
+    if work < kinds * columns:
+        e = work % columns * BE + tl.arange(0, BE)
+        shared = heads // kinds  # heads that share a matrix
+        start = dw + (member * each * heads + work // columns) * size
+        total = tl.zeros((BP, BE), dtype=tl.float32)
+        for first in range(0, each * shared, BP):
+            n = first + tl.arange(0, BP)
+            inside = (n < each * shared)[:, None] & (e < size)[None, :]
+            total += tl.load(start + n[:, None].to(tl.int64) * kinds * size + e[None, :], mask=inside, other=0.0)
+        tl.store(out + (member * kinds + work // columns) * size + e, tl.sum(total, 0), mask=e < size)
+    else:
+        at = work - kinds * columns
+        sums = tl.zeros((BE,), dtype=tl.float32)
+        for first in range(0, each * 2 * heads, BE):
+            n = first + tl.arange(0, BE)
+            mine = n < each * 2 * heads
+            if not TIED:
+                mine = mine & (n // heads % 2 == at // own)
+            if PER_HEAD:
+                mine = mine & (n % heads == at % own)
+            sums += tl.load(dlambda + member * each * 2 * heads + n, mask=mine, other=0.0)
+        tl.store(out_lambda + member * signs * own + at, tl.sum(sums, 0))
+
+
 @operator("attnlab::short_dagpam")
 def short_dagpam(
     q: Tensor, k: Tensor, v: Tensor, negative: Tensor, lambdas: Tensor, mask: Tensor | None,
@@ -211,9 +245,21 @@ def short_dagpam_backward(
             dv, dw, dlambda, h, i, k.shape[2], *strides, scale, rate, **seen.flags, DROPPED=dropping is not None,
             **_tile(q, k, backward=True),
         )  # fmt: skip
-    dw = dw.unflatten(0, (count_members(w, 3), -1))  # (s,b,h,d,d)
-    dw = dw.sum((1, 2) if w.shape[-3] == 1 else 1).view_as(w).to(w.dtype)
-    return dq, dk, dv, dw, sum_parts(dlambda, lambdas)
+    return dq, dk, dv, *_sum_examples(dw, dlambda, w, lambdas)
+
+
+def _sum_examples(dw: Tensor, dlambda: Tensor, w: Tensor, lambdas: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum dW⁻ (b,h,d,d) and dλ± (b,2,h) over the examples of a member, and over what shares a parameter."""
+    (b, h, d, _), members = dw.shape, count_members(w, 3)
+    out, out_lambda = torch.empty_like(w), torch.empty_like(lambdas, memory_format=torch.contiguous_format)
+    kinds, signs, own = w.shape[-3], lambdas.shape[-2], lambdas.shape[-1]
+    columns = divide_up(d * d, 128)
+    with select_device(dw):
+        _add_examples[(members * (kinds * columns + signs * own),)](
+            dw, dlambda, out, out_lambda, b // members, h, d * d, kinds, signs, own, TIED=signs == 1, PER_HEAD=own > 1,
+            BP=32, BE=128,
+        )  # fmt: skip
+    return out, out_lambda
 
 
 @short_dagpam.register_fake
@@ -233,6 +279,7 @@ def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor
     *tensors, causal, scale, rate = inputs
     ctx.options = causal, scale, rate
     ctx.mark_non_differentiable(output[1])
+    ctx.set_materialize_grads(False)  # no zeros for what has no gradient
     ctx.save_for_backward(*tensors, output[1])
 
 
