@@ -38,7 +38,7 @@ Numbers = tuple[int, ...] | None
 
 FORMAT = "attnlab-inspection-1"
 LAYERS_PER_FIGURE = 6
-MAX_ROWS = 300_000  # maximum number of rows in the table of heads of one text
+MAX_ROWS = 300_000  # maximum number of rows in a table of one text
 AXES = {
     "encoder-self": ("token (attending)", "token (attended to)"),
     "decoder-self": ("token read (attending)", "token (attended to)"),
@@ -167,16 +167,18 @@ def _write_example(folder: Path, number: int, record: Record, layers: Numbers, h
             save_figure(folder / name, _draw_maps(record, some), "")
             about = f"text {number}, {name_kind(kind, kinds)}: {maps}, from layer {some[0].index}"
             files[f"{name}.pdf"] = f"{about}; also as PNG and SVG"
-    write_table(folder / where / "layers", contribution(record, level="layer", layers=layers))
-    files[f"{where}/layers.csv"] = f"text {number}: every {numbers}, heads together"
     shapes = [(x.context.shape[2], x.grouped_values.shape[2]) for x in select_layers(record, None, layers)]
-    rows = sum(i * j for i, j in shapes) * (record.layers[0].context.shape[1] if heads is None else len(heads))
-    if rows > MAX_ROWS:
-        note = Text(f"The table of single heads is not written: it has {rows:,} rows. Choose --layers or --heads.")
-        return [Files(files), note]
-    write_table(folder / where / "heads", contribution(record, layers=layers, heads=heads))
-    files[f"{where}/heads.csv"] = f"text {number}: every {numbers} of each head"
-    return [Files(files)]
+    rows = sum(i * j for i, j in shapes)
+    count = record.layers[0].context.shape[1] if heads is None else len(heads)
+    left_out = [f"of {what}, which has {n:,}" for what, n in (("layers", rows), ("heads", rows * count)) if n > MAX_ROWS]
+    if rows <= MAX_ROWS:
+        write_table(folder / where / "layers", contribution(record, level="layer", layers=layers))
+        files[f"{where}/layers.csv"] = f"text {number}: every {numbers}, heads together"
+    if rows * count <= MAX_ROWS:
+        write_table(folder / where / "heads", contribution(record, layers=layers, heads=heads))
+        files[f"{where}/heads.csv"] = f"text {number}: every {numbers} of each head"
+    limit = f"Tables of more than {MAX_ROWS:,} rows are not written: the table {' and the table '.join(left_out)}."
+    return [Files(files), *([Text(f"{limit} Choose --layers or --heads.")] if left_out else [])]
 
 
 def _draw_maps(record: Record, layers: Sequence[Layer]) -> Figure:
