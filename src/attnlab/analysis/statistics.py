@@ -183,9 +183,12 @@ class Statistics(Sums):
         whole = self._table(f"{layer.kind}/pairs", len(self.names) + 1, cells, device)  # last row: hidden pairs
         if vector is not None:  # (b,h,j) the cell of weight bin 0
             column = NORMS.find_bins(vector) + (sequences.category * cells)[:, None].int()
-        mask = layer.mask.expand(b, 1, layer.context.shape[2], j)
         for rows, weights in layer.chunks():
-            visible = mask[:, :, rows] & sequences.queries[:, None, rows, None] & sequences.keys[:, None, None]
+            visible = (
+                layer.see(rows.start, rows.stop)
+                & sequences.queries[:, None, rows, None]
+                & sequences.keys[:, None, None]
+            )
             part = widen(weights if len(heads) == weights.shape[1] else weights[:, heads]).where(visible, 0.0)
             mass += part.sum(2)
             part = part.abs()

@@ -92,7 +92,7 @@ def read_token_masks(record: Record, layer: Layer) -> tuple[Tensor, Tensor]:
 
 def build_pair_mask(layer: Layer, queries: Tensor, keys: Tensor) -> Tensor:
     """Return a bool mask (b,1,i,j) of the weights that count: both ends are tokens, and the key is visible."""
-    return layer.mask[(None,) * (4 - layer.mask.dim())] & queries[:, None, :, None] & keys[:, None, None, :]
+    return layer.see(0, layer.context.shape[2]) & queries[:, None, :, None] & keys[:, None, None, :]
 
 
 def mean_over_queries(values: Tensor, queries: Tensor) -> Tensor:

@@ -170,7 +170,9 @@ def _write_example(folder: Path, number: int, record: Record, layers: Numbers, h
     shapes = [(x.context.shape[2], x.grouped_values.shape[2]) for x in select_layers(record, None, layers)]
     rows = sum(i * j for i, j in shapes)
     count = record.layers[0].context.shape[1] if heads is None else len(heads)
-    left_out = [f"of {what}, which has {n:,}" for what, n in (("layers", rows), ("heads", rows * count)) if n > MAX_ROWS]
+    left_out = [
+        f"of {what}, which has {n:,}" for what, n in (("layers", rows), ("heads", rows * count)) if n > MAX_ROWS
+    ]
     if rows <= MAX_ROWS:
         write_table(folder / where / "layers", contribution(record, level="layer", layers=layers))
         files[f"{where}/layers.csv"] = f"text {number}: every {numbers}, heads together"
