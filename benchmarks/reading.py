@@ -103,7 +103,7 @@ def compare_heads(layer):
 
 def check_reading(model, inputs, largest):
     """Compare a reading with the definition, and return the error; no time is printed if it is too large."""
-    stream = CheckedStream(model, lambda layer: None, links=0, impl="auto", check=True)
+    stream = CheckedStream(model, lambda layer: None, check=True)
     stream.run(inputs)
     if not stream.error <= largest:
         raise SystemExit(f"the totals differ from the definition by {stream.error:.1e}; no times are printed")
@@ -200,12 +200,12 @@ def measure_tiles(length):
     for tiles in TILES:
         chosen = dict(zip(("ROWS", "KEYS", "num_warps", "num_stages"), tiles, strict=True))
         try:
-            found = totals_kernel.stream_scores(known, size, chosen)
+            found = totals_kernel.stream_scores(known, size, tiles=chosen)
             exact = exact or found
             error = max(float((a - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True))
             if error > 1e-4:
                 raise SystemExit(f"tiles {tiles} differ from the first by {error:.1e}; no times are printed")
-            ms = time_on_gpu(lambda chosen=chosen: totals_kernel.stream_scores(known, size, chosen))
+            ms = time_on_gpu(lambda chosen=chosen: totals_kernel.stream_scores(known, size, tiles=chosen))
             rows.append({"tiles": str(tiles), "ms": ms})
         except Exception as error:  # a tile that does not fit
             rows.append({"tiles": str(tiles), "not_run": f"{type(error).__name__}: {error}"[:200]})

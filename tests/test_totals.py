@@ -106,6 +106,22 @@ def test_links_are_the_largest_of_all_pairs(impl):
     torch.testing.assert_close(links.weight, picked, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.kernel
+@pytest.mark.parametrize("impl", ["reference", "auto", "fused"])
+def test_a_level_is_the_mean_of_its_pairs(impl):
+    layer = made(1, 4, 2, 300, 300, 8, 5, True)
+    found = totals(layer, block=128, impl=impl)
+    weights = layer.weights.double()
+    for level, x in ((found.level.weight, weights), (found.level.norm, weights * found.vector[:, :, None].double())):
+        assert level.shape == (1, 4, 3, 3)
+        for row, column in ((0, 0), (1, 0), (2, 1), (2, 2), (0, 2)):
+            part = x[:, :, row * 128 : row * 128 + 128, column * 128 : column * 128 + 128]
+            mean = part.sum(-1).mean(-1)
+            torch.testing.assert_close(level[:, :, row, column].double(), mean, rtol=1e-4, atol=1e-6)
+    with pytest.raises(ValueError, match="block must be a power of 2 of at least 128, got 100"):
+        totals(layer, block=100)
+
+
 def test_a_head_with_fewer_pairs_than_links_says_so():
     links = totals(made(1, 1, 1, 2, 2, 4, 3, True), links=9).links
     pairs = list(zip(links.query.flatten().tolist(), links.key.flatten().tolist(), strict=True))

@@ -16,13 +16,19 @@ for each head, joins α in the norms. A turning of vectors has no such form and 
 
 The strongest links of a head are exact. The k pairs with the largest norms are all in the k rows with the largest
 peaks, because each of these rows has a pair at least as large as any pair of another row. Only k rows are computed.
+
+A level shows a long text in blocks of B tokens: the mean over the queries of a block of what they give the keys of a
+block, by weight and by norm. Its cells are sums of the same pairs, not a sample of them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import get_args
+from functools import partial
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from attnlab.analysis.contribution import check_linear, needs_vectors
 from attnlab.mechanisms.mechanism import Impl, widen
@@ -31,6 +37,7 @@ from attnlab.records.visibility import SoftmaxScores
 
 ROWS, KEYS = 256, 1024  # queries and keys of a block that stays in the cache of a CPU
 GPU_ROWS, GPU_KEYS = 2048, 16384  # of a block on a GPU
+LEAST_BLOCK = 128  # tokens of a block of a level: a multiple of the rows of a tile of the kernel
 VECTORS = 2**24  # values of v in memory at a time
 
 
@@ -42,6 +49,33 @@ class Links:
     key: Tensor  # (b,h,k)
     weight: Tensor  # (b,h,k)
     norm: Tensor  # (b,h,k)
+
+
+@dataclass(frozen=True, eq=False)
+class Level:
+    """Maps of blocks: the mean over the queries of a block of the weight, or the norm, on the keys of a block."""
+
+    block: int  # tokens of a block; the last one may be shorter
+    weight: Tensor  # (b,h,⌈i/block⌉,⌈j/block⌉)
+    norm: Tensor
+
+    @classmethod
+    def empty(cls, block: int, vector: Tensor, queries: int) -> "Level":
+        b, h, j = vector.shape
+        shape = b, h, -(-queries // block), -(-j // block)
+        return cls(block, vector.new_zeros(shape), vector.new_zeros(shape))
+
+    def add(self, place: tuple[Any, ...], start: int, column: Tensor, size: Tensor) -> None:
+        """Add what keys (…,j) receive from queries of one block, in which `start` is. place: examples and heads."""
+        row = (*place, start // self.block)
+        for whole, x in ((self.weight, column), (self.norm, column * size)):
+            whole[row] += F.pad(x, (0, -x.shape[-1] % self.block)).unflatten(-1, (-1, self.block)).sum(-1)
+
+    def average(self, queries: int) -> "Level":
+        """Divide the sums by the number of queries of each block."""
+        starts = torch.arange(0, queries, self.block, device=self.weight.device)
+        count = (queries - starts).clamp_max(self.block)[:, None]
+        return Level(self.block, self.weight / count, self.norm / count)
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,16 +93,19 @@ class Totals:
     peak: Tensor  # (b,h,i)
     links: Links | None
     how: str  # "rows", "blocks" or "fused": what computed them
+    level: Level | None = None
 
     def to(self, device: torch.device | str) -> "Totals":
         moved = {name: x.to(device) for name, x in vars(self).items() if isinstance(x, Tensor)}
         links = None if self.links is None else Links(**{name: x.to(device) for name, x in vars(self.links).items()})
-        return Totals(**(vars(self) | moved | {"links": links}))
+        level = self.level and Level(self.level.block, self.level.weight.to(device), self.level.norm.to(device))
+        return Totals(**(vars(self) | moved | {"links": links, "level": level}))
 
 
-def totals(layer: Layer, *, links: int = 0, impl: Impl = "auto") -> Totals:
+def totals(layer: Layer, *, links: int = 0, block: int | None = None, impl: Impl = "auto") -> Totals:
     """Compute the totals of a layer without padding, and its `links` strongest pairs for each head.
 
+    block  also compute the level of blocks of this number of tokens, a power of 2 from 128 on
     impl   "reference": rows of the layer's own weights; "fused": the Triton kernel; "auto": the kernel on a GPU and
            blocks on a CPU if the layer keeps q and k, else the rows
     """
@@ -76,6 +113,8 @@ def totals(layer: Layer, *, links: int = 0, impl: Impl = "auto") -> Totals:
         raise ValueError(f"impl must be one of {', '.join(get_args(Impl))}, got {impl!r}")
     if links < 0:
         raise ValueError(f"links must be at least 0, got {links}")
+    if block is not None and (block < LEAST_BLOCK or block & (block - 1)):
+        raise ValueError(f"block must be a power of 2 of at least {LEAST_BLOCK}, got {block}")
     check_linear(layer)
     if needs_vectors(layer.turning):
         raise ValueError(
@@ -84,10 +123,12 @@ def totals(layer: Layer, *, links: int = 0, impl: Impl = "auto") -> Totals:
     vector, scores = measure_vectors(layer), layer.attended
     where = layer.kind, layer.index, layer.name, vector
     plain = isinstance(scores, SoftmaxScores) and layer.turning is None
+    queries = layer.context.shape[2]
+    level = None if block is None else Level.empty(block, vector, queries)
     if impl == "reference" or (impl == "auto" and not plain):
-        found = read_rows(layer, vector)
+        found = read_rows(layer, vector, level)
         strongest = _find_links(layer, vector, found[-1], links) if links else None
-        return Totals(*where, *found, strongest, "rows")
+        return Totals(*where, *found, strongest, "rows", level and level.average(queries))
     if not isinstance(scores, SoftmaxScores) or not plain:
         raise ValueError(f"impl='fused' does not cover {layer.name}: its weights are not a plain softmax of q and k")
     use_kernel = impl == "fused" or scores.query.is_cuda
@@ -99,11 +140,14 @@ def totals(layer: Layer, *, links: int = 0, impl: Impl = "auto") -> Totals:
             raise ValueError(f"impl='fused' does not cover {reason}; use impl='auto' or 'reference'")
         use_kernel = not reason
     received, taken, entropy, peak = (
-        totals_kernel.stream_scores(scores, vector) if use_kernel else stream_scores(scores, vector, peaks=links > 0)
+        totals_kernel.stream_scores(scores, vector, level)
+        if use_kernel
+        else stream_scores(scores, vector, level, peaks=links > 0)
     )
     strongest = _find_score_links(scores, vector, peak, links) if links else None
     how = "fused" if use_kernel else "blocks"
-    return Totals(*where, received, received * vector, taken, entropy, peak, strongest, how)
+    norm = received * vector
+    return Totals(*where, received, norm, taken, entropy, peak, strongest, how, level and level.average(queries))
 
 
 def measure_vectors(layer: Layer) -> Tensor:
@@ -121,26 +165,31 @@ def measure_vectors(layer: Layer) -> Tensor:
     return sizes
 
 
-def read_rows(layer: Layer, vector: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def read_rows(
+    layer: Layer, vector: Tensor, level: Level | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return received_weight, received_norm, taken_norm, entropy and peak of any layer, from rows of its weights."""
     b, h, j = vector.shape
     weight, norm = vector.new_zeros(b, h, j), vector.new_zeros(b, h, j)
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
-    for rows, weights in layer.chunks():
+    for rows, weights in layer.chunks(ROWS if level is None else min(ROWS, level.block)):
         size = widen(weights).abs()
         share = size / size.sum(-1, keepdim=True).clamp_min(torch.finfo(size.dtype).tiny)
         taken = size * vector[:, :, None]
         if layer.turning is not None:
             taken = taken * layer.turning[:, :, rows].abs()
-        weight += size.sum(2)
-        norm += taken.sum(2)
+        column, by_norm = size.sum(2), taken.sum(2)
+        weight += column
+        norm += by_norm
+        if level is not None:
+            level.add((slice(None), slice(None)), rows.start, column, by_norm / column.clamp_min(1e-30))
         parts.append((taken.sum(-1), torch.special.entr(share).sum(-1), taken.amax(-1)))
     taken, entropy, peak = (torch.cat(x, dim=2) for x in zip(*parts, strict=True))
     return weight, norm, taken, entropy, peak
 
 
 def stream_scores(
-    scores: SoftmaxScores, vector: Tensor, *, peaks: bool = True
+    scores: SoftmaxScores, vector: Tensor, level: Level | None = None, *, peaks: bool = True
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return received_weight, taken_norm, entropy and peak of a softmax, from blocks of q and k; each head alone.
 
@@ -155,18 +204,22 @@ def stream_scores(
             q, k = widen(query[example, head]), widen(key[example, head // (h // g)])
             known = None if scores.logsumexp is None else widen(scores.logsumexp[example, head])
             to = (received, taken, entropy, peak) if peaks else (received, taken, entropy)
-            _stream_head(q, k, vector[example, head], known, scores, *(x[example, head] for x in to))
+            sums = (x[example, head] for x in to)
+            add = None if level is None else partial(level.add, (example, head))
+            _stream_head(q, k, vector[example, head], known, scores, add, *sums)
     return received, taken, entropy, peak
 
 
 def _stream_head(
-    q: Tensor, k: Tensor, size: Tensor, known: Tensor | None, scores: SoftmaxScores, received: Tensor, taken: Tensor,
-    entropy: Tensor, peak: Tensor | None = None,
+    q: Tensor, k: Tensor, size: Tensor, known: Tensor | None, scores: SoftmaxScores,
+    add: Callable[[int, Tensor, Tensor], None] | None, received: Tensor, taken: Tensor, entropy: Tensor,
+    peak: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Add the blocks of one head, q (i,d) and k (j,d), to its totals."""
     (i, _), j = q.shape, len(k)
     offset = j - i
     height, width = (GPU_ROWS, GPU_KEYS) if q.is_cuda else (ROWS, KEYS)
+    height = height if add is None else LEAST_BLOCK  # a block of a level has whole blocks of rows
     k_one = torch.cat([k, k.new_ones(j, 1)], dim=1)  # (j,d+1)
     pair = torch.stack([size, torch.ones_like(size)], dim=1)  # (j,2)
     for start in range(0, i, height):
@@ -176,6 +229,7 @@ def _stream_head(
         ones, sums = rows.new_ones(1, stop - start), rows.new_zeros(stop - start, 2)
         lse = _find_logsumexp(rows, k[:end], start + offset, scores.causal) if known is None else known[start:stop]
         rows = torch.cat([rows, -lse[:, None]], dim=1)  # z in one product
+        column = size.new_zeros(j)
         spread, most = entropy[start:stop], None if peak is None else peak[start:stop]
         for left in range(0, end, width):
             right = min(left + width, end)
@@ -186,12 +240,15 @@ def _stream_head(
             p = z.exp()
             if hidden is not None:
                 z = z.masked_fill_(hidden, 0.0)
-            received[left:right] += (ones @ p)[0]
+            column[left:right] = (ones @ p)[0]
             sums += p @ pair[left:right]
             spread -= torch.linalg.vecdot(p, z)
             if most is not None:
                 torch.maximum(most, p.mul_(size[left:right]).amax(1), out=most)
         taken[start:stop] = sums[:, 0]
+        received += column
+        if add is not None:
+            add(start, column, size)
 
 
 def _find_hidden(first: int, rows: int, left: int, right: int, like: Tensor) -> Tensor | None:

@@ -153,10 +153,11 @@ def compute_logsumexp(scores: SoftmaxScores, tiles: dict[str, int] | None = None
 
 
 def stream_scores(
-    scores: SoftmaxScores, vector: Tensor, tiles: dict[str, int] | None = None
+    scores: SoftmaxScores, vector: Tensor, level: Any = None, *, tiles: dict[str, int] | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return received_weight (b,h,j), taken_norm, entropy and peak (b,h,i), given ‖f‖ (b,h,j).
 
+    level   a Level of attnlab.analysis.totals to add the sums of blocks to
     tiles   ROWS, KEYS, num_warps and num_stages instead of TILES
     """
     lse = compute_logsumexp(scores) if scores.logsumexp is None else scores.logsumexp.float().contiguous()
@@ -174,7 +175,18 @@ def stream_scores(
                 scores.query, scores.key, size, lse, taken, entropy, peak, parts, first, *sizes, **fixed, **tiles
             )
             torch.sum(parts, dim=1, out=received[first : first + some])
+            if level is not None:
+                _add_level(level, parts, size.view(b * h, j)[first : first + some], first, tiles["ROWS"])
     return received.view(b, h, j), taken, entropy, peak
+
+
+def _add_level(level: Any, parts: Tensor, size: Tensor, first: int, rows: int) -> None:
+    """Add what each tile of queries gives to the blocks of a level, for some heads from `first` on."""
+    each, heads = level.block // rows, level.weight.shape[1]
+    places = torch.arange(first, first + len(parts), device=parts.device)
+    for start in range(0, parts.shape[1], each):
+        column = parts[:, start : start + each].sum(1)  # (some,j)
+        level.add((places // heads, places % heads), start * rows, column, size)
 
 
 def find_gap(query: Tensor, key: Tensor, vector: Tensor) -> str | None:

@@ -49,29 +49,35 @@ class StreamedLayer:
 
     totals: Totals
     activations: Activations | None  # None if the block cannot be found
+    layer: Layer  # rows of its weights can be read while it is visited
 
 
 Visit = Callable[[StreamedLayer], None]
 
 
 def stream_layers(
-    model: Any, batch: Mapping[str, Any], visit: Visit, *, links: int = 0, impl: Impl = "auto", check: bool = True
-) -> Tensor:
+    model: Any, batch: Mapping[str, Any], visit: Visit, *, links: int = 0, block: int | None = None,
+    impl: Impl = "auto", check: bool = True,
+) -> Tensor:  # fmt: skip
     """Run one forward pass without padding, call `visit` for each layer, and return the first output of the pass.
 
     links   number of strongest links of each head
+    block   tokens of a block of the level; without it, there is none
     impl    of attnlab.analysis.totals
     check   compare some rows of each layer with the model's own eager attention; raises ValueError if they differ
     """
-    return Stream(model, visit, links=links, impl=impl, check=check).run(batch)
+    return Stream(model, visit, links=links, block=block, impl=impl, check=check).run(batch)
 
 
 class Stream(Capture):
     """The attention function of a streamed model. It keeps no layer."""
 
-    def __init__(self, model: Any, visit: Visit, *, links: int, impl: Impl, check: bool) -> None:
+    def __init__(
+        self, model: Any, visit: Visit, *, links: int = 0, block: int | None = None, impl: Impl = "auto",
+        check: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__(model, lazy=True)
-        self.visit, self.links, self.impl, self.check, self.visited = visit, links, impl, check, 0
+        self.visit, self.links, self.block, self.impl, self.check, self.visited = visit, links, block, impl, check, 0
         self._parents = {name: module for module, name in self.calls.names.items()}
         self._activations: Activations | None = None
 
@@ -104,12 +110,12 @@ class Stream(Capture):
         return super().run_fused(call)
 
     def keep_layer(self, layer: Layer) -> None:
-        found = totals(layer, links=self.links, impl=self.impl)
+        found = totals(layer, links=self.links, block=self.block, impl=self.impl)
         if self.check and found.how != "rows":
             check_rows(layer, found)
         self.visited += 1
         self._weights.clear()  # W_O of a layer is read once
-        self.visit(StreamedLayer(found, self._activations))
+        self.visit(StreamedLayer(found, self._activations, layer))
 
     def _measure_states(self, call: AttentionCall) -> Activations | None:
         """Measure the states that enter the block around an attention: the argument of the module that holds it."""
