@@ -8,9 +8,9 @@ from gpu_compile import assert_compiles, some_and_all
 from tiny_models import llama
 
 import attnlab
-from attnlab.analysis.sinks import tabulate_sinks
+from attnlab.analysis.sinks import measure_activations, tabulate_sinks
 from attnlab.analysis.totals import totals
-from attnlab.huggingface.streaming import check_rows, measure_activations, stream_layers
+from attnlab.huggingface.streaming import check_rows, stream_layers
 from attnlab.records.record import Layer
 from attnlab.records.visibility import CausalMask, SoftmaxScores
 

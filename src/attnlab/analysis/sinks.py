@@ -13,13 +13,27 @@ first_norm rests there: it takes weight and gives nothing.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pandas as pd
 import torch
+from torch import Tensor
 
 from attnlab.analysis.totals import Totals
 
 EPSILON = 0.3
+MASSIVE, TIMES_MEDIAN = 100.0, 1000.0  # Sun et al. 2024: the least size, and the least ratio to the median
+
+
+@dataclass(frozen=True)
+class Activations:
+    """The sizes |x| of the states that enter a block: its largest, and how many of them are massive."""
+
+    largest: float
+    median: float
+    token: int  # of the largest, in the first example
+    channel: int
+    massive: int  # |x| > 100 and |x| > 1000 · median (Sun et al. 2024)
 
 
 def tabulate_sinks(layers: Sequence[Totals]) -> pd.DataFrame:
@@ -44,3 +58,16 @@ def _tabulate_layer(layer: Totals) -> pd.DataFrame:
     table["top_key"] = key[0].tolist()
     table["is_sink"] = table["first_weight"] > EPSILON
     return table
+
+
+def measure_activations(states: Tensor) -> Activations:
+    """Measure states (b,n,e). The median is of at most 2²² of them, evenly spaced."""
+    sizes = states.detach().abs()
+    flat = sizes.flatten()
+    median = flat[:: max(1, flat.numel() // 2**22)].float().median()
+    largest, place = flat.max(0)
+    bound = torch.clamp(median * TIMES_MEDIAN, min=MASSIVE)
+    massive = (sizes > bound).sum()
+    numbers = torch.stack([largest.double(), median.double(), place.double(), massive.double()]).tolist()
+    token, channel = divmod(int(numbers[2]) % (states.shape[1] * states.shape[2]), states.shape[2])
+    return Activations(numbers[0], numbers[1], token, channel, int(numbers[3]))

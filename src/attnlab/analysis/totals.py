@@ -69,7 +69,7 @@ class Level:
         """Add what keys (…,j) receive from queries of one block, in which `start` is. place: examples and heads."""
         row = (*place, start // self.block)
         for whole, x in ((self.weight, column), (self.norm, column * size)):
-            whole[row] += F.pad(x, (0, -x.shape[-1] % self.block)).unflatten(-1, (-1, self.block)).sum(-1)
+            whole[row] += F.pad(x, (0, -x.shape[-1] % self.block)).view(*x.shape[:-1], -1, self.block).sum(-1)
 
     def average(self, queries: int) -> "Level":
         """Divide the sums by the number of queries of each block."""

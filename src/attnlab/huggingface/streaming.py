@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend
 
+from attnlab.analysis.sinks import Activations, measure_activations
 from attnlab.analysis.totals import Totals, totals
 from attnlab.huggingface import (
     dispatch,
@@ -29,18 +30,6 @@ from attnlab.records.visibility import SoftmaxScores
 
 CHECKED = 4  # rows of a layer that are compared with the model's own attention
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 3e-2, torch.float16: 1e-2, torch.float64: 1e-6}  # of a row's numbers
-MASSIVE, TIMES_MEDIAN = 100.0, 1000.0  # Sun et al. 2024: the least size, and the least ratio to the median
-
-
-@dataclass(frozen=True)
-class Activations:
-    """The sizes |x| of the states that enter a block: its largest, and how many of them are massive."""
-
-    largest: float
-    median: float
-    token: int  # of the largest, in the first example
-    channel: int
-    massive: int  # |x| > 100 and |x| > 1000 · median (Sun et al. 2024)
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,19 +116,6 @@ class Stream(Capture):
         except (ValueError, KeyError, StopIteration):
             return None
         return measure_activations(states)
-
-
-def measure_activations(states: Tensor) -> Activations:
-    """Measure states (b,n,e). The median is of at most 2²² of them, evenly spaced."""
-    sizes = states.detach().abs()
-    flat = sizes.flatten()
-    median = flat[:: max(1, flat.numel() // 2**22)].float().median()
-    largest, place = flat.max(0)
-    bound = torch.clamp(median * TIMES_MEDIAN, min=MASSIVE)
-    massive = (sizes > bound).sum()
-    numbers = torch.stack([largest.double(), median.double(), place.double(), massive.double()]).tolist()
-    token, channel = divmod(int(numbers[2]) % (states.shape[1] * states.shape[2]), states.shape[2])
-    return Activations(numbers[0], numbers[1], token, channel, int(numbers[3]))
 
 
 def run_flash(call: AttentionCall) -> tuple[Tensor, Tensor] | None:

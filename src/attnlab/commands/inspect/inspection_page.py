@@ -24,6 +24,7 @@ from attnlab.analysis.contribution import average_heads, is_linear, norms
 from attnlab.analysis.contribution_table import contribution, read_side, select_layers
 from attnlab.commands.inspect.inspection_findings import describe_view, list_findings, tabulate_predictions
 from attnlab.commands.inspect.inspection_tables import SCHEMA, name_kind, render_analysis, render_numbers
+from attnlab.commands.inspect.sink_section import build_sink_section, measure_record
 from attnlab.files import write_bytes, write_text
 from attnlab.reading.maps import HEAD_CELLS, build_view, join_views
 from attnlab.reading.predictions import Prediction
@@ -92,7 +93,11 @@ def write_report(
         viewer = [Text(describe_view(shown.records[0])), *_build_viewer(shown.records, *places)]
         visible.append(("What the model attends to", viewer))
         folded += tabulate_predictions(shown.predictions)
-    figures = _draw_kinds(folder, tables["categories"])
+        sinks, activations = measure_record(shown.records[0], *places)
+        if (section := build_sink_section(folder, sinks, activations)) is not None:
+            write_table(folder / "tables" / "sinks", sinks)
+            folded.append(section)
+    figures = draw_kinds(folder, tables["categories"])
     first = folded if shown.records else visible
     first.append(next(figures))
     folded += [*figures, ("Lengths and correlations", render_numbers(dict(tables)))]
@@ -116,7 +121,7 @@ def write_table(stem: Path, table: pd.DataFrame) -> None:
         write_bytes(stem.with_suffix(".parquet"), buffer.getvalue())
 
 
-def _draw_kinds(folder: Path, categories: pd.DataFrame) -> Iterator[tuple[str, Sequence[Part]]]:
+def draw_kinds(folder: Path, categories: pd.DataFrame) -> Iterator[tuple[str, Sequence[Part]]]:
     """Yield a section for each kind of attention: what each category receives, by weight and by norm."""
     kinds = list(categories["kind"].unique())
     for kind, part in categories.groupby("kind", sort=False):
