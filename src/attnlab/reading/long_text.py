@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from attnlab.analysis.categories import Categories
+from attnlab.analysis.contribution_table import select_heads
 from attnlab.analysis.sinks import tabulate_sinks
 from attnlab.analysis.statistics import Statistics
 from attnlab.analysis.totals import LEAST_BLOCK, Totals
@@ -49,6 +50,7 @@ class LongReading:
     view: View
     tokens: int
     block: int
+    window: int  # tokens of a window
     windows: tuple[int, ...]  # where the windows begin
     left_out: tuple[int, ...]  # windows for which the page has no room
 
@@ -88,9 +90,12 @@ def read_long_text(
     batch = {"input_ids": ids}  # one text has no padding
     if "logits_to_keep" in _list_parameters(reader.model):
         batch["logits_to_keep"] = 1  # type: ignore[assignment]
-    n = ids.shape[1]
+    n, count = ids.shape[1], reader.model.config.get_text_config().num_hidden_layers
+    for layer in layers or ():
+        if layer >= count:
+            raise ValueError(f"{reader.name} has no layer {layer}; layers are 0 … {count - 1}")
     starts = choose_windows(n, windows)
-    gather = _Gather(groups, ids, starts, layers, heads, progress, reader.model.config.num_hidden_layers)
+    gather = _Gather(groups, ids, starts, layers, heads, progress, count)
     stream_layers(reader.model, batch, gather.add, links=LINKS, block=choose_block(n))
     pieces = [reader.sides["source"].texts[token] for token in ids[0].tolist()]
     return gather.finish(reader.title, pieces)
@@ -129,10 +134,9 @@ class _Gather:
         self.progress(found.index + 1, self.count, "layers")
         if self.layers is not None and found.index not in self.layers:
             return
-        self.kind = found.kind
+        self.kind, chosen = found.kind, select_heads(layer, self.heads)
         causal = layer.attended.causal if isinstance(layer.attended, SoftmaxScores) else layer.hides_any()
         self.statistics.add_totals(found, self.ids, causal=causal)
-        chosen = list(range(found.vector.shape[1])) if self.heads is None else sorted(set(self.heads))
         sinks = tabulate_sinks([found])
         self.sinks.append(sinks[sinks["head"].isin(chosen)])
         self.links.append(_tabulate_links(found, chosen))
@@ -166,8 +170,6 @@ class _Gather:
             )
 
     def finish(self, title: str, pieces: list[str]) -> LongReading:
-        if not self.attentions:
-            raise ValueError(f"no layer is among layers={sorted(self.layers or ())}")
         n, side = len(pieces), KINDS[self.kind][1]
         first = sum(x.numel() for a in self.attentions if a.example == 0 for x in a.maps.values())
         each = sum(x.numel() for a in self.attentions if a.example == 1 for x in a.maps.values())
@@ -191,7 +193,7 @@ class _Gather:
             "links": _name_links(pd.concat(self.links, ignore_index=True), pieces),
             "activations": _name_activations(pd.DataFrame(self.activations), pieces),
         }  # fmt: skip
-        return LongReading(tables, view, n, self.block, kept, left)
+        return LongReading(tables, view, n, self.block, WINDOW, kept, left)
 
     def _list_notes(self, n: int, left: tuple[int, ...]) -> tuple[str, ...]:
         notes = [

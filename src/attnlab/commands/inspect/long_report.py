@@ -15,7 +15,7 @@ from attnlab.commands.inspect.sink_section import build_sink_section, describe_s
 from attnlab.files import write_text
 from attnlab.files.user_files import read_text
 from attnlab.provenance import collect_provenance
-from attnlab.reading.long_text import LONG, WINDOW, LongReading, Progress, read_long_text
+from attnlab.reading.long_text import LONG, LongReading, Progress, read_long_text
 from attnlab.reading.reader import PretrainedReader
 from attnlab.reading.text_stream import TextExample
 from attnlab.report.numbers import format_real
@@ -79,8 +79,8 @@ def _describe_view(reading: LongReading) -> str:
     windows = ", ".join(f"{start:,}" for start in reading.windows)
     return (
         f"Choose an example to move through the text. The first shows all {reading.tokens:,} tokens, {reading.block:,} "
-        f"in each cell; the others are windows of {WINDOW} tokens, at {windows}. --window N shows another place. Each "
-        "row attends, each column is attended to. Left: the weight. Right: the norm, how much is taken from there."
+        f"in each cell; the others are windows of {reading.window} tokens, at {windows}. --window N shows another place. "
+        "Each row attends, each column is attended to. Left: the weight. Right: the norm, how much is taken from there."
     )
 
 
