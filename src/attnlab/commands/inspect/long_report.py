@@ -79,8 +79,8 @@ def _describe_view(reading: LongReading) -> str:
     windows = ", ".join(f"{start:,}" for start in reading.windows)
     return (
         f"Choose an example to move through the text. The first shows all {reading.tokens:,} tokens, {reading.block:,} "
-        f"in each cell; the others are windows of {reading.window} tokens, at {windows}. --window N shows another place."
-        " Each row attends, each column is attended to. Left: the weight. Right: the norm, how much is taken from there."
+        f"in each cell; the others are windows of {reading.window} tokens, at {windows}. --window N shows another one. "
+        "Each row attends, each column is attended to. Left: the weight. Right: the norm, how much is taken."
     )
 
 
