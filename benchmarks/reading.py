@@ -16,6 +16,7 @@ contain them.
 """
 
 import argparse
+import gc
 import statistics
 import sys
 import time
@@ -122,8 +123,8 @@ def read_model(model, inputs):
     return tables, how
 
 
-def measure(part, length, rounds):
-    model, name = (build_llama(), "Llama 8B") if part == "gpu" else build_smol()
+def measure(model, name, part, length, rounds):
+    """Measure a model at one length: check it, then time its forward pass and its reading in turns."""
     device = next(model.parameters()).device
     inputs = {"input_ids": build_ids(part, length, model.config.vocab_size).to(device), "logits_to_keep": 1}
     clock = read_clock(device)
@@ -145,6 +146,7 @@ def measure(part, length, rounds):
     for _ in range(rounds):
         for way, step in (("forward", forward), ("reading", lambda: read_model(model, inputs))):
             if device.type == "cuda":
+                gc.collect()
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
             start = clock()
@@ -243,7 +245,8 @@ def main():
     if given.part == "cpu":
         torch.set_num_threads(1)
     rounds = given.rounds or (2 if given.part == "gpu" else 1)
-    rows = [measure(given.part, length, rounds) for length in lengths]
+    model, name = (build_llama(), "Llama 8B, random weights") if given.part == "gpu" else build_smol()
+    rows = [measure(model, name, given.part, length, rounds) for length in lengths]
     keys = ("tokens", "forward_s", "reading_s", "times_forward", "goal", "forward_gib", "reading_gib", "error", "how")
     print(f"{rows[0]['model']} on {about['hardware']}, torch {about['torch']}, {rounds} rounds in turns")
     columns = ["tokens", "forward s", "reading s", "× forward", "goal", "forward GiB", "reading GiB", "error", "how"]

@@ -18,7 +18,7 @@ from torch import Tensor
 from attnlab.mechanisms.kernels.launch import divide_up, find_head_gap, round_up, select_device
 from attnlab.records.visibility import SoftmaxScores
 
-TILES = {"ROWS": 128, "KEYS": 64, "num_warps": 8, "num_stages": 3}
+TILES = {"ROWS": 128, "KEYS": 64, "num_warps": 4, "num_stages": 3}
 WIDE_TILES = {"ROWS": 64, "KEYS": 32, "num_warps": 4, "num_stages": 2}  # of float32, which needs twice the memory
 PARTS = 2**29  # values of `parts` in memory at a time
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -125,8 +125,7 @@ def _stream(
     if CAUSAL:
         end = tl.minimum(keys, (tile + 1) * ROWS + keys - queries)
         whole = tl.minimum(whole, tl.maximum(0, (tile * ROWS + keys - queries + 1) // KEYS * KEYS))
-    if (tile + 1) * ROWS > queries:
-        whole = 0  # rows beyond the last query are hidden pairs
+    whole = tl.where((tile + 1) * ROWS > queries, 0, whole)  # rows beyond the last query are hidden pairs
     for start in range(0, whole, KEYS):
         taken, spread, peak = _add_tile(
             q, key, size, parts, own, b, g, place, i, start, queries, keys, k_b, k_h, k_j, k_d, factor, level, taken,
