@@ -105,3 +105,12 @@ def test_the_sentence_on_sinks():
     table = pd.DataFrame({"first_weight": [0.8, 0.1], "first_norm": [0.05, 0.2], "is_sink": [True, False]})
     assert describe_sinks(table).startswith("1 of 2 heads have a sink, a rate of 50")
     assert "No head of 1 " in describe_sinks(table[1:])
+
+
+def test_the_windows_can_be_chosen_in_a_browser(model, tmp_path, short_limit, opened):
+    result = run(model, "--text", TEXT, "--window", 30, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.exception
+    page = opened(tmp_path / "out" / "report.html").ready()
+    page.get_by_label("Example").select_option(index=1)
+    page.ready()
+    assert "tokens 30 to 45" in page.get_by_label("Example").inner_text()
