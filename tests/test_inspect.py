@@ -94,7 +94,7 @@ def test_all_text_on_the_page_is_escaped(tmp_path):
     parser.handle_starttag = lambda tag, attributes: tags.append(tag)
     parser.feed(page)
     assert tags.count("script") == 2  # the page's own, and the data of its viewer
-    assert tags.count("img") == 4  # by category, and each of the three head by head; the viewer shows the maps
+    assert tags.count("img") == 5  # sinks, by category, and each of the three head by head; the viewer shows the maps
     assert "&lt;script&gt;alert(1)" in page
     heads = pd.read_csv(tmp_path / "tables" / "heads.csv")
     assert heads[["layer", "head"]].to_numpy().tolist() == [[0, 1], [0, 2], [2, 1], [2, 2]]
@@ -346,8 +346,8 @@ def test_every_tokenizer_is_shown_in_one_notation():
         (["ROOT/marian", "--file", "ROOT/triple.tsv"], "triple.tsv:1: .*tab"),
         (["ROOT/gpt2", "--pair", "cat", "mat"], "--pair: .*gpt2 reads single texts"),
         (["ROOT/bert", "--text", " "], "--text is empty"),
-        (["ROOT/bert"], "--text, --pair and --file.*none"),
-        (["ROOT/bert", "--text", "a", "--file", "b"], "--text, --pair and --file.*text and file"),
+        (["ROOT/bert"], "--text, --pair, --file and --document.*none"),
+        (["ROOT/bert", "--text", "a", "--file", "b"], "--text, --pair, --file and --document.*text and file"),
         (["ROOT/bert", "--text", "a", "--examples", "2"], "--limit and --examples.* --file"),
         (["ROOT/bert", "--text", "cat", "--layers", "7"], "layer 7"),
         (["ROOT/bert", "--text", "cat", "--layers", "0,7"], "layer 7"),

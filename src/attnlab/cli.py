@@ -285,6 +285,8 @@ def inspect(
     text: Annotated[str | None, Option(help="A single text to read; a translator translates it.")] = None,
     pair: Annotated[tuple[str, str] | None, Option(metavar="SRC TGT", help="A source and a target text.")] = None,
     file: Annotated[str | None, Option(help="File with one text per line; .tsv: pairs.")] = None,
+    document: Annotated[str | None, Option(help="File that is one text, of any length.")] = None,
+    window: Annotated[list[int] | None, Option(help="Token where a window of a long text begins.")] = None,
     layers: Annotated[str | None, Option(help="Layers to read, as 0,2-4; from 0 within each kind.")] = None,
     heads: Annotated[str | None, Option(help="Heads to read, as 0,2-4.")] = None,
     max_length: Annotated[int | None, Option(help="Number of tokens after which texts are cut off.")] = None,
@@ -311,7 +313,8 @@ def inspect(
     request = inspecting.InspectionRequest(
         model=model, text=text, pair=pair, file=file, limit=limit, examples=examples, max_length=max_length,
         layers=parse_numbers(layers, "layers"), heads=parse_numbers(heads, "heads"), batch_tokens=batch_tokens,
-        dtype=dtype, categories=categories, frequency=frequency, analyses=tuple(analysis or ()),
+        dtype=dtype, categories=categories, frequency=frequency, analyses=tuple(analysis or ()), document=document,
+        windows=tuple(window or ()),
     )  # fmt: skip
     with Bar(1) as progress:
         page = inspecting.inspect(

@@ -106,8 +106,7 @@ class Diversity(Analysis):
         """Add the examples of one record. Examples that are all padding do not count."""
         for layer in check_record(record, "diversity").layers:
             queries, keys = read_token_masks(record, layer)
-            counted = build_pair_mask(layer, queries, keys).expand(-1, 1, queries.shape[1], -1)
-            self._layer(layer, counted, keys, keys & self._find_considered(record, layer))
+            self._layer(layer, queries, keys, keys & self._find_considered(record, layer))
             if "ablated_nll" in layer.extras:
                 increase = layer.extras["ablated_nll"].double() - layer.extras["nll"].double()[:, None]  # (b,h)
                 self.accumulate(layer, "ablation", increase.sum(0))
@@ -149,21 +148,22 @@ class Diversity(Analysis):
             frames.append(pd.DataFrame({"kind": kind, "layer": layer, "head": range(len(share))} | columns))
         return pd.concat(frames, ignore_index=True)
 
-    def _layer(self, layer: Layer, counted: Tensor, keys: Tensor, considered: Tensor) -> None:
+    def _layer(self, layer: Layer, tokens: Tensor, keys: Tensor, considered: Tensor) -> None:
         b, h, i, _ = layer.context.shape
-        queries = counted[:, 0].any(-1)  # (b,i) that see a key
-        count = queries.sum(1).clamp_min(1)
+        queries = torch.zeros_like(tokens)  # (b,i) that see a key
         first = keys.int().argmax(1)[:, None, None, None].expand(b, h, i, 1)
         entropies = torch.zeros(b, h, h, dtype=torch.float64, device=keys.device)
         confidence, first_share = (widen(layer.context).new_zeros(b, h, i) for _ in range(2))
         for rows, weights in layer.chunks():
-            entropies += pair_entropy(weights, counted[:, :, rows])
-            part = widen(weights).where(counted[:, :, rows], 0.0)
+            counted = build_pair_mask(layer, tokens, keys, rows)
+            queries[:, rows] = counted[:, 0].any(-1)
+            entropies += pair_entropy(weights, counted)
+            part = widen(weights).where(counted, 0.0)
             first_share[:, :, rows] = part.gather(-1, first[:, :, rows])[..., 0]
             part = part.abs()
             size = part.sum(-1).clamp_min(torch.finfo(part.dtype).tiny)
             confidence[:, :, rows] = part.where(considered[:, None, None], 0.0).amax(-1) / size
-        divergence = _divergence(entropies)
+        divergence, count = _divergence(entropies), queries.sum(1).clamp_min(1)
         self.accumulate(layer, "jsd", divergence.sum(0))
         self.accumulate(layer, "jsd_per_query", (divergence / count[:, None, None]).sum(0))
         self.accumulate(layer, "examples", queries.any(1).sum())

@@ -99,12 +99,14 @@ class Jacobians(Sums):
                 f"supported: {', '.join(sorted(SOFTMAX))}"
             )
         for layer in record.layers:
-            counted = build_pair_mask(layer, *read_token_masks(record, layer)).expand(-1, 1, layer.context.shape[2], -1)
-            keys = counted.sum(-1).clamp_min(1)  # (b,1,i)
-            queries = counted[:, 0].any(-1)
+            tokens = read_token_masks(record, layer)
+            keys = torch.zeros_like(tokens[0], dtype=torch.int64)  # (b,i) number of keys that a query sees
             size = widen(layer.context).new_zeros(layer.context.shape[:3])
             for rows, weights in layer.chunks():
-                size[:, :, rows] = softmax_jacobian_size(widen(weights).where(counted[:, :, rows], 0.0))
+                counted = build_pair_mask(layer, *tokens, rows)
+                keys[:, rows] = counted[:, 0].sum(-1)
+                size[:, :, rows] = softmax_jacobian_size(widen(weights).where(counted, 0.0))
+            queries, keys = keys > 0, keys.clamp_min(1)[:, None]
             largest = largest_jacobian_size(keys.to(size.dtype)).expand_as(size)
             self.accumulate(layer, "size", mean_over_queries(size, queries).sum(0))
             self.accumulate(layer, "largest", mean_over_queries(largest, queries).sum(0))

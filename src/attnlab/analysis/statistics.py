@@ -31,10 +31,12 @@ from attnlab.analysis.contribution_table import select_heads, select_layers
 from attnlab.analysis.frequency import Frequency
 from attnlab.analysis.joint import NORMS, WEIGHTS, correlation
 from attnlab.analysis.sums import Sums, read_token_masks
+from attnlab.analysis.totals import Totals
 from attnlab.mechanisms.mechanism import widen
 from attnlab.records.record import KINDS, Layer, Record
 
 SIDES = ("source", "target")
+PAIR_COLUMNS = ["kind", "category", "pairs", "spearman", "error_bound"]
 PLACES, COUNTS = ".places", ".counts"  # suffixes of a sparse table in tensors()
 
 
@@ -126,9 +128,9 @@ class Statistics(Sums):
         tables = {
             "heads": pd.concat([self._head_table(*layer) for layer in layers], ignore_index=True),
             "categories": pd.concat([self._category_table(*layer) for layer in layers], ignore_index=True),
-            "spearman": pd.DataFrame([row for kind in kinds for row in self._pair_rows(kind)]),
+            "spearman": pd.DataFrame([row for kind in kinds for row in self._pair_rows(kind)], columns=PAIR_COLUMNS),
         }
-        if self.frequency is not None:
+        if self.frequency is not None and all(f"{kind}/frequency.norm" in self.sums for kind in kinds):
             tables["frequency"] = pd.DataFrame([row for kind in kinds for row in self._frequency_rows(kind)])
         return tables
 
@@ -136,8 +138,10 @@ class Statistics(Sums):
         key = KINDS[kind][1]
         if key not in record.tokens:
             raise ValueError(f"the record has no tokens of the {key}, which statistics need")
-        tokens = record.tokens[key]
-        queries, keys = read_token_masks(record, record.kind(kind)[0])
+        return self._build_sequences(key, record.tokens[key], *read_token_masks(record, record.kind(kind)[0]))
+
+    def _build_sequences(self, key: str, tokens: Tensor, queries: Tensor, keys: Tensor | None = None) -> SequenceKind:
+        keys = torch.ones_like(tokens, dtype=torch.bool) if keys is None else keys
         category = self.categories[key].of_token.to(tokens.device)[tokens]
         member = torch.nn.functional.one_hot(category, len(self.names)).double() * keys[..., None]
         rank = None if self.frequency is None else self.frequency[key].bins.to(tokens.device)[tokens]
@@ -149,9 +153,38 @@ class Statistics(Sums):
         computed = norms(layer) if is_linear(layer) else None
         vector = None if computed is None else computed.vector[:, heads]
         received = self._count_received(layer, vector, heads, sequences)
+        taken = None
+        if computed is not None and layer.turning is not None:
+            parts = (part.head[:, heads] * sequences.queries[:, None, rows, None] for rows, part in computed.chunks())
+            taken = torch.stack([part.double().sum(2) for part in parts]).sum(0)  # (b,h,j)
+        return self._add_sums(layer, vector, received, taken, sequences), received
+
+    def add_totals(self, layer: Totals, tokens: Tensor, *, causal: bool) -> None:
+        """Add one layer of a text of any length, from its totals; tokens (1,j) are its keys.
+
+        Totals have no single pairs, so they add nothing to the correlation of weights and norms.
+        """
+        key, heads = KINDS[layer.kind][1], range(layer.vector.shape[1]) if self.heads is None else sorted(self.heads)
+        sequences = self._build_sequences(key, tokens, torch.ones_like(layer.entropy[:, 0], dtype=torch.bool))
+        vector, size = (x[:, list(heads)] for x in (layer.vector, layer.received_weight.double()))
+        (i, j), every = (layer.entropy.shape[2], layer.vector.shape[2]), sequences.keys.double()
+        seen = (i - (torch.arange(j, device=every.device) - (j - i)).clamp_min(0)) * every if causal else i * every
+        received = Received(size, size, layer.entropy[:, list(heads)].double().sum(2), seen)
+        norms = layer.received_norm[:, list(heads)].double()
+        self._add_sums(layer, vector, received, norms, sequences)
+        if f"{layer.kind}/examples" not in self.sums:
+            self._add(f"{layer.kind}/examples", torch.tensor(1))
+            self._add(f"{layer.kind}/tokens", sequences.keys.sum())
+
+    def _add_sums(
+        self, layer: Layer | Totals, vector: Tensor | None, received: Received, taken: Tensor | None,
+        sequences: SequenceKind,
+    ) -> Tensor | None:  # fmt: skip
+        """Add what the keys of one layer receive. taken: Σ_i ‖αf‖ (b,h,j), default |α|·‖f‖. Returns ‖f‖ in float64."""
         place = f"{layer.kind}/{layer.index}/"
         if not (received.size.isfinite().all() and (vector is None or vector.isfinite().all())):
             raise ValueError(f"{layer.name} has weights or values that are not finite; try --dtype float32")
+        heads = range(received.size.shape[1])
         per_query = 1.0 / sequences.queries.sum(1).clamp_min(1)[:, None, None]
         first = sequences.keys.int().argmax(1)[:, None, None].expand(-1, len(heads), 1)
         self._add(place + "weight_share", _by_category(received.mass * per_query, sequences))
@@ -159,17 +192,14 @@ class Statistics(Sums):
         self._add(place + "entropy", (received.entropy * per_query[..., 0]).sum(0))
         self._add(place + "count", sequences.member.sum((0, 1)).expand(len(heads), -1))
         exact = torch.full_like(received.size, torch.nan) if vector is None else vector.double()
-        taken = received.size * exact
-        if computed is not None and layer.turning is not None:
-            parts = (part.head[:, heads] * sequences.queries[:, None, rows, None] for rows, part in computed.chunks())
-            taken = torch.stack([part.double().sum(2) for part in parts]).sum(0)  # (b,h,j)
+        taken = received.size * exact if taken is None else taken
         self._add(place + "norm_sum", _by_category(taken * per_query, sequences))
         self._add(place + "sum", _by_category(exact, sequences))
         self._add(place + "square", _by_category(exact**2, sequences))
         outside = sequences.member[:, None] == 0  # (b,1,j,c)
         self._add(place + "min", exact[..., None].masked_fill(outside, torch.inf).amin((0, 2)))
         self._add(place + "max", exact[..., None].masked_fill(outside, -torch.inf).amax((0, 2)))
-        return None if vector is None else exact, received
+        return None if vector is None else exact
 
     def _count_received(
         self, layer: Layer, vector: Tensor | None, heads: list[int], sequences: SequenceKind
@@ -183,9 +213,12 @@ class Statistics(Sums):
         whole = self._table(f"{layer.kind}/pairs", len(self.names) + 1, cells, device)  # last row: hidden pairs
         if vector is not None:  # (b,h,j) the cell of weight bin 0
             column = NORMS.find_bins(vector) + (sequences.category * cells)[:, None].int()
-        mask = layer.mask.expand(b, 1, layer.context.shape[2], j)
         for rows, weights in layer.chunks():
-            visible = mask[:, :, rows] & sequences.queries[:, None, rows, None] & sequences.keys[:, None, None]
+            visible = (
+                layer.see(rows.start, rows.stop)
+                & sequences.queries[:, None, rows, None]
+                & sequences.keys[:, None, None]
+            )
             part = widen(weights if len(heads) == weights.shape[1] else weights[:, heads]).where(visible, 0.0)
             mass += part.sum(2)
             part = part.abs()
@@ -259,6 +292,8 @@ class Statistics(Sums):
         return list(range(count)) if self.heads is None else sorted(set(self.heads))
 
     def _pair_rows(self, kind: str) -> Iterator[dict[str, Any]]:
+        if f"{kind}/pairs" not in self.sums:  # totals have no pairs
+            return
         table = self.sums[f"{kind}/pairs"][:-1].view(-1, WEIGHTS.size, NORMS.size)
         for name, counts in [*zip(self.names, table, strict=True), ("all", table.sum(0))]:
             yield {"kind": kind, "category": name} | _correlate("pairs", counts)

@@ -90,9 +90,13 @@ def read_token_masks(record: Record, layer: Layer) -> tuple[Tensor, Tensor]:
     return masks[0], masks[1]
 
 
-def build_pair_mask(layer: Layer, queries: Tensor, keys: Tensor) -> Tensor:
-    """Return a bool mask (b,1,i,j) of the weights that count: both ends are tokens, and the key is visible."""
-    return layer.mask[(None,) * (4 - layer.mask.dim())] & queries[:, None, :, None] & keys[:, None, None, :]
+def build_pair_mask(layer: Layer, queries: Tensor, keys: Tensor, rows: slice | None = None) -> Tensor:
+    """Return a bool mask (b,1,i,j) of the weights that count: both ends are tokens, and the key is visible.
+
+    rows   only these queries
+    """
+    rows = slice(0, layer.context.shape[2]) if rows is None else rows
+    return layer.see(rows.start, rows.stop) & queries[:, None, rows, None] & keys[:, None, None, :]
 
 
 def mean_over_queries(values: Tensor, queries: Tensor) -> Tensor:

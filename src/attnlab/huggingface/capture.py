@@ -23,8 +23,9 @@ from attnlab.huggingface.native import AttentionCall
 from attnlab.mechanisms import Mechanism
 from attnlab.recording.around import BlockWatcher, is_linear, weight_matrix
 from attnlab.recording.turning import read_turning
-from attnlab.records.record import Layer, Record, Weigh
+from attnlab.records.record import Layer, Record
 from attnlab.records.tolerance import CHECKED_POSITIONS, measure_difference
+from attnlab.records.visibility import CausalMask, SoftmaxScores, Weigh
 
 
 def record_pass(
@@ -107,7 +108,7 @@ class Call:
     grouped_values: Tensor
     context: Tensor  # (b,h,i,d)
     mixed: Tensor  # (b,h,i,d)
-    mask: Tensor
+    mask: Tensor | CausalMask
     inputs: Tensor
     turning: Tensor | None
 
@@ -123,7 +124,9 @@ class Capture:
         self.implementations: set[str] = set()  # attention implementations that ran
         self._counts: Counter[str] = Counter()
         self._pending: Call | None = None
-        self._masks: dict[Any, tuple[Any, Tensor]] = {}  # by id of the original mask, which is kept alive beside them
+        self._masks: dict[
+            Any, tuple[Any, Tensor | CausalMask]
+        ] = {}  # by id of the original mask, which is kept alive beside them
         self._weights: dict[nn.Module, tuple[Tensor, Tensor | None]] = {}
 
     @contextmanager
@@ -151,8 +154,10 @@ class Capture:
             mixed, attended = self._attend_lazily(call, seen)
             context = mixed
         else:
-            is_bool = call.mask is not None and call.mask.dtype == torch.bool
-            output, attended = call.run_eager(native.to_additive(seen, query.dtype) if is_bool else call.mask)
+            given = call.mask
+            if isinstance(seen, Tensor) and given is not None and given.dtype == torch.bool:
+                given = native.to_additive(seen, query.dtype)
+            output, attended = call.run_eager(given)
             context = mixed = output.transpose(1, 2)
             self.implementations.add("eager")
         inputs = self.calls.find_inputs(module)
@@ -179,29 +184,43 @@ class Capture:
         mixed = mechanism.finish(mechanism.turn(context, v, options["at"], sides))
         return attended, v, context, turning, mixed
 
-    def _attend_lazily(self, call: AttentionCall, seen: Tensor) -> tuple[Tensor, Weigh]:
+    def _attend_lazily(self, call: AttentionCall, seen: Tensor | CausalMask) -> tuple[Tensor, Weigh]:
         use_fused = self.model._supports_sdpa and not call.needs_eager()
-        context = (call.run_fused() if use_fused else call.run_eager_in_chunks(seen)).transpose(1, 2)  # (b,h,i,d)
+        logsumexp = None
+        if use_fused:
+            output, logsumexp = self.run_fused(call)
+        else:
+            output = call.run_eager_in_chunks(seen)
+        context = output.transpose(1, 2)  # (b,h,i,d)
         self.implementations.add("sdpa" if use_fused else "eager in row chunks")
         alone = replace(call, module=native.strip_module(call.module), mask=None)
 
         @torch.no_grad()
         def weigh(start: int, stop: int) -> Tensor:
             weights = alone.attend_rows(seen, start, stop)[1]
+            if isinstance(seen, CausalMask):
+                return weights
             blind = ~seen.expand(-1, -1, alone.query.shape[2], -1)[:, :, start:stop].any(-1, keepdim=True)
             # For a query that sees no key, eager attention spreads the weight over all keys, and torch's fused
             # attention may return a context of 0.
             return weights.masked_fill(blind & (context[:, :, start:stop] == 0).all(-1, keepdim=True), 0.0)
 
-        return context, weigh
+        if not call.is_plain_softmax():
+            return context, weigh
+        query, key = call.query.detach(), call.key.detach()
+        return context, SoftmaxScores(weigh, query, key, call.find_scale(), call.is_causal(), logsumexp)
 
-    def _share_mask(self, call: AttentionCall) -> Tensor:
+    def run_fused(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
+        """Compute the context (b,i,h,d), and the logsumexp of each row if the function returns it."""
+        return call.run_fused(), None
+
+    def _share_mask(self, call: AttentionCall) -> Tensor | CausalMask:
         """Return the bool mask of a call. Layers that get the same mask share one tensor."""
         mask = call.mask
         origin = (call.query.shape[2], call.key.shape[2], call.is_causal()) if mask is None else id(mask)
         if origin not in self._masks:
             if mask is None or mask.dtype == torch.bool:
-                self._masks[origin] = (mask, call.build_bool_mask())
+                self._masks[origin] = (mask, call.find_visible())
             else:
                 self._masks[origin] = (mask, mask > torch.finfo(mask.dtype).min / 2)
         return self._masks[origin][1]
@@ -228,9 +247,13 @@ class Capture:
             )
         index = self._counts[call.kind]
         self._counts[call.kind] += 1
-        self.layers.append(Layer(index=index, output_weight=weight, output_bias=bias, outputs=outputs, **vars(call)))
-        self.around.add_attention(self.layers[-1])
         self._pending = None
+        self.keep_layer(Layer(index=index, output_weight=weight, output_bias=bias, outputs=outputs, **vars(call)))
+
+    def keep_layer(self, layer: Layer) -> None:
+        """Keep a layer that is complete."""
+        self.layers.append(layer)
+        self.around.add_attention(layer)
 
     def _output_weight(self, projection: nn.Module, mixed: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return W_O (h,d,e) and its bias (e,), copied once: later training must not change a Record."""

@@ -43,7 +43,7 @@ def attend(
     layer_inputs.capture_query(query)
     call = AttentionCall(module, query, key, value, attention_mask, options)
     if (mechanism := find_mechanism(module)) is None:
-        return call.run_eager_in_chunks(call.build_bool_mask()) if call.needs_eager() else call.run_fused(), None
+        return call.run_eager_in_chunks(call.find_visible()) if call.needs_eager() else call.run_fused(), None
     ready = prepare_call(call, mechanism)
     mixed, carry = module.attnlab(ready.query, ready.key, ready.value, **ready.given)  # type: ignore[operator]
     cascade.pass_carry(get_place(module), carry, attention_mask)

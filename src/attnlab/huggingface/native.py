@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnlab.records.visibility import CausalMask
+
 ROWS = 256  # number of queries in one chunk
 # tensors that attention functions receive as keywords and do not use
 HARMLESS = ("position_ids", "cache_position", "position_embeddings", "num_items_in_batch")
@@ -67,18 +69,36 @@ class AttentionCall:
         keys = torch.arange(j, device=seen.device)
         return keys.where(seen, 0).max() + torch.arange(1 - i, 1, device=seen.device)
 
-    def build_bool_mask(self) -> Tensor:
-        """Return a bool tensor that broadcasts to (b,1,i,j): True where a query may attend. A mask must be bool."""
+    def find_visible(self) -> Tensor | CausalMask:
+        """Return what each query may attend to: a bool tensor that broadcasts to (b,1,i,j), or a rule that needs none.
+
+        A mask must be bool.
+        """
         if self.mask is not None:
             return self.mask
         i, j = self.query.shape[2], self.key.shape[2]
         if self.is_causal() and i > 1:
-            return torch.ones(i, j, dtype=torch.bool, device=self.query.device).tril(j - i)[None, None]
+            return CausalMask(i, j, self.query.device)
         return torch.ones(1, 1, 1, j, dtype=torch.bool, device=self.query.device)
+
+    def build_bool_mask(self) -> Tensor:
+        """Return `find_visible` as a tensor, for short sequences."""
+        seen = self.find_visible()
+        return seen.build() if isinstance(seen, CausalMask) else seen
 
     def needs_eager(self) -> bool:
         """Return whether the call needs eager attention: torch's fused attention supports neither softcap nor sinks."""
         return self.options.get("softcap") is not None or self.options.get("s_aux") is not None
+
+    def is_plain_softmax(self) -> bool:
+        """Return whether the weights are softmax(scale · q kᵀ) over all keys or those up to the query's own."""
+        others = [name for name, x in self.options.items() if isinstance(x, Tensor) and name not in HARMLESS]
+        return self.mask is None and not others and not self.needs_eager()
+
+    def find_scale(self) -> float:
+        """Return the factor of the logits."""
+        scale = self.options.get("scaling")
+        return self.query.shape[3] ** -0.5 if scale is None else float(scale)
 
     def run_fused(self) -> Tensor:
         """Compute the context (b,i,h,d) with the model's sdpa. A mask must be bool."""
@@ -92,7 +112,7 @@ class AttentionCall:
         """Compute context (b,i,h,d) and weights (b,h,i,j) with the eager function and an additive mask."""
         return find_eager(self.module)(self.module, self.query, self.key, self.value, mask, **self.options)
 
-    def attend_rows(self, seen: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    def attend_rows(self, seen: Tensor | CausalMask, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Compute context (b,stop−start,h,d) and weights (b,h,stop−start,j) of some queries with the eager function.
 
         seen is bool and broadcasts to (b,1,i,j). A query that sees no key gets whatever the eager function returns.
@@ -101,10 +121,13 @@ class AttentionCall:
         options = {name: value for name, value in self.options.items() if name not in HARMLESS}
         if (bias := options.get("position_bias")) is not None and bias.shape[2] == count:
             options["position_bias"] = bias[:, :, start:stop]
-        part = to_additive(seen.expand(-1, -1, count, -1)[:, :, start:stop], self.query.dtype)
+        if isinstance(seen, CausalMask):
+            part = to_additive(seen.rows(start, stop), self.query.dtype)
+        else:
+            part = to_additive(seen.expand(-1, -1, count, -1)[:, :, start:stop], self.query.dtype)
         return replace(self, query=self.query[:, :, start:stop], options=options).run_eager(part)
 
-    def run_eager_in_chunks(self, seen: Tensor) -> Tensor:
+    def run_eager_in_chunks(self, seen: Tensor | CausalMask) -> Tensor:
         """Compute the context (b,i,h,d) with the eager function, in chunks of ROWS queries to save memory."""
         starts = range(0, self.query.shape[2], ROWS)
         return torch.cat([self.attend_rows(seen, start, start + ROWS)[0] for start in starts], dim=1)

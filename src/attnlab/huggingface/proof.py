@@ -70,7 +70,9 @@ def check_lazy_record(lazy: Record, eager: Record) -> None:
     """Raise ValueError if a lazy record has other masks than the eager one, or weights that contradict its contexts."""
     refusal = f"{lazy.meta['model']} cannot be recorded lazily"
     for ours, theirs in zip(lazy.layers, eager.layers, strict=True):
-        masks = [layer.mask.expand(layer.weights[:, :1].shape) for layer in (ours, theirs)]
+        masks = [
+            layer.see(0, layer.context.shape[2]).expand(len(layer.context), -1, -1, -1) for layer in (ours, theirs)
+        ]
         if not torch.equal(*(_drop_padding(eager, theirs, mask) for mask in masks)):
             raise ValueError(f"{refusal}: in {ours.name}, fused attention gets another mask than eager attention")
         _check_context(lazy, ours, refusal)

@@ -61,7 +61,7 @@ def _add_layer_noise(layer: Layer, seed: int) -> Layer:
     if not is_linear(layer):
         raise ValueError(f"{layer.name} is no softmax attention: its mechanism transforms the mixed context (finish)")
     weights = layer.weights
-    visible = layer.mask[(None,) * (4 - layer.mask.dim())]
+    visible = layer.see(0, layer.context.shape[2])
     _check_softmax(layer.name, weights, visible)
     b, h, i, j = weights.shape
     noise = gaussian(seed, layer.index, b, h, torch.arange(i, device=weights.device), j)

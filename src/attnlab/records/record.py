@@ -26,6 +26,7 @@ from torch import Tensor
 
 from attnlab.files import replace_file
 from attnlab.files.user_files import parse_json
+from attnlab.records.visibility import CausalMask, Weigh
 
 FORMAT = "attnlab-record-1"
 SHOWN = 12  # tokens and examples in a notebook
@@ -51,8 +52,6 @@ UNBATCHED = {"output_weight", "output_bias", "weight", "bias"} | {
     f"around.{name}" for name, shape in AROUND.items() if not shape.startswith("(b,")
 }
 
-Weigh = Callable[[int, int], Tensor]  # weights of queries start … stop−1, (b,h,stop−start,j)
-
 
 @dataclass(frozen=True, eq=False)
 class Layer:
@@ -69,7 +68,7 @@ class Layer:
     output_bias: Tensor | None  # (e,)
     inputs: Tensor  # (b,i,e)  the input of the attention module on the query side
     outputs: Tensor  # (b,i,e)  the result of its output projection
-    mask: Tensor  # bool, broadcastable to (b,1,i,j), True = visible
+    mask: Tensor | CausalMask  # bool, broadcastable to (b,1,i,j), True = visible; `see` reads rows of it
     extras: Mapping[str, Tensor] = field(default_factory=dict)  # optional logits, probes, gradients; batch first
     around: Mapping[str, Tensor] = field(default_factory=dict)  # the block around it; AROUND names the parts
     strange: str = ""  # why that block is not supported, if it is not
@@ -96,6 +95,17 @@ class Layer:
         """Return the weights of queries start … stop−1, (b,h,stop−start,j)."""
         return self.attended[:, :, start:stop] if isinstance(self.attended, Tensor) else self.attended(start, stop)
 
+    def see(self, start: int, stop: int) -> Tensor:
+        """Return which keys queries start … stop−1 see: bool (b|1,1,stop−start,j)."""
+        if isinstance(self.mask, CausalMask):
+            return self.mask.rows(start, stop)
+        mask = self.mask[(None,) * (4 - self.mask.dim())]
+        return mask.expand(-1, -1, self.context.shape[2], self.grouped_values.shape[2])[:, :, start:stop]
+
+    def hides_any(self) -> bool:
+        """Return whether some query does not see some key."""
+        return self.mask.hides_any() if isinstance(self.mask, CausalMask) else not bool(self.mask.all())
+
     def chunks(self, size: int = 256) -> Iterator[tuple[slice, Tensor]]:
         """Yield ranges of at most `size` queries with their weights. Use it to read a lazy layer."""
         if size < 1:
@@ -106,7 +116,7 @@ class Layer:
             yield slice(start, stop), self.rows(start, stop)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return every stored tensor by name; the weights only if they are in memory."""
+        """Return every stored tensor by name; the weights and the mask only if they are in memory."""
         named = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         parts = {"extras": self.extras, "around": self.around}
         return named | {f"{part}.{name}": value for part, held in parts.items() for name, value in held.items()}
@@ -116,6 +126,8 @@ class Layer:
         changed: dict[str, Any] = {n: change(n, x) for n, x in vars(self).items() if isinstance(x, Tensor)}
         if not isinstance(weigh := self.attended, Tensor):
             changed["attended"] = lambda start, stop: change("attended", weigh(start, stop))
+        if isinstance(self.mask, CausalMask):
+            changed["mask"] = self.mask.to(changed["context"].device)
         extras = {name: change(name, value) for name, value in self.extras.items()}
         around = {name: change(f"around.{name}", value) for name, value in self.around.items()}
         return replace(self, extras=extras, around=around, **changed)
@@ -216,10 +228,18 @@ class Record:
             key = keys[place][0]
             return {"key": key, "shape": list(x.shape), "crc32": _compute_checksum(stored[key])}
 
+        built: dict[CausalMask, Tensor] = {}  # a file has every weight, so it may have the mask too
+
+        def list_tensors(layer: Layer) -> dict[str, Tensor]:
+            computed = {"attended": layer.weights}
+            if isinstance(mask := layer.mask, CausalMask):
+                computed["mask"] = built[mask] if mask in built else built.setdefault(mask, mask.build())
+            return computed | layer.tensors()
+
         index: dict[str, Any] = {
             "layers": [
                 {"kind": layer.kind, "index": layer.index, "name": layer.name, "strange": layer.strange}
-                | {"tensors": {n: store(n, x) for n, x in ({"attended": layer.weights} | layer.tensors()).items()}}
+                | {"tensors": {name: store(name, x) for name, x in list_tensors(layer).items()}}
                 for layer in self.layers
             ],
             "words": dict(self.words),

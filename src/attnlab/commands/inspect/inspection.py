@@ -8,9 +8,12 @@ from typing import Any
 from attnlab.commands.inspect.inspection_findings import describe_text
 from attnlab.commands.inspect.inspection_page import ShownTexts, write_report
 from attnlab.commands.inspect.inspection_tables import explain_missing_norms
+from attnlab.commands.inspect.long_report import inspect_long_text
 from attnlab.config import FREE_KEYS, Natural, compute_digest
+from attnlab.files.user_files import read_text
 from attnlab.provenance import collect_provenance
-from attnlab.reading.reader import open_reader
+from attnlab.reading.long_text import LONG, count_tokens, explain_long_gap
+from attnlab.reading.reader import PretrainedReader, open_reader
 from attnlab.reading.survey import Progress, SurveyConfig, find_processes, survey
 from attnlab.reading.text_stream import TextCorpus, TextExample
 
@@ -27,12 +30,14 @@ class InspectionRequest(SurveyConfig):
     file: str | None = None
     limit: int | None = None  # maximum number of examples to read from the file
     examples: Natural = 0  # number of examples from the file to show with full maps
+    document: str | None = None  # path of a file that is one text
+    windows: tuple[Natural, ...] = ()  # tokens at which windows of a long text begin
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = [name for name in ("text", "pair", "file") if getattr(self, name) is not None]
+        given = [name for name in ("text", "pair", "file", "document") if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueError(f"pass one of --text, --pair and --file, got {' and '.join(given) or 'none'}")
+            raise ValueError(f"pass one of --text, --pair, --file and --document, got {' and '.join(given) or 'none'}")
         if not all(side.strip() for side in (self.pair or (self.text if self.text is not None else "a",))):
             raise ValueError(f"--{given[0]} is empty: pass some text")
         if self.file is None and (self.limit is not None or self.examples):
@@ -44,13 +49,18 @@ class InspectionRequest(SurveyConfig):
             return TextCorpus(file=Path(self.file), limit=self.limit)
         if self.pair is not None:
             return TextCorpus((TextExample(self.pair[0], self.pair[1], "--pair"),))
+        if self.document is not None:
+            whole = read_text(Path(self.document)).strip()
+            if not whole:
+                raise ValueError(f"{self.document} is empty: pass a file with some text")
+            return TextCorpus((TextExample(whole, None, self.document),))
         return TextCorpus((TextExample(self.text or "", None, "--text"),))
 
     @property
     def folder(self) -> Path:
         """The default output folder."""
         name = "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(self.model).name or "model")
-        without = FREE_KEYS if self.analyses else (*FREE_KEYS, "analyses")
+        without = (*FREE_KEYS, *(name for name in ("analyses", "document", "windows") if not getattr(self, name)))
         return ROOT / f"{name}-{compute_digest(self, without=without)}"
 
 
@@ -68,9 +78,17 @@ def inspect(
         raise ValueError(f"--out {folder} is a file: pass a folder")
     reader = open_reader(request.model, device=device, dtype=request.dtype, max_length=request.max_length, **how)
     translation = None
-    if request.text is not None:
+    if request.text is not None or request.document is not None:
         corpus = TextCorpus(tuple(reader.complete(example) for example in corpus))
         translation = corpus.given[0].second
+    if request.file is None and count_tokens(reader, corpus.given[0]) > LONG:
+        gap = explain_long_gap(reader, corpus.given[0])
+        if gap is None and isinstance(reader, PretrainedReader):
+            return inspect_long_text(reader, corpus.given[0], request, folder, command, progress)
+        if request.windows:
+            raise ValueError(f"--window: {request.model} shows no windows, because {gap}")
+    elif request.windows:
+        raise ValueError(f"--window is for a text of more than {LONG:,} tokens; this one is shown whole")
     config = SurveyConfig(**{name: getattr(request, name) for name in asdict(SurveyConfig())})
     statistics, contents = survey(reader, corpus, config, folder, progress=progress)
     if not find_processes(reader).is_main_process:

@@ -47,7 +47,7 @@ def describe_view(record: Record) -> str:
             "Each row is the token that the decoder reads; it writes the next one. Each column is a token that it "
             "attends to."
         )
-    grey = any(not bool(layer.mask.all()) for layer in record.layers)
+    grey = any(layer.hides_any() for layer in record.layers)
     masked = " Grey cells are masked: the row cannot see them." if grey else ""
     sides = ""
     if any(is_linear(layer) for layer in record.layers):

@@ -24,6 +24,7 @@ from attnlab.analysis.contribution import average_heads, is_linear, norms
 from attnlab.analysis.contribution_table import contribution, read_side, select_layers
 from attnlab.commands.inspect.inspection_findings import describe_view, list_findings, tabulate_predictions
 from attnlab.commands.inspect.inspection_tables import SCHEMA, name_kind, render_analysis, render_numbers
+from attnlab.commands.inspect.sink_section import build_sink_section, measure_record
 from attnlab.files import write_bytes, write_text
 from attnlab.reading.maps import HEAD_CELLS, build_view, join_views
 from attnlab.reading.predictions import Prediction
@@ -38,7 +39,7 @@ Numbers = tuple[int, ...] | None
 
 FORMAT = "attnlab-inspection-1"
 LAYERS_PER_FIGURE = 6
-MAX_ROWS = 300_000  # maximum number of rows in the table of heads of one text
+MAX_ROWS = 300_000  # maximum number of rows in a table of one text
 AXES = {
     "encoder-self": ("token (attending)", "token (attended to)"),
     "decoder-self": ("token read (attending)", "token (attended to)"),
@@ -92,7 +93,11 @@ def write_report(
         viewer = [Text(describe_view(shown.records[0])), *_build_viewer(shown.records, *places)]
         visible.append(("What the model attends to", viewer))
         folded += tabulate_predictions(shown.predictions)
-    figures = _draw_kinds(folder, tables["categories"])
+        sinks, activations = measure_record(shown.records[0], *places)
+        if (section := build_sink_section(folder, sinks, activations)) is not None:
+            write_table(folder / "tables" / "sinks", sinks)
+            folded.append(section)
+    figures = draw_kinds(folder, tables["categories"])
     first = folded if shown.records else visible
     first.append(next(figures))
     folded += [*figures, ("Lengths and correlations", render_numbers(dict(tables)))]
@@ -116,7 +121,7 @@ def write_table(stem: Path, table: pd.DataFrame) -> None:
         write_bytes(stem.with_suffix(".parquet"), buffer.getvalue())
 
 
-def _draw_kinds(folder: Path, categories: pd.DataFrame) -> Iterator[tuple[str, Sequence[Part]]]:
+def draw_kinds(folder: Path, categories: pd.DataFrame) -> Iterator[tuple[str, Sequence[Part]]]:
     """Yield a section for each kind of attention: what each category receives, by weight and by norm."""
     kinds = list(categories["kind"].unique())
     for kind, part in categories.groupby("kind", sort=False):
@@ -167,16 +172,20 @@ def _write_example(folder: Path, number: int, record: Record, layers: Numbers, h
             save_figure(folder / name, _draw_maps(record, some), "")
             about = f"text {number}, {name_kind(kind, kinds)}: {maps}, from layer {some[0].index}"
             files[f"{name}.pdf"] = f"{about}; also as PNG and SVG"
-    write_table(folder / where / "layers", contribution(record, level="layer", layers=layers))
-    files[f"{where}/layers.csv"] = f"text {number}: every {numbers}, heads together"
     shapes = [(x.context.shape[2], x.grouped_values.shape[2]) for x in select_layers(record, None, layers)]
-    rows = sum(i * j for i, j in shapes) * (record.layers[0].context.shape[1] if heads is None else len(heads))
-    if rows > MAX_ROWS:
-        note = Text(f"The table of single heads is not written: it has {rows:,} rows. Choose --layers or --heads.")
-        return [Files(files), note]
-    write_table(folder / where / "heads", contribution(record, layers=layers, heads=heads))
-    files[f"{where}/heads.csv"] = f"text {number}: every {numbers} of each head"
-    return [Files(files)]
+    rows = sum(i * j for i, j in shapes)
+    count = record.layers[0].context.shape[1] if heads is None else len(heads)
+    left_out = [
+        f"of {what}, which has {n:,}" for what, n in (("layers", rows), ("heads", rows * count)) if n > MAX_ROWS
+    ]
+    if rows <= MAX_ROWS:
+        write_table(folder / where / "layers", contribution(record, level="layer", layers=layers))
+        files[f"{where}/layers.csv"] = f"text {number}: every {numbers}, heads together"
+    if rows * count <= MAX_ROWS:
+        write_table(folder / where / "heads", contribution(record, layers=layers, heads=heads))
+        files[f"{where}/heads.csv"] = f"text {number}: every {numbers} of each head"
+    limit = f"Tables of more than {MAX_ROWS:,} rows are not written: the table {' and the table '.join(left_out)}."
+    return [Files(files), *([Text(f"{limit} Choose --layers or --heads.")] if left_out else [])]
 
 
 def _draw_maps(record: Record, layers: Sequence[Layer]) -> Figure:

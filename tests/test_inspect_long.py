@@ -1,0 +1,116 @@
+"""attnlab inspect of a long text: totals, links, blocks and windows, equal to what maps of all pairs give."""
+
+import json
+
+import pandas as pd
+import pytest
+import tiny_models
+from typer.testing import CliRunner
+
+import attnlab
+from attnlab.analysis.totals import totals
+from attnlab.cli import app
+from attnlab.commands.inspect import inspection
+from attnlab.commands.inspect.sink_section import describe_sinks
+from attnlab.reading import long_text
+
+WORDS = "the cat sat on the mat . nobody saw it ."
+TEXT = " ".join([WORDS] * 25)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("long") / "llama"
+    tiny_models.llama(max_position_embeddings=512).save_pretrained(folder)
+    tiny_models.tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def short_limit(monkeypatch):
+    """Texts are long from 50 tokens on."""
+    monkeypatch.setattr(inspection, "LONG", 50)
+    monkeypatch.setattr(long_text, "WINDOW", 16)
+
+
+def run(*words):
+    return CliRunner().invoke(app, ["inspect", *map(str, words), "--device", "cpu"])
+
+
+def test_a_long_text_has_the_numbers_of_its_maps(model, tmp_path, short_limit, monkeypatch):
+    (tmp_path / "text.txt").write_text(TEXT)
+    result = run(model, "--document", tmp_path / "text.txt", "--out", tmp_path / "long", "--window", 3)
+    assert result.exit_code == 0, result.exception
+    page = (tmp_path / "long" / "report.html").read_text()
+    assert "windows of 16 tokens, at 3." in page
+    assert "128 in each cell" in page
+    monkeypatch.setattr(inspection, "LONG", 10_000)
+    result = run(model, "--document", tmp_path / "text.txt", "--out", tmp_path / "short")
+    assert result.exit_code == 0, result.exception
+    for name in ("heads", "categories", "sinks"):
+        long, short = (pd.read_csv(tmp_path / way / "tables" / f"{name}.csv") for way in ("long", "short"))
+        pd.testing.assert_frame_equal(long, short, rtol=1e-3, atol=1e-5)
+    links = pd.read_csv(tmp_path / "long" / "tables" / "links.csv")
+    record = attnlab.record(str(model), TEXT)
+    layer = record.layers[1]
+    norms = layer.weights[0, 0] * totals(layer).vector[0, 0]
+    best = links[(links["layer"] == 1) & (links["head"] == 0)].iloc[0]
+    assert best["norm"] == pytest.approx(float(norms.max()), rel=1e-3)
+    assert float(norms[best["query"], best["key"]]) == pytest.approx(float(norms.max()), rel=1e-3)
+    tokens = pd.read_csv(tmp_path / "long" / "tables" / "tokens.csv", keep_default_na=False)
+    received = sum(x.weights[0].sum((0, 1)) for x in record.layers) / sum(x.context.shape[1] for x in record.layers)
+    assert tokens["received_weight"].tolist() == pytest.approx(received.tolist(), rel=1e-3)
+    about = json.loads((tmp_path / "long" / "statistics.json").read_text())["about"]
+    assert (about["tokens of a block"], about["windows"]) == (128, [3])
+
+
+def test_only_some_layers_and_heads(model, tmp_path, short_limit):
+    result = run(model, "--text", TEXT, "--layers", "1", "--heads", "0", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.exception
+    heads = pd.read_csv(tmp_path / "out" / "tables" / "heads.csv")
+    assert heads[["layer", "head"]].to_numpy().tolist() == [[1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--text", TEXT, "--window", "9999"], "--window 9999 is outside of the text"),
+        (["--text", WORDS, "--window", "3"], "--window is for a text of more than"),
+        (["--text", TEXT, "--analysis", "rank"], "--analysis needs every pair of tokens"),
+        (["--document", "missing.txt"], "missing.txt"),
+        (["--text", TEXT, "--document", "missing.txt"], "pass one of --text, --pair, --file and --document"),
+        (["--text", TEXT, "--layers", "7"], "no layer 7; layers are 0 … 2"),
+        (["--text", TEXT, "--heads", "9"], "has no head 9"),
+    ],
+)
+def test_what_is_wrong_is_said(model, tmp_path, short_limit, words, message):
+    result = run(model, *words, "--out", tmp_path / "out")
+    assert result.exit_code != 0
+    assert message in str(result.exception) + result.output
+
+
+def test_an_empty_document_is_refused(model, tmp_path):
+    (tmp_path / "empty.txt").write_text(" \n")
+    result = run(model, "--document", tmp_path / "empty.txt")
+    assert "is empty: pass a file with some text" in str(result.exception) + result.output
+
+
+def test_windows_and_blocks_by_hand():
+    assert long_text.choose_windows(1000, [3, 990]) == (3, 904)
+    assert long_text.choose_windows(1000, [])[:2] == (0, 181)
+    assert [long_text.choose_block(n) for n in (10, 16384, 16385, 100_000)] == [128, 128, 256, 1024]
+
+
+def test_the_sentence_on_sinks():
+    table = pd.DataFrame({"first_weight": [0.8, 0.1], "first_norm": [0.05, 0.2], "is_sink": [True, False]})
+    assert describe_sinks(table).startswith("1 of 2 heads have a sink, a rate of 50")
+    assert "No head of 1 " in describe_sinks(table[1:])
+
+
+def test_the_windows_can_be_chosen_in_a_browser(model, tmp_path, short_limit, opened):
+    result = run(model, "--text", TEXT, "--window", 30, "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.exception
+    page = opened(tmp_path / "out" / "report.html").ready()
+    page.get_by_label("Example").select_option(index=1)
+    page.ready()
+    assert "tokens 30 to 45" in page.get_by_label("Example").inner_text()
