@@ -34,7 +34,8 @@ def record_pass(
     adaptation = dispatch.find_adaptation(model)
     capture = Capture(model, lazy=lazy, feed_forward=feed_forward)
     masks_as = dispatch.WATCHED if adaptation is None and not lazy else dispatch.WATCHED_BOOL
-    with dispatch.switch_attention(model, masks_as, capture.attend), capture.watch_pass() as readout:
+    switched = dispatch.switch_attention(model, masks_as, capture.attend, linear=True)
+    with switched, capture.watch_pass() as readout:
         output = dispatch.run_forward(model, batch)[0]
     if not capture.layers:
         raise ValueError(dispatch.explain_refusal(model))

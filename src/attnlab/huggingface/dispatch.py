@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.huggingface import carries as cascade
-from attnlab.huggingface import layer_inputs, native
+from attnlab.huggingface import layer_inputs, native, readers
 from attnlab.huggingface.layer_inputs import LayerInputs
 from attnlab.huggingface.native import AttentionCall
 from attnlab.huggingface.query_history import extend_mask, look_back
@@ -181,7 +181,7 @@ def check_call(model: nn.Module, _inputs: tuple, named: dict[str, Any]) -> None:
     if named.get("output_attentions"):
         raise ValueError("an adapted model does not support output_attentions; use attnlab.record to see its weights")
     chosen = str(model.config._attn_implementation)  # type: ignore[union-attr]
-    if not chosen.startswith(ADAPTED):
+    if not chosen.startswith(ADAPTED) and model._can_set_attn_implementation():  # type: ignore[operator]
         raise RuntimeError(
             f"this model is adapted, but its attention implementation is {chosen!r}, which bypasses the mechanisms; "
             f"call set_attn_implementation({ADAPTED!r})"
@@ -196,17 +196,24 @@ def run_forward(model: Any, inputs: Mapping[str, Tensor], **options: Any) -> Any
 
 
 @contextmanager
-def switch_attention(model: nn.Module, implementation: str, function: Attend | None = None) -> Iterator[None]:
-    """Switch the model to an attention implementation while the context is open; watched ones call the function."""
+def switch_attention(
+    model: nn.Module, implementation: str, function: Attend | None = None, *, linear: bool = False
+) -> Iterator[None]:
+    """Switch the model to an attention implementation while the context is open; watched ones call the function.
+
+    linear: also let it call the function for attention that is no softmax, of modules with such a reader.
+    """
     configs = [part.config for part in list_models(model)]
     for config in configs:  # the list grows by the configs inside them
         configs += [sub for key in config.sub_configs if (sub := getattr(config, key, None)) is not None]
     before = [(config, config._attn_implementation) for config in configs]
     token = None if function is None else _ATTEND.set(function)
+    read = [] if function is None else readers.install_readers(model, attend_watched, linear=linear)
     try:
         set_implementation(model, implementation)
         yield
     finally:
+        readers.remove_readers(read)
         for config, own in before:
             config._attn_implementation_internal = own  # setting the property would change other configs too
         if token is not None:
@@ -216,7 +223,9 @@ def switch_attention(model: nn.Module, implementation: str, function: Attend | N
 def set_implementation(model: nn.Module, implementation: str) -> None:
     """Set the implementation of the model and all models in it."""
     for part in list_models(model):  # older transformers skip inner models whose config has the same class (T5)
-        if part.config._attn_implementation != implementation:
+        if not part._can_set_attn_implementation():
+            part.config._attn_implementation_internal = "eager"  # readers take its masks
+        elif part.config._attn_implementation != implementation:
             part.set_attn_implementation(implementation)
 
 

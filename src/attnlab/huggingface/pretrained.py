@@ -26,7 +26,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 
 from attnlab.config import describe_error
 from attnlab.files import write_text
-from attnlab.huggingface import adaptation, dispatch, inputs, installation, proof, screening
+from attnlab.huggingface import adaptation, dispatch, inputs, installation, proof, readers, screening
 from attnlab.huggingface import carries as cascade
 from attnlab.huggingface.adaptation import Adaptation
 from attnlab.huggingface.capture import record_pass
@@ -167,6 +167,7 @@ def _replace_attention(model: PreTrainedModel, wanted: Adaptation, *, prove: boo
     chosen = adaptation.choose_kinds(wanted, found)
     installation.install_mechanisms(model, chosen, found)
     dispatch.set_implementation(model, dispatch.ADAPTED)
+    readers.install_readers(model, dispatch.attend, linear=False)
     carries = any(isinstance(module, Mechanism) and module.carries for module in model.modules())
     for part in dispatch.list_models(model):
         part.register_forward_pre_hook(dispatch.check_call, with_kwargs=True)
@@ -351,7 +352,7 @@ def _check_recordable(model: PreTrainedModel) -> None:
 def _check_model(model: Any) -> None:
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"expected a Hugging Face model, got {type(model).__name__}; load the model with transformers")
-    if not model._can_set_attn_implementation():
+    if not model._can_set_attn_implementation() and not readers.has_readers(type(model)):
         raise ValueError(dispatch.explain_refusal(model))
 
 
