@@ -3,13 +3,14 @@
     kind            cross if the module reads another sequence's states; else self-attention of the encoder or decoder
     output_weight   W_O is the first linear map whose input equals the context just returned. The map must return
                     Σ_h mixed_h · W_h + b. No table of module names is needed.
+    turning         a gate or a norm between context and W_O, found by running the module again (turned_context.py)
     lazy            the pass runs on torch's fused attention; weights are computed from q, k, v only when they are read
 
 Nothing here imports transformers.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,9 +20,12 @@ from torch import Tensor, nn
 
 from attnlab.huggingface import carries as cascade
 from attnlab.huggingface import dispatch, inputs, layer_inputs, native
+from attnlab.huggingface.caps_and_sinks import has_sink
 from attnlab.huggingface.native import AttentionCall
 from attnlab.mechanisms import Mechanism
-from attnlab.recording.around import BlockWatcher, is_linear, weight_matrix
+from attnlab.huggingface.projections import describe_projection, list_projections, read_projection
+from attnlab.huggingface.turned_context import read_turned_context
+from attnlab.recording.around import BlockWatcher
 from attnlab.recording.turning import read_turning
 from attnlab.records.record import Layer, Record, Weigh
 from attnlab.records.tolerance import CHECKED_POSITIONS, measure_difference
@@ -49,7 +53,18 @@ def record_pass(
         "implementation": ", ".join(sorted(capture.implementations)) or dispatch.ADAPTED,
         "dtype": str(model.dtype).removeprefix("torch."),
     }
+    meta |= capture.describe_projections() | describe_unrecorded(model, capture.layers)
     return Record(capture.around.describe_layers(capture.layers), tokens, masks, words, readout, meta), output
+
+
+def describe_unrecorded(model: Any, layers: Sequence[Layer]) -> dict[str, str]:
+    """Return the entry of the Record's meta that says how many layers have no attention, in hybrid models."""
+    types = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    count = sum(layer.kind != "cross" for layer in layers)
+    others = sorted({kind for kind in types if kind not in ("full_attention", "sliding_attention")})
+    if model.config.is_encoder_decoder or count >= len(types) or not others:
+        return {}
+    return {"unrecorded": f"{len(types) - count} of {len(types)} layers ({', '.join(others)})"}
 
 
 class ModuleCalls:
@@ -59,6 +74,7 @@ class ModuleCalls:
         self.names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
         self.encoder = set(model.get_encoder().modules()) if model.config.is_encoder_decoder else set()
         self.arguments: dict[nn.Module, dict[str, Any]] = {}
+        self.given: dict[nn.Module, tuple[tuple, dict[str, Any]]] = {}  # the same, as they were passed
 
     @contextmanager
     def watch_modules(self) -> Iterator[None]:
@@ -89,13 +105,15 @@ class ModuleCalls:
 
     def has_rotation(self, module: nn.Module) -> bool:
         """Return whether an attention module gets the cosines and sines of rotary positions."""
-        return self.arguments[module].get("position_embeddings") is not None
+        return self.arguments[module].get("position_embeddings") is not None or hasattr(module, "rotary_dim")
 
     def _enter(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         self.arguments[module] = layer_inputs.bind_arguments(module, args, kwargs)
+        self.given[module] = args, kwargs
 
     def _leave(self, module: nn.Module, _inputs: Any, _output: Any) -> None:
         self.arguments.pop(module, None)
+        self.given.pop(module, None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +142,7 @@ class Capture:
         self.implementations: set[str] = set()  # attention implementations that ran
         self._counts: Counter[str] = Counter()
         self._pending: Call | None = None
+        self._attending: nn.Module | None = None  # the module of the pending call
         self._masks: dict[Any, tuple[Any, Tensor]] = {}  # by id of the original mask, which is kept alive beside them
         self._weights: dict[nn.Module, tuple[Tensor, Tensor | None]] = {}
 
@@ -131,10 +150,12 @@ class Capture:
     def watch_pass(self) -> Iterator[dict[str, Tensor]]:
         """Yield the readout, and turn calls of `attend` into layers. Raises ValueError if one has no projection."""
         with ExitStack() as stack:
+            for module in self.calls.names:
+                if next(module.children(), None) is not None:
+                    stack.callback(module.register_forward_hook(self._leave_module).remove)
             stack.enter_context(self.calls.watch_modules())
-            for module in self.model.modules():
-                if is_linear(module):
-                    stack.callback(module.register_forward_hook(self._complete_layer).remove)
+            for projection in list_projections(self.model):
+                stack.callback(projection.register_forward_hook(self._complete_layer).remove)
             stack.enter_context(self.around.watch())
             yield stack.enter_context(_watch_readout(self.model))
             self._check_projected()
@@ -158,6 +179,7 @@ class Capture:
             self.implementations.add("eager")
         inputs = self.calls.find_inputs(module)
         self._pending = Call(kind, name, attended, value, context, mixed, seen, inputs, turning)
+        self._attending = module
         return mixed.transpose(1, 2), attended if isinstance(attended, Tensor) else None
 
     def _attend_adapted(
@@ -178,10 +200,12 @@ class Capture:
         cascade.pass_carry(dispatch.get_place(call.module), carry, call.mask)
         turning = read_turning(mechanism, context, v, options["at"], sides)
         mixed = mechanism.finish(mechanism.turn(context, v, options["at"], sides))
+        if has_sink(call):  # it comes before the keys, and its value is 0
+            attended, v = attended[..., 1:], v[:, :, 1:]
         return attended, v, context, turning, mixed
 
     def _attend_lazily(self, call: AttentionCall, seen: Tensor) -> tuple[Tensor, Weigh]:
-        use_fused = self.model._supports_sdpa and not call.needs_eager()
+        use_fused = (self.model._supports_sdpa or call.find_reader() is not None) and not call.needs_eager()
         context = (call.run_fused() if use_fused else call.run_eager_in_chunks(seen)).transpose(1, 2)  # (b,h,i,d)
         self.implementations.add("sdpa" if use_fused else "eager in row chunks")
         alone = replace(call, module=native.strip_module(call.module), mask=None)
@@ -215,7 +239,41 @@ class Capture:
         context = call.mixed.transpose(1, 2).flatten(2)  # (b,i,h·d)
         if args[0].shape[-1] != context.shape[-1] or not torch.equal(args[0].reshape(context.shape), context):
             return
-        weight, bias = self._output_weight(projection, call.mixed)
+        self._add_layer(call, projection, output, *self._output_weight(projection, call.mixed))
+
+    def _leave_module(self, module: nn.Module, _args: Any, _output: Any) -> None:
+        """Complete the pending layer of an attention module that turns its context before its output projection."""
+        call = self._pending
+        if call is None or module is not self._attending:
+            return
+        args, named = self.calls.given[module]
+
+        def rerun(context: Tensor, begin: Callable[[], None]) -> None:
+            with dispatch.replace_context(context, begin):
+                module.forward(*args, **named)
+
+        self._pending = None  # the hooks on linear maps do not see the further passes
+        try:
+            turned = read_turned_context(module, call.mixed, rerun)
+        except ValueError as error:
+            raise ValueError(f"{call.name} is not supported: {error}") from None
+        if turned is None:
+            self._pending = call
+            return
+        if call.turning is not None:
+            raise ValueError(f"{call.name} is not supported: its mechanism and the model both turn the context")
+        call = replace(call, mixed=turned.factor * call.mixed, turning=turned.factor)
+        weight, bias = self._output_weight(turned.projection, call.mixed)
+        if turned.offset is not None:
+            added = turned.offset.to(weight.dtype) @ weight.flatten(0, 1)
+            bias = added if bias is None else bias + added
+        self._add_layer(call, turned.projection, turned.outputs, weight, bias)
+
+    def _add_layer(
+        self, call: Call, projection: nn.Module, output: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> None:
+        """Add the layer of a call whose output projection returned this. Raises ValueError if it is no linear map."""
+        context = call.mixed.transpose(1, 2).flatten(2)  # (b,i,h·d)
         outputs = output.reshape(*context.shape[:2], -1)
         wide = torch.float64 if outputs.dtype == torch.float64 else torch.float32
         expected = context[:, :CHECKED_POSITIONS].to(wide) @ weight.flatten(0, 1).to(wide)
@@ -236,10 +294,14 @@ class Capture:
     def _output_weight(self, projection: nn.Module, mixed: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return W_O (h,d,e) and its bias (e,), copied once: later training must not change a Record."""
         if projection not in self._weights:
-            heads, bias = (mixed.shape[1], mixed.shape[3]), projection.bias
-            weight = weight_matrix(projection).unflatten(0, heads).clone()
-            self._weights[projection] = weight, None if bias is None else bias.detach().clone()  # type: ignore[operator]
+            weight, bias = read_projection(projection, mixed.transpose(1, 2).flatten(2))
+            self._weights[projection] = weight.unflatten(0, (mixed.shape[1], mixed.shape[3])), bias
         return self._weights[projection]
+
+    def describe_projections(self) -> dict[str, str]:
+        """Return the entry of the Record's meta that says how output projections were read that are not plain."""
+        notes = {note for projection in self._weights if (note := describe_projection(projection))}
+        return {"output_projection": "; ".join(sorted(notes))} if notes else {}
 
     def _check_projected(self) -> None:
         if self._pending is not None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from attnlab.huggingface import carries as cascade
 from attnlab.huggingface import layer_inputs, native, readers
+from attnlab.huggingface.caps_and_sinks import add_cap_and_sink
 from attnlab.huggingface.layer_inputs import LayerInputs
 from attnlab.huggingface.native import AttentionCall
 from attnlab.huggingface.query_history import extend_mask, look_back
@@ -56,6 +57,21 @@ def attend_watched(
     """Call the function that the watched model was switched to."""
     layer_inputs.capture_query(query)
     return _ATTEND.get()(AttentionCall(module, query, key, value, attention_mask, options))
+
+
+@contextmanager
+def replace_context(context: Tensor, begin: Callable[[], None]) -> Iterator[None]:
+    """Let watched attention call `begin` and return this context (b,h,i,d) while the context manager is open."""
+
+    def attend_so(_call: AttentionCall) -> tuple[Tensor, None]:
+        begin()
+        return context.transpose(1, 2), None
+
+    token = _ATTEND.set(attend_so)
+    try:
+        yield
+    finally:
+        _ATTEND.reset(token)
 
 
 def find_mechanism(module: nn.Module) -> Mechanism | None:
@@ -105,8 +121,9 @@ class PreparedCall:
 
 def prepare_call(call: AttentionCall, mechanism: Mechanism) -> PreparedCall:
     """Return what the mechanism computes from, by the call of its attention module and the module's inputs."""
-    place, query, key, value = get_place(call.module), call.query, call.key, call.value
+    place, query = get_place(call.module), call.query
     given, former = read_mask_and_bias(place.name, call), 0
+    key, value = add_cap_and_sink(call, given)
     given["at"] = None
     if mechanism.training:
         mechanism.dropout = float(call.options.get("dropout") or 0.0)  # the model passes it at each call
@@ -167,10 +184,8 @@ def read_mask_and_bias(name: str, call: AttentionCall) -> dict[str, Any]:
             f"{name} got a mask of {call.mask.dtype}, expected bool: either the attention_mask is additive "
             "(pass a bool one), or this architecture builds its own masks and is not supported"
         )
-    if (softcap := call.options.get("softcap")) is not None:
-        raise ValueError(f"{name} caps its logits (softcap={softcap}), which no mechanism of attnlab supports")
     for option, value in call.options.items():
-        if isinstance(value, Tensor) and option not in ("position_bias", *native.HARMLESS):
+        if isinstance(value, Tensor) and option not in ("position_bias", "s_aux", *native.HARMLESS):
             lack = "which no mechanism of attnlab supports"
             raise ValueError(f"{name} passes the tensor {option!r} to its attention, {lack}")
     return {"mask": call.mask, "causal": call.is_causal(), "bias": call.options.get("position_bias")}

@@ -1,0 +1,69 @@
+"""Output projections of Hugging Face models as matrices: plain ones, with adapters (PEFT), and quantised ones.
+
+A plain linear map has its weight. Any other is read by what it does: W = f(I) − f(0), in its own number format, so a
+quantised weight is dequantised as the model itself does, and adapters are applied. Whether the map is linear is proved
+on the context of each pass. Nothing here imports transformers.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnlab.recording.around import is_linear, weight_matrix
+
+SIZES = (("in_features", "out_features"), ("infeatures", "outfeatures"))  # as quantised linear maps call them
+
+
+def is_projection(module: nn.Module) -> bool:
+    """Return whether a module is a linear map: a Linear, a Conv1D, one with adapters, or a quantised one."""
+    if is_linear(module) or has_adapters(module):
+        return True
+    return any(all(isinstance(getattr(module, name, None), int) for name in names) for names in SIZES)
+
+
+def has_adapters(module: nn.Module) -> bool:
+    """Return whether a linear map has adapters beside it (PEFT calls the map base_layer)."""
+    return isinstance(getattr(module, "base_layer", None), nn.Module)
+
+
+def list_projections(model: nn.Module) -> list[nn.Module]:
+    """Return the linear maps of a model, but not those inside another, which are its adapters."""
+    found: list[nn.Module] = []
+    waiting = [model]
+    while waiting:
+        module = waiting.pop()
+        if is_projection(module):
+            found.append(module)
+        else:
+            waiting += module.children()
+    return found
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Return whether the map is its weight: no adapters, and stored as it is computed."""
+    weight = getattr(module, "weight", None)
+    return is_linear(module) and isinstance(weight, Tensor) and weight.is_floating_point() and type(module).__module__.startswith(
+        ("torch.nn.", "transformers.pytorch_utils", "attnlab.")
+    )  # fmt: skip
+
+
+def describe_projection(module: nn.Module) -> str:
+    """Return what was done to get the map as a matrix, or "" for a plain one."""
+    if has_adapters(module):
+        inner = describe_projection(module.base_layer)  # type: ignore[arg-type]
+        return f"with its adapters ({type(module).__name__})" + (f", {inner}" if inner else "")
+    return "" if is_plain(module) else f"dequantised from {type(module).__name__}"
+
+
+def read_projection(module: Any, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return the matrix (in,out) and bias (out,) of a linear map, copied. inputs: some input that it has read."""
+    if is_plain(module):
+        bias = module.bias
+        return weight_matrix(module).clone(), None if bias is None else bias.detach().clone()
+    width = inputs.shape[-1]
+    identity = torch.eye(width, dtype=inputs.dtype, device=inputs.device)
+    with torch.no_grad():
+        offset = module.forward(torch.zeros_like(identity[:1]))[0]
+        matrix = module.forward(identity) - offset
+    return matrix.clone(), offset.clone() if offset.any() else None
