@@ -142,9 +142,8 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 
 def build_model(name: str) -> Any:
     """Return a tiny random model of an architecture, in evaluation mode."""
-    kind, values = ARCHITECTURES[name]
     torch.manual_seed(7)
-    model = getattr(transformers, kind)(build_config(name)).eval()
+    model = getattr(transformers, ARCHITECTURES[name][0])(build_config(name)).eval()
     for parameter in model.parameters():
         if parameter.dim() == 1:
             torch.nn.init.normal_(parameter, mean=parameter.mean().item(), std=0.3)

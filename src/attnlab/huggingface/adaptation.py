@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from attnlab.config import describe_error, suggest_nearest
 from attnlab.files import write_text
 from attnlab.files.user_files import read_json
-from attnlab.huggingface import dispatch, dummy_inputs, native, proof
+from attnlab.huggingface import dispatch, dummy_inputs, native, proof, support
 from attnlab.huggingface.caps_and_sinks import add_cap_and_sink, has_cap, has_sink
 from attnlab.huggingface.capture import ModuleCalls
 from attnlab.huggingface.native import AttentionCall
@@ -127,7 +127,7 @@ def dry_run(model: Any, *, prove: bool = True) -> list[AttentionModule]:
             with dispatch.switch_attention(model, dispatch.WATCHED_BOOL, probe.attend), probe.calls.watch_modules():
                 output = run_on_tokens(model, batch)
             if not probe.found:
-                raise ValueError(dispatch.explain_refusal(model))
+                raise ValueError(support.explain_refusal(type(model)))
             if prove:
                 with dispatch.switch_attention(model, "eager"):
                     own = dispatch.run_forward(base, batch)[0]

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.huggingface import carries as cascade
-from attnlab.huggingface import dispatch, inputs, layer_inputs, native
+from attnlab.huggingface import dispatch, inputs, layer_inputs, native, support
 from attnlab.huggingface.caps_and_sinks import has_sink
 from attnlab.huggingface.native import AttentionCall
-from attnlab.mechanisms import Mechanism
 from attnlab.huggingface.projections import describe_projection, list_projections, read_projection
 from attnlab.huggingface.turned_context import read_turned_context
+from attnlab.mechanisms import Mechanism
 from attnlab.recording.around import BlockWatcher
 from attnlab.recording.turning import read_turning
 from attnlab.records.record import Layer, Record, Weigh
@@ -42,7 +42,7 @@ def record_pass(
     with switched, capture.watch_pass() as readout:
         output = dispatch.run_forward(model, batch)[0]
     if not capture.layers:
-        raise ValueError(dispatch.explain_refusal(model))
+        raise ValueError(support.explain_refusal(type(model)))
     tokens, masks = inputs.split_sides(model, batch, {layer.kind for layer in capture.layers})
     rows = {} if tokenizer is None else {side: ids.tolist() for side, ids in tokens.items()}
     words = {side: [inputs.show_tokens(tokenizer, row) for row in texts] for side, texts in rows.items()}
@@ -260,9 +260,10 @@ class Capture:
         if turned is None:
             self._pending = call
             return
-        if call.turning is not None:
-            raise ValueError(f"{call.name} is not supported: its mechanism and the model both turn the context")
-        call = replace(call, mixed=turned.factor * call.mixed, turning=turned.factor)
+        own, factor = call.turning, turned.factor
+        if own is not None:  # of a mechanism, which comes before the model's
+            factor = own * (factor.unsqueeze(-2) if own.dim() == 5 else factor)
+        call = replace(call, mixed=turned.factor * call.mixed, turning=factor)
         weight, bias = self._output_weight(turned.projection, call.mixed)
         if turned.offset is not None:
             added = turned.offset.to(weight.dtype) @ weight.flatten(0, 1)

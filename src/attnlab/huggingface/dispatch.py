@@ -256,11 +256,3 @@ def get_place(module: nn.Module) -> cascade.Place:
 def find_adaptation(model: nn.Module) -> Any:
     """Return the adaptation of the model or of a model in it, or None."""
     return next((vars(m)["attnlab_adaptation"] for m in model.modules() if "attnlab_adaptation" in vars(m)), None)
-
-
-def explain_refusal(model: nn.Module) -> str:
-    """Return the error message for a model that does not use transformers' AttentionInterface."""
-    return (
-        f"{type(model).__name__} is not supported: it computes attention in its own code, not through transformers' "
-        "AttentionInterface, so it cannot be recorded or adapted"
-    )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.recording.around import is_linear, weight_matrix
+from attnlab.records.tolerance import TOLERANCE
 
 SIZES = (("in_features", "out_features"), ("infeatures", "outfeatures"))  # as quantised linear maps call them
 
@@ -25,6 +26,20 @@ def is_projection(module: nn.Module) -> bool:
 def has_adapters(module: nn.Module) -> bool:
     """Return whether a linear map has adapters beside it (PEFT calls the map base_layer)."""
     return isinstance(getattr(module, "base_layer", None), nn.Module)
+
+
+def unwrap_adapters(model: Any) -> Any:
+    """Return the model inside a PEFT model, which has its adapters in it; any other model as it is.
+
+    Raises ValueError if an adapter adds tokens or attention that only the outer model knows.
+    """
+    if not hasattr(model, "peft_config") or not hasattr(model, "get_base_model"):
+        return model
+    for config in model.peft_config.values():
+        if getattr(config, "is_prompt_learning", False) or getattr(config, "is_adaption_prompt", False):
+            kind = str(getattr(config, "peft_type", "this adapter")).rpartition(".")[2]
+            raise ValueError(f"{kind} adds tokens beside the text, which a record cannot show: record the base model")
+    return model.get_base_model()
 
 
 def list_projections(model: nn.Module) -> list[nn.Module]:
@@ -42,10 +57,8 @@ def list_projections(model: nn.Module) -> list[nn.Module]:
 
 def is_plain(module: nn.Module) -> bool:
     """Return whether the map is its weight: no adapters, and stored as it is computed."""
-    weight = getattr(module, "weight", None)
-    return is_linear(module) and isinstance(weight, Tensor) and weight.is_floating_point() and type(module).__module__.startswith(
-        ("torch.nn.", "transformers.pytorch_utils", "attnlab.")
-    )  # fmt: skip
+    weight: Any = getattr(module, "weight", None)
+    return is_linear(module) and type(weight) in (Tensor, nn.Parameter) and weight.dtype in TOLERANCE
 
 
 def describe_projection(module: nn.Module) -> str:

@@ -81,9 +81,7 @@ def check_attentions(weights: list[Tensor | None], output: Any, record: Record) 
     return weights
 
 
-def check_record(
-    record: Record, output: Tensor, own_output: Tensor, own_weights: Sequence[Tensor | None] = ()
-) -> None:
+def check_record(record: Record, output: Tensor, own_output: Tensor, own_weights: Sequence[Tensor | None] = ()) -> None:
     """Raise ValueError if weights, contexts or the output of a recorded pass differ from the model's own."""
     refusal = f"{record.meta['model']} cannot be recorded faithfully"
     for number, layer in enumerate(record.layers):

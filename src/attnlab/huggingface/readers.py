@@ -6,8 +6,8 @@ module's own parts, gives them to an attention function of attnlab, and returns 
     context = softmax(scaling · q kᵀ + position_bias) v        mask: bool, True = may attend
 
 So such models are recorded and adapted like the others, and proved like them: the proof runs the module's own method.
-Those with an eager function of their own compute weights that are no softmax; they are for records only. Nothing here imports
-transformers.
+Those with an eager function of their own compute weights that are no softmax; they are for records only. Nothing here
+imports transformers.
 """
 
 import sys
