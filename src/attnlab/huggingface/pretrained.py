@@ -30,7 +30,7 @@ from attnlab.huggingface import adaptation, dispatch, inputs, installation, proo
 from attnlab.huggingface import carries as cascade
 from attnlab.huggingface.adaptation import Adaptation
 from attnlab.huggingface.capture import record_pass
-from attnlab.huggingface.projections import unwrap_adapters
+from attnlab.huggingface.projections import describe_adapters, unwrap_adapters
 from attnlab.huggingface.screening import forbid_pickle
 from attnlab.mechanisms import Mechanism, own
 from attnlab.recording.watch import sample_noise, unwrap_model
@@ -82,7 +82,8 @@ def record(
         raise ValueError(
             "revision= and gguf_file= are for loading; this model is already loaded: pass its id or folder"
         )
-    inside: PreTrainedModel = unwrap_adapters(unwrap_model(model))
+    outer = unwrap_model(model)
+    inside: PreTrainedModel = unwrap_adapters(outer)
     _check_model(inside)
     _check_recordable(inside)
     if lazy and dispatch.find_adaptation(inside) is not None:
@@ -98,7 +99,7 @@ def record(
             result, _ = record_pass(inside, batch, tokenizer=tokenizer, lazy=lazy, feed_forward=feed_forward)
     origin = {"revision": revision, "gguf_file": gguf_file}
     meta = {**result.meta, "noise": noise, **{name: x for name, x in origin.items() if x is not None}}
-    return replace(result, meta=meta | _list_versions())
+    return replace(result, meta=meta | describe_adapters(outer) | _list_versions())
 
 
 def adapt(

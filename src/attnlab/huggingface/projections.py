@@ -5,6 +5,7 @@ quantised weight is dequantised as the model itself does, and adapters are appli
 on the context of each pass. Nothing here imports transformers.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -42,6 +43,15 @@ def unwrap_adapters(model: Any) -> Any:
     return model.get_base_model()
 
 
+def describe_adapters(model: Any) -> dict[str, str]:
+    """Return the entry of the Record's meta that names the adapters (PEFT) of a model, which are applied."""
+    configs = getattr(model, "peft_config", None)
+    if not isinstance(configs, Mapping):
+        return {}
+    kinds = {name: str(getattr(config, "peft_type", "adapter")).rpartition(".")[2] for name, config in configs.items()}
+    return {"adapters": ", ".join(f"{name} ({kind})" for name, kind in kinds.items())}
+
+
 def list_projections(model: nn.Module) -> list[nn.Module]:
     """Return the linear maps of a model, but not those inside another, which are its adapters."""
     found: list[nn.Module] = []
@@ -65,7 +75,8 @@ def describe_projection(module: nn.Module) -> str:
     """Return what was done to get the map as a matrix, or "" for a plain one."""
     if has_adapters(module):
         inner = describe_projection(module.base_layer)  # type: ignore[arg-type]
-        return f"with its adapters ({type(module).__name__})" + (f", {inner}" if inner else "")
+        family = type(module).__module__.split(".")[-2:][0]  # peft.tuners.lora.layer
+        return f"with its adapters ({family})" + (f", {inner}" if inner else "")
     return "" if is_plain(module) else f"dequantised from {type(module).__name__}"
 
 

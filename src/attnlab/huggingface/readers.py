@@ -115,6 +115,23 @@ def to_bool(mask: Tensor | None) -> Tensor | None:
     return mask if mask is None or mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 
 
+def count_past(cache: Any, module: Any) -> int:
+    """Return the number of keys that a cache holds before this call."""
+    return 0 if cache is None else cache.get_seq_length(module.layer_idx)
+
+
+def center_alibi(module: nn.Module, bias: Tensor, past: int, queries: int) -> Tensor:
+    """Return ALiBi (b,h,1,j) as 0 at each query's own key, (b,h,i,j), for a module that holds a mechanism.
+
+    Softmax ignores what is added to a whole row, and models add different amounts with and without a cache. Other
+    mechanisms do not ignore it.
+    """
+    if not hasattr(module, "attnlab_place"):
+        return bias
+    own = past + torch.arange(queries, device=bias.device)
+    return bias - bias[..., 0, own].unsqueeze(-1)
+
+
 def split_heads(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)  # (b,h,n,d)
 
@@ -158,9 +175,11 @@ def read_bloom(
     layer_past: Any = None, **_: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     query, key, value = split_fused(module.query_key_value(hidden_states), module.num_heads)
+    past = count_past(layer_past, module)
     if layer_past is not None:
         key, value = layer_past.update(key, value, module.layer_idx)
-    bias = module.beta * alibi.unflatten(0, (-1, module.num_heads))  # (b,h,1,j)
+    alibi = module.beta * alibi.unflatten(0, (-1, module.num_heads))  # (b,h,1,j)
+    bias = center_alibi(module, alibi, past, query.shape[2])
     how = {"scaling": module.inv_norm_factor, "position_bias": bias, "dropout": module.attention_dropout.p}
     context, weights = attend(module, query, key, value, to_bool(attention_mask), is_causal=True, **how)
     output = module.dense(context.flatten(2))
@@ -181,11 +200,13 @@ def read_falcon(
     query, key, value = (x.transpose(1, 2) for x in module._split_heads(module.query_key_value(hidden_states)))
     if alibi is None:
         query, key = call_in_file(module, "apply_rotary_pos_emb")(query, key, *position_embeddings)
+    past = count_past(layer_past, module)
     if layer_past is not None:
         key, value = layer_past.update(key, value, module.layer_idx)
     mask, bias, dropout = to_bool(attention_mask), None, 0.0
     if alibi is not None:
         bias = (alibi.reshape(len(query), module.num_heads, 1, -1) * module.inv_norm_factor).to(query.dtype)
+        bias = center_alibi(module, bias, past, query.shape[2])
         mask, dropout = None if mask is None else mask[:, :1], module.attention_dropout.p
     how = {"scaling": module.head_dim**-0.5, "position_bias": bias, "dropout": dropout}
     context, weights = attend(module, query, key, value, mask, is_causal=True, **how)
@@ -205,9 +226,12 @@ def read_mpt(
     fused = module.Wqkv(hidden_states)
     fused = fused.clamp(-module.clip_qkv, module.clip_qkv) if module.clip_qkv else fused
     query, key, value = (split_heads(x, module.n_heads) for x in fused.chunk(3, dim=-1))
+    past, bias = count_past(past_key_values, module), None
     if past_key_values is not None:
         key, value = past_key_values.update(key, value, module.layer_idx)
-    bias = None if position_bias is None else position_bias[None, ..., -key.shape[2] :]  # (1,h,1,j)
+    if position_bias is not None:
+        alibi = position_bias[None, ..., -key.shape[2] :]  # (1,h,1,j)
+        bias = center_alibi(module, alibi, past, query.shape[2])
     how = {"scaling": module.softmax_scale, "position_bias": bias, "dropout": module.attn_dropout_p}
     mask = None if attention_mask is None else ~attention_mask
     context, weights = attend(module, query, key, value, mask, is_causal=True, **how)
