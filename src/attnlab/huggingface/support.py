@@ -31,7 +31,8 @@ OTHER_ATTENTION = {
 
 def check_class(kind: Any) -> None:
     """Raise ValueError if models of a class of transformers can be neither recorded nor adapted."""
-    if not kind._can_set_attn_implementation() and not readers.has_readers(kind):
+    without = getattr(kind.config_class, "model_type", "") in WITHOUT_ATTENTION
+    if without or (not kind._can_set_attn_implementation() and not readers.has_readers(kind)):
         raise ValueError(explain_refusal(kind))
 
 
