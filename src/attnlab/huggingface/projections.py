@@ -77,7 +77,18 @@ def describe_projection(module: nn.Module) -> str:
         inner = describe_projection(module.base_layer)  # type: ignore[arg-type]
         family = type(module).__module__.split(".")[-2:][0]  # peft.tuners.lora.layer
         return f"with its adapters ({family})" + (f", {inner}" if inner else "")
-    return "" if is_plain(module) else f"dequantised from {type(module).__name__}"
+    if is_plain(module):
+        return ""
+    stored = module.weight if type(module) is nn.Linear else module
+    return f"dequantised from {type(stored).__name__}"
+
+
+def find_tolerance(module: nn.Module, dtype: torch.dtype) -> float:
+    """Return how far a map may be from linear, relative to 1 + its largest output.
+
+    Some quantised maps also round their inputs (LLM.int8). The Record's meta says how much that changes.
+    """
+    return TOLERANCE[dtype] if is_plain(module) or has_adapters(module) else TOLERANCE[torch.bfloat16]
 
 
 def read_projection(module: Any, inputs: Tensor) -> tuple[Tensor, Tensor | None]:
