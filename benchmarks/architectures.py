@@ -1,6 +1,6 @@
 """Which architectures attnlab records and adapts, by tiny random models of sixty of them, with the largest error.
 
-    python benchmarks/architectures.py [--out results/architectures] [--only BERT "Gemma 2"]
+    python benchmarks/architectures.py [--out results/architectures] [--only BERT "Gemma 2"] [--draw]
 
     record    weights beside those of the model's own eager attention, which transformers alone computes
     norms     Σ_j α_ij f(x_j) + b beside what the output projection returned, and ‖α_ij f(x_j)‖ by the definition
@@ -8,6 +8,7 @@
     decode    the adapted model with its cache, one token at a time, beside the model itself; – if it keeps no cache
 
 Errors are absolute, in float32. An error above 1e-4 is printed as WRONG. A refusal is printed with its reason.
+The table in docs/hugging-face.md is drawn from results/architectures/cpu.json; --draw draws it without measuring.
 """
 
 import argparse
@@ -28,15 +29,21 @@ import attnlab
 from attnlab.analysis.contribution import norms
 
 ROOT = Path(__file__).parent.parent
+RESULTS, PAGE = ROOT / "results" / "architectures", ROOT / "docs" / "hugging-face.md"
+BEGIN, END = "<!-- architectures: drawn by benchmarks/architectures.py -->", "<!-- end of architectures -->"
 PARTS = ("record", "norms", "adapt", "decode")
 ALLOWED, SEED = 1e-4, 7
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "architectures", help="Folder of the results.")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="Folder of the results.")
     parser.add_argument("--only", nargs="*", help="Names of the architectures to try; nothing is written then.")
+    parser.add_argument("--draw", action="store_true", help="Draw the table in the docs from the results, and stop.")
     arguments = parser.parse_args()
+    if arguments.draw:
+        draw_table()
+        return
     transformers.utils.logging.set_verbosity_error()
     warnings.simplefilter("ignore")
     rows = [measure(name) for name in arguments.only or ARCHITECTURES]
@@ -51,6 +58,40 @@ def main() -> None:
         arguments.out.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"about": about, "rows": rows}, indent=1) + "\n"
         (arguments.out / "cpu.json").write_text(text, encoding="utf-8")
+        if arguments.out == RESULTS:
+            draw_table()
+
+
+def draw_table() -> None:
+    """Write the table of the results into the docs, between its marks."""
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{BEGIN}\n{render_table()}\n{END}{after}", encoding="utf-8")
+
+
+def render_table() -> str:
+    """Return the results as Markdown."""
+    content = json.loads((RESULTS / "cpu.json").read_text(encoding="utf-8"))
+    about, rows = content["about"], content["rows"]
+    totals = ", ".join(f"{part} {done}" for part, done in about["totals"].items())
+    lines = [
+        f"Of {len(rows)} architectures: {totals}. transformers {about['transformers']}, torch {about['torch']}, commit "
+        f"{about['commit']}.",
+        "",
+        "| architecture | class | record | norms | adapt | decode | |",
+        "|---|---|---:|---:|---:|---:|---|",
+    ]
+    for row in rows:
+        cells = [row["architecture"], f"`{row['class']}`", *(show(row[part]) for part in PARTS), explain(row)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def explain(row: dict[str, Any]) -> str:
+    """Return what a reader of the table should know about a row: the first reason of a refusal, or a note."""
+    if row["reasons"]:
+        return row["reasons"][0]
+    return f"not recorded: {row['note']}" if row["note"] else ""
 
 
 def show(value: Any) -> str:

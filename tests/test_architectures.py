@@ -99,6 +99,11 @@ def test_the_committed_table_reaches_the_goal():
         assert bool(row["reasons"]) == any(row[part] == "refused" for part in ("record", "norms", "adapt", "decode"))
 
 
+def test_the_docs_show_the_committed_table(architectures):
+    page = architectures.PAGE.read_text(encoding="utf-8")
+    assert f"{architectures.BEGIN}\n{architectures.render_table()}\n{architectures.END}" in page
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_every_architecture_is_as_committed(architectures):

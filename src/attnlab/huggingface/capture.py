@@ -58,13 +58,15 @@ def record_pass(
 
 
 def describe_unrecorded(model: Any, layers: Sequence[Layer]) -> dict[str, str]:
-    """Return the entry of the Record's meta that says how many layers have no attention, in hybrid models."""
+    """Return the entry of the Record's meta that says which parts of a model attend otherwise, and are not recorded."""
+    torchs = [name for name, part in model.named_modules() if isinstance(part, nn.MultiheadAttention)]  # as in SigLIP
+    notes = [f"{name} (torch.nn.MultiheadAttention)" for name in torchs]
     types = getattr(model.config.get_text_config(), "layer_types", None) or ()
     count = sum(layer.kind != "cross" for layer in layers)
     others = sorted({kind for kind in types if kind not in ("full_attention", "sliding_attention")})
-    if model.config.is_encoder_decoder or count >= len(types) or not others:
-        return {}
-    return {"unrecorded": f"{len(types) - count} of {len(types)} layers ({', '.join(others)})"}
+    if not model.config.is_encoder_decoder and count < len(types) and others:
+        notes.append(f"{len(types) - count} of {len(types)} layers ({', '.join(others)})")
+    return {"unrecorded": "; ".join(notes)} if notes else {}
 
 
 class ModuleCalls:

@@ -351,6 +351,8 @@ def _explain_failure(model: PreTrainedModel) -> Iterator[None]:
 def _check_recordable(model: PreTrainedModel) -> None:
     if any(module.training for module in model.modules()):
         raise ValueError(f"this {type(model).__name__} is in training mode; call model.eval() before recording it")
+    for part in dispatch.list_models(model):
+        support.check_class(type(part))
 
 
 def _check_model(model: Any) -> None:

@@ -120,6 +120,6 @@ def _check_context(record: Record, layer: Layer, refusal: str) -> None:
 
 
 def _drop_padding(record: Record, layer: Layer, x: Tensor) -> Tensor:
-    """Return the rows (b,·,i,·) of queries that are not padding."""
+    """Return the rows (b,·,i,·) of queries that are not padding. The patches of a picture have no padding."""
     tokens = record.masks.get(KINDS[layer.kind][0])
-    return x if tokens is None else x.transpose(1, 2)[tokens]
+    return x if tokens is None or tokens.shape != (len(x), x.shape[2]) else x.transpose(1, 2)[tokens]
