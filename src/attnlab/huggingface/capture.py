@@ -145,6 +145,7 @@ class Capture:
         self._counts: Counter[str] = Counter()
         self._pending: Call | None = None
         self._attending: nn.Module | None = None  # the module of the pending call
+        self._may_turn = False  # a linear map read something else of the context's size
         self._rounding = 0.0  # largest difference of a quantised output projection from a linear map
         self._masks: dict[Any, tuple[Any, Tensor]] = {}  # by id of the original mask, which is kept alive beside them
         self._weights: dict[nn.Module, tuple[Tensor, Tensor | None]] = {}
@@ -182,7 +183,7 @@ class Capture:
             self.implementations.add("eager")
         inputs = self.calls.find_inputs(module)
         self._pending = Call(kind, name, attended, value, context, mixed, seen, inputs, turning)
-        self._attending = module
+        self._attending, self._may_turn = module, False
         return mixed.transpose(1, 2), attended if isinstance(attended, Tensor) else None
 
     def _attend_adapted(
@@ -240,14 +241,17 @@ class Capture:
         if call is None or not args or not isinstance(args[0], Tensor) or args[0].numel() != call.mixed.numel():
             return
         context = call.mixed.transpose(1, 2).flatten(2)  # (b,i,h·d)
-        if args[0].shape[-1] != context.shape[-1] or not torch.equal(args[0].reshape(context.shape), context):
+        if args[0].shape[-1] != context.shape[-1]:
+            return
+        if not torch.equal(args[0].reshape(context.shape), context):
+            self._may_turn = True
             return
         self._add_layer(call, projection, output, *self._output_weight(projection, call.mixed))
 
     def _leave_module(self, module: nn.Module, _args: Any, _output: Any) -> None:
         """Complete the pending layer of an attention module that turns its context before its output projection."""
         call = self._pending
-        if call is None or module is not self._attending:
+        if call is None or module is not self._attending or not self._may_turn:
             return
         args, named = self.calls.given[module]
 
