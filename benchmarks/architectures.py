@@ -4,10 +4,10 @@
 
     record    weights beside those of the model's own eager attention, which transformers alone computes
     norms     Σ_j α_ij f(x_j) + b beside what the output projection returned, and ‖α_ij f(x_j)‖ by the definition
-    adapt     the output with `softmax` put in its place beside the model's own; `dagpam` then has finite gradients
+    adapt     the output with `softmax` put in its place beside the eager model's; `dagpam` then has finite gradients
     decode    the adapted model with its cache, one token at a time, beside the model itself; – if it keeps no cache
 
-Errors are absolute, in float32. An error above 1e-4 is printed as WRONG. A refusal is printed with its reason.
+Errors are relative to 1 + the largest number, in float32. An error above 1e-4 is printed as WRONG. A refusal is printed with its reason.
 The table in docs/hugging-face.md is drawn from results/architectures/cpu.json; --draw draws it without measuring.
 """
 
@@ -127,7 +127,7 @@ def measure(name: str) -> dict[str, Any]:
 
 def measure_record(model: Any, batch: dict[str, Tensor]) -> dict[str, Any]:
     """Return the errors of weights and of contributions, and what the record says about its layers."""
-    own = collect_weights(copy.deepcopy(model), batch)
+    own = collect_weights(copy_eager(model), batch)
     record = attnlab.record(model, batch)
     differences, sums = [], []
     seen: dict[str, int] = {}
@@ -139,7 +139,7 @@ def measure_record(model: Any, batch: dict[str, Tensor]) -> dict[str, Any]:
             ours = layer.weights
             if mask is not None and mask.shape == (ours.shape[0], ours.shape[2]):
                 ours, theirs = (x.transpose(1, 2)[mask] for x in (ours, theirs))
-            differences.append((ours - theirs).abs().max().item())
+            differences.append(compare(ours, theirs))
         sums.append(measure_contributions(layer))
     note = record.meta.get("unrecorded", "")
     return {
@@ -159,15 +159,25 @@ def measure_contributions(layer: Any) -> float:
     parts = torch.einsum("bhij,bhijd,hde->bhije", weights, turned, layer.output_weight.double())
     total = parts.sum((1, 3))
     total = total if layer.output_bias is None else total + layer.output_bias.double()
-    errors = [total - layer.outputs, norms(layer).head - parts.norm(dim=-1)]
-    return max(error.abs().max().item() for error in errors)
+    return max(compare(total, layer.outputs), compare(norms(layer).head, parts.norm(dim=-1)))
+
+
+def compare(ours: Tensor, theirs: Tensor) -> float:
+    """Return the largest difference, relative to 1 + the largest number."""
+    return (ours - theirs).abs().max().item() / (1 + theirs.abs().max().item())
+
+
+def copy_eager(model: Any) -> Any:
+    """Return a copy with eager attention: torch's fused attention leaves out the cap of Gemma 2."""
+    model = copy.deepcopy(model)
+    for part in model.modules():
+        if isinstance(part, transformers.PreTrainedModel):
+            part.config._attn_implementation = "eager"
+    return model
 
 
 def collect_weights(model: Any, batch: dict[str, Tensor]) -> dict[str, list[Tensor]]:
     """Return the weights that attention modules return in an eager pass of transformers, by name of the module."""
-    for part in model.modules():
-        if isinstance(part, transformers.PreTrainedModel):
-            part.config._attn_implementation = "eager"
     found: dict[str, list[Tensor]] = {}
 
     def watch(name: str, module: nn.Module) -> None:
@@ -206,10 +216,11 @@ def measure_adapted(model: Any, batch: dict[str, Tensor]) -> dict[str, Any]:
     if not all(torch.isfinite(gradient).all() for gradient in gradients):
         raise ValueError("gradients of dagpam are not finite")
     with torch.no_grad():
-        own, steps = read_output(model, batch), decode(model, batch)
+        eager = copy_eager(model)
+        own, steps = read_output(eager, batch), decode(eager, batch)
         attnlab.adapt(model, "softmax")
-        error = (read_output(model, batch) - own).abs().max().item()
-        return {"adapt": error, "decode": "–" if steps is None else (decode(model, batch) - steps).abs().max().item()}
+        decoded = "–" if steps is None else compare(decode(model, batch), steps)
+        return {"adapt": compare(read_output(model, batch), own), "decode": decoded}
 
 
 def read_output(model: Any, batch: dict[str, Tensor]) -> Tensor:
