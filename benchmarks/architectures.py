@@ -7,7 +7,8 @@
     adapt     the output with `softmax` put in its place beside the eager model's; `dagpam` then has finite gradients
     decode    the adapted model with its cache, one token at a time, beside the model itself; – if it keeps no cache
 
-Errors are relative to 1 + the largest number, in float32. An error above 1e-4 is printed as WRONG. A refusal is printed with its reason.
+Errors are relative to 1 + the largest number, in float32. An error above 1e-4 is printed as WRONG. A refusal is printed
+with its reason.
 The table in docs/hugging-face.md is drawn from results/architectures/cpu.json; --draw draws it without measuring.
 """
 
