@@ -342,6 +342,8 @@ def test_every_tokenizer_is_shown_in_one_notation():
         (["ROOT/bert", "--file", "ROOT/nowhere.txt"], "nowhere.txt: no such file"),
         (["ROOT/bert", "--file", "ROOT"], "is a folder"),
         (["ROOT/mamba", "--text", "cat"], "MambaModel has no attention.*state-space"),
+        (["ROOT/bert", "--text", "cat", "--revision", "x"], "revision='x' is for an id .*is a folder"),
+        (["ROOT/bert", "--text", "cat", "--gguf-file", "x.gguf"], "no x.gguf in|pip install gguf"),
         (["ROOT/marian", "--text", "cat " * 54], "--text: 54 tokens"),
         (["ROOT/marian", "--file", "ROOT/corpus.txt"], "corpus.txt:1: .* reads pairs"),
         (["ROOT/marian", "--file", "ROOT/single.tsv"], "single.tsv:2: .*tab"),
