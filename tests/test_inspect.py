@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import tiny_models
 import torch
+import transformers
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
@@ -35,7 +36,8 @@ LINES = ["the cat sat on the mat .", "nobody saw it .", "the mat .", "it sat .",
 def folder(tmp_path_factory):
     """Tiny models with a tokenizer, saved as Hugging Face models are, and a corpus."""
     root = tmp_path_factory.mktemp("models")
-    for name in ("bert", "gpt2", "marian", "mpnet"):
+    transformers.MambaConfig().save_pretrained(root / "mamba")
+    for name in ("bert", "gpt2", "marian"):
         getattr(tiny_models, name)().save_pretrained(root / name)
         tiny_models.tokenizer().save_pretrained(root / name)
     attnlab.adapt(tiny_models.gpt2(), "dagpam", initial=0.5).save_pretrained(root / "dagpam")
@@ -339,7 +341,9 @@ def test_every_tokenizer_is_shown_in_one_notation():
         (["ROOT/bert", "--file", "ROOT/broken.txt.gz"], "broken.txt.gz: cannot be read"),
         (["ROOT/bert", "--file", "ROOT/nowhere.txt"], "nowhere.txt: no such file"),
         (["ROOT/bert", "--file", "ROOT"], "is a folder"),
-        (["ROOT/mpnet", "--text", "cat"], "MPNetModel.*AttentionInterface"),
+        (["ROOT/mamba", "--text", "cat"], "MambaModel has no attention.*state-space"),
+        (["ROOT/bert", "--text", "cat", "--revision", "x"], "revision='x' is for an id .*is a folder"),
+        (["ROOT/bert", "--text", "cat", "--gguf-file", "x.gguf"], "no x.gguf in|pip install gguf"),
         (["ROOT/marian", "--text", "cat " * 54], "--text: 54 tokens"),
         (["ROOT/marian", "--file", "ROOT/corpus.txt"], "corpus.txt:1: .* reads pairs"),
         (["ROOT/marian", "--file", "ROOT/single.tsv"], "single.tsv:2: .*tab"),

@@ -17,7 +17,6 @@ ENCODER_DECODERS = ("marian", "t5")
 ENCODERS = ("bert", "roberta", "albert", "modernbert")
 DECODERS = ("gpt2", "llama", "gemma", "gemma2", "gemma3", "gpt_oss")
 MODELS = (*ENCODERS, *DECODERS, *ENCODER_DECODERS)
-BY_THEMSELVES = ("deberta", "bloom", "mpnet")
 TEXTS = ["the cat sat on the mat .", "nobody saw it"]
 
 

@@ -1,7 +1,8 @@
 """Hugging Face models and inputs that cannot be recorded."""
 
+import importlib
 import json
-import warnings
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ from torch import nn
 import attnlab
 from attnlab.huggingface import pretrained
 
-BY_THEMSELVES = ("deberta", "bloom", "mpnet")
 TEXTS = ["the cat sat on the mat .", "nobody saw it"]
 
 
@@ -21,16 +21,44 @@ def tiny(name: str) -> transformers.PreTrainedModel:
     return getattr(tiny_models, name)()
 
 
-@pytest.mark.parametrize("name", BY_THEMSELVES)
-def test_models_that_attend_by_themselves_are_refused(name):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # DeBERTa's file uses torch.jit.script
-        model = tiny(name)
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("Mamba", "MambaForCausalLM has no attention.*state-space"),
+        ("Rwkv", "RwkvForCausalLM has no attention.*recurrent"),
+        ("Longformer", "LongformerForMaskedLM .*sliding windows.*no reader"),
+        ("Reformer", "ReformerModel .*hashed"),
+    ],
+)
+def test_the_config_alone_decides_before_weights_are_loaded(kind, message, tmp_path):
+    """The folder has no weights: what is refused is refused without them, in less than two seconds."""
+    config = getattr(transformers, f"{kind}Config")()
+    head = {"Longformer": "ForMaskedLM", "Reformer": "Model"}.get(kind, "ForCausalLM")
+    config.architectures = [f"{kind}{head}"]
+    config.save_pretrained(tmp_path)
+    importlib.import_module(f"transformers.models.{config.model_type}.modeling_{config.model_type}")
+    started = time.perf_counter()
+    with pytest.raises(ValueError, match=message) as caught:
+        pretrained.record(tmp_path, {"input_ids": torch.ones(1, 3).long()})
+    assert time.perf_counter() - started < 2
+    assert "\n" not in str(caught.value)
+
+
+def test_a_config_without_architectures_is_refused_before_weights_too(tmp_path):
+    transformers.MambaConfig().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="MambaModel has no attention"):
+        pretrained.record(tmp_path, {"input_ids": torch.ones(1, 3).long()})
+
+
+def test_a_loaded_model_without_attention_is_refused():
+    model = transformers.MambaModel(
+        transformers.MambaConfig(hidden_size=8, num_hidden_layers=1, vocab_size=11, state_size=2)
+    )
     for attempt in (
-        lambda: pretrained.record(model, {"input_ids": torch.ones(1, 3).long()}),
+        lambda: pretrained.record(model.eval(), {"input_ids": torch.ones(1, 3).long()}),
         lambda: pretrained.adapt(model, "softmax"),
     ):
-        with pytest.raises(ValueError, match="AttentionInterface"):
+        with pytest.raises(ValueError, match="MambaModel has no attention"):
             attempt()
 
 
@@ -50,43 +78,11 @@ def test_a_model_that_records_otherwise_than_it_attends_is_refused(monkeypatch):
         pretrained.record(model, tiny_models.padded_batch(model))
 
 
-class Gate(nn.Module):
-    def forward(self, x):
-        return x * 0.5
-
-
-def test_a_gate_before_the_output_projection_is_refused():
-    model = tiny("llama")
-    projection = model.model.layers[1].self_attn.o_proj
-    model.model.layers[1].self_attn.o_proj = nn.Sequential(Gate(), projection).eval()
-    with pytest.raises(ValueError, match=r"model\.layers\.1\.self_attn.*no linear map"):
-        pretrained.record(model, tiny_models.padded_batch(model))
-
-
 def test_an_output_projection_that_is_not_linear_is_refused():
     model = tiny("llama")
     projection = model.model.layers[1].self_attn.o_proj
     projection.register_forward_hook(lambda module, args, output: output + 1)
     with pytest.raises(ValueError, match=r"layers\.1\.self_attn.*o_proj \(Linear\)"):
-        pretrained.record(model, tiny_models.padded_batch(model))
-
-
-class LowRank(nn.Module):
-    """A linear map with an adapter beside it, named as PEFT names it."""
-
-    def __init__(self, base_layer):
-        super().__init__()
-        self.base_layer = base_layer
-
-    def forward(self, x):
-        return self.base_layer(x) + x.sum(-1, keepdim=True)
-
-
-def test_adapters_are_refused():
-    model = tiny("llama")
-    attention = model.model.layers[1].self_attn
-    attention.o_proj = LowRank(attention.o_proj).eval()
-    with pytest.raises(ValueError, match=r"layers\.1\.self_attn\.o_proj\.base_layer.*adapter"):
         pretrained.record(model, tiny_models.padded_batch(model))
 
 

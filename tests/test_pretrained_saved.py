@@ -226,7 +226,7 @@ def test_the_examples_in_the_docs_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = (Path(__file__).parents[1] / "docs" / "hugging-face.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     exec("\n".join(blocks), {})
 
 

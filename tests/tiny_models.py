@@ -151,18 +151,6 @@ def t5(**options: Any) -> hf.PreTrainedModel:
     return _model(hf.T5ForConditionalGeneration, config)
 
 
-def deberta() -> hf.PreTrainedModel:
-    return _model(hf.DebertaV2Model, hf.DebertaV2Config(**_ENCODER))
-
-
-def bloom() -> hf.PreTrainedModel:
-    return _model(hf.BloomForCausalLM, hf.BloomConfig(hidden_size=15, n_head=3, n_layer=2, vocab_size=VOCABULARY))
-
-
-def mpnet() -> hf.PreTrainedModel:
-    return _model(hf.MPNetModel, hf.MPNetConfig(**_ENCODER))
-
-
 def vit() -> hf.PreTrainedModel:
     """It reads pictures: four patches of 4 × 4."""
     sizes = {"hidden_size": 15, "num_attention_heads": 3, "num_hidden_layers": 2, "intermediate_size": 17}

@@ -298,6 +298,8 @@ def inspect(
     analysis: Annotated[list[str] | None, Option(help="A further table: diversity, rank, ./file.py:Class.")] = None,
     device: Device = "auto",
     dtype: Annotated[str | None, Option(help="float32, float16, bfloat16; default: as saved.")] = None,
+    revision: Annotated[str | None, Option(help="Branch, tag or commit of a model on the hub.")] = None,
+    gguf_file: Annotated[str | None, Option(help="GGUF file of the model to load instead of safetensors.")] = None,
     out: Annotated[Path | None, Option(help="Output folder; default: inspected/MODEL-DIGEST.")] = None,
     allow_pickle: Annotated[bool, Option("--allow-pickle", help="Also load weights that are not safetensors.")] = False,
     trust_remote_code: Annotated[bool, Option("--trust-remote-code", help="Run the code of the model.")] = False,
@@ -314,7 +316,7 @@ def inspect(
         model=model, text=text, pair=pair, file=file, limit=limit, examples=examples, max_length=max_length,
         layers=parse_numbers(layers, "layers"), heads=parse_numbers(heads, "heads"), batch_tokens=batch_tokens,
         dtype=dtype, categories=categories, frequency=frequency, analyses=tuple(analysis or ()), document=document,
-        windows=tuple(window or ()),
+        windows=tuple(window or ()), revision=revision, gguf_file=gguf_file,
     )  # fmt: skip
     with Bar(1) as progress:
         page = inspecting.inspect(

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from attnlab.config import describe_error, suggest_nearest
 from attnlab.files import write_text
 from attnlab.files.user_files import read_json
-from attnlab.huggingface import dispatch, inputs, native, proof
+from attnlab.huggingface import dispatch, dummy_inputs, native, proof, support
+from attnlab.huggingface.caps_and_sinks import add_cap_and_sink, has_cap, has_sink
 from attnlab.huggingface.capture import ModuleCalls
 from attnlab.huggingface.native import AttentionCall
 from attnlab.mechanisms import MECHANISMS, Mechanism, check_options, find_mechanisms, own
@@ -107,6 +108,8 @@ class AttentionModule:
     widths: tuple[int, int]  # of the inputs of queries and of keys
     has_bias: bool  # adds a bias to the logits
     rotates: bool  # rotates queries and keys by their positions (RoPE)
+    caps: bool  # caps its logits (Gemma 2)
+    sinks: bool  # has an attention sink (gpt-oss)
     times: int = 1  # calls in one forward pass
 
 
@@ -116,7 +119,7 @@ def dry_run(model: Any, *, prove: bool = True) -> list[AttentionModule]:
     Raises ValueError if plain softmax would change the model's output. prove=False skips this check, for models that
     passed it before.
     """
-    base, batch, probe = model.base_model, inputs.build_dummy_batch(model), DryRunAttention(model, prove)
+    base, batch, probe = model.base_model, dummy_inputs.build_dummy_batch(model), DryRunAttention(model, prove)
     training = [module for module in base.modules() if module.training]
     try:
         base.eval()
@@ -124,7 +127,7 @@ def dry_run(model: Any, *, prove: bool = True) -> list[AttentionModule]:
             with dispatch.switch_attention(model, dispatch.WATCHED_BOOL, probe.attend), probe.calls.watch_modules():
                 output = run_on_tokens(model, batch)
             if not probe.found:
-                raise ValueError(dispatch.explain_refusal(model))
+                raise ValueError(support.explain_refusal(type(model)))
             if prove:
                 with dispatch.switch_attention(model, "eager"):
                     own = dispatch.run_forward(base, batch)[0]
@@ -136,14 +139,14 @@ def dry_run(model: Any, *, prove: bool = True) -> list[AttentionModule]:
 
 
 def run_on_tokens(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
-    """Return the first output of the model on tokens. Raises ValueError if it needs more than tokens (CLIP)."""
+    """Return the first output of the model on a dummy batch. Raises ValueError if it needs more than that."""
     try:
         return dispatch.run_forward(model.base_model, batch)[0]
     except (ValueError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # of many types, from the model's own code
-        what = f"{type(model).__name__} cannot be adapted: it fails on a few tokens ({describe_error(error)})"
-        raise ValueError(f"{what}; if it reads more than tokens, adapt the part that reads text") from error
+        what = f"{type(model).__name__} cannot be adapted: it fails on {', '.join(batch)} ({describe_error(error)})"
+        raise ValueError(f"{what}; if it reads more than that, adapt the part that reads text") from error
 
 
 class DryRunAttention:
@@ -169,7 +172,8 @@ class DryRunAttention:
             sizes = (heads, head_dim, scale, query.dtype, query.device)
             values = (call.value.shape[1], call.value.shape[3])
             read = (call.describe_window(), values, self.calls.find_widths(module))
-            about = (given["bias"] is not None, self.calls.has_rotation(module))
+            has_bias = given["bias"] is not None or has_cap(call) or has_sink(call)
+            about = (has_bias, self.calls.has_rotation(module), has_cap(call), has_sink(call))
             self.found[module] = AttentionModule(module, name, kind, *sizes, *read, *about)
         seen = call.build_bool_mask()
         if self.prove:
@@ -194,7 +198,9 @@ class DryRunAttention:
             largest = largest + bias.abs().max()
         own, _ = call.run_eager(native.to_additive(seen, wide))  # (b,i,h,d)
         softmax = Softmax(found.heads, found.head_dim, scale=found.scale)
-        context = softmax(q, k, v, **{**given, "bias": bias})[0].transpose(1, 2)
+        given = {**given, "bias": bias}
+        k, v = add_cap_and_sink(call, given)
+        context = softmax(q, k, v, **given)[0].transpose(1, 2)
         sighted = seen.any(-1)[:, 0].expand(own.shape[:2])
         rounding = 4 * torch.finfo(torch.float32).eps * largest.item()
         what = f"{self.refusal}: in {found.name}, plain softmax"

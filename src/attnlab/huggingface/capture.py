@@ -3,13 +3,14 @@
     kind            cross if the module reads another sequence's states; else self-attention of the encoder or decoder
     output_weight   W_O is the first linear map whose input equals the context just returned. The map must return
                     Σ_h mixed_h · W_h + b. No table of module names is needed.
+    turning         a gate or a norm between context and W_O, found by running the module again (turned_context.py)
     lazy            the pass runs on torch's fused attention; weights are computed from q, k, v only when they are read
 
 Nothing here imports transformers.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,13 +19,16 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.huggingface import carries as cascade
-from attnlab.huggingface import dispatch, inputs, layer_inputs, native
+from attnlab.huggingface import dispatch, inputs, layer_inputs, native, support
+from attnlab.huggingface.caps_and_sinks import has_sink
 from attnlab.huggingface.native import AttentionCall
+from attnlab.huggingface.projections import describe_projection, find_tolerance, list_projections, read_projection
+from attnlab.huggingface.turned_context import read_turned_context
 from attnlab.mechanisms import Mechanism
-from attnlab.recording.around import BlockWatcher, is_linear, weight_matrix
+from attnlab.recording.around import BlockWatcher
 from attnlab.recording.turning import read_turning
 from attnlab.records.record import Layer, Record
-from attnlab.records.tolerance import CHECKED_POSITIONS, measure_difference
+from attnlab.records.tolerance import CHECKED_POSITIONS, TOLERANCE, measure_difference
 from attnlab.records.visibility import CausalMask, SoftmaxScores, Weigh
 
 
@@ -35,10 +39,11 @@ def record_pass(
     adaptation = dispatch.find_adaptation(model)
     capture = Capture(model, lazy=lazy, feed_forward=feed_forward)
     masks_as = dispatch.WATCHED if adaptation is None and not lazy else dispatch.WATCHED_BOOL
-    with dispatch.switch_attention(model, masks_as, capture.attend), capture.watch_pass() as readout:
+    switched = dispatch.switch_attention(model, masks_as, capture.attend, linear=True)
+    with switched, capture.watch_pass() as readout:
         output = dispatch.run_forward(model, batch)[0]
     if not capture.layers:
-        raise ValueError(dispatch.explain_refusal(model))
+        raise ValueError(support.explain_refusal(type(model)))
     tokens, masks = inputs.split_sides(model, batch, {layer.kind for layer in capture.layers})
     rows = {} if tokenizer is None else {side: ids.tolist() for side, ids in tokens.items()}
     words = {side: [inputs.show_tokens(tokenizer, row) for row in texts] for side, texts in rows.items()}
@@ -49,7 +54,20 @@ def record_pass(
         "implementation": ", ".join(sorted(capture.implementations)) or dispatch.ADAPTED,
         "dtype": str(model.dtype).removeprefix("torch."),
     }
+    meta |= capture.describe_projections() | describe_unrecorded(model, capture.layers)
     return Record(capture.around.describe_layers(capture.layers), tokens, masks, words, readout, meta), output
+
+
+def describe_unrecorded(model: Any, layers: Sequence[Layer]) -> dict[str, str]:
+    """Return the entry of the Record's meta that says which parts of a model attend otherwise, and are not recorded."""
+    torchs = [name for name, part in model.named_modules() if isinstance(part, nn.MultiheadAttention)]  # as in SigLIP
+    notes = [f"{name} (torch.nn.MultiheadAttention)" for name in torchs]
+    types = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    count = sum(layer.kind != "cross" for layer in layers)
+    others = sorted({kind for kind in types if kind not in ("full_attention", "sliding_attention")})
+    if not model.config.is_encoder_decoder and count < len(types) and others:
+        notes.append(f"{len(types) - count} of {len(types)} layers ({', '.join(others)})")
+    return {"unrecorded": "; ".join(notes)} if notes else {}
 
 
 class ModuleCalls:
@@ -59,6 +77,7 @@ class ModuleCalls:
         self.names: dict[nn.Module, str] = {module: name for name, module in model.named_modules()}
         self.encoder = set(model.get_encoder().modules()) if model.config.is_encoder_decoder else set()
         self.arguments: dict[nn.Module, dict[str, Any]] = {}
+        self.given: dict[nn.Module, tuple[tuple, dict[str, Any]]] = {}  # the same, as they were passed
 
     @contextmanager
     def watch_modules(self) -> Iterator[None]:
@@ -89,13 +108,15 @@ class ModuleCalls:
 
     def has_rotation(self, module: nn.Module) -> bool:
         """Return whether an attention module gets the cosines and sines of rotary positions."""
-        return self.arguments[module].get("position_embeddings") is not None
+        return self.arguments[module].get("position_embeddings") is not None or hasattr(module, "rotary_dim")
 
     def _enter(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         self.arguments[module] = layer_inputs.bind_arguments(module, args, kwargs)
+        self.given[module] = args, kwargs
 
     def _leave(self, module: nn.Module, _inputs: Any, _output: Any) -> None:
         self.arguments.pop(module, None)
+        self.given.pop(module, None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,21 +145,29 @@ class Capture:
         self.implementations: set[str] = set()  # attention implementations that ran
         self._counts: Counter[str] = Counter()
         self._pending: Call | None = None
-        self._masks: dict[
-            Any, tuple[Any, Tensor | CausalMask]
-        ] = {}  # by id of the original mask, which is kept alive beside them
+        self._attending: nn.Module | None = None  # the module of the pending call
+        self._may_turn = False  # a linear map read something else of the context's size
+        self._rounding = 0.0  # largest difference of a quantised output projection from a linear map
+        self._masks: dict[Any, tuple[Any, Tensor | CausalMask]] = {}  # by id of the mask, kept alive beside
         self._weights: dict[nn.Module, tuple[Tensor, Tensor | None]] = {}
 
     @contextmanager
     def watch_pass(self) -> Iterator[dict[str, Tensor]]:
         """Yield the readout, and turn calls of `attend` into layers. Raises ValueError if one has no projection."""
+        with self.watch_layers(), self.around.watch(), _watch_readout(self.model) as readout:
+            yield readout
+
+    @contextmanager
+    def watch_layers(self) -> Iterator[None]:
+        """Turn calls of `attend` into layers, each when its output projection runs."""
         with ExitStack() as stack:
+            for module in self.calls.names:
+                if next(module.children(), None) is not None:
+                    stack.callback(module.register_forward_hook(self._leave_module).remove)
             stack.enter_context(self.calls.watch_modules())
-            for module in self.model.modules():
-                if is_linear(module):
-                    stack.callback(module.register_forward_hook(self._complete_layer).remove)
-            stack.enter_context(self.around.watch())
-            yield stack.enter_context(_watch_readout(self.model))
+            for projection in list_projections(self.model):
+                stack.callback(projection.register_forward_hook(self._complete_layer).remove)
+            yield
             self._check_projected()
 
     def attend(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
@@ -162,6 +191,7 @@ class Capture:
             self.implementations.add("eager")
         inputs = self.calls.find_inputs(module)
         self._pending = Call(kind, name, attended, value, context, mixed, seen, inputs, turning)
+        self._attending, self._may_turn = module, False
         return mixed.transpose(1, 2), attended if isinstance(attended, Tensor) else None
 
     def _attend_adapted(
@@ -182,10 +212,12 @@ class Capture:
         cascade.pass_carry(dispatch.get_place(call.module), carry, call.mask)
         turning = read_turning(mechanism, context, v, options["at"], sides)
         mixed = mechanism.finish(mechanism.turn(context, v, options["at"], sides))
+        if has_sink(call):  # it comes before the keys, and its value is 0
+            attended, v = attended[..., 1:], v[:, :, 1:]
         return attended, v, context, turning, mixed
 
     def _attend_lazily(self, call: AttentionCall, seen: Tensor | CausalMask) -> tuple[Tensor, Weigh]:
-        use_fused = self.model._supports_sdpa and not call.needs_eager()
+        use_fused = (self.model._supports_sdpa or call.find_reader() is not None) and not call.needs_eager()
         logsumexp = None
         if use_fused:
             output, logsumexp = self.run_fused(call)
@@ -231,14 +263,55 @@ class Capture:
         if call is None or not args or not isinstance(args[0], Tensor) or args[0].numel() != call.mixed.numel():
             return
         context = call.mixed.transpose(1, 2).flatten(2)  # (b,i,h·d)
-        if args[0].shape[-1] != context.shape[-1] or not torch.equal(args[0].reshape(context.shape), context):
+        if args[0].shape[-1] != context.shape[-1]:
             return
-        weight, bias = self._output_weight(projection, call.mixed)
+        if not torch.equal(args[0].reshape(context.shape), context):
+            self._may_turn = True
+            return
+        self._add_layer(call, projection, output, *self._output_weight(projection, call.mixed))
+
+    def _leave_module(self, module: nn.Module, _args: Any, _output: Any) -> None:
+        """Complete the pending layer of an attention module that turns its context before its output projection."""
+        call = self._pending
+        if call is None or module is not self._attending or not self._may_turn:
+            return
+        args, named = self.calls.given[module]
+
+        def rerun(context: Tensor, begin: Callable[[], None]) -> None:
+            with dispatch.replace_context(context, begin):
+                module.forward(*args, **named)
+
+        self._pending = None  # the hooks on linear maps do not see the further passes
+        try:
+            turned = read_turned_context(module, call.mixed, rerun)
+        except ValueError as error:
+            raise ValueError(f"{call.name} is not supported: {error}") from None
+        if turned is None:
+            self._pending = call
+            return
+        own, factor = call.turning, turned.factor
+        if own is not None:  # of a mechanism, which comes before the model's
+            factor = own * (factor.unsqueeze(-2) if own.dim() == 5 else factor)
+        call = replace(call, mixed=turned.factor * call.mixed, turning=factor)
+        weight, bias = self._output_weight(turned.projection, call.mixed)
+        if turned.offset is not None:
+            added = turned.offset.to(weight.dtype) @ weight.flatten(0, 1)
+            bias = added if bias is None else bias + added
+        self._add_layer(call, turned.projection, turned.outputs, weight, bias)
+
+    def _add_layer(
+        self, call: Call, projection: nn.Module, output: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> None:
+        """Add the layer of a call whose output projection returned this. Raises ValueError if it is no linear map."""
+        context = call.mixed.transpose(1, 2).flatten(2)  # (b,i,h·d)
         outputs = output.reshape(*context.shape[:2], -1)
         wide = torch.float64 if outputs.dtype == torch.float64 else torch.float32
         expected = context[:, :CHECKED_POSITIONS].to(wide) @ weight.flatten(0, 1).to(wide)
         expected = expected if bias is None else expected + bias.to(wide)
         error, allowed = measure_difference(expected, outputs[:, :CHECKED_POSITIONS])
+        if error > allowed:
+            self._rounding = max(self._rounding, error)
+            allowed *= find_tolerance(projection, outputs.dtype) / TOLERANCE[outputs.dtype]
         if not error <= allowed:
             where = f"{self.calls.names[projection]} ({type(projection).__name__})"
             raise ValueError(
@@ -258,10 +331,16 @@ class Capture:
     def _output_weight(self, projection: nn.Module, mixed: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return W_O (h,d,e) and its bias (e,), copied once: later training must not change a Record."""
         if projection not in self._weights:
-            heads, bias = (mixed.shape[1], mixed.shape[3]), projection.bias
-            weight = weight_matrix(projection).unflatten(0, heads).clone()
-            self._weights[projection] = weight, None if bias is None else bias.detach().clone()  # type: ignore[operator]
+            weight, bias = read_projection(projection, mixed.transpose(1, 2).flatten(2))
+            self._weights[projection] = weight.unflatten(0, (mixed.shape[1], mixed.shape[3])), bias
         return self._weights[projection]
+
+    def describe_projections(self) -> dict[str, str]:
+        """Return the entry of the Record's meta that says how output projections were read that are not plain."""
+        notes = {note for projection in self._weights if (note := describe_projection(projection))}
+        if self._rounding:
+            notes.add(f"by rounding, its outputs differ from this matrix by up to {self._rounding:.2g}")
+        return {"output_projection": "; ".join(sorted(notes))} if notes else {}
 
     def _check_projected(self) -> None:
         if self._pending is not None:

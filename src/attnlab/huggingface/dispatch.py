@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.huggingface import carries as cascade
-from attnlab.huggingface import layer_inputs, native
+from attnlab.huggingface import layer_inputs, native, readers
+from attnlab.huggingface.caps_and_sinks import add_cap_and_sink
 from attnlab.huggingface.layer_inputs import LayerInputs
 from attnlab.huggingface.native import AttentionCall
 from attnlab.huggingface.query_history import extend_mask, look_back
@@ -56,6 +57,21 @@ def attend_watched(
     """Call the function that the watched model was switched to."""
     layer_inputs.capture_query(query)
     return _ATTEND.get()(AttentionCall(module, query, key, value, attention_mask, options))
+
+
+@contextmanager
+def replace_context(context: Tensor, begin: Callable[[], None]) -> Iterator[None]:
+    """Let watched attention call `begin` and return this context (b,h,i,d) while the context manager is open."""
+
+    def attend_so(_call: AttentionCall) -> tuple[Tensor, None]:
+        begin()
+        return context.transpose(1, 2), None
+
+    token = _ATTEND.set(attend_so)
+    try:
+        yield
+    finally:
+        _ATTEND.reset(token)
 
 
 def find_mechanism(module: nn.Module) -> Mechanism | None:
@@ -105,8 +121,9 @@ class PreparedCall:
 
 def prepare_call(call: AttentionCall, mechanism: Mechanism) -> PreparedCall:
     """Return what the mechanism computes from, by the call of its attention module and the module's inputs."""
-    place, query, key, value = get_place(call.module), call.query, call.key, call.value
+    place, query = get_place(call.module), call.query
     given, former = read_mask_and_bias(place.name, call), 0
+    key, value = add_cap_and_sink(call, given)
     given["at"] = None
     if mechanism.training:
         mechanism.dropout = float(call.options.get("dropout") or 0.0)  # the model passes it at each call
@@ -167,10 +184,8 @@ def read_mask_and_bias(name: str, call: AttentionCall) -> dict[str, Any]:
             f"{name} got a mask of {call.mask.dtype}, expected bool: either the attention_mask is additive "
             "(pass a bool one), or this architecture builds its own masks and is not supported"
         )
-    if (softcap := call.options.get("softcap")) is not None:
-        raise ValueError(f"{name} caps its logits (softcap={softcap}), which no mechanism of attnlab supports")
     for option, value in call.options.items():
-        if isinstance(value, Tensor) and option not in ("position_bias", *native.HARMLESS):
+        if isinstance(value, Tensor) and option not in ("position_bias", "s_aux", *native.HARMLESS):
             lack = "which no mechanism of attnlab supports"
             raise ValueError(f"{name} passes the tensor {option!r} to its attention, {lack}")
     return {"mask": call.mask, "causal": call.is_causal(), "bias": call.options.get("position_bias")}
@@ -181,7 +196,7 @@ def check_call(model: nn.Module, _inputs: tuple, named: dict[str, Any]) -> None:
     if named.get("output_attentions"):
         raise ValueError("an adapted model does not support output_attentions; use attnlab.record to see its weights")
     chosen = str(model.config._attn_implementation)  # type: ignore[union-attr]
-    if not chosen.startswith(ADAPTED):
+    if not chosen.startswith(ADAPTED) and model._can_set_attn_implementation():  # type: ignore[operator]
         raise RuntimeError(
             f"this model is adapted, but its attention implementation is {chosen!r}, which bypasses the mechanisms; "
             f"call set_attn_implementation({ADAPTED!r})"
@@ -196,17 +211,24 @@ def run_forward(model: Any, inputs: Mapping[str, Tensor], **options: Any) -> Any
 
 
 @contextmanager
-def switch_attention(model: nn.Module, implementation: str, function: Attend | None = None) -> Iterator[None]:
-    """Switch the model to an attention implementation while the context is open; watched ones call the function."""
+def switch_attention(
+    model: nn.Module, implementation: str, function: Attend | None = None, *, linear: bool = False
+) -> Iterator[None]:
+    """Switch the model to an attention implementation while the context is open; watched ones call the function.
+
+    linear: also let it call the function for attention that is no softmax, of modules with such a reader.
+    """
     configs = [part.config for part in list_models(model)]
     for config in configs:  # the list grows by the configs inside them
         configs += [sub for key in config.sub_configs if (sub := getattr(config, key, None)) is not None]
     before = [(config, config._attn_implementation) for config in configs]
     token = None if function is None else _ATTEND.set(function)
+    read = [] if function is None else readers.install_readers(model, attend_watched, linear=linear)
     try:
         set_implementation(model, implementation)
         yield
     finally:
+        readers.remove_readers(read)
         for config, own in before:
             config._attn_implementation_internal = own  # setting the property would change other configs too
         if token is not None:
@@ -216,7 +238,9 @@ def switch_attention(model: nn.Module, implementation: str, function: Attend | N
 def set_implementation(model: nn.Module, implementation: str) -> None:
     """Set the implementation of the model and all models in it."""
     for part in list_models(model):  # older transformers skip inner models whose config has the same class (T5)
-        if part.config._attn_implementation != implementation:
+        if not part._can_set_attn_implementation():
+            part.config._attn_implementation_internal = "eager"  # readers take its masks
+        elif part.config._attn_implementation != implementation:
             part.set_attn_implementation(implementation)
 
 
@@ -232,11 +256,3 @@ def get_place(module: nn.Module) -> cascade.Place:
 def find_adaptation(model: nn.Module) -> Any:
     """Return the adaptation of the model or of a model in it, or None."""
     return next((vars(m)["attnlab_adaptation"] for m in model.modules() if "attnlab_adaptation" in vars(m)), None)
-
-
-def explain_refusal(model: nn.Module) -> str:
-    """Return the error message for a model that does not use transformers' AttentionInterface."""
-    return (
-        f"{type(model).__name__} is not supported: it computes attention in its own code, not through transformers' "
-        "AttentionInterface, so it cannot be recorded or adapted"
-    )

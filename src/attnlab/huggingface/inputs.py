@@ -162,18 +162,6 @@ def build_proof_batch(model: Any, inputs: Mapping[str, Tensor], tokenizer: Any) 
     return batch
 
 
-def build_dummy_batch(model: Any) -> dict[str, Tensor]:
-    """Return a few tokens, some of them hidden, so that every attention module runs once."""
-    vocabulary = getattr(model.config.get_text_config(), "vocab_size", None)
-    if model.main_input_name != "input_ids" or vocabulary is None:
-        kind = type(model).__name__
-        raise ValueError(f"{kind} reads {model.main_input_name}, but only models that read tokens can be adapted")
-    ids = torch.arange(2, 12, device=model.device).reshape(2, 5) % vocabulary
-    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]], device=model.device)
-    inputs = {"input_ids": ids, "attention_mask": mask}
-    return inputs | {"decoder_input_ids": ids[:, 1:4]} if model.config.is_encoder_decoder else inputs
-
-
 def _list_texts(text: str | Sequence[str], name: str) -> list[str]:
     if not isinstance(text, Iterable):
         raise TypeError(f"{name} must be a string or a list of strings, got {type(text).__name__}")

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from attnlab.config import describe_error
-from attnlab.huggingface import dispatch, inputs, layer_inputs
+from attnlab.huggingface import dispatch, dummy_inputs, layer_inputs
 from attnlab.huggingface.adaptation import FROM_MODEL, Adaptation, AttentionModule, run_on_tokens
 from attnlab.huggingface.carries import Place
 from attnlab.huggingface.query_projection import QueryProbe, QueryProjection, build_projection, replace_queries
@@ -89,6 +89,12 @@ def check_fit(mechanism: Mechanism, one: AttentionModule) -> None:
         raise ValueError(f"{kind} reads former queries, which the sliding window of {one.name} does not keep")
     if mechanism.lookback and one.kind != "encoder-self" and one.has_bias:
         raise ValueError(f"{kind} reads former queries, for which {one.name} has no position bias")
+    if one.caps and mechanism.query_heads != heads:
+        raise ValueError(f"{kind} has further queries, whose logits the cap of {one.name} does not reach")
+    reads_keys = mechanism.positional or mechanism.self_only or mechanism.lookback or mechanism.carry_of == "keys"
+    if one.sinks and (reads_keys or type(mechanism).key_side is not Mechanism.key_side):
+        what = f"{kind} reads the position or the input of every key, which the attention sink of {one.name} lacks"
+        raise ValueError(f"{what}: choose another mechanism")
     try:
         attend_once(mechanism, one)
     except Exception as error:  # of many types, by a user-written class
@@ -123,7 +129,7 @@ def find_projections(model: Any, modules: Collection[nn.Module]) -> dict[nn.Modu
         model.eval()
         watched = dispatch.switch_attention(model, dispatch.WATCHED_BOOL, probe.attend)
         with torch.enable_grad(), torch.compiler.set_stance("force_eager"), watched, probe.watch_linears(modules):
-            run_on_tokens(model, inputs.build_dummy_batch(model))
+            run_on_tokens(model, dummy_inputs.build_dummy_batch(model))
     finally:
         for module in training:
             module.training = True

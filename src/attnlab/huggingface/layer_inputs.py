@@ -65,7 +65,7 @@ class LayerInputs:
 
     def find_cache_layer(self) -> Any:
         """Return the layer of the cache that belongs to this module, or None without a cache."""
-        return None if self.own_cache is None else self.own_cache.layers[self.module.layer_idx]
+        return None if self.own_cache is None else self.own_cache.layers[find_index(self.module)]
 
     def find_own_positions(self) -> Tensor:
         """Return the position of each query in its own sequence, (i,), in a cross attention with a cache."""
@@ -86,6 +86,11 @@ class LayerInputs:
             what = f"{type(self.mechanism).__name__} reads the input of all {keys} keys"
             raise ValueError(f"{what}, but this model keeps it of {side.shape[2]} of them: pass use_cache=False")
         return self.mechanism.query_side(self.x), side
+
+
+def find_index(module: Any) -> int:
+    """Return the index of an attention module's layer in the model's cache."""
+    return module.layer_idx if hasattr(module, "layer_idx") else module.layer_id  # GPT-Neo
 
 
 class CapturedQueryError(Exception):

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnlab.huggingface import readers
 from attnlab.records.visibility import CausalMask
 
 ROWS = 256  # number of queries in one chunk
@@ -88,6 +89,9 @@ class AttentionCall:
 
     def needs_eager(self) -> bool:
         """Return whether the call needs eager attention: torch's fused attention supports neither softcap nor sinks."""
+        reader = self.find_reader()
+        if reader is not None and reader.eager is not None:
+            return True
         return self.options.get("softcap") is not None or self.options.get("s_aux") is not None
 
     def is_plain_softmax(self) -> bool:
@@ -100,8 +104,14 @@ class AttentionCall:
         scale = self.options.get("scaling")
         return self.query.shape[3] ** -0.5 if scale is None else float(scale)
 
+    def find_reader(self) -> readers.Reader | None:
+        """Return the reader that made the call, or None if the module itself did."""
+        return readers.find_reader(self.module) if self.options.get("by_reader") else None
+
     def run_fused(self) -> Tensor:
         """Compute the context (b,i,h,d) with the model's sdpa. A mask must be bool."""
+        if self.find_reader() is not None:
+            return readers.attend_fused(self.module, self.query, self.key, self.value, self.mask, **self.options)
         for kind in type(self.module).__mro__:
             functions = getattr(sys.modules.get(kind.__module__), "ALL_ATTENTION_FUNCTIONS", None)
             if functions is not None:
@@ -110,7 +120,9 @@ class AttentionCall:
 
     def run_eager(self, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """Compute context (b,i,h,d) and weights (b,h,i,j) with the eager function and an additive mask."""
-        return find_eager(self.module)(self.module, self.query, self.key, self.value, mask, **self.options)
+        reader = self.find_reader()
+        eager = find_eager(self.module) if reader is None else reader.eager or readers.attend_eagerly
+        return eager(self.module, self.query, self.key, self.value, mask, **self.options)
 
     def attend_rows(self, seen: Tensor | CausalMask, start: int, stop: int) -> tuple[Tensor, Tensor]:
         """Compute context (b,stop−start,h,d) and weights (b,h,stop−start,j) of some queries with the eager function.
@@ -121,6 +133,8 @@ class AttentionCall:
         options = {name: value for name, value in self.options.items() if name not in HARMLESS}
         if (bias := options.get("position_bias")) is not None and bias.shape[2] == count:
             options["position_bias"] = bias[:, :, start:stop]
+        if "first" in options:
+            options["first"] = start
         if isinstance(seen, CausalMask):
             part = to_additive(seen.rows(start, stop), self.query.dtype)
         else:
@@ -145,6 +159,8 @@ def strip_module(module: nn.Module) -> nn.Module:
     """
     alone = copy.copy(module)
     alone._modules = {}
+    if (reader := readers.find_reader(module)) is not None:
+        vars(alone).pop(reader.method, None)  # it holds the module
     alone._parameters = {n: None if p is None else p.detach().clone() for n, p in module._parameters.items()}  # type: ignore
     alone.training = False
     return alone

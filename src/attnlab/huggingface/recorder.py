@@ -25,6 +25,8 @@ def record(
     allow_pickle: bool = False,
     allow_code: bool = False,
     trust_remote_code: bool = False,
+    revision: str | None = None,
+    gguf_file: str | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Record:
@@ -36,7 +38,7 @@ def record(
     noise         seed for one sampled pass of a stochastic mechanism, instead of its mean
     feed_forward  also record the feed-forward after each attention; its weights take memory
 
-    The other options are for Hugging Face models. The last five are for loading a model by its id or folder.
+    The other options are for Hugging Face models. The last seven are for loading a model by its id or folder.
 
     tokenizer     for texts, if the model is already loaded
     target        for encoder-decoder models, the text that the decoder reads (teacher forcing)
@@ -45,12 +47,15 @@ def record(
     allow_pickle  also load weights that are not safetensors; loading a pickle can run code
     allow_code    also load an adapted model whose mechanism is a class in a user's file; loading runs that file
     trust_remote_code   run the code that the model's folder or id contains
+    revision      branch, tag or commit of an id on the hub, as "step1000"
+    gguf_file     name of a GGUF file in the folder or id, to load the model and its tokenizer from
     device        where to load the model
     dtype         number format to load the model in; None: as saved
     """
     options: dict[str, Any] = {
         "tokenizer": tokenizer, "target": target, "lazy": lazy, "max_length": max_length, "allow_pickle": allow_pickle,
-        "allow_code": allow_code, "trust_remote_code": trust_remote_code, "device": device, "dtype": dtype,
+        "allow_code": allow_code, "trust_remote_code": trust_remote_code, "revision": revision,
+        "gguf_file": gguf_file, "device": device, "dtype": dtype,
     }  # fmt: skip
     inner = model if isinstance(model, str | Path) else watch.unwrap_model(model)
     if isinstance(inner, Model):

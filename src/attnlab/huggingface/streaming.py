@@ -6,7 +6,7 @@ attention (CHECKED of them).
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +20,11 @@ from attnlab.huggingface import (
     dispatch,
     layer_inputs,
     pretrained,  # noqa: F401 (registers the attention functions)
+    support,
 )
 from attnlab.huggingface.capture import Capture
 from attnlab.huggingface.native import AttentionCall
 from attnlab.mechanisms.mechanism import Impl, widen
-from attnlab.recording.around import is_linear
 from attnlab.records.record import Layer
 from attnlab.records.visibility import SoftmaxScores
 
@@ -76,18 +76,13 @@ class Stream(Capture):
         with dispatch.switch_attention(self.model, dispatch.WATCHED_BOOL, self.attend), self.watch_pass():
             output: Tensor = dispatch.run_forward(self.model, batch)[0]
         if not self.visited:
-            raise ValueError(dispatch.explain_refusal(self.model))
+            raise ValueError(support.explain_refusal(type(self.model)))
         return output
 
     @contextmanager
     def watch_pass(self) -> Iterator[dict[str, Tensor]]:
-        with ExitStack() as stack:
-            stack.enter_context(self.calls.watch_modules())
-            for module in self.model.modules():
-                if is_linear(module):
-                    stack.callback(module.register_forward_hook(self._complete_layer).remove)
+        with self.watch_layers():
             yield {}
-            self._check_projected()
 
     def attend(self, call: AttentionCall) -> tuple[Tensor, Tensor | None]:
         self._activations = self._measure_states(call)

@@ -79,16 +79,19 @@ class TextReader(ABC):
 
 
 def open_reader(
-    model: str, *, device: str = "auto", dtype: str | None = None, max_length: int | None = None, **how: bool
+    model: str, *, device: str = "auto", dtype: str | None = None, max_length: int | None = None, **how: Any
 ) -> TextReader:
     """Open the reader of a run (its folder, or its name in runs/) or of a Hugging Face model (its folder or id).
 
-    how   allow_code; for Hugging Face models also allow_pickle and trust_remote_code
+    how   allow_code; for Hugging Face models also allow_pickle, trust_remote_code, revision and gguf_file
     """
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
     place = choose_local_device(device)
     folder = find_folder(model, "model.json")
+    where = {name: how.get(name) for name in ("revision", "gguf_file")}
+    if folder is not None and any(where.values()):
+        raise ValueError(f"--revision and --gguf-file are for Hugging Face models, but {model} is a run")
     if folder is not None and not (folder / "hugging_face").is_dir():
         run = open_run(folder, device=str(place), allow_code=how.get("allow_code", False))
         return RunReader(run, dtype, max_length)
@@ -97,7 +100,8 @@ def open_reader(
     name = os.path.expanduser(model if folder is None else str(folder / "hugging_face"))
     with suggest_runs(model):
         loaded = open_model(name, device=place, dtype=DTYPES.get(dtype or ""), **how)
-    return PretrainedReader(name, loaded, open_tokenizer(name, how.get("trust_remote_code", False)), max_length)
+    tokenizer = open_tokenizer(name, how.get("trust_remote_code", False), **where)
+    return PretrainedReader(name, loaded, tokenizer, max_length)
 
 
 def choose_local_device(name: str) -> torch.device:

@@ -32,6 +32,8 @@ class InspectionRequest(SurveyConfig):
     examples: Natural = 0  # number of examples from the file to show with full maps
     document: str | None = None  # path of a file that is one text
     windows: tuple[Natural, ...] = ()  # tokens at which windows of a long text begin
+    revision: str | None = None  # branch, tag or commit of a model on the hub
+    gguf_file: str | None = None  # name of a GGUF file to load the model from
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,7 +62,8 @@ class InspectionRequest(SurveyConfig):
     def folder(self) -> Path:
         """The default output folder."""
         name = "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(self.model).name or "model")
-        without = (*FREE_KEYS, *(name for name in ("analyses", "document", "windows") if not getattr(self, name)))
+        later = ("analyses", "document", "windows", "revision", "gguf_file")  # unset, they do not change the name
+        without = (*FREE_KEYS, *(key for key in later if not getattr(self, key)))
         return ROOT / f"{name}-{compute_digest(self, without=without)}"
 
 
@@ -76,7 +79,10 @@ def inspect(
     folder, corpus = out or request.folder, request.corpus
     if folder.is_file():
         raise ValueError(f"--out {folder} is a file: pass a folder")
-    reader = open_reader(request.model, device=device, dtype=request.dtype, max_length=request.max_length, **how)
+    reader = open_reader(
+        request.model, device=device, dtype=request.dtype, max_length=request.max_length, revision=request.revision,
+        gguf_file=request.gguf_file, **how,
+    )  # fmt: skip
     translation = None
     if request.text is not None or request.document is not None:
         corpus = TextCorpus(tuple(reader.complete(example) for example in corpus))

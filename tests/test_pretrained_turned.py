@@ -1,0 +1,226 @@
+"""Gates, norms, adapters and quantised weights between the context of a Hugging Face model and its output."""
+
+import copy
+
+import pytest
+import tiny_models
+import torch
+import transformers
+from torch import nn
+
+import attnlab
+from attnlab.huggingface import pretrained
+from attnlab.records.record import apply_turning
+
+CLOSE = {"rtol": 0, "atol": 1e-5}
+
+
+def record_last(model):
+    """The last layer that attends, and its attention module."""
+    layer = pretrained.record(model, tiny_models.padded_batch(model)).layers[-1]
+    return layer, model.get_submodule(layer.name)
+
+
+def assert_complete(layer) -> None:
+    """Σ_j α (v A) W + b is what the output projection returned."""
+    context = apply_turning(layer.turning, layer.weights @ layer.values)
+    made = torch.einsum("bhid,hde->bie", context, layer.output_weight)
+    made = made if layer.output_bias is None else made + layer.output_bias
+    torch.testing.assert_close(made, layer.outputs, **CLOSE)
+
+
+def make_qwen3_next():
+    experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8, "decoder_sparse_step": 1}
+    linear = {"linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 4}
+    kinds = ["linear_attention", "full_attention"]
+    sizes = tiny_models._DECODER | {"num_hidden_layers": 2, "head_dim": 8, "partial_rotary_factor": 0.5}
+    more = {"linear_value_head_dim": 4, "shared_expert_intermediate_size": 8, "layer_types": kinds}
+    config = transformers.Qwen3NextConfig(**sizes, **experts, **linear, **more, experts_implementation="eager")
+    return tiny_models._model(transformers.Qwen3NextForCausalLM, config)
+
+
+def test_an_elementwise_gate_by_hand():
+    model = make_qwen3_next()
+    layer, module = record_last(model)
+    _, gate = module.q_proj(layer.inputs).unflatten(-1, (6, 16)).chunk(2, dim=-1)  # (b,i,h,d)
+    torch.testing.assert_close(layer.turning, gate.sigmoid().transpose(1, 2), **CLOSE)
+    assert_complete(layer)
+    meta = pretrained.record(model, tiny_models.padded_batch(model)).meta
+    assert meta["unrecorded"] == "1 of 2 layers (linear_attention)"
+
+
+def test_a_mechanism_in_a_gated_model_is_turned_by_both():
+    model = pretrained.adapt(make_qwen3_next(), "gated", per="element")
+    layer, module = record_last(model)
+    _, gate = module.q_proj(layer.inputs).unflatten(-1, (6, 16)).chunk(2, dim=-1)
+    side = module.attnlab.query_side(layer.inputs)
+    ours = module.attnlab.turn(torch.ones_like(layer.context), layer.values, None, (side, None))
+    torch.testing.assert_close(layer.turning, gate.sigmoid().transpose(1, 2) * ours, **CLOSE)
+    assert_complete(layer)
+
+
+def test_a_norm_by_hand():
+    sizes = tiny_models._DECODER | {"hidden_size": 24, "num_key_value_heads": 2}
+    del sizes["head_dim"]
+    model = tiny_models._model(transformers.BitNetForCausalLM, transformers.BitNetConfig(**sizes))
+    layer, module = record_last(model)
+    flat = layer.context.transpose(1, 2).flatten(2)
+    scale = (flat.square().mean(-1, keepdim=True) + module.attn_sub_norm.variance_epsilon).rsqrt()
+    expected = (scale * module.attn_sub_norm.weight).unflatten(-1, (6, 4)).transpose(1, 2)
+    torch.testing.assert_close(layer.turning, expected, **CLOSE)
+    assert_complete(layer)
+
+
+def test_differential_weights_by_hand():
+    sizes = tiny_models._DECODER | {"num_attention_heads": 4, "num_key_value_heads": 2}
+    model = tiny_models._model(transformers.DiffLlamaForCausalLM, transformers.DiffLlamaConfig(**sizes))
+    batch = tiny_models.padded_batch(model)
+    layer, module = record_last(model)
+    eager = copy.deepcopy(model)
+    eager.set_attn_implementation("eager")
+    with torch.no_grad():
+        first, second = eager(**batch, output_attentions=True).attentions[-1].chunk(2, dim=1)
+    pairs = ((module.lambda_q1, module.lambda_k1), (module.lambda_q2, module.lambda_k2))
+    one, two = (torch.exp(q @ k) for q, k in pairs)
+    expected = first - (one - two + module.lambda_init) * second
+    torch.testing.assert_close(layer.weights, expected, **CLOSE)
+    assert layer.weights.shape[1] == 2
+    assert_complete(layer)
+
+
+def test_linear_attention_by_hand():
+    """MiniMax: w_ij = q_i·k_j exp(−s (i − j)), over more than one of its blocks of 4."""
+    model = tiny_models.minimax()
+    batch = tiny_models.padded_batch(model)
+    record = pretrained.record(model, batch)
+    layer, module = record.layers[0], model.model.layers[0].self_attn
+    assert len(record.layers) == 3
+    mixed = module.act_fn(module.qkv_proj(layer.inputs)) * batch["attention_mask"][..., None]
+    q, k, _ = mixed.unflatten(-1, (6, 3, 10))[0].unbind(-2)  # (n,h,d)
+    for i, j in ((0, 0), (10, 3), (7, 6)):
+        expected = (q[i] * k[j]).sum(-1) * torch.exp(-module.slope_rate[:, 0, 0] * (i - j))
+        torch.testing.assert_close(layer.weights[0, :, i, j], expected, **CLOSE)
+    assert not layer.weights[0].triu(1).any()
+    assert_complete(layer)
+    lazy = pretrained.record(model, batch, lazy=True).layers[0]
+    torch.testing.assert_close(lazy.rows(5, 9), layer.rows(5, 9), **CLOSE)
+
+
+class Gate(nn.Module):
+    def __init__(self, gate):
+        super().__init__()
+        self.gate = gate
+
+    def forward(self, x):
+        return self.gate(x)
+
+
+@pytest.mark.parametrize(
+    ("gate", "turning"),
+    [(lambda x: 0.5 * x, 0.5), (lambda x: x * torch.linspace(1, 2, 60), None), (lambda x: x + 3, 1)],
+)
+def test_what_is_affine_before_the_output_projection(gate, turning):
+    model = tiny_models.llama()
+    attention = model.model.layers[2].self_attn
+    attention.o_proj = nn.Sequential(Gate(gate), attention.o_proj).eval()
+    layer, _ = record_last(model)
+    assert turning is None or torch.equal(layer.turning, torch.full((3, 6, 11, 1), float(turning)))
+    assert_complete(layer)
+
+
+@pytest.mark.parametrize("gate", [lambda x: x * x, nn.LayerNorm(60), lambda x: x.roll(1, -1), lambda x: x.cumsum(1)])
+def test_what_is_not_a_factor_of_each_number_is_refused(gate):
+    model = tiny_models.llama()
+    attention = model.model.layers[1].self_attn
+    attention.o_proj = nn.Sequential(Gate(gate), attention.o_proj).eval()
+    with pytest.raises(ValueError, match=r"layers\.1\.self_attn is not supported: .*more than a gate"):
+        pretrained.record(model, tiny_models.padded_batch(model))
+
+
+class LowRank(nn.Module):
+    """A linear map with an adapter beside it, named as PEFT names it."""
+
+    def __init__(self, base_layer, curved=False):
+        super().__init__()
+        self.base_layer, self.curved = base_layer, curved
+
+    def forward(self, x):
+        more = x.sum(-1, keepdim=True)
+        return self.base_layer(x) + (more.square() if self.curved else more)
+
+
+class Int8Linear(nn.Module):
+    """A weight of 8 bits with one scale for each output, as quantised linear maps have."""
+
+    def __init__(self, linear, steps=None):
+        super().__init__()
+        self.steps = steps  # of its inputs, if it rounds them
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.scale = nn.Buffer(linear.weight.abs().amax(1, keepdim=True) / 127)
+        self.codes = nn.Buffer((linear.weight / self.scale).round().to(torch.int8))
+
+    def forward(self, x):
+        if self.steps is not None:
+            scale = x.abs().amax(-1, keepdim=True).clamp_min(1e-9) / self.steps
+            x = (x / scale).round() * scale
+        return x @ (self.codes.to(x.dtype) * self.scale.to(x.dtype)).T
+
+
+@pytest.mark.parametrize("kind", [LowRank, Int8Linear])
+def test_an_output_projection_is_recorded_as_what_it_does(kind):
+    model = tiny_models.llama()
+    attention = model.model.layers[2].self_attn
+    plain = attention.o_proj.weight.detach().T.unflatten(0, (6, 10))
+    attention.o_proj = kind(attention.o_proj).eval()
+    record = pretrained.record(model, tiny_models.padded_batch(model))
+    layer = record.layers[2]
+    if kind is LowRank:
+        torch.testing.assert_close(layer.output_weight, plain + 1, **CLOSE)
+        assert record.meta["output_projection"].startswith("with its adapters")
+    else:
+        assert 0 < (layer.output_weight - plain).abs().max() < 0.01
+        assert record.meta["output_projection"] == "dequantised from Int8Linear"
+    made = torch.einsum("bhid,hde->bie", layer.mixed, layer.output_weight)
+    torch.testing.assert_close(made, layer.outputs, **CLOSE)
+
+
+def test_a_quantised_map_that_rounds_its_inputs_says_by_how_much():
+    model = tiny_models.llama()
+    batch, attention = tiny_models.padded_batch(model), model.model.layers[2].self_attn
+    own = attention.o_proj
+    attention.o_proj = Int8Linear(own, steps=127).eval()
+    record = pretrained.record(model, batch)
+    layer = record.layers[2]
+    error = (torch.einsum("bhid,hde->bie", layer.mixed, layer.output_weight) - layer.outputs).abs().max()
+    assert 1e-3 < error < 0.1
+    assert f"differ from this matrix by up to {error:.2g}" in record.meta["output_projection"]
+    attention.o_proj = Int8Linear(own, steps=3).eval()
+    with pytest.raises(ValueError, match=r"layers\.2\.self_attn.*does not return"):
+        attnlab.record(model.eval(), {name: x.clone() for name, x in batch.items()})
+
+
+def test_an_adapter_that_is_not_linear_is_refused():
+    model = tiny_models.llama()
+    attention = model.model.layers[1].self_attn
+    attention.o_proj = LowRank(attention.o_proj, curved=True).eval()
+    with pytest.raises(ValueError, match=r"layers\.1\.self_attn.*does not return"):
+        pretrained.record(model, tiny_models.padded_batch(model))
+
+
+def test_adapters_of_peft_are_applied():
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(1)
+    model = tiny_models.llama()
+    batch, options = tiny_models.padded_batch(model), {"target_modules": ["q_proj", "o_proj"], "r": 3}
+    plain = pretrained.record(model, batch).layers[2]
+    adapted = peft.get_peft_model(model, peft.LoraConfig(**options, init_lora_weights=False)).eval()
+    record = attnlab.record(adapted, batch)
+    merged = attnlab.record(copy.deepcopy(adapted).merge_and_unload().eval(), batch).layers[2]
+    assert record.meta["adapters"] == "default (LORA)"
+    assert record.meta["output_projection"] == "with its adapters (lora)"
+    torch.testing.assert_close(record.layers[2].output_weight, merged.output_weight, **CLOSE)
+    torch.testing.assert_close(record.layers[2].weights, merged.weights, **CLOSE)
+    assert (merged.output_weight - plain.output_weight).abs().max() > 0.01
+    tuned = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    with pytest.raises(ValueError, match="PROMPT_TUNING adds tokens"):
+        attnlab.record(peft.get_peft_model(tiny_models.llama(), tuned).eval(), batch)
