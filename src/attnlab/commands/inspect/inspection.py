@@ -15,6 +15,7 @@ from attnlab.reading.survey import Progress, SurveyConfig, find_processes, surve
 from attnlab.reading.text_stream import TextCorpus, TextExample
 
 ROOT = Path("inspected")
+MOST_RANKED = 16  # first texts of a file that rank the heads: each head takes a pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,7 @@ class InspectionRequest(SurveyConfig):
     file: str | None = None
     limit: int | None = None  # maximum number of examples to read from the file
     examples: Natural = 0  # number of examples from the file to show with full maps
+    importance: bool = False  # whether to rank the heads by knocking out each
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,7 +52,7 @@ class InspectionRequest(SurveyConfig):
     def folder(self) -> Path:
         """The default output folder."""
         name = "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(self.model).name or "model")
-        without = FREE_KEYS if self.analyses else (*FREE_KEYS, "analyses")
+        without = (*FREE_KEYS, *(key for key in ("analyses", "importance") if not getattr(self, key)))
         return ROOT / f"{name}-{compute_digest(self, without=without)}"
 
 
@@ -82,9 +84,13 @@ def inspect(
     if request.file is None and (sentence := describe_text(shown.predictions[0], translation)):
         print(sentence)
     tables = statistics.tables()
+    if request.importance:
+        tables["importance"] = reader.rank_heads(list(islice(corpus, MOST_RANKED)), progress)
     if missing := explain_missing_norms(tables["heads"]):
         print(missing)
     about: dict[str, Any] = {"model": reader.name, "text": request.text, "pair": request.pair, "file": request.file}
     about |= {"examples": contents.examples, "tokens": contents.tokens, "corpus_sha256": contents.fingerprint}
     about |= asdict(config) | {"translation": translation}
+    if request.importance:
+        about["ranked_texts"] = min(MOST_RANKED, contents.examples)
     return write_report(folder, about, tables, shown, command, collect_provenance(reader.device))
