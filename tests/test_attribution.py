@@ -7,7 +7,9 @@ from small_models import CLASSIFIER, LM, TRANSLATOR, made
 
 import attnlab
 from attnlab.analysis.alti import alti_logit, alti_shares
-from attnlab.analysis.rollout import rollout
+from attnlab.analysis.mixing import mixing
+from attnlab.analysis.rollout import RolloutShares, rollout
+from attnlab.analysis.sharing import Sharing
 from attnlab.analysis.signed import Signed, signed
 from attnlab.huggingface.decomposition import decompose
 from attnlab.huggingface.zeroing import record_zeroing
@@ -176,3 +178,20 @@ def test_what_decompose_refuses():
         decompose(model, TARGET.expand(2, 4))
     with pytest.raises(ValueError, match="one output for the whole text"):
         decompose(made(CLASSIFIER), SOURCE, position=1)
+
+
+def test_sharing_and_rollout_over_a_corpus_are_means_of_their_maps():
+    record = attnlab.record(made(TRANSLATOR), (PADDED[:1], TARGET))
+    sharing, shares = Sharing(), RolloutShares()
+    sharing.add(record), shares.add(record)
+    table = sharing.table().set_index(["kind", "layer"])
+    for layer in record.layers:
+        row = table.loc[(layer.kind, layer.index)]
+        assert row["norm_ratio"] == pytest.approx(float(mixing(layer, "norm").ratio.mean()))
+        shares_of_keys = alti_shares(layer)[0][0]
+        expected = -(shares_of_keys * shares_of_keys.clamp_min(1e-300).log()).sum(-1).mean()
+        assert row["alti_entropy_nats"] == pytest.approx(float(expected))
+    rolled, rows = rollout(record), shares.table().set_index("kind")
+    assert rows.loc["encoder-self", "own_share"] == pytest.approx(float(rolled["encoder-self"][0].diagonal().mean()))
+    assert rows.loc["cross", "first_token_share"] == pytest.approx(float(rolled["cross"][0, :, 0].mean()))
+    assert rows.loc["cross", "own_share"] == 0

@@ -25,6 +25,8 @@ from attnlab.analysis.sums import Analysis, build_pair_mask, check_record, mean_
 from attnlab.mechanisms.mechanism import widen
 from attnlab.records.record import Layer, Record, apply_turning
 
+COLUMNS = ("share", "negative_share", "first_token_share")
+
 
 @dataclass(frozen=True, eq=False)
 class SignedShares:
@@ -68,10 +70,10 @@ def signed(layer: Layer, *, residual: bool = False) -> SignedShares:
 class Signed(Analysis):
     """Signed contributions of each head over a corpus.
 
-    share          the head's part of the layer's output, Σ_j s_hij; mean over queries, then over examples
-    negative       the part that works against the output, Σ_j max(0, −s_hij)
-    first_token    s of the first token
-    error          the largest completeness error of the layer
+    share               the head's part of the layer's output, Σ_j s_hij; mean over queries, then over examples
+    negative_share      the part that works against the output, Σ_j max(0, −s_hij)
+    first_token_share   s of the first token
+    completeness_error  the largest |sum of all parts − 1| of the layer; mean over batches
     """
 
     def add(self, record: Record) -> None:
@@ -81,8 +83,8 @@ class Signed(Analysis):
             queries, keys = read_token_masks(record, layer)
             shares = signed(layer)
             part = shares.head * build_pair_mask(layer, queries, keys)  # (b,h,i,j)
-            columns = {"share": part.sum(-1), "negative": (-part).clamp_min(0).sum(-1), "first_token": part[..., 0]}
-            for name, x in columns.items():
+            values = (part.sum(-1), (-part).clamp_min(0).sum(-1), part[..., 0])
+            for name, x in zip(COLUMNS, values, strict=True):
                 self.accumulate(layer, name, mean_over_queries(x, queries).sum(0))
             self.accumulate(layer, "examples", torch.tensor(len(queries)))
             self.accumulate(layer, "error", torch.tensor(shares.error * len(queries)))
@@ -90,11 +92,8 @@ class Signed(Analysis):
     def table(self) -> pd.DataFrame:
         rows = []
         for kind, layer in self.list_layers():
-            names = ("share", "negative", "first_token")
             count = self.get(kind, layer, "examples")
-            values = {
-                f"{name}_share" if name != "share" else name: self.get(kind, layer, name) / count for name in names
-            }
+            values = {name: self.get(kind, layer, name) / count for name in COLUMNS}
             error = float(self.get(kind, layer, "error") / count)
             for head in range(len(values["share"])):
                 row = {name: float(x[head]) for name, x in values.items()}
