@@ -7,7 +7,7 @@ recording/freezing.py says what is frozen. e_s is the embedding of token s, with
 (gradient × input), which does not sum to the logit.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -58,6 +58,7 @@ def decompose(
     *,
     position: int | None = None,
     word: int | None = None,
+    score: Callable[[Tensor], Tensor] | None = None,
     frozen: bool = True,
     **how: Any,
 ) -> Decomposition:
@@ -65,6 +66,7 @@ def decompose(
 
     position   of the output; None: the last. A classifier has one output, without positions
     word       the id of the logit; None: the one with the largest logit there
+    score      a function from the output to the number to split, instead of a logit; linear, or the parts do not sum
     frozen     freeze weights, norms and slopes; False: the plain gradient times the input
     how        tokenizer, target and max_length for texts and Hugging Face models
     """
@@ -73,19 +75,23 @@ def decompose(
         raise ValueError(f"this {type(inner).__name__} is in training mode; call model.eval() first")
     given = batch if isinstance(inner, Model) else _build_one(inner, batch, **how)
     ours = isinstance(inner, Model)
-    with torch.enable_grad(), _watch_leaves(inner) as leaves, _freeze(model, inner) if frozen else nullcontext():
+    freezing = _freeze(model, inner) if frozen else nullcontext()
+    with torch.enable_grad(), _track_biases(inner) as biases, _watch_leaves(inner) as leaves, freezing:
         output = call_with_batch(inner, given) if ours else dispatch.run_forward(inner, given)[0]
-    if len(output) != 1:
-        raise ValueError(f"decompose reads one example, got {len(output)}; pass them one by one")
-    row, place = _choose_row(output, position)
-    chosen = int(row.argmax()) if word is None else word
-    if not 0 <= chosen < len(row):
-        raise ValueError(f"word must be an id from 0 to {len(row) - 1}, got {word}")
-    return _split(inner, row[chosen], leaves, place, chosen)
+        if len(output) != 1:
+            raise ValueError(f"decompose reads one example, got {len(output)}; pass them one by one")
+        if score is not None:
+            return _split(score(output), leaves, biases, -1, -1)
+        row, place = _choose_row(output, position)
+        chosen = int(row.argmax()) if word is None else word
+        if not 0 <= chosen < len(row):
+            raise ValueError(f"word must be an id from 0 to {len(row) - 1}, got {word}")
+        return _split(row[chosen], leaves, biases, place, chosen)
 
 
-def _split(model: nn.Module, logit: Tensor, leaves: list[tuple[str, Tensor]], place: int, word: int) -> Decomposition:
-    biases = [p for name, p in model.named_parameters() if name.rpartition(".")[2] == "bias" and p.requires_grad]
+def _split(
+    logit: Tensor, leaves: list[tuple[str, Tensor]], biases: list[Tensor], place: int, word: int
+) -> Decomposition:
     wanted = [leaf for _, leaf in leaves] + biases
     gradients = torch.autograd.grad(logit, wanted, allow_unused=True)
     tokens: dict[str, Tensor] = {}
@@ -99,9 +105,20 @@ def _split(model: nn.Module, logit: Tensor, leaves: list[tuple[str, Tensor]], pl
             tokens[side] = tokens[side] + part
     pairs = zip(biases, gradients[len(leaves) :], strict=True)
     rest = sum(float((p.detach().double() * g.double()).sum()) for p, g in pairs if g is not None)
-    constant = getattr(model, "final_logits_bias", None)  # a buffer of BART's and Marian's readouts
-    rest += 0.0 if not isinstance(constant, Tensor) else float(constant.flatten()[word])
     return Decomposition(tokens, rest, float(logit.detach()), place, word)
+
+
+@contextmanager
+def _track_biases(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Yield every bias of a model, buffers included (final_logits_bias of Marian), with gradients while it is open."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    biases = [x for name, x in named if name.endswith("bias") and x.is_floating_point()]
+    before = [x.requires_grad for x in biases]
+    try:
+        yield [x.requires_grad_() for x in biases]
+    finally:
+        for x, own in zip(biases, before, strict=True):
+            x.requires_grad_(own)
 
 
 @contextmanager

@@ -92,7 +92,8 @@ class ChangedPass:
         with ExitStack() as stack:
             stack.enter_context(dispatch.switch_attention(self.model, dispatch.WATCHED_BOOL, self.attend))
             stack.enter_context(self.calls.watch_modules())
-            stack.callback(self.model.register_forward_pre_hook(self._begin).remove)
+            for whole in {self.model, self.model.base_model}:
+                stack.callback(whole.register_forward_pre_hook(self._begin).remove)
             if any(type(each).change_outputs is not Intervention.change_outputs for each in self.chosen):
                 for module in self.model.modules():
                     if is_linear(module):

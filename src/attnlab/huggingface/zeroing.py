@@ -71,7 +71,7 @@ def _read_states(model: Any, batch: Mapping[str, Tensor]) -> dict[str, list[Tens
     """Return the states (b,n,e) after each block, by "source" and "target"."""
     if isinstance(model, Model):
         return {KINDS[stack.kind][0]: list(stack.states[1:]) for stack in record_states(model, batch)}
-    output = dispatch.run_forward(model, batch, output_hidden_states=True)
+    output = dispatch.run_forward(model.base_model, batch, output_hidden_states=True)  # without logits
     if model.config.is_encoder_decoder:
         lists = {"source": output.encoder_hidden_states, "target": output.decoder_hidden_states}
     else:
