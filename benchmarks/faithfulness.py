@@ -37,7 +37,7 @@ import attnlab
 from attnlab.analysis.alti import alti_logit
 from attnlab.analysis.contribution import average_heads, norms
 from attnlab.analysis.rollout import rollout
-from attnlab.analysis.signed import signed
+from attnlab.analysis.signed import signed_shares
 from attnlab.huggingface.decomposition import decompose
 from attnlab.huggingface.pretrained import open_model
 from attnlab.huggingface.zeroing import record_zeroing
@@ -114,7 +114,7 @@ def explain(case, zeroing):
     yield "weight, mean of layers", case.read(sum(average_heads(layer) for layer in layers)), None
     yield "norm, last layer", case.read(norms(layers[-1]).layer), None
     yield "norm, mean of layers", case.read(sum(norms(layer).layer for layer in layers)), None
-    shares = [signed(layer) for layer in layers]
+    shares = [signed_shares(layer) for layer in layers]
     yield "signed, mean of layers", case.read(sum(s.layer for s in shares)), max(s.error for s in shares)
     for name, by in (("weight rollout", "weight-residual"), ("norm rollout", "norm"), ("ALTI", "alti")):
         rolled = rollout(record, by)
@@ -277,9 +277,8 @@ def main():
             print(f"{name}: {number + 1} of {options.examples}, {time.monotonic() - began:.0f} s", file=sys.stderr)
         table = summarise(name, [row for row in rows if row], generator)
         seconds = time.monotonic() - began
-        print(
-            f"\n{name}, {len(rows)} examples, {seconds:.0f} s\n{measuring.format_table(COLUMNS, list(list_cells(table)))}"
-        )
+        print(f"\n{name}, {len(rows)} examples, {seconds:.0f} s")
+        print(measuring.format_table(COLUMNS, list(list_cells(table))))
         about = {"model": name, "examples": options.examples, "seconds": seconds, "shares": SHARES}
         measuring.write_results(options.out, name, about | measuring.collect_provenance(SEED), table)
 

@@ -10,7 +10,7 @@ from attnlab.analysis.alti import alti_logit, alti_shares
 from attnlab.analysis.mixing import mixing
 from attnlab.analysis.rollout import RolloutShares, rollout
 from attnlab.analysis.sharing import Sharing
-from attnlab.analysis.signed import Signed, signed
+from attnlab.analysis.signed import Signed, signed_shares
 from attnlab.huggingface.decomposition import decompose
 from attnlab.huggingface.zeroing import record_zeroing
 from attnlab.records.record import turn_values
@@ -37,11 +37,11 @@ def list_vectors(layer):
 def test_signed_contributions_are_projections_that_sum_to_one(name):
     record = attnlab.record(made(TRANSLATOR, name), (PADDED, TARGET.expand(2, 4)))
     for layer in record.layers:
-        shares, y = signed(layer), layer.outputs
+        shares, y = signed_shares(layer), layer.outputs
         expected = (list_vectors(layer) * y[:, None, :, None]).sum(-1) / y.square().sum(-1)[:, None, :, None]
         torch.testing.assert_close(shares.head, expected)
         assert shares.error < 1e-12
-        both = signed(layer, residual=True)
+        both = signed_shares(layer, residual=True)
         u = y + layer.around["residual"]
         torch.testing.assert_close(both.residual, (layer.around["residual"] * u).sum(-1) / u.square().sum(-1))
         assert both.error < 1e-12
@@ -50,7 +50,7 @@ def test_signed_contributions_are_projections_that_sum_to_one(name):
 def test_signed_contributions_refuse_what_is_no_sum():
     layer = attnlab.record(made(LM, "differential"), TARGET).layers[0]
     with pytest.raises(ValueError, match="not a sum over keys"):
-        signed(layer)
+        signed_shares(layer)
 
 
 def test_the_table_of_signed_contributions():
@@ -59,10 +59,10 @@ def test_the_table_of_signed_contributions():
     sums.add(record)
     table = sums.table()
     layer = table[table["layer"] == 1]
-    bias = signed(record.layers[1]).bias.mean()
+    bias = signed_shares(record.layers[1]).bias.mean()
     assert float(layer["share"].sum()) + float(bias) == pytest.approx(1)
     assert (table["completeness_error"] < 1e-12).all()
-    first = signed(record.layers[1]).head[..., 0].mean((0, 2))
+    first = signed_shares(record.layers[1]).head[..., 0].mean((0, 2))
     assert list(layer["first_token_share"]) == pytest.approx(first.tolist())
 
 

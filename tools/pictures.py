@@ -33,7 +33,7 @@ from attnlab.analysis.gradient import jacobians
 from attnlab.analysis.optimal import optimal_attention
 from attnlab.analysis.rank import collapse
 from attnlab.analysis.rollout import rollout
-from attnlab.analysis.signed import signed
+from attnlab.analysis.signed import signed_shares
 from attnlab.models.presets import PRESETS
 from attnlab.models.transformer import TransformerConfig, build
 from attnlab.recording.depth import record_states, strip_model
@@ -90,7 +90,7 @@ def draw_attribution() -> Figure:
     record = record_minilm()
     layer, words = record.layers[-1], record.words["source"][0]
     found = {
-        "signed share of the output": signed(layer).layer[0],
+        "signed share of the output": signed_shares(layer).layer[0],
         "ALTI, all layers": rollout(record, "alti")["encoder-self"][0],
     }
     return draw_maps(found, words, words, "all-MiniLM-L6-v2, last layer")

@@ -293,9 +293,7 @@ def inspect(
     examples: Annotated[int, Option(help="Number of examples to show with full maps.")] = 0,
     categories: Annotated[str | None, Option(help="File of categories: per line a name, a tab, tokens.")] = None,
     frequency: Annotated[str | None, Option(help="File of token counts; default: count the corpus.")] = None,
-    analysis: Annotated[
-        list[str] | None, Option(help="A further table: rank, signed, …, all, ./file.py:Class.")
-    ] = None,
+    analysis: Annotated[list[str] | None, Option(help="A further table: a name, all, ./file.py:Class.")] = None,
     importance: Annotated[bool, Option("--importance", help="Rank heads by the effect of knocking out each.")] = False,
     device: Device = "auto",
     dtype: Annotated[str | None, Option(help="float32, float16, bfloat16; default: as saved.")] = None,

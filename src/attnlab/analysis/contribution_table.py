@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from attnlab.analysis.contribution import average_heads, is_linear, norms
-from attnlab.analysis.signed import signed
+from attnlab.analysis.signed import signed_shares
 from attnlab.analysis.sums import check_record
 from attnlab.analysis.words import join_pieces, number_words, pool_by_word
 from attnlab.mechanisms.mechanism import widen
@@ -130,11 +130,11 @@ def _frames(
     if level == "head":
         numbers = select_heads(layer, heads)
         weights = widen(layer.weights)[:, numbers]  # (b,h,i,j)
-        computed = [] if sizes is None else [sizes.head[:, numbers], signed(layer).head[:, numbers]]
+        computed = [] if sizes is None else [sizes.head[:, numbers], signed_shares(layer).head[:, numbers]]
     else:
         numbers = [0]
         weights = average_heads(layer)[:, None]
-        computed = [] if sizes is None else [sizes.layer[:, None], signed(layer).layer[:, None]]
+        computed = [] if sizes is None else [sizes.layer[:, None], signed_shares(layer).layer[:, None]]
     maps = [weights, *(computed or [torch.full_like(weights, torch.nan)] * 2)]
     b, _, i, j = maps[0].shape
     seen = layer.mask.expand(b, 1, i, j)

@@ -48,7 +48,7 @@ class SignedShares:
         return float((total - 1).abs().where(total != 0, 0.0).max()) if total.numel() else 0.0
 
 
-def signed(layer: Layer, *, residual: bool = False) -> SignedShares:
+def signed_shares(layer: Layer, *, residual: bool = False) -> SignedShares:
     """Compute the signed contributions of one layer. Raises ValueError if its output is not a sum over keys."""
     check_linear(layer)
     projection, y = widen(layer.output_weight), widen(layer.outputs)
@@ -81,7 +81,7 @@ class Signed(Analysis):
             if not is_linear(layer):
                 continue
             queries, keys = read_token_masks(record, layer)
-            shares = signed(layer)
+            shares = signed_shares(layer)
             part = shares.head * build_pair_mask(layer, queries, keys)  # (b,h,i,j)
             values = (part.sum(-1), (-part).clamp_min(0).sum(-1), part[..., 0])
             for name, x in zip(COLUMNS, values, strict=True):

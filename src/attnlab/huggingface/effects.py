@@ -29,7 +29,7 @@ COLUMNS = ("loss_change_nats", "kl_nats", "distance")
 
 
 @dataclass(frozen=True, eq=False)
-class Trial:
+class ModelTrial:
     """A model and a batch, ready to run: `run` returns the first output, and `scored` marks what counts."""
 
     run: Callable[[], Tensor]  # -> (b,i,words), (b,classes) or states (b,i,e)
@@ -117,7 +117,7 @@ def rank_heads(
     return table.sort_values(order, ascending=False, ignore_index=True)
 
 
-def prepare_trial(model: nn.Module, batch: Any, **how: Any) -> Trial:
+def prepare_trial(model: nn.Module, batch: Any, **how: Any) -> ModelTrial:
     """Return the trial of a model on a batch; arguments as for `measure_effect`."""
     inner = unwrap_model(model)
     if inner.training:
@@ -125,7 +125,7 @@ def prepare_trial(model: nn.Module, batch: Any, **how: Any) -> Trial:
     return _prepare_ours(inner, batch, **how) if isinstance(inner, Model) else _prepare_pretrained(inner, batch, **how)
 
 
-def _prepare_ours(model: Any, batch: Any, *, targets: Tensor | None = None) -> Trial:
+def _prepare_ours(model: Any, batch: Any, *, targets: Tensor | None = None) -> ModelTrial:
     sequences = call_with_batch(model.sequences, batch)
     classifies = "target" not in sequences
     tokens, mask = sequences["source" if classifies else "target"]
@@ -133,12 +133,12 @@ def _prepare_ours(model: Any, batch: Any, *, targets: Tensor | None = None) -> T
         targets = follow_tokens(tokens, mask)
     elif targets is not None and targets.dim() == 2:
         targets = targets.masked_fill(targets == model.padding, -1)
-    return Trial(lambda: call_with_batch(model, batch), True, targets, mask)
+    return ModelTrial(lambda: call_with_batch(model, batch), True, targets, mask)
 
 
 def _prepare_pretrained(
     model: Any, batch: Any, *, tokenizer: Any = None, target: Any = None, max_length: int | None = None
-) -> Trial:
+) -> ModelTrial:
     given = inputs.build_batch(model, tokenizer, batch, target, max_length)
     side = "decoder_" if model.config.is_encoder_decoder else ""
     ids = given.get(f"{side}input_ids")
@@ -151,7 +151,7 @@ def _prepare_pretrained(
     has_logits = names_words or type(model).__name__.endswith("Classification")
     causal = names_words and any(site.kind == "decoder-self" for site in find_sites(model))
     targets = follow_tokens(ids, mask) if causal else None
-    return Trial(lambda: dispatch.run_forward(model, given)[0], has_logits, targets, mask)
+    return ModelTrial(lambda: dispatch.run_forward(model, given)[0], has_logits, targets, mask)
 
 
 def follow_tokens(tokens: Tensor, mask: Tensor) -> Tensor:
