@@ -186,11 +186,36 @@ def test_what_intervene_refuses():
     with pytest.raises(ValueError, match="training mode"):
         attnlab.intervene(model.train(), KnockOutHead(kind="cross")).__enter__()
     model.eval()
+    with pytest.raises(TypeError, match="needs a loaded model, got 'gpt2'"):
+        attnlab.intervene("gpt2", KnockOutHead(layer=0)).__enter__()
+    with attnlab.intervene(model, KnockOutHead(kind="cross")), pytest.raises(ValueError, match="to one call"):
+        attnlab.intervene(model, KnockOutHead(kind="cross")).__enter__()
     with attnlab.intervene(model, KnockOutHead(kind="cross")), pytest.raises(ValueError, match="record it outside"):
         attnlab.record(model, batch)
     ours = made(LM)
     with attnlab.intervene(ours, KnockOutHead(layer=0)), pytest.raises(ValueError, match="record it outside"):
         attnlab.record(ours, TARGET)
+
+
+@torch.no_grad()
+def test_nested_changes_of_our_model_add_up():
+    model, run, _, _ = make("lm")
+    with attnlab.intervene(model, KnockOutHead(layer=0, head=0), KnockOutHead(layer=1, head=2)):
+        both = run(model)
+    with (
+        attnlab.intervene(model, KnockOutHead(layer=0, head=0)),
+        attnlab.intervene(model, KnockOutHead(layer=1, head=2)),
+    ):
+        torch.testing.assert_close(run(model), both)
+
+
+@torch.no_grad()
+def test_a_changed_model_generates_with_a_cache():
+    model, _, batch, _ = make("gpt2")
+    ids = batch["input_ids"][:1]
+    with attnlab.intervene(model, KnockOutHead(layer=1, head=1)):
+        cached, plain = (model.generate(ids, max_new_tokens=5, do_sample=False, use_cache=c) for c in (True, False))
+    assert torch.equal(cached, plain)
 
 
 @torch.no_grad()

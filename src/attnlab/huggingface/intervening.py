@@ -8,6 +8,7 @@ the context is Σ_j α_ij v_j. A mechanism that `adapt` installed is changed by 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -28,7 +29,7 @@ from attnlab.recording.interventions import (
     list_sites,
     resolve_interventions,
 )
-from attnlab.recording.watch import mark_changed, unwrap_model
+from attnlab.recording.watch import is_changed, mark_changed, unwrap_model
 from attnlab.records.record import KINDS
 
 _sites: WeakKeyDictionary[nn.Module, list[Site]] = WeakKeyDictionary()
@@ -41,9 +42,14 @@ def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[None]:
     model           an attnlab model or a loaded Hugging Face model
     interventions   KnockOutHead, KnockOutEdge, KnockOutValue, PatchHead or Steer of attnlab.recording.interventions
 
-    The model is whole again afterwards, also after an error. Contexts can be nested for our models. Raises ValueError
-    for a kind, layer or head that the model does not have; for a position, the pass does.
+    The model is whole again afterwards, also after an error. Our models can be changed in nested contexts; a Hugging
+    Face model takes all interventions in one. Raises ValueError for a kind, layer or head that the model does not have;
+    for a position, the pass does.
     """
+    if isinstance(model, str | Path):
+        raise TypeError(
+            f"intervene needs a loaded model, got {str(model)!r}: load it with transformers' from_pretrained"
+        )
     inner = unwrap_model(model)
     with change_model(inner, interventions) if isinstance(inner, Model) else _change_pretrained(inner, interventions):
         yield
@@ -72,6 +78,9 @@ def _change_pretrained(model: Any, interventions: Sequence[Intervention]) -> Ite
         raise ValueError(f"this {type(model).__name__} is in training mode; call model.eval() first")
     if not model._can_set_attn_implementation():
         raise ValueError(dispatch.explain_refusal(model))
+    if is_changed(model):
+        kind = type(model).__name__
+        raise ValueError(f"this {kind} is already inside attnlab.intervene: pass all interventions to one call")
     chosen = resolve_interventions(interventions, find_sites(model))
     with ChangedPass(model, chosen).install(), mark_changed(model):
         yield

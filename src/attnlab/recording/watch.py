@@ -95,9 +95,14 @@ def mark_changed(model: nn.Module) -> Iterator[None]:
         _changed[model] -= 1
 
 
+def is_changed(model: nn.Module) -> bool:
+    """Return whether an intervention is active."""
+    return _changed.get(model, 0) > 0
+
+
 def check_unchanged(model: nn.Module) -> None:
     """Raise ValueError if an intervention is active."""
-    if _changed.get(model):
+    if is_changed(model):
         raise ValueError(
             f"this {type(model).__name__} is inside attnlab.intervene and cannot be recorded there: record it outside "
             "the with block, or measure logits inside"
