@@ -1,7 +1,7 @@
 """Which explanation should a person trust? Every explanation in the lab, scored on the same predictions of real models.
 
     python benchmarks/faithfulness.py [--out results/faithfulness] [--models smollm2-135m minilm opus-mt-fr-en]
-                                      [--examples 24] [--zeroing 6] [--data $ATTNLAB_DATA]
+                                      [--examples 16] [--zeroing 4] [--data $ATTNLAB_DATA]
 
 Each explanation gives every input token a score for one prediction: the next word of a language model after a prefix of
 Wikitext-2; a word in the middle of a translation of a caption; the sentence vector of a caption. F is log p of the
@@ -258,8 +258,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out")
     parser.add_argument("--models", nargs="+", choices=list(KINDS), default=list(KINDS))
-    parser.add_argument("--examples", type=int, default=24)
-    parser.add_argument("--zeroing", type=int, default=6, help="examples with value zeroing in the decoders")
+    parser.add_argument("--examples", type=int, default=16)
+    parser.add_argument("--zeroing", type=int, default=4, help="examples with value zeroing in the decoders")
     parser.add_argument("--data", type=Path, default=SHARED_DATA)
     parser.add_argument("--table", metavar="FOLDER", help="print the table of docs from results, and measure nothing")
     options = parser.parse_args()
