@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from turnings import TURNINGS, made_turning
 
 import attnlab
-from attnlab.analysis import feed_forward
+from attnlab.analysis import feed_forward, vectors
 from attnlab.analysis.mixing import MAPS, mixing
 from attnlab.huggingface import pretrained
 from attnlab.recording import around
@@ -99,7 +99,7 @@ def check(record: Record, blocks: list[Parts | None], places=PLACES) -> None:
 
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama", "gemma"])
 def test_hugging_face_blocks(name, monkeypatch):
-    monkeypatch.setattr(feed_forward, "HELD", 3 * 11 * 18 * 4)  # four queries at a time
+    monkeypatch.setattr(vectors, "HELD", 3 * 11 * 18 * 4)  # four queries at a time
     check(*hugging_face(name))
 
 
@@ -130,7 +130,7 @@ def test_signed_weights_and_grouped_heads(changes):
 @pytest.mark.parametrize("which", TURNINGS)
 @pytest.mark.parametrize("config", [LM, TRANSLATOR], ids=["language-model", "translator"])
 def test_a_turning_is_followed_through_the_block(config, which, monkeypatch):
-    monkeypatch.setattr(feed_forward, "HELD", 3 * 7 * 13 * 2)  # two queries at a time
+    monkeypatch.setattr(vectors, "HELD", 3 * 7 * 13 * 2)  # two queries at a time
     check(*ours(config, config.norm, model=made_turning(which, config)))
 
 
@@ -169,7 +169,7 @@ def test_a_lazy_record_has_the_same_maps():
     batch = tiny_models.padded_batch(model)
     lazy, held = (pretrained.record(model, batch, lazy=lazy, feed_forward=True) for lazy in (True, False))
     for one, other in zip(lazy.layers, held.layers, strict=True):
-        for by in MAPS:
+        for by in MAPS.keys() - {"zeroing"}:
             torch.testing.assert_close(mixing(one, by).map, mixing(other, by).map, rtol=0, atol=1e-5)
 
 

@@ -50,7 +50,7 @@ def test_encoder_decoder_by_hand():
     assert flow(Record(parts))["cross"].tolist() == [[[0.125 + 0.375, 0.375]]]  # edges of ½ and 1 are no narrower
 
 
-@pytest.mark.parametrize("by", MAPS)
+@pytest.mark.parametrize("by", [by for by in MAPS if by != "zeroing"])
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_rollout_is_the_product_of_shares(name, by):
     model = getattr(tiny_models, name)().double()

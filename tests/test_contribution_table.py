@@ -9,11 +9,12 @@ from test_contribution import padded
 
 import attnlab
 from attnlab.analysis.contribution import norms
+from attnlab.analysis.signed import signed_shares
 from attnlab.analysis.words import join_pieces, number_words, pool_by_word
 from attnlab.huggingface import pretrained
 from attnlab.records.record import Record
 
-COLUMNS = ["example", "kind", "layer", "head", "query", "key", "query_token", "key_token", "weight", "norm"]
+COLUMNS = ["example", "kind", "layer", "head", "query", "key", "query_token", "key_token", "weight", "norm", "signed"]
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +47,11 @@ def test_its_numbers_are_those_of_the_layers(translated):
             row = table.loc[(b, layer.kind, layer.index, h, i, j)]
             assert row["weight"] == float(layer.weights[b, h, i, j])
             assert row["norm"] == float(found.head[b, h, i, j])
+            assert row["signed"] == float(signed_shares(layer).head[b, h, i, j])
             row = together.loc[(b, layer.kind, layer.index, i, j)]
             assert row["weight"] == float(found.weight[b, i, j])
             assert row["norm"] == float(found.layer[b, i, j])
+            assert row["signed"] == float(signed_shares(layer).layer[b, i, j])
 
 
 def test_some_kinds_layers_and_heads(translated):

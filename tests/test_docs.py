@@ -315,3 +315,14 @@ def test_the_tour_can_be_walked(tmp_path, monkeypatch):
     for page in ("tour", "cat"):
         assert (tmp_path / "inspected" / page / "report.html").exists()
     assert "nurabu" in (tmp_path / "inspected/tour/examples/1/layers.csv").read_text(), "ids in the place of words"
+
+
+@docs
+@pytest.mark.parametrize("name", ["record", "interventions", "attribution"])
+def test_the_examples_of_interventions_attribution_and_a_notebook_run(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = written(name).split("## In a notebook")[-1]
+    (block,) = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    exec(compile(block, f"{name}.md", "exec"), {})
+    assert name != "record" or {"attention.html", "record.npz"} <= {path.name for path in tmp_path.iterdir()}
+    assert name != "record" or len([line for line in block.splitlines() if line]) <= 30

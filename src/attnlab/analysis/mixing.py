@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from attnlab.analysis import feed_forward
+from attnlab.analysis.alti import alti_shares
 from attnlab.analysis.block import apply_norm, read_part
 from attnlab.analysis.contribution import average_heads, check_linear, norms
 from attnlab.mechanisms.mechanism import widen
@@ -98,6 +99,27 @@ def map_feed_forward(layer: Layer, *, to: str) -> Mixing:
     return Mixing(sizes, own if is_cross(layer) else None, _ratio(others, own))
 
 
+def map_alti(layer: Layer) -> Mixing:
+    """Map the shares of ALTI, whose rows sum to 1: see attnlab.analysis.alti."""
+    shares, own = alti_shares(layer)
+    if is_cross(layer):
+        return Mixing(shares, own, 1 - own)
+    return Mixing(shares, None, 1 - shares.diagonal(dim1=1, dim2=2))
+
+
+def map_zeroing(layer: Layer) -> Mixing:
+    """Map how far each query's state moves without the value of a key; attnlab.huggingface.zeroing records it."""
+    if "zeroing" not in layer.extras:
+        raise ValueError(
+            f"{layer.name}: value zeroing was not recorded; use attnlab.huggingface.zeroing.record_zeroing"
+        )
+    moved = layer.extras["zeroing"]
+    if is_cross(layer):
+        return Mixing(moved, None, torch.ones_like(moved[..., 0]))
+    diagonal = moved.diagonal(dim1=1, dim2=2)
+    return Mixing(moved, None, _ratio(moved.sum(-1) - diagonal, diagonal))
+
+
 def split_own(layer: Layer, residual: Tensor) -> tuple[Tensor, Tensor]:
     """Split u − b into the query's own part, with its residual, and the part of the others; (b,i,e) each."""
     projection = widen(layer.output_weight)
@@ -122,5 +144,7 @@ MAPS: dict[str, Callable[[Layer], Mixing]] = {
     "norm": partial(map_norms, residual=True, norm=True),  # AttnResLn-N
     "feed-forward": partial(map_feed_forward, to="feed-forward"),  # AtbFf
     "feed-forward-residual": partial(map_feed_forward, to="feed-forward-residual"),  # AtbFfRes
+    "alti": map_alti,
+    "zeroing": map_zeroing,
     "block": partial(map_feed_forward, to="block"),  # AtbFfResLn; equals the previous map in a pre-norm block
 }

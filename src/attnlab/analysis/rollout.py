@@ -19,12 +19,15 @@ Rows of "decoder-self" and "cross" together sum to 1.
 from collections.abc import Iterator, Mapping
 
 import numpy as np
+import pandas as pd
 import torch
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 from torch import Tensor
 
+from attnlab.analysis.diversity import entropy
 from attnlab.analysis.mixing import is_cross, mixing
+from attnlab.analysis.sums import Analysis, check_record, mean_over_queries, read_token_masks
 from attnlab.records.record import KINDS, Layer, Record
 
 By = str | Mapping[str, str]  # a name in MAPS, or one for each kind of layer
@@ -100,6 +103,38 @@ class Graph:
     def _new(self, count: int) -> range:
         self.size += count
         return range(self.size - count, self.size)
+
+
+class RolloutShares(Analysis):
+    """Where the tokens of a stack come from, over a corpus, by the norm-based rollout of all layers.
+
+    own_share           of the output token's own input, 0 across two sequences
+    first_token_share   of the first token
+    tokens              e^entropy of the shares: the number of input tokens that an output token is from
+
+    Each is the mean over output tokens, then over examples.
+    """
+
+    def add(self, record: Record) -> None:
+        last = {layer.kind: layer for layer in check_record(record, "rollout").layers}
+        for kind, shares in rollout(record).items():
+            layer = last[kind]
+            queries, _ = read_token_masks(record, layer)
+            own = torch.zeros_like(shares[..., 0]) if is_cross(layer) else shares.diagonal(dim1=1, dim2=2)
+            total = shares.sum(-1, keepdim=True)
+            spread = entropy(shares / total.masked_fill(total == 0, 1.0)).exp()
+            columns = {"own_share": own, "first_token_share": shares[..., 0], "tokens": spread}
+            for name, x in columns.items():
+                self.accumulate(layer, name, mean_over_queries(x[:, None], queries).sum(0))
+            self.accumulate(layer, "examples", torch.tensor(len(queries)))
+
+    def table(self) -> pd.DataFrame:
+        rows = []
+        for kind, layer in self.list_layers():
+            names, count = ("own_share", "first_token_share", "tokens"), self.get(kind, layer, "examples")
+            values = {name: float(self.get(kind, layer, name) / count) for name in names}
+            rows.append({"kind": kind, "layers": layer + 1} | values)
+        return pd.DataFrame(rows)
 
 
 def _shares(record: Record, by: By) -> Iterator[tuple[Layer, Tensor, Tensor]]:

@@ -34,7 +34,7 @@ from attnlab.huggingface.config_errors import explain_config_errors
 from attnlab.huggingface.projections import describe_adapters, unwrap_adapters
 from attnlab.huggingface.screening import forbid_pickle
 from attnlab.mechanisms import Mechanism, own
-from attnlab.recording.watch import sample_noise, unwrap_model
+from attnlab.recording.watch import check_unchanged, sample_noise, unwrap_model
 from attnlab.records.record import Record
 from attnlab.tasks.hub import is_path, reach_hub
 
@@ -87,6 +87,7 @@ def record(
     inside: PreTrainedModel = unwrap_adapters(outer)
     _check_model(inside)
     _check_recordable(inside)
+    check_unchanged(inside)
     if lazy and dispatch.find_adaptation(inside) is not None:
         raise ValueError("lazy=True supports only a model's own attention; this model is adapted: record without lazy")
     batch = inputs.build_batch(inside, tokenizer, text, target, max_length)

@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 
 from attnlab.decoding.evaluation import open_search, search_lines
 from attnlab.files.user_files import read_json
 from attnlab.huggingface import dispatch, inputs
+from attnlab.huggingface.effects import Progress, rank_heads
 from attnlab.huggingface.pretrained import open_model, open_tokenizer
 from attnlab.huggingface.recorder import record
 from attnlab.reading.maps import name_model
@@ -72,6 +74,10 @@ class TextReader(ABC):
         probes   also record β and Δ (`attnlab.recording.probe`) of each target word, or of the predicted class; for
                  runs of translators and LSTM classifiers
         """
+
+    @abstractmethod
+    def rank_heads(self, examples: Sequence[TextExample], progress: Progress) -> pd.DataFrame:
+        """Return the effect of knocking out each head on the examples (`attnlab.huggingface.effects`)."""
 
     @abstractmethod
     def predict(self, example: TextExample) -> list[Prediction]:
@@ -161,12 +167,20 @@ class PretrainedReader(TextReader):
             how["target"] = [example.second for example in examples]
         return record(self.model, [example.text for example in examples], max_length=self.max_length, **how)
 
+    def rank_heads(self, examples: Sequence[TextExample], progress: Progress) -> pd.DataFrame:
+        return rank_heads(self.model, self._build_batch(examples), progress=progress)
+
+    def _build_batch(self, examples: Sequence[TextExample]) -> dict[str, torch.Tensor]:
+        """Return the inputs of the model's forward."""
+        if any(example.second is not None for example in examples) and not self.two_sided:
+            return inputs.pad_ids(self.tokenizer, self._encode(examples))
+        target = [example.second for example in examples] if self.two_sided else None
+        texts = [example.text for example in examples]
+        return inputs.build_batch(self.model, self.tokenizer, texts, target, self.max_length)
+
     @torch.no_grad()
     def predict(self, example: TextExample) -> list[Prediction]:
-        if example.second is not None and not self.two_sided:
-            batch = inputs.pad_ids(self.tokenizer, self._encode([example]))
-        else:
-            batch = inputs.build_batch(self.model, self.tokenizer, example.text, example.second, self.max_length)
+        batch = self._build_batch([example])
         output = dispatch.run_forward(self.model, {name: x.to(self.device) for name, x in batch.items()})
         logits = getattr(output, "logits", None)
         if logits is None:
@@ -255,14 +269,18 @@ class RunReader(TextReader):
             words["target"] = [["label"]] * len(examples)
         return replace(made, words=words, meta={**made.meta, "model": self.name, "title": self.title})
 
+    def rank_heads(self, examples: Sequence[TextExample], progress: Progress) -> pd.DataFrame:
+        batch = self._pad_batch(examples)
+        return rank_heads(self.model, batch, progress=progress, targets=self._make_targets(batch))
+
     def _make_targets(self, batch: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """Return what the model should predict: the next word of each target, or the class that it finds likeliest."""
-        if not self.two_sided:
+        if self.task.architecture == "classification":
             with torch.no_grad():
                 return self.model(*batch).argmax(-1)
-        nothing = torch.full_like(batch[1][:, :1], PAD)
-        following = torch.cat([batch[1][:, 1:], nothing], dim=1)
-        return following.masked_fill((following == PAD) & (batch[1] != PAD), EOS)
+        tokens = batch[-1]
+        following = torch.cat([tokens[:, 1:], torch.full_like(tokens[:, :1], PAD)], dim=1)
+        return following.masked_fill((following == PAD) & (tokens != PAD), EOS) if self.two_sided else following
 
     @torch.no_grad()
     def predict(self, example: TextExample) -> list[Prediction]:

@@ -9,7 +9,7 @@ survey and is written before any sums. The folder refuses a survey with another 
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from attnlab.analysis import find_analysis
+from attnlab.analysis import ANALYSES, EVERY, find_analysis
 from attnlab.analysis.categories import Categories, parse_categories
 from attnlab.analysis.frequency import Frequency, parse_counts
 from attnlab.analysis.statistics import Statistics
@@ -58,7 +58,7 @@ class SurveyConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         taken = list(TABLES)
-        for name in map(name_analysis, self.analyses):
+        for name in map(name_analysis, expand_analyses(self.analyses)):
             if name in taken:
                 raise ValueError(f"--analysis: there is already a table {name!r}; give the class another name")
             taken.append(name)
@@ -67,6 +67,11 @@ class SurveyConfig:
 def name_analysis(name: str) -> str:
     """Return the name of an analysis's table: its own, or that of the class in lower case."""
     return name.rpartition(":")[2].lower()
+
+
+def expand_analyses(names: Sequence[str]) -> list[str]:
+    """Return the names of analyses; "all" stands for every registered one."""
+    return [each for name in names for each in (ANALYSES if name == EVERY else [name])]
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,8 +106,10 @@ def survey(
         known = {side: parse_counts(counts, x.pieces, str(config.frequency)) for side, x in reader.sides.items()}
     contents = count_tokens(reader, corpus, progress)
     frequency = {side: Frequency.from_counts(known.get(side, here), here) for side, here in contents.counts.items()}
-    analyses = {name_analysis(name): find_analysis(name)() for name in config.analyses}
-    statistics = SurveySums(Statistics(categories, frequency, layers=config.layers, heads=config.heads), analyses)
+    analyses = {name_analysis(name): find_analysis(name)() for name in expand_analyses(config.analyses)}
+    optional = set(ANALYSES) if EVERY in config.analyses else set()
+    basic = Statistics(categories, frequency, layers=config.layers, heads=config.heads)
+    statistics = SurveySums(basic, analyses, optional - set(config.analyses))
     about = {"corpus": contents.fingerprint, "groups": groups, "processes": world.num_processes}
     about["counts"] = None if counts is None else hashlib.sha256(counts.encode()).hexdigest()
     file, description = folder / "survey.json", _describe_survey(reader, config, about)
@@ -141,13 +148,20 @@ def _describe_survey(reader: TextReader, config: SurveyConfig, about: dict[str, 
 class SurveySums:
     """The statistics of a survey and its analyses by name, saved and merged together."""
 
-    def __init__(self, statistics: Statistics, analyses: Mapping[str, Analysis]) -> None:
-        self.statistics, self.analyses = statistics, analyses
+    def __init__(self, statistics: Statistics, analyses: Mapping[str, Analysis], optional: Collection[str]) -> None:
+        """optional: names of analyses to leave out where they do not apply."""
+        self.statistics, self.analyses, self.optional = statistics, dict(analyses), optional
 
     def add(self, record: Record) -> None:
         self.statistics.add(record)
-        for analysis in self.analyses.values():
-            analysis.add(record)
+        for name, analysis in list(self.analyses.items()):
+            try:
+                analysis.add(record)
+            except ValueError as error:
+                if name not in self.optional:
+                    raise
+                print(f"analysis {name} is left out: {error}")
+                del self.analyses[name]
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all sums by name; those of an analysis begin with its name and a colon."""
@@ -162,7 +176,8 @@ class SurveySums:
 
     def tables(self) -> dict[str, pd.DataFrame]:
         """Return the tables of the statistics, and one of each analysis. Raises ValueError for another return value."""
-        tables = {name: sums.table() for name, sums in self.analyses.items()}
+        held = {name: sums for name, sums in self.analyses.items() if name not in self.optional or sums.sums}
+        tables = {name: sums.table() for name, sums in held.items()}
         for name, table in tables.items():
             if not isinstance(table, pd.DataFrame):
                 kind = type(self.analyses[name]).__name__
@@ -173,7 +188,7 @@ class SurveySums:
         """Return an instance of the same kinds without any sums."""
         old = self.statistics
         statistics = Statistics(old.categories, old.frequency, layers=old.layers, heads=old.heads)
-        return SurveySums(statistics, {name: type(sums)() for name, sums in self.analyses.items()})
+        return SurveySums(statistics, {name: type(sums)() for name, sums in self.analyses.items()}, self.optional)
 
 
 def find_processes(reader: TextReader) -> Any:

@@ -1,9 +1,8 @@
-"""Head ablation (Michel et al. 2019, §3): the loss of a batch with each head set to 0 in turn.
+"""Head ablation (Michel et al. 2019, §3): the loss of a batch with each head knocked out in turn.
 
     output = Σ_h ξ_h · mixed_h W_h + b        ξ_h = 0 for one head of one layer, 1 for all others
 
-The ablated head still computes its weights, so the carry to the next layer (CODA's and RealFormer's logits) does not
-change. Only its part of the layer's output is missing. Each head takes one forward pass.
+Each head takes one forward pass under `KnockOutHead` of attnlab.recording.interventions.
 """
 
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnlab.models.attention import Attention
+from attnlab.recording.interventions import KnockOutHead, change_model
 from attnlab.recording.probe import Batch, compute_nll, require_eval_model
 from attnlab.recording.watch import record
 from attnlab.records.record import Record
@@ -35,21 +34,12 @@ def record_ablation(model: nn.Module, batch: Batch, targets: Tensor) -> Record:
     extras = {"nll": nll, "scored": scored}
     layers = []
     for layer in full.layers:
-        attention = inner.get_submodule(layer.name)
-        assert isinstance(attention, Attention)
-        without = [_nll_without(inner, batch, targets, attention, h) for h in range(attention.mechanism.heads)]
+        without = []
+        for head in range(layer.context.shape[1]):
+            with change_model(inner, [KnockOutHead(kind=layer.kind, layer=layer.index, head=head)]):
+                without.append(_sum_nll(inner, batch, targets)[0])
         layers.append(replace(layer, extras={**layer.extras, **extras, "ablated_nll": torch.stack(without, dim=1)}))
     return replace(full, layers=layers)
-
-
-def _nll_without(model: Any, batch: Batch, targets: Tensor, attention: Attention, head: int) -> Tensor:
-    def erase(mechanism: nn.Module, args: Any, output: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor | None]:
-        mixed = output[0].clone()  # (b,h,i,d)
-        mixed[:, head] = 0.0
-        return mixed, output[1]
-
-    with attention.mechanism.register_forward_hook(erase):
-        return _sum_nll(model, batch, targets)[0]
 
 
 def _sum_nll(model: Any, batch: Batch, targets: Tensor) -> tuple[Tensor, Tensor]:

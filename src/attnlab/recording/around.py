@@ -62,7 +62,7 @@ class BlockWatcher:
         """Install the hooks within this context."""
         with ExitStack() as stack:
             for name, module in self.model.named_modules():
-                if (role := _classify_module(module)) == "norm" or (role and self.feed_forward):
+                if (role := classify_module(module)) == "norm" or (role and self.feed_forward):
                     stack.callback(module.register_forward_hook(self._make_hook(role, name, module)).remove)
             yield
 
@@ -126,7 +126,9 @@ class SurroundingBlock:
         elif self.expected == "norm":
             self._match_first_norm(name, module, x, output)
         elif _is_same(x, self.total + self.outputs):
-            self._store_parts({"feed_forward.pre": torch.tensor(True)}, then="nothing")
+            parts = {f"closing.{part}": value for part, value in match_norm(module, x, output).items()}
+            parts |= {"closing.input": x, "closing.bias": read_bias(module)} if parts else {}
+            self._store_parts({"feed_forward.pre": torch.tensor(True)} | parts, then="nothing")
         elif _is_same(x, self.normed + self.outputs):
             parts = self._read_norm("closing", name, module, x, output)
             self._store_parts({"feed_forward.pre": torch.tensor(False)} | parts, then="nothing")
@@ -159,7 +161,7 @@ class SurroundingBlock:
             return
         for which, (_, inner) in enumerate(self.inner):
             if _is_same(x, inner):
-                if reason := _find_misfit(module, inner, output):
+                if reason := find_misfit(module, inner, output):
                     return self.end(f"its activation {name} {reason}")
                 self.active = which, module, output
 
@@ -194,7 +196,7 @@ class SurroundingBlock:
             self.total = self.normed = self.outputs = torch.empty(0)
 
 
-def _classify_module(module: nn.Module) -> str:
+def classify_module(module: nn.Module) -> str:
     """Return the role that a module may have, by its weight: a vector, a matrix or none; "" for no role."""
     if next(module.children(), None) is not None or isinstance(module, nn.Dropout | nn.Identity):
         return ""
@@ -220,6 +222,12 @@ def match_norm(module: nn.Module, x: Tensor, output: Tensor) -> dict[str, Tensor
             if is_close(shifted[..., few, :] * scale[..., few, :] * gain + offset, output[..., few, :]):
                 return {"gain": gain.clone(), "centred": torch.tensor(centred), "scale": scale}
     return {}
+
+
+def read_bias(norm: nn.Module) -> Tensor:
+    """Return a copy of the bias (e,) of a norm; 0 if it has none."""
+    bias = getattr(norm, "bias", None)
+    return torch.zeros_like(norm.weight.detach()) if bias is None else bias.detach().clone()  # type: ignore
 
 
 def compute_slope(g: Callable[[Tensor], Tensor], s: Tensor) -> Tensor:
@@ -248,7 +256,7 @@ def is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
 
 
-def _find_misfit(activation: Any, x: Tensor, output: Tensor) -> str:
+def find_misfit(activation: Any, x: Tensor, output: Tensor) -> str:
     """Return why an activation cannot be linearized: it is not 0 at 0, or not elementwise; "" if it can."""
     at_zero = float(activation.forward(torch.zeros(1, dtype=x.dtype, device=x.device)))
     if at_zero != 0.0:

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +23,8 @@ from attnlab.recording.around import BlockWatcher
 from attnlab.recording.turning import read_turning
 from attnlab.records.record import Layer, Record
 from attnlab.records.tolerance import measure_difference
+
+_changed: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # how many interventions change a model now
 
 
 def record(model: nn.Module, batch: Any, *, noise: int | None = None, feed_forward: bool = False) -> Record:
@@ -38,6 +41,7 @@ def record(model: nn.Module, batch: Any, *, noise: int | None = None, feed_forwa
         raise TypeError(f"a {type(inner).__name__} is a Hugging Face model; record it with attnlab.record")
     if any(module.training for module in inner.modules()):
         raise ValueError(f"this {type(inner).__name__} is in training mode; call model.eval() first")
+    check_unchanged(inner)
     positional, named = _split_batch(inner, batch)
     eager = torch.compiler.set_stance("force_eager")  # hooks on compiled code never fire
     around = BlockWatcher(inner, feed_forward=feed_forward)
@@ -79,6 +83,30 @@ def sample_noise(model: nn.Module, seed: int | None) -> AbstractContextManager[N
         names = _name_mechanisms(model) or type(model).__name__
         raise ValueError(f"noise={seed} needs a stochastic mechanism, and {names} is not one; leave noise out")
     return seed_noise(model, seed)
+
+
+@contextmanager
+def mark_changed(model: nn.Module) -> Iterator[None]:
+    """Mark a model as changed while the context is open: a Record would not show what it computes."""
+    _changed[model] = _changed.get(model, 0) + 1
+    try:
+        yield
+    finally:
+        _changed[model] -= 1
+
+
+def is_changed(model: nn.Module) -> bool:
+    """Return whether an intervention is active."""
+    return _changed.get(model, 0) > 0
+
+
+def check_unchanged(model: nn.Module) -> None:
+    """Raise ValueError if an intervention is active."""
+    if is_changed(model):
+        raise ValueError(
+            f"this {type(model).__name__} is inside attnlab.intervene and cannot be recorded there: record it outside "
+            "the with block, or measure logits inside"
+        )
 
 
 @contextmanager

@@ -47,6 +47,8 @@ AROUND = {
     "closing.gain": "(e,)",
     "closing.centred": "()",
     "closing.scale": "(b,i,1)",
+    "closing.bias": "(e,)  of the norm that reads a pre-norm block: of the next layer, or the final norm",
+    "closing.input": "(b,i,e)",
 }
 UNBATCHED = {"output_weight", "output_bias", "weight", "bias"} | {
     f"around.{name}" for name, shape in AROUND.items() if not shape.startswith("(b,")

@@ -18,6 +18,7 @@ from attnlab.reading.survey import Progress, SurveyConfig, find_processes, surve
 from attnlab.reading.text_stream import TextCorpus, TextExample
 
 ROOT = Path("inspected")
+MOST_RANKED = 16  # first texts of a file that rank the heads: each head takes a pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,7 @@ class InspectionRequest(SurveyConfig):
     windows: tuple[Natural, ...] = ()  # tokens at which windows of a long text begin
     revision: str | None = None  # branch, tag or commit of a model on the hub
     gguf_file: str | None = None  # name of a GGUF file to load the model from
+    importance: bool = False  # whether to rank the heads by knocking out each
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,8 +64,8 @@ class InspectionRequest(SurveyConfig):
     def folder(self) -> Path:
         """The default output folder."""
         name = "".join(c if c.isalnum() or c in "-_." else "-" for c in Path(self.model).name or "model")
-        later = ("analyses", "document", "windows", "revision", "gguf_file")  # unset, they do not change the name
-        without = (*FREE_KEYS, *(key for key in later if not getattr(self, key)))
+        later = ("analyses", "document", "windows", "revision", "gguf_file", "importance")
+        without = (*FREE_KEYS, *(key for key in later if not getattr(self, key)))  # unset, they do not change the name
         return ROOT / f"{name}-{compute_digest(self, without=without)}"
 
 
@@ -106,9 +108,13 @@ def inspect(
     if request.file is None and (sentence := describe_text(shown.predictions[0], translation)):
         print(sentence)
     tables = statistics.tables()
+    if request.importance:
+        tables["importance"] = reader.rank_heads(list(islice(corpus, MOST_RANKED)), progress)
     if missing := explain_missing_norms(tables["heads"]):
         print(missing)
     about: dict[str, Any] = {"model": reader.name, "text": request.text, "pair": request.pair, "file": request.file}
     about |= {"examples": contents.examples, "tokens": contents.tokens, "corpus_sha256": contents.fingerprint}
     about |= asdict(config) | {"translation": translation}
+    if request.importance:
+        about["ranked_texts"] = min(MOST_RANKED, contents.examples)
     return write_report(folder, about, tables, shown, command, collect_provenance(reader.device))

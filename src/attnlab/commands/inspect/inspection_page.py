@@ -49,7 +49,13 @@ BESIDE = (
     "Left: the weight that it puts there. Right: how much it takes from there, ‖αf(x)‖. A category that is high left "
     "and low right is looked at, but hardly used."
 )
+NOTES = {
+    "importance": "Each row is a head, the most important first: what changes if it is knocked out, on {ranked_texts} "
+    "texts. loss_change_nats: how much more a predicted token costs; kl_nats: how far the predictions move; distance: "
+    "the relative change of the model's output. Near 0 or below: the model does as well without the head.",
+}
 FACTS = {
+    "ranked_texts": "texts that rank the heads",
     "corpus_sha256": "SHA-256 of the texts", "batch_tokens": "tokens per batch", "examples": "texts",
     "max_length": "tokens per text at most", "dtype": "number format",
 }  # fmt: skip
@@ -101,7 +107,10 @@ def write_report(
     first = folded if shown.records else visible
     first.append(next(figures))
     folded += [*figures, ("Lengths and correlations", render_numbers(dict(tables)))]
-    folded += [(f"Analysis: {name}", [render_analysis(table)]) for name, table in tables.items() if name not in SCHEMA]
+    for name, table in tables.items():
+        if name not in SCHEMA:
+            notes = [Text(NOTES[name].format(**about))] if name in NOTES else []
+            folded.append((f"Analysis: {name}", [*notes, render_analysis(table)]))
     if shown.records:
         written = [_write_example(folder, n, one, *places) for n, one in enumerate(shown.records, start=1)]
         folded.append(("Maps and tables of each text, as files", [part for parts in written for part in parts]))

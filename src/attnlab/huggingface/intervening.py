@@ -1,0 +1,173 @@
+"""Change the passes of any model, of attnlab or of Hugging Face: `with attnlab.intervene(model, …)`.
+
+A Hugging Face model is switched to an attention function of attnlab while the context is open. Layers that no
+intervention names run torch's fused attention. Where weights change, the layer's eager function computes them, and
+the context is Σ_j α_ij v_j. A mechanism that `adapt` installed is changed by hooks, as in our models.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from attnlab.huggingface import dispatch, inputs, native
+from attnlab.huggingface.capture import ModuleCalls
+from attnlab.huggingface.native import AttentionCall
+from attnlab.mechanisms.mechanism import repeat_heads
+from attnlab.models.model import Model
+from attnlab.recording.around import is_linear
+from attnlab.recording.interventions import (
+    Intervention,
+    Site,
+    change_mechanism,
+    change_model,
+    list_sites,
+    resolve_interventions,
+)
+from attnlab.recording.watch import is_changed, mark_changed, unwrap_model
+from attnlab.records.record import KINDS
+
+_sites: WeakKeyDictionary[nn.Module, list[Site]] = WeakKeyDictionary()
+
+
+@contextmanager
+def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[None]:
+    """Change the forward passes of a model in evaluation mode while the context is open.
+
+    model           an attnlab model or a loaded Hugging Face model
+    interventions   KnockOutHead, KnockOutEdge, KnockOutValue, PatchHead or Steer of attnlab.recording.interventions
+
+    The model is whole again afterwards, also after an error. Our models can be changed in nested contexts; a Hugging
+    Face model takes all interventions in one. Raises ValueError for a kind, layer or head that the model does not have;
+    for a position, the pass does.
+    """
+    if isinstance(model, str | Path):
+        raise TypeError(
+            f"intervene needs a loaded model, got {str(model)!r}: load it with transformers' from_pretrained"
+        )
+    inner = unwrap_model(model)
+    with change_model(inner, interventions) if isinstance(inner, Model) else _change_pretrained(inner, interventions):
+        yield
+
+
+def find_sites(model: nn.Module) -> list[Site]:
+    """Return the attention layers of any model. A Hugging Face model runs a few tokens once."""
+    inner = unwrap_model(model)
+    if isinstance(inner, Model):
+        return list_sites(inner)
+    if inner not in _sites:
+        import attnlab.huggingface.pretrained  # noqa: F401 (registers the attention functions)
+
+        changed = ChangedPass(inner, ())
+        with torch.no_grad(), changed.install():
+            dispatch.run_forward(inner, inputs.build_dummy_batch(inner))
+        if not changed.sites:
+            raise ValueError(dispatch.explain_refusal(inner))
+        _sites[inner] = sorted(changed.sites, key=lambda site: (list(KINDS).index(site.kind), site.layer))
+    return _sites[inner]
+
+
+@contextmanager
+def _change_pretrained(model: Any, interventions: Sequence[Intervention]) -> Iterator[None]:
+    if any(module.training for module in model.modules()):
+        raise ValueError(f"this {type(model).__name__} is in training mode; call model.eval() first")
+    if not model._can_set_attn_implementation():
+        raise ValueError(dispatch.explain_refusal(model))
+    if is_changed(model):
+        kind = type(model).__name__
+        raise ValueError(f"this {kind} is already inside attnlab.intervene: pass all interventions to one call")
+    chosen = resolve_interventions(interventions, find_sites(model))
+    with ChangedPass(model, chosen).install(), mark_changed(model):
+        yield
+
+
+class ChangedPass:
+    """The attention function of a changed model, and the layers that ran in the current pass."""
+
+    def __init__(self, model: Any, chosen: Sequence[Intervention]) -> None:
+        self.model, self.chosen = model, chosen
+        self.calls = ModuleCalls(model)
+        self.sites: list[Site] = []
+        self._counts: Counter[str] = Counter()
+        self._steered: tuple[Site, Tensor] | None = None  # the layer whose output projection comes next, its context
+
+    @contextmanager
+    def install(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(dispatch.switch_attention(self.model, dispatch.WATCHED_BOOL, self.attend))
+            stack.enter_context(self.calls.watch_modules())
+            for whole in {self.model, self.model.base_model}:
+                stack.callback(whole.register_forward_pre_hook(self._begin).remove)
+            if any(type(each).change_outputs is not Intervention.change_outputs for each in self.chosen):
+                for module in self.model.modules():
+                    if is_linear(module):
+                        stack.callback(module.register_forward_hook(self._change_outputs).remove)
+            stack.enter_context(torch.compiler.set_stance("force_eager"))  # hooks on compiled code never fire
+            yield
+
+    def attend(self, call: AttentionCall) -> tuple[Tensor, None]:
+        """Compute the context (b,i,h,d) of one layer with its interventions."""
+        self._check_steered()
+        kind = self.calls.find_kind(call)
+        site = Site(kind, self._counts[kind], call.query.shape[1])
+        self._counts[kind] += 1
+        if site not in self.sites:
+            self.sites.append(site)
+        chosen = [each for each in self.chosen if each.applies_to(site)]
+        if (mechanism := dispatch.find_mechanism(call.module)) is not None:
+            with mechanism.register_forward_hook(change_mechanism(chosen, site), with_kwargs=True):
+                query, key, value, mask = call.query, call.key, call.value, call.mask
+                mixed = dispatch.attend(call.module, query, key, value, mask, **call.options)[0]
+        else:
+            mixed = self._attend_changed(call, chosen, site).transpose(1, 2).contiguous()
+        if any(type(each).change_outputs is not Intervention.change_outputs for each in chosen):
+            self._steered = site, mixed.flatten(2)
+        return mixed, None
+
+    def _attend_changed(self, call: AttentionCall, chosen: Sequence[Intervention], site: Site) -> Tensor:
+        """Return the mixed context (b,h,i,d) of a module with its own attention."""
+        seen = call.build_bool_mask()
+        if any(each.needs_weights for each in chosen):
+            mask = native.to_additive(seen.expand(-1, -1, call.query.shape[2], -1), call.query.dtype)
+            weights = call.run_eager(mask)[1]
+            for each in chosen:
+                weights = each.change_weights(weights, site)
+            mixed = weights.to(call.value.dtype) @ repeat_heads(call.value, weights.shape[1])
+        elif call.needs_eager() or not self.model._supports_sdpa:
+            mixed = call.run_eager_in_chunks(seen).transpose(1, 2)
+        else:
+            mixed = call.run_fused().transpose(1, 2)
+        for each in chosen:
+            mixed = each.change_mixed(mixed, site)
+        return mixed
+
+    def _begin(self, _model: nn.Module, _args: tuple) -> None:
+        self._counts.clear()
+        self._steered = None
+
+    def _change_outputs(self, _projection: nn.Module, args: tuple, output: Tensor) -> Tensor | None:
+        """Change the output of the linear map that reads the context just returned: it is the output projection."""
+        if self._steered is None or not args or not isinstance(args[0], Tensor):
+            return None
+        site, context = self._steered
+        if args[0].numel() != context.numel() or not torch.equal(args[0].reshape(context.shape), context):
+            return None
+        self._steered = None
+        outputs = output.reshape(*context.shape[:2], -1)
+        for each in self.chosen:
+            if each.applies_to(site):
+                outputs = each.change_outputs(outputs, site)
+        return outputs.reshape(output.shape)
+
+    def _check_steered(self) -> None:
+        if self._steered is not None:
+            site = self._steered[0]
+            raise ValueError(
+                f"{type(self.model).__name__}: no linear map reads the context of {site.kind} layer {site.layer} "
+                "directly, so its output cannot be steered"
+            )

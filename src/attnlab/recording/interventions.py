@@ -1,0 +1,282 @@
+"""Interventions: changes of a forward pass in chosen attention layers, and the hooks that make them in our models.
+
+In one attention layer
+
+    context_i = Σ_j α_ij v_j        mixed = finish(turn(context))        output_i = Σ_h mixed_hi W_h + b
+
+    KnockOutHead    mixed_h ← 0: the head's part of the output is missing (Michel et al. 2019)
+    KnockOutEdge    α_ij ← 0: query i reads nothing from key j; with renormalize=True the other weights of the row grow
+                    so that its sum stays, which is softmax with key j masked (Geva et al. 2023)
+    KnockOutValue   v_j ← 0 in that sum: no query reads token j, and no weight changes (Mohebbi et al. 2023)
+    PatchHead       mixed_hi ← that of a Record, the pass on another text (Vig et al. 2020)
+    Steer           output_i ← output_i + scale · vector
+
+A head that is knocked out still computes its weights, so a carry to the next layer (CODA's and RealFormer's logits)
+does not change. Positions count from 0 in the sequences of the pass, padding included.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from attnlab.mechanisms.mechanism import Mechanism, repeat_heads
+from attnlab.models.attention import Attention
+from attnlab.recording.probe import require_eval_model
+from attnlab.recording.turning import read_turning
+from attnlab.recording.watch import mark_changed
+from attnlab.records.record import KINDS, Record, apply_turning
+
+Positions = int | Tensor  # one position of all examples, or one for each, (b,)
+
+
+@dataclass(frozen=True)
+class Site:
+    """One attention layer of a model: its kind, its index within the kind, and its number of heads."""
+
+    kind: str
+    layer: int
+    heads: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Intervention:
+    """One change of the layers that it names: the base class of those below.
+
+    layer   index within the kind; None: every layer
+    head    None: every head
+    kind    encoder-self, decoder-self or cross; None: the only kind of the model
+    """
+
+    layer: int | None = None
+    head: int | None = None
+    kind: str | None = None
+    needs_weights: ClassVar[bool] = False  # fused attention must then be computed by its definition
+
+    def applies_to(self, site: Site) -> bool:
+        return site.kind == self.kind and self.layer in (None, site.layer)
+
+    def change_weights(self, weights: Tensor, site: Site) -> Tensor:
+        """Change α, (b,h,i,j)."""
+        return weights
+
+    def change_mixed(self, mixed: Tensor, site: Site) -> Tensor:
+        """Change the context of each head before the output projection, (b,h,i,d)."""
+        return mixed
+
+    def change_outputs(self, outputs: Tensor, site: Site) -> Tensor:
+        """Change the output of the layer, (b,i,e)."""
+        return outputs
+
+    def mark_heads(self, heads: int, like: Tensor) -> Tensor:
+        """Return a bool mask (h,) of the heads that change."""
+        marked = torch.ones(heads, dtype=torch.bool, device=like.device)
+        return marked if self.head is None else marked & (torch.arange(heads, device=like.device) == self.head)
+
+    def fail(self, problem: str) -> ValueError:
+        return ValueError(f"{type(self).__name__}: {problem}")
+
+    def mark_positions(self, positions: Positions | None, name: str, count: int, like: Tensor) -> Tensor:
+        """Return a bool mask (b,n) or (1,n) of positions in a sequence of `count`. Raises ValueError for others."""
+        places = torch.arange(count, device=like.device)
+        if positions is None:
+            return torch.ones(1, count, dtype=torch.bool, device=like.device)
+        chosen = torch.as_tensor(positions, device=like.device).reshape(-1, 1)
+        if chosen.is_floating_point() or len(chosen) not in (1, len(like)):
+            shape = tuple(chosen.shape[:1])
+            raise self.fail(f"{name} must be an integer, or one for each of {len(like)} examples, got {shape}")
+        if wrong := [int(x) for x in chosen.flatten() if not 0 <= x < count]:
+            raise self.fail(f"there is no {name} {wrong[0]}: this pass has {count}, numbered 0 … {count - 1}")
+        return chosen == places
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KnockOutHead(Intervention):
+    """Set the mixed context of a head to 0; without `head`, that of the whole layer."""
+
+    def change_mixed(self, mixed: Tensor, site: Site) -> Tensor:
+        return mixed.masked_fill(self.mark_heads(site.heads, mixed)[:, None, None], 0.0)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KnockOutEdge(Intervention):
+    """Set the weight of one query on one key to 0.
+
+    renormalize   scale the other weights of the row so that its sum stays
+    """
+
+    query: Positions
+    key: Positions
+    renormalize: bool = False
+    needs_weights: ClassVar[bool] = True
+
+    def change_weights(self, weights: Tensor, site: Site) -> Tensor:
+        queries = self.mark_positions(self.query, "query", weights.shape[2], weights)
+        keys = self.mark_positions(self.key, "key", weights.shape[3], weights)
+        edges = queries[:, None, :, None] & keys[:, None, None, :]  # (b,1,i,j)
+        changed = weights.masked_fill(edges & self.mark_heads(site.heads, weights)[:, None, None], 0.0)
+        if not self.renormalize:
+            return changed
+        rest = changed.sum(-1, keepdim=True)
+        return changed * (weights.sum(-1, keepdim=True) / rest.masked_fill(rest == 0, 1.0))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KnockOutValue(Intervention):
+    """Set the value of one token to 0 in the sum over keys. No weight changes."""
+
+    token: Positions
+    needs_weights: ClassVar[bool] = True
+
+    def change_weights(self, weights: Tensor, site: Site) -> Tensor:
+        keys = self.mark_positions(self.token, "token", weights.shape[3], weights)[:, None, None, :]
+        return weights.masked_fill(keys & self.mark_heads(site.heads, weights)[:, None, None], 0.0)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PatchHead(Intervention):
+    """Replace the mixed context of a head, at all queries or one, by that of a Record of the same model.
+
+    record   of one example for all, or of as many examples as the pass has
+    query    None: every query; the two passes must then have the same length
+    """
+
+    record: Record
+    query: Positions | None = None
+
+    def change_mixed(self, mixed: Tensor, site: Site) -> Tensor:
+        layers = self.record.kind(site.kind)
+        if site.layer >= len(layers):
+            raise self.fail(f"the record has {len(layers)} {site.kind} layers, and layer {site.layer} is patched")
+        other = layers[site.layer].mixed.to(mixed)  # (b,h,i,d)
+        if other.shape[1:] != mixed.shape[1:] or len(other) not in (1, len(mixed)):
+            shapes = f"{tuple(other.shape)}, and this pass {tuple(mixed.shape)}"
+            raise self.fail(f"the record has contexts (examples, heads, queries, size) {shapes}: use texts as long")
+        marked = self.mark_positions(self.query, "query", mixed.shape[2], mixed)[:, None, :, None]
+        return torch.where(marked & self.mark_heads(site.heads, mixed)[:, None, None], other, mixed)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Steer(Intervention):
+    """Add scale · vector (e,) to the output of a layer, at all queries or one."""
+
+    vector: Tensor
+    scale: float = 1.0
+    query: Positions | None = None
+
+    def change_outputs(self, outputs: Tensor, site: Site) -> Tensor:
+        if self.head is not None:
+            raise self.fail("head= has no meaning: the vector is added to the output of all heads together")
+        if self.vector.shape != outputs.shape[-1:]:
+            raise self.fail(f"vector must have the shape ({outputs.shape[-1]},), got {tuple(self.vector.shape)}")
+        marked = self.mark_positions(self.query, "query", outputs.shape[1], outputs)
+        return outputs + marked.unsqueeze(-1) * (self.scale * self.vector.to(outputs))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FreezeWeights(Intervention):
+    """Keep the numbers of α and of the turning, without their gradients: the layer is then linear in its values."""
+
+    needs_weights: ClassVar[bool] = True
+
+    def change_weights(self, weights: Tensor, site: Site) -> Tensor:
+        return weights.detach()
+
+
+def resolve_interventions(interventions: Sequence[Any], sites: Sequence[Site]) -> list[Intervention]:
+    """Return the interventions with their kinds. Raises an error for an unknown kind, layer or head."""
+    if not interventions:
+        raise ValueError("intervene needs an intervention, such as KnockOutHead(layer=0, head=1)")
+    return [_resolve(each, sites) for each in interventions]
+
+
+def _resolve(each: Any, sites: Sequence[Site]) -> Intervention:
+    if not isinstance(each, Intervention):
+        known = ", ".join(kind.__name__ for kind in Intervention.__subclasses__() if kind is not FreezeWeights)
+        raise TypeError(f"an intervention must be one of {known}, got {each!r}")
+    kinds = list(dict.fromkeys(site.kind for site in sites))
+    kind = kinds[0] if each.kind is None and len(kinds) == 1 else each.kind
+    if kind not in kinds:
+        raise each.fail(f"kind must be {' or '.join(kinds)}, the attentions of this model, got {each.kind!r}")
+    ours = [site for site in sites if site.kind == kind]
+    if each.layer is not None:
+        ours = [site for site in ours if site.layer == each.layer]
+        if not ours:
+            last = max(site.layer for site in sites if site.kind == kind)
+            raise each.fail(f"there is no layer {each.layer}; the {kind} layers are 0 … {last}")
+    if each.head is not None:
+        for site in ours:
+            if not 0 <= each.head < site.heads:
+                where = f"{kind} layer {site.layer}"
+                raise each.fail(f"there is no head {each.head}; the heads of {where} are 0 … {site.heads - 1}")
+    return replace(each, kind=kind)
+
+
+def list_sites(model: nn.Module) -> list[Site]:
+    """Return the attention layers of our model, by kind and index."""
+    found = [module for module in model.modules() if isinstance(module, Attention)]
+    sites = [Site(module.kind, module.index, module.mechanism.heads) for module in found]
+    return sorted(sites, key=lambda site: (list(KINDS).index(site.kind), site.layer))
+
+
+@contextmanager
+def change_model(model: nn.Module, interventions: Sequence[Intervention]) -> Iterator[None]:
+    """Change every pass of our model while the context is open. Afterwards, also after an error, no hook stays."""
+    inner = require_eval_model(model)
+    chosen = resolve_interventions(interventions, list_sites(inner))
+    with ExitStack() as stack:
+        for module in inner.modules():
+            if isinstance(module, Attention):
+                site = Site(module.kind, module.index, module.mechanism.heads)
+                if own := [each for each in chosen if each.applies_to(site)]:
+                    hook = change_mechanism(own, site)
+                    stack.enter_context(module.mechanism.register_forward_hook(hook, with_kwargs=True))
+                    stack.enter_context(module.register_forward_hook(_change_attention(own, site)))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))  # hooks on compiled code never fire
+        stack.enter_context(mark_changed(inner))
+        yield
+
+
+def change_mechanism(chosen: Sequence[Intervention], site: Site) -> Callable[..., tuple[Tensor, Any]]:
+    """Return a forward hook of a mechanism that changes its weights, then its mixed context."""
+
+    def hook(mechanism: Any, args: Any, named: dict[str, Any], output: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
+        mixed = output[0]
+        if any(each.needs_weights for each in chosen):
+            mixed = _mix_changed(mechanism, chosen, site, *args, **named)
+        for each in chosen:
+            mixed = each.change_mixed(mixed, site)
+        return mixed, output[1]
+
+    return hook
+
+
+def _mix_changed(
+    mechanism: Mechanism, chosen: Sequence[Intervention], site: Site, q: Tensor, k: Tensor, v: Tensor,
+    mask: Tensor | None = None, carry: Tensor | None = None, *, sides: Any = (None, None), **options: Any,
+) -> Tensor:  # fmt: skip
+    """Return the mixed context (b,h,i,d) with changed weights."""
+    if mechanism.carry_of == "keys":
+        v, carry = mechanism.values(v, carry)[0], None
+    weights = mechanism.weights(q, k, mask, carry, **options, **mechanism.give_sides(sides))[0]
+    for each in chosen:
+        weights = each.change_weights(weights, site)
+    context = weights @ repeat_heads(v, weights.shape[1])
+    at = options.get("at")
+    if not any(isinstance(each, FreezeWeights) for each in chosen):
+        return mechanism.finish(mechanism.turn(context, v, at, sides))
+    turning = read_turning(mechanism, context, v, at, sides)
+    return mechanism.finish(context if turning is None else apply_turning(turning.detach(), context))
+
+
+def _change_attention(chosen: Sequence[Intervention], site: Site) -> Callable[..., tuple[Tensor, Any]]:
+    def hook(attention: nn.Module, args: Any, output: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
+        outputs, carry = output
+        for each in chosen:
+            outputs = each.change_outputs(outputs, site)
+        return outputs, carry
+
+    return hook

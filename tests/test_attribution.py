@@ -1,0 +1,197 @@
+"""Signed contributions, ALTI, value zeroing and the split of a logit, against slow transcriptions."""
+
+import pytest
+import tiny_models
+import torch
+from small_models import CLASSIFIER, LM, TRANSLATOR, made
+
+import attnlab
+from attnlab.analysis.alti import alti_logit, alti_shares
+from attnlab.analysis.mixing import mixing
+from attnlab.analysis.rollout import RolloutShares, rollout
+from attnlab.analysis.sharing import Sharing
+from attnlab.analysis.signed import Signed, signed_shares
+from attnlab.huggingface.decomposition import decompose
+from attnlab.huggingface.zeroing import record_zeroing
+from attnlab.records.record import turn_values
+
+SOURCE, TARGET = torch.tensor([[3, 5, 7, 11, 13]]), torch.tensor([[2, 9, 4, 17]])
+PADDED = torch.tensor([[3, 5, 7, 11, 13], [4, 6, 8, 0, 0]])
+
+
+def one(name, **options):
+    torch.manual_seed(0)
+    model = getattr(tiny_models, name)(**options).double().eval()
+    return model, {key: x[:1] for key, x in tiny_models.padded_batch(model).items()}
+
+
+def list_vectors(layer):
+    """Σ over nothing: every vector α_hij (v_hj A_hi) W_h, (b,h,i,j,e)."""
+    values = layer.values.unsqueeze(2) if layer.turning is None else turn_values(layer.turning, layer.values)
+    return torch.einsum(
+        "bhij,bhijd,hde->bhije", layer.weights, values.expand(*layer.weights.shape, -1), layer.output_weight
+    )
+
+
+@pytest.mark.parametrize("name", ["softmax", "dagpam", "gated", "xsa", "value-gated"])
+def test_signed_contributions_are_projections_that_sum_to_one(name):
+    record = attnlab.record(made(TRANSLATOR, name), (PADDED, TARGET.expand(2, 4)))
+    for layer in record.layers:
+        shares, y = signed_shares(layer), layer.outputs
+        expected = (list_vectors(layer) * y[:, None, :, None]).sum(-1) / y.square().sum(-1)[:, None, :, None]
+        torch.testing.assert_close(shares.head, expected)
+        assert shares.error < 1e-12
+        both = signed_shares(layer, residual=True)
+        u = y + layer.around["residual"]
+        torch.testing.assert_close(both.residual, (layer.around["residual"] * u).sum(-1) / u.square().sum(-1))
+        assert both.error < 1e-12
+
+
+def test_signed_contributions_refuse_what_is_no_sum():
+    layer = attnlab.record(made(LM, "differential"), TARGET).layers[0]
+    with pytest.raises(ValueError, match="not a sum over keys"):
+        signed_shares(layer)
+
+
+def test_the_table_of_signed_contributions():
+    record = attnlab.record(made(LM), TARGET)
+    sums = Signed()
+    sums.add(record)
+    table = sums.table()
+    layer = table[table["layer"] == 1]
+    bias = signed_shares(record.layers[1]).bias.mean()
+    assert float(layer["share"].sum()) + float(bias) == pytest.approx(1)
+    assert (table["completeness_error"] < 1e-12).all()
+    first = signed_shares(record.layers[1]).head[..., 0].mean((0, 2))
+    assert list(layer["first_token_share"]) == pytest.approx(first.tolist())
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bert", "marian"])
+def test_alti_is_a_distance_that_shrinks(name):
+    model, batch = one(name)
+    for layer in attnlab.record(model, batch).layers:
+        shares, own = alti_shares(layer)
+        vectors = list_vectors(layer).sum(1)[0]  # (i,j,e)
+        residual, y = layer.around["residual"][0], (layer.around["residual"] + layer.outputs)[0]
+        parts = torch.cat([vectors, residual[:, None]], dim=1) if layer.kind == "cross" else vectors.clone()
+        if layer.kind != "cross":
+            for i in range(len(y)):
+                parts[i, i] += residual[i]
+        if name != "gpt2":  # post-norm
+            gain, scale = layer.around["norm.gain"], layer.around["norm.scale"][0]
+            parts = gain * scale[:, None] * (parts - parts.mean(-1, keepdim=True))
+            y = gain * scale * (y - y.mean(-1, keepdim=True))
+        near = (y.abs().sum(-1)[:, None] - (y[:, None] - parts).abs().sum(-1)).clamp_min(0)
+        near = near / near.sum(-1, keepdim=True)
+        torch.testing.assert_close(shares[0], near[:, : shares.shape[2]])
+        torch.testing.assert_close(shares.sum(-1) + own, torch.ones_like(own))
+    totals = rollout(attnlab.record(model, batch), "alti")
+    totals.pop("encoder-self", None) if name == "marian" else None
+    ends = sum(x.sum(-1) for x in totals.values())
+    torch.testing.assert_close(ends, torch.ones_like(ends))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "ours"])
+def test_the_logit_form_of_alti_sums_to_the_logit(name):
+    model, batch = (made(LM, norm="pre", final_norm=True), TARGET) if name == "ours" else one(name)
+    record = attnlab.record(model, batch, feed_forward=True)
+    tokens = record.tokens["target"]
+    with torch.no_grad():
+        logits = model(batch) if name == "ours" else model(**batch).logits
+    shares = alti_logit(record, tokens)
+    chosen = logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(shares.logit, chosen, rtol=1e-5, atol=1e-5)  # fused attention rounds differently
+    assert shares.error < (1e-6 if name == "llama" else 1e-12)  # its norms compute in float32
+    assert not shares.tokens.triu(1).any()
+
+
+def test_what_the_logit_form_refuses():
+    with pytest.raises(ValueError, match="record with feed_forward=True"):
+        alti_logit(attnlab.record(*one("gpt2")), torch.zeros(1, 11, dtype=torch.int64))
+    with pytest.raises(ValueError, match="needs a pre-norm model"):
+        alti_logit(attnlab.record(made(LM, norm="post"), TARGET, feed_forward=True), TARGET)
+    with pytest.raises(ValueError, match="needs a language model"):
+        alti_logit(attnlab.record(*one("bert")), TARGET)
+
+
+def test_value_zeroing_is_a_pass_with_values_changed_by_hand():
+    model, _ = one("bert")
+    batch = tiny_models.padded_batch(model)
+    made_map = record_zeroing(model, batch).layers[1].extras["zeroing"]
+    layer = model.encoder.layer[1]
+
+    def erase(module, args, output):
+        output = output.clone()
+        output[:, 3] = 0.0
+        return output
+
+    with torch.no_grad():
+        whole = model(**batch, output_hidden_states=True).hidden_states[2]
+        with layer.attention.self.value.register_forward_hook(erase):
+            changed = model(**batch, output_hidden_states=True).hidden_states[2]
+    expected = 1 - torch.cosine_similarity(whole, changed, dim=-1)
+    torch.testing.assert_close(made_map[:, :, 3], expected.clamp_min(0), rtol=1e-6, atol=1e-12)
+    own = record_zeroing(made(TRANSLATOR), (PADDED, TARGET.expand(2, 4))).kind("cross")[0].extras["zeroing"]
+    assert own.shape == (2, 4, 5)
+    assert own[1, :, 3:].max() < 1e-15  # padding has no weight
+    with pytest.raises(ValueError, match="value zeroing was not recorded"):
+        rollout(attnlab.record(model, batch), "zeroing")
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "marian", "t5", "qwen3", "phi3"])
+def test_the_parts_of_a_logit_sum_to_it(name):
+    model, batch = one(name)
+    parts = decompose(model, batch)
+    assert parts.error < 1e-12
+    with torch.no_grad():
+        logit = model(**batch)[0][0, -1, parts.word]
+    assert parts.logit == pytest.approx(float(logit), rel=1e-6)
+    assert decompose(model, batch, frozen=False).error > 0.01
+    assert parts.table()["logit"].sum() == pytest.approx(parts.logit)
+
+
+@pytest.mark.parametrize("name", ["softmax", "coda", "dagpam", "gated", "xsa", "resformer", "sigmoid"])
+@pytest.mark.parametrize("config", [LM, TRANSLATOR, CLASSIFIER], ids=["lm", "translator", "classifier"])
+def test_the_parts_of_a_logit_of_ours_sum_to_it(name, config):
+    batch = {LM: TARGET, TRANSLATOR: (SOURCE, TARGET), CLASSIFIER: SOURCE}[config]
+    assert decompose(made(config, name, activation="swiglu"), batch).error < 1e-12
+
+
+def test_a_token_that_cannot_be_seen_has_no_part():
+    model = made(LM)
+    parts = decompose(model, TARGET, position=1, word=5).tokens["tokens"]
+    assert not parts[2:].any()
+    assert parts[:2].all()
+
+
+def test_a_mechanism_that_is_no_sum_shows_its_error():
+    assert decompose(made(LM, "differential"), TARGET).error > 0.01
+
+
+def test_what_decompose_refuses():
+    model = made(LM)
+    with pytest.raises(ValueError, match="there is no position 4: this pass has 4"):
+        decompose(model, TARGET, position=4)
+    with pytest.raises(ValueError, match="word must be an id from 0 to 22, got 23"):
+        decompose(model, TARGET, word=23)
+    with pytest.raises(ValueError, match="one example, got 2"):
+        decompose(model, TARGET.expand(2, 4))
+    with pytest.raises(ValueError, match="one output for the whole text"):
+        decompose(made(CLASSIFIER), SOURCE, position=1)
+
+
+def test_sharing_and_rollout_over_a_corpus_are_means_of_their_maps():
+    record = attnlab.record(made(TRANSLATOR), (PADDED[:1], TARGET))
+    sharing, shares = Sharing(), RolloutShares()
+    sharing.add(record), shares.add(record)
+    table = sharing.table().set_index(["kind", "layer"])
+    for layer in record.layers:
+        row = table.loc[(layer.kind, layer.index)]
+        assert row["norm_ratio"] == pytest.approx(float(mixing(layer, "norm").ratio.mean()))
+        shares_of_keys = alti_shares(layer)[0][0]
+        expected = -(shares_of_keys * shares_of_keys.clamp_min(1e-300).log()).sum(-1).mean()
+        assert row["alti_entropy_nats"] == pytest.approx(float(expected))
+    rolled, rows = rollout(record), shares.table().set_index("kind")
+    assert rows.loc["encoder-self", "own_share"] == pytest.approx(float(rolled["encoder-self"][0].diagonal().mean()))
+    assert rows.loc["cross", "first_token_share"] == pytest.approx(float(rolled["cross"][0, :, 0].mean()))
+    assert rows.loc["cross", "own_share"] == 0
