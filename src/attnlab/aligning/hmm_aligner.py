@@ -40,9 +40,7 @@ class HmmAligner:
     target: Words
 
     @classmethod
-    def train(
-        cls, pairs: Pairs, kind: str, *, tick: Tick = lambda done, of: None
-    ) -> tuple["HmmAligner", "HmmAligner"]:
+    def train(cls, pairs: Pairs, kind: str, *, tick: Tick = lambda done, of: None) -> tuple["HmmAligner", "HmmAligner"]:
         """Train both directions; return that of source to target, and that of target to source."""
         vocabularies = [_count_words(side) for side in pairs]
         corpus = _encode_pairs(vocabularies, pairs)

@@ -11,7 +11,7 @@ direction: expectation maximisation.
     stage       posterior of                                iterations of "hmm", "fertility"
     ibm1        IBM Model 1 with p0                         3, 3
     hmm         the hidden Markov model                     4, 2
-    fertility   the same with fertilities                   0, 2
+    fertility   the same with fertilities                   0, 1
 
     θ(o|i) = (n_io + a)/(n_i + a O_i)      θ(o|NULL) ∝ n_o + 0.001      j(d) ∝ n_d + 50 j⁰(d)        j⁰: before training
 
@@ -36,7 +36,7 @@ Kind = Literal["hmm", "fertility"]
 Stage = Literal["ibm1", "hmm", "fertility"]
 SCHEDULES: dict[str, dict[Stage, int]] = {
     "hmm": {"ibm1": 3, "hmm": 4},
-    "fertility": {"ibm1": 3, "hmm": 2, "fertility": 2},
+    "fertility": {"ibm1": 3, "hmm": 2, "fertility": 1},
 }
 
 
@@ -123,9 +123,7 @@ class _Totals:
 
 
 class _Fitting:
-    def __init__(
-        self, corpus: WordPairs, sizes: tuple[int, int], options: HmmOptions, *, with_fertility: bool
-    ) -> None:
+    def __init__(self, corpus: WordPairs, sizes: tuple[int, int], options: HmmOptions, *, with_fertility: bool) -> None:
         self.options, self.sizes, self.with_fertility = options, sizes, with_fertility
         index = TypePairs(sizes[1])
         self.blocks = BlockFile(corpus, index.add, sizes[1])

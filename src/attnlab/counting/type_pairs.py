@@ -65,7 +65,7 @@ class TypePairs:
             if insert and len(free):
                 self._slots[places[free]] = keys[free]
                 held = self._slots[places]
-                self._number_slots(places[free][held[free] == keys[free]], in_order, len(found))
+                self._number_slots(places[free][held[free] == keys[free]], in_order)
             found[asked] = np.where(held == keys, self._numbers[places], 0)
             again = np.flatnonzero((held != keys) & (insert | (held != FREE)))
             asked = again if isinstance(asked, slice) else asked[again]
@@ -74,9 +74,11 @@ class TypePairs:
             self._renumber(found)
         return found
 
-    def _number_slots(self, slots: np.ndarray, in_order: bool, most: int) -> None:
-        """Give the next numbers to newly used slots."""
-        fresh = np.unique(slots)
+    def _number_slots(self, slots: np.ndarray, in_order: bool) -> None:
+        """Give the next numbers to newly used slots, which may be repeated: the last of equal ones counts."""
+        order = np.arange(len(slots), dtype=np.int32)
+        self._numbers[slots] = order
+        fresh = slots[self._numbers[slots] == order]
         end = self._size + len(fresh)
         if end > len(self._keys):
             self._keys = np.concatenate([self._keys, np.full(max(len(self._keys), len(fresh)), FREE, dtype=np.int64)])
