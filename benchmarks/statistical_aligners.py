@@ -1,11 +1,11 @@
 """Statistical word aligners beside eflomal and fast_align: AER, sentence pairs per CPU second, peak memory.
 
-    python benchmarks/statistical_aligners.py [--only de-en-160000 …] [--aligners fertility eflomal …] [--out results/alignment]
+    python benchmarks/statistical_aligners.py [--only de-en-160000 …] [--aligners fertility …] [--out results/alignment]
 
-Every aligner is trained in both directions on the same text and aligns it in both: the gold pairs, then Europarl, Moses'
-words in lower case, without gold sentences. Each runs in a process of its own, on one thread, from text files to files
-of links. Seconds are CPU seconds of that process and its children, its start included; memory is the peak of one
-process. grow-diag-final-and then joins the directions, outside the measured time. fast_align (PyPI: systran-align)
+Every aligner is trained in both directions on the same text and aligns it in both: the gold pairs, then Europarl, in
+Moses' words and lower case, without gold sentences. Each runs in a process of its own, on one thread, from text files
+to files of links. Seconds are CPU seconds of that process and its children, its start included; memory is the peak of
+one process. grow-diag-final-and then joins the directions, outside the measured time. fast_align (PyPI: systran-align)
 joins them itself. eflomal (PyPI) and systran-align are measured where they are installed.
 """
 
@@ -67,7 +67,10 @@ def work(aligner, source, target, ahead, back):
         program = shutil.which("eflomal-align") or str(Path(sys.executable).parent / "eflomal-align")
         command = [program, "--overwrite", "-s", source, "-t", target, "-f", ahead, "-r", back]
         os.execv(program, command)
-    sides = [[line.split() for line in Path(path).open(encoding="utf-8")] for path in (source, target)]
+    sides = [
+        [line.split() for line in Path(path).read_text("utf-8").removesuffix("\n").split("\n")]
+        for path in (source, target)
+    ]
     if aligner == "fast_align":
         links = run_fast_align(sides, Path(ahead).parent)
         write_links(ahead, links)
@@ -110,7 +113,7 @@ def measure(aligner, lines, gold, folder):
     files = [str(folder / name) for name in ("source", "target", "ahead", "back")]
     for file, side in zip(files[:2], lines, strict=True):
         Path(file).write_text("".join(f"{line}\n" for line in side), encoding="utf-8")
-    one = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
+    one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     command = [sys.executable, __file__, "--work", aligner, *files]
     process = subprocess.Popen(command, env=os.environ | one, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)

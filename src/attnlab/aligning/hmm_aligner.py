@@ -2,8 +2,8 @@
 
     FOLDER/aligner.safetensors, source.txt, target.txt        one direction, written by `save`, read by `load`
 
-Training fits both directions (`attnlab.counting.agreement`). A target word is linked to the source word with the highest
-posterior. It gets no link if NULL has a higher one.
+Training fits both directions (`attnlab.counting.agreement`). A target word is linked to the source word with the
+highest posterior. It gets no link if NULL has a higher one.
 """
 
 import hashlib

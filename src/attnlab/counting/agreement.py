@@ -87,11 +87,9 @@ def fit_hmm(
         raise ValueError(f"kind must be one of {', '.join(SCHEDULES)}, got {kind!r}")
     stages = [stage for stage, times in (schedule or SCHEDULES[kind]).items() for _ in range(times)]
     fitting = _Fitting(corpus, corpus.fit_sizes(sizes), options or HmmOptions(), with_fertility=kind == "fertility")
-    history = []
+    history, words, passes = [], fitting.words, len(stages) * len(fitting.blocks)
     for number, stage in enumerate(stages):
-        blocks = len(fitting.blocks)
-        totals = fitting.expect(stage, lambda done, k=number: tick(k * blocks + done, len(stages) * blocks))
-        words = fitting.words
+        totals = fitting.expect(stage, number * len(fitting.blocks), lambda done: tick(done, passes))
         history.append((totals.log_likelihood[0] / words[0], totals.log_likelihood[1] / words[1]))
         fitting.maximise(totals, stage)
     ahead, back = fitting.extract_model(0), fitting.extract_model(1)
@@ -147,9 +145,10 @@ class _Fitting:
             for side in (0, 1)
         ]
 
-    def expect(self, stage: Stage, tick: Callable[[int], None]) -> _Totals:
+    def expect(self, stage: Stage, done: int, tick: Callable[[int], None]) -> _Totals:
+        """Compute the E step; report the number of blocks, counted from those `done` before."""
         totals = _Totals(self.pairs, self.sizes)
-        for number, block in enumerate(self.blocks, start=1):
+        for number, block in enumerate(self.blocks, start=done + 1):
             theta = self.theta.take(block.cells)  # (T,n,L+1)
             ahead = self._find_posterior(0, np.ascontiguousarray(theta.real), block.source, block.target, stage)
             back = self._find_posterior(1, _turn(theta.imag), block.target, block.source, stage)

@@ -2,8 +2,8 @@
 
     θ(o|i) = (n_io + a) / (n_i + a O_i)        n_io: expected links of i with o      O_i: types that occur with i
 
-Only pairs of types with n_io ≥ SMALLEST_COUNT are stored. θ of every other pair is a / (n_i + a O_i). A source word that
-was never seen has θ = 1/O for all O target types.
+Only pairs of types with n_io ≥ SMALLEST_COUNT are stored. θ of every other pair is a / (n_i + a O_i). A source word
+that was never seen has θ = 1/O for all O target types.
 """
 
 import json
