@@ -6,10 +6,10 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from attnlab.counting.agreement import HmmOptions, fit_hmm
 from attnlab.counting.cooccurrence import WordPairs
 from attnlab.counting.fertility import MOST, add_fertility, estimate_fertility, tabulate_weights, weigh_links
 from attnlab.counting.hmm import WIDEST, build_moves, make_first_jumps, run_chain, run_ibm1
+from attnlab.counting.hmm_fit import HmmOptions, fit_hmm
 from attnlab.counting.hmm_model import HmmModel
 from attnlab.counting.padded_blocks import SLACK, SMALL, BlockFile, cut_blocks
 from attnlab.counting.type_pairs import SMALLEST, TypePairs

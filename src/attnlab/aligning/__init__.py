@@ -1,4 +1,4 @@
-"""Word alignment of sentence pairs with an attnlab run, a Hugging Face encoder-decoder, or a statistical model."""
+"""Word alignment of sentence pairs with an attnlab run, a Hugging Face encoder-decoder, or IBM Model 1."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,13 +7,11 @@ from pathlib import Path
 from typing import get_args
 
 from attnlab.aligning.choice import Reading, RowSetting, parse_place
-from attnlab.aligning.eflomal_peer import NAME as EFLOMAL
-from attnlab.aligning.eflomal_peer import align_by_eflomal
 from attnlab.aligning.extraction import PairReader, Sentences, Tick, find_links
-from attnlab.aligning.hmm_aligner import KINDS, align_by_hmm, is_hmm
 from attnlab.aligning.ibm1_aligner import FILE, WordModel, name_folder
 from attnlab.aligning.pair_readers import open_pretrained_reader, open_run_reader
 from attnlab.aligning.row_evidence import compare_settings
+from attnlab.aligning.statistical import align_statistically, is_statistical
 from attnlab.analysis.alignment import CorpusAlignment
 from attnlab.models.lstm_config import LSTMConfig
 from attnlab.tasks.links import Gold
@@ -46,7 +44,7 @@ class AlignmentRequest:
     head: str | None = None
     selection: SelectionGold | None = None
     diagonal: bool = False  # for IBM Model 1
-    train_on: Pairs | None = None  # for statistical models; by default the text to align
+    train_on: Pairs | None = None  # for IBM Model 1; by default the text to align
     device: str = "auto"
     allow_code: bool = False  # run the file of a user-written mechanism that the model names
 
@@ -74,8 +72,8 @@ class AlignmentRequest:
 
 
 def is_word_model(model: str) -> bool:
-    """Return whether the name is a statistical aligner's, or the folder of a trained one."""
-    return model in ("ibm1", EFLOMAL) or is_hmm(model) or find_folder(model, FILE) is not None
+    """Return whether the name is ibm1, hmm, fertility or eflomal, or the folder of a trained one."""
+    return model == "ibm1" or is_statistical(model) or find_folder(model, FILE) is not None
 
 
 @dataclass(frozen=True)
@@ -92,16 +90,17 @@ def align(
     """Align sentence pairs (words of the sources, words of the targets).
 
     model   a run's folder or its name in runs/; the id or folder of a Hugging Face encoder-decoder; ibm1, hmm,
-            fertility or eflomal; or the folder of a statistical aligner that an earlier call saved
+            fertility or eflomal; or the folder of a statistical model that an earlier call saved
     """
     request = request or AlignmentRequest()
     if len(pairs[0]) != len(pairs[1]):
         raise ValueError(f"{len(pairs[0])} sources but {len(pairs[1])} targets: pass one target for each source")
     if is_word_model(model):
         attention_options = ("by", "setting", "layer", "head")
-        request.refuse_options(attention_options, "is for models with attention; omit it for statistical models")
-        if is_hmm(model) or model == EFLOMAL:
-            return _align_by_hmm(model, pairs, request, tick)
+        request.refuse_options(attention_options, "is for models with attention; omit it for IBM Model 1")
+        if is_statistical(model):
+            request.refuse_options(("diagonal",), f"is for MODEL ibm1; omit it for {model}")
+            return AlignmentResult(*align_statistically(model, pairs, request.train_on, tick))
         return _align_by_ibm1(pairs, request, find_folder(model, FILE))
     request.refuse_options(("diagonal", "train_on"), f"is for MODEL ibm1; omit it for {model}")
     if find_folder(model, "model.json"):
@@ -111,15 +110,6 @@ def align(
     open_reader = partial(open_pretrained_reader, device=choose_device(request.device), allow_code=request.allow_code)
     with suggest_runs(model):
         return _align_by_attention(lambda some: open_reader(model, *some), pairs, request, None, tick)
-
-
-def _align_by_hmm(model: str, pairs: Pairs, request: AlignmentRequest, tick: Tick) -> AlignmentResult:
-    request.refuse_options(("diagonal",), f"is for MODEL ibm1; omit it for {model}")
-    if model == EFLOMAL:
-        return AlignmentResult(*align_by_eflomal(pairs, request.train_on))
-    if model not in KINDS:
-        request.refuse_options(("train_on",), f"is for training; {model} is already trained")
-    return AlignmentResult(*align_by_hmm(model, pairs, request.train_on, tick))
 
 
 def _align_by_ibm1(pairs: Pairs, request: AlignmentRequest, known: Path | None) -> AlignmentResult:

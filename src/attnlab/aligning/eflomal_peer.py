@@ -9,7 +9,6 @@ from pathlib import Path
 from attnlab.aligning.extraction import Sentences
 from attnlab.analysis.alignment import CorpusAlignment
 
-NAME = "eflomal"
 PROGRAM = "eflomal-align"
 
 

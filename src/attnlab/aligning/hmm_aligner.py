@@ -2,7 +2,7 @@
 
     FOLDER/aligner.safetensors, source.txt, target.txt        one direction, written by `save`, read by `load`
 
-Training fits both directions (`attnlab.counting.agreement`). A target word is linked to the source word with the
+Training fits both directions (`attnlab.counting.hmm_fit`). A target word is linked to the source word with the
 highest posterior. It gets no link if NULL has a higher one.
 """
 
@@ -17,13 +17,12 @@ import numpy as np
 
 from attnlab.aligning.extraction import Sentences, Tick
 from attnlab.analysis.alignment import NOWHERE, CorpusAlignment
-from attnlab.counting.agreement import SCHEDULES, HmmOptions, Kind, fit_hmm
 from attnlab.counting.cooccurrence import WordPairs
+from attnlab.counting.hmm_fit import SCHEDULES, HmmOptions, Kind, fit_hmm
 from attnlab.counting.hmm_model import HmmModel
 from attnlab.counting.padded_blocks import LARGEST, PADDING
 from attnlab.tasks.task import SPECIALS, UNK
 from attnlab.tasks.vocabulary import Words
-from attnlab.training.run_list import ROOT, find_folder
 
 FILE = "aligner.safetensors"
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -78,35 +77,6 @@ class HmmAligner:
         if (len(model.totals), len(model.null_words)) != (len(source), len(target)):
             raise ValueError(f"{folder}: the vocabularies do not fit {FILE}; delete the folder to train it again")
         return cls(model, source, target)
-
-
-def is_hmm(model: str) -> bool:
-    """Return whether the name is hmm, fertility or the folder of a trained one."""
-    return model in KINDS or find_folder(model, FILE) is not None
-
-
-def align_by_hmm(
-    model: str, pairs: Pairs, train_on: Pairs | None, tick: Tick = lambda done, of: None
-) -> tuple[CorpusAlignment, list[str]]:
-    """Align with hmm, fertility or a folder; return links and notes.
-
-    hmm and fertility are trained on `train_on`, by default on the pairs themselves, and saved in runs/, one folder for
-    each direction. A later call with the same text, in either direction, loads its folder.
-    """
-    if known := find_folder(model, FILE):
-        return HmmAligner.load(known).align(pairs, tick)
-    text = train_on or pairs
-    folder = ROOT / name_folder(text, model)
-    if (folder / FILE).is_file():
-        aligned, notes = HmmAligner.load(folder).align(pairs, tick)
-        return aligned, [f"{folder}: trained earlier on this text", *notes]
-    ahead, back = HmmAligner.train(text, model, tick=tick)
-    other = ROOT / name_folder((text[1], text[0]), model)
-    back.save(other)
-    ahead.save(folder)
-    aligned, notes = ahead.align(pairs, tick)
-    count = f"{len(text[0]):,} pair{'s' if len(text[0]) != 1 else ''}"
-    return aligned, [f"{folder}: trained on {count}; the other direction is in {other}", *notes]
 
 
 def name_folder(text: Pairs, kind: str) -> str:
