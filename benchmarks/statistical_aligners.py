@@ -105,6 +105,27 @@ def read_links(path, count):
         return [frozenset(tuple(map(int, link.split("-"))) for link in next(file).split()) for _ in range(count)]
 
 
+LAUNCHER = """
+import json, resource, subprocess, sys
+status = subprocess.call(sys.argv[1:], stdout=subprocess.DEVNULL)
+used = resource.getrusage(resource.RUSAGE_CHILDREN)
+print(json.dumps([status, used.ru_utime + used.ru_stime, used.ru_maxrss / 1e6]))
+"""
+
+
+def run_alone(command, environment):
+    """Return the CPU seconds and the peak memory in GB of a command.
+
+    A small process starts it: the peak of a process begins with the memory of the one that it is forked from.
+    """
+    launched = [sys.executable, "-S", "-c", LAUNCHER, *command]
+    done = subprocess.run(launched, env=environment, stdout=subprocess.PIPE, check=True, text=True)
+    status, seconds, peak = json.loads(done.stdout)
+    if status:
+        raise RuntimeError(f"status {status}: {' '.join(command)}")
+    return seconds, peak
+
+
 def measure(aligner, lines, gold, folder):
     """Return the row of one aligner on one text."""
     from attnlab.analysis.alignment import score
@@ -114,16 +135,11 @@ def measure(aligner, lines, gold, folder):
     for file, side in zip(files[:2], lines, strict=True):
         Path(file).write_text("".join(f"{line}\n" for line in side), encoding="utf-8")
     one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    command = [sys.executable, __file__, "--work", aligner, *files]
-    process = subprocess.Popen(command, env=os.environ | one, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        raise RuntimeError(f"{aligner} failed with status {status}: {' '.join(command)}")
+    seconds, peak = run_alone([sys.executable, __file__, "--work", aligner, *files], os.environ | one)
     ahead, back = (read_links(file, len(gold)) for file in files[2:])
     joined = ahead if aligner == "fast_align" else list(map(grow_diag_final_and, ahead, back))
-    seconds = usage.ru_utime + usage.ru_stime
     row = {"aligner": aligner, "pairs": len(lines[0]), "gold_pairs": len(gold), "cpu_seconds": seconds}
-    row |= {"pairs_per_cpu_second": len(lines[0]) / seconds, "peak_gigabytes": usage.ru_maxrss / 1e6}
+    row |= {"pairs_per_cpu_second": len(lines[0]) / seconds, "peak_gigabytes": peak}
     for name, links in {"ahead": ahead, "back": back, "joined": joined}.items():
         if aligner == "fast_align" and name != "joined":
             continue
