@@ -47,10 +47,8 @@ def index_jumps(positions: int) -> np.ndarray:
 
 
 def build_moves(jumps: np.ndarray, positions: int, null: float) -> np.ndarray:
-    """Return (1 − p0) j(l − l'), (positions, positions); nothing leads back to position 0, the start."""
-    moves = jumps[index_jumps(positions)] * np.float32(1.0 - null)
-    moves[:, 0] = 0.0
-    return moves
+    """Return (1 − p0) j(l − l') from l' to l, (positions, positions). No word is emitted at position 0, the start."""
+    return jumps[index_jumps(positions)] * np.float32(1.0 - null)
 
 
 def run_chain(emission: np.ndarray, null: np.ndarray, moves: np.ndarray) -> Posterior:
