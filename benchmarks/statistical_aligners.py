@@ -10,6 +10,7 @@ joins them itself. eflomal (PyPI) and systran-align are measured where they are 
 """
 
 import argparse
+import gzip
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 
 import measuring
@@ -44,19 +46,18 @@ def read_text(pair, count):
     """Return the lines of both sides, gold pairs first, and the gold links."""
     from attnlab.studies.kobayashi2020.plan import remove_gold
     from attnlab.tasks.links import read_gold
-    from attnlab.tasks.parallel import find_parallel_text
     from attnlab.tasks.text import load_moses
-    from attnlab.tasks.translation import TranslationConfig
 
     folder = Path(os.environ["ATTNLAB_DATA"]) / "gold-alignments" / pair
     languages = pair.split("-")
     own = [(folder / f"{pair}.{name}").read_text().lower().removesuffix("\n").split("\n") for name in languages]
     lengths = [(len(x.split()), len(y.split())) for x, y in zip(*own, strict=True)]
     gold = read_gold(next(f for f in folder.iterdir() if f.suffix in (".talp", ".pharaoh")), lengths)
-    read = find_parallel_text(TranslationConfig(data="europarl", pair=pair)).readers["train"]()
-    words = [
-        [load_moses(name)[0](line).lower() for line in side[:count]] for name, side in zip(languages, read, strict=True)
-    ]
+    stored = Path(os.environ["ATTNLAB_DATA"]) / "europarl" / ("en-de" if pair == "de-en" else pair)
+    words = []
+    for name in languages:
+        with gzip.open(f"{stored}.train.{name}.gz", "rt", encoding="utf-8", newline="\n") as file:
+            words.append([load_moses(name)[0](line.rstrip("\n")).lower() for line in islice(file, count)])
     more = remove_gold(own, [(x, y) for x, y in zip(*words, strict=True) if x.strip() and y.strip()])
     return [lines + [line[side] for line in more] for side, lines in enumerate(own)], gold
 

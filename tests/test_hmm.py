@@ -100,14 +100,19 @@ def test_expected_links_are_those_of_a_slow_transcription(agree):
     pairs = draw_corpus(3)
     model = fit(pairs, "hmm", agree=agree).ahead
     jumps, types = make_first_jumps(), [1 + max(max(pair[side]) for pair in pairs) for side in (0, 1)]
-    counts = defaultdict(float)
+    counts, null, path = defaultdict(float), np.full(types[1], 1e-3), 50.0 * jumps
     for x, y in pairs:
-        ahead, _, _ = slow_posterior(*even(len(y), len(x), types[1]), jumps, None)
+        ahead, _, moves = slow_posterior(*even(len(y), len(x), types[1]), jumps, None)
+        np.add.at(null, y, 1 - ahead.sum(1))
+        for (start, end), value in moves.items():
+            path[end - start + WIDEST] += value
         back, _, _ = slow_posterior(*even(len(x), len(y), types[0]), jumps, None)
         for (t, o), (position, i) in itertools.product(enumerate(y), enumerate(x)):
             counts[i, o] += ahead[t, position] * (back[position, t] if agree else 1.0)
     found = {(int(k) // types[1], int(k) % types[1]): n for k, n in zip(model.keys, model.counts, strict=True)}
     assert found == pytest.approx({cell: n for cell, n in counts.items() if n >= 1e-3}, rel=1e-4)
+    assert model.null_words == pytest.approx(null / null.sum(), rel=1e-4)
+    assert model.jumps == pytest.approx(path / path.sum(), rel=1e-4)
     for i in range(types[0]):
         together = {o for x, y in pairs if i in x for o in y}
         wanted = sum(counts[i, o] for o in together) + 1e-4 * len(together)
@@ -160,16 +165,16 @@ def test_fertilities_are_learnt():
 
 def test_numbers_of_pairs_of_types_are_those_of_a_dictionary():
     index, known, generator = TypePairs(1000), {}, np.random.default_rng(6)
+    pool = generator.integers(0, 2**40, 20_000)  # the last 5,000 are never added
     for size in (10, 3000, 9000, 1, 20_000):  # grows beyond SMALLEST
-        keys = generator.integers(0, 15_000, size)
+        keys = pool[generator.integers(0, 15_000, size)]
         numbers = index.add(keys)
         for key, number in zip(keys.tolist(), numbers.tolist(), strict=True):
             assert known.setdefault(key, number) == number
     assert len(index) == len(known) + 1 > SMALLEST
     assert sorted(known.values()) == [*range(1, len(index))]
     assert {int(key): k for k, key in enumerate(index.keys) if k} == known
-    asked = np.arange(20_000)
-    assert index.find(asked).tolist() == [known.get(key, 0) for key in asked.tolist()]
+    assert index.find(pool).tolist() == [known.get(key, 0) for key in pool.tolist()]
 
 
 def test_every_pair_with_words_is_in_one_block():
@@ -207,8 +212,20 @@ def test_a_saved_model_aligns_as_the_one_that_was_fitted(tmp_path, stages):
     both = [list(m.iterate_posteriors(m.open_blocks(corpus))) for m in (model, again)]
     for (_, one), (_, other) in zip(*both, strict=True):
         assert np.array_equal(one.links, other.links)
-    links = both[0][0][1].links
-    assert links.sum() > 1
+    assert sum(posterior.links.sum() for _, posterior in both[0]) > 10
+
+
+def test_a_pair_is_aligned_beside_others_as_alone():
+    pairs = draw_corpus(9, number=30, longest=9)
+    model = fit(pairs, "ibm1", "hmm", "fertility").ahead
+    corpus = WordPairs.gather(pairs)
+    for block, posterior in model.iterate_posteriors(model.open_blocks(corpus)):
+        assert len(block.pairs) > 5
+        for k, pair in enumerate(block.pairs):
+            ((_, alone),) = model.iterate_posteriors(model.open_blocks(corpus.select(np.arange(30) == pair)))
+            steps, _, positions = alone.links.shape
+            assert posterior.links[:steps, k, :positions] == pytest.approx(alone.links[:, 0], abs=1e-5)
+            assert posterior.links[:, k].sum() == pytest.approx(alone.links.sum(), abs=1e-4)
 
 
 def test_a_file_that_is_no_aligner_is_refused(tmp_path):
