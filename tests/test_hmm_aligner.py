@@ -68,6 +68,9 @@ def test_both_directions_are_trained_once_and_their_folders_are_used_again(files
     turned = cli(f"runs/{back}", files[1], files[0])
     assert turned.exit_code == 0, turned.output
     assert turned.stdout != alone.stdout
+    assert "never seen" not in turned.stderr
+    wrong = cli(f"runs/{back}", *files)
+    assert "100 % of the source words were never seen in training: check the order of the files" in wrong.stderr
 
 
 def test_text_that_was_not_trained_on_is_aligned_with_words_that_were_never_seen(files, tmp_path):

@@ -25,6 +25,7 @@ from attnlab.tasks.task import SPECIALS, UNK
 from attnlab.tasks.vocabulary import Words
 
 FILE = "aligner.safetensors"
+MOSTLY = 0.5  # share of unknown words above which a note says so
 KINDS: tuple[str, ...] = get_args(Kind)
 
 Pairs = tuple[Sentences, Sentences]
@@ -49,7 +50,7 @@ class HmmAligner:
         return cls(fit.ahead, source, target), cls(fit.back, target, source)
 
     def align(self, pairs: Pairs, tick: Tick = lambda done, of: None) -> tuple[CorpusAlignment, list[str]]:
-        """Return the links of sentence pairs with their posteriors, and a note on pairs that are too long."""
+        """Return the links of sentence pairs with their posteriors, and notes on long pairs and unknown words."""
         corpus = _encode_pairs([self.source, self.target], pairs)
         aligned = CorpusAlignment.empty(corpus.target_lengths)  # type: ignore[arg-type]
         blocks = self.model.open_blocks(corpus)
@@ -62,7 +63,7 @@ class HmmAligner:
             aligned.choice[places] = np.where(linked, best - 1, NOWHERE)[inside]
             aligned.value[places] = np.where(linked, value, 0.0)[inside]
             tick(number, len(blocks))
-        return aligned, _describe_left_out(blocks.too_long)
+        return aligned, [*_describe_left_out(blocks.too_long), *_describe_unknown(corpus)]
 
     def save(self, folder: Path) -> None:
         """Save the vocabularies and then the model, so that a folder with a model is complete."""
@@ -114,3 +115,14 @@ def _describe_left_out(too_long: np.ndarray) -> list[str]:
     lines = ", ".join(f"{k + 1:,}" for k in too_long[:5]) + (", …" if len(too_long) > 5 else "")
     limit = f"more than {LARGEST:,} combinations of a source and a target word"
     return [f"left without links, because they have {limit}: line {lines}; split them into sentences"]
+
+
+def _describe_unknown(corpus: WordPairs) -> list[str]:
+    """Return a note if most words of a side are unknown: the text may be of the other direction."""
+    sides = {"source": corpus.source, "target": corpus.target}
+    shares = {side: float((words == UNK).mean()) for side, words in sides.items() if len(words)}
+    worst = max(shares, key=lambda side: shares[side], default="")
+    if not worst or shares[worst] <= MOSTLY:
+        return []
+    reason = "check the order of the files, their language and tokens, and the direction of the model"
+    return [f"{100 * shares[worst]:.0f} % of the {worst} words were never seen in training: {reason}"]
