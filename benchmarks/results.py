@@ -163,6 +163,8 @@ def render_contribution(path: Path) -> str:
 
 
 def render_alignment(path: Path) -> str:
+    if path.stem == "statistical":
+        return render_statistical(path)
     about, rows = read_results(path)
     title = render_head("Word alignment", about, "alignment.py")
     peers = ", ".join(f"{name} {version or 'not installed'}" for name, version in about["peers"].items())
@@ -175,6 +177,26 @@ def render_alignment(path: Path) -> str:
     for r in rows:
         error = "–" if r["aer_percent"] is None else f"{r['aer_percent']:.1f}"
         table.append([r["what"], f"{r['pairs']:,}", f"{r['pairs_per_cpu_second']:,.0f}", error])
+    return "\n\n".join([title, note, format_table(table)])
+
+
+def render_statistical(path: Path) -> str:
+    """Return AER of both directions and joined, speed and memory of the statistical aligners by text."""
+    about, rows = read_results(path)
+    title = render_head("Statistical word aligners", about, "statistical_aligners.py --out results/alignment")
+    peers = ", ".join(f"{name} {version or 'not installed'}" for name, version in about["peers"].items())
+    note = (
+        "Both directions are trained on the pairs that they align: the gold pairs and Europarl, in lower case. One "
+        "thread. Joined by grow-diag-final-and, with 95 % intervals of 1,000 resamplings of the gold pairs. fast_align "
+        f"is run by systran-align and joins the directions itself ({peers})."
+    )
+    table = [["text", "aligner", "pairs", "AER %: ahead", "back", "joined", "pairs / CPU s", "peak GB"]]
+    table += [["---", "---", *["---:"] * 6]]
+    for r in rows:
+        own = [f"{r[name]:.1f}" if name in r else "–" for name in ("ahead_aer_percent", "back_aer_percent")]
+        joined = "{:.1f} [{:.1f}, {:.1f}]".format(r["joined_aer_percent"], *r["joined_interval"])
+        speed = [f"{r['pairs_per_cpu_second']:,.0f}", f"{r['peak_gigabytes']:.2f}"]
+        table.append([r["text"], r["aligner"], f"{r['pairs']:,}", *own, joined, *speed])
     return "\n\n".join([title, note, format_table(table)])
 
 

@@ -34,7 +34,7 @@ def test_the_readme_has_a_command_a_number_and_a_picture_by_line_40():
 
 RUN = [
     "mechanisms", "record", "contribution", "alignment", "probes", "agreement", "optimal", "diversity", "rank",
-    "gradient", "inspect", "diagnose",
+    "gradient", "inspect", "diagnose", "ibm1",
 ]  # fmt: skip
 
 

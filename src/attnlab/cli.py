@@ -236,7 +236,7 @@ def align(
     symmetrise: Annotated[str | None, Option(help="intersection, union or grow-diag-final-and (default).")] = None,
     tokenize: Annotated[str, Option(help="none (split at white space), or moses, which needs --pair.")] = "none",
     pair: Annotated[str | None, Option(help="Language pair, for example de-en.")] = None,
-    train_on: Annotated[Files, Option(metavar="SRC TGT", help="Text to train ibm1 on; default: SRC TGT.")] = None,
+    train_on: Annotated[Files, Option(metavar="SRC TGT", help="Text to train on; default: SRC TGT.")] = None,
     diagonal: Annotated[bool, Option("--diagonal", help="Use the model of fast_align for ibm1, with a prior.")] = False,
     gold: Annotated[str | None, Option(metavar="FILE", help="Gold links to score against.")] = None,
     gold_format: Annotated[str | None, Option(help="pharaoh, talp or naacl; default: by the file name.")] = None,

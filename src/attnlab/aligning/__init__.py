@@ -11,6 +11,7 @@ from attnlab.aligning.extraction import PairReader, Sentences, Tick, find_links
 from attnlab.aligning.ibm1_aligner import FILE, WordModel, name_folder
 from attnlab.aligning.pair_readers import open_pretrained_reader, open_run_reader
 from attnlab.aligning.row_evidence import compare_settings
+from attnlab.aligning.statistical import align_statistically, is_statistical
 from attnlab.analysis.alignment import CorpusAlignment
 from attnlab.models.lstm_config import LSTMConfig
 from attnlab.tasks.links import Gold
@@ -71,8 +72,8 @@ class AlignmentRequest:
 
 
 def is_word_model(model: str) -> bool:
-    """Return whether the name is ibm1 or the folder of a trained IBM Model 1."""
-    return model == "ibm1" or find_folder(model, FILE) is not None
+    """Return whether the name is ibm1, hmm, fertility or eflomal, or the folder of a trained one."""
+    return model == "ibm1" or is_statistical(model) or find_folder(model, FILE) is not None
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,8 @@ def align(
 ) -> AlignmentResult:
     """Align sentence pairs (words of the sources, words of the targets).
 
-    model   a run's folder or its name in runs/; the id or folder of a Hugging Face encoder-decoder; ibm1; or the folder
-            of an IBM Model 1 that an earlier call saved
+    model   a run's folder or its name in runs/; the id or folder of a Hugging Face encoder-decoder; ibm1, hmm,
+            fertility or eflomal; or the folder of a statistical model that an earlier call saved
     """
     request = request or AlignmentRequest()
     if len(pairs[0]) != len(pairs[1]):
@@ -97,6 +98,9 @@ def align(
     if is_word_model(model):
         attention_options = ("by", "setting", "layer", "head")
         request.refuse_options(attention_options, "is for models with attention; omit it for IBM Model 1")
+        if is_statistical(model):
+            request.refuse_options(("diagonal",), f"is for MODEL ibm1; omit it for {model}")
+            return AlignmentResult(*align_statistically(model, pairs, request.train_on, tick))
         return _align_by_ibm1(pairs, request, find_folder(model, FILE))
     request.refuse_options(("diagonal", "train_on"), f"is for MODEL ibm1; omit it for {model}")
     if find_folder(model, "model.json"):

@@ -30,7 +30,9 @@ TaskName = Annotated[str, take(KINDS, complete.complete_task)]
 ListedTask = Annotated[str | None, take("Explain every key of `attnlab train TASK` instead.", complete.complete_task)]
 RunName = Annotated[str, take("Folder of a run, or its name in runs/.", complete.complete_run)]
 ReadModel = Annotated[str, take(SEVERAL, complete.complete_run)]
-Aligner = Annotated[str, take("A run, a Hugging Face encoder-decoder (id or folder), or ibm1.", complete.complete_run)]
+Aligner = Annotated[
+    str, take("A run, a Hugging Face encoder-decoder, fertility, hmm, ibm1 or eflomal.", complete.complete_run)
+]
 Preset = Annotated[
     str, take("Model preset: iwslt14, wmt14, wikitext103, tiny, lstm, lstm-copy, …", complete.complete_model)
 ]

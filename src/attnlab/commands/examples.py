@@ -43,7 +43,7 @@ EXAMPLES = {
     ),
     "align": (
         "attnlab align runs/first corpus.de corpus.en --gold gold.talp --out links.txt",
-        "attnlab align ibm1 corpus.de corpus.en --diagonal > links.txt",
+        "attnlab align fertility corpus.de corpus.en --reverse fertility > links.txt",
     ),
     "runs": (
         "attnlab runs",

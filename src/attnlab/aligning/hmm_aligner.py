@@ -1,0 +1,128 @@
+"""Word alignment by hidden Markov models with or without fertilities, trained in both directions so that they agree.
+
+    FOLDER/aligner.safetensors, source.txt, target.txt        one direction, written by `save`, read by `load`
+
+Training fits both directions (`attnlab.counting.hmm_fit`). A target word is linked to the source word with the
+highest posterior. It gets no link if NULL has a higher one.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import cast, get_args
+
+import numpy as np
+
+from attnlab.aligning.extraction import Sentences, Tick
+from attnlab.analysis.alignment import NOWHERE, CorpusAlignment
+from attnlab.counting.cooccurrence import WordPairs
+from attnlab.counting.hmm_fit import SCHEDULES, HmmOptions, Kind, fit_hmm
+from attnlab.counting.hmm_model import HmmModel
+from attnlab.counting.padded_blocks import LARGEST, PADDING
+from attnlab.tasks.task import SPECIALS, UNK
+from attnlab.tasks.vocabulary import Words
+
+FILE = "aligner.safetensors"
+MOSTLY = 0.5  # share of unknown words above which a note says so
+KINDS: tuple[str, ...] = get_args(Kind)
+
+Pairs = tuple[Sentences, Sentences]
+
+
+@dataclass(frozen=True, eq=False)
+class HmmAligner:
+    """One direction of a trained aligner with the vocabularies of its two sides."""
+
+    model: HmmModel
+    source: Words
+    target: Words
+
+    @classmethod
+    def train(cls, pairs: Pairs, kind: str, *, tick: Tick = lambda done, of: None) -> tuple["HmmAligner", "HmmAligner"]:
+        """Train both directions; return that of source to target, and that of target to source."""
+        vocabularies = [_count_words(side) for side in pairs]
+        corpus = _encode_pairs(vocabularies, pairs)
+        sizes = len(vocabularies[0]), len(vocabularies[1])
+        fit = fit_hmm(corpus, cast(Kind, kind), sizes=sizes, tick=tick)
+        source, target = vocabularies
+        return cls(fit.ahead, source, target), cls(fit.back, target, source)
+
+    def align(self, pairs: Pairs, tick: Tick = lambda done, of: None) -> tuple[CorpusAlignment, list[str]]:
+        """Return the links of sentence pairs with their posteriors, and notes on long pairs and unknown words."""
+        corpus = _encode_pairs([self.source, self.target], pairs)
+        aligned = CorpusAlignment.empty(corpus.target_lengths)  # type: ignore[arg-type]
+        blocks = self.model.open_blocks(corpus)
+        for number, (block, posterior) in enumerate(self.model.iterate_posteriors(blocks), start=1):
+            best = posterior.links.argmax(2).T  # (n,T)
+            value = posterior.links.max(2).T
+            linked = (value > posterior.compute_null().T) & (best > 0)
+            inside = block.target != PADDING
+            places = (aligned.starts[block.pairs][:, None] + np.arange(best.shape[1]))[inside]
+            aligned.choice[places] = np.where(linked, best - 1, NOWHERE)[inside]
+            aligned.value[places] = np.where(linked, value, 0.0)[inside]
+            tick(number, len(blocks))
+        return aligned, [*_describe_left_out(blocks.too_long), *_describe_unknown(corpus)]
+
+    def save(self, folder: Path) -> None:
+        """Save the vocabularies and then the model, so that a folder with a model is complete."""
+        self.source.save(folder / "source.txt")
+        self.target.save(folder / "target.txt")
+        self.model.save(folder / FILE)
+
+    @classmethod
+    def load(cls, folder: Path) -> "HmmAligner":
+        source, target = (Words.load(folder / f"{side}.txt") for side in ("source", "target"))
+        model = HmmModel.load(folder / FILE)
+        if (len(model.totals), len(model.null_words)) != (len(source), len(target)):
+            raise ValueError(f"{folder}: the vocabularies do not fit {FILE}; delete the folder to train it again")
+        return cls(model, source, target)
+
+
+def name_folder(text: Pairs, kind: str) -> str:
+    """Return a folder name that depends on the text, its direction and all options."""
+    digest = hashlib.sha256(repr((kind, SCHEDULES[kind], asdict(HmmOptions()))).encode())
+    for side in text:
+        for words in side:
+            digest.update(" ".join(words).encode(errors="surrogatepass") + b"\n")
+        digest.update(b"\n\n")
+    return f"{kind}-{digest.hexdigest()[:12]}"
+
+
+def _count_words(sentences: Sentences) -> Words:
+    counts: Counter[str] = Counter()
+    for words in sentences:
+        counts.update(words)
+    return Words(sorted(counts.keys() - set(SPECIALS), key=lambda word: (-counts[word], word)))
+
+
+def _encode_pairs(vocabularies: Sequence[Words], pairs: Pairs) -> WordPairs:
+    source, target = (_encode(v.ids, side) for v, side in zip(vocabularies, pairs, strict=True))
+    return WordPairs(source[0], target[0], source[1], target[1])
+
+
+def _encode(ids: dict[str, int], sentences: Sentences) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ids of all words in one array, and the length of each sentence."""
+    lengths = np.fromiter(map(len, sentences), dtype=np.int64, count=len(sentences))
+    words = (ids.get(word, UNK) for sentence in sentences for word in sentence)
+    return np.fromiter(words, dtype=np.int32, count=int(lengths.sum())), lengths
+
+
+def _describe_left_out(too_long: np.ndarray) -> list[str]:
+    if not len(too_long):
+        return []
+    lines = ", ".join(f"{k + 1:,}" for k in too_long[:5]) + (", …" if len(too_long) > 5 else "")
+    limit = f"more than {LARGEST:,} combinations of a source and a target word"
+    return [f"left without links, because they have {limit}: line {lines}; split them into sentences"]
+
+
+def _describe_unknown(corpus: WordPairs) -> list[str]:
+    """Return a note if most words of a side are unknown: the text may be of the other direction."""
+    sides = {"source": corpus.source, "target": corpus.target}
+    shares = {side: float((words == UNK).mean()) for side, words in sides.items() if len(words)}
+    worst = max(shares, key=lambda side: shares[side], default="")
+    if not worst or shares[worst] <= MOSTLY:
+        return []
+    reason = "check the order of the files, their language and tokens, and the direction of the model"
+    return [f"{100 * shares[worst]:.0f} % of the {worst} words were never seen in training: {reason}"]
