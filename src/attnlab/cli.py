@@ -222,18 +222,33 @@ def diagnose(
     diagnose_files(source, target, sentence=sentence, out=out, command=command_line(), **how)
 
 
+ALIGN_BY = "weight, norm, signed, probe, gradient, encoder, or auto; default: auto with --reverse, else norm."
+ALIGN_LAYER = "Number from 0, mean, highest-norm (default), lowest-entropy, agreement or best-on:GOLD."
+ALIGN_DECIDE = "grow (default), mutual, argmax, grow-diag-final-and, threshold, itermax or transport."
+
+
 @app.command()
 def align(
     model: Aligner,
     source: Annotated[Path, Argument(metavar="SRC", help="Text, one sentence per line.")],
     target: Annotated[Path, Argument(metavar="TGT", help="Translation of SRC, line by line.")],
-    by: Annotated[str | None, Option(help="weight, norm or probe; default: norm.")] = None,
+    by: Annotated[str | None, Option(help=ALIGN_BY)] = None,
     setting: Annotated[str | None, Option(help="awo, awi or auto (default): the one that fits the text.")] = None,
-    layer: Annotated[str | None, Option(help="Number from 0, mean, highest-norm (default) or best-on:GOLD.")] = None,
+    layer: Annotated[str | None, Option(help=ALIGN_LAYER)] = None,
     head: Annotated[str | None, Option(help="As --layer; default: mean, all heads together.")] = None,
     best_on_text: Annotated[Files, Option(metavar="SRC TGT", help="Text of best-on's links; default: SRC TGT.")] = None,
     reverse: Annotated[str | None, Option(metavar="MODEL", help="Model that also aligns TGT to SRC.")] = None,
-    symmetrise: Annotated[str | None, Option(help="intersection, union or grow-diag-final-and (default).")] = None,
+    symmetrise: Annotated[str | None, Option(help="Join links: intersection, union or grow-diag-final-and.")] = None,
+    combine: Annotated[str, Option(help="Join the soft maps of both directions: mean or geometric.")] = "mean",
+    decide: Annotated[str | None, Option(help=ALIGN_DECIDE)] = None,
+    null: Annotated[float | None, Option(help="Leave out links with a lower value in the soft map.")] = None,
+    grow: Annotated[float | None, Option(help="Smallest value of links that --decide grow adds.")] = None,
+    threshold: Annotated[float | None, Option(help="Smallest value of links of --decide threshold.")] = None,
+    pieces: Annotated[str, Option(help="Value of a word from its pieces: mean or max.")] = "mean",
+    precision: Annotated[str, Option(help="float32, bfloat16, int8 (CPU); auto: bfloat16 on a GPU.")] = "auto",
+    languages: Annotated[str | None, Option(help="Codes of NLLB, M2M100 or mBART, as eng_Latn-fra_Latn.")] = None,
+    prefix: Annotated[str, Option(help="Text before each source line, for T5.")] = "",
+    reverse_prefix: Annotated[str, Option(help="The same for --reverse.")] = "",
     tokenize: Annotated[str, Option(help="none (split at white space), or moses, which needs --pair.")] = "none",
     pair: Annotated[str | None, Option(help="Language pair, for example de-en.")] = None,
     train_on: Annotated[Files, Option(metavar="SRC TGT", help="Text to train ibm1 on; default: SRC TGT.")] = None,
@@ -253,7 +268,9 @@ def align(
 
     options = AlignOptions(
         by=by, setting=setting, layer=layer, head=head, best_on_text=best_on_text, reverse=reverse,
-        symmetrise=symmetrise, tokenize=tokenize, pair=pair, train_files=train_on, diagonal=diagonal, gold=gold,
+        symmetrise=symmetrise, combine=combine, decide=decide, null=null, grow=grow, threshold=threshold,
+        pieces=pieces, precision=precision, languages=languages, prefix=prefix, reverse_prefix=reverse_prefix,
+        tokenize=tokenize, pair=pair, train_files=train_on, diagonal=diagonal, gold=gold,
         gold_format=gold_format, gold_base=gold_base, bootstrap=bootstrap, scores=scores, device=device,
         allow_code=allow_code,
     )  # fmt: skip

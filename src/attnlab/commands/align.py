@@ -1,20 +1,30 @@
-"""attnlab align: align the words of two text files, in one direction or in both, and score the links."""
+"""attnlab align: align the words of two text files, in one direction or in both, and score the links.
+
+Attention and encoders align a file in chunks of CHUNK lines. With --out, finished chunks are in OUT.partial, and
+OUT.partial.json says what was chosen; the same command continues after the last whole line, and renames the file.
+"""
 
 import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, is_dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from attnlab.aligning import AlignmentRequest, Pairs, SelectionGold, align
+from attnlab.aligning import AlignmentRequest, MapAligner, SelectionGold, align
+from attnlab.aligning.map_aligner import Scored, reverse_gold
+from attnlab.aligning.request import Pairs, is_word_model
 from attnlab.analysis.alignment import score
 from attnlab.analysis.symmetrise import SYMMETRISATIONS, Links
+from attnlab.commands.partial_links import PartialLinks
 from attnlab.config import Natural, check_fields, suggest_nearest
 from attnlab.files import write_text
 from attnlab.tasks.links import Gold, format_links, read_gold
-from attnlab.tasks.text import load_moses, read_parallel
-from attnlab.terminal import Bar
+from attnlab.tasks.text import iterate_parallel, load_moses, read_parallel
+from attnlab.terminal import Bar, resumable
+
+CHUNK = 10_000  # lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +55,12 @@ class AlignOptions(AlignmentRequest):
             known = ", ".join(SYMMETRISATIONS)
             guess = suggest_nearest(self.symmetrise, SYMMETRISATIONS)
             raise ValueError(f"--symmetrise must be one of {known}, got {self.symmetrise!r}{guess}")
-        if self.scores and self.reverse:
-            raise ValueError("--scores needs a single direction: omit --reverse or --scores")
+        if self.symmetrise and self.decide:
+            raise ValueError(
+                "--symmetrise joins the links of two directions, --decide their soft maps: pass one of them"
+            )
+        if self.scores and (self.symmetrise or (self.reverse and is_word_model(self.reverse))):
+            raise ValueError("--scores needs a single direction or soft maps: omit --symmetrise or --scores")
 
 
 def align_files(model: str, source: Path, target: Path, options: AlignOptions, out: Path | None) -> None:
@@ -54,8 +68,23 @@ def align_files(model: str, source: Path, target: Path, options: AlignOptions, o
 
     Write the links in Pharaoh's format to a file or to standard output, and notes and score to standard error.
     """
+    hard = bool(options.symmetrise) or any(map(is_word_model, filter(None, (model, options.reverse))))
+    if hard and options.scores and options.reverse:
+        raise ValueError("--scores needs a single direction or soft maps: omit --reverse or --scores")
+    write = _align_at_once if hard else _align_in_chunks
+    links, notes = write(model, source, target, options, out)
+    if options.gold:
+        gold = _read_gold(options.gold, read_words(source, target, options), options)
+        assert gold is not None
+        notes.append(str(score(links, gold.sure, gold.possible, bootstrap=options.bootstrap)))
+    sys.stderr.writelines(f"{note}\n" for note in notes)
+
+
+def _align_at_once(
+    model: str, source: Path, target: Path, options: AlignOptions, out: Path | None
+) -> tuple[list[Links], list[str]]:
+    """Align with IBM Model 1, or join the links of two directions that are decided apart."""
     pairs = read_words(source, target, options)
-    gold = _read_gold(options.gold, pairs, options)
     request = _read_request(pairs, options)
     with Bar(1) as progress:
         result = align(model, pairs, request.for_model(model, options.reverse or model), tick=progress.tick)
@@ -68,22 +97,91 @@ def align_files(model: str, source: Path, target: Path, options: AlignOptions, o
             notes += [f"reverse: {note}" for note in back.notes]
     written = result.aligned.scores() if options.scores else links
     text = "".join(f"{format_links(pair, scores=options.scores)}\n" for pair in written)
-    if gold:
-        notes.append(str(score(links, gold.sure, gold.possible, bootstrap=options.bootstrap)))
     if out is None:
         sys.stdout.write(text)
     else:
         write_text(out, text)
-    sys.stderr.writelines(f"{note}\n" for note in notes)
+    return links, notes
+
+
+def _align_in_chunks(
+    model: str, source: Path, target: Path, options: AlignOptions, out: Path | None
+) -> tuple[list[Links], list[str]]:
+    """Align by soft maps, chunk by chunk, and resume a partial file. The links come back only if gold scores them."""
+    total = sum(1 for _ in iterate_parallel(source, target))  # refuses files of different lengths before any work
+    request = _read_request_of_file(source, target, options)
+    partial = PartialLinks(out, _describe_command(model, source, target, options))
+    done, kept = partial.resume()
+    aligner: MapAligner | None = None
+    links: list[Links] = [frozenset(map(_parse_link, line.split())) for line in kept] if options.gold else []
+    with Bar(total) as progress, resumable() if out else progress, partial:
+        for first, pairs in _read_chunks(source, target, options, done):
+            if aligner is None:
+                aligner = _open_aligner(model, request, options, pairs, partial)
+            start = first
+
+            def tick(now: int, _of: int, start: int = start) -> None:
+                progress.tick(start + now, total)
+
+            found = aligner.align(pairs, tick)
+            partial.write(format_links(each, scores=options.scores) for each in found)
+            links += [frozenset(each) for each in found] if options.gold else []
+            progress.tick(first + len(found), total)
+        partial.finish()
+    notes = [] if aligner is None else aligner.notes
+    return links, [f"resumed after {done:,} lines", *notes] if done else notes
+
+
+def _open_aligner(
+    model: str, request: AlignmentRequest, options: AlignOptions, pairs: Pairs, partial: PartialLinks
+) -> MapAligner:
+    """Open the models, and choose what to read, or take the choice of the partial file."""
+    aligner = MapAligner.open(model, request, options.reverse)
+    if partial.chosen is not None:
+        aligner.restore(partial.chosen)
+        return aligner
+    aligner.choose(pairs)
+    partial.begin([asdict(each) if is_dataclass(each) else each for each in aligner.chosen])  # type: ignore[arg-type]
+    return aligner
+
+
+def _describe_command(model: str, source: Path, target: Path, options: AlignOptions) -> dict[str, Any]:
+    """Return what the links depend on; a partial file of another command is not resumed."""
+    free = ("gold", "gold_format", "gold_base", "bootstrap", "device", "selection", "train_on")
+    own = {name: value for name, value in vars(options).items() if name not in free}
+    files = [[str(path.resolve()), path.stat().st_size] for path in (source, target)]
+    return {"model": model, "files": files, "options": {name: str(value) for name, value in own.items()}}
+
+
+def _read_chunks(source: Path, target: Path, options: AlignOptions, done: int) -> Iterator[tuple[int, Pairs]]:
+    """Yield the words of chunks of lines with the number of the first line, from `done` on."""
+    lines = islice(iterate_parallel(source, target), done, None)
+    while chunk := list(islice(lines, CHUNK)):
+        sides: Sequence[list[str]] = [[left for left, _ in chunk], [right for _, right in chunk]]
+        yield done, _split_words(sides, options)
+        done += len(chunk)
 
 
 def read_words(source: Path, target: Path, options: AlignOptions) -> Pairs:
     """Read the words of each line, split at white space or by Moses."""
-    lines: Sequence[list[str]] = read_parallel(source, target)
+    return _split_words(read_parallel(source, target), options)
+
+
+def _split_words(lines: Sequence[list[str]], options: AlignOptions) -> Pairs:
     if options.tokenize == "moses":
         languages = (options.pair or "").split("-")
         lines = [[*map(load_moses(language)[0], side)] for language, side in zip(languages, lines, strict=True)]
     return [line.split() for line in lines[0]], [line.split() for line in lines[1]]
+
+
+def _read_request_of_file(source: Path, target: Path, options: AlignOptions) -> AlignmentRequest:
+    """Return the request; the whole text is read only where gold links of it choose a layer or head."""
+    own = any(place and place.startswith("best-on") for place in (options.layer, options.head))
+    pairs = read_words(source, target, options) if own and not options.best_on_text else ([], [])
+    request = _read_request(pairs, options)
+    if own and request.selection and request.selection.pairs is None:
+        return replace(request, selection=SelectionGold(request.selection.gold, pairs))
+    return request
 
 
 def _read_request(pairs: Pairs, options: AlignOptions) -> AlignmentRequest:
@@ -123,10 +221,20 @@ def _reverse_request(request: AlignmentRequest) -> AlignmentRequest:
     """Return the request for the other direction."""
     selection, train_on = request.selection, request.train_on
     if selection:
-        gold = Gold([*map(_reverse_links, selection.gold.sure)], [*map(_reverse_links, selection.gold.possible)])
-        selection = SelectionGold(gold, selection.pairs and (selection.pairs[1], selection.pairs[0]))
-    return replace(request, selection=selection, train_on=train_on and (train_on[1], train_on[0]))
+        turned = selection.pairs and (selection.pairs[1], selection.pairs[0])
+        selection = SelectionGold(reverse_gold(selection.gold), turned)
+    languages = "-".join(reversed(request.languages.split("-"))) if request.languages else None
+    prefixes = {"prefix": request.reverse_prefix, "reverse_prefix": request.prefix, "languages": languages}
+    return replace(request, selection=selection, train_on=train_on and (train_on[1], train_on[0]), **prefixes)
 
 
 def _reverse_links(links: Links) -> Links:
     return frozenset((source, target) for target, source in links)
+
+
+def _parse_link(text: str) -> tuple[int, int]:
+    source, target = text.split(":")[0].split("-")
+    return int(source), int(target)
+
+
+__all__ = ["AlignOptions", "Scored", "align_files", "read_words"]
