@@ -4,20 +4,23 @@ For the links A and B that two directions propose, each a best word for every wo
 
     agreement = 2 |A ∩ B| / (number of source and target words)
 
-A reading that links few words cannot agree on many, so the measure needs no threshold. With one direction only,
-the evidence of `row_evidence` decides: how much the linked source words tell about the target words.
+Special tokens get no links here, so that a map that looks at them is judged by its words. Where kinds of maps differ
+by less than two standard errors, √(a(1−a)/words) each, the first of norm, weight, signed is taken. With one direction
+only, the evidence of `row_evidence` decides: how much the linked source words tell about the target words.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from attnlab.aligning.choice import Candidate
+from attnlab.aligning.choice import AUTOMATIC, SINGLE, By, Candidate
 from attnlab.aligning.extraction import Sentences
 from attnlab.aligning.row_evidence import WordIds, measure_evidence
 from attnlab.analysis.alignment import NOWHERE, CorpusAlignment
 
+ORDER: tuple[By, ...] = (*AUTOMATIC, *SINGLE)
 Found = Mapping[Candidate, CorpusAlignment]
 
 
@@ -50,7 +53,10 @@ def choose_by_agreement(forward: Found, backward: Found, words: int) -> AgreedCh
                 shared = len(np.intersect1d(left, right, assume_unique=True))
                 choices.append(AgreedChoice(one, other, 2 * shared / max(words, 1)))
     choices.sort(key=lambda choice: -choice.agreement)
-    best = choices[0]
+    top = choices[0].agreement
+    margin = 2 * math.sqrt(top * (1 - min(top, 1)) / max(words, 1))
+    close = [choice for choice in choices if choice.agreement >= top - margin]
+    best = min(close, key=lambda choice: (ORDER.index(choice.forward.by), -choice.agreement))
     others = [c for c in choices if (c.forward.layer, c.backward.layer) != (best.forward.layer, best.backward.layer)]
     return AgreedChoice(best.forward, best.backward, best.agreement, others[0] if others else None)
 

@@ -70,10 +70,10 @@ class Reading:
     def candidates(self, layers: int, heads: int) -> list[Candidate]:
         """List the maps to read from a model with this number of cross-attention layers and heads."""
         if self.by in SINGLE:
-            return [Candidate(self.by, "awo", layers - 1, "mean")]  # type: ignore[arg-type]
+            return [Candidate(self.by, "awo", layers - 1, "mean")]
         places = [_list_places("layer", self.layer, layers), _list_places("head", self.head, heads)]
         settings: tuple[RowSetting, ...] = get_args(RowSetting) if self.setting == "auto" else (self.setting,)
-        bys: tuple[By, ...] = AUTOMATIC if self.by == "auto" else (self.by,)  # type: ignore[assignment]
+        bys: tuple[By, ...] = AUTOMATIC if self.by == "auto" else (self.by,)
         spots = [(layer, head) for layer in places[0] for head in places[1]]
         return [Candidate(by, s, *spot) for by in bys for spot in spots for s in settings if _has_head(by, spot[1])]
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from attnlab.analysis.symmetrise import NEIGHBOURS, Link, grow_diag_final_and
-from attnlab.config import Share, check_fields
+from attnlab.config import Probability, check_fields
 
 Decision = Literal["argmax", "mutual", "grow", "grow-diag-final-and", "threshold", "itermax", "transport"]
 DECISIONS: tuple[Decision, ...] = get_args(Decision)
@@ -36,9 +36,9 @@ class DecisionRule:
     """How links are decided; thresholds are on the values of the soft map."""
 
     decide: Decision = "grow"
-    null: Share = 0.05
-    grow: Share = 0.25
-    threshold: Share = 0.2
+    null: Probability = 0.05
+    grow: Probability = 0.25
+    threshold: Probability = 0.2
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -112,9 +112,13 @@ def find_links(
     *,
     with_norms: bool = False,
     with_entropies: bool = False,
+    with_null: bool = True,
     tick: Tick = lambda done, of: None,
 ) -> FoundLinks:
-    """Find the links of all pairs by every candidate. list_candidates takes the model's numbers of layers and heads."""
+    """Find the links of all pairs by every candidate. list_candidates takes the model's numbers of layers and heads.
+
+    with_null   leave a word without a link if a special token has its largest value; else every word gets a link
+    """
     candidates = list_candidates(*reader.size)
     found = FoundLinks({candidate: CorpusAlignment.empty(reader.target_words) for candidate in candidates})
     wanted: set[MapKey] = {(c.by, c.layer, c.head) for c in candidates}
@@ -122,7 +126,10 @@ def find_links(
         wanted |= {("norm", layer, head) for _, layer, head in wanted}
     done = 0
     for numbers in reader.plan_batches():
-        _add_batch(found, numbers, reader.read_batch(numbers, wanted), wanted, with_entropies)
+        batch = reader.read_batch(numbers, wanted)
+        if not with_null:
+            batch = replace(batch, keys=batch.keys.masked_fill(batch.keys >= batch.words, NOWHERE))
+        _add_batch(found, numbers, batch, wanted, with_entropies)
         done += len(numbers)
         tick(done, int(reader.readable.sum()))
     return found

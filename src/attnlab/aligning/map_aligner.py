@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -66,8 +66,9 @@ class MapAligner:
             if reverse is not None:
                 raise ValueError(f"{folder} is a trained aligner and reads both directions: omit --reverse")
             return cls(request, trained=TrainedAligner.load(folder, request))
+        request.refuse_options(("diagonal", "train_on"), f"is for MODEL ibm1; omit it for {model}")
         device = choose_device(request.device)
-        how = {"device": device, "allow_code": request.allow_code, "precision": request.precision}
+        how: dict[str, Any] = {"device": device, "allow_code": request.allow_code, "precision": request.precision}
         if request.by == "encoder":
             request.refuse_options(("setting", "head"), "is for cross attention; omit it with --by encoder")
             opened = [Encoder.open(name, languages=request.get_languages(k), **how) for k, name in enumerate(names)]
@@ -131,15 +132,16 @@ class MapAligner:
         return self.request.build_rule(single=len(self.directions) == 1)
 
     def _build_views(self) -> None:
-        request = self.request
         if self.encoders:
-            self.views = [
-                lambda pairs, e=encoder, k=layer: EncoderView(e, *pairs, k, request.temperature)
-                for encoder, layer in zip(self.encoders, self.chosen, strict=True)
-            ]
+            self.views = [self._open_encoder(k) for k in range(len(self.encoders))]
         elif self.directions:
             alone = len(self.directions) == 1
             self.views = [self._open_attention(k, alone) for k in range(len(self.directions))]
+
+    def _open_encoder(self, k: int) -> OpenView:
+        encoder, layer = self.encoders[k], self.chosen[k]
+        assert isinstance(layer, int)
+        return lambda pairs: EncoderView(encoder, pairs[0], pairs[1], layer, self.request.temperature)
 
     def _open_attention(self, k: int, alone: bool) -> OpenView:
         candidate, direction = self.chosen[k], self.directions[k]
@@ -162,14 +164,13 @@ class MapAligner:
         text = selection.pairs or pairs if selection else _pick_pairs(pairs, SAMPLE)
         self._note_tokenization()
         found: list[FoundLinks] = []
-        readers = []
         for k, direction in enumerate(self.directions):
             reader = direction.open_pairs(*(text if k == 0 else text[::-1]))
-            readers.append(reader)
             if not reader.readable.any():
                 self.chosen = [Candidate("norm", "awi", 0, "mean")] * len(self.directions)
                 return
             how = {"with_norms": reading.rule == "highest-norm", "with_entropies": reading.rule == "lowest-entropy"}
+            how["with_null"] = reading.rule != "agreement"
             found.append(find_links(reader, reading.candidates, **how, tick=tick))
         if reading.rule == "agreement" and two:
             best = choose_by_agreement(found[0].aligned, found[1].aligned, count_words(*text))

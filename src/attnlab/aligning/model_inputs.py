@@ -24,6 +24,12 @@ def open_aligned_model(name: str, *, device: torch.device, allow_code: bool, pre
     return pretrained.open_model(name, device=device, allow_code=allow_code, dtype=dtype)
 
 
+def is_decoder_only(model: Any) -> bool:
+    """Return whether a model predicts the next token without an encoder."""
+    causal = type(model).__name__.endswith(("ForCausalLM", "LMHeadModel"))
+    return causal and not model.config.is_encoder_decoder
+
+
 def quantize(model: nn.Module, precision: Precision) -> None:
     """Replace linear maps of encoder and decoder by int8 ones in place, if that is the precision."""
     if precision != "int8":

@@ -23,7 +23,7 @@ from attnlab.aligning.extraction import (
     number_pieces,
     pad_rows,
 )
-from attnlab.aligning.model_inputs import Precision, build_inputs, open_aligned_model, quantize
+from attnlab.aligning.model_inputs import Precision, build_inputs, is_decoder_only, open_aligned_model, quantize
 from attnlab.aligning.word_tokens import EncodedLines, Languages, WordTokenizer, number_specials
 from attnlab.analysis.alignment import NOWHERE
 from attnlab.huggingface.cross_pass import CrossPlan, probe_positions, read_cross_layers, weigh_gradients
@@ -108,10 +108,9 @@ class Translator:
 
         model = open_aligned_model(name, device=device, allow_code=allow_code, precision=precision)
         if not model.config.is_encoder_decoder:
-            raise ValueError(
-                f"{name} is a {type(model).__name__}, not an encoder-decoder: it has no cross attention to align by; "
-                "for a multilingual encoder pass --by encoder"
-            )
+            what = f"{name} is a {type(model).__name__}, not an encoder-decoder: it has no cross attention to align by"
+            advice = "pass a translator" if is_decoder_only(model) else "for a multilingual encoder pass --by encoder"
+            raise ValueError(f"{what}; {advice}")
         tokenizer = pretrained.open_tokenizer(name)
         languages = languages or Languages()
         proved = pretrained.record(model, PROOF, target=PROOF, tokenizer=tokenizer)

@@ -11,7 +11,7 @@ from attnlab.aligning.model_inputs import Precision
 from attnlab.aligning.soft_maps import Mean, Pieces
 from attnlab.aligning.views import TEMPERATURE
 from attnlab.aligning.word_tokens import Languages
-from attnlab.config import Positive, Share
+from attnlab.config import Positive, Probability
 from attnlab.tasks.links import Gold
 from attnlab.training.run_list import find_folder
 
@@ -45,9 +45,9 @@ class AlignmentRequest:
     allow_code: bool = False  # run the file of a user-written mechanism that the model names
     combine: Mean = "mean"  # of the maps of both directions
     decide: Decision | None = None
-    null: Share | None = None
-    grow: Share | None = None
-    threshold: Share | None = None
+    null: Probability | None = None
+    grow: Probability | None = None
+    threshold: Probability | None = None
     pieces: Pieces = "mean"
     temperature: Positive = TEMPERATURE  # of the softmax over the similarities of encoded words
     precision: Precision = "auto"
@@ -76,7 +76,7 @@ class AlignmentRequest:
             for name in ("decide", "null", "grow", "threshold")
             if (value := getattr(self, name)) is not None
         }
-        return replace(rule, **given)  # type: ignore[arg-type]
+        return replace(rule, **given)
 
     def get_languages(self, direction: int) -> Languages:
         """Return the languages of the forward (0) or backward (1) direction."""

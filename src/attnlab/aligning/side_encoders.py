@@ -1,6 +1,7 @@
-"""Encoders of one side of a text, which return a vector for each word: of an attnlab run, or of a Hugging Face model."""
+"""Encoders of one side of a text, which return a vector for each word: of attnlab runs and Hugging Face models."""
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,8 +61,8 @@ class RunSide(SideEncoder):
         self.limit = config.max_length if getattr(config, "positions", "") == "learned" else None  # type: ignore
 
     def encode(self, sentences: Sentences) -> EncodedLines:
-        task, config = self.run.task, self.run.task.config
-        begin, lower = (getattr(config, name, False) for name in ("source_begin", "lower"))
+        task: Any = self.run.task
+        begin, lower = (getattr(task.config, name, False) for name in ("source_begin", "lower"))
         pieces = encode_run_words(get_vocabularies(task)[0], sentences, lower)
         ids = [[BOS] * begin + [token for word in line for token in word] + [EOS] if line else [] for line in pieces]
         owners = [[NOWHERE] * begin + number_pieces(line) + [NOWHERE] if line else [] for line in pieces]

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from attnlab.aligning.choice import Candidate
 from attnlab.aligning.extraction import PairReader, Sentences, pad_rows
-from attnlab.aligning.model_inputs import Precision, encode_side, open_aligned_model, quantize
+from attnlab.aligning.model_inputs import Precision, encode_side, is_decoder_only, open_aligned_model, quantize
 from attnlab.aligning.pair_readers import choose_batch_tokens, find_readable
 from attnlab.aligning.soft_maps import Pieces, fit_shape, normalise_similarity, read_soft_map
 from attnlab.aligning.word_tokens import Languages, WordTokenizer
@@ -89,7 +89,7 @@ class Encoder:
 
         model = open_aligned_model(name, device=device, allow_code=allow_code, precision=precision)
         config = model.config
-        if not config.is_encoder_decoder and type(model).__name__.endswith(("ForCausalLM", "LMHeadModel")):
+        if is_decoder_only(model):
             what = f"{name} is a {type(model).__name__}, a decoder-only model"
             raise ValueError(f"{what}, and cannot align words: pass a translator or an encoder")
         tokenizer = pretrained.open_tokenizer(name)
@@ -172,7 +172,8 @@ class EncoderView(View):
         for layer in missing:
             self.encoder.centres[layer] = []
         for side in (0, 1):
-            totals, count = [0.0] * len(missing), 0
+            totals: list[Any] = [0.0] * len(missing)
+            count = 0
             for start in range(0, len(numbers), 32):
                 part = numbers[start : start + 32]
                 for k, vectors in enumerate(self._encode(side, part, missing)):

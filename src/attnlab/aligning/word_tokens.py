@@ -1,8 +1,8 @@
 """Tokenize lines for a Hugging Face model, and know the word that each token belongs to.
 
-Where a tokenizer cuts every word as it cuts it in its line, as SentencePiece does, each distinct word is tokenized once.
-This is checked on the first lines; other tokenizers read whole lines. Special tokens, a language code (NLLB, M2M100,
-mBART) and a prefix (T5) belong to no word.
+Where a tokenizer cuts every word as it cuts it in its line, as SentencePiece does, each distinct word is tokenized
+once. This is checked on the first lines; other tokenizers read whole lines. Special tokens, a language code (NLLB,
+M2M100, mBART) and a prefix (T5) belong to no word.
 """
 
 from collections.abc import Sequence

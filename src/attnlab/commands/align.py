@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from attnlab.aligning import AlignmentRequest, MapAligner, SelectionGold, align
-from attnlab.aligning.map_aligner import Scored, reverse_gold
+from attnlab.aligning.map_aligner import reverse_gold
 from attnlab.aligning.request import Pairs, is_word_model
 from attnlab.analysis.alignment import score
 from attnlab.analysis.symmetrise import SYMMETRISATIONS, Links
+from attnlab.commands.align_products import EXPORTS, join_lines, write_heads, write_products
 from attnlab.commands.partial_links import PartialLinks
 from attnlab.config import Natural, check_fields, suggest_nearest
 from attnlab.files import write_text
@@ -42,9 +43,24 @@ class AlignOptions(AlignmentRequest):
     gold_base: Annotated[int, "[0, 1]"] | None = None
     bootstrap: Natural = 1000
     scores: bool = False
+    project: str | None = None
+    terms: str | None = None
+    show: str | None = None
+    export: str | None = None
+    export_to: str | None = None
+    guided_text: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.export is not None and self.export not in EXPORTS:
+            guess = suggest_nearest(self.export, EXPORTS)
+            raise ValueError(f"--export must be one of {', '.join(EXPORTS)}, got {self.export!r}{guess}")
+        if self.export == "guided" and not self.guided_text:
+            raise ValueError("--export guided needs the subword files to train on: pass --guided-text SRC TGT")
+        if self.export == "ctranslate2" and not self.export_to:
+            raise ValueError(
+                "--export ctranslate2 needs --export-to, the folder of the converted model or a .json file"
+            )
         if self.tokenize not in ("none", "moses"):
             raise ValueError(f"--tokenize must be none (split at white space) or moses, got {self.tokenize!r}")
         if self.tokenize == "moses" and len((self.pair or "").split("-")) != 2:
@@ -62,6 +78,10 @@ class AlignOptions(AlignmentRequest):
         if self.scores and (self.symmetrise or (self.reverse and is_word_model(self.reverse))):
             raise ValueError("--scores needs a single direction or soft maps: omit --symmetrise or --scores")
 
+    def needs_products(self) -> bool:
+        """Return whether links are used for more than writing them."""
+        return bool(self.project or self.terms or self.show or self.guided_text)
+
 
 def align_files(model: str, source: Path, target: Path, options: AlignOptions, out: Path | None) -> None:
     """Align two files; line k of one is the translation of line k of the other.
@@ -73,11 +93,22 @@ def align_files(model: str, source: Path, target: Path, options: AlignOptions, o
         raise ValueError("--scores needs a single direction or soft maps: omit --reverse or --scores")
     write = _align_at_once if hard else _align_in_chunks
     links, notes = write(model, source, target, options, out)
+    gold = None
     if options.gold:
         gold = _read_gold(options.gold, read_words(source, target, options), options)
         assert gold is not None
         notes.append(str(score(links, gold.sure, gold.possible, bootstrap=options.bootstrap)))
+    if options.needs_products():
+        notes += write_products(join_lines(_iterate_words(source, target, options), links), options, gold)
+    if options.export == "ctranslate2":
+        words = _iterate_words(source, target, options)
+        notes.append(write_heads(model, options, words, Path(options.export_to or "")))
     sys.stderr.writelines(f"{note}\n" for note in notes)
+
+
+def _iterate_words(source: Path, target: Path, options: AlignOptions) -> Iterator[tuple[list[str], list[str]]]:
+    for _, (left, right) in _read_chunks(source, target, options, 0):
+        yield from zip(map(list, left), map(list, right), strict=True)
 
 
 def _align_at_once(
@@ -107,13 +138,16 @@ def _align_at_once(
 def _align_in_chunks(
     model: str, source: Path, target: Path, options: AlignOptions, out: Path | None
 ) -> tuple[list[Links], list[str]]:
-    """Align by soft maps, chunk by chunk, and resume a partial file. The links come back only if gold scores them."""
+    """Align by soft maps, chunk by chunk, and resume a partial file. Links come back only if something reads them."""
+    if options.train_files:
+        raise ValueError(f"--train-on is for MODEL ibm1; omit it for {model}")
     total = sum(1 for _ in iterate_parallel(source, target))  # refuses files of different lengths before any work
     request = _read_request_of_file(source, target, options)
     partial = PartialLinks(out, _describe_command(model, source, target, options))
     done, kept = partial.resume()
     aligner: MapAligner | None = None
-    links: list[Links] = [frozenset(map(_parse_link, line.split())) for line in kept] if options.gold else []
+    keeps = bool(options.gold) or options.needs_products()
+    links: list[Links] = [frozenset(map(_parse_link, line.split())) for line in kept] if keeps else []
     with Bar(total) as progress, resumable() if out else progress, partial:
         for first, pairs in _read_chunks(source, target, options, done):
             if aligner is None:
@@ -125,7 +159,7 @@ def _align_in_chunks(
 
             found = aligner.align(pairs, tick)
             partial.write(format_links(each, scores=options.scores) for each in found)
-            links += [frozenset(each) for each in found] if options.gold else []
+            links += [frozenset(each) for each in found] if keeps else []
             progress.tick(first + len(found), total)
         partial.finish()
     notes = [] if aligner is None else aligner.notes
@@ -141,13 +175,25 @@ def _open_aligner(
         aligner.restore(partial.chosen)
         return aligner
     aligner.choose(pairs)
-    partial.begin([asdict(each) if is_dataclass(each) else each for each in aligner.chosen])  # type: ignore[arg-type]
+    partial.begin([asdict(each) if is_dataclass(each) else each for each in aligner.chosen])
     return aligner
 
 
 def _describe_command(model: str, source: Path, target: Path, options: AlignOptions) -> dict[str, Any]:
     """Return what the links depend on; a partial file of another command is not resumed."""
-    free = ("gold", "gold_format", "gold_base", "bootstrap", "device", "selection", "train_on")
+    free = (
+        "gold",
+        "gold_format",
+        "gold_base",
+        "bootstrap",
+        "device",
+        "selection",
+        "train_on",
+        "project",
+        "terms",
+        "show",
+        "export",
+    )
     own = {name: value for name, value in vars(options).items() if name not in free}
     files = [[str(path.resolve()), path.stat().st_size] for path in (source, target)]
     return {"model": model, "files": files, "options": {name: str(value) for name, value in own.items()}}
@@ -224,7 +270,11 @@ def _reverse_request(request: AlignmentRequest) -> AlignmentRequest:
         turned = selection.pairs and (selection.pairs[1], selection.pairs[0])
         selection = SelectionGold(reverse_gold(selection.gold), turned)
     languages = "-".join(reversed(request.languages.split("-"))) if request.languages else None
-    prefixes = {"prefix": request.reverse_prefix, "reverse_prefix": request.prefix, "languages": languages}
+    prefixes: dict[str, Any] = {
+        "prefix": request.reverse_prefix,
+        "reverse_prefix": request.prefix,
+        "languages": languages,
+    }
     return replace(request, selection=selection, train_on=train_on and (train_on[1], train_on[0]), **prefixes)
 
 
@@ -235,6 +285,3 @@ def _reverse_links(links: Links) -> Links:
 def _parse_link(text: str) -> tuple[int, int]:
     source, target = text.split(":")[0].split("-")
     return int(source), int(target)
-
-
-__all__ = ["AlignOptions", "Scored", "align_files", "read_words"]

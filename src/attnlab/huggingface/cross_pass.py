@@ -22,7 +22,7 @@ from attnlab.records.record import Layer, Record
 PROBED = 2**26  # logits in memory at a time
 
 
-class _Finished(Exception):
+class _FinishedError(Exception):
     """Ends a forward pass whose remaining layers nobody reads."""
 
 
@@ -62,10 +62,10 @@ def read_cross_layers(
         context, weights = call.attend_rows(seen, 0, call.query.shape[2])
         found[index] = _build_layer(index, plan, call, seen, context.transpose(1, 2), weights)
         if len(found) == len(wanted):
-            raise _Finished
+            raise _FinishedError
         return context, None
 
-    with dispatch.switch_attention(model, dispatch.WATCHED_BOOL, attend), suppress(_Finished):
+    with dispatch.switch_attention(model, dispatch.WATCHED_BOOL, attend), suppress(_FinishedError):
         dispatch.run_forward(model, batch)
     return found
 
