@@ -15,7 +15,6 @@ from torch import Tensor
 
 from attnlab.aligning.choice import SINGLE
 from attnlab.aligning.extraction import (
-    BATCH_TOKENS,
     MapKey,
     PairBatch,
     PairReader,
@@ -167,7 +166,7 @@ MOST_CELLS = 4_000_000  # source tokens times target tokens of a pair
 
 def choose_batch_tokens(device: torch.device) -> int:
     """Return the number of tokens in a batch, padding included: what a GPU needs to be busy, or a CPU cache holds."""
-    return 32_768 if device.type == "cuda" else BATCH_TOKENS
+    return 32_768 if device.type == "cuda" else 1024
 
 
 def _list_layers(wanted: AbstractSet[MapKey], layers: int) -> list[int]:

@@ -41,9 +41,11 @@ def write_products(lines: Iterable[LinkedLine], options: "AlignOptions", gold: G
     """Write every file that the options ask for, in one pass over the links. Return notes."""
     tags = read_lines(Path(options.project)) if options.project else []
     guided = iterate_parallel(*map(Path, options.guided_text)) if options.guided_text else iter(())
-    counter, shown, projected, pieces, dropped = TermCounter(), [], [], [], 0
-    count = 0
-    for count, line in enumerate(lines, start=1):  # noqa: B007 (the last value is read)
+    counter, dropped, count = TermCounter(), 0, 0
+    shown: list[LinkedPair] = []
+    projected: list[str] = []
+    pieces: list[str] = []
+    for count, line in enumerate(lines, start=1):
         if options.project:
             text, lost = _project(tags, line, options.project)
             projected.append(text)
