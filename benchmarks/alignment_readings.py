@@ -37,33 +37,38 @@ from attnlab.tasks.text import load_moses, read_parallel
 SEED = 0
 DATA = Path(os.environ.get("ATTNLAB_DATA", "data"))
 MODELS = Path.home() / ".cache/attnlab-models"
-BOTH = {"one direction, by norm (default)": {}, "one direction, by auto": {"by": "auto"}}
+ONE_WAY = {"one direction, by auto": {"by": "auto"}, "one direction, by norm (default)": {}}
 READINGS = {
     "both directions, by auto (default)": {},
     "by auto, mutual links": {"decide": "mutual"},
-    "by auto, geometric mean": {"combine": "geometric"},
-    "by auto, pieces by max": {"pieces": "max"},
-    "by auto, grow-diag-final-and": {"decide": "grow-diag-final-and"},
-    "by auto, itermax": {"decide": "itermax"},
-    "by auto, transport": {"decide": "transport"},
     "by auto, int8": {"precision": "int8"},
+    "by encoder, mutual links": {"by": "encoder", "decide": "mutual"},
+    "by encoder, mutual links, int8": {"by": "encoder", "decide": "mutual", "precision": "int8"},
+    "by signed contributions, layer by agreement": {"by": "signed", "layer": "agreement"},
     "by weight, layer by agreement": {"by": "weight", "layer": "agreement"},
     "by norm, layer of the highest norm": {"by": "norm"},
     "by norm, layer of the lowest entropy": {"by": "norm", "layer": "lowest-entropy"},
-    "by signed contributions, layer by agreement": {"by": "signed", "layer": "agreement"},
-    "by encoder, mutual links": {"by": "encoder", "decide": "mutual"},
-    "by encoder, int8": {"by": "encoder", "decide": "mutual", "precision": "int8"},
+    "by auto, grow-diag-final-and": {"decide": "grow-diag-final-and"},
+    "by auto, itermax": {"decide": "itermax"},
+    "by auto, transport": {"decide": "transport"},
+    "by auto, geometric mean": {"combine": "geometric"},
+    "by auto, pieces by max": {"pieces": "max"},
 }
 SLOW = {"by probe": {"by": "probe", "decide": "mutual"}, "by gradient": {"by": "gradient", "decide": "mutual"}}
 
 
 def list_readings(given):
     """Yield (name, model, reverse, options)."""
-    for name, options in BOTH.items():
-        yield name, given.forward, None, options
+    if given.trained:
+        yield "after align-train", given.trained, None, {}
+        yield "after align-train, mutual links", given.trained, None, {"decide": "mutual"}
+        if given.pretrained:
+            yield "after align-train, int8", given.trained, None, {"precision": "int8"}
     for name, options in READINGS.items():
         if given.pretrained or ("encoder" not in name and "int8" not in name):
             yield name, given.forward, given.backward, options
+    for name, options in ONE_WAY.items():
+        yield name, given.forward, None, options
     if given.slow:
         for name, options in SLOW.items():
             yield name, given.forward, given.backward, options
@@ -74,11 +79,6 @@ def list_readings(given):
             None,
             {"by": "encoder", "decide": "mutual"},
         )
-    if given.trained:
-        yield "after align-train", given.trained, None, {}
-        yield "after align-train, mutual links", given.trained, None, {"decide": "mutual"}
-        if given.pretrained:
-            yield "after align-train, int8", given.trained, None, {"precision": "int8"}
 
 
 def read_gold_text(pair):
@@ -208,6 +208,7 @@ def main():
             made = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
             rows.append(json.loads(made.stdout.splitlines()[-1]))
             print(rows[-1], file=sys.stderr, flush=True)
+            measuring.write_results(given.out, f"cpu-{given.gold_pair}", about, rows)  # what there is, if interrupted
     columns = [name for name in rows[0] if name != "read"]
     table = [
         [round(value, 2) if isinstance(value := row.get(c, "–"), float) else value for c in columns] for row in rows

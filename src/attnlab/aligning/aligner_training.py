@@ -128,7 +128,7 @@ class Learner:
         loss.backward()
         self.optimiser.step()
         self.schedule.step()
-        return float(loss)
+        return float(loss.detach())
 
 
 def compute_loss(logits: Tensor, links: Tensor, live: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What attnlab align makes of links: projected tags, a list of terms, a page, links of pieces, heads for CTranslate2."""
+"""What attnlab align makes of links: projected tags, terms, a page, links of pieces, heads for CTranslate2."""
 
 import json
 from collections.abc import Iterable, Iterator
