@@ -102,7 +102,7 @@ def test_links_are_those_of_one_pair_at_a_time(which, by, layer, head, setting, 
     begin = which == "subword"
     reader = open_run_reader(run, source, target)
     asked = Candidate(by, setting, layer, head)
-    made = find_links(reader, lambda layers, heads: [asked], with_probe=by == "probe").aligned[asked].links()
+    made = find_links(reader, lambda layers, heads: [asked]).aligned[asked].links()
     vocabularies = (run.task.source_vocabulary, run.task.target_vocabulary) if begin else (
         run.task.problem.source, run.task.problem.target
     )  # fmt: skip

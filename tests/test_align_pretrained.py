@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerFast
 import attnlab
 from attnlab.aligning.choice import Candidate
 from attnlab.aligning.extraction import find_links
-from attnlab.aligning.pair_readers import find_owners, open_pretrained_reader
+from attnlab.aligning.pair_readers import open_pretrained_reader
+from attnlab.aligning.word_tokens import find_owners
 from attnlab.analysis.alignment import NOWHERE
 
 CPU = torch.device("cpu")

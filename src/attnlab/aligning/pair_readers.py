@@ -5,17 +5,30 @@ white space, so tokenizing the whole line would give the same tokens.
 """
 
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from attnlab.aligning.extraction import PairBatch, PairReader, Sentences, number_pieces, pad_rows
+from attnlab.aligning.choice import SINGLE
+from attnlab.aligning.extraction import (
+    MapKey,
+    PairBatch,
+    PairReader,
+    Sentences,
+    number_pieces,
+    pad_rows,
+)
+from attnlab.aligning.model_inputs import Precision, build_inputs, is_decoder_only, open_aligned_model, quantize
+from attnlab.aligning.word_tokens import EncodedLines, Languages, WordTokenizer, number_specials
 from attnlab.analysis.alignment import NOWHERE
-from attnlab.analysis.words import number_words as numbered_by_marks
+from attnlab.huggingface.cross_pass import CrossPlan, probe_positions, read_cross_layers, weigh_gradients
 from attnlab.huggingface.recorder import record
 from attnlab.recording import probe
+from attnlab.records.record import Layer
 from attnlab.tasks.synthetic import Synthetic
 from attnlab.tasks.task import BOS, EOS, PAD, Task
 from attnlab.tasks.translation import Translation
@@ -29,11 +42,11 @@ def open_run_reader(run: Run, source: Sentences, target: Sentences) -> PairReade
     if task.architecture != "translation":
         raise ValueError(f"{run.folder.path} is a {task.architecture} model; only translation models align words")
     begin, lower = (getattr(task.config, name, False) for name in ("source_begin", "lower"))
-    sides = zip(_get_vocabularies(task), (source, target), strict=True)
-    pieces = [_encode_words(vocabulary, sentences, lower) for vocabulary, sentences in sides]
+    sides = zip(get_vocabularies(task), (source, target), strict=True)
+    pieces = [encode_run_words(vocabulary, sentences, lower) for vocabulary, sentences in sides]
     model, device = run.model, next(run.model.parameters()).device
 
-    def read_batch(numbers: Sequence[int], with_probe: bool) -> PairBatch:
+    def read_batch(numbers: Sequence[int], wanted: AbstractSet[MapKey]) -> PairBatch:
         x, y = ([side[number] for number in numbers] for side in pieces)
         words = max(len(sentence) for sentence in x)
         keys = [[words + 1] * begin + number_pieces(sentence) + [words] for sentence in x]
@@ -41,73 +54,171 @@ def open_run_reader(run: Run, source: Sentences, target: Sentences) -> PairReade
         inputs = pad_rows(ids, PAD).to(device), pad_rows([[BOS, *_flatten(sentence)] for sentence in y], PAD).to(device)
         recorded = record(model, inputs)
         labels = pad_rows([[*number_pieces(sentence), NOWHERE] for sentence in y]).to(device)
-        beta: Tensor | None = None
-        if with_probe:
-            targets = pad_rows([[*_flatten(sentence), EOS] for sentence in y], PAD).to(device)
-            beta = probe.beta(model, inputs, targets).exp()
-        return PairBatch(recorded, labels, pad_rows(keys).to(device), words, beta)
+        targets = pad_rows([[*_flatten(sentence), EOS] for sentence in y], PAD).to(device)
+        extra: dict[str, Tensor] = {}
+        if any(by == "probe" for by, *_ in wanted):
+            extra["probe"] = probe.beta(model, inputs, targets).exp()
+        if any(by == "gradient" for by, *_ in wanted):
+            extra["gradient"] = probe.saliency(model, inputs, targets).abs()
+        masks = recorded.masks
+        real = (masks["target"].unsqueeze(2) & masks["source"].unsqueeze(1)).to(device)
+        layers = {layer.index: layer for layer in recorded.kind("cross")}
+        return PairBatch(layers, labels, pad_rows(keys).to(device), words, real, extra)
 
     lengths = [np.array([sum(map(len, sentence)) + extra for sentence in side], dtype=np.int64)
                for side, extra in zip(pieces, (1 + begin, 1), strict=True)]  # fmt: skip
     config: Any = run.recipe.model
     limit = config.max_length if getattr(config, "positions", "") == "learned" else None
-    return _build_reader(source, target, lengths, limit, read_batch)
+    readable, notes = find_readable(source, target, lengths, limit)
+    size = _find_size(read_batch, readable, lengths)
+    tokens = choose_batch_tokens(device)
+    return PairReader(lengths[0], lengths[1], [*map(len, target)], readable, size, read_batch, notes, tokens)
 
 
 def open_pretrained_reader(
     name: str, source: Sentences, target: Sentences, *, device: torch.device, allow_code: bool = False
 ) -> PairReader:
     """Open sentence pairs for a Hugging Face encoder-decoder model."""
-    from attnlab.huggingface import inputs, pretrained
+    return Translator.open(name, device=device, allow_code=allow_code).open_pairs(source, target)
 
-    model = pretrained.open_model(name, device=device, allow_code=allow_code)
-    if not model.config.is_encoder_decoder:
-        raise ValueError(f"{name} is a {type(model).__name__}; only encoder-decoder models align words")
-    tokenizer = pretrained.open_tokenizer(name)
-    lines = [[" ".join(words) for words in side] for side in (source, target)]
-    sides = zip((source, target), SIDES, strict=True)
-    owned = [find_owners(tokenizer, sentences, argument, name) for sentences, argument in sides]
 
-    def read_batch(numbers: Sequence[int], with_probe: bool) -> PairBatch:
-        if with_probe:
-            raise ValueError(f"{name} is a Hugging Face model and has no probes; use --by weight or --by norm")
-        texts, targets = ([side[number] for number in numbers] for side in lines)
-        recorded = pretrained.record(model, texts, target=targets, tokenizer=tokenizer)
-        words = max(len(source[number]) for number in numbers)
-        keys = [_number_specials(owned[0][number], words) for number in numbers]
-        labels = pad_rows([owned[1][number] for number in numbers])
-        return PairBatch(recorded, labels.to(device), pad_rows(keys).to(device), words)
+@dataclass(frozen=True, eq=False)
+class Translator:
+    """A Hugging Face encoder-decoder that reads the pairs of one direction."""
 
-    lengths = [np.array([*map(len, side)], dtype=np.int64) for side in owned]
-    return _build_reader(source, target, lengths, inputs.count_positions(model), read_batch)
+    name: str
+    model: Any
+    tokenizers: tuple[WordTokenizer, WordTokenizer]  # of the source and the target
+    plan: CrossPlan | None  # None for an adapted model, of which a full Record is made
+    heads: int
+
+    @classmethod
+    def open(
+        cls,
+        name: str,
+        *,
+        device: torch.device,
+        allow_code: bool = False,
+        precision: Precision = "auto",
+        languages: Languages | None = None,
+    ) -> "Translator":
+        """Load a model and prove that it can be recorded. Raises ValueError if it has no cross attention."""
+        from attnlab.huggingface import dispatch, pretrained
+
+        model = open_aligned_model(name, device=device, allow_code=allow_code, precision=precision)
+        if not model.config.is_encoder_decoder:
+            what = f"{name} is a {type(model).__name__}, not an encoder-decoder: it has no cross attention to align by"
+            advice = "pass a translator" if is_decoder_only(model) else "for a multilingual encoder pass --by encoder"
+            raise ValueError(f"{what}; {advice}")
+        tokenizer = pretrained.open_tokenizer(name)
+        languages = languages or Languages()
+        proved = pretrained.record(model, PROOF, target=PROOF, tokenizer=tokenizer)
+        plan = CrossPlan.from_record(model, proved)
+        heads = proved.kind("cross")[0].context.shape[1]
+        sides = tuple(WordTokenizer.open(tokenizer, argument, name, languages) for argument in SIDES)
+        quantize(model, precision)
+        return cls(name, model, sides, None if dispatch.find_adaptation(model) else plan, heads)  # type: ignore[arg-type]
+
+    def open_pairs(self, source: Sentences, target: Sentences) -> PairReader:
+        from attnlab.huggingface import inputs
+
+        encoded = [side.encode(text) for side, text in zip(self.tokenizers, (source, target), strict=True)]
+        lengths = [np.array([*map(len, side.ids)], dtype=np.int64) for side in encoded]
+        readable, notes = find_readable(source, target, lengths, inputs.count_positions(self.model))
+        layers = len(self.plan) if self.plan else _count_layers(self.model)
+
+        def read_batch(numbers: Sequence[int], wanted: AbstractSet[MapKey]) -> PairBatch:
+            return self._read([encoded[0].pick(numbers), encoded[1].pick(numbers)], wanted, layers)
+
+        size, tokens = (layers, self.heads), choose_batch_tokens(self.model.device)
+        return PairReader(lengths[0], lengths[1], [*map(len, target)], readable, size, read_batch, notes, tokens)
+
+    def _read(self, encoded: Sequence[EncodedLines], wanted: AbstractSet[MapKey], layers: int) -> PairBatch:
+        from attnlab.huggingface import inputs, pretrained
+
+        model, device = self.model, self.model.device
+        batch, labels = build_inputs(model, encoded[0].ids, encoded[1].ids, self.tokenizers[0].padding)
+        words = 1 + max(max(row) for row in encoded[0].owners)
+        keys = pad_rows([number_specials(row, words) for row in encoded[0].owners]).to(device)
+        real = batch["decoder_attention_mask"].bool().unsqueeze(2) & batch["attention_mask"].bool().unsqueeze(1)
+        extra: dict[str, Tensor] = {}
+        if any(by == "gradient" for by, *_ in wanted):
+            extra["gradient"] = weigh_gradients(model, batch, labels).abs()
+        if any(by == "probe" for by, *_ in wanted):
+            plan = self.plan or CrossPlan.from_record(model, pretrained.record(model, batch))
+            extra["probe"] = probe_positions(model, plan, batch, labels).exp()
+        inputs.check_batch(model, batch)
+        found: dict[int, Layer] = {}
+        if places := _list_layers(wanted, layers):
+            if self.plan is None:
+                recorded = pretrained.record(model, batch)
+                found = {layer.index: layer for layer in recorded.kind("cross")}
+            else:
+                found = read_cross_layers(model, self.plan, batch, places)
+        owners = pad_rows(encoded[1].owners).to(device)
+        return PairBatch(found, owners, keys, words, real, extra)
 
 
 SIDES = ("text", "text_target")  # arguments of tokenizers for source and target
+PROOF = ["The cat sat on the mat.", "Nobody saw it."]
+MOST_CELLS = 4_000_000  # source tokens times target tokens of a pair
 
 
-def _build_reader(
-    source: Sentences,
-    target: Sentences,
+def choose_batch_tokens(device: torch.device) -> int:
+    """Return the number of tokens in a batch, padding included: what a GPU needs to be busy, or a CPU cache holds."""
+    return 32_768 if device.type == "cuda" else 1024
+
+
+def _list_layers(wanted: AbstractSet[MapKey], layers: int) -> list[int]:
+    """Return the layers whose maps are wanted; all if a mean is."""
+    places = {where for by, where, _ in wanted if by not in SINGLE}
+    return list(range(layers)) if "mean" in places else sorted(place for place in places if isinstance(place, int))
+
+
+def _count_layers(model: Any) -> int:
+    return int(getattr(model.config, "decoder_layers", None) or model.config.num_decoder_layers)
+
+
+def _find_size(
+    read_batch: Callable[[Sequence[int], AbstractSet[MapKey]], PairBatch],
+    readable: np.ndarray,
     lengths: Sequence[np.ndarray],
-    limit: int | None,
-    read_batch: Callable[[Sequence[int], bool], PairBatch],
-) -> PairReader:
+) -> tuple[int, int]:
+    """Return the numbers of cross-attention layers and heads, from the shortest pair; (0, 0) if none is readable."""
+    if not readable.any():
+        return 0, 0
+    total = np.where(readable, lengths[0] + lengths[1], np.iinfo(np.int64).max)
+    layers = read_batch([int(total.argmin())], set()).layers
+    if not layers:
+        raise ValueError("this model has no cross attention, so it cannot align words")
+    return len(layers), next(iter(layers.values())).context.shape[1]
+
+
+def find_readable(
+    source: Sentences, target: Sentences, lengths: Sequence[np.ndarray], limit: int | None
+) -> tuple[np.ndarray, list[str]]:
+    """Return which pairs a model can read, (pairs,) bool, and notes on those that it cannot."""
     full = np.array([bool(len(x) and len(y)) for x, y in zip(source, target, strict=True)], dtype=bool)
     short = np.maximum(*lengths) <= (limit or np.iinfo(np.int64).max)
+    small = lengths[0] * lengths[1] <= MOST_CELLS
     notes = []
     if number := int((full & ~short).sum()):
         notes.append(f"{number:,} pairs are longer than the model's {limit} positions and get no links")
-    return PairReader(lengths[0], lengths[1], [*map(len, target)], full & short, read_batch, notes)
+    if number := int((full & short & ~small).sum()):
+        notes.append(
+            f"{number:,} pairs have more than {MOST_CELLS:,} cells of tokens and get no links; split the lines"
+        )
+    return full & short & small, notes
 
 
-def _get_vocabularies(task: Task) -> tuple[Vocabulary, Vocabulary]:
+def get_vocabularies(task: Task) -> tuple[Vocabulary, Vocabulary]:
     if isinstance(task, Synthetic):
         return task.problem.source, task.problem.target
     assert isinstance(task, Translation)
     return task.source_vocabulary, task.target_vocabulary
 
 
-def _encode_words(vocabulary: Vocabulary, sentences: Sentences, lower: bool) -> list[list[Sequence[int]]]:
+def encode_run_words(vocabulary: Vocabulary, sentences: Sentences, lower: bool) -> list[list[Sequence[int]]]:
     """Return the ids of every word of every sentence. Each distinct word is encoded once."""
     types = list(dict.fromkeys(word.lower() if lower else word for words in sentences for word in words))
     ids = dict(zip(types, vocabulary.encode(types), strict=True))
@@ -116,43 +227,3 @@ def _encode_words(vocabulary: Vocabulary, sentences: Sentences, lower: bool) -> 
 
 def _flatten(sentence: Sequence[Sequence[int]]) -> list[int]:
     return [token for pieces in sentence for token in pieces]
-
-
-def find_owners(tokenizer: Any, sentences: Sentences, argument: str, name: str) -> list[list[int]]:
-    """Return the word that each token of each line belongs to, NOWHERE for special tokens."""
-    lines = enumerate(sentences, start=1)
-    return [_find_line_owners(tokenizer, list(words), argument, name, line) for line, words in lines]
-
-
-def _find_line_owners(tokenizer: Any, words: list[str], argument: str, name: str, line: int) -> list[int]:
-    if not words:
-        return []
-    text = " ".join(words)
-    if tokenizer.is_fast:
-        made = tokenizer(**{argument: text}, return_offsets_mapping=True, return_special_tokens_mask=True)
-        of_character = _word_of_character(words)
-        return [
-            NOWHERE if special else of_character[start]
-            for (start, _), special in zip(made["offset_mapping"], made["special_tokens_mask"], strict=True)
-        ]
-    ids = tokenizer(**{argument: text})["input_ids"]
-    specials = {*tokenizer.all_special_ids} - {tokenizer.unk_token_id}
-    own = [token for token in ids if token not in specials]
-    of_word = number_pieces(tokenizer(**{argument: words}, add_special_tokens=False)["input_ids"])
-    if len(of_word) != len(own):
-        of_word = numbered_by_marks(tokenizer.convert_ids_to_tokens(own))
-        if of_word[-1:] != [len(words) - 1]:
-            raise ValueError(f"line {line}: cannot match the tokens of {name} to the words of {text!r}")
-    remaining = iter(of_word)
-    return [NOWHERE if token in specials else next(remaining) for token in ids]
-
-
-def _word_of_character(words: Sequence[str]) -> list[int]:
-    """Return the word of each character in the words joined by spaces. A space belongs to the word after it."""
-    return [number for number, word in enumerate(words) for _ in range(len(word) + (number > 0))]
-
-
-def _number_specials(owners: Sequence[int], first: int) -> list[int]:
-    """Replace NOWHERE, the owner of special tokens, by the numbers first, first + 1, …"""
-    specials = iter(range(first, first + len(owners)))
-    return [next(specials) if owner == NOWHERE else owner for owner in owners]

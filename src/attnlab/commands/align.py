@@ -1,20 +1,31 @@
-"""attnlab align: align the words of two text files, in one direction or in both, and score the links."""
+"""attnlab align: align the words of two text files, in one direction or in both, and score the links.
+
+Attention and encoders align a file in chunks of CHUNK lines. With --out, finished chunks are in OUT.partial, and
+OUT.partial.json says what was chosen; the same command continues after the last whole line, and renames the file.
+"""
 
 import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, is_dataclass, replace
+from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from attnlab.aligning import AlignmentRequest, Pairs, SelectionGold, align
+from attnlab.aligning import AlignmentRequest, MapAligner, SelectionGold, align
+from attnlab.aligning.map_aligner import reverse_gold
+from attnlab.aligning.request import Pairs, is_word_model
 from attnlab.analysis.alignment import score
 from attnlab.analysis.symmetrise import SYMMETRISATIONS, Links
+from attnlab.commands.align_products import EXPORTS, join_lines, write_heads, write_products
+from attnlab.commands.partial_links import PartialLinks
 from attnlab.config import Natural, check_fields, suggest_nearest
 from attnlab.files import write_text
 from attnlab.tasks.links import Gold, format_links, read_gold
-from attnlab.tasks.text import load_moses, read_parallel
-from attnlab.terminal import Bar
+from attnlab.tasks.text import iterate_parallel, load_moses, read_parallel
+from attnlab.terminal import Bar, resumable
+
+CHUNK = 10_000  # lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +43,24 @@ class AlignOptions(AlignmentRequest):
     gold_base: Annotated[int, "[0, 1]"] | None = None
     bootstrap: Natural = 1000
     scores: bool = False
+    project: str | None = None
+    terms: str | None = None
+    show: str | None = None
+    export: str | None = None
+    export_to: str | None = None
+    guided_text: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.export is not None and self.export not in EXPORTS:
+            guess = suggest_nearest(self.export, EXPORTS)
+            raise ValueError(f"--export must be one of {', '.join(EXPORTS)}, got {self.export!r}{guess}")
+        if self.export == "guided" and not self.guided_text:
+            raise ValueError("--export guided needs the subword files to train on: pass --guided-text SRC TGT")
+        if self.export == "ctranslate2" and not self.export_to:
+            raise ValueError(
+                "--export ctranslate2 needs --export-to, the folder of the converted model or a .json file"
+            )
         if self.tokenize not in ("none", "moses"):
             raise ValueError(f"--tokenize must be none (split at white space) or moses, got {self.tokenize!r}")
         if self.tokenize == "moses" and len((self.pair or "").split("-")) != 2:
@@ -45,8 +71,16 @@ class AlignOptions(AlignmentRequest):
             known = ", ".join(SYMMETRISATIONS)
             guess = suggest_nearest(self.symmetrise, SYMMETRISATIONS)
             raise ValueError(f"--symmetrise must be one of {known}, got {self.symmetrise!r}{guess}")
-        if self.scores and self.reverse:
-            raise ValueError("--scores needs a single direction: omit --reverse or --scores")
+        if self.symmetrise and self.decide:
+            raise ValueError(
+                "--symmetrise joins the links of two directions, --decide their soft maps: pass one of them"
+            )
+        if self.scores and (self.symmetrise or (self.reverse and is_word_model(self.reverse))):
+            raise ValueError("--scores needs a single direction or soft maps: omit --symmetrise or --scores")
+
+    def needs_products(self) -> bool:
+        """Return whether links are used for more than writing them."""
+        return bool(self.project or self.terms or self.show or self.guided_text)
 
 
 def align_files(model: str, source: Path, target: Path, options: AlignOptions, out: Path | None) -> None:
@@ -54,8 +88,34 @@ def align_files(model: str, source: Path, target: Path, options: AlignOptions, o
 
     Write the links in Pharaoh's format to a file or to standard output, and notes and score to standard error.
     """
+    hard = bool(options.symmetrise) or any(map(is_word_model, filter(None, (model, options.reverse))))
+    if hard and options.scores and options.reverse:
+        raise ValueError("--scores needs a single direction or soft maps: omit --reverse or --scores")
+    write = _align_at_once if hard else _align_in_chunks
+    links, notes = write(model, source, target, options, out)
+    gold = None
+    if options.gold:
+        gold = _read_gold(options.gold, read_words(source, target, options), options)
+        assert gold is not None
+        notes.append(str(score(links, gold.sure, gold.possible, bootstrap=options.bootstrap)))
+    if options.needs_products():
+        notes += write_products(join_lines(_iterate_words(source, target, options), links), options, gold)
+    if options.export == "ctranslate2":
+        words = _iterate_words(source, target, options)
+        notes.append(write_heads(model, options, words, Path(options.export_to or "")))
+    sys.stderr.writelines(f"{note}\n" for note in notes)
+
+
+def _iterate_words(source: Path, target: Path, options: AlignOptions) -> Iterator[tuple[list[str], list[str]]]:
+    for _, (left, right) in _read_chunks(source, target, options, 0):
+        yield from zip(map(list, left), map(list, right), strict=True)
+
+
+def _align_at_once(
+    model: str, source: Path, target: Path, options: AlignOptions, out: Path | None
+) -> tuple[list[Links], list[str]]:
+    """Align with IBM Model 1, or join the links of two directions that are decided apart."""
     pairs = read_words(source, target, options)
-    gold = _read_gold(options.gold, pairs, options)
     request = _read_request(pairs, options)
     with Bar(1) as progress:
         result = align(model, pairs, request.for_model(model, options.reverse or model), tick=progress.tick)
@@ -68,22 +128,106 @@ def align_files(model: str, source: Path, target: Path, options: AlignOptions, o
             notes += [f"reverse: {note}" for note in back.notes]
     written = result.aligned.scores() if options.scores else links
     text = "".join(f"{format_links(pair, scores=options.scores)}\n" for pair in written)
-    if gold:
-        notes.append(str(score(links, gold.sure, gold.possible, bootstrap=options.bootstrap)))
     if out is None:
         sys.stdout.write(text)
     else:
         write_text(out, text)
-    sys.stderr.writelines(f"{note}\n" for note in notes)
+    return links, notes
+
+
+def _align_in_chunks(
+    model: str, source: Path, target: Path, options: AlignOptions, out: Path | None
+) -> tuple[list[Links], list[str]]:
+    """Align by soft maps, chunk by chunk, and resume a partial file. Links come back only if something reads them."""
+    if options.train_files:
+        raise ValueError(f"--train-on is for MODEL ibm1; omit it for {model}")
+    total = sum(1 for _ in iterate_parallel(source, target))  # refuses files of different lengths before any work
+    request = _read_request_of_file(source, target, options)
+    partial = PartialLinks(out, _describe_command(model, source, target, options))
+    done, kept = partial.resume()
+    aligner: MapAligner | None = None
+    keeps = bool(options.gold) or options.needs_products()
+    links: list[Links] = [frozenset(map(_parse_link, line.split())) for line in kept] if keeps else []
+    with Bar(total) as progress, resumable() if out else progress, partial:
+        for first, pairs in _read_chunks(source, target, options, done):
+            if aligner is None:
+                aligner = _open_aligner(model, request, options, pairs, partial)
+            start = first
+
+            def tick(now: int, _of: int, start: int = start) -> None:
+                progress.tick(start + now, total)
+
+            found = aligner.align(pairs, tick)
+            partial.write(format_links(each, scores=options.scores) for each in found)
+            links += [frozenset(each) for each in found] if keeps else []
+            progress.tick(first + len(found), total)
+        partial.finish()
+    notes = [] if aligner is None else aligner.notes
+    return links, [f"resumed after {done:,} lines", *notes] if done else notes
+
+
+def _open_aligner(
+    model: str, request: AlignmentRequest, options: AlignOptions, pairs: Pairs, partial: PartialLinks
+) -> MapAligner:
+    """Open the models, and choose what to read, or take the choice of the partial file."""
+    aligner = MapAligner.open(model, request, options.reverse)
+    if partial.chosen is not None:
+        aligner.restore(partial.chosen)
+        return aligner
+    aligner.choose(pairs)
+    partial.begin([asdict(each) if is_dataclass(each) else each for each in aligner.chosen])
+    return aligner
+
+
+def _describe_command(model: str, source: Path, target: Path, options: AlignOptions) -> dict[str, Any]:
+    """Return what the links depend on; a partial file of another command is not resumed."""
+    free = (
+        "gold",
+        "gold_format",
+        "gold_base",
+        "bootstrap",
+        "device",
+        "selection",
+        "train_on",
+        "project",
+        "terms",
+        "show",
+        "export",
+    )
+    own = {name: value for name, value in vars(options).items() if name not in free}
+    files = [[str(path.resolve()), path.stat().st_size] for path in (source, target)]
+    return {"model": model, "files": files, "options": {name: str(value) for name, value in own.items()}}
+
+
+def _read_chunks(source: Path, target: Path, options: AlignOptions, done: int) -> Iterator[tuple[int, Pairs]]:
+    """Yield the words of chunks of lines with the number of the first line, from `done` on."""
+    lines = islice(iterate_parallel(source, target), done, None)
+    while chunk := list(islice(lines, CHUNK)):
+        sides: Sequence[list[str]] = [[left for left, _ in chunk], [right for _, right in chunk]]
+        yield done, _split_words(sides, options)
+        done += len(chunk)
 
 
 def read_words(source: Path, target: Path, options: AlignOptions) -> Pairs:
     """Read the words of each line, split at white space or by Moses."""
-    lines: Sequence[list[str]] = read_parallel(source, target)
+    return _split_words(read_parallel(source, target), options)
+
+
+def _split_words(lines: Sequence[list[str]], options: AlignOptions) -> Pairs:
     if options.tokenize == "moses":
         languages = (options.pair or "").split("-")
         lines = [[*map(load_moses(language)[0], side)] for language, side in zip(languages, lines, strict=True)]
     return [line.split() for line in lines[0]], [line.split() for line in lines[1]]
+
+
+def _read_request_of_file(source: Path, target: Path, options: AlignOptions) -> AlignmentRequest:
+    """Return the request; the whole text is read only where gold links of it choose a layer or head."""
+    own = any(place and place.startswith("best-on") for place in (options.layer, options.head))
+    pairs = read_words(source, target, options) if own and not options.best_on_text else ([], [])
+    request = _read_request(pairs, options)
+    if own and request.selection and request.selection.pairs is None:
+        return replace(request, selection=SelectionGold(request.selection.gold, pairs))
+    return request
 
 
 def _read_request(pairs: Pairs, options: AlignOptions) -> AlignmentRequest:
@@ -123,10 +267,21 @@ def _reverse_request(request: AlignmentRequest) -> AlignmentRequest:
     """Return the request for the other direction."""
     selection, train_on = request.selection, request.train_on
     if selection:
-        gold = Gold([*map(_reverse_links, selection.gold.sure)], [*map(_reverse_links, selection.gold.possible)])
-        selection = SelectionGold(gold, selection.pairs and (selection.pairs[1], selection.pairs[0]))
-    return replace(request, selection=selection, train_on=train_on and (train_on[1], train_on[0]))
+        turned = selection.pairs and (selection.pairs[1], selection.pairs[0])
+        selection = SelectionGold(reverse_gold(selection.gold), turned)
+    languages = "-".join(reversed(request.languages.split("-"))) if request.languages else None
+    prefixes: dict[str, Any] = {
+        "prefix": request.reverse_prefix,
+        "reverse_prefix": request.prefix,
+        "languages": languages,
+    }
+    return replace(request, selection=selection, train_on=train_on and (train_on[1], train_on[0]), **prefixes)
 
 
 def _reverse_links(links: Links) -> Links:
     return frozenset((source, target) for target, source in links)
+
+
+def _parse_link(text: str) -> tuple[int, int]:
+    source, target = text.split(":")[0].split("-")
+    return int(source), int(target)

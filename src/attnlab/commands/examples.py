@@ -45,6 +45,10 @@ EXAMPLES = {
         "attnlab align runs/first corpus.de corpus.en --gold gold.talp --out links.txt",
         "attnlab align fertility corpus.de corpus.en --reverse fertility > links.txt",
     ),
+    "align-train": (
+        "attnlab align-train opus-mt-en-fr corpus.en corpus.fr --reverse opus-mt-fr-en --out en-fr",
+        "attnlab align-train ./encoder corpus.de corpus.en --pairs 5000 --out de-en",
+    ),
     "runs": (
         "attnlab runs",
         "attnlab runs runs/demo/work/runs",

@@ -51,7 +51,7 @@ def encode_texts(
         raise ValueError(f"{len(targets)} targets for {len(batch['input_ids'])} texts: pass one target for each text")
     ahead = _pad_texts(model, tokenizer, targets, max_length, "text_target")
     return batch | {
-        "decoder_input_ids": _shift_right(model, ahead["input_ids"]),
+        "decoder_input_ids": shift_right(model, ahead["input_ids"]),
         "decoder_attention_mask": ahead["attention_mask"],
     }
 
@@ -193,7 +193,7 @@ def pad_ids(tokenizer: Any, encoded: Mapping[str, list[list[int]]]) -> dict[str,
     return {name: pad_sequence([*map(torch.tensor, x)], True, fill.get(name, 0)) for name, x in rows.items()}
 
 
-def _shift_right(model: Any, labels: Tensor) -> Tensor:
+def shift_right(model: Any, labels: Tensor) -> Tensor:
     """Return what a decoder reads to predict the labels: its start token, then all labels but the last."""
     if (shift := getattr(model, "prepare_decoder_input_ids_from_labels", None)) is not None:
         return shift(labels=labels)

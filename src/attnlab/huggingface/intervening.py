@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from attnlab.huggingface import dispatch, inputs, native
+from attnlab.huggingface import dispatch, dummy_inputs, native, support
 from attnlab.huggingface.capture import ModuleCalls
 from attnlab.huggingface.native import AttentionCall
 from attnlab.mechanisms.mechanism import repeat_heads
@@ -65,9 +65,9 @@ def find_sites(model: nn.Module) -> list[Site]:
 
         changed = ChangedPass(inner, ())
         with torch.no_grad(), changed.install():
-            dispatch.run_forward(inner, inputs.build_dummy_batch(inner))
+            dispatch.run_forward(inner, dummy_inputs.build_dummy_batch(inner))
         if not changed.sites:
-            raise ValueError(dispatch.explain_refusal(inner))
+            raise ValueError(support.explain_refusal(type(inner)))
         _sites[inner] = sorted(changed.sites, key=lambda site: (list(KINDS).index(site.kind), site.layer))
     return _sites[inner]
 
@@ -76,8 +76,7 @@ def find_sites(model: nn.Module) -> list[Site]:
 def _change_pretrained(model: Any, interventions: Sequence[Intervention]) -> Iterator[None]:
     if any(module.training for module in model.modules()):
         raise ValueError(f"this {type(model).__name__} is in training mode; call model.eval() first")
-    if not model._can_set_attn_implementation():
-        raise ValueError(dispatch.explain_refusal(model))
+    support.check_class(type(model))
     if is_changed(model):
         kind = type(model).__name__
         raise ValueError(f"this {kind} is already inside attnlab.intervene: pass all interventions to one call")

@@ -1,0 +1,175 @@
+"""What attnlab align makes of links: tags, terms, guided links, a page; and both directions from the command line."""
+
+import json
+
+import pytest
+import tiny_models
+import torch
+from aligned_text import cli, write_pairs
+from test_align_pretrained import bpe
+
+from attnlab.aligning.exporting import expand_links
+from attnlab.aligning.projection import parse_spans, parse_tags, write_spans, write_tags
+from attnlab.aligning.term_list import TermCounter, find_phrases
+from attnlab.commands import align as command
+
+LINKS = {(0, 0), (1, 2), (2, 1), (3, 3)}
+
+
+@pytest.mark.parametrize(
+    ("tagged", "wanted", "lost"),
+    [
+        ("the <b> red </b> house falls", "la casa <b> roja </b> cae", 0),
+        ("the <b> red house </b> falls", "la <b> casa roja </b> cae", 0),
+        ("<p> the <i> red </i> house </p> falls", "<p> la casa <i> roja </i> </p> cae", 0),
+        ('the red house <br id="1"/> falls', 'la casa roja <br id="1"/> cae', 0),
+        ("the red house falls", "la casa roja cae", 0),
+    ],
+)
+def test_tags_follow_the_links(tagged, wanted, lost):
+    source, target = ["the", "red", "house", "falls"], ["la", "casa", "roja", "cae"]
+    assert write_tags(parse_tags(tagged, source, "f:1"), LINKS, target) == (wanted, lost)
+
+
+def test_spans_follow_the_links_and_those_without_links_are_counted():
+    source = ["the", "red", "house", "falls"]
+    spans = parse_spans("1-3:OBJ 3-4:VERB", source, "f:1")
+    assert write_spans(spans, {(1, 2), (2, 1)}, ["la", "casa", "roja"]) == ("1-3:OBJ", 1)
+    for line, message in (("1-9:X", "not in its sentence"), ("one", "must be a span")):
+        with pytest.raises(ValueError, match=message):
+            parse_spans(line, source, "f:1")
+    for line, message in (("<b> the red house falls", "never closed"), ("the </b> red house falls", "closes no open")):
+        with pytest.raises(ValueError, match=message):
+            parse_tags(line, source, "f:1")
+    with pytest.raises(ValueError, match=r"f:1: .*differs"):
+        parse_tags("<b> another </b> line", source, "f:1")
+
+
+def test_terms_are_consistent_phrases_with_their_dice():
+    assert set(find_phrases({(0, 0), (1, 2), (2, 1)}, 2)) == {
+        ((0, 1), (0, 1)), ((1, 2), (2, 3)), ((2, 3), (1, 2)), ((1, 3), (1, 3)),
+    }  # fmt: skip
+    counter = TermCounter()
+    for _ in range(2):
+        counter.add(["Red", "house"], ["casa", "roja"], {(0, 1), (1, 0)})
+    counter.add(["red", "car"], ["coche", "rojo"], {(1, 0)})
+    terms = {(s, t): (n, score) for s, t, n, score in counter.list_terms()}
+    assert terms["red", "roja"] == (2, pytest.approx(2 * 2 / (3 + 2)))
+    assert terms["red house", "casa roja"] == (2, 1.0)
+    assert ("car", "coche") not in terms
+
+
+def test_links_of_words_become_links_of_pieces():
+    assert expand_links({(0, 1), (1, 0)}, "re@@ d house", "casa ro@@ ja", (2, 2), "f:1") == [
+        (0, 1), (0, 2), (1, 1), (1, 2), (2, 0),
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="f:1: the source pieces make 2 words"):
+        expand_links(set(), "re@@ d house", "casa", (3, 1), "f:1")
+
+
+@pytest.fixture(scope="module")
+def marian(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("marian")
+    text = write_pairs(folder)
+    torch.manual_seed(1)
+    tiny_models.marian().save_pretrained(folder / "model")
+    bpe([" ".join(words) for words in text[1] + text[2]]).save_pretrained(folder / "model")
+    return folder
+
+
+def test_both_directions_give_links_a_page_terms_and_heads(marian, tmp_path):
+    model, s, t = marian / "model", marian / "s", marian / "t"
+    (marian / "tags").write_text("\n".join(s.read_text().split("\n")))
+    wanted = ["--show", tmp_path / "page.html", "--terms", tmp_path / "terms.tsv", "--project", marian / "tags"]
+    wanted += ["--export", "ctranslate2", "--export-to", tmp_path / "heads.json", "--gold", marian / "gold"]
+    done = cli(model, s, t, "--reverse", model, "--out", tmp_path / "links", *wanted)
+    assert done.exit_code == 0, done.output
+    assert "chosen without gold links" in done.stderr
+    assert (tmp_path / "links").read_text().count("\n") == 20
+    assert (marian / "tags.projected").read_text() == t.read_text()
+    assert "stroke-dasharray" in (tmp_path / "page.html").read_text()
+    assert json.loads((tmp_path / "heads.json").read_text())["alignment_heads"][0]
+    assert not list(tmp_path.glob("links.partial*"))
+
+
+def test_an_interrupted_file_is_resumed(marian, tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "CHUNK", 6)
+    words = [marian / "model", marian / "s", marian / "t", "--reverse", marian / "model", "--out", tmp_path / "links"]
+    whole = cli(*words)
+    assert whole.exit_code == 0, whole.output
+    expected = (tmp_path / "links").read_text()
+    (tmp_path / "links").unlink()
+    real, calls = command.MapAligner.align, []
+
+    def fail_later(self, pairs, tick=None):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(self, pairs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command.MapAligner, "align", fail_later)
+        assert cli(*words).exit_code == 130
+    partial = tmp_path / "links.partial"
+    assert partial.read_text().count("\n") == 12
+    partial.write_text(partial.read_text() + "0-0 1-")  # a broken line
+    again = cli(*words)
+    assert again.exit_code == 0, again.output
+    assert "resumed after 12 lines" in again.stderr
+    assert (tmp_path / "links").read_text() == expected
+
+
+def test_an_aligner_is_trained_saved_and_used_by_name(marian, tmp_path):
+    from typer.testing import CliRunner
+
+    from attnlab.cli import app
+
+    words = [marian / "model", marian / "s", marian / "t", "--reverse", marian / "model", "--out", tmp_path / "mine"]
+    done = CliRunner().invoke(app, ["align-train", *map(str, words), "--width", "7", "--pairs", "15"])
+    assert done.exit_code == 0, done.output
+    made = cli(tmp_path / "mine", marian / "s", marian / "t")
+    assert made.exit_code == 0, made.output
+    assert made.stdout.count("\n") == 20
+    again = CliRunner().invoke(app, ["align-train", *map(str, words)])
+    assert isinstance(again.exception, FileExistsError)
+    refused = cli(tmp_path / "mine", marian / "s", marian / "t", "--layer", "1")
+    assert "--layer is of cross attention" in str(refused.exception)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--decide", "mutual", "--reverse", "M", "--symmetrise", "union"], "pass one of them"),
+        (["--decide", "mutal"], "decide .*did you mean 'mutual'"),
+        (["--null", "1.5"], "null must be"),
+        (["--export", "guided"], "--export guided needs the subword files"),
+        (["--export", "ct2"], "--export must be one of"),
+        (["--languages", "en"], "--languages must be two codes"),
+        (["--languages", "en-fr"], "takes no language codes"),
+        (["--by", "encoder", "--layer", "99"], "layer must be 0"),
+    ],
+)
+def test_bad_options_get_one_line(words, message, marian):
+    import re
+
+    given = [str(marian / "model") if word == "M" else word for word in words]
+    done = cli(marian / "model", marian / "s", marian / "t", *given)
+    assert isinstance(done.exception, ValueError)
+    assert re.search(message, str(done.exception))
+
+
+def test_a_decoder_only_model_and_long_lines_are_told(marian, tmp_path):
+    tiny_models.gpt2().save_pretrained(tmp_path)
+    bpe(["a b"]).save_pretrained(tmp_path)
+    for by in ([], ["--by", "encoder"]):
+        done = cli(tmp_path, marian / "s", marian / "t", *by)
+        assert isinstance(done.exception, ValueError)
+        assert "pass a translator" in str(done.exception)
+    for name in ("s", "t"):
+        (tmp_path / name).write_text("wa " * 10_000 + "\nwa\n\n")
+    done = cli(marian / "model", tmp_path / "s", tmp_path / "t")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.count("\n") == 3
+    assert "1 pairs are longer" in done.stderr
+    (tmp_path / "t").write_text("wa\n")
+    assert "has no partner" in str(cli(marian / "model", tmp_path / "s", tmp_path / "t").exception)
