@@ -22,14 +22,14 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
-from transformers.masking_utils import eager_mask, sdpa_mask
 
 from attnlab.config import describe_error
 from attnlab.files import write_text
-from attnlab.huggingface import adaptation, dispatch, inputs, installation, proof, screening
+from attnlab.huggingface import adaptation, auto_loading, dispatch, inputs, installation, proof, screening
 from attnlab.huggingface import carries as cascade
 from attnlab.huggingface.adaptation import Adaptation
 from attnlab.huggingface.capture import record_pass
+from attnlab.huggingface.registration import PARAMETER_FREE, PREFIX
 from attnlab.huggingface.screening import forbid_pickle
 from attnlab.mechanisms import Mechanism, own
 from attnlab.recording.watch import sample_noise, unwrap_model
@@ -100,7 +100,7 @@ def adapt(
     options   the mechanism's own options
 
     Each attention module gets the mechanism as its submodule `attnlab`. model.save_pretrained(folder) saves the adapted
-    model and attnlab.load(folder) loads it. from_pretrained loads the model without its mechanisms.
+    model, and attnlab.load(folder) loads it. So does from_pretrained, where attnlab.huggingface is imported.
     """
     _check_model(model)
     if any(isinstance(module, Mechanism) for module in model.modules()):
@@ -123,35 +123,63 @@ def load(
     allow_code   also load a model whose mechanism is a class in a user's file; loading runs that file
     """
     name = os.path.expanduser(folder)
-    if (place := _find_adapted(name)) is None:
+    if _find_adapted(name) is None:
         _load_config(name, trust_remote_code)
         what = f"{name} is not an adapted model: it has no {adaptation.FILE}"
         raise FileNotFoundError(f"{what}; load it with from_pretrained")
-    saved = Adaptation.from_folder(place)
-    own.check_code([saved.attention], saved.code, place / adaptation.FILE, allow=allow_code)
+    saved, place = find_saved(name, {}, allow_code=allow_code)
     model, _ = _load_plain(name, trust_remote_code=trust_remote_code, device=device, dtype=dtype)
-    _check_model(model)
-    _replace_attention(model, adaptation.plan_adaptation(saved.attention, saved.options, saved.kinds), prove=False)
-    adaptation.restore_parameters(model, place, _build_renaming(model))
+    restore_adaptation(model, saved, place)
     return model
 
 
-def _find_adapted(name: str) -> Path | None:
+def find_saved(name: str, how: Mapping[str, Any], *, allow_code: bool) -> tuple[Adaptation, Path]:
+    """Return the adaptation of a saved model and its folder. Raises ValueError if it is missing or not allowed.
+
+    how   options of transformers' cached_file, such as revision
+    """
+    if (place := _find_adapted(name, how)) is None:
+        raise ValueError(f"{name} is an adapted model, but its {adaptation.FILE} is missing: save the model again")
+    saved = Adaptation.from_folder(place)
+    own.check_code([saved.attention], saved.code, place / adaptation.FILE, allow=allow_code)
+    return saved, place
+
+
+def restore_adaptation(model: PreTrainedModel, saved: Adaptation, place: Path) -> None:
+    """Install the mechanisms of a saved adaptation in a model, with the parameters from its folder."""
+    _check_model(model)
+    _replace_attention(model, adaptation.plan_adaptation(saved.attention, saved.options, saved.kinds), prove=False)
+    adaptation.restore_parameters(model, place, _build_renaming(model))
+
+
+def read_config_values(name: str | os.PathLike[str] | None, how: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the values of a config.json; none if it cannot be read, which loading explains."""
+    if name is None:
+        return {}
+    try:
+        return PreTrainedConfig.get_config_dict(name, **how)[0]
+    except (OSError, ValueError):
+        return {}
+
+
+def _find_adapted(name: str, how: Mapping[str, Any] | None = None) -> Path | None:
     """Return the folder with the attnlab.json of a model, its own or in the cache of the hub; None if there is none."""
+    how = how or {}
     if Path(name).exists() or is_path(name):
-        return Path(name) if (Path(name) / adaptation.FILE).is_file() else None
+        folder = Path(name) / how.get("subfolder", "")
+        return folder if (folder / adaptation.FILE).is_file() else None
     try:
         with reach_hub(name):
-            file = _find_file(name, adaptation.FILE)
+            file = _find_file(name, adaptation.FILE, **how)
     except OSError:  # no such model, which loading explains
         return None
     return None if file is None else file.parent
 
 
-def _find_file(name: str, file: str, revision: str | None = None) -> Path | None:
+def _find_file(name: str, file: str, revision: str | None = None, **how: Any) -> Path | None:
     """Return the path of a file of a model, in its folder or in the cache of the hub, or None if there is none."""
     missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    found = transformers.utils.cached_file(name, file, revision=revision, **missing)
+    found = transformers.utils.cached_file(name, file, revision=revision, **missing, **how)
     return None if found is None else Path(found)
 
 
@@ -227,7 +255,8 @@ def _load_plain(
     how: dict[str, Any] = {"dtype": dtype or "auto", "use_safetensors": None if allow_pickle else True}
     how |= {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
-        with silence_transformers(), reach_hub(name), nullcontext() if allow_pickle else forbid_pickle(name):
+        plain = auto_loading.load_plain()
+        with plain, silence_transformers(), reach_hub(name), nullcontext() if allow_pickle else forbid_pickle(name):
             if not allow_pickle:
                 _check_index(name, config, revision)
             model, about = kind.from_pretrained(name, config=config, output_loading_info=True, **how)
@@ -344,6 +373,10 @@ def _explain_failure(model: PreTrainedModel) -> Iterator[None]:
 def _check_recordable(model: PreTrainedModel) -> None:
     if any(module.training for module in model.modules()):
         raise ValueError(f"this {type(model).__name__} is in training mode; call model.eval() before recording it")
+    by_name = str(model.config._attn_implementation)
+    if (name := by_name.removeprefix(PREFIX)) in PARAMETER_FREE and name != by_name:
+        how = f"call model.set_attn_implementation('sdpa'), then attnlab.adapt(model, {name!r})"
+        raise ValueError(f"this model runs attn_implementation={by_name!r}, which a record cannot show: {how}")
     if wrapped := [name for name, _ in model.named_modules() if name.endswith(".base_layer")]:  # as PEFT calls it
         raise ValueError(f"{wrapped[0]} is wrapped in an adapter, which a record cannot show: merge the adapters first")
 
@@ -374,18 +407,3 @@ def _list_versions() -> dict[str, str]:
     from attnlab import __version__
 
     return {"attnlab": __version__, "transformers": transformers.__version__, "torch": str(torch.__version__)}
-
-
-def _bool_mask(*, q_length: int, kv_length: int, allow_is_causal_skip: bool = True, **arguments: Any) -> Tensor | None:
-    """Return a bool mask, True = may attend. None: nothing is hidden, or only the future of as many queries as keys."""
-    skip = allow_is_causal_skip and q_length == kv_length
-    return sdpa_mask(q_length=q_length, kv_length=kv_length, allow_is_causal_skip=skip, **arguments)
-
-
-for _name, _function, _mask in (
-    (dispatch.WATCHED, dispatch.attend_watched, eager_mask),
-    (dispatch.WATCHED_BOOL, dispatch.attend_watched, _bool_mask),
-    (dispatch.ADAPTED, dispatch.attend, _bool_mask),
-):
-    transformers.AttentionInterface.register(_name, _function)
-    transformers.AttentionMaskInterface.register(_name, _mask)  # without it, a model silently gets no mask
