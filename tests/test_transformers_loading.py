@@ -1,8 +1,12 @@
 """Adapted models through transformers' own doors: from_pretrained, pipeline, Trainer, Accelerate, push_to_hub."""
 
+import json
 import logging
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import tiny_models
@@ -173,3 +177,59 @@ def test_a_model_with_a_registered_attention_compiles_as_one_graph(name):
     code = COMPILED.format(name=name)
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+class FakeHub:
+    """Keeps what is uploaded, as huggingface_hub's HfApi would."""
+
+    files: ClassVar[dict[str, str]] = {}
+
+    def __init__(self, token=None):
+        self.token = token
+
+    def create_repo(self, repo_id, *, exist_ok, private=None):
+        assert exist_ok
+        return SimpleNamespace(repo_id=f"me/{repo_id}")
+
+    def upload_folder(self, *, repo_id, folder_path, commit_message, **rest):
+        assert not rest
+        FakeHub.files = {path.name: path.read_bytes().decode("latin-1") for path in Path(folder_path).iterdir()}
+        return f"https://hub.example/{repo_id}/commit/1"
+
+
+def write_ledger(path: Path) -> Path:
+    rows = []
+    for seed, attention, loss in [(1, "dagpam", 2.0), (2, "dagpam", 3.0), (1, "softmax", 9.0)]:
+        model = {"attention": attention, "attention_options": {"initial": 0.5} if attention == "dagpam" else {}}
+        recipe = {"task": "language", "data": {"data": "wikitext-2"}, "model": model}
+        row = {"recipe": recipe, "digest": attention, "seed": seed, "measure": "loss", "edition": 1}
+        rows.append(row | {"values": {"valid_loss": loss, "curve": [1, 2], "scores": {"bleu": 10.0 * seed}}})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_push_to_hub_writes_a_card_with_the_attention_and_its_figures(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.HfApi", FakeHub)
+    model = adapted("llama", "dagpam", initial=0.5)
+    model.config._name_or_path = "owner/parent"
+    address = model.push_to_hub("mine", ledger=write_ledger(tmp_path / "ledger.jsonl"), tags=["tiny"], private=True)
+    assert address.endswith("me/mine/commit/1")
+    assert {"README.md", "attnlab.json", "config.json", "model.safetensors"} <= FakeHub.files.keys()
+    card = FakeHub.files["README.md"].encode("latin-1").decode()
+    for part in ('base_model: "owner/parent"', '- "tiny"', "`dagpam`", "initial=0.5", "decoder-self"):
+        assert part in card
+    assert 'LlamaForCausalLM.from_pretrained("me/mine")' in card
+    assert "| language wikitext-2 | valid_loss | 2.5 | 2 to 3 | 2 |" in card
+    assert "| language wikitext-2 | bleu | 15 | 10 to 20 | 2 |" in card
+    assert "9" not in card.split("## Measured")[1]
+
+
+def test_what_a_card_cannot_show_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.HfApi", FakeHub)
+    model = adapted("llama", "sigmoid")
+    with pytest.raises(ValueError, match="no figures of attention sigmoid"):
+        model.push_to_hub("mine", ledger=write_ledger(tmp_path / "ledger.jsonl"))
+    with pytest.raises(ValueError, match=r"call model\.push_to_hub"):
+        model.save_pretrained(tmp_path, push_to_hub=True)
+    with pytest.raises(ValueError, match="part of an adapted model"):
+        model.model.push_to_hub("mine")

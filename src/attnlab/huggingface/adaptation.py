@@ -46,6 +46,11 @@ class Adaptation:
     def label(self) -> str:
         return self.attention if isinstance(self.attention, str) else self.attention.__name__
 
+    @property
+    def is_users_own(self) -> bool:
+        """Whether a mechanism is a class in a user's file."""
+        return bool(own.hash_files([_name_mechanism(self.attention)]))
+
     def to_json(self, versions: Mapping[str, str]) -> str:
         """Return the contents of attnlab.json."""
         name = _name_mechanism(self.attention)

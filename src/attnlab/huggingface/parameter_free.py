@@ -80,4 +80,4 @@ def wants_weights(options: dict[str, Any]) -> bool:
         return True
     collector = getattr(sys.modules.get("transformers.utils.output_capturing"), "_active_collector", None)
     collected = None if collector is None else collector.get()
-    return bool(collected) and any("attentions" in key for key in collected)
+    return any("attentions" in key for key in collected or ())

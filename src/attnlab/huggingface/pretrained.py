@@ -25,7 +25,7 @@ from transformers.core_model_loading import WeightRenaming, rename_source_key
 
 from attnlab.config import describe_error
 from attnlab.files import write_text
-from attnlab.huggingface import adaptation, auto_loading, dispatch, inputs, installation, proof, screening
+from attnlab.huggingface import adaptation, auto_loading, dispatch, inputs, installation, model_card, proof, screening
 from attnlab.huggingface import carries as cascade
 from attnlab.huggingface.adaptation import Adaptation
 from attnlab.huggingface.capture import record_pass
@@ -199,6 +199,7 @@ def _replace_attention(model: PreTrainedModel, wanted: Adaptation, *, prove: boo
     for part in dispatch.list_models(model):
         part.register_forward_pre_hook(dispatch.check_call, with_kwargs=True)
         part.save_pretrained = partial(_save if part is model else _save_part, part)  # a partial can be pickled
+        part.push_to_hub = partial(model_card.push_to_hub if part is model else _save_part, part)
         if carries:
             part.register_forward_pre_hook(cascade.begin_flow)
             part.register_forward_hook(cascade.end_flow, always_call=True)
@@ -211,7 +212,7 @@ def _save(
 ) -> None:
     """Save an adapted model (its save_pretrained)."""
     if options.get("push_to_hub"):
-        raise ValueError(f"push_to_hub would omit {adaptation.FILE}: save the adapted model, then upload the folder")
+        raise ValueError(f"save_pretrained(push_to_hub=True) would omit {adaptation.FILE}: call model.push_to_hub(id)")
     about = dispatch.find_adaptation(model).to_json(_list_versions())
     if options.get("state_dict") is None:
         options["state_dict"] = adaptation.collect_weights(model)
@@ -222,7 +223,7 @@ def _save(
 
 
 def _save_part(part: PreTrainedModel, *_arguments: Any, **_options: Any) -> None:
-    """Refuse to save a model inside an adapted one (its save_pretrained)."""
+    """Refuse to save a model inside an adapted one (its save_pretrained and push_to_hub)."""
     raise ValueError(
         f"this {type(part).__name__} is a part of an adapted model and would be saved without {adaptation.FILE}: "
         "call save_pretrained of the whole model"
