@@ -1,6 +1,6 @@
 """Print the lowest versions that pyproject.toml allows, as constraints for pip: name==version.
 
-    python tools/lowest.py [EXTRA …] > build/lowest.txt
+python tools/lowest.py [EXTRA …] > build/lowest.txt
 """
 
 import re
