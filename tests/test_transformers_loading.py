@@ -4,6 +4,7 @@ import json
 import logging
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -211,7 +212,7 @@ def write_ledger(path: Path) -> Path:
 def test_push_to_hub_writes_a_card_with_the_attention_and_its_figures(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.HfApi", FakeHub)
     model = adapted("llama", "dagpam", initial=0.5)
-    model.config._name_or_path = "owner/parent"
+    model.attnlab_adaptation = replace(model.attnlab_adaptation, parent="owner/parent")
     address = model.push_to_hub("mine", ledger=write_ledger(tmp_path / "ledger.jsonl"), tags=["tiny"], private=True)
     assert address.endswith("me/mine/commit/1")
     assert {"README.md", "attnlab.json", "config.json", "model.safetensors"} <= FakeHub.files.keys()

@@ -31,14 +31,16 @@ def push_to_hub(
 
     create = {key: options.pop(key) for key in ("private",) if key in options}
     size = {key: options.pop(key) for key in ("max_shard_size",) if key in options}
-    api = HfApi(token=options.pop("token", None))
+    api, place = HfApi(token=options.pop("token", None)), model.name_or_path
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder, **size)
         write_card(model, Path(folder), repo_id, ledger=ledger, tags=tags)  # raises before anything is uploaded
         name = str(api.create_repo(repo_id, exist_ok=True, **create).repo_id)
         write_card(model, Path(folder), name, ledger=ledger, tags=tags)  # with the name of the owner
         options.setdefault("commit_message", "Upload adapted model")
-        return str(api.upload_folder(repo_id=name, folder_path=folder, **options))
+        address = str(api.upload_folder(repo_id=name, folder_path=folder, **options))
+        model.name_or_path = place or name  # not the temporary folder
+        return address
 
 
 def write_card(
@@ -51,7 +53,7 @@ def write_card(
 
 def build_card(model: Any, about: Adaptation, repo_id: str, ledger: str | Path | None, tags: list[str]) -> str:
     """Return the model card, in Markdown with the metadata that the hub reads."""
-    parent = str(getattr(model.config, "_name_or_path", "") or "")
+    parent = about.parent
     head = ["---", "library_name: transformers"]
     if parent and not Path(parent).exists():  # a folder of this machine says nothing to others
         head += [f"base_model: {json.dumps(parent)}"]

@@ -29,6 +29,7 @@ from attnlab.huggingface import adaptation, auto_loading, dispatch, inputs, inst
 from attnlab.huggingface import carries as cascade
 from attnlab.huggingface.adaptation import Adaptation
 from attnlab.huggingface.capture import record_pass
+from attnlab.huggingface.neutral import choose_neutral_options, fill_neutral
 from attnlab.huggingface.registration import PARAMETER_FREE, PREFIX
 from attnlab.huggingface.screening import forbid_pickle
 from attnlab.mechanisms import Mechanism, own
@@ -92,11 +93,17 @@ def record(
 
 
 def adapt(
-    model: PreTrainedModel, name: str | type[Mechanism], *, kinds: Collection[str] | None = None, **options: Any
+    model: PreTrainedModel,
+    name: str | type[Mechanism],
+    *,
+    kinds: Collection[str] | None = None,
+    neutral: bool = False,
+    **options: Any,
 ) -> PreTrainedModel:
     """Replace the attention of a model by a mechanism, in place, and return the model. The model keeps its weights.
 
     kinds     some of "encoder-self", "decoder-self", "cross"; by default all that the model has
+    neutral   begin where the mechanism is softmax, so that the model is unchanged until it is trained
     options   the mechanism's own options
 
     Each attention module gets the mechanism as its submodule `attnlab`. model.save_pretrained(folder) saves the adapted
@@ -105,7 +112,12 @@ def adapt(
     _check_model(model)
     if any(isinstance(module, Mechanism) for module in model.modules()):
         raise ValueError("this model is already adapted; load the original model to adapt it differently")
-    _replace_attention(model, adaptation.plan_adaptation(name, options, kinds), prove=True)
+    options = choose_neutral_options(name, options) if neutral else options
+    wanted = replace(adaptation.plan_adaptation(name, options, kinds), parent=model.name_or_path or "")
+    _replace_attention(model, wanted, prove=True)
+    if neutral:
+        fill_neutral(model, str(name))
+    model.name_or_path = ""  # it is not the parent any more, which PEFT would name as the base of an adapter
     return model
 
 
@@ -148,7 +160,8 @@ def find_saved(name: str, how: Mapping[str, Any], *, allow_code: bool) -> tuple[
 def restore_adaptation(model: PreTrainedModel, saved: Adaptation, place: Path) -> None:
     """Install the mechanisms of a saved adaptation in a model, with the parameters from its folder."""
     _check_model(model)
-    _replace_attention(model, adaptation.plan_adaptation(saved.attention, saved.options, saved.kinds), prove=False)
+    wanted = adaptation.plan_adaptation(saved.attention, saved.options, saved.kinds)
+    _replace_attention(model, replace(wanted, parent=saved.parent), prove=False)
     adaptation.restore_parameters(model, place, _build_renaming(model))
 
 
@@ -220,6 +233,7 @@ def _save(
     if is_main_process:
         write_text(Path(save_directory) / adaptation.FILE, about)
         adaptation.mark_config(Path(save_directory))
+        model.name_or_path = model.name_or_path or str(save_directory)
 
 
 def _save_part(part: PreTrainedModel, *_arguments: Any, **_options: Any) -> None:
