@@ -10,7 +10,7 @@ import transformers
 from adapted_models import EXACT, MODELS, output, tiny
 
 import attnlab
-from attnlab.huggingface import pretrained
+from attnlab.huggingface import dispatch, pretrained
 from attnlab.huggingface.registration import PARAMETER_FREE, PREFIX
 from attnlab.mechanisms import MECHANISMS
 
@@ -38,7 +38,7 @@ CASES = [*((name, "llama") for name in PARAMETER_FREE), *(("sigmoid", model) for
 @pytest.mark.parametrize(("name", "model"), CASES)
 def test_it_computes_what_an_adapted_model_computes(name, model):
     plain, batch = tiny(model), tiny_models.padded_batch(tiny(model))
-    plain.set_attn_implementation(PREFIX + name)
+    dispatch.set_implementation(plain, PREFIX + name)
     if name in SELF_ONLY and model in TWO_SEQUENCES:
         with pytest.raises(ValueError, match="self-attention"):
             output(plain, batch)
@@ -51,14 +51,14 @@ def test_it_computes_what_an_adapted_model_computes(name, model):
 def test_softmax_is_the_models_own_attention(model):
     own, batch = tiny(model), tiny_models.padded_batch(tiny(model))
     plain = tiny(model)
-    plain.set_attn_implementation("attnlab-softmax")
+    dispatch.set_implementation(plain, "attnlab-softmax")
     torch.testing.assert_close(output(plain, batch), output(own, batch), **EXACT)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_output_attentions_returns_the_weights_of_the_mechanism(model):
     plain, batch = tiny(model), tiny_models.padded_batch(tiny(model))
-    plain.set_attn_implementation("attnlab-sigmoid")
+    dispatch.set_implementation(plain, "attnlab-sigmoid")
     with torch.no_grad():
         result = plain(**batch, output_attentions=True)
         none = plain(**batch)
