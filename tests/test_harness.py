@@ -61,7 +61,7 @@ def compare(folders, *words):
 def test_adapted_models_are_scored_and_paired_by_item(folders, tmp_path):
     done = compare(folders, "--out", str(tmp_path / "out"))
     assert done.exit_code == 0, done.output
-    rows = list(csv.DictReader((tmp_path / "out" / "scores.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "out" / "scores.csv").read_text().splitlines()))
     assert [row["items"] for row in rows] == ["8", "8"]
     stored = [json.loads((tmp_path / "out" / f"items-{n}.json").read_text())["scores"] for n in (0, 1)]
     plain, adapted = (list(each["attnlab_tiny"]["acc"].values()) for each in stored)
