@@ -70,6 +70,7 @@ assert Local(1, "cpu").context.get_start_method() == "spawn"
 """
 
 
+@pytest.mark.slow
 def test_all_of_attnlab_can_be_imported_without_what_windows_lacks(tmp_path):
     done = subprocess.run([sys.executable, "-c", BARE, tmp_path], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -24,13 +24,13 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
 
 from attnlab.config import describe_error
-from attnlab.files import write_text
 from attnlab.huggingface import adaptation, auto_loading, dispatch, inputs, installation, model_card, proof, screening
 from attnlab.huggingface import carries as cascade
 from attnlab.huggingface.adaptation import Adaptation
 from attnlab.huggingface.capture import record_pass
 from attnlab.huggingface.neutral import choose_neutral_options, fill_neutral
 from attnlab.huggingface.registration import PARAMETER_FREE, PREFIX
+from attnlab.huggingface.saving import list_versions, refuse_part, save
 from attnlab.huggingface.screening import forbid_pickle
 from attnlab.mechanisms import Mechanism, own
 from attnlab.recording.watch import sample_noise, unwrap_model
@@ -89,7 +89,7 @@ def record(
             _proved[inside].add(lazy)
         with sample_noise(inside, noise):
             result, _ = record_pass(inside, batch, tokenizer=tokenizer, lazy=lazy, feed_forward=feed_forward)
-    return replace(result, meta={**result.meta, "noise": noise, **_list_versions()})
+    return replace(result, meta={**result.meta, "noise": noise, **list_versions()})
 
 
 def adapt(
@@ -211,37 +211,13 @@ def _replace_attention(model: PreTrainedModel, wanted: Adaptation, *, prove: boo
     carries = any(isinstance(module, Mechanism) and module.carries for module in model.modules())
     for part in dispatch.list_models(model):
         part.register_forward_pre_hook(dispatch.check_call, with_kwargs=True)
-        part.save_pretrained = partial(_save if part is model else _save_part, part)  # a partial can be pickled
-        part.push_to_hub = partial(model_card.push_to_hub if part is model else _save_part, part)
+        part.save_pretrained = partial(save if part is model else refuse_part, part)  # a partial can be pickled
+        part.push_to_hub = partial(model_card.push_to_hub if part is model else refuse_part, part)
         if carries:
             part.register_forward_pre_hook(cascade.begin_flow)
             part.register_forward_hook(cascade.end_flow, always_call=True)
     model.attnlab_adaptation = chosen  # type: ignore[assignment]
     _proved.pop(model, None)
-
-
-def _save(
-    model: PreTrainedModel, save_directory: str | Path, is_main_process: bool = True, *arguments: Any, **options: Any
-) -> None:
-    """Save an adapted model (its save_pretrained)."""
-    if options.get("push_to_hub"):
-        raise ValueError(f"save_pretrained(push_to_hub=True) would omit {adaptation.FILE}: call model.push_to_hub(id)")
-    about = dispatch.find_adaptation(model).to_json(_list_versions())
-    if options.get("state_dict") is None:
-        options["state_dict"] = adaptation.collect_weights(model)
-    type(model).save_pretrained(model, save_directory, is_main_process, *arguments, **options)
-    if is_main_process:
-        write_text(Path(save_directory) / adaptation.FILE, about)
-        adaptation.mark_config(Path(save_directory))
-        model.name_or_path = model.name_or_path or str(save_directory)
-
-
-def _save_part(part: PreTrainedModel, *_arguments: Any, **_options: Any) -> None:
-    """Refuse to save a model inside an adapted one (its save_pretrained and push_to_hub)."""
-    raise ValueError(
-        f"this {type(part).__name__} is a part of an adapted model and would be saved without {adaptation.FILE}: "
-        "call save_pretrained of the whole model"
-    )
 
 
 def open_model(name: str, *, allow_pickle: bool = False, allow_code: bool = False, **how: Any) -> PreTrainedModel:
@@ -416,9 +392,3 @@ def silence_transformers() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bar:
             logging.enable_progress_bar()
-
-
-def _list_versions() -> dict[str, str]:
-    from attnlab import __version__
-
-    return {"attnlab": __version__, "transformers": transformers.__version__, "torch": str(torch.__version__)}
