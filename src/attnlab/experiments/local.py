@@ -12,7 +12,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -26,6 +25,7 @@ from attnlab.training.runs import choose_device
 PRELOADED = [  # what training and measuring a run imports
     "attnlab.decoding.evaluation", "torch._dynamo", "pandas", "scipy.stats", "matplotlib.figure",
 ]  # fmt: skip
+HAS_FORK_SERVER = hasattr(os, "fork")  # Windows has none, and starts each worker afresh
 
 
 class Local(Scheduler):
@@ -40,7 +40,7 @@ class Local(Scheduler):
         if self.cards and where.index is not None and ":" in device:
             self.cards = [self.cards[where.index]]
         self.slots = jobs or (len(self.cards) if self.cards else max(1, _count_cores() // _count_threads(1)))
-        self.context: Any = multiprocessing.get_context("forkserver")
+        self.context: Any = multiprocessing.get_context("forkserver" if HAS_FORK_SERVER else "spawn")
 
     def run(
         self,
@@ -80,6 +80,10 @@ class Local(Scheduler):
 
     def _start_server(self, modules: set[str]) -> None:
         """Start the fork server unless it runs, with Ctrl-C blocked: it would print a traceback while it imports."""
+        if not HAS_FORK_SERVER:
+            return
+        from multiprocessing import forkserver, resource_tracker
+
         self.context.set_forkserver_preload([*PRELOADED, *sorted(modules - {"__main__"})])
         resource_tracker.ensure_running()  # otherwise the server starts it and unblocks Ctrl-C
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -118,8 +122,9 @@ class _Worker:
 
 def _work(job: Job, link: Connection, folder: str, environment: dict[str, str], threads: int, card: str | None) -> None:
     """Run one job in a worker process; the fork server may have an older environment."""
-    os.setsid()
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    if HAS_FORK_SERVER:
+        os.setsid()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     os.environ.clear()
     os.environ.update(environment)
     if card is not None:

@@ -6,7 +6,6 @@ scratch folder. One without a lock was left by a killed process; the next write 
 
 import csv
 import errno
-import fcntl
 import io
 import os
 import re
@@ -16,6 +15,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
+
+from attnlab.files import locking
 
 SUFFIX = ".part"  # of scratch folders
 LOCK = ".attnlab-lock"  # in a scratch folder
@@ -104,13 +105,14 @@ def remove_stale(folder: Path) -> None:
     for scratch in folder.glob(f".*{SUFFIX}"):
         with suppress(OSError), (scratch / LOCK).open("r+") as lock:
             if lock_file(lock):
+                locking.close_before_removal(lock)
                 shutil.rmtree(scratch, ignore_errors=True)
 
 
 def lock_file(file: IO[str], *, shared: bool = False) -> bool:
     """Lock an open file until it is closed; return False if another process holds the lock."""
     try:
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        locking.lock(file, shared=shared, wait=False)
     except OSError:
         return False
     return True
@@ -123,19 +125,23 @@ def _make_scratch(path: Path) -> Iterator[Path]:
         scratch = Path(tempfile.mkdtemp(prefix=f".{path.name[:100]}.", suffix=SUFFIX, dir=path.parent))
         lock = (scratch / LOCK).open("w")
         with suppress(OSError):  # not every file system has locks; without them, nothing is stale
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            locking.lock(lock, wait=True)
         if scratch.exists():  # else another process removed it just before it was locked
             break
         lock.close()
     try:
         yield scratch
     finally:
+        locking.close_before_removal(lock)
         shutil.rmtree(scratch, ignore_errors=True)
         lock.close()
 
 
 def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+    """Flush a file or a folder to disk. Windows flushes no folders, and only files that are open for writing."""
+    if locking.fcntl is None and path.is_dir():
+        return
+    descriptor = os.open(path, os.O_RDONLY if locking.fcntl else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:

@@ -42,16 +42,23 @@ class Adaptation:
     options: Mapping[str, Any]
     kinds: tuple[str, ...]
     code: Mapping[str, str] = field(default_factory=dict)  # the stored hash of its file, by path
+    parent: str = ""  # id or folder of the model that was adapted, if it has one
 
     @property
     def label(self) -> str:
         return self.attention if isinstance(self.attention, str) else self.attention.__name__
+
+    @property
+    def is_users_own(self) -> bool:
+        """Whether a mechanism is a class in a user's file."""
+        return bool(own.hash_files([_name_mechanism(self.attention)]))
 
     def to_json(self, versions: Mapping[str, str]) -> str:
         """Return the contents of attnlab.json."""
         name = _name_mechanism(self.attention)
         about: dict[str, Any] = {"format": FORMAT, "attention": name, "options": dict(self.options)}
         about |= {"kinds": list(self.kinds), "code": own.hash_files([name]), "versions": dict(versions)}
+        about |= {"parent": self.parent}
         return json.dumps(about, indent=2) + "\n"
 
     @classmethod
@@ -61,7 +68,8 @@ class Adaptation:
             about = read_json(folder / FILE)
             if (form := about["format"]) == FORMAT:
                 options = {name: tuple(x) if isinstance(x, list) else x for name, x in about["options"].items()}
-                return cls(about["attention"], options, tuple(about["kinds"]), about.get("code", {}))
+                rest = about.get("code", {}), str(about.get("parent", ""))
+                return cls(about["attention"], options, tuple(about["kinds"]), *rest)
         except (ValueError, LookupError, AttributeError, TypeError) as error:
             what = f"{folder / FILE} is damaged ({type(error).__name__}: {error})"
             raise ValueError(f"{what}; save the adapted model again") from None
@@ -220,7 +228,7 @@ def choose_kinds(adaptation: Adaptation, found: Collection[AttentionModule]) -> 
     shared = [one.name for one in found if one.times > 1 and one.kind in kinds]
     if any(one.carries for one in mechanisms) and shared:
         raise ValueError(f"{shared[0]} is shared by several layers; {adaptation.label} needs one module for each layer")
-    return Adaptation(adaptation.attention, adaptation.options, kinds)
+    return replace(adaptation, kinds=kinds, code={})
 
 
 def mark_config(folder: Path) -> None:

@@ -48,7 +48,7 @@ def record_pass(
     rows = {} if tokenizer is None else {side: ids.tolist() for side, ids in tokens.items()}
     words = {side: [inputs.show_tokens(tokenizer, row) for row in texts] for side, texts in rows.items()}
     meta = {
-        "model": model.name_or_path or type(model).__name__,
+        "model": model.name_or_path or getattr(adaptation, "parent", "") or type(model).__name__,
         "model_type": model.config.model_type,
         "mechanism": "softmax" if adaptation is None else adaptation.label,
         "implementation": ", ".join(sorted(capture.implementations)) or dispatch.ADAPTED,

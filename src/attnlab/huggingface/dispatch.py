@@ -196,7 +196,7 @@ def check_call(model: nn.Module, _inputs: tuple, named: dict[str, Any]) -> None:
     if named.get("output_attentions"):
         raise ValueError("an adapted model does not support output_attentions; use attnlab.record to see its weights")
     chosen = str(model.config._attn_implementation)  # type: ignore[union-attr]
-    if not chosen.startswith(ADAPTED) and model._can_set_attn_implementation():  # type: ignore[operator]
+    if chosen not in (ADAPTED, WATCHED, WATCHED_BOOL) and model._can_set_attn_implementation():  # type: ignore[operator]
         raise RuntimeError(
             f"this model is adapted, but its attention implementation is {chosen!r}, which bypasses the mechanisms; "
             f"call set_attn_implementation({ADAPTED!r})"

@@ -22,16 +22,28 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
-from transformers.masking_utils import eager_mask, sdpa_mask
 
 from attnlab.config import describe_error
-from attnlab.files import write_text
-from attnlab.huggingface import adaptation, dispatch, inputs, installation, proof, readers, screening, support
+from attnlab.huggingface import (
+    adaptation,
+    auto_loading,
+    dispatch,
+    inputs,
+    installation,
+    model_card,
+    proof,
+    readers,
+    screening,
+    support,
+)
 from attnlab.huggingface import carries as cascade
 from attnlab.huggingface.adaptation import Adaptation
 from attnlab.huggingface.capture import record_pass
 from attnlab.huggingface.config_errors import explain_config_errors
+from attnlab.huggingface.neutral import choose_neutral_options, fill_neutral
 from attnlab.huggingface.projections import describe_adapters, unwrap_adapters
+from attnlab.huggingface.registration import PARAMETER_FREE, PREFIX
+from attnlab.huggingface.saving import list_versions, refuse_part, save
 from attnlab.huggingface.screening import forbid_pickle
 from attnlab.mechanisms import Mechanism, own
 from attnlab.recording.watch import check_unchanged, sample_noise, unwrap_model
@@ -101,24 +113,35 @@ def record(
             result, _ = record_pass(inside, batch, tokenizer=tokenizer, lazy=lazy, feed_forward=feed_forward)
     origin = {"revision": revision, "gguf_file": gguf_file}
     meta = {**result.meta, "noise": noise, **{name: x for name, x in origin.items() if x is not None}}
-    return replace(result, meta=meta | describe_adapters(outer) | _list_versions())
+    return replace(result, meta=meta | describe_adapters(outer) | list_versions())
 
 
 def adapt(
-    model: PreTrainedModel, name: str | type[Mechanism], *, kinds: Collection[str] | None = None, **options: Any
+    model: PreTrainedModel,
+    name: str | type[Mechanism],
+    *,
+    kinds: Collection[str] | None = None,
+    neutral: bool = False,
+    **options: Any,
 ) -> PreTrainedModel:
     """Replace the attention of a model by a mechanism, in place, and return the model. The model keeps its weights.
 
     kinds     some of "encoder-self", "decoder-self", "cross"; by default all that the model has
+    neutral   begin where the mechanism is softmax, so that the model is unchanged until it is trained
     options   the mechanism's own options
 
     Each attention module gets the mechanism as its submodule `attnlab`. model.save_pretrained(folder) saves the adapted
-    model and attnlab.load(folder) loads it. from_pretrained loads the model without its mechanisms.
+    model, and attnlab.load(folder) loads it. So does from_pretrained, where attnlab.huggingface is imported.
     """
     _check_model(model)
     if any(isinstance(module, Mechanism) for module in model.modules()):
         raise ValueError("this model is already adapted; load the original model to adapt it differently")
-    _replace_attention(model, adaptation.plan_adaptation(name, options, kinds), prove=True)
+    options = choose_neutral_options(name, options) if neutral else options
+    wanted = replace(adaptation.plan_adaptation(name, options, kinds), parent=model.name_or_path or "")
+    _replace_attention(model, wanted, prove=True)
+    if neutral:
+        fill_neutral(model, str(name))
+    model.name_or_path = ""  # it is not the parent any more, which PEFT would name as the base of an adapter
     return model
 
 
@@ -138,35 +161,65 @@ def load(
     revision     a branch, tag or commit of an id on the hub
     """
     name = os.path.expanduser(folder)
-    if (place := _find_adapted(name, revision)) is None:
+    how = {} if revision is None else {"revision": revision}
+    if _find_adapted(name, how) is None:
         _load_config(name, trust_remote_code, revision)
         what = f"{name} is not an adapted model: it has no {adaptation.FILE}"
         raise FileNotFoundError(f"{what}; load it with from_pretrained")
-    saved = Adaptation.from_folder(place)
-    own.check_code([saved.attention], saved.code, place / adaptation.FILE, allow=allow_code)
+    saved, place = find_saved(name, how, allow_code=allow_code)
     model, _ = _load_plain(name, trust_remote_code=trust_remote_code, revision=revision, device=device, dtype=dtype)
-    _check_model(model)
-    _replace_attention(model, adaptation.plan_adaptation(saved.attention, saved.options, saved.kinds), prove=False)
-    adaptation.restore_parameters(model, place, _build_renaming(model))
+    restore_adaptation(model, saved, place)
     return model
 
 
-def _find_adapted(name: str, revision: str | None = None) -> Path | None:
+def find_saved(name: str, how: Mapping[str, Any], *, allow_code: bool) -> tuple[Adaptation, Path]:
+    """Return the adaptation of a saved model and its folder. Raises ValueError if it is missing or not allowed.
+
+    how   options of transformers' cached_file, such as revision
+    """
+    if (place := _find_adapted(name, how)) is None:
+        raise ValueError(f"{name} is an adapted model, but its {adaptation.FILE} is missing: save the model again")
+    saved = Adaptation.from_folder(place)
+    own.check_code([saved.attention], saved.code, place / adaptation.FILE, allow=allow_code)
+    return saved, place
+
+
+def restore_adaptation(model: PreTrainedModel, saved: Adaptation, place: Path) -> None:
+    """Install the mechanisms of a saved adaptation in a model, with the parameters from its folder."""
+    _check_model(model)
+    wanted = adaptation.plan_adaptation(saved.attention, saved.options, saved.kinds)
+    _replace_attention(model, replace(wanted, parent=saved.parent), prove=False)
+    adaptation.restore_parameters(model, place, _build_renaming(model))
+
+
+def read_config_values(name: str | os.PathLike[str] | None, how: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the values of a config.json; none if it cannot be read, which loading explains."""
+    if name is None:
+        return {}
+    try:
+        return PreTrainedConfig.get_config_dict(name, **how)[0]
+    except (OSError, ValueError):
+        return {}
+
+
+def _find_adapted(name: str, how: Mapping[str, Any] | None = None) -> Path | None:
     """Return the folder with the attnlab.json of a model, its own or in the cache of the hub; None if there is none."""
+    how = how or {}
     if Path(name).exists() or is_path(name):
-        return Path(name) if (Path(name) / adaptation.FILE).is_file() else None
+        folder = Path(name) / how.get("subfolder", "")
+        return folder if (folder / adaptation.FILE).is_file() else None
     try:
         with reach_hub(name):
-            file = _find_file(name, adaptation.FILE, revision)
+            file = _find_file(name, adaptation.FILE, **how)
     except OSError:  # no such model, which loading explains
         return None
     return None if file is None else file.parent
 
 
-def _find_file(name: str, file: str, revision: str | None = None) -> Path | None:
+def _find_file(name: str, file: str, revision: str | None = None, **how: Any) -> Path | None:
     """Return the path of a file of a model, in its folder or in the cache of the hub, or None if there is none."""
     missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    found = transformers.utils.cached_file(name, file, revision=revision, **missing)
+    found = transformers.utils.cached_file(name, file, revision=revision, **missing, **how)
     return None if found is None else Path(found)
 
 
@@ -186,35 +239,13 @@ def _replace_attention(model: PreTrainedModel, wanted: Adaptation, *, prove: boo
     carries = any(isinstance(module, Mechanism) and module.carries for module in model.modules())
     for part in dispatch.list_models(model):
         part.register_forward_pre_hook(dispatch.check_call, with_kwargs=True)
-        part.save_pretrained = partial(_save if part is model else _save_part, part)  # a partial can be pickled
+        part.save_pretrained = partial(save if part is model else refuse_part, part)  # a partial can be pickled
+        part.push_to_hub = partial(model_card.push_to_hub if part is model else refuse_part, part)
         if carries:
             part.register_forward_pre_hook(cascade.begin_flow)
             part.register_forward_hook(cascade.end_flow, always_call=True)
     model.attnlab_adaptation = chosen  # type: ignore[assignment]
     _proved.pop(model, None)
-
-
-def _save(
-    model: PreTrainedModel, save_directory: str | Path, is_main_process: bool = True, *arguments: Any, **options: Any
-) -> None:
-    """Save an adapted model (its save_pretrained)."""
-    if options.get("push_to_hub"):
-        raise ValueError(f"push_to_hub would omit {adaptation.FILE}: save the adapted model, then upload the folder")
-    about = dispatch.find_adaptation(model).to_json(_list_versions())
-    if options.get("state_dict") is None:
-        options["state_dict"] = adaptation.collect_weights(model)
-    type(model).save_pretrained(model, save_directory, is_main_process, *arguments, **options)
-    if is_main_process:
-        write_text(Path(save_directory) / adaptation.FILE, about)
-        adaptation.mark_config(Path(save_directory))
-
-
-def _save_part(part: PreTrainedModel, *_arguments: Any, **_options: Any) -> None:
-    """Refuse to save a model inside an adapted one (its save_pretrained)."""
-    raise ValueError(
-        f"this {type(part).__name__} is a part of an adapted model and would be saved without {adaptation.FILE}: "
-        "call save_pretrained of the whole model"
-    )
 
 
 def open_model(
@@ -224,7 +255,7 @@ def open_model(
     """Load a model by id or folder, with its mechanisms if it was saved as an adapted model. how: options of `load`."""
     if revision is not None and Path(name).exists():
         raise ValueError(f"revision={revision!r} is for an id on the Hugging Face hub, but {name} is a folder")
-    if gguf_file is None and _find_adapted(name, revision) is not None:
+    if gguf_file is None and _find_adapted(name, {} if revision is None else {"revision": revision}) is not None:
         return load(name, allow_code=allow_code, revision=revision, **how)
     how |= {"revision": revision, "gguf_file": gguf_file}
     model, unexpected = _load_plain(name, allow_pickle=allow_pickle, **how)
@@ -254,7 +285,8 @@ def _load_plain(
         how |= {"gguf_file": gguf_file, "dtype": dtype, "use_safetensors": None}
     how |= {"revision": revision, "trust_remote_code": trust_remote_code}
     try:
-        with silence_transformers(), reach_hub(name), nullcontext() if allow_pickle else forbid_pickle(name):
+        plain = auto_loading.load_plain()
+        with plain, silence_transformers(), reach_hub(name), nullcontext() if allow_pickle else forbid_pickle(name):
             if not allow_pickle and gguf_file is None:
                 _check_index(name, config, revision)
             model, about = kind.from_pretrained(name, config=config, output_loading_info=True, **how)
@@ -352,6 +384,10 @@ def _explain_failure(model: PreTrainedModel) -> Iterator[None]:
 def _check_recordable(model: PreTrainedModel) -> None:
     if any(module.training for module in model.modules()):
         raise ValueError(f"this {type(model).__name__} is in training mode; call model.eval() before recording it")
+    by_name = str(model.config._attn_implementation)
+    if (name := by_name.removeprefix(PREFIX)) in PARAMETER_FREE and name != by_name:
+        how = f"call model.set_attn_implementation('sdpa'), then attnlab.adapt(model, {name!r})"
+        raise ValueError(f"this model runs attn_implementation={by_name!r}, which a record cannot show: {how}")
     for part in dispatch.list_models(model):
         support.check_class(type(part))
 
@@ -375,24 +411,3 @@ def silence_transformers() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bar:
             logging.enable_progress_bar()
-
-
-def _list_versions() -> dict[str, str]:
-    from attnlab import __version__
-
-    return {"attnlab": __version__, "transformers": transformers.__version__, "torch": str(torch.__version__)}
-
-
-def _bool_mask(*, q_length: int, kv_length: int, allow_is_causal_skip: bool = True, **arguments: Any) -> Tensor | None:
-    """Return a bool mask, True = may attend. None: nothing is hidden, or only the future of as many queries as keys."""
-    skip = allow_is_causal_skip and q_length == kv_length
-    return sdpa_mask(q_length=q_length, kv_length=kv_length, allow_is_causal_skip=skip, **arguments)
-
-
-for _name, _function, _mask in (
-    (dispatch.WATCHED, dispatch.attend_watched, eager_mask),
-    (dispatch.WATCHED_BOOL, dispatch.attend_watched, _bool_mask),
-    (dispatch.ADAPTED, dispatch.attend, _bool_mask),
-):
-    transformers.AttentionInterface.register(_name, _function)
-    transformers.AttentionMaskInterface.register(_name, _mask)  # without it, a model silently gets no mask

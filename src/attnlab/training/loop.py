@@ -68,7 +68,7 @@ class TrainConfig:
     keep_last: Natural = 0  # number of checkpoints whose weights are kept for averaging
     patience: int | None = None  # number of evaluations without improvement before training stops; none: never
     log_every: int = 50  # number of updates between two lines of metrics.jsonl
-    logging: Literal["none", "tensorboard", "wandb"] = "none"  # a tracker in addition to metrics.jsonl
+    logging: Literal["none", "tensorboard", "wandb", "mlflow", "trackio"] = "none"  # a tracker beside metrics.jsonl
     precision: Literal["auto", "fp32", "bf16"] = "auto"  # number format; auto: bf16 on a GPU, else fp32
     capture: Literal["auto", "yes", "no"] = "auto"  # capture updates as CUDA graphs; auto: on one GPU
     rungs: int = 8  # number of widths to which captured batches are padded

@@ -1,6 +1,5 @@
 """How fast a recipe trains and how much memory it takes, timed while nothing else runs."""
 
-import resource
 import shutil
 import statistics
 import sys
@@ -9,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from attnlab.experiments.plan import PlannedRun, Workplace, describe_recipe
@@ -89,6 +89,11 @@ def time_training(recipe: Recipe, vocabulary: Path, device: str) -> dict[str, An
 
 def _read_resident(*, peak: bool = False) -> int:
     """Return the bytes of memory that this process holds, or held at its peak."""
-    if peak or not Path("/proc/self/statm").exists():
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    held = psutil.Process().memory_info()
+    if not peak:
+        return int(held.rss)
+    if hasattr(held, "peak_wset"):  # on Windows
+        return int(held.peak_wset)
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
