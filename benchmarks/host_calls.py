@@ -84,7 +84,7 @@ def main():
         if given.profile and name is not None:
             profiler = cProfile.Profile()
             profiler.runcall(lambda step=step: [step() for _ in range(200)])
-            pstats.Stats(profiler).sort_stats("tottime").print_stats(28)
+            pstats.Stats(profiler).sort_stats("cumulative").print_stats(45)
 
 
 if __name__ == "__main__":
