@@ -213,6 +213,20 @@ def test_a_causal_mask_is_a_rule():
     assert torch.equal(mask.expand(3, 1, 5, 7), whole.expand(3, 1, 5, 7))
 
 
+def test_a_lazy_record_keeps_the_rule_when_it_is_cut_moved_and_saved(tmp_path):
+    record = attnlab.record(llama(), {"input_ids": torch.randint(3, 50, (2, 9))}, lazy=True)
+    mask = record.layers[0].mask
+    assert mask == CausalMask(9, 9, torch.device("cpu"))
+    assert all(layer.mask is mask for layer in record.layers)
+    for some in (record[1], record.to("cpu")):
+        assert some.layers[2].mask == mask
+        assert torch.equal(some.layers[2].weights, record.layers[2].weights[-len(some) :])
+    record.save(tmp_path / "record.safetensors")
+    loaded = attnlab.Record.load(tmp_path / "record.safetensors").layers[1]
+    assert torch.equal(loaded.mask, mask.build())
+    assert torch.equal(loaded.weights, record.layers[1].weights)
+
+
 COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
