@@ -41,7 +41,7 @@ SMOL = Path.home() / ".cache" / "attnlab-models" / "smollm2-135m"
 LENGTHS = {"gpu": (8192, 131072), "cpu": (8192,), "tiles": (32768,)}
 GOALS = {("gpu", 8192): 1.5, ("gpu", 131072): 2.0, ("cpu", 8192): 3.0}
 LARGEST = {"gpu": 1e-4, "cpu": 1e-4}  # relative distance from the definition
-TILES = [(128, 64, 8, 3), (128, 64, 4, 3), (64, 64, 4, 3), (64, 64, 4, 4), (64, 128, 4, 3), (128, 32, 4, 4)]
+TILES = [(128, 64, 8, 3), (128, 64, 4, 3), (64, 64, 4, 3), (64, 64, 4, 4), (128, 128, 8, 2), (128, 32, 4, 4)]
 
 
 def build_llama():
@@ -202,12 +202,14 @@ def measure_tiles(length):
     for tiles in TILES:
         chosen = dict(zip(("ROWS", "KEYS", "num_warps", "num_stages"), tiles, strict=True))
         try:
-            found = totals_kernel.stream_scores(known, size, tiles=chosen)
+            found = totals_kernel.stream_scores(known, size, peaks=False, tiles=chosen)[:3]
             exact = exact or found
             error = max(float((a - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True))
             if error > 1e-4:
                 raise SystemExit(f"tiles {tiles} differ from the first by {error:.1e}; no times are printed")
-            ms = time_on_gpu(lambda chosen=chosen: totals_kernel.stream_scores(known, size, tiles=chosen))
+            ms = time_on_gpu(
+                lambda chosen=chosen: totals_kernel.stream_scores(known, size, peaks=False, tiles=chosen)[:3]
+            )
             rows.append({"tiles": str(tiles), "ms": ms})
         except Exception as error:  # a tile that does not fit
             rows.append({"tiles": str(tiles), "not_run": f"{type(error).__name__}: {error}"[:200]})

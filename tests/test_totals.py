@@ -79,7 +79,7 @@ def test_half_precision_and_a_known_logsumexp():
     torch.testing.assert_close(kernel.compute_logsumexp(scores).double(), known, rtol=1e-5, atol=1e-5)
     for name, x in expected(layer).items():
         for held in (None, known.float()):
-            found = totals(replace(layer, attended=replace(scores, logsumexp=held)), impl="fused")
+            found = totals(replace(layer, attended=replace(scores, logsumexp=held)), impl="fused", links=1)
             torch.testing.assert_close(getattr(found, name).double(), x, rtol=1e-3, atol=1e-3, msg=name)
 
 
@@ -213,6 +213,20 @@ def test_a_causal_mask_is_a_rule():
     assert torch.equal(mask.expand(3, 1, 5, 7), whole.expand(3, 1, 5, 7))
 
 
+def test_a_lazy_record_keeps_the_rule_when_it_is_cut_moved_and_saved(tmp_path):
+    record = attnlab.record(llama(), {"input_ids": torch.randint(3, 50, (2, 9))}, lazy=True)
+    mask = record.layers[0].mask
+    assert mask == CausalMask(9, 9, torch.device("cpu"))
+    assert all(layer.mask is mask for layer in record.layers)
+    for some in (record[1], record.to("cpu")):
+        assert some.layers[2].mask == mask
+        assert torch.equal(some.layers[2].weights, record.layers[2].weights[-len(some) :])
+    record.save(tmp_path / "record.safetensors")
+    loaded = attnlab.Record.load(tmp_path / "record.safetensors").layers[1]
+    assert torch.equal(loaded.mask, mask.build())
+    assert torch.equal(loaded.weights, record.layers[1].weights)
+
+
 COMPILE = """
 import triton
 from triton.backends.compiler import GPUTarget
@@ -222,6 +236,7 @@ kinds = (("bf16", 128, kernel.TILES), ("fp32", 64, kernel.WIDE_TILES), ("fp16", 
 for kind, d, tiles in kinds if EVERY else kinds[:1]:
     for function in (kernel._normalise, kernel._stream):
         fixed = {"CAUSAL": True, "SHARED": 4, "D": d, "WIDE": d, "ROWS": tiles["ROWS"], "KEYS": tiles["KEYS"]}
+        fixed |= {"PEAKS": True} if function is kernel._stream else {}
         types = {"query": f"*{kind}", "key": f"*{kind}", "scale": "fp32"} | dict.fromkeys(fixed, "constexpr")
         types |= dict.fromkeys(("size", "lse", "taken_out", "entropy_out", "peak_out", "parts"), "*fp32")
         signature = {name: types.get(name, "i32") for name in function.arg_names}

@@ -90,7 +90,7 @@ class Totals:
     received_norm: Tensor  # (b,h,j)
     taken_norm: Tensor  # (b,h,i)
     entropy: Tensor  # (b,h,i)
-    peak: Tensor  # (b,h,i)
+    peak: Tensor  # (b,h,i); NaN without links, unless it was computed from rows
     links: Links | None
     how: str  # "rows", "blocks" or "fused": what computed them
     level: Level | None = None
@@ -140,7 +140,7 @@ def totals(layer: Layer, *, links: int = 0, block: int | None = None, impl: Impl
             raise ValueError(f"impl='fused' does not cover {reason}; use impl='auto' or 'reference'")
         use_kernel = not reason
     received, taken, entropy, peak = (
-        totals_kernel.stream_scores(scores, vector, level)
+        totals_kernel.stream_scores(scores, vector, level, peaks=links > 0)
         if use_kernel
         else stream_scores(scores, vector, level, peaks=links > 0)
     )

@@ -18,7 +18,7 @@ from torch import Tensor
 from attnlab.mechanisms.kernels.launch import divide_up, find_head_gap, round_up, select_device
 from attnlab.records.visibility import SoftmaxScores
 
-TILES = {"ROWS": 128, "KEYS": 64, "num_warps": 4, "num_stages": 3}
+TILES = {"ROWS": 128, "KEYS": 64, "num_warps": 8, "num_stages": 3}
 WIDE_TILES = {"ROWS": 64, "KEYS": 32, "num_warps": 4, "num_stages": 2}  # of float32, which needs twice the memory
 PARTS = 2**29  # values of `parts` in memory at a time
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -87,6 +87,7 @@ def _normalise(
 def _add_tile(
     q, key, size, parts, own, b, g, place, i, start, queries, keys, k_b, k_h, k_j, k_d, factor, level, taken, spread,
     peak, D: tl.constexpr, WIDE: tl.constexpr, KEYS: tl.constexpr, HIDES: tl.constexpr, CAUSAL: tl.constexpr,
+    PEAKS: tl.constexpr,
 ):  # fmt: skip
     """Add a tile of keys to the sums of its queries, and store what its keys receive."""
     j = start + tl.arange(0, KEYS)
@@ -101,14 +102,16 @@ def _add_tile(
         f = tl.load(size + place * keys + j)
         tl.store(parts + own * keys + j, tl.sum(p, 0))
     norm = p * f[None, :]
-    return taken + tl.sum(norm, 1), spread + tl.sum(p * z, 1), tl.maximum(peak, tl.max(norm, 1))
+    if PEAKS:
+        peak = tl.maximum(peak, tl.max(norm, 1))
+    return taken + tl.sum(norm, 1), spread + tl.sum(p * z, 1), peak
 
 
 @triton.jit
 def _stream(
     query, key, size, lse, taken_out, entropy_out, peak_out, parts, first, heads, queries, keys, q_b, q_h, q_i, q_d,
     k_b, k_h, k_j, k_d, scale, CAUSAL: tl.constexpr, SHARED: tl.constexpr, D: tl.constexpr, WIDE: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr,
+    PEAKS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Store the totals of a tile of queries. first: the first head of this launch, b·heads + h."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)  # the longest rows first
@@ -129,17 +132,18 @@ def _stream(
     for start in range(0, whole, KEYS):
         taken, spread, peak = _add_tile(
             q, key, size, parts, own, b, g, place, i, start, queries, keys, k_b, k_h, k_j, k_d, factor, level, taken,
-            spread, peak, D, WIDE, KEYS, False, CAUSAL,
+            spread, peak, D, WIDE, KEYS, False, CAUSAL, PEAKS,
         )  # fmt: skip
     for start in range(whole, end, KEYS):
         taken, spread, peak = _add_tile(
             q, key, size, parts, own, b, g, place, i, start, queries, keys, k_b, k_h, k_j, k_d, factor, level, taken,
-            spread, peak, D, WIDE, KEYS, True, CAUSAL,
+            spread, peak, D, WIDE, KEYS, True, CAUSAL, PEAKS,
         )  # fmt: skip
     there = place * queries + i
     tl.store(taken_out + there, taken, mask=i < queries)
     tl.store(entropy_out + there, -spread * LN_2, mask=i < queries)
-    tl.store(peak_out + there, peak, mask=i < queries)
+    if PEAKS:
+        tl.store(peak_out + there, peak, mask=i < queries)
 
 
 def compute_logsumexp(scores: SoftmaxScores, tiles: dict[str, int] | None = None) -> Tensor:
@@ -152,10 +156,16 @@ def compute_logsumexp(scores: SoftmaxScores, tiles: dict[str, int] | None = None
 
 
 def stream_scores(
-    scores: SoftmaxScores, vector: Tensor, level: Any = None, *, tiles: dict[str, int] | None = None
+    scores: SoftmaxScores,
+    vector: Tensor,
+    level: Any = None,
+    *,
+    peaks: bool = True,
+    tiles: dict[str, int] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return received_weight (b,h,j), taken_norm, entropy and peak (b,h,i), given ‖f‖ (b,h,j).
 
+    peaks   without them, peak is NaN
     level   a Level of attnlab.analysis.totals to add the sums of blocks to
     tiles   ROWS, KEYS, num_warps and num_stages instead of TILES
     """
@@ -163,7 +173,8 @@ def stream_scores(
     (b, h, i, _), sizes, fixed, tiles = _prepare(scores, tiles)
     size, j = vector.float().contiguous(), scores.key.shape[2]
     received = size.new_empty(b * h, j)
-    taken, entropy, peak = (size.new_empty(b, h, i) for _ in range(3))
+    taken, entropy = size.new_empty(b, h, i), size.new_empty(b, h, i)
+    peak = size.new_full((b, h, i), torch.nan)
     down = divide_up(i, tiles["ROWS"])
     step = max(1, min(b * h, PARTS // (down * j)))
     with select_device(size):
@@ -171,7 +182,19 @@ def stream_scores(
             some = min(step, b * h - first)
             parts = size.new_zeros(some, down, j)  # what a causal mask hides is never written
             _stream[(down, some)](
-                scores.query, scores.key, size, lse, taken, entropy, peak, parts, first, *sizes, **fixed, **tiles
+                scores.query,
+                scores.key,
+                size,
+                lse,
+                taken,
+                entropy,
+                peak,
+                parts,
+                first,
+                *sizes,
+                **fixed,
+                PEAKS=peaks,
+                **tiles,
             )
             torch.sum(parts, dim=1, out=received[first : first + some])
             if level is not None:
