@@ -363,7 +363,6 @@ def inspect(
 
     The same command resumes after an interruption. torchrun and accelerate launch split a file between processes.
     """
-    # one parameter per command-line option
     from attnlab.commands.inspect import inspection as inspecting
 
     request = inspecting.InspectionRequest(

@@ -89,12 +89,8 @@ def record(
         model = open_model(name, **where, **how)
         if tokenizer is None and not isinstance(text, Mapping):
             tokenizer = open_tokenizer(name, **where)
-    elif device is not None or dtype is not None:
-        raise ValueError("device= and dtype= are for loading; this model is already loaded: move it with model.to(…)")
-    elif revision is not None or gguf_file is not None:
-        raise ValueError(
-            "revision= and gguf_file= are for loading; this model is already loaded: pass its id or folder"
-        )
+    else:
+        _check_loaded({"device": device, "dtype": dtype, "revision": revision, "gguf_file": gguf_file})
     outer = unwrap_model(model)
     inside: PreTrainedModel = unwrap_adapters(outer)
     _check_model(inside)
@@ -379,6 +375,13 @@ def _explain_failure(model: PreTrainedModel) -> Iterator[None]:
     except Exception as error:  # of many types
         what = f"{type(model).__name__} cannot be recorded: it fails on this batch ({describe_error(error)})"
         raise ValueError(what) from error
+
+
+def _check_loaded(given: Mapping[str, Any]) -> None:
+    """Raise ValueError if options of loading are given with a model that is already loaded."""
+    if names := [f"{name}=" for name, value in given.items() if value is not None]:
+        change = "move it with model.to(…)" if names[0] in ("device=", "dtype=") else "pass its id or folder"
+        raise ValueError(f"{' and '.join(names)} cannot be set: this model is already loaded; {change}")
 
 
 def _check_recordable(model: PreTrainedModel) -> None:

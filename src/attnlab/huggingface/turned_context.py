@@ -65,7 +65,7 @@ def read_turned_context(module: nn.Module, context: Tensor, rerun: Rerun) -> Tur
     norms = {leaf: scale for leaf, x, y in leaves.calls if (scale := match_scale(leaf, x, y)) is not None}
 
     def run(c: Tensor) -> Tensor:
-        with freeze_norms(norms), stop_at(projection) as reached, _stopped():
+        with freeze_norms(norms), stop_at(projection) as reached, _catch_stop():
             rerun(c.to(context.dtype), lambda: None)
         return _split(reached[0], context)
 
@@ -160,7 +160,7 @@ def stop_at(projection: nn.Module) -> Iterator[list[Tensor]]:
 
 
 @contextmanager
-def _stopped() -> Iterator[None]:
+def _catch_stop() -> Iterator[None]:
     try:
         yield
     except ReachedProjectionError:
