@@ -1,5 +1,7 @@
 """Signed contributions, ALTI, value zeroing and the split of a logit, against slow transcriptions."""
 
+from dataclasses import replace
+
 import pytest
 import tiny_models
 import torch
@@ -13,7 +15,7 @@ from attnlab.analysis.sharing import Sharing
 from attnlab.analysis.signed import Signed, signed_shares
 from attnlab.huggingface.decomposition import decompose
 from attnlab.huggingface.zeroing import record_zeroing
-from attnlab.records.record import turn_values
+from attnlab.records.record import apply_turning, turn_values
 
 SOURCE, TARGET = torch.tensor([[3, 5, 7, 11, 13]]), torch.tensor([[2, 9, 4, 17]])
 PADDED = torch.tensor([[3, 5, 7, 11, 13], [4, 6, 8, 0, 0]])
@@ -45,6 +47,18 @@ def test_signed_contributions_are_projections_that_sum_to_one(name):
         u = y + layer.around["residual"]
         torch.testing.assert_close(both.residual, (layer.around["residual"] * u).sum(-1) / u.square().sum(-1))
         assert both.error < 1e-12
+
+
+def test_signed_contributions_follow_a_turning_that_is_not_symmetric():
+    layer = attnlab.record(made(LM), TARGET).layers[1]
+    turning = torch.randn(*layer.context.shape, layer.context.shape[-1], dtype=torch.float64)
+    mixed = apply_turning(turning, layer.context)
+    outputs = torch.einsum("bhid,hde->bie", mixed, layer.output_weight) + layer.output_bias
+    turned = replace(layer, turning=turning, mixed=mixed, outputs=outputs)
+    shares = signed_shares(turned)
+    assert shares.error < 1e-12
+    expected = (list_vectors(turned) * outputs[:, None, :, None]).sum(-1) / outputs.square().sum(-1)[:, None, :, None]
+    torch.testing.assert_close(shares.head, expected)
 
 
 def test_signed_contributions_refuse_what_is_no_sum():
@@ -103,6 +117,29 @@ def test_the_logit_form_of_alti_sums_to_the_logit(name):
     torch.testing.assert_close(shares.logit, chosen, rtol=1e-5, atol=1e-5)  # fused attention rounds differently
     assert shares.error < (1e-6 if name == "llama" else 1e-12)  # its norms compute in float32
     assert not shares.tokens.triu(1).any()
+
+
+@torch.no_grad()
+def test_the_logit_form_of_alti_follows_tokens_through_the_layers_below():
+    model, batch = one("gpt2")
+    record = attnlab.record(model, batch, feed_forward=True)
+    word, last, n = 5, 10, 11
+    norm, top = model.transformer.ln_f, record.layers[-1].around["closing.input"][0, last]
+    deviation = (top.var(unbiased=False) + norm.eps).sqrt()
+    direction = model.lm_head.weight[word]
+
+    def read(x):
+        return (norm.weight * (x - x.mean()) / deviation) @ direction
+
+    expected, below = torch.zeros(n, dtype=torch.float64), torch.eye(n, dtype=torch.float64)
+    expected[last] = read(record.layers[0].around["residual"][0, last])
+    for layer in record.layers:
+        vectors = list_vectors(layer).sum(1)[0, last]  # (j,e)
+        for j in range(n):
+            expected += read(vectors[j]) * below[j]
+        below = alti_shares(layer)[0][0] @ below
+    shares = alti_logit(record, torch.full((1, n), word))
+    torch.testing.assert_close(shares.tokens[0, last], expected)
 
 
 def test_what_the_logit_form_refuses():
@@ -188,7 +225,9 @@ def test_sharing_and_rollout_over_a_corpus_are_means_of_their_maps():
     for layer in record.layers:
         row = table.loc[(layer.kind, layer.index)]
         assert row["norm_ratio"] == pytest.approx(float(mixing(layer, "norm").ratio.mean()))
-        shares_of_keys = alti_shares(layer)[0][0]
+        shares_of_keys, own = (x[0] for x in alti_shares(layer))
+        kept = own if layer.kind == "cross" else shares_of_keys.diagonal()
+        assert row["alti_ratio"] == pytest.approx(1 - float(kept.mean()))
         expected = -(shares_of_keys * shares_of_keys.clamp_min(1e-300).log()).sum(-1).mean()
         assert row["alti_entropy_nats"] == pytest.approx(float(expected))
     rolled, rows = rollout(record), shares.table().set_index("kind")

@@ -9,7 +9,7 @@ is linear, and the pass computes the same numbers as before:
 
 [·] is constant for the gradient. So each input e_s has the exact part e_s·∂logit/∂e_s, and each bias the part b·∂/∂b
 (DecompX, Modarressi et al. 2023, follows the same vectors forwards). Modules are recognized by what flows through
-them. If one is not, the parts do not sum to the whole, and the completeness error says so.
+them. If one is not, the parts do not sum to the whole, and the completeness error shows it.
 """
 
 from collections.abc import Iterator
