@@ -8,7 +8,8 @@ training pairs of Europarl. With --source and --target it is your own text, spli
 of one thread, with child processes. Measured are IBM Model 1 (training and alignment, with and without the diagonal and
 a prior on θ), a translator by weights and by norms (a RUN, or an iwslt14 model with random weights, which takes the
 same time), and fast_align (PyPI: systran-align) and eflomal (PyPI), if they are installed. Every aligner is trained on
-the pairs it then aligns. `alignment_readings.py` measures pretrained translators and encoders. grow-diag-final-and joins the links of both directions; systran-align joins them itself.
+the pairs it then aligns. grow-diag-final-and joins the links of both directions; systran-align joins them itself.
+`alignment_readings.py` measures pretrained translators and encoders, and the speed on a GPU.
 """
 
 import argparse
