@@ -9,6 +9,7 @@ of one thread, with child processes. Measured are IBM Model 1 (training and alig
 a prior on θ), a translator by weights and by norms (a RUN, or an iwslt14 model with random weights, which takes the
 same time), and fast_align (PyPI: systran-align) and eflomal (PyPI), if they are installed. Every aligner is trained on
 the pairs it then aligns. grow-diag-final-and joins the links of both directions; systran-align joins them itself.
+`alignment_readings.py` measures pretrained translators and encoders, and the speed on a GPU.
 """
 
 import argparse

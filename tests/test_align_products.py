@@ -1,6 +1,7 @@
 """What attnlab align makes of links: tags, terms, guided links, a page; and both directions from the command line."""
 
 import json
+from pathlib import Path
 
 import pytest
 import tiny_models
@@ -173,3 +174,15 @@ def test_a_decoder_only_model_and_long_lines_are_told(marian, tmp_path):
     assert "1 pairs are longer" in done.stderr
     (tmp_path / "t").write_text("wa\n")
     assert "has no partner" in str(cli(marian / "model", tmp_path / "s", tmp_path / "t").exception)
+
+
+@pytest.mark.docs
+def test_the_table_of_readings_is_that_of_the_results():
+    root = Path(__file__).parent.parent
+    text = (root / "docs/alignment.md").read_text()
+    rows = json.loads((root / "results/alignment-readings/cpu-en-fr.json").read_text())["rows"]
+    assert rows
+    for row in rows:
+        numbers = f"{row['aer_percent']:.1f} [{row['low']:.1f}, {row['high']:.1f}]"
+        speed = f"{row['pairs_per_second']:.0f} | {row['peak_gib']:.1f}"
+        assert f"| {row['reading']} | {numbers} | {row['precision']:.1f} | {row['recall']:.1f} | {speed} |" in text

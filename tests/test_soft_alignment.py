@@ -78,7 +78,7 @@ MAP = torch.tensor([[0.9, 0.3, 0.0], [0.1, 0.6, 0.35], [0.0, 0.02, 0.05]])
     [
         (DecisionRule("argmax", null=0.0), {(0, 0), (1, 1), (1, 2)}),
         (DecisionRule("mutual", null=0.1), {(0, 0), (1, 1)}),
-        (DecisionRule("grow", null=0.1, grow=0.32), {(0, 0), (1, 1), (1, 2)}),
+        (DecisionRule("grow", null=0.1, grow=0.2), {(0, 0), (1, 1), (1, 2)}),
         (DecisionRule("grow", null=0.1, grow=0.4), {(0, 0), (1, 1)}),
         (DecisionRule("threshold", threshold=0.3), {(0, 0), (0, 1), (1, 1), (1, 2)}),
         (DecisionRule("grow-diag-final-and", null=0.1), {(0, 0), (1, 1), (1, 2)}),

@@ -129,7 +129,7 @@ class MapAligner:
     @property
     def rule(self) -> DecisionRule:
         """The rule of decision: with one direction of attention, each target word takes its best source word."""
-        return self.request.build_rule(single=len(self.directions) == 1)
+        return self.request.build_rule(single=len(self.directions) == 1, trained=self.trained is not None)
 
     def _build_views(self) -> None:
         if self.encoders:
