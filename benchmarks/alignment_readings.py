@@ -165,7 +165,7 @@ def measure_gpu(given):
         request = AlignmentRequest(by="norm", setting="awi", layer=layer, device=str(device))
         aligner = MapAligner(request, directions=[translator] * count)
         aligner.choose(tuple(side[:50] for side in text))
-        aligner.align(tuple(side[:2000] for side in text))
+        aligner.align(tuple(text))  # every shape of a batch has run once before the clock starts
         start = time.perf_counter()
         aligner.align(tuple(text))
         seconds = time.perf_counter() - start

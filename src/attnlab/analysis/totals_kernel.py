@@ -18,7 +18,7 @@ from torch import Tensor
 from attnlab.mechanisms.kernels.launch import divide_up, find_head_gap, round_up, select_device
 from attnlab.records.visibility import SoftmaxScores
 
-TILES = {"ROWS": 128, "KEYS": 64, "num_warps": 8, "num_stages": 3}
+TILES = {"ROWS": 128, "KEYS": 64, "num_warps": 4, "num_stages": 3}  # the fastest of benchmarks/reading.py --part tiles
 WIDE_TILES = {"ROWS": 64, "KEYS": 32, "num_warps": 4, "num_stages": 2}  # of float32, which needs twice the memory
 PARTS = 2**29  # values of `parts` in memory at a time
 LOG2_E = tl.constexpr(1.4426950408889634)
