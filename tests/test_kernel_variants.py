@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from unittest.mock import patch
 
 import torch
-from triton import JITFunction
 from triton.backends.compiler import GPUTarget
 from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
@@ -27,16 +26,16 @@ def count_variants(*modules, launch):
     def listen(kernel):
         bind = create_function_from_signature(kernel.signature, kernel.params, BACKEND)
 
-        def run(*arguments, grid, warmup, **constants):
+        def start(grid, *arguments, **constants):
             _, specialization, options = bind(*arguments, debug=False, **constants)
             variants[kernel.fn.__name__].add((*map(str, specialization), str(options)))
 
-        return patch.object(kernel, "run", run)
+        return patch.object(kernel, "start", start)
 
     with ExitStack() as stack:
         for module in modules:
             for kernel in vars(module).values():
-                if isinstance(kernel, JITFunction):
+                if hasattr(kernel, "start"):
                     stack.enter_context(listen(kernel))
         launch()
     return {name: len(found) for name, found in variants.items()}

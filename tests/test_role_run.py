@@ -60,7 +60,7 @@ def pairs(tmp_path_factory):
 def items(texts, pairs):
     """Table 2 and A.1 of the small corpora."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(agreements, "CORPORA", (texts,))
+        patch.setattr(corpora, "CORPORA", (texts,))
         patch.setattr(additive, "MULTI", pairs)
         yield ITEMS
 

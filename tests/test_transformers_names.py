@@ -101,10 +101,19 @@ def test_dropout_acts_in_training_only():
     assert not torch.equal(output(model, batch), output(model, batch))
 
 
-def test_softcap_and_records_are_refused():
+def test_a_soft_cap_stays_as_in_an_adapted_model():
     model = tiny("gemma2")
+    batch = tiny_models.padded_batch(model)
     model.set_attn_implementation("attnlab-sigmoid")
-    with pytest.raises(ValueError, match="softcap"):
+    by_name = output(model, batch)
+    model.set_attn_implementation("eager")
+    torch.testing.assert_close(by_name, output(pretrained.adapt(model, "sigmoid"), batch))
+
+
+def test_sinks_and_records_are_refused():
+    model = tiny("gpt_oss")
+    model.set_attn_implementation("attnlab-sigmoid")
+    with pytest.raises(ValueError, match="attention sinks"):
         output(model, tiny_models.padded_batch(model))
     other = tiny("llama")
     other.set_attn_implementation("attnlab-sigmoid")

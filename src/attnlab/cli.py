@@ -401,7 +401,7 @@ def compare(
     With --plan: effect=0.5, the difference to detect, and measure=BLEU (default: the one that judges the rows).
     Without a task, model=A,B tasks=hellaswag limit=200 scores language models with lm-eval, paired by item.
     """
-    if "=" in task:
+    if task.startswith(("model=", "tasks=")) and not plan:
         from attnlab.commands.compare.harness import run_harness
 
         run_harness(split_pairs([task, *(settings or [])]), out=out, device=device, command=command_line())

@@ -1,6 +1,6 @@
 """Word alignment by hidden Markov models with or without fertilities, trained in both directions so that they agree.
 
-    FOLDER/aligner.safetensors, source.txt, target.txt        one direction, written by `save`, read by `load`
+    FOLDER/hmm.safetensors, source.txt, target.txt        one direction, written by `save`, read by `load`
 
 Training fits both directions (`attnlab.counting.hmm_fit`). A target word is linked to the source word with the
 highest posterior. It gets no link if NULL has a higher one.
@@ -24,7 +24,7 @@ from attnlab.counting.padded_blocks import LARGEST, PADDING
 from attnlab.tasks.task import SPECIALS, UNK
 from attnlab.tasks.vocabulary import Words
 
-FILE = "aligner.safetensors"
+FILE = "hmm.safetensors"
 MOSTLY = 0.5  # share of unknown words above which a note says so
 KINDS: tuple[str, ...] = get_args(Kind)
 

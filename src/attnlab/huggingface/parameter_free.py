@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.huggingface import dispatch
+from attnlab.huggingface.caps_and_sinks import add_cap_and_sink, has_sink
 from attnlab.huggingface.native import AttentionCall
 from attnlab.mechanisms import Mechanism, attention
 
@@ -26,7 +27,13 @@ def make_function(name: str) -> Function:
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
         call = AttentionCall(module, query, key, value, attention_mask, options)
+        if has_sink(call):
+            what = f"{type(module).__name__} has attention sinks"
+            raise ValueError(
+                f"{what}, which attn_implementation='attnlab-{name}' would drop: use attnlab.adapt(model, …)"
+            )
         given = dispatch.read_mask_and_bias(type(module).__name__, call)
+        add_cap_and_sink(call, given)
         dropout = float(options.get("dropout") or 0.0) if module.training else 0.0
         _, heads, _, head_dim = query.shape
         scale = options.get("scaling")
