@@ -34,6 +34,7 @@ def render_page() -> str:
     parts += [render_mechanisms(path) for path in sorted((ROOT / "results" / "mechanisms").glob("*.json"))]
     timed = {"kernels": render_kernels, "training": render_training, "decoding": render_decoding}
     timed |= {"diversity": render_diversity, "contribution": render_contribution, "alignment": render_alignment}
+    timed |= {"alignment-readings": render_alignment_readings, "reading": render_reading}
     timed |= {"viewer": render_viewer, "population": render_population, "faults": render_faults}
     for name, section in timed.items():
         parts += [section(path) for path in sorted((ROOT / "results" / name).glob("*.json"))]
@@ -177,6 +178,39 @@ def render_alignment(path: Path) -> str:
     for r in rows:
         error = "–" if r["aer_percent"] is None else f"{r['aer_percent']:.1f}"
         table.append([r["what"], f"{r['pairs']:,}", f"{r['pairs_per_cpu_second']:,.0f}", error])
+    return "\n\n".join([title, note, format_table(table)])
+
+
+def render_alignment_readings(path: Path) -> str:
+    """Return AER, speed and memory of alignments by translators, encoders and trained aligners."""
+    about, rows = read_results(path)
+    on_gpu = path.stem == "gpu"
+    title = render_head("Alignment by attention", about, f"alignment_readings.py{' --gpu' if on_gpu else ''}")
+    note = (
+        "From words to links, with random weights of OPUS-MT's shape in bf16: speed only."
+        if on_gpu
+        else f"AER on the gold pairs of {about['gold_pair']}, a development set on which thresholds were tuned."
+    )
+    table = [["reading", "AER %", "pairs / s", "peak GiB"], ["---", *["---:"] * 3]]
+    for r in rows:
+        error = f"{r['aer_percent']:.1f} [{r['low']:.1f}, {r['high']:.1f}]" if "aer_percent" in r else "–"
+        table.append([r["reading"], error, f"{r['pairs_per_second']:,.0f}", f"{r['peak_gib']:.1f}"])
+    return "\n\n".join([title, note, format_table(table)])
+
+
+def render_reading(path: Path) -> str:
+    """Return the time of reading every head beside the forward pass of the model."""
+    about, rows = read_results(path)
+    title = render_head("Reading every head", about, f"reading.py --part {path.stem}")
+    note = (
+        "Received and taken ‖αf(x)‖, entropies and sinks of every head, streamed layer by layer. The time of a reading "
+        "includes the forward pass. Totals were compared with their definition first; the error is the largest."
+    )
+    table = [["model", "tokens", "forward s", "reading s", "×", "peak GiB", "error"], ["---", *["---:"] * 6]]
+    for r in rows:
+        peak = f"{r['reading_gib']:.1f}" if r["reading_gib"] else "–"
+        times = [f"{r[key]:.3g}" for key in ("forward_s", "reading_s", "times_forward")]
+        table.append([r["model"], f"{r['tokens']:,}", *times, peak, f"{r['error']:.1e}"])
     return "\n\n".join([title, note, format_table(table)])
 
 

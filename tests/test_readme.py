@@ -59,9 +59,12 @@ from attnlab.mechanisms.softmax import Softmax as Mine
 
 @pytest.mark.docs
 def test_commands_run(tmp_path, monkeypatch):
+    import tiny_models
+
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(MINE)
-    Path("novel.txt").write_text("Once upon a time there was a head that attended.\n" * 50)
+    for name, words in (("corpus.de", ("das Haus", "das Buch")), ("corpus.en", ("the house", "the book"))):
+        Path(name).write_text("".join(f"{line}\n" for line in words * 9))
     commands = [
         shlex.split(line, comments=True)[1:]
         for block in blocks(ROOT / "README.md", "sh")
@@ -71,6 +74,8 @@ def test_commands_run(tmp_path, monkeypatch):
     assert len(commands) >= 5
     for words in commands:
         words = [re.sub(r"^steps=\d+", "steps=3", word) for word in words]
+        words = [tiny_models.minilm() if word == "sentence-transformers/all-MiniLM-L6-v2" else word for word in words]
+        words += ["--from", str(ROOT / "results")] if "--status" in words else []
         result = CliRunner().invoke(app, words)
         assert result.exit_code == 0, (words, result.output, result.exception)
 
