@@ -397,7 +397,7 @@ def test_what_is_wrong_is_said(folder, tmp_path, words, message):
     words = [word.replace("ROOT", str(folder)) for word in words]
     result = run(*words, "--out", tmp_path / "out")
     assert result.exit_code != 0
-    assert isinstance(result.exception, ValueError | OSError), result.exception
+    assert isinstance(result.exception, ValueError | OSError | ImportError), result.exception
     with pytest.raises(type(result.exception), match=message):
         raise result.exception
     assert not (tmp_path / "out").exists()  # what went wrong takes no folder
