@@ -90,6 +90,20 @@ CLAIMS = {
         Claim("daGPAM translates better, Pre-LN", "translation", BLEU, TRAINED),
     ),
 }
+MAIN = {  # the claims that a paper's abstract makes
+    "snell2021": ("Attention is not learnt without β (Table 10)", "A(α, β^uf) is above chance (Table 2)"),
+    "kobayashi2020": ("Norms align words better than weights (§5)",),
+    "zheng2021": (
+        "Language models: CODA has a lower perplexity (Table 1)",
+        "CODA translates better (Table 2)",
+        "Both help (Table 4)",
+    ),
+    "heo2024": (
+        "15 layers: daGPAM has a lower perplexity (Table 1)",
+        "Its tokens are less similar (Figure 4)",
+        "daGPAM translates better, Pre-LN",
+    ),
+}
 CONDITIONS = {
     "snell2021": "Classifiers have a vocabulary without the rare words that the authors keep because GloVe has a "
     "vector for them, and SST has its official parts: these rows are stand-ins. Multi30k has the official files, with "

@@ -6,11 +6,12 @@ python benchmarks/conclusions.py [--results FOLDER] [--out FILE]
 import argparse
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from claims import CLAIMS, CONDITIONS, STUDIES, Claim
+from claims import CLAIMS, CONDITIONS, MAIN, STUDIES, Claim
 
 from attnlab.experiments.power import is_pairing_better
 from attnlab.experiments.reproduction import ItemResult
@@ -18,7 +19,7 @@ from attnlab.experiments.significance import contrast_seeds, correct_by_holm
 from attnlab.experiments.study_page import format_published
 from attnlab.experiments.verdicts import VERDICTS, Cell, correct_claims
 from attnlab.studies.zheng2021.coda_models import LABELS
-from results import format_table, read_items
+from results import fold_table, fold_text, read_items
 
 ROOT = Path(__file__).parent.parent
 AS_QUALITY = {"reproduced": "better", "same direction": "better", "opposite": "worse"}
@@ -26,7 +27,10 @@ HELD = ("reproduced", "same direction")
 PARTLY = "Held in some rows, open in others"
 HEADINGS = ("Held", PARTLY, "Rows disagree", "Did not hold", "Open", "No verdict", "Not run")
 
-
+COUNTED = {
+    "Held": "{} held", PARTLY: "{} held in some rows", "Rows disagree": "rows disagree on {}", "Open": "{} open",
+    "Did not hold": "{} did not hold", "No verdict": "{} without a verdict", "Not run": "{} not run",
+}  # fmt: skip
 TRAINED_ON = "Trained on "  # starts the remark of an item whose runs were trained on another machine
 Line = tuple[tuple[str, str], list[str]]  # a question, and the row of the table that answers it
 LEARNING = {"multi30k": ("BLEU", "bleu", 1), "ptb": ("test perplexity", "test_perplexity", -1)}
@@ -50,19 +54,35 @@ def render_page(results: Path) -> str:
     gap = _find_largest_gap(results, compared)
     parts = [
         "# Which claims held here",
-        "Written by `python benchmarks/conclusions.py` from `results/`. A row is a difference within each seed, a "
-        "correlation or a published number: its mean and 95 % interval over seeds. p is corrected by Holm's method for "
-        "all contrasts of the paper that were run. [How to read a verdict](reproduce.md#how-to-read-a-verdict). "
-        "*Same direction* means that p is below 0.05 on the paper's side of 0, *opposite* on the other side. *Open* "
-        "means that these seeds cannot tell; the number beside it is how many it would take. The last table has the "
-        "[tests of comparisons](compare.md#paired-or-unpaired).",
-        "A seed fixes the batches but not the run: on a GPU, sums round differently from run to run, and the code has "
-        "changed between sets of runs"
-        + (f". The same attention with the same seed differs by up to {gap:.1f} BLEU" if gap else "")
-        + ". If a comparison was run more than once, all runs are listed; if they disagree, the question is open.",
+        "What became of the main claims of four papers, and of all their claims that we tested:",
+        "\n".join(summarise_paper(study, items[study]) for study in STUDIES),
+        "Each section lists the claims by their answer. Its folded table has the numbers. "
+        "`python benchmarks/conclusions.py` writes this page from `results/`.",
+        "## How to read an answer",
+        "- A row of a table is a difference within each seed, a correlation or a published number. It shows the mean "
+        "and the 95 % interval over seeds.\n"
+        "- p is corrected by Holm's method for all contrasts of the paper that were run. The last table has the "
+        "[tests of comparisons](compare.md#paired-or-unpaired).\n"
+        "- *Same direction*: p is below 0.05 on the paper's side of 0. *Opposite*: it is below 0.05 on the other "
+        "side.\n"
+        "- *Open*: these seeds cannot tell. The number beside it is how many seeds it would take.\n"
+        "- [How to read a verdict](reproduce.md#how-to-read-a-verdict) has the other words.",
+        "A seed fixes the batches but not the run: on a GPU, sums round differently from run to run. The code has also "
+        "changed between sets of runs."
+        + (f" The same attention with the same seed differs by up to {gap:.1f} BLEU." if gap else "")
+        + " If a comparison was run more than once, all runs are listed. If they disagree, the question is open.",
         *body,
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def summarise_paper(study: str, items: Mapping[str, ItemResult]) -> str:
+    """Return a line on a paper: the answers of its main claims, and how many claims have each answer."""
+    answers = {claim: answer_claim(list_cells(claim, items.get(claim.item))) for claim in CLAIMS[study]}
+    main = "; ".join(f"*{c.text}*: {answers[c].lower()}" for c in answers if c.text in MAIN[study])
+    counts = Counter(answers.values())
+    every = ", ".join(COUNTED[heading].format(counts[heading]) for heading in HEADINGS if counts[heading])
+    return f"- **{STUDIES[study]}.** {main}. All {len(answers)} claims: {every}."
 
 
 def read_ablation(items: dict[str, ItemResult]) -> dict[tuple[str, str], str]:
@@ -112,7 +132,7 @@ class Differences:
         for question, row in self.rows:
             other = " in these runs, open over all" if question in disagree and row[-1] != "open" else ""
             table.append([*row[:-1], f"{row[-1]}{other}"])
-        return [format_table(table), *self.notes]
+        return [fold_table(table), *self.notes]
 
 
 def render_study(study: str, items: dict[str, ItemResult]) -> list[str]:
@@ -141,7 +161,8 @@ def render_study(study: str, items: dict[str, ItemResult]) -> list[str]:
     more = describe_rates(items.get("rates")), describe_regime(items.get("ptb"))
     conditions = " ".join(filter(None, (CONDITIONS[study], *more)))
     answers = [summarise_claims(CLAIMS[study], items), describe_numbers(items.values())]
-    return [*answers, conditions, format_table(table), f"{sources}.{never} [What is measured]({study}.md)."]
+    measured = fold_table(table) + f"\n\n[What is measured, and how]({study}.md).{never}"
+    return [*answers, conditions, measured, fold_text("Commands and machines", f"{sources}.")]
 
 
 def summarise_claims(claims: Sequence[Claim], items: Mapping[str, ItemResult]) -> str:
@@ -152,7 +173,10 @@ def summarise_claims(claims: Sequence[Claim], items: Mapping[str, ItemResult]) -
         ran, every = ({name_contrast(cell) for cell in some} for some in ([c for c in cells if c.values], cells))
         partly = f" ({len(ran)} of {len(every)} rows run)" if ran and ran != every else ""
         found[answer_claim(cells)].append(claim.text + partly)
-    return "\n".join(f"- **{heading}**: {'; '.join(texts)}." for heading, texts in found.items() if texts)
+    lines = []
+    for heading, texts in found.items():
+        lines += [f"- **{heading}**", *(f"    - {text}" for text in texts)] if texts else []
+    return "\n".join(lines)
 
 
 def answer_claim(cells: Sequence[Cell]) -> str:

@@ -5,6 +5,7 @@ python benchmarks/results.py
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,6 +16,7 @@ from attnlab.experiments.reproduction import ItemResult, draw_study
 from attnlab.experiments.significance import compute_interval
 from attnlab.experiments.status import tabulate_status
 from attnlab.experiments.study_page import format_published
+from attnlab.experiments.verdicts import VERDICTS, Cell
 from attnlab.studies import STUDIES, open_study
 
 ROOT = Path(__file__).parent.parent
@@ -22,27 +24,46 @@ FLOOR = (
     "A floor is the least time of the layer's work at the speeds that the GPU reached in this run: matrix products, "
     "bytes of carries, or other instructions, whichever takes longest (`benchmarks/floors.py`)."
 )
+SHORT = 8  # rows of a table that is not folded
 PASSES = 14  # of daGPAM's layer over tensors of q's size, forward and backward: stack both queries, and combine
 
 
 def render_page() -> str:
-    """Return the page as Markdown."""
+    """Return the page as Markdown: its contents, then the papers, comparisons of attention, and speed."""
+    timed = {"mechanisms": render_mechanisms, "kernels": render_kernels, "training": render_training}
+    timed |= {"decoding": render_decoding, "population": render_population, "reading": render_reading}
+    timed |= {"diversity": render_diversity, "contribution": render_contribution, "alignment": render_alignment}
+    timed |= {"alignment-readings": render_alignment_readings, "viewer": render_viewer, "faults": render_faults}
+    compared = [render_learning(name, path) for name in LEARNING for path in find_files(name)]
+    compared += [render_comparison(path) for path in sorted((ROOT / "results" / "compare").glob("*/results.json"))]
+    groups = {
+        "Papers": [render_status(), *(render_study(name) for name in sorted(STUDIES))],
+        "Comparisons of attention": compared,
+        "Speed, memory and robustness": [show(path) for name, show in timed.items() for path in find_files(name)],
+    }
+    contents = []
+    for group, sections in groups.items():
+        contents += [f"- {group}", *(f"    - {link_section(section)}" for section in sections)]
     parts = [
         "# Results",
-        "Written by `python benchmarks/results.py` from `results/`. Each table names the command that measures it.",
+        "Every table names the command that measures it. Long tables are folded: click a line that starts with a "
+        "number of rows. `python benchmarks/results.py` writes this page from `results/`.",
+        "\n".join(contents),
+        *(section for sections in groups.values() for section in sections),
     ]
-    parts += [render_mechanisms(path) for path in sorted((ROOT / "results" / "mechanisms").glob("*.json"))]
-    timed = {"kernels": render_kernels, "training": render_training, "decoding": render_decoding}
-    timed |= {"diversity": render_diversity, "contribution": render_contribution, "alignment": render_alignment}
-    timed |= {"alignment-readings": render_alignment_readings, "reading": render_reading}
-    timed |= {"viewer": render_viewer, "population": render_population, "faults": render_faults}
-    for name, section in timed.items():
-        parts += [section(path) for path in sorted((ROOT / "results" / name).glob("*.json"))]
-    for name in LEARNING:
-        parts += [render_learning(name, path) for path in sorted((ROOT / "results" / name).glob("*.json"))]
-    parts += [render_comparison(path) for path in sorted((ROOT / "results" / "compare").glob("*/results.json"))]
-    parts += [render_status(), *(render_study(name) for name in sorted(STUDIES))]
     return "\n\n".join(parts) + "\n"
+
+
+def find_files(name: str) -> list[Path]:
+    """Return the files of results of a benchmark, in order."""
+    return sorted((ROOT / "results" / name).glob("*.json"))
+
+
+def link_section(section: str) -> str:
+    """Return a link to a section by its heading, for readers of the site and of GitHub."""
+    title = section.partition("\n")[0].removeprefix("## ")
+    anchor = re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title).strip().lower())
+    return f"[{title}](#{anchor})"
 
 
 def render_mechanisms(path: Path) -> str:
@@ -50,7 +71,9 @@ def render_mechanisms(path: Path) -> str:
     about, rows = read_results(path)
     part = rows[0]["part"]
     titles = {"layers": "Mechanisms", "llama": "An adapted Llama", "host": "Host time of one call"}
-    title = render_head(titles[part], about, f"mechanisms.py --part {part}")
+    cases = list(dict.fromkeys(r["case"] for r in rows))
+    name = f"{titles[part]}, {' and '.join(cases)}," if part == "layers" else titles[part]
+    title = render_head(name, about, f"mechanisms.py --part {part}")
     note = {
         "layers": "Forward and backward of one layer, causal. × is the ratio to the fastest of torch's backends in the "
         "same run.",
@@ -74,7 +97,7 @@ def render_mechanisms(path: Path) -> str:
             cells.append(text)
         table.append(cells)
     missing = sorted({f"{r['mechanism']}: {r['not_run']}" for r in rows if "not_run" in r})
-    texts = [title, note, format_table(table)]
+    texts = [title, note, fold_table(table)]
     if misses := floors.list_misses(rows):
         texts.append(f"Above the goal (× the peer): {'; '.join(misses)}.")
         texts += [FLOOR] if part == "layers" else []
@@ -103,7 +126,7 @@ def render_kernels(path: Path) -> str:
             table.append([r["mechanism"], r["way"], shape, f"{r['device_ms']:.3g}", f"{r['peak_mib']:,.0f}", *shown])
         else:
             table.append([r["mechanism"], r["way"], shape, "not run", *["–"] * 5])
-    return "\n\n".join([title, note, format_table(table), *explain_dagpam(about, rows)])
+    return "\n\n".join([title, note, fold_table(table), *explain_dagpam(about, rows)])
 
 
 def explain_dagpam(about: dict, rows: list[dict]) -> list[str]:
@@ -135,7 +158,7 @@ def render_diversity(path: Path) -> str:
         ratios = [f"{r[key]:.3g}" if key in r else "–" for key in ("times_broadcast", "times_torch.compile")]
         table.append([*about_row, f"{r[clock]:.3g}", f"{r['peak_mib']:,.3g}", *ratios, f"{r['error']:.0e}"])
     note = f"{rows[0]['weights_mib']:.0f} MiB of weights in float32."
-    return "\n\n".join([title, note, format_table(table)])
+    return "\n\n".join([title, note, fold_table(table)])
 
 
 def render_contribution(path: Path) -> str:
@@ -160,7 +183,7 @@ def render_contribution(path: Path) -> str:
             continue
         ratios = [f"{r[key]:.3g}" if key in r else "–" for key in ("times_faster", "times_less_memory")]
         table.append([r["way"], f"{r['tokens']:,}", f"{r['ms']:.3g}", f"{r['peak_mib']:,.3g}", *ratios])
-    return "\n\n".join([title, note, format_table(table)])
+    return "\n\n".join([title, note, fold_table(table)])
 
 
 def render_alignment(path: Path) -> str:
@@ -178,7 +201,7 @@ def render_alignment(path: Path) -> str:
     for r in rows:
         error = "–" if r["aer_percent"] is None else f"{r['aer_percent']:.1f}"
         table.append([r["what"], f"{r['pairs']:,}", f"{r['pairs_per_cpu_second']:,.0f}", error])
-    return "\n\n".join([title, note, format_table(table)])
+    return "\n\n".join([title, note, fold_table(table)])
 
 
 def render_alignment_readings(path: Path) -> str:
@@ -195,7 +218,7 @@ def render_alignment_readings(path: Path) -> str:
     for r in rows:
         error = f"{r['aer_percent']:.1f} [{r['low']:.1f}, {r['high']:.1f}]" if "aer_percent" in r else "–"
         table.append([r["reading"], error, f"{r['pairs_per_second']:,.0f}", f"{r['peak_gib']:.1f}"])
-    return "\n\n".join([title, note, format_table(table)])
+    return "\n\n".join([title, note, fold_table(table)])
 
 
 def render_reading(path: Path) -> str:
@@ -211,7 +234,7 @@ def render_reading(path: Path) -> str:
         peak = f"{r['reading_gib']:.1f}" if r["reading_gib"] else "–"
         times = [f"{r[key]:.3g}" for key in ("forward_s", "reading_s", "times_forward")]
         table.append([r["model"], f"{r['tokens']:,}", *times, peak, f"{r['error']:.1e}"])
-    return "\n\n".join([title, note, format_table(table)])
+    return "\n\n".join([title, note, fold_table(table)])
 
 
 def render_statistical(path: Path) -> str:
@@ -231,7 +254,7 @@ def render_statistical(path: Path) -> str:
         joined = "{:.1f} [{:.1f}, {:.1f}]".format(r["joined_aer_percent"], *r["joined_interval"])
         speed = [f"{r['pairs_per_cpu_second']:,.0f}", f"{r['peak_gigabytes']:.2f}"]
         table.append([r["text"], r["aligner"], f"{r['pairs']:,}", *own, joined, *speed])
-    return "\n\n".join([title, note, format_table(table)])
+    return "\n\n".join([title, note, fold_table(table)])
 
 
 def render_faults(path: Path) -> str:
@@ -242,7 +265,7 @@ def render_faults(path: Path) -> str:
         "read as an independent reader reads it; `benchmarks/faults.py` defines the columns."
     )
     table = [list(rows[0]), ["---"] + ["---:"] * (len(rows[0]) - 1), *([f"{x}" for x in row.values()] for row in rows)]
-    return f"{render_head('Faults', about, 'faults.py --out results/faults')}\n\n{note}\n\n{format_table(table)}"
+    return f"{render_head('Faults', about, 'faults.py --out results/faults')}\n\n{note}\n\n{fold_table(table)}"
 
 
 def render_viewer(path: Path) -> str:
@@ -258,7 +281,7 @@ def render_viewer(path: Path) -> str:
     for r in rows:
         values = [f"{r[key]:,.3g}" if r.get(key) is not None else "–" for key in keys]
         table.append([r["case"], str(r["tokens"]), *values])
-    return "\n\n".join([title, note, format_table(table)])
+    return "\n\n".join([title, note, fold_table(table)])
 
 
 def render_training(path: Path) -> str:
@@ -285,7 +308,7 @@ def render_training(path: Path) -> str:
         shown = [f"{r[key]:.2f}" if r.get(key) else "–" for key in ratios]
         model = f"{r['model']}, compile={r['compile']}" if "compile" in r else r["model"]
         table.append([model, f"{r['tokens']:,}", speed, *shown])
-    return "\n\n".join([title, note, format_table(table)])
+    return "\n\n".join([title, note, fold_table(table)])
 
 
 LEARNING = {
@@ -317,7 +340,7 @@ def render_learning(name: str, path: Path) -> str:
         values = [format_spread([r[key] for r in own], digits) for key, (_, digits) in measures.items()]
         speeds = [f"{r['tokens_per_second']:,.0f}" for r in own if r["tokens_per_second"]]
         table.append([name, f"{own[0]['parameters']:,}", *values, speeds[0] if speeds else "not timed"])
-    return "\n\n".join([title, f"{scored} {fewer}{signature} Recipe: {recipe}.", format_table(table)])
+    return "\n\n".join([title, f"{scored} {fewer}{signature} Recipe: {recipe}.", fold_table(table)])
 
 
 def render_decoding(path: Path) -> str:
@@ -340,7 +363,7 @@ def render_decoding(path: Path) -> str:
             speed, times = r.get(f"{peer}_sentences_per_s"), r.get(f"times_{peer}")
             cells += ["–", "–"] if speed is None or times is None else [format_speed(speed), f"{times:.1f}"]
         table.append(cells)
-    return "\n\n".join([title, note, format_table(table)])
+    return "\n\n".join([title, note, fold_table(table)])
 
 
 def format_speed(speed: float) -> str:
@@ -350,7 +373,7 @@ def format_speed(speed: float) -> str:
 def render_population(path: Path) -> str:
     about, rows = read_results(path)
     part = path.stem.partition("-")[2]
-    title = render_head("Many seeds at once", about, f"population.py --part {part}")
+    title = render_head(f"Many seeds at once, {part},", about, f"population.py --part {part}")
     if part == "command":
         (r,) = rows
         work = f"{r['runs']} seeds × {r['updates']:,} updates of the Multi30k translator, trained and scored by BLEU"
@@ -374,7 +397,7 @@ def render_population(path: Path) -> str:
         for r in rows:
             speeds = [f"{r['one_by_one_per_s']:,.0f}", f"{r['population_per_s']:,.0f}"]
             table.append([r["case"], str(r["seeds"]), *speeds, f"{r['times']:.1f}"])
-    return "\n\n".join([title, note, format_table(table)])
+    return "\n\n".join([title, note, fold_table(table)])
 
 
 def render_status() -> str:
@@ -392,7 +415,7 @@ def render_status() -> str:
 def render_study(name: str) -> str:
     """Return the measured cells of a study at full scale, and the remarks of every item."""
     study, items = open_study(name), read_items(name)
-    parts = [f"## {study.title}"]
+    parts = [f"## {study.title.replace(' & ', ' and ')}"]
     absent = ", ".join(each for each in study.items if each not in items)
     parts += [f"Not run at full scale yet: {absent}."] if absent else []
     for item in items.values():
@@ -411,8 +434,9 @@ def render_study(name: str) -> str:
             p = "–" if cell.holm is None else f"{cell.holm:.2g}"
             about_row = [cell.row, cell.column, format_published(cell), ours, interval, p]
             rows.append([*about_row, cell.outcome, ", ".join(cell.tags)])
-        parts += [f"### {item.title}", f"{command}. {on}. " + quote_tokens(" ".join(item.remarks))]
-        parts += [format_table(rows)] if cells else []
+        parts += [f"### {item.title}", f"{command}. {on}."]
+        parts += [quote_tokens(" ".join(item.remarks))] if item.remarks else []
+        parts += [fold_table(rows, count_verdicts(cells))] if cells else []
         missing = len(item.cells) - len(cells)
         parts += [f"{missing} more cells are not run."] if missing else []
     return "\n\n".join(parts)
@@ -450,7 +474,7 @@ def render_comparison(path: Path) -> str:
         f"{about['commit']}, seeds {about['seeds']}; ± is half of the 95 % t-interval, for three seeds or more. "
         "Detectable: the smallest true difference that these seeds find with power 0.8."
     )
-    return "\n\n".join([f"## Comparison: {path.parent.name}", note, format_table(table)])
+    return "\n\n".join([f"## Comparison: {path.parent.name}", note, fold_table(table)])
 
 
 def format_judged(quality: dict, by: str) -> list[str]:
@@ -482,6 +506,12 @@ def render_head(title: str, about: dict, command: str) -> str:
     return f"## {title} on {about['hardware']}\n\n`python benchmarks/{command}`. {versions}.{note}"
 
 
+def count_verdicts(cells: list[Cell]) -> str:
+    """Return how many cells have each verdict."""
+    counts = Counter(cell.verdict for cell in cells)
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS if verdict in counts)
+
+
 def quote_tokens(text: str) -> str:
     """Quote tokens such as <s> as code, because Markdown reads them as HTML."""
     return re.sub(r"</?\w+>", r"`\g<0>`", text)
@@ -489,6 +519,20 @@ def quote_tokens(text: str) -> str:
 
 def format_table(table: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(map(quote_tokens, row)) + " |" for row in table)
+
+
+def fold_table(table: list[list[str]], found: str = "") -> str:
+    """Return a table that a click unfolds, under its number of rows and what was found; a short table stays open."""
+    content, count = format_table(table), len(table) - 2
+    if count <= SHORT:
+        return content
+    summary = f"{count} rows: {found}" if found else f"{count} rows"
+    return fold_text(summary, content)
+
+
+def fold_text(summary: str, text: str) -> str:
+    """Return Markdown that a click on its summary unfolds, on the site and on GitHub."""
+    return f"<details>\n<summary>{summary}</summary>\n\n{text}\n\n</details>"
 
 
 if __name__ == "__main__":

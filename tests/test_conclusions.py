@@ -93,7 +93,8 @@ def test_the_page_begins_each_paper_with_what_became_of_its_claims(conclusions, 
     level = Cell(item="table2", row="A: CODA", column="BLEU", published=2.0, values=(1.99, 2.0, 2.01))
     write_ledger(tmp_path, "zheng2021", "table2", bleu("A", (1.0, 1.1, 0.9)), bleu("B", (), not_run="no data"), level)
     page = conclusions.render_page(tmp_path)
-    assert "- **Held**: CODA translates better (Table 2)." in page
+    assert "- **Held**\n    - CODA translates better (Table 2)\n" in page
+    assert "*CODA translates better (Table 2)*: held;" in page.split("\n## ")[0]
     assert "Of the cells with a published number that were run: 1 reproduced." in page
     assert page.count("No cell with a published number was run.") == 3
 

@@ -30,16 +30,27 @@ from attnlab.tasks import TASKS
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 NAV = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
-OVERVIEWS = {"analyses.md", "reproduce.md", "ledger.md", "conclusions.md"}
-PAGES = [  # of analyses, then of studies
+KINDS = ["Home", "Tutorials", "How to", "Reference", "Explanation"]
+
+
+def leaves(tree):
+    if isinstance(tree, str):
+        return [tree]
+    return [leaf for part in (tree.values() if isinstance(tree, dict) else tree) for leaf in leaves(part)]
+
+
+def list_pages(tree, title):
+    """Return the pages of a part of the nav, wherever it is."""
+    parts = [pair for entry in tree for pair in entry.items() if isinstance(pair[1], list)]
+    return [page for name, part in parts for page in (leaves(part) if name == title else list_pages(part, title))]
+
+
+MEASURED = [  # pages of analyses and studies, and how-to pages that define measures
     page.removesuffix(".md")
-    for part in NAV
-    for title, pages in part.items()
-    if title in ("Analyses", "Studies")
-    for entry in pages
-    for page in entry.values()
-    if page not in OVERVIEWS
-]
+    for page in (*list_pages(NAV, "Analyses"), *list_pages(NAV, "Studies"), *list_pages(NAV, "Read a model"),
+                 "alignment.md", "diagnose.md")
+    if page != "analyses.md"
+]  # fmt: skip
 
 docs = pytest.mark.docs
 
@@ -51,7 +62,7 @@ def script():
 
 @pytest.fixture(scope="module")
 def made(script):
-    return script["render_pages"]()
+    return script["render_pages"]() | runpy.run_path(str(ROOT / "tools" / "site_text.py"))["render_notebooks"]()
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +96,6 @@ def written(name):
     return (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
 
 
-def leaves(tree):
-    if isinstance(tree, str):
-        return [tree]
-    return [leaf for part in (tree.values() if isinstance(tree, dict) else tree) for leaf in leaves(part)]
-
-
 def anchors(text):
     """As Python-Markdown names headings."""
     titles = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL), re.MULTILINE)
@@ -102,6 +107,7 @@ def anchors(text):
 def test_the_nav_is_the_site(made, script):
     nav = leaves(script["fill_nav"](NAV))
     pages = {path.name for path in DOCS} | {name for name in made if name.endswith(".md")}
+    assert [*(title for entry in NAV for title in entry)] == KINDS
     assert set(nav) == pages
     assert len(nav) == len(set(nav))
 
@@ -114,6 +120,8 @@ def test_a_mechanism_s_page_has_equation_picture_command_and_what_to_read(made, 
     assert f"({name}.png)" in page
     assert made[f"mechanisms/{name}.png"].startswith(b"\x89PNG")
     assert f"attnlab check {name}" in page
+    assert re.search(r"^\| laws \| \d+ of \d+ hold", page, re.MULTILINE)
+    assert f"class {MECHANISMS[name].__name__}" in page
     assert len(page.split("## What to read in it")[1].split("## Options")[0].strip()) > 30
 
 
@@ -173,7 +181,7 @@ def test_a_task_s_page_has_equation_picture_what_to_read_command_and_every_key(m
 EQUATION = r"^    (?!attnlab |python )\S.* [=≤∝≫] .*\S"  # in a block of its own, with room around its sign
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", MEASURED)
 def test_the_page_of_an_analysis_or_a_study_has_equation_picture_command_and_what_to_read(name):
     page = written(name)
     assert name in ("viewer", "inspect") or re.search(EQUATION, page, re.MULTILINE), "no equation"
@@ -186,7 +194,7 @@ def test_the_page_of_an_analysis_or_a_study_has_equation_picture_command_and_wha
 
 
 def test_every_study_with_results_has_a_page():
-    assert {name for name in STUDIES if (ROOT / "results" / name).is_dir()} <= set(PAGES)
+    assert {name for name in STUDIES if (ROOT / "results" / name).is_dir()} <= set(MEASURED)
 
 
 @docs
@@ -217,7 +225,7 @@ def test_what_the_table_of_analyses_names_is_there():
     modules = {path.stem for path in (ROOT / "src/attnlab/analysis").glob("[a-z]*.py")}
     named = set(re.findall(r"`(\w+)`", written("analyses").split("## Adding one")[0]))
     assert named <= modules
-    assert set(ANALYSES) & set(PAGES) <= named
+    assert set(ANALYSES) & set(MEASURED) <= named
 
 
 @docs
@@ -225,7 +233,7 @@ def test_special_tokens_are_seen_on_the_site_and_nothing_of_them_is_an_element(s
     for path in site.rglob("*.html"):
         assert not Text(path.read_text(encoding="utf-8")).elements & {"s", "unk", "pad", "cls", "sep"}, path
     for page in ("tasks/classification", "tasks/synthetic", "results", "reference/tasks"):
-        seen = "".join(Text((site / page / "index.html").read_text(encoding="utf-8")).seen)
+        seen = "".join(Text((site / f"{page}.html").read_text(encoding="utf-8")).seen)
         assert "</s>" in seen, page
 
 
@@ -233,7 +241,34 @@ def test_tokens_in_written_pages_are_code_wherever_they_are_read():
     """Other readers of Markdown than our site take <s> for HTML."""
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS):
         text = re.sub(r"^ *```.*?^ *```|^    .*?$|`[^`]*`", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
-        assert not re.search(r"</?[a-z]+>", text), path.name
+        assert not re.search(r"</?(?!details>|summary>)[a-z]+>", text), path.name
+
+
+@docs
+def test_folds_of_a_page_are_folds_of_the_site(site):
+    for name in ("results", "conclusions"):
+        content = (site / f"{name}.html").read_text(encoding="utf-8")
+        assert content.count("<details") == content.count("<summary>") == written(name).count("<details>") > 4
+        assert "&lt;details" not in content
+    assert "<details" in (site / "mechanisms" / "coda.html").read_text(encoding="utf-8")
+
+
+def test_every_picture_has_an_alternative_text():
+    for path in (ROOT / "README.md", *DOCS):
+        for text, target in re.findall(r"!\[(.*?)\]\(([^)]*)\)", path.read_text(encoding="utf-8")):
+            assert len(text) >= 30, (path.name, target)
+
+
+@pytest.mark.browser
+def test_search_works_from_a_folder_without_a_network(site, chromium):
+    page, asked = chromium.new_page(), []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto((site / "tour.html").as_uri())
+    page.locator("input.md-search__input").click()
+    page.keyboard.type("entropy")
+    page.wait_for_function("() => document.querySelectorAll('.md-search-result__item').length > 2", timeout=10_000)
+    page.close()
+    assert [url for url in asked if not url.startswith("file:")] == []
 
 
 @docs

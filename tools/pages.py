@@ -9,18 +9,17 @@ import inspect
 import re
 import sys
 import tempfile
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from markdown.extensions import Extension
-from markdown.preprocessors import Preprocessor
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 import attnlab
 from attnlab.mechanisms import MECHANISMS, Mechanism, attention, kinds
-from attnlab.mechanisms.laws import LAWS, judge_law
+from attnlab.mechanisms.laws import LAWS, Finding, judge_law
 from attnlab.mechanisms.mechanism import ALL
 from attnlab.report.colours import NEGATIVE, POSITIVE
 from attnlab.report.figures import draw_attention_maps, render_png
@@ -31,34 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WORDS = ["the", "cat", "sat", "on", "the", "mat", "and", "slept"]
 
 
-class Literal(Extension):
-    """Markdown without HTML, so that tokens such as <s> are text; and with columns of docstrings as code blocks."""
-
-    def extendMarkdown(self, md: Any) -> None:  # noqa: N802 (Python-Markdown's name)
-        md.preprocessors.deregister("html_block")
-        md.inlinePatterns.deregister("html")
-        md.preprocessors.register(Columns(md), "columns", 20)  # after fenced code is extracted
-
-
-class Columns(Preprocessor):
-    """Turn lines such as "layers   only these", which describe arguments in docstrings, into a code block."""
-
-    SET = re.compile(r"(?![|>#*+-])\S.*? {2,}\S")
-
-    def run(self, lines: list[str]) -> list[str]:
-        output: list[str] = []
-        inside = False
-        for line in lines:
-            columns = bool(self.SET.match(line)) or (inside and line.startswith("  "))
-            if columns != inside:
-                output.append("")
-            output.append(f"    {line}" if columns else line)
-            inside = columns
-        return output
-
-
 def on_config(config: Any) -> Any:
-    config.markdown_extensions.append(Literal())
     config.nav = fill_nav(config.nav)
     return config
 
@@ -67,7 +39,13 @@ def fill_nav(nav: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the nav of mkdocs.yml with a page for each mechanism and each task."""
     more = {"Mechanisms": [{name: f"mechanisms/{name}.md"} for name in MECHANISMS]}
     more["Tasks"] = [{name: f"tasks/{name}.md"} for name in TASKS]
-    return [{title: pages + more[title] if title in more else pages for title, pages in part.items()} for part in nav]
+    filled = []
+    for entry in nav:
+        for title, pages in entry.items():
+            if isinstance(pages, list):
+                pages = [*fill_nav(pages), *more.get(title, [])]
+            filled.append({title: pages})
+    return filled
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -95,7 +73,12 @@ def render_pages() -> dict[str, str | bytes]:
 
 def render_index() -> str:
     """Return the README with the links of the site."""
-    return _read_text("README.md").replace("](docs/", "](").replace("](CONTRIBUTING.md)", "](contributing.md)")
+    return (
+        _read_text("README.md")
+        .replace("](docs/notebooks)", "](notebooks/read-a-model.md)")
+        .replace("](docs/", "](")
+        .replace("](CONTRIBUTING.md)", "](contributing.md)")
+    )
 
 
 def render_mechanism(name: str) -> str:
@@ -126,6 +109,10 @@ Two of its heads, untrained and causal, on random queries and keys for eight wor
 
 Every mechanism also takes `layer`, `scale` and `dropout`.
 
+## Facts
+
+{_tabulate_facts(name)}
+
 ## Use it
 
 ```sh
@@ -139,8 +126,30 @@ import attnlab
 layer = attnlab.attention("{name}", heads=8, head_dim=64)
 ```
 
-Defined in `{file}`. All mechanisms side by side: [mechanisms](../mechanisms.md).
+All mechanisms side by side: [the table](table.md). What they share: [mechanisms](../mechanisms.md).
+
+<details>
+<summary>The definition, {file}</summary>
+
+```python
+{inspect.getsource(sys.modules[kind.__module__]).strip()}
+```
+
+</details>
 """
+
+
+def _tabulate_facts(name: str) -> str:
+    """Return what the code says about a mechanism, and the laws that do not apply to it."""
+    _, _, parameters, kinds_of, _, adapted, cached, computed = describe_mechanism(name)
+    findings = judge_laws(name)
+    held, apart = ([f.law for f in findings if f.holds is holds] for holds in (True, None))
+    laws = f"{len(held)} of {len(findings)} hold" + (f"; not applicable: {', '.join(apart)}" if apart else "")
+    facts = {
+        "kind": kinds_of, "parameters that a layer adds (8 heads of 64)": parameters, "laws": laws,
+        "in an adapted Llama": adapted, "kept of each token when decoding": cached, "computed by": computed,
+    }  # fmt: skip
+    return "| what | of this mechanism |\n|---|---|\n" + "\n".join(f"| {key} | {x} |" for key, x in facts.items())
 
 
 def render_table() -> str:
@@ -170,23 +179,29 @@ def render_table() -> str:
 """
 
 
+def build_small(name: str, layer: int) -> Mechanism:
+    return attention(name, heads=3, head_dim=6, layer=layer)
+
+
+@lru_cache
+def judge_laws(name: str) -> list[Finding]:
+    return [judge_law(law, partial(build_small, name)) for law in LAWS]
+
+
+@lru_cache
 def describe_mechanism(name: str) -> list[str]:
     """Return the cells of a mechanism in the table."""
     kind, layer = MECHANISMS[name], attention(name, heads=8, head_dim=64, layer=1)
-
-    def build(layer: int) -> Mechanism:
-        return attention(name, heads=3, head_dim=6, layer=layer)
-
     first, *_ = _split_docstring(kind)[1].split("\n\n")
     parts = [part for line in first.splitlines() for part in re.split(r" {4,}", line.strip())]
-    laws = [judge_law(law, build).holds for law in LAWS]
+    laws = [finding.holds for finding in judge_laws(name)]
     kept = ["keys", "values"] + ["key side"] * (kind.key_side is not Mechanism.key_side)
     kept += ["queries" if layer.lookback == ALL else f"last {layer.lookback} queries"] * (layer.lookback > 0)
     return [
         f"[{name}]({name}.md)",
         " ".join(f"`{part}`" for part in parts),
         f"{sum(parameter.numel() for parameter in layer.parameters()):,}",
-        ", ".join(kinds.list_kinds(build)) or "plain",
+        ", ".join(kinds.list_kinds(partial(build_small, name))) or "plain",
         str(laws.count(True)) + (f", {laws.count(False)} fail" if False in laws else ""),
         try_adapting(name),
         ", ".join(kept),

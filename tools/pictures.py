@@ -378,6 +378,7 @@ PICTURES: dict[str, Callable[[], Figure | bytes]] = {
     "snell2021": lambda: read_figure("snell2021/full/figures/fig2-*multi30k.png"),
     "copying": lambda: read_figure("snell2021/full/figures/fig3-*attention.png"),
     "prediction": lambda: read_figure("snell2021/full/figures/prediction-*prediction.png"),
+    "alignment-layers": lambda: read_figure("kobayashi2020/full/figures/alignment-[0-9a-f]*-layers.png"),
     "kobayashi2020": draw_kobayashi2020,
     "zheng2021": lambda: run_study("zheng2021", "--only", "table4"),
     "heo2024": lambda: read_figure("heo2024/full/figures/convex-*figure1.png"),
