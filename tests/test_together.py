@@ -129,9 +129,10 @@ def test_on_a_gpu_dropout_and_noise_are_those_of_training_alone(tmp_path, vocabu
 @pytest.mark.parametrize("attentions", [("coda", "coda"), ("dagpam(initial=0.1)", "dagpam(initial=0.7)")], ids=str)
 def test_a_run_among_others_leaves_what_it_leaves_alone(tmp_path, vocabulary, attentions):
     own = [{"seed": "1"}, {"seed": "2", "lr": "1e-3", "dropout": "0.2"}]
-    recipes = make_recipes(*(each | {"attention": name} for each, name in zip(own, attentions, strict=True)))
-    folders, finished = train_in(tmp_path / "among", vocabulary, recipes)
+    given = (each | {"attention": name, "evaluate_at": "0"} for each, name in zip(own, attentions, strict=True))
+    folders, finished = train_in(tmp_path / "among", vocabulary, recipes := make_recipes(*given))
     assert finished == [True, True]
+    assert folders[0].metrics()[0]["step"] == 0
     for number, (recipe, among) in enumerate(zip(recipes, folders, strict=True)):
         alone, _ = start_run(recipe, out=tmp_path / f"alone{number}", device="cpu", report=ignore, note=ignore)
         assert among.config() == alone.config()

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import attnlab
 from attnlab.decoding.generation import Sampling, generate_tokens
+from attnlab.huggingface.adaptation import is_added
 from attnlab.huggingface.fine_tuning import TunedConfig, open_tuned_model
 from attnlab.tasks.language import Language, LanguageConfig
 from attnlab.training.objective import Objective
@@ -215,6 +216,92 @@ def test_a_killed_run_ends_as_one_that_was_not(tmp_path, folder, text):
         whole, killed = (load_file(tmp_path / name / file) for name in ("whole", "killed"))
         assert whole.keys() == killed.keys()
         assert all(torch.equal(x, killed[name]) for name, x in whole.items()), file
+
+
+# --- LoRA ---
+
+
+def tuned(folder, **config):
+    torch.manual_seed(0)
+    return open_tuned_model(TunedConfig(path=str(folder), **config)).eval()
+
+
+@pytest.mark.parametrize("make", [tiny_models.gpt2, tiny_models.llama])
+@pytest.mark.parametrize("attention", ["softmax", "dagpam", "differential-v2"])
+def test_lora_trains_updates_and_mechanism_and_begins_with_the_model(tmp_path, make, attention):
+    folder = saved(make(), tmp_path / "model")
+    plain, model = (tuned(folder, attention=attention, lora=rank) for rank in (0, 3))
+    tokens = torch.tensor([[2, 7, 9, 8, 15]])
+    torch.testing.assert_close(model(tokens), plain(tokens))
+    trained = {name for name, x in model.named_parameters() if x.requires_grad}
+    assert trained == {
+        name for name, _ in model.named_parameters()
+        if name.endswith((".a.weight", ".b.weight")) or is_added(name)
+    }  # fmt: skip
+    assert any(name.endswith(".b.weight") for name in trained)
+    assert not trained & model.restored
+    inner = model.model
+    fixed = {name for name, x in inner.named_parameters() if f"model.{name}" in model.restored}
+    assert {name.replace(".base_layer", "") for name in fixed} == {name for name, _ in make().named_parameters()}
+
+
+@pytest.mark.parametrize("make", [tiny_models.gpt2, tiny_models.llama])
+def test_merged_lora_is_w_plus_ba(tmp_path, make):
+    folder = saved(make(), tmp_path / "model")
+    model = tuned(folder, lora=3)
+    for name, x in model.named_parameters():
+        if name.endswith(".b.weight"):
+            torch.nn.init.normal_(x, std=0.3)
+    tokens = torch.tensor([[2, 7, 9, 8, 15]])
+    before, start = model(tokens), tuned(folder)(tokens)
+    assert (before - start)[..., 6:].abs().max() > 0.1
+    model.save(tmp_path / "saved", str(folder))
+    merged = tuned(tmp_path / "saved")
+    assert {name for name, _ in merged.named_parameters()} == {name for name, _ in tuned(folder).named_parameters()}
+    torch.testing.assert_close(merged(tokens), before, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.ecosystem
+def test_lora_is_that_of_peft(tmp_path):
+    peft = pytest.importorskip("peft", reason="PEFT is not installed: make test-ecosystem installs it")
+    folder = saved(tiny_models.llama(), tmp_path / "model")
+    ours = tuned(folder, lora=3).model
+    config = peft.LoraConfig(r=3, lora_alpha=3, target_modules=["q_proj", "k_proj", "v_proj", "o_proj"])
+    theirs = peft.get_peft_model(tiny_models.llama(), config)
+    own = dict(ours.named_parameters())
+    for name, x in theirs.get_base_model().named_parameters():
+        if "lora_" in name:
+            same = own[name.replace("lora_A.default", "a").replace("lora_B.default", "b")]
+            torch.nn.init.normal_(x, std=0.3)
+            same.data.copy_(x)
+    ids = torch.tensor([[3, 9, 4, 7, 11]])
+    for model in (ours, theirs):
+        model(input_ids=ids, labels=ids).loss.backward()
+    torch.testing.assert_close(ours(input_ids=ids).logits, theirs(input_ids=ids).logits)
+    for name, x in theirs.get_base_model().named_parameters():
+        if "lora_" in name:
+            same = own[name.replace("lora_A.default", "a").replace("lora_B.default", "b")]
+            torch.testing.assert_close(same.grad, x.grad)
+
+
+def test_a_run_with_lora_stores_only_what_it_trains_and_saves_the_whole_model(tmp_path, folder, text):
+    out = tmp_path / "run"
+    words = ["attention=dagpam", "neutral=true", "lora=4", "steps=30", "evaluate_every=15", "evaluate_at=0"]
+    trained(out, folder, text, *words)
+    rows = [row for row in RunFolder(out).metrics() if "valid_loss" in row]
+    assert [row["step"] for row in rows] == [0, 15, 30]
+    assert rows[0]["valid_loss"] > rows[-1]["valid_loss"]
+    kept = read_checkpoint(out / "last.safetensors").part("model/")
+    assert kept
+    assert all(name.endswith((".a.weight", ".b.weight")) or is_added(name) for name in kept)
+    opened = open_run(out, device="cpu")
+    valid = opened.task.make_batch("valid", list(range(opened.task.count_examples("valid"))))
+    plain = Objective(open_tuned_model(TunedConfig(path=str(folder))).eval())(valid.inputs, valid.targets)
+    assert rows[0]["valid_loss"] == pytest.approx(plain.item() / valid.count, rel=1e-5)
+    tokens = valid.inputs[0]
+    merged = attnlab.load(out / "hugging_face")
+    own = merged(input_ids=torch.where(tokens < 4, 1, tokens - 4)).logits
+    torch.testing.assert_close(opened.model.hidden(tokens), own, rtol=1e-4, atol=1e-4)
 
 
 # --- what is refused ---

@@ -24,12 +24,14 @@ def train_alone(
     *,
     kept: Sequence[int] = (),
     task: Task | None = None,
+    export: bool = True,
     report: Callable[[dict[str, Any]], None] = lambda values: None,
 ) -> None:
     """Train a run to its end, resuming if possible; KeyboardInterrupt if it is asked to stop before.
 
     kept   steps whose weights must be there; a finished run that lacks them is trained again
     task   the recipe's task, if it is prepared already
+    export  save a finished fine-tuned model in the format of Hugging Face too
     """
     if is_finished(folder, kept):
         return
@@ -38,7 +40,8 @@ def train_alone(
         for file in [file for file in folder.path.iterdir() if file.is_file()]:
             file.unlink()
     take_vocabulary(vocabulary, folder.path)
-    _, result = start_run(recipe, out=str(folder.path), device=device, report=report, note=lambda line: None, task=task)
+    how: dict[str, Any] = {"device": device, "report": report, "task": task, "export": export}
+    _, result = start_run(recipe, out=str(folder.path), note=lambda line: None, **how)
     if not result.finished:
         raise KeyboardInterrupt
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attnlab.config import Natural, check_fields
-from attnlab.huggingface import dispatch
+from attnlab.huggingface import adaptation, dispatch, lora
 from attnlab.models.embedding import Readout
 from attnlab.models.transformer import Transformer
 
@@ -33,6 +33,8 @@ class TunedConfig:
     path: str  # a folder, or an id on the Hugging Face hub
     attention: str = "softmax"  # softmax keeps the model's own attention
     attention_options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    neutral: bool = False  # start where the attention is softmax, so that the model is unchanged
+    lora: Natural = 0  # rank of trained updates of the attention's projections, other weights fixed; 0: train all
     vocabulary: Natural = 0  # size of the task's vocabulary
     max_length: Natural = 0  # number of tokens in the task's longest example
 
@@ -45,9 +47,11 @@ class TunedLanguageModel(Transformer):
 
     readout: "TaskReadout"
 
-    def __init__(self, model: Any, end: int) -> None:
+    def __init__(self, model: Any, end: int, *, restored: frozenset[str] = frozenset()) -> None:
+        """restored: names of the model's weights that are not trained."""
         super().__init__()
         self.model, self.readout = model, TaskReadout(end)
+        self.restored = frozenset(f"model.{name}" for name in restored)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Compute logits (b,n,4+v) from tokens (b,n)."""
@@ -61,9 +65,10 @@ class TunedLanguageModel(Transformer):
         return {"target": (tokens, tokens != PADDING)}
 
     def save(self, folder: Path, tokenizer: str) -> None:
-        """Save the model and its tokenizer in the format of transformers, for attnlab.load and attnlab.record."""
+        """Save the model, LoRA merged, and its tokenizer in the format of transformers, for attnlab.load and record."""
         from attnlab.huggingface import pretrained
 
+        lora.merge_lora(self.model)
         self.model.save_pretrained(folder)
         pretrained.open_tokenizer(os.path.expanduser(tokenizer)).save_pretrained(folder)
 
@@ -98,9 +103,15 @@ def open_tuned_model(config: TunedConfig, *, allow_code: bool = False) -> TunedL
     words = _count_words(model, config.path)
     end = _find_end_token(model, config.path, words)
     _check_sizes(model, config, words)
+    found = adaptation.dry_run(model, prove=False) if config.lora else []
     if config.attention != "softmax":
-        pretrained.adapt(model, config.attention, **config.attention_options)
-    return TunedLanguageModel(model, end)
+        pretrained.adapt(model, config.attention, neutral=config.neutral, **config.attention_options)
+    if not config.lora:
+        return TunedLanguageModel(model, end)
+    lora.add_lora(model, [one.module for one in found], config.lora)
+    named = model.named_parameters()
+    fixed = frozenset(name for name, x in named if not x.requires_grad and not adaptation.is_added(name))
+    return TunedLanguageModel(model, end, restored=fixed)
 
 
 def _find_end_token(model: Any, path: str, words: int) -> int:

@@ -12,6 +12,7 @@ class Model(nn.Module, ABC):
     """A model that predicts softmax(readout(hidden(…)))."""
 
     readout: Readout
+    restored: frozenset[str] = frozenset()  # names of fixed weights that building restores: no checkpoint has them
 
     def forward(self, *batch: Any, **named: Any) -> Tensor:
         """Return the logits; takes the arguments of `hidden`."""

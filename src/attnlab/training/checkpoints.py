@@ -42,14 +42,14 @@ def collect_weights(model: nn.Module, stepper: Stepper, position: Position) -> C
 
 
 def _tensors(model: nn.Module, stepper: Stepper) -> dict[str, Tensor]:
-    """Return every parameter and buffer; trained parameters in float32, from the master copy."""
-    named = {name: x.detach() for name, x in [*model.named_parameters(), *model.named_buffers()]}
+    """Return every parameter and buffer to store; trained parameters in float32, from the master copy."""
+    named = {name: x.detach() for name, x in _list_stored(model).items()}
     return {f"model/{name}": x for name, x in (named | stepper.flat.views(stepper.flat.master.data)).items()}
 
 
 def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copy saved weights into a model. Raises ValueError unless the names and shapes are the same."""
-    own = dict([*model.named_parameters(), *model.named_buffers()])
+    own = _list_stored(model)
     if set(own) != set(tensors):
         missing, extra = sorted(set(own) - set(tensors)), sorted(set(tensors) - set(own))
         raise ValueError(f"the weights belong to another model: missing {missing[:3]}, unknown {extra[:3]}")
@@ -59,6 +59,12 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
                 shapes = f"{name} has the shape {tuple(tensors[name].shape)}, expected {tuple(x.shape)}"
                 raise ValueError(f"the weights belong to another model: {shapes}")
             x.copy_(tensors[name])
+
+
+def _list_stored(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers that a checkpoint holds, by name."""
+    restored = getattr(model, "restored", frozenset[str]())
+    return {name: x for name, x in [*model.named_parameters(), *model.named_buffers()] if name not in restored}
 
 
 def keep_weights(folder: RunFolder, checkpoint: Checkpoint, config: "TrainConfig") -> None:

@@ -63,7 +63,7 @@ class TrainConfig:
     z_loss: NonNegative = 0.0  # factor of (log Σ exp logits)², which keeps the logits small; 0: none
     seed: Natural = 1  # seed of initialization, batches and noise
     evaluate_every: int = 500  # number of updates between two evaluations on the validation part
-    evaluate_at: tuple[int, ...] = ()  # additional steps at which to evaluate and keep the weights
+    evaluate_at: tuple[Natural, ...] = ()  # additional steps at which to evaluate and keep the weights; 0: the start
     checkpoint_every: int = 500  # number of updates between two checkpoints
     keep_last: Natural = 0  # number of checkpoints whose weights are kept for averaging
     patience: int | None = None  # number of evaluations without improvement before training stops; none: never
@@ -77,7 +77,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         if late := [step for step in self.evaluate_at if step > self.steps]:
-            raise ValueError(f"evaluate_at must be between 1 and steps={self.steps}, got {late[0]}")
+            raise ValueError(f"evaluate_at must be between 0 and steps={self.steps}, got {late[0]}")
         if self.min_lr > self.lr:
             raise ValueError(f"min_lr must be at most lr={self.lr}, got {self.min_lr}")
         if self.optimiser != "muon":
@@ -138,7 +138,7 @@ class Training:
         np.random.seed(seed % 2**32)
         torch.manual_seed(seed)
         model.to(accelerator.device)
-        self.position = Position(processes=accelerator.num_processes)
+        self.position = Position(processes=accelerator.num_processes, unevaluated=0 in config.evaluate_at)
         self.stepper = _build_stepper(model, config, accelerator)
         self.seeds = Seeds(model, 1, accelerator.device) if accelerator.device.type == "cuda" else None
         if (checkpoint := folder.resume()) is not None:

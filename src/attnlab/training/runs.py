@@ -57,6 +57,7 @@ def start_run(
     note: Callable[[str], None],
     task: Task | None = None,
     allow_code: bool = False,
+    export: bool = True,
     began: float | None = None,
 ) -> tuple[RunFolder, TrainingResult]:
     """Train a recipe, or resume it from its folder.
@@ -65,6 +66,7 @@ def start_run(
     report  receives every measurement; note receives lines for the user
     task    the recipe's task, if the caller has prepared it already
     allow_code   run the file of a user-written mechanism that model=FOLDER names; the recipe's own files always run
+    export  save a finished fine-tuned model in the format of Hugging Face too
     began   time.perf_counter() at the start of the command, from which the time to full speed counts; default: now
     """
     began = time.perf_counter() if began is None else began
@@ -92,7 +94,7 @@ def start_run(
                 accelerator.end_training()
         if main and outcome.step > training.first_step:
             write_what_ran(folder, training.first_step, outcome, accelerator.device, recipe.training.steps)
-        if main and outcome.finished and isinstance(model, TunedLanguageModel):
+        if main and export and outcome.finished and isinstance(model, TunedLanguageModel):
             _save_for_hugging_face(folder, recipe, allow_code)
         return folder, outcome
 

@@ -84,6 +84,8 @@ class JointTraining:
         with ExitStack() as files, catch_stop() as stop:
             for metrics in self.metrics:
                 files.enter_context(closing(metrics))
+            if self.step == 0 and 0 in self.config.evaluate_at:
+                self._validate()
             while self.step < self.config.steps and not all(run.has_ended for run in self.runs):
                 self._update()
                 if self._is_due(self.config.evaluate_every) or self.step in self.config.evaluate_at:
