@@ -18,6 +18,7 @@ from attnlab.experiments.study_page import (
     tabulate_clearest,
     tabulate_result,
     tabulate_verdicts,
+    tabulate_wide,
     write_study,
 )
 from attnlab.report.page import Table
@@ -47,7 +48,7 @@ class Request:
 
 def show_status(root: Path) -> None:
     """Print how much of each paper is run, and the commands for what is next."""
-    table, commands = tabulate_status([open_study(name) for name in STUDIES], root)
+    table, commands = tabulate_status([study for name in STUDIES if (study := open_study(name)).from_paper], root)
     _print_table(f"published numbers in {root}/, at full scale", table)
     for command in commands:
         print(f"next: {command}")
@@ -95,6 +96,12 @@ def _show_results(
 ) -> None:
     """Print the findings, the counts of verdicts and the clearest cells of the asked items; with table, every cell."""
     asked = [result for result in results if result.config.item in names]
+    if not study.from_paper:
+        for one in asked:
+            _print_table(f"{one.title}, scale {scale}", tabulate_wide(one.cells))
+            print("\n".join(one.remarks))
+        print("\n".join(list_findings(asked)))
+        return
     cells = [cell for result in asked for cell in result.cells]
     if table:
         for title, each in (drop_constant_column(one.title, tabulate_result(one.cells)) for one in asked):

@@ -96,13 +96,14 @@ class Item:
 
 @dataclass(frozen=True)
 class Study:
-    """A paper: its items, and where to find what is not an item."""
+    """A paper, or a question of our own: its items, and where to find what is not an item."""
 
     name: str
     title: str
     items: Mapping[str, Item]
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     unimplemented: Mapping[str, int] = field(default_factory=dict)  # published numbers without a cell, by reason
+    from_paper: bool = True  # False: a study of attnlab's own, whose cells have nothing published beside them
 
     def select_items(self, only: Iterable[str]) -> dict[str, Item]:
         """Return the named items in the study's order, or all of them; an unknown name suggests the nearest."""

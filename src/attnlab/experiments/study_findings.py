@@ -23,7 +23,7 @@ def list_findings(results: Sequence[ItemResult]) -> list[str]:
     """Return three sentences: how many published numbers hold, what holds most clearly, and what departs most."""
     cells = [cell for result in results for cell in result.cells if cell.has_claim]
     if not cells:
-        return ["The paper prints no number or direction for the cells of these items."]
+        return ["No number or direction is published for these cells, so they have no verdict."]
     agreeing, against = select_clearest(cells)
     others = sum(len(result.cells) for result in results) - len(cells)
     more = (

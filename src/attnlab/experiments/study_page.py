@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attnlab.experiments.cell_text import format_interval, format_ours, format_published
+from attnlab.experiments.cell_text import format_interval, format_number, format_ours, format_published
 from attnlab.experiments.reproduction import ItemResult
 from attnlab.experiments.study import Scale, Study
 from attnlab.experiments.study_findings import list_findings, select_clearest
@@ -67,6 +67,29 @@ def tabulate_result(cells: Sequence[Cell]) -> Table:
     return table if table.rows else tabulate_notes(cells) or table
 
 
+def tabulate_wide(cells: Sequence[Cell]) -> Table:
+    """Return a line per row and a column per column, with mean ± half of the interval, of cells with nothing published.
+
+    A row without any value is left out; `tabulate_notes` says why.
+    """
+    by_row: dict[str, dict[str, Cell]] = {}
+    for cell in cells:
+        if not cell.not_run:
+            by_row.setdefault(cell.row, {})[cell.column] = cell
+    columns = list(dict.fromkeys(column for row in by_row.values() for column in row))
+    rows = [[name, *(_format_mean(row.get(column)) for column in columns)] for name, row in by_row.items()]
+    return Table(["row", *columns], rows)
+
+
+def _format_mean(cell: Cell | None) -> str:
+    if cell is None:
+        return "–"
+    if cell.interval is None or cell.share or cell.correlation:  # or an interval that is not symmetric
+        return ", ".join(map(format_number, cell.values)) if cell.interval is None else format_number(cell.mean or 0.0)
+    half = (cell.interval[1] - cell.interval[0]) / 2
+    return format_number(cell.mean or 0.0) + (f" ± {half:.2g}" if half else "")
+
+
 def drop_constant_column(title: str, table: Table) -> tuple[str, Table]:
     """Move the last column into the title if all its rows are equal."""
     last = {row[-1] for row in table.rows}
@@ -89,19 +112,22 @@ def tabulate_notes(cells: Sequence[Cell]) -> Table | None:
 def _render_study(study: Study, results: Sequence[ItemResult], folder: Path) -> str:
     cells = [cell for result in results for cell in result.cells]
     missing = [name for name in study.items if name not in {result.config.item for result in results}]
-    summary: list[Part] = [Text(study.title), Bars(_count_by_item(results), BARS), tabulate_verdicts(cells)]
+    counted: list[Part] = [Bars(_count_by_item(results), BARS), tabulate_verdicts(cells)] if study.from_paper else []
+    summary: list[Part] = [Text(study.title), *counted]
     if missing:
         summary.append(Text(f"Items without a result in this ledger: {', '.join(missing)}."))
     clearest = tabulate_clearest(cells)
-    visible = [("What was reproduced", summary), *([("The clearest cells", clearest)] if clearest else [])]
+    heading = "What was reproduced" if study.from_paper else "What was measured"
+    visible = [(heading, summary), *([("The clearest cells", clearest)] if clearest else [])]
     folded: list[tuple[str, list[Part]]] = []
     facts = [_list_facts(result) for result in results]
     first = facts[0] if facts else {}
     same = {key: value for key, value in first.items() if all(key in each and each[key] == value for each in facts)}
     for result, each in zip(results, facts, strict=True):
         own = {key: value for key, value in each.items() if key not in same}
-        parts = [*_render_result(result, folder), Command(_write_command(study, result))]
-        folded.append((result.title, [*parts, Facts(own)] if own else parts))
+        parts = [*_render_result(result, folder, wide=not study.from_paper), Command(_write_command(study, result))]
+        where = folded if study.from_paper else visible
+        where.append((result.title, [*parts, Facts(own)] if own else parts))
     if same:
         folded.append(("How all items were run", [Facts(same)]))
     return render_page(f"attnlab reproduce {study.name}", visible, findings=list_findings(results), folded=folded)
@@ -125,8 +151,9 @@ def _count_by_item(results: Sequence[ItemResult]) -> dict[str, dict[str, int]]:
     return rows
 
 
-def _render_result(result: ItemResult, folder: Path) -> list[Part]:
-    tables = [tabulate_cells(result.cells)] if any(not cell.not_run for cell in result.cells) else []
+def _render_result(result: ItemResult, folder: Path, *, wide: bool) -> list[Part]:
+    tabulate = tabulate_wide if wide else tabulate_cells
+    tables = [tabulate(result.cells)] if any(not cell.not_run for cell in result.cells) else []
     pictures = [
         Picture((folder / file).read_bytes(), caption) for file, caption in result.figures if (folder / file).is_file()
     ]

@@ -1,4 +1,4 @@
-"""Studies: one room per paper. To add one, write a module with a STUDY, and a line in STUDIES."""
+"""Studies: one room per paper or question. To add one, write a module with a STUDY, and a line in STUDIES."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ STUDIES: Registry[Study] = Registry(
         "kobayashi2020": "attnlab.studies.kobayashi2020:STUDY",
         "zheng2021": "attnlab.studies.zheng2021:STUDY",
         "heo2024": "attnlab.studies.heo2024:STUDY",
+        "convert": "attnlab.studies.convert:STUDY",
     }
 )
 
