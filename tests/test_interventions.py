@@ -164,8 +164,9 @@ def test_the_model_is_whole_after_an_error(name):
         (KnockOutHead(kind="cross", layer=0), r"kind must be decoder-self, the attentions of this model, got 'cross'"),
         (KnockOutValue(token=11), r"KnockOutValue: there is no token 11: this pass has 11, numbered 0 … 10"),
         (KnockOutEdge(query=-1, key=0), r"no query -1"),
-        (KnockOutEdge(query=0, key=torch.tensor([0, 1])), r"key must be an integer, or one for each of 3 examples"),
-        (Steer(layer=0, head=1, vector=torch.ones(15)), r"head= has no meaning"),
+        (KnockOutEdge(query=0, key=torch.tensor([0, 1])), r"key must be an integer, or a tensor .* 3 examples, got"),
+        (KnockOutValue(token="cat"), r"token must be an integer, or a tensor .* 3 examples, got 'cat'"),
+        (KnockOutValue(token=1.0), r"token must be an integer, .* got 1.0"),
         (Steer(layer=0, vector=torch.ones(4)), r"vector must have the shape \(15,\), got \(4,\)"),
     ],
 )
@@ -173,6 +174,68 @@ def test_what_an_intervention_refuses(wrong, message):
     model, run, _, _ = make("gpt2")
     with pytest.raises(ValueError, match=message), attnlab.intervene(model, wrong):
         run(model)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: KnockOutHead(layer=0, head=1.5), r"KnockOutHead: head must be an integer or None, got 1.5"),
+        (lambda: KnockOutHead(layer="0"), r"layer must be an integer or None, got '0'"),
+        (lambda: KnockOutHead(head=True), r"head must be an integer or None, got True"),
+        (lambda: Steer(layer=0, head=1, vector=torch.ones(15)), r"head= has no meaning"),
+        (lambda: Steer(layer=0, vector=[1.0]), r"vector must be a tensor of finite numbers"),
+        (lambda: Steer(layer=0, vector=torch.tensor([torch.nan])), r"vector must be a tensor of finite numbers"),
+        (lambda: Steer(layer=0, vector=torch.ones(1), scale="2"), r"scale must be a finite number, got '2'"),
+        (lambda: PatchHead(record="gpt2"), r"record must be a Record, as of attnlab.record, got 'gpt2'"),
+    ],
+)
+def test_what_an_intervention_cannot_be_made_of(build, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        build()
+
+
+def test_an_intervention_takes_the_numbers_of_a_table():
+    model, _, batch, _ = make("gpt2")
+    row = rank_heads(model, batch).iloc[0]
+    assert not isinstance(row["head"], int)  # numpy's
+    effect = measure_effect(model, batch, KnockOutHead(layer=row["layer"], head=row["head"]))
+    assert effect.loss_change == pytest.approx(row["loss_change_nats"])
+
+
+@pytest.mark.parametrize("name", ["minimax", "qwen3_next", "diffllama"])
+@torch.no_grad()
+def test_layers_are_those_of_the_record_also_with_gates_and_linear_attention(name):
+    """A patch of every head from the model's own record changes nothing; one layer cannot be steered past its gate."""
+    torch.manual_seed(0)
+    model = getattr(tiny_models, name)().eval()
+    batch = tiny_models.padded_batch(model)
+    seen = batch["attention_mask"].bool()
+    record = attnlab.record(model, batch)
+    assert [(site.layer, site.heads) for site in find_sites(model)] == [
+        (layer.index, layer.context.shape[1]) for layer in record.layers
+    ]
+    whole = model(**batch, use_cache=False).logits
+    with attnlab.intervene(model, PatchHead(record=record)):
+        torch.testing.assert_close(model(**batch, use_cache=False).logits[seen], whole[seen], rtol=1e-4, atol=1e-4)
+    for layer in record.layers:
+        with attnlab.intervene(model, KnockOutHead(layer=layer.index, head=1)):
+            assert not torch.allclose(model(**batch, use_cache=False).logits, whole)
+        vector = torch.ones(layer.outputs.shape[-1])
+        with attnlab.intervene(model, Steer(layer=layer.index, vector=vector)):
+            if layer.turning is None:
+                assert not torch.allclose(model(**batch, use_cache=False).logits, whole)
+                continue
+            with pytest.raises(ValueError, match="comes between the context"):
+                model(**batch, use_cache=False)
+
+
+def test_a_context_is_not_patched_between_a_mechanism_and_a_gate_of_the_model():
+    model = attnlab.adapt(tiny_models.qwen3_next(), "softmax").eval()
+    batch = tiny_models.padded_batch(model)
+    record = attnlab.record(model, batch)
+    patch = attnlab.intervene(model, PatchHead(record=record))
+    with torch.no_grad(), patch, pytest.raises(ValueError, match="comes between the context"):
+        model(**batch, use_cache=False)
 
 
 def test_what_intervene_refuses():

@@ -29,18 +29,8 @@ def assert_complete(layer) -> None:
     torch.testing.assert_close(made, layer.outputs, **CLOSE)
 
 
-def make_qwen3_next():
-    experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8, "decoder_sparse_step": 1}
-    linear = {"linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 4}
-    kinds = ["linear_attention", "full_attention"]
-    sizes = tiny_models._DECODER | {"num_hidden_layers": 2, "head_dim": 8, "partial_rotary_factor": 0.5}
-    more = {"linear_value_head_dim": 4, "shared_expert_intermediate_size": 8, "layer_types": kinds}
-    config = transformers.Qwen3NextConfig(**sizes, **experts, **linear, **more, experts_implementation="eager")
-    return tiny_models._model(transformers.Qwen3NextForCausalLM, config)
-
-
 def test_an_elementwise_gate_by_hand():
-    model = make_qwen3_next()
+    model = tiny_models.qwen3_next()
     layer, module = record_last(model)
     _, gate = module.q_proj(layer.inputs).unflatten(-1, (6, 16)).chunk(2, dim=-1)  # (b,i,h,d)
     torch.testing.assert_close(layer.turning, gate.sigmoid().transpose(1, 2), **CLOSE)
@@ -50,7 +40,7 @@ def test_an_elementwise_gate_by_hand():
 
 
 def test_a_mechanism_in_a_gated_model_is_turned_by_both():
-    model = pretrained.adapt(make_qwen3_next(), "gated", per="element")
+    model = pretrained.adapt(tiny_models.qwen3_next(), "gated", per="element")
     layer, module = record_last(model)
     _, gate = module.q_proj(layer.inputs).unflatten(-1, (6, 16)).chunk(2, dim=-1)
     side = module.attnlab.query_side(layer.inputs)
@@ -72,8 +62,7 @@ def test_a_norm_by_hand():
 
 
 def test_differential_weights_by_hand():
-    sizes = tiny_models._DECODER | {"num_attention_heads": 4, "num_key_value_heads": 2}
-    model = tiny_models._model(transformers.DiffLlamaForCausalLM, transformers.DiffLlamaConfig(**sizes))
+    model = tiny_models.diffllama()
     batch = tiny_models.padded_batch(model)
     layer, module = record_last(model)
     eager = copy.deepcopy(model)

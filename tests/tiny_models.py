@@ -124,6 +124,29 @@ def minimax() -> hf.PreTrainedModel:
     return _model(hf.MiniMaxForCausalLM, hf.MiniMaxConfig(**_DECODER, **experts, layer_types=kinds, block_size=4))
 
 
+def qwen3_next() -> hf.PreTrainedModel:
+    """One of its two layers has softmax attention, with a gate for each element."""
+    experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8, "decoder_sparse_step": 1}
+    linear = {"linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 4}
+    kinds = ["linear_attention", "full_attention"]
+    sizes = _DECODER | {"num_hidden_layers": 2, "head_dim": 8, "partial_rotary_factor": 0.5}
+    more = {"linear_value_head_dim": 4, "shared_expert_intermediate_size": 8, "layer_types": kinds}
+    config = hf.Qwen3NextConfig(**sizes, **experts, **linear, **more, experts_implementation="eager")
+    return _model(hf.Qwen3NextForCausalLM, config)
+
+
+def diffllama() -> hf.PreTrainedModel:
+    """The difference of two softmax maps, then a norm of each head."""
+    sizes = _DECODER | {"num_attention_heads": 4, "num_key_value_heads": 2}
+    return _model(hf.DiffLlamaForCausalLM, hf.DiffLlamaConfig(**sizes))
+
+
+def olmo() -> hf.PreTrainedModel:
+    """Its norms have no weight."""
+    sizes = {key: value for key, value in _DECODER.items() if key != "head_dim"} | {"hidden_size": 24}
+    return _model(hf.OlmoForCausalLM, hf.OlmoConfig(**sizes))
+
+
 def gpt_oss() -> hf.PreTrainedModel:
     """With attention sinks."""
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]

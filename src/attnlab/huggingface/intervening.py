@@ -2,12 +2,14 @@
 
 A Hugging Face model is switched to an attention function of attnlab while the context is open. Layers that no
 intervention names run torch's fused attention. Where weights change, the layer's eager function computes them, and
-the context is Σ_j α_ij v_j. A mechanism that `adapt` installed is changed by hooks, as in our models.
+the context is Σ_j α_ij v_j. A mechanism that `adapt` installed is changed by hooks, as in our models. Layers are those
+of a Record, linear attention included.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,7 +25,9 @@ from attnlab.models.model import Model
 from attnlab.recording.around import is_linear
 from attnlab.recording.interventions import (
     Intervention,
+    PatchHead,
     Site,
+    Steer,
     change_mechanism,
     change_model,
     list_sites,
@@ -93,16 +97,17 @@ class ChangedPass:
         self.calls = ModuleCalls(model)
         self.sites: list[Site] = []
         self._counts: Counter[str] = Counter()
-        self._steered: tuple[Site, Tensor] | None = None  # the layer whose output projection comes next, its context
+        self._awaited: tuple[Site, Tensor] | None = None  # the layer whose output projection comes next, its context
 
     @contextmanager
     def install(self) -> Iterator[None]:
         with ExitStack() as stack:
-            stack.enter_context(dispatch.switch_attention(self.model, dispatch.WATCHED_BOOL, self.attend))
+            stack.enter_context(dispatch.switch_attention(self.model, dispatch.WATCHED_BOOL, self.attend, linear=True))
             stack.enter_context(self.calls.watch_modules())
             for whole in {self.model, self.model.base_model}:
                 stack.callback(whole.register_forward_pre_hook(self._begin).remove)
-            if any(type(each).change_outputs is not Intervention.change_outputs for each in self.chosen):
+                stack.callback(whole.register_forward_hook(self._check_projected).remove)
+            if any(isinstance(each, Steer | PatchHead) for each in self.chosen):
                 for module in self.model.modules():
                     if is_linear(module):
                         stack.callback(module.register_forward_hook(self._change_outputs).remove)
@@ -111,21 +116,23 @@ class ChangedPass:
 
     def attend(self, call: AttentionCall) -> tuple[Tensor, None]:
         """Compute the context (b,i,h,d) of one layer with its interventions."""
-        self._check_steered()
-        kind = self.calls.find_kind(call)
-        site = Site(kind, self._counts[kind], call.query.shape[1])
+        self._check_projected()
+        kind, mechanism = self.calls.find_kind(call), dispatch.find_mechanism(call.module)
+        part = "context" if mechanism is None else "mixed"
+        site = Site(kind, self._counts[kind], call.query.shape[1], part)
         self._counts[kind] += 1
-        if site not in self.sites:
-            self.sites.append(site)
         chosen = [each for each in self.chosen if each.applies_to(site)]
-        if (mechanism := dispatch.find_mechanism(call.module)) is not None:
+        if mechanism is not None:
             with mechanism.register_forward_hook(change_mechanism(chosen, site), with_kwargs=True):
                 query, key, value, mask = call.query, call.key, call.value, call.mask
                 mixed = dispatch.attend(call.module, query, key, value, mask, **call.options)[0]
         else:
             mixed = self._attend_changed(call, chosen, site).transpose(1, 2).contiguous()
-        if any(type(each).change_outputs is not Intervention.change_outputs for each in chosen):
-            self._steered = site, mixed.flatten(2)
+        site = replace(site, heads=mixed.shape[2])
+        if site not in self.sites:
+            self.sites.append(site)
+        if any(isinstance(each, Steer) or (mechanism and isinstance(each, PatchHead)) for each in chosen):
+            self._awaited = site, mixed.flatten(2)
         return mixed, None
 
     def _attend_changed(self, call: AttentionCall, chosen: Sequence[Intervention], site: Site) -> Tensor:
@@ -147,26 +154,27 @@ class ChangedPass:
 
     def _begin(self, _model: nn.Module, _args: tuple) -> None:
         self._counts.clear()
-        self._steered = None
+        self._awaited = None
 
     def _change_outputs(self, _projection: nn.Module, args: tuple, output: Tensor) -> Tensor | None:
         """Change the output of the linear map that reads the context just returned: it is the output projection."""
-        if self._steered is None or not args or not isinstance(args[0], Tensor):
+        if self._awaited is None or not args or not isinstance(args[0], Tensor):
             return None
-        site, context = self._steered
+        site, context = self._awaited
         if args[0].numel() != context.numel() or not torch.equal(args[0].reshape(context.shape), context):
             return None
-        self._steered = None
+        self._awaited = None
         outputs = output.reshape(*context.shape[:2], -1)
         for each in self.chosen:
             if each.applies_to(site):
                 outputs = each.change_outputs(outputs, site)
         return outputs.reshape(output.shape)
 
-    def _check_steered(self) -> None:
-        if self._steered is not None:
-            site = self._steered[0]
+    def _check_projected(self, *_: Any) -> None:
+        """Raise ValueError if no linear map read the context of a layer to steer, or of an adapted one to patch."""
+        if self._awaited is not None:
+            site = self._awaited[0]
             raise ValueError(
-                f"{type(self.model).__name__}: no linear map reads the context of {site.kind} layer {site.layer} "
-                "directly, so its output cannot be steered"
+                f"{type(self.model).__name__}: a gate or norm comes between the context of {site.kind} layer "
+                f"{site.layer} and its output projection, so the layer cannot be steered or, if adapted, patched"
             )

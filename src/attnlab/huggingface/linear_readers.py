@@ -1,4 +1,4 @@
-"""Readers of attention whose weights are no softmax. They are for records; such modules keep their attention.
+"""Readers of attention whose weights are no softmax. Such modules are recorded and changed, not adapted.
 
     DiffLlama    w = softmax(q₁k₁ᵀ) − λ softmax(q₂k₂ᵀ)             then a norm of each head, and a factor
     MiniMax      w_ij = q_i·k_j · exp(−s (i − j)) for j ≤ i        then a norm of all heads, and a gate
@@ -63,7 +63,7 @@ def read_lightning(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Queries, keys and values of padding are 0. attention_mask is (b,j), or None."""
     if past_key_values is not None:
-        raise ValueError("linear attention is recorded without a cache: pass use_cache=False")
+        raise ValueError("linear attention is recorded and changed without a cache: pass use_cache=False")
     mixed = module.act_fn(module.qkv_proj(hidden_states))
     hidden = None if attention_mask is None else attention_mask.bool()
     if hidden is not None:

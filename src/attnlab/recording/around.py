@@ -40,6 +40,7 @@ from attnlab.records.record import Layer
 from attnlab.records.tolerance import CHECKED_POSITIONS, is_close
 
 NODES = 64
+NORM_SETTINGS = ("normalized_shape", "eps", "variance_epsilon")
 MISSED = {  # the next expected module, and what `strange` says if it does not come
     "norm": "no norm reads the attention's output plus its residual",
     "feed-forward": "no feed-forward W₂ g(W₁ x) or W₂ (g(W₁ x) · W₃ x) comes after its norm",
@@ -127,7 +128,7 @@ class SurroundingBlock:
             self._match_first_norm(name, module, x, output)
         elif _is_same(x, self.total + self.outputs):
             parts = {f"closing.{part}": value for part, value in match_norm(module, x, output).items()}
-            parts |= {"closing.input": x, "closing.bias": read_bias(module)} if parts else {}
+            parts |= {"closing.input": x, "closing.bias": read_bias(module, x)} if parts else {}
             self._store_parts({"feed_forward.pre": torch.tensor(True)} | parts, then="nothing")
         elif _is_same(x, self.normed + self.outputs):
             parts = self._read_norm("closing", name, module, x, output)
@@ -197,25 +198,31 @@ class SurroundingBlock:
 
 
 def classify_module(module: nn.Module) -> str:
-    """Return the role that a module may have, by its weight: a vector, a matrix or none; "" for no role."""
+    """Return the role that a module may have, by its weight: a vector, a matrix or none; "" for no role.
+
+    A norm without a weight is told from an activation by its settings.
+    """
     if next(module.children(), None) is not None or isinstance(module, nn.Dropout | nn.Identity):
         return ""
     if isinstance(weight := getattr(module, "weight", None), Tensor) and weight.dim() == 1:
         return "norm"
     if is_linear(module):
         return "linear"
-    return "activation" if next(module.parameters(), None) is None else ""
+    if next(module.parameters(), None) is not None:
+        return ""
+    return "norm" if any(hasattr(module, name) for name in NORM_SETTINGS) else "activation"
 
 
 def match_norm(module: nn.Module, x: Tensor, output: Tensor) -> dict[str, Tensor]:
     """Return gain (e,), centred () and scale (b,i,1) of a norm that mapped x to output; {} if it is no such norm."""
-    dtype, x, weight = x.dtype, widen(x), widen(module.weight.detach())  # type: ignore[operator]
+    dtype, x, weight = x.dtype, widen(x), getattr(module, "weight", None)
+    weight = x.new_ones(x.shape[-1]) if weight is None else widen(weight.detach())
     bias = getattr(module, "bias", None)
-    eps = getattr(module, "eps", getattr(module, "variance_epsilon", None))
-    eps = torch.finfo(dtype).eps if eps is None else eps
+    own = getattr(module, "eps", getattr(module, "variance_epsilon", None))
     offset = 0.0 if bias is None else widen(bias.detach())
     few = slice(CHECKED_POSITIONS)
     for centred in (True, False):
+        eps = (1e-5 if centred else torch.finfo(dtype).eps) if own is None else own  # the defaults of torch
         shifted = x - x.mean(-1, keepdim=True) if centred else x
         scale = (shifted.square().mean(-1, keepdim=True) + eps).rsqrt()
         for gain in (weight, 1 + weight):  # Gemma's norms store gain − 1
@@ -224,10 +231,10 @@ def match_norm(module: nn.Module, x: Tensor, output: Tensor) -> dict[str, Tensor
     return {}
 
 
-def read_bias(norm: nn.Module) -> Tensor:
-    """Return a copy of the bias (e,) of a norm; 0 if it has none."""
+def read_bias(norm: nn.Module, like: Tensor) -> Tensor:
+    """Return a copy of the bias (e,) of a norm of vectors like `like`; 0 if it has none."""
     bias = getattr(norm, "bias", None)
-    return torch.zeros_like(norm.weight.detach()) if bias is None else bias.detach().clone()  # type: ignore
+    return like.new_zeros(like.shape[-1]) if bias is None else bias.detach().clone()
 
 
 def compute_slope(g: Callable[[Tensor], Tensor], s: Tensor) -> Tensor:
@@ -258,7 +265,10 @@ def is_linear(module: nn.Module) -> bool:
 
 def find_misfit(activation: Any, x: Tensor, output: Tensor) -> str:
     """Return why an activation cannot be linearized: it is not 0 at 0, or not elementwise; "" if it can."""
-    at_zero = float(activation.forward(torch.zeros(1, dtype=x.dtype, device=x.device)))
+    try:
+        at_zero = float(activation.forward(torch.zeros(1, dtype=x.dtype, device=x.device)))
+    except RuntimeError:
+        return "does not take single numbers"
     if at_zero != 0.0:
         return f"is {at_zero:.3g} at 0, and only an activation that is 0 at 0 can be split among tokens"
     alone = activation.forward(x[..., :1])

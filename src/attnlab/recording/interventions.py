@@ -11,13 +11,16 @@ In one attention layer
     PatchHead       mixed_hi ← that of a Record, the pass on another text (Vig et al. 2020)
     Steer           output_i ← output_i + scale · vector
 
-A head that is knocked out still computes its weights, so a carry to the next layer (CODA's and RealFormer's logits)
-does not change. Positions count from 0 in the sequences of the pass, padding included.
+A gate or norm of a Hugging Face model comes after mixed. PatchHead then patches the context before it, and the gate
+stays that of the changed pass. A head that is knocked out still computes its weights, so a carry to the next layer
+(CODA's and RealFormer's logits) does not change. Positions count from 0 in the sequences of the pass, padding included.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any, ClassVar
 
 import torch
@@ -31,15 +34,20 @@ from attnlab.recording.watch import mark_changed
 from attnlab.records.record import KINDS, Record, apply_turning
 
 Positions = int | Tensor  # one position of all examples, or one for each, (b,)
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 @dataclass(frozen=True)
 class Site:
-    """One attention layer of a model: its kind, its index within the kind, and its number of heads."""
+    """One attention layer of a model: its kind, its index within the kind, and its number of heads.
+
+    part   the tensor of a Record's layer that `change_mixed` gets: context if a gate of the model's own comes after it
+    """
 
     kind: str
     layer: int
     heads: int
+    part: str = "mixed"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,6 +64,11 @@ class Intervention:
     kind: str | None = None
     needs_weights: ClassVar[bool] = False  # fused attention must then be computed by its definition
 
+    def __post_init__(self) -> None:
+        for name, value in (("layer", self.layer), ("head", self.head)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
+                raise self.fail(f"{name} must be an integer or None, got {value!r}")
+
     def applies_to(self, site: Site) -> bool:
         return site.kind == self.kind and self.layer in (None, site.layer)
 
@@ -71,10 +84,11 @@ class Intervention:
         """Change the output of the layer, (b,i,e)."""
         return outputs
 
-    def mark_heads(self, heads: int, like: Tensor) -> Tensor:
-        """Return a bool mask (h,) of the heads that change."""
-        marked = torch.ones(heads, dtype=torch.bool, device=like.device)
-        return marked if self.head is None else marked & (torch.arange(heads, device=like.device) == self.head)
+    def mark_heads(self, like: Tensor) -> Tensor:
+        """Return a bool mask (h,1,1) of the heads that change, of weights or contexts (b,h,·,·)."""
+        heads = torch.arange(like.shape[1], device=like.device)
+        marked = torch.ones_like(heads, dtype=torch.bool) if self.head is None else heads == self.head
+        return marked[:, None, None]
 
     def fail(self, problem: str) -> ValueError:
         return ValueError(f"{type(self).__name__}: {problem}")
@@ -84,10 +98,13 @@ class Intervention:
         places = torch.arange(count, device=like.device)
         if positions is None:
             return torch.ones(1, count, dtype=torch.bool, device=like.device)
+        is_one = isinstance(positions, Integral) and not isinstance(positions, bool)
+        is_each = isinstance(positions, Tensor) and positions.dtype in INTEGERS and positions.numel() == len(like)
+        if not is_one and not is_each:
+            raise self.fail(
+                f"{name} must be an integer, or a tensor with one for each of {len(like)} examples, got {positions!r}"
+            )
         chosen = torch.as_tensor(positions, device=like.device).reshape(-1, 1)
-        if chosen.is_floating_point() or len(chosen) not in (1, len(like)):
-            shape = tuple(chosen.shape[:1])
-            raise self.fail(f"{name} must be an integer, or one for each of {len(like)} examples, got {shape}")
         if wrong := [int(x) for x in chosen.flatten() if not 0 <= x < count]:
             raise self.fail(f"there is no {name} {wrong[0]}: this pass has {count}, numbered 0 … {count - 1}")
         return chosen == places
@@ -98,7 +115,7 @@ class KnockOutHead(Intervention):
     """Set the mixed context of a head to 0; without `head`, that of the whole layer."""
 
     def change_mixed(self, mixed: Tensor, site: Site) -> Tensor:
-        return mixed.masked_fill(self.mark_heads(site.heads, mixed)[:, None, None], 0.0)
+        return mixed.masked_fill(self.mark_heads(mixed), 0.0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -108,8 +125,8 @@ class KnockOutEdge(Intervention):
     renormalize   scale the other weights of the row so that its sum stays
     """
 
-    query: Positions
-    key: Positions
+    query: Positions | None  # None: every query
+    key: Positions | None
     renormalize: bool = False
     needs_weights: ClassVar[bool] = True
 
@@ -117,7 +134,7 @@ class KnockOutEdge(Intervention):
         queries = self.mark_positions(self.query, "query", weights.shape[2], weights)
         keys = self.mark_positions(self.key, "key", weights.shape[3], weights)
         edges = queries[:, None, :, None] & keys[:, None, None, :]  # (b,1,i,j)
-        changed = weights.masked_fill(edges & self.mark_heads(site.heads, weights)[:, None, None], 0.0)
+        changed = weights.masked_fill(edges & self.mark_heads(weights), 0.0)
         if not self.renormalize:
             return changed
         rest = changed.sum(-1, keepdim=True)
@@ -128,35 +145,40 @@ class KnockOutEdge(Intervention):
 class KnockOutValue(Intervention):
     """Set the value of one token to 0 in the sum over keys. No weight changes."""
 
-    token: Positions
+    token: Positions | None  # None: every token
     needs_weights: ClassVar[bool] = True
 
     def change_weights(self, weights: Tensor, site: Site) -> Tensor:
         keys = self.mark_positions(self.token, "token", weights.shape[3], weights)[:, None, None, :]
-        return weights.masked_fill(keys & self.mark_heads(site.heads, weights)[:, None, None], 0.0)
+        return weights.masked_fill(keys & self.mark_heads(weights), 0.0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PatchHead(Intervention):
     """Replace the mixed context of a head, at all queries or one, by that of a Record of the same model.
 
-    record   of one example for all, or of as many examples as the pass has
-    query    None: every query; the two passes must then have the same length
+    record   of one example for all, or of as many examples as the pass has, and of the same length
+    query    None: every query
     """
 
     record: Record
     query: Positions | None = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.record, Record):
+            raise TypeError(f"PatchHead: record must be a Record, as of attnlab.record, got {self.record!r}")
+
     def change_mixed(self, mixed: Tensor, site: Site) -> Tensor:
         layers = self.record.kind(site.kind)
         if site.layer >= len(layers):
             raise self.fail(f"the record has {len(layers)} {site.kind} layers, and layer {site.layer} is patched")
-        other = layers[site.layer].mixed.to(mixed)  # (b,h,i,d)
+        other = getattr(layers[site.layer], site.part).to(mixed)  # (b,h,i,d)
         if other.shape[1:] != mixed.shape[1:] or len(other) not in (1, len(mixed)):
             shapes = f"{tuple(other.shape)}, and this pass {tuple(mixed.shape)}"
             raise self.fail(f"the record has contexts (examples, heads, queries, size) {shapes}: use texts as long")
         marked = self.mark_positions(self.query, "query", mixed.shape[2], mixed)[:, None, :, None]
-        return torch.where(marked & self.mark_heads(site.heads, mixed)[:, None, None], other, mixed)
+        return torch.where(marked & self.mark_heads(mixed), other, mixed)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -167,9 +189,16 @@ class Steer(Intervention):
     scale: float = 1.0
     query: Positions | None = None
 
-    def change_outputs(self, outputs: Tensor, site: Site) -> Tensor:
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.head is not None:
             raise self.fail("head= has no meaning: the vector is added to the output of all heads together")
+        if not isinstance(self.vector, Tensor) or not bool(self.vector.isfinite().all()):
+            raise self.fail("vector must be a tensor of finite numbers")
+        if not isinstance(self.scale, int | float) or not math.isfinite(self.scale):
+            raise self.fail(f"scale must be a finite number, got {self.scale!r}")
+
+    def change_outputs(self, outputs: Tensor, site: Site) -> Tensor:
         if self.vector.shape != outputs.shape[-1:]:
             raise self.fail(f"vector must have the shape ({outputs.shape[-1]},), got {tuple(self.vector.shape)}")
         marked = self.mark_positions(self.query, "query", outputs.shape[1], outputs)
