@@ -51,7 +51,7 @@ TEXTS = {
     "minilm": "multi30k/test_2016_flickr.en.gz",
     "opus-mt-fr-en": "multi30k/test_2016_flickr.fr.gz",
 }
-MODELS = Path.home() / ".cache" / "attnlab-models"  # where ../shared/tools/get-model puts them
+MODELS = Path.home() / ".cache" / "attnlab-models"  # NAME/: config.json, model.safetensors and the tokenizer
 SHARED_DATA = Path(os.environ.get("ATTNLAB_DATA", Path(__file__).parent.parent.parent / "shared" / "data"))
 
 
@@ -268,7 +268,7 @@ def main():
     for name in options.models:
         folder, began = MODELS / name, time.monotonic()
         if not folder.is_dir():
-            parser.error(f"no model in {folder}: run ../shared/tools/get-model {name}")
+            parser.error(f"no model in {folder}: put config.json, model.safetensors and the tokenizer of {name} there")
         torch_generator, generator = torch.Generator().manual_seed(SEED), np.random.default_rng(SEED)
         rows = []
         for number, case in enumerate(make_cases(name, folder, options.data, options.examples)):
