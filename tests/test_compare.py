@@ -178,7 +178,10 @@ def test_a_control_follows_the_grid():
 @pytest.mark.parametrize(
     ("said", "note"),
     [
-        ({"attention": "softmax,realformer"}, "no row with matched parameters: one unit of feed_forward adds 50,"),
+        (
+            {"attention": "softmax,realformer"},
+            "no row “softmax, matched parameters”: one unit of feed_forward adds 50,",
+        ),
         ({"attention": "softmax,dagpam", "width": "14"}, "no row with twice the heads"),
         ({"attention": "dot", "model": "lstm-copy", "data": "subset"}, "no controls"),
     ],

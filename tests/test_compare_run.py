@@ -157,7 +157,7 @@ def in_here(folder, *, controls=False, note=lambda line: None, **said):
     """The same without a command line."""
     values = dict(word.split("=") for word in TINY if not word.startswith("device")) | {"seeds": "1"} | said
     with open_scheduler("local", jobs=2, device="cpu") as on:
-        terms = ComparisonTerms(on, folder / "out", folder / "runs", controls, note)
+        terms = ComparisonTerms(on, folder / "out", folder / "runs", "all" if controls else "none", note)
         return compare(plan_comparison("synthetic", values), terms)[0]
 
 

@@ -385,6 +385,7 @@ def compare(
     task: TaskName,
     settings: Pairs = None,
     controls: Annotated[bool, Option(help="Add softmax with as many parameters, and with more heads.")] = True,
+    winners: Annotated[bool, Option("--control-winners", help="Add them only for rows that beat softmax.")] = False,
     plan: Annotated[bool, Option("--plan", help="Print the seeds that effect=… needs, from a pilot of 3.")] = False,
     seeds: Seeds = None,
     out: Annotated[Path | None, Option(help="Output folder; default: a name in compared/.")] = None,
@@ -394,7 +395,8 @@ def compare(
     jobs: Jobs = None,
     until: Until = None,
     population: Together = True,
-) -> None:
+    source: Annotated[Path | None, Option("--from", help="Ledger or its folder to draw from; do not train.")] = None,
+) -> None:  # one parameter per command-line option
     """Train attentions under equal conditions and compare quality (with intervals and tests), cost and what they learn.
 
     Settings: attention=softmax,coda,./mine.py:Mine; a list for any other key is a grid. The same command resumes.
@@ -413,7 +415,8 @@ def compare(
     with resumable():
         values, command = split_pairs(settings or []) | write_given(seeds=seeds), command_line()
         where: dict[str, Any] = {"out": out, "runs": runs, "on": on, "device": device, "jobs": jobs, "until": until}
-        request = ComparisonRequest(**where, controls=controls, command=command, population=population)
+        chosen: Any = "winners" if winners else "all" if controls else "none"
+        request = ComparisonRequest(**where, controls=chosen, command=command, population=population, source=source)
         well = (run_seed_plan if plan else run_comparison)(task, values, request)
     raise typer.Exit(0 if well else 1)
 

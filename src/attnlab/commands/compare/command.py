@@ -7,12 +7,13 @@ from pathlib import Path
 
 import torch
 
-from attnlab.commands.compare.comparison import ComparisonTerms, compare
+from attnlab.commands.compare.comparison import ComparisonTerms, Controls, compare, draw
 from attnlab.commands.compare.comparison_page import list_remarks, tabulate, write_comparison
 from attnlab.commands.compare.plan import PLAN_KEYS, plan_comparison
 from attnlab.commands.compare.seed_plan import WantedEffect, check_pilot, describe_needs, list_needs, tabulate_needs
 from attnlab.commands.compare.summary import list_findings
 from attnlab.experiments.deadline import Deadline, stop_at_deadline
+from attnlab.experiments.ledger import FILE
 from attnlab.experiments.schedulers import open_scheduler
 from attnlab.provenance import collect_provenance
 from attnlab.terminal import Bar, show_table
@@ -24,13 +25,22 @@ class ComparisonRequest:
 
     out: Path | None
     runs: Path
-    controls: bool
+    controls: Controls
     on: str
     device: str
     jobs: int | None
     command: str
     until: str | None = None
     population: bool = True
+    source: Path | None = None  # a ledger or its folder to draw from; nothing is trained
+
+    def find_ledger(self) -> Path:
+        """Return the ledger to draw from; FileNotFoundError if there is none."""
+        source = self.source or Path()
+        ledger = source / FILE if source.is_dir() else source
+        if not ledger.is_file():
+            raise FileNotFoundError(f"--from {source}: no {FILE} there")
+        return ledger
 
     @contextmanager
     def open_terms(self, *, timed: bool = True) -> Iterator[ComparisonTerms]:
@@ -46,7 +56,7 @@ def run_comparison(task: str, settings: Mapping[str, str], request: ComparisonRe
     """Compare, print and write; return False if a run failed."""
     plan = plan_comparison(task, dict(settings))
     with request.open_terms() as terms:
-        results, folder = compare(plan, terms)
+        results, folder = compare(plan, terms) if request.source is None else draw(plan, terms, request.find_ledger())
         about: dict[str, str | int] = {"command": request.command, "on": request.on}
         about |= {"seeds": ", ".join(map(str, plan.seeds))}
         about |= collect_provenance(torch.device(terms.on.device if terms.on.here else "cpu"))
@@ -57,7 +67,7 @@ def run_comparison(task: str, settings: Mapping[str, str], request: ComparisonRe
         if len(table.columns) > 1:
             show_table(f"{task}: {group}", list(table.columns), [list(row) for row in table.rows])
     print("\n".join((*list_findings(results), *list_remarks(results), f"report: {report}")), flush=True)
-    return not any(row.failures for row in results.rows)
+    return request.source is not None or not any(row.failures for row in results.rows)
 
 
 def run_seed_plan(task: str, settings: Mapping[str, str], request: ComparisonRequest) -> bool:

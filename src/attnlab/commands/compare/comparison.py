@@ -3,36 +3,42 @@
     data       prepared once, for all runs
     grid       if a key has a list: every row at every point with the first seed; validation chooses the best point
     seeds      the chosen point of every row with every seed
+    controls   of rows that beat the first one, if only these get some: tried and run like any other row
     speed      one row after another, when nothing else runs
 
-The results are a function of OUT/ledger.jsonl: the same command resumes and reuses finished runs.
+The results are a function of OUT/ledger.jsonl: the same command resumes and reuses finished runs, and `draw` reads a
+ledger without running anything.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 
-from attnlab.commands.compare.controls import add_controls
+from attnlab.commands.compare.controls import SOFTMAX, add_controls, control_winners
 from attnlab.commands.compare.cost import CostTable, ModelCost
 from attnlab.commands.compare.plan import ComparisonRow, Plan, format_settings
 from attnlab.commands.compare.rows import ComparisonResults, RowResult
-from attnlab.commands.compare.speed import TimedRun
+from attnlab.commands.compare.speed import TimedRun, name_timed_hardware
 from attnlab.config import compute_digest
 from attnlab.decoding.evaluation import evaluate_part, is_translation
 from attnlab.experiments.deadline import Deadline
 from attnlab.experiments.engine import Measured, Progress, RowReader, complete
 from attnlab.experiments.inside import measure_inside
 from attnlab.experiments.jobs import Scheduler
+from attnlab.experiments.ledger import Ledger
 from attnlab.experiments.plan import Measure, TrainedRun, Workplace
 from attnlab.provenance import name_hardware
 from attnlab.tasks import find_task
 from attnlab.tasks.task import Task
 from attnlab.training.recipe import Recipe
 from attnlab.training.runs import Run
+
+Controls = Literal["all", "winners", "none"]
+SUFFIXES: dict[Controls, str] = {"all": "", "winners": "-with-controls-of-winners", "none": "-without-controls"}
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ class ComparisonTerms:
     on: Scheduler
     out: Path | None = None
     runs: Path = Path("runs")
-    controls: bool = True
+    controls: Controls = "all"
     note: Callable[[str], None] = lambda line: None
     progress: Progress = lambda done, total, what: None
     command: str = ""
@@ -61,6 +67,12 @@ def compare(plan: Plan, terms: ComparisonTerms) -> tuple[ComparisonResults, Path
         terms.note(line)
     results = complete(comparison.read_results, place, terms.on, progress=terms.progress, until=terms.until)
     return results, comparison.out
+
+
+def draw(plan: Plan, terms: ComparisonTerms, ledger: Path) -> tuple[ComparisonResults, Path]:
+    """Return the results that a ledger has, and the folder for their files. Nothing is trained."""
+    comparison = _Comparison(plan, replace(terms, out=terms.out or ledger.parent))
+    return comparison.read_results(RowReader(Ledger(ledger), running=False)), comparison.out
 
 
 def measure_loss(run: Run, place: Workplace) -> dict[str, Any]:
@@ -90,7 +102,7 @@ class _Comparison:
     def __init__(self, plan: Plan, terms: ComparisonTerms) -> None:
         self.terms = terms
         first = plan.recipe(plan.rows[0], 0)
-        name = plan.name if terms.controls else f"{plan.name}-without-controls"
+        name = plan.name + SUFFIXES[terms.controls]
         self.out, self.runs = (terms.out or Path("compared") / name).absolute(), terms.runs.absolute()
         for key, path in (("out", self.out), ("runs", self.runs)):
             if path.is_file():
@@ -99,8 +111,10 @@ class _Comparison:
         self.vocabulary.mkdir(parents=True, exist_ok=True)
         self.task: Task = find_task(first.task).prepare(first.data, self.vocabulary)
         self.costs = CostTable(self.task)
-        self.plan = add_controls(plan, self.costs.count_parameters) if terms.controls else plan
+        self.plan = add_controls(plan, self.costs.count_parameters) if terms.controls == "all" else plan
         self.points = range(len(self.plan.points))
+        if terms.controls == "winners" and plan.rows[0].settings != SOFTMAX:
+            raise ValueError(f"--control-winners: the first row must be softmax, got {plan.rows[0].label}")
 
     def list_costs(self) -> list[str]:
         """Return a line for each row that can be built, with its cost."""
@@ -113,7 +127,15 @@ class _Comparison:
 
     def read_results(self, rows: RowReader) -> ComparisonResults:
         """Return the results that the ledger holds."""
-        plan, task = self.plan, self.task
+        if self.terms.controls == "winners":
+            plain = self._read_plan(self.plan, rows, timed=False)
+            plan = control_winners(self.plan, plain.list_winners(), self.costs.count_parameters)
+            return self._read_plan(plan, rows, timed=self.terms.timed)
+        return self._read_plan(self.plan, rows, timed=self.terms.timed)
+
+    def _read_plan(self, plan: Plan, rows: RowReader, *, timed: bool) -> ComparisonResults:
+        """Return the results of all rows of a plan; timed: with their speeds."""
+        task = self.task
         usable = [row for row in plan.rows if any(self._find_cost(row, point) for point in self.points)]
         if all(row.is_control for row in usable):
             raise ValueError(f"no row can be built: {self.costs.explain(plan.recipe(plan.rows[0], 0))}")
@@ -128,7 +150,8 @@ class _Comparison:
         }
         seeds = rows.read_plan({key: self._plan_run(recipe, COMPARED) for key, recipe in recipes.items()})
         finished = {label: recipes[label, plan.seeds[0]] for label, _ in seeds.values}
-        timings = {label: self._plan_timing(recipe) for label, recipe in finished.items()} if self.terms.timed else {}
+        hardware = self._name_hardware(rows)
+        timings = {label: TimedRun(x, self.vocabulary, hardware) for label, x in finished.items()} if timed else {}
         speeds = rows.read_plan(timings)
         results = tuple(self._make_result(row, chosen.get(row.label), trials, seeds, speeds) for row in plan.rows)
         part, known = choose_part(task), cast(Any, task)
@@ -184,6 +207,8 @@ class _Comparison:
     def _plan_run(self, recipe: Recipe, measure: Measure) -> TrainedRun:
         return TrainedRun(recipe, measure, runs=self.runs, vocabulary=self.vocabulary)
 
-    def _plan_timing(self, recipe: Recipe) -> TimedRun:
-        hardware = name_hardware(torch.device(self.terms.on.device)) if self.terms.on.here else "a Ray cluster"
-        return TimedRun(recipe, self.vocabulary, hardware)
+    def _name_hardware(self, rows: RowReader) -> str:
+        """Name the machine whose speeds are read: this one, or when nothing runs, the last that the ledger knows."""
+        if not rows.running:
+            return name_timed_hardware(rows.ledger)
+        return name_hardware(torch.device(self.terms.on.device)) if self.terms.on.here else "a Ray cluster"

@@ -15,6 +15,7 @@ from typing import Any
 
 from attnlab.commands.compare.figures import draw_figures
 from attnlab.commands.compare.measures import BLEU, INSIDE
+from attnlab.commands.compare.paper_verdicts import tabulate_claims
 from attnlab.commands.compare.plan import format_settings
 from attnlab.commands.compare.rows import ComparisonResults, RowResult
 from attnlab.commands.compare.summary import list_findings, summarise_comparison
@@ -45,6 +46,12 @@ def write_comparison(results: ComparisonResults, out: Path, about: Mapping[str, 
     first = [pictures.pop("quality")] if "quality" in pictures else []
     visible: list[tuple[str, list[Part]]] = [("Quality", [*first, tabulate(results, "quality")])]
     folded: list[tuple[str, list[Part]]] = []
+    for heading, table in (
+        ("Winners against softmax of their size, and with more heads", tabulate_controls(results)),
+        ("What the papers claim", tabulate_claims(results)),
+    ):
+        if table.rows:
+            visible.append((heading, [table]))
     if found := list_findings(results):
         parts: list[Part] = [*map(Text, found), tabulate_differences(results)]
         folded.append((f"Every row against {results.rows[0].label}", parts))
@@ -120,6 +127,16 @@ def tabulate_differences(results: ComparisonResults) -> Table:
             ps = _format_p(x.p), _format_p(x.holm)
             lines.append([measure.name, label, _format_difference(x), _format_detectable(x), *ps, x.test, shown])
     columns = ["measure", "attention", "difference", "detectable", "p", "Holm's p", "t-test", "correlation over seeds"]
+    return Table(columns, lines)
+
+
+def tabulate_controls(results: ComparisonResults) -> Table:
+    """Return a line for each row that beats softmax and each of its controls."""
+    columns = ["attention", "minus", "difference", "detectable", "p", "Holm's p"]
+    lines = [
+        [label, control, _format_difference(x), _format_detectable(x), _format_p(x.p), _format_p(x.holm)]
+        for (label, control), x in results.contrast_controls().items()
+    ]
     return Table(columns, lines)
 
 

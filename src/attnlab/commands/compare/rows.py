@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from attnlab.commands.compare.controls import list_controls
 from attnlab.commands.compare.cost import ModelCost
 from attnlab.commands.compare.measures import BLEU, list_measures
 from attnlab.commands.compare.plan import ComparisonRow, Plan
-from attnlab.experiments.power import estimate_correlation, is_pairing_better
+from attnlab.experiments.power import LEVEL, estimate_correlation, is_pairing_better
 from attnlab.experiments.seed_values import SeedMeasure, Values
 from attnlab.experiments.significance import (
     Contrast,
@@ -76,6 +77,33 @@ class ComparisonResults:
         corrected = correct_by_holm({label: contrast.p for label, contrast in known.items()})
         return {label: replace(contrast, holm=corrected[label]) for label, contrast in known.items()}
 
+    def list_winners(self) -> list[str]:
+        """Return the rows that beat the first one: better, with Holm's p below 0.05, in the measure that judges."""
+        if (measure := self.main_measure) is None:
+            return []
+        better = 1 if measure.better == "higher" else -1
+        found = self.contrast_rows(measure).items()
+        controls = {row.label for row in self.rows if row.row.is_control}
+        return [
+            label
+            for label, x in found
+            if label not in controls and x.holm is not None and x.holm < LEVEL and x.mean * better > 0
+        ]
+
+    def contrast_controls(self) -> dict[tuple[str, str], Contrast]:
+        """Return each winner minus each of its controls, by their labels; all of them are one family of tests."""
+        if (measure := self.main_measure) is None:
+            return {}
+        values = {row.label: measure.list_values(row.measured) for row in self.rows}
+        known = {
+            (label, control): x
+            for label in self.list_winners()
+            for control in list_controls(label, values)
+            if (x := contrast_seeds(values[label], values[control], paired=self.is_paired))
+        }
+        corrected = correct_by_holm({pair: contrast.p for pair, contrast in known.items()})
+        return {pair: replace(contrast, holm=corrected[pair]) for pair, contrast in known.items()}
+
     def correlate_rows(self, measure: SeedMeasure) -> float | None:
         """Return the correlation of the rows over the seeds that all of them have; None if it cannot be told."""
         values = [found for row in self.rows if (found := measure.list_values(row.measured))]
@@ -126,4 +154,5 @@ class ComparisonResults:
             rows.append(row)
         correlations = {measure.name: self.correlate_rows(measure) for measure in self.measures}
         about = {"judged_by": self.main_measure and self.main_measure.name, "part": self.part}
-        return about | {"correlation_over_seeds": correlations, "rows": rows}
+        controls = [{"row": row, "control": name, **vars(x)} for (row, name), x in self.contrast_controls().items()]
+        return about | {"correlation_over_seeds": correlations, "rows": rows, "against_controls": controls}

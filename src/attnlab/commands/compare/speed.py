@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import torch
 
+from attnlab.experiments.ledger import Ledger
 from attnlab.experiments.plan import PlannedRun, Workplace, describe_recipe
 from attnlab.provenance import name_hardware
 from attnlab.training.recipe import Recipe
@@ -49,6 +50,11 @@ class TimedRun(PlannedRun):
 
     def take_measure(self, place: Workplace) -> dict[str, Any]:
         return time_training(self.trained, self.vocabulary, place.device)
+
+
+def name_timed_hardware(ledger: Ledger) -> str:
+    """Name the machine on which the last speed of a ledger was measured."""
+    return next((row.recipe["hardware"] for row in reversed(ledger.rows()) if row.measure == TimedRun.measure), "")
 
 
 def time_training(recipe: Recipe, vocabulary: Path, device: str) -> dict[str, Any]:
