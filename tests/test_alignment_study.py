@@ -1,6 +1,7 @@
 """The alignment items of kobayashi2020: their arithmetic by hand, their text, and a run at smoke scale."""
 
 import json
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from attnlab.studies.kobayashi2020.paper_recipe import (
     make_paper_recipe,
     measure_at_best_bleu,
 )
-from attnlab.studies.kobayashi2020.plan import load_europarl, load_lexicon, read_training_pairs
+from attnlab.studies.kobayashi2020.plan import MORE_EUROPARL, load_europarl, load_lexicon, read_training_pairs
 from attnlab.studies.kobayashi2020.word_alignment import (
     PUBLISHED,
     PUBLISHED_LAYERS,
@@ -143,7 +144,19 @@ def test_the_papers_recipe_is_the_authors(data, tmp_path):
     assert (training.lr, training.schedule, training.warmup) == (1e-3, "inverse-sqrt", 4000)
     assert (training.optimiser, training.weight_decay, training.label_smoothing) == ("adam", 0.0, 0.1)
     assert (training.steps, training.batch_tokens, training.evaluate_at[-1]) == (10_000, 16_384, 10_000)
-    assert made.data == plain.data
+    files = {key: value.replace("europarl-de-en", "europarl-480k-de-en") for key, value in asdict(plain.data).items()
+             if key.startswith(("src", "tgt", "valid_", "test_"))}  # fmt: skip
+    assert made.data == replace(plain.data, **files)
+
+
+def test_the_papers_recipe_trains_on_three_times_the_pairs(data, tmp_path):
+    for language, line in (("de", "Guten Tag."), ("en", "Good day.")):
+        (data / "europarl" / f"en-de.more.{language}").write_text(f"{line}\n")
+    place = make_setting(tmp_path, "full", data_dir=str(data)).place
+    corpus = load_europarl(place, MORE_EUROPARL)
+    assert read_training_pairs(corpus)[1] == [["that", "is", "a", "house", "."], ["good", "day", "."]]
+    assert "2 training pairs after removing 2" in corpus.remark
+    assert corpus.data == make_paper_recipe("softmax", 0, make_setting(tmp_path, "full")).data
 
 
 @pytest.mark.parametrize("run", [alignment, mechanisms, ibm1, alignment_by_paper_recipe])

@@ -5,6 +5,7 @@ from item_runs import KnownRows, make_setting
 
 from attnlab.experiments import learning_rates as rates
 from attnlab.experiments.corpora import StudyCorpus
+from attnlab.experiments.engine import NOT_MEASURED
 from attnlab.experiments.plan import Measure
 from attnlab.experiments.variants import Variant, Variants, read_perplexity
 from attnlab.studies import open_study
@@ -30,12 +31,12 @@ class World:
     """
 
     def __init__(self, out):
-        self.out, self.fail = out, lambda attention, rate, seed: False
+        self.out, self.fail, self.reason = out, lambda attention, rate, seed: False, "it diverged"
 
     def known(self, run):
         attention, rate, seed = run.trained.model.attention, run.trained.training.lr, run.seed
         if self.fail(attention, rate, seed):
-            raise ValueError("it diverged")
+            raise ValueError(self.reason)
         valid = {"coda": 50.0, "nap": 60.0}.get(attention, 53.0) + 1e3 * abs(rate - BESTS[attention]) + seed
         return {
             "perplexity": {"valid": valid, "test": 2 * valid},
@@ -183,3 +184,9 @@ def test_the_items_compare_attentions_with_softmax_on_the_test_part(world, monke
         (f"{name} − Transformer", "BLEU"): ("rates", 1) for name in ("CODA", "CODA-CS", "RealFormer")
     }
     assert all("rates" in open_study(name).items for name in ("heo2024", "zheng2021"))
+
+
+def test_a_rate_that_an_old_ledger_lacks_is_no_edge(world):
+    """A search that was longer later leaves the notes of earlier runs true."""
+    world.fail, world.reason = lambda attention, rate, seed: rate == 8e-3, NOT_MEASURED
+    assert world.cells()["a text: third, at the best rate tried", TEST].note == "lr 0.004, the highest tried"

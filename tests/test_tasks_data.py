@@ -85,6 +85,13 @@ def test_europarl_in_both_directions(tmp_path):
     assert other.read_sources("test") == one.read_references("test")
 
 
+def test_more_europarl_is_disjoint_from_the_held_out_parts(tmp_path):
+    task = translation(tmp_path, data="europarl-480k", pair="de-en", units="word", joint=False)
+    assert {part: task.count_examples(part) for part in task.parts} == {"train": 480_000, "valid": 3_000, "test": 3_000}
+    train = set(zip(task.read_sources("train"), task.read_references("train"), strict=True))
+    assert not train & set(zip(task.read_sources("test"), task.read_references("test"), strict=True))
+
+
 def test_iwslt14_without_its_training_part_says_how_to_come_by_it(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"iwslt14: train\.de is missing.*prepare-iwslt14\.sh"):
         translation(tmp_path, data="iwslt14")

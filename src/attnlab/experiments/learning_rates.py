@@ -1,6 +1,6 @@
 """The learning rate of each variant, searched on validation with equal trials, and the variants at their best.
 
-With the first seed every variant is trained at the learning rate of its corpus's recipe, at half of it and at twice it.
+With the first seed every variant is trained at the learning rate of its corpus's recipe and at multiples of it.
 Then it is trained with all seeds at the rate with the lowest validation perplexity, and compared with a peer at that
 peer's own best rate. Validation chooses the rates, so the compared columns must be of the test part.
 """
@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from attnlab.experiments.corpora import Ground
+from attnlab.experiments.engine import NOT_MEASURED
 from attnlab.experiments.study import Findings
 from attnlab.experiments.variants import VALIDATION, Value, Variant, Variants, read_perplexity
 from attnlab.experiments.verdicts import Cell
 
 TIMES = (0.5, 1.0, 2.0)
-EDGES = {TIMES[0]: ", the lowest tried", TIMES[-1]: ", the highest tried"}
 BEST = "at the best rate tried"
 REMARK = (
     "The learning rate was searched with the first seed alone, by validation perplexity. Where the best rate is the "
@@ -33,16 +33,20 @@ def compare_at_best_rates(
     columns: Mapping[str, Value],
     side: Side,
     train: Train,
+    times: Sequence[float] = TIMES,
 ) -> Findings:
-    """Return the validation perplexity at every rate on one corpus, then the columns of each variant at its best."""
-    tried = {variant: vary_rate(variant, ground) for variant in variants}
+    """Return the validation perplexity at every rate on one corpus, then the columns of each variant at its best.
+
+    times   the multiples of the recipe's rate that are tried
+    """
+    tried = {variant: vary_rate(variant, ground, times) for variant in variants}
     every = [at for rates in tried.values() for at in rates.values()]
     search = train(replace(ground, setting=replace(ground.setting, seeds=ground.setting.seeds[:1])), every)
     cells = [search.make_level(at, VALIDATION, read_perplexity("valid")) for at in every]
     best = {variant: find_best_rate(search, rates) for variant, rates in tried.items()}
     chosen = {variant: tried[variant][times] for variant, times in best.items() if times is not None}
     models = train(ground, list(chosen.values()))
-    rates = {variant: f"{at.at}{EDGES.get(best[variant] or 0, '')}" for variant, at in chosen.items()}
+    rates = {each: f"{at.at}{_describe_edge(search, tried[each], at)}" for each, at in chosen.items()}
     for column, value in columns.items():
         for variant in variants:
             label = f"{variant.label}, {BEST}"
@@ -63,14 +67,14 @@ def compare_at_best_rates(
     return Findings(cells, remarks=(REMARK, *([f"Trained on {'; '.join(hardware)}."] if hardware else [])))
 
 
-def vary_rate(variant: Variant, ground: Ground) -> dict[float, Variant]:
+def vary_rate(variant: Variant, ground: Ground, multiples: Sequence[float] = TIMES) -> dict[float, Variant]:
     """Return the variant at each multiple of the recipe's learning rate; at 1 it is the run that other items have."""
     if ground.explain_absence():  # then nothing is trained, and the recipe may not exist
-        return {times: replace(variant, at=f"{times:g} times the rate") for times in TIMES}
+        return {times: replace(variant, at=f"{times:g} times the rate") for times in multiples}
     rate = ground.recipe(0, variant.values).training.lr
     return {
         times: replace(variant, values={**variant.values, "lr": repr(times * rate)}, at=f"lr {times * rate:g}")
-        for times in TIMES
+        for times in multiples
     }
 
 
@@ -80,6 +84,15 @@ def find_best_rate(search: Variants, rates: Mapping[float, Variant]) -> float | 
         return 1.0
     losses = {times: read_perplexity("valid")(one) for times, at in rates.items() for one in search.list_values(at)}
     return min(losses, key=losses.__getitem__, default=None)
+
+
+def _describe_edge(search: Variants, rates: Mapping[float, Variant], chosen: Variant) -> str:
+    """Say whether the chosen rate is the lowest or the highest of those that were tried."""
+    unknown = {each for (each, _), reason in search.measured.failures.items() if reason == NOT_MEASURED}
+    known = [at for at in rates.values() if at not in unknown]
+    if len(known) < 2 or chosen not in (known[0], known[-1]):
+        return ""
+    return ", the lowest tried" if chosen == known[0] else ", the highest tried"
 
 
 def _make_failed(search: Variants, label: str, column: str, variant: Variant) -> Cell:

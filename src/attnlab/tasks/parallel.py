@@ -1,6 +1,6 @@
 """Sources of sentence pairs: user files, a named set or the Hugging Face hub, part by part."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -88,6 +88,16 @@ def _make_reader(config: "TranslationConfig", dataset: NamedSet, stem: str, lang
     return lambda: text.read_parallel(*(obtain_file(dataset, name, config.data_dir) for name in (source, target)))
 
 
+def _join(config: "TranslationConfig", dataset: NamedSet, stems: Sequence[str], languages: tuple[str, str]) -> Reader:
+    """Return a function that reads several texts as one."""
+
+    def read() -> Pairs:
+        texts = [_make_reader(config, dataset, stem, languages)() for stem in stems]
+        return [line for source, _ in texts for line in source], [line for _, target in texts for line in target]
+
+    return read
+
+
 def _read_table(
     config: "TranslationConfig", dataset: NamedSet, name: str, stored: str, languages: tuple[str, str]
 ) -> Pairs:
@@ -115,6 +125,14 @@ def _open_iwslt14(config: "TranslationConfig", dataset: NamedSet) -> ParallelTex
 def _open_europarl(config: "TranslationConfig", dataset: NamedSet) -> ParallelText:
     languages, stored = _choose_languages(config, dataset, "en-de", "en-nl", "en-pt", "it-pt")
     readers = {part: _make_reader(config, dataset, f"{stored}.{part}", languages) for part in PARTS}
+    return ParallelText(dataset.name, languages, readers)
+
+
+def _open_more_europarl(config: "TranslationConfig", dataset: NamedSet) -> ParallelText:
+    """Open Europarl with the further training pairs en-de.more."""
+    languages, _ = _choose_languages(config, dataset, "en-de")
+    readers = {part: _make_reader(config, dataset, f"en-de.{part}", languages) for part in PARTS}
+    readers["train"] = _join(config, dataset, ("en-de.train", "en-de.more"), languages)
     return ParallelText(dataset.name, languages, readers)
 
 
@@ -146,10 +164,7 @@ def _open_wmt14(config: "TranslationConfig", dataset: NamedSet) -> ParallelText:
     """Open Europarl v7, Common Crawl and News Commentary v9; validate on newstest2013, test on newstest2014."""
     languages, _ = _choose_languages(config, dataset, "en-de")
     stems = ("europarl-v7.de-en", "commoncrawl.de-en", "news-commentary-v9.de-en")
-
-    def read_train() -> Pairs:
-        texts = [_make_reader(config, dataset, stem, languages)() for stem in stems]
-        return [line for source, _ in texts for line in source], [line for _, target in texts for line in target]
+    read_train = _join(config, dataset, stems, languages)
 
     def read_test() -> Pairs:
         names = {"de": "newstest2014-deen-src.de.sgm", "en": "newstest2014-deen-ref.en.sgm"}
@@ -166,5 +181,6 @@ READERS: dict[str, Callable[["TranslationConfig", NamedSet], ParallelText]] = {
     "news-commentary-v14": _open_news_commentary,
     "wmt14": _open_wmt14,
     "europarl": _open_europarl,
+    "europarl-480k": _open_more_europarl,
     "tatoeba": _open_tatoeba,
 }

@@ -106,6 +106,10 @@ TRANSLATION = (
         "official source",
     ),
     NamedSet(
+        "europarl-480k", "translation", "none stated", f"{STATMT}/europarl", "europarl",
+        steps="put 320,000 further pairs beside the set europarl as en-de.more.{language}",
+    ),
+    NamedSet(
         "tatoeba", "translation", "CC BY 2.0", "https://www.manythings.org/anki", "tatoeba",
         steps="take deu.txt (English, tab, German) from deu-eng.zip of https://www.manythings.org/anki/ as en-de.tsv: "
         "it changes with time, so there is no checksum and it is not fetched",

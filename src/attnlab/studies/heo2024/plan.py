@@ -17,6 +17,11 @@ WORDS = {
     **recipes.PENN_TREEBANK, **recipes.FREQUENT, "lr": "1e-3", "warmup": "800", "steps": "5000",
     "evaluate_every": "250",
 }  # fmt: skip
+BYTES = {
+    **WORDS, "data": "enwik8", "block": "512", "context": "256", "layers": "8", "steps": "2000", "dropout": "0.1",
+    "batch_tokens": "16384", "evaluate_every": "1000",
+}  # fmt: skip
+LONG = "2,000 updates of 16,384 bytes a run, each scored on 5,000,000 bytes"
 ARTIFICIAL_TEXT = {"data": ARTIFICIAL, "block": "16", "context": "8"}
 
 DEEP = (  # 15 layers, with weights kept during training for the gradients
@@ -42,6 +47,7 @@ LANGUAGE = (  # 8 layers
         "wikitext-2", "WikiText-2, 8 layers", "language",
         {"full": {**WORDS, "data": "wikitext-2", "layers": "8", "steps": "6000"}}, tags=OTHER,
     ),
+    StudyCorpus("enwik8", "enwik8, 8 layers", "language", {"full": BYTES}, tags=SIZES, asked=LONG),
     StudyCorpus(
         "ptb", "Penn Treebank, 8 layers", "language",
         {"small": {**LITTLE_WORDS, "layers": "8"}, "full": {**WORDS, "layers": "8"}}, tags=OTHER,

@@ -1,8 +1,9 @@
 """The texts of the alignment items: the training text of translators, and sentence pairs aligned by hand.
 
 At full scale it is Europarl, German–English, as the authors prepare it: tokenised by Moses, in lower case, without
-pairs that have a side in the gold set. They have all of Europarl v7; here it is a part of 160,000 pairs. The 508 gold
-pairs (Vilar et al. 2006) are not changed. Other scales have an artificial language pair with known alignments.
+pairs that have a side in the gold set. They have all of Europarl v7; here it is a part of 160,000 or 480,000 pairs.
+The 508 gold pairs (Vilar et al. 2006) are not changed. Other scales have an artificial language pair with known
+alignments.
 """
 
 import json
@@ -28,7 +29,7 @@ GOLD = NamedSet(
     steps="ask for the German–English gold alignment of RWTH Aachen (Vilar et al. 2006) as de-en.de, de-en.en and "
     "de-en.talp, lower-cased and tokenised",
 )  # fmt: skip
-EUROPARL, ABOUT = "europarl-de-en", "about.json"
+EUROPARL, MORE_EUROPARL, ABOUT = "europarl", "europarl-480k", "about.json"
 PARTS = ("train", "valid", "test")
 
 
@@ -53,9 +54,14 @@ def load_lexicon(examples: int) -> GoldCorpus:
     return GoldCorpus(config, source, target, Gold(links, links), remark)
 
 
-def configure_europarl(place: Workplace) -> TranslationConfig:
+def choose_folder(place: Workplace, data: str) -> Path:
+    """Return where the prepared text of a data set is kept."""
+    return place.folder / f"{data}-{'-'.join(LANGUAGES)}"
+
+
+def configure_europarl(place: Workplace, data: str = EUROPARL) -> TranslationConfig:
     """Return the configuration of Europarl as this study prepares it; no file needs to exist."""
-    folder = place.folder / EUROPARL
+    folder = choose_folder(place, data)
     files = {part: [str(folder / f"{part}.{language}") for language in LANGUAGES] for part in PARTS}
     return TranslationConfig(
         src=files["train"][0], tgt=files["train"][1], valid_src=files["valid"][0], valid_tgt=files["valid"][1],
@@ -64,19 +70,19 @@ def configure_europarl(place: Workplace) -> TranslationConfig:
     )  # fmt: skip
 
 
-def load_europarl(place: Workplace) -> GoldCorpus:
+def load_europarl(place: Workplace, data: str = EUROPARL) -> GoldCorpus:
     """Load Europarl, prepared once for all items of a results folder; OSError if the data are not available."""
     lines, gold = read_gold_pairs(place.data_dir)
     source, target = map(split_words, lines)
-    folder = place.folder / EUROPARL
+    folder = choose_folder(place, data)
     if not (folder / ABOUT).exists():
-        _prepare(folder, lines, place.data_dir)
+        _prepare(folder, lines, data, place.data_dir)
     about = read_json(folder / ABOUT)
     remark = (
         f"Europarl, {about['pairs']:,} training pairs after removing {about['removed']} with a side in the gold set; "
         f"{len(gold)} gold pairs."
     )
-    return GoldCorpus(configure_europarl(place), source, target, gold, remark)
+    return GoldCorpus(configure_europarl(place, data), source, target, gold, remark)
 
 
 def read_gold_pairs(data_dir: str | None) -> tuple[Pairs, Gold]:
@@ -100,8 +106,8 @@ def read_training_pairs(corpus: GoldCorpus, limit: int | None = None) -> tuple[l
     return split_words(lines[0][:limit]), split_words(lines[1][:limit])
 
 
-def _prepare(folder: Path, gold: Pairs, data_dir: str | None) -> None:
-    text = find_parallel_text(TranslationConfig(data="europarl", pair="-".join(LANGUAGES), data_dir=data_dir))
+def _prepare(folder: Path, gold: Pairs, data: str, data_dir: str | None) -> None:
+    text = find_parallel_text(TranslationConfig(data=data, pair="-".join(LANGUAGES), data_dir=data_dir))
     about = {"removed": 0, "pairs": 0}
     for part in PARTS:
         pairs = tokenize_pairs(text.readers[part]())

@@ -25,7 +25,14 @@ from attnlab.models.presets import PRESETS
 from attnlab.models.transformer_config import TransformerConfig
 from attnlab.report.figures import draw_curves, draw_panels
 from attnlab.studies.kobayashi2020.measures import METHODS, RELATIONS, SETTINGS, GoldCounts, measure_run
-from attnlab.studies.kobayashi2020.plan import EUROPARL, GoldCorpus, configure_europarl, load_europarl, load_lexicon
+from attnlab.studies.kobayashi2020.plan import (
+    EUROPARL,
+    GoldCorpus,
+    choose_folder,
+    configure_europarl,
+    load_europarl,
+    load_lexicon,
+)
 from attnlab.tasks.synthetic import SyntheticConfig
 from attnlab.training.loop import TrainConfig
 from attnlab.training.recipe import TRAINING, DecodeConfig, Recipe
@@ -70,9 +77,9 @@ BASELINES = (
 )
 
 
-def measure_alignment(scale: Scale, run: Run, place: Workplace) -> dict[str, Any]:
+def measure_alignment(scale: Scale, run: Run, place: Workplace, data: str = EUROPARL) -> dict[str, Any]:
     """Return the link counts of all maps of a translator on the gold pairs of a scale."""
-    corpus = load_corpus(scale, place)
+    corpus = load_corpus(scale, place, data)
     return measure_run(run, corpus.source, corpus.target, corpus.gold).to_json() | {"remark": corpus.remark}
 
 
@@ -82,11 +89,11 @@ def alignment(setting: Setting) -> Findings:
     return tabulate_alignment(setting, make_recipe, measure)
 
 
-def tabulate_alignment(setting: Setting, recipe: RecipeMaker, measure: Measure) -> Findings:
-    """Return the table and the figure of Transformers that are trained by a recipe."""
-    if reason := explain_absence(setting):
+def tabulate_alignment(setting: Setting, recipe: RecipeMaker, measure: Measure, data: str = EUROPARL) -> Findings:
+    """Return the table and the figure of Transformers that are trained by a recipe, at full scale on a data set."""
+    if reason := explain_absence(setting, data):
         return Findings(_make_absent(ITEM, reason, _list_tags(setting)))
-    by_name, remarks = _read_runs(("softmax",), setting, recipe, measure)
+    by_name, remarks = _read_runs(("softmax",), setting, recipe, measure, data)
     if not by_name:
         return Findings(_make_absent(ITEM, remarks[0], _list_tags(setting)))
     found, tags = list(by_name["softmax"].values()), _list_tags(setting)
@@ -123,14 +130,14 @@ def mechanisms(setting: Setting) -> Findings:
     return Findings(cells, {"layers": (_draw_attentions(found), caption)}, remarks)
 
 
-def load_corpus(scale: Scale, place: Workplace) -> GoldCorpus:
+def load_corpus(scale: Scale, place: Workplace, data: str = EUROPARL) -> GoldCorpus:
     """Load the text and the gold pairs of a scale; OSError if they are not available."""
-    return load_europarl(place) if scale == "full" else load_lexicon(EXAMPLES[scale])
+    return load_europarl(place, data) if scale == "full" else load_lexicon(EXAMPLES[scale])
 
 
-def explain_absence(setting: Setting) -> str:
+def explain_absence(setting: Setting, data: str = EUROPARL) -> str:
     """Return why the items cannot be run, or an empty text."""
-    return explain_missing_data(lambda: load_corpus(setting.scale, setting.place)) if setting.running else ""
+    return explain_missing_data(lambda: load_corpus(setting.scale, setting.place, data)) if setting.running else ""
 
 
 def make_recipe(attention: str, seed: int, setting: Setting) -> Recipe:
@@ -161,13 +168,14 @@ def make_recipe(attention: str, seed: int, setting: Setting) -> Recipe:
 
 
 def _read_runs(
-    names: Sequence[str], setting: Setting, recipe: RecipeMaker, measure: Measure
+    names: Sequence[str], setting: Setting, recipe: RecipeMaker, measure: Measure, data: str = EUROPARL
 ) -> tuple[dict[str, dict[int, GoldCounts]], tuple[str, ...]]:
     """Read the runs of these attentions; return their counts by seed, and remarks on training and failures.
 
     Without any counts, the only remark says why.
     """
-    files = setting.place.folder / EUROPARL
+    folder = choose_folder(setting.place, data)
+    files = folder if data == EUROPARL else folder.parent  # rows of other text keep its name
     plan = {
         (name, seed): TrainedRun(recipe(name, seed, setting), measure, files)
         for name in names

@@ -18,6 +18,7 @@ from attnlab.studies.zheng2021.measures import JSD, read_jsd
 from attnlab.studies.zheng2021.plan import LIKE_IWSLT14, NAMES
 from attnlab.studies.zheng2021.published import TABLE4
 
+RATES = (0.5, 1.0, 2.0, 4.0)  # multiples of a recipe's learning rate
 CONTRASTS = (*((each, TRANSFORMER) for each in ALL[:3]), *((CODA, each) for each in ALL[1:3]))
 SAMPLED, PER_QUERY = "average JSD, sampled (nats)", "average JSD a query (nats)"
 NULL = "Transformer given the noise (null)"
@@ -79,7 +80,7 @@ def rates(setting: Setting) -> Findings:
     return Findings.join(
         compare_at_best_rates(
             ground, ALL, peer=TRANSFORMER, columns=dict([choose_bleu(ground)]), side=_find_side,
-            train=partial(read_models, "rates"),
+            train=partial(read_models, "rates"), times=RATES,
         )
         for ground in list_grounds(LIKE_IWSLT14, setting, NAMES)
     )  # fmt: skip

@@ -8,6 +8,7 @@ from attnlab.experiments import recipes
 from attnlab.experiments.corpora import ARTIFICIAL, StudyCorpus
 
 OTHER = ("other data", "other model")
+LONGER = "twice the updates of the row without it"
 WORDS = {**recipes.PENN_TREEBANK, **recipes.FREQUENT}
 
 LANGUAGE = (
@@ -19,6 +20,10 @@ LANGUAGE = (
         "wikitext-2", "WikiText-2", "language", {"full": {**WORDS, "data": "wikitext-2", "steps": "6000"}}, tags=OTHER
     ),
     StudyCorpus("ptb", "Penn Treebank", "language", {"small": recipes.LITTLE_PENN_TREEBANK, "full": WORDS}, tags=OTHER),
+    StudyCorpus(
+        "ptb-long", "Penn Treebank, 8,000 updates", "language", {"full": {**WORDS, "steps": "8000"}}, tags=OTHER,
+        asked=LONGER,
+    ),
     StudyCorpus(
         ARTIFICIAL, "artificial text", "language",
         {"smoke": {**recipes.TINY, "data": ARTIFICIAL, "block": "16", "context": "8"}}, tags=OTHER,
@@ -36,8 +41,17 @@ TRANSLATION = (
     ),
     StudyCorpus("europarl", "Europarl de→en", "translation", {"full": recipes.EUROPARL}, tags=("other data",)),
     StudyCorpus(
+        "europarl-480k", "Europarl de→en, 480,000 pairs", "translation",
+        {"full": {**recipes.EUROPARL, "data": "europarl-480k"}}, tags=("other data",),
+        asked="10,000 updates of 16,384 tokens a run",
+    ),
+    StudyCorpus(
         "multi30k", "Multi30k de→en", "translation",
         {"small": recipes.LITTLE_MULTI30K, "full": {**recipes.MULTI30K, **recipes.FREQUENT}}, tags=OTHER,
+    ),
+    StudyCorpus(
+        "multi30k-long", "Multi30k de→en, 8,000 updates", "translation",
+        {"full": {**recipes.MULTI30K, **recipes.FREQUENT, "steps": "8000"}}, tags=OTHER, asked=LONGER,
     ),
     StudyCorpus(
         "lexicon", "artificial language pair", "synthetic",
