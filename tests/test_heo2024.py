@@ -11,11 +11,12 @@ from typer.testing import CliRunner
 
 from attnlab.cli import app
 from attnlab.experiments.corpora import StudyCorpus
+from attnlab.experiments.joint_recipes import name_group
 from attnlab.experiments.run_measures import initialize_model
 from attnlab.mechanisms import attention
 from attnlab.studies import open_study
 from attnlab.studies.heo2024 import deep
-from attnlab.studies.heo2024.attentions import ALL, GRID, SOFTMAX, TRAINED, read_models
+from attnlab.studies.heo2024.attentions import ALL, GRID, SOFTMAX, STARTS, TRAINED, read_models
 from attnlab.studies.heo2024.initialisation import faithfulness, read_start
 from attnlab.studies.heo2024.measures import DEEP as MEASURE
 from attnlab.studies.heo2024.measures import draw_batches
@@ -139,6 +140,28 @@ def test_the_published_figures_stand_where_they_belong(known):
     assert iwslt["IWSLT14 en→de, Pre-LN: daGPAM, λ trained − softmax", "BLEU"].published == 0.71
     post = iwslt["artificial language pair, Post-LN: daGPAM, λ trained − softmax", "BLEU"]
     assert (post.sign, post.verdict) == (0, "no verdict")
+
+
+def test_enwik8_is_the_papers_text_but_has_no_number_of_it(known):
+    found = cells(language(known))
+    assert all(
+        found[f"enwik8, 8 layers: {name}", "test perplexity"].published is None
+        for name in ("softmax", "daGPAM, λ trained")
+    )
+    gap = found["enwik8, 8 layers: daGPAM, λ trained − softmax", "test perplexity"]
+    assert (gap.published, gap.sign, gap.tags[0]) == (None, -1, "other model")
+
+
+def test_where_lambda_starts_is_one_population_for_each_start_of_the_matrix(known, tmp_path):
+    ground = DEEP[0].at(make_setting(tmp_path, "full"))
+    groups: dict = {}
+    for each in STARTS:
+        groups.setdefault(name_group(ground.recipe(0, each.values)), []).append(each.label)
+    assert None not in groups
+    assert sorted(map(len, groups.values())) == [4, 4]
+    found = cells(deep.starts(known))
+    gap = found[f"{TEXT}: daGPAM, λ from 0.0, W⁻ random − softmax", "test perplexity"]
+    assert (gap.values, gap.verdict) == (pytest.approx((-2.0,) * 3), "no verdict")
 
 
 def test_the_recipes_are_what_their_names_say(tmp_path):

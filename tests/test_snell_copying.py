@@ -12,12 +12,13 @@ from scipy.stats import spearmanr
 from attnlab.experiments.ledger import Ledger
 from attnlab.experiments.plan import Workplace
 from attnlab.experiments.seed_run import SeedRun
-from attnlab.studies.snell2021.copying import CopyExperiment, _make_share, fig3, read_seeds, section62
+from attnlab.studies.snell2021.copying import CopyExperiment, _make_share, fig3, mixtures, read_seeds, section62
 from attnlab.studies.snell2021.heads import CONDITIONS, Combination, fig6
 from attnlab.studies.snell2021.prediction import choose_weight, describe_rank, describe_verdicts, prediction
 
 BASE = CopyExperiment(data="subset", length=3, types=5, width=8, steps=4, every=2, examples=8, held_out=8)
 SEEDS = (0, 1, 2)
+BASE_OF_FIG3 = CopyExperiment(length=8, types=8, width=64, steps=70, examples=32, lr=8e-3)
 
 
 def shares(findings):
@@ -98,6 +99,26 @@ def test_figure_3_has_a_distribution_that_is_learnt_and_one_that_is_not(tmp_path
     learnt = shares(found)
     assert set(learnt.values()) >= {0.0, 1.0}, learnt
     assert set(found.figures) == {"accuracy", "attention"}
+
+
+def test_mixtures_are_given_more_updates(tmp_path):
+    """Accuracy and attention are told apart: here longer training brings the one without the other."""
+
+    def make_curves(run):
+        experiment = run.experiment
+        learnt = 1.0 if experiment.steps > 100 or experiment.data != "mixture" else 0.1
+        attention = 0.95 if experiment.data != "mixture" else 0.2
+        curves = {"accuracy": [0.0, learnt], "attention": [0.0, attention]}
+        return {"measures": curves, "steps": [0, experiment.steps], "is_finite": True}
+
+    rows = KnownRows(make_curves)
+    found = mixtures(make_setting(tmp_path, seeds=SEEDS, rows=rows))
+    means = {(cell.row, cell.column.split(" ")[3]): cell.mean for cell in found.cells}
+    assert [mean for (row, _), mean in means.items() if row.startswith("mixture")] == [0.0, 0.0]
+    assert [mean for (row, _), mean in means.items() if row.startswith("the same")] == [1.0, 0.0]
+    assert [mean for (row, _), mean in means.items() if row.startswith("permutations")] == [1.0, 1.0]
+    assert all(cell.verdict == "no verdict" for cell in found.cells)
+    assert rows.asked[0].key == SeedRun(replace(BASE_OF_FIG3, data="mixture"), 0, True).key  # fig3's own run
 
 
 @pytest.mark.slow

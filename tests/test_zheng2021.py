@@ -11,18 +11,20 @@ from scipy.spatial.distance import jensenshannon
 from scipy.stats import pearsonr
 
 from attnlab.mechanisms.noise import seed_noise
+from attnlab.models.presets import PRESETS
 from attnlab.recording.watch import record
 from attnlab.studies import open_study
 from attnlab.studies.zheng2021.cascade_ablation import NULL, SAMPLED, compute_published_correlation, section54, table4
 from attnlab.studies.zheng2021.coda_models import CODA
 from attnlab.studies.zheng2021.figures import average_matrices, draw_heat_maps
 from attnlab.studies.zheng2021.forms import BOUND, EXPECTED, FORMS, MEAN, SAMPLES, forms
-from attnlab.studies.zheng2021.language_models import fig2, table1
+from attnlab.studies.zheng2021.language_models import depth, fig2, table1
 from attnlab.studies.zheng2021.measures import measure_diversity
-from attnlab.studies.zheng2021.plan import LANGUAGE, TRANSLATION
+from attnlab.studies.zheng2021.plan import DEEP, LANGUAGE, TRANSLATION
 from attnlab.studies.zheng2021.published import TABLE2, TABLE3, TABLE4
 from attnlab.studies.zheng2021.translators import table2, table3
 from attnlab.training import runs
+from attnlab.training.recipe import TRAINING
 
 JSD, BLEU = "average JSD (nats)", "BLEU"
 PAIR = "artificial language pair"
@@ -136,6 +138,18 @@ def test_the_language_tables(known):
     assert (darker.sign, darker.verdict) == (1, "same direction")
 
 
+def test_depth_is_the_papers_at_two_rates(known, tmp_path):
+    full = make_setting(tmp_path, "full")
+    made = {corpus.name: corpus.at(full).recipe(0, {}) for corpus in DEEP[:2]}
+    paper = TRAINING["wikitext103"]
+    assert {recipe.model.layers for recipe in made.values()} == {PRESETS["wikitext103"].layers} == {16}
+    nag = made["ptb-deep-nag"].training
+    assert (nag.optimiser, nag.lr, nag.clip, nag.min_lr) == (paper.optimiser, paper.lr, paper.clip, paper.min_lr)
+    gap = cells(depth(known()))["artificial text, 6 layers, NAG at 1.0: CODA − Transformer", "test perplexity"]
+    assert (gap.sign, gap.verdict) == (-1, "same direction")
+    assert "−0.60 in the paper" in gap.note.replace("-", "−")
+
+
 def test_the_forms_of_coda_by_hand(tmp_path):
     """Every form differs from CODA in its own option alone, and no cell has a verdict."""
 
@@ -245,7 +259,7 @@ def test_the_forms_of_coda_are_trained_and_scored(tmp_path):
 
 def test_the_study_has_its_items_and_options():
     study = open_study("zheng2021")
-    assert list(study.items) == ["table1", "fig2", "table2", "table3", "table4", "rates", "section54", "forms"]
+    assert list(study.items) == ["table1", "fig2", "table2", "table3", "table4", "rates", "section54", "depth", "forms"]
     study.check_options(["heads", "data"], ["table3"])
     with pytest.raises(ValueError, match="no option 'heads'"):
         study.check_options(["heads"], ["table4"])

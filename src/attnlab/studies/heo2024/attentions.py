@@ -27,6 +27,13 @@ OTHERS = tuple(
     for name, label in {"nap": "NAP", "non": "NON", "de-attention": "de-attention"}.items()
 )
 ALL = (SOFTMAX, TRAINED, *GRID, *OTHERS)
+STARTS = tuple(  # with W⁻ random, or −I, of which the paper's lemma on gradients speaks
+    Variant("dagpam", f"daGPAM, λ from {start}, W⁻ {label}", {
+        "attention": "dagpam", "initial": start, "tied": "false", "negative_init": name,
+    })
+    for name, label in {"xavier": "random", "minus-identity": "= −I"}.items()
+    for start in ("0.0", "0.1", "0.5", "1.0")
+)  # fmt: skip
 
 
 def read_models(item: str, ground: Ground, variants: Sequence[Variant], measure: Measure) -> Variants:

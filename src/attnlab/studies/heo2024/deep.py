@@ -15,7 +15,7 @@ from attnlab.experiments.learning_rates import compare_at_best_rates
 from attnlab.experiments.study import Findings, Setting
 from attnlab.experiments.variants import VALIDATION, Value, Variant, Variants, read_perplexity
 from attnlab.experiments.verdicts import Cell
-from attnlab.studies.heo2024.attentions import ALL, GRID, OTHERS, SOFTMAX, TRAINED, read_models
+from attnlab.studies.heo2024.attentions import ALL, GRID, OTHERS, SOFTMAX, STARTS, TRAINED, read_models
 from attnlab.studies.heo2024.figures import draw_by_layer, draw_over_training
 from attnlab.studies.heo2024.measures import COLUMNS
 from attnlab.studies.heo2024.measures import DEEP as MEASURE
@@ -75,6 +75,23 @@ def rates(setting: Setting) -> Findings:
         )
         for ground in list_grounds(DEEP, setting, NAMES)
     )  # fmt: skip
+
+
+def starts(setting: Setting) -> Findings:
+    """The item: does daGPAM's perplexity depend on where λ and W⁻ start?"""
+    cells: list[Cell] = []
+    tried = setting.at(smoke=STARTS[::4], small=STARTS[::4], full=STARTS)
+    for ground in list_grounds(DEEP, setting, NAMES):
+        models = read_models("starts", ground, (SOFTMAX, *tried), MEASURE)
+        for column, part in PERPLEXITY.items():
+            value = read_perplexity(part)
+            cells += [models.make_level(each, column, value) for each in (SOFTMAX, *tried)]
+            cells += [models.make_contrast(each, SOFTMAX, column, value) for each in tried]
+    remark = (
+        "The paper's initial λ and W⁻ are not known, so no cell has a verdict. λ = 0 starts as softmax. If a start "
+        "brings the perplexity below softmax's, our start at 1 explains why the item ptb does not show the claim."
+    )
+    return Findings(cells, remarks=(remark,))
 
 
 def _list_variants(setting: Setting) -> tuple[Variant, ...]:

@@ -3,7 +3,7 @@
 from attnlab.experiments.study import Item, Scale, Study
 from attnlab.studies.snell2021.additive import a1
 from attnlab.studies.snell2021.agreements import table2, table3, table4, table6, table7, table8
-from attnlab.studies.snell2021.copying import fig3, section62
+from attnlab.studies.snell2021.copying import fig3, mixtures, section62
 from attnlab.studies.snell2021.datasets import table9
 from attnlab.studies.snell2021.derivative import derivative
 from attnlab.studies.snell2021.frozen import table10
@@ -41,6 +41,7 @@ STUDY = Study(
         "fig7": Item("Figure 7, §6.1: does β stay local?", fig7, seeds=MANY, edition=2),
         "prediction": Item("What attnlab diagnose predicts, and what seeds learn", prediction, seeds=MANY, edition=6),
         "section62": Item("§6.2: copying and a fixed permutation", section62, seeds=MANY),
+        "mixtures": Item("Why? Figure 3's mixture, trained for longer", mixtures, seeds=MANY),
         "table9": Item("Table 9: the data sets", table9, edition=2),
     },
     ELSEWHERE,

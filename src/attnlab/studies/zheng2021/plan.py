@@ -30,6 +30,20 @@ LANGUAGE = (
     ),
 )  # fmt: skip
 
+DEEP_WORDS = {**WORDS, "layers": "16", "warmup": "800", "steps": "5000", "evaluate_every": "250"}
+NAG = {"optimiser": "nag", "lr": "1.0", "clip": "0.1", "weight_decay": "0.0", "min_lr": "1e-4"}  # as on WikiText-103
+DEEP = (  # the paper's depth, at a rate for small models and at the paper's
+    StudyCorpus("ptb-deep", "Penn Treebank, 16 layers, AdamW at 0.001", "language",
+                {"full": {**DEEP_WORDS, "lr": "1e-3"}}, tags=OTHER),
+    StudyCorpus("ptb-deep-nag", "Penn Treebank, 16 layers, NAG at 1.0", "language", {"full": {**DEEP_WORDS, **NAG}},
+                tags=OTHER),
+    StudyCorpus(
+        ARTIFICIAL, "artificial text, 6 layers, NAG at 1.0", "language",
+        {"smoke": {**recipes.TINY, **NAG, "data": ARTIFICIAL, "block": "16", "context": "8", "layers": "6"}},
+        tags=OTHER,
+    ),
+)  # fmt: skip
+
 TRANSLATION = (
     StudyCorpus(
         "iwslt14", "IWSLT14 de→en", "translation", {"full": {"model": "iwslt14"}},
@@ -59,4 +73,4 @@ TRANSLATION = (
     ),
 )  # fmt: skip
 LIKE_IWSLT14 = tuple(corpus for corpus in TRANSLATION if corpus.name != "wmt14")  # of Tables 3 and 4
-NAMES = tuple(corpus.name for corpus in (*LANGUAGE, *TRANSLATION))
+NAMES = tuple(corpus.name for corpus in (*LANGUAGE, *DEEP, *TRANSLATION))
