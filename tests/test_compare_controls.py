@@ -82,6 +82,8 @@ def test_claims_stand_beside_what_was_found(tmp_path):
         "coda": ["open", "0.57 ×", "1.00 ×"],
         "sigmoid": ["worse", "1.00 ×", "1.00 ×"],
     }
+    results, _ = read_invented(tmp_path, "none", "softmax,coda,uniform", alpha="2")
+    assert [line[0] for line in tabulate_claims(results).rows] == ["uniform"]  # an option of all rows that have it
     LOSSES["dagpam"] = 4.0
     try:
         results, _ = read_invented(tmp_path, "none", "softmax,dagpam")
