@@ -85,6 +85,7 @@ def test_europarl_in_both_directions(tmp_path):
     assert other.read_sources("test") == one.read_references("test")
 
 
+@pytest.mark.slow
 def test_more_europarl_is_disjoint_from_the_held_out_parts(tmp_path):
     task = translation(tmp_path, data="europarl-480k", pair="de-en", units="word", joint=False)
     assert {part: task.count_examples(part) for part in task.parts} == {"train": 480_000, "valid": 3_000, "test": 3_000}
