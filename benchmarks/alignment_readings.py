@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from attnlab.aligning import AlignmentRequest, MapAligner
-from attnlab.aligning.pair_readers import Translator
+from attnlab.aligning.pair_readers import PretrainedTranslator
 from attnlab.aligning.word_tokens import EncodedLines
 from attnlab.analysis.alignment import NOWHERE, score
 from attnlab.huggingface.cross_pass import CrossPlan
@@ -149,7 +149,7 @@ def build_random_translator(device, dtype):
     ids = torch.arange(3, 13, device=device).view(2, 5)
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "decoder_input_ids": ids}
     plan = CrossPlan.from_record(model, pretrained.record(model, batch))
-    return Translator("random", model, (RandomWords(), RandomWords()), plan, 8)
+    return PretrainedTranslator("random", model, (RandomWords(), RandomWords()), plan, 8)
 
 
 def measure_gpu(given):

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from attnlab.aligning.agreement import choose_by_agreement
 from attnlab.aligning.aligner_training import compute_loss
 from attnlab.aligning.choice import Candidate
 from attnlab.aligning.deciding import DECISIONS, DecisionRule, decide_links
 from attnlab.aligning.extraction import PairBatch, project_contributions
+from attnlab.aligning.map_choice import choose_by_agreement
 from attnlab.aligning.soft_maps import join_maps, normalise_similarity, read_soft_map
 from attnlab.analysis.alignment import NOWHERE, CorpusAlignment
 from attnlab.records.record import Layer

@@ -67,13 +67,13 @@ def train_aligner(
         raise ValueError("no pair has words on both sides, so there is nothing to learn from")
     rng = random.Random(config.seed)
     rng.shuffle(batches)
-    learner: Learner | None = None
+    learner: AlignmentLearner | None = None
     done = 0
     for numbers in batches:
         batch = _read_batch(teacher, view, pairs, numbers)
         if learner is None:
             aligner.layer = AlignmentLayer(batch[0].shape[-1], batch[1].shape[-1], config.width).to(device)
-            learner = Learner(aligner.layer, config, len(batches), rng)
+            learner = AlignmentLearner(aligner.layer, config, len(batches), rng)
         loss = learner.learn(batch)
         done += len(numbers)
         tick(done, int(view.readable.sum()), f"loss {loss:.3f}")
@@ -97,7 +97,7 @@ def _read_batch(teacher: MapAligner, view: TrainedView, pairs: Pairs, numbers: l
     return x, y, links.to(x.device), find_live(view.words, numbers, sizes, x.device)
 
 
-class Learner:
+class AlignmentLearner:
     """Updates an alignment layer, one batch and some earlier ones at a time; the learning rate falls to 0."""
 
     def __init__(self, layer: AlignmentLayer, config: AlignerConfig, batches: int, rng: random.Random) -> None:

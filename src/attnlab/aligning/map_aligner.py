@@ -7,16 +7,16 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from attnlab.aligning.agreement import choose_by_agreement, choose_by_evidence, count_words, spread_sample
 from attnlab.aligning.choice import Candidate, RowSetting
 from attnlab.aligning.deciding import DecisionRule, decide_links
 from attnlab.aligning.extraction import FoundLinks, PairReader, Sentences, Tick, find_links, plan_pairs
-from attnlab.aligning.pair_readers import Translator, open_run_reader
+from attnlab.aligning.map_choice import choose_by_agreement, choose_by_evidence, count_words, spread_sample
+from attnlab.aligning.pair_readers import PretrainedTranslator, open_run_reader
 from attnlab.aligning.request import AlignmentRequest, Pairs, SelectionGold
 from attnlab.aligning.row_evidence import compare_settings
 from attnlab.aligning.soft_maps import join_maps
 from attnlab.aligning.trained_aligner import FILE, TrainedAligner
-from attnlab.aligning.views import AttentionView, Encoder, EncoderView, View
+from attnlab.aligning.views import AttentionView, Encoder, EncoderView, PairView
 from attnlab.analysis.symmetrise import Link
 from attnlab.models.lstm_config import LSTMConfig
 from attnlab.tasks.links import Gold
@@ -42,8 +42,8 @@ class RunTranslator:
         return "awo" if isinstance(self.run.recipe.model, LSTMConfig) else "awi"
 
 
-Direction = RunTranslator | Translator
-OpenView = Callable[[Pairs], View]
+Direction = RunTranslator | PretrainedTranslator
+OpenView = Callable[[Pairs], PairView]
 
 
 @dataclass(eq=False)
@@ -83,7 +83,7 @@ class MapAligner:
                 continue
             refuse_missing_run(name)
             with suggest_runs(name):
-                made.append(Translator.open(name, languages=request.get_languages(k), **how))
+                made.append(PretrainedTranslator.open(name, languages=request.get_languages(k), **how))
         return cls(request, directions=made)
 
     def choose(self, pairs: Pairs, tick: Tick = lambda done, of: None) -> None:
@@ -148,7 +148,7 @@ class MapAligner:
         assert isinstance(candidate, Candidate)
         null = alone and self.rule.decide == "argmax"
 
-        def open_view(pairs: Pairs) -> View:
+        def open_view(pairs: Pairs) -> PairView:
             source, target = pairs if k == 0 else pairs[::-1]
             reader = direction.open_pairs(source, target)
             return AttentionView(reader, candidate, self.request.pieces, backward=k == 1, null=null)

@@ -79,11 +79,11 @@ def open_pretrained_reader(
     name: str, source: Sentences, target: Sentences, *, device: torch.device, allow_code: bool = False
 ) -> PairReader:
     """Open sentence pairs for a Hugging Face encoder-decoder model."""
-    return Translator.open(name, device=device, allow_code=allow_code).open_pairs(source, target)
+    return PretrainedTranslator.open(name, device=device, allow_code=allow_code).open_pairs(source, target)
 
 
 @dataclass(frozen=True, eq=False)
-class Translator:
+class PretrainedTranslator:
     """A Hugging Face encoder-decoder that reads the pairs of one direction."""
 
     name: str
@@ -101,7 +101,7 @@ class Translator:
         allow_code: bool = False,
         precision: Precision = "auto",
         languages: Languages | None = None,
-    ) -> "Translator":
+    ) -> "PretrainedTranslator":
         """Load a model and prove that it can be recorded. Raises ValueError if it has no cross attention."""
         from attnlab.huggingface import dispatch, pretrained
 
@@ -128,12 +128,12 @@ class Translator:
         layers = len(self.plan) if self.plan else _count_layers(self.model)
 
         def read_batch(numbers: Sequence[int], wanted: AbstractSet[MapKey]) -> PairBatch:
-            return self._read([encoded[0].pick(numbers), encoded[1].pick(numbers)], wanted, layers)
+            return self._read_attention([encoded[0].pick(numbers), encoded[1].pick(numbers)], wanted, layers)
 
         size, tokens = (layers, self.heads), choose_batch_tokens(self.model.device)
         return PairReader(lengths[0], lengths[1], [*map(len, target)], readable, size, read_batch, notes, tokens)
 
-    def _read(self, encoded: Sequence[EncodedLines], wanted: AbstractSet[MapKey], layers: int) -> PairBatch:
+    def _read_attention(self, encoded: Sequence[EncodedLines], wanted: AbstractSet[MapKey], layers: int) -> PairBatch:
         from attnlab.huggingface import inputs, pretrained
 
         model, device = self.model, self.model.device

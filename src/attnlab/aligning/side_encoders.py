@@ -12,7 +12,7 @@ from attnlab.aligning.pair_readers import encode_run_words, get_vocabularies
 from attnlab.aligning.views import Encoder, average_pieces
 from attnlab.aligning.word_tokens import EncodedLines, Languages
 from attnlab.analysis.alignment import NOWHERE
-from attnlab.models.transformer import Translator as OwnTranslator
+from attnlab.models.transformer import Translator
 from attnlab.tasks.task import BOS, EOS, PAD
 from attnlab.training.run_list import find_folder
 from attnlab.training.runs import Run, open_run
@@ -53,7 +53,7 @@ class RunSide(SideEncoder):
     """The encoder of a Transformer that attnlab trained to translate from this language."""
 
     def __init__(self, run: Run) -> None:
-        if not isinstance(run.model, OwnTranslator):
+        if not isinstance(run.model, Translator):
             what = f"{run.folder.path} is a {type(run.model).__name__}"
             raise ValueError(f"{what}; an aligner is trained on the encoder of a Transformer that translates")
         self.run, self.device = run, next(run.model.parameters()).device

@@ -25,7 +25,7 @@ from attnlab.aligning.pair_readers import choose_batch_tokens, find_readable
 from attnlab.aligning.request import AlignmentRequest, Pairs
 from attnlab.aligning.side_encoders import SideEncoder, open_sides
 from attnlab.aligning.soft_maps import fit_shape, normalise_similarity
-from attnlab.aligning.views import Maps, View
+from attnlab.aligning.views import Maps, PairView
 from attnlab.files import replace_file
 from attnlab.files.user_files import parse_json
 from attnlab.training.runs import choose_device
@@ -95,7 +95,7 @@ class TrainedAligner:
         return TrainedView(self, *pairs)
 
 
-class TrainedView(View):
+class TrainedView(PairView):
     """Sentence pairs as a trained aligner reads them."""
 
     def __init__(self, aligner: TrainedAligner, source: Sentences, target: Sentences) -> None:

@@ -30,7 +30,7 @@ CENTRED = 256  # pairs from which the mean vectors are computed
 Maps = list[Tensor]  # (b,S,T) each
 
 
-class View(ABC):
+class PairView(ABC):
     """Sentence pairs as one model reads them."""
 
     readable: np.ndarray
@@ -44,7 +44,7 @@ class View(ABC):
 
 
 @dataclass(eq=False)
-class AttentionView(View):
+class AttentionView(PairView):
     """One direction of a translator."""
 
     reader: PairReader
@@ -122,7 +122,7 @@ def average_pieces(states: Tensor, owners: Tensor) -> Tensor:
     return member.mT @ states / member.sum(1).clamp_min(1).unsqueeze(-1)
 
 
-class EncoderView(View):
+class EncoderView(PairView):
     """The similarity of the words of both sides in one layer of an encoder."""
 
     def __init__(

@@ -7,9 +7,9 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnlab.aligning.agreement import spread_sample
 from attnlab.aligning.exporting import choose_alignment_heads, expand_links
 from attnlab.aligning.map_aligner import MapAligner
+from attnlab.aligning.map_choice import spread_sample
 from attnlab.aligning.projection import parse_spans, parse_tags, write_spans, write_tags
 from attnlab.aligning.request import AlignmentRequest, Pairs
 from attnlab.aligning.term_list import TermCounter
