@@ -1,6 +1,7 @@
 """What attnlab align makes of links: tags, terms, guided links, a page; and both directions from the command line."""
 
 import json
+import struct
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,12 @@ import torch
 from aligned_text import cli, write_pairs
 from test_align_pretrained import bpe
 
-from attnlab.aligning.exporting import expand_links
+from attnlab.aligning.choice import Candidate
+from attnlab.aligning.exporting import expand_links, measure_first_heads
+from attnlab.aligning.extraction import find_links
+from attnlab.aligning.pair_readers import PretrainedTranslator
 from attnlab.aligning.projection import parse_spans, parse_tags, write_spans, write_tags
+from attnlab.aligning.row_evidence import WordIds, measure_evidence
 from attnlab.aligning.term_list import TermCounter, find_phrases
 from attnlab.commands import align as command
 
@@ -78,18 +83,78 @@ def marian(tmp_path_factory):
     return folder
 
 
+def write_converted(folder, extra=b""):
+    """Write the parts of a CTranslate2 model that the export reads, as ctranslate2.specs serializes them."""
+    folder.mkdir(exist_ok=True)
+    name = lambda text: struct.pack("<H", len(text) + 1) + text.encode() + b"\0"  # noqa: E731
+    number = lambda text, value: name(text) + b"\0" + b"\2" + struct.pack("<Ih", 2, value)  # noqa: E731
+    matrix = name("decoder/layer_0/weight") + struct.pack("<BIIBI", 2, 3, 5, 0, 60) + bytes(range(60))
+    body = number("decoder/alignment_heads", 1) + matrix + number("decoder/alignment_layer", -1) + extra
+    head = struct.pack("<I", 6) + name("TransformerSpec") + struct.pack("<II", 7, 3)
+    (folder / "model.bin").write_bytes(head + body + struct.pack("<I", 0))
+    return head + body + struct.pack("<I", 0)
+
+
+def read_converted(folder, bare):
+    """Return the layer and the number of heads; no other byte may differ from what was written first."""
+    made = (folder / "model.bin").read_bytes()
+    values = []
+    for text in (b"decoder/alignment_layer\0", b"decoder/alignment_heads\0"):
+        at = bare.index(text) + len(text) + 6
+        values.append(struct.unpack("<h", made[at : at + 2])[0])
+        made = made[:at] + bare[at : at + 2] + made[at + 2 :]
+    assert made == bare
+    return values
+
+
+def test_heads_for_ctranslate2_have_the_evidence_of_their_links(marian):
+    """With two heads the candidates, head 0 and both heads, are also candidates of find_links."""
+    sides = read_sides(marian)
+    reader = PretrainedTranslator.open(str(marian / "model"), device=torch.device("cpu")).open_pairs(*sides)
+    candidates = lambda layers, _: [Candidate("weight", "awo", n, h) for n in range(layers) for h in (0, "mean")]  # noqa: E731
+    x, y = WordIds.number_words(*sides)
+    found = find_links(reader, candidates).aligned.items()
+    nats = {(c.layer, 1 if c.head == 0 else 2): measure_evidence(x, y, links).mean() for c, links in found}
+    assert measure_first_heads(reader, *sides) == pytest.approx(nats)
+    assert len({round(value, 6) for value in nats.values()}) == len(nats)
+
+
+def read_sides(folder):
+    return tuple([line.split() for line in (folder / name).read_text().splitlines()] for name in ("s", "t"))
+
+
+def test_a_folder_that_ctranslate2_did_not_convert_is_refused_before_anything_is_aligned(marian, tmp_path):
+    words = [marian / "model", marian / "s", marian / "t", "--export", "ctranslate2", "--export-to", tmp_path]
+    for content, message in (
+        (None, "no model.bin"),
+        (b"ab", "damaged"),
+        (struct.pack("<IH", 6, 0) + bytes(8), "has no"),
+    ):
+        if content is not None:
+            (tmp_path / "model.bin").write_bytes(content)
+        done = cli(*words, "--out", tmp_path / "links")
+        assert message in str(done.exception)
+        assert not (tmp_path / "links").exists()
+    done = cli("ibm1", *words[1:])
+    assert "has no attention" in str(done.exception)
+
+
 def test_both_directions_give_links_a_page_terms_and_heads(marian, tmp_path):
     model, s, t = marian / "model", marian / "s", marian / "t"
     (marian / "tags").write_text("\n".join(s.read_text().split("\n")))
     wanted = ["--show", tmp_path / "page.html", "--terms", tmp_path / "terms.tsv", "--project", marian / "tags"]
-    wanted += ["--export", "ctranslate2", "--export-to", tmp_path / "heads.json", "--gold", marian / "gold"]
+    bare = write_converted(tmp_path / "converted")
+    wanted += ["--export", "ctranslate2", "--export-to", tmp_path / "converted", "--gold", marian / "gold"]
     done = cli(model, s, t, "--reverse", model, "--out", tmp_path / "links", *wanted)
     assert done.exit_code == 0, done.output
     assert "chosen without gold links" in done.stderr
     assert (tmp_path / "links").read_text().count("\n") == 20
     assert (marian / "tags.projected").read_text() == t.read_text()
     assert "stroke-dasharray" in (tmp_path / "page.html").read_text()
-    assert json.loads((tmp_path / "heads.json").read_text())["alignment_heads"][0]
+    layer, heads = read_converted(tmp_path / "converted", bare)
+    assert layer in (0, 1, 2)
+    assert heads in (1, 2)
+    assert f"layer {layer}, head" in done.stderr
     assert not list(tmp_path.glob("links.partial*"))
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from attnlab.aligning import AlignmentRequest, MapAligner, SelectionGold, align
+from attnlab.aligning.exporting import check_converted
 from attnlab.aligning.map_aligner import reverse_gold
 from attnlab.aligning.request import Pairs, is_word_model
 from attnlab.analysis.alignment import score
@@ -58,9 +59,7 @@ class AlignOptions(AlignmentRequest):
         if self.export == "guided" and not self.guided_text:
             raise ValueError("--export guided needs the subword files to train on: pass --guided-text SRC TGT")
         if self.export == "ctranslate2" and not self.export_to:
-            raise ValueError(
-                "--export ctranslate2 needs --export-to, the folder of the converted model or a .json file"
-            )
+            raise ValueError("--export ctranslate2 needs the folder of the converted model: pass --export-to FOLDER")
         if self.tokenize not in ("none", "moses"):
             raise ValueError(f"--tokenize must be none (split at white space) or moses, got {self.tokenize!r}")
         if self.tokenize == "moses" and len((self.pair or "").split("-")) != 2:
@@ -91,6 +90,10 @@ def align_files(model: str, source: Path, target: Path, options: AlignOptions, o
     hard = bool(options.symmetrise) or any(map(is_word_model, filter(None, (model, options.reverse))))
     if hard and options.scores and options.reverse:
         raise ValueError("--scores needs a single direction or soft maps: omit --reverse or --scores")
+    if options.export == "ctranslate2":
+        if is_word_model(model):
+            raise ValueError(f"--export ctranslate2 needs a translator, and {model} has no attention")
+        check_converted(Path(options.export_to or ""))
     write = _align_at_once if hard else _align_in_chunks
     links, notes = write(model, source, target, options, out)
     gold = None

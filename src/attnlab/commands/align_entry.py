@@ -46,7 +46,7 @@ def align(
     terms: Annotated[str | None, Option(metavar="FILE", help="Write a bilingual list of terms, as TSV.")] = None,
     show: Annotated[str | None, Option(metavar="FILE", help="Write a page that draws the links.")] = None,
     export: Annotated[str | None, Option(help="ctranslate2 (alignment heads) or guided (links of pieces).")] = None,
-    export_to: Annotated[str | None, Option(help="Converted model or .json file of --export ctranslate2.")] = None,
+    export_to: Annotated[str | None, Option(help="Folder of the converted model of --export ctranslate2.")] = None,
     guided_text: Annotated[Files, Option(metavar="SRC TGT", help="Subword files of --export guided.")] = None,
     out: Annotated[Path | None, Option(help="File to write the links to; default: standard output.")] = None,
     device: Device = "auto",

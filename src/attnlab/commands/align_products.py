@@ -1,13 +1,12 @@
 """What attnlab align makes of links: projected tags, terms, a page, links of pieces, heads for CTranslate2."""
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnlab.aligning.exporting import choose_alignment_heads, expand_links
+from attnlab.aligning.exporting import expand_links, measure_first_heads, write_alignment_heads
 from attnlab.aligning.map_aligner import MapAligner
 from attnlab.aligning.map_choice import spread_sample
 from attnlab.aligning.projection import parse_spans, parse_tags, write_spans, write_tags
@@ -75,8 +74,10 @@ def write_products(lines: Iterable[LinkedLine], options: "AlignOptions", gold: G
     return notes
 
 
-def write_heads(model: str, request: AlignmentRequest, pairs: Iterable[tuple[list[str], list[str]]], out: Path) -> str:
-    """Write the alignment heads of a translator, into the config.json of a converted model if there is one."""
+def write_heads(
+    model: str, request: AlignmentRequest, pairs: Iterable[tuple[list[str], list[str]]], folder: Path
+) -> str:
+    """Choose the heads of a translator that align best, and set them in a model that CTranslate2 converted."""
     aligner = MapAligner.open(model, request)
     if not aligner.directions:
         raise ValueError(f"--export ctranslate2 needs a translator with cross attention, and {model} is none")
@@ -84,11 +85,11 @@ def write_heads(model: str, request: AlignmentRequest, pairs: Iterable[tuple[lis
     sample: Pairs = tuple(zip(*(full[k] for k in spread_sample(len(full), 200)), strict=True))  # type: ignore[assignment]
     if not sample:
         raise ValueError("no pair has words on both sides, so no heads can be chosen")
-    heads = choose_alignment_heads(aligner.directions[0].open_pairs(*sample), *sample)
-    config = out / "config.json" if out.is_dir() else out
-    known = json.loads(config.read_text()) if config.is_file() else {}
-    write_text(config, json.dumps(known | heads, indent=2) + "\n")
-    return f"{config}: alignment_heads {heads['alignment_heads']}"
+    nats = measure_first_heads(aligner.directions[0].open_pairs(*sample), *sample)
+    layer, heads = max(nats, key=lambda place: nats[place])
+    write_alignment_heads(folder, layer, heads)
+    which = "head 0" if heads == 1 else f"heads 0 to {heads - 1}"
+    return f"{folder}: CTranslate2 now returns the attention of layer {layer}, {which}"
 
 
 def _project(tags: list[str], line: LinkedLine, file: str) -> tuple[str, int]:
