@@ -1,6 +1,7 @@
 """Beam search with beam 5: sentences per second, beside `generate` of a Marian of the same size in the same run.
 
     python benchmarks/decoding.py [--out results/decoding] [--batch 32,128] [--attention softmax,coda] [--size iwslt14]
+                                  [--resume]
     python benchmarks/decoding.py --ctranslate2 [--dtype float32,bfloat16]        on a CPU with ctranslate2 installed
 
 All models have random weights and generate the same number of tokens for every sentence. Sources have between half
@@ -16,10 +17,12 @@ outputs have the same forced length, and the times are of equal numbers of steps
 
 import argparse
 import statistics
+import sys
 import tempfile
 import time
 from dataclasses import replace
 from importlib.metadata import version
+from itertools import product
 
 import measuring
 import torch
@@ -147,28 +150,38 @@ def compare_speeds(ours, peers, batch, config, device, longest, repeats):
     return first, {name: statistics.median(taken) for name, taken in times.items()}
 
 
-def measure_all(given, device):
+def measure_all(given, device, sheet):
+    """Yield the rows that the sheet lacks."""
     config, captured = SIZES[given.size], device.type == "cuda"
     default = torch.bfloat16 if captured else torch.float32
-    marian, rows = make_generate(build_marian(config, device, default), given.tokens), []
-    for name in given.attention:
+    about = {"size": given.size, "beam": BEAM, "tokens": given.tokens, "captured": captured}
+    kinds = product(given.attention, given.dtype, given.batch)
+    rows = [about | dict(zip(("attention", "dtype", "batch"), kind, strict=True)) for kind in kinds]
+    rows = [row for row in rows if sheet.lacks(row)]
+    marian = make_generate(build_marian(config, device, default), given.tokens) if rows else None
+    for name in dict.fromkeys(row["attention"] for row in rows):
         torch.manual_seed(SEED)
         model = build(replace(config, attention=name)).eval()
         peers = {"marian": marian}
         if given.ctranslate2 and name == "softmax":
             peers |= build_peers(model, config, given.tokens)
         check_equal(model.to(device).double(), config, device)
-        for dtype in given.dtype:
-            row = {"attention": name, "size": given.size, "beam": BEAM, "tokens": given.tokens, "captured": captured}
-            ours = make_search(model.to(getattr(torch, dtype)), given.tokens, captured)
-            for batch in given.batch:
-                first, seconds = compare_speeds(ours, peers, batch, config, device, given.source, given.repeats)
-                mine = seconds.pop("ours")
-                row |= {"dtype": dtype, "batch": batch, "sentences_per_s": batch / mine, "first_batch_s": first}
-                for peer, taken in seconds.items():
-                    row |= {f"{peer}_sentences_per_s": batch / taken, f"times_{peer}": taken / mine}
-                rows.append(dict(row))
-    return rows
+        for row in rows:
+            if row["attention"] != name:
+                continue
+            ours = make_search(model.to(getattr(torch, row["dtype"])), given.tokens, captured)
+            batch = row["batch"]
+            first, seconds = compare_speeds(ours, peers, batch, config, device, given.source, given.repeats)
+            mine = seconds.pop("ours")
+            row |= {"sentences_per_s": batch / mine, "first_batch_s": first}
+            for peer, taken in seconds.items():
+                row |= {f"{peer}_sentences_per_s": batch / taken, f"times_{peer}": taken / mine}
+            yield row
+
+
+def identify(row):
+    """Return what a row is about."""
+    return [row.get(key) for key in ("attention", "size", "beam", "tokens", "dtype", "batch")]
 
 
 def main():
@@ -183,6 +196,7 @@ def main():
     parser.add_argument("--dtype", default="bfloat16" if on_gpu else "float32", help="comma-separated types of ours")
     parser.add_argument("--ctranslate2", action="store_true", help="on a CPU, measure CTranslate2 too")
     parser.add_argument("--out", help="folder to write the numbers to, as JSON")
+    parser.add_argument("--resume", action="store_true", help="measure only the rows that the file in --out lacks")
     given = parser.parse_args()
     given.attention, given.batch = given.attention.split(","), [int(n) for n in given.batch.split(",")]
     given.dtype = given.dtype.split(",")
@@ -190,7 +204,6 @@ def main():
         parser.error("--ctranslate2 compares on a CPU; hide the GPU with CUDA_VISIBLE_DEVICES=")
     if not on_gpu:
         torch.set_num_threads(1)
-    rows = measure_all(given, torch.device("cuda" if on_gpu else "cpu"))
     about = measuring.collect_provenance(SEED) | {"transformers": version("transformers")}
     keys = ["attention", "dtype", "batch", "sentences_per_s", "marian_sentences_per_s", "times_marian", "first_batch_s"]
     columns = ["attention", "type", "batch", "sentences/s", "Marian's", "× Marian", "first batch s"]
@@ -198,9 +211,12 @@ def main():
         about |= {"ctranslate2": version("ctranslate2")}
         keys += [f"times_ctranslate2_{kind}" for kind in ("float32", "int8")]
         columns += ["× CTranslate2 float32", "× CTranslate2 int8"]
+    sheet = measuring.Sheet(given.out, "gpu" if on_gpu else "cpu", about, identify, given.resume)
+    for row in measure_all(given, torch.device("cuda" if on_gpu else "cpu"), sheet):
+        print(row, file=sys.stderr, flush=True)
+        sheet.add(row)
     print(f"beam {BEAM}, {given.tokens} tokens, {given.size} on {about['hardware']}, torch {about['torch']}")
-    print(measuring.format_table(columns, [[row.get(key, "–") for key in keys] for row in rows]))
-    measuring.write_results(given.out, "gpu" if on_gpu else "cpu", about, rows)
+    print(measuring.format_table(columns, [[row.get(key, "–") for key in keys] for row in sheet.rows]))
 
 
 if __name__ == "__main__":

@@ -109,8 +109,59 @@ def write_results(out: str | None, name: str, about: dict[str, Any], rows: list[
     if out:
         path = Path(out) / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"about": about, "rows": rows}, indent=1, ensure_ascii=False) + "\n")
+        path.write_text(_format_json(about, rows), encoding="utf-8")
         print(f"written: {path}")
+
+
+class Sheet:
+    """The rows of one file of results. Every row is stored when it is measured, so an interruption loses none.
+
+    Rows of earlier runs stay until they are measured again; those of another commit say which. Nothing is stored
+    without a folder. identify: returns what a row is about, so that a new row replaces the old one. resume: whether
+    `lacks` is False for the rows that the file has.
+    """
+
+    def __init__(
+        self, out: str | None, name: str, about: dict[str, Any], identify: Callable[[dict[str, Any]], Any],
+        resume: bool = False,
+    ) -> None:  # fmt: skip
+        self.path, self.about, self.identify = Path(out) / f"{name}.json" if out else None, about, identify
+        self.rows: list[dict[str, Any]] = []
+        if self.path and self.path.exists():
+            before = json.loads(self.path.read_text(encoding="utf-8"))
+            self._check_machine(before["about"])
+            self.rows = [{"commit": before["about"]["commit"]} | row for row in before["rows"]]
+            for row in self.rows:
+                if row["commit"] == about["commit"]:
+                    del row["commit"]
+        measured = (row for row in self.rows if "not_run" not in row)
+        self.known = {self._name(row) for row in measured} if resume else set()
+
+    def lacks(self, row: dict[str, Any]) -> bool:
+        """Return whether such a row is to be measured."""
+        return self._name(row) not in self.known
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Store a row in place of an old one about the same, and write the file."""
+        self.rows = [old for old in self.rows if self._name(old) != self._name(row)] + [row]
+        if self.path:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            draft = self.path.with_suffix(".part")
+            draft.write_text(_format_json(self.about, self.rows), encoding="utf-8")
+            draft.replace(self.path)
+
+    def _name(self, row: dict[str, Any]) -> str:
+        return json.dumps(self.identify(row))
+
+    def _check_machine(self, before: dict[str, Any]) -> None:
+        for key in ("hardware", "torch", "triton"):
+            if key in before and before[key] != self.about[key]:
+                told = f"{self.path} was measured with {key} {before[key]}, and this is {self.about[key]}"
+                raise SystemExit(f"{told}: move the file, or choose another --out")
+
+
+def _format_json(about: dict[str, Any], rows: list[dict[str, Any]]) -> str:
+    return json.dumps({"about": about, "rows": rows}, indent=1, ensure_ascii=False) + "\n"
 
 
 def _count_calls(step: Callable[[], Any]) -> int:

@@ -1,7 +1,7 @@
 """Each mechanism, forward and backward, beside the fastest softmax attention in the same run: time and peak memory.
 
     python benchmarks/mechanisms.py [--out results/mechanisms] [--only dagpam,coda] [--part layers|llama|host]
-                                    [--length 2048] [--definition] [--jobs 12] [--tiny]
+                                    [--case grouped] [--length 2048] [--definition] [--jobs 12] [--resume] [--tiny]
 
 layers  one layer of each mechanism, causal, queries in the memory layout of a projection; a mechanism with a carry
         receives one. On a GPU in bf16: time on the device (CUDA graph) and in eager mode, and with --definition the
@@ -13,9 +13,10 @@ host    the time of one eager call on the host alone, at a size where the GPU is
         torch's SDPA backends by the same clock.
 
 A time is printed only if the output and the gradients first equal those of the definition, in float32, on the first
-example and its first 2,048 tokens. --tiny runs everything with tiny sizes, to see that it works. Numbers are written
-after each case. --jobs compiles all kernels of the layers in several processes before anything is timed; the timing
-process then loads them from Triton's cache.
+example and its first 2,048 tokens. --tiny runs everything with tiny sizes, to see that it works. --jobs compiles all
+kernels of the layers in several processes before anything is timed; the timing process then loads them from Triton's
+cache. Every row is written when it is measured, and rows of the file that a run does not measure stay. --resume
+measures only what the file lacks; the peer is measured again, and each row is compared with that of its own run.
 """
 
 import argparse
@@ -32,7 +33,6 @@ import measuring
 import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from attnlab.mechanisms import MECHANISMS, attention
 from attnlab.mechanisms.kernels.launch import LAUNCHED
@@ -91,6 +91,8 @@ class Case:
 
     def make_flex(self):
         """Return FlexAttention with the mask of this case, compiled."""
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention  # imports the compiler
+
         b, _, n, _ = self.shape
         keep = torch.ones(b, n, dtype=torch.bool, device=self.device) if self.mask is None else self.mask[:, 0, 0]
 
@@ -168,13 +170,25 @@ def compile_layer(name, cases, definition):
     return name
 
 
-def compile_layers(names, cases, definition, jobs):
-    """Compile the layers of all mechanisms in `jobs` processes. Shapes of one kind share their programs."""
-    small = {label: ((2, h, COMPILED, d), options) for label, (_, h, _, d), options in cases}
-    kinds = [*small.values(), ((2, *SHAPES[0][1:]), {})]
+def compile_layers(names, cases, definition, jobs, sheet):
+    """Compile the layers that the sheet lacks, in `jobs` processes. Shapes of one kind share their programs."""
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        for name in pool.map(partial(compile_layer, cases=kinds, definition=definition), names):
-            print(f"compiled: {name}", file=sys.stderr, flush=True)
+        running = []
+        for name in names:
+            lacking = [case for case in cases if any(map(sheet.lacks, list_rows([name], case, definition)))]
+            small = {label: ((2, h, COMPILED, d), options) for label, (_, h, _, d), options in lacking}
+            kinds = [*small.values(), ((2, *SHAPES[0][1:]), {})]
+            running += [pool.submit(compile_layer, name, kinds, definition)] if lacking else []
+        for job in running:
+            print(f"compiled: {job.result()}", file=sys.stderr, flush=True)
+
+
+def list_rows(names, case, definition):
+    """Return the rows of one case of the layers, before they are measured."""
+    label, shape, options = case
+    about = {"part": "layers", "case": label, "shape": [*shape[:2], options.get("groups", shape[1]), *shape[2:]]}
+    ways = ("auto", *WAYS) if definition else ("auto",)
+    return [about | {"mechanism": name, "by": way} for name in names for way in ways]
 
 
 def measure_step(row, make_step, *, graph=True, host=False):
@@ -201,36 +215,37 @@ def measure_step(row, make_step, *, graph=True, host=False):
     return row
 
 
-def measure_layers(names, cases, device, definition):
-    """Yield the rows of each case: the fastest peer first, then every mechanism."""
-    for label, shape, options in cases:
-        case = Case(shape, device, **options)
-        about = {"part": "layers", "case": label, "shape": [*shape[:2], case.groups, *shape[2:]]}
-        ways = {b.name.lower(): b for b in BACKENDS[:3] if device == "cuda"} or {"math": BACKENDS[3]}
-        ways |= {"flex": None} if device == "cuda" else {}
-        peers = []
-        for way, backend in ways.items():
+def measure_layers(names, cases, device, definition, sheet):
+    """Yield the rows that the sheet lacks, case by case: the fastest peer first, then every mechanism."""
+    for each in cases:
+        if not (rows := [row for row in list_rows(names, each, definition) if sheet.lacks(row)]):
+            continue
+        _, shape, options = each
+        case, peers = Case(shape, device, **options), []
+        backends = {b.name.lower(): b for b in BACKENDS[:3] if device == "cuda"} or {"math": BACKENDS[3]}
+        backends |= {"flex": None} if device == "cuda" else {}
+        for way, backend in backends.items():
             make = partial(lambda case, backend: (case.make_peer(backend), {}), case, backend)
-            peers.append(measure_step(about | {"mechanism": PEER, "by": way}, make))
+            peers.append(measure_step(rows[0] | {"mechanism": PEER, "by": way}, make))
         able = [row for row in peers if "eager_ms" in row]
-        rows = [min(able, key=read_clock)] if able else peers[:1]
-        for name in names:
-            for way in ("auto", *WAYS) if definition else ("auto",):
-                rows.append(measure_step(about | {"mechanism": name, "by": way}, partial(prepare, case, name, way)))
-        yield rows
+        yield min(able, key=read_clock) if able else peers[0]
+        for row in rows:
+            yield measure_step(row, partial(prepare, case, row["mechanism"], row["by"]))
 
 
-def measure_host(names, shape, device):
-    """Yield rows with the host time of one call: the fastest of torch's backends first, then every mechanism."""
-    case, peers = Case(shape, device), []
+def measure_host(names, shape, device, sheet):
+    """Yield the rows that the sheet lacks: the fastest of torch's backends first, then every mechanism."""
     about = {"part": "host", "case": "causal", "shape": [*shape[:2], *shape[1:]]}
+    rows = [about | {"mechanism": name, "by": "auto"} for name in names]
+    if not (rows := [row for row in rows if sheet.lacks(row)]):
+        return
+    case, peers = Case(shape, device), []
     for backend in BACKENDS[:3] if device == "cuda" else BACKENDS[3:]:
         make = partial(lambda backend: (case.make_peer(backend), {}), backend)
         peers.append(measure_step(about | {"mechanism": PEER, "by": backend.name.lower()}, make, host=True))
-    yield [min(peers, key=lambda row: row.get("host_ms", float("inf")))]
-    for name in names:
-        row = about | {"mechanism": name, "by": "auto"}
-        yield [measure_step(row, partial(prepare, case, name, "auto"), host=True)]
+    yield min(peers, key=lambda row: row.get("host_ms", float("inf")))
+    for row in rows:
+        yield measure_step(row, partial(prepare, case, row["mechanism"], "auto"), host=True)
 
 
 def prepare(case, name, way):
@@ -244,15 +259,17 @@ def prepare(case, name, way):
     return case.make_step(mechanism, leaves), more
 
 
-def measure_llamas(names, device, tiny):
-    """Yield the row of the model's own attention, then one for each mechanism."""
+def measure_llamas(names, device, tiny, sheet):
+    """Yield the rows that the sheet lacks: that of the model's own attention, then one for each mechanism."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     options = {"device": device, "dtype": dtype, "tiny": tiny, "seed": SEED}
-    tokens = adapted_llama.TINY_TOKENS if tiny else adapted_llama.TOKENS
-    for name in [None, *names]:
-        row = {"part": "llama", "case": "adapted", "shape": list(tokens), "mechanism": name or PEER, "by": "auto"}
+    about = {"part": "llama", "case": "adapted", "by": "auto"}
+    about |= {"shape": list(adapted_llama.TINY_TOKENS if tiny else adapted_llama.TOKENS)}
+    missing = [name for name in names if sheet.lacks(about | {"mechanism": name})]
+    for name in [None, *missing] if missing else []:
+        row = about | {"mechanism": name or PEER}
         row |= {"carry_dtype": name_dtype(dtype)} if name and MECHANISMS[name].carries else {}
-        yield [measure_step(row, lambda name=name: (adapted_llama.make_step(name, **options), {}), graph=False)]
+        yield measure_step(row, lambda name=name: (adapted_llama.make_step(name, **options), {}), graph=False)
 
 
 def name_dtype(dtype):
@@ -264,14 +281,16 @@ def read_clock(row):
     return next((row[key] for key in ("host_ms", "device_ms", "eager_ms") if key in row), None)
 
 
-def compare_with_peers(rows, speeds):
-    """Add to each row its time over that of the peer of its case, and on a GPU over its floor."""
-    for row in rows:
-        same = [r for r in rows if all(r[key] == row[key] for key in ("part", "case", "shape"))]
-        peer = next(r for r in same if r["mechanism"] == PEER)
-        if read_clock(row) and read_clock(peer):
-            row["times_peer"] = read_clock(row) / read_clock(peer)
-    floors.add_floors(rows, speeds)
+def identify(row):
+    """Return what a row is about. Of the peers only the fastest is kept."""
+    return [row["part"], row["case"], row["shape"], row["mechanism"], row["by"] if row["mechanism"] != PEER else ""]
+
+
+def compare_with_peer(row, peer, speeds):
+    """Add to a row its time over that of the peer of its case, and on a GPU over its floor."""
+    if read_clock(row) and read_clock(peer):
+        row["times_peer"] = read_clock(row) / read_clock(peer)
+    floors.add_floors([row], speeds)
 
 
 def show(rows, about):
@@ -300,6 +319,7 @@ def main():
     parser.add_argument("--definition", action="store_true", help="also time the definition, eager and compiled")
     parser.add_argument("--jobs", type=int, default=0, help="processes that compile the layers first; default: none")
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, to see that everything works")
+    parser.add_argument("--resume", action="store_true", help="measure only the rows that the file in --out lacks")
     parser.add_argument("--out", help="folder to write the numbers to, as JSON")
     given = parser.parse_args()
     names = given.only.split(",") if given.only else list(MECHANISMS)
@@ -313,21 +333,21 @@ def main():
     cases = TINY_CASES if given.tiny else CASES if device == "cuda" else CPU_CASES
     cases = [case for case in cases if given.length in (None, case[1][2]) and case[0] in (given.case or kinds)]
     parts = {
-        "layers": lambda: measure_layers(names, cases, device, given.definition),
-        "llama": lambda: measure_llamas(names, device, given.tiny),
-        "host": lambda: measure_host(names, TINY_SHAPE if given.tiny else HOST_SHAPE, device),
+        "layers": partial(measure_layers, names, cases, device, given.definition),
+        "llama": partial(measure_llamas, names, device, given.tiny),
+        "host": partial(measure_host, names, TINY_SHAPE if given.tiny else HOST_SHAPE, device),
     }
-    if given.jobs and device == "cuda" and given.part in (None, "layers"):
-        compile_layers(names, cases, given.definition, given.jobs)
     speeds = floors.measure_speeds() if device == "cuda" else {}
     about = measuring.collect_provenance(SEED) | {"speeds": speeds}
     for part in [given.part] if given.part else parts:
-        rows = []
-        for more in parts[part]():
-            rows += more
-            compare_with_peers(rows, speeds)
-            measuring.write_results(given.out, f"{device}-{part}", about, rows)
-        show(rows, about)
+        sheet, peer = measuring.Sheet(given.out, f"{device}-{part}", about, identify, given.resume), None
+        if given.jobs and device == "cuda" and part == "layers":
+            compile_layers(names, cases, given.definition, given.jobs, sheet)
+        for row in parts[part](sheet=sheet):
+            peer = row if row["mechanism"] == PEER else peer
+            compare_with_peer(row, peer, speeds)
+            sheet.add(row)
+        show(sheet.rows, about)
 
 
 if __name__ == "__main__":

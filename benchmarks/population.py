@@ -1,6 +1,7 @@
 """Many seeds trained at once, beside what a user would do otherwise.
 
     python benchmarks/population.py [--part lstm|transformer|start|command] [--out results/population] [--seeds 20]
+                                    [--resume]
 
 lstm         the copy study of Snell et al. 2021, seed-steps per second. The peer is the same model with `nn.LSTM`
              (cuDNN on a GPU) and Adam, eager, one seed after the other. Both use tf32 products on a GPU.
@@ -10,6 +11,7 @@ start        from the command to the thirtieth update of one run of it, in secon
 command      12 seeds × 4,000 updates of it, from the command to the last BLEU, in seconds. Needs a GPU.
 
 Times are printed only if a small population first ends as its seeds do alone. On a CPU everything has one thread.
+Every row is written when it is measured; --resume measures only what the files in --out lack.
 """
 
 import argparse
@@ -104,79 +106,73 @@ def measure_time(step, device, steps):
     return (time.perf_counter() - start) / steps
 
 
-def measure_lstms(device, given):
-    """Print and return the rows of the copy study."""
-    check_equal(device)
+def measure_lstms(device, given, sheet):
+    """Yield the rows of the copy study that the sheet lacks."""
+    rows = [({"case": name, "seeds": given.seeds}, types) for name, types in LSTM_CASES.items()]
+    rows = [(row, types) for row, types in rows if sheet.lacks(row)]
+    if rows:
+        check_equal(device)
     torch.set_float32_matmul_precision("high")
-    rows = []
-    for name, types in (("permutations of 40", 40), ("40 of 60", 60)):
+    for row, types in rows:
         case = CopyExperiment(data="subset", types=types)
         alone = measure_single(case, device, given.steps)
         ours = measure_population(case, given.seeds, device, given.steps)
         speeds = {"one_by_one_per_s": 1 / alone, "population_per_s": given.seeds / ours}
-        rows.append({"case": name, "seeds": given.seeds} | speeds | {"times": given.seeds * alone / ours})
+        yield row | speeds | {"times": given.seeds * alone / ours}
     torch.set_float32_matmul_precision("highest")
-    print("seed-steps per second, batches of 128 × 41, width 256")
-    keys = ["case", "seeds", "one_by_one_per_s", "population_per_s", "times"]
-    columns = ["case", "seeds", "one by one", "population", "×"]
-    print(measuring.format_table(columns, [[r[k] for k in keys] for r in rows]))
-    return rows
 
 
-def measure_transformers(device, given):
-    """Print and return the rows of the translator."""
-    rows, on_gpu = [], device.type == "cuda"
+def measure_transformers(device, given, sheet):
+    """Yield the rows of the translator that the sheet lacks."""
+    on_gpu = device.type == "cuda"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for attention in ("softmax", "coda", "dagpam"):
-            transformers.check_equal(attention, device, folder)
-            for members in (1, 12) if on_gpu else (2,):
-                rows.append(transformers.measure_together(attention, members, device, folder, tiny=not on_gpu))
-                print(rows[-1], file=sys.stderr, flush=True)
+            rows = [{"way": "population", "attention": attention, "runs": n} for n in ((1, 12) if on_gpu else (2,))]
+            if rows := [row for row in rows if sheet.lacks(row)]:
+                transformers.check_equal(attention, device, folder)
+            for row in rows:
+                yield transformers.measure_together(attention, row["runs"], device, folder, tiny=not on_gpu)
                 if on_gpu:
                     torch.cuda.empty_cache()
                     torch.cuda.reset_peak_memory_stats()
-        if on_gpu:
-            rows.append(transformers.measure_processes("softmax", 1, folder, mps=False))
-            rows.append(transformers.measure_processes("softmax", 8, folder, mps=True))
-    print("target tokens per second of all runs")
-    keys = ["way", "attention", "runs", "tokens_per_s", "ms_per_update", "start_s", "reserved_gib"]
-    columns = ["way", "attention", "runs", "tokens/s", "ms/update", "30 updates after s", "GiB"]
-    print(measuring.format_table(columns, [[r.get(k, "–") for k in keys] for r in rows]))
-    return rows
+        for runs in (1, 8) if on_gpu else ():
+            if sheet.lacks({"way": "processes", "attention": "softmax", "runs": runs}):
+                yield transformers.measure_processes("softmax", runs, folder, mps=runs > 1)
 
 
-def refuse_cpu(device, part):
-    """Exit if a part that measures a GPU has none."""
-    if device.type != "cuda":
-        raise SystemExit(f"--part {part} needs a GPU")
+def measure_command(device, given, sheet):
+    """Yield the time of the whole command, if the sheet lacks it."""
+    if sheet.lacks({"attention": "softmax", "runs": 12}):
+        with tempfile.TemporaryDirectory() as name:
+            yield transformers.measure_command(12, Path(name))
 
 
-def measure_command(device, given):
-    """Print and return the time of the whole command."""
-    refuse_cpu(device, "command")
-    with tempfile.TemporaryDirectory() as name:
-        row = transformers.measure_command(12, Path(name))
-    print(f"12 seeds × {row['updates']:,} updates and BLEU: {row['seconds']:.0f} s, mean BLEU {row['mean_bleu']:.1f}")
-    return [row]
+def measure_starts(device, given, sheet):
+    """Yield the times to the thirtieth update that the sheet lacks: in empty caches, and again."""
+    for attention in ("softmax", "coda"):
+        if sheet.lacks({"attention": attention}):
+            with tempfile.TemporaryDirectory() as name:
+                (caches := Path(name) / "caches").mkdir()
+                first, again = (transformers.measure_start(attention, Path(name), caches) for _ in range(2))
+            yield {"attention": attention, "first_s": first, "again_s": again}
 
 
-def measure_starts(device, given):
-    """Print and return the time to the thirtieth update: the first time, in empty caches, and again."""
-    refuse_cpu(device, "start")
-    rows = []
-    with tempfile.TemporaryDirectory() as name:
-        for attention in ("softmax", "coda"):
-            (caches := Path(name) / f"caches-{attention}").mkdir()
-            first, again = (transformers.measure_start(attention, Path(name), caches) for _ in range(2))
-            rows.append({"attention": attention, "first_s": first, "again_s": again})
-    print("seconds from the command to the thirtieth update")
-    print(measuring.format_table(["attention", "in empty caches", "again"], [list(row.values()) for row in rows]))
-    return rows
+def identify(row):
+    """Return what a row is about: processes under MPS are measured instead of others."""
+    way = "processes" if row.get("way", "population") != "population" else "population"
+    return [way, *(row.get(key) for key in ("attention", "runs", "case", "seeds"))]
 
 
+LSTM_CASES = {"permutations of 40": 40, "40 of 60": 60}  # names, and numbers of types
 PARTS = {"lstm": measure_lstms, "transformer": measure_transformers, "start": measure_starts}
 PARTS |= {"command": measure_command}
+TITLES = {
+    "lstm": "seed-steps per second, batches of 128 × 41, width 256",
+    "transformer": "target tokens per second of all runs",
+    "start": "seconds from the command to the thirtieth update: in empty caches, and again",
+    "command": "from the command to the last BLEU",
+}
 
 
 def main():
@@ -186,15 +182,24 @@ def main():
     parser.add_argument("--seeds", type=int, default=20 if on_gpu else 4, help="of the copy study")
     parser.add_argument("--steps", type=int, default=100 if on_gpu else 4, help="of the copy study")
     parser.add_argument("--out", help="folder to write the numbers to, as JSON")
+    parser.add_argument("--resume", action="store_true", help="measure only the rows that the files in --out lack")
     given = parser.parse_args()
+    if given.part in ("start", "command") and not on_gpu:
+        parser.error(f"--part {given.part} needs a GPU")
     device = torch.device("cuda" if on_gpu else "cpu")
     if not on_gpu:
         torch.set_num_threads(1)
     about = measuring.collect_provenance(0)
     print(f"on {about['hardware']}, torch {about['torch']}")
     for part in [given.part] if given.part else list(PARTS)[: 4 if on_gpu else 2]:
-        rows = PARTS[part](device, given)
-        measuring.write_results(given.out, f"{'gpu' if on_gpu else 'cpu'}-{part}", about, rows)
+        name = f"{'gpu' if on_gpu else 'cpu'}-{part}"
+        sheet = measuring.Sheet(given.out, name, about, identify, given.resume)
+        for row in PARTS[part](device, given, sheet):
+            print(row, file=sys.stderr, flush=True)
+            sheet.add(row)
+        print(TITLES[part])
+        keys = list(dict.fromkeys(key for row in sheet.rows for key in row))
+        print(measuring.format_table(keys, [[row.get(key, "–") for key in keys] for row in sheet.rows]))
 
 
 if __name__ == "__main__":

@@ -496,7 +496,9 @@ def format_spread(values: list[float], digits: int, between: tuple[float, float]
 
 def read_results(path: Path) -> tuple[dict, list[dict]]:
     content = json.loads(path.read_text(encoding="utf-8"))
-    return content["about"], content["rows"]
+    about, rows = content["about"], content["rows"]
+    commits = dict.fromkeys([about.get("commit"), *(row["commit"] for row in rows if "commit" in row)])
+    return about | {"commit": " and ".join(map(str, commits))}, rows
 
 
 def render_head(title: str, about: dict, command: str) -> str:

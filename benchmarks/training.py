@@ -1,7 +1,7 @@
 """A training step of the iwslt14 model, beside Hugging Face's Marian and, on a CPU, Joey NMT of the same size.
 
     python benchmarks/training.py [--out results/training] [--tokens 4096,16384] [--attention softmax,coda,dagpam]
-                                  [--compile auto,static] [--joey /path/to/joey/bin/python]
+                                  [--compile auto,static] [--resume] [--joey /path/to/joey/bin/python]
 
 A step is forward, backward and the update (Adam), at a given number of target tokens, with length 32 on both sides and
 no padding. All models have the same layers, widths, vocabularies, activation, label smoothing and dropouts.
@@ -9,7 +9,8 @@ no padding. All models have the same layers, widths, vocabularies, activation, l
 On a GPU, in bf16 and in the same run: ours as `attnlab train` runs it (CUDA graphs, blocks compiled as --compile says),
 Marian as transformers runs it by default: eager, sdpa, fused Adam. With compile=auto a shape is compiled after AFTER
 batches instead of a thousand, and its speed is also measured before. Programs that one --compile has compiled are in
-torch's cache for the next one; so the seconds to compile are those of the first in the list.
+torch's cache for the next one; so the seconds to compile are those of the first in the list. Every row is written when
+it is measured; --resume measures Marian again, and of ours only what the file in --out lacks.
 
 On a CPU, in float32 on one thread: one process each, taking turns; the median over rounds of the processor time. --joey
 names the Python of an environment with Joey NMT (`pip install joeynmt`), which builds its own Adam.
@@ -23,6 +24,7 @@ import sys
 import time
 from dataclasses import asdict, replace
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 
 import alternating
@@ -143,23 +145,21 @@ def measure_shape(step, stepper, tokens, repeats):
     return found | {"stepper": type(stepper).__name__, "not_finite": float(stepper.bad)}
 
 
-def measure_on_gpu(given, sizes, save, steps=10, repeats=5):
-    """Return a row for each model and size; save(rows) is called after each row, so that an interruption loses none."""
-    device = torch.device("cuda")
-    rows = []
-    make_step = build_marian(device)[0]
-    for tokens in sizes:
+def measure_on_gpu(given, sizes, sheet, steps=10, repeats=5):
+    """Yield a row for each model and size that the sheet lacks; those of Marian always."""
+    device, kinds = torch.device("cuda"), product(given.attention.split(","), given.compile.split(","))
+    rows = [[{"tokens": n, "model": name, "compile": compiling} for n in sizes] for name, compiling in kinds]
+    rows = [lacking for group in rows if (lacking := [row for row in group if sheet.lacks(row)])]
+    if rows:
+        make_step = build_marian(device)[0]
+    for tokens in sizes if rows else ():
         speed = tokens * steps / measure_seconds(make_step(tokens, steps), repeats)
-        rows.append({"tokens": tokens, "model": MARIAN, "tokens_per_second": speed})
-    for attention in given.attention.split(","):
-        for compiling in given.compile.split(","):
-            make_step, stepper = build_ours(attention, device, compiling)
-            for tokens in sizes:
-                row = {"tokens": tokens, "model": attention, "compile": compiling}
-                rows.append(row | measure_shape(make_step(tokens, steps), stepper, tokens * steps, repeats))
-                print(" ".join(f"{key}={value}" for key, value in rows[-1].items()), flush=True)
-                save(rows)
-    return rows
+        yield {"tokens": tokens, "model": MARIAN, "tokens_per_second": speed}
+    for group in rows:
+        make_step, stepper = build_ours(group[0]["model"], device, group[0]["compile"])
+        for row in group:
+            tokens = row["tokens"]
+            yield row | measure_shape(make_step(tokens, steps), stepper, tokens * steps, repeats)
 
 
 def measure_on_cpu(given, sizes):
@@ -200,7 +200,8 @@ def add_ratios(rows):
         for key, other in {"times_marian": MARIAN, "times_joey": JOEY}.items():
             if other in same:
                 row[key] = row["tokens_per_second"] / same[other]
-        row["step_times_softmax"] = same["softmax"] / row["tokens_per_second"] if "softmax" in same else None
+        if "softmax" in same:
+            row["step_times_softmax"] = same["softmax"] / row["tokens_per_second"]
 
 
 COLUMNS = {
@@ -227,6 +228,7 @@ def main():
     parser.add_argument("--attention", help="comma-separated mechanisms")
     parser.add_argument("--compile", default="auto,static", help="comma-separated values of attnlab train compile=")
     parser.add_argument("--joey", help="Python of an environment with Joey NMT (CPU only)")
+    parser.add_argument("--resume", action="store_true", help="measure only the rows that the file lacks (GPU only)")
     parser.add_argument("--answer", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.answer:
@@ -243,16 +245,22 @@ def main():
     if wrong := set(given.compile.split(",")) - {"auto", "no", "dynamic", "static"}:
         parser.error(f"--compile must be some of auto, no, dynamic and static, got {min(wrong)!r}")
     given.attention = given.attention or ("softmax,realformer,coda,dagpam,sigmoid" if gpu else "softmax")
-    about = measuring.collect_provenance(SEED) | ({"compile": given.compile} if gpu else {})
-
-    def save(rows):
+    about = measuring.collect_provenance(SEED)
+    sheet = measuring.Sheet(given.out, "gpu" if gpu else "cpu", about, identify, given.resume and gpu)
+    rows = []
+    for row in measure_on_gpu(given, sizes, sheet) if gpu else measure_on_cpu(given, sizes):
+        rows.append(row)
         add_ratios(rows)
-        measuring.write_results(given.out, "gpu" if gpu else "cpu", about, rows)
-
-    rows = measure_on_gpu(given, sizes, save) if gpu else measure_on_cpu(given, sizes)
-    save(rows)
+        print(" ".join(f"{key}={value}" for key, value in row.items()), file=sys.stderr, flush=True)
+        for each in [row] if gpu else rows:  # on a CPU all take turns, so that each row is compared with all others
+            sheet.add(each)
     print(f"iwslt14 training step on {about['hardware']}, torch {about['torch']}")
-    print(format_rows(rows))
+    print(format_rows(sheet.rows))
+
+
+def identify(row):
+    """Return what a row is about."""
+    return [row["tokens"], row["model"], row.get("compile")]
 
 
 if __name__ == "__main__":
