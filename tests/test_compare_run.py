@@ -215,6 +215,8 @@ def test_a_plan_reads_its_pilot_from_the_ledger_and_says_how_many_seeds_are_need
     assert "true difference of 0.5 in BLEU from softmax" in done.stdout
     assert "--seeds" in done.stdout
     assert "seed=4" in done.stdout
+    done = compared(place, *words, "--plan", "effect=90", "measure=bleu")
+    assert "The 3 seeds of the pilot are enough. Next: the same command without --plan." in done.stdout
     after = {path: path.stat().st_mtime_ns for path in before}
     assert after == before  # nothing was trained, measured, timed or written
 

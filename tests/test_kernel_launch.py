@@ -12,6 +12,7 @@ from triton import JITFunction, knobs, language
 from triton.backends.nvidia.driver import CudaLauncher
 from triton.runtime import driver
 
+from attnlab.mechanisms import attention
 from attnlab.mechanisms.kernels.launch import compile_ahead, find_launcher, operator, remember_calls
 
 CALLS: list[str] = []
@@ -224,3 +225,22 @@ def test_a_kernel_is_compiled_apart_for_options_and_types_of_equal_place(kernel)
     kinds += [kernel[(1,)](x, x, 64, **given | {"size": kind}) for kind in (language.float32, language.float16)]
     assert len({id(kind) for kind in kinds}) == 4
     assert kernel[(1,)](x, x, 64, **given | {"size": language.float16}) is kinds[-1]
+
+
+class Cut(torch.autograd.Function):
+    """The same numbers, which pass no gradient on, not even zeros."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "stick-breaking", "sparsemax", "coda", "dagpam"])
+def test_a_context_without_a_gradient_gives_none_to_its_inputs(name):
+    q, k, v = torch.randn(3, 1, 2, 5, 16, requires_grad=True)
+    context, _ = attention(name, heads=2, head_dim=16, impl="fused")(q, k, v, causal=True)
+    (Cut.apply(context).sum() + q.sum()).backward()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from attnlab.tasks import language
 from attnlab.tasks.classification import Classification, ClassificationConfig
 from attnlab.tasks.labelled import split_without_numbers, split_words
 from attnlab.tasks.language import Language, LanguageConfig
@@ -373,3 +374,15 @@ class TestHub:
             Classification.prepare(ClassificationConfig(data=f"hf:{self.folder}"), tmp_path / "run")
         with pytest.raises(ValueError, match="data=hf:/nowhere/at/all: "):
             Classification.prepare(ClassificationConfig(data="hf:/nowhere/at/all"), tmp_path / "run")
+
+
+def test_a_vocabulary_of_very_many_words_is_noted(tmp_path, monkeypatch):
+    files = tmp_path
+    monkeypatch.setattr(language, "MANY_WORDS", 3)
+    (files / "many.txt").write_text("".join(f"a{n} b\n" for n in range(40)))
+    (files / "run").mkdir()
+    for _ in range(2):  # learned, then loaded
+        task = Language(LanguageConfig(data=str(files / "many.txt"), units="word"), files / "run")
+        assert len(task.notes) == 1
+        assert "words, and so have the logits of every token: at_least=5 keeps fewer" in task.notes[0]
+    assert Language(LanguageConfig(data=str(files / "many.txt"), units="character"), files / "run").notes == []

@@ -173,6 +173,12 @@ def test_nothing_is_lost_when_runs_are_stopped(tmp_path, vocabulary, monkeypatch
     with pytest.raises(KeyboardInterrupt):
         train_in(tmp_path / "halted", vocabulary, recipes)
     monkeypatch.setattr(together.JointTraining, "_update", update)
+    file = tmp_path / "halted" / "1" / "hashes.json"
+    before = file.read_text()
+    file.write_text('{"vocabulary": {"vocabulary.model": "0"}, "data": {}}')
+    with pytest.raises(ValueError, match=r"vocabulary\.model is missing; restore it"):
+        train_in(tmp_path / "halted", vocabulary, recipes)
+    file.write_text(before)
     halted, finished = train_in(tmp_path / "halted", vocabulary, recipes)
     assert finished == [True, True]
     for mine, theirs in zip(halted, whole, strict=True):

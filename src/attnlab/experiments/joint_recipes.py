@@ -25,7 +25,7 @@ from attnlab.tasks.task import Task
 from attnlab.training.loop import TrainConfig, TrainingResult
 from attnlab.training.recipe import Recipe
 from attnlab.training.run_folder import RunFolder
-from attnlab.training.run_hashes import write_hashes
+from attnlab.training.run_hashes import check_unchanged, write_hashes
 from attnlab.training.runs import write_what_ran
 from attnlab.training.together import FILE, OWN, JointRun, JointTraining
 
@@ -105,6 +105,7 @@ def train_jointly(
             wait_for_lock(folder)
             locks.enter_context(folder.lock())
             folder.claim(recipe.values(), recipe.defaults())
+            check_unchanged(folder.path, recipe.data)
             take_vocabulary(vocabulary, folder.path)
             config = recipe.resolve_model(task)
             assert isinstance(config, TransformerConfig)

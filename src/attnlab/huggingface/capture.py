@@ -202,16 +202,13 @@ class Capture:
         q, k, v, options = ready.query, ready.key, ready.value, dict(ready.given)
         sides = options.pop("sides", (None, None))
         options |= mechanism.give_sides(sides)
-        if mechanism.carry_of == "keys":
-            v, carry = mechanism.values(v, options.pop("carry"))
-            attended, _ = mechanism.weights(q, k, **options)
-            context, _ = mechanism.mix(q, k, v, **options)
-        else:
-            attended, _ = mechanism.weights(q, k, **options)
-            context, carry = mechanism.mix(q, k, v, **options)
+        v, options["carry"], carried = mechanism.take_values(v, options.get("carry"))
+        attended, _ = mechanism.weights(q, k, **options)
+        context, carry = mechanism.mix(q, k, v, **options)
+        carry = carry if carried is None else carried
         cascade.pass_carry(dispatch.get_place(call.module), carry, call.mask)
         turning = read_turning(mechanism, context, v, options["at"], sides)
-        mixed = mechanism.finish(mechanism.turn(context, v, options["at"], sides))
+        mixed = mechanism.complete(context, v, options["at"], sides)
         if has_sink(call):  # it comes before the keys, and its value is 0
             attended, v = attended[..., 1:], v[:, :, 1:]
         return attended, v, context, turning, mixed

@@ -145,23 +145,27 @@ class Mechanism(nn.Module, ABC):
         if not q.dim() == k.dim() == v.dim() == 4:
             got = ", ".join(str(tuple(x.shape)) for x in (q, k, v))
             raise ValueError(f"q, k and v of {type(self).__name__} must be (batch, heads, length, size), got {got}")
-        shape = (len(q), self.heads, q.shape[2], v.shape[3])
-        given = self.give_sides(sides)
-        if self.carry_of == "keys":
-            v, carried = self.values(v, carry)
-            context, _ = self.mix(q, k, v, mask, None, causal=causal, at=at, bias=bias, **given)
-            result: WithCarry = context, carried
-        else:
-            result = self.mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias, **given)
-        self.check_result("mix", result, shape)
-        context, carried = result
+        v, carry, carried = self.take_values(v, carry)
+        result = self.mix(q, k, v, mask, carry, causal=causal, at=at, bias=bias, **self.give_sides(sides))
+        self.check_result("mix", result, (len(q), self.heads, q.shape[2], v.shape[3]))
+        return self.complete(result[0], v, at, sides), result[1] if carried is None else carried
+
+    def take_values(self, v: Tensor, carry: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return what is mixed, the carry that weights and mix get, and the carried values for the next layer."""
+        if self.carry_of == "pairs":
+            return v, carry, None
+        mixed, carried = self.values(v, carry)
+        return mixed, None, carried
+
+    def complete(self, context: Tensor, v: Tensor, at: Tensor | None, sides: Sides) -> Tensor:
+        """Return the mixed context after `turn` and `finish`, whose results are checked."""
         turned = self.turn(context, v, at, sides)
         if turned is not context:
-            self.check_result("turn", (turned, carried), shape)
+            self.check_result("turn", (turned, None), tuple(context.shape))
         finished = self.finish(turned)
         if finished is not turned:
-            self.check_result("finish", (finished, carried), shape)
-        return finished, carried
+            self.check_result("finish", (finished, None), tuple(context.shape))
+        return finished
 
     @property
     def has_sides(self) -> bool:
@@ -189,7 +193,7 @@ class Mechanism(nn.Module, ABC):
         """
         self.check(q, k, mask, at)
         seen = visible(q, k, mask, causal=causal, at=at)
-        return seen if bias is None else seen & (bias > -torch.inf)
+        return seen if bias is None else seen & (bias != -torch.inf)
 
     @property
     def carry_heads(self) -> int:
@@ -366,6 +370,9 @@ def check(q: Tensor, k: Tensor, mask: Tensor | None = None, at: Tensor | None = 
         raise ValueError(f"{h} query heads cannot share {g} key heads: {g} does not divide {h}")
     if v is not None and v.shape[:3] != k.shape[:3]:
         raise ValueError(f"k {tuple(k.shape)} and v {tuple(v.shape)} differ in batch, heads or length")
+    if not q.dtype == k.dtype == (q if v is None else v).dtype and not torch.is_autocast_enabled(q.device.type):
+        got = ", ".join(str(x.dtype) for x in (q, k, v) if x is not None)
+        raise TypeError(f"q, k and v must have one type, got {got}: cast them, as with q.to(v.dtype)")
     if mask is not None:
         if mask.dtype != torch.bool:
             raise TypeError(f"mask must be bool (True = may attend), got {mask.dtype}; pass an additive mask as bias=")

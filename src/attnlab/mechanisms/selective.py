@@ -70,7 +70,7 @@ class Selective(Mechanism):
 def compute_masking(z: Tensor, seen: Tensor, own: Tensor) -> Tensor:
     """M (b,1,i,j) of the first head's logits z; own (i,): the key index of each query."""
     own, keys = own[:, None], torch.arange(z.shape[-1], device=z.device)
-    seen = seen & (z > -torch.inf)  # a bias can hide keys, too
+    seen = seen & (z != -torch.inf)  # a bias can hide keys, too
     present = (seen & (keys == own)).any(-1, keepdim=True)  # the query's token is not hidden itself
     masks = seen & present & (keys < own) & (seen.cumsum(-1) > 1)
     return z.relu().masked_fill(~masks, 0.0)
@@ -91,7 +91,7 @@ def mix_band(
     if fused:
         from attnlab.mechanisms.kernels.selective import sum_masking
 
-        shown = mask if shared is None else visible(q, k, mask) & (shared > -torch.inf)
+        shown = mask if shared is None else visible(q, k, mask) & (shared != -torch.inf)
         fade, masked = sum_masking(z, shown, masked, causal, former + first)
         added = fade if bias is None else fade + bias
         own = None if seed is None else shift_seed(seed, first)

@@ -106,7 +106,7 @@ def attend(
         return attend_by_torch(q, k, v, is_causal=square, **options)
     seen = visible(q, k, mask, causal=causal, at=at)
     if bias is not None:
-        seen = seen & (bias > -torch.inf)
+        seen = seen & (bias != -torch.inf)
     blind = ~seen.any(-1, keepdim=True)
     allow = (seen | blind).expand(-1, -1, q.shape[2], -1)
     if bias is not None:

@@ -53,7 +53,7 @@ def sort_logits(s: Tensor) -> tuple[Tensor, Tensor]:
 
 def find_support(s: Tensor, ordered: Tensor, positive: Tensor) -> Tensor:
     """Return which logits have a positive weight, bool, by which of the sorted ones have: the first of them."""
-    return s >= ordered.gather(-1, positive.sum(-1, keepdim=True) - 1)
+    return s >= ordered.gather(-1, (positive.sum(-1, keepdim=True) - 1).clamp_min(0))
 
 
 def masked_projection(project: Callable[..., Tensor], s: Tensor, seen: Tensor) -> Tensor:
@@ -63,8 +63,8 @@ def masked_projection(project: Callable[..., Tensor], s: Tensor, seen: Tensor) -
     """
     if not s.shape[-1]:
         return s
-    seen = seen & (s > -torch.inf)
-    top = widen(s).detach().masked_fill(~seen, -torch.inf).amax(-1, keepdim=True).nan_to_num(neginf=0.0)
+    seen = seen & (s != -torch.inf)
+    top = widen(s).detach().masked_fill(~seen, -torch.inf).amax(-1, keepdim=True).nan_to_num(torch.nan, neginf=0.0)
     p = project(torch.where(seen, widen(s), top - 100.0) - top)
     return p.masked_fill(~seen, 0.0).to(s.dtype)
 

@@ -33,7 +33,7 @@ class SSMax(Softmax):
         else:
             n = count_visible(q, k, mask, causal=causal, at=at)  # (b|1,1,i|1,1)
             if bias is not None:
-                seen = visible(q, k, mask, causal=causal, at=at) & (bias > -torch.inf)
+                seen = visible(q, k, mask, causal=causal, at=at) & (bias != -torch.inf)
                 n = seen.sum(-1, keepdim=True).clamp_min(1)
             logs = n.to(self.s.dtype).log()
         factor = self.s * logs

@@ -78,7 +78,7 @@ def count_visible(
     With a bias, which hides keys where it is −∞, the heads may differ.
     """
     if bias is not None:
-        seen = visible(q, k, mask, causal=causal, at=at) & (bias > -torch.inf)
+        seen = visible(q, k, mask, causal=causal, at=at) & (bias != -torch.inf)
         return widen(seen.sum(-1, keepdim=True).clamp_min(1))
     dtype, keys = torch.promote_types(k.dtype, torch.float32), k.shape[2]
     if mask is not None:

@@ -288,15 +288,14 @@ def _mix_changed(
     mask: Tensor | None = None, carry: Tensor | None = None, *, sides: Any = (None, None), **options: Any,
 ) -> Tensor:  # fmt: skip
     """Return the mixed context (b,h,i,d) with changed weights."""
-    if mechanism.carry_of == "keys":
-        v, carry = mechanism.values(v, carry)[0], None
+    v, carry, _ = mechanism.take_values(v, carry)
     weights = mechanism.weights(q, k, mask, carry, **options, **mechanism.give_sides(sides))[0]
     for each in chosen:
         weights = each.change_weights(weights, site)
     context = weights @ repeat_heads(v, weights.shape[1])
     at = options.get("at")
     if not any(isinstance(each, FreezeWeights) for each in chosen):
-        return mechanism.finish(mechanism.turn(context, v, at, sides))
+        return mechanism.complete(context, v, at, sides)
     turning = read_turning(mechanism, context, v, at, sides)
     return mechanism.finish(context if turning is None else apply_turning(turning.detach(), context))
 

@@ -141,8 +141,7 @@ def _make_hooks(
         q, k, v, mask, carry = args
         mixed, sides = output[0], named.get("sides", (None, None))
         options = {name: x for name, x in named.items() if name != "sides"} | mechanism.give_sides(sides)
-        if mechanism.carry_of == "keys":
-            v, carry = mechanism.values(v, carry)[0], None
+        v, carry, _ = mechanism.take_values(v, carry)
         weights = mechanism.weights(q, k, mask, carry, **options)[0]
         plain = type(mechanism).finish is Mechanism.finish and type(mechanism).turn is Mechanism.turn
         context = mixed if plain else mechanism.mix(q, k, v, mask, carry, **options)[0]

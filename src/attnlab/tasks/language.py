@@ -31,6 +31,7 @@ KINDS: dict[str, type[Vocabulary]] = {
 }  # fmt: skip
 FILES = {"wikitext-2": "{}.txt", "wikitext-103": "{}.txt", "ptb": "ptb.{}.txt"}  # by part
 SHARED_FILES = {"enwik8": "enwik8", "tinyshakespeare": "input.txt"}  # 90 % training, 5 % validation, 5 % test
+MANY_WORDS = 300_000  # more than WikiText-103 has
 UNITS: dict[str, Units] = {"enwik8": "byte", "tinyshakespeare": "character"}
 
 
@@ -213,7 +214,11 @@ class Language(Task):
                 counted = Words if self.unit == "word" else Characters
                 vocabulary = counted.from_lines(lines, at_least=self.config.at_least)
             vocabulary.save(path)
-        return kind.load(path)
+        loaded = kind.load(path)
+        if self.unit == "word" and len(loaded) > MANY_WORDS:
+            fewer = "at_least=5 keeps fewer words, and units=subword a few thousand parts of words"
+            self.add_notes(f"the vocabulary has {len(loaded):,} words, and so have the logits of every token: {fewer}")
+        return loaded
 
 
 def _read_own_text(path: Path) -> str:

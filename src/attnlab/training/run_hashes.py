@@ -47,6 +47,14 @@ def list_changed_texts(folder: Path, data: Any) -> list[str]:
     return [name for name, digest in (_hash_texts(data) if stored else {}).items() if stored.get(name) != digest]
 
 
+def check_unchanged(folder: Path, data: Any) -> None:
+    """Raise ValueError if a run would resume with another vocabulary, or on other text of the user."""
+    check_vocabulary(folder)
+    if changed := ", ".join(list_changed_texts(folder, data)):
+        advice = "restore the text, or choose another --out to train on the new one"
+        raise ValueError(f"{changed}: the text has changed since {folder} began; {advice}")
+
+
 def _hash_texts(data: Any) -> dict[str, str]:
     if isinstance(data, SyntheticConfig):  # whose data= names no file
         return {}

@@ -33,7 +33,7 @@ from attnlab.training.optimisers import compute_learning_rate
 from attnlab.training.processes import SingleProcess, count_processes
 from attnlab.training.recipe import Recipe, restore_recipe
 from attnlab.training.run_folder import DamagedError, RunFolder, read_checkpoint
-from attnlab.training.run_hashes import check_vocabulary, list_changed_texts, write_hashes
+from attnlab.training.run_hashes import check_unchanged, check_vocabulary, write_hashes
 from attnlab.training.run_list import ROOT, find_run
 
 
@@ -181,10 +181,7 @@ def _prepare(
     """Claim the folder, read the data, and write model.json. Errors in the settings or the data are raised here."""
     if accelerator.is_main_process:
         folder.claim(recipe.values(), recipe.defaults(), extend=True)
-        check_vocabulary(folder.path)
-        if changed := ", ".join(list_changed_texts(folder.path, recipe.data)):
-            advice = "restore the text, or choose another --out to train on the new one"
-            raise ValueError(f"{changed}: the text has changed since {folder.path} began; {advice}")
+        check_unchanged(folder.path, recipe.data)
     with accelerator.main_process_first():
         task = task or find_task(recipe.task).prepare(recipe.data, folder.path)
     config = recipe.resolve_model(task)

@@ -70,7 +70,7 @@ def _inner(z, carry, b, h, i, j, seen, heads, rows, keys, OWN: tl.constexpr, BIA
         if OWN:
             x = c + s
         if BIASED:
-            shown = shown & (s > float("-inf"))
+            shown = shown & (s != float("-inf"))
     return tl.where(shown, x, 0.0), tl.where(shown, c, 0.0), shown
 
 

@@ -51,9 +51,16 @@ class Operator:
         return self.opaque.register_fake(fake)
 
     def register_autograd(self, backward: Callable[..., Any], *, setup_context: Callable[..., None]) -> None:
-        """Set the derivative, as of torch.library.custom_op."""
-        self.opaque.register_autograd(backward, setup_context=setup_context)
-        function, derivative = self.function, backward
+        """Set the derivative, as of torch.library.custom_op. It is not called where no output has a gradient."""
+        function, inputs = self.function, len(self.names)
+
+        def derive(ctx: Any, *grads: Any) -> Any:
+            for grad in grads:
+                if grad is not None:
+                    return backward(ctx, *grads)
+            return (None,) * inputs
+
+        self.opaque.register_autograd(derive, setup_context=setup_context)
 
         class Recorded(torch.autograd.Function):
             @staticmethod
@@ -62,7 +69,7 @@ class Operator:
                 setup_context(ctx, inputs, outputs)
                 return outputs
 
-            backward = staticmethod(derivative)
+            backward = staticmethod(derive)
 
         self.record = Recorded.apply
 

@@ -60,7 +60,7 @@ def hide(s, seen, FORM: tl.constexpr, BIAS: tl.constexpr):
     if FORM != SOFTMAX and FORM != SIGMOID:
         hidden = 0.0
         if BIAS != ABSENT:
-            seen = seen & (s > float("-inf"))
+            seen = seen & (s != float("-inf"))
     return tl.where(seen, s, hidden), seen
 
 
