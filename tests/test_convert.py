@@ -198,6 +198,10 @@ def test_an_excerpt_ends_with_a_line(tmp_path, text):
     write_excerpts(str(text), (60, 30), tmp_path / "cut", None)
     assert (tmp_path / "cut" / "train.txt").read_text() == TEXT
     assert (tmp_path / "cut" / "valid.txt").read_text() in TEXT * 2
+    write_excerpts(str(text), (60, 30), tmp_path / "cut", None)
+    text.write_text("another text\n" * 200)
+    with pytest.raises(ValueError, match=r"text.txt has changed since .*train.txt was cut from it"):
+        write_excerpts(str(text), (60, 30), tmp_path / "cut", None)
 
 
 def test_the_tiny_llama_has_learned_to_use_its_attention(tmp_path):
@@ -240,6 +244,8 @@ def test_a_model_that_is_not_causal_is_refused_before_any_run(tmp_path, tiny, te
 def test_texts_that_are_missing_or_too_short_are_refused(tmp_path, tiny, model, text):
     assert "unknown name 'wikitext2' (did you mean 'wikitext-2'?)" in refusal(tmp_path, model, "wikitext2")
     assert "data=none.txt: no such file" in refusal(tmp_path, model, "none.txt")
+    text.write_text("too short\n")
+    assert "is too short to hold out a validation text" in refusal(tmp_path, model, text)
     short = tmp_path / "short.txt"
     short.write_text(TEXT * 10)
     said = refusal(tmp_path, model, short)

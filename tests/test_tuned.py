@@ -24,7 +24,7 @@ from attnlab.tasks.language import Language, LanguageConfig
 from attnlab.training.objective import Objective
 from attnlab.training.recipe import resolve_recipe
 from attnlab.training.run_folder import DamagedError, RunFolder, read_checkpoint
-from attnlab.training.runs import open_run
+from attnlab.training.runs import open_run, start_run
 
 SMALL = ["block=13", "context=5", "batch_tokens=130", "lr=5e-3", "warmup=5", "log_every=10", "device=cpu"]
 LINES = ["the cat sat on the mat .", "nobody saw it .", "the mat sat on it .", "nobody saw the cat ."]
@@ -302,6 +302,30 @@ def test_a_run_with_lora_stores_only_what_it_trains_and_saves_the_whole_model(tm
     merged = attnlab.load(out / "hugging_face")
     own = merged(input_ids=torch.where(tokens < 4, 1, tokens - 4)).logits
     torch.testing.assert_close(opened.model.hidden(tokens), own, rtol=1e-4, atol=1e-4)
+
+
+def test_a_stopped_run_with_lora_ends_as_one_that_was_not(tmp_path, folder, text):
+    values = {"model": str(folder), "data": str(text), "attention": "coda", "lora": "4", "steps": "20", "block": "13"}
+    values |= {"context": "5", "batch_tokens": "130", "log_every": "5", "evaluate_at": "0"}
+    recipe = resolve_recipe("language", values)
+
+    def stop(row):
+        if row["step"] == 10:
+            signal.raise_signal(signal.SIGINT)
+
+    ends = []
+    for name, reports in (("whole", [ignore]), ("stopped", [stop, ignore])):
+        for report in reports:
+            _, result = start_run(recipe, out=tmp_path / name, device="cpu", report=report, note=ignore, export=False)
+            ends.append(result.step)
+        assert not (tmp_path / name / "hugging_face").exists()
+    assert ends == [20, 11, 20]
+    whole, stopped = (read_checkpoint(tmp_path / name / "last.safetensors").tensors for name in ("whole", "stopped"))
+    assert all(torch.equal(x, stopped[name]) for name, x in whole.items())
+
+
+def ignore(_):
+    """Take a report or a note."""
 
 
 # --- what is refused ---

@@ -35,11 +35,21 @@ def label_text(data: str) -> str:
 
 
 def write_excerpts(data: str, sizes: tuple[int, int], folder: Path, data_dir: str | None) -> None:
-    """Write the first characters of the training and validation text, unless they are there; OSError without data."""
+    """Write the first characters of the training and validation text, unless they are there.
+
+    Raises OSError without data, and ValueError for a text that is too short, or that differs from an earlier one of
+    its name.
+    """
     for part, size in zip(PARTS, sizes, strict=True):
         file = folder / f"{part}.txt"
-        if not file.exists():
-            write_bytes(file, cut_text(_read_part(data, part, data_dir), size).encode("utf-8"))
+        if file.exists() and data in LABELS:
+            continue
+        excerpt = cut_text(_read_part(data, part, data_dir), size).encode("utf-8")
+        if not excerpt.strip():
+            raise ValueError(f"data={data} is too short to hold out a validation text: give a longer text")
+        if file.exists() and file.read_bytes() != excerpt:
+            raise ValueError(f"data={data} has changed since {file} was cut from it: choose another --out")
+        write_bytes(file, excerpt)
 
 
 def cut_text(text: str, size: int) -> str:
