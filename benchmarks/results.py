@@ -12,10 +12,11 @@ from tempfile import TemporaryDirectory
 import floors
 
 from attnlab.experiments.ledger import FILE
-from attnlab.experiments.reproduction import ItemResult, draw_study
+from attnlab.experiments.reproduction import ItemResult, draw_study, list_scales
 from attnlab.experiments.significance import compute_interval
 from attnlab.experiments.status import tabulate_status
-from attnlab.experiments.study_page import format_published
+from attnlab.experiments.study import SCALES, Scale
+from attnlab.experiments.study_page import format_published, tabulate_wide
 from attnlab.experiments.verdicts import VERDICTS, Cell
 from attnlab.studies import STUDIES, open_study
 
@@ -36,9 +37,11 @@ def render_page() -> str:
     timed |= {"alignment-readings": render_alignment_readings, "viewer": render_viewer, "faults": render_faults}
     compared = [render_learning(name, path) for name in LEARNING for path in find_files(name)]
     compared += [render_comparison(path) for path in sorted((ROOT / "results" / "compare").glob("*/results.json"))]
+    papers = [name for name in sorted(STUDIES) if open_study(name).from_paper]
+    own = [name for name in sorted(STUDIES) if name not in papers and (ROOT / "results" / name / FILE).exists()]
     groups = {
-        "Papers": [render_status(), *(render_study(name) for name in sorted(STUDIES))],
-        "Comparisons of attention": compared,
+        "Papers": [render_status(), *map(render_study, papers)],
+        "Comparisons of attention": [*map(render_own_study, own), *compared],
         "Speed, memory and robustness": [show(path) for name, show in timed.items() for path in find_files(name)],
     }
     contents = []
@@ -442,12 +445,26 @@ def render_study(name: str) -> str:
     return "\n\n".join(parts)
 
 
-def read_items(study: str, results: Path = ROOT / "results") -> dict[str, ItemResult]:
-    """Return the items of a study at full scale by name, drawn from its ledger; nothing is written to results/."""
+def render_own_study(name: str) -> str:
+    """Return what a study without a paper measured, at its largest scale so far."""
+    study, ledger = open_study(name), ROOT / "results" / name / FILE
+    scale = max(list_scales(study, ledger), key=SCALES.index)
+    parts = [f"## {study.title}"]
+    for item in read_items(name, scale=scale).values():
+        about, table = item.about, tabulate_wide(item.cells)
+        on = f"{about['hardware']}, torch {about['torch']}, commit {about['commit']}, {about['wall_s']:.0f} s"
+        parts += [f"`attnlab reproduce {name} --scale {scale}`. {on}.", " ".join(item.remarks)]
+        rows = [list(table.columns), ["---"] + ["---:"] * (len(table.columns) - 1), *table.rows]
+        parts.append(fold_table([[str(x) for x in row] for row in rows]))
+    return "\n\n".join(parts)
+
+
+def read_items(study: str, results: Path = ROOT / "results", scale: Scale = "full") -> dict[str, ItemResult]:
+    """Return the items of a study at a scale by name, drawn from its ledger; nothing is written to results/."""
     ledger = results / study / FILE
     with TemporaryDirectory() as scratch:
         items = (
-            draw_study(open_study(study), "full", Path(scratch), ledger=ledger, save=False) if ledger.exists() else []
+            draw_study(open_study(study), scale, Path(scratch), ledger=ledger, save=False) if ledger.exists() else []
         )
     return {item.config.item: item for item in items}
 

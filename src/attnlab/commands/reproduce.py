@@ -48,7 +48,7 @@ class Request:
 
 def show_status(root: Path) -> None:
     """Print how much of each paper is run, and the commands for what is next."""
-    table, commands = tabulate_status([study for name in STUDIES if (study := open_study(name)).from_paper], root)
+    table, commands = tabulate_status([open_study(name) for name in STUDIES], root)
     _print_table(f"published numbers in {root}/, at full scale", table)
     for command in commands:
         print(f"next: {command}")

@@ -22,8 +22,9 @@ def tabulate_status(studies: Sequence[Study], root: Path) -> tuple[Table, list[s
     run        cells with a value in ROOT/STUDY/ledger.jsonl at full scale; official: with the paper's data,
                vocabulary and model
 
-    A study without a ledger has no row, because some of its cells are known only from measured runs.
+    A study that is no paper's is left out. A study without a ledger has no row, because some of its cells are known only from measured runs.
     """
+    studies = [study for study in studies if study.from_paper]
     if not any((root / study.name / FILE).is_file() for study in studies):
         raise FileNotFoundError(f"{root} has no STUDY/{FILE}; give the folder of the studies: --from results")
     rows: list[list[Any]] = []
