@@ -22,7 +22,8 @@ def tabulate_status(studies: Sequence[Study], root: Path) -> tuple[Table, list[s
     run        cells with a value in ROOT/STUDY/ledger.jsonl at full scale; official: with the paper's data,
                vocabulary and model
 
-    A study that is no paper's is left out. A study without a ledger has no row, because some of its cells are known only from measured runs.
+    A study without a ledger has no row, because some of its cells are known only from measured runs. A study without
+    a paper is left out.
     """
     studies = [study for study in studies if study.from_paper]
     if not any((root / study.name / FILE).is_file() for study in studies):
