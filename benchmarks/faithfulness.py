@@ -124,8 +124,12 @@ def explain(case, zeroing):
         words = torch.full_like(case.batch["input_ids"], case.word)
         split = alti_logit(record, words)
         yield "ALTI logit", case.read(split.tokens), split.error
-    for name, frozen in (("gradient × input", False), ("logit split (frozen)", True)):
-        parts = decompose(case.model, case.batch, score=case.score, frozen=frozen)
+    for name, rule in (
+        ("gradient × input", "gradient"),
+        ("logit split (frozen)", "frozen"),
+        ("AttnLRP", "attn-lrp"),
+    ):
+        parts = decompose(case.model, case.batch, score=case.score, rule=rule)
         yield name, parts.tokens["source" if case.kind == "cross" else "tokens"].float(), parts.error
     if zeroing:
         yield (

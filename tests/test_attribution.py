@@ -13,8 +13,10 @@ from attnlab.analysis.mixing import mixing
 from attnlab.analysis.rollout import RolloutShares, rollout
 from attnlab.analysis.sharing import Sharing
 from attnlab.analysis.signed import Signed, signed_shares
-from attnlab.huggingface.decomposition import decompose
+from attnlab.huggingface.decomposition import decompose, watch_leaves
 from attnlab.huggingface.zeroing import record_zeroing
+from attnlab.mechanisms import Mechanism
+from attnlab.recording.freezing import freeze_blocks
 from attnlab.records.record import apply_turning, turn_values
 
 SOURCE, TARGET = torch.tensor([[3, 5, 7, 11, 13]]), torch.tensor([[2, 9, 4, 17]])
@@ -183,7 +185,7 @@ def test_the_parts_of_a_logit_sum_to_it(name):
     with torch.no_grad():
         logit = model(**batch)[0][0, -1, parts.word]
     assert parts.logit == pytest.approx(float(logit), rel=1e-6)
-    assert decompose(model, batch, frozen=False).error > 0.01
+    assert decompose(model, batch, rule="gradient").error > 0.01
     assert parts.table()["logit"].sum() == pytest.approx(parts.logit)
 
 
@@ -192,6 +194,40 @@ def test_the_parts_of_a_logit_sum_to_it(name):
 def test_the_parts_of_a_logit_of_ours_sum_to_it(name, config):
     batch = {LM: TARGET, TRANSLATOR: (SOURCE, TARGET), CLASSIFIER: SOURCE}[config]
     assert decompose(made(config, name, activation="swiglu"), batch).error < 1e-12
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "lm", "gated"])
+def test_attnlrp_divides_the_gradients_of_queries_keys_and_values(name):
+    """Oracle: the authors' own form, which divides the gradients of q and k by 4 and of v by 2, and keeps the rest."""
+    mechanism, ours = {"lm": "softmax"}.get(name, name), name in ("lm", "gated")
+    model, batch = (made(LM, mechanism, activation="swiglu"), TARGET) if ours else one(name)
+    parts, layers = decompose(model, batch, position=1, rule="attn-lrp"), attnlab.record(model, batch).layers
+
+    def share(x, part):
+        return x * part + x.detach() * (1 - part)
+
+    def share_all(_module, args):
+        half = 0.5 if name == "gated" else 1.0  # of the product of gate and context
+        return tuple(share(x, part * half) for x, part in zip(args, (0.25, 0.25, 0.5), strict=False)) + args[3:]
+
+    handles = []
+    for path, module in model.named_modules():
+        if isinstance(module, Mechanism):  # ours projects q, k and v jointly
+            handles += 3 * [module.register_forward_pre_hook(share_all)]
+            if name == "gated":
+                module.gate.register_forward_hook(lambda _m, _a, y: share(y, 0.5))
+        part = {"q": 0.25, "k": 0.25, "v": 0.5}.get(path.rpartition(".")[2][:1])
+        if part and not ours and isinstance(module, torch.nn.Linear):
+            handles.append(module.register_forward_hook(lambda _m, _a, y, part=part: share(y, part)))
+    assert len(handles) == 3 * len(layers)
+    biases = [x for n, x in model.named_parameters() if n.endswith("bias")]
+    with freeze_blocks(model), torch.enable_grad(), watch_leaves(model) as leaves:
+        output = model(batch) if ours else model(**batch)[0]
+        output[0, 1, parts.word].backward(inputs=[leaf for _, leaf in leaves] + biases)
+    expected = sum((leaf * leaf.grad).sum(-1).flatten() for _, leaf in leaves if leaf.grad is not None)
+    torch.testing.assert_close(parts.tokens["tokens"], expected, rtol=1e-6, atol=1e-9)
+    assert not torch.allclose(expected, decompose(model, batch, position=1, word=parts.word).tokens["tokens"])
+    assert decompose(model, batch, position=1, rule="attn-lrp").error > 1e-4
 
 
 def test_a_token_that_cannot_be_seen_has_no_part():
@@ -211,6 +247,8 @@ def test_what_decompose_refuses():
         decompose(model, TARGET, position=4)
     with pytest.raises(ValueError, match="word must be an id from 0 to 22, got 23"):
         decompose(model, TARGET, word=23)
+    with pytest.raises(ValueError, match="rule must be one of frozen, attn-lrp, gradient, got 'lrp'"):
+        decompose(model, TARGET, rule="lrp")
     with pytest.raises(ValueError, match="one example, got 2"):
         decompose(model, TARGET.expand(2, 4))
     with pytest.raises(ValueError, match="one output for the whole text"):

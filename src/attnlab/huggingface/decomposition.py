@@ -3,8 +3,9 @@
     logit_w(i) = Σ_s e_s·g_s + Σ_biases b·∂logit/∂b        g_s = ∂logit_w(i)/∂e_s with frozen weights, σ and slopes
 
 recording/freezing.py says what is frozen. e_s is the embedding of token s, with its position. The completeness error
-|logit − sum of parts| is measured, not assumed. With frozen=False, the same product of the plain gradient
-(gradient × input), which does not sum to the logit.
+|logit − sum of parts| is measured, not assumed. RULES has two further gradients for the same product. Their parts do
+not sum to the logit: AttnLRP's (Achtibat et al. 2024), in which relevance also flows through the softmax, and the plain
+gradient's.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +25,8 @@ from attnlab.recording.freezing import freeze_blocks
 from attnlab.recording.interventions import FreezeWeights
 from attnlab.recording.probe import call_with_batch
 from attnlab.recording.watch import unwrap_model
+
+RULES = ("frozen", "attn-lrp", "gradient")
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +62,7 @@ def decompose(
     position: int | None = None,
     word: int | None = None,
     score: Callable[[Tensor], Tensor] | None = None,
-    frozen: bool = True,
+    rule: str = "frozen",
     **how: Any,
 ) -> Decomposition:
     """Split a logit of one example.
@@ -67,16 +70,19 @@ def decompose(
     position   of the output; None: the last. A classifier has one output, without positions
     word       the id of the logit; None: the one with the largest logit there
     score      a function from the output to the number to split, instead of a logit; linear, or the parts do not sum
-    frozen     freeze weights, norms and slopes; False: the plain gradient times the input
+    rule       "frozen": weights, norms and slopes are constant; "attn-lrp": norms and slopes are, and the factors of
+               each product get half; "gradient": the plain gradient times the input
     how        tokenizer, target and max_length for texts and Hugging Face models
     """
+    if rule not in RULES:
+        raise ValueError(f"rule must be one of {', '.join(RULES)}, got {rule!r}")
     inner = unwrap_model(model)
     if inner.training:
         raise ValueError(f"this {type(inner).__name__} is in training mode; call model.eval() first")
     given = batch if isinstance(inner, Model) else _build_one(inner, batch, **how)
     ours = isinstance(inner, Model)
-    freezing = _freeze(model, inner) if frozen else nullcontext()
-    with torch.enable_grad(), _track_biases(inner) as biases, _watch_leaves(inner) as leaves, freezing:
+    freezing = nullcontext() if rule == "gradient" else _freeze(model, inner, shared=rule == "attn-lrp")
+    with torch.enable_grad(), _track_biases(inner) as biases, watch_leaves(inner) as leaves, freezing:
         output = call_with_batch(inner, given) if ours else dispatch.run_forward(inner, given)[0]
         if len(output) != 1:
             raise ValueError(f"decompose reads one example, got {len(output)}; pass them one by one")
@@ -122,14 +128,14 @@ def _track_biases(model: nn.Module) -> Iterator[list[Tensor]]:
 
 
 @contextmanager
-def _freeze(model: nn.Module, inner: nn.Module) -> Iterator[None]:
+def _freeze(model: nn.Module, inner: nn.Module, *, shared: bool) -> Iterator[None]:
     kinds = dict.fromkeys(site.kind for site in find_sites(inner))
-    with intervene(model, *(FreezeWeights(kind=kind) for kind in kinds)), freeze_blocks(inner):
+    with intervene(model, *(FreezeWeights(kind=kind, shared=shared) for kind in kinds)), freeze_blocks(inner):
         yield
 
 
 @contextmanager
-def _watch_leaves(model: Any) -> Iterator[list[tuple[str, Tensor]]]:
+def watch_leaves(model: Any) -> Iterator[list[tuple[str, Tensor]]]:
     """Cut the graph after every embedding while the context is open, and yield the cut tensors with their sides."""
     leaves: list[tuple[str, Tensor]] = []
     ours = isinstance(model, Model)

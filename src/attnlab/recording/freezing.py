@@ -7,9 +7,11 @@ is linear, and the pass computes the same numbers as before:
     activation   x·[g(x)/x]
     gate         [u] and [a] of a product a·u each get half, as in the uniform rule of AttnLRP (Achtibat et al. 2024)
 
-[·] is constant for the gradient. So each input e_s has the exact part e_s·∂logit/∂e_s, and each bias the part b·∂/∂b
-(DecompX, Modarressi et al. 2023, follows the same vectors forwards). Modules are recognized by what flows through
-them. If one is not, the parts do not sum to the whole, and the completeness error shows it.
+[·] is constant for the gradient. Of the attention, either the weights are constant, or, as in AttnLRP, the softmax has
+its gradient and the factors of the products q·k and α·v get half each. With constant weights, each input e_s has the
+exact part e_s·∂logit/∂e_s, and each bias the part b·∂/∂b (DecompX, Modarressi et al. 2023, follows the same vectors
+forwards). Modules are recognized by what flows through them. If one is not, the parts do not sum to the whole, and the
+completeness error shows it.
 """
 
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from attnlab.recording.around import classify_module, compute_slope, find_misfit, match_norm
+from attnlab.recording.interventions import halve_gradient
 
 RECENT = 4  # linear maps whose outputs may be the other factor of a gate
 
@@ -86,4 +89,4 @@ class GateFinder:
         if torch.equal(x, a) or not any(torch.allclose(x.detach(), a.detach() * u) for u in factors):
             return None
         self.active = None
-        return (x / 2 + x.detach() / 2, *args[1:])
+        return (halve_gradient(x), *args[1:])

@@ -207,12 +207,30 @@ class Steer(Intervention):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FreezeWeights(Intervention):
-    """Keep the numbers of α and of the turning, without their gradients: the layer is then linear in its values."""
+    """Keep all numbers, and change the gradients of α and of the turning: `recording.freezing` says what for.
 
+    shared   False: they are constant, so the layer is linear in its values. True: each factor of the products q·k, α·v
+             and of a turning gets half
+    """
+
+    shared: bool = False
     needs_weights: ClassVar[bool] = True
 
     def change_weights(self, weights: Tensor, site: Site) -> Tensor:
-        return weights.detach()
+        return halve_gradient(weights) if self.shared else weights.detach()
+
+    def change_mixed(self, mixed: Tensor, site: Site) -> Tensor:
+        return halve_gradient(mixed) if self.shared else mixed
+
+    def turn(self, turning: Tensor | None, context: Tensor) -> Tensor:
+        if turning is None:
+            return context
+        return apply_turning(*((turning, halve_gradient(context)) if self.shared else (turning.detach(), context)))
+
+
+def halve_gradient(x: Tensor) -> Tensor:
+    """Return x, with half of its gradient."""
+    return x / 2 + x.detach() / 2
 
 
 def resolve_interventions(interventions: Sequence[Any], sites: Sequence[Site]) -> list[Intervention]:
@@ -294,10 +312,10 @@ def _mix_changed(
         weights = each.change_weights(weights, site)
     context = weights @ repeat_heads(v, weights.shape[1])
     at = options.get("at")
-    if not any(isinstance(each, FreezeWeights) for each in chosen):
+    frozen = next((each for each in chosen if isinstance(each, FreezeWeights)), None)
+    if frozen is None:
         return mechanism.complete(context, v, at, sides)
-    turning = read_turning(mechanism, context, v, at, sides)
-    return mechanism.finish(context if turning is None else apply_turning(turning.detach(), context))
+    return mechanism.finish(frozen.turn(read_turning(mechanism, context, v, at, sides), context))
 
 
 def _change_attention(chosen: Sequence[Intervention], site: Site) -> Callable[..., tuple[Tensor, Any]]:
