@@ -1,7 +1,7 @@
 """Which explanation should a person trust? Every explanation in the lab, scored on the same predictions of real models.
 
     python benchmarks/faithfulness.py [--out results/faithfulness] [--models smollm2-135m minilm opus-mt-fr-en]
-                                      [--examples 16] [--zeroing 4] [--data $ATTNLAB_DATA]
+                                      [--examples 16] [--zeroing 4] [--only AttnLRP] [--data $ATTNLAB_DATA]
 
 Each explanation gives every input token a score for one prediction: the next word of a language model after a prefix of
 Wikitext-2; a word in the middle of a translation of a caption; the sentence vector of a caption. F is log p of the
@@ -15,7 +15,8 @@ model (its attention sink) and the last one, which predicts, are always visible.
 
 F_none: all tokens hidden. A token is hidden by the attention mask; positions stay. Intervals are 95 % bootstrap
 percentiles over examples. The random explanation is the control. An explanation's completeness error is the largest
-over examples. Value zeroing needs a pass for each token and layer, so it may have fewer examples.
+over examples. Value zeroing needs a pass for each token and layer, so it may have fewer examples. --only measures some
+explanations on the same predictions, and adds their rows to the results; a row says at which commit, if not the file's.
 """
 
 import argparse
@@ -154,9 +155,9 @@ def score_masks(case, scores):
     return torch.stack(masks)
 
 
-def measure(case, zeroing, generator):
-    """Deletion, insertion, agreement and completeness error of every explanation, by name."""
-    found = {name: (scores, error) for name, scores, error in explain(case, zeroing)}
+def measure(case, zeroing, generator, only=()):
+    """Deletion, insertion, agreement and completeness error of every explanation, or of some, by name."""
+    found = {name: (scores, error) for name, scores, error in explain(case, zeroing) if not only or name in only}
     effect = case.intervene()
     found["intervention itself"] = (effect, None)
     for draw in range(5):
@@ -178,7 +179,7 @@ def measure(case, zeroing, generator):
         rows[name]["error"] = error
     draws = [rows.pop(f"random {draw}") for draw in range(5)]
     rows["random"] = {key: float(np.mean([d[key] for d in draws])) for key in ("deletion", "insertion", "agreement")}
-    return rows
+    return {name: row for name, row in rows.items() if not only or name in only}
 
 
 def make_cases(name, folder, data, count):
@@ -230,7 +231,19 @@ def summarise(name, rows, generator):
         errors = [each["error"] for each in own if each.get("error") is not None]
         entry["completeness_error"] = max(errors) if errors else None
         table.append(entry)
+    return sort_rows(table)
+
+
+def sort_rows(table):
     return sorted(table, key=lambda entry: entry["insertion"] - entry["deletion"])
+
+
+def add_rows(path, table, commit):
+    """The stored results of a model, with these rows in place of those of the same explanations."""
+    stored = json.loads(path.read_text())
+    new = {row["explanation"] for row in table}
+    kept = [row for row in stored["rows"] if row["explanation"] not in new]
+    return stored["about"], sort_rows(kept + [row | {"commit": commit} for row in table])
 
 
 COLUMNS = ["explanation", "n", "deletion ↑", "insertion ↓", "agreement ↑", "completeness error"]
@@ -264,6 +277,7 @@ def main():
     parser.add_argument("--models", nargs="+", choices=list(KINDS), default=list(KINDS))
     parser.add_argument("--examples", type=int, default=16)
     parser.add_argument("--zeroing", type=int, default=4, help="examples with value zeroing in the decoders")
+    parser.add_argument("--only", nargs="+", default=[], help="names of explanations, whose rows are added to --out")
     parser.add_argument("--data", type=Path, default=SHARED_DATA)
     parser.add_argument("--table", metavar="FOLDER", help="print the table of docs from results, and measure nothing")
     options = parser.parse_args()
@@ -277,14 +291,18 @@ def main():
         rows = []
         for number, case in enumerate(make_cases(name, folder, options.data, options.examples)):
             zeroing = case.kind == "encoder-self" or number < options.zeroing
-            rows.append(measure(case, zeroing, torch_generator))
+            zeroing = zeroing and (not options.only or "value zeroing rollout" in options.only)
+            rows.append(measure(case, zeroing, torch_generator, options.only))
             print(f"{name}: {number + 1} of {options.examples}, {time.monotonic() - began:.0f} s", file=sys.stderr)
         table = summarise(name, [row for row in rows if row], generator)
         seconds = time.monotonic() - began
         print(f"\n{name}, {len(rows)} examples, {seconds:.0f} s")
         print(measuring.format_table(COLUMNS, list(list_cells(table))))
         about = {"model": name, "examples": options.examples, "seconds": seconds, "shares": SHARES}
-        measuring.write_results(options.out, name, about | measuring.collect_provenance(SEED), table)
+        about |= measuring.collect_provenance(SEED)
+        if options.only and options.out:
+            about, table = add_rows(Path(options.out) / f"{name}.json", table, about["commit"])
+        measuring.write_results(options.out, name, about, table)
 
 
 if __name__ == "__main__":
